@@ -1,0 +1,154 @@
+package ratelimit
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Decision is the answer to a call over one or several limits.
+type Decision struct {
+	// Allowed is whether every limit had what was asked of it. When it is false nothing was taken.
+	Allowed bool
+	// RetryAfter is 0 when allowed. When refused it is the wait after which the same call would be allowed
+	// if nobody else took anything meanwhile: the longest wait among the limits that refused.
+	RetryAfter time.Duration
+	// Remaining is the number of tokens left after the decision in the limit that has fewest: never below
+	// 0, and a fraction between two whole tokens.
+	Remaining float64
+	// ResetAfter is the wait until every limit of the call is full again if nothing more is taken.
+	ResetAfter time.Duration
+	// At is the instant of the decision on the database's clock.
+	At time.Time
+	// States has the answer of each limit, in the order asked.
+	States []State
+}
+
+// State is what a Decision says of one limit.
+type State struct {
+	// Limit is the limit asked.
+	Limit Limit
+	// Cost is what the request asked of it.
+	Cost float64
+	// Allowed is whether this limit had what was asked of it. When another limit refused, nothing was
+	// taken from this one either.
+	Allowed bool
+	// RetryAfter is 0 when this limit allowed the request, else the wait until it would.
+	RetryAfter time.Duration
+	// Remaining is the number of tokens left, never below 0.
+	Remaining float64
+	// ResetAfter is the wait until the limit is full.
+	ResetAfter time.Duration
+	// Value is the bucket after the decision, to project to other instants; its tokens are negative while
+	// reservations are owed.
+	Value Value
+}
+
+// Err returns nil when the decision is to allow, and otherwise a *LimitedError that carries it.
+// Return it from a transaction to roll back.
+func (d Decision) Err() error {
+	if d.Allowed {
+		return nil
+	}
+	return &LimitedError{Decision: d}
+}
+
+// LimitedError is a refusal as an error. errors.Is(err, ErrLimited) is true of it.
+type LimitedError struct {
+	Decision Decision
+}
+
+// Error names the limits that refused and the wait. It holds no key.
+func (e *LimitedError) Error() string {
+	var names []string
+	for _, s := range e.Decision.States {
+		if !s.Allowed {
+			names = append(names, s.Limit.name)
+		}
+	}
+	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), e.Decision.RetryAfter)
+}
+
+// Is reports whether target is ErrLimited.
+func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
+
+// Value is what a bucket's row holds, with the policy to project it.
+type Value struct {
+	// Limit is the limit the bucket belongs to.
+	Limit Limit
+	// Tokens is what the bucket holds at AsOf: negative while reservations are owed.
+	Tokens float64
+	// AsOf is the instant of the reading on the database's clock.
+	AsOf time.Time
+
+	terms terms
+	state state
+}
+
+// At returns what the bucket holds at another instant if nothing more is taken: never above the
+// capacity. Instants before the last change of the bucket count as that change.
+func (v Value) At(instant time.Time) float64 {
+	return v.terms.tokens(v.state, clampInstant(instant))
+}
+
+// RetryAfter returns how long from instant it takes until cost tokens can be taken, if nothing more
+// is taken meanwhile: 0 when they can be at once. It returns ErrCostExceedsCapacity when they never can.
+func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error) {
+	if err := checkCost(v.Limit, cost, v.terms.capacity); err != nil {
+		return 0, err
+	}
+	return v.terms.wait(v.state, clampInstant(instant), cost, 0), nil
+}
+
+// clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
+func clampInstant(instant time.Time) int64 {
+	return min(max(instant.UnixMicro(), minInstant), maxInstant)
+}
+
+// reading returns the state of one bucket at now as a caller sees it.
+func (b *bucket) reading(s state, now int64) Value {
+	s = b.terms.mend(s, now)
+	return Value{Limit: b.limit, Tokens: b.terms.tokens(s, now), AsOf: time.UnixMicro(now), terms: b.terms, state: s}
+}
+
+// decide turns what the statement answered for each bucket into the decision on the call as asked.
+func (p *plan) decide(answers []answer) Decision {
+	d := Decision{Allowed: true, At: time.UnixMicro(answers[0].now), States: make([]State, len(p.asked))}
+	states := make([]State, len(p.buckets))
+	for i := range p.buckets {
+		states[i] = p.buckets[i].decide(answers[i])
+		d.add(states[i], i == 0)
+	}
+	for i, of := range p.asked {
+		d.States[i] = states[of.bucket]
+		d.States[i].Cost = of.cost
+	}
+	return d
+}
+
+// add folds one limit's state into the decision on all of them.
+func (d *Decision) add(s State, isFirst bool) {
+	d.Allowed = d.Allowed && s.Allowed
+	d.RetryAfter = max(d.RetryAfter, s.RetryAfter)
+	d.ResetAfter = max(d.ResetAfter, s.ResetAfter)
+	if isFirst || s.Remaining < d.Remaining {
+		d.Remaining = s.Remaining
+	}
+}
+
+// decide returns what the answer means for one bucket.
+func (b *bucket) decide(a answer) State {
+	value := b.reading(a.state, a.now)
+	s := State{
+		Limit:      b.limit,
+		Cost:       b.cost,
+		Allowed:    a.allowed,
+		Remaining:  max(value.Tokens, 0),
+		ResetAfter: b.terms.untilFull(value.state, a.now),
+		Value:      value,
+	}
+	if !a.allowed {
+		s.RetryAfter = b.terms.wait(value.state, a.now, b.cost, b.lowest)
+	}
+	return s
+}

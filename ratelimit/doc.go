@@ -1,0 +1,58 @@
+// Package ratelimit limits what callers may do, with limits that commit with the caller's data.
+//
+// A limit is one row of two numbers in the application's own Postgres database: value tokens were held
+// at the instant ts. Everything else is computed when it is asked for, so there is no background timer
+// and nothing to clean up for correctness.
+//
+//	var SendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+//
+//	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+//		d, err := limiter.WithTx(tx).Take(ctx, SendMessage.For(userID))
+//		if err != nil {
+//			return err
+//		}
+//		if !d.Allowed {
+//			return d.Err() // rolls back: nothing is taken, nothing is written
+//		}
+//		_, err = tx.Exec(ctx, `INSERT INTO messages ...`)
+//		return err
+//	})
+//
+// # What is atomic with what
+//
+// A call over several limits takes from all of them or from none. Called through [Limiter.WithTx], what
+// it takes belongs to that transaction: a rollback gives it back, to the last digit, and no other
+// transaction sees it before the commit. Called on the Limiter itself, the call is its own transaction.
+//
+// A refusal is an answer, not an error: [Decision.Allowed] is false, nothing was taken, and the
+// transaction stays usable. An error is a failure, and the caller must treat the request as refused.
+//
+// # Isolation
+//
+// The decision is made by one INSERT .. ON CONFLICT DO UPDATE under the row's lock, on the newest version
+// of the row. At READ COMMITTED callers of one bucket queue on that lock. At REPEATABLE READ and
+// SERIALIZABLE the second of two overlapping transactions fails with SQLSTATE 40001 and has to be run
+// again, which [Limiter.InTx] does. At none of them is more admitted than the limit allows, and different
+// buckets never conflict, because no decision reads through a snapshot.
+//
+// # The clock
+//
+// Time is the database's statement_timestamp(), never the application server's. It may differ between
+// two callers' statements by the time one of them waited for the row, so ts never moves back: an instant
+// is credited once. When the database's clock itself steps back, buckets stand still until it has caught
+// up, for at most a minute; a ts further in the future than that is brought back to the present and
+// nothing is credited for it.
+//
+// # How numbers round
+//
+// Tokens are float64, and costs may be fractions. One write rounds by at most half a unit in the last
+// place of the capacity (or of the debt, when that is larger). [Decision.RetryAfter] is the first
+// microsecond at which the same arithmetic admits the request, so that a lone caller who waits that long
+// is admitted, and one who comes a microsecond sooner is not.
+//
+// # Locks
+//
+// The row of a bucket stays locked from the call to the end of the transaction it was made in. Take
+// limits early for consistency, but keep what follows short: do not hash a password or call a server
+// before the commit.
+package ratelimit

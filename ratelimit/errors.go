@@ -1,0 +1,89 @@
+package ratelimit
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+var (
+	// ErrLimited is what a refusal is when it has to travel as an error. [Decision.Err] returns a
+	// [*LimitedError], and errors.Is(err, ErrLimited) finds it.
+	ErrLimited = errors.New("ratelimit: limited")
+
+	// ErrInvalidLimit is returned by NewLimit, and is what Define panics with, when a name or a policy
+	// cannot be used; the message says which field and what to write instead. A call with the zero Limit
+	// returns it too.
+	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
+
+	// ErrInvalidKey is returned before any SQL when a key is empty, too long, or not text that Postgres
+	// can store.
+	ErrInvalidKey = errors.New("ratelimit: invalid key")
+
+	// ErrInvalidCost is returned before any SQL when a cost is not a number, negative, or so small beside
+	// the capacity that taking it would change nothing.
+	ErrInvalidCost = errors.New("ratelimit: invalid cost")
+
+	// ErrCostExceedsCapacity is returned before any SQL when a request costs more than its limit can ever
+	// hold (for Reserve: can ever hold and owe), so that no wait would help.
+	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
+
+	// ErrInvalidRequest is returned before any SQL when a call asks for no limit, for too many, or for one
+	// bucket under two policies.
+	ErrInvalidRequest = errors.New("ratelimit: invalid request")
+
+	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
+	ErrNoReservations = errors.New("ratelimit: the limit takes no reservations")
+
+	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, and by calls
+	// on a Limiter that was not made by New or is bound to no transaction.
+	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
+
+	// ErrNotMigrated is returned when the schema has no buckets table. Run migrations.Up.
+	ErrNotMigrated = errors.New("ratelimit: the buckets table is missing; run migrations.Up")
+
+	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
+	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a
+	// refusal: the limit may well have tokens.
+	ErrContended = errors.New("ratelimit: too much contention")
+
+	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the
+	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
+	// retried, because a second run could take twice.
+	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
+)
+
+// SQLSTATE values that decide something here.
+const (
+	codeSerializationFailure = "40001"
+	codeDeadlockDetected     = "40P01"
+	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
+	codeUndefinedTable       = "42P01"
+	codeInvalidSchemaName    = "3F000"
+	codeAdminShutdown        = "57P01"
+	codeCrashShutdown        = "57P02"
+	codeCannotConnectNow     = "57P03"
+	codeTooManyConnections   = "53300"
+	codeIdleInTransaction    = "25P03"
+	classConnectionException = "08"
+)
+
+// IsRetryable reports whether err says that a transaction lost against a concurrent one: it was rolled
+// back whole, and running all of it again may succeed. It is for transactions of your own; InTx asks it
+// for you. A retry inside the same transaction, or inside a savepoint of it, cannot succeed.
+func IsRetryable(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	return pgErr.Code == codeSerializationFailure || pgErr.Code == codeDeadlockDetected
+}
+
+// sqlstate returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
+func sqlstate(err error) string {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return ""
+	}
+	return pgErr.Code
+}

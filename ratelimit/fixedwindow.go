@@ -1,0 +1,73 @@
+package ratelimit
+
+import (
+	"fmt"
+	"hash/fnv"
+	"time"
+)
+
+// FixedWindow adds Rate tokens at once at the start of each window of length Period, up to Capacity.
+//
+//	tokens = min(Capacity, value + windows * Rate)
+//
+// In one window at most Capacity tokens are taken, and in any span of a Period at most twice that: at the
+// end of one window and the start of the next. Unused tokens roll over when Capacity is above Rate.
+type FixedWindow struct {
+	// Rate is the number of tokens that arrive with each window: from 1e-9 to 1e12.
+	Rate float64
+	// Period is the length of a window: whole microseconds, up to 100 years.
+	Period time.Duration
+	// Capacity is the most the bucket holds, and so the largest cost Take accepts. Defaults to Rate.
+	// NoCapacity holds nothing.
+	Capacity float64
+	// MaxReserved is how many tokens Reserve may owe, as in [TokenBucket].
+	MaxReserved float64
+	// Start is the start of some window, past or future; the others follow from it in both directions. The
+	// zero time derives it from the limit's name and the key, so that different keys roll over at different
+	// moments and nobody's clients all return at once. When Start of a limit in use is changed, the row
+	// falls into the new windows at the next of their starts.
+	Start time.Time
+}
+
+// String returns the policy in words, as in "100 per window of 1h0m0s".
+func (p FixedWindow) String() string {
+	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)"
+}
+
+func (p FixedWindow) compile() (terms, error) {
+	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved)
+	if err != nil {
+		return terms{}, err
+	}
+	t.step, t.steps = p.Period.Microseconds(), 1
+	if p.Start.IsZero() {
+		t.spread = true
+		return t, nil
+	}
+	start := p.Start.UnixMicro()
+	if start < minInstant || start > maxInstant {
+		return terms{}, fmt.Errorf("its Start is %v; it must be from year 1 to year 9999", p.Start)
+	}
+	t.phase = phaseOf(start, t.step)
+	return t, nil
+}
+
+// at returns t with the windows of one bucket.
+func (t terms) at(name, key string) terms {
+	if !t.spread {
+		return t
+	}
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	h.Write([]byte{0})
+	h.Write([]byte(key))
+	t.phase = phaseOf(int64(h.Sum64()%uint64(t.step)), t.step)
+	return t
+}
+
+// phaseOf returns the last instant up to minInstant that lies a whole number of steps from start, so that
+// what follows divides without a sign.
+func phaseOf(start, step int64) int64 {
+	gap := (minInstant%step - start%step + 2*step) % step
+	return minInstant - gap
+}

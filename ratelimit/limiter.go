@@ -1,0 +1,214 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// DB is what a call needs of the database. *pgxpool.Pool, *pgx.Conn and pgx.Tx have it.
+type DB interface {
+	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
+	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+}
+
+// Pool is a DB that can begin transactions: *pgxpool.Pool, or a *pgx.Conn that no one else uses meanwhile.
+type Pool interface {
+	DB
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}
+
+// Config is how a Limiter works. The zero Config is ready for use.
+type Config struct {
+	// Schema is the schema that migrations.Up made the table in. Defaults to "ratelimit".
+	Schema string
+	// HashKey, when set, is a secret under which keys are stored as their HMAC-SHA-256 (base64url), so that
+	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. Changing it is a reset of
+	// every limit. 16 bytes at least.
+	HashKey []byte
+	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
+	// other transactions. Defaults to 50.
+	MaxAttempts int
+	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
+	AsOf func() time.Time
+}
+
+const (
+	defaultSchema      = "ratelimit"
+	defaultMaxAttempts = 50
+	minSecretBytes     = 16
+)
+
+var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+func (c Config) withDefaults() Config {
+	if c.Schema == "" {
+		c.Schema = defaultSchema
+	}
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = defaultMaxAttempts
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case !validSchema.MatchString(c.Schema):
+		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, c.Schema)
+	case len(c.HashKey) > 0 && len(c.HashKey) < minSecretBytes:
+		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
+	case c.MaxAttempts < 0:
+		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
+	}
+	return nil
+}
+
+// Limiter decides on requests. It is safe for concurrent use and holds no state between calls; the
+// one that WithTx returns is for the transaction's goroutine, as the transaction is.
+type Limiter struct {
+	db         DB   // the pool, or the caller's transaction
+	pool       Pool // nil when bound to a transaction
+	config     Config
+	statements statements
+}
+
+// New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
+// the first call.
+func New(pool Pool, config Config) (*Limiter, error) {
+	if isNil(pool) {
+		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
+	}
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	return &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema)}, nil
+}
+
+// WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
+// whatever isolation level it runs. They never retry and use no other connection. A serialization failure
+// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
+//
+// A call over several limits sets a savepoint, which stays until the transaction ends.
+func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
+	bound := *l
+	bound.db, bound.pool = tx, nil
+	return &bound
+}
+
+// Take takes what the requests cost from all of their limits, or from none of them.
+//
+// The decision is Allowed, or it says how long to wait. An error is a failure, never a refusal: treat
+// the request as refused. Requests that could never be allowed are errors: see ErrInvalidCost,
+// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
+// the transaction stays usable.
+//
+// Outside a transaction the call is one statement and its own commit. Conflicts are retried; a connection
+// that fails during the call leaves it open whether the tokens were taken, and that is an error too.
+// A call whose costs are all 0 takes and writes nothing, as Check.
+func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
+	p, answers, err := l.take(ctx, "take", requests, false)
+	if err != nil {
+		return Decision{}, err
+	}
+	return p.decide(answers), nil
+}
+
+// Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
+// before you do, so do not check first and take later: take, and give up the work when refused.
+//
+// It reads with a SELECT. In a SERIALIZABLE transaction that read takes part in conflict detection as
+// any read of yours, which Take avoids.
+func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
+	p, err := l.begin(ctx, "check", requests, false)
+	if err != nil {
+		return Decision{}, err
+	}
+	answers, err := l.read(ctx, p)
+	if err != nil {
+		return Decision{}, l.failed("check", p, err)
+	}
+	return p.decide(p.project(answers)), nil
+}
+
+// Value returns what the bucket of request holds, to show it or to project it. The request's cost does
+// not matter. It reads as Check does.
+func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
+	p, err := l.begin(ctx, "value", []Request{request.Cost(0)}, false)
+	if err != nil {
+		return Value{}, err
+	}
+	answers, err := l.read(ctx, p)
+	if err != nil {
+		return Value{}, l.failed("value", p, err)
+	}
+	return p.buckets[0].reading(answers[0].state, answers[0].now), nil
+}
+
+// Reset fills the buckets of the requests to their capacity, as on a successful login. Debts are
+// forgotten with the rest, so reserved work that has not run yet comes on top. A fixed window stays where it
+// is. In a transaction the reset is undone with it.
+func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
+	costless := make([]Request, len(requests))
+	for i, r := range requests {
+		costless[i] = r.Cost(0)
+	}
+	p, err := l.begin(ctx, "reset", costless, false)
+	if err != nil {
+		return err
+	}
+	if err := l.standalone(ctx, func() error { return l.fill(ctx, p) }); err != nil {
+		return l.failed("reset", p, err)
+	}
+	return nil
+}
+
+// begin does what every call does before SQL.
+func (l *Limiter) begin(ctx context.Context, verb string, requests []Request, reserve bool) (*plan, error) {
+	switch {
+	case l == nil || l.db == nil && l.pool == nil:
+		return nil, fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
+	case l.pool == nil && isNil(l.db):
+		return nil, fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
+	}
+	return l.plan(requests, reserve)
+}
+
+// take runs Take and Reserve: the plan, and the answer for each of its buckets.
+func (l *Limiter) take(ctx context.Context, verb string, requests []Request, reserve bool) (*plan, []answer, error) {
+	p, err := l.begin(ctx, verb, requests, reserve)
+	if err != nil {
+		return nil, nil, err
+	}
+	var answers []answer
+	err = l.standalone(ctx, func() (err error) {
+		answers, err = l.run(ctx, p)
+		return err
+	})
+	if err != nil {
+		return nil, nil, l.failed(verb, p, err)
+	}
+	return p, answers, nil
+}
+
+// failed returns err with what was being done. It names the limit, and never a key.
+func (l *Limiter) failed(verb string, p *plan, err error) error {
+	if code := sqlstate(err); code == codeUndefinedTable || code == codeInvalidSchemaName {
+		err = fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
+	}
+	return fmt.Errorf("ratelimit: %s %q: %w", verb, p.buckets[0].limit.name, err)
+}
+
+// isNil reports whether v is nil or holds a nil pointer.
+func isNil(v any) bool {
+	r := reflect.ValueOf(v)
+	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
+}

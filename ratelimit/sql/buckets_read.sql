@@ -1,0 +1,11 @@
+-- Read buckets without locking or changing them.
+--
+-- $1 name[], $2 key[], $3 shard[]   the buckets
+-- $4 as_of_us                       the instant to report as now; null: the database's clock
+--
+-- Returns one row for each bucket, in the order asked: value and ts (null: no row, a full bucket), now_us.
+SELECT b.value, b.ts,
+    coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
+FROM unnest($1::text[], $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
+LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
+ORDER BY a.ord

@@ -1,0 +1,126 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Spans that package time has no name for.
+const (
+	Day  = 24 * time.Hour
+	Week = 7 * Day
+)
+
+const (
+	// NoReservations as MaxReserved forbids reservations.
+	NoReservations = -math.MaxFloat64
+
+	// NoCapacity as Capacity keeps nothing in store: every request has to be reserved and waits its turn,
+	// which spaces requests as evenly as their costs allow. Take always fails on such a limit.
+	NoCapacity = -math.MaxFloat64
+)
+
+// Policy is how the tokens of a limit arrive: a [TokenBucket] or a [FixedWindow].
+type Policy interface {
+	fmt.Stringer
+	compile() (terms, error)
+}
+
+// TokenBucket adds tokens continuously: Rate tokens each Period, up to Capacity.
+//
+//	tokens = min(Capacity, value + elapsed * Rate / Period)
+//
+// In any span t at most Capacity + Rate * t / Period tokens are taken, however the requests fall. A
+// rollback gives back what its transaction took. The algorithm is the continuous-state leaky bucket of
+// ITU-T I.371, turned around to count what is left.
+type TokenBucket struct {
+	// Rate is the number of tokens that arrive each Period: from 1e-9 to 1e12.
+	Rate float64
+	// Period is the time over which Rate tokens arrive: whole microseconds, up to 100 years.
+	Period time.Duration
+	// Capacity is the most the bucket holds, and so the largest cost Take accepts; elsewhere it is called
+	// burst. Defaults to Rate. NoCapacity holds nothing.
+	Capacity float64
+	// MaxReserved is how many tokens Reserve may owe. Defaults to no bound but the arithmetic's (1e12 tokens,
+	// or what arrives in 100 years); NoReservations forbids reserving.
+	MaxReserved float64
+}
+
+// PerSecond is a token bucket of n tokens a second, holding n.
+func PerSecond(n float64) TokenBucket { return TokenBucket{Rate: n, Period: time.Second} }
+
+// PerMinute is a token bucket of n tokens a minute, holding n.
+func PerMinute(n float64) TokenBucket { return TokenBucket{Rate: n, Period: time.Minute} }
+
+// PerHour is a token bucket of n tokens an hour, holding n.
+func PerHour(n float64) TokenBucket { return TokenBucket{Rate: n, Period: time.Hour} }
+
+// PerDay is a token bucket of n tokens every 24 hours, holding n.
+func PerDay(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Day} }
+
+// PerWeek is a token bucket of n tokens every 7 days, holding n.
+func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} }
+
+// String returns the policy in words, as in "10 per 1m0s, capacity 3".
+func (p TokenBucket) String() string { return describe(p.Rate, p.Period, p.Capacity) }
+
+func (p TokenBucket) compile() (terms, error) {
+	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved)
+	if err != nil {
+		return terms{}, err
+	}
+	t.step, t.steps, t.phase = 1, float64(p.Period.Microseconds()), minInstant
+	return t, nil
+}
+
+// compile checks the numbers both policies have and returns their terms; step, steps and phase are left
+// to the policy.
+func compile(rate float64, period time.Duration, capacity, maxReserved float64) (terms, error) {
+	if !(rate >= minTokens && rate <= maxTokens) {
+		return terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, minTokens, maxTokens)
+	}
+	if period < time.Microsecond || period > maxSpan || period%time.Microsecond != 0 {
+		return terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
+	}
+	t := terms{rate: rate, capacity: capacity, reserves: maxReserved != NoReservations}
+	most := min(maxTokens, rate*float64(maxSpan)/float64(period)) // what arrives within maxSpan
+	switch {
+	case capacity == NoCapacity:
+		t.capacity = 0
+	case capacity == 0:
+		t.capacity = rate
+	case !(capacity >= minTokens && capacity <= maxTokens):
+		return terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or NoCapacity", capacity, minTokens, maxTokens)
+	}
+	if t.capacity > most {
+		return terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %v each %v; lower it or raise the Rate", t.capacity, rate, period)
+	}
+	switch {
+	case maxReserved == NoReservations:
+	case maxReserved == 0:
+		t.maxDebt = most
+	case !(maxReserved >= minTokens && maxReserved <= maxTokens):
+		return terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoReservations", maxReserved, minTokens, maxTokens)
+	case maxReserved > most:
+		return terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %v each %v; lower it or raise the Rate", maxReserved, rate, period)
+	default:
+		t.maxDebt = maxReserved
+	}
+	if !t.reserves && t.capacity == 0 {
+		return terms{}, errors.New("it has NoCapacity and NoReservations, which admits nothing; drop one of the two")
+	}
+	return t, nil
+}
+
+// describe returns what both policies have in words.
+func describe(rate float64, period time.Duration, capacity float64) string {
+	switch capacity {
+	case 0, rate:
+		return fmt.Sprintf("%v per %v", rate, period)
+	case NoCapacity:
+		return fmt.Sprintf("%v per %v, no capacity", rate, period)
+	}
+	return fmt.Sprintf("%v per %v, capacity %v", rate, period, capacity)
+}
