@@ -1,0 +1,382 @@
+package migrations_test
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+const latest = 2
+
+func TestUp(t *testing.T) {
+	t.Parallel()
+
+	t.Run("CreatesTheTables", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		requireVersion(t, pool, "", latest)
+		require.Equal(t, []string{"ratelimit.buckets", "ratelimit.goose_db_version", "ratelimit.reservations"}, tables(t, pool))
+	})
+
+	t.Run("DoesNothingTheSecondTime", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		insertBucket(t, pool, "ratelimit")
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		require.Equal(t, 1, count(t, pool, "ratelimit"))
+	})
+
+	t.Run("UsesTheSchemaItIsGiven", func(t *testing.T) {
+		t.Parallel()
+		for _, schema := range []string{"limits", "user", "_", "ratelimit_2", strings.Repeat("a", 63)} {
+			t.Run(schema, func(t *testing.T) {
+				t.Parallel()
+				pool := postgrestest.NewEmpty(t)
+				cfg := migrations.Config{Schema: schema}
+				require.NoError(t, migrations.Up(t.Context(), pool, cfg))
+				require.NoError(t, migrations.Up(t.Context(), pool, cfg))
+				requireVersion(t, pool, schema, latest)
+				require.Equal(t, []string{schema + ".buckets", schema + ".goose_db_version", schema + ".reservations"}, tables(t, pool))
+				insertBucket(t, pool, schema)
+				require.NoError(t, migrations.Down(t.Context(), pool, cfg))
+				require.Equal(t, []string{schema + ".goose_db_version"}, tables(t, pool))
+			})
+		}
+	})
+
+	t.Run("KeepsTwoSchemasApart", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "first"}))
+		requireVersion(t, pool, "second", 0)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "second"}))
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{Schema: "first"}))
+		requireVersion(t, pool, "second", latest)
+	})
+
+	t.Run("RefusesASchemaThatIsNoPlainName", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		for _, schema := range []string{"1st", "Limits", "a b", `a"b`, "a.b", "a;--", "ä", "a\n", strings.Repeat("a", 64)} {
+			cfg := migrations.Config{Schema: schema}
+			require.ErrorIs(t, migrations.Up(t.Context(), pool, cfg), migrations.ErrInvalidSchema, schema)
+			require.ErrorIs(t, migrations.Down(t.Context(), pool, cfg), migrations.ErrInvalidSchema, schema)
+			_, err := migrations.Version(t.Context(), pool, cfg)
+			require.ErrorIs(t, err, migrations.ErrInvalidSchema, schema)
+		}
+		require.Empty(t, tables(t, pool))
+	})
+
+	t.Run("IsSafeWhenSeveralProcessesStartAtOnce", func(t *testing.T) {
+		t.Parallel()
+		for _, isolation := range []string{"read committed", "serializable"} {
+			t.Run(isolation, func(t *testing.T) {
+				t.Parallel()
+				url := postgrestest.NewEmptyDatabase(t)
+				group, ctx := errgroup.WithContext(t.Context())
+				for range 8 {
+					group.Go(func() error { return upAsOneProcess(ctx, url, isolation) })
+				}
+				require.NoError(t, group.Wait())
+				requireVersion(t, openPool(t, url), "", latest)
+			})
+		}
+	})
+
+	t.Run("WorksOnAPoolOfOneConnection", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+		require.NoError(t, pool.Ping(t.Context()), "the pool is the caller's and stays open")
+	})
+
+	t.Run("NeedsNoMoreThanASchemaOfItsOwn", func(t *testing.T) {
+		t.Parallel()
+		admin := postgrestest.NewEmpty(t)
+		role := strings.ReplaceAll(admin.Config().ConnConfig.Database, "ratelimit_", "role_")
+		_, err := admin.Exec(t.Context(), fmt.Sprintf(`
+			CREATE ROLE %[1]s; CREATE SCHEMA ratelimit; GRANT CREATE, USAGE ON SCHEMA ratelimit TO %[1]s`, role))
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			_, err := admin.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role))
+			require.NoError(t, err)
+		})
+		pool := openPool(t, admin.Config().ConnString(), func(c *pgxpool.Config) {
+			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, "SET ROLE "+role)
+				return err
+			}
+		})
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		requireVersion(t, pool, "", latest)
+	})
+
+	t.Run("LeavesTheApplicationsOwnMigrationsAlone", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		_, err := pool.Exec(t.Context(), "CREATE TABLE goose_db_version (id integer, version_id bigint)")
+		require.NoError(t, err)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		var rows int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM public.goose_db_version").Scan(&rows))
+		require.Zero(t, rows)
+	})
+
+	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, migrations.Up(ctx, pool, migrations.Config{}), context.Canceled)
+	})
+}
+
+func TestDown(t *testing.T) {
+	t.Parallel()
+
+	t.Run("UndoesEveryMigration", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+		requireVersion(t, pool, "", 0)
+		require.Equal(t, []string{"ratelimit.goose_db_version"}, tables(t, pool))
+	})
+
+	t.Run("DoesNothingWhenNothingIsApplied", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+		require.Empty(t, tables(t, pool))
+	})
+
+	t.Run("IsUndoneByUpOneMigrationAtATime", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		provider, err := migrations.NewProvider(pool, migrations.DefaultSchema)
+		require.NoError(t, err)
+		for _, source := range provider.ListSources() {
+			_, err := provider.ApplyVersion(t.Context(), source.Version, true)
+			require.NoError(t, err)
+			before := definitions(t, pool)
+			_, err = provider.ApplyVersion(t.Context(), source.Version, false)
+			require.NoError(t, err)
+			require.NotEqual(t, before, definitions(t, pool))
+			_, err = provider.ApplyVersion(t.Context(), source.Version, true)
+			require.NoError(t, err)
+			require.Equal(t, before, definitions(t, pool), source.Path)
+		}
+		requireVersion(t, pool, "", latest)
+	})
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+
+	t.Run("IsZeroOnAnEmptyDatabaseAndCreatesNothing", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		requireVersion(t, pool, "", 0)
+		require.Empty(t, tables(t, pool))
+		var schemas int
+		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname = 'ratelimit'").Scan(&schemas)
+		require.NoError(t, err)
+		require.Zero(t, schemas)
+	})
+
+	t.Run("IsThatOfTheNewestMigration", func(t *testing.T) {
+		t.Parallel()
+		requireVersion(t, postgrestest.New(t), "", latest)
+	})
+}
+
+func TestFS(t *testing.T) {
+	t.Parallel()
+
+	t.Run("AppliesWithGooseItself", func(t *testing.T) {
+		t.Parallel()
+		ours, theirs := postgrestest.New(t), postgrestest.NewEmpty(t)
+		provider, err := goose.NewProvider(goose.DialectPostgres, stdlib.OpenDBFromPool(theirs), migrations.FS)
+		require.NoError(t, err)
+		_, err = provider.Up(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, definitions(t, ours), definitions(t, theirs))
+		_, err = provider.DownTo(t.Context(), 0)
+		require.NoError(t, err)
+	})
+
+	t.Run("AppliesWithGooseItselfOnTheSameRecord", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		_, err := pool.Exec(t.Context(), "CREATE SCHEMA ratelimit")
+		require.NoError(t, err)
+		provider, err := goose.NewProvider(goose.DialectPostgres, stdlib.OpenDBFromPool(pool), migrations.FS,
+			goose.WithTableName("ratelimit.goose_db_version"))
+		require.NoError(t, err)
+		_, err = provider.Up(t.Context())
+		require.NoError(t, err)
+		requireVersion(t, pool, "", latest)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+	})
+
+	t.Run("NamesTheSchemaOnlyWhereItIsReplaced", func(t *testing.T) {
+		t.Parallel()
+		files, err := fs.Glob(migrations.FS, "*.sql")
+		require.NoError(t, err)
+		require.NotEmpty(t, files)
+		word := regexp.MustCompile(`\b` + migrations.DefaultSchema + `\b`)
+		for _, file := range files {
+			content, err := fs.ReadFile(migrations.FS, file)
+			require.NoError(t, err)
+			require.NotRegexp(t, word, string(migrations.Rewrite(content, "other")), file)
+		}
+	})
+}
+
+func TestBuckets(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	const insert = `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4::float8, $5)`
+	type row struct {
+		name, key string
+		shard     int
+		value     string
+		ts        int64
+	}
+
+	for name, good := range map[string]row{
+		"AKeyOf256Bytes":  {"limit", strings.Repeat("k", 256), 0, "1", 0},
+		"AnEmptyKey":      {"limit", "", 0, "1", 0},
+		"ADebt":           {"limit", "debt", 0, "-12.5", 0},
+		"ANameOf64Bytes":  {strings.Repeat("n", 64), "key", 0, "1", 0},
+		"TheFirstInstant": {"limit", "first", 0, "1", -62135596800000000},
+		"TheLastInstant":  {"limit", "last", 0, "1", 253402300799999999},
+	} {
+		t.Run("Accepts/"+name, func(t *testing.T) {
+			t.Parallel()
+			_, err := pool.Exec(t.Context(), insert, good.name, good.key, good.shard, good.value, good.ts)
+			require.NoError(t, err)
+		})
+	}
+
+	for name, bad := range map[string]row{
+		"ValueNaN":              {"limit", "bad", 0, "NaN", 0},
+		"ValueInfinity":         {"limit", "bad", 0, "Infinity", 0},
+		"ValueNegativeInfinity": {"limit", "bad", 0, "-Infinity", 0},
+		"AKeyOf257Bytes":        {"limit", strings.Repeat("k", 257), 0, "1", 0},
+		"AKeyOf258BytesIn129":   {"limit", strings.Repeat("é", 129), 0, "1", 0},
+		"ANegativeShard":        {"limit", "bad", -1, "1", 0},
+		"AnEmptyName":           {"", "bad", 0, "1", 0},
+		"ANameOf65Bytes":        {strings.Repeat("n", 65), "bad", 0, "1", 0},
+		"AnInstantTooEarly":     {"limit", "bad", 0, "1", -62135596800000001},
+		"AnInstantTooLate":      {"limit", "bad", 0, "1", 253402300800000000},
+	} {
+		t.Run("Refuses/"+name, func(t *testing.T) {
+			t.Parallel()
+			_, err := pool.Exec(t.Context(), insert, bad.name, bad.key, bad.shard, bad.value, bad.ts)
+			var refused *pgconn.PgError
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, "23514", refused.Code, refused.Message) // check_violation
+		})
+	}
+}
+
+func upAsOneProcess(ctx context.Context, url, isolation string) error {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	config.MaxConns = 2
+	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return migrations.Up(ctx, pool, migrations.Config{})
+}
+
+func openPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	for _, change := range configure {
+		change(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func requireVersion(t *testing.T, pool *pgxpool.Pool, schema string, want int64) {
+	t.Helper()
+	version, err := migrations.Version(t.Context(), pool, migrations.Config{Schema: schema})
+	require.NoError(t, err)
+	require.Equal(t, want, version)
+}
+
+// tables returns every table that is not Postgres's own.
+func tables(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	return texts(t, pool, `SELECT schemaname || '.' || tablename FROM pg_tables
+		WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1`)
+}
+
+// definitions returns what the schema's tables are made of, one line each.
+func definitions(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	return texts(t, pool, `
+		WITH tables AS (
+			SELECT oid, relname, reloptions FROM pg_class
+			WHERE relnamespace = 'ratelimit'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'goose_db_version')
+		SELECT format('table %s %s', relname, reloptions) FROM tables
+		UNION ALL SELECT format('column %s.%s %s %s', relname, attname, format_type(atttypid, atttypmod), attnotnull)
+			FROM tables JOIN pg_attribute ON attrelid = tables.oid WHERE attnum > 0
+		UNION ALL SELECT format('constraint %s %s %s', relname, conname, pg_get_constraintdef(pg_constraint.oid))
+			FROM tables JOIN pg_constraint ON conrelid = tables.oid
+		UNION ALL SELECT format('index %s', indexdef) FROM pg_indexes JOIN tables ON tablename = relname
+			WHERE schemaname = 'ratelimit'
+		ORDER BY 1`)
+}
+
+func texts(t *testing.T, pool *pgxpool.Pool, query string) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), query)
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return lines
+}
+
+func insertBucket(t *testing.T, pool *pgxpool.Pool, schema string) {
+	t.Helper()
+	table := pgx.Identifier{schema, "buckets"}.Sanitize()
+	_, err := pool.Exec(t.Context(), "INSERT INTO "+table+" (name, key, shard, value, ts) VALUES ('limit', 'key', 0, 1, 0)")
+	require.NoError(t, err)
+}
+
+func count(t *testing.T, pool *pgxpool.Pool, schema string) int {
+	t.Helper()
+	var rows int
+	err := pool.QueryRow(t.Context(), "SELECT count(*) FROM "+pgx.Identifier{schema, "buckets"}.Sanitize()).Scan(&rows)
+	require.NoError(t, err)
+	return rows
+}

@@ -1,0 +1,106 @@
+package migrations
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pressly/goose/v3/database"
+)
+
+// tableExists asks the catalog instead of to_regclass, which is an error for a role that may not use
+// the schema yet.
+const tableExists = `SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = $2)`
+
+var schemaPattern = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+func (c Config) schema() (string, error) {
+	schema := cmp.Or(c.Schema, DefaultSchema)
+	if !schemaPattern.MatchString(schema) {
+		return "", fmt.Errorf("%w: %q does not match %s", ErrInvalidSchema, schema, schemaPattern)
+	}
+	return schema, nil
+}
+
+// store is goose's own record of versions, kept in a schema that it creates.
+type store struct {
+	database.Store
+	schema string
+}
+
+func newStore(schema string) (*store, error) {
+	inner, err := database.NewStore(database.DialectPostgres, pgx.Identifier{schema, versionTable}.Sanitize())
+	if err != nil {
+		return nil, fmt.Errorf("make the version store: %w", err)
+	}
+	return &store{Store: inner, schema: schema}, nil
+}
+
+// CreateVersionTable creates the schema, when it is missing, and the table in it. It looks first
+// because CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even when there is one.
+func (s *store) CreateVersionTable(ctx context.Context, db database.DBTxConn) error {
+	var exists bool
+	const schemaExists = `SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)`
+	if err := db.QueryRowContext(ctx, schemaExists, s.schema).Scan(&exists); err != nil {
+		return fmt.Errorf("look for schema %q: %w", s.schema, err)
+	}
+	if !exists {
+		if _, err := db.ExecContext(ctx, "CREATE SCHEMA "+pgx.Identifier{s.schema}.Sanitize()); err != nil {
+			return fmt.Errorf("create schema %q: %w", s.schema, err)
+		}
+	}
+	return s.Store.CreateVersionTable(ctx, db)
+}
+
+// TableExists overrides goose's check, which takes the quotes of a quoted name for a part of it.
+func (s *store) TableExists(ctx context.Context, db database.DBTxConn) (bool, error) {
+	var exists bool
+	if err := db.QueryRowContext(ctx, tableExists, s.schema, versionTable).Scan(&exists); err != nil {
+		return false, fmt.Errorf("look for the version table of schema %q: %w", s.schema, err)
+	}
+	return exists, nil
+}
+
+var (
+	createSchema    = regexp.MustCompile(`(?m)^CREATE SCHEMA IF NOT EXISTS ` + DefaultSchema + `;$`)
+	schemaQualifier = regexp.MustCompile(`\b` + DefaultSchema + `\.`)
+)
+
+// schemaFS shows the migration files as they would be, had they been written for schema. The
+// statement that creates the schema is taken out: store has created it, or found it.
+type schemaFS struct {
+	files  embed.FS
+	schema string
+}
+
+// Open opens a file, or the directory of them all.
+func (f schemaFS) Open(name string) (fs.File, error) {
+	file, err := f.files.Open(name)
+	if err != nil || path.Ext(name) != ".sql" {
+		return file, err
+	}
+	content, err := f.files.ReadFile(name)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return rewrittenFile{File: file, content: bytes.NewReader(rewrite(content, f.schema))}, nil
+}
+
+func rewrite(content []byte, schema string) []byte {
+	content = createSchema.ReplaceAllLiteral(content, nil)
+	return schemaQualifier.ReplaceAllLiteral(content, []byte(pgx.Identifier{schema}.Sanitize()+"."))
+}
+
+type rewrittenFile struct {
+	fs.File
+	content *bytes.Reader
+}
+
+func (f rewrittenFile) Read(p []byte) (int, error) { return f.content.Read(p) }
