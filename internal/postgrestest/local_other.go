@@ -1,0 +1,16 @@
+//go:build !unix
+
+package postgrestest
+
+import (
+	"context"
+	"errors"
+)
+
+func startLocal(context.Context, Options, environment) (*Server, error) {
+	return nil, errors.New("servers are started on Unix only")
+}
+
+func startEmbedded(context.Context, Options, environment) (*Server, error) {
+	return nil, errors.New("servers are started on Unix only")
+}

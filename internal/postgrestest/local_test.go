@@ -1,0 +1,170 @@
+//go:build unix
+
+package postgrestest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// helperVariable makes this test binary a program that starts a server, says where, and waits.
+const helperVariable = "POSTGRESTEST_HELPER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(helperVariable) != "" {
+		startAndWait()
+		return
+	}
+	m.Run()
+}
+
+func startAndWait() {
+	server, err := startLocal(context.Background(), Options{}, environmentFromOS())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(server.host.(*cluster).dir)
+	fmt.Println(server.URL())
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends or kills this process
+	_ = server.Close()
+}
+
+func TestBinDirs(t *testing.T) {
+	t.Parallel()
+
+	t.Run("TakesTheHighestVersionFirst", func(t *testing.T) {
+		t.Parallel()
+		root := t.TempDir()
+		for _, version := range []string{"9.6", "14", "18", "9.10", "15"} {
+			require.NoError(t, os.MkdirAll(filepath.Join(root, version, "bin"), 0o700))
+		}
+		var got []string
+		for _, dir := range newestFirst(filepath.Join(root, "*", "bin")) {
+			got = append(got, filepath.Base(filepath.Dir(dir)))
+		}
+		require.Equal(t, []string{"18", "15", "14", "9.10", "9.6"}, got)
+	})
+
+	t.Run("TakesOnlyDirectoriesThatHoldAServerAndEachOnce", func(t *testing.T) {
+		t.Parallel()
+		complete, clientOnly := t.TempDir(), t.TempDir()
+		for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
+			require.NoError(t, os.WriteFile(filepath.Join(complete, program), nil, 0o700))
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(clientOnly, "pg_config"), nil, 0o700))
+		require.Equal(t, []string{complete}, usable([]string{clientOnly, complete, "/nowhere", complete}))
+	})
+
+	t.Run("ObeysTheVariable", func(t *testing.T) {
+		t.Parallel()
+		dir := t.TempDir()
+		_, err := binDirs(t.Context(), environment{binDir: dir})
+		require.ErrorIs(t, err, fs.ErrNotExist)
+		require.ErrorContains(t, err, "RATELIMIT_POSTGRES_BINDIR: ")
+	})
+}
+
+// needsLocal ends a test of the server's programs where there are none, or others are asked for.
+func needsLocal(t *testing.T) environment {
+	t.Helper()
+	env := environmentFromOS()
+	if env.way != "" && env.way != "local" {
+		t.Skipf("RATELIMIT_POSTGRES=%s", env.way)
+	}
+	if _, err := binDirs(t.Context(), env); err != nil {
+		failed := &noServerError{}
+		failed.add("local", err)
+		giveUp(t, failed, os.Getenv("CI") != "")
+	}
+	return env
+}
+
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	env := needsLocal(t)
+
+	t.Run("LeavesNothingBehindWhenItIsClosed", func(t *testing.T) {
+		t.Parallel()
+		server, err := startLocal(t.Context(), Options{}, env)
+		require.NoError(t, err)
+		dir := server.host.(*cluster).dir
+		require.DirExists(t, dir)
+		require.NoError(t, server.Close())
+		require.NoDirExists(t, dir)
+		requireDown(t, server.URL())
+	})
+
+	t.Run("LeavesNothingBehindWhenTheProcessIsKilled", func(t *testing.T) {
+		t.Parallel()
+		helper := exec.CommandContext(t.Context(), os.Args[0])
+		helper.Env = append(os.Environ(), helperVariable+"=1")
+		output, err := helper.StdoutPipe()
+		require.NoError(t, err)
+		input, err := helper.StdinPipe()
+		require.NoError(t, err)
+		require.NoError(t, helper.Start())
+		t.Cleanup(func() { _ = input.Close() })
+		lines := bufio.NewScanner(output)
+		require.True(t, lines.Scan())
+		dir := lines.Text()
+		require.True(t, lines.Scan(), dir)
+		url := lines.Text()
+		_, err = describe(t.Context(), url)
+		require.NoError(t, err)
+
+		require.NoError(t, helper.Process.Kill())
+		require.Error(t, helper.Wait())
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(dir)
+			return os.IsNotExist(err)
+		}, 60*time.Second, 10*time.Millisecond)
+		requireDown(t, url)
+	})
+
+	t.Run("SaysWhyAServerDoesNotStartAndLeavesNothingBehind", func(t *testing.T) {
+		t.Parallel()
+		_, err := startLocal(t.Context(), Options{Settings: map[string]string{"no_such_setting": "1"}}, env)
+		require.ErrorContains(t, err, `unrecognized configuration parameter "no_such_setting"`)
+		_, rest, found := strings.Cut(err.Error(), "-D ")
+		if found {
+			require.NoDirExists(t, strings.Fields(rest)[0])
+		}
+	})
+
+	t.Run("StopsStartingWhenTheContextDoes", func(t *testing.T) {
+		t.Parallel()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := startLocal(ctx, Options{}, env)
+		require.ErrorIs(t, err, context.Canceled)
+	})
+
+	t.Run("RefusesAWrongPassword", func(t *testing.T) {
+		t.Parallel()
+		server := StartOwn(t, nil)
+		config, err := pgx.ParseConfig(server.URL())
+		require.NoError(t, err)
+		config.Password = "wrong"
+		_, err = pgx.ConnectConfig(t.Context(), config)
+		require.ErrorContains(t, err, "password authentication failed")
+	})
+}
+
+func requireDown(t *testing.T, url string) {
+	t.Helper()
+	_, err := describe(t.Context(), url)
+	require.Error(t, err)
+}

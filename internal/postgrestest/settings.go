@@ -1,0 +1,60 @@
+package postgrestest
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// defaultSettings make a server fast that nobody will miss. What a commit means is left alone: only
+// a power loss would tell the difference, not a server that crashes.
+func defaultSettings() map[string]string {
+	return map[string]string{
+		"fsync":            "off",
+		"full_page_writes": "off",
+		"max_connections":  "200",
+		"max_wal_size":     "256MB",
+		"log_line_prefix":  "%m [%p] %d ",
+	}
+}
+
+type setting struct{ name, value string }
+
+// settingList returns the default settings with each layer on top of the one before, by name.
+func settingList(layers ...map[string]string) []setting {
+	settings := defaultSettings()
+	for _, layer := range layers {
+		maps.Copy(settings, layer)
+	}
+	list := make([]setting, 0, len(settings))
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		list = append(list, setting{name, settings[name]})
+	}
+	return list
+}
+
+// configuration returns a list of settings as lines of postgresql.conf.
+func configuration(list []setting) string {
+	var lines strings.Builder
+	for _, s := range list {
+		fmt.Fprintf(&lines, "%s = '%s'\n", s.name, strings.ReplaceAll(s.value, "'", "''"))
+	}
+	return lines.String()
+}
+
+// randomName returns n random bytes as hexadecimal digits.
+func randomName(n int) string {
+	bytes := make([]byte, n)
+	_, _ = rand.Read(bytes) // never fails
+	return hex.EncodeToString(bytes)
+}
+
+// lastLines returns as much of a log as an error message is good for.
+func lastLines(text string) string {
+	const n = 30
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

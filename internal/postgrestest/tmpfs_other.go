@@ -1,0 +1,5 @@
+//go:build unix && !linux
+
+package postgrestest
+
+func tmpfsHasRoom(string) bool { return false }
