@@ -24,15 +24,18 @@
 // it takes belongs to that transaction: a rollback gives it back, to the last digit, and no other
 // transaction sees it before the commit. Called on the Limiter itself, the call is its own transaction.
 //
+// Work for which the tokens are not there yet can have them reserved: see [Limiter.Reserve] and
+// [Limiter.Settle]. For jobs on River, package scheduler does it in the transaction that inserts the job.
+//
 // A refusal is an answer, not an error: [Decision.Allowed] is false, nothing was taken, and the
 // transaction stays usable. An error is a failure, and the caller must treat the request as refused.
 //
 // # Isolation
 //
-// The decision is made by one INSERT .. ON CONFLICT DO UPDATE under the row's lock, on the newest version
-// of the row. At READ COMMITTED callers of one bucket queue on that lock. At REPEATABLE READ and
+// The decision is made by an INSERT .. ON CONFLICT DO UPDATE under the row's lock, on the newest version of
+// the row. At READ COMMITTED callers of one bucket queue on that lock. At REPEATABLE READ and
 // SERIALIZABLE the second of two overlapping transactions fails with SQLSTATE 40001 and has to be run
-// again, which [Limiter.InTx] does. At none of them is more admitted than the limit allows, and different
+// again, which [Limiter.InTx] does, and from then on lets the transactions of this process queue. At none of them is more admitted than the limit allows, and different
 // buckets never conflict, because no decision reads through a snapshot.
 //
 // # The clock

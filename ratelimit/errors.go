@@ -35,12 +35,20 @@ var (
 	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
 	ErrNoReservations = errors.New("ratelimit: the limit takes no reservations")
 
+	// ErrNotReserved is returned when no reservation has the ID: it was never made, its transaction was
+	// rolled back, or it ended over a week after it expired.
+	ErrNotReserved = errors.New("ratelimit: no such reservation")
+
+	// ErrReservationEnded is returned when a reservation has ended in another way than the call asks for:
+	// Settle after Cancel, Cancel after Settle, either after expiry.
+	ErrReservationEnded = errors.New("ratelimit: the reservation has ended")
+
 	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, and by calls
 	// on a Limiter that was not made by New or is bound to no transaction.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
-	// ErrNotMigrated is returned when the schema has no buckets table. Run migrations.Up.
-	ErrNotMigrated = errors.New("ratelimit: the buckets table is missing; run migrations.Up")
+	// ErrNotMigrated is returned when the schema lacks a table. Run migrations.Up.
+	ErrNotMigrated = errors.New("ratelimit: a table is missing; run migrations.Up")
 
 	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
 	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a

@@ -35,6 +35,15 @@ type Config struct {
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
 	// other transactions. Defaults to 50.
 	MaxAttempts int
+	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
+	// Limiter.Start. Defaults to 0: for ever.
+	StaleAfter time.Duration
+	// ExpireAfter is how long after ReadyAt a reservation may stay open until Limiter.Expire ends it.
+	// Defaults to 24 hours.
+	ExpireAfter time.Duration
+	// ReleaseExpired makes reservations that expire give back what they took. Defaults to false: they keep
+	// it, because the work may well have run without its process living to settle.
+	ReleaseExpired bool
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time
 }
@@ -54,6 +63,9 @@ func (c Config) withDefaults() Config {
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = defaultMaxAttempts
 	}
+	if c.ExpireAfter == 0 {
+		c.ExpireAfter = Day
+	}
 	return c
 }
 
@@ -65,17 +77,23 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
 	case c.MaxAttempts < 0:
 		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
+	case c.StaleAfter < 0 || c.StaleAfter > maxSpan:
+		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
+	case c.ExpireAfter < 0 || c.ExpireAfter > maxSpan:
+		return fmt.Errorf("%w: ExpireAfter is %v; use a span up to 100 years, or 0 for the default", ErrInvalidConfig, c.ExpireAfter)
 	}
 	return nil
 }
 
-// Limiter decides on requests. It is safe for concurrent use and holds no state between calls; the
-// one that WithTx returns is for the transaction's goroutine, as the transaction is.
+// Limiter decides on requests. It is safe for concurrent use; the one that WithTx returns is for the
+// transaction's goroutine, as the transaction is. Make one for a process: transactions queue only with
+// those of the same Limiter.
 type Limiter struct {
 	db         DB   // the pool, or the caller's transaction
 	pool       Pool // nil when bound to a transaction
 	config     Config
 	statements statements
+	queues     *queues
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -88,8 +106,11 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema)}, nil
+	return &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}, nil
 }
+
+// Schema returns the schema of the limiter's tables.
+func (l *Limiter) Schema() string { return l.config.Schema }
 
 // WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
 // whatever isolation level it runs. They never retry and use no other connection. A serialization failure
@@ -113,7 +134,7 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 // that fails during the call leaves it open whether the tokens were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	p, answers, err := l.take(ctx, "take", requests, false)
+	p, answers, err := l.take(ctx, "take", requests)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -171,20 +192,28 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 
 // begin does what every call does before SQL.
 func (l *Limiter) begin(ctx context.Context, verb string, requests []Request, reserve bool) (*plan, error) {
-	switch {
-	case l == nil || l.db == nil && l.pool == nil:
-		return nil, fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
-	case l.pool == nil && isNil(l.db):
-		return nil, fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
-	case ctx.Err() != nil:
-		return nil, fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
+	if err := l.ready(ctx, verb); err != nil {
+		return nil, err
 	}
 	return l.plan(requests, reserve)
 }
 
-// take runs Take and Reserve: the plan, and the answer for each of its buckets.
-func (l *Limiter) take(ctx context.Context, verb string, requests []Request, reserve bool) (*plan, []answer, error) {
-	p, err := l.begin(ctx, verb, requests, reserve)
+// ready returns an error when the Limiter or the context cannot be used.
+func (l *Limiter) ready(ctx context.Context, verb string) error {
+	switch {
+	case l == nil || l.queues == nil:
+		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
+	case isNil(l.db):
+		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
+	case ctx.Err() != nil:
+		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
+	}
+	return nil
+}
+
+// take runs Take: the plan, and the answer for each of its buckets.
+func (l *Limiter) take(ctx context.Context, verb string, requests []Request) (*plan, []answer, error) {
+	p, err := l.begin(ctx, verb, requests, false)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -201,10 +230,15 @@ func (l *Limiter) take(ctx context.Context, verb string, requests []Request, res
 
 // failed returns err with what was being done. It names the limit, and never a key.
 func (l *Limiter) failed(verb string, p *plan, err error) error {
+	return fmt.Errorf("ratelimit: %s %q: %w", verb, p.buckets[0].limit.name, l.explain(err))
+}
+
+// explain adds to err what to do about it where the server's words do not say.
+func (l *Limiter) explain(err error) error {
 	if code := sqlstate(err); code == codeUndefinedTable || code == codeInvalidSchemaName {
-		err = fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
+		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
 	}
-	return fmt.Errorf("ratelimit: %s %q: %w", verb, p.buckets[0].limit.name, err)
+	return err
 }
 
 // isNil reports whether v is nil or holds a nil pointer.

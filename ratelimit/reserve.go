@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 )
 
@@ -10,9 +12,15 @@ type Reservation struct {
 	// Decision is whether the tokens were reserved. When it is refused, too much was owed already, and
 	// RetryAfter is the wait until the same call would be accepted.
 	Decision
+	// ID is the identity under which the reservation is started, settled or cancelled: a random UUID. It is
+	// empty when the reservation was refused.
+	ID string
 	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest over the
 	// limits. It is At when the tokens were there, and the zero time when the reservation was refused.
 	ReadyAt time.Time
+	// StaleAt is the instant from which work not yet started has lost its slot; see [Limiter.Start]. It is
+	// the zero time when Config.StaleAfter is 0.
+	StaleAt time.Time
 }
 
 // Delay returns how long after the decision the work may run: 0 when it may run at once.
@@ -28,11 +36,30 @@ func (r Reservation) Delay() time.Duration {
 // MaxReserved, and later requests wait until it is repaid, so that work is served in the order reserved
 // and a large request does not starve behind small ones. It is all or nothing over the limits.
 //
-// Run the work at ReadyAt and not before, or the limit is merely a larger burst. In a transaction the
-// reservation is undone with it; a clock that steps back makes no reserved work due sooner. Errors are
-// those of Take, and ErrNoReservations.
+// Run the work at ReadyAt and not before, or the limit is merely a larger burst. Afterwards Settle what it
+// really cost, or Cancel it; a reservation that sees neither ends by itself Config.ExpireAfter after
+// ReadyAt. In a transaction the reservation is undone with it. ReadyAt holds whatever others reserve,
+// settle or cancel later, and when the policy changes; a database clock that steps back makes the work
+// due later by as much. Errors are those of Take, and ErrNoReservations.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
-	p, answers, err := l.take(ctx, "reserve", requests, true)
+	p, err := l.begin(ctx, "reserve", requests, true)
+	if err != nil {
+		return Reservation{}, err
+	}
+	var r Reservation
+	err = l.together(ctx, func(tx *Limiter) error {
+		r, err = tx.reserve(ctx, p)
+		return err
+	})
+	if err != nil {
+		return Reservation{}, l.failed("reserve", p, err)
+	}
+	return r, nil
+}
+
+// reserve takes for the plan and records the reservation.
+func (l *Limiter) reserve(ctx context.Context, p *plan) (Reservation, error) {
+	answers, err := l.run(ctx, p)
 	if err != nil {
 		return Reservation{}, err
 	}
@@ -40,10 +67,124 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if !r.Allowed {
 		return r, nil
 	}
+	r.ID, r.ReadyAt = newID(), r.At.Add(p.readyAfter(answers))
+	if l.config.StaleAfter > 0 {
+		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
+	}
+	return r, l.record(ctx, p, r)
+}
+
+// readyAfter returns how long it takes until nothing is owed any more.
+func (p *plan) readyAfter(answers []answer) time.Duration {
 	var delay time.Duration
 	for i, b := range p.buckets {
 		delay = max(delay, b.terms.wait(answers[i].state, answers[i].now, 0, 0))
 	}
-	r.ReadyAt = r.At.Add(delay)
-	return r, nil
+	return delay
+}
+
+// Settle ends a reservation with what the work really cost: actual has a request, with its cost, for each
+// limit whose cost differs from what was reserved; the others stay at their estimates. A surplus is given
+// back, up to the capacity, and for a fixed window only until the window the reservation was ready in has
+// ended: tokens of a window that is over are gone. What it cost beyond the estimate is taken from the
+// bucket as it is now, below zero if need be, and later requests wait for it.
+//
+// Settling again changes nothing and is no error, whatever actual says then. Settle returns
+// ErrNotReserved for an id that no reservation has (that of a transaction that was rolled back, too), and
+// ErrReservationEnded after Cancel or expiry. In a transaction it is undone with it.
+func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
+	if err := l.ready(ctx, "settle"); err != nil {
+		return err
+	}
+	costs, err := l.actualCosts(actual)
+	if err != nil {
+		return fmt.Errorf("ratelimit: settle: %w", err)
+	}
+	return l.end(ctx, "settle", id, Settled, func(r *reservation) ([]float64, error) {
+		amounts := make([]float64, len(r.Names))
+		for which, cost := range costs {
+			i := r.index(which)
+			if i < 0 {
+				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, which.name)
+			}
+			amounts[i] = cost - r.Costs[i]
+		}
+		return amounts, nil
+	})
+}
+
+// Cancel ends a reservation whose work will not run and gives back what it took, as far as Settle gives
+// back a surplus. Reservations made later keep their time; what is given back is there for whoever asks
+// next. Cancelling again changes nothing. The errors are those of Settle.
+func (l *Limiter) Cancel(ctx context.Context, id string) error {
+	return l.end(ctx, "cancel", id, Cancelled, func(r *reservation) ([]float64, error) { return r.refund(), nil })
+}
+
+// Credit gives tokens back without a reservation: the costs of the requests are added, up to each
+// capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
+// reserve and settle. In a transaction it is undone with it.
+func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
+	p, err := l.begin(ctx, "credit", requests, false)
+	if err != nil {
+		return err
+	}
+	amounts, until := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
+	for i, b := range p.buckets {
+		amounts[i], until[i] = -b.cost, maxInstant
+	}
+	if err := l.standalone(ctx, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
+		return l.failed("credit", p, err)
+	}
+	return nil
+}
+
+// which names a bucket.
+type which struct{ name, key string }
+
+// actualCosts checks the requests of Settle and returns their costs, added up where one bucket is named
+// twice. A real cost may be above what the limit can hold.
+func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
+	costs := make(map[which]float64, len(actual))
+	for _, r := range actual {
+		key, err := l.storedKey(r)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkCost(r.limit, r.cost, maxTokens); err != nil {
+			return nil, err
+		}
+		costs[which{r.limit.name, key}] += r.cost
+	}
+	return costs, nil
+}
+
+// end moves an open reservation to a final state and charges what amounts returns for each of its
+// buckets. A reservation that is in that state already stays as it is.
+func (l *Limiter) end(ctx context.Context, verb, id string, final ReservationState, amounts func(*reservation) ([]float64, error)) error {
+	return l.withReservation(ctx, verb, id, func(tx *Limiter, r *reservation) error {
+		switch r.State {
+		case final:
+			return nil
+		case Open:
+		default:
+			return fmt.Errorf("%w: it was %s", ErrReservationEnded, r.State)
+		}
+		charges, err := amounts(r)
+		if err != nil {
+			return err
+		}
+		return tx.finish(ctx, r, final, charges)
+	})
+}
+
+// finish saves the final state of a locked reservation and charges its buckets.
+func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationState, charges []float64) error {
+	r.State = final
+	if err := l.save(ctx, r); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(charges, func(amount float64) bool { return amount != 0 }) {
+		return nil
+	}
+	return l.charge(ctx, r.plan(), charges, r.refundUntil())
 }

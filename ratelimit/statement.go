@@ -16,6 +16,8 @@ var (
 	bucketTakeSQL string
 	//go:embed sql/buckets_take.sql
 	bucketsTakeSQL string
+	//go:embed sql/buckets_lock.sql
+	bucketsLockSQL string
 	//go:embed sql/buckets_take_alone.sql
 	bucketsTakeAloneSQL string
 	//go:embed sql/buckets_read.sql
@@ -24,6 +26,20 @@ var (
 	bucketsFillSQL string
 	//go:embed sql/buckets_mend.sql
 	bucketsMendSQL string
+	//go:embed sql/buckets_charge.sql
+	bucketsChargeSQL string
+	//go:embed sql/buckets_prune.sql
+	bucketsPruneSQL string
+	//go:embed sql/reservation_insert.sql
+	reservationInsertSQL string
+	//go:embed sql/reservation_lock.sql
+	reservationLockSQL string
+	//go:embed sql/reservation_save.sql
+	reservationSaveSQL string
+	//go:embed sql/reservations_expired.sql
+	reservationsExpiredSQL string
+	//go:embed sql/reservations_forget.sql
+	reservationsForgetSQL string
 )
 
 // savepoint is what a call over several limits in a caller's transaction goes back to when one refuses.
@@ -31,20 +47,33 @@ const savepoint = "ratelimit_take"
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeSeveralAlone, read, fill, mend string
+	take, takeSeveral, lockSeveral, takeSeveralAlone, read, fill, mend, charge, prune string
+
+	reservationInsert, reservationLock, reservationSave string
+	reservationsExpired, reservationsForget             string
 }
 
 func newStatements(schema string) statements {
-	in := func(sql string) string {
-		return strings.ReplaceAll(sql, defaultSchema+".buckets", pgx.Identifier{schema, "buckets"}.Sanitize())
-	}
+	tables := strings.NewReplacer(
+		defaultSchema+".buckets", pgx.Identifier{schema, "buckets"}.Sanitize(),
+		defaultSchema+".reservations", pgx.Identifier{schema, "reservations"}.Sanitize())
+	in := tables.Replace
 	return statements{
 		take:             in(bucketTakeSQL),
 		takeSeveral:      in(bucketsTakeSQL),
+		lockSeveral:      in(bucketsLockSQL),
 		takeSeveralAlone: in(bucketsTakeAloneSQL),
 		read:             in(bucketsReadSQL),
 		fill:             in(bucketsFillSQL),
 		mend:             in(bucketsMendSQL),
+		charge:           in(bucketsChargeSQL),
+		prune:            in(bucketsPruneSQL),
+
+		reservationInsert:   in(reservationInsertSQL),
+		reservationLock:     in(reservationLockSQL),
+		reservationSave:     in(reservationSaveSQL),
+		reservationsExpired: in(reservationsExpiredSQL),
+		reservationsForget:  in(reservationsForgetSQL),
 	}
 }
 
@@ -61,6 +90,7 @@ func (l *Limiter) run(ctx context.Context, p *plan) ([]answer, error) {
 		answers, err := l.read(ctx, p)
 		return p.project(answers), err
 	}
+	l.enter(ctx, p)
 	var answers []answer
 	var err error
 	switch {
@@ -80,6 +110,13 @@ func (l *Limiter) run(ctx context.Context, p *plan) ([]answer, error) {
 	return answers, l.mend(ctx, p, answers)
 }
 
+// enter queues for the plan's buckets when the transaction is one of InTx.
+func (l *Limiter) enter(ctx context.Context, p *plan) {
+	if tx, ok := l.db.(*lentTx); ok {
+		tx.places.enter(ctx, p.buckets)
+	}
+}
+
 // runOne takes from one bucket.
 func (l *Limiter) runOne(ctx context.Context, b *bucket) ([]answer, error) {
 	t := b.terms
@@ -91,13 +128,14 @@ func (l *Limiter) runOne(ctx context.Context, b *bucket) ([]answer, error) {
 	return scan(rows)
 }
 
-// runAlone takes from several buckets in a statement that is its own transaction.
+// runAlone takes from several buckets in two statements that are a transaction of their own, sent
+// together.
 func (l *Limiter) runAlone(ctx context.Context, p *plan) ([]answer, error) {
-	rows, err := l.db.Query(ctx, l.statements.takeSeveralAlone, l.columns(p)...)
-	if err != nil {
-		return nil, err
-	}
-	return scan(rows)
+	arguments := l.columns(p)
+	batch := &pgx.Batch{}
+	batch.Queue(l.statements.lockSeveral, arguments...)
+	batch.Queue(l.statements.takeSeveralAlone, arguments...)
+	return l.sendSecond(ctx, batch)
 }
 
 // runInTx takes from several buckets in the caller's transaction. When one refuses, all is undone by going
@@ -106,11 +144,7 @@ func (l *Limiter) runInTx(ctx context.Context, p *plan) ([]answer, error) {
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
 	batch.Queue(l.statements.takeSeveral, l.columns(p)...)
-	results := l.db.SendBatch(ctx, batch)
-	answers, err := scanSecond(results)
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
-	}
+	answers, err := l.sendSecond(ctx, batch)
 	if err != nil {
 		return nil, err
 	}
@@ -121,11 +155,8 @@ func (l *Limiter) runInTx(ctx context.Context, p *plan) ([]answer, error) {
 	if !refused {
 		return answers, nil
 	}
-	undo := &pgx.Batch{}
-	undo.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
-	undo.Queue("RELEASE SAVEPOINT " + savepoint)
-	if err := l.db.SendBatch(ctx, undo).Close(); err != nil {
-		return nil, fmt.Errorf("undo: %w", err)
+	if err := l.undo(ctx); err != nil {
+		return nil, err
 	}
 	for i := range answers {
 		if answers[i].allowed { // what it took is back
@@ -133,6 +164,17 @@ func (l *Limiter) runInTx(ctx context.Context, p *plan) ([]answer, error) {
 		}
 	}
 	return answers, nil
+}
+
+// undo goes back to the savepoint and removes it.
+func (l *Limiter) undo(ctx context.Context) error {
+	batch := &pgx.Batch{}
+	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
+	batch.Queue("RELEASE SAVEPOINT " + savepoint)
+	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
 }
 
 // mend repairs buckets that refused and whose ts a wrong clock left in the future: a refusal writes
@@ -186,8 +228,9 @@ func (p *plan) project(answers []answer) []answer {
 
 // fill sets the plan's buckets to their capacity.
 func (l *Limiter) fill(ctx context.Context, p *plan) error {
+	l.enter(ctx, p)
 	c := p.columns()
-	_, err := l.db.Exec(ctx, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
+	_, err := l.db.Exec(ctx, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf(), c.tolerances)
 	return err
 }
 
@@ -227,8 +270,14 @@ func (l *Limiter) asOf() *int64 {
 	return &now
 }
 
-// scanSecond returns the answers of the second statement of a batch.
-func scanSecond(results pgx.BatchResults) ([]answer, error) {
+// sendSecond sends a batch of two statements and returns the answers of the second.
+func (l *Limiter) sendSecond(ctx context.Context, batch *pgx.Batch) (answers []answer, err error) {
+	results := l.db.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
 	if _, err := results.Exec(); err != nil {
 		return nil, err
 	}

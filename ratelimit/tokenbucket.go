@@ -17,6 +17,10 @@ const (
 	// NoReservations as MaxReserved forbids reservations.
 	NoReservations = -math.MaxFloat64
 
+	// NoDebt as MaxReserved reserves only what is there, so that it can be settled and cancelled, and is
+	// refused when it is not.
+	NoDebt = -math.MaxFloat64 / 2
+
 	// NoCapacity as Capacity keeps nothing in store: every request has to be reserved and waits its turn,
 	// which spaces requests as evenly as their costs allow. Take always fails on such a limit.
 	NoCapacity = -math.MaxFloat64
@@ -44,7 +48,7 @@ type TokenBucket struct {
 	// burst. Defaults to Rate. NoCapacity holds nothing.
 	Capacity float64
 	// MaxReserved is how many tokens Reserve may owe. Defaults to no bound but the arithmetic's (1e12 tokens,
-	// or what arrives in 100 years); NoReservations forbids reserving.
+	// or what arrives in 100 years); NoDebt reserves only what is there, NoReservations forbids reserving.
 	MaxReserved float64
 }
 
@@ -98,18 +102,18 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64) 
 		return terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %v each %v; lower it or raise the Rate", t.capacity, rate, period)
 	}
 	switch {
-	case maxReserved == NoReservations:
+	case maxReserved == NoReservations || maxReserved == NoDebt:
 	case maxReserved == 0:
 		t.maxDebt = most
 	case !(maxReserved >= minTokens && maxReserved <= maxTokens):
-		return terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoReservations", maxReserved, minTokens, maxTokens)
+		return terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoDebt or NoReservations", maxReserved, minTokens, maxTokens)
 	case maxReserved > most:
 		return terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %v each %v; lower it or raise the Rate", maxReserved, rate, period)
 	default:
 		t.maxDebt = maxReserved
 	}
-	if !t.reserves && t.capacity == 0 {
-		return terms{}, errors.New("it has NoCapacity and NoReservations, which admits nothing; drop one of the two")
+	if t.maxDebt == 0 && t.capacity == 0 {
+		return terms{}, errors.New("it has NoCapacity, and NoReservations or NoDebt, which admits nothing; drop one of the two")
 	}
 	return t, nil
 }

@@ -29,6 +29,10 @@ const (
 // new transaction, after a random pause; so fn must not do what cannot be repeated, and must return the
 // errors of its statements. Pass tx to [Limiter.WithTx] to take limits in it.
 //
+// Transactions of one Limiter that met at a bucket queue for it from then on, each before its first
+// statement if that is the one that takes from the bucket. So take limits first: a transaction that read
+// something before has its snapshot by then, and has to be run again after the wait.
+//
 // An error of fn rolls back and is returned as it is, a *LimitedError among them. InTx returns ErrContended
 // when no attempt of Config.MaxAttempts got through, the context's error when it ended meanwhile, and
 // ErrCommitUnknown when the connection failed after COMMIT was sent, which is never retried. On every
@@ -45,39 +49,75 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
 	}
 	reconnects := 0
-	return l.retry(ctx, func() (bool, error) {
-		lost, err := l.attempt(ctx, fn)
-		if lost {
+	places := &places{queues: l.queues, held: make(map[which]*queue)}
+	defer places.release()
+	return l.retry(ctx, func() (again, error) {
+		places.hold(ctx)
+		lost, err := l.attempt(ctx, places, fn)
+		switch {
+		case errors.Is(err, ErrCommitUnknown): // of this transaction, or of one that fn made
+		case IsRetryable(err):
+			l.queues.conflict(places.touched)
+			if len(places.held) > 0 {
+				return atOnce, err // it is this one's turn
+			}
+			return afterPause, err
+		case lost && reconnects < maxReconnects:
 			reconnects++
+			return afterPause, err
 		}
-		return IsRetryable(err) && !errors.Is(err, ErrCommitUnknown) || lost && reconnects <= maxReconnects, err
+		return never, err
 	})
 }
 
 // attempt runs fn in one transaction. lost says that the connection failed before COMMIT was sent, so
 // that nothing was written.
-func (l *Limiter) attempt(ctx context.Context, fn func(tx pgx.Tx) error) (lost bool, err error) {
-	tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+func (l *Limiter) attempt(ctx context.Context, places *places, fn func(tx pgx.Tx) error) (lost bool, err error) {
+	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
 	if err != nil {
-		return isUnavailable(err), fmt.Errorf("ratelimit: begin: %w", err)
+		// Nothing was written, whatever broke, unless it is the server that says no.
+		return isUnavailable(err) || sqlstate(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
 	}
+	tx := &lentTx{Tx: begun, places: places}
 	ended := false
 	defer func() {
 		if !ended { // fn failed, or panicked
-			rollback(ctx, tx)
+			rollback(ctx, begun)
 		}
 	}()
 	if err := fn(tx); err != nil {
-		return isUnavailable(err) || tx.Conn().IsClosed() && ctx.Err() == nil, err
+		return !tx.ended && (isUnavailable(err) || begun.Conn().IsClosed() && ctx.Err() == nil), err
 	}
 	switch {
+	case tx.ended:
+		return false, fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
 	case ctx.Err() != nil:
 		return false, fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
-	case tx.Conn().IsClosed():
+	case begun.Conn().IsClosed():
 		return true, fmt.Errorf("ratelimit: the connection was lost before the commit: %w", pgx.ErrTxClosed)
 	}
 	ended = true
-	return false, commit(ctx, tx)
+	return false, commit(ctx, begun)
+}
+
+// lentTx is a transaction of InTx as fn has it, with its places in the queues. Once fn has ended it, its
+// connection is back in the pool and may be in use there, and says nothing of this transaction any more.
+type lentTx struct {
+	pgx.Tx
+	places *places
+	ended  bool
+}
+
+// Commit commits the transaction, which InTx reports as an error: it is for InTx to do.
+func (tx *lentTx) Commit(ctx context.Context) error {
+	tx.ended = true
+	return tx.Tx.Commit(ctx)
+}
+
+// Rollback rolls the transaction back; so does returning an error.
+func (tx *lentTx) Rollback(ctx context.Context) error {
+	tx.ended = true
+	return tx.Tx.Rollback(ctx)
 }
 
 // commit ends tx. What comes back is nil, a definite rollback, or ErrCommitUnknown.
@@ -94,8 +134,6 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return fmt.Errorf("ratelimit: commit: a statement had failed and fn did not return its error: %w", err)
-	case errors.Is(err, pgx.ErrTxClosed):
-		return fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", err)
 	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR":
 		return fmt.Errorf("ratelimit: commit: %w", err)
 	}
@@ -131,26 +169,71 @@ func (l *Limiter) standalone(ctx context.Context, statement func() error) error 
 	if l.pool == nil {
 		return statement()
 	}
-	return l.retry(ctx, func() (bool, error) {
+	return l.retry(ctx, func() (again, error) {
 		err := statement()
-		return IsRetryable(err) || sqlstate(err) == codeDivisionByZero, err
+		if isConflict(err) {
+			return afterPause, err
+		}
+		return never, err
 	})
 }
+
+// isConflict is IsRetryable, and true when buckets_take_alone.sql undid itself.
+func isConflict(err error) bool {
+	return IsRetryable(err) || sqlstate(err) == codeDivisionByZero
+}
+
+// together runs fn on a Limiter bound to a transaction: the caller's when l is bound to one, else a READ
+// COMMITTED one of its own, which is run again when it conflicts. An error of fn rolls that back.
+func (l *Limiter) together(ctx context.Context, fn func(tx *Limiter) error) error {
+	if l.pool == nil {
+		return fn(l)
+	}
+	return l.retry(ctx, func() (again, error) {
+		tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		if err != nil {
+			return never, fmt.Errorf("begin: %w", err)
+		}
+		if err = fn(l.WithTx(tx)); err != nil {
+			rollback(ctx, tx)
+		} else {
+			err = commit(ctx, tx)
+		}
+		if IsRetryable(err) {
+			return afterPause, err
+		}
+		return never, err
+	})
+}
+
+// again says whether and when an attempt is to be made again.
+type again int
+
+const (
+	never again = iota
+	afterPause
+	atOnce
+)
 
 // retry runs attempt until it does not ask for another, the attempts are used up, or ctx ends. The pause
 // before the n-th retry is drawn evenly from 0 to min(retryCap, retryBase * 2^n): full jitter, after
 // https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
-func (l *Limiter) retry(ctx context.Context, attempt func() (again bool, err error)) error {
+func (l *Limiter) retry(ctx context.Context, attempt func() (again, error)) error {
 	ceiling := retryBase
 	for n := 1; ; n++ {
-		again, err := attempt()
+		when, err := attempt()
 		switch {
-		case !again:
+		case when == never:
 			return err
 		case ctx.Err() != nil:
 			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
+		case n >= l.config.MaxAttempts && !isConflict(err):
+			return err
 		case n >= l.config.MaxAttempts:
 			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err)
+		}
+		if when == atOnce {
+			continue
 		}
 		if !pause(ctx, rand.N(ceiling)) {
 			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)

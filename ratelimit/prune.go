@@ -1,0 +1,91 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	pruneBlocks = 32          // blocks looked through in one transaction: some 1,500 rows
+	pruneIdle   = time.Minute // how long a bucket must have been full; at least the tolerance for clocks
+
+	// pruneLock is the advisory lock that lets one pruner work at a time ("prune" in ASCII), held to the
+	// end of a transaction, so that it works through PgBouncer.
+	pruneLock = 0x7072756e65
+)
+
+// Prune deletes the rows of the limits' buckets that have been full for a minute, and returns how many it
+// deleted. It changes no decision, because a bucket without a row is full: it only frees the storage of
+// keys that nobody uses any more. Name every limit with the policy it has now; rows of limits it is not
+// told of, of buckets that owe, and with a ts in the future stay.
+//
+// It works through the table in small transactions at READ COMMITTED, beside live traffic: it never waits
+// for a row. When another process prunes, it returns 0 at once. Call it every few minutes or hours.
+func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
+	if err := l.ready(ctx, "prune"); err != nil {
+		return 0, err
+	}
+	if l.pool == nil {
+		return 0, fmt.Errorf("%w: Prune runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
+	}
+	for _, limit := range limits {
+		if limit.policy == nil {
+			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
+		}
+	}
+	blocks, err := l.blocks(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("ratelimit: prune: %w", l.explain(err))
+	}
+	var deleted int64
+	for first := int64(0); first < blocks; first += pruneBlocks {
+		n, alone, err := l.pruneRange(ctx, limits, first)
+		deleted += n
+		if err != nil {
+			return deleted, fmt.Errorf("ratelimit: prune: %w", err)
+		}
+		if !alone {
+			break
+		}
+	}
+	return deleted, nil
+}
+
+// blocks returns the size of the buckets table.
+func (l *Limiter) blocks(ctx context.Context) (int64, error) {
+	rows, err := l.pool.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
+		pgx.Identifier{l.config.Schema, "buckets"}.Sanitize())
+	if err != nil {
+		return 0, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
+}
+
+// pruneRange deletes from the blocks that begin with first, in one transaction. alone is false, and
+// nothing was done, when another pruner is at work.
+func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (deleted int64, alone bool, err error) {
+	err = l.together(ctx, func(tx *Limiter) error {
+		deleted = 0
+		rows, err := tx.db.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, int64(pruneLock))
+		if err != nil {
+			return err
+		}
+		if alone, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil || !alone {
+			return err
+		}
+		for _, limit := range limits {
+			t := limit.terms
+			tag, err := tx.db.Exec(ctx, l.statements.prune, limit.name, t.capacity, t.rate, t.step, t.steps,
+				first, first+pruneBlocks, pruneIdle.Microseconds(), l.asOf())
+			if err != nil {
+				return err
+			}
+			deleted += tag.RowsAffected()
+		}
+		return nil
+	})
+	return deleted, alone, err
+}

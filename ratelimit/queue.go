@@ -1,0 +1,196 @@
+package ratelimit
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// queueMemory is how long after its last conflict a bucket's transactions still queue.
+	queueMemory = time.Second
+	// queueWait is how long a transaction queues: as long as Postgres waits until it looks for a deadlock
+	// (deadlock_timeout), because what it holds may be what the first in the queue waits for. It then goes
+	// on, and Postgres settles it.
+	queueWait = time.Second
+	// maxQueues bounds the buckets that are queued for at once. Others just conflict and retry.
+	maxQueues = 4096
+)
+
+// queues make the transactions of this process that want one bucket go one after the other once they have
+// conflicted, as retries at SERIALIZABLE do not: they start at the same moment and all but one fail.
+type queues struct {
+	mu    sync.Mutex
+	of    map[which]*queue
+	now   func() time.Time
+	limit int
+}
+
+func (w which) compare(o which) int {
+	if c := strings.Compare(w.name, o.name); c != 0 {
+		return c
+	}
+	return strings.Compare(w.key, o.key)
+}
+
+// queue is the queue for one bucket: whoever takes the token out of turn is at its head.
+type queue struct {
+	turn     chan struct{}
+	users    int       // transactions in it, at its head included
+	hotUntil time.Time // when it may be forgotten
+}
+
+func newQueues() *queues {
+	return &queues{of: make(map[which]*queue), now: time.Now, limit: maxQueues}
+}
+
+// conflict notes that transactions met at the buckets, so that the next ones queue.
+func (q *queues) conflict(buckets []which) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, w := range buckets {
+		if at := q.get(w); at != nil {
+			at.hotUntil = q.now().Add(queueMemory)
+		}
+	}
+}
+
+// get returns the queue for w, a new one when there is none, and nil when there are too many.
+func (q *queues) get(w which) *queue {
+	if at := q.of[w]; at != nil {
+		return at
+	}
+	if len(q.of) >= q.limit {
+		q.sweep()
+		if len(q.of) >= q.limit {
+			return nil
+		}
+	}
+	at := &queue{turn: make(chan struct{}, 1)}
+	at.turn <- struct{}{}
+	q.of[w] = at
+	return at
+}
+
+// sweep forgets the queues nobody is in and nobody has met at lately.
+func (q *queues) sweep() {
+	now := q.now()
+	for w, at := range q.of {
+		if at.users == 0 && now.After(at.hotUntil) {
+			delete(q.of, w)
+		}
+	}
+}
+
+// join returns the queue for w when transactions queue for it now, and nil otherwise.
+func (q *queues) join(w which) *queue {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	at := q.of[w]
+	if at == nil {
+		return nil
+	}
+	if at.users == 0 && q.now().After(at.hotUntil) {
+		delete(q.of, w)
+		return nil
+	}
+	at.users++
+	return at
+}
+
+// leave gives up the place in the queue, and when held its head.
+func (q *queues) leave(at *queue, held bool) {
+	q.mu.Lock()
+	at.users--
+	if at.users > 0 {
+		at.hotUntil = q.now().Add(queueMemory)
+	}
+	q.mu.Unlock()
+	if held {
+		at.turn <- struct{}{}
+	}
+}
+
+// wait waits until the head of the queue is free, for at most d, and reports whether it has been taken.
+func (at *queue) wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-at.turn:
+		return true
+	default:
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-at.turn:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// places are what one call of InTx holds in the queues, over all of its attempts.
+type places struct {
+	queues  *queues
+	touched []which // the buckets the last attempt asked for
+	held    map[which]*queue
+}
+
+// hold queues, before an attempt begins, for the buckets the one before it asked for. Places that are held
+// already are kept when they are all it takes, so that an attempt that lost to somebody from outside the
+// queue is made again at once; otherwise they are given up first, and all are taken in one order.
+func (p *places) hold(ctx context.Context) {
+	slices.SortFunc(p.touched, which.compare)
+	for _, w := range p.touched {
+		if p.held[w] == nil {
+			p.release()
+			break
+		}
+	}
+	for _, w := range p.touched {
+		p.take(ctx, w, queueWait)
+	}
+	p.touched = p.touched[:0]
+}
+
+// enter queues for the buckets that an open transaction is about to take from. Only its first call waits:
+// later ones hold row locks that the head of the queue may be waiting for.
+func (p *places) enter(ctx context.Context, buckets []bucket) {
+	wait := queueWait
+	if len(p.touched) > 0 {
+		wait = 0
+	}
+	for i := range buckets {
+		w := which{buckets[i].limit.name, buckets[i].key}
+		if !slices.Contains(p.touched, w) {
+			p.touched = append(p.touched, w)
+			p.take(ctx, w, wait)
+		}
+	}
+}
+
+// take takes the head of the queue for w, if transactions queue for it, and waits for that for at most d.
+func (p *places) take(ctx context.Context, w which, d time.Duration) {
+	if p.held[w] != nil {
+		return
+	}
+	at := p.queues.join(w)
+	if at == nil {
+		return
+	}
+	if !at.wait(ctx, d) {
+		p.queues.leave(at, false)
+		return
+	}
+	p.held[w] = at
+}
+
+// release leaves all queues.
+func (p *places) release() {
+	for _, at := range p.held {
+		p.queues.leave(at, true)
+	}
+	clear(p.held)
+}

@@ -1,0 +1,198 @@
+package ratelimit
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ReservationState is where a reservation is in its life.
+type ReservationState string
+
+// The states of a reservation. It begins open; the others are final, but that Renew opens it again.
+const (
+	Open      ReservationState = "open"
+	Settled   ReservationState = "settled"
+	Cancelled ReservationState = "cancelled"
+	Expired   ReservationState = "expired"
+)
+
+// reservation is a row of the reservations table. Element n of every slice is about the n-th bucket.
+type reservation struct {
+	ID        string
+	State     ReservationState
+	ReadyUs   int64
+	StaleUs   *int64
+	StartedUs *int64
+	ExpiresUs int64
+	Release   bool
+
+	Names, Keys       []string
+	Costs, Capacities []float64
+	Rates, Steps      []float64
+	StepUs, PhaseUs   []int64
+	Lowest            []float64
+
+	NowUs int64
+}
+
+var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// newID returns a random UUID (RFC 9562, version 4).
+func newID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// record inserts the reservation r of plan p.
+func (l *Limiter) record(ctx context.Context, p *plan, r Reservation) error {
+	c := p.columns()
+	expires := r.ReadyAt.Add(l.config.ExpireAfter)
+	_, err := l.db.Exec(ctx, l.statements.reservationInsert, r.ID, r.ReadyAt.UnixMicro(), optionalMicros(r.StaleAt),
+		expires.UnixMicro(), l.config.ReleaseExpired, c.names, c.keys, c.costs, c.capacities, c.rates, c.perPeriod, c.steps, c.phases, c.lowest)
+	return err
+}
+
+// withReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
+// when l is bound to one, else in one of its own.
+func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(*Limiter, *reservation) error) error {
+	if err := l.ready(ctx, verb); err != nil {
+		return err
+	}
+	if !validID.MatchString(id) {
+		return fmt.Errorf("ratelimit: %s: %w: %.80q is not the ID of a Reservation", verb, ErrNotReserved, id)
+	}
+	err := l.together(ctx, func(tx *Limiter) error {
+		r, err := tx.lock(ctx, id)
+		if err != nil {
+			return err
+		}
+		return fn(tx, r)
+	})
+	if err != nil {
+		return fmt.Errorf("ratelimit: %s %s: %w", verb, id, l.explain(err))
+	}
+	return nil
+}
+
+// lock reads the reservation id and locks it to the end of the transaction.
+func (l *Limiter) lock(ctx context.Context, id string) (*reservation, error) {
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	batch.Queue(l.statements.reservationLock, id, l.asOf())
+	results := l.db.SendBatch(ctx, batch)
+	r, err := scanReservation(results)
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Names) > 0 {
+		r.ID = id
+		return r, nil
+	}
+	if err := l.undo(ctx); err != nil { // the statement made one
+		return nil, err
+	}
+	return nil, ErrNotReserved
+}
+
+func scanReservation(results pgx.BatchResults) (*reservation, error) {
+	if _, err := results.Exec(); err != nil {
+		return nil, err
+	}
+	var r reservation
+	err := results.QueryRow().Scan(&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
+		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.NowUs)
+	return &r, err
+}
+
+// save writes what may have changed of r.
+func (l *Limiter) save(ctx context.Context, r *reservation) error {
+	_, err := l.db.Exec(ctx, l.statements.reservationSave, r.ID, string(r.State), r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs)
+	return err
+}
+
+// charge takes amounts from the plan's buckets whatever they hold, or credits them where negative and
+// while the bucket's step begins no later than until.
+func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
+	l.enter(ctx, p)
+	c := p.columns()
+	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
+		c.steps, c.perPeriod, c.phases, until, l.asOf(), c.tolerances)
+	return err
+}
+
+// plan returns what the reservation took, under the terms it was made under, to take or charge it again.
+func (r *reservation) plan() *plan {
+	p := &plan{}
+	for i := range r.Names {
+		p.buckets = append(p.buckets, bucket{
+			limit: Limit{name: r.Names[i]},
+			key:   r.Keys[i],
+			terms: terms{capacity: r.Capacities[i], rate: r.Rates[i], steps: r.Steps[i], step: r.StepUs[i], phase: r.PhaseUs[i], maxDebt: -r.Lowest[i], reserves: true},
+			cost:  r.Costs[i], lowest: r.Lowest[i],
+		})
+		p.asked = append(p.asked, asked{bucket: i, cost: r.Costs[i]})
+	}
+	return p
+}
+
+// index returns the bucket named w, or -1.
+func (r *reservation) index(w which) int {
+	for i := range r.Names {
+		if r.Names[i] == w.name && r.Keys[i] == w.key {
+			return i
+		}
+	}
+	return -1
+}
+
+// refund returns the amounts that give back all the reservation took.
+func (r *reservation) refund() []float64 {
+	amounts := make([]float64, len(r.Costs))
+	for i, cost := range r.Costs {
+		amounts[i] = -cost
+	}
+	return amounts
+}
+
+// refundUntil returns, for each bucket, the last step that may be given tokens back: for a fixed window
+// the one the reservation was ready in.
+func (r *reservation) refundUntil() []int64 {
+	until := make([]int64, len(r.Names))
+	for i, b := range r.plan().buckets {
+		until[i] = math.MaxInt64
+		if b.terms.step > 1 {
+			until[i] = b.terms.begin(r.ReadyUs)
+		}
+	}
+	return until
+}
+
+// untilReady returns how long it takes until the work may run.
+func (r *reservation) untilReady() time.Duration {
+	return time.Duration(max(0, r.ReadyUs-r.NowUs)) * time.Microsecond
+}
+
+// readyAt returns ReadyUs as a time.
+func (r *reservation) readyAt() time.Time { return time.UnixMicro(r.ReadyUs) }
+
+// optionalMicros returns t in microseconds since 1970, and nil for the zero time.
+func optionalMicros(t time.Time) *int64 {
+	if t.IsZero() {
+		return nil
+	}
+	us := t.UnixMicro()
+	return &us
+}

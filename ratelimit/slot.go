@@ -1,0 +1,186 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Slot is when the work of a reservation may run.
+type Slot struct {
+	// ID is the reservation's.
+	ID string
+	// State is the reservation's state after the call.
+	State ReservationState
+	// Wait is how long the work still has to wait: 0 when it may run now.
+	Wait time.Duration
+	// ReadyAt and StaleAt are those of the Reservation, or later ones when the slot was lost.
+	ReadyAt, StaleAt time.Time
+	// Restarted is whether the work was started before, so that this is another attempt at it.
+	Restarted bool
+}
+
+// Start asks whether the work of a reservation may run now, at the moment it is about to. When Wait is
+// above 0 it may not yet: come back after that long. Work that comes up after StaleAt without having been
+// started, because its workers were down, has lost its slot, as the tokens meant for it ran over while
+// nothing ran: Start then reserves again what it cost and answers with the new slot, so that work that
+// piled up in an outage does not burst. Work that was started may start again, as often as it is tried,
+// without paying again.
+//
+// It returns ErrReservationEnded when the reservation was cancelled, and ErrNotReserved when there is
+// none; do not run the work then.
+func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
+	var slot Slot
+	err := l.withReservation(ctx, "start", id, func(tx *Limiter, r *reservation) error {
+		var wait time.Duration
+		var err error
+		restarted := r.StartedUs != nil
+		switch {
+		case r.State == Cancelled:
+			return fmt.Errorf("%w: it was %s", ErrReservationEnded, r.State)
+		case restarted:
+			slot = r.slot(0, true)
+			return nil
+		case r.State == Settled: // early; it keeps its slot
+			slot = r.slot(r.untilReady(), false)
+			return nil
+		case r.State == Expired && r.Release, r.StaleUs != nil && r.NowUs >= *r.StaleUs:
+			wait, err = tx.renew(ctx, r)
+		default:
+			wait = r.untilReady()
+		}
+		if err != nil {
+			return err
+		}
+		if wait == 0 {
+			r.StartedUs = &r.NowUs
+		}
+		slot = r.slot(wait, false)
+		return tx.save(ctx, r)
+	})
+	return slot, err
+}
+
+// Renew reserves again what the reservation cost, for work that has to pay for another attempt or that
+// is to run although it was cancelled, and answers with the new slot. Whatever it was before, it counts as not
+// started and as open then. When more is owed than MaxReserved allows, nothing changes and Wait is how long
+// until Renew could succeed. It returns ErrNotReserved when there is no such reservation.
+func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
+	var slot Slot
+	err := l.withReservation(ctx, "renew", id, func(tx *Limiter, r *reservation) error {
+		wait, err := tx.renew(ctx, r)
+		if err != nil {
+			return err
+		}
+		slot = r.slot(wait, false)
+		return tx.save(ctx, r)
+	})
+	return slot, err
+}
+
+// renew takes again what r took, moves it to the new slot and returns the wait for that; or leaves it and
+// returns the wait until that can be tried again.
+func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, error) {
+	p := r.plan()
+	answers, err := l.run(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	d := p.decide(answers)
+	if !d.Allowed {
+		return d.RetryAfter, nil
+	}
+	wait := p.readyAfter(answers)
+	ready := d.At.Add(wait)
+	if r.StaleUs != nil {
+		stale := ready.UnixMicro() + (*r.StaleUs - r.ReadyUs)
+		r.StaleUs = &stale
+	}
+	r.ExpiresUs += ready.UnixMicro() - r.ReadyUs
+	r.State, r.ReadyUs, r.StartedUs = Open, ready.UnixMicro(), nil
+	return wait, nil
+}
+
+// slot returns r as the caller sees it.
+func (r *reservation) slot(wait time.Duration, restarted bool) Slot {
+	s := Slot{ID: r.ID, State: r.State, Wait: wait, ReadyAt: r.readyAt(), Restarted: restarted}
+	if r.StaleUs != nil {
+		s.StaleAt = time.UnixMicro(*r.StaleUs)
+	}
+	return s
+}
+
+const (
+	expireBatch = 100
+	keepEnded   = 7 * Day
+)
+
+// Expire ends reservations that were neither settled nor cancelled by Config.ExpireAfter after their
+// ReadyAt: they keep the estimate as their cost, or give it back when Config.ReleaseExpired was set when
+// they were made. It also forgets reservations that ended, a week after that. It returns how many it
+// ended. Call it every few minutes, from any number of processes.
+func (l *Limiter) Expire(ctx context.Context) (int, error) {
+	if err := l.ready(ctx, "expire"); err != nil {
+		return 0, err
+	}
+	ended := 0
+	for {
+		ids, err := l.expired(ctx)
+		if err != nil {
+			return ended, fmt.Errorf("ratelimit: expire: %w", l.explain(err))
+		}
+		for _, id := range ids {
+			done, err := l.expire(ctx, id)
+			if err != nil {
+				return ended, err
+			}
+			if done {
+				ended++
+			}
+		}
+		if len(ids) < expireBatch {
+			break
+		}
+	}
+	err := l.standalone(ctx, func() error {
+		_, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(10*expireBatch), l.asOf(), int64(keepEnded/time.Microsecond))
+		return err
+	})
+	if err != nil {
+		return ended, fmt.Errorf("ratelimit: expire: forget: %w", l.explain(err))
+	}
+	return ended, nil
+}
+
+// expired returns some reservations whose end has come.
+func (l *Limiter) expired(ctx context.Context) ([]string, error) {
+	rows, err := l.db.Query(ctx, l.statements.reservationsExpired, int32(expireBatch), l.asOf())
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// expire ends one reservation, in a transaction of its own: one over several could lock buckets in an
+// order in which others do not.
+func (l *Limiter) expire(ctx context.Context, id string) (done bool, err error) {
+	err = l.withReservation(ctx, "expire", id, func(tx *Limiter, r *reservation) error {
+		if r.State != Open || r.ExpiresUs >= r.NowUs {
+			done = false
+			return nil // somebody was quicker
+		}
+		done = true
+		charges := make([]float64, len(r.Costs))
+		if r.Release {
+			charges = r.refund()
+		}
+		return tx.finish(ctx, r, Expired, charges)
+	})
+	if errors.Is(err, ErrNotReserved) {
+		return false, nil // and it is forgotten already
+	}
+	return done, err
+}

@@ -1,0 +1,8 @@
+-- Find open reservations past their end.
+--
+-- $1 limit, $2 as_of_us
+SELECT r.id::text FROM ratelimit.reservations AS r
+WHERE r.state = 'open'
+    AND r.expires_us < coalesce($2::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
+ORDER BY r.expires_us
+LIMIT $1::integer
