@@ -1,0 +1,215 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Limits are package variables: a misspelt one does not compile.
+var (
+	FailedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(10))
+	SendMessage  = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+	FreeTrials   = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+	Completions  = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, MaxReserved: 400_000})
+)
+
+// What the examples share with a program.
+var (
+	ctx            = context.Background()
+	limiter        *ratelimit.Limiter
+	userID, prompt string
+)
+
+func ExampleNew() {
+	pool, err := pgxpool.New(ctx, "postgres://localhost/app")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	d, err := limiter.Take(ctx, SendMessage.For("user 17"))
+	fmt.Println(d.Allowed, err)
+}
+
+func ExampleDefine() {
+	fmt.Println(SendMessage)
+	fmt.Println(FreeTrials)
+	// Output:
+	// sendMessage: 10 per 1m0s, capacity 3
+	// freeTrials: 100 per 1h0m0s (fixed window)
+}
+
+// Definitions that come from outside the program are checked, and the error says what to change.
+func ExampleNewLimit() {
+	_, err := ratelimit.NewLimit("uploads", ratelimit.TokenBucket{Rate: 5, Period: 10})
+	fmt.Println(err)
+	fmt.Println(errors.Is(err, ratelimit.ErrInvalidLimit))
+	// Output:
+	// ratelimit: invalid limit "uploads": its Period is 10ns; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)
+	// true
+}
+
+// A capacity below the rate spaces requests, one above it lets them come in bursts.
+func ExampleTokenBucket() {
+	fmt.Println(ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 10})
+	fmt.Println(ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20})
+	fmt.Println(ratelimit.PerMinute(10))
+	// Output:
+	// 60 per 1h0m0s, capacity 10
+	// 10 per 1m0s, capacity 20
+	// 10 per 1m0s
+}
+
+// A quota a day, from midnight in Lisbon in winter, of which five days' worth can be saved up.
+func ExampleFixedWindow() {
+	quota := ratelimit.FixedWindow{
+		Rate:     1000,
+		Period:   ratelimit.Day,
+		Capacity: 5000,
+		Start:    time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC),
+	}
+	fmt.Println(quota)
+	// Output:
+	// 1000 per 24h0m0s, capacity 5000 (fixed window)
+}
+
+// With nothing in store, every request is reserved, and runs when its turn comes.
+func ExampleTokenBucket_noCapacity() {
+	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity})
+	fmt.Println(spaced, "takes up to", spaced.Capacity())
+	// Output:
+	// spaced: 60 per 1m0s, no capacity takes up to 0
+}
+
+func ExampleLimit_For() {
+	fmt.Println(SendMessage.For("user 17"))
+	fmt.Println(Completions.For("user 17").Cost(812.5))
+	fmt.Println(FreeTrials.Global())
+	// Output:
+	// 1 of sendMessage
+	// 812.5 of completions
+	// 1 of freeTrials
+}
+
+func ExampleLimiter_Take() {
+	d, err := limiter.Take(ctx, SendMessage.For(userID))
+	switch {
+	case err != nil: // no decision was made: treat the request as refused
+		log.Print(err)
+	case !d.Allowed:
+		log.Printf("come again in %v", d.RetryAfter)
+	default:
+		log.Printf("%.0f left", d.Remaining)
+	}
+}
+
+// Several limits give what is asked of them all, or nothing.
+func ExampleLimiter_Take_several() {
+	d, err := limiter.Take(ctx, SendMessage.For(userID), Completions.For(userID).Cost(float64(len(prompt))/4), FreeTrials.Global())
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, s := range d.States {
+		log.Printf("%s: %v", s.Limit.Name(), s.Allowed)
+	}
+}
+
+// What is taken belongs to the transaction: the message and its token commit together, or neither does.
+func ExampleLimiter_InTx() {
+	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+		d, err := limiter.WithTx(tx).Take(ctx, SendMessage.For(userID))
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err() // rolls back
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, "hello")
+		return err
+	})
+	var limited *ratelimit.LimitedError
+	if errors.As(err, &limited) {
+		log.Printf("come again in %v", limited.Decision.RetryAfter)
+	}
+}
+
+// In a transaction of one's own, whoever began it runs it again when it conflicts.
+func ExampleLimiter_WithTx() {
+	var pool *pgxpool.Pool
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		d, err := limiter.WithTx(tx).Take(ctx, FreeTrials.Global())
+		if err != nil {
+			return err
+		}
+		return d.Err()
+	})
+	if ratelimit.IsRetryable(err) {
+		log.Print("again, from the start")
+	}
+}
+
+// Work that is done in any case reserves its tokens and runs when they are there.
+func ExampleLimiter_Reserve() {
+	r, err := limiter.Reserve(ctx, Completions.Global().Cost(2500))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if !r.Allowed {
+		log.Printf("too much is waiting already: come again in %v", r.RetryAfter)
+		return
+	}
+	time.AfterFunc(r.Delay(), func() { log.Print("run the completion") })
+}
+
+// A form may show whether it will be accepted. What counts is the answer to Take.
+func ExampleLimiter_Check() {
+	d, err := limiter.Check(ctx, SendMessage.For(userID))
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Printf("enabled: %v", d.Allowed)
+}
+
+// One reading tells what a bucket will hold, so that a page can count down without asking again.
+func ExampleLimiter_Value() {
+	value, err := limiter.Value(ctx, SendMessage.For(userID))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for s := range 10 {
+		log.Printf("in %d s: %.1f", s, value.At(value.AsOf.Add(time.Duration(s)*time.Second)))
+	}
+}
+
+// Whoever knows the password has not been guessing.
+func ExampleLimiter_Reset() {
+	if err := limiter.Reset(ctx, FailedLogins.For(userID)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleDecision_Err() {
+	allowed := ratelimit.Decision{Allowed: true}
+	refused := ratelimit.Decision{RetryAfter: 6 * time.Second, States: []ratelimit.State{{Limit: SendMessage}}}
+	fmt.Println(allowed.Err())
+	fmt.Println(refused.Err())
+	fmt.Println(errors.Is(refused.Err(), ratelimit.ErrLimited))
+	// Output:
+	// <nil>
+	// ratelimit: limited by sendMessage: retry after 6s
+	// true
+}

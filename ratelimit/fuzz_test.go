@@ -1,0 +1,203 @@
+package ratelimit
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+// fuzzed returns the policy with those numbers; a start of 0 is none.
+func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) Policy {
+	if !windows {
+		return TokenBucket{Rate: rate, Period: time.Duration(period), Capacity: capacity, MaxReserved: maxReserved}
+	}
+	policy := FixedWindow{Rate: rate, Period: time.Duration(period), Capacity: capacity, MaxReserved: maxReserved}
+	if start != 0 {
+		policy.Start = time.UnixMicro(start)
+	}
+	return policy
+}
+
+// FuzzTake holds one call, by any valid policy on any state that a row may hold, to what is always true.
+func FuzzTake(f *testing.F) {
+	const second, now = int64(time.Second), int64(1_772_409_600_000_000)
+	f.Add(false, 9.0, 60*second, 0.0, 0.0, int64(0), 0.0, now, now, int64(1), 3.0, false)
+	f.Add(false, 10.0, second, NoCapacity, 5.0, int64(0), -5.0, now, now, int64(1e6), 0.5, true)
+	f.Add(false, 1e12, int64(1000), 1e12, 0.0, int64(0), -1e12, now, now, int64(1), 1e12, true)
+	f.Add(false, 1e-9, int64(maxSpan), 1e-9, 1e-9, int64(0), -1e-9, minInstant, now, int64(1e18), 1e-9, true)
+	f.Add(false, 1e12, int64(maxSpan), 1.0, NoReservations, int64(0), 1.0, maxInstant, now, int64(60_000_001), 1.0, false)
+	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, minInstant, maxInstant, int64(0), 3.0, false)
+	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
+	f.Add(true, 7.0, int64(maxSpan), 7.0, 7.0, int64(-1), 5e-324, now+int64(maxSpan)/1000, now, int64(1), 7.0, false)
+	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
+	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64,
+		value float64, ts, now, later int64, cost float64, reserve bool,
+	) {
+		limit, err := NewLimit("fuzz", fuzzed(windows, rate, period, capacity, maxReserved, start))
+		row := state{value: value, ts: min(max(ts, minInstant), maxInstant)}
+		if err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
+			return
+		}
+		b := bucket{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
+		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
+			return
+		}
+		now = min(max(now, minInstant+period/1000), maxInstant)
+		holds(t, b, row, now, min(now+max(later, 0), maxInstant))
+		takes(t, b, row, now)
+		waits(t, b, row, now)
+	})
+}
+
+// holds checks what the bucket holds at now and later.
+func holds(t require.TestingT, b bucket, row state, now, later int64) {
+	v := b.reading(row, now)
+	require.LessOrEqual(t, v.Tokens, b.terms.capacity, "never more than the capacity")
+	require.GreaterOrEqual(t, v.Tokens, min(row.value, b.terms.capacity), "time takes nothing away")
+	require.Equal(t, v.Tokens, v.At(time.UnixMicro(now)))
+	require.GreaterOrEqual(t, v.At(time.UnixMicro(later)), v.Tokens, "time takes nothing away")
+	require.LessOrEqual(t, v.At(time.UnixMicro(later)), b.terms.capacity, "never more than the capacity")
+	full := b.terms.untilFull(v.state, now)
+	require.GreaterOrEqual(t, full, time.Duration(0))
+	if at := now + full.Microseconds(); full.Microseconds() < horizon && at <= maxInstant {
+		require.Equal(t, b.terms.capacity, v.At(time.UnixMicro(at)), "full when it is said to be")
+	}
+}
+
+// takes checks the state after the call.
+func takes(t require.TestingT, b bucket, row state, now int64) {
+	_, allowed := b.terms.take(b.terms.full(now), now, b.cost, b.lowest)
+	require.True(t, allowed, "what is no error is allowed at least when the bucket is full")
+	next, allowed := b.terms.take(row, now, b.cost, b.lowest)
+	if !allowed {
+		require.Equal(t, row, next, "a refusal changes nothing")
+		return
+	}
+	require.GreaterOrEqual(t, next.value, b.lowest, "no take leaves less than it may")
+	require.LessOrEqual(t, next.value, b.terms.capacity)
+	require.LessOrEqual(t, next.ts, maxInstant, "a row can hold the ts")
+	require.GreaterOrEqual(t, next.ts, minInstant, "a row can hold the ts")
+	if b.terms.ahead(row, now) {
+		require.LessOrEqual(t, next.ts, now, "a wrong clock is put right")
+	} else {
+		require.GreaterOrEqual(t, next.ts, row.ts, "no instant is credited twice")
+	}
+}
+
+// waits checks that the wait is sufficient, and not a microsecond too long.
+func waits(t require.TestingT, b bucket, row state, now int64) {
+	_, allowed := b.terms.take(row, now, b.cost, b.lowest)
+	wait := b.terms.wait(row, now, b.cost, b.lowest).Microseconds()
+	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
+	require.GreaterOrEqual(t, wait, int64(0))
+	require.LessOrEqual(t, wait, horizon)
+	if own := row.value >= -b.terms.maxDebt && !b.terms.ahead(row, now); own && b.terms.step < horizon/25 {
+		require.Less(t, wait, horizon, "what the policy itself can lead to ends before the horizon")
+	}
+	if wait == 0 || wait == horizon || now+wait > maxInstant {
+		return
+	}
+	row = b.terms.mend(row, now)
+	_, allowed = b.terms.take(row, now+wait, b.cost, b.lowest)
+	require.True(t, allowed, "allowed after the wait")
+	_, allowed = b.terms.take(row, now+wait-1, b.cost, b.lowest)
+	require.False(t, allowed, "not before it")
+}
+
+// FuzzNewLimit holds every policy that NewLimit accepts to what a limit must be able to do.
+func FuzzNewLimit(f *testing.F) {
+	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 0.0, int64(0))
+	f.Add("a.b/c:d_e-f", true, 100.0, int64(time.Hour), 0.0, NoReservations, int64(1))
+	f.Add("tiny", false, 1e-9, int64(time.Microsecond), 1e-9, 1e-9, int64(0))
+	f.Add("huge", false, 1e12, int64(maxSpan), 1e12, 1e12, int64(0))
+	f.Add("slow", true, 1.0, int64(maxSpan), 1.0, 1.0, maxInstant)
+	f.Add("late", true, 1.0, int64(7*time.Hour), 1.0, 1.0, int64(7*time.Hour/time.Microsecond)-1)
+	f.Add("none", false, 1.0, int64(time.Second), NoCapacity, 0.0, int64(0))
+	f.Add("neither", false, 1.0, int64(time.Second), NoCapacity, NoReservations, int64(0))
+	f.Add("not\x00a name", true, math.NaN(), int64(-1), math.Inf(1), math.Inf(-1), minInstant-1)
+	f.Fuzz(func(t *testing.T, name string, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) {
+		limit, err := NewLimit(name, fuzzed(windows, rate, period, capacity, maxReserved, start))
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalidLimit)
+			require.Equal(t, Limit{}, limit)
+			return
+		}
+		terms, now := limit.terms.at(name, "key"), opening.UnixMicro()
+		require.True(t, strings.HasPrefix(limit.String(), name+": "))
+		require.LessOrEqual(t, limit.Capacity(), maxTokens)
+		require.GreaterOrEqual(t, limit.Capacity(), 0.0)
+		begins(t, terms)
+		empties(t, limit, terms, now)
+		grows(t, terms, now)
+	})
+}
+
+// begins checks that every instant a row may hold lies in the step that is said to hold it.
+func begins(t require.TestingT, terms terms) {
+	for _, now := range []int64{minInstant, -1, 0, opening.UnixMicro(), maxInstant} {
+		require.LessOrEqual(t, terms.begin(now), now)
+		require.Greater(t, terms.begin(now), now-terms.step)
+	}
+}
+
+// empties checks that a limit gives all it holds, or all it may owe, and is full again within a century,
+// or with the window that begins next.
+func empties(t *testing.T, limit Limit, terms terms, now int64) {
+	t.Helper()
+	longest := maxSpan + time.Duration(terms.step)*time.Microsecond
+	if capacity := terms.capacity; capacity > 0 {
+		require.NoError(t, checkCost(limit, capacity, capacity))
+		smallest := max(capacity*minCostShare, minTokens)
+		require.Less(t, capacity-smallest, capacity, "the smallest cost takes something")
+		empty, allowed := terms.take(terms.full(now), now, capacity, 0)
+		require.True(t, allowed)
+		require.Zero(t, empty.value)
+		require.LessOrEqual(t, terms.untilFull(empty, now), longest)
+	}
+	if terms.reserves {
+		owing, allowed := terms.take(state{ts: terms.begin(now)}, now, terms.maxDebt, -terms.maxDebt)
+		require.True(t, allowed)
+		require.LessOrEqual(t, terms.wait(owing, now, 0, 0), longest)
+	}
+}
+
+// grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
+func grows(t *testing.T, terms terms, now int64) {
+	t.Helper()
+	for _, value := range []float64{0, terms.capacity / 2, terms.capacity * 0.99, -terms.maxDebt} {
+		if value < terms.capacity {
+			row := state{value: value, ts: terms.begin(now)}
+			require.Greater(t, terms.tokens(row, row.ts+terms.step), value, "a step adds something to %v", value)
+		}
+	}
+}
+
+// FuzzKey holds every key that is accepted to what the table can store.
+func FuzzKey(f *testing.F) {
+	for _, key := range []string{"", "a", " a ", "A", "\x00", "a\x00b", "\xff", "é", strings.Repeat("x", 256), strings.Repeat("x", 257), strings.Repeat("é", 128)} {
+		f.Add(key)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		request := Define("fuzz", PerSecond(1)).For(key)
+		plain, err := new(Limiter).storedKey(request)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalidKey)
+		} else {
+			require.Equal(t, key, plain)
+			require.True(t, len(plain) >= 1 && len(plain) <= 256 && utf8.ValidString(plain) && !strings.Contains(plain, "\x00"))
+		}
+		hashing := &Limiter{config: Config{HashKey: []byte("0123456789abcdef")}}
+		hashed, err := hashing.storedKey(request)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalidKey)
+			require.True(t, key == "" || len(key) > maxSecretBytes)
+			return
+		}
+		require.Regexp(t, `^[A-Za-z0-9_-]{43}$`, hashed)
+		require.NotEqual(t, key, hashed)
+	})
+}

@@ -1,0 +1,183 @@
+package ratelimit_test
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// at is the instant of tests in which nothing takes time.
+var at = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
+
+// newLimiter returns a limiter whose clock stands still.
+func newLimiter(t *testing.T, pool *pgxpool.Pool, config ratelimit.Config) *ratelimit.Limiter {
+	t.Helper()
+	config.AsOf = func() time.Time { return at }
+	limiter, err := ratelimit.New(pool, config)
+	require.NoError(t, err)
+	return limiter
+}
+
+// held returns what the bucket of request holds.
+func held(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) float64 {
+	t.Helper()
+	value, err := limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return value.Tokens
+}
+
+// storedKeys returns the keys of all rows, in order.
+func storedKeys(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), "SELECT key FROM ratelimit.buckets ORDER BY key")
+	require.NoError(t, err)
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return keys
+}
+
+// TestKeysAreComparedByteForByte gives every key a bucket of its own, however alike two keys look.
+func TestKeysAreComparedByteForByte(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("k", 299)
+	for name, c := range map[string]struct {
+		config ratelimit.Config
+		keys   []string
+	}{
+		"Plain": {ratelimit.Config{}, []string{
+			"a", "A", " a ", " a", "a ", "a\t", "a\n", "\u00e1", "a\u0301", "\u0430", "", "'", `"`, "%", "\\", "\ufeffa",
+			strings.Repeat("k", 255), strings.Repeat("k", 256), strings.Repeat("k", 255) + "l", strings.Repeat("é", 128),
+		}},
+		"Hashed": {ratelimit.Config{HashKey: []byte("0123456789abcdef")}, []string{
+			"a", "A", " a ", "a\x00", "\x00a", "\xff", "\xfe", "", long + "a", long + "b", long, strings.Repeat("k", 1<<16),
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			limiter := newLimiter(t, pool, c.config)
+			limit := ratelimit.Define("perKey", ratelimit.PerDay(100))
+			request := func(key string) ratelimit.Request {
+				if key == "" {
+					return limit.Global()
+				}
+				return limit.For(key)
+			}
+			for i, key := range c.keys {
+				d, err := limiter.Take(t.Context(), request(key).Cost(float64(i+1)))
+				require.NoError(t, err, "%.20q", key)
+				require.True(t, d.Allowed, "%.20q", key)
+				require.Equal(t, float64(100-i-1), d.Remaining, "%.20q", key)
+			}
+			for i, key := range c.keys {
+				require.Equal(t, float64(100-i-1), held(t, limiter, request(key)), "%.20q", key)
+			}
+			require.Len(t, storedKeys(t, pool), len(c.keys))
+		})
+	}
+}
+
+// TestHashedKeysAreNotStored promises that who reads the table learns no key, not even by trying keys out.
+func TestHashedKeysAreNotStored(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	limiter := newLimiter(t, pool, ratelimit.Config{HashKey: []byte("0123456789abcdef")})
+	other := newLimiter(t, pool, ratelimit.Config{HashKey: []byte("0123456789abcdeF")})
+	sendMessage := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
+	freeTrials := ratelimit.Define("freeTrials", ratelimit.PerDay(10))
+
+	_, err := limiter.Take(t.Context(), sendMessage.For(secret))
+	require.NoError(t, err)
+	require.Equal(t, []string{"yvUeiEblJUy5OBge9qLkjvvqZN-B6o_dgsXpwGfPoGo"}, storedKeys(t, pool), "a release that changes it is a reset of every limit")
+
+	_, err = limiter.Take(t.Context(), freeTrials.For(secret))
+	require.NoError(t, err)
+	_, err = other.Take(t.Context(), sendMessage.For(secret))
+	require.NoError(t, err)
+	keys := storedKeys(t, pool)
+	require.Len(t, keys, 3, "another limit and another secret have another hash")
+	guesses := []string{secret, "sendMessage" + secret, "sendMessage\x00" + secret, "freeTrials\x00" + secret}
+	for i, key := range keys {
+		require.NotContains(t, keys[:i], key)
+		require.NotContains(t, key, secret)
+		for _, guess := range guesses {
+			sum := sha256.Sum256([]byte(guess))
+			require.NotEqual(t, base64.RawURLEncoding.EncodeToString(sum[:]), key, "a hash without the secret")
+		}
+	}
+}
+
+// TestDuplicatesInACallAddUp promises that two requests for one bucket are one for the sum of their costs.
+func TestDuplicatesInACallAddUp(t *testing.T) {
+	t.Parallel()
+
+	t.Run("Alone", func(t *testing.T) {
+		t.Parallel()
+		addUp(t, newLimiter(t, postgrestest.New(t), ratelimit.Config{}))
+	})
+	t.Run("InTx", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		tx, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		addUp(t, newLimiter(t, pool, ratelimit.Config{}).WithTx(tx))
+		require.NoError(t, tx.Commit(t.Context()))
+		require.Len(t, storedKeys(t, pool), 3)
+	})
+}
+
+func addUp(t *testing.T, limiter *ratelimit.Limiter) {
+	t.Helper()
+	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
+	ample := ratelimit.Define("ample", ratelimit.PerDay(100))
+
+	d, err := limiter.Take(t.Context(), limit.For("b").Cost(2), ample.For("a"), limit.For("b").Cost(3), limit.For("a"))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	require.Equal(t, 5.0, d.Remaining)
+	require.Equal(t, []float64{5, 99, 5, 9}, remaining(d), "in the order asked")
+	require.Equal(t, 2.0, d.States[0].Cost, "each with its own cost")
+	require.Equal(t, 3.0, d.States[2].Cost, "each with its own cost")
+
+	d, err = limiter.Take(t.Context(), limit.For("b").Cost(3), ample.For("a"), limit.For("b").Cost(3))
+	require.NoError(t, err)
+	require.False(t, d.Allowed, "3 and 3 are more than the 5 that are left")
+	require.True(t, d.States[1].Allowed)
+	require.Equal(t, []float64{5, 99, 5}, remaining(d), "and nothing was taken")
+	require.Equal(t, ratelimit.Day/10, d.RetryAfter)
+	require.Equal(t, 99.0, held(t, limiter, ample.For("a")))
+}
+
+// remaining returns what each limit of a call has left.
+func remaining(d ratelimit.Decision) []float64 {
+	var all []float64
+	for _, s := range d.States {
+		all = append(all, s.Remaining)
+	}
+	return all
+}
+
+func TestACallTakesUpTo64Limits(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	limiter := newLimiter(t, pool, ratelimit.Config{})
+	limit := ratelimit.Define("perKey", ratelimit.PerDay(10))
+	requests := make([]ratelimit.Request, 64)
+	for i := range requests {
+		requests[i] = limit.For(strings.Repeat("k", 64-i))
+	}
+	d, err := limiter.Take(t.Context(), requests...)
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	require.Len(t, d.States, 64)
+	require.Len(t, storedKeys(t, pool), 64)
+}

@@ -1,0 +1,171 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// errRecorded is what a recorder answers.
+var errRecorded = errors.New("recorded")
+
+// recorder is a DB that keeps what it is sent, to be sent to a server with much else in one round trip.
+type recorder struct {
+	Pool
+	sent []*pgx.QueuedQuery
+}
+
+func (r *recorder) Exec(_ context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	r.sent = append(r.sent, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	return pgconn.CommandTag{}, nil
+}
+
+func (r *recorder) Query(_ context.Context, sql string, args ...any) (pgx.Rows, error) {
+	r.sent = append(r.sent, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	return nil, errRecorded
+}
+
+func (r *recorder) SendBatch(_ context.Context, batch *pgx.Batch) pgx.BatchResults {
+	r.sent = append(r.sent, batch.QueuedQueries...)
+	return recordedResults{}
+}
+
+// recordedResults are the results of a batch that was only recorded.
+type recordedResults struct{ pgx.BatchResults }
+
+func (recordedResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, errRecorded }
+func (recordedResults) Close() error                     { return nil }
+
+// pipeline sends the statements of a history, hundreds in a round trip, and holds each answer to what the
+// algebra in Go answered. The statements and their parameters are those of the limiter's own code.
+type pipeline struct {
+	t        *testing.T
+	history  *history
+	db       DB
+	recorder *recorder
+	batch    *pgx.Batch
+}
+
+// send queues what the limiter would send for a plan.
+func (l *pipeline) send(p *plan, expected []answer, allowed bool) {
+	ctx, limiter := l.t.Context(), l.history.limiter
+	switch {
+	case expected == nil:
+		require.NoError(l.t, limiter.fill(ctx, p))
+		l.queue(nil)
+		return
+	case expected[0].now == 0:
+		l.plant(p.buckets[0].key, expected[0].state)
+		return
+	case len(p.buckets) > 1 && limiter.pool != nil && !allowed: // the answer is the rows as they were found
+		expected = slices.Clone(expected)
+		for i := range expected {
+			expected[i].state = l.history.of(&p.buckets[i]).state(expected[i].now)
+		}
+	}
+	_, err := limiter.run(ctx, p)
+	require.ErrorIs(l.t, err, errRecorded)
+	if p.free() {
+		l.queue(l.sameRows(p))
+		return
+	}
+	alone := len(p.buckets) > 1 && limiter.pool != nil
+	if alone { // in a transaction of its own, which what was queued before is not part of
+		l.batch.Queue("BEGIN")
+		l.batch.Queue("COMMIT")
+		l.batch.Queue("BEGIN")
+	}
+	l.queue(l.sameAnswers(p, expected))
+	if alone {
+		l.batch.Queue("COMMIT")
+	}
+	if !allowed {
+		if len(p.buckets) > 1 && limiter.pool == nil {
+			l.batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
+			l.batch.Queue("RELEASE SAVEPOINT " + savepoint)
+		}
+		require.NoError(l.t, limiter.mend(ctx, p, expected))
+		l.queue(nil)
+	}
+	if l.batch.Len() > 500 {
+		l.flush()
+	}
+}
+
+// queue moves what was recorded to the batch; check is for the answer of the last statement.
+func (l *pipeline) queue(check func(pgx.Rows) error) {
+	for i, sent := range l.recorder.sent {
+		queued := l.batch.Queue(sent.SQL, sent.Arguments...)
+		if check != nil && i == len(l.recorder.sent)-1 {
+			queued.Query(check)
+		}
+	}
+	l.recorder.sent = nil
+}
+
+// plant queues the writing of a row behind the limiter's back.
+func (l *pipeline) plant(key string, row state) {
+	l.batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('history', $1, 0, $2, $3)
+		ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts`, key, row.value, row.ts)
+}
+
+// sameAnswers returns a check that a statement answered what was expected, to the last bit.
+func (l *pipeline) sameAnswers(p *plan, expected []answer) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		got, err := scan(rows)
+		if err != nil {
+			return err
+		}
+		require.Len(l.t, got, len(expected))
+		for i := range got {
+			same := got[i] == expected[i] && math.Float64bits(got[i].state.value) == math.Float64bits(expected[i].state.value)
+			require.True(l.t, same, "%+v:\nthe server answered %+v\nGo says            %+v", p.buckets, got, expected)
+		}
+		return nil
+	}
+}
+
+// sameRows returns a check that the rows read are those of the history as of now, to the last bit.
+func (l *pipeline) sameRows(p *plan) func(pgx.Rows) error {
+	expected := make([]*state, len(p.buckets))
+	for i := range p.buckets {
+		expected[i] = l.history.of(&p.buckets[i]).row
+	}
+	return func(rows pgx.Rows) error {
+		i := 0
+		_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (struct{}, error) {
+			var value *float64
+			var ts *int64
+			if err := row.Scan(&value, &ts, nil); err != nil {
+				return struct{}{}, err
+			}
+			if expected[i] == nil {
+				require.Nil(l.t, value, "%+v: a row that nobody wrote", p.buckets[i])
+			} else {
+				require.NotNil(l.t, value, "%+v: no row", p.buckets[i])
+				require.Equal(l.t, state{value: *value, ts: *ts}, *expected[i], "%+v", p.buckets[i])
+			}
+			i++
+			return struct{}{}, nil
+		})
+		require.Len(l.t, expected, i)
+		return err
+	}
+}
+
+// flush sends what is queued and checks the answers.
+func (l *pipeline) flush() {
+	l.t.Helper()
+	results := l.db.SendBatch(l.t.Context(), l.batch)
+	if err := results.Close(); err != nil {
+		require.NoError(l.t, fmt.Errorf("a statement of the history: %w", err))
+	}
+	l.batch = &pgx.Batch{}
+}

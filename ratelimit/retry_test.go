@@ -1,0 +1,168 @@
+package ratelimit
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// refusal is a call that is refused at opening, on a bucket that held value then.
+type refusal struct {
+	limit   Limit
+	key     string
+	value   float64
+	cost    float64
+	reserve bool
+}
+
+// refusals returns a grid of policies, values and costs, the pairs first that round worst.
+func refusals() []refusal {
+	all := []refusal{{limit: Define("ninePerMinute", PerMinute(9)), cost: 3}}
+	for _, rate := range []float64{9, 0.1, 1.0 / 3, 7, 10, 49, 1000, 40_000} {
+		for _, period := range []time.Duration{time.Second, 7 * time.Second, 999_983 * time.Microsecond, time.Minute, time.Hour, Week} {
+			for _, policy := range []Policy{
+				TokenBucket{Rate: rate, Period: period, MaxReserved: rate / 3},
+				TokenBucket{Rate: rate, Period: period, Capacity: 3 * rate, MaxReserved: NoReservations},
+				TokenBucket{Rate: rate, Period: period, Capacity: NoCapacity, MaxReserved: 2 * rate},
+				FixedWindow{Rate: rate, Period: period, Capacity: 5 * rate, MaxReserved: rate / 7},
+				FixedWindow{Rate: rate, Period: period, Start: opening.Add(-period / 3)},
+			} {
+				all = append(all, refusalsOf(Define(fmt.Sprintf("limit%d", len(all)), policy))...)
+			}
+		}
+	}
+	for i := range all {
+		all[i].key = fmt.Sprintf("key%d", i)
+	}
+	return all
+}
+
+// refusalsOf returns calls that limit refuses: to take, and to reserve when so much is owed already.
+func refusalsOf(limit Limit) []refusal {
+	var refused []refusal
+	capacity, debt := limit.terms.capacity, limit.terms.maxDebt
+	for _, value := range []float64{0, capacity * 0.3, -debt / 9} {
+		for _, cost := range []float64{capacity, capacity * 0.7, value + capacity*0.1} {
+			if cost > max(value, 0) && cost <= capacity {
+				refused = append(refused, refusal{limit: limit, value: value, cost: cost})
+			}
+		}
+	}
+	for _, value := range []float64{-debt, -debt * 0.9} {
+		if cost := debt * 0.31; cost > 0 && debt < maxTokens && limit.terms.reserves {
+			refused = append(refused, refusal{limit: limit, value: value, cost: cost, reserve: true})
+		}
+	}
+	return refused
+}
+
+// row returns the bucket's row as of opening.
+func (r refusal) row() state {
+	return state{value: r.value, ts: r.limit.terms.at(r.limit.name, r.key).begin(opening.UnixMicro())}
+}
+
+func (r refusal) String() string {
+	return fmt.Sprintf("%v of %v at %v (reserve: %v)", r.cost, r.limit, r.value, r.reserve)
+}
+
+// TestRetryAfterIsHonest promises that a lone caller who waits as long as it was told is admitted, and who
+// comes a microsecond sooner is not.
+func TestRetryAfterIsHonest(t *testing.T) {
+	t.Parallel()
+	grid := refusals()
+	require.Greater(t, len(grid), 1000)
+	now := opening.UnixMicro()
+	for _, r := range grid {
+		terms, lowest := r.limit.terms.at(r.limit.name, r.key), 0.0
+		if r.reserve {
+			lowest = -terms.maxDebt
+		}
+		_, allowed := terms.take(r.row(), now, r.cost, lowest)
+		require.False(t, allowed, "%v is refused", r)
+		wait := terms.wait(r.row(), now, r.cost, lowest).Microseconds()
+		require.Positive(t, wait)
+		_, allowed = terms.take(r.row(), now+wait-1, r.cost, lowest)
+		require.False(t, allowed, "%v is refused a microsecond before it has waited %d", r, wait)
+		_, allowed = terms.take(r.row(), now+wait, r.cost, lowest)
+		require.True(t, allowed, "%v is admitted when it has waited %d", r, wait)
+	}
+}
+
+// TestRetryAfterIsHonestOnAServer is the same promise of Take and Reserve.
+func TestRetryAfterIsHonestOnAServer(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	grid := refusals()
+
+	t.Run("OfOneLimit", func(t *testing.T) {
+		t.Parallel()
+		plant(t, pool, grid)
+		for i := 0; i < len(grid); i += 1 + i%5 {
+			honest(t, pool, grid[i])
+		}
+	})
+	t.Run("OfSeveralLimits", func(t *testing.T) {
+		t.Parallel()
+		together := refusals()
+		for i := range together {
+			together[i].key += "/together"
+		}
+		plant(t, pool, together)
+		for i := 0; i+97 < len(together); i += 41 {
+			honest(t, pool, together[i], together[i+13], together[i+97])
+		}
+	})
+}
+
+// plant writes the rows of the grid.
+func plant(t *testing.T, pool *pgxpool.Pool, grid []refusal) {
+	t.Helper()
+	_, err := pool.CopyFrom(t.Context(), pgx.Identifier{"ratelimit", "buckets"}, []string{"name", "key", "shard", "value", "ts"},
+		pgx.CopyFromSlice(len(grid), func(i int) ([]any, error) {
+			row := grid[i].row()
+			return []any{grid[i].limit.name, grid[i].key, int32(0), row.value, row.ts}, nil
+		}))
+	require.NoError(t, err)
+}
+
+// honest asks for all of the refusals in one call: at opening, and about when it is told to come again.
+func honest(t *testing.T, pool *pgxpool.Pool, refused ...refusal) {
+	t.Helper()
+	now := opening
+	limiter, err := New(pool, Config{AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	var requests []Request
+	if len(refused) > 1 { // one that allows, and has no say in the wait
+		requests = append(requests, Define("ample", PerSecond(10)).For(refused[0].key))
+	}
+	for _, r := range refused {
+		if r.reserve == refused[0].reserve {
+			requests = append(requests, r.limit.For(r.key).Cost(r.cost))
+		}
+	}
+	ask := func() Decision {
+		t.Helper()
+		if refused[0].reserve {
+			reservation, err := limiter.Reserve(t.Context(), requests...)
+			require.NoError(t, err)
+			return reservation.Decision
+		}
+		d, err := limiter.Take(t.Context(), requests...)
+		require.NoError(t, err)
+		return d
+	}
+	first := ask()
+	require.False(t, first.Allowed, "%v is refused", refused)
+	now = opening.Add(first.RetryAfter - time.Microsecond)
+	early := ask()
+	require.False(t, early.Allowed, "%v is refused a microsecond before it has waited %v", refused, first.RetryAfter)
+	require.Equal(t, time.Microsecond, early.RetryAfter, "%v", refused)
+	now = opening.Add(first.RetryAfter)
+	require.True(t, ask().Allowed, "%v is admitted when it has waited %v", refused, first.RetryAfter)
+}
