@@ -1,0 +1,337 @@
+package integration_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+func newCutStand(t *testing.T) (*stand, *cutter) {
+	t.Helper()
+	c := &cutter{}
+	return newStand(t, c.on), c
+}
+
+// losses are the two sides on which the answer to a request can be lost, and what then was sent in truth.
+var losses = map[string]struct {
+	side cut
+	done int
+}{
+	"the request never reached the server": {side: cutRequest, done: 0},
+	"the answer was lost":                  {side: cutAnswer, done: 1},
+}
+
+func TestInTxDoesNotRetryACommitOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	for name, loss := range losses {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, cutter := newCutStand(t)
+			ctx, runs := t.Context(), 0
+			cutter.arm("commit", loss.side, 1)
+			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+				runs++
+				return s.send(ctx, tx, "ada")
+			})
+			require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+			require.NotErrorIs(t, err, ratelimit.ErrContended)
+			require.False(t, ratelimit.IsRetryable(err))
+			require.Equal(t, 1, runs)
+			require.Equal(t, 1, cutter.seen(), "COMMIT was sent once")
+			s.requireSent(t, loss.done)
+			s.requireHealthy(t)
+		})
+	}
+}
+
+// The driver's SafeToRetry says of a COMMIT whose answer was lost that it is safe to retry, in pgx 5.9 to 5.12.
+// The limiter has to be right whatever it says.
+func TestInTxIsNotLedByTheDriverIntoTakingTwice(t *testing.T) {
+	t.Parallel()
+	s, cutter := newCutStand(t)
+	ctx := t.Context()
+	tx, err := s.pool.Begin(ctx)
+	require.NoError(t, err)
+	require.NoError(t, s.send(ctx, tx, "ada"))
+	cutter.arm("commit", cutAnswer, 1)
+	lost := tx.Commit(ctx)
+	require.Error(t, lost)
+	s.requireSent(t, 1)
+	t.Logf("a COMMIT that was carried out: %q, SafeToRetry is %t", lost, pgconn.SafeToRetry(lost))
+
+	cutter.arm("commit", cutAnswer, 1)
+	err = s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
+	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+	require.Equal(t, pgconn.SafeToRetry(lost), pgconn.SafeToRetry(err), "the driver's error is wrapped, to be looked at")
+	require.Equal(t, 1, cutter.seen())
+	s.requireSent(t, 2)
+}
+
+func TestInTxRetriesAConnectionLostBeforeCommit(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]struct {
+		request string
+		side    cut
+		runs    int
+	}{
+		"at BEGIN":                          {request: "begin", side: cutRequest, runs: 1},
+		"at the answer to BEGIN":            {request: "begin", side: cutAnswer, runs: 1},
+		"at the limit":                      {request: "ada", side: cutRequest, runs: 2},
+		"at the answer of the limit":        {request: "ada", side: cutAnswer, runs: 2},
+		"at the application's statement":    {request: "INSERT INTO public.messages", side: cutRequest, runs: 2},
+		"at the application's answer":       {request: "INSERT INTO public.messages", side: cutAnswer, runs: 2},
+		"three times at the limit's answer": {request: "ada", side: cutAnswer, runs: 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, cutter := newCutStand(t)
+			ctx, runs := t.Context(), 0
+			cutter.arm(step.request, step.side, max(step.runs-1, 1))
+			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+				runs++
+				return s.send(ctx, tx, "ada")
+			})
+			require.NoError(t, err)
+			require.Equal(t, step.runs, runs)
+			s.requireSent(t, 1)
+			s.requireHealthy(t)
+		})
+	}
+}
+
+func TestInTxGivesUpOnConnectionsThatAreAlwaysLost(t *testing.T) {
+	t.Parallel()
+	s, cutter := newCutStand(t)
+	const never, soon = 1_000_000, 10
+	ctx, runs := t.Context(), 0
+	cutter.arm("ada", cutAnswer, never)
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		runs++
+		return s.send(ctx, tx, "ada")
+	})
+	require.Error(t, err)
+	require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, "nothing was written")
+	require.Greater(t, runs, 1)
+	require.Less(t, runs, soon)
+	s.requireSent(t, 0)
+	cutter.arm("", cutAnswer, 0)
+	s.requireHealthy(t)
+}
+
+// The function may ignore that the connection is gone; then there is nothing to commit.
+func TestInTxRetriesAConnectionWhoseLossTheFunctionSwallowed(t *testing.T) {
+	t.Parallel()
+	s, cutter := newCutStand(t)
+	ctx, runs := t.Context(), 0
+	cutter.arm("INSERT INTO public.messages", cutAnswer, 1)
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		runs++
+		_ = s.send(ctx, tx, "ada")
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, runs)
+	s.requireSent(t, 1)
+	s.requireHealthy(t)
+}
+
+func TestTakeDoesNotRetryALostAnswer(t *testing.T) {
+	t.Parallel()
+	for name, loss := range losses {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, cutter := newCutStand(t)
+			cutter.arm("ada", loss.side, 1)
+			d, err := s.limiter.Take(t.Context(), calls.For("ada"))
+			require.Error(t, err)
+			require.Zero(t, d, "an error carries no decision")
+			require.Equal(t, 1, cutter.seen(), "sent once")
+			require.Equal(t, loss.done, s.taken(t))
+			s.requireHealthy(t)
+		})
+	}
+}
+
+func TestInTxRetriesABackendThatWasEnded(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	var codes []string
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if len(codes) == 0 {
+			if err := s.send(ctx, tx, "ada"); err != nil {
+				return err
+			}
+			if err := s.terminate(ctx, tx.Conn().PgConn().PID()); err != nil {
+				return err
+			}
+		}
+		err := s.send(ctx, tx, "ada")
+		codes = append(codes, sqlstate(err))
+		return err
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{"57P01", ""}, codes)
+	s.requireSent(t, 1)
+	s.requireHealthy(t)
+}
+
+// A server that restarts leaves dead connections in the pool, which only BEGIN finds out.
+func TestInTxRetriesABackendThatWasEndedInThePool(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t, oneConnection), t.Context()
+	runs, pid := 0, uint32(0)
+	send := func(tx pgx.Tx) error {
+		runs++
+		pid = tx.Conn().PgConn().PID()
+		return s.send(ctx, tx, "ada")
+	}
+	require.NoError(t, s.limiter.InTx(ctx, send))
+	require.NoError(t, s.terminate(ctx, pid))
+	require.NoError(t, s.limiter.InTx(ctx, send))
+	require.Equal(t, 2, runs, "once each")
+	s.requireSent(t, 2)
+	s.requireHealthy(t)
+}
+
+func TestInTxRetriesATransactionThatWasIdleTooLong(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	runs := 0
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		runs++
+		if runs > 1 {
+			return s.send(ctx, tx, "ada")
+		}
+		if err := s.send(ctx, tx, "ada"); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '10ms'`); err != nil {
+			return err
+		}
+		s.awaitEnd(t, tx.Conn().PgConn().PID())
+		return s.send(ctx, tx, "ada")
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, runs)
+	s.requireSent(t, 1)
+	s.requireHealthy(t)
+}
+
+// Whoever ends a backend undoes its transaction, but if COMMIT was sent meanwhile the client cannot know.
+func TestInTxDoesNotReportACommitAsSuccessWhoseBackendWasEnded(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	runs := 0
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		runs++
+		if err := s.send(ctx, tx, "ada"); err != nil {
+			return err
+		}
+		return s.terminate(ctx, tx.Conn().PgConn().PID())
+	})
+	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+	require.Equal(t, 1, runs)
+	s.requireSent(t, 0)
+	s.requireHealthy(t)
+}
+
+func TestInTxDoesNotReportACommitAsSuccessThatWasEndedWhileItWaited(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	open := s.closeGate(t)
+	runs, failed := 0, make(chan error, 1)
+	go func() {
+		failed <- s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+			runs++
+			return s.send(ctx, tx, "ada")
+		})
+	}()
+	require.NoError(t, s.terminate(ctx, s.awaitWaiter(t)))
+	require.ErrorIs(t, <-failed, ratelimit.ErrCommitUnknown)
+	require.Equal(t, 1, runs)
+	s.requireSent(t, 0)
+	open()
+	s.requireHealthy(t)
+}
+
+func TestInTxRollsBackWhenTheCallerGivesUpInTheFunction(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, oneConnection)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	runs := 0
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		runs++
+		defer cancel()
+		return s.send(ctx, tx, "ada")
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+	require.Equal(t, 1, runs)
+	s.requireSent(t, 0)
+	s.requireHealthy(t)
+	require.EqualValues(t, 1, s.pool.Stat().NewConnsCount(), "the connection was rolled back, not thrown away")
+}
+
+func TestInTxEndsTheBackendOfACallerWhoGaveUpWaiting(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	require.NoError(t, s.takeOutside(t.Context(), "ada"))
+	s.hold(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
+	}()
+	pid := s.awaitWaiter(t)
+	cancel()
+	err := <-failed
+	require.ErrorIs(t, err, context.Canceled)
+	s.awaitEnd(t, pid) // while the row is still locked
+	require.Equal(t, 1, s.taken(t))
+}
+
+func TestInTxDoesNotCutACommitShortWhenTheCallerGivesUp(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	open := s.closeGate(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
+	}()
+	s.awaitWaiter(t)
+	cancel()
+	open()
+	require.NoError(t, <-failed)
+	s.requireSent(t, 1)
+	s.requireHealthy(t)
+}
+
+// A COMMIT that gets no answer is given up after a while, and the server is told to stop.
+func TestInTxDoesNotWaitForeverForACommit(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	open := s.closeGate(t)
+	tooLong := time.AfterFunc(patient, open)
+	defer tooLong.Stop()
+	runs := 0
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		runs++
+		return s.send(ctx, tx, "ada")
+	})
+	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+	require.Equal(t, 1, runs)
+	s.requireIdle(t)
+	s.requireSent(t, 0)
+	open()
+	s.requireHealthy(t)
+}

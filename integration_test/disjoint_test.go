@@ -1,0 +1,130 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Two transactions that share no key have nothing to fail over. A read of the table would be found in
+// conflict with the neighbours' inserts, or, where the planner prefers to scan it, with every write.
+func TestDifferentKeysNeverConflict(t *testing.T) {
+	t.Parallel()
+	const workers = 8
+	tests := []struct {
+		name         string
+		rows         int // in the table, analyzed, before it starts
+		transactions int // of each worker
+		requests     func(worker, n int) []ratelimit.Request
+	}{
+		{"InASmallTable", 10, 450, func(worker, _ int) []ratelimit.Request {
+			return []ratelimit.Request{roomy.For(fmt.Sprint("key ", worker))}
+		}},
+		{"AtTheFirstUseOfEachKey", 0, 450, func(worker, n int) []ratelimit.Request {
+			return []ratelimit.Request{roomy.For(fmt.Sprintf("key %06d", n*workers+worker))}
+		}},
+		{"OverTwoLimits", 10, 350, func(worker, n int) []ratelimit.Request {
+			return []ratelimit.Request{roomy.For(fmt.Sprint("key ", worker)), other.For(fmt.Sprintf("key %06d", n*workers+worker))}
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			for i := range test.rows {
+				require.NoError(t, b.limiter.Reset(t.Context(), roomy.For(fmt.Sprint("key ", i))))
+			}
+			b.exec(t, "ANALYZE ratelimit.buckets")
+			require.NoError(t, together(workers, func(worker int) error {
+				for n := range test.transactions {
+					requests := test.requests(worker, n)
+					err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+						return takeAndCheck(t.Context(), b.limiter.WithTx(tx), requests)
+					})
+					if err != nil {
+						return fmt.Errorf("worker %d, transaction %d: %w", worker, n, err)
+					}
+				}
+				return nil
+			}))
+		})
+	}
+}
+
+// takeAndCheck takes; a refusal is an error, because none is due.
+func takeAndCheck(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) error {
+	d, err := limiter.Take(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	return d.Err()
+}
+
+// sireads returns how many SIREAD locks, on the table of buckets or its index, the session holds.
+func sireads(t *testing.T, tx pgx.Tx) int {
+	t.Helper()
+	var n int
+	require.NoError(t, tx.QueryRow(t.Context(), `
+		SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+		WHERE l.mode = 'SIReadLock' AND l.pid = pg_backend_pid() AND c.relname LIKE 'buckets%'`).Scan(&n))
+	return n
+}
+
+func TestDecisionsTakeNoSIREADLock(t *testing.T) {
+	t.Parallel()
+	calls := []struct {
+		name    string
+		allowed bool
+		call    verb
+	}{
+		{"TakeAllowed", true, taking(roomy.For("here"))},
+		{"TakeAllowedOnANewKey", true, taking(roomy.For("new"))},
+		{"TakeRefused", false, taking(tight.For("empty"))},
+		{"TakeSeveralAllowed", true, taking(roomy.For("here"), roomy.For("new"), other.Global())},
+		{"TakeSeveralRefused", false, taking(roomy.For("here"), roomy.For("new"), tight.For("empty"))},
+		{"ReserveAllowed", true, reserving(tight.For("empty"))},
+		{"ReserveSeveralAllowed", true, reserving(tight.For("empty"), roomy.For("new"))},
+		{"ReserveRefused", false, reserving(bounded.For("owing"))},
+		{"ReserveSeveralRefused", false, reserving(roomy.For("here"), bounded.For("owing"))},
+		{"Reset", true, resetting(tight.For("empty"), roomy.For("new"))},
+	}
+	for _, mode := range []string{"auto", "force_generic_plan", "force_custom_plan"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, func(c *pgxpool.Config) {
+				c.MaxConns = 1 // so that one session has prepared and planned it all
+				c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
+			})
+			require.NoError(t, b.limiter.Reset(t.Context(), roomy.For("here")))
+			takeAll(t, b.limiter, tight.For("empty"))
+			owe(t, b.limiter, bounded.For("owing"))
+			b.exec(t, "ANALYZE ratelimit.buckets")
+			for _, c := range calls {
+				t.Run(c.name, func(t *testing.T) { // not parallel: they share the session
+					const executions = 11 // a plan for all parameters is considered from the sixth on
+					for range executions {
+						tx := b.begin(t, pgx.Serializable)
+						allowed, err := c.call(t.Context(), b.limiter.WithTx(tx))
+						require.NoError(t, err)
+						require.Equal(t, c.allowed, allowed)
+						require.Zero(t, sireads(t, tx))
+						require.NoError(t, tx.Rollback(t.Context()))
+					}
+				})
+			}
+			t.Run("WhereASelectWould", func(t *testing.T) { // not parallel: it shares the session
+				tx := b.begin(t, pgx.Serializable)
+				_, err := b.limiter.WithTx(tx).Value(t.Context(), tight.For("empty"))
+				require.NoError(t, err)
+				require.NotZero(t, sireads(t, tx))
+				require.NoError(t, tx.Rollback(t.Context()))
+			})
+		})
+	}
+}

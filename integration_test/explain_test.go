@@ -1,0 +1,125 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// Parameters of the statements, as SQL: buckets of the table that are there, and one that is not.
+const (
+	oneBucket      = `'roomy', 'key 17', 0`
+	threeBuckets   = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{0,0,0}'`
+	oneReservation = `'00000000-0000-4000-8000-000000000000'`
+	threeTakes     = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`
+)
+
+// housekeeping are the statements that look for rows by something else, and not while anybody waits.
+var housekeeping = map[string]bool{"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true}
+
+// Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
+// of the parameters: a scan would be slow, and at SERIALIZABLE a conflict with everybody.
+func TestStatementsUseThePrimaryKey(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		parameters string
+		upserts    int  // that arbitrate by the primary key
+		reads      bool // by the index
+	}{
+		"bucket_take.sql":        {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 2, false},
+		"buckets_take.sql":       {threeTakes, 2, false},
+		"buckets_lock.sql":       {threeTakes, 1, true},
+		"buckets_take_alone.sql": {threeTakes, 1, true},
+		"buckets_read.sql":       {threeBuckets + `, NULL`, 0, true},
+		"buckets_fill.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
+		"buckets_charge.sql":     {threeBuckets + `, '{1,-1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
+		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}'`, 0, false},
+		"reservation_lock.sql":   {oneReservation + `, NULL`, 1, false},
+		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0`, 1, false},
+		"buckets_mend.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{60000000,60000000,60000000}', NULL`, 1, false},
+	}
+	files, err := filepath.Glob("../ratelimit/sql/*.sql")
+	require.NoError(t, err)
+	files = slices.DeleteFunc(files, func(file string) bool { return housekeeping[filepath.Base(file)] })
+	require.Len(t, files, len(tests), "a new statement needs a line in this test")
+	b := setup(t)
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0
+		FROM generate_series(1, 5000) AS n, unnest('{other,roomy}'::text[]) AS name`)
+	b.exec(t, "ANALYZE ratelimit.buckets")
+	for _, file := range files {
+		for _, mode := range []string{"auto", "force_generic_plan", "force_custom_plan"} {
+			t.Run(filepath.Base(file)+"/"+mode, func(t *testing.T) {
+				t.Parallel()
+				test := tests[filepath.Base(file)]
+				statement, err := os.ReadFile(file)
+				require.NoError(t, err)
+				conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+				require.NoError(t, err)
+				defer conn.Close(t.Context())
+				_, err = conn.Exec(t.Context(), "SET plan_cache_mode = "+mode)
+				require.NoError(t, err)
+				_, err = conn.Exec(t.Context(), "PREPARE statement AS "+string(statement))
+				require.NoError(t, err)
+				var explained []byte
+				err = conn.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+test.parameters+")").Scan(&explained)
+				require.NoError(t, err)
+				p := plan{t: t}
+				p.read(explained)
+				require.Equal(t, test.upserts, p.upserts, "%s", explained)
+				require.Equal(t, test.reads, p.reads > 0, "%s", explained)
+			})
+		}
+	}
+}
+
+// plan counts how a plan goes to the tables.
+type plan struct {
+	t              *testing.T
+	upserts, reads int
+}
+
+// node is a part of what EXPLAIN returns.
+type node struct {
+	Type     string   `json:"Node Type"`
+	Relation string   `json:"Relation Name"`
+	Index    string   `json:"Index Name"`
+	Arbiters []string `json:"Conflict Arbiter Indexes"`
+	Cond     string   `json:"Index Cond"`
+	Plans    []node   `json:"Plans"`
+}
+
+func (p *plan) read(explained []byte) {
+	p.t.Helper()
+	var roots []struct{ Plan node }
+	require.NoError(p.t, json.Unmarshal(explained, &roots))
+	require.Len(p.t, roots, 1)
+	p.walk(roots[0].Plan, string(explained))
+}
+
+func (p *plan) walk(n node, explained string) {
+	p.t.Helper()
+	if n.Relation == "buckets" || n.Relation == "reservations" {
+		switch n.Type {
+		case "ModifyTable":
+			if len(n.Arbiters) == 0 {
+				break // a plain insert
+			}
+			require.Equal(p.t, []string{n.Relation + "_pkey"}, n.Arbiters, explained)
+			p.upserts++
+		case "Index Scan", "Index Only Scan":
+			require.Equal(p.t, n.Relation+"_pkey", n.Index, explained)
+			require.Contains(p.t, n.Cond, "key = ", explained)
+			p.reads++
+		default:
+			require.Failf(p.t, "the table is read otherwise", "%s\n%s", n.Type, explained)
+		}
+	}
+	for _, child := range n.Plans {
+		p.walk(child, explained)
+	}
+}

@@ -1,0 +1,200 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// writes are the calls that change rows. All want the row of ada.
+var writes = map[string]verb{
+	"Take":        taking(calls.For("ada")),
+	"TakeSeveral": taking(calls.For("grace"), calls.For("ada")),
+	"Reserve":     reserving(calls.For("ada")),
+	"Reset":       resetting(calls.For("ada")),
+	"InTx":        inTx(taking(calls.For("ada"))),
+	"InTxSeveral": inTx(taking(calls.For("grace"), calls.For("ada"))),
+}
+
+// reads are the calls that change nothing.
+var reads = map[string]verb{
+	"Check": checking(calls.For("ada")),
+	"Value": valuing(calls.For("ada")),
+}
+
+// inTx is the call in a transaction of the limiter's.
+func inTx(call verb) verb {
+	return func(ctx context.Context, limiter *ratelimit.Limiter) (allowed bool, err error) {
+		err = limiter.InTx(ctx, func(tx pgx.Tx) error {
+			allowed, err = call(ctx, limiter.WithTx(tx))
+			return err
+		})
+		return allowed, err
+	}
+}
+
+// requireClosed checks that each of the calls fails in the way that is wanted and that nothing was written.
+func (s *stand) requireClosed(t *testing.T, verbs map[string]verb, patience time.Duration, want func(error) bool) {
+	t.Helper()
+	before := s.outside.rows(t, "")
+	for name, call := range verbs {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		allowed, err := call(ctx, s.limiter)
+		cancel()
+		require.Error(t, err, name)
+		require.False(t, allowed && name != "Reset", name)
+		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
+		require.True(t, want(err), "%s: %v", name, err)
+	}
+	require.Equal(t, before, s.outside.rows(t, ""))
+}
+
+// patient is a deadline that a call meets when it fails by itself.
+const patient = 20 * time.Second
+
+func isState(code string) func(error) bool {
+	return func(err error) bool { return sqlstate(err) == code }
+}
+
+// setDefault changes a setting for the sessions that the limiter begins from now on.
+func (s *stand) setDefault(t *testing.T, name, value string) (reset func()) {
+	t.Helper()
+	alter := func(change string) {
+		var database string
+		require.NoError(t, s.outside.pool.QueryRow(t.Context(), `SELECT current_database()`).Scan(&database))
+		s.outside.exec(t, fmt.Sprintf("ALTER DATABASE %s %s", pgx.Identifier{database}.Sanitize(), change))
+		s.pool.Reset()
+	}
+	alter(fmt.Sprintf("SET %s = '%s'", name, value))
+	return func() { alter("RESET " + name) }
+}
+
+func TestWritesFailClosed(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]struct {
+		setting, value string
+		locked         bool // by somebody else
+		code           string
+	}{
+		"LockTimeout":       {setting: "lock_timeout", value: "20ms", locked: true, code: "55P03"},
+		"StatementTimeout":  {setting: "statement_timeout", value: "200ms", locked: true, code: "57014"},
+		"ReadOnlyByDefault": {setting: "default_transaction_read_only", value: "on", code: "25006"},
+		"MayNotWrite":       {setting: "role", value: "pg_read_all_data", code: "42501"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStand(t)
+			require.NoError(t, s.takeOutside(t.Context(), "ada"))
+			heal := s.setDefault(t, fault.setting, fault.value)
+			release := func() {}
+			if fault.locked {
+				release = s.hold(t)
+			}
+			s.requireClosed(t, writes, patient, isState(fault.code))
+			for name, read := range reads {
+				_, err := read(t.Context(), s.limiter)
+				require.NoError(t, err, "%s needs no lock and no right to write", name)
+			}
+			s.requireIdle(t)
+			release()
+			heal()
+			s.requireHealthy(t)
+		})
+	}
+}
+
+func TestEveryCallFailsClosedWhenTheRoleMayNotUseTheSchema(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	heal := s.setDefault(t, "role", "pg_monitor")
+	s.requireClosed(t, writes, patient, isState("42501"))
+	s.requireClosed(t, reads, patient, isState("42501"))
+	heal()
+	s.requireHealthy(t)
+}
+
+func TestEveryCallFailsClosedWhenTheTableIsMissing(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	s.limiter = s.with(t, ratelimit.Config{Schema: "elsewhere"})
+	isNotMigrated := func(err error) bool {
+		return errors.Is(err, ratelimit.ErrNotMigrated) && strings.Contains(err.Error(), "migrations.Up") && strings.Contains(err.Error(), `"elsewhere"`)
+	}
+	s.requireClosed(t, writes, patient, isNotMigrated)
+	s.requireClosed(t, reads, patient, isNotMigrated)
+
+	require.NoError(t, migrations.Up(ctx, s.outside.pool, migrations.Config{Schema: "elsewhere"}))
+	s.requireHealthy(t)
+	require.NoError(t, migrations.Down(ctx, s.outside.pool, migrations.Config{Schema: "elsewhere"}))
+	s.requireClosed(t, writes, patient, isNotMigrated)
+	require.NoError(t, migrations.Up(ctx, s.outside.pool, migrations.Config{Schema: "elsewhere"}))
+	s.requireHealthy(t)
+}
+
+func TestEveryCallFailsClosedWhenThePoolIsExhausted(t *testing.T) {
+	t.Parallel()
+	const connections, patience = 2, 50 * time.Millisecond
+	s := newStand(t, func(config *pgxpool.Config) { config.MaxConns = connections })
+	var held []*pgxpool.Conn
+	for range connections {
+		conn, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		held = append(held, conn)
+	}
+	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
+	s.requireClosed(t, writes, patience, isDeadline)
+	s.requireClosed(t, reads, patience, isDeadline)
+	for _, conn := range held {
+		conn.Release()
+	}
+	s.requireHealthy(t)
+}
+
+func TestEveryCallFailsClosedWhenThePoolIsClosed(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	s.pool.Close()
+	whichever := func(error) bool { return true }
+	s.requireClosed(t, writes, patient, whichever)
+	s.requireClosed(t, reads, patient, whichever)
+}
+
+func TestWithTxNeedsNoConnectionButTheCallers(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, oneConnection)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	tx, err := s.pool.Begin(ctx)
+	require.NoError(t, err)
+	acquired := s.pool.Stat().AcquireCount()
+	bound := s.limiter.WithTx(tx)
+
+	once := ratelimit.Define("once", hoard(1))
+	for range 2 { // the second is refused, and undone
+		_, err = bound.Take(ctx, once.For("ada"), calls.For("ada"))
+		require.NoError(t, err)
+	}
+	d, err := bound.Take(ctx, once.For("ada"))
+	require.NoError(t, err)
+	require.False(t, d.Allowed)
+	_, err = bound.Check(ctx, once.For("ada"), calls.For("ada"))
+	require.NoError(t, err)
+	_, err = bound.Value(ctx, calls.For("ada"))
+	require.NoError(t, err)
+	_, err = bound.Reserve(ctx, once.For("ada"), calls.For("ada"))
+	require.NoError(t, err)
+	require.NoError(t, bound.Reset(ctx, once.For("ada"), calls.For("ada")))
+	require.Equal(t, acquired, s.pool.Stat().AcquireCount())
+	require.NoError(t, tx.Commit(ctx))
+	s.requireHealthy(t)
+}

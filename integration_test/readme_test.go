@@ -1,0 +1,178 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var (
+	FailedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(10))
+	SendMessage  = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+	FreeTrials   = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+)
+
+var Completions = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 1000, Period: time.Minute, MaxReserved: 5000})
+
+// The functions below hold the code blocks of README.md; TestReadme runs them, and checks that they are
+// what README.md shows.
+
+func readmeSetUp(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
+		return err
+	}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	if err != nil {
+		return err
+	}
+	return limiter.Reset(ctx, FailedLogins.For("ada"))
+}
+
+func readmeTransaction(ctx context.Context, limiter *ratelimit.Limiter, userID, body string) error {
+	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+		d, err := limiter.WithTx(tx).Take(ctx, SendMessage.For(userID), FreeTrials.Global())
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err() // rolls back: neither limit is touched
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, body)
+		return err
+	})
+	return err
+}
+
+func readmeTake(ctx context.Context, limiter *ratelimit.Limiter, userID string) error {
+	d, err := limiter.Take(ctx, SendMessage.For(userID))
+	switch {
+	case err != nil:
+		return err // a failure: treat it as refused
+	case !d.Allowed:
+		return fmt.Errorf("try again in %v", d.RetryAfter)
+	}
+	return nil
+}
+
+func readmeInline(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
+	signups := ratelimit.Define("signups", ratelimit.FixedWindow{Rate: 100, Period: ratelimit.Day, Capacity: 150})
+	d, err := limiter.Check(ctx, signups.Global().Cost(5))
+	return d.Allowed, err
+}
+
+func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID string, schedule func(time.Time, func() error), complete func() float64) error {
+	r, err := limiter.Reserve(ctx, Completions.For(userID).Cost(1500))
+	if err != nil {
+		return err
+	}
+	if !r.Allowed {
+		return r.Err() // MaxReserved is owed already
+	}
+	schedule(r.ReadyAt, func() error {
+		used := complete()
+		return limiter.Settle(ctx, r.ID, Completions.For(userID).Cost(used))
+	})
+	return nil
+}
+
+func TestReadme(t *testing.T) {
+	t.Parallel()
+
+	t.Run("CodeDoesWhatItSays", func(t *testing.T) {
+		t.Parallel()
+		ctx := t.Context()
+		pool := postgrestest.New(t)
+		require.NoError(t, readmeSetUp(ctx, pool))
+		_, err := pool.Exec(ctx, `CREATE TABLE messages (author text, body text)`)
+		require.NoError(t, err)
+		limiter, err := ratelimit.New(pool, ratelimit.Config{})
+		require.NoError(t, err)
+
+		for range 3 {
+			require.NoError(t, readmeTransaction(ctx, limiter, "ada", "hello"))
+		}
+		require.ErrorIs(t, readmeTransaction(ctx, limiter, "ada", "once more"), ratelimit.ErrLimited)
+		var messages int
+		require.NoError(t, pool.QueryRow(ctx, `SELECT count(*) FROM messages`).Scan(&messages))
+		require.Equal(t, 3, messages)
+		trials, err := limiter.Value(ctx, FreeTrials.Global())
+		require.NoError(t, err)
+		require.Equal(t, 97.0, trials.Tokens, "the refused transaction took from neither limit")
+
+		require.NoError(t, readmeTake(ctx, limiter, "grace"))
+		require.ErrorContains(t, readmeTake(ctx, limiter, "ada"), "try again in ")
+		allowed, err := readmeInline(ctx, limiter)
+		require.NoError(t, err)
+		require.True(t, allowed)
+
+		var readyAt time.Time
+		var work func() error
+		require.NoError(t, readmeReserve(ctx, limiter, "ada",
+			func(at time.Time, run func() error) { readyAt, work = at, run }, func() float64 { return 600 }))
+		completions, err := limiter.Value(ctx, Completions.For("ada"))
+		require.NoError(t, err)
+		require.InDelta(t, 30, readyAt.Sub(completions.AsOf).Seconds(), 5, "1500 of 1000 a minute: half a minute is owed")
+		require.NoError(t, work())
+		completions, err = limiter.Value(ctx, Completions.For("ada"))
+		require.NoError(t, err)
+		require.InDelta(t, 400, completions.Tokens, 100, "and 900 came back")
+
+		rows, err := pool.Query(ctx, readmeBlocks(t, "sql")[0])
+		require.NoError(t, err)
+		shown, err := pgx.CollectRows(rows, pgx.RowToMap)
+		require.NoError(t, err)
+		require.Equal(t, "completions", shown[0]["name"])
+		require.WithinDuration(t, completions.AsOf, shown[0]["ts"].(time.Time), time.Minute)
+	})
+
+	t.Run("ShowsTheCodeThatIsRun", func(t *testing.T) {
+		t.Parallel()
+		source, err := os.ReadFile("readme_test.go")
+		require.NoError(t, err)
+		blocks := readmeBlocks(t, "go")
+		require.NotEmpty(t, blocks)
+		for _, block := range blocks {
+			require.Contains(t, unindent(string(source)), unindent(block))
+		}
+	})
+
+	t.Run("NamesTargetsThatExist", func(t *testing.T) {
+		t.Parallel()
+		targets := regexp.MustCompile(`(?m)^make (\w+)`).FindAllStringSubmatch(strings.Join(readmeBlocks(t, "sh"), "\n"), -1)
+		require.Len(t, targets, 2)
+		for _, target := range targets {
+			out, err := exec.CommandContext(t.Context(), "make", "-C", "..", "--dry-run", target[1]).CombinedOutput()
+			require.NoError(t, err, string(out))
+		}
+	})
+}
+
+// readmeBlocks returns README.md's code blocks in a language.
+func readmeBlocks(t *testing.T, language string) []string {
+	t.Helper()
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	var blocks []string
+	for _, match := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(readme), -1) {
+		blocks = append(blocks, match[1])
+	}
+	return blocks
+}
+
+// unindent removes the tabs lines begin with, which differ between a function and a README.
+func unindent(code string) string {
+	return regexp.MustCompile(`(?m)^\t+`).ReplaceAllString(code, "")
+}

@@ -1,0 +1,313 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// change is a call on a reservation of eight lookups and one roomy, under one key.
+type change func(ctx context.Context, limiter *ratelimit.Limiter, key, id string) error
+
+func settling(ctx context.Context, limiter *ratelimit.Limiter, key, id string) error {
+	return limiter.Settle(ctx, id, lookups.For(key).Cost(3), roomy.For(key).Cost(5))
+}
+
+func cancelling(ctx context.Context, limiter *ratelimit.Limiter, _, id string) error {
+	return limiter.Cancel(ctx, id)
+}
+
+func starting(ctx context.Context, limiter *ratelimit.Limiter, _, id string) error {
+	_, err := limiter.Start(ctx, id)
+	return err
+}
+
+func renewing(ctx context.Context, limiter *ratelimit.Limiter, _, id string) error {
+	_, err := limiter.Renew(ctx, id)
+	return err
+}
+
+// changes are all of them, and what a change leaves in the buckets.
+var changes = []struct {
+	name           string
+	make           change
+	lookups, roomy float64
+}{
+	{"Settle", settling, 7, 1e6 - 5},
+	{"Cancel", cancelling, 10, 1e6},
+	{"Start", starting, 2, 1e6 - 1},
+	{"Renew", renewing, -6, 1e6 - 2},
+}
+
+// commits are the ways in which a change is committed.
+func commits() map[string]func(context.Context, *desk, func(*ratelimit.Limiter) error) error {
+	ways := map[string]func(context.Context, *desk, func(*ratelimit.Limiter) error) error{
+		"Standalone": func(_ context.Context, d *desk, fn func(*ratelimit.Limiter) error) error { return fn(d.limiter) },
+		"InTx": func(ctx context.Context, d *desk, fn func(*ratelimit.Limiter) error) error {
+			return d.limiter.InTx(ctx, func(tx pgx.Tx) error { return fn(d.limiter.WithTx(tx)) })
+		},
+	}
+	for _, level := range levels {
+		ways[level.name] = func(ctx context.Context, d *desk, fn func(*ratelimit.Limiter) error) error {
+			_, err := callersTx(ctx, d.pool, level.level, func(tx pgx.Tx) error { return fn(d.limiter.WithTx(tx)) })
+			return err
+		}
+	}
+	return ways
+}
+
+func TestEndingTwiceChangesNothingTwice(t *testing.T) {
+	t.Parallel()
+	const atOnce = 10
+	b := setup(t)
+	for _, c := range changes[:2] {
+		for way, commit := range commits() {
+			t.Run(c.name+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
+				r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
+				for range 2 { // and once more, when all is over
+					require.NoError(t, together(atOnce, func(int) error {
+						return commit(t.Context(), d, func(limiter *ratelimit.Limiter) error { return c.make(t.Context(), limiter, key, r.ID) })
+					}))
+					d.requireTokens(t, c.lookups, lookups.For(key))
+					d.requireTokens(t, c.roomy, roomy.For(key))
+				}
+				require.NoError(t, d.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					return errors.Join(c.make(t.Context(), d.limiter.WithTx(tx), key, r.ID), c.make(t.Context(), d.limiter.WithTx(tx), key, r.ID))
+				}))
+				d.requireTokens(t, c.lookups, lookups.For(key))
+			})
+		}
+	}
+}
+
+// Of several ends that are asked for at once there is one, and all are told which.
+func TestOneEndWins(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for way, commit := range commits() {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
+			r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
+			var done, ended [2]atomic.Int64
+			require.NoError(t, together(10, func(worker int) error {
+				which := worker % 2
+				err := commit(t.Context(), d, func(limiter *ratelimit.Limiter) error {
+					return changes[which].make(t.Context(), limiter, key, r.ID)
+				})
+				switch {
+				case err == nil:
+					done[which].Add(1)
+				case errors.Is(err, ratelimit.ErrReservationEnded):
+					ended[which].Add(1)
+					err = nil
+				}
+				return err
+			}))
+			winner := 0
+			if done[1].Load() > 0 {
+				winner = 1
+			}
+			require.Equal(t, [2]int64{5, 5}, [2]int64{done[winner].Load(), ended[1-winner].Load()})
+			d.requireTokens(t, changes[winner].lookups, lookups.For(key))
+			d.requireTokens(t, changes[winner].roomy, roomy.For(key))
+		})
+	}
+}
+
+func TestAnotherEndIsRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i, first := range changes[:2] {
+		second := changes[1-i]
+		t.Run(second.name+"After"+first.name, func(t *testing.T) {
+			t.Parallel()
+			d, key := b.desk(t, ratelimit.Config{}), t.Name()
+			r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
+			require.NoError(t, first.make(t.Context(), d.limiter, key, r.ID))
+			for _, level := range levels {
+				tx := d.begin(t, level.level)
+				require.ErrorIs(t, second.make(t.Context(), d.limiter.WithTx(tx), key, r.ID), ratelimit.ErrReservationEnded)
+				require.NoError(t, first.make(t.Context(), d.limiter.WithTx(tx), key, r.ID))
+				require.NoError(t, tx.Commit(t.Context()))
+			}
+			require.ErrorIs(t, second.make(t.Context(), d.limiter, key, r.ID), ratelimit.ErrReservationEnded)
+			d.requireTokens(t, first.lookups, lookups.For(key))
+			d.requireTokens(t, first.roomy, roomy.For(key))
+		})
+	}
+}
+
+// rolledBack returns the ID of a reservation whose transaction, or savepoint, was undone.
+func rolledBack(t *testing.T, d *desk, inSavepoint bool) string {
+	t.Helper()
+	outer := d.begin(t, pgx.ReadCommitted)
+	tx := outer
+	if inSavepoint {
+		var err error
+		tx, err = outer.Begin(t.Context())
+		require.NoError(t, err)
+	}
+	r, err := d.limiter.WithTx(tx).Reserve(t.Context(), roomy.For("rolled back"))
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	if inSavepoint {
+		require.NoError(t, outer.Commit(t.Context()))
+	}
+	return r.ID
+}
+
+func TestWhatWasNeverReservedIsRefused(t *testing.T) {
+	t.Parallel()
+	b := setupWork(t)
+	d := b.desk(t, ratelimit.Config{})
+	ids := map[string]string{
+		"Unknown":                 "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40",
+		"OfARollback":             rolledBack(t, d, false),
+		"OfASavepointRolledBack":  rolledBack(t, d, true),
+		"Empty":                   "",
+		"NoUUID":                  "42",
+		"UUIDInBraces":            "{2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40}",
+		"UUIDAndMore":             "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40\n",
+		"WithNUL":                 "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a4\x00",
+		"NotUTF8":                 "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a4\xff",
+		"LongerThanAnybodyWaits":  strings.Repeat("2b1f8a5e", 1e5),
+		"WhatSomebodyMightInject": "'; DROP TABLE ratelimit.reservations; --",
+	}
+	for name, id := range ids {
+		for _, c := range changes {
+			t.Run(c.name+"/"+name, func(t *testing.T) { // not parallel: the rows are those of all
+				require.NoError(t, together(4, func(int) error {
+					return isNotReserved(c.make(t.Context(), d.limiter, "key", id))
+				}))
+				for _, level := range levels {
+					tx := d.begin(t, level.level)
+					require.NoError(t, isNotReserved(c.make(t.Context(), d.limiter.WithTx(tx), "key", id)))
+					key := t.Name() + level.name
+					_, err := tx.Exec(t.Context(), "INSERT INTO work VALUES ($1)", key)
+					require.NoError(t, err)
+					require.NoError(t, isNotReserved(c.make(t.Context(), d.limiter.WithTx(tx), "key", id)))
+					require.NoError(t, tx.Commit(t.Context()))
+					requireWork(t, b, key)
+				}
+				require.Empty(t, d.reservations(t))
+				require.Empty(t, d.rows(t, ""))
+			})
+		}
+	}
+}
+
+func isNotReserved(err error) error {
+	if !errors.Is(err, ratelimit.ErrNotReserved) {
+		return fmt.Errorf("want ErrNotReserved, got %w", err)
+	}
+	return nil
+}
+
+// What a transaction changes of a reservation, its rollback changes back, and the next one may do it.
+func TestRollbackUndoesTheReservationAndTheBuckets(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, c := range changes {
+		t.Run(c.name, func(t *testing.T) { // not parallel: the rows are those of all
+			d, key := b.desk(t, ratelimit.Config{StaleAfter: time.Minute}), t.Name()
+			r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
+			before, recorded := d.rows(t, ""), d.reservations(t)
+			for _, level := range levels {
+				tx := d.begin(t, level.level)
+				require.NoError(t, c.make(t.Context(), d.limiter.WithTx(tx), key, r.ID))
+				require.NoError(t, tx.Rollback(t.Context()))
+
+				tx = d.begin(t, level.level)
+				inner, err := tx.Begin(t.Context())
+				require.NoError(t, err)
+				require.NoError(t, c.make(t.Context(), d.limiter.WithTx(inner), key, r.ID))
+				require.NoError(t, inner.Rollback(t.Context()))
+				require.NoError(t, tx.Commit(t.Context()))
+			}
+			changedMind := errors.New("changed my mind")
+			require.ErrorIs(t, d.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+				require.NoError(t, c.make(t.Context(), d.limiter.WithTx(tx), key, r.ID))
+				require.NoError(t, d.limiter.WithTx(tx).Credit(t.Context(), lookups.For(key)))
+				return changedMind
+			}), changedMind)
+			require.Equal(t, before, d.rows(t, ""))
+			require.Equal(t, recorded, d.reservations(t))
+
+			require.NoError(t, c.make(t.Context(), d.limiter, key, r.ID))
+			d.requireTokens(t, c.lookups, lookups.For(key))
+			d.requireTokens(t, c.roomy, roomy.For(key))
+		})
+	}
+}
+
+// A reservation and its end in one transaction are one change, or none.
+func TestReserveAndEndInOneTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, c := range changes {
+		for way, commit := range commits() {
+			t.Run(c.name+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				d, key := b.desk(t, ratelimit.Config{}), t.Name()
+				require.NoError(t, commit(t.Context(), d, func(limiter *ratelimit.Limiter) error {
+					r, err := limiter.Reserve(t.Context(), lookups.For(key).Cost(8), roomy.For(key))
+					if err != nil {
+						return err
+					}
+					return c.make(t.Context(), limiter, key, r.ID)
+				}))
+				d.requireTokens(t, c.lookups, lookups.For(key))
+				d.requireTokens(t, c.roomy, roomy.For(key))
+			})
+		}
+	}
+}
+
+// A flood of reservations that are cancelled leaves neither a debt nor a gift.
+func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
+	t.Parallel()
+	const flood = 1000
+	tests := []struct {
+		name    string
+		workers int
+		taken   float64
+	}{
+		{"OneByOne", 1, 2.5},
+		{"EightAtOnceWhileOwing", 8, 35},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			d := setup(t).desk(t, ratelimit.Config{})
+			requests := []ratelimit.Request{lookups.For("key"), words.For("key").Cost(0.75)}
+			d.reserve(t, lookups.For("key").Cost(test.taken), words.For("key").Cost(2*test.taken))
+			before := d.rows(t, "")
+			require.NoError(t, together(test.workers, func(int) error {
+				for n := range flood / test.workers {
+					r, err := d.limiter.Reserve(t.Context(), requests[:1+n%2]...)
+					if err != nil {
+						return err
+					}
+					if err := d.limiter.Cancel(t.Context(), r.ID); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+			require.Equal(t, before, d.rows(t, ""))
+			require.Len(t, d.reservations(t), 1+flood)
+		})
+	}
+}

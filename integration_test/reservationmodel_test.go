@@ -1,0 +1,266 @@
+package integration_test
+
+import (
+	"maps"
+	"math/big"
+	"slices"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What is documented of reservations once more, in rational numbers and without rounding. Instants are
+// microseconds since 1970.
+
+// exactBucket is a bucket: value tokens at ts. off is how far the limiter's value may be from it by rounding.
+type exactBucket struct {
+	request              ratelimit.Request
+	windows              bool
+	rate, capacity, debt *big.Rat
+	period               int64
+	origin               int64 // some window's start
+
+	value  *big.Rat
+	ts     int64
+	off    float64
+	stored bool
+	mended int64 // what ts may be instead, after a refusal; else 0
+}
+
+// lease is a reservation.
+type lease struct {
+	id               string
+	state            ratelimit.ReservationState
+	costs            map[int]float64 // by bucket
+	ready            int64
+	started, release bool
+	work             []*work
+}
+
+const (
+	modelMinute  = int64(60_000_000)
+	modelStale   = 20 * modelMinute / 60
+	modelExpire  = 60 * modelMinute
+	modelKeep    = 7 * 24 * 60 * modelMinute
+	modelRounded = 8 * 0x1p-53 // of all that a write adds up
+)
+
+func rat(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
+
+func sum(a, b *big.Rat) *big.Rat { return new(big.Rat).Add(a, b) }
+
+func float(a *big.Rat) float64 {
+	f, _ := a.Float64()
+	return f
+}
+
+func newExactBucket(request ratelimit.Request, now int64) *exactBucket {
+	b := &exactBucket{request: request, capacity: rat(request.Limit().Capacity()), origin: clockNoon.UnixMicro()}
+	var maxReserved float64
+	switch p := request.Limit().Policy().(type) {
+	case ratelimit.TokenBucket:
+		b.rate, b.period, maxReserved = rat(p.Rate), p.Period.Microseconds(), p.MaxReserved
+	case ratelimit.FixedWindow:
+		b.windows, b.rate, b.period, maxReserved = true, rat(p.Rate), p.Period.Microseconds(), p.MaxReserved
+	}
+	if b.debt = rat(maxReserved); maxReserved == 0 {
+		b.debt = rat(1e9) // more than any history owes
+	}
+	b.value, b.ts = b.capacity, b.floor(now)
+	return b
+}
+
+// floor returns the start of the window that holds t, or t.
+func (b *exactBucket) floor(t int64) int64 {
+	if !b.windows {
+		return t
+	}
+	return b.origin + b.window(t)*b.period
+}
+
+// window returns how many windows begin after origin, up to t.
+func (b *exactBucket) window(t int64) int64 {
+	return new(big.Int).Div(big.NewInt(t-b.origin), big.NewInt(b.period)).Int64() // rounds towards minus infinity
+}
+
+// wrong reports whether ts is the mark of a wrong clock.
+func (b *exactBucket) wrong(now int64) bool {
+	step := int64(1)
+	if b.windows {
+		step = b.period
+	}
+	return b.stored && b.ts > b.floor(now)+step+modelMinute
+}
+
+// at returns the value at now and how far off the limiter's may be.
+func (b *exactBucket) at(now int64) (*big.Rat, float64) {
+	periods := big.NewRat(max(0, now-b.ts), b.period)
+	if b.windows {
+		periods = big.NewRat(max(0, b.window(now)-b.window(b.ts)), 1)
+	}
+	arrived := periods.Mul(periods, b.rate)
+	value := sum(b.value, arrived)
+	off := b.off + modelRounded*(abs(float(b.value))+float(arrived))
+	if value.Cmp(b.capacity) <= 0 {
+		return value, off
+	}
+	if float(sum(value, new(big.Rat).Neg(b.capacity))) > off {
+		off = 0 // full, however it was rounded
+	}
+	return b.capacity, off
+}
+
+// spare returns how much more than cost could be taken with so much owed, and how far off that may be.
+func (b *exactBucket) spare(now int64, cost float64, owed *big.Rat) (float64, float64) {
+	if b.wrong(now) {
+		mended := *b
+		mended.ts = b.floor(now)
+		b = &mended
+	}
+	value, off := b.at(now)
+	return float(sum(sum(value, rat(-cost)), owed)), off + modelRounded*(abs(cost)+abs(float(value)))
+}
+
+// paid returns the first instant from now at which nothing is owed.
+func (b *exactBucket) paid(now int64) int64 {
+	if b.value.Sign() >= 0 {
+		return now
+	}
+	periods := new(big.Rat).Quo(b.value, b.rate)
+	if b.windows {
+		n := new(big.Int).Div(periods.Num(), periods.Denom()) // minus the windows, rounded up
+		return max(now, b.origin+(b.window(b.ts)-n.Int64())*b.period)
+	}
+	periods.Mul(periods, big.NewRat(b.period, 1))
+	n := new(big.Int).Div(periods.Num(), periods.Denom())
+	return max(now, b.ts-n.Int64())
+}
+
+// charge takes amount, or gives it back where below zero, and returns what was given back.
+func (b *exactBucket) charge(now int64, amount float64) float64 {
+	value, off := b.at(now)
+	after := sum(value, rat(-amount))
+	if after.Cmp(b.capacity) > 0 {
+		after = b.capacity
+	}
+	if !b.stored || b.wrong(now) {
+		b.ts = b.floor(now)
+	}
+	b.value, b.off, b.stored = after, off+modelRounded*(abs(amount)+abs(float(value))), true
+	b.ts = max(b.ts, b.floor(now))
+	return max(0, float(sum(after, new(big.Rat).Neg(value))))
+}
+
+func abs(f float64) float64 { return max(f, -f) }
+
+// model is the state of the database. Its parts are copied to undo a transaction.
+type model struct {
+	buckets []exactBucket
+	leases  []lease
+	work    []*work
+	backs   []back
+}
+
+func (m *model) clone() *model {
+	c := &model{buckets: slices.Clone(m.buckets), leases: slices.Clone(m.leases), backs: slices.Clone(m.backs), work: slices.Clone(m.work)}
+	for i := range c.leases {
+		c.leases[i].costs, c.leases[i].work = maps.Clone(c.leases[i].costs), slices.Clone(c.leases[i].work)
+	}
+	return c
+}
+
+// work is what was admitted of one bucket. It may run, as far as that bucket goes, at the moment ran of true
+// time, when the database's clock, which may step back meanwhile, first shows ready.
+type work struct {
+	bucket  int
+	cost    float64
+	ready   int64
+	due     bool
+	ran     int64 // true time, once due
+	windows int64 // that had begun by then
+}
+
+// back is what was given back to one bucket, at a moment of true time.
+type back struct {
+	bucket  int
+	amount  float64
+	moment  int64
+	waiting []*work // what was quoted a later time by then
+	until   int64   // the last of those
+}
+
+// excess returns by how much the work of one bucket exceeds, in its worst interval, what is promised:
+//
+//	capacity + rate * time + what was given back,
+//
+// where a single cost above the capacity takes its place, and what was given back counts in intervals that
+// reach to its moment from no later than the last quote that was out then. Time counts in windows begun, or
+// microseconds, and one more: reserved work may be paid by the end of one window and the start of the next, and
+// is ready with the second. Work that waits for another limit is late here, which is not counted.
+func (m *model) excess(i int) float64 {
+	b := &m.buckets[i]
+	capacity, rate := float(b.capacity), float(b.rate)
+	worst := -capacity
+	var all []*work
+	for _, w := range m.work {
+		if w.bucket == i && w.due {
+			all = append(all, w)
+		}
+	}
+	slices.SortFunc(all, func(a, b *work) int { return int(a.ran - b.ran) })
+	for from, first := range all {
+		given := m.given(i, first.ran)
+		done, largest, back := 0.0, 0.0, 0.0
+		for _, last := range all[from:] {
+			for ; len(given) > 0 && given[0].moment <= last.ran; given = given[1:] {
+				back += given[0].amount
+			}
+			done, largest = done+last.cost, max(largest, last.cost)
+			arrived := rate * float64(last.ran-first.ran+1) / float64(b.period)
+			if b.windows {
+				arrived = rate * float64(last.windows-first.windows+1)
+			}
+			worst = max(worst, done-max(capacity, largest)-arrived-back)
+		}
+	}
+	return worst
+}
+
+// given returns what was given back to a bucket while a time from that moment on was quoted, or later.
+func (m *model) given(bucket int, from int64) (given []back) {
+	for _, g := range m.backs {
+		if g.bucket == bucket && g.until >= from {
+			given = append(given, g)
+		}
+	}
+	return given
+}
+
+// give records what was given back.
+func (m *model) give(bucket int, amount float64, moment int64) {
+	if amount <= 0 {
+		return
+	}
+	g := back{bucket: bucket, amount: amount, moment: moment}
+	for _, w := range m.work {
+		if w.bucket == bucket && !w.due {
+			g.waiting = append(g.waiting, w)
+		}
+	}
+	m.backs = append(m.backs, g)
+}
+
+// close sets until, when all is due.
+func (m *model) close() {
+	for i := range m.backs {
+		g := &m.backs[i]
+		g.until = g.moment
+		for _, w := range g.waiting {
+			g.until = max(g.until, w.ran)
+		}
+	}
+}
+
+// drop forgets work that will not run.
+func (m *model) drop(dropped []*work) {
+	m.work = slices.DeleteFunc(m.work, func(w *work) bool { return !w.due && slices.Contains(dropped, w) })
+}

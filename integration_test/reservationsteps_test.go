@@ -1,0 +1,263 @@
+package integration_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// The steps of a reservationHistory: each makes a call, and says what the model has of it.
+
+func (h *reservationHistory) take(t *testing.T) {
+	t.Helper()
+	costs, requests := h.draw(1)
+	for i, cost := range costs {
+		if cost > h.model.buckets[i].request.Limit().Capacity() {
+			return
+		}
+	}
+	d, err := h.limiter(0).Take(t.Context(), requests...)
+	require.NoError(t, err)
+	h.decided(t, costs, false, d.Allowed, d.RetryAfter)
+	if d.Allowed {
+		h.charge(costs)
+		h.admit(t, costs, h.now)
+	}
+}
+
+func (h *reservationHistory) reserve(t *testing.T) {
+	t.Helper()
+	costs, requests := h.draw(2)
+	release := h.random.IntN(2)
+	r, err := h.limiter(release).Reserve(t.Context(), requests...)
+	require.NoError(t, err)
+	h.decided(t, costs, true, r.Allowed, r.RetryAfter)
+	if !r.Allowed {
+		return
+	}
+	h.charge(costs)
+	ready := r.ReadyAt.UnixMicro()
+	require.Equal(t, ready+modelStale, r.StaleAt.UnixMicro())
+	h.model.leases = append(h.model.leases, lease{
+		id: r.ID, state: ratelimit.Open, costs: costs, ready: ready, release: release == 1, work: h.admit(t, costs, ready),
+	})
+}
+
+// pick draws a reservation, of any state, the newer ones more often; nil when there is none.
+func (h *reservationHistory) pick() *lease {
+	n := len(h.model.leases)
+	if n == 0 {
+		return nil
+	}
+	return &h.model.leases[max(0, n-1-int(h.random.ExpFloat64()*10))]
+}
+
+// refund returns amounts without what would go back into a window that is over.
+func (h *reservationHistory) refund(r *lease, amounts map[int]float64) map[int]float64 {
+	for i, amount := range amounts {
+		b := &h.model.buckets[i]
+		if amount == 0 || amount < 0 && b.windows && b.floor(h.now) > b.floor(r.ready) {
+			delete(amounts, i)
+		}
+	}
+	return amounts
+}
+
+func (r *lease) minusCosts() map[int]float64 {
+	amounts := map[int]float64{}
+	for i, cost := range r.costs {
+		amounts[i] = -cost
+	}
+	return amounts
+}
+
+// endOne settles or cancels.
+func (h *reservationHistory) endOne(t *testing.T, settle bool) {
+	t.Helper()
+	r := h.pick()
+	if r == nil {
+		return
+	}
+	var err error
+	final, amounts := ratelimit.Cancelled, r.minusCosts()
+	if settle {
+		var actual []ratelimit.Request
+		final, amounts = ratelimit.Settled, map[int]float64{}
+		for i, cost := range r.costs {
+			if h.random.IntN(4) == 0 {
+				continue // it keeps its estimate
+			}
+			used := math.Round(1e3*cost*2*h.random.Float64()) / 1e3
+			amounts[i], actual = used-cost, append(actual, h.model.buckets[i].request.Cost(used))
+		}
+		err = h.limiter(0).Settle(t.Context(), r.id, actual...)
+	} else {
+		err = h.limiter(0).Cancel(t.Context(), r.id)
+	}
+	switch r.state {
+	case final:
+		require.NoError(t, err)
+	case ratelimit.Open:
+		require.NoError(t, err)
+		r.state = final
+		h.charge(h.refund(r, amounts))
+		if !settle {
+			h.model.drop(r.work)
+		}
+	default:
+		require.ErrorIs(t, err, ratelimit.ErrReservationEnded)
+	}
+}
+
+func (h *reservationHistory) credit(t *testing.T) {
+	t.Helper()
+	costs, requests := h.draw(0.3)
+	for i, cost := range costs {
+		if cost > h.model.buckets[i].request.Limit().Capacity() {
+			return
+		}
+		costs[i] = -cost
+	}
+	require.NoError(t, h.limiter(0).Credit(t.Context(), requests...))
+	h.charge(costs)
+}
+
+func (h *reservationHistory) expire(t *testing.T) {
+	t.Helper()
+	ended, err := h.limiter(0).Expire(t.Context())
+	require.NoError(t, err)
+	var kept []lease
+	for i := range h.model.leases {
+		r := &h.model.leases[i]
+		if r.state == ratelimit.Open && r.ready+modelExpire < h.now {
+			r.state = ratelimit.Expired
+			ended--
+			if r.release {
+				h.charge(h.refund(r, r.minusCosts()))
+				h.model.drop(r.work)
+			}
+		}
+		if r.state == ratelimit.Open || r.ready+modelExpire >= h.now-modelKeep {
+			kept = append(kept, *r)
+		}
+	}
+	require.Zero(t, ended)
+	h.model.leases = kept
+}
+
+// start starts or renews.
+func (h *reservationHistory) start(t *testing.T, renew bool) {
+	t.Helper()
+	r := h.pick()
+	if r == nil {
+		return
+	}
+	verb := h.limiter(0).Start
+	if renew {
+		verb = h.limiter(0).Renew
+	}
+	slot, err := verb(t.Context(), r.id)
+	if !renew && r.state == ratelimit.Cancelled {
+		require.ErrorIs(t, err, ratelimit.ErrReservationEnded)
+		return
+	}
+	require.NoError(t, err)
+	lost := r.state == ratelimit.Expired && r.release || h.now >= r.ready+modelStale
+	switch {
+	case !renew && r.started:
+		require.Zero(t, slot.Wait)
+		require.True(t, slot.Restarted)
+	case !renew && r.state == ratelimit.Settled: // keeps its slot, whenever that was
+		require.Equal(t, max(0, r.ready-h.now), slot.Wait.Microseconds())
+		require.False(t, slot.Restarted)
+	case renew || lost:
+		h.renewed(t, r, slot)
+		r.started = !renew && slot.Wait == 0
+	default:
+		require.Equal(t, max(0, r.ready-h.now), slot.Wait.Microseconds())
+		r.started = slot.Wait == 0
+	}
+	require.Equal(t, r.state, slot.State)
+	require.Equal(t, r.ready, slot.ReadyAt.UnixMicro())
+	require.Equal(t, r.ready+modelStale, slot.StaleAt.UnixMicro())
+}
+
+// renewed checks a new slot, or that there was none to be had.
+func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Slot) {
+	t.Helper()
+	ready := h.now + slot.Wait.Microseconds()
+	allowed := slot.ReadyAt.UnixMicro() == ready && slot.State == ratelimit.Open
+	wait := slot.Wait
+	if allowed {
+		wait = 0
+	}
+	h.decided(t, r.costs, true, allowed, wait)
+	if !allowed {
+		return
+	}
+	h.charge(r.costs)
+	r.state, r.ready, r.work = ratelimit.Open, ready, h.admit(t, r.costs, ready)
+}
+
+// compare holds every row to the model.
+func (h *reservationHistory) compare(t *testing.T) {
+	t.Helper()
+	const read = "SELECT name, key, value, ts, '' FROM ratelimit.buckets ORDER BY name, key"
+	query := h.bundle.pool.Query
+	if h.tx != nil {
+		query = h.tx.Query
+	}
+	found, err := query(t.Context(), read)
+	require.NoError(t, err)
+	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[row])
+	require.NoError(t, err)
+	for i := range h.model.buckets {
+		b := &h.model.buckets[i]
+		if !b.stored {
+			continue
+		}
+		require.NotEmpty(t, rows)
+		r := rows[0]
+		rows = rows[1:]
+		require.Equal(t, b.request.Limit().Name(), r.Name)
+		require.InDelta(t, float(b.value), r.Value, b.off+1e-300, r)
+		require.Less(t, b.off, 1e-9)
+		if b.mended == r.TS {
+			b.ts = r.TS
+		}
+		b.mended = 0
+		require.Equal(t, b.ts, r.TS, r)
+		require.LessOrEqual(t, r.Value, b.request.Limit().Capacity())
+	}
+	require.Empty(t, rows)
+}
+
+// finish lets all that was reserved come due and all buckets fill, and looks back on the whole.
+func (h *reservationHistory) finish(t *testing.T) {
+	t.Helper()
+	if h.tx != nil {
+		h.end(t)
+	}
+	h.move(int64(1000 * 24 * time.Hour / time.Microsecond))
+	h.model.close()
+	admitted := 0
+	for i := range h.model.buckets {
+		b := &h.model.buckets[i]
+		require.LessOrEqual(t, h.model.excess(i), 1e-6, "%s ran more than is promised", b.request)
+		value, err := h.limiters[0].Value(t.Context(), b.request)
+		require.NoError(t, err)
+		require.Equal(t, b.request.Limit().Capacity(), value.Tokens, "no token is lost for good")
+	}
+	for _, w := range h.model.work {
+		require.True(t, w.due)
+		admitted++
+	}
+	require.Greater(t, admitted, 500)
+	require.Less(t, h.close, h.lookups/4)
+	t.Logf("%d pieces of work, %d leases, %d gifts, %d of %d decisions within rounding", admitted, len(h.model.leases), len(h.model.backs), h.close, h.lookups)
+}

@@ -1,0 +1,149 @@
+package integration_test
+
+import (
+	"context"
+	"math"
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// wire counts round trips: how often something was read after something was written.
+type wire struct{ trips atomic.Int64 }
+
+// count returns the round trips that call makes.
+func (w *wire) count(call func()) int {
+	before := w.trips.Load()
+	call()
+	return int(w.trips.Load() - before)
+}
+
+// dial is the pool's DialFunc.
+func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	return &countedConn{Conn: conn, wire: w}, err
+}
+
+type countedConn struct {
+	net.Conn
+	wire  *wire
+	asked atomic.Bool
+}
+
+func (c *countedConn) Write(b []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(b)
+}
+
+func (c *countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.asked.Swap(false) {
+		c.wire.trips.Add(1)
+	}
+	return n, err
+}
+
+func setupCounted(t *testing.T) (*bundle, *wire) {
+	t.Helper()
+	w := &wire{}
+	b := setup(t, func(c *pgxpool.Config) {
+		c.MaxConns = 1 // so that what warms up is what is counted
+		c.ConnConfig.DialFunc = w.dial
+		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
+	})
+	takeAll(t, b.limiter, tight.For("empty"))
+	return b, w
+}
+
+func TestDecisionsTakeOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	five := []ratelimit.Request{roomy.For("e"), roomy.For("a"), other.For("x"), other.Global(), roomy.For("c")}
+	b, w := setupCounted(t)
+	tests := []struct {
+		name             string
+		call             verb
+		allowed          bool
+		standalone, inTx int // round trips
+	}{
+		{"TakeFromOneLimit", taking(roomy.For("a")), true, 1, 1},
+		{"TakeFromFiveLimits", taking(five...), true, 1, 1},
+		{"ReserveFromOneLimit", reserving(roomy.For("a")), true, 4, 2}, // begin, take, record, commit
+		{"ReserveFromFiveLimits", reserving(five...), true, 4, 2},
+		{"RefusalByOneLimit", taking(tight.For("empty")), false, 1, 1},
+		{"RefusalByOneOfSix", taking(append(five, tight.For("empty"))...), false, 1, 2}, // and the savepoint undone
+		{"TakeOfNothing", taking(roomy.For("a").Cost(0)), true, 1, 1},
+		{"Check", checking(five...), true, 1, 1},
+		{"Value", valuing(roomy.For("a")), true, 1, 1},
+		{"Reset", resetting(five...), true, 1, 1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
+			trips := func(limiter *ratelimit.Limiter) int {
+				return w.count(func() {
+					allowed, err := test.call(t.Context(), limiter)
+					require.NoError(t, err)
+					require.Equal(t, test.allowed, allowed)
+				})
+			}
+			trips(b.limiter) // to prepare the statement
+			require.Equal(t, test.standalone, trips(b.limiter))
+			tx := b.begin(t, pgx.ReadCommitted)
+			trips(b.limiter.WithTx(tx))
+			require.Equal(t, test.inTx, trips(b.limiter.WithTx(tx)))
+			require.NoError(t, tx.Commit(t.Context()))
+		})
+	}
+	t.Run("ATransactionIsThree", func(t *testing.T) { // not parallel: begin, take, commit
+		require.Equal(t, 3, w.count(func() {
+			require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+				return takeAndCheck(t.Context(), b.limiter.WithTx(tx), five)
+			}))
+		}))
+	})
+}
+
+// What can be seen to be wrong is refused before the database hears of it: a statement that fails would
+// take the caller's transaction with it.
+func TestBadInputIsNotSent(t *testing.T) {
+	t.Parallel()
+	b, w := setupCounted(t)
+	twoPolicies := ratelimit.Define(roomy.Name(), ratelimit.PerHour(3))
+	tests := []struct {
+		name string
+		call verb
+		want error
+	}{
+		{"EmptyKey", taking(roomy.For("")), ratelimit.ErrInvalidKey},
+		{"KeyWithNUL", taking(other.Global(), roomy.For("a\x00b")), ratelimit.ErrInvalidKey},
+		{"KeyThatIsNotText", checking(roomy.For("\xff")), ratelimit.ErrInvalidKey},
+		{"NegativeCost", taking(roomy.For("a").Cost(-1)), ratelimit.ErrInvalidCost},
+		{"CostThatIsNoNumber", reserving(roomy.For("a").Cost(math.NaN())), ratelimit.ErrInvalidCost},
+		{"InfiniteCost", taking(roomy.For("a").Cost(math.Inf(1))), ratelimit.ErrInvalidCost},
+		{"CostAboveTheCapacity", taking(other.Global(), tight.For("a").Cost(2)), ratelimit.ErrCostExceedsCapacity},
+		{"CostsThatAddUpToMoreThanTheCapacity", taking(tight.For("a"), tight.For("a")), ratelimit.ErrCostExceedsCapacity},
+		{"NoRequest", taking(), ratelimit.ErrInvalidRequest},
+		{"TwoPoliciesForOneBucket", taking(roomy.For("a"), twoPolicies.For("a")), ratelimit.ErrInvalidRequest},
+		{"ZeroLimit", resetting(ratelimit.Limit{}.For("a")), ratelimit.ErrInvalidLimit},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
+			tx := b.begin(t, pgx.ReadCommitted)
+			require.Zero(t, w.count(func() {
+				_, err := test.call(t.Context(), b.limiter.WithTx(tx))
+				require.ErrorIs(t, err, test.want)
+			}))
+			requireAllowed(t, taking(roomy.For("the transaction is alive")), b.limiter.WithTx(tx))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Zero(t, w.count(func() {
+				_, err := test.call(t.Context(), b.limiter)
+				require.ErrorIs(t, err, test.want)
+			}))
+		})
+	}
+}

@@ -1,0 +1,122 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What somebody set for the whole database, for reasons of their own, changes no answer.
+func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
+	t.Parallel()
+	all := callers()
+	few := []caller{all[0], all[3]} // a transaction of the caller's, and standalone
+	tests := []struct {
+		name     string
+		settings []string
+		callers  []caller
+		tries    int // of each racer
+	}{
+		{"Serializable", []string{"default_transaction_isolation = 'serializable'"}, all, 6},
+		{"RepeatableRead", []string{"default_transaction_isolation = 'repeatable read'"}, all, 6},
+		{"NoIndexScan", []string{"enable_indexscan = off", "enable_indexonlyscan = off", "enable_bitmapscan = off"}, all, 6},
+		{"JustInTimeCompilation", []string{"jit = on", "jit_above_cost = 0"}, few, 2}, // each call takes its time
+		{"GenericPlans", []string{"plan_cache_mode = force_generic_plan"}, all, 6},
+		{"OtherTextAndTime", []string{"timezone = 'Pacific/Chatham'", "datestyle = 'SQL, DMY'", "bytea_output = 'escape'", "search_path = ''"}, all, 6},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			for _, setting := range test.settings {
+				b.exec(t, fmt.Sprintf("ALTER DATABASE %s SET %s", pgx.Identifier{b.pool.Config().ConnConfig.Database}.Sanitize(), setting))
+			}
+			b.pool.Reset() // sessions take the settings when they begin
+			hot := ratelimit.Define("hot", hoard(float64(racers*test.tries/2)))
+			for _, c := range test.callers {
+				for _, several := range []bool{false, true} {
+					key := fmt.Sprintf("%s several=%v", c.name, several)
+					race{caller: c, limiter: b.limiter, hot: hot, tries: test.tries, key: key, several: several, leftover: 1e-3}.run(t, b)
+				}
+			}
+			before := b.rows(t, "")
+			requireRefused(t, b.limiter, []ratelimit.Request{roomy.For("new"), hot.For("Standalone several=true")})
+			require.Equal(t, before, b.rows(t, ""))
+		})
+	}
+}
+
+// Whatever way the application's pool sends its statements, every verb works in it: a pooler between the
+// application and the server often allows only some of them.
+func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	modes := []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	}
+	five := []ratelimit.Request{roomy.For("it's a \\ key"), roomy.For("a"), other.For("x"), other.Global(), pinch.For("ключ").Cost(0.1)}
+	window := ratelimit.Define("window", ratelimit.FixedWindow{Rate: 2, Period: century})
+	verbs := []struct {
+		name    string
+		allowed bool
+		call    verb
+	}{
+		{"Take", true, taking(roomy.For("a").Cost(0.1))},
+		{"TakeAWindow", true, taking(window.For("a").Cost(0.1))},
+		{"TakeFive", true, taking(five...)},
+		{"TakeRefused", false, taking(tight.For("empty"))},
+		{"TakeFiveAndRefused", false, taking(append(five, tight.For("empty"))...)},
+		{"TakeNothing", true, taking(roomy.For("a").Cost(0))},
+		{"Check", true, checking(five...)},
+		{"CheckRefused", false, checking(roomy.For("a"), tight.For("empty"))},
+		{"Reserve", true, reserving(roomy.For("a").Cost(1e-3))},
+		{"ReserveFive", true, reserving(five...)},
+		{"Value", true, valuing(roomy.For("a"))},
+		{"Reset", true, resetting(five...)},
+	}
+	for _, mode := range modes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			takeAll(t, b.limiter, tight.For("empty"))
+			for _, v := range verbs {
+				for _, where := range places(b) {
+					t.Run(v.name+where.name, func(t *testing.T) { // not parallel: they share the buckets
+						require.NoError(t, where.run(t.Context(), func(limiter *ratelimit.Limiter) error {
+							allowed, err := v.call(t.Context(), limiter)
+							require.NoError(t, err)
+							require.Equal(t, v.allowed, allowed)
+							return nil
+						}))
+					})
+				}
+			}
+			require.InDelta(t, 2, b.row(t, "pinch", "ключ").Value, 1e-3)
+			require.InDelta(t, 2-3*0.1, b.row(t, "window", "a").Value, 1e-9)
+		})
+	}
+}
+
+// place is where a call is made: on the limiter itself, or in a transaction.
+type place struct {
+	name string
+	run  func(ctx context.Context, call func(*ratelimit.Limiter) error) error
+}
+
+func places(b *bundle) []place {
+	return []place{
+		{"Standalone", func(_ context.Context, call func(*ratelimit.Limiter) error) error { return call(b.limiter) }},
+		{"InACallersTransaction", func(ctx context.Context, call func(*ratelimit.Limiter) error) error {
+			return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return call(b.limiter.WithTx(tx)) })
+		}},
+		{"InTx", func(ctx context.Context, call func(*ratelimit.Limiter) error) error {
+			return b.limiter.InTx(ctx, func(tx pgx.Tx) error { return call(b.limiter.WithTx(tx)) })
+		}},
+	}
+}

@@ -1,0 +1,151 @@
+// Package integration_test holds tests of the public API against a real server: what is promised of
+// races, isolation levels, transactions, clocks and plans.
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const century = 36525 * ratelimit.Day
+
+// bundle is a database of the test's own and a limiter on it.
+type bundle struct {
+	pool    *pgxpool.Pool
+	limiter *ratelimit.Limiter
+	schema  string
+}
+
+func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
+	t.Helper()
+	b := &bundle{pool: postgrestest.New(t, configure...), schema: "ratelimit"}
+	b.limiter = b.with(t, ratelimit.Config{})
+	return b
+}
+
+// with returns another limiter on the same rows.
+func (b *bundle) with(t *testing.T, config ratelimit.Config) *ratelimit.Limiter {
+	t.Helper()
+	limiter, err := ratelimit.New(b.pool, config)
+	require.NoError(t, err)
+	return limiter
+}
+
+// row is a bucket as it is stored.
+type row struct {
+	Name, Key string
+	Value     float64
+	TS        int64 // microseconds since 1970
+	Bits      string
+}
+
+// rows returns the buckets whose keys start so, in the order of the primary key. Bits are the value to the
+// last bit, so that two answers are equal only when the rows are.
+func (b *bundle) rows(t *testing.T, keys string) []row {
+	t.Helper()
+	found, err := b.pool.Query(t.Context(), fmt.Sprintf(`
+		SELECT name, key, value, ts, encode(float8send(value), 'hex') AS bits
+		FROM %s.buckets WHERE starts_with(key, $1) ORDER BY name, key, shard`, b.schema), keys)
+	require.NoError(t, err)
+	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[row])
+	require.NoError(t, err)
+	return rows
+}
+
+// row returns the one bucket of a name and key, which must be there.
+func (b *bundle) row(t *testing.T, name, key string) row {
+	t.Helper()
+	for _, r := range b.rows(t, key) {
+		if r.Name == name && r.Key == key {
+			return r
+		}
+	}
+	require.Failf(t, "no such bucket", "%s %q", name, key)
+	return row{}
+}
+
+// begin returns a transaction that does not outlive the test: it would keep the pool from closing.
+func (b *bundle) begin(t *testing.T, level pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	return tx
+}
+
+func (b *bundle) exec(t *testing.T, sql string, arguments ...any) {
+	t.Helper()
+	_, err := b.pool.Exec(t.Context(), sql, arguments...)
+	require.NoError(t, err)
+}
+
+// hoard is a policy that holds capacity tokens and gains less than a thousandth of one during a test.
+func hoard(capacity float64) ratelimit.TokenBucket {
+	return ratelimit.TokenBucket{Rate: capacity, Period: century}
+}
+
+// together runs work for each worker from 0 to n-1 at once, and returns what went wrong in any of them.
+func together(n int, work func(worker int) error) error {
+	start := make(chan struct{})
+	failed := make([]error, n)
+	var workers sync.WaitGroup
+	for worker := range n {
+		workers.Go(func() {
+			<-start
+			failed[worker] = work(worker)
+		})
+	}
+	close(start)
+	workers.Wait()
+	return errors.Join(failed...)
+}
+
+// callersTx runs fn in a transaction as an application does that has a retry loop of its own. It returns
+// how often fn's transaction lost against another.
+func callersTx(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (conflicts int, err error) {
+	const most = 1000
+	for ; conflicts < most; conflicts++ {
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn)
+		if !ratelimit.IsRetryable(err) {
+			return conflicts, err
+		}
+	}
+	return conflicts, fmt.Errorf("gave up after %d conflicts: %w", conflicts, err)
+}
+
+// eventually asks until done is true, for states that only the server knows when it reaches.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), what)
+	}
+}
+
+// lastSession closes pool, and returns a connection to its database that has it for itself. Sessions
+// report to the server's statistics when they end, and otherwise when they find the time.
+func lastSession(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
+	t.Helper()
+	config := pool.Config().ConnConfig
+	pool.Close()
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	eventually(t, "the pool's sessions end", func() (alone bool) {
+		require.NoError(t, conn.QueryRow(t.Context(), `
+			SELECT count(*) = 1 FROM pg_stat_activity
+			WHERE datname = current_database() AND backend_type = 'client backend'`).Scan(&alone))
+		return alone
+	})
+	return conn
+}

@@ -1,0 +1,69 @@
+package integration_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// One transaction that stays open at SERIALIZABLE makes the server remember all that commit after it. When
+// it has no room left it summarizes them, and from then on misses conflicts that it promised to find.
+// What a limit admits must not rest on that promise.
+func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
+	t.Parallel()
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = racers + 2 })
+	hot := ratelimit.Define("hot", hoard(raceCapacity))
+	require.NoError(t, b.limiter.Reset(t.Context(), hot.For("shared")))
+	b.exec(t, `CREATE TABLE filler AS SELECT 0 AS n`)
+	b.exec(t, `CREATE PROCEDURE fill(times integer) LANGUAGE plpgsql AS $$
+		BEGIN
+			FOR i IN 1..times LOOP
+				UPDATE filler SET n = n + 1; -- which also reads it
+				COMMIT;
+			END LOOP;
+		END $$`)
+
+	old := b.begin(t, pgx.Serializable)
+	_, err := old.Exec(t.Context(), `SELECT FROM filler`) // takes its snapshot
+	require.NoError(t, err)
+	summarize(t, b)
+
+	for i, c := range []caller{callers()[2], callers()[4]} {
+		key := []string{"shared", "new"}[i]
+		race{caller: c, limiter: b.limiter, hot: hot, tries: racersTries, key: key, several: i > 0, leftover: 1e-3}.run(t, b)
+	}
+
+	_, err = b.limiter.WithTx(old).Take(t.Context(), hot.For("shared"))
+	require.True(t, ratelimit.IsRetryable(err), "the open transaction does not see what the others took: %v", err)
+}
+
+// summarize commits transactions until the server has summarized some: it remembers ten for each session
+// and process that it has room for.
+func summarize(t *testing.T, b *bundle) {
+	t.Helper()
+	conn, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	var remembered int
+	require.NoError(t, conn.QueryRow(t.Context(), `
+		SELECT 10 * sum(setting::integer) FROM pg_settings WHERE name IN ('max_connections', 'autovacuum_max_workers',
+			'max_worker_processes', 'max_wal_senders', 'max_prepared_transactions', 'autovacuum_worker_slots')`).Scan(&remembered))
+	_, err = conn.Exec(t.Context(), "SET default_transaction_isolation = 'serializable'")
+	require.NoError(t, err)
+	// A server that runs out of memory for conflicts sees some that are not there, in other tests' too.
+	eventually(t, "the server has summarized", func() bool {
+		_, err := conn.Exec(t.Context(), "CALL fill($1)", remembered+500)
+		require.True(t, err == nil || ratelimit.IsRetryable(err), "%v", err)
+		return err == nil
+	})
+	_, err = conn.Exec(t.Context(), "RESET default_transaction_isolation")
+	require.NoError(t, err)
+	var summarized bool
+	require.NoError(t, conn.QueryRow(t.Context(), `
+		SELECT EXISTS (SELECT FROM pg_locks WHERE mode = 'SIReadLock' AND pid IS NULL AND relation = 'filler'::regclass)`).Scan(&summarized))
+	require.True(t, summarized, "%d transactions were not too many", remembered+500)
+}
