@@ -1,0 +1,148 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// EnqueueOpts are River's options for the job, and those of Enqueue. A nil *EnqueueOpts is all defaults.
+type EnqueueOpts struct {
+	// InsertOpts go to River as they are. ScheduledAt must be left alone: the reservation decides when the
+	// job runs.
+	river.InsertOpts
+	// Jitter delays the job by a random part of this span beyond ReadyAt, so that jobs that become ready
+	// together do not start together. It ends half-way to the moment the slot goes stale.
+	Jitter time.Duration
+}
+
+// Enqueued is the answer of Enqueue. When the reservation was refused, Allowed is false, RetryAfter says
+// how long to wait before asking again, and there is no Job.
+type Enqueued struct {
+	ratelimit.Reservation
+	// JobInsertResult is River's. When UniqueSkippedAsDuplicate is set, Job is the one that was there
+	// already, and nothing was taken for this one.
+	rivertype.JobInsertResult
+	// RunAt is when the job is to start: ReadyAt plus the jitter. It is the zero time without a new job.
+	RunAt time.Time
+}
+
+// Enqueue reserves what the requests cost and inserts the job to run when that is there, as parts of tx: when
+// tx commits there are both, otherwise neither. It takes the place of client.InsertTx(ctx, tx, args, opts).
+//
+// When the tokens are there now, the job is available at once. When the reservation is refused, which takes
+// a limit with a MaxReserved, nothing is inserted and Enqueued says so; that is an answer, not an error, and
+// the transaction stays usable. After an error there is neither a job nor a slot, even if the
+// transaction is then committed.
+//
+// Errors are those of [ratelimit.Limiter.Reserve], those of River's InsertTx, ErrInvalidJob and
+// ErrNotInstalled. Enqueue never retries: whoever owns tx runs it again, as [ratelimit.Limiter.InTx] does.
+func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
+	if opts == nil {
+		opts = &EnqueueOpts{}
+	}
+	metadata, err := s.check(client, args, opts)
+	if err != nil {
+		return Enqueued{}, err
+	}
+	limiter := s.limiter.WithTx(tx)
+	reservation, err := limiter.Reserve(ctx, requests...)
+	if err != nil {
+		return Enqueued{}, fmt.Errorf("scheduler: enqueue: %w", err)
+	}
+	if !reservation.Allowed {
+		return Enqueued{Reservation: reservation}, nil
+	}
+	e := Enqueued{Reservation: reservation, RunAt: runAt(reservation, opts.Jitter)}
+	inserted, err := s.insert(ctx, client, tx, args, opts.InsertOpts, metadata, e)
+	if err != nil {
+		return Enqueued{}, s.takeBack(ctx, limiter, reservation.ID, fmt.Errorf("scheduler: enqueue %q: %w", args.Kind(), err))
+	}
+	e.JobInsertResult = *inserted
+	if inserted.UniqueSkippedAsDuplicate {
+		if err := limiter.Cancel(ctx, reservation.ID); err != nil {
+			return Enqueued{}, fmt.Errorf("scheduler: enqueue %q: take back the slot of a duplicate: %w", args.Kind(), err)
+		}
+		e.ID, e.ReadyAt, e.StaleAt, e.RunAt = "", time.Time{}, time.Time{}, time.Time{}
+	}
+	return e, nil
+}
+
+// check does what can be done before any SQL, and returns the caller's metadata.
+func (s *Scheduler) check(client *river.Client[pgx.Tx], args river.JobArgs, opts *EnqueueOpts) (map[string]json.RawMessage, error) {
+	v := reflect.ValueOf(args)
+	switch {
+	case client == nil:
+		return nil, fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)
+	case !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil():
+		return nil, fmt.Errorf("%w: the args are nil", ErrInvalidJob)
+	case !opts.ScheduledAt.IsZero():
+		return nil, fmt.Errorf("%w: InsertOpts.ScheduledAt is set, but the reservation decides when the job runs; leave it out", ErrInvalidJob)
+	case opts.Jitter < 0:
+		return nil, fmt.Errorf("%w: Jitter is %v; use a span from 0 up", ErrInvalidJob, opts.Jitter)
+	}
+	return parseMetadata(opts.Metadata, s.key)
+}
+
+// runAt returns when the job of a reservation is to start.
+func runAt(r ratelimit.Reservation, jitter time.Duration) time.Time {
+	if !r.StaleAt.IsZero() {
+		jitter = min(jitter, r.StaleAt.Sub(r.ReadyAt)/2)
+	}
+	return r.ReadyAt.Add(ratelimit.Spread(jitter).Truncate(time.Microsecond))
+}
+
+// passage is what Enqueue and the middleware tell each other through the context of an insertion.
+type passage struct {
+	key   string // of the Scheduler
+	soon  bool   // the job is due before River's next look at scheduled jobs
+	taken bool   // the middleware is there
+}
+
+type passageKey struct{}
+
+// insert inserts the job of e and checks that the middleware saw it.
+func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts river.InsertOpts, metadata map[string]json.RawMessage, e Enqueued) (*rivertype.JobInsertResult, error) {
+	var err error
+	if opts.Metadata, err = withReservation(metadata, s.key, e.ID); err != nil {
+		return nil, err
+	}
+	// The earlier moment is what the worker will hold the job from.
+	due := e.RunAt.Add(-s.config.Hold)
+	if !due.After(e.At) {
+		due = e.At
+	}
+	opts.ScheduledAt = due
+	p := &passage{key: s.key, soon: due.Sub(e.At) < 2*riverInterval}
+	inserted, err := client.InsertTx(context.WithValue(ctx, passageKey{}, p), tx, args, &opts)
+	if err != nil {
+		return nil, err
+	}
+	if p.taken {
+		return inserted, nil
+	}
+	if !inserted.UniqueSkippedAsDuplicate {
+		if _, err := client.JobDeleteTx(ctx, tx, inserted.Job.ID); err != nil {
+			return nil, errors.Join(ErrNotInstalled, err)
+		}
+	}
+	return nil, ErrNotInstalled
+}
+
+// takeBack gives back the slot of a job that could not be inserted, and returns why. In a transaction that
+// the failure ended there is nothing to give back, and the attempt does no harm.
+func (s *Scheduler) takeBack(ctx context.Context, limiter *ratelimit.Limiter, id string, why error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_ = limiter.Cancel(ctx, id)
+	return why
+}

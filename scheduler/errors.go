@@ -1,0 +1,21 @@
+package scheduler
+
+import "errors"
+
+var (
+	// ErrInvalidConfig is returned by New and Migrate when a field of their configuration cannot be used.
+	ErrInvalidConfig = errors.New("scheduler: invalid configuration")
+
+	// ErrInvalidJob is returned by Enqueue, before any SQL, when its client, its args or a field of its
+	// EnqueueOpts cannot be used.
+	ErrInvalidJob = errors.New("scheduler: invalid job")
+
+	// ErrNotInstalled is returned by Enqueue when the client it was given does not have the Middleware of
+	// the Scheduler, so that nothing says that its workers would wait for the slot. The job and the
+	// reservation are undone.
+	ErrNotInstalled = errors.New("scheduler: the client lacks the middleware; add Scheduler.Middleware to river.Config.Middleware")
+
+	// ErrNoSlot is returned by the methods of a Slot in a job that Enqueue did not insert, or that runs on a
+	// client without the middleware.
+	ErrNoSlot = errors.New("scheduler: the job has no slot")
+)

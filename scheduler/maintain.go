@@ -1,0 +1,152 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// Maintained is what a call of Maintain did.
+type Maintained struct {
+	// Ended is the number of reservations that were ended because their job had.
+	Ended int
+	// Unguarded is how many of those belong to jobs that completed although their slot was never started:
+	// they ran on a client without the middleware, whenever River came to them.
+	Unguarded int
+	// Expired is the number of reservations that ended by Config.ExpireAfter of the Limiter.
+	Expired int
+}
+
+const (
+	// lookBack is how far back the first Maintain of a process looks for jobs that ended.
+	lookBack = 25 * time.Hour
+	// overlap is how much of that time is looked at again the next time, for transactions that took long to
+	// commit and for clocks that disagree.
+	overlap = 10 * time.Minute
+	// maintainBatch and maxBatches bound the reservations that one call ends.
+	maintainBatch = 500
+	maxBatches    = 200
+)
+
+// Maintain ends the reservations of jobs that ended where the middleware could not see it: cancelled through
+// River's own API, discarded by its rescuer, panicked in the last attempt, or ended while their process was
+// killed. It also calls [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several,
+// or let River do that: see PeriodicJob.
+func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) (Maintained, error) {
+	var done Maintained
+	if client == nil {
+		return done, fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)
+	}
+	begun := time.Now()
+	s.mu.Lock()
+	since := s.swept
+	s.mu.Unlock()
+	if since.IsZero() {
+		since = begun.Add(overlap - lookBack)
+	}
+	since = since.Add(-overlap)
+
+	var err error
+	if done.Unguarded, err = s.sweep(ctx, client, since, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err != nil {
+		return done, err
+	}
+	if done.Unguarded > 0 {
+		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their slots: a client that works them lacks the middleware",
+			slog.Int("jobs", done.Unguarded))
+	}
+	done.Ended, err = s.sweep(ctx, client, since, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	done.Ended += done.Unguarded
+	if err != nil {
+		return done, err
+	}
+	s.mu.Lock()
+	s.swept = begun
+	s.mu.Unlock()
+
+	done.Expired, err = s.limiter.Expire(ctx)
+	return done, err
+}
+
+// sweep ends the reservations that are open although their job ended in one of the states after since.
+// which narrows them down by a condition on their row r.
+func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, which string, states ...rivertype.JobState) (int, error) {
+	where := `finalized_at >= @ended_since AND EXISTS (
+		SELECT FROM ` + pgx.Identifier{s.limiter.Schema(), "reservations"}.Sanitize() + ` AS r
+		WHERE r.state = 'open'` + which + ` AND r.id = CASE
+			WHEN metadata ->> @reservation_key ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN (metadata ->> @reservation_key)::uuid END)`
+	params := river.NewJobListParams().States(states...).First(maintainBatch).
+		OrderBy(river.JobListOrderByFinalizedAt, river.SortOrderAsc).
+		Where(where, river.NamedArgs{"ended_since": since, "reservation_key": s.key})
+	ended := 0
+	for range maxBatches {
+		found, err := client.JobList(ctx, params)
+		if err != nil {
+			return ended, fmt.Errorf("scheduler: maintain: list jobs that ended: %w", err)
+		}
+		for _, job := range found.Jobs {
+			if err := s.endOf(ctx, job); err != nil {
+				return ended, fmt.Errorf("scheduler: maintain: job %d: %w", job.ID, err)
+			}
+			ended++
+		}
+		if len(found.Jobs) < maintainBatch {
+			break
+		}
+	}
+	return ended, nil
+}
+
+// endOf ends the reservation of a job that has ended.
+func (s *Scheduler) endOf(ctx context.Context, job *rivertype.JobRow) error {
+	id, ok := s.reservationOf(job)
+	if !ok {
+		return nil
+	}
+	unused := KeepEstimate
+	switch job.State {
+	case rivertype.JobStateCancelled:
+		unused = s.afterCancel(job)
+	case rivertype.JobStateDiscarded:
+		unused = s.config.Discarded
+	default:
+	}
+	return s.end(ctx, s.limiter, id, unused)
+}
+
+// MaintainArgs are the args of the River job that calls Maintain.
+type MaintainArgs struct{}
+
+// Kind returns "ratelimit_maintain".
+func (MaintainArgs) Kind() string { return "ratelimit_maintain" }
+
+// PeriodicJob returns what goes into river.Config.PeriodicJobs to have Maintain called every interval. Add
+// Worker to the client's workers too. opts are those of the job, its queue say, and may be nil.
+func (s *Scheduler) PeriodicJob(interval time.Duration, opts *river.InsertOpts) *river.PeriodicJob {
+	if opts == nil {
+		opts = &river.InsertOpts{}
+	}
+	return river.NewPeriodicJob(river.PeriodicInterval(interval), func() (river.JobArgs, *river.InsertOpts) {
+		job := *opts
+		if job.MaxAttempts == 0 {
+			job.MaxAttempts = 1 // the next one does what it leaves
+		}
+		return MaintainArgs{}, &job
+	}, &river.PeriodicJobOpts{RunOnStart: true})
+}
+
+// Worker returns the worker for the jobs of PeriodicJob.
+func (s *Scheduler) Worker() river.Worker[MaintainArgs] {
+	return river.WorkFunc(func(ctx context.Context, _ *river.Job[MaintainArgs]) error {
+		client, err := river.ClientFromContextSafely[pgx.Tx](ctx)
+		if err != nil {
+			return err
+		}
+		_, err = s.Maintain(ctx, client)
+		return err
+	})
+}

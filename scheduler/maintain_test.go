@@ -1,0 +1,121 @@
+package scheduler_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+func TestMaintain(t *testing.T) {
+	t.Parallel()
+	maintain := func(t *testing.T, f *fixture) scheduler.Maintained {
+		t.Helper()
+		done, err := f.scheduler.Maintain(t.Context(), f.client)
+		require.NoError(t, err)
+		return done
+	}
+
+	t.Run("GivesBackTheSlotsOfJobsCancelledThroughRiver", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		var cancelled, others []scheduler.Enqueued
+		for range 3 {
+			cancelled = append(cancelled, f.enqueue(t, nil, daily.Global().Cost(10)))
+			others = append(others, f.enqueue(t, nil, daily.Global().Cost(10)))
+		}
+		for _, e := range cancelled {
+			_, err := f.client.JobCancel(t.Context(), e.Job.ID)
+			require.NoError(t, err)
+		}
+		require.Equal(t, scheduler.Maintained{Ended: 3}, maintain(t, f))
+		require.Equal(t, scheduler.Maintained{}, maintain(t, f))
+		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
+		require.Equal(t, ratelimit.Open, f.state(t, others[0].ID))
+
+		_, err := f.client.JobCancel(t.Context(), others[0].Job.ID)
+		require.NoError(t, err)
+		require.Equal(t, scheduler.Maintained{Ended: 1}, maintain(t, f))
+		require.InDelta(t, 80, f.held(t, daily, ""), 1e-9)
+	})
+
+	t.Run("EndsTheSlotOfAJobThatPanickedInItsLastAttempt", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(s *settings) { s.scheduler.Discarded = scheduler.GiveBack })
+		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { panic("on purpose") })
+		e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, daily.Global().Cost(30))
+		await(t, events, 1, river.EventKindJobFailed)
+		require.Equal(t, 1, maintain(t, f).Ended)
+		require.Equal(t, ratelimit.Cancelled, f.state(t, e.ID))
+		require.InDelta(t, 100, f.held(t, daily, ""), 1e-9)
+	})
+
+	t.Run("CountsJobsThatRanWithoutTheMiddleware", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		e := f.enqueue(t, nil, daily.Global().Cost(30))
+		bare := setupOn(t, f.pool, func(s *settings) { s.river.Middleware = []rivertype.Middleware{} })
+		events := bare.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
+		await(t, events, 1, river.EventKindJobCompleted)
+		require.Equal(t, ratelimit.Open, f.state(t, e.ID))
+		require.Equal(t, scheduler.Maintained{Ended: 1, Unguarded: 1}, maintain(t, f))
+		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
+		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
+	})
+
+	t.Run("SettlesAJobWhoseProcessDiedBeforeItCould", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(s *settings) { s.limiter.ReleaseExpired = true })
+		e := f.enqueue(t, nil, daily.Global().Cost(30))
+		bare := setupOn(t, f.pool, func(s *settings) { s.river.Middleware = []rivertype.Middleware{} })
+		events := bare.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
+			_, err := f.limiter.Start(ctx, e.ID)
+			return err
+		})
+		await(t, events, 1, river.EventKindJobCompleted)
+		require.Equal(t, scheduler.Maintained{Ended: 1}, maintain(t, f))
+		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
+	})
+
+	t.Run("ExpiresReservationsWhoseTimeIsOver", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(s *settings) {
+			s.limiter.AsOf = func() time.Time { return time.Now().Add(-48 * time.Hour) }
+			s.limiter.ReleaseExpired = true
+		})
+		e := f.enqueue(t, nil, perSecond.Global().Cost(4))
+		now := setupOn(t, f.pool)
+		require.Equal(t, scheduler.Maintained{Expired: 1}, maintain(t, now))
+		require.Equal(t, ratelimit.Expired, f.state(t, e.ID))
+	})
+
+	t.Run("RunsAsAPeriodicJob", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		e := f.enqueue(t, nil, daily.Global().Cost(30))
+		_, err := f.client.JobCancel(t.Context(), e.Job.ID)
+		require.NoError(t, err)
+		periodic := setupOn(t, f.pool, func(s *settings) {
+			s.river.PeriodicJobs = []*river.PeriodicJob{f.scheduler.PeriodicJob(time.Hour, nil)}
+		})
+		periodic.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
+		eventually(t, func() bool { return f.state(t, e.ID) == ratelimit.Cancelled })
+	})
+
+	t.Run("LooksAtReservationsOfItsOwnSchemaOnly", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		other := otherSchema(t, f)
+		e := f.enqueue(t, nil, daily.Global().Cost(30))
+		_, err := f.client.JobCancel(t.Context(), e.Job.ID)
+		require.NoError(t, err)
+		require.Zero(t, maintain(t, other).Ended)
+		require.Equal(t, ratelimit.Open, f.state(t, e.ID))
+	})
+}

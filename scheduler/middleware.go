@@ -1,0 +1,124 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// middleware is the Scheduler as River sees it.
+type middleware struct {
+	river.MiddlewareDefaults
+
+	scheduler *Scheduler
+}
+
+var (
+	_ rivertype.JobInsertMiddleware = (*middleware)(nil)
+	_ rivertype.WorkerMiddleware    = (*middleware)(nil)
+)
+
+// InsertMany tells Enqueue that it is there, and makes jobs that are due soon available with a future time,
+// as River does with jobs that are retried soon.
+func (m *middleware) InsertMany(ctx context.Context, jobs []*rivertype.JobInsertParams, insert func(context.Context) ([]*rivertype.JobInsertResult, error)) ([]*rivertype.JobInsertResult, error) {
+	p, ok := ctx.Value(passageKey{}).(*passage)
+	if !ok || p.key != m.scheduler.key {
+		return insert(ctx)
+	}
+	p.taken = true
+	for _, job := range jobs {
+		if p.soon && job.State == rivertype.JobStateScheduled {
+			job.State = rivertype.JobStateAvailable
+		}
+	}
+	return insert(ctx)
+}
+
+// Work runs a job when its slot has come, and ends its reservation when it will not run again.
+func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
+	s := m.scheduler
+	id, ok := s.reservationOf(job)
+	if !ok {
+		return work(ctx)
+	}
+	slot, err := s.await(ctx, id)
+	switch {
+	case errors.Is(err, ratelimit.ErrNotReserved):
+		return river.JobCancel(fmt.Errorf("scheduler: start: %w", err))
+	case err != nil:
+		return fmt.Errorf("scheduler: start: %w", err)
+	case slot.Wait > 0:
+		// A millisecond more, because River's clock and its rounding are not the database's.
+		return river.JobSnooze(max(slot.Wait-s.config.Hold, 0) + time.Millisecond)
+	}
+	err = work(context.WithValue(ctx, slotKey{}, &Slot{Slot: slot, limiter: s.limiter}))
+	s.finish(ctx, job, id, err)
+	return err
+}
+
+// await returns the slot when its time has come, or one that is further away than Hold.
+func (s *Scheduler) await(ctx context.Context, id string) (ratelimit.Slot, error) {
+	const mostRounds = 3 // the second finds the time to have come, unless the slot has moved
+	for round := 1; ; round++ {
+		slot, err := s.start(ctx, id)
+		if err != nil || slot.Wait == 0 || slot.Wait > s.config.Hold || round == mostRounds {
+			return slot, err
+		}
+		timer := time.NewTimer(slot.Wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return slot, ctx.Err()
+		}
+	}
+}
+
+// start starts the job's slot, and takes a new one where the job has to pay again: when retries do, and when
+// the reservation was given back, so that somebody must have brought the job back to life since.
+func (s *Scheduler) start(ctx context.Context, id string) (ratelimit.Slot, error) {
+	slot, err := s.limiter.Start(ctx, id)
+	again := err == nil && slot.Restarted && s.config.RetriesPay
+	if !again && !errors.Is(err, ratelimit.ErrReservationEnded) {
+		return slot, err
+	}
+	slot, err = s.limiter.Renew(ctx, id)
+	if err != nil || slot.Wait > 0 {
+		return slot, err
+	}
+	return s.limiter.Start(ctx, id)
+}
+
+// finish ends the reservation of a job that has returned err, unless River will run it again. What it
+// cannot know, or fails to write, Maintain finds.
+func (s *Scheduler) finish(ctx context.Context, job *rivertype.JobRow, id string, err error) {
+	var snoozed *rivertype.JobSnoozeError
+	var cancelled *rivertype.JobCancelError
+	unused := KeepEstimate
+	switch {
+	case err == nil:
+	case errors.As(err, &snoozed):
+		return
+	case errors.As(err, &cancelled), errors.Is(context.Cause(ctx), rivertype.ErrJobCancelledRemotely):
+		unused = s.config.Cancelled
+	case ctx.Err() != nil: // the client is being stopped
+		return
+	case job.Attempt >= job.MaxAttempts:
+		unused = s.config.Discarded
+	default:
+		return
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if err := s.end(end, s.limiter, id, unused); err != nil {
+		s.config.Logger.WarnContext(ctx, "scheduler: a reservation stays open until Maintain finds it",
+			slog.Int64("job_id", job.ID), slog.String("reservation", id), slog.String("error", err.Error()))
+	}
+}

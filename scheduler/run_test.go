@@ -1,0 +1,251 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+// service is what the jobs use, and counts by itself.
+type service struct {
+	mu    sync.Mutex
+	calls []time.Time
+}
+
+func (s *service) work(context.Context, *river.Job[taskArgs]) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, time.Now())
+	return nil
+}
+
+// excess returns by how many the calls in some span exceeded capacity + rate * span, at most.
+func (s *service) excess(capacity, rate float64) float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	worst := -capacity
+	for i := range s.calls {
+		for j := i; j < len(s.calls); j++ {
+			worst = max(worst, float64(j-i+1)-capacity-rate*s.calls[j].Sub(s.calls[i]).Seconds())
+		}
+	}
+	return worst
+}
+
+func TestJob(t *testing.T) {
+	t.Parallel()
+
+	t.Run("RunsAtOnceWhenTheTokensAreThere", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(s *settings) { s.river.FetchPollInterval = 10 * time.Minute }) // a notification wakes it
+		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
+		f.enqueue(t, nil, perSecond.Global())
+		await(t, events, 1, river.EventKindJobCompleted)
+	})
+
+	for name, hold := range map[string]time.Duration{"NeverStartsBeforeItsSlot": 0, "NeverStartsBeforeItsSlotWhenHeld": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, func(s *settings) { s.scheduler.Hold = hold })
+			events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
+				var now time.Time
+				if err := f.pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
+					return err
+				}
+				if slot := scheduler.SlotFromContext(ctx); now.Before(slot.ReadyAt) {
+					return river.JobCancel(errors.New("early"))
+				}
+				return nil
+			})
+			for range 25 {
+				f.enqueue(t, nil, perSecond.Global())
+			}
+			await(t, events, 25, river.EventKindJobCompleted)
+		})
+	}
+
+	t.Run("IsSnoozedWithoutLosingAnAttemptWhenItIsWokenEarly", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.enqueue(t, nil, perSecond.Global().Cost(10))
+		e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, perSecond.For("other"), perSecond.Global().Cost(8))
+		var started time.Time
+		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
+			if job.ID == e.Job.ID {
+				started = time.Now()
+			}
+			return nil
+		})
+		_, err := f.client.JobRetry(t.Context(), e.Job.ID) // makes it available at once
+		require.NoError(t, err)
+		require.Equal(t, e.Job.ID, await(t, events, 1, river.EventKindJobSnoozed)[0].ID)
+		eventually(t, func() bool {
+			job, err := f.client.JobGet(t.Context(), e.Job.ID)
+			require.NoError(t, err)
+			require.Equal(t, 1, job.MaxAttempts)
+			return job.State == rivertype.JobStateCompleted && job.Attempt == 1
+		})
+		require.False(t, started.Before(e.ReadyAt))
+	})
+
+	t.Run("WaitsAgainWhenItComesUpAfterItsSlotWentStale", func(t *testing.T) {
+		t.Parallel()
+		// The workers are down for an hour: everything is reserved then, and comes up now.
+		const jobs, capacity, rate, stale = 40, 10, 10, 200 * time.Millisecond
+		hourAgo := time.Now().Add(-time.Hour)
+		before := setup(t, func(s *settings) {
+			s.limiter.AsOf = func() time.Time { return hourAgo }
+			s.limiter.StaleAfter = stale
+		})
+		for range jobs {
+			before.enqueue(t, nil, perSecond.Global())
+		}
+		now := setupOn(t, before.pool, func(s *settings) {
+			s.limiter.StaleAfter = stale
+			s.scheduler.Hold = 100 * time.Millisecond
+		})
+		var upstream service
+		events := now.start(t, upstream.work)
+		done := await(t, events, jobs, river.EventKindJobCompleted)
+		for _, job := range done {
+			require.Equal(t, 1, job.Attempt)
+		}
+		// A slot may be used until it is stale, so that much of a burst is allowed for; and half a second on a
+		// busy machine between the start of a slot and the call. Without new slots the excess is 30.
+		require.LessOrEqual(t, upstream.excess(capacity, rate), rate*(stale.Seconds()+0.5))
+	})
+}
+
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	fail := errors.New("the service is down")
+
+	t.Run("DoNotPayTwice", func(t *testing.T) {
+		t.Parallel()
+		daily := ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 100, Period: 24 * time.Hour})
+		f := setup(t)
+		f.enqueue(t, nil, daily.Global().Cost(7))
+		var restarted []bool
+		events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
+			restarted = append(restarted, scheduler.SlotFromContext(ctx).Restarted)
+			if job.Attempt < 3 {
+				return fail
+			}
+			return nil
+		})
+		await(t, events, 1, river.EventKindJobCompleted)
+		require.Equal(t, []bool{false, true, true}, restarted)
+		require.InDelta(t, 93, f.held(t, daily, ""), 1e-9)
+	})
+
+	t.Run("PayAndWaitWhenAsked", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(s *settings) { s.scheduler.RetriesPay = true })
+		var last time.Time
+		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
+			last = time.Now()
+			if job.Attempt < 3 {
+				return fail
+			}
+			return nil
+		})
+		e := f.enqueue(t, nil, perSecond.Global().Cost(8))
+		job := await(t, events, 1, river.EventKindJobCompleted)[0]
+		require.Equal(t, 3, job.Attempt)
+		// 24 tokens were taken: 10 are there, and 14 take 1.4 s to arrive.
+		require.GreaterOrEqual(t, last.Sub(e.At), 1400*time.Millisecond)
+	})
+
+	t.Run("WaitForWhatMaxReservedAllows", func(t *testing.T) {
+		t.Parallel()
+		tight := ratelimit.Define("tight", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 5, MaxReserved: 1})
+		f := setup(t, func(s *settings) { s.scheduler.RetriesPay = true })
+		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
+			if job.Attempt < 2 {
+				return fail
+			}
+			return nil
+		})
+		f.enqueue(t, nil, tight.Global().Cost(5))
+		require.Equal(t, 2, await(t, events, 1, river.EventKindJobCompleted)[0].Attempt)
+	})
+
+	t.Run("ByHandOfAJobThatGaveBackItsTokensPay", func(t *testing.T) {
+		t.Parallel()
+		daily := ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 100, Period: 24 * time.Hour})
+		f := setup(t, func(s *settings) { s.scheduler.Discarded = scheduler.GiveBack })
+		var healthy atomic.Bool
+		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error {
+			if healthy.Load() {
+				return nil
+			}
+			return fail
+		})
+		e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, daily.Global().Cost(7))
+		require.Equal(t, rivertype.JobStateDiscarded, await(t, events, 1, river.EventKindJobFailed)[0].State)
+		require.InDelta(t, 100, f.held(t, daily, ""), 1e-9)
+		healthy.Store(true)
+		_, err := f.client.JobRetry(t.Context(), e.Job.ID)
+		require.NoError(t, err)
+		await(t, events, 1, river.EventKindJobCompleted)
+		require.InDelta(t, 93, f.held(t, daily, ""), 1e-9)
+		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
+	})
+}
+
+// TestPrecision measures how late jobs start; run it with -v to see the figures.
+func TestPrecision(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		hold, most time.Duration
+	}{
+		// River's defaults: a poll every second, up to a tenth later. The bounds leave room for a busy machine.
+		"DefaultsStartWithinAPoll": {0, 2500 * time.Millisecond},
+		"HeldJobsStartOnTheSpot":   {1300 * time.Millisecond, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const jobs = 60
+			f := setup(t, func(s *settings) {
+				s.scheduler.Hold = test.hold
+				s.river.FetchCooldown, s.river.FetchPollInterval, s.river.TestOnly = 0, 0, false
+			})
+			late := make(chan time.Duration, jobs)
+			f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
+				late <- time.Since(scheduler.SlotFromContext(ctx).ReadyAt)
+				return nil
+			})
+			// The first is due in a second, the last in 13: some before River looks at scheduled jobs, some after.
+			f.enqueue(t, nil, perSecond.Global().Cost(18))
+			for range jobs {
+				f.enqueue(t, nil, perSecond.Global().Cost(2))
+			}
+			var delays []time.Duration
+			timeout := time.After(2 * deadline)
+			for len(delays) < jobs+1 {
+				select {
+				case d := <-late:
+					delays = append(delays, d)
+				case <-timeout:
+					require.FailNow(t, "the jobs did not run in time")
+				}
+			}
+			slices.Sort(delays)
+			t.Logf("%d jobs, Hold %v: late by p50 %v, p95 %v, max %v", len(delays), test.hold,
+				delays[len(delays)/2].Round(time.Millisecond), delays[len(delays)*95/100].Round(time.Millisecond), delays[len(delays)-1].Round(time.Millisecond))
+			require.GreaterOrEqual(t, delays[0], time.Duration(0))
+			require.LessOrEqual(t, delays[len(delays)-1], test.most)
+		})
+	}
+}
