@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// figures are what a run is judged by.
+type figures struct {
+	// Seen from the upstream.
+	refused          int     // requests it refused
+	metered          int     // tokens it counted
+	requests, tokens float64 // the share of what it allows that was used while it was busy
+	fullest          float64 // the share of its tokens that was used in the fullest minute
+
+	// Seen from the backend.
+	lost, twice         int // jobs
+	reserved, settled   int // tokens
+	surplus, overage    int // tokens given back, and charged on top
+	open                int // reservations that nobody settled
+	moved               int // turns that lost their slot and were given another
+	late                []time.Duration
+	waits               map[string][]time.Duration // by user
+	allWaits            []time.Duration
+	longLarge, longRest time.Duration // the longest waits of large requests and of the others
+
+	// The large requests, numbered as they were asked, in the order in which the upstream saw them; and how
+	// many it saw after one whose slot was later by more than the slack, which is how late work may be.
+	served    []int
+	overtaken int
+}
+
+// turn is what the row of a question says when it was answered.
+type turn struct {
+	ID                               string
+	Asker                            string
+	Estimate, Tokens                 int
+	AskedAt, ReadyAt, SlotAt, SentAt time.Time
+}
+
+// measure reads what the run has left in the database and at the upstream.
+func (p *play) measure(ctx context.Context) (*figures, error) {
+	const query = `SELECT id, asker, estimate, tokens, asked_at, ready_at, slot_at, sent_at
+		FROM llm.turns WHERE answer IS NOT NULL ORDER BY asked_at`
+	rows, _ := p.backend.pool.Query(ctx, query) // its error is in rows
+	turns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[turn])
+	if err != nil {
+		return nil, fmt.Errorf("read the turns: %w", err)
+	}
+	f := &figures{waits: map[string][]time.Duration{}}
+	err = p.backend.pool.QueryRow(ctx, `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`).Scan(&f.open)
+	if err != nil {
+		return nil, fmt.Errorf("count the open reservations: %w", err)
+	}
+	calls, refused, fullest := p.upstream.meter()
+	f.refused, f.fullest = refused, float64(fullest)/upstreamTokens
+	f.utilise(calls, p.minute, p.back)
+	f.addUp(turns)
+	f.countRuns(p.asked, turns, calls)
+	f.orderLarge(turns, calls, p.slack())
+	return f, nil
+}
+
+// utilise computes the share of the upstream's requests and tokens that was used while it was busy: from the
+// first request to the last, without the gap before the first one after back, when the workers came back. The
+// last one before a pause is not counted, as the time that follows it is not.
+func (f *figures) utilise(calls []call, minute time.Duration, back time.Time) {
+	var busy time.Duration
+	var requests, tokens int
+	for i, c := range calls {
+		f.metered += c.tokens
+		if i+1 == len(calls) || c.at.Before(back) && !calls[i+1].at.Before(back) {
+			continue
+		}
+		busy, requests, tokens = busy+calls[i+1].at.Sub(c.at), requests+1, tokens+c.tokens
+	}
+	if busy > 0 {
+		minutes := float64(busy) / float64(minute)
+		f.requests = float64(requests) / (upstreamRequests * minutes)
+		f.tokens = float64(tokens) / (upstreamTokens * minutes)
+	}
+}
+
+// addUp adds up what the rows say.
+func (f *figures) addUp(turns []turn) {
+	for _, t := range turns {
+		f.reserved += t.Estimate
+		f.settled += t.Tokens
+		f.surplus += max(t.Estimate-t.Tokens, 0)
+		f.overage += max(t.Tokens-t.Estimate, 0)
+		if !t.SlotAt.Equal(t.ReadyAt) {
+			f.moved++
+		}
+		wait := t.SentAt.Sub(t.AskedAt)
+		f.waits[t.Asker] = append(f.waits[t.Asker], wait)
+		f.allWaits = append(f.allWaits, wait)
+		f.late = append(f.late, t.SentAt.Sub(t.SlotAt))
+		if t.Estimate >= large {
+			f.longLarge = max(f.longLarge, wait)
+		} else {
+			f.longRest = max(f.longRest, wait)
+		}
+	}
+}
+
+// countRuns counts what was taken in and not answered, and what the upstream was asked more than once.
+func (f *figures) countRuns(asked []string, turns []turn, calls []call) {
+	answered, runs := map[string]bool{}, map[string]int{}
+	for _, t := range turns {
+		answered[t.ID] = true
+	}
+	for _, c := range calls {
+		runs[c.id]++
+	}
+	for _, id := range asked {
+		if !answered[id] || runs[id] == 0 {
+			f.lost++
+		}
+		if runs[id] > 1 {
+			f.twice++
+		}
+	}
+}
+
+// orderLarge says in which order the large requests were served.
+func (f *figures) orderLarge(turns []turn, calls []call, slack time.Duration) {
+	numbers, slots := map[string]int{}, map[string]time.Time{}
+	for _, t := range turns {
+		if t.Estimate >= large {
+			numbers[t.ID], slots[t.ID] = len(numbers)+1, t.SlotAt
+		}
+	}
+	var latest time.Time
+	for _, c := range calls {
+		number, isLarge := numbers[c.id]
+		if !isLarge {
+			continue
+		}
+		f.served = append(f.served, number)
+		slot := slots[c.id]
+		if latest.Sub(slot) > slack {
+			f.overtaken++
+		}
+		if slot.After(latest) {
+			latest = slot
+		}
+	}
+}
+
+// percentile returns the smallest of values that a share of them does not exceed, 0 when there is none.
+func percentile(values []time.Duration, share float64) time.Duration {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(int(math.Ceil(share*float64(len(sorted)))), 1)-1]
+}

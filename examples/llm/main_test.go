@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// short is most of the program's run at three times its speed, with more room for a machine that is busy
+// with other tests, and with the race detector.
+func short() scale {
+	return scale{minute: 6 * time.Second, share: 0.85, prompts: 0.75, atLeast: 0.40}
+}
+
+// Its runs follow each other, as each is about how fast things go.
+func TestRun(t *testing.T) {
+	t.Parallel()
+
+	t.Run("UsesTheUpstreamWellAndIsNeverRefused", func(t *testing.T) {
+		out, err := playOn(t, options{scale: short()})
+		require.NoError(t, err, out)
+		require.Contains(t, out, "upstream        refused 0 requests\n")
+		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n")
+		require.Contains(t, out, "Everything is as promised.")
+	})
+
+	t.Run("IsNotRefusedWhenTheWorkersComeBack", func(t *testing.T) {
+		out, err := playOn(t, options{scale: short(), killWorkers: true})
+		require.NoError(t, err, out)
+		require.Contains(t, out, "the workers are stopped")
+		require.Contains(t, out, "upstream        refused 0 requests\n")
+		require.NotContains(t, out, "moved           0 jobs")
+		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n")
+	})
+
+	t.Run("FailsWhenSlotsNeverGoStale", func(t *testing.T) {
+		s := short()
+		s.minute, s.share = 2*s.minute, 0.94 // so that even a slow machine is too fast for the upstream
+		out, err := playOn(t, options{scale: s, killWorkers: true, neverStale: true})
+		require.ErrorContains(t, err, "the upstream refused", out)
+		require.Contains(t, out, "moved           0 jobs")
+		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n") // they are tried again
+	})
+
+	t.Run("EndsWhenItIsInterrupted", func(t *testing.T) {
+		ctx, interrupt := context.WithCancel(t.Context())
+		w := &onWrite{substring: "answered", then: interrupt}
+		err := run(ctx, w, options{scale: short(), server: postgrestest.NewEmptyDatabase(t)})
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
+// play1 runs o on a server of the tests, and returns what it printed.
+func playOn(t *testing.T, o options) (string, error) {
+	t.Helper()
+	o.server = postgrestest.NewEmptyDatabase(t)
+	var out bytes.Buffer
+	err := run(t.Context(), &out, o)
+	return out.String(), err
+}
+
+// onWrite calls then when substring is written to it.
+type onWrite struct {
+	substring string
+	then      func()
+}
+
+func (w *onWrite) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), w.substring) {
+		w.then()
+	}
+	return len(p), nil
+}
+
+func TestReadme(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ShowsWhatTheProgramPrints", func(t *testing.T) {
+		t.Parallel()
+		readme, err := os.ReadFile("README.md")
+		require.NoError(t, err)
+		var out bytes.Buffer
+		p := &play{options: options{scale: demo()}, w: &out}
+		p.prompts, p.span = script(p.scale)
+		p.introduce()
+		require.Contains(t, string(readme), out.String())
+	})
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// fairness is how many times as long as the longest wait of the others a large request may wait.
+const fairness = 1.5
+
+// report prints what came of the run, and returns an error that names each figure that is not as promised.
+func (p *play) report(ctx context.Context) error {
+	f, err := p.measure(ctx)
+	if err != nil {
+		return err
+	}
+	f.print(p.w, p.refused)
+	if err := f.judge(p.atLeast); err != nil {
+		return err
+	}
+	fmt.Fprintln(p.w, "\nEverything is as promised.")
+	return nil
+}
+
+// print prints the figures; refused is how often users were refused by their own limits.
+func (f *figures) print(w io.Writer, refused int) {
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(w, "%-15s %s\n", what, fmt.Sprintf(format, args...))
+	}
+	fmt.Fprintln(w)
+	line("upstream", "refused %d requests", f.refused)
+	line("utilisation", "%.1f %% of its tokens, %.0f %% of its requests; %.1f %% of its tokens in the fullest minute", 100*f.tokens, 100*f.requests, 100*f.fullest)
+	line("jobs", "%d done, %d lost, %d run twice", len(f.allWaits), f.lost, f.twice)
+	line("tokens", "%d reserved - %d given back + %d charged on top = %d settled; the upstream counted %d", f.reserved, f.surplus, f.overage, f.settled, f.metered)
+	line("sent", "p50 %s, p95 %s, at most %s after the moment reserved", ms(percentile(f.late, 0.5)), ms(percentile(f.late, 0.95)), ms(percentile(f.late, 1)))
+	line("moved", "%d jobs came up too late and reserved again", f.moved)
+	line("users", "refused %d times by limits of their own, and asked again", refused)
+	line("large requests", "the %d of over %d tokens, numbered as asked, in the order served:", len(f.served), large)
+	fmt.Fprint(w, inLines(f.served))
+
+	fmt.Fprintf(w, "\n%-15s %-4s %9s %8s %8s %8s\n", "waits", "plan", "questions", "p50", "p95", "longest")
+	for _, u := range users() {
+		fmt.Fprintf(w, "%-15s %-4s %9d %s\n", u.name, u.plan, len(f.waits[u.name]), spread(f.waits[u.name]))
+	}
+	fmt.Fprintf(w, "%-15s %-4s %9d %s\n", "everybody", "", len(f.allWaits), spread(f.allWaits))
+}
+
+// judge returns an error for each figure that is not as promised.
+func (f *figures) judge(atLeast float64) error {
+	var errs []error
+	expect := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	expect(f.refused == 0, "the upstream refused %d requests, want none", f.refused)
+	expect(f.tokens >= atLeast, "%.1f %% of the upstream's tokens were used, want %.0f %% at least", 100*f.tokens, 100*atLeast)
+	expect(f.lost == 0, "%d jobs were lost, want none", f.lost)
+	expect(f.twice == 0, "%d jobs ran twice, want none", f.twice)
+	expect(f.open == 0, "%d reservations were not settled, want none", f.open)
+	expect(f.settled == f.metered, "%d tokens were settled, but the upstream counted %d", f.settled, f.metered)
+	expect(f.overtaken == 0, "%d large requests were overtaken by one reserved for later, want none", f.overtaken)
+	expect(float64(f.longLarge) <= fairness*float64(f.longRest), "a large request waited %s, the others %s at most", seconds(f.longLarge), seconds(f.longRest))
+	return errors.Join(errs...)
+}
+
+// spread returns the columns p50, p95 and longest.
+func spread(waits []time.Duration) string {
+	return fmt.Sprintf("%8s %8s %8s", seconds(percentile(waits, 0.5)), seconds(percentile(waits, 0.95)), seconds(percentile(waits, 1)))
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+
+func ms(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
+
+// inLines returns the numbers in lines that fit a terminal.
+func inLines(numbers []int) string {
+	const perLine = 20
+	var b strings.Builder
+	for i, n := range numbers {
+		if i%perLine == 0 {
+			fmt.Fprintf(&b, "%-15s", "")
+		}
+		fmt.Fprintf(&b, " %d", n)
+		if i%perLine == perLine-1 || i == len(numbers)-1 {
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+// completionArgs are a job: have the turn answered.
+type completionArgs struct {
+	Turn string `json:"turn"`
+	Plan string `json:"plan"`
+}
+
+// Kind names the job.
+func (completionArgs) Kind() string { return "completion" }
+
+// completionWorker has turns answered by the upstream. The scheduler's middleware calls it when the moment
+// that was reserved has come.
+type completionWorker struct {
+	river.WorkerDefaults[completionArgs]
+
+	backend *backend
+}
+
+// Work sends the prompt and writes down the answer. In one transaction with that, the reservations are settled
+// with what it really cost and the job is completed. It is a READ COMMITTED one, which waits for rows that others
+// hold and does not conflict: what was asked of the upstream must not be undone.
+func (w *completionWorker) Work(ctx context.Context, job *river.Job[completionArgs]) error {
+	b := w.backend
+	slot := scheduler.SlotFromContext(ctx)
+	var asker, allowance string
+	var request completionRequest
+	err := b.pool.QueryRow(ctx, `SELECT asker, allowance, prompt, max_tokens FROM llm.turns WHERE id = $1`, job.Args.Turn).
+		Scan(&asker, &allowance, &request.Prompt, &request.MaxTokens)
+	if err != nil {
+		return fmt.Errorf("read turn %s: %w", job.Args.Turn, err)
+	}
+	sent := time.Now()
+	reply, err := b.complete(ctx, job.Args.Turn, request)
+	if err != nil {
+		return err
+	}
+	used := reply.PromptTokens + reply.AnswerTokens
+	plan := b.limits.plans[job.Args.Plan]
+	err = pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE llm.turns SET slot_at = $2, sent_at = $3, answer = $4, tokens = $5 WHERE id = $1`,
+			job.Args.Turn, slot.ReadyAt, sent, reply.Answer, used)
+		if err != nil {
+			return err
+		}
+		// In the order in which ask takes them, so that the two never wait for each other.
+		err = b.limiter.WithTx(tx).Settle(ctx, allowance,
+			plan.userTokens.For(asker).Cost(float64(used)), plan.tokens.Global().Cost(float64(used)))
+		if err != nil {
+			return err
+		}
+		if err := slot.WithTx(tx).Settle(ctx, b.limits.tokens.Global().Cost(float64(used))); err != nil {
+			return err
+		}
+		_, err = river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+		return err
+	})
+	if err == nil {
+		b.answered.Add(1)
+	}
+	return err
+}
+
+// complete asks the upstream. When that refuses, the job comes back when the upstream says.
+func (b *backend) complete(ctx context.Context, turn string, request completionRequest) (completionReply, error) {
+	var reply completionReply
+	body, err := json.Marshal(request)
+	if err != nil {
+		return reply, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, b.modelURL, bytes.NewReader(body))
+	if err != nil {
+		return reply, err
+	}
+	r.Header.Set("X-Request-Id", turn)
+	response, err := b.model.Do(r)
+	if err != nil {
+		return reply, fmt.Errorf("ask the upstream: %w", err)
+	}
+	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+		return reply, json.NewDecoder(response.Body).Decode(&reply)
+	case http.StatusTooManyRequests:
+		ms, _ := strconv.Atoi(response.Header.Get("Retry-After-Ms"))
+		return reply, river.JobSnooze(max(time.Duration(ms)*time.Millisecond, pollInterval))
+	}
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+	return reply, fmt.Errorf("the upstream answered %s: %s", response.Status, text)
+}
