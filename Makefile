@@ -1,0 +1,43 @@
+# The tools are pinned here and built by Go itself: the first run of each takes a minute or two.
+GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOVULNCHECK   := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+# The race detector needs a C compiler.
+RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
+
+VERSIONS ?= 14 15 16 17 18
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-matrix cover bench lint fmt vuln
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Run the login example, on a Postgres that it finds or starts
+	@go run ./examples/login
+
+test: ## Run every test, on a Postgres that they find or start
+	@$(if $(RACE),,echo "No C compiler: testing without the race detector.")
+	go test $(RACE) -shuffle=on -count=1 ./...
+
+test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
+	@.ci/test-matrix $(VERSIONS)
+
+cover: ## Run every test and show which lines none of them reached (coverage.html)
+	go test -coverprofile=coverage.out -coverpkg=./... ./...
+	go tool cover -html=coverage.out -o coverage.html
+	@go tool cover -func=coverage.out | tail -n 1
+
+bench: ## Run the benchmarks
+	go test -run '^$$' -bench . -benchmem ./...
+
+lint: ## Check the code, its layout, and go.mod
+	$(GOLANGCI_LINT) run
+	$(GOLANGCI_LINT) fmt --diff
+	go mod tidy -diff
+
+fmt: ## Lay the code out as lint wants it
+	$(GOLANGCI_LINT) fmt
+
+vuln: ## Look for known vulnerabilities in what the code calls
+	$(GOVULNCHECK) ./...
