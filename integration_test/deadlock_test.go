@@ -20,7 +20,7 @@ func deadlocks(t *testing.T, pool *pgxpool.Pool) (found int) {
 }
 
 // opposite asks for two limits, each caller in its own order.
-var opposite = []ratelimit.Limit{ratelimit.Define("left", hoard(1e6)), ratelimit.Define("right", hoard(1e6))}
+var opposite = []ratelimit.Limit{ratelimit.Define("left", hoard(1e4)), ratelimit.Define("right", hoard(1e4))}
 
 type pair struct {
 	name    string

@@ -109,13 +109,17 @@ func TestExpireForgetsAWeekLater(t *testing.T) {
 	require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
 
 	d.at(expireAfter + ratelimit.Week)
-	d.expire(t, 1)
+	d.expire(t, 1) // which is when it ends: a week from here it is deleted
 	require.Len(t, d.reservations(t), 3)
 	require.NoError(t, d.limiter.Settle(t.Context(), settled.ID))
 	require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
 	require.ErrorIs(t, d.limiter.Settle(t.Context(), open.ID), ratelimit.ErrReservationEnded)
 
 	d.at(expireAfter + ratelimit.Week + time.Microsecond)
+	d.expire(t, 0)
+	require.Len(t, d.reservations(t), 1)
+	require.ErrorIs(t, d.limiter.Cancel(t.Context(), open.ID), ratelimit.ErrReservationEnded)
+	d.at(expireAfter + 2*ratelimit.Week + time.Microsecond)
 	d.expire(t, 0)
 	require.Empty(t, d.reservations(t))
 	for _, r := range []ratelimit.Reservation{settled, cancelled, open} {

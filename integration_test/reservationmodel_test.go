@@ -31,7 +31,7 @@ type lease struct {
 	id               string
 	state            ratelimit.ReservationState
 	costs            map[int]float64 // by bucket
-	ready            int64
+	ready, expires   int64
 	started, release bool
 	work             []*work
 }

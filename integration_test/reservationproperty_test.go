@@ -231,29 +231,32 @@ func (h *reservationHistory) admit(t *testing.T, costs map[int]float64, at int64
 	return all
 }
 
+// enough returns whether costs may be taken at an instant, and whether they must, as they may where no
+// rounding can make a difference.
+func (h *reservationHistory) enough(costs map[int]float64, reserving bool, at int64) (may, must bool) {
+	may, must = true, true
+	for i, cost := range costs {
+		b := &h.model.buckets[i]
+		owed := rat(0)
+		if reserving {
+			owed = b.debt
+		}
+		if b.wrong(h.now) {
+			mended := *b
+			mended.ts, b = b.floor(h.now), &mended
+		}
+		spare, off := b.spare(at, cost, owed)
+		may, must = may && spare >= -off, must && spare >= off
+	}
+	return may, must
+}
+
 // decided checks a decision against what the buckets hold. Where the exact value is within the rounding of
 // the bound, either is right. wait is that of a refusal, and has to be honest.
 func (h *reservationHistory) decided(t *testing.T, costs map[int]float64, reserving, allowed bool, wait time.Duration) {
 	t.Helper()
-	enough := func(at int64) (may, must bool) {
-		may, must = true, true
-		for i, cost := range costs {
-			b := &h.model.buckets[i]
-			owed := rat(0)
-			if reserving {
-				owed = b.debt
-			}
-			if b.wrong(h.now) {
-				mended := *b
-				mended.ts, b = b.floor(h.now), &mended
-			}
-			spare, off := b.spare(at, cost, owed)
-			may, must = may && spare >= -off, must && spare >= off
-		}
-		return may, must
-	}
 	h.lookups++
-	may, must := enough(h.now)
+	may, must := h.enough(costs, reserving, h.now)
 	if may != must {
 		h.close++
 	}
@@ -264,9 +267,9 @@ func (h *reservationHistory) decided(t *testing.T, costs map[int]float64, reserv
 	}
 	require.False(t, must, "%v is there", costs)
 	require.Positive(t, wait)
-	may, _ = enough(h.now + wait.Microseconds())
+	may, _ = h.enough(costs, reserving, h.now+wait.Microseconds())
 	require.True(t, may, "after %v there is not enough for %v", wait, costs)
-	_, must = enough(h.now + wait.Microseconds() - 1)
+	_, must = h.enough(costs, reserving, h.now+wait.Microseconds()-1)
 	require.False(t, must, "before %v there is enough for %v", wait, costs)
 	for i := range costs {
 		h.mended(i)

@@ -44,7 +44,7 @@ func (h *reservationHistory) reserve(t *testing.T) {
 	ready := r.ReadyAt.UnixMicro()
 	require.Equal(t, ready+modelStale, r.StaleAt.UnixMicro())
 	h.model.leases = append(h.model.leases, lease{
-		id: r.ID, state: ratelimit.Open, costs: costs, ready: ready, release: release == 1, work: h.admit(t, costs, ready),
+		id: r.ID, state: ratelimit.Open, costs: costs, ready: ready, expires: ready + modelExpire, release: release == 1, work: h.admit(t, costs, ready),
 	})
 }
 
@@ -104,7 +104,7 @@ func (h *reservationHistory) endOne(t *testing.T, settle bool) {
 		require.NoError(t, err)
 	case ratelimit.Open:
 		require.NoError(t, err)
-		r.state = final
+		r.state, r.expires = final, max(r.expires, h.now)
 		h.charge(h.refund(r, amounts))
 		if !settle {
 			h.model.drop(r.work)
@@ -134,15 +134,15 @@ func (h *reservationHistory) expire(t *testing.T) {
 	var kept []lease
 	for i := range h.model.leases {
 		r := &h.model.leases[i]
-		if r.state == ratelimit.Open && r.ready+modelExpire < h.now {
-			r.state = ratelimit.Expired
+		if r.state == ratelimit.Open && r.expires < h.now {
+			r.state, r.expires = ratelimit.Expired, h.now
 			ended--
 			if r.release {
 				h.charge(h.refund(r, r.minusCosts()))
 				h.model.drop(r.work)
 			}
 		}
-		if r.state == ratelimit.Open || r.ready+modelExpire >= h.now-modelKeep {
+		if r.state == ratelimit.Open || r.expires >= h.now-modelKeep {
 			kept = append(kept, *r)
 		}
 	}
@@ -172,6 +172,7 @@ func (h *reservationHistory) start(t *testing.T, renew bool) {
 	case !renew && r.started:
 		require.Zero(t, slot.Wait)
 		require.True(t, slot.Restarted)
+		r.expires = max(r.expires, h.now+modelExpire)
 	case !renew && r.state == ratelimit.Settled: // keeps its slot, whenever that was
 		require.Equal(t, max(0, r.ready-h.now), slot.Wait.Microseconds())
 		require.False(t, slot.Restarted)
@@ -192,6 +193,9 @@ func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Slot
 	t.Helper()
 	ready := h.now + slot.Wait.Microseconds()
 	allowed := slot.ReadyAt.UnixMicro() == ready && slot.State == ratelimit.Open
+	if allowed && ready == r.ready { // the old slot was to come up then, too
+		allowed, _ = h.enough(r.costs, true, h.now)
+	}
 	wait := slot.Wait
 	if allowed {
 		wait = 0
@@ -201,6 +205,7 @@ func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Slot
 		return
 	}
 	h.charge(r.costs)
+	r.expires += ready - r.ready
 	r.state, r.ready, r.work = ratelimit.Open, ready, h.admit(t, r.costs, ready)
 }
 

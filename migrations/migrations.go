@@ -50,6 +50,8 @@ var FS embed.FS
 // lower-case letters, digits and underscores that starts with no digit and has at most 63 bytes.
 var ErrInvalidSchema = errors.New("migrations: invalid schema name")
 
+var errNilPool = errors.New("the pool is nil; pass what pgxpool.New returned")
+
 // Config says where the tables are. Its zero value is the schema "ratelimit".
 type Config struct {
 	// Schema is the schema that holds the tables and the record of what was applied. It is created
@@ -103,6 +105,9 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 // Version returns the highest version that is applied, 0 when none is. It only reads: neither schema
 // nor table is created.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int64, error) {
+	if pool == nil {
+		return 0, errNilPool
+	}
 	schema, err := cfg.schema()
 	if err != nil {
 		return 0, err
@@ -130,6 +135,9 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool, schema string) (int64,
 
 // migrate calls apply with a provider for cfg's schema and the version that is applied now.
 func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*goose.Provider, int64) error) error {
+	if pool == nil {
+		return errNilPool
+	}
 	schema, err := cfg.schema()
 	if err != nil {
 		return err

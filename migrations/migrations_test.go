@@ -70,6 +70,14 @@ func TestUp(t *testing.T) {
 		requireVersion(t, pool, "second", latest)
 	})
 
+	t.Run("SaysThatThePoolIsNil", func(t *testing.T) {
+		t.Parallel()
+		require.ErrorContains(t, migrations.Up(t.Context(), nil, migrations.Config{}), "the pool is nil")
+		require.ErrorContains(t, migrations.Down(t.Context(), nil, migrations.Config{}), "the pool is nil")
+		_, err := migrations.Version(t.Context(), nil, migrations.Config{})
+		require.ErrorContains(t, err, "the pool is nil")
+	})
+
 	t.Run("RefusesASchemaThatIsNoPlainName", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)

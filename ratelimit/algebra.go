@@ -117,7 +117,8 @@ func (t terms) wait(s state, now int64, cost, lowest float64) time.Duration {
 		return 0
 	}
 	estimate := math.Ceil((cost + lowest - s.value) * t.steps / t.rate)
-	n := first(int64(min(max(estimate, 1), float64(horizon))), horizon/t.step+1, enough)
+	limit := t.elapsed(s, now) + horizon/t.step + 2 // counted from s.ts, and past the horizon of now
+	n := first(int64(min(max(estimate, 1), float64(limit))), limit, enough)
 	at := t.begin(s.ts) + n*t.step
 	return time.Duration(min(at-now, horizon)) * time.Microsecond
 }

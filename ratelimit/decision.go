@@ -88,6 +88,9 @@ type Value struct {
 // At returns what the bucket holds at another instant if nothing more is taken: never above the
 // capacity. Instants before the last change of the bucket count as that change.
 func (v Value) At(instant time.Time) float64 {
+	if v.Limit.policy == nil { // the zero Value, as after an error
+		return 0
+	}
 	return v.terms.tokens(v.state, clampInstant(instant))
 }
 
@@ -102,7 +105,13 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 
 // clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
 func clampInstant(instant time.Time) int64 {
-	return min(max(instant.UnixMicro(), minInstant), maxInstant)
+	switch { // before UnixMicro, which is undefined for instants that microseconds cannot count
+	case instant.Before(time.UnixMicro(minInstant)):
+		return minInstant
+	case instant.After(time.UnixMicro(maxInstant)):
+		return maxInstant
+	}
+	return instant.UnixMicro()
 }
 
 // reading returns the state of one bucket at now as a caller sees it.

@@ -112,6 +112,16 @@ func TestValue(t *testing.T) {
 		require.Equal(t, -5.0, v.At(time.Time{}))
 		require.Equal(t, -5.0, v.At(time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC)))
 	})
+	t.Run("IsNothingWhenZero", func(t *testing.T) {
+		t.Parallel()
+		require.Zero(t, Value{}.At(opening))
+	})
+	t.Run("KnowsInstantsThatMicrosecondsCannotCount", func(t *testing.T) {
+		t.Parallel()
+		require.Equal(t, 20.0, v.At(time.Date(586_542, 1, 1, 0, 0, 0, 0, time.UTC)))
+		require.Equal(t, 20.0, v.At(time.Unix(1<<58, 0)))
+		require.Equal(t, -5.0, v.At(time.Unix(-1<<58, 0)))
+	})
 	t.Run("SaysWhenACostCanBeTaken", func(t *testing.T) {
 		t.Parallel()
 		for cost, want := range map[float64]time.Duration{0: 24 * time.Second, 1: 30 * time.Second, 20: 144 * time.Second} {

@@ -42,9 +42,9 @@
 //
 // Time is the database's statement_timestamp(), never the application server's. It may differ between
 // two callers' statements by the time one of them waited for the row, so ts never moves back: an instant
-// is credited once. When the database's clock itself steps back, buckets stand still until it has caught
-// up, for at most a minute; a ts further in the future than that is brought back to the present and
-// nothing is credited for it.
+// is credited once. When the database's clock itself steps back, buckets stand still until it has caught up:
+// a token bucket for at most a minute, a fixed window for at most its period and a minute. A ts further in
+// the future than that is brought back to the present, and nothing is credited for it.
 //
 // # How numbers round
 //
@@ -58,4 +58,8 @@
 // The row of a bucket stays locked from the call to the end of the transaction it was made in. Take
 // limits early for consistency, but keep what follows short: do not hash a password or call a server
 // before the commit.
+//
+// Inside a transaction call the limits through [Limiter.WithTx] only. A call on the Limiter itself uses another
+// connection: a rollback does not undo it, and it waits for a row that the transaction holds until its
+// context ends, which Postgres cannot tell from any other wait. So give contexts a deadline.
 package ratelimit

@@ -29,14 +29,14 @@ var (
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
 	// ErrInvalidRequest is returned before any SQL when a call asks for no limit, for too many, or for one
-	// bucket under two policies.
+	// bucket under two policies; by InTx without a function; and by Settle for a bucket that was not reserved.
 	ErrInvalidRequest = errors.New("ratelimit: invalid request")
 
 	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
 	ErrNoReservations = errors.New("ratelimit: the limit takes no reservations")
 
 	// ErrNotReserved is returned when no reservation has the ID: it was never made, its transaction was
-	// rolled back, or it ended over a week after it expired.
+	// rolled back, or it ended and Expire has deleted it.
 	ErrNotReserved = errors.New("ratelimit: no such reservation")
 
 	// ErrReservationEnded is returned when a reservation has ended in another way than the call asks for:
@@ -57,7 +57,9 @@ var (
 
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the
 	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
-	// retried, because a second run could take twice.
+	// retried, because a second run could take twice. Prune and the calls on reservations return it too when
+	// they are not part of a caller's transaction. A Reserve that ends so may have made a reservation whose ID
+	// nobody knows; Expire ends it.
 	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
 )
 

@@ -29,7 +29,7 @@ type FixedWindow struct {
 	Start time.Time
 }
 
-// String returns the policy in words, as in "100 per window of 1h0m0s".
+// String returns the policy in words, as in "100 per 1h0m0s (fixed window)".
 func (p FixedWindow) String() string {
 	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)"
 }
@@ -44,11 +44,10 @@ func (p FixedWindow) compile() (terms, error) {
 		t.spread = true
 		return t, nil
 	}
-	start := p.Start.UnixMicro()
-	if start < minInstant || start > maxInstant {
+	if p.Start.Before(time.UnixMicro(minInstant)) || p.Start.After(time.UnixMicro(maxInstant)) {
 		return terms{}, fmt.Errorf("its Start is %v; it must be from year 1 to year 9999", p.Start)
 	}
-	t.phase = phaseOf(start, t.step)
+	t.phase = phaseOf(p.Start.UnixMicro(), t.step)
 	return t, nil
 }
 

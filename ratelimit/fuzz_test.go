@@ -34,6 +34,9 @@ func FuzzTake(f *testing.F) {
 	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
 	f.Add(true, 7.0, int64(maxSpan), 7.0, 7.0, int64(-1), 5e-324, now+int64(maxSpan)/1000, now, int64(1), 7.0, false)
 	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, minInstant, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, int64(maxSpan), 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
 	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64,
 		value float64, ts, now, later int64, cost float64, reserve bool,
 	) {

@@ -137,10 +137,6 @@ func (h *history) call(verb verb, subjects ...*subject) {
 	allowed := true
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		if b.terms.capacity-b.cost < b.lowest { // BUG-1: plan takes this for a cost that can be met
-			h.rejected++
-			return
-		}
 		s := h.of(b)
 		next, ok := b.terms.take(s.state(h.now), h.now, b.cost, b.lowest)
 		expected[i] = answer{allowed: ok, state: next, now: h.now}
@@ -155,10 +151,9 @@ func (h *history) call(verb verb, subjects ...*subject) {
 	}
 	for i := range p.buckets {
 		s := h.of(&p.buckets[i])
-		switch row := s.state(h.now); {
-		case allowed:
+		if allowed {
 			s.row, s.model = &expected[i].state, &after[i]
-		case s.terms().ahead(row, h.now) && !(expected[i].allowed && h.limiter.pool == nil):
+		} else if s.terms().ahead(s.state(h.now), h.now) {
 			s.mend(h.now)
 		}
 	}

@@ -16,7 +16,7 @@ type Limit struct {
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,64}$`)
 
 // Define returns the limit called name, and panics when it is invalid, as regexp.MustCompile does. It is
-// meant for package variables, where a misspelt limit then does not compile. Use NewLimit for definitions
+// meant for package variables, where a misspelt name of the variable does not compile. Use NewLimit for definitions
 // that come from outside the program.
 func Define(name string, policy Policy) Limit {
 	limit, err := NewLimit(name, policy)

@@ -65,6 +65,7 @@ func TestNewLimitChecksThePolicy(t *testing.T) {
 		{name: "HugeMaxReserved", rate: 1e12, maxReserved: 1.1e12, period: second, text: "MaxReserved is 1.1e+12"},
 		{name: "DebtThatIsNeverRepaid", rate: 1, maxReserved: 101, period: ratelimit.Day * 366, text: "takes over 100 years to repay"},
 		{name: "NothingToTakeOrReserve", rate: 1, capacity: none, maxReserved: ratelimit.NoReservations, period: second, text: "admits nothing"},
+		{name: "NothingToTakeOrOwe", rate: 1, capacity: none, maxReserved: ratelimit.NoDebt, period: second, text: "admits nothing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -99,11 +100,18 @@ func TestNewLimitTakesWhatItSays(t *testing.T) {
 		_, err := ratelimit.NewLimit("edge", policy)
 		require.NoError(t, err, "%v", policy)
 	}
+	for rate := range 1000 {
+		_, err := ratelimit.NewLimit("century", ratelimit.FixedWindow{Rate: float64(rate + 1), Period: century})
+		require.NoError(t, err)
+	}
 }
 
 func TestNewLimitChecksTheStart(t *testing.T) {
 	t.Parallel()
-	for _, start := range []time.Time{time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)} {
+	for _, start := range []time.Time{
+		time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC),
+		time.Date(586_542, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(1<<58, 0), time.Unix(-1<<58, 0),
+	} {
 		_, err := ratelimit.NewLimit("start", ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: start})
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		require.ErrorContains(t, err, "it must be from year 1 to year 9999")

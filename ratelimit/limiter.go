@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"reflect"
@@ -63,6 +64,7 @@ func (c Config) withDefaults() Config {
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = defaultMaxAttempts
 	}
+	c.HashKey = bytes.Clone(c.HashKey) // the caller may wipe its own
 	if c.ExpireAfter == 0 {
 		c.ExpireAfter = Day
 	}
@@ -73,7 +75,7 @@ func (c Config) validate() error {
 	switch {
 	case !validSchema.MatchString(c.Schema):
 		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, c.Schema)
-	case len(c.HashKey) > 0 && len(c.HashKey) < minSecretBytes:
+	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
 		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
 	case c.MaxAttempts < 0:
 		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
@@ -116,8 +118,15 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // whatever isolation level it runs. They never retry and use no other connection. A serialization failure
 // comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
 //
-// A call over several limits sets a savepoint, which stays until the transaction ends.
+// A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
+// ends. A call whose context ends half-way makes the transaction one that can only be rolled back.
+//
+// Inside the transaction use this Limiter only: a call on l is on another connection, and waits until its
+// context ends for a row that the transaction holds.
 func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
+	if l == nil {
+		return nil
+	}
 	bound := *l
 	bound.db, bound.pool = tx, nil
 	return &bound
@@ -130,7 +139,7 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 // ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
 // the transaction stays usable.
 //
-// Outside a transaction the call is one statement and its own commit. Conflicts are retried; a connection
+// Outside a transaction the call is one round trip and its own commit. Conflicts are retried; a connection
 // that fails during the call leaves it open whether the tokens were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
@@ -176,11 +185,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 // forgotten with the rest, so reserved work that has not run yet comes on top. A fixed window stays where it
 // is. In a transaction the reset is undone with it.
 func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
-	costless := make([]Request, len(requests))
-	for i, r := range requests {
-		costless[i] = r.Cost(0)
-	}
-	p, err := l.begin(ctx, "reset", costless, false)
+	p, err := l.begin(ctx, "reset", costless(requests), false)
 	if err != nil {
 		return err
 	}
@@ -188,6 +193,15 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 		return l.failed("reset", p, err)
 	}
 	return nil
+}
+
+// costless returns the requests without their costs.
+func costless(requests []Request) []Request {
+	free := make([]Request, len(requests))
+	for i, r := range requests {
+		free[i] = r.Cost(0)
+	}
+	return free
 }
 
 // begin does what every call does before SQL.

@@ -65,8 +65,11 @@ func exactly(p Policy, start int64) exactPolicy {
 	case NoCapacity:
 		e.capacity = new(big.Rat)
 	}
-	if e.debt = rational(maxReserved); maxReserved == 0 { // 1e12 tokens, or what arrives in a century
+	switch e.debt = rational(maxReserved); maxReserved {
+	case 0: // 1e12 tokens, or what arrives in a century
 		e.debt = smaller(big.NewRat(1e12, 1), product(e.rate, quotient(big.NewRat(century, 1), e.period)))
+	case NoDebt, NoReservations:
+		e.debt = new(big.Rat)
 	}
 	return e
 }

@@ -98,7 +98,11 @@ func (b *bucket) bound(reserve bool) error {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, b.limit.name)
 	}
 	b.lowest = -b.terms.maxDebt
-	return checkCost(b.limit, b.cost, b.terms.capacity+b.terms.maxDebt)
+	most := b.terms.capacity + b.terms.maxDebt
+	if b.cost <= most && b.terms.capacity-b.cost < b.lowest { // the sum was rounded up
+		most = math.Nextafter(b.cost, 0)
+	}
+	return checkCost(b.limit, b.cost, most)
 }
 
 // sort puts the buckets in the order in which every call locks them: that of the primary key.

@@ -64,7 +64,7 @@ func TestInvariants(t *testing.T) {
 			if reserve {
 				most += b.terms.maxDebt
 			}
-			b.cost = most * src.unit() * 0.999 // BUG-1: without the factor
+			b.cost = most * src.unit()
 			if checkCost(limit, b.cost, most) != nil || b.bound(reserve) != nil {
 				continue
 			}

@@ -31,10 +31,15 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if l.pool == nil {
 		return 0, fmt.Errorf("%w: Prune runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
 	}
+	named := make(map[string]terms, len(limits))
 	for _, limit := range limits {
 		if limit.policy == nil {
 			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
 		}
+		if other, found := named[limit.name]; found && other != limit.terms {
+			return 0, fmt.Errorf("%w: prune of %q under two policies; give the name one policy", ErrInvalidRequest, limit.name)
+		}
+		named[limit.name] = limit.terms
 	}
 	blocks, err := l.blocks(ctx)
 	if err != nil {

@@ -131,26 +131,23 @@ func (at *queue) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// places are what one call of InTx holds in the queues, over all of its attempts.
+// places are what the transactions of one call of InTx hold in the queues. A place is kept no longer than the
+// transaction, and taken by one that has begun: whoever is at the head of a queue and still has to wait for a
+// connection waits for those behind it, who have them all.
 type places struct {
 	queues  *queues
 	touched []which // the buckets the last attempt asked for
 	held    map[which]*queue
+	queued  bool // whether the last attempt held a place
 }
 
-// hold queues, before an attempt begins, for the buckets the one before it asked for. Places that are held
-// already are kept when they are all it takes, so that an attempt that lost to somebody from outside the
-// queue is made again at once; otherwise they are given up first, and all are taken in one order.
+// hold queues, before the first statement of an attempt, for the buckets the one before it asked for, in one
+// order.
 func (p *places) hold(ctx context.Context) {
 	slices.SortFunc(p.touched, which.compare)
+	deadline := time.Now().Add(queueWait)
 	for _, w := range p.touched {
-		if p.held[w] == nil {
-			p.release()
-			break
-		}
-	}
-	for _, w := range p.touched {
-		p.take(ctx, w, queueWait)
+		p.take(ctx, w, time.Until(deadline))
 	}
 	p.touched = p.touched[:0]
 }
@@ -158,15 +155,15 @@ func (p *places) hold(ctx context.Context) {
 // enter queues for the buckets that an open transaction is about to take from. Only its first call waits:
 // later ones hold row locks that the head of the queue may be waiting for.
 func (p *places) enter(ctx context.Context, buckets []bucket) {
-	wait := queueWait
-	if len(p.touched) > 0 {
-		wait = 0
+	deadline := time.Now()
+	if len(p.touched) == 0 {
+		deadline = deadline.Add(queueWait)
 	}
 	for i := range buckets {
 		w := which{buckets[i].limit.name, buckets[i].key}
 		if !slices.Contains(p.touched, w) {
 			p.touched = append(p.touched, w)
-			p.take(ctx, w, wait)
+			p.take(ctx, w, time.Until(deadline))
 		}
 	}
 }
@@ -189,6 +186,7 @@ func (p *places) take(ctx context.Context, w which, d time.Duration) {
 
 // release leaves all queues.
 func (p *places) release() {
+	p.queued = len(p.held) > 0
 	for _, at := range p.held {
 		p.queues.leave(at, true)
 	}

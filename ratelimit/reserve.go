@@ -37,8 +37,8 @@ func (r Reservation) Delay() time.Duration {
 // and a large request does not starve behind small ones. It is all or nothing over the limits.
 //
 // Run the work at ReadyAt and not before, or the limit is merely a larger burst. Afterwards Settle what it
-// really cost, or Cancel it; a reservation that sees neither ends by itself Config.ExpireAfter after
-// ReadyAt. In a transaction the reservation is undone with it. ReadyAt holds whatever others reserve,
+// really cost, or Cancel it; a reservation that sees neither is ended by Expire, Config.ExpireAfter
+// after ReadyAt. In a transaction the reservation is undone with it. ReadyAt holds whatever others reserve,
 // settle or cancel later, and when the policy changes; a database clock that steps back makes the work
 // due later by as much. Errors are those of Take, and ErrNoReservations.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
@@ -89,9 +89,9 @@ func (p *plan) readyAfter(answers []answer) time.Duration {
 // ended: tokens of a window that is over are gone. What it cost beyond the estimate is taken from the
 // bucket as it is now, below zero if need be, and later requests wait for it.
 //
-// Settling again changes nothing and is no error, whatever actual says then. Settle returns
-// ErrNotReserved for an id that no reservation has (that of a transaction that was rolled back, too), and
-// ErrReservationEnded after Cancel or expiry. In a transaction it is undone with it.
+// Settling again changes nothing and is no error, whatever actual says then. Settle returns ErrInvalidRequest
+// when actual names a bucket that was not reserved, ErrNotReserved for an id that no reservation has (that of
+// a transaction that was rolled back, too), and ErrReservationEnded after Cancel or expiry. In a transaction it is undone with it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err
@@ -124,13 +124,17 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	p, err := l.begin(ctx, "credit", requests, false)
+	p, err := l.begin(ctx, "credit", costless(requests), false)
 	if err != nil {
 		return err
 	}
+	costs, err := l.actualCosts(requests)
+	if err != nil {
+		return fmt.Errorf("ratelimit: credit: %w", err)
+	}
 	amounts, until := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i, b := range p.buckets {
-		amounts[i], until[i] = -b.cost, maxInstant
+		amounts[i], until[i] = -costs[which{b.limit.name, b.key}], maxInstant
 	}
 	if err := l.standalone(ctx, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
 		return l.failed("credit", p, err)
@@ -141,8 +145,8 @@ func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 // which names a bucket.
 type which struct{ name, key string }
 
-// actualCosts checks the requests of Settle and returns their costs, added up where one bucket is named
-// twice. A real cost may be above what the limit can hold.
+// actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
+// named twice. They may be above what the limit can hold, as debts may.
 func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
 	costs := make(map[which]float64, len(actual))
 	for _, r := range actual {
@@ -179,7 +183,7 @@ func (l *Limiter) end(ctx context.Context, verb, id string, final ReservationSta
 
 // finish saves the final state of a locked reservation and charges its buckets.
 func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationState, charges []float64) error {
-	r.State = final
+	r.State, r.ExpiresUs = final, max(r.ExpiresUs, r.NowUs)
 	if err := l.save(ctx, r); err != nil {
 		return err
 	}

@@ -50,11 +50,28 @@ func TestReserve(t *testing.T) {
 			{at: time.Hour, reserve: 150, left: -50, wait: 30 * time.Second},
 		})
 	})
+	t.Run("OfMoreThanIsEverGivenIsAnErrorDownToTheLastBit", func(t *testing.T) {
+		t.Parallel()
+		limit := Define("rounded", TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
+		for cost, want := range map[float64]error{0.3: nil, limit.terms.capacity + limit.terms.maxDebt: ErrCostExceedsCapacity} {
+			_, err := new(Limiter).plan([]Request{limit.For("a").Cost(cost)}, true) // 0.1 + 0.2 is above 0.3
+			require.ErrorIs(t, err, want)
+		}
+	})
 	t.Run("IsAnErrorWhereItIsForbidden", func(t *testing.T) {
 		t.Parallel()
 		run(t, TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: NoReservations}, []step{
 			{at: 0, reserve: 1, wait: forever},
 			{at: 0, take: 100, left: 0},
+		})
+	})
+	t.Run("OfWhatIsThereAndNoMoreWithoutDebt", func(t *testing.T) {
+		t.Parallel()
+		run(t, TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: NoDebt}, []step{
+			{at: 0, reserve: 60, left: 40},
+			{at: 0, reserve: 41, refused: true, left: 40, wait: 600 * time.Millisecond},
+			{at: 0, reserve: 101, wait: forever},
+			{at: 600 * time.Millisecond, reserve: 41, left: 0},
 		})
 	})
 	t.Run("HasNoBoundByDefault", func(t *testing.T) {

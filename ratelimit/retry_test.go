@@ -94,6 +94,20 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	}
 }
 
+// TestRetryAfterOfARowThatNeverRecovers is as long as any is said to be, however old the row is.
+func TestRetryAfterOfARowThatNeverRecovers(t *testing.T) {
+	t.Parallel()
+	now := opening.UnixMicro()
+	longest := time.Duration(horizon) * time.Microsecond
+	century := Define("century", FixedWindow{Rate: 7, Period: maxSpan, Start: opening.Add(-maxSpan / 2)}).terms
+	for _, terms := range []terms{Define("bucket", PerSecond(1)).terms, century} {
+		for _, ts := range []int64{minInstant, now - 2*horizon, now} {
+			require.Equal(t, longest, terms.wait(state{value: -1e300, ts: ts}, now, 1, 0), "%d", ts)
+		}
+	}
+	require.Equal(t, longest, century.wait(state{value: -91, ts: century.begin(now)}, now, 7, 0))
+}
+
 // TestRetryAfterIsHonestOnAServer is the same promise of Take and Reserve.
 func TestRetryAfterIsHonestOnAServer(t *testing.T) {
 	t.Parallel()
@@ -165,4 +179,20 @@ func honest(t *testing.T, pool *pgxpool.Pool, refused ...refusal) {
 	require.Equal(t, time.Microsecond, early.RetryAfter, "%v", refused)
 	now = opening.Add(first.RetryAfter)
 	require.True(t, ask().Allowed, "%v is admitted when it has waited %v", refused, first.RetryAfter)
+}
+
+// TestFirst finds the smallest number from any estimate, in a number of calls that grows with its error
+// only as a logarithm does.
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	const limit = 1 << 50
+	for _, want := range []int64{1, 2, 3, 17, 1000, 1 << 40, limit - 1, limit} {
+		for _, estimate := range []int64{-5, 1, want / 2, want - 1, want, want + 1, 3 * want, limit, limit + 7} {
+			calls := 0
+			got := first(estimate, limit, func(n int64) bool { calls++; return n >= want })
+			require.Equal(t, want, got, "from %d", estimate)
+			require.LessOrEqual(t, calls, 110, "from %d", estimate)
+		}
+	}
+	require.Equal(t, int64(limit), first(9, limit, func(int64) bool { return false }), "when there is none")
 }

@@ -139,6 +139,35 @@ func TestDatabaseClockDecides(t *testing.T) {
 	require.Equal(t, d.At.UnixMicro(), table(t, pool)[0].TS)
 }
 
+// TestResetFillsWhateverTheCost promises that Reset is about buckets and not about tokens.
+func TestResetFillsWhateverTheCost(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
+	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity})
+	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
+	_, err := limiter.Reserve(t.Context(), spaced.For("a").Cost(3), limit.For("a").Cost(13), limit.For("b").Cost(13))
+	require.NoError(t, err)
+	require.NoError(t, limiter.Reset(t.Context(), spaced.For("a"), limit.For("a").Cost(100)))
+	require.Zero(t, held(t, limiter, spaced.For("a")), "the debt is forgotten")
+	require.Equal(t, 10.0, held(t, limiter, limit.For("a")))
+	require.Equal(t, -3.0, held(t, limiter, limit.For("b")), "who was not asked for is left alone")
+}
+
+// TestReserveIsReadyWhenAllItsLimitsAre promises the latest instant of the limits, in whatever order asked.
+func TestReserveIsReadyWhenAllItsLimitsAre(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
+	slow, fast := ratelimit.Define("slow", ratelimit.PerHour(10)), ratelimit.Define("fast", ratelimit.PerSecond(10))
+	for i, key := range []string{"a", "b"} {
+		requests := []ratelimit.Request{slow.For(key).Cost(15), fast.For(key).Cost(15)}
+		r, err := limiter.Reserve(t.Context(), requests[i], requests[1-i])
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, at.Add(30*time.Minute), r.ReadyAt.UTC())
+		require.Equal(t, 30*time.Minute, r.Delay())
+	}
+}
+
 // TestClosedPoolIsAnError promises that a call that cannot be decided is never allowed.
 func TestClosedPoolIsAnError(t *testing.T) {
 	t.Parallel()

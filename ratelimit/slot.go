@@ -41,9 +41,10 @@ func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 		switch {
 		case r.State == Cancelled:
 			return fmt.Errorf("%w: it was %s", ErrReservationEnded, r.State)
-		case restarted:
+		case restarted: // it is alive: it must not be forgotten before its next attempt
+			r.ExpiresUs = max(r.ExpiresUs, r.NowUs+l.config.ExpireAfter.Microseconds())
 			slot = r.slot(0, true)
-			return nil
+			return tx.save(ctx, r)
 		case r.State == Settled: // early; it keeps its slot
 			slot = r.slot(r.untilReady(), false)
 			return nil
@@ -62,6 +63,16 @@ func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 		return tx.save(ctx, r)
 	})
 	return slot, err
+}
+
+// Started reports whether the work of a reservation has been started. The errors are those of Start.
+func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
+	started := false
+	err := l.withReservation(ctx, "started", id, func(_ *Limiter, r *reservation) error {
+		started = r.StartedUs != nil
+		return nil
+	})
+	return started, err
 }
 
 // Renew reserves again what the reservation cost, for work that has to pay for another attempt or that
@@ -115,13 +126,15 @@ func (r *reservation) slot(wait time.Duration, restarted bool) Slot {
 
 const (
 	expireBatch = 100
+	forgetBatch = 1000
 	keepEnded   = 7 * Day
 )
 
 // Expire ends reservations that were neither settled nor cancelled by Config.ExpireAfter after their
 // ReadyAt: they keep the estimate as their cost, or give it back when Config.ReleaseExpired was set when
-// they were made. It also forgets reservations that ended, a week after that. It returns how many it
-// ended. Call it every few minutes, from any number of processes.
+// they were made. It also deletes reservations a week after they ended, or after ExpireAfter when that is
+// later; their IDs are unknown from then on. It returns how many it ended. Call it every few minutes, from
+// any number of processes.
 func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
@@ -132,6 +145,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		if err != nil {
 			return ended, fmt.Errorf("ratelimit: expire: %w", l.explain(err))
 		}
+		before := ended
 		for _, id := range ids {
 			done, err := l.expire(ctx, id)
 			if err != nil {
@@ -141,18 +155,29 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 				ended++
 			}
 		}
-		if len(ids) < expireBatch {
+		if len(ids) < expireBatch || ended == before { // nothing left, or nothing that this call can end
 			break
 		}
 	}
-	err := l.standalone(ctx, func() error {
-		_, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(10*expireBatch), l.asOf(), int64(keepEnded/time.Microsecond))
-		return err
-	})
-	if err != nil {
+	if err := l.forget(ctx); err != nil {
 		return ended, fmt.Errorf("ratelimit: expire: forget: %w", l.explain(err))
 	}
 	return ended, nil
+}
+
+// forget deletes reservations that ended long ago, a batch at a time until there are no more.
+func (l *Limiter) forget(ctx context.Context) error {
+	for {
+		var deleted int64
+		err := l.standalone(ctx, func() error {
+			tag, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(forgetBatch), l.asOf(), int64(keepEnded/time.Microsecond))
+			deleted = tag.RowsAffected()
+			return err
+		})
+		if err != nil || deleted < forgetBatch {
+			return err
+		}
+	}
 }
 
 // expired returns some reservations whose end has come.

@@ -168,6 +168,8 @@ func (l *Limiter) runInTx(ctx context.Context, p *plan) ([]answer, error) {
 
 // undo goes back to the savepoint and removes it.
 func (l *Limiter) undo(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout) // half a call must not stay
+	defer cancel()
 	batch := &pgx.Batch{}
 	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
 	batch.Queue("RELEASE SAVEPOINT " + savepoint)

@@ -60,7 +60,7 @@ func everyday(src source) Policy {
 	period := one(src, time.Microsecond, time.Millisecond, 16_667*time.Microsecond, 999_983*time.Microsecond,
 		time.Second, 7*time.Second, time.Minute, time.Hour, Day, Week)
 	return valid(src, rate, period,
-		one(src, 0, 0, 0, rate/3, rate/2, 2*rate, 7*rate, 3, NoCapacity), one(src, 0, 0, NoReservations, rate/2, 3, 0.2), everyday)
+		one(src, 0, 0, 0, rate/3, rate/2, 2*rate, 7*rate, 3, NoCapacity), one(src, 0, 0, NoReservations, NoDebt, rate/2, 3, 0.2), everyday)
 }
 
 // extreme draws a policy from all that NewLimit accepts, evenly over the orders of magnitude.
@@ -78,7 +78,7 @@ func dyadic(src source) Policy {
 	power := func(low, high int) float64 { return math.Ldexp(1, low+src.pick(high-low+1)) }
 	period := time.Duration(power(10, 20)) * time.Microsecond
 	return valid(src, power(0, 6), period,
-		one(src, 0, power(0, 12), 3*power(-3, 10), NoCapacity), one(src, 0, NoReservations, power(-10, 12)), dyadic)
+		one(src, 0, power(0, 12), 3*power(-3, 10), NoCapacity), one(src, 0, NoReservations, NoDebt, power(-10, 12)), dyadic)
 }
 
 // valid returns the policy of either kind with those numbers, or draws again when they are none.

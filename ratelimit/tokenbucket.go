@@ -89,7 +89,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64) 
 		return terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
 	}
 	t := terms{rate: rate, capacity: capacity, reserves: maxReserved != NoReservations}
-	most := min(maxTokens, rate*float64(maxSpan)/float64(period)) // what arrives within maxSpan
+	most := min(maxTokens, rate*(float64(maxSpan)/float64(period))) // what arrives within maxSpan
 	switch {
 	case capacity == NoCapacity:
 		t.capacity = 0

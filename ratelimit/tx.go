@@ -48,18 +48,19 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
 	}
+	if err := l.idle(); err != nil {
+		return err
+	}
 	reconnects := 0
 	places := &places{queues: l.queues, held: make(map[which]*queue)}
-	defer places.release()
 	return l.retry(ctx, func() (again, error) {
-		places.hold(ctx)
 		lost, err := l.attempt(ctx, places, fn)
 		switch {
-		case errors.Is(err, ErrCommitUnknown): // of this transaction, or of one that fn made
+		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
 			l.queues.conflict(places.touched)
-			if len(places.held) > 0 {
-				return atOnce, err // it is this one's turn
+			if places.queued {
+				return atOnce, err // it will wait for its turn
 			}
 			return afterPause, err
 		case lost && reconnects < maxReconnects:
@@ -79,6 +80,8 @@ func (l *Limiter) attempt(ctx context.Context, places *places, fn func(tx pgx.Tx
 		return isUnavailable(err) || sqlstate(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
 	}
 	tx := &lentTx{Tx: begun, places: places}
+	defer places.release() // once the transaction has ended
+	places.hold(ctx)       // BEGIN takes no snapshot, and whoever waits here has its connection already
 	ended := false
 	defer func() {
 		if !ended { // fn failed, or panicked
@@ -169,6 +172,9 @@ func (l *Limiter) standalone(ctx context.Context, statement func() error) error 
 	if l.pool == nil {
 		return statement()
 	}
+	if err := l.idle(); err != nil {
+		return err
+	}
 	return l.retry(ctx, func() (again, error) {
 		err := statement()
 		if isConflict(err) {
@@ -187,7 +193,14 @@ func isConflict(err error) bool {
 // COMMITTED one of its own, which is run again when it conflicts. An error of fn rolls that back.
 func (l *Limiter) together(ctx context.Context, fn func(tx *Limiter) error) error {
 	if l.pool == nil {
-		return fn(l)
+		err := fn(l)
+		if err != nil && ctx.Err() != nil && !errors.Is(err, ErrNotReserved) {
+			l.spoil(ctx)
+		}
+		return err
+	}
+	if err := l.idle(); err != nil {
+		return err
 	}
 	return l.retry(ctx, func() (again, error) {
 		tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
@@ -204,6 +217,23 @@ func (l *Limiter) together(ctx context.Context, fn func(tx *Limiter) error) erro
 		}
 		return never, err
 	})
+}
+
+// spoil makes the caller's transaction one that can only be rolled back. A context that ends between two
+// statements of a call stops it half-way and leaves the connection alive; one that ends during a statement
+// closes it, which comes to the same.
+func (l *Limiter) spoil(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_, _ = l.db.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
+}
+
+// idle returns an error when the pool is one connection that is in a transaction, which ours would end.
+func (l *Limiter) idle() error {
+	if conn, ok := l.pool.(*pgx.Conn); ok && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		return fmt.Errorf("%w: the connection is in a transaction; use WithTx", ErrInvalidConfig)
+	}
+	return nil
 }
 
 // again says whether and when an attempt is to be made again.

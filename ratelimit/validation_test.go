@@ -216,7 +216,9 @@ func TestInvalidLimiters(t *testing.T) {
 	}{
 		{"Nil", nil, "a Limiter that New did not return"},
 		{"Zero", &ratelimit.Limiter{}, "a Limiter that New did not return"},
-		{"NilTx", good.WithTx(nil), ""},
+		{"NilInTx", (*ratelimit.Limiter)(nil).WithTx(untouched{t: t}), "a Limiter that New did not return"},
+		{"ZeroInTx", new(ratelimit.Limiter).WithTx(untouched{t: t}), "a Limiter that New did not return"},
+		{"NilTx", good.WithTx(nil), "a nil transaction; pass WithTx the one you began"},
 		{"TypedNilTx", good.WithTx((*pgxpool.Tx)(nil)), "a nil transaction; pass WithTx the one you began"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -271,7 +273,12 @@ func TestNewChecksItsArguments(t *testing.T) {
 		{"SchemaWithNewline", untouched{}, ratelimit.Config{Schema: "ratelimit\n"}, "use a lower-case letter or _"},
 		{"SchemaTooLong", untouched{}, ratelimit.Config{Schema: strings.Repeat("s", 64)}, "use a lower-case letter or _"},
 		{"ShortHashKey", untouched{}, ratelimit.Config{HashKey: []byte("short-secret")}, "HashKey has 12 bytes; use 16 random ones or more"},
+		{"EmptyHashKey", untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
 		{"NegativeMaxAttempts", untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
+		{"NegativeStaleAfter", untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; use a span up to 100 years"},
+		{"HugeStaleAfter", untouched{}, ratelimit.Config{StaleAfter: century + 1}, "use a span up to 100 years"},
+		{"NegativeExpireAfter", untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; use a span up to 100 years"},
+		{"HugeExpireAfter", untouched{}, ratelimit.Config{ExpireAfter: century + 1}, "use a span up to 100 years"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

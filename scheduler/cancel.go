@@ -27,7 +27,7 @@ func (s *Scheduler) Cancel(ctx context.Context, client *river.Client[pgx.Tx], tx
 	if !ok || job.State != rivertype.JobStateCancelled {
 		return job, nil
 	}
-	if err := s.end(ctx, s.limiter.WithTx(tx), id, s.afterCancel(job)); err != nil {
+	if err := s.endFailed(ctx, s.limiter.WithTx(tx), id, s.config.Cancelled); err != nil {
 		return nil, fmt.Errorf("scheduler: cancel job %d: %w", jobID, err)
 	}
 	return job, nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -124,7 +125,11 @@ func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx
 	opts.ScheduledAt = due
 	p := &passage{key: s.key, soon: due.Sub(e.At) < 2*riverInterval}
 	inserted, err := client.InsertTx(context.WithValue(ctx, passageKey{}, p), tx, args, &opts)
-	if err != nil {
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && pgErr.Code == "42P01": // undefined_table
+		return nil, fmt.Errorf("%w: %w", ErrNotMigrated, err)
+	case err != nil:
 		return nil, err
 	}
 	if p.taken {

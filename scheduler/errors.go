@@ -15,6 +15,9 @@ var (
 	// reservation are undone.
 	ErrNotInstalled = errors.New("scheduler: the client lacks the middleware; add Scheduler.Middleware to river.Config.Middleware")
 
+	// ErrNotMigrated is returned by Enqueue when River's tables are missing. Run Migrate.
+	ErrNotMigrated = errors.New("scheduler: River's tables are missing; run scheduler.Migrate")
+
 	// ErrNoSlot is returned by the methods of a Slot in a job that Enqueue did not insert, or that runs on a
 	// client without the middleware.
 	ErrNoSlot = errors.New("scheduler: the job has no slot")

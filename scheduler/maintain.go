@@ -107,15 +107,14 @@ func (s *Scheduler) endOf(ctx context.Context, job *rivertype.JobRow) error {
 	if !ok {
 		return nil
 	}
-	unused := KeepEstimate
 	switch job.State {
 	case rivertype.JobStateCancelled:
-		unused = s.afterCancel(job)
+		return s.endFailed(ctx, s.limiter, id, s.config.Cancelled)
 	case rivertype.JobStateDiscarded:
-		unused = s.config.Discarded
+		return s.endFailed(ctx, s.limiter, id, s.config.Discarded)
 	default:
+		return s.end(ctx, s.limiter, id, KeepEstimate)
 	}
-	return s.end(ctx, s.limiter, id, unused)
 }
 
 // MaintainArgs are the args of the River job that calls Maintain.

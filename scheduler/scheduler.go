@@ -113,10 +113,17 @@ func (s *Scheduler) end(ctx context.Context, limiter *ratelimit.Limiter, id stri
 	return err
 }
 
-// afterCancel is what becomes of the tokens of a cancelled job.
-func (s *Scheduler) afterCancel(job *rivertype.JobRow) Unused {
-	if job.Attempt == 0 { // River counts a snooze as no attempt
-		return GiveBack
+// endFailed is end for a job that was cancelled or discarded: what it took goes back when it was never
+// started, whatever River counts as an attempt, and else follows unused.
+func (s *Scheduler) endFailed(ctx context.Context, limiter *ratelimit.Limiter, id string, unused Unused) error {
+	started, err := limiter.Started(ctx, id)
+	switch {
+	case errors.Is(err, ratelimit.ErrNotReserved):
+		return nil
+	case err != nil:
+		return err
+	case !started:
+		unused = GiveBack
 	}
-	return s.config.Cancelled
+	return s.end(ctx, limiter, id, unused)
 }

@@ -1,4 +1,5 @@
--- Charge buckets, or credit them, whatever they hold: no amount is refused, a credit ends at capacity.
+-- Charge buckets, or credit them, whatever they hold: no amount is refused, a credit ends at capacity. Where
+-- the limit was raised meanwhile a bucket may hold more than that capacity, and keeps it.
 --
 -- $1 name[], $2 key[], $3 shard[]     the buckets, distinct and sorted
 -- $4 amount[]                         tokens to charge; below zero: to credit
@@ -19,6 +20,6 @@ SELECT a.name, a.key, a.shard, least(a.capacity, a.capacity - a.amount), a.ts
 FROM asked AS a WHERE a.amount <> 0 ORDER BY a.ord
 ON CONFLICT (name, key, shard) DO UPDATE SET (value, ts) = (
     SELECT
-        least(a.capacity, least(a.capacity, b.value + ((greatest(excluded.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.amount),
+        least(greatest(a.capacity, b.value), least(greatest(a.capacity, b.value), b.value + ((greatest(excluded.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.amount),
         CASE WHEN b.ts > excluded.ts + a.tolerance_us THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
     FROM asked AS a WHERE a.name = b.name AND a.key = b.key AND a.shard = b.shard)

@@ -1,0 +1,177 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// hangingUp is a transaction whose caller's context ends after so many of its requests.
+type hangingUp struct {
+	pgx.Tx
+	after  int
+	hangUp context.CancelFunc
+}
+
+func (tx *hangingUp) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	return hangingUpResults{BatchResults: tx.Tx.SendBatch(ctx, batch), tx: tx}
+}
+
+type hangingUpResults struct {
+	pgx.BatchResults
+	tx *hangingUp
+}
+
+func (r hangingUpResults) Close() error {
+	err := r.BatchResults.Close()
+	if r.tx.after--; r.tx.after == 0 {
+		r.tx.hangUp()
+	}
+	return err
+}
+
+// A context that ends between two statements of a call must not leave half of it in a transaction whose
+// owner commits all the same.
+func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
+	t.Parallel()
+	tight := ratelimit.Define("tight", hoard(1))
+	for name, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string) error{
+		"RefusedTake": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
+			d, err := limiter.Take(ctx, roomy.For("a").Cost(4), tight.For("empty"))
+			if err == nil && d.Allowed {
+				return fmt.Errorf("allowed")
+			}
+			return err
+		},
+		"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
+			_, err := limiter.Reserve(ctx, roomy.For("a"), roomy.For("b"))
+			return err
+		},
+		"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, id string) error { return limiter.Cancel(ctx, id) },
+		"Unknown": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
+			return limiter.Cancel(ctx, unknownID)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			takeAll(t, b.limiter, tight.For("empty"))
+			r, err := b.limiter.Reserve(t.Context(), roomy.For("reserved").Cost(5))
+			require.NoError(t, err)
+			before := b.rows(t, "")
+
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			begun, err := b.pool.Begin(t.Context())
+			require.NoError(t, err)
+			_ = call(ctx, b.limiter.WithTx(&hangingUp{Tx: begun, after: 1, hangUp: cancel}), r.ID)
+			require.Error(t, ctx.Err(), "the call has to be interrupted")
+			_ = begun.Commit(t.Context())
+
+			require.Equal(t, before, b.rows(t, ""))
+			var open int
+			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`).Scan(&open))
+			require.Equal(t, 1, open)
+		})
+	}
+}
+
+const unknownID = "00000000-0000-4000-8000-000000000000"
+
+// BEGIN on a connection that is in a transaction is only warned of, and COMMIT then ends that one.
+func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+	require.NoError(t, err)
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	limiter, err := ratelimit.New(conn, ratelimit.Config{})
+	require.NoError(t, err)
+	b.exec(t, `CREATE TABLE work (n int)`)
+
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO work VALUES (1)`)
+	require.NoError(t, err)
+	for name, call := range map[string]func() error{
+		"Take":    func() error { _, err := limiter.Take(t.Context(), roomy.For("a")); return err },
+		"Reserve": func() error { _, err := limiter.Reserve(t.Context(), roomy.For("a")); return err },
+		"InTx":    func() error { return limiter.InTx(t.Context(), func(pgx.Tx) error { return nil }) },
+	} {
+		require.ErrorIs(t, call(), ratelimit.ErrInvalidConfig, name)
+		require.ErrorContains(t, call(), "use WithTx", name)
+	}
+	requireAllowed(t, taking(roomy.For("a")), limiter.WithTx(tx))
+	require.NoError(t, tx.Rollback(t.Context()))
+	var rows int
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM work`).Scan(&rows))
+	require.Zero(t, rows)
+	requireAllowed(t, taking(roomy.For("a")), limiter)
+}
+
+// Whoever waits in a queue has a connection, so whoever is at its head must not have to wait for one.
+func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
+	t.Parallel()
+	const workers, each = 64, 5
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	hot := ratelimit.Define("hot", hoard(workers*each))
+	require.NoError(t, together(workers, func(int) error {
+		for range each {
+			err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+				d, err := b.limiter.WithTx(tx).Take(t.Context(), hot.Global())
+				if err != nil {
+					return err
+				}
+				return d.Err()
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.InDelta(t, 0, b.row(t, "hot", "").Value, 1e-3)
+}
+
+// A reservation made when the limit was smaller gives back what it took, and takes nothing for it.
+func TestCancelAfterTheLimitWasRaisedTakesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	small, large := ratelimit.Define("raised", hoard(10)), ratelimit.Define("raised", hoard(100))
+	cancelled, err := b.limiter.Reserve(t.Context(), small.For("key").Cost(4))
+	require.NoError(t, err)
+	settled, err := b.limiter.Reserve(t.Context(), small.For("key").Cost(4))
+	require.NoError(t, err)
+	require.NoError(t, b.limiter.Reset(t.Context(), large.For("key")))
+	require.NoError(t, b.limiter.Cancel(t.Context(), cancelled.ID))
+	require.InDelta(t, 100, b.row(t, "raised", "key").Value, 1e-3)
+	require.NoError(t, b.limiter.Settle(t.Context(), settled.ID, small.For("key").Cost(6)))
+	require.InDelta(t, 98, b.row(t, "raised", "key").Value, 1e-3)
+}
+
+// A debt may be above the capacity, and so may what is credited against it.
+func TestCreditIsCappedByTheCapacityAndNotByItsOwnSize(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limit := ratelimit.Define("owing", hoard(10))
+	_, err := b.limiter.Reserve(t.Context(), limit.For("key").Cost(35))
+	require.NoError(t, err)
+	require.NoError(t, b.limiter.Credit(t.Context(), limit.For("key").Cost(20)))
+	require.InDelta(t, -5, b.row(t, "owing", "key").Value, 1e-3)
+	require.NoError(t, b.limiter.Credit(t.Context(), limit.For("key").Cost(20)))
+	require.InDelta(t, 10, b.row(t, "owing", "key").Value, 1e-3)
+}
+
+// The smaller of two policies would delete rows that the larger does not count as full.
+func TestPruneRefusesOneNameUnderTwoPolicies(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, err := b.limiter.Prune(t.Context(), ratelimit.Define("same", hoard(1)), ratelimit.Define("same", hoard(2)))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+}
