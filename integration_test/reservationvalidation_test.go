@@ -83,7 +83,6 @@ func TestReservationsAreValidatedBeforeSQL(t *testing.T) {
 		{"CostTooSmallToTell", all, []ratelimit.Request{key.Cost(1e-12)}, ratelimit.ErrInvalidCost},
 		{"CostBeyondNumbers", all, []ratelimit.Request{key.Cost(2e12)}, ratelimit.ErrCostExceedsCapacity},
 		{"CostAboveMaxReserved", []string{"Reserve"}, []ratelimit.Request{mortgaged.For("key").Cost(31)}, ratelimit.ErrCostExceedsCapacity},
-		{"CostAboveCapacity", []string{"Credit"}, []ratelimit.Request{key.Cost(11)}, ratelimit.ErrCostExceedsCapacity},
 		{"NoReservations", []string{"Reserve"}, []ratelimit.Request{forbidden.Global()}, ratelimit.ErrNoReservations},
 	}
 	for _, test := range tests {

@@ -69,6 +69,25 @@ func TestMaintain(t *testing.T) {
 		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
 	})
 
+	t.Run("GivesBackWhatAJobTookThatWasCancelledWhileItWasHeld", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, func(s *settings) { s.scheduler.Hold = 5 * time.Second })
+		slow := ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 10, Period: 20 * time.Second, Capacity: 10})
+		f.enqueue(t, nil, slow.Global().Cost(10))
+		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
+		await(t, events, 1, river.EventKindJobCompleted)
+		e := f.enqueue(t, nil, slow.Global().Cost(2)) // in four seconds, which a worker waits out
+		eventually(t, func() bool {
+			job, err := f.client.JobGet(t.Context(), e.Job.ID)
+			return err == nil && job.State == rivertype.JobStateRunning
+		})
+		_, err := f.client.JobCancel(t.Context(), e.Job.ID)
+		require.NoError(t, err)
+		await(t, events, 1, river.EventKindJobCancelled)
+		maintain(t, f)
+		require.Equal(t, ratelimit.Cancelled, f.state(t, e.ID))
+	})
+
 	t.Run("SettlesAJobWhoseProcessDiedBeforeItCould", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t, func(s *settings) { s.limiter.ReleaseExpired = true })

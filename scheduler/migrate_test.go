@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
@@ -86,4 +87,16 @@ func TestNew(t *testing.T) {
 	}
 	_, err = scheduler.New(nil, scheduler.Config{})
 	require.ErrorIs(t, err, scheduler.ErrInvalidConfig)
+}
+
+func TestEnqueueSaysThatRiversTablesAreMissing(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `DROP TABLE river_job CASCADE`)
+		require.NoError(t, err)
+		return nil
+	}))
+	_, err := f.tryEnqueue(t.Context(), nil, perSecond.Global())
+	require.ErrorIs(t, err, scheduler.ErrNotMigrated)
 }
