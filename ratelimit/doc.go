@@ -35,8 +35,10 @@
 // The decision is made by an INSERT .. ON CONFLICT DO UPDATE under the row's lock, on the newest version of
 // the row. At READ COMMITTED callers of one bucket queue on that lock. At REPEATABLE READ and
 // SERIALIZABLE the second of two overlapping transactions fails with SQLSTATE 40001 and has to be run
-// again, which [Limiter.InTx] does, and from then on lets the transactions of this process queue. At none of them is more admitted than the limit allows, and different
-// buckets never conflict, because no decision reads through a snapshot.
+// again, which [Limiter.InTx] does, and from then on lets the transactions of this process queue. At none of
+// them is more admitted than the limit allows, and different buckets never conflict, because no decision in a
+// caller's transaction reads through its snapshot. A call over several limits that is its own transaction
+// does; where default_transaction_isolation is above READ COMMITTED it may conflict, and is made again.
 //
 // # The clock
 //

@@ -36,7 +36,7 @@ const (
 // An error of fn rolls back and is returned as it is, a *LimitedError among them. InTx returns ErrContended
 // when no attempt of Config.MaxAttempts got through, the context's error when it ended meanwhile, and
 // ErrCommitUnknown when the connection failed after COMMIT was sent, which is never retried. On every
-// other error nothing was written and nothing was taken.
+// other error nothing was written and nothing was taken, unless fn ended the transaction itself.
 //
 // COMMIT runs to its end even when ctx is cancelled during it, for up to five seconds.
 func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {

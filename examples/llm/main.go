@@ -66,8 +66,8 @@ func runOn(ctx context.Context, w io.Writer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.drop(ctx)) }()
-	p, err := newPlay(db.pool, w, o)
+	defer func() { err = errors.Join(err, db.Drop(ctx)) }()
+	p, err := newPlay(db.Pool, w, o)
 	if err != nil {
 		return err
 	}

@@ -6,20 +6,16 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-const (
-	poolSize    = 16
-	dropTimeout = 10 * time.Second
-)
+const poolSize = 16
 
 //go:embed schema.sql
 var schema string
@@ -29,34 +25,17 @@ func people() []string { return []string{"ada", "alan", "grace"} }
 
 func passwordOf(name string) string { return name + " has a long password" }
 
-// database is one that the demo made for itself, so that it can be run on any server. A service has
+// newDatabase makes a database for the demo on the server at url, with the limiter's table and the application's. A service has
 // one already: all it does of this is pgxpool.New and migrate.
-type database struct {
-	pool   *pgxpool.Pool
-	server string
-	name   string
-}
-
-// newDatabase makes a database on the server at url, with the limiter's table and the application's.
-func newDatabase(ctx context.Context, url string) (_ *database, err error) {
-	db := &database{server: url, name: "login_demo_" + strings.ToLower(rand.Text()[:8])}
-	if err := db.execOnServer(ctx, "CREATE DATABASE "+pgx.Identifier{db.name}.Sanitize()); err != nil {
-		return nil, fmt.Errorf("create the demo's database: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, db.drop(ctx))
-		}
-	}()
-	config, err := pgxpool.ParseConfig(url)
+func newDatabase(ctx context.Context, url string) (*postgrestest.Scratch, error) {
+	db, err := postgrestest.NewScratch(ctx, url, "login_demo", poolSize)
 	if err != nil {
-		return nil, fmt.Errorf("read the database URL: %w", err)
+		return nil, err
 	}
-	config.ConnConfig.Database, config.MaxConns = db.name, poolSize
-	if db.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
-		return nil, fmt.Errorf("connect to the demo's database: %w", err)
+	if err := migrate(ctx, db.Pool); err != nil {
+		return nil, errors.Join(err, db.Drop(ctx))
 	}
-	return db, migrate(ctx, db.pool)
+	return db, nil
 }
 
 // migrate makes the limiter's table, and the application's in a schema of its own.
@@ -94,28 +73,4 @@ func (a *authenticator) register(ctx context.Context, names ...string) error {
 		}
 	}
 	return nil
-}
-
-// drop drops the database, also when ctx has ended.
-func (db *database) drop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
-	defer cancel()
-	if db.pool != nil {
-		db.pool.Close()
-	}
-	if err := db.execOnServer(ctx, "DROP DATABASE "+pgx.Identifier{db.name}.Sanitize()+" WITH (FORCE)"); err != nil {
-		return fmt.Errorf("drop the demo's database: %w", err)
-	}
-	return nil
-}
-
-// execOnServer runs sql on a connection to the database that the server's URL names.
-func (db *database) execOnServer(ctx context.Context, sql string) (err error) {
-	conn, err := pgx.Connect(ctx, db.server)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
-	_, err = conn.Exec(ctx, sql)
-	return err
 }

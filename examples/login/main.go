@@ -70,11 +70,11 @@ func runOn(ctx context.Context, w io.Writer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.drop(ctx)) }()
+	defer func() { err = errors.Join(err, db.Drop(ctx)) }()
 	if o.listen != "" {
-		return listen(ctx, w, db.pool, o.listen)
+		return listen(ctx, w, db.Pool, o.listen)
 	}
-	return attack(ctx, w, db.pool)
+	return attack(ctx, w, db.Pool)
 }
 
 // listen serves the page until ctx ends.

@@ -126,11 +126,11 @@ func TestNewDatabase(t *testing.T) {
 		ctx, interrupt := context.WithCancel(t.Context())
 		db, err := newDatabase(ctx, server)
 		require.NoError(t, err)
-		require.Equal(t, 1, databasesNamed(t, server, db.name))
+		require.Equal(t, 1, databasesNamed(t, server, db.Pool.Config().ConnConfig.Database))
 
 		interrupt()
-		require.NoError(t, db.drop(ctx))
-		require.Zero(t, databasesNamed(t, server, db.name))
+		require.NoError(t, db.Drop(ctx))
+		require.Zero(t, databasesNamed(t, server, db.Pool.Config().ConnConfig.Database))
 	})
 }
 

@@ -244,8 +244,8 @@ func TestServerFailsClosed(t *testing.T) {
 		own := postgrestest.StartOwn(t, nil)
 		db, err := newDatabase(t.Context(), own.URL())
 		require.NoError(t, err)
-		t.Cleanup(db.pool.Close)
-		b := setupOn(t, db.pool)
+		t.Cleanup(db.Pool.Close)
+		b := setupOn(t, db.Pool)
 		require.Equal(t, http.StatusUnauthorized, b.from(here, "ada", wrongPassword).Code)
 
 		require.NoError(t, own.Stop(t.Context(), postgrestest.Immediate))

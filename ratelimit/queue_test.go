@@ -1,0 +1,43 @@
+package ratelimit
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The queues of a process are for what is contended now, and take no more memory than that.
+func TestQueuesAreBoundedAndForgotten(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	q := newQueues()
+	q.now, q.limit = func() time.Time { return now }, 3
+	names := func(first, n int) (keys []which) {
+		for i := range n {
+			keys = append(keys, which{"limit", strconv.Itoa(first + i)})
+		}
+		return keys
+	}
+	require.Nil(t, q.join(names(0, 1)[0]), "nobody has met there")
+
+	q.conflict(names(0, 10))
+	require.Len(t, q.of, 3)
+	held := q.join(names(0, 1)[0])
+	require.NotNil(t, held)
+	require.True(t, held.wait(t.Context(), 0))
+	require.False(t, held.wait(t.Context(), 0), "one at a time")
+
+	now = now.Add(queueMemory + 1)
+	require.Nil(t, q.join(names(1, 1)[0]), "it was a while ago")
+	q.conflict(names(20, 10))
+	require.Len(t, q.of, 3)
+	require.Same(t, held, q.of[names(0, 1)[0]], "somebody is in it")
+	q.leave(held, true)
+
+	now = now.Add(queueMemory + 1)
+	q.conflict(names(40, 3))
+	require.Len(t, q.of, 3)
+	require.Nil(t, q.join(names(0, 1)[0]))
+}
