@@ -106,6 +106,7 @@ func TestReservationsTakeNoSIREADLock(t *testing.T) {
 				"Renew": {renewing, fresh.ID, nil}, "RenewRefused": {renewing, owing.ID, nil}, "RenewCancelled": {renewing, ended.ID, nil},
 				"SettleEnded": {settling, ended.ID, ratelimit.ErrReservationEnded}, "CancelEnded": {cancelling, ended.ID, nil},
 				"SettleUnknown": {settling, unknown, ratelimit.ErrNotReserved}, "StartUnknown": {starting, unknown, ratelimit.ErrNotReserved},
+				"Charge": {func(ctx context.Context, l *ratelimit.Limiter, _, _ string) error { return l.Charge(ctx, requests...) }, "", nil},
 				"Credit": {func(ctx context.Context, l *ratelimit.Limiter, _, _ string) error { return l.Credit(ctx, requests...) }, "", nil},
 			}
 			for name, verb := range verbs {

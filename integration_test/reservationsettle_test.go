@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -172,6 +173,41 @@ func TestCredit(t *testing.T) {
 		d.at(300 * time.Millisecond)
 		require.NoError(t, d.limiter.Credit(t.Context(), key.Cost(2)))
 		d.requireTokens(t, 5, key)
+	})
+}
+
+func TestCharge(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+
+	t.Run("TakesWhatIsThereAndThenOwes", func(t *testing.T) {
+		t.Parallel()
+		d, key := b.desk(t, ratelimit.Config{}), lookups.For(t.Name())
+		for _, want := range []float64{6, 2, -2} {
+			require.NoError(t, d.limiter.Charge(t.Context(), key.Cost(4)))
+			d.requireTokens(t, want, key)
+		}
+		require.NoError(t, d.limiter.Charge(t.Context(), key.Cost(25)), "even more than the capacity")
+		d.requireTokens(t, -27, key)
+		refused, err := d.limiter.Take(t.Context(), key)
+		require.NoError(t, err)
+		require.Equal(t, 2800*time.Millisecond, refused.RetryAfter)
+	})
+	t.Run("EachLimitItsOwnCost", func(t *testing.T) {
+		t.Parallel()
+		d, key := b.desk(t, ratelimit.Config{}), t.Name()
+		require.NoError(t, d.limiter.Charge(t.Context(), words.For(key).Cost(3), lookups.For(key), words.For(key).Cost(4)))
+		d.requireTokens(t, 9, lookups.For(key))
+		capacity := words.Capacity()
+		d.requireTokens(t, capacity-7, words.For(key))
+	})
+	t.Run("IsUndoneWithTheTransaction", func(t *testing.T) {
+		t.Parallel()
+		d, key := b.desk(t, ratelimit.Config{}), lookups.For(t.Name())
+		tx := d.begin(t, pgx.Serializable)
+		require.NoError(t, d.limiter.WithTx(tx).Charge(t.Context(), key.Cost(4)))
+		require.NoError(t, tx.Rollback(t.Context()))
+		d.requireTokens(t, 10, key)
 	})
 }
 

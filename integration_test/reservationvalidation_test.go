@@ -31,6 +31,9 @@ var reservationVerbs = map[string]func(ctx context.Context, limiter *ratelimit.L
 	"Credit": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
 		return limiter.Credit(ctx, requests...)
 	},
+	"Charge": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
+		return limiter.Charge(ctx, requests...)
+	},
 	"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, _ ...ratelimit.Request) error {
 		return limiter.Cancel(ctx, someID)
 	},

@@ -45,6 +45,8 @@ type Config struct {
 	// ReleaseExpired makes reservations that expire give back what they took. Defaults to false: they keep
 	// it, because the work may well have run without its process living to settle.
 	ReleaseExpired bool
+	// Observer is told what the calls did. Defaults to nil, nobody.
+	Observer Observer
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time
 }

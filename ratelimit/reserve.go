@@ -124,20 +124,32 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	p, err := l.begin(ctx, "credit", costless(requests), false)
+	return l.adjust(ctx, "credit", -1, requests)
+}
+
+// Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
+// wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
+// less. It is not idempotent. In a transaction it is undone with it.
+func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
+	return l.adjust(ctx, "charge", 1, requests)
+}
+
+// adjust charges the costs of the requests times sign.
+func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request) error {
+	p, err := l.begin(ctx, verb, costless(requests), false)
 	if err != nil {
 		return err
 	}
 	costs, err := l.actualCosts(requests)
 	if err != nil {
-		return fmt.Errorf("ratelimit: credit: %w", err)
+		return fmt.Errorf("ratelimit: %s: %w", verb, err)
 	}
 	amounts, until := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i, b := range p.buckets {
-		amounts[i], until[i] = -costs[which{b.limit.name, b.key}], maxInstant
+		amounts[i], until[i] = sign*costs[which{b.limit.name, b.key}], maxInstant
 	}
 	if err := l.standalone(ctx, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
-		return l.failed("credit", p, err)
+		return l.failed(verb, p, err)
 	}
 	return nil
 }

@@ -1,0 +1,107 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// Observer is told what the calls of a Limiter did, for logs, metrics and traces. Observe runs on the
+// goroutine that noticed, before the call returns to its caller: it must be quick, must not call the Limiter,
+// and may run on many goroutines at once. ctx carries the values of the call's context, and may have ended.
+//
+// What a transaction of InTx decided is told when it has committed, and not at all when it has not; what
+// is decided in a transaction that you began is told at once, with Pending set, since nobody says how it
+// ends. No event holds a key.
+type Observer interface {
+	Observe(ctx context.Context, event Event)
+}
+
+// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned] and [Mended].
+// More may be added: ignore those you do not know.
+type Event interface{ event() }
+
+// Decided is a decision: allowed or refused. Refused is not failed.
+type Decided struct {
+	// Verb is "take", "check", "reserve", "start" or "renew".
+	Verb string
+	// Decision is what the caller was told.
+	Decision Decision
+	// Delay is how long after the decision reserved work may run; 0 unless the verb reserves.
+	Delay time.Duration
+	// Elapsed is how long the call took, as its caller saw it.
+	Elapsed time.Duration
+	// Cached is whether the decision came from the deny cache.
+	Cached bool
+	// Pending is whether it was made in a transaction that may still be rolled back.
+	Pending bool
+}
+
+// Settlement is the difference between what was reserved of one limit and what was used.
+type Settlement struct {
+	// Limit is the limit's name.
+	Limit string
+	// Delta is what was charged beyond the reservation; below zero it was given back.
+	Delta float64
+	// Pending is as in Decided.
+	Pending bool
+}
+
+// Failed is a call that ended in an error which is not its caller's: the request was neither allowed nor
+// refused. errors.Is(Err, ErrContended) tells contention from a store that does not work.
+type Failed struct {
+	// Verb is the call, as in Decided, and "transaction" for InTx.
+	Verb string
+	// Limit is the name of the first limit of the call, and empty for a transaction.
+	Limit string
+	// Err is what the caller got.
+	Err error
+	// Elapsed is how long it took.
+	Elapsed time.Duration
+}
+
+// Conflicted is an attempt that lost against a concurrent transaction and is made again.
+type Conflicted struct {
+	// Verb is as in Failed.
+	Verb string
+	// Attempt counts the attempts of the call, from 1.
+	Attempt int
+	// Err is the conflict.
+	Err error
+}
+
+// Batched is a statement that decided for several calls at once.
+type Batched struct {
+	// Calls is how many calls it answered, and Buckets how many different buckets these asked for.
+	Calls, Buckets int
+	// Elapsed is how long the database took.
+	Elapsed time.Duration
+}
+
+// Queued is a wait for earlier transactions of this process that want the same bucket.
+type Queued struct {
+	// Waited is how long.
+	Waited time.Duration
+}
+
+// Pruned is a run of Prune that has ended.
+type Pruned struct {
+	// Buckets is how many rows it deleted.
+	Buckets int
+	// Elapsed is how long it took.
+	Elapsed time.Duration
+}
+
+// Mended is a bucket whose ts a wrong clock had left in the future, and that counts from the present again.
+type Mended struct {
+	// Limit is the name of the bucket's limit.
+	Limit string
+}
+
+func (Decided) event()    {}
+func (Settlement) event() {}
+func (Failed) event()     {}
+func (Conflicted) event() {}
+func (Batched) event()    {}
+func (Queued) event()     {}
+func (Pruned) event()     {}
+func (Mended) event()     {}
