@@ -153,23 +153,33 @@ func TestReservationConfigIsValidated(t *testing.T) {
 // A program that is newer than its database says so, and takes nothing.
 func TestReservationsWithoutTheirMigration(t *testing.T) {
 	t.Parallel()
-	first, err := fs.ReadFile(migrations.FS, "00001_buckets.sql")
-	require.NoError(t, err)
-	up, _, found := strings.Cut(string(first), "-- +goose Down")
-	require.True(t, found)
 	b := &bundle{pool: postgrestest.NewEmpty(t), schema: "ratelimit"}
 	b.limiter = b.with(t, ratelimit.Config{})
-	b.exec(t, up)
+	migrate := func(file string) {
+		migration, err := fs.ReadFile(migrations.FS, file)
+		require.NoError(t, err)
+		up, _, found := strings.Cut(string(migration), "-- +goose Down")
+		require.True(t, found)
+		b.exec(t, up)
+	}
+	migrate("00001_buckets.sql")
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	before := b.rows(t, "")
 	for name, verb := range reservationVerbs {
-		if name == "Credit" {
+		if name == "Credit" || name == "Charge" {
 			continue // it needs none
 		}
 		require.ErrorIs(t, verb(t.Context(), b.limiter, roomy.For("key"), lookups.For("key")), ratelimit.ErrNotMigrated, name)
 	}
 	require.Equal(t, before, b.rows(t, ""))
 	require.NoError(t, b.limiter.Credit(t.Context(), roomy.For("key")))
+	before = b.rows(t, "")
+	migrate("00002_reservations.sql") // and without the column that 00003 adds
+	for _, name := range []string{"Reserve", "Settle", "Cancel", "Start", "Renew"} {
+		err := reservationVerbs[name](t.Context(), b.limiter, roomy.For("key"), lookups.For("key"))
+		require.ErrorIs(t, err, ratelimit.ErrNotMigrated, name)
+	}
+	require.Equal(t, before, b.rows(t, ""))
 }
 
 func TestReservationsTableRefusesAnUnknownState(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 2
+const latest = 3
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -357,7 +357,7 @@ func definitions(t *testing.T, pool *pgxpool.Pool) []string {
 			WHERE relnamespace = 'ratelimit'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'goose_db_version')
 		SELECT format('table %s %s', relname, reloptions) FROM tables
 		UNION ALL SELECT format('column %s.%s %s %s', relname, attname, format_type(atttypid, atttypmod), attnotnull)
-			FROM tables JOIN pg_attribute ON attrelid = tables.oid WHERE attnum > 0
+			FROM tables JOIN pg_attribute ON attrelid = tables.oid WHERE attnum > 0 AND NOT attisdropped
 		UNION ALL SELECT format('constraint %s %s %s', relname, conname, pg_get_constraintdef(pg_constraint.oid))
 			FROM tables JOIN pg_constraint ON conrelid = tables.oid
 		UNION ALL SELECT format('index %s', indexdef) FROM pg_indexes JOIN tables ON tablename = relname

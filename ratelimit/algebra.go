@@ -42,6 +42,7 @@ type terms struct {
 	maxDebt  float64 // how far below zero a reservation may go
 	reserves bool    // whether reservations are taken at all
 	spread   bool    // whether phase is to be derived from the key
+	shards   int32   // the rows a bucket is spread over
 }
 
 // state is a bucket's row: value tokens were held at ts, microseconds since 1970.

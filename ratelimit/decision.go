@@ -83,6 +83,7 @@ type Value struct {
 
 	terms terms
 	state state
+	parts []state // of each row, when the bucket is spread over several
 }
 
 // At returns what the bucket holds at another instant if nothing more is taken: never above the
@@ -90,6 +91,9 @@ type Value struct {
 func (v Value) At(instant time.Time) float64 {
 	if v.Limit.policy == nil { // the zero Value, as after an error
 		return 0
+	}
+	if v.parts != nil {
+		return v.terms.tokensOf(v.parts, clampInstant(instant))
 	}
 	return v.terms.tokens(v.state, clampInstant(instant))
 }
@@ -100,7 +104,15 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 	if err := checkCost(v.Limit, cost, v.terms.capacity); err != nil {
 		return 0, err
 	}
-	return v.terms.wait(v.state, clampInstant(instant), cost, 0), nil
+	return v.wait(clampInstant(instant), cost, 0), nil
+}
+
+// wait is terms.wait for what the bucket holds.
+func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
+	if v.parts != nil {
+		return v.terms.waitOf(v.parts, now, cost, lowest)
+	}
+	return v.terms.wait(v.state, now, cost, lowest)
 }
 
 // clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
@@ -114,10 +126,11 @@ func clampInstant(instant time.Time) int64 {
 	return instant.UnixMicro()
 }
 
-// reading returns the state of one bucket at now as a caller sees it.
-func (b *bucket) reading(s state, now int64) Value {
-	s = b.terms.mend(s, now)
-	return Value{Limit: b.limit, Tokens: b.terms.tokens(s, now), AsOf: time.UnixMicro(now), terms: b.terms, state: s}
+// reading returns what the bucket held at a.now as a caller sees it.
+func (b *bucket) reading(a answer) Value {
+	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now), parts: a.parts}
+	v.Tokens = b.terms.tokens(v.state, a.now)
+	return v
 }
 
 // decide turns what the statement answered for each bucket into the decision on the call as asked.
@@ -147,17 +160,17 @@ func (d *Decision) add(s State, isFirst bool) {
 
 // decide returns what the answer means for one bucket.
 func (b *bucket) decide(a answer) State {
-	value := b.reading(a.state, a.now)
+	value := b.reading(a)
 	s := State{
 		Limit:      b.limit,
 		Cost:       b.cost,
 		Allowed:    a.allowed,
 		Remaining:  max(value.Tokens, 0),
-		ResetAfter: b.terms.untilFull(value.state, a.now),
+		ResetAfter: value.wait(a.now, b.terms.capacity, 0),
 		Value:      value,
 	}
 	if !a.allowed {
-		s.RetryAfter = b.terms.wait(value.state, a.now, b.cost, b.lowest)
+		s.RetryAfter = value.wait(a.now, b.cost, b.lowest)
 	}
 	return s
 }

@@ -47,8 +47,8 @@ var (
 	// on a Limiter that was not made by New or is bound to no transaction.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
-	// ErrNotMigrated is returned when the schema lacks a table. Run migrations.Up.
-	ErrNotMigrated = errors.New("ratelimit: a table is missing; run migrations.Up")
+	// ErrNotMigrated is returned when the schema lacks a table or a column. Run migrations.Up.
+	ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
 
 	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
 	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a
@@ -69,6 +69,7 @@ const (
 	codeDeadlockDetected     = "40P01"
 	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
 	codeUndefinedTable       = "42P01"
+	codeUndefinedColumn      = "42703"
 	codeInvalidSchemaName    = "3F000"
 	codeAdminShutdown        = "57P01"
 	codeCrashShutdown        = "57P02"

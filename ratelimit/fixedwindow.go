@@ -27,6 +27,8 @@ type FixedWindow struct {
 	// moments and nobody's clients all return at once. When Start of a limit in use is changed, the row
 	// falls into the new windows at the next of their starts.
 	Start time.Time
+	// Shards is the number of rows, as in [TokenBucket].
+	Shards int
 }
 
 // String returns the policy in words, as in "100 per 1h0m0s (fixed window)".
@@ -35,7 +37,7 @@ func (p FixedWindow) String() string {
 }
 
 func (p FixedWindow) compile() (terms, error) {
-	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved)
+	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved, p.Shards)
 	if err != nil {
 		return terms{}, err
 	}

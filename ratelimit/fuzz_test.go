@@ -58,7 +58,7 @@ func FuzzTake(f *testing.F) {
 
 // holds checks what the bucket holds at now and later.
 func holds(t require.TestingT, b bucket, row state, now, later int64) {
-	v := b.reading(row, now)
+	v := b.reading(answer{state: row, now: now})
 	require.LessOrEqual(t, v.Tokens, b.terms.capacity, "never more than the capacity")
 	require.GreaterOrEqual(t, v.Tokens, min(row.value, b.terms.capacity), "time takes nothing away")
 	require.Equal(t, v.Tokens, v.At(time.UnixMicro(now)))

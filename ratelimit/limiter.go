@@ -180,7 +180,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	if err != nil {
 		return Value{}, l.failed("value", p, err)
 	}
-	return p.buckets[0].reading(answers[0].state, answers[0].now), nil
+	return p.buckets[0].reading(answers[0]), nil
 }
 
 // Reset fills the buckets of the requests to their capacity, as on a successful login. Debts are
@@ -251,7 +251,8 @@ func (l *Limiter) failed(verb string, p *plan, err error) error {
 
 // explain adds to err what to do about it where the server's words do not say.
 func (l *Limiter) explain(err error) error {
-	if code := sqlstate(err); code == codeUndefinedTable || code == codeInvalidSchemaName {
+	switch sqlstate(err) {
+	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
 		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
 	}
 	return err

@@ -137,7 +137,7 @@ func (l *pipeline) sameAnswers(p *plan, expected []answer) func(pgx.Rows) error 
 			return err
 		}
 		same := func(a, b answer) bool {
-			return a == b && math.Float64bits(a.state.value) == math.Float64bits(b.state.value)
+			return a.allowed == b.allowed && a.state == b.state && a.now == b.now && math.Float64bits(a.state.value) == math.Float64bits(b.state.value)
 		}
 		if !slices.EqualFunc(got, expected, same) {
 			return fmt.Errorf("%+v:\nthe server answered %+v\nGo says             %+v", p.buckets, got, expected)

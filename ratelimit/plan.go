@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -26,6 +25,7 @@ const (
 type bucket struct {
 	limit  Limit
 	key    string // as stored
+	shard  int32  // 0, or which row of a bucket that is spread over several
 	terms  terms
 	cost   float64
 	lowest float64 // the least value that may remain
@@ -113,7 +113,7 @@ func (p *plan) sort() {
 	}
 	slices.SortFunc(order, func(i, j int) int {
 		a, b := &p.buckets[i], &p.buckets[j]
-		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
+		return a.which().compare(b.which())
 	})
 	sorted, place := make([]bucket, len(order)), make([]int, len(order))
 	for to, from := range order {

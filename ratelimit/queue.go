@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ func (w which) compare(o which) int {
 	if c := strings.Compare(w.name, o.name); c != 0 {
 		return c
 	}
-	return strings.Compare(w.key, o.key)
+	return cmp.Or(strings.Compare(w.key, o.key), cmp.Compare(w.shard, o.shard))
 }
 
 // queue is the queue for one bucket: whoever takes the token out of turn is at its head.
@@ -160,7 +161,7 @@ func (p *places) enter(ctx context.Context, buckets []bucket) {
 		deadline = deadline.Add(queueWait)
 	}
 	for i := range buckets {
-		w := which{buckets[i].limit.name, buckets[i].key}
+		w := buckets[i].which()
 		if !slices.Contains(p.touched, w) {
 			p.touched = append(p.touched, w)
 			p.take(ctx, w, time.Until(deadline))

@@ -16,7 +16,7 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 	q.now, q.limit = func() time.Time { return now }, 3
 	names := func(first, n int) (keys []which) {
 		for i := range n {
-			keys = append(keys, which{"limit", strconv.Itoa(first + i)})
+			keys = append(keys, which{name: "limit", key: strconv.Itoa(first + i)})
 		}
 		return keys
 	}

@@ -38,6 +38,7 @@ type reservation struct {
 	Rates, Steps      []float64
 	StepUs, PhaseUs   []int64
 	Lowest            []float64
+	Shards            []int32 // empty when each bucket is one row, as before there were shards
 
 	NowUs int64
 }
@@ -58,7 +59,7 @@ func (l *Limiter) record(ctx context.Context, p *plan, r Reservation) error {
 	c := p.columns()
 	expires := r.ReadyAt.Add(l.config.ExpireAfter)
 	_, err := l.db.Exec(ctx, l.statements.reservationInsert, r.ID, r.ReadyAt.UnixMicro(), optionalMicros(r.StaleAt),
-		expires.UnixMicro(), l.config.ReleaseExpired, c.names, c.keys, c.costs, c.capacities, c.rates, c.perPeriod, c.steps, c.phases, c.lowest)
+		expires.UnixMicro(), l.config.ReleaseExpired, c.names, c.keys, c.costs, c.capacities, c.rates, c.perPeriod, c.steps, c.phases, c.lowest, p.shards())
 	return err
 }
 
@@ -113,7 +114,7 @@ func scanReservation(results pgx.BatchResults) (*reservation, error) {
 	}
 	var r reservation
 	err := results.QueryRow().Scan(&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
-		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.NowUs)
+		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.NowUs)
 	return &r, err
 }
 
@@ -127,6 +128,9 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 // while the bucket's step begins no later than until.
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
 	l.enter(ctx, p)
+	if p.parted() {
+		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
+	}
 	c := p.columns()
 	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
 		c.steps, c.perPeriod, c.phases, until, l.asOf(), c.tolerances)
@@ -137,10 +141,14 @@ func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until 
 func (r *reservation) plan() *plan {
 	p := &plan{}
 	for i := range r.Names {
+		shards := int32(1)
+		if i < len(r.Shards) {
+			shards = r.Shards[i]
+		}
 		p.buckets = append(p.buckets, bucket{
 			limit: Limit{name: r.Names[i]},
 			key:   r.Keys[i],
-			terms: terms{capacity: r.Capacities[i], rate: r.Rates[i], steps: r.Steps[i], step: r.StepUs[i], phase: r.PhaseUs[i], maxDebt: -r.Lowest[i], reserves: true},
+			terms: terms{shards: shards, capacity: r.Capacities[i], rate: r.Rates[i], steps: r.Steps[i], step: r.StepUs[i], phase: r.PhaseUs[i], maxDebt: -r.Lowest[i], reserves: true},
 			cost:  r.Costs[i], lowest: r.Lowest[i],
 		})
 		p.asked = append(p.asked, asked{bucket: i, cost: r.Costs[i]})

@@ -146,7 +146,7 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	}
 	amounts, until := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i, b := range p.buckets {
-		amounts[i], until[i] = sign*costs[which{b.limit.name, b.key}], maxInstant
+		amounts[i], until[i] = sign*costs[which{name: b.limit.name, key: b.key}], maxInstant
 	}
 	if err := l.standalone(ctx, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
 		return l.failed(verb, p, err)
@@ -154,8 +154,11 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	return nil
 }
 
-// which names a bucket.
-type which struct{ name, key string }
+// which names a row of a bucket; that of a bucket on one row is shard 0.
+type which struct {
+	name, key string
+	shard     int32
+}
 
 // actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
 // named twice. They may be above what the limit can hold, as debts may.
@@ -169,7 +172,7 @@ func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
 		if err := checkCost(r.limit, r.cost, maxTokens); err != nil {
 			return nil, err
 		}
-		costs[which{r.limit.name, key}] += r.cost
+		costs[which{name: r.limit.name, key: key}] += r.cost
 	}
 	return costs, nil
 }

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,6 +15,16 @@ import (
 var (
 	//go:embed sql/bucket_take.sql
 	bucketTakeSQL string
+	//go:embed sql/bucket_take_alone.sql
+	bucketTakeAloneSQL string
+	//go:embed sql/buckets_spend.sql
+	bucketsSpendSQL string
+	//go:embed sql/buckets_hold.sql
+	bucketsHoldSQL string
+	//go:embed sql/buckets_save.sql
+	bucketsSaveSQL string
+	//go:embed sql/buckets_look.sql
+	bucketsLookSQL string
 	//go:embed sql/buckets_take.sql
 	bucketsTakeSQL string
 	//go:embed sql/buckets_lock.sql
@@ -47,7 +58,9 @@ const savepoint = "ratelimit_take"
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, lockSeveral, takeSeveralAlone, read, fill, mend, charge, prune string
+	take, takeSeveral, takeAlone, lockSeveral, takeSeveralAlone, spend string
+
+	read, look, hold, save, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsForget             string
@@ -60,6 +73,11 @@ func newStatements(schema string) statements {
 	in := tables.Replace
 	return statements{
 		take:             in(bucketTakeSQL),
+		takeAlone:        in(bucketTakeAloneSQL),
+		spend:            in(bucketsSpendSQL),
+		look:             in(bucketsLookSQL),
+		hold:             in(bucketsHoldSQL),
+		save:             in(bucketsSaveSQL),
 		takeSeveral:      in(bucketsTakeSQL),
 		lockSeveral:      in(bucketsLockSQL),
 		takeSeveralAlone: in(bucketsTakeAloneSQL),
@@ -81,15 +99,24 @@ func newStatements(schema string) statements {
 type answer struct {
 	allowed bool
 	state   state
-	now     int64 // microseconds since 1970
+	now     int64   // microseconds since 1970
+	parts   []state // of each row, when the bucket is spread over several; state is their sum then
 }
 
 // run executes the plan once: in the caller's transaction when bound to one, else as its own.
 func (l *Limiter) run(ctx context.Context, p *plan) ([]answer, error) {
-	if p.free() {
+	switch {
+	case p.free():
 		answers, err := l.read(ctx, p)
 		return p.project(answers), err
+	case p.parted():
+		return l.runParted(ctx, p)
 	}
+	return l.runRows(ctx, p)
+}
+
+// runRows takes from the rows that the plan names.
+func (l *Limiter) runRows(ctx context.Context, p *plan) ([]answer, error) {
 	l.enter(ctx, p)
 	var answers []answer
 	var err error
@@ -110,6 +137,39 @@ func (l *Limiter) run(ctx context.Context, p *plan) ([]answer, error) {
 	return answers, l.mend(ctx, p, answers)
 }
 
+// runParted takes from buckets of which some are spread over several rows: from one row of each, from another
+// one of each, and last from all of them together.
+func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
+	var rows *plan
+	for range 2 {
+		if rows = p.scatter(rows); rows == nil {
+			break
+		}
+		answers, err := l.runRows(ctx, rows)
+		if err != nil {
+			return nil, err
+		}
+		if !p.short(answers) {
+			return l.complete(ctx, p, rows, answers)
+		}
+	}
+	var answers []answer
+	err := l.inTx(ctx, func(tx *Limiter) (err error) {
+		tx.enter(ctx, p)
+		answers, err = tx.takeHeld(ctx, p)
+		return err
+	})
+	return answers, err
+}
+
+// inTx runs fn on l when it is bound to a transaction, and else in a transaction of its own.
+func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
+	if l.pool == nil {
+		return fn(l)
+	}
+	return l.together(ctx, fn)
+}
+
 // enter queues for the plan's buckets when the transaction is one of InTx.
 func (l *Limiter) enter(ctx context.Context, p *plan) {
 	if tx, ok := l.db.(*lentTx); ok {
@@ -117,15 +177,36 @@ func (l *Limiter) enter(ctx context.Context, p *plan) {
 	}
 }
 
+// errOvertaken says that another call was quicker between a statement's look and its deed. It is run again.
+var errOvertaken = errors.New("overtaken by another call")
+
 // runOne takes from one bucket.
 func (l *Limiter) runOne(ctx context.Context, b *bucket) ([]answer, error) {
+	statement := l.statements.take
+	if l.pool != nil {
+		statement = l.statements.takeAlone
+	}
 	t := b.terms
-	rows, err := l.db.Query(ctx, l.statements.take, b.limit.name, b.key, int32(0), b.cost, t.capacity, t.rate,
+	rows, err := l.db.Query(ctx, statement, b.limit.name, b.key, b.shard, b.cost, t.capacity, t.rate,
 		t.step, t.steps, t.phase, b.lowest, l.asOf(), t.tolerance())
 	if err != nil {
 		return nil, err
 	}
-	return scan(rows)
+	answers, err := scan(rows)
+	if err == nil && (len(answers) == 0 || b.overtaken(answers[0])) {
+		err = errOvertaken
+	}
+	return answers, err
+}
+
+// overtaken reports whether the refusal a contradicts the state it comes with, which another call has changed
+// since.
+func (b *bucket) overtaken(a answer) bool {
+	if a.allowed {
+		return false
+	}
+	_, enough := b.terms.take(a.state, a.now, b.cost, b.lowest)
+	return enough
 }
 
 // runAlone takes from several buckets in two statements that are a transaction of their own, sent
@@ -179,7 +260,7 @@ func (l *Limiter) undo(ctx context.Context) error {
 	return nil
 }
 
-// mend repairs buckets that refused and whose ts a wrong clock left in the future: a refusal writes
+// mend repairs rows that refused and whose ts a wrong clock left in the future: a refusal writes
 // nothing, so without this they would refuse until the clock arrives there.
 func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	for i, a := range answers {
@@ -187,7 +268,7 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 		if !b.terms.ahead(a.state, a.now) {
 			continue
 		}
-		_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{0},
+		_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
 			[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
 		if err != nil {
 			return fmt.Errorf("mend ts: %w", err)
@@ -196,10 +277,29 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	return nil
 }
 
-// read reads the plan's buckets; a bucket without a row reads as full.
+// read reads the plan's buckets; a row that is not there reads as full.
 func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
-	c := p.columns()
-	rows, err := l.db.Query(ctx, l.statements.read, c.names, c.keys, c.shards, l.asOf())
+	all, from := p.rows()
+	found, err := l.readRows(ctx, l.statements.read, all)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) != len(all) {
+		return nil, fmt.Errorf("the statement answered for %d of %d rows", len(found), len(all))
+	}
+	answers := make([]answer, len(p.buckets))
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		answers[i].now = found[from[i]].now
+		answers[i].of(b, states(found[from[i]:from[i]+int(b.terms.shards)]))
+	}
+	return answers, nil
+}
+
+// readRows reads rows with one of the statements that do no more.
+func (l *Limiter) readRows(ctx context.Context, statement string, all []bucket) ([]answer, error) {
+	c := (&plan{buckets: all}).columns()
+	rows, err := l.db.Query(ctx, statement, c.names, c.keys, c.shards, l.asOf())
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +310,7 @@ func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
 		if err := row.Scan(&value, &ts, &a.now); err != nil {
 			return a, err
 		}
-		a.state = p.buckets[i].terms.full(a.now)
+		a.state = all[i].terms.full(a.now)
 		if value != nil && ts != nil {
 			a.state = state{value: *value, ts: *ts}
 		}
@@ -219,10 +319,23 @@ func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
 	})
 }
 
+// states returns what the rows hold.
+func states(answers []answer) []state {
+	found := make([]state, len(answers))
+	for i, a := range answers {
+		found[i] = a.state
+	}
+	return found
+}
+
 // project decides on states that were only read.
 func (p *plan) project(answers []answer) []answer {
 	for i, a := range answers {
 		b := &p.buckets[i]
+		if b.parted() {
+			answers[i].allowed = b.terms.tokensOf(a.parts, a.now)-b.cost >= b.lowest
+			continue
+		}
 		_, answers[i].allowed = b.terms.take(b.terms.mend(a.state, a.now), a.now, b.cost, b.lowest)
 	}
 	return answers
@@ -231,7 +344,8 @@ func (p *plan) project(answers []answer) []answer {
 // fill sets the plan's buckets to their capacity.
 func (l *Limiter) fill(ctx context.Context, p *plan) error {
 	l.enter(ctx, p)
-	c := p.columns()
+	rows, _ := p.rows()
+	c := (&plan{buckets: rows}).columns()
 	_, err := l.db.Exec(ctx, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf(), c.tolerances)
 	return err
 }
@@ -248,7 +362,7 @@ func (p *plan) columns() columns {
 	var c columns
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		c.names, c.keys, c.shards = append(c.names, b.limit.name), append(c.keys, b.key), append(c.shards, 0)
+		c.names, c.keys, c.shards = append(c.names, b.limit.name), append(c.keys, b.key), append(c.shards, b.shard)
 		c.costs, c.lowest = append(c.costs, b.cost), append(c.lowest, b.lowest)
 		c.capacities, c.rates = append(c.capacities, b.terms.capacity), append(c.rates, b.terms.rate)
 		c.steps, c.perPeriod = append(c.steps, b.terms.step), append(c.perPeriod, b.terms.steps)

@@ -50,6 +50,11 @@ type TokenBucket struct {
 	// MaxReserved is how many tokens Reserve may owe. Defaults to no bound but the arithmetic's (1e12 tokens,
 	// or what arrives in 100 years); NoDebt reserves only what is there, NoReservations forbids reserving.
 	MaxReserved float64
+	// Shards spreads a bucket over so many rows, each of them holding and gaining its part, so that long
+	// transactions, or many processes, that want the same bucket mostly lock different rows: 1, 2, 4, up to 64.
+	// Defaults to 1. The limit stays exact: a call is refused only when the rows together are short, and then,
+	// or for a cost above a row's part, it locks them all. Changing it in use starts the rows that are new full.
+	Shards int
 }
 
 // PerSecond is a token bucket of n tokens a second, holding n.
@@ -71,7 +76,7 @@ func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} 
 func (p TokenBucket) String() string { return describe(p.Rate, p.Period, p.Capacity) }
 
 func (p TokenBucket) compile() (terms, error) {
-	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved)
+	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved, p.Shards)
 	if err != nil {
 		return terms{}, err
 	}
@@ -81,14 +86,17 @@ func (p TokenBucket) compile() (terms, error) {
 
 // compile checks the numbers both policies have and returns their terms; step, steps and phase are left
 // to the policy.
-func compile(rate float64, period time.Duration, capacity, maxReserved float64) (terms, error) {
+func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (terms, error) {
 	if !(rate >= minTokens && rate <= maxTokens) {
 		return terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, minTokens, maxTokens)
 	}
 	if period < time.Microsecond || period > maxSpan || period%time.Microsecond != 0 {
 		return terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
 	}
-	t := terms{rate: rate, capacity: capacity, reserves: maxReserved != NoReservations}
+	if shards < 0 || shards > maxShards || shards&(shards-1) != 0 {
+		return terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, maxShards)
+	}
+	t := terms{rate: rate, capacity: capacity, reserves: maxReserved != NoReservations, shards: int32(max(shards, 1))}
 	most := min(maxTokens, rate*(float64(maxSpan)/float64(period))) // what arrives within maxSpan
 	switch {
 	case capacity == NoCapacity:

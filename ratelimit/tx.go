@@ -177,16 +177,19 @@ func (l *Limiter) standalone(ctx context.Context, statement func() error) error 
 	}
 	return l.retry(ctx, func() (again, error) {
 		err := statement()
-		if isConflict(err) {
+		switch {
+		case errors.Is(err, errOvertaken):
+			return atOnce, err
+		case isConflict(err):
 			return afterPause, err
 		}
 		return never, err
 	})
 }
 
-// isConflict is IsRetryable, and true when buckets_take_alone.sql undid itself.
+// isConflict is IsRetryable, and true when a statement outside a transaction has to be run again.
 func isConflict(err error) bool {
-	return IsRetryable(err) || sqlstate(err) == codeDivisionByZero
+	return IsRetryable(err) || sqlstate(err) == codeDivisionByZero || errors.Is(err, errOvertaken)
 }
 
 // together runs fn on a Limiter bound to a transaction: the caller's when l is bound to one, else a READ

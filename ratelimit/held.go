@@ -1,0 +1,154 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// held are rows that a transaction has locked and read, to be decided on by the Go form of the algebra. It
+// takes one round trip more than the statements that decide by themselves, and can do what these cannot:
+// decide on many calls one after the other, and on a bucket spread over several rows as a whole.
+type held struct {
+	rows    []bucket // in the order of locking
+	states  []state
+	now     int64
+	changed []bool
+	index   map[which]int // of the first row of each bucket
+}
+
+// hold locks and reads every row of the plans' buckets, on l, which must be bound to a transaction.
+func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
+	h := &held{index: make(map[which]int)}
+	for _, p := range plans {
+		rows, _ := p.rows()
+		h.rows = append(h.rows, rows...)
+	}
+	slices.SortFunc(h.rows, func(a, b bucket) int { return a.which().compare(b.which()) })
+	h.rows = slices.CompactFunc(h.rows, func(a, b bucket) bool { return a.which() == b.which() })
+	for i := range h.rows {
+		h.index[h.rows[i].which()] = i
+	}
+	h.states, h.changed = make([]state, 0, len(h.rows)), make([]bool, len(h.rows))
+	c := (&plan{buckets: h.rows}).columns()
+	rows, err := l.db.Query(ctx, l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
+	if err != nil {
+		return nil, err
+	}
+	h.states, err = pgx.AppendRows(h.states, rows, func(row pgx.CollectableRow) (s state, err error) {
+		return s, row.Scan(&s.value, &s.ts, &h.now)
+	})
+	if err == nil && len(h.states) != len(h.rows) {
+		err = fmt.Errorf("the statement answered for %d of %d rows", len(h.states), len(h.rows))
+	}
+	return h, err
+}
+
+// of returns the rows of a bucket.
+func (h *held) of(b *bucket) (states []state, changed []bool) {
+	first := h.index[which{b.limit.name, b.key, 0}]
+	if !b.parted() {
+		first = h.index[b.which()]
+	}
+	n := first + int(max(b.terms.shards, 1))
+	return h.states[first:n], h.changed[first:n]
+}
+
+// take decides on the call p, all or nothing, as if it came after those decided before.
+func (h *held) take(p *plan) []answer {
+	answers := make([]answer, len(p.buckets))
+	all := true
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		states, _ := h.of(b)
+		answers[i].allowed = b.terms.takeParts(slices.Clone(states), h.now, b.cost, b.lowest)
+		all = all && answers[i].allowed
+	}
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		states, changed := h.of(b)
+		before := slices.Clone(states)
+		if all {
+			b.terms.takeParts(states, h.now, b.cost, b.lowest)
+		}
+		part := b.terms.part()
+		for j := range states {
+			states[j] = part.mend(states[j], h.now)
+			changed[j] = changed[j] || states[j] != before[j]
+		}
+		answers[i].now = h.now
+		answers[i].of(b, slices.Clone(states))
+	}
+	return answers
+}
+
+// charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
+// step begins after until. It mirrors buckets_charge.sql.
+func (h *held) charge(b *bucket, amount float64, until int64) {
+	if amount < 0 && b.terms.begin(h.now) > until {
+		return
+	}
+	states, changed := h.of(b)
+	most, sum := 0.0, b.terms.tokensOf(states, h.now)
+	for _, s := range states {
+		most += s.value
+	}
+	most = max(b.terms.capacity, most) // where the limit was lowered meanwhile
+	b.terms.level(states, h.now, min(most, sum-amount))
+	for i := range changed {
+		changed[i] = true
+	}
+}
+
+// save writes the rows that were changed.
+func (l *Limiter) saveHeld(ctx context.Context, h *held) error {
+	var names, keys []string
+	var shards []int32
+	var values []float64
+	var ts []int64
+	for i := range h.rows {
+		if h.changed[i] {
+			names, keys, shards = append(names, h.rows[i].limit.name), append(keys, h.rows[i].key), append(shards, h.rows[i].shard)
+			values, ts = append(values, h.states[i].value), append(ts, h.states[i].ts)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	_, err := l.db.Exec(ctx, l.statements.save, names, keys, shards, values, ts)
+	return err
+}
+
+// takeHeld decides on the call p by locking all of its rows, on l, which must be bound to a transaction.
+func (l *Limiter) takeHeld(ctx context.Context, p *plan) ([]answer, error) {
+	h, err := l.hold(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	answers := h.take(p)
+	return answers, l.saveHeld(ctx, h)
+}
+
+// of sets what the bucket holds after the decision: the state of its row, or those of all its rows.
+func (a *answer) of(b *bucket, states []state) {
+	if !b.parted() {
+		a.state = states[0]
+		return
+	}
+	a.parts = states
+	a.state = state{value: b.terms.tokensOf(states, a.now), ts: b.terms.begin(a.now)}
+}
+
+// chargeHeld is charge by locking all rows, on l, which must be bound to a transaction.
+func (l *Limiter) chargeHeld(ctx context.Context, p *plan, amounts []float64, until []int64) error {
+	h, err := l.hold(ctx, p)
+	if err != nil {
+		return err
+	}
+	for i := range p.buckets {
+		h.charge(&p.buckets[i], amounts[i], until[i])
+	}
+	return l.saveHeld(ctx, h)
+}

@@ -1,0 +1,29 @@
+-- Take from one bucket in a transaction of the statement's own, at READ COMMITTED.
+--
+-- Parameters as in bucket_take.sql. Returns one row: allowed, value and ts after the decision, now_us; or
+-- none when somebody made the row meanwhile.
+--
+-- A look through the snapshot comes first, so that a refusal writes nothing, locks nothing and logs
+-- nothing. Where it finds enough, take decides on the newest version of the row, under its lock; should
+-- another have been quicker, the answer is a refusal with what the snapshot held, which shows by that being
+-- enough. At SERIALIZABLE the look would take part in conflict detection, which is why a caller's
+-- transaction uses bucket_take.sql.
+WITH seen AS MATERIALIZED (
+    SELECT b.value, b.ts FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
+), begun AS MATERIALIZED (
+    SELECT $9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint AS ts
+), take AS (
+    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
+    SELECT $1::text, $2::text, $3::integer, $5::float8 - $4::float8, begun.ts
+    FROM begun LEFT JOIN seen ON true
+    WHERE seen.ts IS NULL
+        OR least($5::float8, seen.value + ((greatest(begun.ts - seen.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+    ON CONFLICT (name, key, shard) DO UPDATE SET
+        value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
+        ts = CASE WHEN b.ts > excluded.ts + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
+    WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+    RETURNING b.value, b.ts
+)
+SELECT answer.allowed, answer.value, answer.ts,
+    coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
+FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM seen WHERE NOT EXISTS (SELECT FROM take)) AS answer
