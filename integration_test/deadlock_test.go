@@ -48,6 +48,7 @@ func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 			for _, rowsExist := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/RowsExist=%v", test.name, rowsExist), func(t *testing.T) {
 					t.Parallel()
+					processes := [2]*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
 					require.NoError(t, together(2, func(worker int) error {
 						for round := range rounds {
 							key := t.Name() + " "
@@ -55,7 +56,7 @@ func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 								key += fmt.Sprint(round)
 							}
 							first, second := opposite[worker].For(key), opposite[1-worker].For(key)
-							d, err := test.callers[worker].take(t.Context(), b.pool, b.limiter, first, second)
+							d, err := test.callers[worker].take(t.Context(), b.pool, processes[worker], first, second)
 							if err != nil {
 								return err
 							}
@@ -103,8 +104,9 @@ func TestTakeLocksInOneOrderWhateverRowsExist(t *testing.T) {
 				require.NoError(t, err)
 				done := make(chan error, 2)
 				for i, c := range test.callers {
+					process := b.with(t, ratelimit.Config{})
 					go func() {
-						_, err := c.take(t.Context(), b.pool, b.limiter, opposite[0].For(key), opposite[1].For(key))
+						_, err := c.take(t.Context(), b.pool, process, opposite[0].For(key), opposite[1].For(key))
 						done <- err
 					}()
 					eventually(t, "the caller waits for a row", func() bool { return waiting(t, b.pool) == i+1 })

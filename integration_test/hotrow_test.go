@@ -28,9 +28,10 @@ func TestHotRowStaysSmall(t *testing.T) {
 	require.NoError(t, b.limiter.Reset(t.Context(), hot.For("key")))
 	installLoop(t, b)
 	b.exec(t, `CALL takes('hot', 'key', 0, 1, 1e6, 1e6, 1, 3155760000000000, 0, 0, NULL, 60000000, $1)`, onTheServer)
+	single := b.with(t, ratelimit.Config{NoBatching: true})
 	require.NoError(t, together(takers, func(int) error {
 		for range perTaker {
-			if err := takeAndCheck(t.Context(), b.limiter, []ratelimit.Request{hot.For("key")}); err != nil {
+			if err := takeAndCheck(t.Context(), single, []ratelimit.Request{hot.For("key")}); err != nil {
 				return err
 			}
 		}

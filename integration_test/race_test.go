@@ -35,6 +35,13 @@ func callers() []caller {
 			})
 			return d, err
 		}},
+		{"Unbatched", func(ctx context.Context, pool *pgxpool.Pool, _ *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
+			single, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true})
+			if err != nil {
+				return d, err
+			}
+			return single.Take(ctx, requests...)
+		}},
 	}
 }
 

@@ -55,6 +55,13 @@ var (
 	// refusal: the limit may well have tokens.
 	ErrContended = errors.New("ratelimit: too much contention")
 
+	// ErrOverloaded is returned, before any SQL, by a call outside a transaction when Config.MaxWaiting calls
+	// are waiting already: the database is slower than the calls come. Nothing was taken.
+	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
+
+	// ErrClosed is returned by calls outside a transaction after Close.
+	ErrClosed = errors.New("ratelimit: the limiter is closed")
+
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the
 	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
 	// retried, because a second run could take twice. Prune and the calls on reservations return it too when

@@ -45,6 +45,12 @@ type Config struct {
 	// ReleaseExpired makes reservations that expire give back what they took. Defaults to false: they keep
 	// it, because the work may well have run without its process living to settle.
 	ReleaseExpired bool
+	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
+	// that are made at the same time are folded into one statement.
+	NoBatching bool
+	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch; beyond it they
+	// fail with ErrOverloaded. Defaults to 10,000.
+	MaxWaiting int
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
@@ -54,6 +60,7 @@ type Config struct {
 const (
 	defaultSchema      = "ratelimit"
 	defaultMaxAttempts = 50
+	defaultMaxWaiting  = 10_000
 	minSecretBytes     = 16
 )
 
@@ -62,6 +69,9 @@ var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 func (c Config) withDefaults() Config {
 	if c.Schema == "" {
 		c.Schema = defaultSchema
+	}
+	if c.MaxWaiting == 0 {
+		c.MaxWaiting = defaultMaxWaiting
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = defaultMaxAttempts
@@ -81,6 +91,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
 	case c.MaxAttempts < 0:
 		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
+	case c.MaxWaiting < 0:
+		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
 	case c.StaleAfter < 0 || c.StaleAfter > maxSpan:
 		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
 	case c.ExpireAfter < 0 || c.ExpireAfter > maxSpan:
@@ -98,6 +110,7 @@ type Limiter struct {
 	config     Config
 	statements statements
 	queues     *queues
+	batcher    *batcher
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -110,7 +123,25 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}, nil
+	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}
+	l.batcher = newBatcher(l)
+	return l, nil
+}
+
+// Close lets no more calls outside of transactions in, which fail with ErrClosed from then on, and waits until
+// those that are under way have been answered, or until ctx ends. It leaves the pool open. A Limiter that is
+// not used any more needs no Close: it keeps nothing running.
+func (l *Limiter) Close(ctx context.Context) error {
+	if err := l.ready(context.WithoutCancel(ctx), "close"); err != nil {
+		return err
+	}
+	if l.pool == nil {
+		return fmt.Errorf("%w: close of a Limiter of WithTx; close the one that New returned", ErrInvalidConfig)
+	}
+	if err := l.batcher.close(ctx); err != nil {
+		return fmt.Errorf("ratelimit: close: %w", err)
+	}
+	return nil
 }
 
 // Schema returns the schema of the limiter's tables.
@@ -145,11 +176,18 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 // that fails during the call leaves it open whether the tokens were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	p, answers, err := l.take(ctx, "take", requests)
+	p, err := l.begin(ctx, "take", requests, false)
 	if err != nil {
 		return Decision{}, err
 	}
-	return p.decide(answers), nil
+	c := &call{verb: "take", plan: p, look: p.free()}
+	if err := l.submit(ctx, c); err != nil {
+		return Decision{}, l.failed("take", p, err)
+	}
+	if c.look {
+		c.answers = p.project(c.answers)
+	}
+	return p.decide(c.answers), nil
 }
 
 // Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
@@ -162,11 +200,11 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 	if err != nil {
 		return Decision{}, err
 	}
-	answers, err := l.read(ctx, p)
-	if err != nil {
+	c := &call{verb: "check", plan: p, look: true}
+	if err := l.submit(ctx, c); err != nil {
 		return Decision{}, l.failed("check", p, err)
 	}
-	return p.decide(p.project(answers)), nil
+	return p.decide(p.project(c.answers)), nil
 }
 
 // Value returns what the bucket of request holds, to show it or to project it. The request's cost does
@@ -176,11 +214,11 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
-	answers, err := l.read(ctx, p)
-	if err != nil {
+	c := &call{verb: "value", plan: p, look: true}
+	if err := l.submit(ctx, c); err != nil {
 		return Value{}, l.failed("value", p, err)
 	}
-	return p.buckets[0].reading(answers[0]), nil
+	return p.buckets[0].reading(c.answers[0]), nil
 }
 
 // Reset fills the buckets of the requests to their capacity, as on a successful login. Debts are
@@ -227,21 +265,15 @@ func (l *Limiter) ready(ctx context.Context, verb string) error {
 	return nil
 }
 
-// take runs Take: the plan, and the answer for each of its buckets.
-func (l *Limiter) take(ctx context.Context, verb string, requests []Request) (*plan, []answer, error) {
-	p, err := l.begin(ctx, verb, requests, false)
-	if err != nil {
-		return nil, nil, err
+// submit answers c: in the caller's transaction when l is bound to one, else with others who call meanwhile.
+func (l *Limiter) submit(ctx context.Context, c *call) error {
+	if l.pool == nil {
+		return l.alone(ctx, c)
 	}
-	var answers []answer
-	err = l.standalone(ctx, func() (err error) {
-		answers, err = l.run(ctx, p)
+	if err := l.idle(); err != nil {
 		return err
-	})
-	if err != nil {
-		return nil, nil, l.failed(verb, p, err)
 	}
-	return p, answers, nil
+	return l.batcher.do(ctx, c)
 }
 
 // failed returns err with what was being done. It names the limit, and never a key.

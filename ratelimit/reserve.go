@@ -46,15 +46,11 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err != nil {
 		return Reservation{}, err
 	}
-	var r Reservation
-	err = l.together(ctx, func(tx *Limiter) error {
-		r, err = tx.reserve(ctx, p)
-		return err
-	})
-	if err != nil {
+	c := &call{verb: "reserve", plan: p, reserve: true}
+	if err := l.submit(ctx, c); err != nil {
 		return Reservation{}, l.failed("reserve", p, err)
 	}
-	return r, nil
+	return c.reservation, nil
 }
 
 // reserve takes for the plan and records the reservation.
@@ -63,6 +59,11 @@ func (l *Limiter) reserve(ctx context.Context, p *plan) (Reservation, error) {
 	if err != nil {
 		return Reservation{}, err
 	}
+	return l.recordTaken(ctx, p, answers)
+}
+
+// recordTaken records what was taken for the plan, if it was.
+func (l *Limiter) recordTaken(ctx context.Context, p *plan, answers []answer) (Reservation, error) {
 	r := Reservation{Decision: p.decide(answers)}
 	if !r.Allowed {
 		return r, nil

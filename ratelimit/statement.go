@@ -279,7 +279,7 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 
 // read reads the plan's buckets; a row that is not there reads as full.
 func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
-	all, from := p.rows()
+	all, _ := p.rows()
 	found, err := l.readRows(ctx, l.statements.read, all)
 	if err != nil {
 		return nil, err
@@ -287,13 +287,22 @@ func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
 	if len(found) != len(all) {
 		return nil, fmt.Errorf("the statement answered for %d of %d rows", len(found), len(all))
 	}
-	answers := make([]answer, len(p.buckets))
+	answers, _ := p.gather(found)
+	return answers, nil
+}
+
+// gather returns the answers for the plan's buckets from those for all of their rows, and what is left of
+// these.
+func (p *plan) gather(found []answer) (answers, rest []answer) {
+	answers = make([]answer, len(p.buckets))
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		answers[i].now = found[from[i]].now
-		answers[i].of(b, states(found[from[i]:from[i]+int(b.terms.shards)]))
+		n := int(max(b.terms.shards, 1))
+		answers[i].now = found[0].now
+		answers[i].of(b, states(found[:n]))
+		found = found[n:]
 	}
-	return answers, nil
+	return answers, found
 }
 
 // readRows reads rows with one of the statements that do no more.
@@ -303,6 +312,11 @@ func (l *Limiter) readRows(ctx context.Context, statement string, all []bucket) 
 	if err != nil {
 		return nil, err
 	}
+	return scanRows(rows, all)
+}
+
+// scanRows returns what the statements that only read answer for the rows.
+func scanRows(rows pgx.Rows, all []bucket) ([]answer, error) {
 	i := 0
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
 		var value *float64
