@@ -11,7 +11,7 @@ import (
 func (l *Limiter) alone(ctx context.Context, c *call) error {
 	switch {
 	case c.reserve:
-		return l.together(ctx, func(tx *Limiter) (err error) {
+		return l.together(ctx, c.verb, func(tx *Limiter) (err error) {
 			c.reservation, err = tx.reserve(ctx, c.plan)
 			return err
 		})
@@ -20,7 +20,7 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 		c.answers = answers
 		return err
 	}
-	return l.standalone(ctx, func() (err error) {
+	return l.standalone(ctx, c.verb, func() (err error) {
 		c.answers, err = l.run(ctx, c.plan)
 		return err
 	})
@@ -43,7 +43,8 @@ type lineup struct {
 func (l *Limiter) fly(ctx context.Context, calls []*call) {
 	lineups, others := line(calls)
 	looked := make([][]answer, len(others))
-	err := l.standalone(ctx, func() error { return l.spend(ctx, lineups, others, looked) })
+	began := l.watch()
+	err := l.standalone(ctx, calls[0].verb, func() error { return l.spend(ctx, lineups, others, looked) })
 	if err != nil {
 		for _, c := range calls {
 			c.finish(err)
@@ -66,6 +67,7 @@ func (l *Limiter) fly(ctx context.Context, calls []*call) {
 			open = append(open, c)
 		}
 	}
+	l.tell(ctx, Batched{Calls: len(calls), Elapsed: l.since(began)})
 	if len(open) > 0 {
 		slices.SortFunc(open, func(a, b *call) int { return a.seat - b.seat })
 		l.decideHeld(ctx, open)
@@ -280,7 +282,7 @@ func (l *Limiter) decideHeld(ctx context.Context, calls []*call) {
 	for i, c := range calls {
 		plans[i] = c.plan
 	}
-	err := l.together(ctx, func(tx *Limiter) error {
+	err := l.together(ctx, calls[0].verb, func(tx *Limiter) error {
 		h, err := tx.hold(ctx, plans...)
 		if err != nil {
 			return err

@@ -22,7 +22,7 @@ type Event interface{ event() }
 
 // Decided is a decision: allowed or refused. Refused is not failed.
 type Decided struct {
-	// Verb is "take", "check", "reserve", "start" or "renew".
+	// Verb is "take", "check" or "reserve".
 	Verb string
 	// Decision is what the caller was told.
 	Decision Decision
@@ -36,7 +36,8 @@ type Decided struct {
 	Pending bool
 }
 
-// Settlement is the difference between what was reserved of one limit and what was used.
+// Settlement is the difference between what was reserved of one limit and what was used, when a reservation
+// is settled, cancelled or expires.
 type Settlement struct {
 	// Limit is the limit's name.
 	Limit string
@@ -49,9 +50,9 @@ type Settlement struct {
 // Failed is a call that ended in an error which is not its caller's: the request was neither allowed nor
 // refused. errors.Is(Err, ErrContended) tells contention from a store that does not work.
 type Failed struct {
-	// Verb is the call, as in Decided, and "transaction" for InTx.
+	// Verb is the call in lower case, as in Decided, and "transaction" for InTx.
 	Verb string
-	// Limit is the name of the first limit of the call, and empty for a transaction.
+	// Limit is the name of the first limit of the call; empty for a transaction and for a call on a reservation.
 	Limit string
 	// Err is what the caller got.
 	Err error
@@ -71,8 +72,8 @@ type Conflicted struct {
 
 // Batched is a statement that decided for several calls at once.
 type Batched struct {
-	// Calls is how many calls it answered, and Buckets how many different buckets these asked for.
-	Calls, Buckets int
+	// Calls is how many calls were in the batch.
+	Calls int
 	// Elapsed is how long the database took.
 	Elapsed time.Duration
 }
@@ -91,7 +92,8 @@ type Pruned struct {
 	Elapsed time.Duration
 }
 
-// Mended is a bucket whose ts a wrong clock had left in the future, and that counts from the present again.
+// Mended is a bucket that refused a call because a wrong clock had left its ts in the future, and that counts
+// from the present again.
 type Mended struct {
 	// Limit is the name of the bucket's limit.
 	Limit string

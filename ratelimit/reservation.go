@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -72,7 +73,8 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 	if !validID.MatchString(id) {
 		return fmt.Errorf("ratelimit: %s: %w: %.80q is not the ID of a Reservation", verb, ErrNotReserved, id)
 	}
-	err := l.together(ctx, func(tx *Limiter) error {
+	began := l.watch()
+	err := l.together(ctx, verb, func(tx *Limiter) error {
 		r, err := tx.lock(ctx, id)
 		if err != nil {
 			return err
@@ -80,7 +82,11 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 		return fn(tx, r)
 	})
 	if err != nil {
-		return fmt.Errorf("ratelimit: %s %s: %w", verb, id, l.explain(err))
+		err = fmt.Errorf("ratelimit: %s %s: %w", verb, id, l.explain(err))
+		if !errors.Is(err, ErrNotReserved) && !errors.Is(err, ErrReservationEnded) && !errors.Is(err, ErrInvalidRequest) {
+			l.fail(ctx, Failed{Verb: verb, Err: err}, began)
+		}
+		return err
 	}
 	return nil
 }
@@ -129,7 +135,7 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
 	l.enter(ctx, p)
 	if p.parted() {
-		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
+		return l.inTx(ctx, "charge", func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
 	}
 	c := p.columns()
 	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,

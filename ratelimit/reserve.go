@@ -46,10 +46,12 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err != nil {
 		return Reservation{}, err
 	}
+	began := l.watch()
 	c := &call{verb: "reserve", plan: p, reserve: true}
 	if err := l.submit(ctx, c); err != nil {
-		return Reservation{}, l.failed("reserve", p, err)
+		return Reservation{}, l.failed(ctx, "reserve", p, began, err)
 	}
+	l.decided(ctx, Decided{Verb: "reserve", Decision: c.reservation.Decision, Delay: c.reservation.Delay()}, began)
 	return c.reservation, nil
 }
 
@@ -149,9 +151,11 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	for i, b := range p.buckets {
 		amounts[i], until[i] = sign*costs[which{name: b.limit.name, key: b.key}], maxInstant
 	}
-	if err := l.standalone(ctx, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
-		return l.failed(verb, p, err)
+	began := l.watch()
+	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
+		return l.failed(ctx, verb, p, began, err)
 	}
+	l.free(p)
 	return nil
 }
 
@@ -203,8 +207,13 @@ func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationS
 	if err := l.save(ctx, r); err != nil {
 		return err
 	}
+	for i, delta := range charges {
+		l.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: l.pending()})
+	}
 	if !slices.ContainsFunc(charges, func(amount float64) bool { return amount != 0 }) {
 		return nil
 	}
-	return l.charge(ctx, r.plan(), charges, r.refundUntil())
+	p := r.plan()
+	l.free(p)
+	return l.charge(ctx, p, charges, r.refundUntil())
 }
