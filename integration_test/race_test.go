@@ -35,13 +35,6 @@ func callers() []caller {
 			})
 			return d, err
 		}},
-		{"Unbatched", func(ctx context.Context, pool *pgxpool.Pool, _ *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-			single, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true, AsOf: func() time.Time { return raceNoon }})
-			if err != nil {
-				return d, err
-			}
-			return single.Take(ctx, requests...)
-		}},
 	}
 }
 
@@ -55,9 +48,6 @@ func inCallersTx(name string, level pgx.TxIsoLevel) caller {
 		return d, err
 	}}
 }
-
-// raceNoon is what a clock that stands still shows: nothing arrives during a race.
-var raceNoon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 const (
 	racers       = 8
@@ -123,14 +113,17 @@ func (r race) run(t *testing.T, b *bundle) {
 func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	stopped := b.with(t, ratelimit.Config{AsOf: func() time.Time { return raceNoon }})
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	stopped := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }})
+	unbatched := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }, NoBatching: true})
 	policies := []struct {
 		name    string
 		limiter *ratelimit.Limiter // on which nothing arrives during the race
 		hot     ratelimit.Limit
 	}{
 		{"TokenBucket", stopped, ratelimit.Define("bucket", hoard(raceCapacity))},
-		{"FixedWindow", b.limiter, ratelimit.Define("window", ratelimit.FixedWindow{Rate: raceCapacity, Period: century, Start: raceNoon})},
+		{"Unbatched", unbatched, ratelimit.Define("bucket", hoard(raceCapacity))},
+		{"FixedWindow", b.limiter, ratelimit.Define("window", ratelimit.FixedWindow{Rate: raceCapacity, Period: century, Start: noon})},
 	}
 	for _, policy := range policies {
 		for _, c := range callers() {
