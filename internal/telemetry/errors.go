@@ -20,6 +20,10 @@ func ErrorType(err error) string {
 	switch {
 	case errors.Is(err, ratelimit.ErrContended):
 		return Contended
+	case errors.Is(err, ratelimit.ErrOverloaded):
+		return "overloaded"
+	case errors.Is(err, ratelimit.ErrClosed):
+		return "closed"
 	case errors.Is(err, ratelimit.ErrCommitUnknown):
 		return "commit_unknown"
 	case errors.Is(err, ratelimit.ErrNotMigrated):

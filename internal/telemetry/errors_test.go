@@ -86,6 +86,8 @@ func TestErrorType(t *testing.T) {
 	lost := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
 	for want, err := range map[string]error{
 		"contended":      lost,
+		"overloaded":     fmt.Errorf("take: %w", ratelimit.ErrOverloaded),
+		"closed":         fmt.Errorf("take: %w", ratelimit.ErrClosed),
 		"commit_unknown": fmt.Errorf("%w: %w", ratelimit.ErrCommitUnknown, io.EOF),
 		"not_migrated":   fmt.Errorf("%w: %w", ratelimit.ErrNotMigrated, &pgconn.PgError{Code: "42P01"}),
 		"53300":          fmt.Errorf("take: %w", &pgconn.PgError{Code: "53300"}),
