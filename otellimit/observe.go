@@ -2,6 +2,7 @@ package otellimit
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -56,18 +57,21 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 
 func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	for r := range telemetry.Requests(e) {
-		attributes := metric.WithAttributeSet(requestAttributes(r))
+		cost := r.Cost
+		r.Cost = 0
+		attributes := o.requestSets.of(r)
 		o.requests.Add(ctx, 1, attributes)
-		o.cost.Add(ctx, r.Cost, attributes)
+		o.cost.Add(ctx, cost, attributes)
 	}
-	rule, verb, result := ruleKey.String(telemetry.Rule(e.Decision)), verbKey.String(e.Verb), resultKey.String(telemetry.Result(e))
-	o.duration.Record(ctx, e.Elapsed.Seconds(), metric.WithAttributes(rule, verb, result))
-	if result.Value.AsString() == telemetry.Reserved {
-		o.wait.Record(ctx, e.Delay.Seconds(), metric.WithAttributes(rule, verb))
+	call := telemetry.Request{Rule: telemetry.Rule(e.Decision), Verb: e.Verb, Result: telemetry.Result(e)}
+	attributes := o.callSets.of(call)
+	o.duration.Record(ctx, e.Elapsed.Seconds(), attributes)
+	if call.Result == telemetry.Reserved {
+		o.wait.Record(ctx, e.Delay.Seconds(), attributes)
 	}
 	span := o.span(ctx, e.Verb, e.Elapsed)
 	if span.IsRecording() {
-		span.SetAttributes(rule, verb, result)
+		span.SetAttributes(callAttributes(call)...)
 		span.SetAttributes(decisionAttributes(e)...)
 	}
 	span.End()
@@ -76,10 +80,10 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	kind := telemetry.ErrorType(e.Err)
 	r, isRequest := telemetry.Failure(e)
-	verb, result := verbKey.String(e.Verb), resultKey.String(r.Result)
+	verb := verbKey.String(e.Verb)
 	if isRequest {
-		o.requests.Add(ctx, 1, metric.WithAttributeSet(requestAttributes(r)))
-		o.duration.Record(ctx, e.Elapsed.Seconds(), metric.WithAttributes(ruleKey.String(e.Limit), verb, result))
+		o.requests.Add(ctx, 1, o.requestSets.of(r))
+		o.duration.Record(ctx, e.Elapsed.Seconds(), o.callSets.of(r))
 	}
 	if r.Result == telemetry.Contended {
 		o.contended.Add(ctx, 1, metric.WithAttributes(verb))
@@ -88,7 +92,8 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	}
 	span := o.span(ctx, e.Verb, e.Elapsed)
 	if span.IsRecording() {
-		span.SetAttributes(ruleKey.String(e.Limit), verb, result, errorKey.String(kind))
+		span.SetAttributes(callAttributes(r)...)
+		span.SetAttributes(errorKey.String(kind))
 		span.SetStatus(codes.Error, telemetry.ErrorText(e.Err))
 	}
 	span.End()
@@ -100,10 +105,45 @@ func (o *Observer) span(ctx context.Context, verb string, elapsed time.Duration)
 	return span
 }
 
-func requestAttributes(r telemetry.Request) attribute.Set {
-	return attribute.NewSet(
-		ruleKey.String(r.Rule), resultKey.String(r.Result), algorithmKey.String(r.Algorithm), verbKey.String(r.Verb), cachedKey.Bool(r.Cached),
-	)
+// requestAttributes are those of what is counted for each limit of a call.
+func requestAttributes(r telemetry.Request) []attribute.KeyValue {
+	return append(callAttributes(r), algorithmKey.String(r.Algorithm), cachedKey.Bool(r.Cached))
+}
+
+// callAttributes are those of what is counted once a call.
+func callAttributes(r telemetry.Request) []attribute.KeyValue {
+	return []attribute.KeyValue{ruleKey.String(r.Rule), resultKey.String(r.Result), verbKey.String(r.Verb)}
+}
+
+// sets keeps the attribute sets that were made, since making one takes longer than counting with it. Those
+// beyond maxSets are made each time.
+type sets struct {
+	attributes func(telemetry.Request) []attribute.KeyValue
+
+	mu   sync.RWMutex
+	made map[telemetry.Request]metric.MeasurementOption
+}
+
+const maxSets = 2000 // as many as the SDK keeps apart by default
+
+func newSets(attributes func(telemetry.Request) []attribute.KeyValue) *sets {
+	return &sets{attributes: attributes, made: map[telemetry.Request]metric.MeasurementOption{}}
+}
+
+func (s *sets) of(r telemetry.Request) metric.MeasurementOption {
+	s.mu.RLock()
+	option, known := s.made[r]
+	s.mu.RUnlock()
+	if known {
+		return option
+	}
+	option = metric.WithAttributeSet(attribute.NewSet(s.attributes(r)...))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.made) < maxSets {
+		s.made[r] = option
+	}
+	return option
 }
 
 // decisionAttributes are what only a span says of a decision, since they have many values.

@@ -28,7 +28,8 @@
 //	ratelimit.verb         take, check, reserve, start, renew; for errors also settle, transaction and the like
 //	ratelimit.cached       whether the deny cache answered
 //	ratelimit.direction    of a settlement: charged or returned. Two sums, as one that goes both ways hides both
-//	error.type             the server's SQLSTATE, or timeout, cancelled, connection, commit_unknown, not_migrated, other
+//	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
+//	                       commit_unknown, not_migrated and other
 //
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.
@@ -71,7 +72,8 @@ func (c Config) withDefaults() Config {
 // Observer is a ratelimit.Observer that reports to OpenTelemetry. It is safe for concurrent use.
 type Observer struct {
 	instruments
-	tracer trace.Tracer
+	tracer                trace.Tracer
+	requestSets, callSets *sets
 }
 
 // New returns an Observer for ratelimit.Config. Its errors are those of making an instrument.
@@ -81,7 +83,10 @@ func New(config Config) (*Observer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Observer{instruments: made, tracer: config.TracerProvider.Tracer(scope)}, nil
+	return &Observer{
+		instruments: made, tracer: config.TracerProvider.Tracer(scope),
+		requestSets: newSets(requestAttributes), callSets: newSets(callAttributes),
+	}, nil
 }
 
 // instruments are what is measured, in the order of the package's documentation.

@@ -132,7 +132,8 @@ func TestDecisions(t *testing.T) {
 		"ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":       4,
 		"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve": 2,
 	}, b.points(t, "ratelimit.decision.duration"))
-	require.Equal(t, map[string]float64{"ratelimit.rule=perUser,ratelimit.verb=reserve": 40}, b.points(t, "ratelimit.reservation.wait"))
+	require.Equal(t, map[string]float64{"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve": 40},
+		b.points(t, "ratelimit.reservation.wait"))
 }
 
 // Refused, contended and failed are three counts.
