@@ -154,7 +154,7 @@ func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
 	switch {
 	case !e.Decision.Allowed:
 		attributes = append(attributes, retryKey.Float64(e.Decision.RetryAfter.Seconds()))
-	case telemetry.Reserves(e.Verb):
+	case telemetry.Result(e) == telemetry.Reserved:
 		attributes = append(attributes, waitKey.Float64(e.Delay.Seconds()))
 	}
 	if len(e.Decision.States) > 1 {

@@ -25,7 +25,7 @@
 //	                       refused, else the first
 //	ratelimit.result       allowed, reserved, denied, vetoed (another limit of the call refused), contended or error
 //	ratelimit.algorithm    token_bucket or fixed_window
-//	ratelimit.verb         take, check, reserve, start, renew; for errors also settle, transaction and the like
+//	ratelimit.verb         take, check, reserve; for errors and conflicts also settle, transaction and the like
 //	ratelimit.cached       whether the deny cache answered
 //	ratelimit.direction    of a settlement: charged or returned. Two sums, as one that goes both ways hides both
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,

@@ -173,7 +173,7 @@ func TestOtherEvents(t *testing.T) {
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},
 		ratelimit.Settlement{Limit: "perUser", Delta: -1},
-		ratelimit.Batched{Calls: 30, Buckets: 3, Elapsed: 3 * time.Second},
+		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
 		ratelimit.Queued{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
 		ratelimit.Mended{Limit: "perUser"},

@@ -26,7 +26,7 @@
 //	            the first that refused, else the first
 //	result      allowed, reserved, denied, vetoed (another limit of the call refused), contended or error
 //	algorithm   token_bucket or fixed_window; empty when the call failed
-//	verb        take, check, reserve, start, renew; for errors also settle, transaction and the like
+//	verb        take, check, reserve; for errors and conflicts also settle, transaction and the like
 //	cached      true when the deny cache answered
 //	direction   charged or returned
 //	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,

@@ -103,7 +103,7 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	if !e.Decision.Allowed {
 		attrs = append(attrs, slog.Any("refused_by", refused), seconds("retry_after_s", e.Decision.RetryAfter))
 	}
-	if telemetry.Reserves(e.Verb) && e.Decision.Allowed {
+	if telemetry.Result(e) == telemetry.Reserved {
 		attrs = append(attrs, seconds("delay_s", e.Delay))
 	}
 	attrs = append(attrs, slog.Float64("remaining", e.Decision.Remaining), seconds("elapsed_s", e.Elapsed))
@@ -147,7 +147,7 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Detail, "ratelimit: conflict", slog.String("verb", e.Verb), slog.Int("attempt", e.Attempt),
 			slog.String("error", telemetry.ErrorText(e.Err)))
 	case ratelimit.Batched:
-		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
+		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), seconds("elapsed_s", e.Elapsed))
 	case ratelimit.Queued:
 		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
 	case ratelimit.Pruned:

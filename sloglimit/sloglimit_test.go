@@ -104,8 +104,8 @@ func TestObserve(t *testing.T) {
 		"settled": {ratelimit.Settlement{Limit: "perUser", Delta: -4, Pending: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: settled", "limit": "perUser", "delta": -4.0, "pending": true,
 		}},
-		"batch": {ratelimit.Batched{Calls: 9, Buckets: 4, Elapsed: time.Second}, map[string]any{
-			"level": "DEBUG", "msg": "ratelimit: batch", "calls": 9.0, "buckets": 4.0, "elapsed_s": 1.0,
+		"batch": {ratelimit.Batched{Calls: 9, Elapsed: time.Second}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: batch", "calls": 9.0, "elapsed_s": 1.0,
 		}},
 		"queued": {ratelimit.Queued{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
 		"pruned": {ratelimit.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{

@@ -13,7 +13,7 @@ import (
 // that failed are three different things.
 const (
 	Allowed   = "allowed"
-	Reserved  = "reserved"  // allowed, by Reserve and what follows it
+	Reserved  = "reserved"  // allowed, by Reserve
 	Denied    = "denied"    // this limit refused
 	Vetoed    = "vetoed"    // this limit had enough, another limit of the call refused
 	Contended = "contended" // every attempt conflicted; neither allowed nor refused
@@ -58,7 +58,7 @@ func Failure(f ratelimit.Failed) (Request, bool) {
 		r.Result = Contended
 	}
 	switch f.Verb {
-	case "take", "check", "reserve", "start", "renew":
+	case "take", "check", reserve:
 		return r, true
 	}
 	return r, false
@@ -69,14 +69,14 @@ func Result(d ratelimit.Decided) string {
 	switch {
 	case !d.Decision.Allowed:
 		return Denied
-	case Reserves(d.Verb):
+	case d.Verb == reserve:
 		return Reserved
 	}
 	return Allowed
 }
 
-// Reserves reports whether the verb makes or moves a reservation, so that there may be a wait for it.
-func Reserves(verb string) bool { return verb == "reserve" || verb == "start" || verb == "renew" }
+// reserve is the verb whose work may have to wait.
+const reserve = "reserve"
 
 // Rule returns the limit under which a call over several is told of: the first that refused, else the first.
 func Rule(d ratelimit.Decision) string {

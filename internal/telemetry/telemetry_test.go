@@ -38,7 +38,6 @@ func TestRequests(t *testing.T) {
 		"allowed":  {decided("take"), []string{"perUser allowed", "perDay allowed"}, "perUser"},
 		"checked":  {decided("check"), []string{"perUser allowed", "perDay allowed"}, "perUser"},
 		"reserved": {decided("reserve"), []string{"perUser reserved", "perDay reserved"}, "perUser"},
-		"renewed":  {decided("renew"), []string{"perUser reserved", "perDay reserved"}, "perUser"},
 		"refused":  {decided("take", "perDay"), []string{"perUser vetoed", "perDay denied"}, "perDay"},
 		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser denied", "perDay denied"}, "perUser"},
 		"nothing":  {ratelimit.Decided{Verb: "take"}, nil, ""},
@@ -72,7 +71,7 @@ func TestFailure(t *testing.T) {
 	}{
 		{ratelimit.Failed{Verb: "take", Err: io.EOF}, "error", true},
 		{ratelimit.Failed{Verb: "reserve", Err: contended}, "contended", true},
-		{ratelimit.Failed{Verb: "settle", Err: io.EOF}, "error", false},
+		{ratelimit.Failed{Verb: "start", Err: io.EOF}, "error", false},
 		{ratelimit.Failed{Verb: "transaction", Err: contended}, "contended", false},
 	} {
 		r, isRequest := telemetry.Failure(c.event)
