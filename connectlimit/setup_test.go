@@ -2,6 +2,7 @@ package connectlimit_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -78,6 +79,7 @@ func setup(t *testing.T, config connectlimit.Config) *bundle {
 	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: func() time.Time { return time.Unix(0, b.now.Load()) }})
 	require.NoError(t, err)
 	b.limiter = limiter
+	config.Timeout = cmp.Or(config.Timeout, deadline) // the default is short for a machine that runs all tests
 	config.Logger = slog.New(slog.NewTextHandler(b.logged, nil))
 	limits, err := connectlimit.New(limiter, config)
 	require.NoError(t, err)

@@ -77,7 +77,7 @@ func TestSlowStore(t *testing.T) {
 	unavailable(t, err, 2500*time.Millisecond, "3")
 	require.Contains(t, b.logged.String(), "error_type=timeout")
 
-	patient := setup(t, connectlimit.Config{Timeout: deadline, Requests: asking(perUser.For("17"))})
+	patient := setup(t, connectlimit.Config{Requests: asking(perUser.For("17"))})
 	patient.hold(t, perUser.For("17"))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

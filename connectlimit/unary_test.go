@@ -80,7 +80,7 @@ func TestStatusOverHTTP(t *testing.T) {
 
 func TestExactlyAsManyAsTheLimitAllows(t *testing.T) {
 	t.Parallel()
-	b := setup(t, connectlimit.Config{Timeout: deadline, Requests: asking(perUser.For("17"), everybody.Global())})
+	b := setup(t, connectlimit.Config{Requests: asking(perUser.For("17"), everybody.Global())})
 	var calls sync.WaitGroup
 	for range 40 {
 		calls.Go(func() {

@@ -56,7 +56,7 @@ func TestRefusalSaysWhichLimitAndHowLong(t *testing.T) {
 
 func TestExactlyAsManyAsTheLimitAllows(t *testing.T) {
 	t.Parallel()
-	b := setup(t, grpclimit.Config{Timeout: deadline, Requests: asking(perUser.For("17"), everybody.Global())})
+	b := setup(t, grpclimit.Config{Requests: asking(perUser.For("17"), everybody.Global())})
 	var calls sync.WaitGroup
 	for range 40 {
 		calls.Go(func() {
