@@ -35,7 +35,7 @@ const (
 	// x-ratelimit-reset-requests, and the same for each other Unit of the rules, as in -tokens. Reset is a
 	// duration such as 6m0s.
 	OpenAIHeaders
-	// NoHeaders are none.
+	// NoHeaders are none. The body of a refusal still says which limit it was, and its rate.
 	NoHeaders
 )
 

@@ -39,8 +39,8 @@ type Config struct {
 	// DecisionTimeout is how long a decision may take, and a refund or settlement after it. A decision that
 	// is given up may still be taking tokens. Defaults to 1 second.
 	DecisionTimeout time.Duration
-	// Refuse answers the requests that are not let through; all fields but Content-Type are set. Defaults to
-	// refusal.ServeHTTP.
+	// Refuse answers the requests that are not let through; all fields but Content-Type are set. What is left
+	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 	// Observe is told what became of each request, on its goroutine or on one of its own for rules in shadow
 	// mode: it must be quick and safe for concurrent use. Defaults to nil, nobody.
