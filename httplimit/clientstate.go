@@ -31,7 +31,8 @@ type ClientStateConfig struct {
 	Limits []ratelimit.Limit
 	// Timeout bounds the reading. Defaults to 2 seconds.
 	Timeout time.Duration
-	// Log is told why a state could not be read; no key is in it. Defaults to slog.Default().
+	// Log is told why a state could not be read; no key is in it but what an error of Key says. Defaults to
+	// slog.Default().
 	Log *slog.Logger
 }
 
