@@ -206,20 +206,28 @@ func (l *Limiter) together(ctx context.Context, fn func(tx *Limiter) error) erro
 		return err
 	}
 	return l.retry(ctx, func() (again, error) {
-		tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-		if err != nil {
-			return never, fmt.Errorf("begin: %w", err)
-		}
-		if err = fn(l.WithTx(tx)); err != nil {
-			rollback(ctx, tx)
-		} else {
-			err = commit(ctx, tx)
-		}
+		err := l.inTx(ctx, fn)
 		if IsRetryable(err) {
 			return afterPause, err
 		}
 		return never, err
 	})
+}
+
+// inTx is together for what is run again by others when it conflicts.
+func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
+	if l.pool == nil {
+		return fn(l)
+	}
+	tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	if err := fn(l.WithTx(tx)); err != nil {
+		rollback(ctx, tx)
+		return err
+	}
+	return commit(ctx, tx)
 }
 
 // spoil makes the caller's transaction one that can only be rolled back. A context that ends between two
