@@ -95,7 +95,7 @@ func (r race) run(t *testing.T, b *bundle) {
 		return nil
 	}))
 	require.EqualValues(t, r.hot.Capacity(), admitted.Load())
-	held := b.row(t, r.hot.Name(), r.key).Value
+	held := b.held(t, r.hot.Name(), r.key)
 	require.GreaterOrEqual(t, held, 0.0)
 	require.LessOrEqual(t, held, r.leftover)
 	if !r.several {

@@ -133,7 +133,10 @@ func clampInstant(instant time.Time) int64 {
 
 // reading returns what the bucket held at a.now as a caller sees it.
 func (b *bucket) reading(a answer) Value {
-	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now), parts: a.parts}
+	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now)}
+	if b.parted() {
+		v.parts = b.terms.mendParts(a.parts, a.now)
+	}
 	v.Tokens = b.terms.tokens(v.state, a.now)
 	return v
 }

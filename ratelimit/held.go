@@ -31,6 +31,7 @@ func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
 	for i := range h.rows {
 		h.index[h.rows[i].which()] = i
 	}
+	l.enter(ctx, &plan{buckets: h.rows})
 	h.states, h.changed = make([]state, 0, len(h.rows)), make([]bool, len(h.rows))
 	c := (&plan{buckets: h.rows}).columns()
 	rows, err := l.db.Query(ctx, l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
@@ -87,16 +88,11 @@ func (h *held) take(p *plan) []answer {
 // charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
 // step begins after until. It mirrors buckets_charge.sql.
 func (h *held) charge(b *bucket, amount float64, until int64) {
-	if amount < 0 && b.terms.begin(h.now) > until {
+	if amount == 0 || amount < 0 && b.terms.begin(h.now) > until {
 		return
 	}
 	states, changed := h.of(b)
-	most, sum := 0.0, b.terms.tokensOf(states, h.now)
-	for _, s := range states {
-		most += s.value
-	}
-	most = max(b.terms.capacity, most) // where the limit was lowered meanwhile
-	b.terms.level(states, h.now, min(most, sum-amount))
+	b.terms.chargeParts(states, h.now, amount)
 	for i := range changed {
 		changed[i] = true
 	}

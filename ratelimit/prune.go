@@ -83,7 +83,7 @@ func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (
 			return err
 		}
 		for _, limit := range limits {
-			t := limit.terms
+			t := limit.terms.part() // a row of a bucket that is spread over several is deleted for itself
 			tag, err := tx.db.Exec(ctx, l.statements.prune, limit.name, t.capacity, t.rate, t.step, t.steps,
 				first, first+pruneBlocks, pruneIdle.Microseconds(), l.asOf())
 			if err != nil {

@@ -133,10 +133,10 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 // charge takes amounts from the plan's buckets whatever they hold, or credits them where negative and
 // while the bucket's step begins no later than until.
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
-	l.enter(ctx, p)
 	if p.parted() {
-		return l.inTx(ctx, "charge", func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
+		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
 	}
+	l.enter(ctx, p)
 	c := p.columns()
 	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
 		c.steps, c.perPeriod, c.phases, until, l.asOf(), c.tolerances)

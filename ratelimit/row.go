@@ -106,6 +106,14 @@ func (p *plan) columns() columns {
 	return c
 }
 
+// parameters returns those of bucket_take.sql and bucket_take_alone.sql.
+func (l *Limiter) parameters(b *bucket) []any {
+	t := b.terms
+	return []any{
+		b.limit.name, b.key, b.shard, b.cost, t.capacity, t.rate, t.step, t.steps, t.phase, b.lowest, l.asOf(), t.tolerance(),
+	}
+}
+
 // columns returns the parameters of buckets_take.sql and buckets_take_alone.sql.
 func (l *Limiter) columns(p *plan) []any {
 	c := p.columns()

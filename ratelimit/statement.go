@@ -120,54 +120,15 @@ func (l *Limiter) runRows(ctx context.Context, p *plan) ([]answer, error) {
 	l.enter(ctx, p)
 	var answers []answer
 	var err error
-	switch {
-	case len(p.buckets) == 1:
-		answers, err = l.runOne(ctx, &p.buckets[0])
-	case l.pool != nil:
-		answers, err = l.runAlone(ctx, p)
-	default:
-		answers, err = l.runInTx(ctx, p)
+	if len(p.buckets) == 1 {
+		answers, err = l.runOne(ctx, p)
+	} else {
+		answers, _, err = l.runAllOrNothing(ctx, p, nil)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if len(answers) != len(p.buckets) {
-		return nil, fmt.Errorf("the statement answered for %d of %d buckets", len(answers), len(p.buckets))
-	}
 	return answers, l.mend(ctx, p, answers)
-}
-
-// runParted takes from buckets of which some are spread over several rows: from one row of each, from another
-// one of each, and last from all of them together.
-func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
-	var rows *plan
-	for range 2 {
-		if rows = p.scatter(rows); rows == nil {
-			break
-		}
-		answers, err := l.runRows(ctx, rows)
-		if err != nil {
-			return nil, err
-		}
-		if !p.short(answers) {
-			return l.complete(ctx, p, rows, answers)
-		}
-	}
-	var answers []answer
-	err := l.inTx(ctx, "take", func(tx *Limiter) (err error) {
-		tx.enter(ctx, p)
-		answers, err = tx.takeHeld(ctx, p)
-		return err
-	})
-	return answers, err
-}
-
-// inTx runs fn on l when it is bound to a transaction, and else in a transaction of its own.
-func (l *Limiter) inTx(ctx context.Context, verb string, fn func(tx *Limiter) error) error {
-	if l.pool == nil {
-		return fn(l)
-	}
-	return l.together(ctx, verb, fn)
 }
 
 // enter queues for the plan's buckets when the transaction is one of InTx.
@@ -181,22 +142,31 @@ func (l *Limiter) enter(ctx context.Context, p *plan) {
 var errOvertaken = errors.New("overtaken by another call")
 
 // runOne takes from one bucket.
-func (l *Limiter) runOne(ctx context.Context, b *bucket) ([]answer, error) {
+func (l *Limiter) runOne(ctx context.Context, p *plan) ([]answer, error) {
 	statement := l.statements.take
 	if l.pool != nil {
 		statement = l.statements.takeAlone
 	}
-	t := b.terms
-	rows, err := l.db.Query(ctx, statement, b.limit.name, b.key, b.shard, b.cost, t.capacity, t.rate,
-		t.step, t.steps, t.phase, b.lowest, l.asOf(), t.tolerance())
+	rows, err := l.db.Query(ctx, statement, l.parameters(&p.buckets[0])...)
 	if err != nil {
 		return nil, err
 	}
 	answers, err := scan(rows)
-	if err == nil && (len(answers) == 0 || b.overtaken(answers[0])) {
-		err = errOvertaken
+	if err == nil {
+		err = p.answered(answers)
 	}
 	return answers, err
+}
+
+// answered returns an error when the answers are not those for the plan's buckets, or are out of date.
+func (p *plan) answered(answers []answer) error {
+	switch {
+	case len(p.buckets) == 1 && (len(answers) == 0 || p.buckets[0].overtaken(answers[0])):
+		return errOvertaken
+	case len(answers) != len(p.buckets):
+		return fmt.Errorf("the statement answered for %d of %d buckets", len(answers), len(p.buckets))
+	}
+	return nil
 }
 
 // overtaken reports whether the refusal a contradicts the state it comes with, which another call has changed
@@ -209,42 +179,79 @@ func (b *bucket) overtaken(a answer) bool {
 	return enough
 }
 
-// runAlone takes from several buckets in two statements that are a transaction of their own, sent
-// together.
-func (l *Limiter) runAlone(ctx context.Context, p *plan) ([]answer, error) {
-	arguments := l.columns(p)
+// runAllOrNothing takes from the plan's buckets, in a caller's transaction behind a savepoint: when one of them
+// refuses, all is undone, and no row stays locked. In the same round trip it looks at rows, when there are any.
+func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []bucket) (answers, found []answer, err error) {
 	batch := &pgx.Batch{}
-	batch.Queue(l.statements.lockSeveral, arguments...)
-	batch.Queue(l.statements.takeSeveralAlone, arguments...)
-	return l.sendSecond(ctx, batch)
-}
-
-// runInTx takes from several buckets in the caller's transaction. When one refuses, all is undone by going
-// back to the savepoint, which also releases the row locks.
-func (l *Limiter) runInTx(ctx context.Context, p *plan) ([]answer, error) {
-	batch := &pgx.Batch{}
-	batch.Queue("SAVEPOINT " + savepoint)
-	batch.Queue(l.statements.takeSeveral, l.columns(p)...)
-	answers, err := l.sendSecond(ctx, batch)
-	if err != nil {
-		return nil, err
+	l.queueTake(batch, p)
+	if answers, found, err = l.sendTake(ctx, batch, look); err == nil {
+		err = p.answered(answers)
 	}
-	refused := false
-	for _, a := range answers {
-		refused = refused || !a.allowed
-	}
-	if !refused {
-		return answers, nil
+	if err != nil || l.pool != nil || allAllowed(answers) {
+		return answers, found, err
 	}
 	if err := l.undo(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for i := range answers {
 		if answers[i].allowed { // what it took is back
 			answers[i].state.value = min(answers[i].state.value+p.buckets[i].cost, p.buckets[i].terms.capacity)
 		}
 	}
-	return answers, nil
+	return answers, found, nil
+}
+
+// queueTake queues what takes from the plan's buckets: outside a transaction a statement, or two that are a
+// transaction of their own when sent together; in a caller's transaction one behind a savepoint.
+func (l *Limiter) queueTake(batch *pgx.Batch, p *plan) {
+	alone, one := l.pool != nil, len(p.buckets) == 1
+	switch {
+	case alone && one:
+		batch.Queue(l.statements.takeAlone, l.parameters(&p.buckets[0])...)
+	case alone:
+		arguments := l.columns(p)
+		batch.Queue(l.statements.lockSeveral, arguments...)
+		batch.Queue(l.statements.takeSeveralAlone, arguments...)
+	case one:
+		batch.Queue("SAVEPOINT " + savepoint)
+		batch.Queue(l.statements.take, l.parameters(&p.buckets[0])...)
+	default:
+		batch.Queue("SAVEPOINT " + savepoint)
+		batch.Queue(l.statements.takeSeveral, l.columns(p)...)
+	}
+}
+
+// sendTake sends what queueTake has queued, and with it a look at rows when there are any. It returns the answers
+// to both.
+func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, look []bucket) (answers, found []answer, err error) {
+	unread := batch.Len() - 1
+	if len(look) > 0 {
+		c := (&plan{buckets: look}).columns()
+		batch.Queue(l.statements.look, c.names, c.keys, c.shards, l.asOf())
+	}
+	results := l.db.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	for range unread {
+		if _, err := results.Exec(); err != nil {
+			return nil, nil, err
+		}
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, nil, err
+	}
+	if answers, err = scan(rows); err != nil || len(look) == 0 {
+		return answers, nil, err
+	}
+	if rows, err = results.Query(); err != nil {
+		return nil, nil, err
+	}
+	found, err = scanRows(rows, look)
+	return answers, found, err
 }
 
 // undo goes back to the savepoint and removes it.
@@ -263,25 +270,39 @@ func (l *Limiter) undo(ctx context.Context) error {
 // mend repairs rows that refused and whose ts a wrong clock left in the future: a refusal writes
 // nothing, so without this they would refuse until the clock arrives there.
 func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
-	for i, a := range answers {
-		b := &p.buckets[i]
-		if !b.terms.ahead(a.state, a.now) {
-			continue
+	for i := range p.buckets {
+		for _, b := range p.buckets[i].ahead(answers[i]) {
+			_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
+				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
+			if err != nil {
+				return fmt.Errorf("mend ts: %w", err)
+			}
+			l.tell(ctx, Mended{Limit: b.limit.name})
 		}
-		_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
-			[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
-		if err != nil {
-			return fmt.Errorf("mend ts: %w", err)
-		}
-		l.tell(ctx, Mended{Limit: b.limit.name})
 	}
 	return nil
 }
 
+// ahead returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
+func (b *bucket) ahead(a answer) (rows []bucket) {
+	if !b.parted() {
+		if b.terms.ahead(a.state, a.now) {
+			rows = append(rows, *b)
+		}
+		return rows
+	}
+	for shard, s := range a.parts {
+		if row := b.row(int32(shard)); row.terms.ahead(s, a.now) {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
 // fill sets the plan's buckets to their capacity.
 func (l *Limiter) fill(ctx context.Context, p *plan) error {
-	l.enter(ctx, p)
 	rows, _ := p.rows()
+	l.enter(ctx, &plan{buckets: rows})
 	c := (&plan{buckets: rows}).columns()
 	_, err := l.db.Exec(ctx, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf(), c.tolerances)
 	return err

@@ -219,22 +219,34 @@ func (l *Limiter) together(ctx context.Context, verb string, fn func(tx *Limiter
 		return err
 	}
 	return l.retry(ctx, verb, func() (again, error) {
-		tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-		if err != nil {
-			return never, fmt.Errorf("begin: %w", err)
-		}
-		bound := l.WithTx(tx)
-		bound.effects = &effects{}
-		if err = fn(bound); err != nil {
-			rollback(ctx, tx)
-		} else if err = commit(ctx, tx); err == nil {
-			l.committed(ctx, bound.effects)
-		}
+		err := l.inTx(ctx, fn)
 		if IsRetryable(err) {
 			return afterPause, err
 		}
 		return never, err
 	})
+}
+
+// inTx is together for what is run again by others when it conflicts.
+func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
+	if l.pool == nil {
+		return fn(l)
+	}
+	tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	bound := l.WithTx(tx)
+	bound.effects = &effects{}
+	if err := fn(bound); err != nil {
+		rollback(ctx, tx)
+		return err
+	}
+	if err := commit(ctx, tx); err != nil {
+		return err
+	}
+	l.committed(ctx, bound.effects)
+	return nil
 }
 
 // spoil makes the caller's transaction one that can only be rolled back. A context that ends between two

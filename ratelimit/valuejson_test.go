@@ -14,7 +14,7 @@ func TestValueMarshalJSON(t *testing.T) {
 	now := opening.UnixMicro()
 	read := func(limit Limit, key string, s state) Value {
 		b := bucket{limit: limit, key: key, terms: limit.terms.at(limit.name, key)}
-		return b.reading(s, now)
+		return b.reading(answer{state: s, now: now})
 	}
 
 	t.Run("HasWhatProjectingTakes", func(t *testing.T) {
