@@ -103,15 +103,14 @@ func (e *denial) state(s *State, limit *Limit, cost float64, now int64) {
 	v := &s.Value
 	v.Limit, v.AsOf, v.terms, v.state, v.parts = *limit, time.UnixMicro(now), e.bucket, e.answer.state, e.answer.parts
 	v.Tokens = v.tokens(now)
-	s.Limit, s.Cost, s.Allowed, s.Remaining = *limit, cost, cost < e.cost, max(v.Tokens, 0)
+	s.Limit, s.Cost, s.Remaining = *limit, cost, max(v.Tokens, 0)
 	s.ResetAfter = time.Duration(max(e.full-now, 0)) * time.Microsecond
-	switch {
-	case s.Allowed:
-	case cost == e.cost:
+	if cost == e.cost {
 		s.RetryAfter = time.Duration(e.until-now) * time.Microsecond
-	default:
+	} else {
 		s.RetryAfter = v.wait(now, cost, 0)
 	}
+	s.Allowed = s.RetryAfter == 0
 }
 
 // refuse returns the decision on a call for one bucket if it is known to be a refusal.
@@ -136,7 +135,7 @@ func (d *denials) refuseAll(p *plan) (Decision, bool) {
 			return Decision{}, false
 		}
 		e.state(&states[i], &b.limit, b.cost, now)
-		refused = refused || !states[i].Allowed
+		refused = refused || b.cost >= e.cost
 		at = min(at, now)
 	}
 	if !refused {

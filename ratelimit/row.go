@@ -120,24 +120,6 @@ func (l *Limiter) columns(p *plan) []any {
 	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.perPeriod, c.phases, c.lowest, l.asOf(), c.tolerances}
 }
 
-// sendSecond sends a batch of two statements and returns the answers of the second.
-func (l *Limiter) sendSecond(ctx context.Context, batch *pgx.Batch) (answers []answer, err error) {
-	results := l.db.SendBatch(ctx, batch)
-	defer func() {
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-	}()
-	if _, err := results.Exec(); err != nil {
-		return nil, err
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return nil, err
-	}
-	return scan(rows)
-}
-
 // scan returns one answer for each row: allowed, value, ts, now.
 func scan(rows pgx.Rows) ([]answer, error) {
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {

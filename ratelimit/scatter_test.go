@@ -76,20 +76,24 @@ func TestLane(t *testing.T) {
 	t.Run("IsTheSameInATransaction", func(t *testing.T) {
 		t.Parallel()
 		tx := &transaction{}
-		require.Equal(t, limiter.WithTx(tx).lane(), limiter.WithTx(tx).lane())
+		lane := limiter.WithTx(tx).lane()
+		require.Equal(t, lane, limiter.WithTx(tx).lane())
 		require.NotEqual(t, limiter.WithTx(tx).lane(), limiter.WithTx(&transaction{&transaction{}}).lane())
 	})
 	t.Run("IsTheSameInAllAttemptsOfInTx", func(t *testing.T) {
 		t.Parallel()
 		attempts := &places{}
-		require.Equal(t, limiter.WithTx(&lentTx{places: attempts}).lane(), limiter.WithTx(&lentTx{places: attempts}).lane())
+		lane := limiter.WithTx(&lentTx{places: attempts}).lane()
+		require.Equal(t, lane, limiter.WithTx(&lentTx{places: attempts}).lane())
 		require.NotEqual(t, limiter.WithTx(&lentTx{places: attempts}).lane(), limiter.WithTx(&lentTx{places: &places{}}).lane())
 	})
 	t.Run("IsAnyOutsideOfOne", func(t *testing.T) {
 		t.Parallel()
-		require.NotEqual(t, limiter.lane(), limiter.lane())
+		lane := limiter.lane()
+		require.NotEqual(t, lane, limiter.lane())
 		byValue := limiter.WithTx(transaction{}) // which no address tells from another
-		require.NotEqual(t, byValue.lane(), byValue.lane())
+		lane = byValue.lane()
+		require.NotEqual(t, lane, byValue.lane())
 	})
 	t.Run("SpreadsTransactionsEvenly", func(t *testing.T) {
 		t.Parallel()
