@@ -219,7 +219,7 @@ func (l *Limiter) decided(ctx context.Context, event Decided, began time.Time) {
 	if l.config.Observer == nil {
 		return
 	}
-	event.Elapsed, event.Pending = l.since(began), l.pending()
+	event.Began, event.Elapsed, event.Shadow, event.Pending = began, l.since(began), inShadow(ctx), l.pending()
 	l.tell(ctx, event)
 }
 
@@ -237,7 +237,7 @@ func (l *Limiter) fail(ctx context.Context, event Failed, began time.Time) {
 	if l.config.Observer == nil || errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
-	event.Elapsed = l.since(began)
+	event.Began, event.Elapsed, event.Shadow = began, l.since(began), inShadow(ctx)
 	l.config.Observer.Observe(ctx, event)
 }
 

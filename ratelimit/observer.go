@@ -28,8 +28,12 @@ type Decided struct {
 	Decision Decision
 	// Delay is how long after the decision reserved work may run; 0 unless the verb reserves.
 	Delay time.Duration
-	// Elapsed is how long the call took, as its caller saw it.
+	// Began is when the call was made, on this process's clock, and Elapsed how long it took, as its caller
+	// saw it.
+	Began   time.Time
 	Elapsed time.Duration
+	// Shadow is whether the caller only wants to know; see [WithShadow].
+	Shadow bool
 	// Cached is whether the decision came from the deny cache.
 	Cached bool
 	// Pending is whether it was made in a transaction that may still be rolled back.
@@ -56,8 +60,11 @@ type Failed struct {
 	Limit string
 	// Err is what the caller got.
 	Err error
-	// Elapsed is how long it took.
+	// Began is when the call was made, and Elapsed how long it took.
+	Began   time.Time
 	Elapsed time.Duration
+	// Shadow is as in Decided.
+	Shadow bool
 }
 
 // Conflicted is an attempt that lost against a concurrent transaction and is made again.
@@ -97,6 +104,20 @@ type Pruned struct {
 type Mended struct {
 	// Limit is the name of the bucket's limit.
 	Limit string
+}
+
+type shadowKey struct{}
+
+// WithShadow marks calls with the returned context as trials of a limit that is not enforced yet: they take and
+// answer as always, and an Observer can tell their refusals from those that turned somebody away.
+func WithShadow(ctx context.Context) context.Context {
+	return context.WithValue(ctx, shadowKey{}, true)
+}
+
+// inShadow reports whether WithShadow marked the context.
+func inShadow(ctx context.Context) bool {
+	shadow, _ := ctx.Value(shadowKey{}).(bool)
+	return shadow
 }
 
 func (Decided) event()    {}

@@ -186,12 +186,17 @@ func (r *reservation) refund() []float64 {
 func (r *reservation) refundUntil() []int64 {
 	until := make([]int64, len(r.Names))
 	for i, b := range r.plan().buckets {
-		until[i] = math.MaxInt64
-		if b.terms.step > 1 {
-			until[i] = b.terms.begin(r.ReadyUs)
-		}
+		until[i] = b.terms.refundUntil(r.ReadyUs)
 	}
 	return until
+}
+
+// refundUntil returns the last step that may be given back what was taken in the step of at.
+func (t terms) refundUntil(at int64) int64 {
+	if t.step > 1 {
+		return t.begin(at)
+	}
+	return math.MaxInt64
 }
 
 // untilReady returns how long it takes until the work may run.

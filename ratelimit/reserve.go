@@ -127,18 +127,25 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "credit", -1, requests)
+	return l.adjust(ctx, "credit", -1, requests, func(*bucket) int64 { return maxInstant })
+}
+
+// Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
+// took from a fixed window comes back only until the window has ended, because the next one never missed it.
+func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
+	taken := clampInstant(at)
+	return l.adjust(ctx, "refund", -1, requests, func(b *bucket) int64 { return b.terms.refundUntil(taken) })
 }
 
 // Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
 // wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
 // less. It is not idempotent. In a transaction it is undone with it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "charge", 1, requests)
+	return l.adjust(ctx, "charge", 1, requests, func(*bucket) int64 { return maxInstant })
 }
 
-// adjust charges the costs of the requests times sign.
-func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request) error {
+// adjust charges the costs of the requests times sign, or credits them up to the step that until says.
+func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request, until func(*bucket) int64) error {
 	p, err := l.begin(ctx, verb, costless(requests), false)
 	if err != nil {
 		return err
@@ -147,12 +154,13 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	if err != nil {
 		return fmt.Errorf("ratelimit: %s: %w", verb, err)
 	}
-	amounts, until := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
-	for i, b := range p.buckets {
-		amounts[i], until[i] = sign*costs[which{name: b.limit.name, key: b.key}], maxInstant
+	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		amounts[i], last[i] = sign*costs[b.whole()], until(b)
 	}
 	began := l.watch()
-	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
+	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, last) }); err != nil {
 		return l.failed(ctx, verb, p, began, err)
 	}
 	l.free(p)

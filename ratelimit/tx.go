@@ -74,7 +74,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return never, err
 	})
 	if errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err) {
-		l.tell(ctx, Failed{Verb: "transaction", Err: err, Elapsed: l.since(began)})
+		l.fail(ctx, Failed{Verb: "transaction", Err: err}, began)
 	}
 	return err
 }
