@@ -1,6 +1,10 @@
 package contender
 
 import (
+	"context"
+	"errors"
+	"time"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -13,24 +17,25 @@ type limiterOptions struct {
 	attempts  int  // at most for each call; 0: the default
 }
 
-// newLimiter returns a Limiter on pool. What the limiter does not have yet is ErrUnavailable.
+// newLimiter returns a Limiter on pool.
 func newLimiter(pool *pgxpool.Pool, o limiterOptions) (*ratelimit.Limiter, error) {
-	if o.denyCache > 0 {
-		return nil, unavailable("the limiter has no deny cache yet")
-	}
-	return ratelimit.New(pool, ratelimit.Config{MaxAttempts: o.attempts})
+	return ratelimit.New(pool, ratelimit.Config{NoBatching: o.unbatched, DenyCache: o.denyCache, MaxAttempts: o.attempts})
 }
 
 // newLimit returns the limit called name over so many rows for each bucket.
 func newLimit(name string, policy ratelimit.TokenBucket, shards int) (ratelimit.Limit, error) {
-	if shards > 1 {
-		return ratelimit.Limit{}, unavailable("the limiter has no shards yet")
-	}
+	policy.Shards = shards
 	return ratelimit.NewLimit(name, policy)
 }
 
 // closeLimiters closes what a contender opened; a Limiter may be there more than once.
-func closeLimiters(_ []*ratelimit.Limiter, pool *pgxpool.Pool) error {
+func closeLimiters(limiters []*ratelimit.Limiter, pool *pgxpool.Pool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	for _, limiter := range limiters {
+		errs = append(errs, limiter.Close(ctx))
+	}
 	pool.Close()
-	return nil
+	return errors.Join(errs...)
 }
