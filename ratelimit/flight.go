@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -31,7 +32,7 @@ type lineup struct {
 	bucket bucket // with what the calls ask for together
 	calls  []*call
 	answer answer
-	found  bool // whether the answer is there: no row of the bucket may have been
+	found  bool // whether the answer is there: another may have been quicker
 }
 
 // fly answers calls in one or two round trips of their own, and in a few more those it then knows to be at the
@@ -193,24 +194,7 @@ func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lin
 		}
 	}()
 	for _, group := range groups {
-		i := 0
-		rows, err := results.Query()
-		if err != nil {
-			return err
-		}
-		var a answer
-		var value *float64
-		var ts *int64
-		_, err = pgx.ForEachRow(rows, []any{&a.allowed, &value, &ts, &a.now}, func() error {
-			at := group[i]
-			at.answer, at.found = a, value != nil && ts != nil
-			if at.found {
-				at.answer.state = state{value: *value, ts: *ts}
-			}
-			i++
-			return nil
-		})
-		if err != nil {
+		if err := receiveSpend(results, group); err != nil {
 			return err
 		}
 	}
@@ -231,10 +215,38 @@ func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lin
 	return nil
 }
 
+// receiveSpend gives each lineup of a limit its answer. Answers come in the order asked, but for those that
+// are left out and, behind the others, those that are refusals.
+func receiveSpend(results pgx.BatchResults, group []*lineup) error {
+	for _, at := range group { // of an attempt before
+		at.found = false
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var key string
+	var shard int32
+	var a answer
+	next := 0
+	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.allowed, &a.state.value, &a.state.ts, &a.now}, func() error {
+		for range group {
+			at := group[next%len(group)]
+			next++
+			if at.bucket.key == key && at.bucket.shard == shard {
+				at.answer, at.found = a, true
+				return nil
+			}
+		}
+		return errors.New("the statement answered for a bucket that was not asked for")
+	})
+	return err
+}
+
 // finish answers the calls of the lineup that can be answered, and returns the others.
 func (at *lineup) finish() (open []*call) {
 	b := &at.bucket
-	if at.answer.allowed {
+	if at.found && at.answer.allowed {
 		sum, n := 0.0, 0
 		for sum < b.cost {
 			sum += at.calls[n].plan.buckets[0].cost

@@ -32,17 +32,21 @@ func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
 		h.index[h.rows[i].which()] = i
 	}
 	l.enter(ctx, &plan{buckets: h.rows})
-	h.states, h.changed = make([]state, 0, len(h.rows)), make([]bool, len(h.rows))
+	h.changed = make([]bool, len(h.rows))
 	c := (&plan{buckets: h.rows}).columns()
 	rows, err := l.db.Query(ctx, l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
 	if err != nil {
 		return nil, err
 	}
-	h.states, err = pgx.AppendRows(h.states, rows, func(row pgx.CollectableRow) (s state, err error) {
-		return s, row.Scan(&s.value, &s.ts, &h.now)
+	var w which
+	var found state
+	h.states = make([]state, len(h.rows))
+	tag, err := pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &found.value, &found.ts, &h.now}, func() error {
+		h.states[h.index[w]] = found
+		return nil
 	})
-	if err == nil && len(h.states) != len(h.rows) {
-		err = fmt.Errorf("the statement answered for %d of %d rows", len(h.states), len(h.rows))
+	if err == nil && tag.RowsAffected() != int64(len(h.rows)) {
+		err = fmt.Errorf("the statement answered for %d of %d rows", tag.RowsAffected(), len(h.rows))
 	}
 	return h, err
 }

@@ -4,7 +4,7 @@
 -- would show an old snapshot, and make transactions conflict which the rows keep apart.
 SELECT b.value, b.ts,
     coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM unnest($1::text[], $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
 LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
 WHERE current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
 ORDER BY a.ord

@@ -6,6 +6,6 @@
 -- Returns one row for each bucket, in the order asked: value and ts (null: no row, a full bucket), now_us.
 SELECT b.value, b.ts,
     coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM unnest($1::text[], $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
 LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
 ORDER BY a.ord
