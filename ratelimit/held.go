@@ -21,20 +21,28 @@ type held struct {
 
 // hold locks and reads every row of the plans' buckets, on l, which must be bound to a transaction.
 func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
-	h := &held{index: make(map[which]int)}
-	for _, p := range plans {
-		rows, _ := p.rows()
-		h.rows = append(h.rows, rows...)
-	}
-	slices.SortFunc(h.rows, func(a, b bucket) int { return a.which().compare(b.which()) })
-	h.rows = slices.CompactFunc(h.rows, func(a, b bucket) bool { return a.which() == b.which() })
-	for i := range h.rows {
-		h.index[h.rows[i].which()] = i
-	}
+	return l.holdAfter(ctx, &pgx.Batch{}, plans...)
+}
+
+// holdAfter is hold after what is in batch, in the same round trip.
+func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*plan) (h *held, err error) {
+	h = newHeld(plans)
 	l.enter(ctx, &plan{buckets: h.rows})
-	h.states, h.changed = make([]state, 0, len(h.rows)), make([]bool, len(h.rows))
 	c := (&plan{buckets: h.rows}).columns()
-	rows, err := l.db.Query(ctx, l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
+	before := batch.Len()
+	batch.Queue(l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
+	results := l.db.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	for range before {
+		if _, err := results.Exec(); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := results.Query()
 	if err != nil {
 		return nil, err
 	}
@@ -45,6 +53,22 @@ func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
 		err = fmt.Errorf("the statement answered for %d of %d rows", len(h.states), len(h.rows))
 	}
 	return h, err
+}
+
+// newHeld returns the rows of the plans' buckets, not yet read.
+func newHeld(plans []*plan) *held {
+	h := &held{index: make(map[which]int)}
+	for _, p := range plans {
+		rows, _ := p.rows()
+		h.rows = append(h.rows, rows...)
+	}
+	slices.SortFunc(h.rows, func(a, b bucket) int { return a.which().compare(b.which()) })
+	h.rows = slices.CompactFunc(h.rows, func(a, b bucket) bool { return a.which() == b.which() })
+	for i := range h.rows {
+		h.index[h.rows[i].which()] = i
+	}
+	h.states, h.changed = make([]state, 0, len(h.rows)), make([]bool, len(h.rows))
+	return h
 }
 
 // of returns the rows of a bucket.
@@ -117,14 +141,20 @@ func (l *Limiter) saveHeld(ctx context.Context, h *held) error {
 	return err
 }
 
-// takeHeld decides on the call p by locking all of its rows, on l, which must be bound to a transaction.
+// takeHeld decides on the call p by locking all of its rows, on l, which must be bound to a transaction. A
+// refusal leaves none of them locked, and none that it made, unless there was a clock to be mended.
 func (l *Limiter) takeHeld(ctx context.Context, p *plan) ([]answer, error) {
-	h, err := l.hold(ctx, p)
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	h, err := l.holdAfter(ctx, batch, p)
 	if err != nil {
 		return nil, err
 	}
 	answers := h.take(p)
-	return answers, l.saveHeld(ctx, h)
+	if allAllowed(answers) || slices.Contains(h.changed, true) {
+		return answers, l.saveHeld(ctx, h)
+	}
+	return answers, l.undo(ctx)
 }
 
 // of sets what the bucket holds after the decision: the state of its row, or those of all its rows.

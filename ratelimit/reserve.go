@@ -77,8 +77,9 @@ func (l *Limiter) reserve(ctx context.Context, p *plan) (Reservation, error) {
 // readyAfter returns how long it takes until nothing is owed any more.
 func (p *plan) readyAfter(answers []answer) time.Duration {
 	var delay time.Duration
-	for i, b := range p.buckets {
-		delay = max(delay, b.terms.wait(answers[i].state, answers[i].now, 0, 0))
+	for i := range p.buckets {
+		value := p.buckets[i].reading(answers[i])
+		delay = max(delay, value.wait(answers[i].now, 0, 0))
 	}
 	return delay
 }
