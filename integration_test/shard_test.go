@@ -296,7 +296,7 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 		call     verb
 		requests int // that it makes
 	}{
-		"RefusedByEachRow":    {taking(limit.For("key").Cost(8)), 5}, // take, undo, take, undo, hold
+		"RefusedByEachRow":    {taking(limit.For("key").Cost(8)), 6}, // take, undo, take, undo, hold, undo
 		"RefusedByAnotherOne": {taking(limit.For("key"), pinch.For("key").Cost(2)), 2},
 		"TakenFromAllRows":    {taking(limit.For("key").Cost(4), other.For("key")), 6}, // and save
 		"Reserved":            {reserving(limit.For("key").Cost(100)), 3},              // hold, save, record

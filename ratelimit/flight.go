@@ -299,21 +299,15 @@ func (l *Limiter) decideHeld(ctx context.Context, calls []*call) {
 		if err != nil {
 			return err
 		}
+		batch := &pgx.Batch{}
 		for _, c := range calls {
 			c.answers = h.take(c.plan)
-		}
-		if err := tx.saveHeld(ctx, h); err != nil {
-			return err
-		}
-		for _, c := range calls {
-			if !c.reserve {
-				continue
-			}
-			if c.reservation, err = tx.recordTaken(ctx, c.plan, c.answers); err != nil {
-				return err
+			if c.reserve {
+				c.reservation = tx.queueTaken(batch, c.plan, c.answers)
 			}
 		}
-		return nil
+		tx.queueSave(batch, h)
+		return tx.db.SendBatch(ctx, batch).Close()
 	})
 	for _, c := range calls {
 		c.finish(err)

@@ -55,13 +55,12 @@ func newID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// record inserts the reservation r of plan p.
-func (l *Limiter) record(ctx context.Context, p *plan, r Reservation) error {
+// queueRecord queues the insertion of the reservation r of plan p.
+func (l *Limiter) queueRecord(batch *pgx.Batch, p *plan, r Reservation) {
 	c := p.columns()
 	expires := r.ReadyAt.Add(l.config.ExpireAfter)
-	_, err := l.db.Exec(ctx, l.statements.reservationInsert, r.ID, r.ReadyAt.UnixMicro(), optionalMicros(r.StaleAt),
+	batch.Queue(l.statements.reservationInsert, r.ID, r.ReadyAt.UnixMicro(), optionalMicros(r.StaleAt),
 		expires.UnixMicro(), l.config.ReleaseExpired, c.names, c.keys, c.costs, c.capacities, c.rates, c.perPeriod, c.steps, c.phases, c.lowest, p.shards())
-	return err
 }
 
 // withReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Reservation is the answer to Reserve: tokens taken now for work that is done later.
@@ -61,27 +63,31 @@ func (l *Limiter) reserve(ctx context.Context, p *plan) (Reservation, error) {
 	if err != nil {
 		return Reservation{}, err
 	}
-	return l.recordTaken(ctx, p, answers)
+	batch := &pgx.Batch{}
+	r := l.queueTaken(batch, p, answers)
+	return r, l.db.SendBatch(ctx, batch).Close()
 }
 
-// recordTaken records what was taken for the plan, if it was.
-func (l *Limiter) recordTaken(ctx context.Context, p *plan, answers []answer) (Reservation, error) {
+// queueTaken returns the reservation of what was taken for the plan, and queues its record; or the refusal.
+func (l *Limiter) queueTaken(batch *pgx.Batch, p *plan, answers []answer) Reservation {
 	r := Reservation{Decision: p.decide(answers)}
 	if !r.Allowed {
-		return r, nil
+		return r
 	}
 	r.ID, r.ReadyAt = newID(), r.At.Add(p.readyAfter(answers))
 	if l.config.StaleAfter > 0 {
 		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
 	}
-	return r, l.record(ctx, p, r)
+	l.queueRecord(batch, p, r)
+	return r
 }
 
 // readyAfter returns how long it takes until nothing is owed any more.
 func (p *plan) readyAfter(answers []answer) time.Duration {
 	var delay time.Duration
-	for i, b := range p.buckets {
-		delay = max(delay, b.terms.wait(answers[i].state, answers[i].now, 0, 0))
+	for i := range p.buckets {
+		value := p.buckets[i].reading(answers[i])
+		delay = max(delay, value.wait(answers[i].now, 0, 0))
 	}
 	return delay
 }

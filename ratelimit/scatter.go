@@ -12,7 +12,7 @@ import (
 // have to be locked before it.
 func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
 	all, _ := p.rows()
-	lane := l.lane()
+	lane, looked := l.lane(), false
 	for try := range 2 {
 		rows := p.scatter(lane, try)
 		if rows == nil {
@@ -24,16 +24,31 @@ func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
 			return nil, err
 		}
 		taken := allAllowed(answers)
+		looked = len(found) > 0
 		p.complete(rows, answers, found)
 		switch {
 		case taken:
 			return answers, nil
-		case p.refused(answers, len(found) > 0):
+		case p.refused(answers, looked):
 			return answers, l.mend(ctx, p, answers)
 		}
 	}
-	var answers []answer
-	err := l.inTx(ctx, func(tx *Limiter) (err error) {
+	return l.runHeld(ctx, p, looked)
+}
+
+// runHeld takes from all rows of the plan's buckets together. Outside a transaction a look comes first, unless
+// there was one, so that a refusal locks and writes nothing.
+func (l *Limiter) runHeld(ctx context.Context, p *plan, looked bool) (answers []answer, err error) {
+	if l.pool != nil && !looked {
+		found, err := l.read(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		if answers = p.project(found); !allAllowed(answers) {
+			return answers, l.mend(ctx, p, answers)
+		}
+	}
+	err = l.inTx(ctx, func(tx *Limiter) (err error) {
 		answers, err = tx.takeHeld(ctx, p)
 		return err
 	})
