@@ -3,9 +3,13 @@ package ratelimit
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
+
+// classDataException begins the SQLSTATEs of values that cannot be used.
+const classDataException = "22"
 
 // alone answers c by itself.
 func (l *Limiter) alone(ctx context.Context, c *call) error {
@@ -44,6 +48,12 @@ func (l *Limiter) fly(ctx context.Context, calls []*call) {
 	lineups, others := line(calls)
 	looked := make([][]answer, len(others))
 	err := l.standalone(ctx, func() error { return l.spend(ctx, lineups, others, looked) })
+	if isDataError(err) && len(calls) > 1 { // one of them is to blame, and the others are not to suffer for it
+		half := len(calls) / 2
+		l.fly(ctx, calls[:half])
+		l.fly(ctx, calls[half:])
+		return
+	}
 	if err != nil {
 		for _, c := range calls {
 			c.finish(err)
@@ -71,6 +81,10 @@ func (l *Limiter) fly(ctx context.Context, calls []*call) {
 		l.decideHeld(ctx, open)
 	}
 }
+
+// isDataError reports whether a statement failed for a value it was sent, as for a key with characters that
+// the database's encoding lacks.
+func isDataError(err error) bool { return strings.HasPrefix(sqlstate(err), classDataException) }
 
 // line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
 // bucket in the order of locking, and the others.
@@ -250,17 +264,16 @@ func (at *lineup) finish() (open []*call) {
 		}
 		return at.calls[n:]
 	}
-	for _, c := range at.calls {
-		c.one[0] = at.answer
+	for i, c := range at.calls {
 		own := &c.plan.buckets[0]
 		if !at.found || own.terms.ahead(at.answer.state, at.answer.now) || own.overtaken(at.answer) {
-			open = append(open, c)
-			continue
+			return at.calls[i:] // those behind it too: what it takes is missing when it is their turn
 		}
+		c.one[0] = at.answer
 		c.answers = c.one[:]
 		c.finish(nil)
 	}
-	return open
+	return nil
 }
 
 // hopeless reports whether a look at the plan's buckets is enough to refuse it. Where a wrong clock has to be
