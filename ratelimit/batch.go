@@ -10,14 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const (
-	// maxFlights is how many batches are on their way at once: while the server works on one, another is
-	// written and the answers to a third are read. More of them are smaller ones.
-	maxFlights = 3
-	// maxAboard bounds the calls of one batch.
-	maxAboard = 1000
-)
-
 // call is one call outside a transaction.
 type call struct {
 	verb    string
@@ -29,6 +21,7 @@ type call struct {
 	one         [1]answer // what answers is when there is one bucket
 	reservation Reservation
 	err         error
+	panicked    any // what its flight panicked with
 
 	ctx    context.Context //nolint:containedctx // the batch that answers the call carries on its values
 	done   chan struct{}
@@ -37,41 +30,45 @@ type call struct {
 	seat   int // its place in the flight, in the order of arrival
 }
 
-// The stages of a call that waits.
+// The stages of a call that waits. The last two are final.
 const (
-	stageWaiting int32 = iota
-	stageAboard        // of a batch
-	stageLeft          // its caller gave up
+	stageWaiting  int32 = iota
+	stageAboard         // of a batch
+	stageAnswered       // by it
+	stageLeft           // its caller gave up
 )
+
+// decider answers calls: one by itself, or those of a batch, each with call.finish. A Limiter is one.
+type decider interface {
+	batches() bool
+	alone(ctx context.Context, c *call) error
+	fly(ctx context.Context, calls []*call)
+}
 
 // batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
 // itself; those that come while all flights are out wait for the next one to land, and leave together.
-// Nothing waits for a timer. The calls for one bucket are answered in the order in which they came: a
+// Nothing is held back for company. The calls for one bucket are answered in the order in which they came: a
 // bucket is in one flight at a time, and a call does not overtake an earlier one for any of its buckets.
 type batcher struct {
-	limiter *Limiter
+	decider decider
 	limit   int // calls that may wait
 
-	mu      sync.Mutex
-	queue   []*call            // in the order they came; some have left
-	queued  int                // those that have not
-	users   map[which]int      // calls, in the queue or aloft, for each bucket
-	aloft   map[which]struct{} // buckets of the flights
-	flights int
-	closed  bool
-	landed  chan struct{} // closed when the last flight has landed after Close
-}
-
-// flight is a batch on its way.
-type flight struct {
-	calls  []*call
-	alive  int // calls whose callers still wait
-	cancel context.CancelFunc
+	mu       sync.Mutex
+	queue    []*call            // in the order they came; some have left
+	queued   int                // those that have not
+	users    map[which]int      // calls, in the queue or aloft, for each bucket
+	aloft    map[which]struct{} // buckets of the flights
+	flights  int                // out, or about to leave
+	out      []*flight
+	late     int  // flights that are
+	watching bool // for flights that are late
+	closed   bool
+	landed   chan struct{} // closed when the last flight has landed after Close
 }
 
 func newBatcher(l *Limiter) *batcher {
 	return &batcher{
-		limiter: l, limit: l.config.MaxWaiting,
+		decider: l, limit: l.config.MaxWaiting,
 		users: make(map[which]int), aloft: make(map[which]struct{}), landed: make(chan struct{}),
 	}
 }
@@ -84,8 +81,8 @@ func (l *Limiter) batches() bool {
 
 // do answers c, by itself or as one of a batch.
 func (b *batcher) do(ctx context.Context, c *call) error {
-	if !b.limiter.batches() {
-		return b.limiter.alone(ctx, c)
+	if !b.decider.batches() {
+		return b.single(ctx, c)
 	}
 	c.ctx = ctx
 	departs, err := b.enqueue(c)
@@ -97,11 +94,7 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 		f := b.depart(nil)
 		switch {
 		case f != nil && len(f.calls) == 1 && f.calls[0] == c:
-			err := b.limiter.alone(ctx, c)
-			if next := b.depart(f); next != nil {
-				go b.fly(next)
-			}
-			return err
+			return b.solo(ctx, f)
 		case f != nil:
 			go b.fly(f)
 		}
@@ -109,25 +102,40 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 	return b.wait(ctx, c)
 }
 
+// single answers c by itself where calls are not folded. It counts as a flight, for Close to wait for.
+func (b *batcher) single(ctx context.Context, c *call) error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return ErrClosed
+	}
+	b.flights++
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.end()
+	}()
+	return b.decider.alone(ctx, c)
+}
+
 // enqueue adds c to the queue. departs is true when a flight is to leave for it.
 func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	departs = !b.full() && !b.inUse(c)
 	switch {
 	case b.closed:
 		return false, ErrClosed
-	case b.queued >= b.limit:
+	case !departs && b.queued >= b.limit:
 		return false, fmt.Errorf("%w (%d)", ErrOverloaded, b.queued)
 	}
 	if c.done == nil {
 		c.done = make(chan struct{}, 1)
 	}
-	departs = b.flights < maxFlights
 	if !c.look {
 		for i := range c.plan.buckets {
-			w := c.plan.buckets[i].whole()
-			departs = departs && b.users[w] == 0
-			b.users[w]++
+			b.users[c.plan.buckets[i].whole()]++
 		}
 	}
 	b.queue = append(b.queue, c)
@@ -135,24 +143,42 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	if departs {
 		b.flights++
 	}
+	b.watch()
 	return departs, nil
+}
+
+// inUse reports whether an earlier call that is not answered yet asks for a bucket of c.
+func (b *batcher) inUse(c *call) bool {
+	if c.look {
+		return false
+	}
+	for i := range c.plan.buckets {
+		if b.users[c.plan.buckets[i].whole()] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // wait waits until c is answered or its context ends.
 func (b *batcher) wait(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
-		return c.err
+		return c.result()
 	case <-ctx.Done():
 	}
-	if c.stage.CompareAndSwap(stageWaiting, stageLeft) {
+	switch {
+	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
 		b.leave(c)
-		return ctx.Err()
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if c.flight.alive--; c.flight.alive == 0 {
-		c.flight.cancel()
+	case c.stage.CompareAndSwap(stageAboard, stageLeft):
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if c.flight.alive.Add(-1) == 0 {
+			c.flight.cancel()
+		}
+	default: // it was answered this moment
+		<-c.done
+		return c.result()
 	}
 	return ctx.Err()
 }
@@ -173,6 +199,9 @@ func (b *batcher) leave(c *call) {
 		clear(b.queue[len(kept):])
 		b.queue = kept
 	}
+	if b.inUse(c) { // by calls behind it, some of which may have waited for c alone
+		b.send()
+	}
 }
 
 // release takes a call's buckets out of the count of those in use.
@@ -188,110 +217,22 @@ func (b *batcher) release(c *call) {
 	}
 }
 
-// depart ends the flight that has landed, if any, and returns the next one in its place: nil when nobody
-// waits who can leave.
-func (b *batcher) depart(landed *flight) *flight {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if landed != nil {
-		for _, c := range landed.calls {
-			b.release(c)
-			if !c.look {
-				for i := range c.plan.buckets {
-					delete(b.aloft, c.plan.buckets[i].whole())
-				}
-			}
-		}
-	}
-	f := &flight{calls: b.board(), cancel: func() {}}
-	if len(f.calls) == 0 {
-		b.flights--
-		if b.closed && b.flights == 0 {
-			close(b.landed)
-		}
-		return nil
-	}
-	f.alive = len(f.calls)
-	for _, c := range f.calls {
-		c.flight = f
-		if c.look {
-			continue
-		}
-		for i := range c.plan.buckets {
-			b.aloft[c.plan.buckets[i].whole()] = struct{}{}
-		}
-	}
-	return f
-}
-
-// board takes from the queue the calls of the next flight: those whose buckets are not aloft, nor asked for
-// by an earlier call that stays.
-func (b *batcher) board() []*call {
-	var calls []*call
-	var stay map[which]struct{}
-	kept := b.queue[:0]
-	for i, c := range b.queue {
-		switch {
-		case len(calls) == maxAboard:
-			kept = append(kept, b.queue[i:]...)
-		case c.stage.Load() == stageLeft:
-			continue
-		case !c.look && b.blocked(c, stay):
-			if stay == nil {
-				stay = make(map[which]struct{})
-			}
-			for i := range c.plan.buckets {
-				stay[c.plan.buckets[i].whole()] = struct{}{}
-			}
-			kept = append(kept, c)
-			continue
-		case c.stage.CompareAndSwap(stageWaiting, stageAboard):
-			calls = append(calls, c)
-			b.queued--
-			continue
-		default: // it left this moment, and is being forgotten by its caller
-			continue
-		}
-		break
-	}
-	clear(b.queue[len(kept):])
-	b.queue = kept
-	return calls
-}
-
-// blocked reports whether c has to wait for a flight, or for a call before it that does.
-func (b *batcher) blocked(c *call, stay map[which]struct{}) bool {
-	for i := range c.plan.buckets {
-		w := c.plan.buckets[i].whole()
-		if _, found := b.aloft[w]; found {
-			return true
-		}
-		if _, found := stay[w]; found {
-			return true
-		}
-	}
-	return false
-}
-
-// fly answers the calls of f, and then those of the flights that follow in its place.
-func (b *batcher) fly(f *flight) {
-	for ; f != nil; f = b.depart(f) {
-		ctx, cancel := context.WithCancel(context.WithoutCancel(f.calls[0].ctx))
-		b.mu.Lock()
-		f.cancel = cancel
-		if f.alive == 0 {
-			cancel()
-		}
-		b.mu.Unlock()
-		b.limiter.fly(ctx, f.calls)
-		cancel()
-	}
-}
-
-// finish answers the call.
+// finish answers the call, unless it was answered before or its caller has left.
 func (c *call) finish(err error) {
-	c.err = err
-	c.done <- struct{}{}
+	if c.stage.CompareAndSwap(stageAboard, stageAnswered) {
+		c.err = err
+		c.flight.alive.Add(-1)
+		c.done <- struct{}{}
+	}
+}
+
+// result returns what the call was answered. What its flight panicked with goes on in its caller, as it would
+// have had the caller run the statement.
+func (c *call) result() error {
+	if c.panicked != nil {
+		panic(c.panicked)
+	}
+	return c.err
 }
 
 // close lets no more calls in, and waits for those that are in, or until ctx ends.
@@ -304,6 +245,11 @@ func (b *batcher) close(ctx context.Context) error {
 		}
 	}
 	b.mu.Unlock()
+	select {
+	case <-b.landed:
+		return nil
+	default:
+	}
 	select {
 	case <-b.landed:
 		return nil

@@ -2,11 +2,15 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
+
+// classDataException begins the SQLSTATEs of values that cannot be used.
+const classDataException = "22"
 
 // alone answers c by itself.
 func (l *Limiter) alone(ctx context.Context, c *call) error {
@@ -27,14 +31,6 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 	})
 }
 
-// lineup are the calls of a flight for one bucket that no other call of it asks for together with another.
-type lineup struct {
-	bucket bucket // with what the calls ask for together
-	calls  []*call
-	answer answer
-	found  bool // whether the answer is there: another may have been quicker
-}
-
 // fly answers calls in one or two round trips of their own, and in a few more those it then knows to be at the
 // edge of a limit.
 //
@@ -46,92 +42,62 @@ func (l *Limiter) fly(ctx context.Context, calls []*call) {
 	looked := make([][]answer, len(others))
 	began := l.watch()
 	err := l.standalone(ctx, calls[0].verb, func() error { return l.spend(ctx, lineups, others, looked) })
+	if isDataError(err) && len(calls) > 1 { // one of them is to blame, and the others are not to suffer for it
+		half := len(calls) / 2
+		l.fly(ctx, calls[:half])
+		l.fly(ctx, calls[half:])
+		return
+	}
 	if err != nil {
 		for _, c := range calls {
 			c.finish(err)
 		}
 		return
 	}
-	var open []*call
-	for _, line := range lineups {
-		open = append(open, line.finish()...)
-	}
-	for i, c := range others {
-		c.answers = looked[i]
-		switch {
-		case c.look:
-			c.finish(nil)
-		case !c.reserve && c.plan.hopeless(looked[i]):
-			c.answers = c.plan.project(c.answers)
-			c.finish(nil)
-		default:
-			open = append(open, c)
-		}
-	}
 	l.tell(ctx, Batched{Calls: len(calls), Elapsed: l.since(began)})
+	open := judge(others, looked)
+	for _, at := range lineups {
+		open = append(open, at.finish()...)
+	}
 	if len(open) > 0 {
-		slices.SortFunc(open, func(a, b *call) int { return a.seat - b.seat })
+		slices.SortFunc(open, bySeat)
 		l.decideHeld(ctx, open)
 	}
 }
 
-// line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
-// bucket in the order of locking, and the others.
-func line(calls []*call) (lineups []*lineup, others []*call) {
-	shared := make(map[which]bool) // with calls that need more than one bucket, or may owe
-	byBucket := make(map[which]*lineup, len(calls))
+// judge answers the calls for which a look is enough, and returns the others.
+func judge(calls []*call, looked [][]answer) (open []*call) {
+	held := make(map[which]bool) // buckets that are going to be locked
 	for i, c := range calls {
-		c.seat = i
-		if !c.look && !c.simple() {
+		c.answers = looked[i]
+		switch {
+		case c.look:
+			c.finish(nil)
+		case !c.reserve && !c.plan.within(held) && c.plan.hopeless(looked[i]):
+			c.answers = c.plan.project(c.answers)
+			c.finish(nil)
+		default:
+			open = append(open, c)
 			for j := range c.plan.buckets {
-				shared[c.plan.buckets[j].whole()] = true
+				held[c.plan.buckets[j].whole()] = true
 			}
 		}
 	}
-	for _, c := range calls {
-		b := &c.plan.buckets[0]
-		if c.look || !c.simple() || shared[b.whole()] {
-			others = append(others, c)
-			continue
-		}
-		at := byBucket[b.whole()]
-		if at == nil {
-			at = &lineup{bucket: *b}
-			at.bucket.cost = 0
-			byBucket[b.whole()] = at
-			lineups = append(lineups, at)
-		}
-		if at.bucket.terms != b.terms {
-			others = append(others, c)
-			continue
-		}
-		at.calls = append(at.calls, c)
-	}
-	slices.SortFunc(lineups, func(a, b *lineup) int { return a.bucket.which().compare(b.bucket.which()) })
-	return lineups, others
+	return open
 }
 
-// simple reports whether c asks for one bucket on one row, without owing.
-func (c *call) simple() bool {
-	b := &c.plan.buckets[0]
-	return len(c.plan.buckets) == 1 && !c.reserve && !b.parted() && b.cost > 0
+// within reports whether all buckets of the plan are among those held: then it costs nothing to decide on it in
+// its turn, when what those before it take is gone.
+func (p *plan) within(held map[which]bool) bool {
+	return !slices.ContainsFunc(p.buckets, func(b bucket) bool { return !held[b.whole()] })
 }
 
-// aim sets how much the lineup asks for: what as many of its calls cost as the bucket may hold at most. It
-// returns false when the statement could not tell that amount to the last bit, as it gets to know it as what
-// is missing from a full bucket.
-func (at *lineup) aim() bool {
-	capacity, sum := at.bucket.terms.capacity, 0.0
-	for _, c := range at.calls {
-		if next := sum + c.plan.buckets[0].cost; next <= capacity {
-			sum = next
-		} else {
-			break
-		}
-	}
-	at.bucket.cost = sum
-	return capacity-(capacity-sum) == sum
-}
+// bySeat orders calls by their arrival.
+func bySeat(a, b *call) int { return a.seat - b.seat }
+
+// isDataError reports whether a statement failed for a value it was sent, as for a key with characters that
+// the database's encoding lacks.
+func isDataError(err error) bool { return strings.HasPrefix(sqlstate(err), classDataException) }
 
 // spend asks for what the lineups want and looks at what the others are about, in one round trip.
 func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, looked [][]answer) error {
@@ -142,19 +108,20 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 		for n < len(rest) && rest[n].bucket.limit.name == rest[0].bucket.limit.name {
 			n++
 		}
-		group := slices.DeleteFunc(slices.Clone(rest[:n]), func(at *lineup) bool {
-			return !at.aim() || !at.bucket.terms.like(rest[0].bucket.terms)
-		})
+		groups = append(groups, rest[:n])
+		l.queueSpend(batch, rest[:n])
 		rest = rest[n:]
-		if len(group) > 0 {
-			groups = append(groups, group)
-			l.queueSpend(batch, group)
-		}
 	}
 	var rows []bucket
 	for _, c := range others {
 		all, _ := c.plan.rows()
 		rows = append(rows, all...)
+	}
+	for _, at := range lineups { // behind what was taken, so that it shows
+		if at.whole.parted() {
+			all, _ := (&plan{buckets: []bucket{at.whole}}).rows()
+			rows = append(rows, all...)
+		}
 	}
 	if len(rows) > 0 {
 		c := (&plan{buckets: rows}).columns()
@@ -163,30 +130,11 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 	if batch.Len() == 0 {
 		return nil
 	}
-	return l.receive(ctx, batch, groups, others, rows, looked)
-}
-
-// like reports whether two policies for a name differ in no more than where their windows begin.
-func (t terms) like(o terms) bool {
-	t.phase, o.phase = 0, 0
-	return t == o
-}
-
-// queueSpend queues the statement for the lineups of one limit.
-func (l *Limiter) queueSpend(batch *pgx.Batch, group []*lineup) {
-	n := len(group)
-	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
-	for i, at := range group {
-		b := &at.bucket
-		keys[i], shards[i], costs[i], phases[i] = b.key, b.shard, b.cost, b.terms.phase
-	}
-	t := group[0].bucket.terms
-	batch.Queue(l.statements.spend, group[0].bucket.limit.name, keys, shards, costs,
-		t.capacity, t.rate, t.step, t.steps, phases, l.asOf(), t.tolerance())
+	return l.receive(ctx, batch, groups, lineups, others, rows, looked)
 }
 
 // receive sends the batch of spend and distributes its answers.
-func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lineup, others []*call, rows []bucket, looked [][]answer) (err error) {
+func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lineup, lineups []*lineup, others []*call, rows []bucket, looked [][]answer) (err error) {
 	results := l.db.SendBatch(ctx, batch)
 	defer func() {
 		if closeErr := results.Close(); err == nil {
@@ -209,72 +157,19 @@ func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lin
 	if err != nil {
 		return err
 	}
+	if len(answers) != len(rows) {
+		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(rows))
+	}
 	for i, c := range others {
 		looked[i], answers = c.plan.gather(answers)
 	}
+	for _, at := range lineups {
+		if at.whole.parted() {
+			n := at.whole.terms.shards
+			at.parts, answers = states(answers[:n]), answers[n:]
+		}
+	}
 	return nil
-}
-
-// receiveSpend gives each lineup of a limit its answer. Answers come in the order asked, but for those that
-// are left out and, behind the others, those that are refusals.
-func receiveSpend(results pgx.BatchResults, group []*lineup) error {
-	for _, at := range group { // of an attempt before
-		at.found = false
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
-	var key string
-	var shard int32
-	var a answer
-	next := 0
-	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.allowed, &a.state.value, &a.state.ts, &a.now}, func() error {
-		for range group {
-			at := group[next%len(group)]
-			next++
-			if at.bucket.key == key && at.bucket.shard == shard {
-				at.answer, at.found = a, true
-				return nil
-			}
-		}
-		return errors.New("the statement answered for a bucket that was not asked for")
-	})
-	return err
-}
-
-// finish answers the calls of the lineup that can be answered, and returns the others.
-func (at *lineup) finish() (open []*call) {
-	b := &at.bucket
-	if at.found && at.answer.allowed {
-		sum, n := 0.0, 0
-		for sum < b.cost {
-			sum += at.calls[n].plan.buckets[0].cost
-			n++
-		}
-		a := at.answer
-		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
-			c := at.calls[i]
-			c.one[0] = a
-			a.state.value += c.plan.buckets[0].cost
-		}
-		for _, c := range at.calls[:n] {
-			c.answers = c.one[:]
-			c.finish(nil)
-		}
-		return at.calls[n:]
-	}
-	for _, c := range at.calls {
-		c.one[0] = at.answer
-		own := &c.plan.buckets[0]
-		if !at.found || own.terms.ahead(at.answer.state, at.answer.now) || own.overtaken(at.answer) {
-			open = append(open, c)
-			continue
-		}
-		c.answers = c.one[:]
-		c.finish(nil)
-	}
-	return open
 }
 
 // hopeless reports whether a look at the plan's buckets is enough to refuse it. Where a wrong clock has to be

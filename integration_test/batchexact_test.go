@@ -1,0 +1,391 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// slot names one of the booked buckets.
+type slot struct{ limit, key int }
+
+func (s slot) request() ratelimit.Request { return booked[s.limit].For(fmt.Sprint("key", s.key)) }
+
+// ledger is what was taken from each bucket, by those who took it.
+type ledger struct {
+	mu    sync.Mutex
+	taken map[slot]float64
+}
+
+func (l *ledger) add(tokens float64, slots ...slot) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range slots {
+		l.taken[s] += tokens
+	}
+}
+
+// The limits of the histories below, of which the last may owe.
+var booked = []ratelimit.Limit{
+	ratelimit.Define("whole", hoard(100)),
+	ratelimit.Define("fraction", hoard(40)),
+	ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 100, Period: century, MaxReserved: 50}),
+}
+
+var bookedCosts = []float64{1, 2, 7, 0.1, 1.0 / 3, 0.25}
+
+// book makes a random call and enters what it took.
+func book(ctx context.Context, limiter *ratelimit.Limiter, random *rand.Rand, l *ledger) error {
+	cost := bookedCosts[random.IntN(len(bookedCosts))]
+	var slots []slot
+	var requests []ratelimit.Request
+	for _, i := range random.Perm(len(booked))[:1+random.IntN(5)/3] {
+		slots = append(slots, slot{i, random.IntN(3)})
+		requests = append(requests, slots[len(slots)-1].request().Cost(cost))
+	}
+	switch random.IntN(8) {
+	case 0:
+		_, err := limiter.Check(ctx, requests...)
+		return err
+	case 1, 2:
+		owing := slot{2, 0}
+		r, err := limiter.Reserve(ctx, owing.request().Cost(cost))
+		if err != nil || !r.Allowed {
+			return err
+		}
+		if random.IntN(3) == 0 {
+			return limiter.Cancel(ctx, r.ID)
+		}
+		actual := cost / float64(1+random.IntN(3))
+		l.add(actual, owing)
+		return limiter.Settle(ctx, r.ID, owing.request().Cost(actual))
+	default:
+		d, err := limiter.Take(ctx, requests...)
+		if err != nil || !d.Allowed {
+			return err
+		}
+		l.add(cost, slots...)
+		return nil
+	}
+}
+
+// What is gone from each bucket at the end is what the callers were told they took, whoever was folded with
+// whom, and in how many processes.
+func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
+	t.Parallel()
+	const callers, each = 48, 40
+	b := setup(t)
+	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{}), b.with(t, ratelimit.Config{NoBatching: true})}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	l := &ledger{taken: make(map[slot]float64)}
+	require.NoError(t, together(callers, func(caller int) error {
+		random := rand.New(rand.NewPCG(seed, uint64(caller)))
+		for range each {
+			err := book(t.Context(), processes[caller%8/3], random, l)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	for i, limit := range booked {
+		for key := range 3 {
+			bucket := slot{i, key}
+			v, err := b.limiter.Value(t.Context(), bucket.request())
+			require.NoError(t, err)
+			require.InDelta(t, limit.Capacity()-l.taken[bucket], v.Tokens, 1e-4, "%v", bucket)
+			require.Less(t, v.Tokens, 7.0, "the histories have to exhaust it")
+			if limit.Name() == "owing" {
+				require.Greater(t, v.Tokens, -50-1e-9)
+			} else {
+				require.GreaterOrEqual(t, v.Tokens, 0.0)
+			}
+		}
+	}
+}
+
+// A reset lets in at most as much again, whatever is on its way.
+func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
+	t.Parallel()
+	const callers, each, resets, capacity = 24, 40, 5, 20
+	b := setup(t)
+	limit := ratelimit.Define("limit", hoard(capacity))
+	var admitted atomic.Int64
+	require.NoError(t, together(callers, func(caller int) error {
+		for i := range each {
+			if caller == 0 && i%(each/resets) == 0 {
+				if err := b.limiter.Reset(t.Context(), limit.For("key")); err != nil {
+					return err
+				}
+			}
+			d, err := b.limiter.Take(t.Context(), limit.For("key"))
+			if err != nil {
+				return err
+			}
+			if d.Allowed {
+				admitted.Add(1)
+			}
+		}
+		return nil
+	}))
+	require.LessOrEqual(t, admitted.Load(), int64(capacity*(1+resets)))
+	require.GreaterOrEqual(t, admitted.Load(), int64(capacity))
+}
+
+// Two processes, each with its own batches, share a limit exactly.
+func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
+	t.Parallel()
+	const callers, each, capacity = 64, 30, 500
+	b := setup(t)
+	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
+	hot, other := ratelimit.Define("hot", hoard(capacity)), ratelimit.Define("other", hoard(1e6))
+	for _, several := range []bool{false, true} {
+		var admitted atomic.Int64
+		key := fmt.Sprint("several=", several)
+		requests := []ratelimit.Request{hot.For(key)}
+		if several {
+			requests = append(requests, other.For(key))
+		}
+		require.NoError(t, together(callers, func(caller int) error {
+			for range each {
+				d, err := processes[caller%2].Take(t.Context(), requests...)
+				if err != nil {
+					return err
+				}
+				if d.Allowed {
+					admitted.Add(1)
+				}
+			}
+			return nil
+		}))
+		require.EqualValues(t, capacity, admitted.Load())
+		require.InDelta(t, 0, b.row(t, "hot", key).Value, 1e-3)
+	}
+	require.InDelta(t, 1e6-capacity, b.row(t, "other", "several=true").Value, 1)
+}
+
+// The first callers of new keys meet at rows that are not there, or that are being deleted because they are full.
+func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
+	t.Parallel()
+	const callers, keys, capacity = 24, 60, 3
+	b := setup(t)
+	limit := ratelimit.Define("limit", hoard(capacity))
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0 FROM generate_series(1, 60, 2) AS n`) // full long since
+	var admitted [keys]atomic.Int64
+	pruned := make(chan error, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := b.limiter.Prune(t.Context(), limit); err != nil {
+				pruned <- err
+				return
+			}
+		}
+		pruned <- nil
+	}()
+	err := together(callers, func(int) error {
+		for i := range keys {
+			d, err := b.limiter.Take(t.Context(), limit.For(fmt.Sprint("key", i)))
+			if err != nil {
+				return err
+			}
+			if d.Allowed {
+				admitted[i].Add(1)
+			}
+		}
+		return nil
+	})
+	stop()
+	require.NoError(t, errors.Join(err, <-pruned))
+	for i := range keys {
+		require.EqualValues(t, capacity, admitted[i].Load(), "key %d", i)
+	}
+}
+
+// One call at a time is told the same with batches and without, field by field.
+func TestOneCallAtATimeIsToldTheSameWithoutBatching(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
+	batched := setup(t).with(t, ratelimit.Config{AsOf: clock})
+	single := setup(t).with(t, ratelimit.Config{AsOf: clock, NoBatching: true})
+	limits := append(pruneLimits[:len(pruneLimits):len(pruneLimits)], booked...)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for step := range 300 {
+		now = now.Add(time.Duration(random.ExpFloat64() * float64(20*time.Second)).Truncate(time.Microsecond))
+		var requests []ratelimit.Request
+		for _, i := range random.Perm(len(limits))[:1+random.IntN(6)/4] {
+			cost := bookedCosts[random.IntN(len(bookedCosts))]
+			requests = append(requests, limits[i].For(fmt.Sprint("key", random.IntN(2))).Cost(min(cost, limits[i].Capacity())))
+		}
+		var answers [2]any
+		var failed [2]error
+		kind := random.IntN(10)
+		for i, limiter := range []*ratelimit.Limiter{batched, single} {
+			switch kind {
+			case 0:
+				answers[i], failed[i] = limiter.Check(t.Context(), requests...)
+			case 1:
+				answers[i], failed[i] = limiter.Value(t.Context(), requests[0])
+			case 2:
+				var r ratelimit.Reservation
+				r, failed[i] = limiter.Reserve(t.Context(), requests...)
+				r.ID = ""
+				answers[i] = r
+			case 3:
+				failed[i] = limiter.Reset(t.Context(), requests...)
+			default:
+				answers[i], failed[i] = limiter.Take(t.Context(), requests...)
+			}
+		}
+		require.NoError(t, errors.Join(failed[:]...))
+		require.Equal(t, answers[1], answers[0], "step %d: %v", step, requests)
+	}
+}
+
+// However the pool's connections are, folded calls are exact.
+func TestBatchesAreExactOnAnyConnection(t *testing.T) {
+	t.Parallel()
+	serializable := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" }
+	mode := func(m pgx.QueryExecMode) func(*pgxpool.Config) {
+		return func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m }
+	}
+	for name, configure := range map[string]func(*pgxpool.Config){
+		"OneConnection":  oneConnection,
+		"Serializable":   serializable,
+		"CacheStatement": mode(pgx.QueryExecModeCacheStatement),
+		"CacheDescribe":  mode(pgx.QueryExecModeCacheDescribe),
+		"DescribeExec":   mode(pgx.QueryExecModeDescribeExec),
+		"Exec":           mode(pgx.QueryExecModeExec),
+		"SimpleProtocol": mode(pgx.QueryExecModeSimpleProtocol),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, configure)
+			raceInBatches(t, b, b.limiter)
+		})
+	}
+	t.Run("SingleConnection", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+		require.NoError(t, err)
+		defer conn.Close(context.WithoutCancel(t.Context()))
+		limiter, err := ratelimit.New(conn, ratelimit.Config{})
+		require.NoError(t, err)
+		for i := range 4 {
+			d, err := limiter.Take(t.Context(), pinch.For("key"))
+			require.NoError(t, err)
+			require.Equal(t, i < 2, d.Allowed)
+		}
+		require.NoError(t, limiter.Close(t.Context()))
+		_, err = limiter.Take(t.Context(), pinch.For("key"))
+		require.ErrorIs(t, err, ratelimit.ErrClosed)
+	})
+}
+
+// raceInBatches has many callers take from few buckets, one limit and several, also with costs that are rounded.
+func raceInBatches(t *testing.T, b *bundle, limiter *ratelimit.Limiter) {
+	t.Helper()
+	const callers, each, keys = 24, 12, 3
+	whole := ratelimit.Define("whole", hoard(60))
+	third := ratelimit.Define("third", hoard(20))
+	var taken [2][keys]atomic.Int64
+	require.NoError(t, together(callers, func(caller int) error {
+		for i := range each {
+			key := (caller + i) % keys
+			name := fmt.Sprint("ключ's \\ ", key)
+			requests, took := []ratelimit.Request{whole.For(name)}, []int{0}
+			switch i % 3 {
+			case 1:
+				requests, took = []ratelimit.Request{third.For(name).Cost(1.0 / 3)}, []int{1}
+			case 2:
+				requests, took = append(requests, third.For(name).Cost(1.0/3)), []int{0, 1}
+			}
+			call := limiter.Take
+			if caller == 0 {
+				call = func(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
+					r, err := limiter.Reserve(ctx, requests...)
+					return r.Decision, err
+				}
+			}
+			d, err := call(t.Context(), requests...)
+			if err != nil {
+				return err
+			}
+			for _, which := range took {
+				if d.Allowed {
+					taken[which][key].Add(1)
+				}
+			}
+		}
+		return nil
+	}))
+	for key := range keys {
+		name := fmt.Sprint("ключ's \\ ", key)
+		require.InDelta(t, 60-float64(taken[0][key].Load()), b.row(t, whole.Name(), name).Value, 1e-3)
+		require.InDelta(t, 20-float64(taken[1][key].Load())/3, b.row(t, third.Name(), name).Value, 1e-3)
+		require.GreaterOrEqual(t, taken[0][key].Load(), int64(59), "it was wanted more often than that")
+	}
+}
+
+// A refusal outside a transaction writes nothing at all, also when many are refused at once.
+func TestRefusalsInBatchesLogNothing(t *testing.T) {
+	t.Parallel()
+	server := postgrestest.StartOwn(t, map[string]string{
+		"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
+	})
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	s := &bundle{pool: pool, schema: "ratelimit"}
+	s.limiter = s.with(t, ratelimit.Config{})
+	requests := [][]ratelimit.Request{
+		{tight.For("a")},
+		{tight.For("b").Cost(0.3)},
+		{roomy.For("new"), tight.For("a")},
+		{tight.For("a"), tight.For("b"), other.For("new")},
+	}
+	takeAll(t, s.limiter, tight.For("a"))
+	takeAll(t, s.limiter, tight.For("b"))
+	s.exec(t, "VACUUM ratelimit.buckets") // reading a page tidies it, once
+	refuse := func() {
+		require.NoError(t, together(32, func(caller int) error {
+			for i := range 20 {
+				d, err := s.limiter.Take(t.Context(), requests[(caller+i)%len(requests)]...)
+				if err != nil || d.Allowed {
+					return fmt.Errorf("%+v, %w", d, err)
+				}
+			}
+			return nil
+		}))
+	}
+	logged := func() (position string) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT pg_current_wal_insert_lsn()::text`).Scan(&position))
+		return position
+	}
+	refuse()
+	before, rows := logged(), s.rows(t, "")
+	refuse()
+	require.Equal(t, before, logged())
+	require.Equal(t, rows, s.rows(t, ""))
+	takeAll(t, s.limiter, tight.For("c"))
+	require.NotEqual(t, before, logged(), "what is taken is logged")
+}

@@ -1,0 +1,178 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Whatever a batch fails of, everybody in it is told so at once, nothing was taken, and the next one works.
+func TestABatchThatFailsRefusesAllOfIt(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]struct {
+		setting, value string
+		code           string
+	}{
+		"BackendKilled":    {code: "57P01"},
+		"LockTimeout":      {setting: "lock_timeout", value: "300ms", code: "55P03"},
+		"StatementTimeout": {setting: "statement_timeout", value: "300ms", code: "57014"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStand(t)
+			heal := func() {}
+			if fault.setting != "" {
+				heal = s.setDefault(t, fault.setting, fault.value)
+			}
+			fail := func() {
+				if fault.setting == "" {
+					require.NoError(t, s.terminate(t.Context(), s.awaitWaiter(t)))
+				}
+			}
+			first, others, release := s.crowd(t, 6)
+			several := ask(t, s.limiter, calls.For("ada"), calls.For("grace"))
+			reserving := askFor(t, func(ctx context.Context) (ratelimit.Decision, error) {
+				r, err := s.limiter.Reserve(ctx, calls.For("ada"))
+				return r.Decision, err
+			})
+			fail()
+			first.requireError(t, isState(fault.code))
+			fail() // the batch of the others
+			for _, a := range append(others, several, reserving) {
+				a.requireError(t, isState(fault.code))
+			}
+			release()
+			heal()
+			require.Equal(t, 1, s.taken(t), "what was taken before")
+			require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`))
+			s.requireHealthy(t)
+		})
+	}
+}
+
+func TestABatchWithoutItsTableFails(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	require.NoError(t, s.takeOutside(t.Context(), "ada"))
+	rename, err := s.outside.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = rename.Exec(t.Context(), `ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
+	require.NoError(t, err)
+	var askers []*asker
+	for range 6 {
+		askers = append(askers, ask(t, s.limiter, calls.For("ada")))
+	}
+	s.awaitWaiter(t)
+	require.NoError(t, rename.Commit(t.Context()))
+	for _, a := range askers {
+		a.requireError(t, isError(ratelimit.ErrNotMigrated))
+	}
+	s.outside.exec(t, `ALTER TABLE ratelimit.elsewhere RENAME TO buckets`)
+	require.Equal(t, 1, s.taken(t))
+	s.requireHealthy(t)
+}
+
+// A batch locks in the order that every call locks in. An application that takes in another order, in a
+// transaction, may still meet a deadlock with it; one of the two is run again.
+func TestABatchInADeadlockWithATransactionIsConsistent(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	heal := s.setDefault(t, "deadlock_timeout", "50ms")
+	defer heal()
+	const rounds = 5
+	committed := 0
+	for range rounds {
+		tx := s.begin(t, pgx.ReadCommitted)
+		bound := s.limiter.WithTx(tx)
+		_, err := bound.Take(t.Context(), calls.For("z"))
+		require.NoError(t, err)
+		ahead := ask(t, s.limiter, calls.For("a"), calls.For("z")) // the other two wait behind it, for one batch
+		s.awaitWaiter(t)
+		askers := []*asker{ask(t, s.limiter, calls.For("z")), ask(t, s.limiter, calls.For("a"))}
+		s.giveUp(t, ahead)
+		s.awaitWaiter(t)
+		_, err = bound.Take(t.Context(), calls.For("a"))
+		if err == nil {
+			committed++
+			require.NoError(t, tx.Commit(t.Context()))
+		} else {
+			require.True(t, ratelimit.IsRetryable(err), "%v", err)
+			require.NoError(t, tx.Rollback(t.Context()))
+		}
+		for _, a := range askers {
+			a.requireAllowed(t)
+		}
+	}
+	require.Equal(t, 2*committed+2*rounds, s.taken(t))
+	s.requireHealthy(t)
+}
+
+// The application's own transactions have all connections, and batched calls wait for one, each as long as
+// its caller does.
+func TestBatchedCallsWaitForAConnection(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, oneConnection)
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	patient := make([]*asker, 5)
+	for i := range patient {
+		patient[i] = ask(t, s.limiter, calls.For("ada"))
+	}
+	for _, key := range []string{"ada", "grace"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		start := time.Now()
+		_, err := s.limiter.Take(ctx, calls.For(key))
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Less(t, time.Since(start), 5*time.Second)
+	}
+	for _, a := range patient {
+		a.requireWaits(t)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	for _, a := range patient {
+		a.requireAllowed(t)
+	}
+	require.Equal(t, len(patient), s.taken(t))
+	s.requireHealthy(t)
+}
+
+// A caller whose context has ended is told so, and those who call at the same time are not.
+func TestCallersWithEndedContextsHarmNobody(t *testing.T) {
+	t.Parallel()
+	const callers, each = 32, 20
+	s := newStand(t)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, together(callers, func(caller int) error {
+		for i := range each {
+			switch caller % 4 {
+			case 0:
+				if _, err := s.limiter.Take(ended, calls.For("ada")); !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("with an ended context: %w", err)
+				}
+			case 1: // it ends at some time during the call, and nobody knows whether it took
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*50)*time.Microsecond)
+				_, err := s.limiter.Take(ctx, calls.For("grace"))
+				cancel()
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					return err
+				}
+			default:
+				if d, err := s.limiter.Take(t.Context(), calls.For("ada")); err != nil || !d.Allowed {
+					return fmt.Errorf("without an end: %+v, %w", d, err)
+				}
+			}
+		}
+		return nil
+	}))
+	require.InDelta(t, callsCapacity-callers/2*each, s.outside.row(t, calls.Name(), "ada").Value, 1e-3)
+	s.requireHealthy(t)
+}

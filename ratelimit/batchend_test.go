@@ -1,0 +1,257 @@
+package ratelimit
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		held := w.ask(t.Context(), time.Second, "a")
+		both := w.ask(t.Context(), time.Millisecond, "a", "b")
+		behind := w.ask(t.Context(), time.Millisecond, "b")
+		time.Sleep(5 * time.Millisecond)
+		behind.requireWaits(t)
+		both.cancel()
+		behind.requireAnswered(t, 6*time.Millisecond)
+		<-both.ended
+		require.ErrorIs(t, both.err, context.Canceled)
+		require.Equal(t, 5*time.Millisecond, both.took)
+		require.Zero(t, w.boarded[both.call])
+		w.ask(t.Context(), time.Millisecond, "b").requireAnswered(t, time.Millisecond)
+		held.requireAnswered(t, time.Second)
+		w.requireEmpty()
+	})
+}
+
+func TestACallerWhoGivesUpHarmsNobodyAboard(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		w.ask(t.Context(), time.Millisecond, "a")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		impatient := w.ask(ctx, time.Second, "a") // the flight carries on its context's values, and only these
+		patient := w.ask(t.Context(), time.Second, "a")
+		behind := w.ask(t.Context(), time.Second, "a")
+		<-impatient.ended
+		require.ErrorIs(t, impatient.err, context.DeadlineExceeded)
+		require.Equal(t, 10*time.Millisecond, impatient.took)
+		behind.cancel()
+		patient.requireAnswered(t, time.Second+time.Millisecond)
+		require.Equal(t, []int{1, 3}, w.sizes)
+		w.requireEmpty()
+	})
+}
+
+func TestAFlightThatNobodyWaitsForIsCancelled(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		w.ask(t.Context(), time.Millisecond, "a")
+		aboard := []*pending{w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "b", "a"), w.ask(t.Context(), time.Hour, "a")}
+		next := w.ask(t.Context(), time.Millisecond, "c")
+		next.requireAnswered(t, time.Millisecond)
+		for _, p := range aboard {
+			p.requireWaits(t)
+			p.cancel()
+		}
+		w.requireEmpty()
+		alone := w.ask(t.Context(), time.Hour, "a")
+		alone.cancel()
+		w.requireEmpty()
+	})
+}
+
+func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		c := &call{plan: &plan{}, ctx: ctx}
+		w.lasts[c] = time.Hour
+		_, err := w.enqueue(c)
+		require.NoError(t, err)
+		f := w.depart(nil)
+		cancel()
+		require.ErrorIs(t, w.wait(ctx, c), context.Canceled)
+		left := time.Now()
+		w.batcher.fly(f)
+		require.Zero(t, time.Since(left))
+		w.requireEmpty()
+	})
+}
+
+// partly is a decider that answers some calls of a flight long before the others.
+type partly struct{ *tower }
+
+func (w partly) fly(ctx context.Context, calls []*call) {
+	calls[0].finish(nil)
+	w.tower.fly(ctx, calls[1:])
+}
+
+func TestAFlightIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		w.decider = partly{w}
+		w.ask(t.Context(), time.Millisecond, "a")
+		answered, second, third := w.ask(t.Context(), 0, "a"), w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "a")
+		answered.requireAnswered(t, time.Millisecond)
+		second.cancel()
+		third.requireWaits(t)
+		third.cancel()
+		w.requireEmpty()
+	})
+}
+
+func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
+	t.Parallel()
+	w := newTower(t, 10)
+	for range 100 {
+		c := &call{plan: &plan{}}
+		_, err := w.enqueue(c)
+		require.NoError(t, err)
+		f := w.depart(nil)
+		c.finish(nil)
+		c.finish(context.Canceled) // nobody is answered twice
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, w.wait(ctx, c))
+		require.Nil(t, w.depart(f))
+	}
+}
+
+func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const most = 5
+		w := newTower(t, most)
+		w.ask(t.Context(), time.Second, "hot")
+		var waiting []*pending
+		for range most {
+			waiting = append(waiting, w.ask(t.Context(), time.Millisecond, "hot"))
+		}
+		refuse := func() {
+			t.Helper()
+			refused := w.ask(t.Context(), time.Millisecond, "hot")
+			<-refused.ended
+			require.ErrorIs(t, refused.err, ErrOverloaded)
+			require.ErrorContains(t, refused.err, "raise Config.MaxWaiting (5)")
+			require.Zero(t, w.boarded[refused.call])
+			w.requireSound()
+		}
+		refuse()
+		w.ask(t.Context(), time.Millisecond, "idle").requireAnswered(t, time.Millisecond) // has not to wait
+		waiting[2].cancel()
+		w.requireSound()
+		instead := w.ask(t.Context(), time.Millisecond, "hot")
+		instead.requireWaits(t)
+		refuse()
+		instead.requireAnswered(t, time.Second)
+		w.requireEmpty()
+		w.ask(t.Context(), time.Millisecond, "hot").requireAnswered(t, time.Millisecond)
+	})
+}
+
+func TestTheQueueForgetsCallsThatWereGivenUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 1000)
+		w.ask(t.Context(), time.Second, "hot")
+		var waiting []*pending
+		for range 1000 {
+			waiting = append(waiting, w.ask(t.Context(), time.Millisecond, "hot"))
+		}
+		for i, p := range waiting {
+			if i%100 != 0 {
+				p.cancel()
+			}
+		}
+		w.requireSound() // its bound on the length of the queue
+		for i := 0; i < len(waiting); i += 100 {
+			waiting[i].requireAnswered(t, time.Second+time.Millisecond)
+		}
+		w.requireEmpty()
+	})
+}
+
+func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, single := range []bool{false, true} {
+			w := newTower(t, 10)
+			w.single = single
+			first := w.ask(t.Context(), time.Second, "a")
+			var second *pending
+			if !single {
+				second = w.ask(t.Context(), time.Second, "a")
+			}
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.ErrorIs(t, w.close(ended), context.Canceled)
+			refused := w.ask(t.Context(), time.Second, "b")
+			<-refused.ended
+			require.ErrorIs(t, refused.err, ErrClosed)
+			require.NoError(t, w.close(t.Context()))
+			first.requireAnswered(t, time.Second)
+			if second != nil {
+				second.requireAnswered(t, 2*time.Second)
+			}
+			require.NoError(t, w.close(t.Context()))
+			for range 20 { // what is done is done, whatever became of the context
+				require.NoError(t, w.close(ended))
+			}
+			require.Zero(t, w.flights)
+		}
+		require.NoError(t, newTower(t, 10).close(t.Context()))
+	})
+}
+
+// What a hook of the application's panics with goes on in the callers, as without batches, and stays there.
+func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		crash := func() { panic("out of fuel") }
+		first := w.make(t.Context(), &call{}, time.Second, crash, "a")
+		second := w.make(t.Context(), &call{}, time.Second, crash, "a")
+		with := w.ask(t.Context(), time.Second, "a")
+		<-first.ended
+		require.Equal(t, "out of fuel", first.panics)
+		behind := w.ask(t.Context(), time.Second, "a")
+		for _, p := range []*pending{second, with} {
+			<-p.ended
+			require.Contains(t, p.panics, "out of fuel")
+			require.Contains(t, p.panics, "batchend_test.go", "where it came from")
+		}
+		behind.requireAnswered(t, 2*time.Second)
+		w.requireEmpty()
+		require.NoError(t, w.close(t.Context()))
+	})
+}
+
+func TestAHookThatExitsItsGoroutineFailsTheCallsOfTheFlight(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 10)
+		w.ask(t.Context(), time.Second, "a")
+		exits := w.make(t.Context(), &call{}, time.Second, runtime.Goexit, "a")
+		with := w.ask(t.Context(), time.Second, "a")
+		time.Sleep(1500 * time.Millisecond)
+		behind := w.ask(t.Context(), time.Second, "a")
+		for _, p := range []*pending{exits, with} {
+			<-p.ended
+			require.ErrorIs(t, p.err, errAbandoned)
+		}
+		behind.requireAnswered(t, 1500*time.Millisecond)
+		w.requireEmpty()
+	})
+}

@@ -1,0 +1,185 @@
+package ratelimit
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// lineup are the calls of a flight for one bucket that no other call of it asks for together with another.
+type lineup struct {
+	whole  bucket
+	bucket bucket // with what the calls ask for together: the whole, or one of the rows it is spread over
+	calls  []*call
+	answer answer
+	found  bool    // whether the answer is there: another may have been quicker
+	parts  []state // the rows of a bucket that is spread over several
+}
+
+// line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
+// bucket in the order of locking, those of one name under one policy; and the others.
+func line(calls []*call) (lineups []*lineup, others []*call) {
+	shared := make(map[which]bool) // with calls that need more than one bucket, or may owe
+	byBucket := make(map[which]*lineup, len(calls))
+	for i, c := range calls {
+		c.seat = i
+		if !c.look && !c.simple() {
+			for j := range c.plan.buckets {
+				shared[c.plan.buckets[j].whole()] = true
+			}
+		}
+	}
+	for _, c := range calls {
+		b := &c.plan.buckets[0]
+		if c.look || !c.simple() || shared[b.whole()] {
+			others = append(others, c)
+			continue
+		}
+		at := byBucket[b.whole()]
+		if at == nil {
+			at = newLineup(b)
+			byBucket[b.whole()] = at
+			lineups = append(lineups, at)
+		}
+		if at.whole.terms != b.terms {
+			others = append(others, c)
+			continue
+		}
+		at.calls = append(at.calls, c)
+	}
+	slices.SortFunc(lineups, func(a, b *lineup) int { return a.bucket.which().compare(b.bucket.which()) })
+	kept := lineups[:0]
+	for _, at := range lineups {
+		if n := len(kept); !at.aim() || n > 0 && kept[n-1].conflicts(at) {
+			others = append(others, at.calls...)
+			continue
+		}
+		kept = append(kept, at)
+	}
+	slices.SortFunc(others, bySeat)
+	return kept, others
+}
+
+// newLineup returns a lineup for the bucket, or for one of its rows, any of them.
+func newLineup(b *bucket) *lineup {
+	at := &lineup{whole: *b, bucket: *b}
+	if b.parted() {
+		at.bucket = b.row(rand.N(b.terms.shards))
+	}
+	return at
+}
+
+// simple reports whether c asks for one bucket, without owing.
+func (c *call) simple() bool {
+	b := &c.plan.buckets[0]
+	return len(c.plan.buckets) == 1 && !c.reserve && b.cost > 0
+}
+
+// aim sets how much the lineup asks for: what as many of its calls cost as the row may hold at most. It
+// returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
+// is missing from a full bucket.
+func (at *lineup) aim() bool {
+	capacity, sum := at.bucket.terms.capacity, 0.0
+	for _, c := range at.calls {
+		if next := sum + c.plan.buckets[0].cost; next <= capacity {
+			sum = next
+		} else {
+			break
+		}
+	}
+	at.bucket.cost = sum
+	return sum > 0 && capacity-(capacity-sum) == sum
+}
+
+// conflicts reports whether two lineups are of one name under two policies, which differ in more than where
+// their windows begin.
+func (at *lineup) conflicts(o *lineup) bool {
+	a, b := at.bucket.terms, o.bucket.terms
+	a.phase, b.phase = 0, 0
+	return at.bucket.limit.name == o.bucket.limit.name && a != b
+}
+
+// queueSpend queues the statement for the lineups of one limit.
+func (l *Limiter) queueSpend(batch *pgx.Batch, group []*lineup) {
+	n := len(group)
+	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
+	for i, at := range group {
+		b := &at.bucket
+		keys[i], shards[i], costs[i], phases[i] = b.key, b.shard, b.cost, b.terms.phase
+	}
+	t := group[0].bucket.terms
+	batch.Queue(l.statements.spend, group[0].bucket.limit.name, keys, shards, costs,
+		t.capacity, t.rate, t.step, t.steps, phases, l.asOf(), t.tolerance())
+}
+
+// receiveSpend gives each lineup of a limit its answer. Answers come in the order asked, but for those that
+// are left out and, behind the others, those that are refusals.
+func receiveSpend(results pgx.BatchResults, group []*lineup) error {
+	for _, at := range group { // of an attempt before
+		at.answer, at.found = answer{}, false
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var key string
+	var shard int32
+	var a answer
+	next := 0
+	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.allowed, &a.state.value, &a.state.ts, &a.now}, func() error {
+		for range group {
+			at := group[next%len(group)]
+			next++
+			if at.bucket.key == key && at.bucket.shard == shard {
+				at.answer, at.found = a, true
+				return nil
+			}
+		}
+		return errors.New("the statement answered for a bucket that was not asked for")
+	})
+	return err
+}
+
+// finish answers the calls of the lineup that can be answered, and returns the others.
+func (at *lineup) finish() (open []*call) {
+	a, rest := at.answer, at.calls
+	if a.allowed {
+		sum, n := 0.0, 0
+		for sum < at.bucket.cost {
+			sum += at.calls[n].plan.buckets[0].cost
+			n++
+		}
+		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
+			at.tell(at.calls[i], a)
+			a.state.value += at.calls[i].plan.buckets[0].cost
+		}
+		for _, c := range at.calls[:n] {
+			c.finish(nil)
+		}
+		a, rest = at.answer, at.calls[n:]
+		a.allowed = false
+	}
+	for i, c := range rest {
+		b := &c.plan.buckets[0]
+		if at.tell(c, a); !at.found || len(b.ahead(c.answers[0])) > 0 || b.overtaken(c.answers[0]) {
+			return rest[i:] // those behind it too: what it takes is missing when it is their turn
+		}
+		c.finish(nil)
+	}
+	return nil
+}
+
+// tell sets the answer to a call of the lineup, from that for its row.
+func (at *lineup) tell(c *call, a answer) {
+	c.answers = c.one[:]
+	c.one[0] = a
+	if at.whole.parted() && at.found {
+		parts := slices.Clone(at.parts)
+		if a.allowed || at.answer.allowed {
+			parts[at.bucket.shard] = a.state
+		}
+		c.one[0].of(&at.whole, parts)
+	}
+}
