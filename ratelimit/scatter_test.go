@@ -76,20 +76,24 @@ func TestLane(t *testing.T) {
 	t.Run("IsTheSameInATransaction", func(t *testing.T) {
 		t.Parallel()
 		tx := &transaction{}
-		require.Equal(t, limiter.WithTx(tx).lane(), limiter.WithTx(tx).lane())
+		first, second := limiter.WithTx(tx), limiter.WithTx(tx)
+		require.Equal(t, first.lane(), second.lane())
 		require.NotEqual(t, limiter.WithTx(tx).lane(), limiter.WithTx(&transaction{&transaction{}}).lane())
 	})
 	t.Run("IsTheSameInAllAttemptsOfInTx", func(t *testing.T) {
 		t.Parallel()
 		attempts := &places{}
-		require.Equal(t, limiter.WithTx(&lentTx{places: attempts}).lane(), limiter.WithTx(&lentTx{places: attempts}).lane())
+		first, second := limiter.WithTx(&lentTx{places: attempts}), limiter.WithTx(&lentTx{places: attempts})
+		require.Equal(t, first.lane(), second.lane())
 		require.NotEqual(t, limiter.WithTx(&lentTx{places: attempts}).lane(), limiter.WithTx(&lentTx{places: &places{}}).lane())
 	})
 	t.Run("IsAnyOutsideOfOne", func(t *testing.T) {
 		t.Parallel()
-		require.NotEqual(t, limiter.lane(), limiter.lane())
+		first := limiter.lane()
+		require.NotEqual(t, first, limiter.lane())
 		byValue := limiter.WithTx(transaction{}) // which no address tells from another
-		require.NotEqual(t, byValue.lane(), byValue.lane())
+		first = byValue.lane()
+		require.NotEqual(t, first, byValue.lane())
 	})
 	t.Run("SpreadsTransactionsEvenly", func(t *testing.T) {
 		t.Parallel()
