@@ -260,6 +260,35 @@ func drain(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, 
 	requireAllowed(t, taking(request.Cost(tokens(t, limiter, request)-left)), limiter)
 }
 
+// Outside a transaction a refusal locks no row and writes none, as with one row: whoever is refused again and
+// again must not be in the way of the others.
+func TestARefusalByShardsWritesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limiter, _ := b.stopped(t)
+	limit := spread(8, 64)
+	drain(t, limiter, limit.For("key"), 7.5)
+	versions := func() (all string) {
+		require.NoError(t, b.pool.QueryRow(t.Context(),
+			`SELECT string_agg(format('%s %s %s %s', shard, ctid, xmin, xmax), ', ' ORDER BY name, key, shard) FROM ratelimit.buckets`).Scan(&all))
+		return all
+	}
+	before := versions()
+	for range 4 {
+		for _, requests := range [][]ratelimit.Request{
+			{limit.For("key").Cost(8)},  // a row could hold it
+			{limit.For("key").Cost(60)}, // all rows could
+			{limit.For("key").Cost(8), other.For("new")},
+			{limit.For("key").Cost(60), limit.For("new"), other.For("new")},
+		} {
+			d, err := limiter.Take(t.Context(), requests...)
+			require.NoError(t, err)
+			require.False(t, d.Allowed)
+			require.Equal(t, before, versions())
+		}
+	}
+}
+
 // hangsUp is a transaction whose caller's context ends before so many of its requests.
 type hangsUp struct {
 	pgx.Tx

@@ -176,7 +176,8 @@ func (w *twins) change(t *testing.T) {
 	if n < 4 {
 		which = w.random.IntN(len(w.leases))
 	}
-	w.each(t, func(i int, s *side, limiter *ratelimit.Limiter) error {
+	var renewed [2]ratelimit.Slot
+	w.each(t, func(i int, s *side, limiter *ratelimit.Limiter) (err error) {
 		request := s.limit.For("key").Cost(amount)
 		switch n {
 		case 0, 1:
@@ -184,7 +185,7 @@ func (w *twins) change(t *testing.T) {
 		case 2:
 			return limiter.Cancel(ctx, w.leases[which][i])
 		case 3:
-			_, err := limiter.Start(ctx, w.leases[which][i])
+			renewed[i], err = limiter.Renew(ctx, w.leases[which][i])
 			return err
 		case 4:
 			return limiter.Credit(ctx, request)
@@ -196,6 +197,7 @@ func (w *twins) change(t *testing.T) {
 		}
 		return nil
 	})
+	require.Equal(t, renewed[0].ReadyAt, renewed[1].ReadyAt)
 	if n < 3 && (w.where == 0 || !w.undone) {
 		w.leases = append(w.leases[:which], w.leases[which+1:]...)
 	}

@@ -76,24 +76,24 @@ func TestLane(t *testing.T) {
 	t.Run("IsTheSameInATransaction", func(t *testing.T) {
 		t.Parallel()
 		tx := &transaction{}
-		lane := limiter.WithTx(tx).lane()
-		require.Equal(t, lane, limiter.WithTx(tx).lane())
+		first, second := limiter.WithTx(tx), limiter.WithTx(tx)
+		require.Equal(t, first.lane(), second.lane())
 		require.NotEqual(t, limiter.WithTx(tx).lane(), limiter.WithTx(&transaction{&transaction{}}).lane())
 	})
 	t.Run("IsTheSameInAllAttemptsOfInTx", func(t *testing.T) {
 		t.Parallel()
 		attempts := &places{}
-		lane := limiter.WithTx(&lentTx{places: attempts}).lane()
-		require.Equal(t, lane, limiter.WithTx(&lentTx{places: attempts}).lane())
+		first, second := limiter.WithTx(&lentTx{places: attempts}), limiter.WithTx(&lentTx{places: attempts})
+		require.Equal(t, first.lane(), second.lane())
 		require.NotEqual(t, limiter.WithTx(&lentTx{places: attempts}).lane(), limiter.WithTx(&lentTx{places: &places{}}).lane())
 	})
 	t.Run("IsAnyOutsideOfOne", func(t *testing.T) {
 		t.Parallel()
-		lane := limiter.lane()
-		require.NotEqual(t, lane, limiter.lane())
+		first := limiter.lane()
+		require.NotEqual(t, first, limiter.lane())
 		byValue := limiter.WithTx(transaction{}) // which no address tells from another
-		lane = byValue.lane()
-		require.NotEqual(t, lane, byValue.lane())
+		first = byValue.lane()
+		require.NotEqual(t, first, byValue.lane())
 	})
 	t.Run("SpreadsTransactionsEvenly", func(t *testing.T) {
 		t.Parallel()
