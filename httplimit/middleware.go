@@ -32,9 +32,10 @@ type Config struct {
 	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
 	// enforced, and Observe is told.
 	Shadow bool
-	// FailOpen lets requests through that the store could not decide on. Whoever can overload the store is
-	// not limited then. Requests that are themselves at fault, whose time is up, or that lost to contention are not
-	// let through all the same. Defaults to false: they are answered 503.
+	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
+	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
+	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
+	// ratelimit.ErrOverloaded), nor any after Close of the limiter. Defaults to false: they are answered 503.
 	FailOpen bool
 	// DecisionTimeout is how long a decision may take, and a refund or settlement after it. A decision that
 	// is given up may still be taking tokens. Defaults to 1 second.
@@ -162,7 +163,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		return admission, nil
 	}
 	began := time.Now()
-	d, err := m.take(r.Context(), asks)
+	d, err := m.take(r.Context(), asks, m.config.Shadow)
 	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
 	var refusal *Refusal
 	switch {
@@ -176,7 +177,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		answer := m.refusal(asks, d)
 		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
 	default:
-		admission.charges = charged(asks, d, began)
+		admission.charges = charged(asks, d)
 		if !m.config.Shadow {
 			admission.decision = d
 		}
@@ -189,7 +190,10 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 }
 
 // take asks the core, within the time a decision may take.
-func (m *middleware) take(ctx context.Context, asks []ask) (ratelimit.Decision, error) {
+func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Decision, error) {
+	if shadow {
+		ctx = ratelimit.WithShadow(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, m.config.DecisionTimeout)
 	defer cancel()
 	return m.limiter.Take(ctx, requests(asks)...)
@@ -204,8 +208,10 @@ func (m *middleware) failure(ctx context.Context, err error) Result {
 		return Cancelled
 	case ofRequest:
 		return result
-	case is(ratelimit.ErrContended), is(ratelimit.ErrInvalidRequest), is(ratelimit.ErrInvalidLimit), is(ratelimit.ErrInvalidConfig):
-		return FailedClosed // the store works
+	case is(ratelimit.ErrContended), is(ratelimit.ErrOverloaded), is(ratelimit.ErrClosed):
+		return FailedClosed // by who asks too much, or because the program ends; the store works
+	case is(ratelimit.ErrInvalidRequest), is(ratelimit.ErrInvalidLimit), is(ratelimit.ErrInvalidConfig):
+		return FailedClosed // by a mistake of the program
 	case m.config.FailOpen:
 		return FailedOpen
 	}
