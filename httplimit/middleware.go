@@ -2,13 +2,14 @@ package httplimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
 	"time"
+	"unicode/utf8"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -17,6 +18,9 @@ type Config struct {
 	// Rules are the limits, from 1 to 64. A request is let through when all that apply to it have enough for
 	// it, and then takes from all of them in one call; otherwise it takes from none.
 	Rules []Rule
+	// Route is what the limiter's Observer is told that the rules guard, as "POST /chat". Up to 200 bytes of UTF-8.
+	// Defaults to "", which is enough for one middleware.
+	Route string
 	// Headers is the form in which responses state what is left. Defaults to DraftHeaders.
 	Headers Headers
 	// RatioCap makes DraftHeaders understate what is left: no more than RatioCap times what the rate would
@@ -44,7 +48,8 @@ type Config struct {
 	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 	// Observe is told what became of each request, on its goroutine or on one of its own for rules in shadow
-	// mode: it must be quick and safe for concurrent use. Defaults to nil, nobody.
+	// mode: it must be quick and safe for concurrent use. The limiter's Observer is told in any case, without
+	// the decision: see [ratelimit.Answered]. Defaults to nil, nobody.
 	Observe func(ctx context.Context, outcome Outcome)
 	// Logger gets a line when decisions or refunds fail, at most one a second. Defaults to slog.Default().
 	Logger *slog.Logger
@@ -53,6 +58,7 @@ type Config struct {
 const (
 	defaultDecisionTimeout = time.Second
 	maxRetryJitter         = 0.5
+	maxRouteBytes          = 200
 )
 
 func (c Config) withDefaults() Config {
@@ -71,6 +77,8 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	switch {
+	case len(c.Route) > maxRouteBytes || !utf8.ValidString(c.Route):
+		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
 	case c.Headers < DraftHeaders || c.Headers > NoHeaders:
 		return fmt.Errorf("field Headers is %d; use one of the constants", c.Headers)
 	case !(c.RatioCap >= 0):
@@ -201,19 +209,5 @@ func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelim
 
 // failure says what an error of the core makes of a request. ctx is the request's, without our timeout.
 func (m *middleware) failure(ctx context.Context, err error) Result {
-	result, ofRequest := requestFault(err)
-	is := func(target error) bool { return errors.Is(err, target) }
-	switch {
-	case ctx.Err() != nil:
-		return Cancelled
-	case ofRequest:
-		return result
-	case is(ratelimit.ErrContended), is(ratelimit.ErrOverloaded), is(ratelimit.ErrClosed):
-		return FailedClosed // by who asks too much, or because the program ends; the store works
-	case is(ratelimit.ErrInvalidRequest), is(ratelimit.ErrInvalidLimit), is(ratelimit.ErrInvalidConfig):
-		return FailedClosed // by a mistake of the program
-	case m.config.FailOpen:
-		return FailedOpen
-	}
-	return FailedClosed
+	return Result(guard.Result(ctx, err, m.config.FailOpen))
 }

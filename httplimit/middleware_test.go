@@ -243,6 +243,8 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 	b := setup(t)
 	for message, config := range map[string]httplimit.Config{
 		"Rules has 0":             {},
+		"field Route is":          {Rules: []httplimit.Rule{userRule}, Route: "/\xff"},
+		"field Route":             {Rules: []httplimit.Rule{userRule}, Route: strings.Repeat("r", 201)},
 		"a Limit or a LimitFor":   rules(httplimit.Rule{Key: user}),
 		"and not both":            rules(httplimit.Rule{Limit: perUser, Key: user, Global: true}),
 		"says who pays":           rules(httplimit.Rule{Limit: perUser}),
