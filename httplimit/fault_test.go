@@ -171,7 +171,7 @@ func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
 	seen := make(chan string)
 	ask := func() { seen <- s.describe(t.Context()) }
 	go ask()
-	s.eventually(t, 1, countWaiting)
+	s.waiting(t, 1)
 	for range 3 {
 		go ask()
 	}
