@@ -1,7 +1,6 @@
 package connectlimit_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pgratelimit/pgratelimit/connectlimit"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -49,32 +48,14 @@ type bundle struct {
 	server  *httptest.Server
 	now     atomic.Int64 // what the limiter's clock shows, in nanoseconds since 1970
 	handled atomic.Int64
-	logged  *journal
+	logged  *logtest.Journal
 	// say takes the place of the answer when it is set.
 	say func(ctx context.Context, said string) (string, error)
 }
 
-// journal is a log that may be read while it is written.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
-
 func setup(t *testing.T, config connectlimit.Config) *bundle {
 	t.Helper()
-	b := &bundle{pool: postgrestest.New(t), logged: &journal{}}
+	b := &bundle{pool: postgrestest.New(t), logged: &logtest.Journal{}}
 	b.now.Store(time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC).UnixNano())
 	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: func() time.Time { return time.Unix(0, b.now.Load()) }})
 	require.NoError(t, err)

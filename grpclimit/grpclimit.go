@@ -28,6 +28,9 @@
 // With RetryInfo comes the trailer grpc-retry-pushback-ms, so that clients whose retry policy lists the code wait
 // as long; those of languages without it find the wait in RetryInfo. No answer holds a key or the text of a failure, which
 // is logged. When a call ends without a decision, its tokens may have been taken: the answer can be lost on its way.
+//
+// The limiter's Observer is told what became of each call, and of each message that is charged for, as a
+// [ratelimit.Answered] whose route is the method; of one that your functions answer with a code of their own it is not.
 package grpclimit
 
 import (
@@ -60,8 +63,9 @@ type Config struct {
 	Skip func(ctx context.Context, fullMethod string) bool
 	// Timeout is how long to wait for a decision. Defaults to 1 second.
 	Timeout time.Duration
-	// FailOpen lets calls through, and logs it, when the database did not decide on them. A call that lost
-	// every attempt to concurrent ones (ratelimit.ErrContended) is refused all the same. Defaults to false.
+	// FailOpen lets calls through, and logs it, when the database did not decide on them. Refused all the same are
+	// calls that clients could have provoked by asking much (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all
+	// after Close of the limiter. Defaults to false.
 	FailOpen bool
 	// RetryAfter is when a client may try again that was refused because there was no decision. Defaults to
 	// 1 second.

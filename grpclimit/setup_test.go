@@ -1,14 +1,12 @@
 package grpclimit_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pgratelimit/pgratelimit/grpclimit"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -94,30 +93,12 @@ type bundle struct {
 	limiter *ratelimit.Limiter
 	client  *grpc.ClientConn
 	now     atomic.Int64 // what the limiter's clock shows, in nanoseconds since 1970
-	logged  *journal
-}
-
-// journal is a log that may be read while it is written.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
+	logged  *logtest.Journal
 }
 
 func setup(t *testing.T, config grpclimit.Config, options ...grpc.DialOption) *bundle {
 	t.Helper()
-	b := &bundle{echo: &echo{}, pool: postgrestest.New(t), logged: &journal{}}
+	b := &bundle{echo: &echo{}, pool: postgrestest.New(t), logged: &logtest.Journal{}}
 	b.now.Store(time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC).UnixNano())
 	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: func() time.Time { return time.Unix(0, b.now.Load()) }})
 	require.NoError(t, err)

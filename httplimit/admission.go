@@ -26,7 +26,7 @@ type Admission struct {
 // charge is what one rule took.
 type charge struct {
 	ask     ask
-	expires time.Time // when the window ends that it was taken from; zero for never
+	at      time.Time // the instant of the decision, on the limiter's clock
 	settled bool
 }
 
@@ -149,41 +149,33 @@ func (a *Admission) release(charges []*charge) {
 func (m *middleware) book(ctx context.Context, charges []*charge, actual float64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.DecisionTimeout)
 	defer cancel()
-	var more, less []ratelimit.Request
+	var more []ratelimit.Request
+	less := make(map[time.Time][]ratelimit.Request, 1) // by when they were taken: rules in shadow mode are by themselves
 	for _, c := range charges {
 		difference := actual - c.ask.cost
 		switch {
 		case math.Abs(difference) < max(c.ask.limit.Capacity(), 1)*negligible:
 		case difference > 0:
 			more = append(more, c.ask.request().Cost(difference))
-		case c.current(time.Now()):
-			less = append(less, c.ask.request().Cost(-difference))
+		default:
+			less[c.at] = append(less[c.at], c.ask.request().Cost(-difference))
 		}
 	}
-	return errors.Join(m.adjust(ctx, m.limiter.Charge, more), m.adjust(ctx, m.limiter.Credit, less))
-}
-
-// adjust charges or credits the requests.
-func (m *middleware) adjust(ctx context.Context, verb func(context.Context, ...ratelimit.Request) error, requests []ratelimit.Request) error {
-	if len(requests) == 0 {
-		return nil
+	var failed []error
+	if len(more) > 0 {
+		failed = append(failed, m.limiter.Charge(ctx, more...))
 	}
-	return verb(ctx, requests...)
+	for at, requests := range less {
+		failed = append(failed, m.limiter.Refund(ctx, at, requests...))
+	}
+	return errors.Join(failed...)
 }
 
-// current reports whether what was taken can still be given back.
-func (c *charge) current(now time.Time) bool {
-	return c.expires.IsZero() || now.Before(c.expires)
-}
-
-// charged returns what asks took by the decision, which was asked for at began, by this process's clock.
-func charged(asks []ask, d ratelimit.Decision, began time.Time) []*charge {
+// charged returns what asks took by the decision.
+func charged(asks []ask, d ratelimit.Decision) []*charge {
 	charges := make([]*charge, len(asks))
 	for i, a := range asks {
-		charges[i] = &charge{ask: a}
-		if scheduleOf(a.limit).fixed {
-			charges[i].expires = began.Add(untilWindowEnds(d.States[i], d.At))
-		}
+		charges[i] = &charge{ask: a, at: d.At}
 	}
 	return charges
 }

@@ -154,4 +154,11 @@ func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
 		require.NoError(t, a.Settle(ctx, 1, windowed), "within the window it is given back")
 	})
 	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
+
+	b = setup(t)
+	b.setClock(ten.Add(time.Hour - before)) // and there it stands still, while this process's clock passes the end
+	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+		require.NoError(t, a.Settle(ctx, 1, windowed), "the clock that counts is the limiter's")
+	})
+	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
 }

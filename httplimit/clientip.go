@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
 // Source is where a client's address is read: [Peer], [XForwardedFor], [Forwarded], [TrustedHeader], or a
@@ -27,10 +29,10 @@ type Bits struct {
 
 func (b Bits) withDefaults() Bits {
 	if b.IPv6 == 0 {
-		b.IPv6 = 64
+		b.IPv6 = address.IPv6Bits
 	}
 	if b.IPv4 == 0 {
-		b.IPv4 = 32
+		b.IPv4 = address.IPv4Bits
 	}
 	return b
 }
@@ -58,40 +60,29 @@ func ClientIP(source Source, bits Bits) Key {
 		panic("httplimit: ClientIP: " + err.Error())
 	}
 	return func(r *http.Request) (string, error) {
-		address, err := source(r)
+		from, err := source(r)
 		if err != nil {
 			return "", err
 		}
-		return bits.network(address)
+		return bits.network(from)
 	}
 }
 
-// network returns the text of what counts of address.
-func (b Bits) network(address netip.Addr) (string, error) {
-	address = folded(address)
-	if !address.IsValid() {
+// network returns the text of what counts of an address.
+func (b Bits) network(from netip.Addr) (string, error) {
+	if !from.IsValid() {
 		return "", fmt.Errorf("%w: the source returned no address", ErrNoKey)
 	}
-	bits := b.IPv6
-	if address.Is4() {
-		bits = b.IPv4
-	}
-	if bits == address.BitLen() {
-		return address.String(), nil
-	}
-	return netip.PrefixFrom(address, bits).Masked().String(), nil
+	return address.Network(from, b.IPv4, b.IPv6), nil
 }
-
-// folded returns address without a zone, and as IPv4 when it is an IPv4 address mapped into IPv6.
-func folded(address netip.Addr) netip.Addr { return address.WithZone("").Unmap() }
 
 // Peer is the Source of a server that clients connect to directly: the other end of the connection.
 func Peer(r *http.Request) (netip.Addr, error) {
-	if address, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-		return folded(address.Addr()), nil
+	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		return address.Fold(peer.Addr()), nil
 	}
-	if address, err := netip.ParseAddr(r.RemoteAddr); err == nil {
-		return folded(address), nil
+	if peer, err := netip.ParseAddr(r.RemoteAddr); err == nil {
+		return address.Fold(peer), nil
 	}
 	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is no IP address, as on a Unix socket", ErrNoKey)
 }
@@ -141,8 +132,8 @@ func TrustedHeader(name string, trusted ...netip.Prefix) Source {
 		case 0:
 			return netip.Addr{}, fmt.Errorf("%w: the proxy sent no header %.80q", ErrNoKey, name)
 		case 1:
-			if address, ok := parseHop(strings.Trim(values[0], " \t")); ok {
-				return address, nil
+			if client, ok := parseHop(strings.Trim(values[0], " \t")); ok {
+				return client, nil
 			}
 			return netip.Addr{}, fmt.Errorf("%w: header %.80q is not one IP address", ErrBadKey, name)
 		}
@@ -173,12 +164,12 @@ func (p Proxies) walk(lines []string, node func(element string) (string, bool)) 
 	for element := range elementsBackward(lines) {
 		hop++
 		text, ok := node(element)
-		address, valid := parseHop(text)
+		parsed, valid := parseHop(text)
 		switch {
 		case !ok || !valid:
 			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is no IP address", ErrBadKey, hop)
-		case p.Count == 0 && !p.trusts(address), p.Count == hop:
-			return address, nil
+		case p.Count == 0 && !p.trusts(parsed), p.Count == hop:
+			return parsed, nil
 		}
 	}
 	if p.Count == 0 {

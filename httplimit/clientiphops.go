@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
 // elementsBackward yields the elements of the list that lines are, the last first, without the white space
@@ -107,23 +109,23 @@ func isParameterName(s string) bool {
 // parseHop returns the address in the text of one hop: 192.0.2.1, 192.0.2.1:80, 2001:db8::1, [2001:db8::1] or
 // [2001:db8::1]:80. 0.0.0.0 and :: are no addresses: some proxies write them for a peer they do not know.
 func parseHop(text string) (netip.Addr, bool) {
-	address, ok := parseAddress(text)
-	address = folded(address)
-	return address, ok && !address.IsUnspecified()
+	hop, ok := parseAddress(text)
+	hop = address.Fold(hop)
+	return hop, ok && !hop.IsUnspecified()
 }
 
 func parseAddress(text string) (netip.Addr, bool) {
 	if inner, bracketed := strings.CutPrefix(text, "["); bracketed {
 		host, port, closed := strings.Cut(inner, "]")
-		address, err := netip.ParseAddr(host)
-		return address, closed && err == nil && address.Is6() && (port == "" || isPort(port))
+		parsed, err := netip.ParseAddr(host)
+		return parsed, closed && err == nil && parsed.Is6() && (port == "" || isPort(port))
 	}
-	if address, err := netip.ParseAddr(text); err == nil {
-		return address, true
+	if parsed, err := netip.ParseAddr(text); err == nil {
+		return parsed, true
 	}
 	i := max(0, strings.LastIndexByte(text, ':'))
-	address, err := netip.ParseAddr(text[:i])
-	return address, err == nil && address.Is4() && isPort(text[i:])
+	parsed, err := netip.ParseAddr(text[:i])
+	return parsed, err == nil && parsed.Is4() && isPort(text[i:])
 }
 
 // isPort reports whether s is a colon and a port: up to five digits, or an obfuscated one of RFC 7239.

@@ -49,21 +49,21 @@ func (c ClientStateConfig) withDefaults() ClientStateConfig {
 func (c ClientStateConfig) validate() error {
 	switch {
 	case c.Limiter == nil:
-		return fmt.Errorf("%w: ClientStateConfig has no Limiter; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
+		return errors.New("ClientStateConfig has no Limiter; pass what ratelimit.New returned")
 	case c.Key == nil:
-		return fmt.Errorf("%w: ClientStateConfig has no Key; pass the one that the limits are taken by", ratelimit.ErrInvalidConfig)
+		return errors.New("ClientStateConfig has no Key; pass the one that the limits are taken by")
 	case len(c.Limits) == 0 || len(c.Limits) > maxClientLimits:
-		return fmt.Errorf("%w: ClientStateConfig has %d Limits; list from 1 to %d", ratelimit.ErrInvalidConfig, len(c.Limits), maxClientLimits)
+		return fmt.Errorf("ClientStateConfig has %d Limits; list from 1 to %d", len(c.Limits), maxClientLimits)
 	case c.Timeout < 0:
-		return fmt.Errorf("%w: Timeout is %v; use a span, or 0 for the default", ratelimit.ErrInvalidConfig, c.Timeout)
+		return fmt.Errorf("ClientStateConfig.Timeout is %v; use a span, or 0 for the default", c.Timeout)
 	}
 	names := make(map[string]bool, len(c.Limits))
 	for _, limit := range c.Limits {
 		switch name := limit.Name(); {
 		case name == "":
-			return fmt.Errorf("%w: one of the Limits is the zero Limit; make limits with Define or NewLimit", ratelimit.ErrInvalidConfig)
+			return errors.New("one of the Limits is the zero Limit; make limits with Define or NewLimit")
 		case names[name]:
-			return fmt.Errorf("%w: two of the Limits are called %q; list each once", ratelimit.ErrInvalidConfig, name)
+			return fmt.Errorf("two of the Limits are called %q; list each once", name)
 		default:
 			names[name] = true
 		}
@@ -78,16 +78,17 @@ func (c ClientStateConfig) validate() error {
 // It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] says. What a request
 // asks for has no influence: the caller is who Key says, and the limits are those of the configuration.
 //
-//	403   Key returned ErrNoKey or "", or what no limit can have as its key: the caller is not signed in
+//	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or not so that it can be relied on
 //	405   another method
 //	503   the state could not be read, or Key failed otherwise; with Retry-After
 //
 // No answer may be stored, and other origins cannot read any: it sets no CORS header. Each poll is a query,
-// so put a limit by address before it where strangers can reach it.
+// so put a limit by address before it where strangers can reach it. The error wraps ratelimit.ErrInvalidConfig
+// and says what to change.
 func NewClientState(config ClientStateConfig) (http.Handler, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
 	config.Limits = append([]ratelimit.Limit(nil), config.Limits...)
 	return &clientState{config}, nil
@@ -110,7 +111,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	values, err := h.read(r)
 	switch {
-	case errors.Is(err, ErrNoKey) || errors.Is(err, ratelimit.ErrInvalidKey):
+	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
 		h.refuse(w, http.StatusForbidden)
 		return
 	case err != nil:
@@ -128,12 +129,9 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *clientState) read(r *http.Request) ([]ratelimit.Value, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.config.Timeout)
 	defer cancel()
-	key, err := h.config.Key(r.WithContext(ctx))
+	key, err := h.config.Key.Of(r.WithContext(ctx))
 	if err != nil {
 		return nil, err
-	}
-	if key == "" {
-		return nil, ErrNoKey
 	}
 	requests := make([]ratelimit.Request, len(h.config.Limits))
 	for i, limit := range h.config.Limits {

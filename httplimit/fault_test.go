@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // fault is one line of the table: what goes wrong, what the client sees, how often the handler ran, and what was
@@ -154,4 +155,38 @@ func TestFaults(t *testing.T) {
 			require.Equal(t, failed, strings.Contains(s.log.String(), "level=ERROR"), s.log.String())
 		})
 	}
+}
+
+// TestOpenIsNotOpenToThoseWhoAskTooMuch promises that FailOpen lets nobody through for what clients can provoke by
+// asking much, nor while the program ends.
+func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	var err error
+	s.asked, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, MaxWaiting: 1})
+	require.NoError(t, err)
+	open(t, s)
+	lockTheBucket(t, s)
+	s.start(t)
+	seen := make(chan string)
+	ask := func() { seen <- s.describe(t.Context()) }
+	go ask()
+	s.waiting(t, 1)
+	for range 3 {
+		go ask()
+	}
+	const undecided = "503 rate limits cannot be checked; retry in 1 s"
+	for range 2 { // one asks the store, and one waits for it
+		require.Equal(t, undecided, <-seen)
+	}
+	s.unlock()
+	for range 2 {
+		require.Equal(t, "200 done", <-seen)
+	}
+	require.NoError(t, s.asked.Close(t.Context()))
+	require.Equal(t, undecided, s.get(t))
+	require.Equal(t, []string{
+		"failed_closed perUser", "failed_closed perUser", "allowed perUser", "allowed perUser", "failed_closed perUser",
+	}, s.told.results())
+	require.Equal(t, 2.0, s.charged(t, perUser.For("ada")))
 }

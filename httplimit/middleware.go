@@ -2,13 +2,14 @@ package httplimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
 	"time"
+	"unicode/utf8"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -17,6 +18,9 @@ type Config struct {
 	// Rules are the limits, from 1 to 64. A request is let through when all that apply to it have enough for
 	// it, and then takes from all of them in one call; otherwise it takes from none.
 	Rules []Rule
+	// Route is what the limiter's Observer is told that the rules guard, as "POST /chat". Up to 200 bytes of UTF-8.
+	// Defaults to "", which is enough for one middleware.
+	Route string
 	// Headers is the form in which responses state what is left. Defaults to DraftHeaders.
 	Headers Headers
 	// RatioCap makes DraftHeaders understate what is left: no more than RatioCap times what the rate would
@@ -32,9 +36,10 @@ type Config struct {
 	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
 	// enforced, and Observe is told.
 	Shadow bool
-	// FailOpen lets requests through that the store could not decide on. Whoever can overload the store is
-	// not limited then. Requests that are themselves at fault, whose time is up, or that lost to contention are not
-	// let through all the same. Defaults to false: they are answered 503.
+	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
+	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
+	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
+	// ratelimit.ErrOverloaded), nor any after Close of the limiter. Defaults to false: they are answered 503.
 	FailOpen bool
 	// DecisionTimeout is how long a decision may take, and a refund or settlement after it. A decision that
 	// is given up may still be taking tokens. Defaults to 1 second.
@@ -43,7 +48,8 @@ type Config struct {
 	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 	// Observe is told what became of each request, on its goroutine or on one of its own for rules in shadow
-	// mode: it must be quick and safe for concurrent use. Defaults to nil, nobody.
+	// mode: it must be quick and safe for concurrent use. The limiter's Observer is told in any case, without
+	// the decision: see [ratelimit.Answered]. Defaults to nil, nobody.
 	Observe func(ctx context.Context, outcome Outcome)
 	// Logger gets a line when decisions or refunds fail, at most one a second. Defaults to slog.Default().
 	Logger *slog.Logger
@@ -52,6 +58,7 @@ type Config struct {
 const (
 	defaultDecisionTimeout = time.Second
 	maxRetryJitter         = 0.5
+	maxRouteBytes          = 200
 )
 
 func (c Config) withDefaults() Config {
@@ -70,6 +77,8 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	switch {
+	case len(c.Route) > maxRouteBytes || !utf8.ValidString(c.Route):
+		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
 	case c.Headers < DraftHeaders || c.Headers > NoHeaders:
 		return fmt.Errorf("field Headers is %d; use one of the constants", c.Headers)
 	case !(c.RatioCap >= 0):
@@ -162,7 +171,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		return admission, nil
 	}
 	began := time.Now()
-	d, err := m.take(r.Context(), asks)
+	d, err := m.take(r.Context(), asks, m.config.Shadow)
 	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
 	var refusal *Refusal
 	switch {
@@ -176,7 +185,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		answer := m.refusal(asks, d)
 		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
 	default:
-		admission.charges = charged(asks, d, began)
+		admission.charges = charged(asks, d)
 		if !m.config.Shadow {
 			admission.decision = d
 		}
@@ -189,7 +198,10 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 }
 
 // take asks the core, within the time a decision may take.
-func (m *middleware) take(ctx context.Context, asks []ask) (ratelimit.Decision, error) {
+func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Decision, error) {
+	if shadow {
+		ctx = ratelimit.WithShadow(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, m.config.DecisionTimeout)
 	defer cancel()
 	return m.limiter.Take(ctx, requests(asks)...)
@@ -197,17 +209,5 @@ func (m *middleware) take(ctx context.Context, asks []ask) (ratelimit.Decision, 
 
 // failure says what an error of the core makes of a request. ctx is the request's, without our timeout.
 func (m *middleware) failure(ctx context.Context, err error) Result {
-	result, ofRequest := requestFault(err)
-	is := func(target error) bool { return errors.Is(err, target) }
-	switch {
-	case ctx.Err() != nil:
-		return Cancelled
-	case ofRequest:
-		return result
-	case is(ratelimit.ErrContended), is(ratelimit.ErrInvalidRequest), is(ratelimit.ErrInvalidLimit), is(ratelimit.ErrInvalidConfig):
-		return FailedClosed // the store works
-	case m.config.FailOpen:
-		return FailedOpen
-	}
-	return FailedClosed
+	return Result(guard.Result(ctx, err, m.config.FailOpen))
 }

@@ -111,6 +111,7 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 		{fails(nil), 400, "bad-key"},
 		{fails(fmt.Errorf("%w: sk-live-4242", httplimit.ErrBadKey)), 400, "bad-key"},
 		{fails(errors.New("the accounts cannot be read: sk-live-4242")), 503, "not-decided"},
+		{newSite(t).sessions.Key(), 503, "not-decided"}, // Sessions.Handler is missing
 	} {
 		for _, open := range []bool{false, true} {
 			handler := b.limited(t, httplimit.Config{Rules: []httplimit.Rule{{Limit: perUser, Key: c.key}}, FailOpen: open}, mustNotRun(t))
@@ -126,12 +127,29 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser",
-		"failed_closed perUser", "failed_closed perUser",
+		"failed_closed perUser", "failed_closed perUser", "failed_closed perUser", "failed_closed perUser",
 	}, b.told.results())
-	require.Equal(t, 2, strings.Count(b.log.String(), "\n"), "a line for each middleware, about what is not the client's fault")
+	require.Equal(t, 4, strings.Count(b.log.String(), "\n"), "a line for each middleware, about what is not the client's fault")
 	var rows int
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.buckets").Scan(&rows))
 	require.Zero(t, rows)
+}
+
+// TestABadTierIsBadRequest promises that a limit chosen by what cannot be relied on is answered as a key that
+// cannot, and that an error of another kind lets nobody pass.
+func TestABadTierIsBadRequest(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for reason, tier := range map[string]httplimit.Key{
+		"bad-key":     httplimit.Query("plan"),
+		"not-decided": func(*http.Request) (string, error) { return "", errors.New("the plans cannot be read") },
+	} {
+		choose := httplimit.Tiers(map[string]ratelimit.Limit{"pro": perPlan}, tier, perUser)
+		handler := b.limited(t, httplimit.Config{FailOpen: true, Rules: []httplimit.Rule{{LimitFor: choose, Key: user}}}, mustNotRun(t))
+		r := request(t)
+		r.URL.RawQuery = "plan=free&plan=pro"
+		require.Equal(t, reason, do(handler, r).Header().Get("RateLimit-Reason"))
+	}
 }
 
 func mustNotRun(t *testing.T) http.Handler {
@@ -225,6 +243,8 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 	b := setup(t)
 	for message, config := range map[string]httplimit.Config{
 		"Rules has 0":             {},
+		"field Route is":          {Rules: []httplimit.Rule{userRule}, Route: "/\xff"},
+		"field Route":             {Rules: []httplimit.Rule{userRule}, Route: strings.Repeat("r", 201)},
 		"a Limit or a LimitFor":   rules(httplimit.Rule{Key: user}),
 		"and not both":            rules(httplimit.Rule{Limit: perUser, Key: user, Global: true}),
 		"says who pays":           rules(httplimit.Rule{Limit: perUser}),

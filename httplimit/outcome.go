@@ -65,13 +65,18 @@ func (o Outcome) String() string {
 	return string(o.Result)
 }
 
-// tell reports an outcome to the observer, and to the log when something does not work.
+// tell reports an outcome to the observers, and to the log when something does not work.
 func (m *middleware) tell(ctx context.Context, o Outcome) {
 	switch o.Result {
 	case FailedOpen, FailedClosed, RefundFailed:
 		m.log.failure(ctx, o)
 	default: // not a fault of this side
 	}
+	answered := ratelimit.Answered{Route: m.config.Route, Result: string(o.Result), Shadow: o.Shadow, Err: o.Err}
+	if len(o.Limits) > 0 {
+		answered.Limit = o.Limits[0]
+	}
+	m.limiter.Observe(ctx, answered)
 	if m.config.Observe != nil {
 		m.config.Observe(ctx, o)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -133,16 +134,14 @@ func unasked(limit ratelimit.Limit, err error) *fault {
 
 // requestFault returns what is wrong with a request by an error, and whether it is the request's fault.
 func requestFault(err error) (_ Result, ofRequest bool) {
-	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
-	case is(ErrNoKey), is(ErrBadKey), is(ratelimit.ErrInvalidKey):
+	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
 		return BadKey, true
-	case is(ErrInvalidCost), is(ratelimit.ErrInvalidCost):
+	case errors.Is(err, ErrInvalidCost):
 		return BadCost, true
-	case is(ratelimit.ErrCostExceedsCapacity):
-		return TooCostly, true
 	}
-	return "", false
+	result, ofRequest := guard.Fault(err)
+	return Result(result), ofRequest
 }
 
 // request returns what the core is asked.

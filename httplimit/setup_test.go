@@ -1,7 +1,6 @@
 package httplimit_test
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log"
@@ -18,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -42,7 +42,7 @@ type bundle struct {
 	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
 	told    *told
-	log     *lines
+	log     *logtest.Journal
 
 	mu  sync.Mutex
 	now time.Time
@@ -50,7 +50,7 @@ type bundle struct {
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	b := &bundle{pool: postgrestest.New(t), told: &told{}, log: &lines{}, now: ten}
+	b := &bundle{pool: postgrestest.New(t), told: &told{}, log: &logtest.Journal{}, now: ten}
 	b.limiter = b.on(t, b.pool)
 	return b
 }
@@ -129,24 +129,6 @@ func (o *told) results() []string {
 		all[i] = strings.TrimSpace(outcome.String() + " " + strings.Join(outcome.Limits, " "))
 	}
 	return all
-}
-
-// lines is a log.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // user is a key from a header.

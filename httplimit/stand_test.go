@@ -50,10 +50,10 @@ func (s *stand) start(t *testing.T) {
 	})))
 }
 
-// eventually returns when the query's number is want.
-func (s *stand) eventually(t *testing.T, want int, query string) {
+// waiting returns when as many transactions as want wait for a lock.
+func (s *stand) waiting(t *testing.T, want int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return s.count(t, query) == want }, patient, 5*time.Millisecond, query)
+	require.Eventually(t, func() bool { return s.count(t, countWaiting) == want }, patient, 5*time.Millisecond)
 }
 
 func (s *stand) count(t *testing.T, query string) (n int) {
@@ -129,8 +129,8 @@ func (s *stand) hangUpDuringTheHandler(t *testing.T) string {
 
 func (s *stand) hangUpDuringTheDecision(t *testing.T) string {
 	t.Helper()
-	seen := s.hangUp(t, func() { s.eventually(t, 1, countWaiting) })
-	s.eventually(t, 0, countWaiting)
+	seen := s.hangUp(t, func() { s.waiting(t, 1) })
+	s.waiting(t, 0)
 	s.unlock()
 	return seen
 }
@@ -139,7 +139,7 @@ func (s *stand) hangUpDuringTheDecision(t *testing.T) string {
 func (s *stand) getThenUnlock(t *testing.T) string {
 	t.Helper()
 	seen := s.get(t)
-	s.eventually(t, 0, countWaiting)
+	s.waiting(t, 0)
 	s.unlock()
 	return seen
 }

@@ -25,7 +25,7 @@ func (m *middleware) watch(ctx context.Context, asks []ask) []*charge {
 // watchOne asks one rule in shadow mode.
 func (m *middleware) watchOne(ctx context.Context, asks []ask) []*charge {
 	began := time.Now()
-	d, err := m.take(ctx, asks)
+	d, err := m.take(ctx, asks, true)
 	outcome := Outcome{Result: Allowed, Shadow: true, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
 	var taken []*charge
 	switch {
@@ -34,7 +34,7 @@ func (m *middleware) watchOne(ctx context.Context, asks []ask) []*charge {
 	case !d.Allowed:
 		outcome.Result = Refused
 	default:
-		taken = charged(asks, d, began)
+		taken = charged(asks, d)
 	}
 	m.tell(ctx, outcome)
 	return taken

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,14 +50,17 @@ func TestObservers(t *testing.T) {
 	r, err := limiter.Reserve(t.Context(), tasks.For(secret).Cost(5))
 	require.NoError(t, err)
 	require.NoError(t, limiter.Settle(t.Context(), r.ID, tasks.For(secret).Cost(2)))
-	undone := errors.New("undone")
+	undone, ended := errors.New("undone"), map[error]time.Time{}
 	for _, outcome := range []error{nil, undone} { // what is rolled back is not told
 		err = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 			_, err := limiter.WithTx(tx).Take(t.Context(), tasks.For(secret))
+			ended[outcome] = time.Now()
 			return errors.Join(err, outcome)
 		})
 		require.ErrorIs(t, err, outcome)
 	}
+	inTx := spans.Ended()[len(spans.Ended())-1]
+	require.False(t, inTx.EndTime().After(ended[nil]), "the span ends with the call, and not with the transaction")
 	b.pool.Close()
 	_, err = limiter.Take(t.Context(), tasks.For(secret))
 	require.Error(t, err)

@@ -23,6 +23,8 @@ const (
 	cachedKey    = attribute.Key("ratelimit.cached")
 	pendingKey   = attribute.Key("ratelimit.pending")
 	directionKey = attribute.Key("ratelimit.direction")
+	routeKey     = attribute.Key("ratelimit.route")
+	shadowKey    = attribute.Key("ratelimit.shadow")
 	remainingKey = attribute.Key("ratelimit.remaining")
 	retryKey     = attribute.Key("ratelimit.retry_after_s")
 	waitKey      = attribute.Key("ratelimit.wait_s")
@@ -52,6 +54,9 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.pruned.Add(ctx, int64(e.Buckets))
 	case ratelimit.Mended:
 		o.mended.Add(ctx, 1, metric.WithAttributes(ruleKey.String(e.Limit)))
+	case ratelimit.Answered:
+		o.answers.Add(ctx, 1, metric.WithAttributes(
+			routeKey.String(e.Route), ruleKey.String(e.Limit), resultKey.String(telemetry.Answer(e))))
 	}
 }
 
@@ -69,12 +74,12 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	if call.Result == telemetry.Reserved {
 		o.wait.Record(ctx, e.Delay.Seconds(), attributes)
 	}
-	span := o.span(ctx, e.Verb, e.Elapsed)
+	span := o.span(ctx, e.Verb, e.Began)
 	if span.IsRecording() {
 		span.SetAttributes(callAttributes(call)...)
 		span.SetAttributes(decisionAttributes(e)...)
 	}
-	span.End()
+	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
 }
 
 func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
@@ -90,18 +95,18 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	} else {
 		o.storeErrors.Add(ctx, 1, metric.WithAttributes(verb, errorKey.String(kind)))
 	}
-	span := o.span(ctx, e.Verb, e.Elapsed)
+	span := o.span(ctx, e.Verb, e.Began)
 	if span.IsRecording() {
 		span.SetAttributes(callAttributes(r)...)
-		span.SetAttributes(errorKey.String(kind))
+		span.SetAttributes(errorKey.String(kind), shadowKey.Bool(e.Shadow))
 		span.SetStatus(codes.Error, telemetry.ErrorText(e.Err))
 	}
-	span.End()
+	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
 }
 
-// span starts a span as long ago as the call took.
-func (o *Observer) span(ctx context.Context, verb string, elapsed time.Duration) trace.Span {
-	_, span := o.tracer.Start(ctx, "ratelimit "+verb, trace.WithTimestamp(time.Now().Add(-elapsed)))
+// span starts a span where the call began.
+func (o *Observer) span(ctx context.Context, verb string, began time.Time) trace.Span {
+	_, span := o.tracer.Start(ctx, "ratelimit "+verb, trace.WithTimestamp(began))
 	return span
 }
 
@@ -150,6 +155,7 @@ func (s *sets) of(r telemetry.Request) metric.MeasurementOption {
 func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
 		remainingKey.Float64(e.Decision.Remaining), cachedKey.Bool(e.Cached), pendingKey.Bool(e.Pending),
+		shadowKey.Bool(e.Shadow),
 	}
 	switch {
 	case !e.Decision.Allowed:

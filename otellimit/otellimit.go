@@ -18,12 +18,17 @@
 //	ratelimit.queue.wait           s          wait for earlier transactions of this process
 //	ratelimit.pruned               {bucket}   full buckets deleted
 //	ratelimit.mended               {bucket}   buckets that a wrong clock had left in the future
+//	ratelimit.answers              {request}  what guards made of requests: httplimit, grpclimit, connectlimit
 //
 // Their attributes, each of few values; there is never a key:
 //
 //	ratelimit.rule         the limit's name. What is counted once a call over several limits has the first that
 //	                       refused, else the first
-//	ratelimit.result       allowed, reserved, denied, vetoed (another limit of the call refused), contended or error
+//	ratelimit.result       allowed, reserved, denied, vetoed (another limit of the call refused), contended, error, or
+//	                       shadow_denied (a limit that is not enforced refused). Of answers: what ratelimit.Answered
+//	                       lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that is
+//	                       not enforced
+//	ratelimit.route        what the guard is in front of
 //	ratelimit.algorithm    token_bucket or fixed_window
 //	ratelimit.verb         take, check, reserve; for errors and conflicts also settle, transaction and the like
 //	ratelimit.cached       whether the deny cache answered
@@ -34,8 +39,8 @@
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.
 //
-// A span ends when the event is told and began Elapsed before. In ratelimit.Limiter.InTx, which tells when it
-// has committed, spans therefore lie at the end of the transaction, with the right length.
+// A span lies where the call lay, also when it is told later, as in ratelimit.Limiter.InTx, which tells when it
+// has committed.
 package otellimit
 
 import (
@@ -99,7 +104,7 @@ type instruments struct {
 	conflicts               metric.Int64Counter
 	batchSize               metric.Int64Histogram
 	batchDuration, queueing metric.Float64Histogram
-	pruned, mended          metric.Int64Counter
+	pruned, mended, answers metric.Int64Counter
 }
 
 // maker makes instruments until one fails.
@@ -124,6 +129,7 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 		queueing:      m.seconds("ratelimit.queue.wait", "Wait for earlier transactions of this process.", telemetry.Seconds()),
 		pruned:        m.count("ratelimit.pruned", "{bucket}", "Full buckets that were deleted."),
 		mended:        m.count("ratelimit.mended", "{bucket}", "Buckets that a wrong clock had left in the future."),
+		answers:       m.count("ratelimit.answers", "{request}", "What guards in front of handlers made of requests, by result."),
 	}
 	return made, m.err
 }

@@ -106,18 +106,22 @@ func TestDecisions(t *testing.T) {
 	cached.Cached = true
 	reserved := decided("reserve", true)
 	reserved.Delay = 40 * time.Second
-	for _, e := range []ratelimit.Event{decided("take", true), decided("take", true), decided("take", false), cached, reserved} {
+	shadow := decided("check", false)
+	shadow.Shadow = true
+	for _, e := range []ratelimit.Event{decided("take", true), decided("take", true), decided("take", false), cached, reserved, shadow} {
 		b.Observe(t.Context(), e)
 	}
 	requests := map[string]float64{
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":     2,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perDay,ratelimit.verb=take":      2,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":      1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":       1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=true,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":       1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=true,ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":        1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve": 1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=reserved,ratelimit.rule=perDay,ratelimit.verb=reserve":  1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=check":       1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=check": 1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":       2,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perDay,ratelimit.verb=take":        2,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":        1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":         1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=true,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":         1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=true,ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":          1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve":   1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=reserved,ratelimit.rule=perDay,ratelimit.verb=reserve":    1,
 	}
 	require.Equal(t, requests, b.points(t, "ratelimit.requests"))
 	for label, n := range requests {
@@ -128,9 +132,10 @@ func TestDecisions(t *testing.T) {
 		require.Equal(t, n*each, b.points(t, "ratelimit.cost")[label], label)
 	}
 	require.Equal(t, map[string]float64{
-		"ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":     4,
-		"ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":       4,
-		"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve": 2,
+		"ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":       4,
+		"ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":         4,
+		"ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=check": 2,
+		"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve":   2,
 	}, b.points(t, "ratelimit.decision.duration"))
 	require.Equal(t, map[string]float64{"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve": 40},
 		b.points(t, "ratelimit.reservation.wait"))
@@ -177,6 +182,8 @@ func TestOtherEvents(t *testing.T) {
 		ratelimit.Queued{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
 		ratelimit.Mended{Limit: "perUser"},
+		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
+		ratelimit.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
 		struct{ ratelimit.Event }{}, // of a later version
 	} {
 		b.Observe(t.Context(), e)
@@ -188,6 +195,10 @@ func TestOtherEvents(t *testing.T) {
 		"ratelimit.queue.wait":       {"": 4},
 		"ratelimit.pruned":           {"": 6},
 		"ratelimit.mended":           {"ratelimit.rule=perUser": 1},
+		"ratelimit.answers": {
+			"ratelimit.result=failed_open,ratelimit.route=/chat,ratelimit.rule=perUser": 1,
+			"ratelimit.result=shadow_bad_key,ratelimit.route=/chat,ratelimit.rule=":     1,
+		},
 	} {
 		require.Equal(t, want, b.points(t, name), name)
 	}
@@ -202,11 +213,11 @@ func TestSpans(t *testing.T) {
 
 	ctx, parent := b.tracer.Tracer("test").Start(t.Context(), "request")
 	cancelled, cancel := context.WithCancel(ctx)
-	cancel() // the context of an event may have ended
-	before := time.Now()
+	cancel()                            // the context of an event may have ended
+	began := time.Now().Add(-time.Hour) // it is told later, as when its transaction has committed
+	refused.Began = began
 	b.Observe(cancelled, refused)
-	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault})
-	after := time.Now()
+	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second, Shadow: true})
 	b.Observe(ctx, ratelimit.Queued{})
 
 	spans := b.spans.Ended()
@@ -215,12 +226,14 @@ func TestSpans(t *testing.T) {
 		require.Equal(t, "ratelimit take", span.Name())
 		require.Equal(t, parent.SpanContext().SpanID(), span.Parent().SpanID())
 	}
-	require.WithinRange(t, spans[0].StartTime(), before.Add(-refused.Elapsed), after.Add(-refused.Elapsed))
-	require.WithinRange(t, spans[0].EndTime(), before, after)
+	require.WithinDuration(t, began, spans[0].StartTime(), 0)
+	require.WithinDuration(t, began.Add(refused.Elapsed), spans[0].EndTime(), 0)
+	require.WithinDuration(t, began, spans[1].StartTime(), 0)
+	require.WithinDuration(t, began.Add(time.Second), spans[1].EndTime(), 0)
 	require.Equal(t, codes.Unset, spans[0].Status().Code, "a refusal is an answer")
-	require.Equal(t, "error.type=other,ratelimit.result=error,ratelimit.rule=perUser,ratelimit.verb=take", labels(spans[1]))
+	require.Equal(t, "error.type=other,ratelimit.result=error,ratelimit.rule=perUser,ratelimit.shadow=true,ratelimit.verb=take", labels(spans[1]))
 	require.Equal(t, "ratelimit.cached=false,ratelimit.pending=false,ratelimit.remaining=7,ratelimit.result=denied,ratelimit.retry_after_s=1.5,"+
-		`ratelimit.rule=perDay,ratelimit.rules=["perUser","perDay"],ratelimit.verb=take`, labels(spans[0]))
+		`ratelimit.rule=perDay,ratelimit.rules=["perUser","perDay"],ratelimit.shadow=false,ratelimit.verb=take`, labels(spans[0]))
 	require.Equal(t, codes.Error, spans[1].Status().Code)
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
@@ -244,6 +257,7 @@ func TestDocumentationNamesTheMetrics(t *testing.T) {
 		ratelimit.Queued{},
 		ratelimit.Pruned{},
 		ratelimit.Mended{},
+		ratelimit.Answered{},
 	} {
 		b.Observe(t.Context(), e)
 	}

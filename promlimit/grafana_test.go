@@ -96,3 +96,13 @@ func TestDashboard(t *testing.T) {
 		require.True(t, asked[name], "no panel shows %s", name)
 	}
 }
+
+// What is let through undecided, turned away undecided, at fault, or only tried has a panel.
+func TestDashboardShowsTheAnswers(t *testing.T) {
+	t.Parallel()
+	for panel, result := range map[string]string{
+		"Not decided": "failed_(open|closed)", "Requests at fault": "bad_key", "Would have been refused": "shadow_denied",
+	} {
+		require.Contains(t, strings.Join(queries(t)[panel], " "), result, panel)
+	}
+}

@@ -32,6 +32,8 @@ func (o *Observer) Observe(_ context.Context, event ratelimit.Event) {
 		o.pruned.Add(float64(e.Buckets))
 	case ratelimit.Mended:
 		o.mended.WithLabelValues(o.rules.label(e.Limit)).Inc()
+	case ratelimit.Answered:
+		o.answers.WithLabelValues(o.routes.label(e.Route), o.rules.label(e.Limit), telemetry.Answer(e)).Inc()
 	}
 }
 
@@ -66,32 +68,34 @@ func (o *Observer) labels(r telemetry.Request) []string {
 	return []string{o.rules.label(r.Rule), r.Algorithm, r.Verb, r.Result, strconv.FormatBool(r.Cached)}
 }
 
-// other is the label of rules beyond the bound; no limit can have that name.
+// other is the label of rules and routes beyond the bound; no limit can have that name.
 const other = "<other>"
 
-// rules bounds the values of a label: every series is memory here, and in Prometheus, for ever.
-type rules struct {
+// names bounds the values of a label: every series is memory here, and in Prometheus, for ever.
+type names struct {
 	most int
 
 	mu   sync.RWMutex
 	seen map[string]bool
 }
 
-func (r *rules) label(name string) string {
-	r.mu.RLock()
-	known, full := r.seen[name], len(r.seen) >= r.most
-	r.mu.RUnlock()
+func newNames(most int) *names { return &names{most: most, seen: map[string]bool{}} }
+
+func (n *names) label(name string) string {
+	n.mu.RLock()
+	known, full := n.seen[name], len(n.seen) >= n.most
+	n.mu.RUnlock()
 	switch {
-	case known:
+	case known, name == "":
 		return name
 	case full:
 		return other
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.seen) >= r.most && !r.seen[name] {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.seen) >= n.most && !n.seen[name] {
 		return other
 	}
-	r.seen[name] = true
+	n.seen[name] = true
 	return name
 }

@@ -19,12 +19,16 @@
 //	ratelimit_queue_wait_seconds{}                                  wait for earlier transactions of this process
 //	ratelimit_pruned_buckets_total{}                                full buckets deleted
 //	ratelimit_mended_buckets_total{rule}                            buckets that a wrong clock had left in the future
+//	ratelimit_answers_total{route,rule,result}                      what guards made of requests: httplimit, grpclimit, connectlimit
 //
 // Each label has few values, and there is never a key:
 //
 //	rule        the limit's name, up to Config.MaxRules of them. What is counted once a call over several limits has
 //	            the first that refused, else the first
-//	result      allowed, reserved, denied, vetoed (another limit of the call refused), contended or error
+//	result      allowed, reserved, denied, vetoed (another limit of the call refused), contended, error, or
+//	            shadow_denied (a limit that is not enforced refused). Of answers: what ratelimit.Answered lists, such as
+//	            refused, failed_open and bad_key, preceded by shadow_ for a limit that is not enforced
+//	route       what the guard is in front of, up to Config.MaxRules of them
 //	algorithm   token_bucket or fixed_window; empty when the call failed
 //	verb        take, check, reserve; for errors and conflicts also settle, transaction and the like
 //	cached      true when the deny cache answered
@@ -53,8 +57,8 @@ const defaultMaxRules = 500
 // Config is how an Observer counts. The zero Config is ready for use. A prefix and labels of the
 // application's own come from prometheus.WrapRegistererWith.
 type Config struct {
-	// MaxRules bounds the values of the label rule: limits first seen when there are that many share the
-	// value "<other>". It matters where names of limits come from outside the program. Defaults to 500.
+	// MaxRules bounds the values of the label rule, and those of route: limits first seen when there are that
+	// many share the value "<other>". It matters where names come from outside the program. Defaults to 500.
 	MaxRules int
 }
 
@@ -74,7 +78,7 @@ func (c Config) validate() error {
 
 // Observer is a ratelimit.Observer and a prometheus.Collector. It is safe for concurrent use.
 type Observer struct {
-	rules *rules
+	rules, routes *names
 
 	// in the order of the package's documentation
 	requests, cost                     *prometheus.CounterVec
@@ -83,7 +87,7 @@ type Observer struct {
 	storeErrors, contended, conflicts  *prometheus.CounterVec
 	batchSize, batchDuration, queueing prometheus.Histogram
 	pruned                             prometheus.Counter
-	mended                             *prometheus.CounterVec
+	mended, answers                    *prometheus.CounterVec
 }
 
 var _ prometheus.Collector = (*Observer)(nil)
@@ -96,7 +100,8 @@ func New(config Config) (*Observer, error) {
 	}
 	request := []string{"rule", "algorithm", "verb", "result", "cached"}
 	return &Observer{
-		rules:    &rules{most: config.MaxRules, seen: map[string]bool{}},
+		rules:    newNames(config.MaxRules),
+		routes:   newNames(config.MaxRules),
 		requests: counters("ratelimit_requests_total", "Requests to a limit, by result.", request...),
 		cost:     counters("ratelimit_cost_tokens_total", "Tokens that requests asked for, by result.", request...),
 		duration: histograms("ratelimit_decision_duration_seconds", "How long a call took, as its caller saw it.",
@@ -115,6 +120,8 @@ func New(config Config) (*Observer, error) {
 			histogram("ratelimit_queue_wait_seconds", "Wait for earlier transactions of this process.", telemetry.Seconds())),
 		pruned: prometheus.NewCounter(prometheus.CounterOpts{Name: "ratelimit_pruned_buckets_total", Help: "Full buckets that were deleted."}),
 		mended: counters("ratelimit_mended_buckets_total", "Buckets that a wrong clock had left in the future.", "rule"),
+		answers: counters("ratelimit_answers_total", "What guards in front of handlers made of requests, by result.",
+			"route", "rule", "result"),
 	}, nil
 }
 
@@ -133,7 +140,7 @@ func histogram(name, help string, buckets []float64) prometheus.HistogramOpts {
 func (o *Observer) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		o.requests, o.cost, o.duration, o.wait, o.delta, o.storeErrors, o.contended, o.conflicts,
-		o.batchSize, o.batchDuration, o.queueing, o.pruned, o.mended,
+		o.batchSize, o.batchDuration, o.queueing, o.pruned, o.mended, o.answers,
 	}
 }
 

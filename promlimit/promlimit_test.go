@@ -46,8 +46,10 @@ func story() []ratelimit.Event {
 	cached, reserved := decided("take", false), decided("reserve", true)
 	cached.Cached, reserved.Delay = true, 40*time.Second
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
+	shadow := decided("check", false)
+	shadow.Shadow = true
 	return []ratelimit.Event{
-		decided("take", true), decided("take", true), decided("take", false), cached, reserved,
+		decided("take", true), decided("take", true), decided("take", false), cached, reserved, shadow,
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
 		ratelimit.Failed{Verb: "transaction", Err: contended},
@@ -60,6 +62,10 @@ func story() []ratelimit.Event {
 		ratelimit.Queued{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
 		ratelimit.Mended{Limit: "perUser"},
+		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
+		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
+		ratelimit.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
+		ratelimit.Answered{Result: "failed_closed"},
 		struct{ ratelimit.Event }{}, // of a later version
 	}
 }
@@ -72,6 +78,11 @@ func TestCounts(t *testing.T) {
 		observer.Observe(t.Context(), e)
 	}
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP ratelimit_answers_total What guards in front of handlers made of requests, by result.
+# TYPE ratelimit_answers_total counter
+ratelimit_answers_total{result="failed_closed",route="",rule=""} 1
+ratelimit_answers_total{result="failed_open",route="/chat",rule="perUser"} 2
+ratelimit_answers_total{result="shadow_bad_key",route="/chat",rule="perDay"} 1
 # HELP ratelimit_contended_total Calls and transactions that gave up because every attempt conflicted.
 # TYPE ratelimit_contended_total counter
 ratelimit_contended_total{verb="take"} 1
@@ -84,9 +95,11 @@ ratelimit_conflicts_total{verb="transaction"} 1
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 8
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 4
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 4
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 4
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 6
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 3
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 3
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 3
 # HELP ratelimit_mended_buckets_total Buckets that a wrong clock had left in the future.
@@ -102,9 +115,11 @@ ratelimit_requests_total{algorithm="",cached="false",result="error",rule="perUse
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 2
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 1
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 1
 ratelimit_requests_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 1
 ratelimit_requests_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 2
 ratelimit_requests_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 1
 ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 1
 ratelimit_requests_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 1
 # HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
@@ -117,7 +132,8 @@ ratelimit_store_errors_total{error_type="57P01",verb="settle"} 1
 ratelimit_store_errors_total{error_type="other",verb="take"} 1
 `),
 		"ratelimit_requests_total", "ratelimit_cost_tokens_total", "ratelimit_settlement_delta_tokens_total", "ratelimit_store_errors_total",
-		"ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total"))
+		"ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total",
+		"ratelimit_answers_total"))
 }
 
 func TestHistograms(t *testing.T) {
@@ -145,12 +161,13 @@ func TestHistograms(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]sum{
-		"decision_duration_seconds allowed perUser take":     {2, 4},
-		"decision_duration_seconds denied perDay take":       {2, 4},
-		"decision_duration_seconds reserved perUser reserve": {1, 2},
-		"decision_duration_seconds contended perUser take":   {1, 1},
-		"decision_duration_seconds error perUser take":       {1, 1},
-		"reservation_wait_seconds perUser reserve":           {1, 40},
+		"decision_duration_seconds allowed perUser take":       {2, 4},
+		"decision_duration_seconds denied perDay take":         {2, 4},
+		"decision_duration_seconds shadow_denied perDay check": {1, 2},
+		"decision_duration_seconds reserved perUser reserve":   {1, 2},
+		"decision_duration_seconds contended perUser take":     {1, 1},
+		"decision_duration_seconds error perUser take":         {1, 1},
+		"reservation_wait_seconds perUser reserve":             {1, 40},
 		"batch_size":             {1, 30},
 		"batch_duration_seconds": {1, 3},
 		"queue_wait_seconds":     {1, 4},
@@ -177,6 +194,7 @@ func TestMaxRules(t *testing.T) {
 		told.Go(func() {
 			for i := range 100 {
 				observer.Observe(t.Context(), ratelimit.Mended{Limit: fmt.Sprintf("tenant%d", (i+g)%100)})
+				observer.Observe(t.Context(), ratelimit.Answered{Route: fmt.Sprintf("/%d", (i+g)%100), Result: "allowed"})
 			}
 		})
 	}
@@ -184,6 +202,9 @@ func TestMaxRules(t *testing.T) {
 	n, err := testutil.GatherAndCount(registry, "ratelimit_mended_buckets_total")
 	require.NoError(t, err)
 	require.Equal(t, 4, n, "three and <other>")
+	n, err = testutil.GatherAndCount(registry, "ratelimit_answers_total")
+	require.NoError(t, err)
+	require.Equal(t, 4, n, "three routes and <other>")
 
 	total, others := 0.0, 0.0
 	families, err := registry.Gather()

@@ -39,6 +39,10 @@ func (l *Limiter) tell(ctx context.Context, event Event) {
 	}
 }
 
+// Observe tells the Observer of event, when there is one: for guards that ask this Limiter, which tell what
+// they [Answered].
+func (l *Limiter) Observe(ctx context.Context, event Event) { l.tell(ctx, event) }
+
 // committed lets out the effects of a transaction that has committed.
 func (l *Limiter) committed(ctx context.Context, e *effects) {
 	if len(e.freed) > 0 {

@@ -16,8 +16,8 @@ type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned] and [Mended].
-// More may be added: ignore those you do not know.
+// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended] and
+// [Answered]. More may be added: ignore those you do not know.
 type Event interface{ event() }
 
 // Decided is a decision: allowed or refused. Refused is not failed.
@@ -106,6 +106,24 @@ type Mended struct {
 	Limit string
 }
 
+// Answered is what a guard in front of a handler, as of package httplimit, made of a request. What its limits
+// decided is a Decided or a Failed besides.
+type Answered struct {
+	// Route is what is guarded, as the program calls it, and may be empty.
+	Route string
+	// Limit is the name of the first limit that it is about: that refused, or else was asked. Empty when none is known.
+	Limit string
+	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (there is no decision, and
+	// the request was not let through), "failed_open" (it was) or "cancelled"; later there may be a "refunded" or a
+	// "refund_failed".
+	Result string
+	// Shadow is whether it only would have happened.
+	Shadow bool
+	// Err is why, where there is a reason. Errors of the program's own functions are as they returned them, with
+	// whatever these hold.
+	Err error
+}
+
 type shadowKey struct{}
 
 // WithShadow marks calls with the returned context as trials of a limit that is not enforced yet: they take and
@@ -128,3 +146,4 @@ func (Batched) event()    {}
 func (Queued) event()     {}
 func (Pruned) event()     {}
 func (Mended) event()     {}
+func (Answered) event()   {}

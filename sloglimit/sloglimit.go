@@ -5,7 +5,8 @@
 // Each event is one record with a constant message ("ratelimit: refused") and the rest in attributes;
 // spans of time are seconds and end in _s. No record holds a key. The text of an error is
 // written without passwords, connection strings, and values that were sent to the database; what the server
-// answered is in its own words, without the details that name rows.
+// answered is in its own words, without the details that name rows. Of what a guard in front of a handler
+// answered there is only the kind of error, since the program's own functions may put anything into its text.
 package sloglimit
 
 import (
@@ -13,6 +14,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -25,15 +27,16 @@ type Config struct {
 	Logger *slog.Logger
 	// Allowed is the level of decisions to allow. Defaults to slog.LevelDebug.
 	Allowed slog.Leveler
-	// Refused is the level of decisions to refuse. Defaults to slog.LevelInfo.
+	// Refused is the level of decisions to refuse, and of requests that a guard found at fault, as without a key.
+	// Defaults to slog.LevelInfo.
 	Refused slog.Leveler
-	// Failed is the level of calls that failed, and of those that gave up under contention. Those whose
-	// caller went away are written at the level of Detail. Defaults to slog.LevelError.
+	// Failed is the level of calls that failed, of those that gave up under contention, and of what a guard made
+	// of them. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
 	// Mended is the level of buckets that a wrong clock had left in the future. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
-	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes and
-	// settlements. Defaults to slog.LevelDebug.
+	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes,
+	// settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
 
@@ -77,6 +80,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.failed(ctx, e)
 	case ratelimit.Mended:
 		o.log(ctx, o.config.Mended, "ratelimit: clock mended", slog.String("limit", e.Limit))
+	case ratelimit.Answered:
+		o.answered(ctx, e)
 	default:
 		if o.enabled(ctx, o.config.Detail) {
 			o.detail(ctx, event)
@@ -88,6 +93,9 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	level, message := o.config.Allowed, "ratelimit: allowed"
 	if !e.Decision.Allowed {
 		level, message = o.config.Refused, "ratelimit: refused"
+		if e.Shadow {
+			message = "ratelimit: would refuse"
+		}
 	}
 	if !o.enabled(ctx, level) {
 		return
@@ -107,13 +115,43 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 		attrs = append(attrs, seconds("delay_s", e.Delay))
 	}
 	attrs = append(attrs, slog.Float64("remaining", e.Decision.Remaining), seconds("elapsed_s", e.Elapsed))
-	if e.Cached {
-		attrs = append(attrs, slog.Bool("cached", true))
-	}
-	if e.Pending {
-		attrs = append(attrs, slog.Bool("pending", true))
-	}
+	attrs = appendSet(attrs, "cached", e.Cached)
+	attrs = appendSet(attrs, "pending", e.Pending)
+	attrs = appendSet(attrs, "shadow", e.Shadow)
 	o.log(ctx, level, message, attrs...)
+}
+
+// answered writes what a guard made of a request.
+func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
+	level := o.config.Detail
+	switch e.Result {
+	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed:
+		level = o.config.Failed
+	case guard.BadKey, guard.BadCost, guard.TooCostly:
+		level = o.config.Refused
+	}
+	if !o.enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("result", e.Result)}
+	if e.Route != "" {
+		attrs = append(attrs, slog.String("route", e.Route))
+	}
+	if e.Limit != "" {
+		attrs = append(attrs, slog.String("limit", e.Limit))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)))
+	}
+	o.log(ctx, level, "ratelimit: answered", appendSet(attrs, "shadow", e.Shadow)...)
+}
+
+// appendSet appends what is true; what is not is left out.
+func appendSet(attrs []slog.Attr, name string, set bool) []slog.Attr {
+	if !set {
+		return attrs
+	}
+	return append(attrs, slog.Bool(name, true))
 }
 
 func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
@@ -132,17 +170,14 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 		attrs = append(attrs, slog.String("limit", e.Limit))
 	}
 	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
-	o.log(ctx, level, message, attrs...)
+	o.log(ctx, level, message, appendSet(attrs, "shadow", e.Shadow)...)
 }
 
 func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 	switch e := event.(type) {
 	case ratelimit.Settlement:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("delta", e.Delta)}
-		if e.Pending {
-			attrs = append(attrs, slog.Bool("pending", true))
-		}
-		o.log(ctx, o.config.Detail, "ratelimit: settled", attrs...)
+		o.log(ctx, o.config.Detail, "ratelimit: settled", appendSet(attrs, "pending", e.Pending)...)
 	case ratelimit.Conflicted:
 		o.log(ctx, o.config.Detail, "ratelimit: conflict", slog.String("verb", e.Verb), slog.Int("attempt", e.Attempt),
 			slog.String("error", telemetry.ErrorText(e.Err)))

@@ -67,6 +67,8 @@ func TestObserve(t *testing.T) {
 	t.Parallel()
 	reserved, pending, cached := allowed("reserve"), allowed("take"), refused()
 	reserved.Delay, pending.Pending, cached.Cached = 3*time.Second, true, true
+	shadow := refused()
+	shadow.Shadow = true
 	limits := []any{"perUser", "perDay"}
 	lost := &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access"}
 	for name, c := range map[string]struct {
@@ -85,6 +87,26 @@ func TestObserve(t *testing.T) {
 		"refused": {cached, map[string]any{
 			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "cached": true,
+		}},
+		"shadow": {shadow, map[string]any{
+			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
+			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "shadow": true,
+		}},
+		"shadowFailed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("lost"), Shadow: true}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser", "error_type": "other", "error": "lost",
+			"elapsed_s": 0.0, "shadow": true,
+		}},
+		"failedOpen": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: context.DeadlineExceeded}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_open", "route": "/chat", "limit": "perUser", "error_type": "timeout",
+		}},
+		"failedClosed": {ratelimit.Answered{Result: "failed_closed", Err: errors.New("no account alice")}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_closed", "error_type": "other",
+		}},
+		"badKey": {ratelimit.Answered{Limit: "perUser", Result: "bad_key", Shadow: true}, map[string]any{
+			"level": "INFO", "msg": "ratelimit: answered", "result": "bad_key", "limit": "perUser", "shadow": true,
+		}},
+		"answered": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "allowed"}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: answered", "result": "allowed", "route": "/chat", "limit": "perUser",
 		}},
 		"failed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Code: "53300", Message: "too many clients"}}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser",

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -88,10 +90,12 @@ func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Re
 	d, err := g.limiter.Take(limited, requests...)
 	switch {
 	case err != nil:
-		return ctx, g.undecided(ctx, method, err)
+		return ctx, g.undecided(ctx, method, requests, err)
 	case !d.Allowed:
+		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Refused})
 		return ctx, g.refused(d)
 	}
+	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Allowed})
 	return context.WithValue(ctx, decisionKey{}, d), nil
 }
 
@@ -99,31 +103,42 @@ func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Re
 // what the call asks for. The client is told nothing of err.
 func (g *Gate) Misnamed(ctx context.Context, method string, err error) *Rejection {
 	if r := gone(ctx); r != nil {
+		g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.Cancelled, Err: err})
 		return r
 	}
+	g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.FailedClosed, Err: err})
 	g.log(ctx, "ratelimit: call refused, its limits could not be named", method, err)
 	return &Rejection{Code: code.Code_INTERNAL, Message: "the limits of this call could not be determined"}
 }
 
 // undecided returns the rejection of a call on which there is no decision, and nil to let it through.
-func (g *Gate) undecided(ctx context.Context, method string, err error) *Rejection {
-	switch {
-	case errors.Is(err, ratelimit.ErrInvalidKey):
-		return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
-	case errors.Is(err, ratelimit.ErrCostExceedsCapacity):
-		return g.rejection(code.Code_INVALID_ARGUMENT, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
-	case errors.Is(err, ratelimit.ErrInvalidCost):
-		return g.rejection(code.Code_INVALID_ARGUMENT, "INVALID_COST", "the cost of this call is not a usable number")
-	case errors.Is(err, ratelimit.ErrInvalidRequest), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidConfig):
+func (g *Gate) undecided(ctx context.Context, method string, requests []ratelimit.Request, err error) *Rejection {
+	if guard.IsMisuse(err) {
 		return g.Misnamed(ctx, method, err)
-	case ctx.Err() != nil:
+	}
+	result := guard.Result(ctx, err, g.config.FailOpen)
+	g.tell(ctx, ratelimit.Answered{Route: method, Limit: requests[0].Limit().Name(), Result: result, Err: err})
+	switch result {
+	case guard.Cancelled:
 		return gone(ctx)
-	case g.config.FailOpen && !errors.Is(err, ratelimit.ErrContended):
+	case guard.BadKey:
+		return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
+	case guard.TooCostly:
+		return g.rejection(code.Code_INVALID_ARGUMENT, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
+	case guard.BadCost:
+		return g.rejection(code.Code_INVALID_ARGUMENT, "INVALID_COST", "the cost of this call is not a usable number")
+	case guard.FailedOpen:
 		g.log(ctx, "ratelimit: call let through undecided", method, err)
 		return nil
 	}
 	g.log(ctx, "ratelimit: call refused undecided", method, err)
 	return g.rejection(code.Code_UNAVAILABLE, "RATE_LIMIT_UNAVAILABLE", "the limits of this call could not be asked").retry(g.config.RetryAfter)
+}
+
+// tell tells the limiter's observer what becomes of a call. A client may have chosen the method's name.
+func (g *Gate) tell(ctx context.Context, answered ratelimit.Answered) {
+	answered.Route = strings.ToValidUTF8(answered.Route, "?")
+	g.limiter.Observe(ctx, answered)
 }
 
 // gone returns the rejection of a call whose own context has ended, and nil when it has not.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
 // AddressKey returns the IP address in remote, which has the form host:port, as a key: IPv4 as it is, also
@@ -13,11 +15,7 @@ func AddressKey(remote string) (string, error) {
 	if err != nil {
 		return "", errors.New("the peer has no IP address")
 	}
-	address := pair.Addr().Unmap().WithZone("")
-	if address.Is4() {
-		return address.String(), nil
-	}
-	return netip.PrefixFrom(address, 64).Masked().String(), nil
+	return address.Network(pair.Addr(), address.IPv4Bits, address.IPv6Bits), nil
 }
 
 // OnlyValue returns the one value of a header, or an error: with none there is nothing to limit by, and with

@@ -18,6 +18,8 @@ const (
 	Vetoed    = "vetoed"    // this limit had enough, another limit of the call refused
 	Contended = "contended" // every attempt conflicted; neither allowed nor refused
 	Error     = "error"     // the store did not answer; neither allowed nor refused
+
+	ShadowDenied = "shadow_denied" // this limit would have refused, if it were enforced
 )
 
 // Request is what became of a call's request to one limit.
@@ -40,7 +42,7 @@ func Requests(d ratelimit.Decided) iter.Seq[Request] {
 	return func(yield func(Request) bool) {
 		for _, s := range d.Decision.States {
 			r := Request{Rule: s.Limit.Name(), Algorithm: algorithm(s.Limit), Verb: d.Verb, Cached: d.Cached, Cost: s.Cost, Result: Result(d)}
-			if r.Result == Denied && s.Allowed {
+			if !d.Decision.Allowed && s.Allowed {
 				r.Result = Vetoed
 			}
 			if !yield(r) {
@@ -67,6 +69,8 @@ func Failure(f ratelimit.Failed) (Request, bool) {
 // Result returns the result of the whole call.
 func Result(d ratelimit.Decided) string {
 	switch {
+	case !d.Decision.Allowed && d.Shadow:
+		return ShadowDenied
 	case !d.Decision.Allowed:
 		return Denied
 	case d.Verb == reserve:
@@ -99,6 +103,14 @@ func algorithm(limit ratelimit.Limit) string {
 		return "fixed_window"
 	}
 	return ""
+}
+
+// Answer returns the result of a request to a guard, preceded by "shadow_" when it is not enforced.
+func Answer(a ratelimit.Answered) string {
+	if a.Shadow {
+		return "shadow_" + a.Result
+	}
+	return a.Result
 }
 
 // Direction returns which way a settlement moved tokens, and how many.

@@ -30,6 +30,8 @@ func decided(verb string, refused ...string) ratelimit.Decided {
 
 func TestRequests(t *testing.T) {
 	t.Parallel()
+	shadow := decided("take", "perDay")
+	shadow.Shadow = true
 	for name, c := range map[string]struct {
 		event ratelimit.Decided
 		want  []string
@@ -40,6 +42,7 @@ func TestRequests(t *testing.T) {
 		"reserved": {decided("reserve"), []string{"perUser reserved", "perDay reserved"}, "perUser"},
 		"refused":  {decided("take", "perDay"), []string{"perUser vetoed", "perDay denied"}, "perDay"},
 		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser denied", "perDay denied"}, "perUser"},
+		"shadow":   {shadow, []string{"perUser vetoed", "perDay shadow_denied"}, "perDay"},
 		"nothing":  {ratelimit.Decided{Verb: "take"}, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,6 +81,12 @@ func TestFailure(t *testing.T) {
 		require.Equal(t, c.result, r.Result)
 		require.Equal(t, c.isRequest, isRequest)
 	}
+}
+
+func TestAnswer(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key"}))
+	require.Equal(t, "shadow_bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key", Shadow: true}))
 }
 
 func TestDirection(t *testing.T) {
