@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/examples/internal/demo"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -61,7 +61,7 @@ func attack(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	listener, _, err := demo.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func attack(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
 
 	ctx, stop := context.WithCancel(ctx)
 	served := make(chan error, 1)
-	go func() { served <- serve(ctx, newServer(st.auth, slog.New(slog.DiscardHandler)), listener) }()
+	go func() { served <- demo.Serve(ctx, newServer(st.auth, slog.New(slog.DiscardHandler)).httpServer(), listener, shutdownTimeout) }()
 	err = st.play(ctx, w)
 	st.client.CloseIdleConnections()
 	stop()
