@@ -61,19 +61,13 @@ func attack(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	listener, _, err := demo.Listen(ctx, "127.0.0.1:0")
+	server := newServer(st.auth, slog.New(slog.DiscardHandler)).httpServer()
+	err = demo.During(ctx, server, shutdownTimeout, func(url string) error {
+		defer st.client.CloseIdleConnections()
+		st.url = url
+		return st.play(ctx, w)
+	})
 	if err != nil {
-		return err
-	}
-	st.url = "http://" + listener.Addr().String()
-
-	ctx, stop := context.WithCancel(ctx)
-	served := make(chan error, 1)
-	go func() { served <- demo.Serve(ctx, newServer(st.auth, slog.New(slog.DiscardHandler)).httpServer(), listener, shutdownTimeout) }()
-	err = st.play(ctx, w)
-	st.client.CloseIdleConnections()
-	stop()
-	if err := errors.Join(err, <-served); err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nEverything was admitted and refused as it should be: %d password hashes, %.1f seconds.\n",

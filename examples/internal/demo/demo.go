@@ -98,3 +98,18 @@ func Serve(ctx context.Context, server *http.Server, listener net.Listener, pati
 	}
 	return err
 }
+
+// During serves on a free port of this machine while do runs, which is told the URL.
+func During(ctx context.Context, server *http.Server, patience time.Duration, do func(url string) error) error {
+	listener, _, err := Listen(ctx, "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	served := make(chan error, 1)
+	go func() { served <- Serve(ctx, server, listener, patience) }()
+	err = do("http://" + listener.Addr().String())
+	stop()
+	return errors.Join(err, <-served)
+}
