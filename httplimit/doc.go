@@ -47,4 +47,11 @@
 //	503 not-decided               the store failed, was too slow, or too contended; Retry-After is 1
 //
 // Retry-After is in whole seconds, rounded up: a lone caller who waits that long is let through.
+//
+// # What is counted
+//
+// The limiter's Observer, such as one of promlimit, otellimit or sloglimit, is told what became of each request as
+// a [ratelimit.Answered], by [Config.Route]: what was let through or turned away undecided, and what had no key, too.
+// What a rule in shadow mode would have refused is marked there and in [ratelimit.Decided]. [Config.Observe] is for
+// what an application does with single outcomes.
 package httplimit
