@@ -68,7 +68,18 @@ func newHandler(c config) (http.Handler, error) {
 	mux.Handle("GET /ratelimit.js", client.Handler())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{})) // a service's is not for everybody
 	addPage(mux)
-	return c.customers.identify(visitors.Handler(mux)), nil
+	return c.customers.identify(visitorsVia(visitors.Handler(mux), mux)), nil
+}
+
+// visitorsVia hands requests without an API key to sessions, which gives them a cookie, and the others to next.
+func visitorsVia(sessions, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "" {
+			sessions.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func secret() []byte {

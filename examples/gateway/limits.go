@@ -15,15 +15,15 @@ import (
 var (
 	// perAddress counts the requests of an address, whoever it says it is, so that guessing keys and asking
 	// without one is bounded too.
-	perAddress = ratelimit.Define("gateway.address", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 120})
+	perAddress = ratelimit.Define("gateway.address", ratelimit.PerMinute(120))
 
 	// perFree and perPro are the plans: what an API key may spend, in the tokens that a request states. Visitors
 	// without a key have the free plan.
-	perFree = ratelimit.Define("gateway.free", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 60})
-	perPro  = ratelimit.Define("gateway.pro", ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 600})
+	perFree = ratelimit.Define("gateway.free", ratelimit.PerMinute(60))
+	perPro  = ratelimit.Define("gateway.pro", ratelimit.PerMinute(600))
 
 	// overall is what the upstream can bear of everybody together.
-	overall = ratelimit.Define("gateway.all", ratelimit.TokenBucket{Rate: 5000, Period: time.Minute, Capacity: 5000})
+	overall = ratelimit.Define("gateway.all", ratelimit.PerMinute(5000))
 
 	// daily is being tried on the free plan, and refuses nobody yet. Its days are those of UTC.
 	daily = ratelimit.Define("gateway.free-daily", ratelimit.FixedWindow{
@@ -31,7 +31,7 @@ var (
 	})
 
 	// perPoll is how often an address may ask what it has left, which is a query each time.
-	perPoll = ratelimit.Define("gateway.poll", ratelimit.TokenBucket{Rate: 120, Period: time.Minute})
+	perPoll = ratelimit.Define("gateway.poll", ratelimit.PerMinute(120))
 )
 
 // What a request may state to cost, in the header that names it.

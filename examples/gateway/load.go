@@ -85,6 +85,7 @@ func (p *play) send(request *http.Request, s *seen) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.asked++
 	s.note(response, body)
 	return nil
 }

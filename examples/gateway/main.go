@@ -55,11 +55,8 @@ func run(ctx context.Context, w io.Writer, o options) error {
 // listen serves the gateway until ctx ends, to clients that connect to it directly.
 func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string) error {
 	log := slog.New(slog.NewTextHandler(w, nil))
-	registered := customers{}
-	registered.add("free-key", customer{"ada", planFree})
-	registered.add("pro-key", customer{"grace", planPro})
 	return demo.During(ctx, httpServer(new(upstream), log), shutdownTimeout, func(behind string) error {
-		handler, err := newHandler(config{pool: pool, upstream: behind, customers: registered, source: httplimit.Peer, log: log})
+		handler, err := newHandler(config{pool: pool, upstream: behind, customers: listenCustomers(), source: httplimit.Peer, log: log})
 		if err != nil {
 			return err
 		}
@@ -70,4 +67,12 @@ func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string
 		fmt.Fprintf(w, "%s, with the API keys free-key and pro-key; Ctrl-C ends it\n", url)
 		return demo.Serve(ctx, httpServer(handler, log), listener, shutdownTimeout)
 	})
+}
+
+// listenCustomers are who has an API key with -listen.
+func listenCustomers() customers {
+	c := customers{}
+	c.add("free-key", customer{"ada", planFree})
+	c.add("pro-key", customer{"grace", planPro})
+	return c
 }

@@ -37,7 +37,7 @@ func withKey(r *http.Request, key string) { r.Header.Set("Authorization", "Beare
 // registered returns who has an API key in the demo: a key is a name and "-key".
 func registered() customers {
 	c := customers{}
-	for plan, names := range map[string]int{planFree: 4, planPro: 18} {
+	for plan, names := range map[string]int{planFree: 4, planPro: 19} {
 		for i := range names {
 			name := fmt.Sprintf("%s%d", plan, i)
 			c.add(name+"-key", customer{name, plan})

@@ -50,15 +50,14 @@ func first(texts []string) string { return strings.Join(texts[:min(len(texts), 1
 
 // totals are what the clients saw in all.
 type totals struct {
-	asked, served, tokens int
-	limits                map[string]counted
+	served, tokens int
+	limits         map[string]counted
 }
 
 func newTotals() totals { return totals{limits: map[string]counted{}} }
 
 // add adds what a party saw. What the limit on trial would have refused no client sees.
 func (t *totals) add(p *party, s *seen, want expected) {
-	t.asked += s.asked
 	t.served += s.served
 	took := []string{perAddress.Name()}
 	if p.plan.Name() != "" {
