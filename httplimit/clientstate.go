@@ -31,17 +31,17 @@ type ClientStateConfig struct {
 	Limits []ratelimit.Limit
 	// Timeout bounds the reading. Defaults to 2 seconds.
 	Timeout time.Duration
-	// Log is told why a state could not be read; no key is in it but what an error of Key says. Defaults to
+	// Logger is told why a state could not be read; no key is in it but what an error of Key says. Defaults to
 	// slog.Default().
-	Log *slog.Logger
+	Logger *slog.Logger
 }
 
 func (c ClientStateConfig) withDefaults() ClientStateConfig {
 	if c.Timeout == 0 {
 		c.Timeout = defaultClientStateTimeout
 	}
-	if c.Log == nil {
-		c.Log = slog.Default()
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
 	return c
 }
@@ -116,7 +116,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case err != nil:
 		if r.Context().Err() == nil { // else the caller is gone
-			h.config.Log.ErrorContext(r.Context(), "the state of limits could not be read", "error", err)
+			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", err)
 		}
 		header.Set("Retry-After", clientStateRetryAfter)
 		h.refuse(w, http.StatusServiceUnavailable)
@@ -156,7 +156,7 @@ func (h *clientState) refuse(w http.ResponseWriter, status int) {
 func (h *clientState) answer(w http.ResponseWriter, contentType string, status int, body any) {
 	text, err := json.Marshal(body)
 	if err != nil { // numbers that JSON has no name for: a row cannot hold them
-		h.config.Log.Error("the state of limits could not be written", "error", err)
+		h.config.Logger.Error("the state of limits could not be written", "error", err)
 		status, text = http.StatusInternalServerError, nil
 	}
 	w.Header().Set("Content-Type", contentType)

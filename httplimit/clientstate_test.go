@@ -55,7 +55,7 @@ func setupClientState(t *testing.T) *clientStateBundle {
 			}
 		},
 		Limits: []ratelimit.Limit{clientUploads, clientMessages},
-		Log:    slog.New(slog.NewTextHandler(b.log, nil)),
+		Logger: slog.New(slog.NewTextHandler(b.log, nil)),
 	})
 	require.NoError(t, err)
 	return b
@@ -181,7 +181,7 @@ func TestClientStateFailures(t *testing.T) {
 			Key:     func(*http.Request) (string, error) { return "alice", nil },
 			Limits:  []ratelimit.Limit{clientUploads},
 			Timeout: 50 * time.Millisecond,
-			Log:     slog.New(slog.DiscardHandler),
+			Logger:  slog.New(slog.DiscardHandler),
 		})
 		require.NoError(t, err)
 		w := httptest.NewRecorder()

@@ -17,9 +17,9 @@ import (
 
 // announcing is a context that says when its end is first waited for: the call that does is under way by then.
 type announcing struct {
-	context.Context
-	once     *sync.Once
-	underway chan struct{}
+	context.Context //nolint:containedctx // it is one, that says more
+	once            *sync.Once
+	underway        chan struct{}
 }
 
 func (c announcing) Done() <-chan struct{} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -223,7 +224,7 @@ func TestOneCallAtATimeIsToldTheSameWithoutBatching(t *testing.T) {
 	clock := func() time.Time { return now }
 	batched := setup(t).with(t, ratelimit.Config{AsOf: clock})
 	single := setup(t).with(t, ratelimit.Config{AsOf: clock, NoBatching: true})
-	limits := append(pruneLimits[:len(pruneLimits):len(pruneLimits)], booked...)
+	limits := slices.Concat(pruneLimits, booked)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -113,7 +113,7 @@ func (g *gateway) addLimits(mux *http.ServeMux) error {
 	states := map[string]http.Handler{}
 	for plan, limit := range map[string]ratelimit.Limit{planFree: perFree, planPro: perPro} {
 		states[plan], err = httplimit.NewClientState(httplimit.ClientStateConfig{
-			Limiter: g.limiter, Key: g.caller, Limits: []ratelimit.Limit{limit}, Log: g.log,
+			Limiter: g.limiter, Key: g.caller, Limits: []ratelimit.Limit{limit}, Logger: g.log,
 		})
 		if err != nil {
 			return err

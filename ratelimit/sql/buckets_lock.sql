@@ -14,7 +14,7 @@ WITH asked AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT CASE WHEN b.ts IS NULL THEN a.capacity
             ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) END - a.cost >= a.lowest AS enough
-    FROM asked AS a LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
+    FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 )
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
 SELECT a.name, a.key, a.shard, a.capacity, a.ts

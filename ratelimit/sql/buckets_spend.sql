@@ -10,7 +10,9 @@
 -- changed between the look and the deed. It works as bucket_take_alone.sql does. What a bucket is asked for is
 -- in excluded.value, as what is missing from a full one.
 --
--- The sub-select hides the length of the array from the planner, which would else make a new plan for every call.
+-- The sub-select hides the length of the array from the planner, which would else make a new plan for every
+-- call. LIMIT 1 has each row looked up by itself: a join may be planned to read all rows of the limit while
+-- nobody has analyzed the table.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
 ), seen AS MATERIALIZED (
@@ -19,7 +21,7 @@ WITH clock AS MATERIALIZED (
     FROM (
         SELECT u.key, u.shard, u.cost, u.ord, u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint AS ts
         FROM clock, unnest((SELECT $2::text[]), $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS u (key, shard, cost, phase_us, ord)
-    ) AS a LEFT JOIN ratelimit.buckets AS b ON b.name = $1::text AND b.key = a.key AND b.shard = a.shard
+    ) AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = $1::text AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT $1::text, s.key, s.shard, $5::float8 - s.cost, s.ts FROM seen AS s WHERE s.enough ORDER BY s.ord
