@@ -219,7 +219,7 @@ func twinPolicies() map[string]ratelimit.Policy {
 // evened out before time passes.
 func TestShardsDecideAsOneRow(t *testing.T) {
 	t.Parallel()
-	const steps = 350
+	const steps = 150
 	for name, policy := range twinPolicies() {
 		for _, shards := range []int{2, 16} {
 			t.Run(fmt.Sprintf("%s/%d", name, shards), func(t *testing.T) {
@@ -314,7 +314,7 @@ func (w *twins) reserve(t *testing.T, even bool) {
 // lost to the others, so that the limit may hold less than its twin, and refuse what that allows; never more.
 func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	t.Parallel()
-	const steps = 300
+	const steps = 150
 	for name, policy := range twinPolicies() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
