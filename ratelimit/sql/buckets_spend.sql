@@ -8,12 +8,14 @@
 -- Returns one row for each bucket, in the order asked: allowed, value and ts, now_us. When it is not
 -- allowed, value and ts are those of the snapshot, and null when it had no row. It works as
 -- bucket_take_alone.sql does. What a bucket is asked for is in excluded.value, as the row of a full bucket.
+-- LIMIT 1 has each row looked up by itself: a join may be planned to read all rows of the limit while nobody
+-- has analyzed the table.
 WITH seen AS MATERIALIZED (
     SELECT u.key, u.shard, u.cost, u.ord, clock.now_us, b.value AS found_value, b.ts AS found_ts,
         u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint AS ts
     FROM unnest($2::text[], $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS u (key, shard, cost, phase_us, ord)
     CROSS JOIN (SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
-    LEFT JOIN ratelimit.buckets AS b ON b.name = $1::text AND b.key = u.key AND b.shard = u.shard
+    LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = $1::text AND r.key = u.key AND r.shard = u.shard LIMIT 1) AS b ON true
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT $1::text, s.key, s.shard, $5::float8 - s.cost, s.ts
