@@ -2,9 +2,7 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,131 +12,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// announcing is a context that says when its end is first waited for: the call that does is under way by then.
-type announcing struct {
-	context.Context //nolint:containedctx // it is one, that says more
-	once            *sync.Once
-	underway        chan struct{}
-}
-
-func (c announcing) Done() <-chan struct{} {
-	c.once.Do(func() { close(c.underway) })
-	return c.Context.Done()
-}
-
-// asker is somebody who waits for a decision.
-type asker struct {
-	cancel context.CancelFunc
-	ended  chan struct{}
-	d      ratelimit.Decision
-	err    error
-}
-
-// ask makes a call and returns when it is under way, so that calls come in the order they are made in.
-func ask(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request) *asker {
-	t.Helper()
-	return askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return limiter.Take(ctx, requests...) })
-}
-
-func askFor(t *testing.T, call func(context.Context) (ratelimit.Decision, error)) *asker {
-	t.Helper()
-	inner, cancel := context.WithCancel(t.Context())
-	ctx := announcing{Context: inner, once: &sync.Once{}, underway: make(chan struct{})}
-	a := &asker{cancel: cancel, ended: make(chan struct{})}
-	t.Cleanup(func() { cancel(); <-a.ended })
-	go func() {
-		defer close(a.ended)
-		a.d, a.err = call(ctx)
-	}()
-	select {
-	case <-ctx.underway:
-	case <-a.ended:
-	}
-	return a
-}
-
-// requireWaits checks that there is no answer yet.
-func (a *asker) requireWaits(t *testing.T) {
-	t.Helper()
-	select {
-	case <-a.ended:
-		require.Fail(t, "the call has ended", "%+v, %v", a.d, a.err)
-	default:
-	}
-}
-
-func (a *asker) requireAllowed(t *testing.T) {
-	t.Helper()
-	<-a.ended
-	require.NoError(t, a.err)
-	require.True(t, a.d.Allowed)
-}
-
-func (a *asker) requireError(t *testing.T, want func(error) bool) {
-	t.Helper()
-	<-a.ended
-	require.Error(t, a.err)
-	require.False(t, a.d.Allowed)
-	require.True(t, want(a.err), "%v", a.err)
-}
-
-func isError(target error) func(error) bool {
-	return func(err error) bool { return errors.Is(err, target) }
-}
-
-// crowd has the first caller wait for the row of ada, which is held until release is called, and n others
-// for the first.
-func (s *stand) crowd(t *testing.T, n int) (first *asker, others []*asker, release func()) {
-	t.Helper()
-	require.NoError(t, s.takeOutside(t.Context(), "ada"))
-	release = s.hold(t)
-	first = ask(t, s.limiter, calls.For("ada"))
-	s.awaitWaiter(t)
-	for range n {
-		others = append(others, ask(t, s.limiter, calls.For("ada")))
-	}
-	return first, others, release
-}
-
-// giveUp cancels the one call that waits for a row, and returns when the server has forgotten it.
-func (s *stand) giveUp(t *testing.T, a *asker) {
-	t.Helper()
-	pid := s.awaitWaiter(t)
-	a.cancel()
-	a.requireError(t, isError(context.Canceled))
-	s.awaitEnd(t, pid)
-}
-
-// tracer counts what is sent to the server.
-type tracer struct {
-	mu      sync.Mutex
-	batches int
-	alone   int
-}
-
-func (c *tracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.batches++
-	return ctx
-}
-func (c *tracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (c *tracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-func (c *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alone++
-	return ctx
-}
-func (c *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (c *tracer) sent() (batches, alone int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.batches, c.alone
-}
 
 func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	t.Parallel()

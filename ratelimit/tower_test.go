@@ -1,0 +1,217 @@
+package ratelimit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tower is a batcher whose flights take as long as the slowest of their calls does, on the clock of a synctest
+// bubble, or until their context ends.
+type tower struct {
+	*batcher
+	t      *testing.T
+	single bool // whether calls are not folded
+
+	mu       sync.Mutex
+	lasts    map[*call]time.Duration
+	crash    map[*call]func() // what a call does to its flight
+	boarded  map[*call]int    // how often
+	flown    map[string][]int // the calls for each key, by the number of their arrival, in the order decided
+	aloftNow map[string]bool  // keys
+	sizes    []int            // of the flights, in the order they left
+}
+
+func newTower(t *testing.T, limit int) *tower {
+	t.Helper()
+	w := &tower{
+		batcher: newBatcher(&Limiter{config: Config{MaxWaiting: limit}}), t: t,
+		lasts: make(map[*call]time.Duration), crash: make(map[*call]func()), boarded: make(map[*call]int),
+		flown: make(map[string][]int), aloftNow: make(map[string]bool),
+	}
+	w.decider = w
+	return w
+}
+
+func (w *tower) batches() bool                            { return !w.single }
+func (w *tower) alone(ctx context.Context, c *call) error { return w.answer(ctx, []*call{c}) }
+func (w *tower) fly(ctx context.Context, calls []*call) {
+	err := w.answer(ctx, calls)
+	for _, c := range calls {
+		c.finish(err)
+	}
+}
+
+func (w *tower) answer(ctx context.Context, calls []*call) error {
+	lasts, crash, keys := w.begin(calls)
+	defer w.land(keys)
+	select {
+	case <-time.After(lasts):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if crash != nil {
+		crash()
+	}
+	return nil
+}
+
+func (w *tower) begin(calls []*call) (lasts time.Duration, crash func(), keys []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sizes = append(w.sizes, len(calls))
+	for _, c := range calls {
+		w.boarded[c]++
+		lasts = max(lasts, w.lasts[c])
+		if w.crash[c] != nil {
+			crash = w.crash[c]
+		}
+		for _, b := range c.plan.buckets {
+			if !c.look {
+				w.flown[b.key] = append(w.flown[b.key], c.seat)
+				keys = append(keys, b.key)
+			}
+		}
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	for _, key := range keys {
+		if w.aloftNow[key] {
+			w.t.Errorf("bucket %s is in two flights", key)
+		}
+		w.aloftNow[key] = true
+	}
+	return lasts, crash, keys
+}
+
+func (w *tower) land(keys []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, key := range keys {
+		delete(w.aloftNow, key)
+	}
+}
+
+// pending is a call that was made.
+type pending struct {
+	*call
+	cancel context.CancelFunc
+	made   time.Time
+	ended  chan struct{}
+	took   time.Duration
+	err    error
+	panics any // what its caller panicked with
+}
+
+// ask makes a call for the keys that lasts so long once it has left, and returns when it has left or waits.
+func (w *tower) ask(ctx context.Context, lasts time.Duration, keys ...string) *pending {
+	return w.make(ctx, &call{}, lasts, nil, keys...)
+}
+
+func (w *tower) make(ctx context.Context, c *call, lasts time.Duration, crash func(), keys ...string) *pending {
+	c.plan = &plan{}
+	for _, key := range keys {
+		c.plan.buckets = append(c.plan.buckets, bucket{limit: Limit{name: "limit"}, key: key})
+	}
+	w.mu.Lock()
+	w.lasts[c], w.crash[c] = lasts, crash
+	w.mu.Unlock()
+	p := &pending{call: c, made: time.Now(), ended: make(chan struct{})}
+	ctx, p.cancel = context.WithCancel(ctx)
+	go func() {
+		defer func() {
+			p.panics, p.took = recover(), time.Since(p.made)
+			p.cancel()
+			close(p.ended)
+		}()
+		p.err = w.do(ctx, c)
+	}()
+	synctest.Wait()
+	return p
+}
+
+// requireAnswered checks that the call ends without an error, and when: after it was made.
+func (p *pending) requireAnswered(t *testing.T, took time.Duration) {
+	t.Helper()
+	<-p.ended
+	require.NoError(t, p.err)
+	require.Nil(t, p.panics)
+	require.Equal(t, took, p.took)
+}
+
+// requireWaits checks that the call has not been answered.
+func (p *pending) requireWaits(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case <-p.ended:
+		require.Fail(t, "the call has ended", "%v", p.err)
+	default:
+	}
+}
+
+// requireSound checks the batcher's own counts, and that nobody waits who could have left.
+func (w *tower) requireSound() {
+	w.t.Helper()
+	synctest.Wait()
+	w.batcher.mu.Lock()
+	defer w.batcher.mu.Unlock()
+	queued, users, stay, late := 0, map[which]int{}, map[which]struct{}{}, 0
+	count := func(c *call) {
+		for i := range c.plan.buckets {
+			if !c.look {
+				users[c.plan.buckets[i].whole()]++
+			}
+		}
+	}
+	for _, c := range w.queue {
+		if c.stage.Load() == stageLeft {
+			continue
+		}
+		queued++
+		count(c)
+		blocked := !c.look && w.blocked(c, stay)
+		require.True(w.t, blocked || w.full(), "a call waits and nothing is in its way")
+		for i := range c.plan.buckets {
+			if blocked {
+				stay[c.plan.buckets[i].whole()] = struct{}{}
+			}
+		}
+	}
+	for _, f := range w.out {
+		for _, c := range f.calls {
+			count(c)
+		}
+		if f.late {
+			late++
+		}
+	}
+	require.Equal(w.t, queued, w.queued)
+	require.Equal(w.t, users, w.users)
+	require.Equal(w.t, late, w.late)
+	require.Len(w.t, w.out, w.flights)
+	require.LessOrEqual(w.t, w.flights-w.late, maxFlights)
+	require.LessOrEqual(w.t, w.flights, maxOut)
+	require.LessOrEqual(w.t, len(w.queue), 2*w.queued+64)
+	require.True(w.t, w.watching || queued == 0 || w.flights-late < maxFlights || w.flights == maxOut, "nobody sees that a flight is late")
+}
+
+// requireEmpty checks that the batcher keeps nothing when nothing is asked of it.
+func (w *tower) requireEmpty() {
+	w.t.Helper()
+	w.requireSound()
+	w.batcher.mu.Lock()
+	defer w.batcher.mu.Unlock()
+	require.Zero(w.t, w.flights)
+	require.Empty(w.t, w.queue)
+	require.Empty(w.t, w.users)
+	require.Empty(w.t, w.aloft)
+	for _, c := range w.queue[:cap(w.queue)] {
+		require.Nil(w.t, c, "a call that ended is kept alive")
+	}
+}
