@@ -205,3 +205,24 @@ func TestAWrongClockOnOneShardIsMended(t *testing.T) {
 		}
 	}
 }
+
+// Of calls that are answered together none may leave that to another.
+func TestCallsAtOnceMendAWrongClockOnOneShard(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limiter, now := b.stopped(t)
+	request := spread(8, 64).For("key")
+	requireAllowed(t, taking(request.Cost(64)), limiter)
+	b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE shard = 5`, ratelimit.Day.Microseconds())
+	now.set(clockNoon.Add(time.Second))
+	require.NoError(t, together(32, func(int) error {
+		d, err := limiter.Take(t.Context(), request.Cost(20))
+		if err == nil && d.Allowed {
+			err = fmt.Errorf("allowed with %v left", d.Remaining)
+		}
+		return err
+	}))
+	for _, r := range b.rows(t, "key") {
+		require.LessOrEqual(t, r.TS, now.now().UnixMicro())
+	}
+}
