@@ -176,7 +176,7 @@ func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lin
 // mended it is not.
 func (p *plan) hopeless(answers []answer) bool {
 	for i := range p.buckets {
-		if b := &p.buckets[i]; !b.parted() && b.terms.ahead(answers[i].state, answers[i].now) {
+		if len(p.buckets[i].ahead(answers[i])) > 0 {
 			return false
 		}
 	}
