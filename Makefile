@@ -19,6 +19,7 @@ demo: ## Run the login example, on a Postgres that it finds or starts
 test: ## Run every test, on a Postgres that they find or start
 	@$(if $(RACE),,echo "No C compiler: testing without the race detector.")
 	go test $(RACE) -shuffle=on -count=1 ./...
+	cd bench && go test $(RACE) -shuffle=on -count=1 ./...
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)
@@ -28,13 +29,15 @@ cover: ## Run every test and show which lines none of them reached (coverage.htm
 	go tool cover -html=coverage.out -o coverage.html
 	@go tool cover -func=coverage.out | tail -n 1
 
-bench: ## Run the benchmarks
-	go test -run '^$$' -bench . -benchmem ./...
+bench: ## Measure against peers, on servers it starts: a quarter of an hour, or ARGS=-quick
+	@cd bench && go run . $(ARGS)
 
 lint: ## Check the code, its layout, and go.mod
 	$(GOLANGCI_LINT) run
+	cd bench && $(GOLANGCI_LINT) run
 	$(GOLANGCI_LINT) fmt --diff
 	go mod tidy -diff
+	cd bench && go mod tidy -diff
 
 fmt: ## Lay the code out as lint wants it
 	$(GOLANGCI_LINT) fmt

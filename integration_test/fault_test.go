@@ -17,7 +17,12 @@ import (
 
 const callsCapacity = 1000
 
-var calls = ratelimit.Define("calls", hoard(callsCapacity))
+var (
+	calls = ratelimit.Define("calls", hoard(callsCapacity))
+
+	// parted is calls over eight rows; by its name these are locked after the row of calls.
+	parted = ratelimit.Define("callsParted", ratelimit.TokenBucket{Rate: callsCapacity, Period: century, Shards: 8})
+)
 
 // stand is a bundle that faults are done to: its pool is the one to cut, exhaust and starve.
 type stand struct {
@@ -60,7 +65,19 @@ func openOutside(t *testing.T, url string) *bundle {
 
 // send is what the application does in a transaction: take, then write.
 func (s *stand) send(ctx context.Context, tx pgx.Tx, key string) error {
-	d, err := s.limiter.WithTx(tx).Take(ctx, calls.For(key))
+	return s.sendUnder(ctx, tx, key, calls.For(key))
+}
+
+// sendParted is send under another limit as well.
+func (s *stand) sendParted(ctx context.Context, tx pgx.Tx, key string) error {
+	return s.sendUnder(ctx, tx, partedKey+key, calls.For(key), parted.For(key))
+}
+
+// partedKey begins the keys of the messages of sendParted.
+const partedKey = "parted "
+
+func (s *stand) sendUnder(ctx context.Context, tx pgx.Tx, key string, requests ...ratelimit.Request) error {
+	d, err := s.limiter.WithTx(tx).Take(ctx, requests...)
 	if err != nil {
 		return err
 	}
@@ -83,10 +100,16 @@ func (s *stand) takeOutside(ctx context.Context, key string) error {
 // taken returns how many tokens are missing from all buckets of calls.
 func (s *stand) taken(t *testing.T) int {
 	t.Helper()
+	return s.takenFrom(t, calls)
+}
+
+// takenFrom returns how many tokens are missing from all buckets of a limit of callsCapacity.
+func (s *stand) takenFrom(t *testing.T, limit ratelimit.Limit) int {
+	t.Helper()
 	taken := 0.0
 	for _, r := range s.outside.rows(t, "") {
-		if r.Name == calls.Name() {
-			taken += math.Round(callsCapacity - r.Value) // the little that arrived meanwhile
+		if r.Name == limit.Name() {
+			taken += math.Round(callsCapacity/float64(shardsOf(limit)) - r.Value) // the little that arrived meanwhile
 		}
 	}
 	return int(taken)

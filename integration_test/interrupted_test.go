@@ -143,16 +143,23 @@ func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
 func TestCancelAfterTheLimitWasRaisedTakesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	small, large := ratelimit.Define("raised", hoard(10)), ratelimit.Define("raised", hoard(100))
-	cancelled, err := b.limiter.Reserve(t.Context(), small.For("key").Cost(4))
-	require.NoError(t, err)
-	settled, err := b.limiter.Reserve(t.Context(), small.For("key").Cost(4))
-	require.NoError(t, err)
-	require.NoError(t, b.limiter.Reset(t.Context(), large.For("key")))
-	require.NoError(t, b.limiter.Cancel(t.Context(), cancelled.ID))
-	require.InDelta(t, 100, b.row(t, "raised", "key").Value, 1e-3)
-	require.NoError(t, b.limiter.Settle(t.Context(), settled.ID, small.For("key").Cost(6)))
-	require.InDelta(t, 98, b.row(t, "raised", "key").Value, 1e-3)
+	for _, shards := range []int{1, 8} {
+		raised := func(capacity float64) ratelimit.Request {
+			policy := hoard(capacity)
+			policy.Shards = shards
+			return ratelimit.Define(fmt.Sprint("raised/", shards), policy).For("key")
+		}
+		small, large := raised(10), raised(100)
+		cancelled, err := b.limiter.Reserve(t.Context(), small.Cost(4))
+		require.NoError(t, err)
+		settled, err := b.limiter.Reserve(t.Context(), small.Cost(4))
+		require.NoError(t, err)
+		require.NoError(t, b.limiter.Reset(t.Context(), large))
+		require.NoError(t, b.limiter.Cancel(t.Context(), cancelled.ID))
+		require.InDelta(t, 100, tokens(t, b.limiter, large), 1e-3)
+		require.NoError(t, b.limiter.Settle(t.Context(), settled.ID, small.Cost(6)))
+		require.InDelta(t, 98, tokens(t, b.limiter, large), 1e-3)
+	}
 }
 
 // A debt may be above the capacity, and so may what is credited against it.

@@ -65,6 +65,52 @@ func TestPrune(t *testing.T) {
 		require.Greater(t, deleted, int64(50), "the history has to give it something to do")
 	})
 
+	t.Run("ChangesNothingOfWhatShardsHold", func(t *testing.T) {
+		t.Parallel()
+		ctx := t.Context()
+		b := setup(t)
+		limiter, now := b.stopped(t)
+		limits := []ratelimit.Limit{
+			ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 8, Period: time.Minute, MaxReserved: 16, Shards: 8}),
+			ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: 90 * time.Second, Capacity: 16, Shards: 2}),
+			ratelimit.Define("one", ratelimit.PerMinute(8)),
+		}
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		var deleted int64
+		for range 400 {
+			now.set(now.now().Add(time.Duration(random.ExpFloat64() * float64(40*time.Second))))
+			request := limits[random.IntN(len(limits))].For(fmt.Sprint("key", random.IntN(2)))
+			if random.IntN(3) > 0 {
+				_, err := limiter.Reserve(ctx, request.Cost(float64(1+random.IntN(24))/2))
+				require.NoError(t, err)
+			}
+			var before, after []ratelimit.Value
+			for _, values := range []*[]ratelimit.Value{&before, &after} {
+				for _, limit := range limits {
+					for key := range 2 {
+						v, err := limiter.Value(ctx, limit.For(fmt.Sprint("key", key)))
+						require.NoError(t, err)
+						*values = append(*values, v)
+					}
+				}
+				if len(after) == 0 {
+					n, err := limiter.Prune(ctx, limits...)
+					require.NoError(t, err)
+					deleted += n
+				}
+			}
+			for i := range before {
+				for _, later := range []time.Duration{0, 10 * time.Second, time.Minute, 3 * time.Minute} {
+					at := now.now().Add(later)
+					require.Equal(t, before[i].At(at), after[i].At(at), "%s", before[i].Limit)
+				}
+			}
+		}
+		require.Greater(t, deleted, int64(50), "the history has to give it something to do")
+	})
+
 	t.Run("LeavesWhatIsNotFullOrNotItsOwn", func(t *testing.T) {
 		t.Parallel()
 		ctx := t.Context()

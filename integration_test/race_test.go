@@ -35,13 +35,6 @@ func callers() []caller {
 			})
 			return d, err
 		}},
-		{"Unbatched", func(ctx context.Context, pool *pgxpool.Pool, _ *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-			single, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true})
-			if err != nil {
-				return d, err
-			}
-			return single.Take(ctx, requests...)
-		}},
 	}
 }
 
@@ -102,7 +95,7 @@ func (r race) run(t *testing.T, b *bundle) {
 		return nil
 	}))
 	require.EqualValues(t, r.hot.Capacity(), admitted.Load())
-	held := b.row(t, r.hot.Name(), r.key).Value
+	held := b.held(t, r.hot.Name(), r.key)
 	require.GreaterOrEqual(t, held, 0.0)
 	require.LessOrEqual(t, held, r.leftover)
 	if !r.several {
@@ -122,12 +115,14 @@ func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	stopped := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }})
+	unbatched := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }, NoBatching: true})
 	policies := []struct {
 		name    string
 		limiter *ratelimit.Limiter // on which nothing arrives during the race
 		hot     ratelimit.Limit
 	}{
 		{"TokenBucket", stopped, ratelimit.Define("bucket", hoard(raceCapacity))},
+		{"Unbatched", unbatched, ratelimit.Define("bucket", hoard(raceCapacity))},
 		{"FixedWindow", b.limiter, ratelimit.Define("window", ratelimit.FixedWindow{Rate: raceCapacity, Period: century, Start: noon})},
 	}
 	for _, policy := range policies {

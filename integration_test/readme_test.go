@@ -3,6 +3,8 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"regexp"
@@ -14,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -24,6 +27,8 @@ var (
 	SendMessage  = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 	FreeTrials   = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
 )
+
+var PerAddress = ratelimit.Define("perAddress", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 2})
 
 var Completions = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 1000, Period: time.Minute, MaxReserved: 5000})
 
@@ -88,6 +93,24 @@ func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID strin
 	return nil
 }
 
+func readmeMiddleware(limiter *ratelimit.Limiter, chat http.Handler) (http.Handler, error) {
+	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+		{Limit: PerAddress, Key: httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})},
+		{Limit: FreeTrials, Global: true},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	handler := limited(chat)
+	return handler, nil
+}
+
+func readmeFast(pool *pgxpool.Pool) (*ratelimit.Limiter, ratelimit.Limit, error) {
+	limiter, err := ratelimit.New(pool, ratelimit.Config{DenyCache: 100_000})
+	tokens := ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 1e6, Period: time.Minute, Shards: 8})
+	return limiter, tokens, err
+}
+
 func TestReadme(t *testing.T) {
 	t.Parallel()
 
@@ -129,6 +152,21 @@ func TestReadme(t *testing.T) {
 		completions, err = limiter.Value(ctx, Completions.For("ada"))
 		require.NoError(t, err)
 		require.InDelta(t, 400, completions.Tokens, 100, "and 900 came back")
+
+		handler, err := readmeMiddleware(limiter, http.NotFoundHandler())
+		require.NoError(t, err)
+		for _, status := range []int{404, 404, 429} {
+			response := httptest.NewRecorder()
+			handler.ServeHTTP(response, httptest.NewRequestWithContext(ctx, http.MethodGet, "/chat", http.NoBody))
+			require.Equal(t, status, response.Code)
+		}
+
+		fast, tokens, err := readmeFast(pool)
+		require.NoError(t, err)
+		taken, err := fast.Take(ctx, tokens.For("ada").Cost(1e6))
+		require.NoError(t, err)
+		require.True(t, taken.Allowed)
+		require.NoError(t, fast.Close(ctx))
 
 		rows, err := pool.Query(ctx, readmeBlocks(t, "sql")[0])
 		require.NoError(t, err)

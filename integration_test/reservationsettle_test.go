@@ -176,6 +176,31 @@ func TestCredit(t *testing.T) {
 	})
 }
 
+// What a fixed window gave is over with the window.
+func TestRefundEndsWithTheWindow(t *testing.T) {
+	t.Parallel()
+	window := ratelimit.Define("refunded", ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: clockNoon})
+	d := setup(t).desk(t, ratelimit.Config{})
+	both := []ratelimit.Request{window.For("key").Cost(4), lookups.For("key").Cost(4)}
+	for _, test := range []struct {
+		after   time.Duration
+		windows float64
+	}{{59 * time.Second, 6 + 3}, {61 * time.Second, 10 - 1}} {
+		t.Run(test.after.String(), func(t *testing.T) { // not parallel: they share the clock
+			d.at(0)
+			require.NoError(t, d.limiter.Reset(t.Context(), both...))
+			taken, err := d.limiter.Take(t.Context(), both...)
+			require.NoError(t, err)
+			d.at(test.after)
+			_, err = d.limiter.Take(t.Context(), window.For("key"))
+			require.NoError(t, err)
+			require.NoError(t, d.limiter.Refund(t.Context(), taken.At, both...))
+			d.requireTokens(t, test.windows, window.For("key"))
+			d.requireTokens(t, 10, lookups.For("key"))
+		})
+	}
+}
+
 func TestCharge(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

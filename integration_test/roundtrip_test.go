@@ -58,6 +58,7 @@ func setupCounted(t *testing.T) (*bundle, *wire) {
 		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
 	})
 	takeAll(t, b.limiter, tight.For("empty"))
+	takeAll(t, b.limiter, wide.For("empty"))
 	return b, w
 }
 
@@ -77,6 +78,16 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 		{"ReserveFromFiveLimits", reserving(five...), true, 4, 2},
 		{"RefusalByOneLimit", taking(tight.For("empty")), false, 1, 1},
 		{"RefusalByOneOfSix", taking(append(five, tight.For("empty"))...), false, 1, 2}, // and the savepoint undone
+		{"TakeFromAShardedLimit", taking(wide.For("a")), true, 1, 1},
+		{"TakeFromAShardedLimitAndFive", taking(append(five, wide.For("a"))...), true, 1, 1},
+		{"TakeFromAllItsRows", taking(wide.For("a").Cost(2e5)), true, 5, 2}, // look, begin, lock, save, commit
+		{"RefusalByAShardedLimit", taking(wide.For("empty")), false, 1, 2},
+		{"RefusalByAShardedLimitOfSix", taking(append(five, wide.For("empty"))...), false, 1, 2},
+		{"RefusalByAllItsRows", taking(wide.For("empty").Cost(2e5)), false, 1, 2},
+		{"ReserveFromAShardedLimit", reserving(wide.For("a")), true, 4, 2},
+		{"CheckAShardedLimit", checking(wide.For("a")), true, 1, 1},
+		{"ValueOfAShardedLimit", valuing(wide.For("a")), true, 1, 1},
+		{"ResetAShardedLimit", resetting(wide.For("a")), true, 1, 1},
 		{"TakeOfNothing", taking(roomy.For("a").Cost(0)), true, 1, 1},
 		{"Check", checking(five...), true, 1, 1},
 		{"Value", valuing(roomy.For("a")), true, 1, 1},

@@ -39,10 +39,13 @@ func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 			}
 			b.pool.Reset() // sessions take the settings when they begin
 			hot := ratelimit.Define("hot", hoard(float64(racers*test.tries/2)))
+			parted := hoard(float64(racers * test.tries / 2))
+			parted.Shards = 4
 			for _, c := range test.callers {
 				for _, several := range []bool{false, true} {
 					key := fmt.Sprintf("%s several=%v", c.name, several)
 					race{caller: c, limiter: b.limiter, hot: hot, tries: test.tries, key: key, several: several, leftover: 1e-3}.run(t, b)
+					race{caller: c, limiter: b.limiter, hot: ratelimit.Define("sharded", parted), tries: test.tries, key: key, several: several, leftover: 1e-3}.run(t, b)
 				}
 			}
 			before := b.rows(t, "")
@@ -72,6 +75,13 @@ func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 		{"TakeFive", true, taking(five...)},
 		{"TakeRefused", false, taking(tight.For("empty"))},
 		{"TakeFiveAndRefused", false, taking(append(five, tight.For("empty"))...)},
+		{"TakeSharded", true, taking(wide.For("a").Cost(0.1))},
+		{"TakeShardedAndFive", true, taking(append(five, wide.For("ключ"))...)},
+		{"TakeShardedFromAllRows", true, taking(wide.For("b").Cost(2e5))},
+		{"TakeShardedRefused", false, taking(roomy.For("a"), wide.For("empty").Cost(0.1))},
+		{"TakeShardedRefusedByAllRows", false, taking(roomy.For("a"), wide.For("empty").Cost(2e5))},
+		{"ReserveSharded", true, reserving(wide.For("a").Cost(1e-3))},
+		{"CheckSharded", false, checking(wide.For("empty"))},
 		{"TakeNothing", true, taking(roomy.For("a").Cost(0))},
 		{"Check", true, checking(five...)},
 		{"CheckRefused", false, checking(roomy.For("a"), tight.For("empty"))},
@@ -85,6 +95,7 @@ func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 			t.Parallel()
 			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			takeAll(t, b.limiter, tight.For("empty"))
+			takeAll(t, b.limiter, wide.For("empty"))
 			for _, v := range verbs {
 				for _, where := range places(b) {
 					t.Run(v.name+where.name, func(t *testing.T) { // not parallel: they share the buckets

@@ -75,6 +75,14 @@ func (b *bundle) row(t *testing.T, name, key string) row {
 	return row{}
 }
 
+// held returns what the rows of a bucket hold together, without what has arrived since.
+func (b *bundle) held(t *testing.T, name, key string) (tokens float64) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(),
+		fmt.Sprintf(`SELECT sum(value) FROM %s.buckets WHERE name = $1 AND key = $2`, b.schema), name, key).Scan(&tokens))
+	return tokens
+}
+
 // begin returns a transaction that does not outlive the test: it would keep the pool from closing.
 func (b *bundle) begin(t *testing.T, level pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()

@@ -17,7 +17,8 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = racers + 2 })
 	hot := ratelimit.Define("hot", hoard(raceCapacity))
-	require.NoError(t, b.limiter.Reset(t.Context(), hot.For("shared")))
+	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: raceCapacity, Period: century, Shards: 8})
+	require.NoError(t, b.limiter.Reset(t.Context(), hot.For("shared"), sharded.For("shared")))
 	b.exec(t, `CREATE TABLE filler AS SELECT 0 AS n`)
 	b.exec(t, `CREATE PROCEDURE fill(times integer) LANGUAGE plpgsql AS $$
 		BEGIN
@@ -35,6 +36,7 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	for i, c := range []caller{callers()[2], callers()[4]} {
 		key := []string{"shared", "new"}[i]
 		race{caller: c, limiter: b.limiter, hot: hot, tries: racersTries, key: key, several: i > 0, leftover: 1e-3}.run(t, b)
+		race{caller: c, limiter: b.limiter, hot: sharded, tries: racersTries, key: key, several: i > 0, leftover: 1e-3}.run(t, b)
 	}
 
 	_, err = b.limiter.WithTx(old).Take(t.Context(), hot.For("shared"))

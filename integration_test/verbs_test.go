@@ -15,6 +15,9 @@ var (
 	other = ratelimit.Define("other", hoard(1e6))
 	tight = ratelimit.Define("tight", hoard(1))
 
+	// wide is roomy over eight rows.
+	wide = ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 1e6, Period: century, Shards: 8})
+
 	pinch = ratelimit.Define("pinch", hoard(2))
 
 	// bounded may owe one token.

@@ -7,6 +7,11 @@ import (
 )
 
 // Decision is the answer to a call over one or several limits.
+//
+// Of a limit with Shards, what is left is the sum over its rows, as they were in the moments of the call. In a
+// transaction at REPEATABLE READ or SERIALIZABLE, InTx included, an allowed call reads none but the row that it
+// takes from, lest it conflict with others: Remaining, ResetAfter and Value are then estimates, made as if the
+// other rows held as much as that one did. A limit that refused was asked as a whole, so RetryAfter is no estimate.
 type Decision struct {
 	// Allowed is whether every limit had what was asked of it. When it is false nothing was taken.
 	Allowed bool
@@ -92,10 +97,15 @@ func (v Value) At(instant time.Time) float64 {
 	if v.Limit.policy == nil { // the zero Value, as after an error
 		return 0
 	}
+	return v.tokens(clampInstant(instant))
+}
+
+// tokens is terms.tokens for what the bucket holds.
+func (v *Value) tokens(now int64) float64 {
 	if v.parts != nil {
-		return v.terms.tokensOf(v.parts, clampInstant(instant))
+		return v.terms.tokensOf(v.parts, now)
 	}
-	return v.terms.tokens(v.state, clampInstant(instant))
+	return v.terms.tokens(v.state, now)
 }
 
 // RetryAfter returns how long from instant it takes until cost tokens can be taken, if nothing more
@@ -128,17 +138,34 @@ func clampInstant(instant time.Time) int64 {
 
 // reading returns what the bucket held at a.now as a caller sees it.
 func (b *bucket) reading(a answer) Value {
-	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now), parts: a.parts}
+	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now)}
+	if b.parted() {
+		v.parts = b.terms.mendParts(a.parts, a.now)
+	}
 	v.Tokens = b.terms.tokens(v.state, a.now)
 	return v
 }
 
 // decide turns what the statement answered for each bucket into the decision on the call as asked.
 func (p *plan) decide(answers []answer) Decision {
-	d := Decision{Allowed: true, At: time.UnixMicro(answers[0].now), States: make([]State, len(p.asked))}
+	if len(p.asked) == 1 {
+		s := p.buckets[0].decide(answers[0])
+		return Decision{
+			Allowed: s.Allowed, RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter,
+			At: s.Value.AsOf, States: []State{s},
+		}
+	}
 	states := make([]State, len(p.buckets))
 	for i := range p.buckets {
 		states[i] = p.buckets[i].decide(answers[i])
+	}
+	return p.decision(states, answers[0].now)
+}
+
+// decision turns the states of the buckets at now into the decision on the call as asked.
+func (p *plan) decision(states []State, now int64) Decision {
+	d := Decision{Allowed: true, At: time.UnixMicro(now), States: make([]State, len(p.asked))}
+	for i := range states {
 		d.add(states[i], i == 0)
 	}
 	for i, of := range p.asked {

@@ -16,7 +16,7 @@ const classDataException = "22"
 func (l *Limiter) alone(ctx context.Context, c *call) error {
 	switch {
 	case c.reserve:
-		return l.together(ctx, func(tx *Limiter) (err error) {
+		return l.together(ctx, c.verb, func(tx *Limiter) (err error) {
 			c.reservation, err = tx.reserve(ctx, c.plan)
 			return err
 		})
@@ -25,7 +25,7 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 		c.answers = answers
 		return err
 	}
-	return l.standalone(ctx, func() (err error) {
+	return l.standalone(ctx, c.verb, func() (err error) {
 		c.answers, err = l.run(ctx, c.plan)
 		return err
 	})
@@ -40,7 +40,8 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 func (l *Limiter) fly(ctx context.Context, calls []*call) {
 	lineups, others := line(calls)
 	looked := make([][]answer, len(others))
-	err := l.standalone(ctx, func() error { return l.spend(ctx, lineups, others, looked) })
+	began := l.watch()
+	err := l.standalone(ctx, calls[0].verb, func() error { return l.spend(ctx, lineups, others, looked) })
 	if isDataError(err) && len(calls) > 1 { // one of them is to blame, and the others are not to suffer for it
 		half := len(calls) / 2
 		l.fly(ctx, calls[:half])
@@ -53,6 +54,7 @@ func (l *Limiter) fly(ctx context.Context, calls []*call) {
 		}
 		return
 	}
+	l.tell(ctx, Batched{Calls: len(calls), Elapsed: l.since(began)})
 	open := judge(others, looked)
 	for _, at := range lineups {
 		open = append(open, at.finish()...)
@@ -115,6 +117,12 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 		all, _ := c.plan.rows()
 		rows = append(rows, all...)
 	}
+	for _, at := range lineups { // behind what was taken, so that it shows
+		if at.whole.parted() {
+			all, _ := (&plan{buckets: []bucket{at.whole}}).rows()
+			rows = append(rows, all...)
+		}
+	}
 	if len(rows) > 0 {
 		c := (&plan{buckets: rows}).columns()
 		batch.Queue(l.statements.read, c.names, c.keys, c.shards, l.asOf())
@@ -122,11 +130,11 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 	if batch.Len() == 0 {
 		return nil
 	}
-	return l.receive(ctx, batch, groups, others, rows, looked)
+	return l.receive(ctx, batch, groups, lineups, others, rows, looked)
 }
 
 // receive sends the batch of spend and distributes its answers.
-func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lineup, others []*call, rows []bucket, looked [][]answer) (err error) {
+func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lineup, lineups []*lineup, others []*call, rows []bucket, looked [][]answer) (err error) {
 	results := l.db.SendBatch(ctx, batch)
 	defer func() {
 		if closeErr := results.Close(); err == nil {
@@ -134,24 +142,7 @@ func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lin
 		}
 	}()
 	for _, group := range groups {
-		i := 0
-		rows, err := results.Query()
-		if err != nil {
-			return err
-		}
-		var a answer
-		var value *float64
-		var ts *int64
-		_, err = pgx.ForEachRow(rows, []any{&a.allowed, &value, &ts, &a.now}, func() error {
-			at := group[i]
-			at.answer, at.found = a, value != nil && ts != nil
-			if at.found {
-				at.answer.state = state{value: *value, ts: *ts}
-			}
-			i++
-			return nil
-		})
-		if err != nil {
+		if err := receiveSpend(results, group); err != nil {
 			return err
 		}
 	}
@@ -171,6 +162,12 @@ func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lin
 	}
 	for i, c := range others {
 		looked[i], answers = c.plan.gather(answers)
+	}
+	for _, at := range lineups {
+		if at.whole.parted() {
+			n := at.whole.terms.shards
+			at.parts, answers = states(answers[:n]), answers[n:]
+		}
 	}
 	return nil
 }
@@ -192,26 +189,20 @@ func (l *Limiter) decideHeld(ctx context.Context, calls []*call) {
 	for i, c := range calls {
 		plans[i] = c.plan
 	}
-	err := l.together(ctx, func(tx *Limiter) error {
+	err := l.together(ctx, calls[0].verb, func(tx *Limiter) error {
 		h, err := tx.hold(ctx, plans...)
 		if err != nil {
 			return err
 		}
+		batch := &pgx.Batch{}
 		for _, c := range calls {
 			c.answers = h.take(c.plan)
-		}
-		if err := tx.saveHeld(ctx, h); err != nil {
-			return err
-		}
-		for _, c := range calls {
-			if !c.reserve {
-				continue
-			}
-			if c.reservation, err = tx.recordTaken(ctx, c.plan, c.answers); err != nil {
-				return err
+			if c.reserve {
+				c.reservation = tx.queueTaken(batch, c.plan, c.answers)
 			}
 		}
-		return nil
+		tx.queueSave(batch, h)
+		return tx.db.SendBatch(ctx, batch).Close()
 	})
 	for _, c := range calls {
 		c.finish(err)

@@ -21,6 +21,45 @@ type held struct {
 
 // hold locks and reads every row of the plans' buckets, on l, which must be bound to a transaction.
 func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
+	return l.holdAfter(ctx, &pgx.Batch{}, plans...)
+}
+
+// holdAfter is hold after what is in batch, in the same round trip.
+func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*plan) (h *held, err error) {
+	h = newHeld(plans)
+	l.enter(ctx, &plan{buckets: h.rows})
+	c := (&plan{buckets: h.rows}).columns()
+	before := batch.Len()
+	batch.Queue(l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
+	results := l.db.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	for range before {
+		if _, err := results.Exec(); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, err
+	}
+	var w which
+	var found state
+	tag, err := pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &found.value, &found.ts, &h.now}, func() error {
+		h.states[h.index[w]] = found
+		return nil
+	})
+	if err == nil && tag.RowsAffected() != int64(len(h.rows)) {
+		err = fmt.Errorf("the statement answered for %d of %d rows", tag.RowsAffected(), len(h.rows))
+	}
+	return h, err
+}
+
+// newHeld returns the rows of the plans' buckets, not yet read.
+func newHeld(plans []*plan) *held {
 	h := &held{index: make(map[which]int)}
 	for _, p := range plans {
 		rows, _ := p.rows()
@@ -31,19 +70,8 @@ func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
 	for i := range h.rows {
 		h.index[h.rows[i].which()] = i
 	}
-	h.states, h.changed = make([]state, 0, len(h.rows)), make([]bool, len(h.rows))
-	c := (&plan{buckets: h.rows}).columns()
-	rows, err := l.db.Query(ctx, l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
-	if err != nil {
-		return nil, err
-	}
-	h.states, err = pgx.AppendRows(h.states, rows, func(row pgx.CollectableRow) (s state, err error) {
-		return s, row.Scan(&s.value, &s.ts, &h.now)
-	})
-	if err == nil && len(h.states) != len(h.rows) {
-		err = fmt.Errorf("the statement answered for %d of %d rows", len(h.states), len(h.rows))
-	}
-	return h, err
+	h.states, h.changed = make([]state, len(h.rows)), make([]bool, len(h.rows))
+	return h
 }
 
 // of returns the rows of a bucket.
@@ -87,23 +115,25 @@ func (h *held) take(p *plan) []answer {
 // charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
 // step begins after until. It mirrors buckets_charge.sql.
 func (h *held) charge(b *bucket, amount float64, until int64) {
-	if amount < 0 && b.terms.begin(h.now) > until {
+	if amount == 0 || amount < 0 && b.terms.begin(h.now) > until {
 		return
 	}
 	states, changed := h.of(b)
-	most, sum := 0.0, b.terms.tokensOf(states, h.now)
-	for _, s := range states {
-		most += s.value
-	}
-	most = max(b.terms.capacity, most) // where the limit was lowered meanwhile
-	b.terms.level(states, h.now, min(most, sum-amount))
+	b.terms.chargeParts(states, h.now, amount)
 	for i := range changed {
 		changed[i] = true
 	}
 }
 
-// save writes the rows that were changed.
+// saveHeld writes the rows that were changed.
 func (l *Limiter) saveHeld(ctx context.Context, h *held) error {
+	batch := &pgx.Batch{}
+	l.queueSave(batch, h)
+	return l.db.SendBatch(ctx, batch).Close()
+}
+
+// queueSave queues what saveHeld sends, if there is anything.
+func (l *Limiter) queueSave(batch *pgx.Batch, h *held) {
 	var names, keys []string
 	var shards []int32
 	var values []float64
@@ -114,21 +144,25 @@ func (l *Limiter) saveHeld(ctx context.Context, h *held) error {
 			values, ts = append(values, h.states[i].value), append(ts, h.states[i].ts)
 		}
 	}
-	if len(names) == 0 {
-		return nil
+	if len(names) > 0 {
+		batch.Queue(l.statements.save, names, keys, shards, values, ts)
 	}
-	_, err := l.db.Exec(ctx, l.statements.save, names, keys, shards, values, ts)
-	return err
 }
 
-// takeHeld decides on the call p by locking all of its rows, on l, which must be bound to a transaction.
+// takeHeld decides on the call p by locking all of its rows, on l, which must be bound to a transaction. A
+// refusal leaves none of them locked, and none that it made, unless there was a clock to be mended.
 func (l *Limiter) takeHeld(ctx context.Context, p *plan) ([]answer, error) {
-	h, err := l.hold(ctx, p)
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	h, err := l.holdAfter(ctx, batch, p)
 	if err != nil {
 		return nil, err
 	}
 	answers := h.take(p)
-	return answers, l.saveHeld(ctx, h)
+	if allAllowed(answers) || slices.Contains(h.changed, true) {
+		return answers, l.saveHeld(ctx, h)
+	}
+	return answers, l.undo(ctx)
 }
 
 // of sets what the bucket holds after the decision: the state of its row, or those of all its rows.

@@ -1,11 +1,10 @@
 package ratelimit
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,82 +24,6 @@ type Pool interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Config is how a Limiter works. The zero Config is ready for use.
-type Config struct {
-	// Schema is the schema that migrations.Up made the table in. Defaults to "ratelimit".
-	Schema string
-	// HashKey, when set, is a secret under which keys are stored as their HMAC-SHA-256 (base64url), so that
-	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. Changing it is a reset of
-	// every limit. 16 bytes at least.
-	HashKey []byte
-	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
-	// other transactions. Defaults to 50.
-	MaxAttempts int
-	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
-	// Limiter.Start. Defaults to 0: for ever.
-	StaleAfter time.Duration
-	// ExpireAfter is how long after ReadyAt a reservation may stay open until Limiter.Expire ends it.
-	// Defaults to 24 hours.
-	ExpireAfter time.Duration
-	// ReleaseExpired makes reservations that expire give back what they took. Defaults to false: they keep
-	// it, because the work may well have run without its process living to settle.
-	ReleaseExpired bool
-	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
-	// that are made at the same time are folded into one statement.
-	NoBatching bool
-	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch; beyond it they
-	// fail with ErrOverloaded. Defaults to 10,000.
-	MaxWaiting int
-	// Observer is told what the calls did. Defaults to nil, nobody.
-	Observer Observer
-	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
-	AsOf func() time.Time
-}
-
-const (
-	defaultSchema      = "ratelimit"
-	defaultMaxAttempts = 50
-	defaultMaxWaiting  = 10_000
-	minSecretBytes     = 16
-)
-
-var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
-
-func (c Config) withDefaults() Config {
-	if c.Schema == "" {
-		c.Schema = defaultSchema
-	}
-	if c.MaxWaiting == 0 {
-		c.MaxWaiting = defaultMaxWaiting
-	}
-	if c.MaxAttempts == 0 {
-		c.MaxAttempts = defaultMaxAttempts
-	}
-	c.HashKey = bytes.Clone(c.HashKey) // the caller may wipe its own
-	if c.ExpireAfter == 0 {
-		c.ExpireAfter = Day
-	}
-	return c
-}
-
-func (c Config) validate() error {
-	switch {
-	case !validSchema.MatchString(c.Schema):
-		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, c.Schema)
-	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
-		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
-	case c.MaxAttempts < 0:
-		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
-	case c.MaxWaiting < 0:
-		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
-	case c.StaleAfter < 0 || c.StaleAfter > maxSpan:
-		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
-	case c.ExpireAfter < 0 || c.ExpireAfter > maxSpan:
-		return fmt.Errorf("%w: ExpireAfter is %v; use a span up to 100 years, or 0 for the default", ErrInvalidConfig, c.ExpireAfter)
-	}
-	return nil
-}
-
 // Limiter decides on requests. It is safe for concurrent use; the one that WithTx returns is for the
 // transaction's goroutine, as the transaction is. Make one for a process: transactions queue only with
 // those of the same Limiter.
@@ -111,6 +34,8 @@ type Limiter struct {
 	statements statements
 	queues     *queues
 	batcher    *batcher
+	denials    *denials // nil: no refusal is answered from memory
+	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -124,7 +49,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		return nil, err
 	}
 	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}
-	l.batcher = newBatcher(l)
+	l.batcher, l.denials = newBatcher(l), newDenials(config.DenyCache, l.asOf)
 	return l, nil
 }
 
@@ -161,7 +86,10 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 		return nil
 	}
 	bound := *l
-	bound.db, bound.pool = tx, nil
+	bound.db, bound.pool, bound.effects = tx, nil, nil
+	if ours, ok := tx.(*lentTx); ok {
+		bound.effects = ours.effects
+	}
 	return &bound
 }
 
@@ -176,18 +104,22 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 // that fails during the call leaves it open whether the tokens were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
+	began := l.watch()
+	if d, known := l.recallOne(ctx, requests); known {
+		l.decided(ctx, Decided{Verb: "take", Decision: d, Cached: true}, began)
+		return d, nil
+	}
 	p, err := l.begin(ctx, "take", requests, false)
 	if err != nil {
 		return Decision{}, err
 	}
 	c := &call{verb: "take", plan: p, look: p.free()}
-	if err := l.submit(ctx, c); err != nil {
-		return Decision{}, l.failed("take", p, err)
+	d, known, err := l.recall(ctx, c)
+	if err != nil {
+		return Decision{}, l.failed(ctx, "take", p, began, err)
 	}
-	if c.look {
-		c.answers = p.project(c.answers)
-	}
-	return p.decide(c.answers), nil
+	l.decided(ctx, Decided{Verb: "take", Decision: d, Cached: known}, began)
+	return d, nil
 }
 
 // Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
@@ -200,11 +132,14 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 	if err != nil {
 		return Decision{}, err
 	}
+	began := l.watch()
 	c := &call{verb: "check", plan: p, look: true}
 	if err := l.submit(ctx, c); err != nil {
-		return Decision{}, l.failed("check", p, err)
+		return Decision{}, l.failed(ctx, "check", p, began, err)
 	}
-	return p.decide(p.project(c.answers)), nil
+	d := p.decide(p.project(c.answers))
+	l.decided(ctx, Decided{Verb: "check", Decision: d}, began)
+	return d, nil
 }
 
 // Value returns what the bucket of request holds, to show it or to project it. The request's cost does
@@ -214,9 +149,10 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
+	began := l.watch()
 	c := &call{verb: "value", plan: p, look: true}
 	if err := l.submit(ctx, c); err != nil {
-		return Value{}, l.failed("value", p, err)
+		return Value{}, l.failed(ctx, "value", p, began, err)
 	}
 	return p.buckets[0].reading(c.answers[0]), nil
 }
@@ -229,9 +165,11 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	if err != nil {
 		return err
 	}
-	if err := l.standalone(ctx, func() error { return l.fill(ctx, p) }); err != nil {
-		return l.failed("reset", p, err)
+	began := l.watch()
+	if err := l.standalone(ctx, "reset", func() error { return l.fill(ctx, p) }); err != nil {
+		return l.failed(ctx, "reset", p, began, err)
 	}
+	l.free(p)
 	return nil
 }
 
@@ -276,9 +214,31 @@ func (l *Limiter) submit(ctx context.Context, c *call) error {
 	return l.batcher.do(ctx, c)
 }
 
-// failed returns err with what was being done. It names the limit, and never a key.
-func (l *Limiter) failed(verb string, p *plan, err error) error {
-	return fmt.Errorf("ratelimit: %s %q: %w", verb, p.buckets[0].limit.name, l.explain(err))
+// decided tells the observer of a decision on a call that began then.
+func (l *Limiter) decided(ctx context.Context, event Decided, began time.Time) {
+	if l.config.Observer == nil {
+		return
+	}
+	event.Began, event.Elapsed, event.Shadow, event.Pending = began, l.since(began), inShadow(ctx), l.pending()
+	l.tell(ctx, event)
+}
+
+// failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
+func (l *Limiter) failed(ctx context.Context, verb string, p *plan, began time.Time, err error) error {
+	name := p.buckets[0].limit.name
+	err = fmt.Errorf("ratelimit: %s %q: %w", verb, name, l.explain(err))
+	l.fail(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
+	return err
+}
+
+// fail tells the observer of a failure of a call that began then, unless its caller gave up. What the
+// transaction does afterwards does not undo it.
+func (l *Limiter) fail(ctx context.Context, event Failed, began time.Time) {
+	if l.config.Observer == nil || errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	event.Began, event.Elapsed, event.Shadow = began, l.since(began), inShadow(ctx)
+	l.config.Observer.Observe(ctx, event)
 }
 
 // explain adds to err what to do about it where the server's words do not say.

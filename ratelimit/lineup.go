@@ -1,6 +1,8 @@
 package ratelimit
 
 import (
+	"errors"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -8,10 +10,12 @@ import (
 
 // lineup are the calls of a flight for one bucket that no other call of it asks for together with another.
 type lineup struct {
-	bucket bucket // with what the calls ask for together
+	whole  bucket
+	bucket bucket // with what the calls ask for together: the whole, or one of the rows it is spread over
 	calls  []*call
 	answer answer
-	found  bool // whether the answer is there: no row of the bucket may have been
+	found  bool    // whether the answer is there: another may have been quicker
+	parts  []state // the rows of a bucket that is spread over several
 }
 
 // line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
@@ -35,12 +39,11 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 		}
 		at := byBucket[b.whole()]
 		if at == nil {
-			at = &lineup{bucket: *b}
-			at.bucket.cost = 0
+			at = newLineup(b)
 			byBucket[b.whole()] = at
 			lineups = append(lineups, at)
 		}
-		if at.bucket.terms != b.terms {
+		if at.whole.terms != b.terms {
 			others = append(others, c)
 			continue
 		}
@@ -59,14 +62,23 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 	return kept, others
 }
 
-// simple reports whether c asks for one bucket on one row, without owing.
-func (c *call) simple() bool {
-	b := &c.plan.buckets[0]
-	return len(c.plan.buckets) == 1 && !c.reserve && !b.parted() && b.cost > 0
+// newLineup returns a lineup for the bucket, or for one of its rows, any of them.
+func newLineup(b *bucket) *lineup {
+	at := &lineup{whole: *b, bucket: *b}
+	if b.parted() {
+		at.bucket = b.row(rand.N(b.terms.shards))
+	}
+	return at
 }
 
-// aim sets how much the lineup asks for: what as many of its calls cost as the bucket may hold at most. It
-// returns false when the statement could not tell that amount to the last bit, as it gets to know it as what
+// simple reports whether c asks for one bucket, without owing.
+func (c *call) simple() bool {
+	b := &c.plan.buckets[0]
+	return len(c.plan.buckets) == 1 && !c.reserve && b.cost > 0
+}
+
+// aim sets how much the lineup asks for: what as many of its calls cost as the row may hold at most. It
+// returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
 // is missing from a full bucket.
 func (at *lineup) aim() bool {
 	capacity, sum := at.bucket.terms.capacity, 0.0
@@ -78,7 +90,7 @@ func (at *lineup) aim() bool {
 		}
 	}
 	at.bucket.cost = sum
-	return capacity-(capacity-sum) == sum
+	return sum > 0 && capacity-(capacity-sum) == sum
 }
 
 // conflicts reports whether two lineups are of one name under two policies, which differ in more than where
@@ -102,6 +114,34 @@ func (l *Limiter) queueSpend(batch *pgx.Batch, group []*lineup) {
 		t.capacity, t.rate, t.step, t.steps, phases, l.asOf(), t.tolerance())
 }
 
+// receiveSpend gives each lineup of a limit its answer. Answers come in the order asked, but for those that
+// are left out and, behind the others, those that are refusals.
+func receiveSpend(results pgx.BatchResults, group []*lineup) error {
+	for _, at := range group { // of an attempt before
+		at.answer, at.found = answer{}, false
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var key string
+	var shard int32
+	var a answer
+	next := 0
+	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.allowed, &a.state.value, &a.state.ts, &a.now}, func() error {
+		for range group {
+			at := group[next%len(group)]
+			next++
+			if at.bucket.key == key && at.bucket.shard == shard {
+				at.answer, at.found = a, true
+				return nil
+			}
+		}
+		return errors.New("the statement answered for a bucket that was not asked for")
+	})
+	return err
+}
+
 // finish answers the calls of the lineup that can be answered, and returns the others.
 func (at *lineup) finish() (open []*call) {
 	a, rest := at.answer, at.calls
@@ -112,11 +152,10 @@ func (at *lineup) finish() (open []*call) {
 			n++
 		}
 		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
-			at.calls[i].one[0] = a
+			at.tell(at.calls[i], a)
 			a.state.value += at.calls[i].plan.buckets[0].cost
 		}
 		for _, c := range at.calls[:n] {
-			c.answers = c.one[:]
 			c.finish(nil)
 		}
 		a, rest = at.answer, at.calls[n:]
@@ -124,12 +163,23 @@ func (at *lineup) finish() (open []*call) {
 	}
 	for i, c := range rest {
 		b := &c.plan.buckets[0]
-		if !at.found || b.terms.ahead(a.state, a.now) || b.overtaken(a) {
+		if at.tell(c, a); !at.found || len(b.ahead(c.answers[0])) > 0 || b.overtaken(c.answers[0]) {
 			return rest[i:] // those behind it too: what it takes is missing when it is their turn
 		}
-		c.one[0] = a
-		c.answers = c.one[:]
 		c.finish(nil)
 	}
 	return nil
+}
+
+// tell sets the answer to a call of the lineup, from that for its row.
+func (at *lineup) tell(c *call, a answer) {
+	c.answers = c.one[:]
+	c.one[0] = a
+	if at.whole.parted() && at.found {
+		parts := slices.Clone(at.parts)
+		if a.allowed || at.answer.allowed {
+			parts[at.bucket.shard] = a.state
+		}
+		c.one[0].of(&at.whole, parts)
+	}
 }

@@ -16,27 +16,32 @@ type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned] and [Mended].
-// More may be added: ignore those you do not know.
+// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended] and
+// [Answered]. More may be added: ignore those you do not know.
 type Event interface{ event() }
 
 // Decided is a decision: allowed or refused. Refused is not failed.
 type Decided struct {
-	// Verb is "take", "check", "reserve", "start" or "renew".
+	// Verb is "take", "check" or "reserve".
 	Verb string
 	// Decision is what the caller was told.
 	Decision Decision
 	// Delay is how long after the decision reserved work may run; 0 unless the verb reserves.
 	Delay time.Duration
-	// Elapsed is how long the call took, as its caller saw it.
+	// Began is when the call was made, on this process's clock, and Elapsed how long it took, as its caller
+	// saw it.
+	Began   time.Time
 	Elapsed time.Duration
+	// Shadow is whether the caller only wants to know; see [WithShadow].
+	Shadow bool
 	// Cached is whether the decision came from the deny cache.
 	Cached bool
 	// Pending is whether it was made in a transaction that may still be rolled back.
 	Pending bool
 }
 
-// Settlement is the difference between what was reserved of one limit and what was used.
+// Settlement is the difference between what was reserved of one limit and what was used, when a reservation
+// is settled, cancelled or expires.
 type Settlement struct {
 	// Limit is the limit's name.
 	Limit string
@@ -49,14 +54,17 @@ type Settlement struct {
 // Failed is a call that ended in an error which is not its caller's: the request was neither allowed nor
 // refused. errors.Is(Err, ErrContended) tells contention from a store that does not work.
 type Failed struct {
-	// Verb is the call, as in Decided, and "transaction" for InTx.
+	// Verb is the call in lower case, as in Decided, and "transaction" for InTx.
 	Verb string
-	// Limit is the name of the first limit of the call, and empty for a transaction.
+	// Limit is the name of the first limit of the call; empty for a transaction and for a call on a reservation.
 	Limit string
 	// Err is what the caller got.
 	Err error
-	// Elapsed is how long it took.
+	// Began is when the call was made, and Elapsed how long it took.
+	Began   time.Time
 	Elapsed time.Duration
+	// Shadow is as in Decided.
+	Shadow bool
 }
 
 // Conflicted is an attempt that lost against a concurrent transaction and is made again.
@@ -71,8 +79,8 @@ type Conflicted struct {
 
 // Batched is a statement that decided for several calls at once.
 type Batched struct {
-	// Calls is how many calls it answered, and Buckets how many different buckets these asked for.
-	Calls, Buckets int
+	// Calls is how many calls were in the batch.
+	Calls int
 	// Elapsed is how long the database took.
 	Elapsed time.Duration
 }
@@ -91,10 +99,43 @@ type Pruned struct {
 	Elapsed time.Duration
 }
 
-// Mended is a bucket whose ts a wrong clock had left in the future, and that counts from the present again.
+// Mended is a bucket that refused a call because a wrong clock had left its ts in the future, and that counts
+// from the present again.
 type Mended struct {
 	// Limit is the name of the bucket's limit.
 	Limit string
+}
+
+// Answered is what a guard in front of a handler, as of package httplimit, made of a request. What its limits
+// decided is a Decided or a Failed besides.
+type Answered struct {
+	// Route is what is guarded, as the program calls it, and may be empty.
+	Route string
+	// Limit is the name of the first limit that it is about: that refused, or else was asked. Empty when none is known.
+	Limit string
+	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (there is no decision, and
+	// the request was not let through), "failed_open" (it was) or "cancelled"; later there may be a "refunded" or a
+	// "refund_failed".
+	Result string
+	// Shadow is whether it only would have happened.
+	Shadow bool
+	// Err is why, where there is a reason. Errors of the program's own functions are as they returned them, with
+	// whatever these hold.
+	Err error
+}
+
+type shadowKey struct{}
+
+// WithShadow marks calls with the returned context as trials of a limit that is not enforced yet: they take and
+// answer as always, and an Observer can tell their refusals from those that turned somebody away.
+func WithShadow(ctx context.Context) context.Context {
+	return context.WithValue(ctx, shadowKey{}, true)
+}
+
+// inShadow reports whether WithShadow marked the context.
+func inShadow(ctx context.Context) bool {
+	shadow, _ := ctx.Value(shadowKey{}).(bool)
+	return shadow
 }
 
 func (Decided) event()    {}
@@ -105,3 +146,4 @@ func (Batched) event()    {}
 func (Queued) event()     {}
 func (Pruned) event()     {}
 func (Mended) event()     {}
+func (Answered) event()   {}

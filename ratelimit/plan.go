@@ -35,6 +35,9 @@ type bucket struct {
 type plan struct {
 	buckets []bucket
 	asked   []asked // in the order asked
+
+	oneBucket [1]bucket // the room for them when there is one, as there mostly is
+	oneAsked  [1]asked
 }
 
 type asked struct {
@@ -48,7 +51,7 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 	if len(requests) == 0 || len(requests) > maxRequests {
 		return nil, fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
 	}
-	p := &plan{buckets: make([]bucket, 0, len(requests)), asked: make([]asked, len(requests))}
+	p := newPlan(len(requests))
 	for i, r := range requests {
 		key, err := l.storedKey(r)
 		if err != nil {
@@ -70,6 +73,17 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 	}
 	p.sort()
 	return p, nil
+}
+
+// newPlan returns a plan with room for n requests.
+func newPlan(n int) *plan {
+	p := &plan{}
+	if n == 1 {
+		p.buckets, p.asked = p.oneBucket[:0], p.oneAsked[:]
+		return p
+	}
+	p.buckets, p.asked = make([]bucket, 0, n), make([]asked, n)
+	return p
 }
 
 // merge adds b to the plan, or its cost to the bucket of the same name and key, and returns its index.
@@ -107,6 +121,9 @@ func (b *bucket) bound(reserve bool) error {
 
 // sort puts the buckets in the order in which every call locks them: that of the primary key.
 func (p *plan) sort() {
+	if len(p.buckets) == 1 {
+		return
+	}
 	order := make([]int, len(p.buckets))
 	for i := range order {
 		order[i] = i

@@ -45,7 +45,7 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("ratelimit: prune: %w", l.explain(err))
 	}
-	var deleted int64
+	began, deleted := l.watch(), int64(0)
 	for first := int64(0); first < blocks; first += pruneBlocks {
 		n, alone, err := l.pruneRange(ctx, limits, first)
 		deleted += n
@@ -56,6 +56,7 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 			break
 		}
 	}
+	l.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.since(began)})
 	return deleted, nil
 }
 
@@ -72,7 +73,7 @@ func (l *Limiter) blocks(ctx context.Context) (int64, error) {
 // pruneRange deletes from the blocks that begin with first, in one transaction. alone is false, and
 // nothing was done, when another pruner is at work.
 func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (deleted int64, alone bool, err error) {
-	err = l.together(ctx, func(tx *Limiter) error {
+	err = l.together(ctx, "prune", func(tx *Limiter) error {
 		deleted = 0
 		rows, err := tx.db.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, int64(pruneLock))
 		if err != nil {
@@ -82,7 +83,7 @@ func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (
 			return err
 		}
 		for _, limit := range limits {
-			t := limit.terms
+			t := limit.terms.part() // a row of a bucket that is spread over several is deleted for itself
 			tag, err := tx.db.Exec(ctx, l.statements.prune, limit.name, t.capacity, t.rate, t.step, t.steps,
 				first, first+pruneBlocks, pruneIdle.Microseconds(), l.asOf())
 			if err != nil {

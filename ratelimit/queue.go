@@ -139,7 +139,8 @@ type places struct {
 	queues  *queues
 	touched []which // the buckets the last attempt asked for
 	held    map[which]*queue
-	queued  bool // whether the last attempt held a place
+	queued  bool          // whether the last attempt held a place
+	waited  time.Duration // for the places of the attempt
 }
 
 // hold queues, before the first statement of an attempt, for the buckets the one before it asked for, in one
@@ -147,6 +148,7 @@ type places struct {
 func (p *places) hold(ctx context.Context) {
 	slices.SortFunc(p.touched, which.compare)
 	deadline := time.Now().Add(queueWait)
+	p.waited = 0
 	for _, w := range p.touched {
 		p.take(ctx, w, time.Until(deadline))
 	}
@@ -178,7 +180,10 @@ func (p *places) take(ctx context.Context, w which, d time.Duration) {
 	if at == nil {
 		return
 	}
-	if !at.wait(ctx, d) {
+	began := time.Now()
+	taken := at.wait(ctx, d)
+	p.waited += time.Since(began)
+	if !taken {
 		p.queues.leave(at, false)
 		return
 	}

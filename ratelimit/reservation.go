@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -54,13 +55,12 @@ func newID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// record inserts the reservation r of plan p.
-func (l *Limiter) record(ctx context.Context, p *plan, r Reservation) error {
+// queueRecord queues the insertion of the reservation r of plan p.
+func (l *Limiter) queueRecord(batch *pgx.Batch, p *plan, r Reservation) {
 	c := p.columns()
 	expires := r.ReadyAt.Add(l.config.ExpireAfter)
-	_, err := l.db.Exec(ctx, l.statements.reservationInsert, r.ID, r.ReadyAt.UnixMicro(), optionalMicros(r.StaleAt),
+	batch.Queue(l.statements.reservationInsert, r.ID, r.ReadyAt.UnixMicro(), optionalMicros(r.StaleAt),
 		expires.UnixMicro(), l.config.ReleaseExpired, c.names, c.keys, c.costs, c.capacities, c.rates, c.perPeriod, c.steps, c.phases, c.lowest, p.shards())
-	return err
 }
 
 // withReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
@@ -72,7 +72,8 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 	if !validID.MatchString(id) {
 		return fmt.Errorf("ratelimit: %s: %w: %.80q is not the ID of a Reservation", verb, ErrNotReserved, id)
 	}
-	err := l.together(ctx, func(tx *Limiter) error {
+	began := l.watch()
+	err := l.together(ctx, verb, func(tx *Limiter) error {
 		r, err := tx.lock(ctx, id)
 		if err != nil {
 			return err
@@ -80,7 +81,11 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 		return fn(tx, r)
 	})
 	if err != nil {
-		return fmt.Errorf("ratelimit: %s %s: %w", verb, id, l.explain(err))
+		err = fmt.Errorf("ratelimit: %s %s: %w", verb, id, l.explain(err))
+		if !errors.Is(err, ErrNotReserved) && !errors.Is(err, ErrReservationEnded) && !errors.Is(err, ErrInvalidRequest) {
+			l.fail(ctx, Failed{Verb: verb, Err: err}, began)
+		}
+		return err
 	}
 	return nil
 }
@@ -127,10 +132,10 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 // charge takes amounts from the plan's buckets whatever they hold, or credits them where negative and
 // while the bucket's step begins no later than until.
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
-	l.enter(ctx, p)
 	if p.parted() {
 		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
 	}
+	l.enter(ctx, p)
 	c := p.columns()
 	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
 		c.steps, c.perPeriod, c.phases, until, l.asOf(), c.tolerances)
@@ -180,12 +185,17 @@ func (r *reservation) refund() []float64 {
 func (r *reservation) refundUntil() []int64 {
 	until := make([]int64, len(r.Names))
 	for i, b := range r.plan().buckets {
-		until[i] = math.MaxInt64
-		if b.terms.step > 1 {
-			until[i] = b.terms.begin(r.ReadyUs)
-		}
+		until[i] = b.terms.refundUntil(r.ReadyUs)
 	}
 	return until
+}
+
+// refundUntil returns the last step that may be given back what was taken in the step of at.
+func (t terms) refundUntil(at int64) int64 {
+	if t.step > 1 {
+		return t.begin(at)
+	}
+	return math.MaxInt64
 }
 
 // untilReady returns how long it takes until the work may run.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Reservation is the answer to Reserve: tokens taken now for work that is done later.
@@ -46,10 +48,12 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err != nil {
 		return Reservation{}, err
 	}
+	began := l.watch()
 	c := &call{verb: "reserve", plan: p, reserve: true}
 	if err := l.submit(ctx, c); err != nil {
-		return Reservation{}, l.failed("reserve", p, err)
+		return Reservation{}, l.failed(ctx, "reserve", p, began, err)
 	}
+	l.decided(ctx, Decided{Verb: "reserve", Decision: c.reservation.Decision, Delay: c.reservation.Delay()}, began)
 	return c.reservation, nil
 }
 
@@ -59,27 +63,31 @@ func (l *Limiter) reserve(ctx context.Context, p *plan) (Reservation, error) {
 	if err != nil {
 		return Reservation{}, err
 	}
-	return l.recordTaken(ctx, p, answers)
+	batch := &pgx.Batch{}
+	r := l.queueTaken(batch, p, answers)
+	return r, l.db.SendBatch(ctx, batch).Close()
 }
 
-// recordTaken records what was taken for the plan, if it was.
-func (l *Limiter) recordTaken(ctx context.Context, p *plan, answers []answer) (Reservation, error) {
+// queueTaken returns the reservation of what was taken for the plan, and queues its record; or the refusal.
+func (l *Limiter) queueTaken(batch *pgx.Batch, p *plan, answers []answer) Reservation {
 	r := Reservation{Decision: p.decide(answers)}
 	if !r.Allowed {
-		return r, nil
+		return r
 	}
 	r.ID, r.ReadyAt = newID(), r.At.Add(p.readyAfter(answers))
 	if l.config.StaleAfter > 0 {
 		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
 	}
-	return r, l.record(ctx, p, r)
+	l.queueRecord(batch, p, r)
+	return r
 }
 
 // readyAfter returns how long it takes until nothing is owed any more.
 func (p *plan) readyAfter(answers []answer) time.Duration {
 	var delay time.Duration
-	for i, b := range p.buckets {
-		delay = max(delay, b.terms.wait(answers[i].state, answers[i].now, 0, 0))
+	for i := range p.buckets {
+		value := p.buckets[i].reading(answers[i])
+		delay = max(delay, value.wait(answers[i].now, 0, 0))
 	}
 	return delay
 }
@@ -125,18 +133,25 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "credit", -1, requests)
+	return l.adjust(ctx, "credit", -1, requests, func(*bucket) int64 { return maxInstant })
+}
+
+// Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
+// took from a fixed window comes back only until the window has ended, because the next one never missed it.
+func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
+	taken := clampInstant(at)
+	return l.adjust(ctx, "refund", -1, requests, func(b *bucket) int64 { return b.terms.refundUntil(taken) })
 }
 
 // Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
 // wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
 // less. It is not idempotent. In a transaction it is undone with it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "charge", 1, requests)
+	return l.adjust(ctx, "charge", 1, requests, func(*bucket) int64 { return maxInstant })
 }
 
-// adjust charges the costs of the requests times sign.
-func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request) error {
+// adjust charges the costs of the requests times sign, or credits them up to the step that until says.
+func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request, until func(*bucket) int64) error {
 	p, err := l.begin(ctx, verb, costless(requests), false)
 	if err != nil {
 		return err
@@ -145,13 +160,16 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	if err != nil {
 		return fmt.Errorf("ratelimit: %s: %w", verb, err)
 	}
-	amounts, until := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
-	for i, b := range p.buckets {
-		amounts[i], until[i] = sign*costs[which{name: b.limit.name, key: b.key}], maxInstant
+	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		amounts[i], last[i] = sign*costs[b.whole()], until(b)
 	}
-	if err := l.standalone(ctx, func() error { return l.charge(ctx, p, amounts, until) }); err != nil {
-		return l.failed(verb, p, err)
+	began := l.watch()
+	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, last) }); err != nil {
+		return l.failed(ctx, verb, p, began, err)
 	}
+	l.free(p)
 	return nil
 }
 
@@ -203,8 +221,13 @@ func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationS
 	if err := l.save(ctx, r); err != nil {
 		return err
 	}
+	for i, delta := range charges {
+		l.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: l.pending()})
+	}
 	if !slices.ContainsFunc(charges, func(amount float64) bool { return amount != 0 }) {
 		return nil
 	}
-	return l.charge(ctx, r.plan(), charges, r.refundUntil())
+	p := r.plan()
+	l.free(p)
+	return l.charge(ctx, p, charges, r.refundUntil())
 }

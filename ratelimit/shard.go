@@ -1,8 +1,7 @@
 package ratelimit
 
 import (
-	"context"
-	"math/rand/v2"
+	"math"
 	"time"
 )
 
@@ -57,126 +56,6 @@ func (p *plan) rows() (rows []bucket, from []int) {
 	return rows, from
 }
 
-// scatter returns the plan with one row in place of each bucket that is spread over several: another than
-// in the last attempt, nil at the first. It returns nil when a row could never hold what is asked, or may not
-// owe it: then the rows together have to be asked.
-func (p *plan) scatter(last *plan) *plan {
-	s := &plan{buckets: make([]bucket, len(p.buckets)), asked: p.asked}
-	for i := range p.buckets {
-		b := &p.buckets[i]
-		s.buckets[i] = *b
-		if !b.parted() {
-			continue
-		}
-		var shard int32
-		if last == nil {
-			shard = rand.N(b.terms.shards)
-		} else {
-			shard = (last.buckets[i].shard + 1 + rand.N(b.terms.shards-1)) % b.terms.shards
-		}
-		row := b.row(shard)
-		row.cost = b.cost
-		if b.lowest != 0 || row.cost > row.terms.capacity {
-			return nil
-		}
-		s.buckets[i] = row
-	}
-	return s
-}
-
-// takeParts is take on the rows of one bucket: it takes from all of them together, and evens them out. When
-// they do not hold enough they stay as they are.
-func (t terms) takeParts(parts []state, now int64, cost, lowest float64) bool {
-	if len(parts) == 1 {
-		next, allowed := t.take(parts[0], now, cost, lowest)
-		parts[0] = next
-		return allowed
-	}
-	sum := t.tokensOf(parts, now)
-	if !(sum-cost >= lowest) {
-		return false
-	}
-	t.level(parts, now, sum-cost)
-	return true
-}
-
-// level sets the rows of a bucket so that together they hold sum at now, each the same.
-func (t terms) level(parts []state, now int64, sum float64) {
-	part, each := t.part(), sum/float64(len(parts))
-	for i, s := range parts {
-		s = part.mend(s, now)
-		parts[i] = state{value: each, ts: max(s.ts, part.begin(now))}
-	}
-}
-
-// tokensOf returns what the rows of a bucket hold together.
-func (t terms) tokensOf(parts []state, now int64) float64 {
-	part, sum := t.part(), 0.0
-	for _, s := range parts {
-		sum += part.tokens(part.mend(s, now), now)
-	}
-	return sum
-}
-
-// waitOf is wait for the rows of a bucket: they fill at their own pace, so one that is full adds nothing to
-// the sum any more.
-func (t terms) waitOf(parts []state, now int64, cost, lowest float64) time.Duration {
-	part := t.part()
-	begin := part.begin(now)
-	enough := func(n int64) bool {
-		sum := 0.0
-		for _, s := range parts {
-			sum += part.tokens(part.mend(s, now), begin+n*t.step)
-		}
-		return sum-cost >= lowest
-	}
-	if enough(0) {
-		return 0
-	}
-	limit := horizon/t.step + 2
-	n := first(1, limit, enough)
-	return time.Duration(min(begin+n*t.step-now, horizon)) * time.Microsecond
-}
-
-// short reports whether the answers for one row of each bucket leave the decision open: one that is spread
-// over several refused, and none that is not.
-func (p *plan) short(answers []answer) bool {
-	short := false
-	for i, a := range answers {
-		if !a.allowed && !p.buckets[i].parted() {
-			return false
-		}
-		short = short || !a.allowed
-	}
-	return short
-}
-
-// complete turns the answers for one row of each bucket of p into answers for the buckets: it reads their
-// other rows. In a SERIALIZABLE transaction these stay unread, and each is taken to hold as much as the one
-// that was asked.
-func (l *Limiter) complete(ctx context.Context, p, rows *plan, answers []answer) ([]answer, error) {
-	all, from := p.rows()
-	found, err := l.readRows(ctx, l.statements.look, all)
-	if err != nil {
-		return nil, err
-	}
-	for i := range p.buckets {
-		b, shard := &p.buckets[i], int(rows.buckets[i].shard)
-		if !b.parted() {
-			continue
-		}
-		parts := make([]state, b.terms.shards)
-		for j := range parts {
-			parts[j] = answers[i].state
-			if len(found) > 0 && j != shard {
-				parts[j] = found[from[i]+j].state
-			}
-		}
-		answers[i].of(b, parts)
-	}
-	return answers, nil
-}
-
 // shards returns the number of rows of each bucket, none when all of them are one row.
 func (p *plan) shards() []int32 {
 	if !p.parted() {
@@ -187,4 +66,103 @@ func (p *plan) shards() []int32 {
 		shards[i] = p.buckets[i].terms.shards
 	}
 	return shards
+}
+
+// takeParts is take on the rows of one bucket: it takes from all of them together, and evens them out. When
+// they do not hold enough they stay as they are.
+func (t terms) takeParts(parts []state, now int64, cost, lowest float64) bool {
+	if len(parts) == 1 {
+		next, allowed := t.take(parts[0], now, cost, lowest)
+		parts[0] = next
+		return allowed
+	}
+	left := t.tokensOf(parts, now) - cost
+	if !(left >= lowest) {
+		return false
+	}
+	t.level(parts, now, left)
+	return true
+}
+
+// chargeParts takes amount from the rows of a bucket whatever they hold, or credits it when negative. Where
+// the limit was raised meanwhile they may hold more than its capacity, and keep it.
+func (t terms) chargeParts(parts []state, now int64, amount float64) {
+	raised := func(s state) terms {
+		part := t.part()
+		part.capacity = max(part.capacity, s.value)
+		return part
+	}
+	most := sum(parts, func(s state) float64 { return raised(s).capacity })
+	held := sum(parts, func(s state) float64 {
+		part := raised(s)
+		return part.tokens(part.mend(s, now), now)
+	})
+	t.level(parts, now, min(most, held-amount))
+}
+
+// level sets the rows of a bucket so that together they hold tokens at now, each the same.
+func (t terms) level(parts []state, now int64, tokens float64) {
+	part, each := t.part(), tokens/float64(len(parts))
+	for i, s := range parts {
+		parts[i] = state{value: each, ts: max(part.mend(s, now).ts, part.begin(now))}
+	}
+}
+
+// tokensOf returns what the rows of a bucket hold together.
+func (t terms) tokensOf(parts []state, now int64) float64 {
+	part := t.part()
+	return sum(parts, func(s state) float64 { return part.tokens(part.mend(s, now), now) })
+}
+
+// mendParts is mend for the rows of a bucket.
+func (t terms) mendParts(parts []state, now int64) []state {
+	part, mended := t.part(), make([]state, len(parts))
+	for i, s := range parts {
+		mended[i] = part.mend(s, now)
+	}
+	return mended
+}
+
+// sum adds up what of returns for each row, pair by pair, so that rows which are even, as those of a full
+// bucket, add up to the whole without a rounding.
+func sum(parts []state, of func(state) float64) float64 {
+	if len(parts) == 1 {
+		return of(parts[0])
+	}
+	half := len(parts) / 2
+	return sum(parts[:half], of) + sum(parts[half:], of)
+}
+
+// waitOf is wait for the rows of a bucket: they fill at their own pace, so one that is full adds nothing to
+// the sum any more.
+func (t terms) waitOf(parts []state, now int64, cost, lowest float64) time.Duration {
+	parts = t.mendParts(parts, now)
+	begin := t.begin(now)
+	enough := func(n int64) bool { return t.tokensOf(parts, begin+n*t.step)-cost >= lowest }
+	if enough(0) {
+		return 0
+	}
+	limit := horizon/t.step + 2
+	n := first(t.stepsUntil(parts, begin, cost+lowest, limit), limit, enough)
+	return time.Duration(min(begin+n*t.step-now, horizon)) * time.Microsecond
+}
+
+// stepsUntil returns about how many steps after begin the rows hold tokens together, at most limit: what is
+// missing comes at the pace of the rows that are not full, until one more of them is.
+func (t terms) stepsUntil(parts []state, begin int64, tokens float64, limit int64) (n int64) {
+	part := t.part()
+	for range parts {
+		at, filling := begin+n*t.step, 0.0
+		for _, s := range parts {
+			if part.tokens(s, at) < part.capacity {
+				filling++
+			}
+		}
+		missing := tokens - t.tokensOf(parts, at)
+		if missing <= 0 || filling == 0 {
+			break
+		}
+		n = int64(min(float64(n)+math.Ceil(missing*t.steps/(part.rate*filling)), float64(limit)))
+	}
+	return n
 }

@@ -169,7 +169,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 func (l *Limiter) forget(ctx context.Context) error {
 	for {
 		var deleted int64
-		err := l.standalone(ctx, func() error {
+		err := l.standalone(ctx, "expire", func() error {
 			tag, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(forgetBatch), l.asOf(), int64(keepEnded/time.Microsecond))
 			deleted = tag.RowsAffected()
 			return err

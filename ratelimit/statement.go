@@ -120,54 +120,15 @@ func (l *Limiter) runRows(ctx context.Context, p *plan) ([]answer, error) {
 	l.enter(ctx, p)
 	var answers []answer
 	var err error
-	switch {
-	case len(p.buckets) == 1:
-		answers, err = l.runOne(ctx, &p.buckets[0])
-	case l.pool != nil:
-		answers, err = l.runAlone(ctx, p)
-	default:
-		answers, err = l.runInTx(ctx, p)
+	if len(p.buckets) == 1 {
+		answers, err = l.runOne(ctx, p)
+	} else {
+		answers, _, err = l.runAllOrNothing(ctx, p, nil)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if len(answers) != len(p.buckets) {
-		return nil, fmt.Errorf("the statement answered for %d of %d buckets", len(answers), len(p.buckets))
-	}
 	return answers, l.mend(ctx, p, answers)
-}
-
-// runParted takes from buckets of which some are spread over several rows: from one row of each, from another
-// one of each, and last from all of them together.
-func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
-	var rows *plan
-	for range 2 {
-		if rows = p.scatter(rows); rows == nil {
-			break
-		}
-		answers, err := l.runRows(ctx, rows)
-		if err != nil {
-			return nil, err
-		}
-		if !p.short(answers) {
-			return l.complete(ctx, p, rows, answers)
-		}
-	}
-	var answers []answer
-	err := l.inTx(ctx, func(tx *Limiter) (err error) {
-		tx.enter(ctx, p)
-		answers, err = tx.takeHeld(ctx, p)
-		return err
-	})
-	return answers, err
-}
-
-// inTx runs fn on l when it is bound to a transaction, and else in a transaction of its own.
-func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
-	if l.pool == nil {
-		return fn(l)
-	}
-	return l.together(ctx, fn)
 }
 
 // enter queues for the plan's buckets when the transaction is one of InTx.
@@ -181,22 +142,31 @@ func (l *Limiter) enter(ctx context.Context, p *plan) {
 var errOvertaken = errors.New("overtaken by another call")
 
 // runOne takes from one bucket.
-func (l *Limiter) runOne(ctx context.Context, b *bucket) ([]answer, error) {
+func (l *Limiter) runOne(ctx context.Context, p *plan) ([]answer, error) {
 	statement := l.statements.take
 	if l.pool != nil {
 		statement = l.statements.takeAlone
 	}
-	t := b.terms
-	rows, err := l.db.Query(ctx, statement, b.limit.name, b.key, b.shard, b.cost, t.capacity, t.rate,
-		t.step, t.steps, t.phase, b.lowest, l.asOf(), t.tolerance())
+	rows, err := l.db.Query(ctx, statement, l.parameters(&p.buckets[0])...)
 	if err != nil {
 		return nil, err
 	}
 	answers, err := scan(rows)
-	if err == nil && (len(answers) == 0 || b.overtaken(answers[0])) {
-		err = errOvertaken
+	if err == nil {
+		err = p.answered(answers)
 	}
 	return answers, err
+}
+
+// answered returns an error when the answers are not those for the plan's buckets, or are out of date.
+func (p *plan) answered(answers []answer) error {
+	switch {
+	case len(p.buckets) == 1 && (len(answers) == 0 || p.buckets[0].overtaken(answers[0])):
+		return errOvertaken
+	case len(answers) != len(p.buckets):
+		return fmt.Errorf("the statement answered for %d of %d buckets", len(answers), len(p.buckets))
+	}
+	return nil
 }
 
 // overtaken reports whether the refusal a contradicts the state it comes with, which another call has changed
@@ -209,42 +179,79 @@ func (b *bucket) overtaken(a answer) bool {
 	return enough
 }
 
-// runAlone takes from several buckets in two statements that are a transaction of their own, sent
-// together.
-func (l *Limiter) runAlone(ctx context.Context, p *plan) ([]answer, error) {
-	arguments := l.columns(p)
+// runAllOrNothing takes from the plan's buckets, in a caller's transaction behind a savepoint: when one of them
+// refuses, all is undone, and no row stays locked. In the same round trip it looks at rows, when there are any.
+func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []bucket) (answers, found []answer, err error) {
 	batch := &pgx.Batch{}
-	batch.Queue(l.statements.lockSeveral, arguments...)
-	batch.Queue(l.statements.takeSeveralAlone, arguments...)
-	return l.sendSecond(ctx, batch)
-}
-
-// runInTx takes from several buckets in the caller's transaction. When one refuses, all is undone by going
-// back to the savepoint, which also releases the row locks.
-func (l *Limiter) runInTx(ctx context.Context, p *plan) ([]answer, error) {
-	batch := &pgx.Batch{}
-	batch.Queue("SAVEPOINT " + savepoint)
-	batch.Queue(l.statements.takeSeveral, l.columns(p)...)
-	answers, err := l.sendSecond(ctx, batch)
-	if err != nil {
-		return nil, err
+	l.queueTake(batch, p)
+	if answers, found, err = l.sendTake(ctx, batch, look); err == nil {
+		err = p.answered(answers)
 	}
-	refused := false
-	for _, a := range answers {
-		refused = refused || !a.allowed
-	}
-	if !refused {
-		return answers, nil
+	if err != nil || l.pool != nil || allAllowed(answers) {
+		return answers, found, err
 	}
 	if err := l.undo(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for i := range answers {
 		if answers[i].allowed { // what it took is back
 			answers[i].state.value = min(answers[i].state.value+p.buckets[i].cost, p.buckets[i].terms.capacity)
 		}
 	}
-	return answers, nil
+	return answers, found, nil
+}
+
+// queueTake queues what takes from the plan's buckets: outside a transaction a statement, or two that are a
+// transaction of their own when sent together; in a caller's transaction one behind a savepoint.
+func (l *Limiter) queueTake(batch *pgx.Batch, p *plan) {
+	alone, one := l.pool != nil, len(p.buckets) == 1
+	switch {
+	case alone && one:
+		batch.Queue(l.statements.takeAlone, l.parameters(&p.buckets[0])...)
+	case alone:
+		arguments := l.columns(p)
+		batch.Queue(l.statements.lockSeveral, arguments...)
+		batch.Queue(l.statements.takeSeveralAlone, arguments...)
+	case one:
+		batch.Queue("SAVEPOINT " + savepoint)
+		batch.Queue(l.statements.take, l.parameters(&p.buckets[0])...)
+	default:
+		batch.Queue("SAVEPOINT " + savepoint)
+		batch.Queue(l.statements.takeSeveral, l.columns(p)...)
+	}
+}
+
+// sendTake sends what queueTake has queued, and with it a look at rows when there are any. It returns the answers
+// to both.
+func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, look []bucket) (answers, found []answer, err error) {
+	unread := batch.Len() - 1
+	if len(look) > 0 {
+		c := (&plan{buckets: look}).columns()
+		batch.Queue(l.statements.look, c.names, c.keys, c.shards, l.asOf())
+	}
+	results := l.db.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	for range unread {
+		if _, err := results.Exec(); err != nil {
+			return nil, nil, err
+		}
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, nil, err
+	}
+	if answers, err = scan(rows); err != nil || len(look) == 0 {
+		return answers, nil, err
+	}
+	if rows, err = results.Query(); err != nil {
+		return nil, nil, err
+	}
+	found, err = scanRows(rows, look)
+	return answers, found, err
 }
 
 // undo goes back to the savepoint and removes it.
@@ -263,132 +270,42 @@ func (l *Limiter) undo(ctx context.Context) error {
 // mend repairs rows that refused and whose ts a wrong clock left in the future: a refusal writes
 // nothing, so without this they would refuse until the clock arrives there.
 func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
-	for i, a := range answers {
-		b := &p.buckets[i]
-		if !b.terms.ahead(a.state, a.now) {
-			continue
-		}
-		_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
-			[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
-		if err != nil {
-			return fmt.Errorf("mend ts: %w", err)
+	for i := range p.buckets {
+		for _, b := range p.buckets[i].ahead(answers[i]) {
+			_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
+				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
+			if err != nil {
+				return fmt.Errorf("mend ts: %w", err)
+			}
+			l.tell(ctx, Mended{Limit: b.limit.name})
 		}
 	}
 	return nil
 }
 
-// read reads the plan's buckets; a row that is not there reads as full.
-func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
-	all, _ := p.rows()
-	found, err := l.readRows(ctx, l.statements.read, all)
-	if err != nil {
-		return nil, err
-	}
-	if len(found) != len(all) {
-		return nil, fmt.Errorf("the statement answered for %d of %d rows", len(found), len(all))
-	}
-	answers, _ := p.gather(found)
-	return answers, nil
-}
-
-// gather returns the answers for the plan's buckets from those for all of their rows, and what is left of
-// these.
-func (p *plan) gather(found []answer) (answers, rest []answer) {
-	answers = make([]answer, len(p.buckets))
-	for i := range p.buckets {
-		b := &p.buckets[i]
-		n := int(max(b.terms.shards, 1))
-		answers[i].now = found[0].now
-		answers[i].of(b, states(found[:n]))
-		found = found[n:]
-	}
-	return answers, found
-}
-
-// readRows reads rows with one of the statements that do no more.
-func (l *Limiter) readRows(ctx context.Context, statement string, all []bucket) ([]answer, error) {
-	c := (&plan{buckets: all}).columns()
-	rows, err := l.db.Query(ctx, statement, c.names, c.keys, c.shards, l.asOf())
-	if err != nil {
-		return nil, err
-	}
-	return scanRows(rows, all)
-}
-
-// scanRows returns what the statements that only read answer for the rows.
-func scanRows(rows pgx.Rows, all []bucket) ([]answer, error) {
-	i := 0
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
-		var value *float64
-		var ts *int64
-		if err := row.Scan(&value, &ts, &a.now); err != nil {
-			return a, err
+// ahead returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
+func (b *bucket) ahead(a answer) (rows []bucket) {
+	if !b.parted() {
+		if b.terms.ahead(a.state, a.now) {
+			rows = append(rows, *b)
 		}
-		a.state = all[i].terms.full(a.now)
-		if value != nil && ts != nil {
-			a.state = state{value: *value, ts: *ts}
-		}
-		i++
-		return a, nil
-	})
-}
-
-// states returns what the rows hold.
-func states(answers []answer) []state {
-	found := make([]state, len(answers))
-	for i, a := range answers {
-		found[i] = a.state
+		return rows
 	}
-	return found
-}
-
-// project decides on states that were only read.
-func (p *plan) project(answers []answer) []answer {
-	for i, a := range answers {
-		b := &p.buckets[i]
-		if b.parted() {
-			answers[i].allowed = b.terms.tokensOf(a.parts, a.now)-b.cost >= b.lowest
-			continue
+	for shard, s := range a.parts {
+		if row := b.row(int32(shard)); row.terms.ahead(s, a.now) {
+			rows = append(rows, row)
 		}
-		_, answers[i].allowed = b.terms.take(b.terms.mend(a.state, a.now), a.now, b.cost, b.lowest)
 	}
-	return answers
+	return rows
 }
 
 // fill sets the plan's buckets to their capacity.
 func (l *Limiter) fill(ctx context.Context, p *plan) error {
-	l.enter(ctx, p)
 	rows, _ := p.rows()
+	l.enter(ctx, &plan{buckets: rows})
 	c := (&plan{buckets: rows}).columns()
 	_, err := l.db.Exec(ctx, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf(), c.tolerances)
 	return err
-}
-
-// columns are the plan's buckets as the array parameters of a statement.
-type columns struct {
-	names, keys                                 []string
-	shards                                      []int32
-	costs, capacities, rates, perPeriod, lowest []float64
-	steps, phases, tolerances                   []int64
-}
-
-func (p *plan) columns() columns {
-	var c columns
-	for i := range p.buckets {
-		b := &p.buckets[i]
-		c.names, c.keys, c.shards = append(c.names, b.limit.name), append(c.keys, b.key), append(c.shards, b.shard)
-		c.costs, c.lowest = append(c.costs, b.cost), append(c.lowest, b.lowest)
-		c.capacities, c.rates = append(c.capacities, b.terms.capacity), append(c.rates, b.terms.rate)
-		c.steps, c.perPeriod = append(c.steps, b.terms.step), append(c.perPeriod, b.terms.steps)
-		c.phases, c.tolerances = append(c.phases, b.terms.phase), append(c.tolerances, b.terms.tolerance())
-	}
-	return c
-}
-
-// columns returns the parameters of buckets_take.sql and buckets_take_alone.sql.
-func (l *Limiter) columns(p *plan) []any {
-	c := p.columns()
-	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.perPeriod, c.phases, c.lowest, l.asOf(), c.tolerances}
 }
 
 // asOf returns the parameter that replaces the database's clock: nil unless a test set one.
@@ -398,30 +315,4 @@ func (l *Limiter) asOf() *int64 {
 	}
 	now := clampInstant(l.config.AsOf().Truncate(time.Microsecond))
 	return &now
-}
-
-// sendSecond sends a batch of two statements and returns the answers of the second.
-func (l *Limiter) sendSecond(ctx context.Context, batch *pgx.Batch) (answers []answer, err error) {
-	results := l.db.SendBatch(ctx, batch)
-	defer func() {
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-	}()
-	if _, err := results.Exec(); err != nil {
-		return nil, err
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return nil, err
-	}
-	return scan(rows)
-}
-
-// scan returns one answer for each row: allowed, value, ts, now.
-func scan(rows pgx.Rows) ([]answer, error) {
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
-		err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now)
-		return a, err
-	})
 }

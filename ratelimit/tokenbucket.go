@@ -50,10 +50,20 @@ type TokenBucket struct {
 	// MaxReserved is how many tokens Reserve may owe. Defaults to no bound but the arithmetic's (1e12 tokens,
 	// or what arrives in 100 years); NoDebt reserves only what is there, NoReservations forbids reserving.
 	MaxReserved float64
-	// Shards spreads a bucket over so many rows, each of them holding and gaining its part, so that long
-	// transactions, or many processes, that want the same bucket mostly lock different rows: 1, 2, 4, up to 64.
-	// Defaults to 1. The limit stays exact: a call is refused only when the rows together are short, and then,
-	// or for a cost above a row's part, it locks them all. Changing it in use starts the rows that are new full.
+	// Shards spreads a bucket over so many rows, each of them holding and gaining its part: 1, 2, 4, up to 64.
+	// Defaults to 1, on which every transaction that takes from the bucket waits for the one before it to
+	// end, or at SERIALIZABLE is undone by it. With n rows that is so only for those at the same row: about
+	// n times as many get through when they are long, or come from many processes.
+	//
+	// The limit stays exact. A call takes from one row at random, from another when that is short, and then from
+	// all together, and is refused only when these are short. A row that is full gains nothing while others are
+	// not, so the bucket may fill more slowly than on one row, and never gives more. Changing Shards in use starts
+	// the rows that are new full.
+	//
+	// All rows are locked for a cost above Capacity / Shards, for what is owed, and by Settle, Cancel, Credit, Charge
+	// and Reset, so keep usual costs well below that: at SERIALIZABLE such a call loses against every transaction
+	// of another process at any of the rows. A transaction that takes from the bucket and then locks all of its
+	// rows can deadlock with another that does so, which InTx runs again.
 	Shards int
 }
 

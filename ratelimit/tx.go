@@ -53,8 +53,12 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	reconnects := 0
 	places := &places{queues: l.queues, held: make(map[which]*queue)}
-	return l.retry(ctx, func() (again, error) {
+	began := l.watch()
+	err := l.retry(ctx, "transaction", func() (again, error) {
 		lost, err := l.attempt(ctx, places, fn)
+		if places.waited > 0 {
+			l.tell(ctx, Queued{Waited: places.waited})
+		}
 		switch {
 		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
@@ -69,6 +73,10 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		}
 		return never, err
 	})
+	if errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err) {
+		l.fail(ctx, Failed{Verb: "transaction", Err: err}, began)
+	}
+	return err
 }
 
 // attempt runs fn in one transaction. lost says that the connection failed before COMMIT was sent, so
@@ -79,7 +87,7 @@ func (l *Limiter) attempt(ctx context.Context, places *places, fn func(tx pgx.Tx
 		// Nothing was written, whatever broke, unless it is the server that says no.
 		return isUnavailable(err) || sqlstate(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
 	}
-	tx := &lentTx{Tx: begun, places: places}
+	tx := &lentTx{Tx: begun, places: places, effects: &effects{}}
 	defer places.release() // once the transaction has ended
 	places.hold(ctx)       // BEGIN takes no snapshot, and whoever waits here has its connection already
 	ended := false
@@ -100,15 +108,20 @@ func (l *Limiter) attempt(ctx context.Context, places *places, fn func(tx pgx.Tx
 		return true, fmt.Errorf("ratelimit: the connection was lost before the commit: %w", pgx.ErrTxClosed)
 	}
 	ended = true
-	return false, commit(ctx, begun)
+	if err := commit(ctx, begun); err != nil {
+		return false, err
+	}
+	l.committed(ctx, tx.effects)
+	return false, nil
 }
 
 // lentTx is a transaction of InTx as fn has it, with its places in the queues. Once fn has ended it, its
 // connection is back in the pool and may be in use there, and says nothing of this transaction any more.
 type lentTx struct {
 	pgx.Tx
-	places *places
-	ended  bool
+	places  *places
+	effects *effects
+	ended   bool
 }
 
 // Commit commits the transaction, which InTx reports as an error: it is for InTx to do.
@@ -168,14 +181,14 @@ func isUnavailable(err error) bool {
 
 // standalone runs a statement that is its own transaction, again when it conflicts with others. Bound
 // to a transaction it runs it once: only the owner of the transaction can run it again.
-func (l *Limiter) standalone(ctx context.Context, statement func() error) error {
+func (l *Limiter) standalone(ctx context.Context, verb string, statement func() error) error {
 	if l.pool == nil {
 		return statement()
 	}
 	if err := l.idle(); err != nil {
 		return err
 	}
-	return l.retry(ctx, func() (again, error) {
+	return l.retry(ctx, verb, func() (again, error) {
 		err := statement()
 		switch {
 		case errors.Is(err, errOvertaken):
@@ -194,7 +207,7 @@ func isConflict(err error) bool {
 
 // together runs fn on a Limiter bound to a transaction: the caller's when l is bound to one, else a READ
 // COMMITTED one of its own, which is run again when it conflicts. An error of fn rolls that back.
-func (l *Limiter) together(ctx context.Context, fn func(tx *Limiter) error) error {
+func (l *Limiter) together(ctx context.Context, verb string, fn func(tx *Limiter) error) error {
 	if l.pool == nil {
 		err := fn(l)
 		if err != nil && ctx.Err() != nil && !errors.Is(err, ErrNotReserved) {
@@ -205,21 +218,35 @@ func (l *Limiter) together(ctx context.Context, fn func(tx *Limiter) error) erro
 	if err := l.idle(); err != nil {
 		return err
 	}
-	return l.retry(ctx, func() (again, error) {
-		tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-		if err != nil {
-			return never, fmt.Errorf("begin: %w", err)
-		}
-		if err = fn(l.WithTx(tx)); err != nil {
-			rollback(ctx, tx)
-		} else {
-			err = commit(ctx, tx)
-		}
+	return l.retry(ctx, verb, func() (again, error) {
+		err := l.inTx(ctx, fn)
 		if IsRetryable(err) {
 			return afterPause, err
 		}
 		return never, err
 	})
+}
+
+// inTx is together for what is run again by others when it conflicts.
+func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
+	if l.pool == nil {
+		return fn(l)
+	}
+	tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	bound := l.WithTx(tx)
+	bound.effects = &effects{}
+	if err := fn(bound); err != nil {
+		rollback(ctx, tx)
+		return err
+	}
+	if err := commit(ctx, tx); err != nil {
+		return err
+	}
+	l.committed(ctx, bound.effects)
+	return nil
 }
 
 // spoil makes the caller's transaction one that can only be rolled back. A context that ends between two
@@ -251,13 +278,15 @@ const (
 // retry runs attempt until it does not ask for another, the attempts are used up, or ctx ends. The pause
 // before the n-th retry is drawn evenly from 0 to min(retryCap, retryBase * 2^n): full jitter, after
 // https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
-func (l *Limiter) retry(ctx context.Context, attempt func() (again, error)) error {
+func (l *Limiter) retry(ctx context.Context, verb string, attempt func() (again, error)) error {
 	ceiling := retryBase
 	for n := 1; ; n++ {
 		when, err := attempt()
-		switch {
-		case when == never:
+		if when == never {
 			return err
+		}
+		l.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
+		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
 		case n >= l.config.MaxAttempts && !isConflict(err):

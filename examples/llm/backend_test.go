@@ -18,7 +18,7 @@ func TestAsk(t *testing.T) {
 		t.Helper()
 		pool := postgrestest.NewEmpty(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
 		require.NoError(t, migrate(t.Context(), pool))
-		b, err := newBackend(pool, newLimits(demo()), time.Second, "http://unused.invalid")
+		b, err := newBackend(pool, newLimits(demoScale()), time.Second, "http://unused.invalid")
 		require.NoError(t, err)
 		return b, func(sql string) (n int) {
 			require.NoError(t, pool.QueryRow(t.Context(), sql).Scan(&n))

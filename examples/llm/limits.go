@@ -21,8 +21,8 @@ type scale struct {
 	atLeast float64       // the utilisation that must be reached
 }
 
-// demo is the scale of the program: a minute lasts 18 seconds.
-func demo() scale {
+// demoScale is that of the program: a minute lasts 18 seconds.
+func demoScale() scale {
 	return scale{minute: 18 * time.Second, share: 0.94, prompts: 1, atLeast: 0.90}
 }
 

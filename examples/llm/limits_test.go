@@ -10,7 +10,7 @@ import (
 func TestScale(t *testing.T) {
 	t.Parallel()
 
-	for name, s := range map[string]scale{"Demo": demo(), "Test": short()} {
+	for name, s := range map[string]scale{"Demo": demoScale(), "Test": short()} {
 		t.Run(name+"LeavesRoomForLateWork", func(t *testing.T) {
 			t.Parallel()
 			late := s.share*float64(s.minute+s.slack())/float64(s.minute) + float64(largestRequest)/upstreamTokens
@@ -37,14 +37,14 @@ func TestScript(t *testing.T) {
 
 	t.Run("IsTheSameEveryTime", func(t *testing.T) {
 		t.Parallel()
-		one, _ := script(demo())
-		other, _ := script(demo())
+		one, _ := script(demoScale())
+		other, _ := script(demoScale())
 		require.Equal(t, one, other)
 	})
 
 	t.Run("IsEstimatedAboutRight", func(t *testing.T) {
 		t.Parallel()
-		prompts, _ := script(demo())
+		prompts, _ := script(demoScale())
 		estimated, used, above, below := 0, 0, 0, 0
 		for _, ofUser := range prompts {
 			for _, q := range ofUser {

@@ -87,7 +87,7 @@ func TestReadme(t *testing.T) {
 		readme, err := os.ReadFile("README.md")
 		require.NoError(t, err)
 		var out bytes.Buffer
-		p := &play{options: options{scale: demo()}, w: &out}
+		p := &play{options: options{scale: demoScale()}, w: &out}
 		p.prompts, p.span = script(p.scale)
 		p.introduce()
 		require.Contains(t, string(readme), out.String())

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/examples/internal/demo"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -61,19 +61,13 @@ func attack(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	server := newServer(st.auth, slog.New(slog.DiscardHandler)).httpServer()
+	err = demo.During(ctx, server, shutdownTimeout, func(url string) error {
+		defer st.client.CloseIdleConnections()
+		st.url = url
+		return st.play(ctx, w)
+	})
 	if err != nil {
-		return err
-	}
-	st.url = "http://" + listener.Addr().String()
-
-	ctx, stop := context.WithCancel(ctx)
-	served := make(chan error, 1)
-	go func() { served <- serve(ctx, newServer(st.auth, slog.New(slog.DiscardHandler)), listener) }()
-	err = st.play(ctx, w)
-	st.client.CloseIdleConnections()
-	stop()
-	if err := errors.Join(err, <-served); err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nEverything was admitted and refused as it should be: %d password hashes, %.1f seconds.\n",

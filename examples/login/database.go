@@ -4,13 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -25,20 +23,8 @@ func people() []string { return []string{"ada", "alan", "grace"} }
 
 func passwordOf(name string) string { return name + " has a long password" }
 
-// newDatabase makes a database for the demo on the server at url, with the limiter's table and the application's. A service has
-// one already: all it does of this is pgxpool.New and migrate.
-func newDatabase(ctx context.Context, url string) (*postgrestest.Scratch, error) {
-	db, err := postgrestest.NewScratch(ctx, url, "login_demo", poolSize)
-	if err != nil {
-		return nil, err
-	}
-	if err := migrate(ctx, db.Pool); err != nil {
-		return nil, errors.Join(err, db.Drop(ctx))
-	}
-	return db, nil
-}
-
-// migrate makes the limiter's table, and the application's in a schema of its own.
+// migrate makes the limiter's table, and the application's in a schema of its own. That, and pgxpool.New, is all
+// a service does of this.
 func migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
@@ -106,41 +104,6 @@ func TestRun(t *testing.T) {
 		stop()
 		require.NoError(t, <-done)
 	})
-
-	t.Run("SaysThatThePortIsTaken", func(t *testing.T) {
-		t.Parallel()
-		taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer taken.Close()
-		err = run(t.Context(), io.Discard, options{listen: taken.Addr().String(), server: postgrestest.NewEmptyDatabase(t)})
-		require.ErrorContains(t, err, "address already in use")
-	})
-}
-
-func TestNewDatabase(t *testing.T) {
-	t.Parallel()
-
-	t.Run("IsDroppedEvenAfterAnInterrupt", func(t *testing.T) {
-		t.Parallel()
-		server := postgrestest.NewEmptyDatabase(t)
-		ctx, interrupt := context.WithCancel(t.Context())
-		db, err := newDatabase(ctx, server)
-		require.NoError(t, err)
-		require.Equal(t, 1, databasesNamed(t, server, db.Pool.Config().ConnConfig.Database))
-
-		interrupt()
-		require.NoError(t, db.Drop(ctx))
-		require.Zero(t, databasesNamed(t, server, db.Pool.Config().ConnConfig.Database))
-	})
-}
-
-func databasesNamed(t *testing.T, server, name string) (n int) {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), server)
-	require.NoError(t, err)
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_database WHERE datname = $1`, name).Scan(&n))
-	return n
 }
 
 func TestReadme(t *testing.T) {

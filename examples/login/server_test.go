@@ -242,9 +242,10 @@ func TestServerFailsClosed(t *testing.T) {
 	t.Run("WhenTheServerIsDownAndUntilItIsUp", func(t *testing.T) {
 		t.Parallel()
 		own := postgrestest.StartOwn(t, nil)
-		db, err := newDatabase(t.Context(), own.URL())
+		db, err := postgrestest.NewScratch(t.Context(), own.URL(), "login_demo", poolSize)
 		require.NoError(t, err)
 		t.Cleanup(db.Pool.Close)
+		require.NoError(t, migrate(t.Context(), db.Pool))
 		b := setupOn(t, db.Pool)
 		require.Equal(t, http.StatusUnauthorized, b.from(here, "ada", wrongPassword).Code)
 

@@ -10,7 +10,7 @@ WITH asked AS MATERIALIZED (
     SELECT u.name, u.key, u.shard, u.capacity, u.rate, u.step_us, u.steps, u.tolerance_us, u.ord,
         u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts,
         CASE WHEN u.amount < 0 AND u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us > u.until_us THEN 0 ELSE u.amount END AS amount
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
             $7::bigint[], $8::float8[], $9::bigint[], $10::bigint[], $12::bigint[])
         WITH ORDINALITY AS u (name, key, shard, amount, capacity, rate, step_us, steps, phase_us, until_us, tolerance_us, ord),
         (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock

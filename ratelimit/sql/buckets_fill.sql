@@ -8,7 +8,7 @@
 WITH asked AS MATERIALIZED (
     SELECT u.name, u.key, u.shard, u.capacity, u.tolerance_us, u.ord,
         u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[], $8::bigint[])
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[], $8::bigint[])
             WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, tolerance_us, ord),
         (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 )

@@ -3,21 +3,15 @@
 -- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted, which is the order of locking
 -- $4 capacity[], $5 step_us[], $6 phase_us[], $7 as_of_us   as in buckets_take.sql
 --
--- Returns one row for each, in the order asked: value, ts, now_us. Rows that are not there are made, full,
--- which is what they stand for. An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through
--- the snapshot and takes SIREAD locks on its way.
-WITH asked AS MATERIALIZED (
-    SELECT u.name, u.key, u.shard, u.capacity, u.ord, clock.now_us,
-        u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])
-            WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, ord),
-        (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
-), hold AS (
-    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-    SELECT a.name, a.key, a.shard, a.capacity, a.ts FROM asked AS a ORDER BY a.ord
-    ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
-    RETURNING b.name, b.key, b.shard, b.value, b.ts
-)
-SELECT h.value, h.ts, a.now_us
-FROM asked AS a JOIN hold AS h ON h.name = a.name AND h.key = a.key AND h.shard = a.shard
-ORDER BY a.ord
+-- Returns name, key, shard, value, ts and now_us for each. Rows that are not there are made, full, which is
+-- what they stand for. An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through the
+-- snapshot and takes SIREAD locks on its way.
+INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
+SELECT u.name, u.key, u.shard, u.capacity, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])
+        WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, ord),
+    (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
+ORDER BY u.ord
+ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
+RETURNING b.name, b.key, b.shard, b.value, b.ts,
+    coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us

@@ -7,14 +7,14 @@
 -- says that a bucket will refuse anyway, nothing is locked and nothing is written.
 WITH asked AS MATERIALIZED (
     SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
             $7::bigint[], $8::float8[], $9::bigint[], $10::float8[], $12::bigint[])
         WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, tolerance_us, ord),
         (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ), seen AS MATERIALIZED (
     SELECT CASE WHEN b.ts IS NULL THEN a.capacity
             ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) END - a.cost >= a.lowest AS enough
-    FROM asked AS a LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
+    FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 )
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
 SELECT a.name, a.key, a.shard, a.capacity, a.ts

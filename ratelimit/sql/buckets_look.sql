@@ -1,10 +1,10 @@
 -- Read the rows that a bucket is spread over, for what it holds in all, beside taking from one of them.
 --
--- Parameters and answer as in buckets_read.sql. At SERIALIZABLE it returns nothing and reads nothing: these
--- reads would make transactions conflict which the rows keep apart.
+-- Parameters and answer as in buckets_read.sql. Above READ COMMITTED it returns nothing and reads nothing: it
+-- would show an old snapshot, and make transactions conflict which the rows keep apart.
 SELECT b.value, b.ts,
     coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM unnest($1::text[], $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
-LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
-WHERE current_setting('transaction_isolation') <> 'serializable'
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
+LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
+WHERE current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
 ORDER BY a.ord

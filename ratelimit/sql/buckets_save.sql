@@ -6,6 +6,6 @@
 -- An upsert for the reason in buckets_hold.sql; the rows are there, so nothing is inserted.
 INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
 SELECT u.name, u.key, u.shard, u.value, u.ts
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::bigint[]) WITH ORDINALITY AS u (name, key, shard, value, ts, ord)
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[]) WITH ORDINALITY AS u (name, key, shard, value, ts, ord)
 ORDER BY u.ord
 ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts

@@ -10,7 +10,7 @@
 -- take and refused are the two of bucket_take.sql; the terms of each bucket come from asked.
 WITH asked AS MATERIALIZED (
     SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
             $7::bigint[], $8::float8[], $9::bigint[], $10::float8[], $12::bigint[])
         WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, tolerance_us, ord),
         (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock

@@ -11,7 +11,7 @@
 -- part in conflict detection, which is why a caller's transaction uses buckets_take.sql.
 WITH asked AS MATERIALIZED (
     SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
             $7::bigint[], $8::float8[], $9::bigint[], $10::float8[], $12::bigint[])
         WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, tolerance_us, ord),
         (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
@@ -20,7 +20,7 @@ WITH asked AS MATERIALIZED (
         CASE WHEN b.ts IS NULL THEN a.capacity
             ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) END - a.cost AS next_value,
         CASE WHEN b.ts IS NULL OR b.ts > a.ts + a.tolerance_us THEN a.ts ELSE greatest(b.ts, a.ts) END AS next_ts
-    FROM asked AS a LEFT JOIN ratelimit.buckets AS b ON b.name = a.name AND b.key = a.key AND b.shard = a.shard
+    FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ), verdict AS MATERIALIZED (
     SELECT bool_and(s.next_value >= s.lowest) AS allowed, count(*) AS buckets FROM state AS s
 ), take AS (

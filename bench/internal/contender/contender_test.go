@@ -1,0 +1,64 @@
+package contender_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+func TestWhatPGBenchWrites(t *testing.T) {
+	t.Parallel()
+	t.Run("ItsThroughput", func(t *testing.T) {
+		t.Parallel()
+		const output = "number of clients: 16\nlatency average = 1.234 ms\ninitial connection time = 7.080 ms\ntps = 12345.678901 (without initial connection time)\n"
+		got, err := contender.ParseThroughput(output)
+		require.NoError(t, err)
+		require.InDelta(t, 12345.678901, got, 1e-6)
+	})
+	t.Run("NothingIsAnError", func(t *testing.T) {
+		t.Parallel()
+		_, err := contender.ParseThroughput("pgbench: error: connection failed")
+		require.ErrorContains(t, err, "connection failed")
+	})
+	t.Run("ItsLog", func(t *testing.T) {
+		t.Parallel()
+		got, err := contender.ParseLog(nil, strings.NewReader("0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n"))
+		require.NoError(t, err)
+		require.Equal(t, []time.Duration{279 * time.Microsecond, 3105 * time.Microsecond}, got)
+	})
+	t.Run("ALogThatIsNoneIsAnError", func(t *testing.T) {
+		t.Parallel()
+		_, err := contender.ParseLog(nil, strings.NewReader("0 1 skipped 0 1741689600 123456\n"))
+		require.Error(t, err)
+		_, err = contender.ParseLog(nil, strings.NewReader("0 1\n"))
+		require.Error(t, err)
+	})
+}
+
+// A contender that is fast because it does not do its work fails its scenario.
+func TestExactness(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("limit", ratelimit.PerHour(10))
+	tests := []struct {
+		name                    string
+		admitted, gone, arrived float64
+		exact                   bool
+	}{
+		{"WhatWasAdmittedIsGone", 1000, 1000, 0, true},
+		{"SomeHasArrivedAgain", 1000, 990, 10, true},
+		{"MoreWasAdmittedThanTaken", 1000, 980, 10, false},
+		{"MoreIsGoneThanWasAdmitted", 1000, 1010, 10, false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			err := contender.Exact(limit, test.admitted, test.gone, test.arrived)
+			require.Equal(t, test.exact, err == nil, "%v", err)
+		})
+	}
+}

@@ -1,0 +1,41 @@
+package contender
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// limiterOptions are how a contender's Limiter differs from the default.
+type limiterOptions struct {
+	unbatched bool // one statement for each call
+	denyCache int  // entries
+	attempts  int  // at most for each call; 0: the default
+}
+
+// newLimiter returns a Limiter on pool.
+func newLimiter(pool *pgxpool.Pool, o limiterOptions) (*ratelimit.Limiter, error) {
+	return ratelimit.New(pool, ratelimit.Config{NoBatching: o.unbatched, DenyCache: o.denyCache, MaxAttempts: o.attempts})
+}
+
+// newLimit returns the limit called name over so many rows for each bucket.
+func newLimit(name string, policy ratelimit.TokenBucket, shards int) (ratelimit.Limit, error) {
+	policy.Shards = shards
+	return ratelimit.NewLimit(name, policy)
+}
+
+// closeLimiters closes what a contender opened; a Limiter may be there more than once.
+func closeLimiters(limiters []*ratelimit.Limiter, pool *pgxpool.Pool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	for _, limiter := range limiters {
+		errs = append(errs, limiter.Close(ctx))
+	}
+	pool.Close()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,92 @@
+package load_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+)
+
+func TestGroup(t *testing.T) {
+	t.Parallel()
+
+	t.Run("MakesTheCallsAskedFor", func(t *testing.T) {
+		t.Parallel()
+		var made atomic.Int64
+		result, err := load.NewGroup(4, 1).Run(t.Context(), load.Amount{Calls: 40}, func(context.Context, *load.Caller) error {
+			made.Add(1)
+			return nil
+		})
+		require.NoError(t, err)
+		require.EqualValues(t, 40, made.Load())
+		require.Equal(t, 40, result.Calls)
+		require.LessOrEqual(t, result.P50, result.P99)
+	})
+	t.Run("CallsWithoutAnEndUntilTheTimeIsUp", func(t *testing.T) {
+		t.Parallel()
+		const d = 5 * time.Millisecond
+		result, err := load.NewGroup(2, 16).Run(t.Context(), load.Amount{For: d}, func(context.Context, *load.Caller) error { return nil })
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, result.Elapsed, d)
+		require.Positive(t, result.Calls)
+		require.Zero(t, result.Calls%16, "bursts are whole")
+	})
+	t.Run("CountsEachRoundByItself", func(t *testing.T) {
+		t.Parallel()
+		group := load.NewGroup(1, 1)
+		for range 2 {
+			result, err := group.Run(t.Context(), load.Amount{Calls: 3}, func(context.Context, *load.Caller) error { return nil })
+			require.NoError(t, err)
+			require.Equal(t, 3, result.Calls)
+		}
+	})
+	t.Run("StopsEveryoneAtTheFirstError", func(t *testing.T) {
+		t.Parallel()
+		broken := errors.New("broken")
+		_, err := load.NewGroup(3, 1).Run(t.Context(), load.Amount{For: time.Hour}, func(ctx context.Context, c *load.Caller) error {
+			if c.Number == 1 {
+				return broken
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		require.ErrorIs(t, err, broken)
+	})
+}
+
+func TestWireCountsRoundTrips(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, listener.Close()) }()
+	echoed := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			_, err = io.Copy(conn, conn)
+			err = errors.Join(err, conn.Close())
+		}
+		echoed <- err
+	}()
+	var wire load.Wire
+	conn, err := wire.Dial(t.Context(), "tcp", listener.Addr().String())
+	require.NoError(t, err)
+	for range 3 {
+		for range 2 { // two writes that are answered together
+			_, err = conn.Write([]byte("ab"))
+			require.NoError(t, err)
+		}
+		_, err = io.ReadFull(conn, make([]byte, 4))
+		require.NoError(t, err)
+	}
+	require.NoError(t, conn.Close())
+	require.NoError(t, <-echoed)
+	require.EqualValues(t, 3, wire.Trips())
+}

@@ -1,0 +1,97 @@
+package scenario
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
+)
+
+// Bar is what a scenario has to reach: a bound on a contender's figure, or on its ratio to another contender's
+// figure, or on a fact.
+type Bar struct {
+	Contender string
+	Figure    Figure
+	Against   string // the contender that the ratio is to; empty: the figure itself is bounded
+	Fact      string // the fact that is bounded, in place of a contender's figure
+	AtLeast   float64
+	AtMost    float64 // when AtLeast is 0
+}
+
+// String says what is asked for.
+func (b Bar) String() string {
+	bound := "at most " + b.Format(b.AtMost)
+	if b.AtLeast > 0 {
+		bound = "at least " + b.Format(b.AtLeast)
+	}
+	switch {
+	case b.Fact != "":
+		return fmt.Sprintf("%s %s", b.Fact, bound)
+	case b.Against == "":
+		return fmt.Sprintf("%s of %s %s", b.Figure, b.Contender, bound)
+	}
+	return fmt.Sprintf("%s of %s %s x %s", b.Figure, b.Contender, bound, b.Against)
+}
+
+// Format returns a value of what is bounded for readers.
+func (b Bar) Format(value float64) string {
+	switch {
+	case b.Fact != "":
+		return FormatCount(value)
+	case b.Against != "":
+		return FormatRatio(value)
+	}
+	return b.Figure.Format(value)
+}
+
+// Verdict is a bar with what was measured.
+type Verdict struct {
+	Bar
+	Value    stats.Spread
+	Measured bool
+	Reached  bool
+}
+
+// row returns the row of that name, nil when there is none.
+func (r *Result) row(name string) *Row {
+	for i := range r.Rows {
+		if r.Rows[i].Name == name {
+			return &r.Rows[i]
+		}
+	}
+	return nil
+}
+
+// judge fills in the ratios and the verdicts.
+func (r *Result) judge() {
+	for i := range r.Rows {
+		r.Rows[i].Ratio = stats.Ratios(r.Compare.series(r.Rows[0].Rounds), r.Compare.series(r.Rows[i].Rounds))
+	}
+	for _, bar := range r.Bars {
+		value := r.value(bar)
+		v := Verdict{Bar: bar, Value: value, Measured: !math.IsNaN(value.Median)}
+		v.Reached = v.Measured && (bar.AtLeast > 0 && value.Median >= bar.AtLeast || bar.AtLeast == 0 && value.Median <= bar.AtMost)
+		r.Verdicts = append(r.Verdicts, v)
+	}
+}
+
+// value returns what the bar bounds.
+func (r *Result) value(bar Bar) stats.Spread {
+	for _, m := range r.Measured {
+		if m.Name == bar.Fact {
+			return stats.Of([]float64{m.Value})
+		}
+	}
+	of := r.row(bar.Contender)
+	if of == nil {
+		return stats.Of(nil)
+	}
+	if bar.Against == "" {
+		return of.Spread(bar.Figure)
+	}
+	against := r.row(bar.Against)
+	if against == nil {
+		return stats.Of(nil)
+	}
+	return stats.Ratios(bar.Figure.series(of.Rounds), bar.Figure.series(against.Rounds))
+}

@@ -1,0 +1,101 @@
+package scenario
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
+)
+
+// Figure is one of the numbers that a round gives.
+type Figure string
+
+// The figures, by the names that the output gives them.
+const (
+	Throughput  Figure = "throughput"
+	P50         Figure = "p50"
+	P99         Figure = "p99"
+	Trips       Figure = "roundTrips"
+	Attempts    Figure = "attempts"
+	WAL         Figure = "walBytes"
+	Allocations Figure = "allocations"
+)
+
+// Figures returns all of them.
+func Figures() []Figure {
+	return []Figure{Throughput, P50, P99, Trips, Attempts, WAL, Allocations}
+}
+
+// Of returns the figure's value in a round; NaN when it was not measured.
+func (f Figure) Of(r contender.Round) float64 {
+	switch f {
+	case Throughput:
+		return r.Throughput
+	case P50:
+		return r.P50
+	case P99:
+		return r.P99
+	case Trips:
+		return r.Trips
+	case Attempts:
+		return r.Attempts
+	case WAL:
+		return r.WAL
+	case Allocations:
+		return r.Allocations
+	}
+	return math.NaN()
+}
+
+// series returns the figure's value in each round.
+func (f Figure) series(rounds []contender.Round) []float64 {
+	values := make([]float64, len(rounds))
+	for i, r := range rounds {
+		values[i] = f.Of(r)
+	}
+	return values
+}
+
+// Format returns a value of the figure for readers, with its unit; "-" when it was not measured.
+func (f Figure) Format(value float64) string {
+	switch {
+	case math.IsNaN(value):
+		return "-"
+	case f == Throughput:
+		return FormatCount(value)
+	case f == P50 || f == P99:
+		return FormatSeconds(value)
+	case f == Trips:
+		return fmt.Sprintf("%.3f", value)
+	case f == Attempts || f == WAL:
+		return fmt.Sprintf("%.2f", value)
+	}
+	return fmt.Sprintf("%.1f", value)
+}
+
+// FormatCount returns a whole number with separators.
+func FormatCount(value float64) string {
+	return message.NewPrinter(language.English).Sprintf("%.0f", value)
+}
+
+// FormatSeconds returns seconds with three digits that count, in the unit that suits them.
+func FormatSeconds(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	digit := time.Duration(1)
+	for d/digit >= 1000 {
+		digit *= 10
+	}
+	return d.Round(digit).String()
+}
+
+// FormatRatio returns a ratio with two digits that count, or two decimals when it is not small.
+func FormatRatio(ratio float64) string {
+	if ratio < 0.1 {
+		return fmt.Sprintf("%.2g", ratio)
+	}
+	return fmt.Sprintf("%.2f", ratio)
+}

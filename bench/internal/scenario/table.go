@@ -1,0 +1,256 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+)
+
+// The names that bars refer to.
+const (
+	ours       = "pgratelimit"
+	unbatched  = "one statement a call"
+	raw        = "raw update, pgx"
+	bench      = "raw update, pgbench"
+	naive      = "naive port"
+	redis      = "redis_rate"
+	memory     = "x/time/rate, in memory"
+	bare       = "without a limit"
+	committed  = "READ COMMITTED, raw update"
+	firstTenth = "first 10 %"
+	lastTenth  = "last 10 %"
+	tableSize  = "table and index"
+	megabyte   = 1 << 20
+)
+
+const (
+	manyKeys = 100_000
+	fewKeys  = 20_000 // where several limits are filled
+	hotKey   = 1
+	body     = 2 * time.Millisecond
+)
+
+// All returns every scenario. A quick run has fewer keys and updates where those take long to make.
+func All(quick bool) []Scenario {
+	scenarios := append(standalone(), refusals()...)
+	scenarios = append(scenarios, transactions()...)
+	scenarios = append(scenarios, fiveLimits()...)
+	scenarios = append(scenarios, hotTransactions()...)
+	return append(scenarios, size(quick)...)
+}
+
+func standalone() []Scenario {
+	take, one := contender.Take{Keys: manyKeys}, contender.Take{Keys: manyKeys, Unbatched: true}
+	return []Scenario{
+		{
+			Name: "take-1", Title: "standalone Take, 100k keys, 1 caller", Callers: 1, Compare: P50,
+			Contenders: []Contender{
+				{ours, take},
+				{raw, contender.Raw{Keys: manyKeys}},
+				{bench, contender.PGBench{Keys: manyKeys}},
+				{naive, contender.Naive{Keys: manyKeys}},
+			},
+			Bars: []Bar{{Contender: ours, Figure: P50, Against: raw, AtMost: 1.35}},
+		},
+		{
+			Name: "take-16", Title: "standalone Take, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
+			Contenders: []Contender{
+				{ours, take},
+				{unbatched, one},
+				{raw, contender.Raw{Keys: manyKeys}},
+				{bench, contender.PGBench{Keys: manyKeys}},
+				{naive, contender.Naive{Keys: manyKeys}},
+			},
+			Bars: []Bar{{Contender: ours, Figure: Throughput, Against: raw, AtLeast: 0.75}},
+		},
+		{
+			Name: "take-64", Title: "standalone Take, 100k keys, 64 callers", Callers: 64, Compare: Throughput,
+			Contenders: []Contender{
+				{ours, take},
+				{unbatched, one},
+				{redis, contender.RedisRate{Keys: manyKeys}},
+				{memory, contender.Memory{Keys: manyKeys}},
+			},
+			Bars: []Bar{
+				{Contender: ours, Figure: Throughput, Against: redis, AtLeast: 0.8},
+				{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: 3},
+			},
+		},
+		{
+			Name: "take-512", Title: "standalone Take, 100k keys, 512 callers", Callers: 512, Compare: Throughput,
+			Contenders: []Contender{
+				{ours, take},
+				{redis, contender.RedisRate{Keys: manyKeys}},
+				{memory, contender.Memory{Keys: manyKeys}},
+			},
+			Bars: []Bar{{Contender: ours, Figure: Throughput, Against: redis, AtLeast: 1.3}},
+		},
+		{
+			Name: "hot-512", Title: "standalone Take, one hot key, 512 callers", Callers: 512, Compare: Throughput,
+			Contenders: []Contender{
+				{ours, contender.Take{Keys: hotKey}},
+				{raw, contender.Raw{Keys: hotKey}},
+				{redis, contender.RedisRate{Keys: hotKey}},
+				{memory, contender.Memory{Keys: hotKey}},
+			},
+			Bars: []Bar{{Contender: ours, Figure: Throughput, Against: redis, AtLeast: 5}},
+		},
+	}
+}
+
+func refusals() []Scenario {
+	const refused, allowed, cached = "refused", "allowed", "refused, deny cache"
+	return []Scenario{
+		{
+			Name: "refused-16", Title: "refused standalone Take without the cache, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
+			Note: "the server itself logs some 50 bytes every 15 s, which is the rest below 0.05 bytes a decision",
+			Contenders: []Contender{
+				{refused, contender.Take{Keys: manyKeys, Empty: true}},
+				{allowed, contender.Take{Keys: manyKeys}},
+			},
+			Bars: []Bar{
+				{Contender: refused, Figure: Throughput, Against: allowed, AtLeast: 2},
+				{Contender: refused, Figure: WAL, AtMost: 0.05},
+			},
+		},
+		{
+			Name: "cached-1", Title: "refused Take answered by the deny cache, 1,000 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
+			Note: "one allocation is the decision's list of states, one the caller's list of requests; the clock is read every 256 calls",
+			Contenders: []Contender{
+				{cached, contender.Take{Keys: 1000, Empty: true, DenyCache: 10_000}},
+				{memory, contender.Memory{Keys: 1000}},
+			},
+			Bars: []Bar{
+				{Contender: cached, Figure: P50, AtMost: 300e-9},
+				{Contender: cached, Figure: Allocations, AtMost: 2.01},
+				{Contender: cached, Figure: Trips, AtMost: 0},
+			},
+		},
+	}
+}
+
+func transactions() []Scenario {
+	statements := contender.Body{Accounts: manyKeys}
+	of := func(name, title string, callers int) Scenario {
+		return Scenario{
+			Name: name, Title: title, Callers: callers, Compare: P50,
+			Note: "a call is BEGIN, the limit, SELECT, INSERT and UPDATE on tables of the caller's, COMMIT",
+			Contenders: []Contender{
+				{ours, contender.InTx{Keys: manyKeys, Body: statements}},
+				{raw, contender.Plain{Keys: manyKeys, Level: pgx.Serializable, Body: statements}},
+				{naive, contender.Naive{Keys: manyKeys, Body: statements}},
+				{bare, contender.Plain{Keys: manyKeys, Level: pgx.Serializable, Body: statements, Bare: true}},
+			},
+			Bars: []Bar{{Contender: ours, Figure: P50, Against: raw, AtMost: 1.15}},
+		}
+	}
+	return []Scenario{
+		of("tx-1", "one limit in a caller's 3-statement SERIALIZABLE transaction, 1 caller", 1),
+		of("tx-16", "the same, 16 callers", 16),
+	}
+}
+
+func fiveLimits() []Scenario {
+	const five, one = "five limits", "one limit"
+	of := func(name, title string, callers int) Scenario {
+		return Scenario{
+			Name: name, Title: title, Callers: callers, Compare: P50,
+			Contenders: []Contender{
+				{five, contender.Take{Keys: fewKeys, Limits: 5}},
+				{one, contender.Take{Keys: fewKeys}},
+			},
+			Bars: []Bar{
+				{Contender: five, Figure: P50, Against: one, AtMost: 2},
+				{Contender: five, Figure: Trips, AtMost: 1},
+			},
+		}
+	}
+	return []Scenario{
+		of("five-1", "five limits in one Take, 20k keys each, 1 caller", 1),
+		of("five-16", "the same, 16 callers", 16),
+	}
+}
+
+func hotTransactions() []Scenario {
+	pause := contender.Body{Pause: body}
+	const sharded, single = "8 shards", "1 shard"
+	return []Scenario{
+		{
+			Name: "hot-tx", Title: "one hot key, 32 workers, transactions with a 2 ms body", Callers: 32, Compare: Throughput,
+			Note: "the limit is taken first; the body is a sleep of the client's",
+			Contenders: []Contender{
+				{ours, contender.InTx{Keys: hotKey, Body: pause}},
+				{committed, contender.Plain{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause}},
+				{naive, contender.Naive{Keys: hotKey, Body: pause}},
+			},
+			Bars: []Bar{
+				{Contender: ours, Figure: Throughput, Against: committed, AtLeast: 0.9},
+				{Contender: ours, Figure: Attempts, AtMost: 1.1},
+			},
+		},
+		{
+			Name: "shards", Title: "one hot key, 32 workers that do not queue, transactions with a 2 ms body", Callers: 32, Compare: Throughput,
+			Note: "each worker has a Limiter of its own, as 32 processes have",
+			Contenders: []Contender{
+				{sharded, contender.InTx{Keys: hotKey, Body: pause, Apart: true, Shards: 8}},
+				{single, contender.InTx{Keys: hotKey, Body: pause, Apart: true}},
+			},
+			Bars: []Bar{{Contender: sharded, Figure: Throughput, Against: single, AtLeast: 3}},
+		},
+	}
+}
+
+func size(quick bool) []Scenario {
+	keys, updates := 1_000_000, 1_000_000
+	if quick {
+		keys, updates = 100_000, 20_000
+	}
+	const few, many = "1,000 keys", "1,000,000 keys"
+	note := ""
+	if quick {
+		note = fmt.Sprintf("quick: %d keys and %d updates in place of 1,000,000", keys, updates)
+	}
+	return []Scenario{
+		{
+			Name: "keys", Title: "standalone Take, 1,000,000 keys and 1,000 keys, 16 callers", Note: note, Callers: 16, Compare: Throughput,
+			Contenders: []Contender{{many, contender.Take{Keys: keys}}, {few, contender.Take{Keys: 1000}}},
+			Facts:      []Fact{{Name: "bytes a bucket, with the index", Measure: bytesPerBucket}},
+			Bars:       []Bar{{Contender: many, Figure: Throughput, Against: few, AtLeast: 0.8}},
+		},
+		{
+			Name: "updates", Title: "1,000,000 updates of one bucket with autovacuum on", Note: note, Callers: 1, Compare: P50,
+			Calls:      updates,
+			Contenders: []Contender{{ours, contender.Take{Keys: hotKey, Unbatched: true}}},
+			Facts: []Fact{
+				{Name: tableSize, Unit: " bytes", Measure: tableBytes},
+				{Name: "updates in place (HOT)", Unit: " %", Measure: hotShare},
+			},
+			Bars: []Bar{
+				{Contender: lastTenth, Figure: P50, Against: firstTenth, AtMost: 1.2},
+				{Fact: tableSize, AtMost: megabyte},
+			},
+		},
+	}
+}
+
+func bytesPerBucket(ctx context.Context, d *server.Database) (float64, error) {
+	return number(ctx, d, `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`)
+}
+
+func tableBytes(ctx context.Context, d *server.Database) (float64, error) {
+	return number(ctx, d, `SELECT pg_total_relation_size('ratelimit.buckets')::float8`)
+}
+
+func hotShare(ctx context.Context, d *server.Database) (float64, error) {
+	return number(ctx, d, `SELECT 100 * n_tup_hot_upd::float8 / greatest(n_tup_upd, 1) FROM pg_stat_user_tables WHERE relid = 'ratelimit.buckets'::regclass`)
+}
+
+func number(ctx context.Context, d *server.Database, sql string) (value float64, err error) {
+	err = d.Admin().QueryRow(ctx, sql).Scan(&value)
+	return value, err
+}

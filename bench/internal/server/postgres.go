@@ -1,0 +1,140 @@
+// Package server starts the servers that are measured, and says what they run on.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+const adminConnections = 2
+
+// settings are those of the server where they are not its defaults. A commit is on disk when it is answered.
+func settings() map[string]string {
+	return map[string]string{
+		"fsync":              "on",
+		"full_page_writes":   "on",
+		"synchronous_commit": "on",
+		"shared_buffers":     "1GB",
+		"max_connections":    "400",
+		// No checkpoint falls into a round: each scenario begins with one. What a checkpoint costs, it costs
+		// every statement alike, but in whichever round it happens to come.
+		"checkpoint_timeout": "1h",
+		"max_wal_size":       "8GB",
+		"min_wal_size":       "1GB",
+	}
+}
+
+// Postgres is a server that this process started, for itself.
+type Postgres struct {
+	*postgrestest.Server
+	// Version is what it calls itself.
+	Version string
+	// Directory holds its data.
+	Directory string
+}
+
+// StartPostgres starts a server with its data on disk. Close it in the end; it ends with this process in any
+// case.
+func StartPostgres(ctx context.Context) (_ *Postgres, err error) {
+	server, err := postgrestest.Start(ctx, postgrestest.Options{Settings: settings(), Own: true})
+	if err != nil {
+		return nil, err
+	}
+	p := &Postgres{Server: server}
+	if err := p.verify(ctx); err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	return p, nil
+}
+
+// verify asks the server what it is, and returns an error when its commits are not durable.
+func (p *Postgres) verify(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, p.URL())
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var fsync, commit string
+	const ask = `SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('data_directory'), current_setting('server_version')`
+	if err := pool.QueryRow(ctx, ask).Scan(&fsync, &commit, &p.Directory, &p.Version); err != nil {
+		return fmt.Errorf("ask for the server's settings: %w", err)
+	}
+	p.Version = "PostgreSQL " + p.Version
+	if fsync != "on" || commit != "on" {
+		return fmt.Errorf("the server has fsync = %s and synchronous_commit = %s; both have to be on", fsync, commit)
+	}
+	return nil
+}
+
+// Settings returns the settings of the server that are not its defaults.
+func (p *Postgres) Settings() map[string]string { return settings() }
+
+// Database is a database with the limiter's tables.
+type Database struct {
+	scratch *postgrestest.Scratch
+}
+
+// NewDatabase makes an empty database after a checkpoint. Drop it in the end.
+func (p *Postgres) NewDatabase(ctx context.Context) (_ *Database, err error) {
+	scratch, err := postgrestest.NewScratch(ctx, p.URL(), "bench", adminConnections)
+	if err != nil {
+		return nil, err
+	}
+	if err := migrations.Up(ctx, scratch.Pool, migrations.Config{}); err != nil {
+		return nil, errors.Join(err, scratch.Drop(ctx))
+	}
+	if _, err := scratch.Pool.Exec(ctx, "CHECKPOINT"); err != nil {
+		return nil, errors.Join(err, scratch.Drop(ctx))
+	}
+	return &Database{scratch}, nil
+}
+
+// Drop drops the database, also when ctx has ended.
+func (d *Database) Drop(ctx context.Context) error { return d.scratch.Drop(ctx) }
+
+// Settle vacuums and analyzes the tables, once they are filled, as autovacuum would in time.
+func (d *Database) Settle(ctx context.Context) error {
+	if _, err := d.Admin().Exec(ctx, "VACUUM (ANALYZE)"); err != nil {
+		return fmt.Errorf("vacuum the database: %w", err)
+	}
+	return nil
+}
+
+// Admin returns a pool for what is not measured.
+func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
+
+// Pool returns a pool of connections that wire counts the round trips of. configure may change its
+// configuration.
+func (d *Database) Pool(ctx context.Context, connections int, wire *load.Wire, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	config := d.scratch.Pool.Config()
+	config.MaxConns = int32(connections)
+	config.ConnConfig.DialFunc = wire.Dial
+	// Connections idle while the other contenders have their rounds, and a ping would count as a round trip.
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	for _, change := range configure {
+		change(config)
+	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// WAL returns the bytes of write-ahead log that the server has written since it was made.
+func (d *Database) WAL(ctx context.Context) (int64, error) {
+	var bytes int64
+	if err := d.Admin().QueryRow(ctx, `SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint`).Scan(&bytes); err != nil {
+		return 0, fmt.Errorf("ask for the position in the write-ahead log: %w", err)
+	}
+	return bytes, nil
+}
+
+// URL returns the database's connection string, for programs.
+func (d *Database) URL() string {
+	c := d.Admin().Config().ConnConfig
+	return fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=%s sslmode=disable", c.Host, c.Port, c.User, c.Password, c.Database)
+}

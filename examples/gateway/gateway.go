@@ -1,0 +1,156 @@
+package main
+
+import (
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/httplimit/client"
+	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// config is what a gateway needs to know.
+type config struct {
+	pool      *pgxpool.Pool
+	upstream  string           // URL where requests go that pass
+	customers customers        // who has an API key
+	source    httplimit.Source // where the address of a client is read
+	patience  time.Duration    // how long a decision may take; 0 is the middleware's default
+	asOf      func() time.Time // in place of the database's clock; nil in a service
+	log       *slog.Logger
+}
+
+// gateway limits what reaches the upstream.
+type gateway struct {
+	config
+	limiter         *ratelimit.Limiter
+	address, caller httplimit.Key
+}
+
+// newHandler returns the routes of a gateway.
+func newHandler(c config) (http.Handler, error) {
+	observer, err := promlimit.New(promlimit.Config{})
+	if err != nil {
+		return nil, err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(observer)
+	// The table holds no address and no name, only their HMAC. A service reads its secrets from where it keeps
+	// its others: with a new HashKey every limit starts full.
+	limiter, err := ratelimit.New(c.pool, ratelimit.Config{HashKey: secret(), Observer: observer, DenyCache: 10_000, AsOf: c.asOf})
+	if err != nil {
+		return nil, err
+	}
+	visitors, err := httplimit.NewSessions(httplimit.SessionConfig{Secrets: [][]byte{secret()}, Source: c.source, Logger: c.log})
+	if err != nil {
+		return nil, err
+	}
+	// A visitor without an API key pays as his address until a Verify hook vouches for his session, so that
+	// throwing away the cookie gains nothing.
+	caller := httplimit.FirstOf(customerOf, visitors.Key())
+	g := &gateway{config: c, limiter: limiter, address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller}
+
+	mux := http.NewServeMux()
+	if err := errors.Join(g.addAPI(mux), g.addLimits(mux)); err != nil {
+		return nil, err
+	}
+	mux.Handle("GET /ratelimit.js", client.Handler())
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{})) // a service's is not for everybody
+	addPage(mux)
+	return c.customers.identify(visitorsVia(visitors.Handler(mux), mux)), nil
+}
+
+// visitorsVia hands requests without an API key to sessions, which gives them a cookie, and the others to next.
+func visitorsVia(sessions, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "" {
+			sessions.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func secret() []byte {
+	b := make([]byte, 32)
+	_, _ = rand.Read(b) // never fails
+	return b
+}
+
+// addAPI adds the upstream behind the limits.
+func (g *gateway) addAPI(mux *http.ServeMux) error {
+	upstream, err := url.Parse(g.upstream)
+	if err != nil {
+		return err
+	}
+	limited, err := httplimit.New(g.limiter, httplimit.Config{Rules: rules(g.address, g.caller), DecisionTimeout: g.patience, Logger: g.log})
+	if err != nil {
+		return err
+	}
+	mux.Handle("/v1/", limited(requireKnown(g.proxy(upstream))))
+	return nil
+}
+
+// addLimits adds what tells callers how much of their plan is left.
+func (g *gateway) addLimits(mux *http.ServeMux) error {
+	limited, err := httplimit.New(g.limiter, httplimit.Config{
+		Rules: []httplimit.Rule{{Limit: perPoll, Key: g.address}}, Headers: httplimit.NoHeaders, Logger: g.log,
+	})
+	if err != nil {
+		return err
+	}
+	states := map[string]http.Handler{}
+	for plan, limit := range map[string]ratelimit.Limit{planFree: perFree, planPro: perPro} {
+		states[plan], err = httplimit.NewClientState(httplimit.ClientStateConfig{
+			Limiter: g.limiter, Key: g.caller, Limits: []ratelimit.Limit{limit}, Logger: g.log,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	mux.Handle("GET /limits", limited(requireKnown(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		states[identityOf(r).plan].ServeHTTP(w, r)
+	}))))
+	return nil
+}
+
+// proxy hands requests on to the upstream, with what they were charged, and without what is only for us.
+func (g *gateway) proxy(upstream *url.URL) http.Handler {
+	return &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(upstream)
+			r.Out.Header.Del("Authorization")
+			r.Out.Header.Del("Cookie")
+			if admission, ok := httplimit.FromContext(r.In.Context()); ok {
+				charged, _ := admission.State(overall)
+				r.Out.Header.Set(costHeader, strconv.FormatFloat(charged.Cost, 'f', -1, 64))
+			}
+		},
+		Transport: &http.Transport{MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: 10 * time.Second},
+		ErrorLog:  slog.NewLogLogger(g.log.Handler(), slog.LevelWarn),
+	}
+}
+
+// httpServer returns a server that no slow client can hold for long.
+func httpServer(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+}

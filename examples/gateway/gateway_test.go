@@ -1,0 +1,96 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAPI(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ChargesWhatTheHeaderStates", func(t *testing.T) {
+		t.Parallel()
+		url := serveGateway(t, new(upstream))
+		for _, test := range []struct {
+			stated  string
+			charged int
+		}{{"", 1}, {"7", 7}, {"100", 100}, {"101", maxCost}, {"1e9", maxCost}, {"-5", 1}, {"seven", 1}} {
+			got := get(t, url+"/v1/x", map[string]string{"Authorization": "Bearer pro-key", costHeader: test.stated})
+			require.Equal(t, http.StatusOK, got.status, got.body)
+			require.JSONEq(t, fmt.Sprintf(`{"path": "/v1/x", "tokens": %d}`, test.charged), got.body, test.stated)
+		}
+	})
+
+	t.Run("StatesWhatIsLeftOfEveryTierButTheOneOnTrial", func(t *testing.T) {
+		t.Parallel()
+		url := serveGateway(t, new(upstream))
+		got := get(t, url+"/v1/x", nil)
+		policies, left := got.header.Get("RateLimit-Policy"), got.header.Get("RateLimit")
+		for _, limit := range []string{`"gateway.address"`, `"gateway.free"`, `"gateway.all"`} {
+			require.Contains(t, policies, limit)
+			require.Contains(t, left, limit)
+		}
+		require.NotContains(t, policies+left, daily.Name())
+		require.Contains(t, left, `"gateway.free";r=59`)
+	})
+
+	t.Run("HandsNoSecretsOn", func(t *testing.T) {
+		t.Parallel()
+		url := serveGateway(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = json.NewEncoder(w).Encode(r.Header)
+		}))
+		got := get(t, url+"/v1/x", map[string]string{"Authorization": "Bearer free-key", "Cookie": "a=b"})
+		require.NotContains(t, got.body, "free-key")
+		require.NotContains(t, got.body, "a=b")
+	})
+
+	t.Run("RefusesKeysThatNobodyHasAtTheCostOfTheirAddress", func(t *testing.T) {
+		t.Parallel()
+		served := new(upstream)
+		url := serveGateway(t, served)
+		got := get(t, url+"/v1/x", map[string]string{"Authorization": "Bearer guess"})
+		require.Equal(t, http.StatusUnauthorized, got.status)
+		require.Equal(t, "Bearer", got.header.Get("WWW-Authenticate"))
+		require.Contains(t, got.header.Get("RateLimit"), `"gateway.address";r=119`)
+		require.NotContains(t, got.header.Get("RateLimit"), "gateway.all")
+		require.Zero(t, served.requests.Load())
+	})
+
+	t.Run("SaysThatTheUpstreamIsDown", func(t *testing.T) {
+		t.Parallel()
+		got := get(t, serveGatewayBefore(t, "http://127.0.0.1:1")+"/v1/x", nil)
+		require.Equal(t, http.StatusBadGateway, got.status)
+	})
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	url := serveGateway(t, new(upstream))
+	for name, test := range map[string]struct {
+		authorization string
+		status        int
+		limit         string
+	}{
+		"OfAVisitor":  {"", http.StatusOK, perFree.Name()},
+		"OfAFreeKey":  {"Bearer free-key", http.StatusOK, perFree.Name()},
+		"OfAProKey":   {"Bearer pro-key", http.StatusOK, perPro.Name()},
+		"OfAStranger": {"Bearer guess", http.StatusUnauthorized, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fields := map[string]string{}
+			if test.authorization != "" {
+				fields["Authorization"] = test.authorization
+			}
+			got := get(t, url+"/limits", fields)
+			require.Equal(t, test.status, got.status, got.body)
+			if test.limit != "" {
+				require.Contains(t, got.body, fmt.Sprintf(`"limit":%q`, test.limit))
+			}
+		})
+	}
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// serveGateway serves a gateway to clients that connect directly, with ada on the free plan and grace on the
+// other, and returns its URL.
+func serveGateway(t *testing.T, behind http.Handler) string {
+	t.Helper()
+	upstream := httptest.NewServer(behind)
+	t.Cleanup(upstream.Close)
+	return serveGatewayBefore(t, upstream.URL)
+}
+
+func serveGatewayBefore(t *testing.T, upstream string) string {
+	t.Helper()
+	pool := postgrestest.New(t)
+	handler, err := newHandler(config{
+		pool: pool, upstream: upstream, customers: listenCustomers(), source: httplimit.Peer,
+		patience: patience, log: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// answer is what a client gets.
+type answer struct {
+	status  int
+	header  http.Header
+	cookies []*http.Cookie
+	body    string
+}
+
+// get asks with the fields.
+func get(t *testing.T, url string, fields map[string]string) answer {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	require.NoError(t, err)
+	for name, value := range fields {
+		request.Header.Set(name, value)
+	}
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return answer{response.StatusCode, response.Header, response.Cookies(), string(body)}
+}

@@ -1,0 +1,105 @@
+// Package grpclimit limits the calls of a gRPC server: interceptors for google.golang.org/grpc.
+//
+//	limits, err := grpclimit.New(limiter, grpclimit.Config{
+//		Requests: func(ctx context.Context, fullMethod string) ([]ratelimit.Request, error) {
+//			address, err := grpclimit.PeerAddress(ctx)
+//			if err != nil {
+//				return nil, err
+//			}
+//			return []ratelimit.Request{PerAddress.For(address), Everybody.Global()}, nil
+//		},
+//	})
+//	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limits.Unary), grpc.ChainStreamInterceptor(limits.Stream))
+//
+// The limits of a call are asked together, and it takes from all of them or from none. The tokens are
+// taken and committed before the handler runs, and stay taken whatever it returns: a handler gives them
+// back with [ratelimit.Limiter.Credit], and one that wants the charge in its own transaction takes them itself.
+//
+// # What the client gets
+//
+//	refused              ResourceExhausted, with RetryInfo, QuotaFailure, which names the limits that refused, and ErrorInfo
+//	no decision          Unavailable, with RetryInfo and ErrorInfo, unless Config.FailOpen lets the call through
+//	cost above capacity  InvalidArgument with ErrorInfo and no RetryInfo, since no wait helps; so too a cost that is no number
+//	no key               Config.InvalidKey with ErrorInfo: there is never a bucket that those without a key share
+//	a misuse             Internal: no limits named, or ones that contradict each other
+//	gone meanwhile       Canceled or DeadlineExceeded, when the call's own context ended
+//
+// ErrorInfo has the reasons RATE_LIMITED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and INVALID_KEY.
+// With RetryInfo comes the trailer grpc-retry-pushback-ms, so that clients whose retry policy lists the code wait
+// as long; those of languages without it find the wait in RetryInfo. No answer holds a key or the text of a failure, which
+// is logged. When a call ends without a decision, its tokens may have been taken: the answer can be lost on its way.
+//
+// The limiter's Observer is told what became of each call, and of each message that is charged for, as a
+// [ratelimit.Answered] whose route is the method; of one that your functions answer with a code of their own it is not.
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// ErrInvalidConfig is returned by New when the limiter or a field of Config cannot be used.
+var ErrInvalidConfig = errors.New("grpclimit: invalid configuration")
+
+// Config is how calls are limited. Only Requests has to be set.
+type Config struct {
+	// Requests returns what a call asks of which limits: one or several. To answer with a code of its own
+	// it returns an error of package status; any other error, and no requests, is answered with Internal.
+	Requests func(ctx context.Context, fullMethod string) ([]ratelimit.Request, error)
+	// Message returns what a received message asks for, such as its size, on top of Requests: for a unary call in
+	// the same decision, in a stream when the message arrives. None is for a message that is free. Errors are
+	// those of Requests. Defaults to nil: messages are free, and a stream is charged when it opens.
+	Message func(ctx context.Context, fullMethod string, message any) ([]ratelimit.Request, error)
+	// Skip reports whether a call is not limited at all, as those of a health check. Defaults to nil: all are.
+	Skip func(ctx context.Context, fullMethod string) bool
+	// Timeout is how long to wait for a decision. Defaults to 1 second.
+	Timeout time.Duration
+	// FailOpen lets calls through, and logs it, when the database did not decide on them. Refused all the same are
+	// calls that clients could have provoked by asking much (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all
+	// after Close of the limiter. Defaults to false.
+	FailOpen bool
+	// RetryAfter is when a client may try again that was refused because there was no decision. Defaults to
+	// 1 second.
+	RetryAfter time.Duration
+	// InvalidKey is the code for a key that is empty or cannot be stored. Defaults to codes.InvalidArgument,
+	// which says that it came from the client; codes.Unauthenticated and codes.Internal may fit better.
+	InvalidKey codes.Code
+	// Domain is the domain in ErrorInfo: the name of your service. Defaults to "pgratelimit".
+	Domain string
+	// Logger gets the failures that clients are not told. Defaults to slog.Default.
+	Logger *slog.Logger
+}
+
+// Interceptor limits calls. It is safe for concurrent use.
+type Interceptor struct {
+	gate   *rpclimit.Gate
+	config Config
+}
+
+// New returns an Interceptor that takes from limiter.
+func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
+	if config.Requests == nil {
+		return nil, fmt.Errorf("%w: Requests is nil; return what a call asks of which limits", ErrInvalidConfig)
+	}
+	gate, err := rpclimit.New(limiter, rpclimit.Config{
+		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
+		InvalidKey: code.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	return &Interceptor{gate: gate, config: config}, nil
+}
+
+// FromContext returns the decision on the call whose context this is, for a handler that shows the remainder
+// or gives back what it did not need. It returns false when the call was skipped, or let through undecided.
+func FromContext(ctx context.Context) (ratelimit.Decision, bool) { return rpclimit.Decision(ctx) }

@@ -1,0 +1,37 @@
+package grpclimit
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+)
+
+// PeerAddress returns the IP address that the call came from, as a key: of IPv6 the /64, and IPv4 as it is,
+// also when it came mapped into IPv6. Behind a proxy it is the proxy's: use Metadata with what the proxy sets and
+// clients cannot. Its error has the code Internal, as on a Unix socket.
+func PeerAddress(ctx context.Context) (string, error) {
+	from, ok := peer.FromContext(ctx)
+	if !ok || from.Addr == nil {
+		return "", status.Error(codes.Internal, "the call has no peer address")
+	}
+	key, err := rpclimit.AddressKey(from.Addr.String())
+	if err != nil {
+		return "", status.Error(codes.Internal, err.Error())
+	}
+	return key, nil
+}
+
+// Metadata returns the one value of the call's metadata name, as a key. Its error, when there is none, an empty
+// one, or more than one, has the code InvalidArgument.
+func Metadata(ctx context.Context, name string) (string, error) {
+	key, err := rpclimit.OnlyValue("metadata "+name, metadata.ValueFromIncomingContext(ctx, name))
+	if err != nil {
+		return "", status.Error(codes.InvalidArgument, err.Error())
+	}
+	return key, nil
+}

@@ -1,0 +1,184 @@
+package grpclimit_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pgratelimit/pgratelimit/grpclimit"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// deadline is how long a test waits for what has to happen.
+const deadline = 30 * time.Second
+
+const (
+	say  = "/test.Echo/Say"
+	chat = "/test.Echo/Chat"
+)
+
+var (
+	perUser   = ratelimit.Define("perUser", ratelimit.TokenBucket{Rate: 2, Period: time.Minute})
+	everybody = ratelimit.Define("everybody", ratelimit.PerHour(100))
+)
+
+// echo is a service that answers what it is told.
+type echo struct {
+	handled atomic.Int64
+	// say and chat take the place of the answers when they are set.
+	say  func(ctx context.Context, text string) (string, error)
+	chat func(stream grpc.ServerStream) error
+}
+
+func (e *echo) description() *grpc.ServiceDesc {
+	return &grpc.ServiceDesc{
+		ServiceName: "test.Echo",
+		HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+			in := new(wrapperspb.StringValue)
+			if err := decode(in); err != nil {
+				return nil, err
+			}
+			return intercept(ctx, in, &grpc.UnaryServerInfo{Server: e, FullMethod: say}, func(ctx context.Context, in any) (any, error) {
+				e.handled.Add(1)
+				text := in.(*wrapperspb.StringValue).GetValue()
+				if e.say == nil {
+					return wrapperspb.String(text), nil
+				}
+				text, err := e.say(ctx, text)
+				return wrapperspb.String(text), err
+			})
+		}}},
+		Streams: []grpc.StreamDesc{{StreamName: "Chat", ServerStreams: true, ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error {
+			e.handled.Add(1)
+			if e.chat != nil {
+				return e.chat(stream)
+			}
+			for {
+				in := new(wrapperspb.StringValue)
+				if err := stream.RecvMsg(in); errors.Is(err, io.EOF) {
+					return nil
+				} else if err != nil {
+					return err
+				}
+				if err := stream.SendMsg(in); err != nil {
+					return err
+				}
+			}
+		}}},
+	}
+}
+
+// bundle is a server with limits on a database of its own, and a client.
+type bundle struct {
+	*echo
+
+	pool    *pgxpool.Pool
+	limiter *ratelimit.Limiter
+	client  *grpc.ClientConn
+	now     atomic.Int64 // what the limiter's clock shows, in nanoseconds since 1970
+	logged  *logtest.Journal
+}
+
+func setup(t *testing.T, config grpclimit.Config, options ...grpc.DialOption) *bundle {
+	t.Helper()
+	b := &bundle{echo: &echo{}, pool: postgrestest.New(t), logged: &logtest.Journal{}}
+	b.now.Store(time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC).UnixNano())
+	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: func() time.Time { return time.Unix(0, b.now.Load()) }})
+	require.NoError(t, err)
+	b.limiter = limiter
+	config.Timeout = cmp.Or(config.Timeout, deadline) // the default is short for a machine that runs all tests
+	config.Logger = slog.New(slog.NewTextHandler(b.logged, nil))
+	limits, err := grpclimit.New(limiter, config)
+	require.NoError(t, err)
+
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limits.Unary), grpc.ChainStreamInterceptor(limits.Stream))
+	server.RegisterService(b.description(), b.echo)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	b.client, err = grpc.NewClient(listener.Addr().String(), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, b.client.Close())
+		server.Stop()
+		require.NoError(t, <-served)
+	})
+	return b
+}
+
+// call says text to the server and returns its answer.
+func (b *bundle) call(ctx context.Context, text string, options ...grpc.CallOption) (string, error) {
+	out := new(wrapperspb.StringValue)
+	err := b.client.Invoke(ctx, say, wrapperspb.String(text), out, options...)
+	return out.GetValue(), err
+}
+
+// open begins a chat.
+func (b *bundle) open(t *testing.T) grpc.ClientStream {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	t.Cleanup(cancel)
+	stream, err := b.client.NewStream(ctx, &grpc.StreamDesc{StreamName: "Chat", ServerStreams: true, ClientStreams: true}, chat)
+	require.NoError(t, err)
+	return stream
+}
+
+// exchange sends text and returns what comes back.
+func exchange(stream grpc.ClientStream, text string) (string, error) {
+	if err := stream.SendMsg(wrapperspb.String(text)); err != nil && !errors.Is(err, io.EOF) {
+		return "", err
+	}
+	out := new(wrapperspb.StringValue)
+	err := stream.RecvMsg(out)
+	return out.GetValue(), err
+}
+
+// left returns how many tokens the bucket of request holds.
+func (b *bundle) left(t *testing.T, request ratelimit.Request) float64 {
+	t.Helper()
+	value, err := b.limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return value.Tokens
+}
+
+// asking returns a function that always asks for requests.
+func asking(requests ...ratelimit.Request) func(context.Context, string) ([]ratelimit.Request, error) {
+	return func(context.Context, string) ([]ratelimit.Request, error) { return requests, nil }
+}
+
+// reason returns the reason in the details of err.
+func reason(err error) string {
+	if info := detail[*errdetails.ErrorInfo](err); info != nil {
+		return info.GetReason()
+	}
+	return ""
+}
+
+// detail returns the detail of type T in err, or nothing.
+func detail[T any](err error) T {
+	for _, d := range status.Convert(err).Details() {
+		if found, ok := d.(T); ok {
+			return found
+		}
+	}
+	var none T
+	return none
+}

@@ -1,0 +1,189 @@
+package httplimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Admission is what the rules took from a request that is being served. It is safe for concurrent use, and
+// stays usable when the handler has returned.
+type Admission struct {
+	middleware *middleware
+	outer      *Admission // of a middleware around this one; nil when there is none
+	decision   ratelimit.Decision
+	undecided  bool // the store failed
+
+	mu      sync.Mutex
+	charges []*charge
+}
+
+// charge is what one rule took.
+type charge struct {
+	ask     ask
+	at      time.Time // the instant of the decision, on the limiter's clock
+	settled bool
+}
+
+// negligible is the share of a capacity below which a difference is a rounding, which the core would not book.
+const negligible = 1e-9
+
+type contextKey struct{}
+
+// FromContext returns what the middleware around a handler admitted its request with, and false when there is none
+// or it skipped the request.
+func FromContext(ctx context.Context) (*Admission, bool) {
+	a, ok := ctx.Value(contextKey{}).(*Admission)
+	return a, ok
+}
+
+// Decision returns the decision of the innermost middleware on its enforced rules. It is the zero Decision, with no
+// States, when there was none: no rule applied, or the store failed and FailOpen is set.
+func (a *Admission) Decision() ratelimit.Decision { return a.decision }
+
+// State returns what was left of limit when the request was decided, by this middleware or one around it, and false when
+// no enforced rule asked it.
+func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
+	for ; a != nil; a = a.outer {
+		for _, s := range a.decision.States {
+			if s.Limit.Name() == limit.Name() {
+				return s, true
+			}
+		}
+	}
+	return ratelimit.State{}, false
+}
+
+// Settle books what the request really cost of the limits, each of them: what the rule took beyond actual
+// is given back, and what it took too little is taken now, below zero if need be. A limit is settled once:
+// again changes nothing. A rule that took nothing, because it did not apply, the store had failed or
+// it is in shadow mode and refused, stays at nothing. What belongs to a fixed window that has ended is not given back.
+//
+// It goes on when ctx is cancelled, since the work is done whether or not the client waits, for up to
+// Config.DecisionTimeout. After an error it is open whether the difference was booked, and settling again
+// may book it twice. It returns ErrNoRule for a limit that no rule has. Differences under a billionth of the
+// capacity are not booked.
+func (a *Admission) Settle(ctx context.Context, actual float64, limits ...ratelimit.Limit) error {
+	if !(actual >= 0) || math.IsInf(actual, 1) {
+		return fmt.Errorf("httplimit: settle: %w: %v; a cost is a number from 0 up", ratelimit.ErrInvalidCost, actual)
+	}
+	wanted := make(map[string]bool, len(limits))
+	for _, limit := range limits {
+		if !a.knows(limit.Name()) {
+			return fmt.Errorf("httplimit: settle: %w: %q", ErrNoRule, limit.Name())
+		}
+		wanted[limit.Name()] = true
+	}
+	return a.book(ctx, "settle", actual, func(c *charge) bool { return wanted[c.ask.limit.Name()] })
+}
+
+// Credit gives back everything that is not settled yet, as for a request that was answered from a cache. It
+// is Settle with 0 for each limit of this middleware and of those around it.
+func (a *Admission) Credit(ctx context.Context) error {
+	return a.book(ctx, "credit", 0, func(*charge) bool { return true })
+}
+
+// book settles at actual what is wanted, of this middleware and of those around it.
+func (a *Admission) book(ctx context.Context, verb string, actual float64, wanted func(*charge) bool) error {
+	for ; a != nil; a = a.outer {
+		charges := a.claim(wanted)
+		if err := a.middleware.book(ctx, charges, actual); err != nil {
+			a.release(charges)
+			return fmt.Errorf("httplimit: %s: %w", verb, err)
+		}
+	}
+	return nil
+}
+
+// knows reports whether a rule has the limit, or may have chosen it.
+func (a *Admission) knows(limit string) bool {
+	for ; a != nil; a = a.outer {
+		for _, rule := range a.middleware.config.Rules {
+			if rule.LimitFor != nil || rule.Limit.Name() == limit {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// refunds reports whether a rule may give back by the response.
+func (a *Admission) refunds() bool {
+	for _, c := range a.charges {
+		if c.ask.rule.Refund != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// claim marks as settled, and returns, the charges that are not and that wanted is true of.
+func (a *Admission) claim(wanted func(*charge) bool) []*charge {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var claimed []*charge
+	for _, c := range a.charges {
+		if !c.settled && wanted(c) {
+			c.settled = true
+			claimed = append(claimed, c)
+		}
+	}
+	return claimed
+}
+
+// release undoes claim, where the charges could not be booked.
+func (a *Admission) release(charges []*charge) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range charges {
+		c.settled = false
+	}
+}
+
+// book charges or gives back the difference between what was taken and actual.
+func (m *middleware) book(ctx context.Context, charges []*charge, actual float64) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.DecisionTimeout)
+	defer cancel()
+	var more []ratelimit.Request
+	less := make(map[time.Time][]ratelimit.Request, 1) // by when they were taken: rules in shadow mode are by themselves
+	for _, c := range charges {
+		difference := actual - c.ask.cost
+		switch {
+		case math.Abs(difference) < max(c.ask.limit.Capacity(), 1)*negligible:
+		case difference > 0:
+			more = append(more, c.ask.request().Cost(difference))
+		default:
+			less[c.at] = append(less[c.at], c.ask.request().Cost(-difference))
+		}
+	}
+	var failed []error
+	if len(more) > 0 {
+		failed = append(failed, m.limiter.Charge(ctx, more...))
+	}
+	for at, requests := range less {
+		failed = append(failed, m.limiter.Refund(ctx, at, requests...))
+	}
+	return errors.Join(failed...)
+}
+
+// charged returns what asks took by the decision.
+func charged(asks []ask, d ratelimit.Decision) []*charge {
+	charges := make([]*charge, len(asks))
+	for i, a := range asks {
+		charges[i] = &charge{ask: a, at: d.At}
+	}
+	return charges
+}
+
+func chargedLimits(charges []*charge) []string {
+	all := make([]string, len(charges))
+	for i, c := range charges {
+		all[i] = c.ask.limit.Name()
+	}
+	return all
+}

@@ -1,0 +1,164 @@
+package httplimit_test
+
+import (
+	"context"
+	"math"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// within serves one request of ada's by config, and lets work have the admission.
+func (b *bundle) within(t *testing.T, config httplimit.Config, work func(ctx context.Context, a *httplimit.Admission)) {
+	t.Helper()
+	ran := false
+	w := do(b.limited(t, config, inline(func(e exchange) {
+		require.NotNil(t, e.admission)
+		work(e.r.Context(), e.admission)
+		ran = true
+	})), request(t))
+	require.True(t, ran, "status %d", w.Code)
+}
+
+var planRule = httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)}
+
+func TestAHandlerSeesWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, ok := httplimit.FromContext(t.Context())
+	require.False(t, ok)
+	b.within(t, rules(userRule, planRule), func(_ context.Context, a *httplimit.Admission) {
+		require.True(t, a.Decision().Allowed)
+		require.Len(t, a.Decision().States, 2)
+		state, ok := a.State(perPlan)
+		require.True(t, ok)
+		require.Equal(t, 90.0, state.Remaining)
+		_, ok = a.State(everyone)
+		require.False(t, ok)
+	})
+}
+
+func TestSettleBooksTheRealCost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ actual, charged float64 }{
+		"Less":      {4, 4},
+		"Nothing":   {0, 0},
+		"AsMuch":    {10, 10},
+		"About":     {10 + 1e-12, 10},
+		"More":      {25, 25},
+		"InToDebts": {250, 250}, // of 100
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.within(t, rules(userRule, planRule), func(ctx context.Context, a *httplimit.Admission) {
+				require.NoError(t, a.Settle(ctx, c.actual, perPlan))
+				require.NoError(t, a.Settle(ctx, 77, perPlan), "it is settled once")
+				require.NoError(t, a.Credit(ctx))
+			})
+			require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")))
+			require.Zero(t, b.charged(t, perUser.For("ada")), "Credit gives back what is not settled")
+		})
+	}
+}
+
+func TestSettleSeveralLimitsAtOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true, Cost: httplimit.FixedCost(30)}),
+		b.limited(t, rules(userRule, planRule), inline(func(e exchange) {
+			_, ok := e.admission.State(everyone)
+			require.True(t, ok, "that of the middleware around it")
+			require.NoError(t, e.admission.Settle(e.r.Context(), 20, perPlan, everyone))
+		})))
+	do(handler, request(t))
+	require.Equal(t, 20.0, b.charged(t, perPlan.For("ada")))
+	require.Equal(t, 20.0, b.charged(t, everyone.Global()))
+	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
+}
+
+func TestSettleIsDoneOnceByMany(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.within(t, rules(planRule), func(ctx context.Context, a *httplimit.Admission) {
+		var group errgroup.Group
+		for range 8 {
+			group.Go(func() error { return a.Settle(ctx, 25, perPlan) })
+		}
+		require.NoError(t, group.Wait())
+	})
+	require.Equal(t, 25.0, b.charged(t, perPlan.For("ada")))
+}
+
+func TestSettleOutlivesTheRequest(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.within(t, rules(planRule), func(ctx context.Context, a *httplimit.Admission) {
+		ctx, cancel := context.WithCancel(ctx)
+		cancel()
+		require.NoError(t, a.Settle(ctx, 25, perPlan))
+	})
+	require.Equal(t, 25.0, b.charged(t, perPlan.For("ada")))
+}
+
+func TestSettleRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	never := httplimit.Rule{Limit: everyone, Global: true, When: func(*http.Request) bool { return false }}
+	b.within(t, rules(planRule, never), func(ctx context.Context, a *httplimit.Admission) {
+		for _, actual := range []float64{-1, math.NaN(), math.Inf(1)} {
+			require.ErrorIs(t, a.Settle(ctx, actual, perPlan), ratelimit.ErrInvalidCost)
+		}
+		require.ErrorIs(t, a.Settle(ctx, 1, perPlan, perUser), httplimit.ErrNoRule)
+		require.NoError(t, a.Settle(ctx, 5, everyone), "the rule did not apply")
+		require.ErrorIs(t, a.Settle(ctx, 1e300, perPlan), ratelimit.ErrCostExceedsCapacity)
+		require.NoError(t, a.Settle(ctx, 7, perPlan), "after an error it can be settled again")
+	})
+	require.Equal(t, 7.0, b.charged(t, perPlan.For("ada")))
+	require.Zero(t, b.charged(t, everyone.Global()))
+}
+
+// TestNothingIsGivenBackToALaterWindow promises that tokens of a window that has ended are gone, and that the
+// overrun is taken from the current one.
+func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
+	t.Parallel()
+	rule := httplimit.Rule{Limit: windowed, Key: user, Cost: httplimit.FixedCost(4)}
+	const before = time.Microsecond
+	b := setup(t)
+	b.setClock(ten.Add(time.Hour - before)) // the window ends while the handler works
+	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+		state, _ := a.State(windowed)
+		require.Equal(t, before, state.ResetAfter)
+		b.setClock(ten.Add(time.Hour))
+		b.take(t, windowed.For("ada").Cost(6)) // of the next window
+		require.NoError(t, a.Settle(ctx, 1, windowed))
+	})
+	require.Equal(t, 6.0, b.charged(t, windowed.For("ada")))
+
+	b = setup(t)
+	b.setClock(ten.Add(time.Hour - before))
+	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+		b.setClock(ten.Add(time.Hour))
+		require.NoError(t, a.Settle(ctx, 6, windowed))
+	})
+	require.Equal(t, 2.0, b.charged(t, windowed.For("ada")))
+
+	b = setup(t)
+	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+		require.NoError(t, a.Settle(ctx, 1, windowed), "within the window it is given back")
+	})
+	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
+
+	b = setup(t)
+	b.setClock(ten.Add(time.Hour - before)) // and there it stands still, while this process's clock passes the end
+	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+		require.NoError(t, a.Settle(ctx, 1, windowed), "the clock that counts is the limiter's")
+	})
+	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
+}

@@ -1,0 +1,68 @@
+package client_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit/client"
+)
+
+func TestHandler(t *testing.T) {
+	t.Parallel()
+	serve := func(method string, headers ...string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), method, "/ratelimit.js", nil)
+		for i := 0; i < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		w := httptest.NewRecorder()
+		client.Handler().ServeHTTP(w, r)
+		return w
+	}
+
+	t.Run("ServesAScriptThatIsAskedForAgainAndNotSniffed", func(t *testing.T) {
+		t.Parallel()
+		got := serve(http.MethodGet)
+		require.Equal(t, http.StatusOK, got.Code)
+		require.Equal(t, "text/javascript; charset=utf-8", got.Header().Get("Content-Type"))
+		require.Equal(t, "nosniff", got.Header().Get("X-Content-Type-Options"))
+		require.Equal(t, "no-cache", got.Header().Get("Cache-Control"))
+		require.Empty(t, got.Header().Get("Access-Control-Allow-Origin"))
+		require.Contains(t, got.Body.String(), "export function evaluate(")
+	})
+	t.Run("SendsNothingToWhoHasIt", func(t *testing.T) {
+		t.Parallel()
+		tag := serve(http.MethodGet).Header().Get("ETag")
+		require.Regexp(t, `^"[A-Za-z0-9_-]{43}"$`, tag)
+		require.Equal(t, http.StatusNotModified, serve(http.MethodGet, "If-None-Match", tag).Code)
+		require.Equal(t, http.StatusOK, serve(http.MethodGet, "If-None-Match", `"other"`).Code)
+	})
+	t.Run("OnlyReads", func(t *testing.T) {
+		t.Parallel()
+		require.Equal(t, http.StatusOK, serve(http.MethodHead).Code)
+		got := serve(http.MethodPost)
+		require.Equal(t, http.StatusMethodNotAllowed, got.Code)
+		require.Equal(t, "GET, HEAD", got.Header().Get("Allow"))
+	})
+}
+
+// TestClient plays each scene of testdata/scenes.js in a browser, on a page of its own.
+func TestClient(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	mux.Handle("/testdata/", http.FileServer(http.Dir(".")))
+	site := newSite(t, mux)
+	scenes := play[[]string](t, site.browser, `return Object.keys(await import('/testdata/scenes.js'));`)
+	require.NotEmpty(t, scenes)
+	for _, scene := range scenes {
+		t.Run(scene, func(t *testing.T) {
+			site.open(t, site.browser)
+			require.Empty(t, play[string](t, site.browser, `
+				const { `+scene+`: scene } = await import('/testdata/scenes.js');
+				try { await scene(); } catch (e) { return e.stack; }
+				return '';`))
+		})
+	}
+}

@@ -1,0 +1,199 @@
+// What a rate limit of pgratelimit would answer, computed in the browser between two polls. It is for showing
+// what is left and when to come back; the server decides.
+//
+// Spans and instants are whole microseconds, instants since 1970 by the server's clock. Every answer is that of
+// the Go package ratelimit to the last bit, until 2255, when a number no longer holds a microsecond.
+
+/**
+ * @typedef {object} State a bucket, as MarshalJSON of the Go type Value writes it
+ * @property {string} limit the limit's name
+ * @property {'token bucket'|'fixed window'} algorithm
+ * @property {number} rate tokens that arrive each period
+ * @property {number} period_us
+ * @property {number} capacity the most tokens it holds
+ * @property {number} [start_us] a window begins there; absent is 0
+ * @property {number} value tokens held at ts_us
+ * @property {number} ts_us
+ * @property {number} now_us when the server read it
+ *
+ * @typedef {object} Answer
+ * @property {boolean} ok whether the cost could be taken
+ * @property {number} tokens what the bucket holds: below 0 while reservations are owed
+ * @property {number} remaining the same, never below 0
+ * @property {number} retryAfterUs the wait until the cost could be taken if nobody takes anything; 0 when ok
+ * @property {number} resetAfterUs the wait until the bucket is full if nobody takes anything
+ */
+
+const HORIZON = 250 * 365 * 86_400e6; // the longest wait that is told
+const CLOCK_TOLERANCE = 60e6; // how far ts may be ahead before it is taken for the mark of a wrong clock
+
+/**
+ * Returns what a state means for a cost at an instant of the server's clock. It throws a RangeError for a cost
+ * that is no number of tokens, or is more than the limit can ever hold, so that no wait would help.
+ * @param {State} state
+ * @param {number} [at] defaults to when the server read the state
+ * @param {number} [cost]
+ * @returns {Answer}
+ */
+export function evaluate(state, at = state.now_us, cost = 1) {
+  const { algorithm, rate, period_us: period, capacity, start_us: start = 0, value } = state;
+  const now = Math.floor(at);
+  if (algorithm !== 'token bucket' && algorithm !== 'fixed window') {
+    throw new TypeError(`${state.limit} has algorithm ${algorithm}; reload the page, the server has a newer module`);
+  }
+  if (!Number.isSafeInteger(now)) throw new RangeError(`${at} is no instant in microseconds`);
+  if (!(cost >= 0) || (cost > 0 && cost < Math.max(capacity * 2 ** -40, 1e-9))) {
+    throw new RangeError(`a cost of ${cost} of ${state.limit} is no number of tokens from 0 up, or too small`);
+  }
+  if (cost > capacity) throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity} at once`);
+
+  // Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below
+  // passes 2^53, and % is exact, so nothing rounds that does not round in Go.
+  const [step, steps] = algorithm === 'fixed window' ? [period, 1] : [1, period];
+  const begin = (t) => t - ((((t - start) % step) + step) % step);
+  const ts = state.ts_us - begin(now) > step + CLOCK_TOLERANCE ? begin(now) : state.ts_us;
+  const gap = Math.max(begin(now) - ts, 0);
+  const elapsed = (gap - (gap % step)) / step + (gap % step > 0 ? 1 : 0);
+  const tokensAfter = (more) => Math.min(capacity, value + ((elapsed + more) * rate) / steps);
+
+  const wait = (needed) => {
+    const enough = (more) => tokensAfter(more) - needed >= 0;
+    if (enough(0)) return 0;
+    let low = 0; // not enough
+    let high = Math.floor(HORIZON / step) + 2; // enough, or past the horizon
+    while (low + 1 < high) {
+      const middle = low + Math.floor((high - low) / 2);
+      if (enough(middle)) high = middle;
+      else low = middle;
+    }
+    return Math.min(begin(Math.max(ts, now)) - now + high * step, HORIZON);
+  };
+  const tokens = tokensAfter(0);
+  const retryAfterUs = wait(cost);
+  return { ok: retryAfterUs === 0, tokens, remaining: Math.max(tokens, 0), retryAfterUs, resetAfterUs: wait(capacity) };
+}
+
+const LONGEST_BACKOFF = 300e3; // unless the server asks for more, or polls are further apart
+const SAMPLES = 8; // of the server's clock
+
+/**
+ * Polls the server for the caller's own states and answers from them in between.
+ * @param {object} options
+ * @param {string} options.url where the server answers with {limits: State[]}
+ * @param {number} [options.pollMs] time between polls while the page is seen
+ * @param {number} [options.tickMs] time between calls of the listeners while the page is seen
+ * @param {number} [options.timeoutMs] how long an answer may take
+ * @param {typeof fetch} [options.fetch]
+ * @param {() => number} [options.now] milliseconds on a clock that nobody sets, from any origin
+ */
+export function createClient({
+  url, pollMs = 15_000, tickMs = 250, timeoutMs = 10_000, fetch = globalThis.fetch, now = () => performance.now(),
+}) {
+  const life = new AbortController();
+  const listeners = new Set();
+  let states = new Map(); // by the limit's name
+  let samples = [], offset = NaN; // of the server's clock less ours, in microseconds: between low and high
+  let asked = 0, answered = 0; // polls are counted: an answer to one before the latest answered is no news
+  let failures = 0, error = null, pause = pollMs, timer, ticker;
+  const seen = () => !globalThis.document?.hidden;
+  const serverNow = () => Math.floor(now() * 1000 + offset);
+
+  // The server read its clock between sent and received: it is taken for the middle of the shortest of the last
+  // round trips, which is right to half of that trip. Samples that the newest contradicts are from before one
+  // of the clocks was set, or this machine slept.
+  function learn(serverUs, sent, received) {
+    const newest = { low: serverUs - received * 1000, high: serverUs - sent * 1000 };
+    samples = samples.filter((s) => s.low <= newest.high && s.high >= newest.low).slice(1 - SAMPLES);
+    samples.push(newest);
+    const best = samples.reduce((a, b) => (b.high - b.low < a.high - a.low ? b : a));
+    offset = (best.low + best.high) / 2;
+  }
+
+  function notify() {
+    for (const listener of [...listeners]) {
+      try { listener(); } catch (e) { reportError(e); } // and the others are told all the same
+    }
+  }
+
+  /** Asks at once, as after something was taken. It resolves when answered, also when that fails: see error. */
+  async function refresh() {
+    if (life.signal.aborted) return;
+    const turn = ++asked, sent = now();
+    const late = () => life.signal.aborted || turn < answered;
+    let failure = null, retryAfterMs = 0;
+    try {
+      const response = await fetch(url, {
+        cache: 'no-store', headers: { Accept: 'application/json' },
+        signal: AbortSignal.any([life.signal, AbortSignal.timeout(timeoutMs)]),
+      });
+      const received = now();
+      if (!response.ok) {
+        retryAfterMs = Number(response.headers.get('Retry-After')) * 1000 || 0; // a date is left to the back-off
+        throw Object.assign(new Error(`${url} answered ${response.status}`), { status: response.status });
+      }
+      const { limits } = await response.json();
+      const next = new Map(limits.map((s) => [s.limit, s]));
+      limits.forEach((s) => evaluate(s, s.now_us, 0)); // throws when they are not what they should be
+      if (late()) return;
+      learn(limits[0].now_us, sent, received);
+      states = next;
+    } catch (e) {
+      failure = e;
+    }
+    if (late()) return;
+    if (failure?.status === 401 || failure?.status === 403) states = new Map(); // nobody's, or somebody else's
+    answered = turn;
+    error = failure;
+    failures = failure ? failures + 1 : 0;
+    const backoff = Math.min(pollMs * 2 ** failures, Math.max(pollMs, LONGEST_BACKOFF));
+    pause = failure ? Math.max(backoff, retryAfterMs) : pollMs;
+    schedule();
+    notify();
+  }
+
+  function schedule() {
+    clearTimeout(timer);
+    const ms = Math.min(pause * (1 + Math.random() / 4), 86_400e3); // not all pages at once
+    if (seen()) timer = setTimeout(refresh, ms);
+  }
+
+  function pace() {
+    clearInterval(ticker);
+    if (listeners.size > 0 && seen() && !life.signal.aborted) ticker = setInterval(notify, tickMs);
+  }
+
+  function look() {
+    pace();
+    if (seen() && failures === 0) refresh();
+    else schedule(); // a page that is looked at again and again does not wear out a server in trouble
+  }
+
+  globalThis.document?.addEventListener('visibilitychange', look, { signal: life.signal });
+  if (seen()) refresh();
+  return {
+    /** What the limit would answer now, or null while nothing is known of it. It throws as evaluate does.
+     * @param {string} limit @param {number} [cost] @returns {Answer|null} */
+    check: (limit, cost = 1) => (states.has(limit) ? evaluate(states.get(limit), serverNow(), cost) : null),
+    /** Calls listener after each poll and, for a page that shows tokens arriving, every tickMs.
+     * @param {() => void} listener @returns {() => void} what ends it */
+    subscribe(listener) {
+      listeners.add(listener);
+      pace();
+      return () => { listeners.delete(listener); pace(); };
+    },
+    refresh,
+    /** The server's clock in microseconds since 1970, NaN before the first answer. */
+    serverNow,
+    /** The state last read of the limit, or undefined. @param {string} limit @returns {State|undefined} */
+    state: (limit) => states.get(limit),
+    /** Why the last poll failed, or null. Its status, when there is one, is that of the HTTP answer. */
+    get error() { return error; },
+    /** Ends polling and the calls of listeners. */
+    close() {
+      life.abort();
+      clearTimeout(timer);
+      clearInterval(ticker);
+      listeners.clear();
+    },
+  };
+}

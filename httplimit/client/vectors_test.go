@@ -1,0 +1,230 @@
+package client_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	vectorsSeed   = 20260302
+	pagesOfLimits = 40 // of 64 limits, each page read at an instant of its own
+	limitsOnPage  = 64
+	century       = 36525 * ratelimit.Day
+)
+
+// question is asked of one state, in Go and in the browser.
+type question struct {
+	Page  int     `json:"page"`
+	Limit string  `json:"limit"`
+	At    int64   `json:"at"` // microseconds since 1970
+	Cost  float64 `json:"cost"`
+}
+
+// reply is what both must say.
+type reply struct {
+	OK         bool    `json:"ok"`
+	Tokens     float64 `json:"tokens"`
+	Remaining  float64 `json:"remaining"`
+	RetryAfter int64   `json:"retryAfterUs"`
+	ResetAfter int64   `json:"resetAfterUs"`
+	Error      string  `json:"error"`
+}
+
+// TestVectors asks the module in a browser, and the core, what random states of random limits mean, at random
+// and at telling instants. The states come from rows, through the handler. All must agree to the last bit.
+func TestVectors(t *testing.T) {
+	t.Parallel()
+	d := &draw{rand.New(rand.NewPCG(vectorsSeed, 1))}
+	pool := postgrestest.New(t)
+	mux := http.NewServeMux()
+	var questions []question
+	var replies []reply
+	for page := range pagesOfLimits {
+		now := d.now()
+		limits, rows := d.limits(page, now)
+		insert(t, pool, rows)
+		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now) }})
+		require.NoError(t, err)
+		mux.Handle(fmt.Sprintf("GET /limits/%d", page), newClientState(t, limiter, limits...))
+		for _, limit := range limits {
+			value, err := limiter.Value(t.Context(), limit.For("alice"))
+			require.NoError(t, err)
+			asked := d.questions(page, value)
+			questions = append(questions, asked...)
+			for _, q := range asked {
+				replies = append(replies, answer(t, value, q))
+			}
+		}
+	}
+	text, err := json.Marshal(questions)
+	require.NoError(t, err)
+	mux.HandleFunc("GET /questions", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(text) })
+
+	got := play[[]reply](t, newSite(t, mux).browser, `
+		const { evaluate } = await import('/ratelimit.js');
+		const read = async (url) => (await fetch(url)).json();
+		const pages = [];
+		for (let i = 0; i < `+fmt.Sprint(pagesOfLimits)+`; i++) {
+			pages.push(new Map((await read('/limits/' + i)).limits.map((s) => [s.limit, s])));
+		}
+		return (await read('/questions')).map((q) => {
+			try { return evaluate(pages[q.page].get(q.limit), q.at, q.cost); } catch (e) { return { error: e.name }; }
+		});`)
+	require.Len(t, got, len(questions))
+	counts := make(map[string]int)
+	for i, q := range questions {
+		require.Equal(t, replies[i], got[i], "%+v", q)
+		counts[replies[i].kind()]++
+	}
+	t.Logf("%d answers agree: %v", len(got), counts)
+	for _, kind := range []string{"ok", "wait", "horizon", "owing", "RangeError"} {
+		require.Greater(t, counts[kind], len(got)/200, kind)
+	}
+}
+
+func (r reply) kind() string {
+	switch {
+	case r.Error != "":
+		return r.Error
+	case r.OK:
+		return "ok"
+	case r.RetryAfter == 250*365*ratelimit.Day.Microseconds():
+		return "horizon"
+	case r.Tokens < 0:
+		return "owing"
+	}
+	return "wait"
+}
+
+// answer asks the core.
+func answer(t *testing.T, value ratelimit.Value, q question) reply {
+	t.Helper()
+	at := time.UnixMicro(q.At)
+	wait, err := value.RetryAfter(at, q.Cost)
+	if err != nil {
+		return reply{Error: "RangeError"}
+	}
+	full, err := value.RetryAfter(at, value.Limit.Capacity())
+	require.NoError(t, err)
+	tokens := value.At(at)
+	return reply{
+		OK: wait == 0, Tokens: tokens, Remaining: max(tokens, 0),
+		RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(),
+	}
+}
+
+// draw draws what the vectors are made of.
+type draw struct{ *rand.Rand }
+
+func (d *draw) between(low, high float64) float64 { return low * math.Pow(high/low, d.Float64()) }
+
+// span returns up to limit microseconds, evenly over the orders of magnitude.
+func (d *draw) span(limit int64) int64 { return int64(d.between(1, float64(limit))) }
+
+func one[T any](d *draw, of ...T) T { return of[d.IntN(len(of))] }
+
+// now returns when a page is read: mostly these years.
+func (d *draw) now() int64 {
+	return one(d, 1_772_409_600_000_000, 1_772_409_600_000_000+d.span(1e15), d.Int64N(1<<52), 1_772_409_600_000_000-d.span(1e15))
+}
+
+// row is what the table holds.
+type row struct {
+	limit ratelimit.Limit
+	value float64
+	ts    int64
+}
+
+// limits returns the limits of a page, and the rows of those that were used.
+func (d *draw) limits(page int, now int64) ([]ratelimit.Limit, []row) {
+	limits, rows := make([]ratelimit.Limit, limitsOnPage), []row(nil)
+	for i := range limits {
+		limits[i] = d.limit(fmt.Sprintf("limit%d/%d", page, i))
+		capacity := limits[i].Capacity()
+		value := one(d, 0, capacity, capacity*d.Float64(), -capacity*d.Float64(), math.Nextafter(capacity, 0), 5e-324,
+			-d.between(1e-9, 1e12), -d.between(1, 1e300), d.between(1e-9, 1e12), math.Trunc(capacity*d.Float64()))
+		ts := one(d, now, now-1, now+1, now-d.span(1e15), now-d.span(1e9), now+d.span(1e9), now+d.span(1e15), 0)
+		if d.IntN(8) > 0 {
+			rows = append(rows, row{limits[i], value, max(ts, 0)})
+		}
+	}
+	return limits, rows
+}
+
+// limit returns a limit as programs have them, or any that is valid.
+func (d *draw) limit(name string) ratelimit.Limit {
+	for {
+		rate := one(d, 1, 3, 5, 9, 10, 60, 100, 1000, 40_000, 0.1, 1.0/3, 2.5)
+		period := one(d, time.Microsecond, time.Millisecond, 16_667*time.Microsecond, time.Second, 7*time.Second, time.Minute,
+			time.Hour, ratelimit.Day, ratelimit.Week)
+		capacity := one(d, 0, 0, rate/3, 2*rate, 7*rate, 3, ratelimit.NoCapacity)
+		if d.IntN(3) == 0 {
+			rate, period = d.between(1e-9, 1e12), time.Duration(d.span(century.Microseconds()))*time.Microsecond
+			capacity = one(d, 0, d.between(1e-9, 1e12))
+		}
+		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity}
+		if d.IntN(2) == 0 {
+			start := one(d, time.Time{}, time.UnixMicro(d.Int64N(1<<53)), time.UnixMicro(-d.Int64N(1<<53)), time.UnixMicro(0))
+			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, Start: start}
+		}
+		if limit, err := ratelimit.NewLimit(name, policy); err == nil {
+			return limit
+		}
+	}
+}
+
+// questions returns what to ask of a value: at random instants, and where the answer turns.
+func (d *draw) questions(page int, value ratelimit.Value) []question {
+	now, capacity := value.AsOf.UnixMicro(), value.Limit.Capacity()
+	costs := []float64{
+		0, capacity, capacity * d.Float64(), math.Nextafter(capacity, 0), capacity * 0x1p-40, capacity * 0x1p-41,
+		math.Nextafter(capacity, math.Inf(1)), 1, 1e-9, -1,
+	}
+	ats := []int64{now, now + 1, now - 1, now + d.span(1e6), now + d.span(1e15), now - d.span(1e15), 0, d.Int64N(1 << 52)}
+	var questions []question
+	for range 6 {
+		cost, at := one(d, costs...), min(max(one(d, ats...), 0), 1<<52)
+		questions = append(questions, question{page, value.Limit.Name(), at, cost})
+		wait, err := value.RetryAfter(time.UnixMicro(at), cost)
+		if turn := at + wait.Microseconds(); err == nil && wait > 0 && turn < 1<<52 {
+			questions = append(questions, question{page, value.Limit.Name(), turn - 1, cost}, question{page, value.Limit.Name(), turn, cost})
+		}
+	}
+	return questions
+}
+
+// insert writes the rows for alice.
+func insert(t *testing.T, pool *pgxpool.Pool, rows []row) {
+	t.Helper()
+	batch := &pgx.Batch{}
+	for _, r := range rows {
+		batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, 'alice', 0, $2, $3)`,
+			r.limit.Name(), r.value, r.ts)
+	}
+	require.NoError(t, pool.SendBatch(t.Context(), batch).Close())
+}
+
+// newClientState returns the handler of a site whose only user is alice.
+func newClientState(t *testing.T, limiter *ratelimit.Limiter, limits ...ratelimit.Limit) http.Handler {
+	t.Helper()
+	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
+		Limiter: limiter,
+		Key:     func(*http.Request) (string, error) { return "alice", nil },
+		Limits:  limits,
+	})
+	require.NoError(t, err)
+	return handler
+}

@@ -1,0 +1,179 @@
+package httplimit
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
+)
+
+// Source is where a client's address is read: [Peer], [XForwardedFor], [Forwarded], [TrustedHeader], or a
+// function of your own. There is no default, because none is right: behind a proxy the peer is the proxy, and
+// without one the headers are the client's own words.
+//
+// The sources of this package return IPv4 addresses as such, also when they come as ::ffff:192.0.2.1, and
+// IPv6 addresses without a zone. Their errors wrap ErrNoKey when there is no address and ErrBadKey when
+// there is garbage in its place.
+type Source func(r *http.Request) (netip.Addr, error)
+
+// Bits is how much of an address counts; addresses that have it in common are one client.
+type Bits struct {
+	// IPv6 is for IPv6 addresses. Defaults to 64, the least that a network has and any of its hosts may
+	// wander in; providers give customers 56 or 48. From 16 to 64: with more, one host has many buckets.
+	IPv6 int
+	// IPv4 is for IPv4 addresses. Defaults to 32. From 8 to 32.
+	IPv4 int
+}
+
+func (b Bits) withDefaults() Bits {
+	if b.IPv6 == 0 {
+		b.IPv6 = address.IPv6Bits
+	}
+	if b.IPv4 == 0 {
+		b.IPv4 = address.IPv4Bits
+	}
+	return b
+}
+
+func (b Bits) validate() error {
+	switch {
+	case b.IPv6 < 16 || b.IPv6 > 64:
+		return fmt.Errorf("Bits.IPv6 is %d; use 16 to 64, or 0 for 64", b.IPv6)
+	case b.IPv4 < 8 || b.IPv4 > 32:
+		return fmt.Errorf("Bits.IPv4 is %d; use 8 to 32, or 0 for 32", b.IPv4)
+	}
+	return nil
+}
+
+// ClientIP returns the Key of the client's address in source, cut to bits: "203.0.113.7",
+// "2001:db8:0:7::/64". It panics when source is nil or bits is out of range.
+//
+// Put it in front of whatever rewrites [http.Request.RemoteAddr].
+func ClientIP(source Source, bits Bits) Key {
+	if source == nil {
+		panic("httplimit: ClientIP: the source is nil; say where the address is: Peer, XForwardedFor, Forwarded or TrustedHeader")
+	}
+	bits = bits.withDefaults()
+	if err := bits.validate(); err != nil {
+		panic("httplimit: ClientIP: " + err.Error())
+	}
+	return func(r *http.Request) (string, error) {
+		from, err := source(r)
+		if err != nil {
+			return "", err
+		}
+		return bits.network(from)
+	}
+}
+
+// network returns the text of what counts of an address.
+func (b Bits) network(from netip.Addr) (string, error) {
+	if !from.IsValid() {
+		return "", fmt.Errorf("%w: the source returned no address", ErrNoKey)
+	}
+	return address.Network(from, b.IPv4, b.IPv6), nil
+}
+
+// Peer is the Source of a server that clients connect to directly: the other end of the connection.
+func Peer(r *http.Request) (netip.Addr, error) {
+	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		return address.Fold(peer.Addr()), nil
+	}
+	if peer, err := netip.ParseAddr(r.RemoteAddr); err == nil {
+		return address.Fold(peer), nil
+	}
+	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is no IP address, as on a Unix socket", ErrNoKey)
+}
+
+// XForwardedFor returns the Source that reads X-Forwarded-For, to which each proxy adds the address that its
+// request came from. All header lines are one list, walked from the right: from the proxies' words towards
+// the client's own, and never past the client's address.
+//
+//   - Behind named proxies, the first address that is none of theirs is the client; the connection's peer
+//     comes first. So who connects directly is known by the connection, whatever the header says.
+//   - Behind a count of proxies, the client is the address that many places from the right. The peer is
+//     not looked at: make sure that only the proxies can connect.
+//
+// There is no address to use, and the request is refused, when the walk meets garbage (ErrBadKey: an empty
+// element, "unknown", a name, 0.0.0.0), because left of it may stand what the client wrote; and when the list
+// ends before the client (ErrNoKey: no header, only proxies, fewer elements than the count). The proxy's own
+// address would be no safe stand-in: everybody behind it would share one bucket. So requests that the
+// proxies make themselves, such as health checks, belong on a route without this key.
+//
+// Addresses may have ports, and IPv6 ones brackets. It panics when proxies does not say what it must.
+func XForwardedFor(proxies Proxies) Source {
+	return proxies.source("XForwardedFor", "X-Forwarded-For", func(element string) (string, bool) { return element, true })
+}
+
+// Forwarded returns the Source that reads the for parameters of Forwarded (RFC 7239), as [XForwardedFor]
+// reads its header. "unknown", obfuscated identifiers such as _hidden, and elements without for are garbage.
+func Forwarded(proxies Proxies) Source {
+	return proxies.source("Forwarded", "Forwarded", forwardedFor)
+}
+
+// TrustedHeader returns the Source that reads the one address in the header called name, such as
+// CF-Connecting-IP, when the connection comes from trusted. From anybody else the header is ignored, and the
+// peer is the client. The proxies must overwrite the header, not pass it on or add to it: with a second line
+// or garbage in it the request is refused (ErrBadKey), and without it too (ErrNoKey).
+//
+// It panics when the name is empty or trusted is, or trusts everybody.
+func TrustedHeader(name string, trusted ...netip.Prefix) Source {
+	mustName("TrustedHeader", name)
+	proxies := Proxies{Trusted: trusted}.checked("TrustedHeader")
+	return func(r *http.Request) (netip.Addr, error) {
+		peer, err := Peer(r)
+		if err != nil || !proxies.trusts(peer) {
+			return peer, err
+		}
+		values := r.Header.Values(name)
+		switch len(values) {
+		case 0:
+			return netip.Addr{}, fmt.Errorf("%w: the proxy sent no header %.80q", ErrNoKey, name)
+		case 1:
+			if client, ok := parseHop(strings.Trim(values[0], " \t")); ok {
+				return client, nil
+			}
+			return netip.Addr{}, fmt.Errorf("%w: header %.80q is not one IP address", ErrBadKey, name)
+		}
+		return netip.Addr{}, fmt.Errorf("%w: header %.80q is given twice", ErrBadKey, name)
+	}
+}
+
+// source returns the Source that walks the list in header; node finds the address in an element.
+func (p Proxies) source(constructor, header string, node func(element string) (string, bool)) Source {
+	p = p.checked(constructor)
+	return func(r *http.Request) (netip.Addr, error) {
+		if p.Count == 0 {
+			if peer, err := Peer(r); err != nil || !p.trusts(peer) {
+				return peer, err
+			}
+		}
+		client, err := p.walk(r.Header.Values(header), node)
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("%w in %s", err, header)
+		}
+		return client, nil
+	}
+}
+
+// walk returns the client's address in the list, which is lines from left to right.
+func (p Proxies) walk(lines []string, node func(element string) (string, bool)) (netip.Addr, error) {
+	hop := 0
+	for element := range elementsBackward(lines) {
+		hop++
+		text, ok := node(element)
+		parsed, valid := parseHop(text)
+		switch {
+		case !ok || !valid:
+			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is no IP address", ErrBadKey, hop)
+		case p.Count == 0 && !p.trusts(parsed), p.Count == hop:
+			return parsed, nil
+		}
+	}
+	if p.Count == 0 {
+		return netip.Addr{}, fmt.Errorf("%w: no address but of proxies", ErrNoKey)
+	}
+	return netip.Addr{}, fmt.Errorf("%w: fewer than %d addresses", ErrNoKey, p.Count)
+}

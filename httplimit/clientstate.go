@@ -1,0 +1,165 @@
+package httplimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	maxClientLimits           = 64 // limits in one call of the core
+	defaultClientStateTimeout = 2 * time.Second
+	clientStateRetryAfter     = "5" // seconds
+)
+
+// ClientStateConfig is what NewClientState offers, and to whom.
+type ClientStateConfig struct {
+	// Limiter reads the buckets. Required.
+	Limiter *ratelimit.Limiter
+	// Key names the caller, and must be the Key that the limits are taken by. It has to follow from what the
+	// site verified, such as a session or a signed token: whoever could choose it would read the state of
+	// others. Required.
+	Key Key
+	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice. Where plans
+	// have different limits, make a handler for each plan. Required.
+	Limits []ratelimit.Limit
+	// Timeout bounds the reading. Defaults to 2 seconds.
+	Timeout time.Duration
+	// Logger is told why a state could not be read; no key is in it but what an error of Key says. Defaults to
+	// slog.Default().
+	Logger *slog.Logger
+}
+
+func (c ClientStateConfig) withDefaults() ClientStateConfig {
+	if c.Timeout == 0 {
+		c.Timeout = defaultClientStateTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c ClientStateConfig) validate() error {
+	switch {
+	case c.Limiter == nil:
+		return errors.New("ClientStateConfig has no Limiter; pass what ratelimit.New returned")
+	case c.Key == nil:
+		return errors.New("ClientStateConfig has no Key; pass the one that the limits are taken by")
+	case len(c.Limits) == 0 || len(c.Limits) > maxClientLimits:
+		return fmt.Errorf("ClientStateConfig has %d Limits; list from 1 to %d", len(c.Limits), maxClientLimits)
+	case c.Timeout < 0:
+		return fmt.Errorf("ClientStateConfig.Timeout is %v; use a span, or 0 for the default", c.Timeout)
+	}
+	names := make(map[string]bool, len(c.Limits))
+	for _, limit := range c.Limits {
+		switch name := limit.Name(); {
+		case name == "":
+			return errors.New("one of the Limits is the zero Limit; make limits with Define or NewLimit")
+		case names[name]:
+			return fmt.Errorf("two of the Limits are called %q; list each once", name)
+		default:
+			names[name] = true
+		}
+	}
+	return nil
+}
+
+// NewClientState returns a handler that tells callers the state of their own limits, for the JavaScript
+// module of package client to compute between two polls what is left, and when to come back. Nothing is
+// taken: one SELECT reads all limits at one instant.
+//
+// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] says. What a request
+// asks for has no influence: the caller is who Key says, and the limits are those of the configuration.
+//
+//	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or not so that it can be relied on
+//	405   another method
+//	503   the state could not be read, or Key failed otherwise; with Retry-After
+//
+// No answer may be stored, and other origins cannot read any: it sets no CORS header. Each poll is a query,
+// so put a limit by address before it where strangers can reach it. The error wraps ratelimit.ErrInvalidConfig
+// and says what to change.
+func NewClientState(config ClientStateConfig) (http.Handler, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
+	}
+	config.Limits = append([]ratelimit.Limit(nil), config.Limits...)
+	return &clientState{config}, nil
+}
+
+type clientState struct {
+	config ClientStateConfig
+}
+
+func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Add("Vary", "Cookie, Authorization")
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		header.Set("Allow", "GET, HEAD")
+		h.refuse(w, http.StatusMethodNotAllowed)
+		return
+	}
+	values, err := h.read(r)
+	switch {
+	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
+		h.refuse(w, http.StatusForbidden)
+		return
+	case err != nil:
+		if r.Context().Err() == nil { // else the caller is gone
+			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", err)
+		}
+		header.Set("Retry-After", clientStateRetryAfter)
+		h.refuse(w, http.StatusServiceUnavailable)
+		return
+	}
+	h.answer(w, "application/json", http.StatusOK, map[string]any{"limits": values})
+}
+
+// read returns the state of the caller's limits.
+func (h *clientState) read(r *http.Request) ([]ratelimit.Value, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), h.config.Timeout)
+	defer cancel()
+	key, err := h.config.Key.Of(r.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	requests := make([]ratelimit.Request, len(h.config.Limits))
+	for i, limit := range h.config.Limits {
+		requests[i] = limit.For(key).Cost(0)
+	}
+	decision, err := h.config.Limiter.Check(ctx, requests...)
+	if err != nil {
+		return nil, err
+	}
+	values := make([]ratelimit.Value, len(decision.States))
+	for i, state := range decision.States {
+		values[i] = state.Value
+	}
+	return values, nil
+}
+
+// refuse answers with the status and nothing else.
+func (h *clientState) refuse(w http.ResponseWriter, status int) {
+	h.answer(w, "application/problem+json", status, map[string]any{"title": http.StatusText(status), "status": status})
+}
+
+func (h *clientState) answer(w http.ResponseWriter, contentType string, status int, body any) {
+	text, err := json.Marshal(body)
+	if err != nil { // numbers that JSON has no name for: a row cannot hold them
+		h.config.Logger.Error("the state of limits could not be written", "error", err)
+		status, text = http.StatusInternalServerError, nil
+	}
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // a client that is gone does not need it
+}

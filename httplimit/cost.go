@@ -1,0 +1,122 @@
+package httplimit
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Cost says how many tokens a request takes: [FixedCost], [StatedCost], or a [CostFunc].
+//
+// A cost below zero, one that is not a number, and an error that wraps ErrInvalidCost are answered 400, any
+// other error 503, also with FailOpen. A cost above what the limit can ever hold is answered 413, without
+// Retry-After, since no wait would help. A cost of 0 takes nothing and asks only that nothing is owed.
+type Cost interface {
+	Of(r *http.Request) (float64, error)
+}
+
+// FixedCost is the same cost for every request.
+type FixedCost float64
+
+// Of returns the cost.
+func (c FixedCost) Of(*http.Request) (float64, error) { return float64(c), nil }
+
+func (c FixedCost) validate() error {
+	if !(c >= 0) {
+		return fmt.Errorf("its Cost is %v; use a number from 0 up", float64(c))
+	}
+	return nil
+}
+
+// CostFunc is a cost that a function works out. It must leave the request's body for the handler.
+type CostFunc func(r *http.Request) (float64, error)
+
+// Of calls the function.
+func (f CostFunc) Of(r *http.Request) (float64, error) { return f(r) }
+
+func (f CostFunc) validate() error {
+	if f == nil {
+		return errors.New("its Cost is a nil CostFunc")
+	}
+	return nil
+}
+
+// StatedCost is a cost that the request states, in a header or in the query. Where the client states it, take
+// an estimate and settle the real cost (see [Admission.Settle]); or let only a proxy of yours set the header.
+type StatedCost struct {
+	// Header is the name of the header, as "X-Tokens". Of several values the greatest counts.
+	Header string
+	// Query is the name of the query value, in place of Header.
+	Query string
+	// Min is the least that counts. Defaults to 1.
+	Min float64
+	// Default is the cost of a request that states none, or something that is not a number. Defaults to Min.
+	Default float64
+	// Max is the most that counts. Defaults to no bound but the limit's capacity.
+	Max float64
+	// Reject answers a cost out of range with 400. Defaults to false: the nearest in range is taken.
+	Reject bool
+}
+
+func (c StatedCost) withDefaults() StatedCost {
+	if c.Min == 0 {
+		c.Min = 1
+	}
+	if c.Default == 0 {
+		c.Default = c.Min
+	}
+	if c.Max == 0 {
+		c.Max = math.MaxFloat64
+	}
+	return c
+}
+
+func (c StatedCost) validate() error {
+	d := c.withDefaults()
+	switch {
+	case (c.Header == "") == (c.Query == ""):
+		return errors.New("its StatedCost needs the name of a Header or of a Query value, and not both")
+	case !(d.Min > 0 && d.Min <= d.Default && d.Default <= d.Max) || math.IsInf(d.Default, 1):
+		return fmt.Errorf("its StatedCost has Min %v, Default %v and Max %v; they must be above 0 and in this order", d.Min, d.Default, d.Max)
+	}
+	return nil
+}
+
+// Of returns the cost that r states, brought into range or refused.
+func (c StatedCost) Of(r *http.Request) (float64, error) {
+	c = c.withDefaults()
+	stated, ok := greatest(c.values(r))
+	switch {
+	case !ok:
+		return c.Default, nil
+	case c.Reject && (stated < c.Min || stated > c.Max):
+		return 0, fmt.Errorf("%w: %v is not from %v to %v", ErrInvalidCost, stated, c.Min, c.Max)
+	}
+	return min(max(stated, c.Min), c.Max), nil
+}
+
+func (c StatedCost) values(r *http.Request) []string {
+	if c.Query != "" {
+		return r.URL.Query()[c.Query]
+	}
+	return r.Header.Values(c.Header)
+}
+
+// greatest returns the greatest of the values that are numbers, and whether there is one. One too large for
+// a float64 counts as infinite.
+func greatest(values []string) (float64, bool) {
+	most, found := 0.0, false
+	for _, value := range values {
+		n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if math.IsNaN(n) || err != nil && !errors.Is(err, strconv.ErrRange) {
+			continue
+		}
+		if !found || n > most {
+			most, found = n, true
+		}
+	}
+	return most, found
+}

@@ -1,0 +1,130 @@
+package httplimit_test
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+func TestStatedCost(t *testing.T) {
+	t.Parallel()
+	clamped := httplimit.StatedCost{Header: "X-Tokens", Min: 2, Default: 5, Max: 100}
+	rejecting := clamped
+	rejecting.Reject = true
+	for _, c := range []struct {
+		stated   []string
+		cost     float64
+		rejected bool // by the one that rejects
+	}{
+		{nil, 5, false},
+		{[]string{""}, 5, false},
+		{[]string{"many"}, 5, false},
+		{[]string{"NaN"}, 5, false},
+		{[]string{"12 34"}, 5, false},
+		{[]string{"1,000"}, 5, false},
+		{[]string{"7"}, 7, false},
+		{[]string{" 7.5 "}, 7.5, false},
+		{[]string{"2"}, 2, false},
+		{[]string{"100"}, 100, false},
+		{[]string{"1"}, 2, true},
+		{[]string{"0"}, 2, true},
+		{[]string{"-3"}, 2, true},
+		{[]string{"101"}, 100, true},
+		{[]string{"1e300"}, 100, true},
+		{[]string{"1e999"}, 100, true},
+		{[]string{"Inf"}, 100, true},
+		{[]string{"-Inf"}, 2, true},
+		{[]string{"7", "9", "x"}, 9, false}, // of several the greatest
+		{[]string{"x", "7"}, 7, false},
+	} {
+		r := request(t)
+		r.Header["X-Tokens"] = c.stated
+		cost, err := clamped.Of(r)
+		require.NoError(t, err, c.stated)
+		require.Equal(t, c.cost, cost, c.stated)
+
+		cost, err = rejecting.Of(r)
+		if c.rejected {
+			require.ErrorIs(t, err, httplimit.ErrInvalidCost, c.stated)
+			continue
+		}
+		require.NoError(t, err, c.stated)
+		require.Equal(t, c.cost, cost, c.stated)
+
+		query := url.Values{"n": c.stated}
+		r = httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/?"+query.Encode(), http.NoBody)
+		cost, err = httplimit.StatedCost{Query: "n", Min: 2, Default: 5, Max: 100}.Of(r)
+		require.NoError(t, err)
+		require.Equal(t, c.cost, cost, c.stated)
+	}
+
+	cost, err := httplimit.StatedCost{Header: "X-Tokens"}.Of(request(t))
+	require.NoError(t, err)
+	require.Equal(t, 1.0, cost, "the zero StatedCost's default")
+}
+
+// TestCostsAreChargedAndAnswered promises what a client sees of each cost, and what it pays.
+func TestCostsAreChargedAndAnswered(t *testing.T) {
+	t.Parallel()
+	fn := func(cost float64, err error) httplimit.Cost {
+		return httplimit.CostFunc(func(*http.Request) (float64, error) { return cost, err })
+	}
+	header := httplimit.StatedCost{Header: "X-Tokens", Default: 3}
+	for name, c := range map[string]struct {
+		cost    httplimit.Cost
+		stated  string
+		status  int
+		reason  string
+		charged float64
+		result  string
+	}{
+		"Default":       {nil, "", 200, "", 1, "allowed perPlan"},
+		"Fixed":         {httplimit.FixedCost(4), "", 200, "", 4, "allowed perPlan"},
+		"Free":          {httplimit.FixedCost(0), "", 200, "", 0, "allowed perPlan"},
+		"Fraction":      {httplimit.FixedCost(0.25), "", 200, "", 0.25, "allowed perPlan"},
+		"Header":        {header, "7", 200, "", 7, "allowed perPlan"},
+		"HeaderAbsent":  {header, "", 200, "", 3, "allowed perPlan"},
+		"AboveCapacity": {header, "101", 413, "too-costly", 0, "too_costly perPlan"},
+		"Infinite":      {header, "1e999", 413, "too-costly", 0, "too_costly perPlan"},
+		"Rejected":      {httplimit.StatedCost{Header: "X-Tokens", Max: 9, Reject: true}, "10", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"Func":          {fn(5, nil), "", 200, "", 5, "allowed perPlan"},
+		"FuncRejects":   {fn(5, httplimit.ErrInvalidCost), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"FuncFails":     {fn(5, errors.New("unreadable")), "", 503, "not-decided", 0, "failed_closed perPlan"},
+		"NaN":           {fn(math.NaN(), nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"Negative":      {fn(-1, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"TooSmall":      {fn(1e-300, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"TooLarge":      {fn(math.Inf(1), nil), "", 413, "too-costly", 0, "too_costly perPlan"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			config := httplimit.Config{Rules: []httplimit.Rule{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
+			w := do(b.limited(t, config, respond()), request(t, "X-Tokens", c.stated))
+			require.Equal(t, c.status, w.Code)
+			require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"))
+			require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "", "where a wait may help")
+			require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")))
+			require.Equal(t, []string{c.result}, b.told.results())
+		})
+	}
+}
+
+func TestTooCostlySaysWhatTheLimitHolds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	big := ratelimit.Define("big", ratelimit.PerDay(2_500_000))
+	w := do(b.limited(t, rules(httplimit.Rule{Limit: big, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}), mustNotRun(t)),
+		request(t, "X-Tokens", "2500001"))
+	require.JSONEq(t, `{
+		"type": "about:blank", "title": "Request Entity Too Large", "status": 413,
+		"detail": "the request costs more than can be had at once: big holds 2500000", "violated-policies": ["big"]
+	}`, w.Body.String())
+}

@@ -1,0 +1,57 @@
+// Package httplimit puts limits in front of HTTP handlers: middleware for net/http, and for every router that
+// takes a func(http.Handler) http.Handler, as chi and Echo do.
+//
+//	limited, err := httplimit.New(limiter, httplimit.Config{
+//		Rules: []httplimit.Rule{
+//			{Limit: PerAddress, Key: address},
+//			{LimitFor: planOf, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Tokens", Max: 4000}, Unit: "tokens"},
+//			{Limit: Everybody, Global: true, Shadow: true},
+//		},
+//	})
+//	http.Handle("/chat", limited(chat))
+//
+// # What is charged when
+//
+// A request takes from the limits of all rules that apply to it, or from none: it is one call of
+// [ratelimit.Limiter.Take], in one round trip, committed before the handler runs. No transaction is open while
+// the handler works or the client is slow. The handler runs once when the rules allow the request, and
+// not at all otherwise.
+//
+//   - A refused request is charged nothing, and neither is one that has no key or a cost that cannot be taken.
+//   - An allowed request is charged whatever becomes of it: when the handler fails or panics, and when the client
+//     goes away. [Rule.Refund] gives back by the status of the response; [Admission.Settle] and
+//     [Admission.Credit] let the handler say what it cost.
+//   - When the store fails, the request is answered 503, or let through where [Config.FailOpen] is set. It may have
+//     been charged when the store fails or gets slow during the call. It was not when the store cannot be reached.
+//
+// A process that dies while a request is served gives nothing back.
+//
+// What has to be charged in the same transaction as the handler's own writes, so that a rollback gives it
+// back, is not for middleware: take it in that transaction with [ratelimit.Limiter.WithTx], and answer with
+// [NewRefusal] and [Headers.Set].
+//
+// # What the client sees
+//
+// With a decision, allowed or refused: the fields that [Config.Headers] chooses, RateLimit-Policy and RateLimit by
+// default, as in draft-ietf-httpapi-ratelimit-headers-11, which is a draft. They hold whole numbers from 0 up, and
+// no key. In a browser a page of another origin sees them when Access-Control-Expose-Headers names them.
+//
+// A request that is not let through is answered with Cache-Control: no-store, RateLimit-Reason, and a body
+// as problem+json, plain text or a page, by its Accept field:
+//
+//	429 quota-exceeded            a limit refused; Retry-After is the longest wait among those that did
+//	429 abnormal-usage-detected   the same, for rules with Abuse
+//	400 bad-key                   the request does not say who it is from
+//	400 bad-cost                  it states a cost that cannot be taken
+//	413 too-costly                it costs more than a limit can ever hold; no Retry-After, as no wait helps
+//	503 not-decided               the store failed, was too slow, or too contended; Retry-After is 1
+//
+// Retry-After is in whole seconds, rounded up: a lone caller who waits that long is let through.
+//
+// # What is counted
+//
+// The limiter's Observer, such as one of promlimit, otellimit or sloglimit, is told what became of each request as
+// a [ratelimit.Answered], by [Config.Route]: what was let through or turned away undecided, and what had no key, too.
+// What a rule in shadow mode would have refused is marked there and in [ratelimit.Decided]. [Config.Observe] is for
+// what an application does with single outcomes.
+package httplimit

@@ -1,0 +1,98 @@
+package httplimit_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What the examples share with a program.
+var (
+	limiter   *ratelimit.Limiter // of ratelimit.New
+	apiKey    = func(r *http.Request) (string, error) { return r.Header.Get("X-API-Key"), nil }
+	PerKey    = ratelimit.Define("perKey", ratelimit.PerMinute(60))
+	KeyTokens = ratelimit.Define("keyTokens", ratelimit.PerDay(200_000))
+	Everybody = ratelimit.Define("everybody", ratelimit.PerSecond(500))
+	Messages  = ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+)
+
+func ExampleNew() {
+	limited, err := httplimit.New(limiter, httplimit.Config{
+		Rules: []httplimit.Rule{
+			{Limit: PerKey, Key: apiKey},
+			{Limit: KeyTokens, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Max-Tokens", Max: 8000}, Unit: "tokens"},
+			{Limit: Everybody, Global: true, Shadow: true}, // to see what it would refuse
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.Handle("/complete", limited(http.HandlerFunc(complete)))
+}
+
+// complete answers, and books what that really cost. A charge that belongs to a write of the handler's is taken in
+// its transaction instead: see the example of NewRefusal.
+func complete(w http.ResponseWriter, r *http.Request) {
+	answer, tokens := "forty-two", 317.0
+	if admission, ok := httplimit.FromContext(r.Context()); ok {
+		if err := admission.Settle(r.Context(), tokens, KeyTokens); err != nil {
+			log.Print(err)
+		}
+		state, _ := admission.State(PerKey)
+		w.Header().Set("X-Requests-Left", fmt.Sprintf("%.0f", state.Remaining))
+	}
+	_, _ = io.WriteString(w, answer)
+}
+
+// A handler that writes takes the tokens in the transaction of its writes, so that a rollback gives them back, and
+// answers as the middleware does.
+func ExampleNewRefusal() {
+	http.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {
+		author := r.Header.Get("X-User")
+		var d ratelimit.Decision
+		err := limiter.InTx(r.Context(), func(tx pgx.Tx) (err error) {
+			if d, err = limiter.WithTx(tx).Take(r.Context(), Messages.For(author)); err != nil {
+				return err
+			}
+			if !d.Allowed {
+				return d.Err()
+			}
+			_, err = tx.Exec(r.Context(), "INSERT INTO messages (author, body) VALUES ($1, $2)", author, r.FormValue("body"))
+			return err
+		})
+		httplimit.DraftHeaders.Set(w.Header(), d)
+		switch {
+		case errors.Is(err, ratelimit.ErrLimited):
+			httplimit.NewRefusal(d).ServeHTTP(w, r)
+		case err != nil:
+			http.Error(w, "the message was not sent", http.StatusServiceUnavailable)
+		default:
+			w.WriteHeader(http.StatusCreated)
+		}
+	})
+}
+
+// A limit on failed logins counts attempts, and gives back those that succeed.
+func ExampleCountOnlyFailures() {
+	failedLogins := ratelimit.Define("failedLogins", ratelimit.PerHour(10))
+	limited, err := httplimit.New(limiter, httplimit.Config{
+		Rules: []httplimit.Rule{{
+			Limit:  failedLogins,
+			Key:    func(r *http.Request) (string, error) { return r.FormValue("account"), nil },
+			Refund: httplimit.CountOnlyFailures,
+			Abuse:  true,
+		}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.Handle("POST /login", limited(http.HandlerFunc(complete)))
+}

@@ -1,0 +1,298 @@
+package httplimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+type (
+	userKey  struct{}
+	userID   int64
+	userName string
+)
+
+// text returns a Key that is always value.
+func text(value string) httplimit.Key {
+	return func(*http.Request) (string, error) { return value, nil }
+}
+
+// with returns a request whose context has value under userKey.
+func with(value any) *http.Request {
+	r := from(balancer)
+	return r.WithContext(context.WithValue(r.Context(), userKey{}, value))
+}
+
+func TestKey(t *testing.T) {
+	t.Parallel()
+	get := func(target string) *http.Request { return httptest.NewRequest(http.MethodGet, target, nil) }
+	path := func(value string) *http.Request {
+		r := get("/")
+		r.SetPathValue("team", value)
+		return r
+	}
+	header, cookie := httplimit.Header("X-Api-Key"), httplimit.Cookie("user")
+	query, team, user := httplimit.Query("user"), httplimit.PathValue("team"), httplimit.ContextValue(userKey{})
+	apiKey := func(value string) [2]string { return [2]string{"x-api-key", value} }
+	cookies := func(value string) [2]string { return [2]string{"Cookie", value} }
+
+	for name, test := range map[string]struct {
+		key     httplimit.Key
+		request *http.Request
+		want    string
+		err     error
+	}{
+		"Header":                  {key: header, request: from(balancer, apiKey("k1")), want: "k1"},
+		"HeaderTwiceTheSame":      {key: header, request: from(balancer, apiKey("k1"), apiKey("k1")), want: "k1"},
+		"HeaderTwice":             {key: header, request: from(balancer, apiKey("k1"), apiKey("k2")), err: httplimit.ErrBadKey},
+		"HeaderTwiceOnceEmpty":    {key: header, request: from(balancer, apiKey("k1"), apiKey("")), err: httplimit.ErrBadKey},
+		"HeaderEmpty":             {key: header, request: from(balancer, apiKey("")), err: httplimit.ErrNoKey},
+		"HeaderAbsent":            {key: header, request: from(balancer), err: httplimit.ErrNoKey},
+		"Cookie":                  {key: cookie, request: from(balancer, cookies("a=b; user=ada")), want: "ada"},
+		"CookieTwice":             {key: cookie, request: from(balancer, cookies("user=ada"), cookies("user=bob")), err: httplimit.ErrBadKey},
+		"CookieEmpty":             {key: cookie, request: from(balancer, cookies("user=")), err: httplimit.ErrNoKey},
+		"CookieAbsent":            {key: cookie, request: from(balancer), err: httplimit.ErrNoKey},
+		"Query":                   {key: query, request: get("/?user=ada%20l"), want: "ada l"},
+		"QueryTwice":              {key: query, request: get("/?user=ada&user=bob"), err: httplimit.ErrBadKey},
+		"QueryEmpty":              {key: query, request: get("/?user="), err: httplimit.ErrNoKey},
+		"QueryAbsent":             {key: query, request: get("/"), err: httplimit.ErrNoKey},
+		"PathValue":               {key: team, request: path("blue"), want: "blue"},
+		"PathValueOutsideTheMux":  {key: team, request: get("/"), err: httplimit.ErrNoKey},
+		"ContextString":           {key: user, request: with("ada"), want: "ada"},
+		"ContextNamedString":      {key: user, request: with(userName("ada")), want: "ada"},
+		"ContextNumber":           {key: user, request: with(userID(42)), want: "42"},
+		"ContextUnsigned":         {key: user, request: with(uint8(42)), want: "42"},
+		"ContextStringer":         {key: user, request: with(netip.MustParseAddr(client)), want: client},
+		"ContextEmptyString":      {key: user, request: with(""), err: httplimit.ErrNoKey},
+		"ContextZero":             {key: user, request: with(userID(0)), err: httplimit.ErrNoKey},
+		"ContextNilStringer":      {key: user, request: with((*http.Cookie)(nil)), err: httplimit.ErrNoKey},
+		"ContextAbsent":           {key: user, request: get("/"), err: httplimit.ErrNoKey},
+		"ContextOfAnotherType":    {key: user, request: with(1.5), err: httplimit.ErrBadKey},
+		"Empty":                   {key: text(""), request: get("/"), err: httplimit.ErrNoKey},
+		"Nil":                     {key: nil, request: get("/"), err: httplimit.ErrNoKey},
+		"JoinWithAPartMissing":    {key: httplimit.Join(text("a"), header), request: get("/"), err: httplimit.ErrNoKey},
+		"JoinWithAnEmptyPart":     {key: httplimit.Join(text("a"), text("")), request: get("/"), err: httplimit.ErrNoKey},
+		"JoinWithABadPart":        {key: httplimit.Join(text("a"), query), request: get("/?user=a&user=b"), err: httplimit.ErrBadKey},
+		"HashedAbsent":            {key: httplimit.Hashed(make([]byte, 16), header), request: get("/"), err: httplimit.ErrNoKey},
+		"FirstOfNone":             {key: httplimit.FirstOf(header, query), request: get("/"), err: httplimit.ErrNoKey},
+		"FirstOfStopsAtABadKey":   {key: httplimit.FirstOf(query, text("a")), request: get("/?user=a&user=b"), err: httplimit.ErrBadKey},
+		"FirstOfSkipsAnEmptyKey":  {key: httplimit.FirstOf(text(""), text("a")), request: get("/"), want: "1|a"},
+		"FirstOfSaysWhich":        {key: httplimit.FirstOf(user, text(client)), request: with(client), want: "0|" + client},
+		"FirstOfSaysWhichOther":   {key: httplimit.FirstOf(user, text(client)), request: get("/"), want: "1|" + client},
+		"FirstOfCannotBeImitated": {key: httplimit.FirstOf(user, text(client)), request: with("1|" + client), want: `0|1\|` + client},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := test.key.Of(test.request)
+			if test.err != nil {
+				require.ErrorIs(t, err, test.err)
+				require.Empty(t, got)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, test.want, got)
+		})
+	}
+
+	t.Run("MessagesLeaveValuesOut", func(t *testing.T) {
+		t.Parallel()
+		_, err := header.Of(from(balancer, apiKey("secret1"), apiKey("secret2")))
+		require.ErrorContains(t, err, `"X-Api-Key"`)
+		require.NotContains(t, err.Error(), "secret")
+	})
+
+	t.Run("AnErrorOfOnesOwnIsPassedOn", func(t *testing.T) {
+		t.Parallel()
+		down := errors.New("the directory is down")
+		failing := httplimit.Key(func(*http.Request) (string, error) { return "half", down })
+		for _, key := range []httplimit.Key{failing, httplimit.Join(text("a"), failing), httplimit.FirstOf(failing, text("a")), httplimit.Hashed(make([]byte, 16), failing)} {
+			got, err := key.Of(get("/"))
+			require.ErrorIs(t, err, down)
+			require.Empty(t, got)
+		}
+	})
+}
+
+func TestKeyFitsTheTable(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t)
+	limit := ratelimit.Define("requests", ratelimit.TokenBucket{Rate: 1, Period: time.Minute})
+	long := strings.Repeat("k", 300)
+	digested, err := text(long).Of(nil)
+	require.NoError(t, err)
+	seen := map[string]string{}
+	for name, value := range map[string]string{
+		"Text":                 "k",
+		"AsLongAsFits":         strings.Repeat("k", 256),
+		"TooLong":              long,
+		"TooLongAndLonger":     long + "k",
+		"DifferentInTheEnd":    long[1:] + "K",
+		"InAnotherCase":        "K",
+		"WithSpaces":           " k ",
+		"NotUTF8":              "k\xff",
+		"NUL":                  "k\x00",
+		"LikeAnotherOnesStead": digested,
+	} {
+		key, err := text(value).Of(nil)
+		require.NoError(t, err, name)
+		require.Empty(t, seen[key], "%s has the bucket of %s", name, seen[key])
+		seen[key] = name
+		d, err := limiter.Take(t.Context(), limit.For(key))
+		require.NoError(t, err, name)
+		require.True(t, d.Allowed, name)
+	}
+	require.Contains(t, seen, "k", "what fits is stored as it is")
+}
+
+// parts are texts made of what Join has to keep apart, so that clashes would be found.
+func parts() *rapid.Generator[[]string] {
+	return rapid.SliceOfN(rapid.StringMatching(`[a|\\0:1]{1,4}`), 1, 4)
+}
+
+func TestJoinNeverCollides(t *testing.T) {
+	t.Parallel()
+	joined := func(t *rapid.T, values []string) string {
+		keys := make([]httplimit.Key, len(values))
+		for i, value := range values {
+			keys[i] = text(value)
+		}
+		key, err := httplimit.Join(keys...).Of(nil)
+		require.NoError(t, err)
+		return key
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := parts().Draw(t, "a"), parts().Draw(t, "b")
+		require.Equal(t, slices.Equal(a, b), joined(t, a) == joined(t, b), "%q", [][]string{a, b})
+	})
+
+	for name, pair := range map[string][2]httplimit.Key{
+		"SeparatorInAPart":   {httplimit.Join(text("a|b"), text("c")), httplimit.Join(text("a"), text("b|c"))},
+		"EscapeAtTheEnd":     {httplimit.Join(text(`a\`), text("b")), httplimit.Join(text(`a\|b`))},
+		"Nested":             {httplimit.Join(httplimit.Join(text("a"), text("b")), text("c")), httplimit.Join(text("a"), text("b"), text("c"))},
+		"NestedElsewhere":    {httplimit.Join(text("a"), httplimit.Join(text("b"), text("c"))), httplimit.Join(httplimit.Join(text("a"), text("b")), text("c"))},
+		"TooLongTogether":    {httplimit.Join(text(strings.Repeat("a", 200)), text(strings.Repeat("b", 100))), httplimit.Join(text(strings.Repeat("a", 200)+"b"), text(strings.Repeat("b", 99)))},
+		"OneOfEachOfFirstOf": {httplimit.Join(httplimit.FirstOf(text("a")), text("b")), httplimit.Join(httplimit.FirstOf(text(""), text("a")), text("b"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			one, err := pair[0].Of(nil)
+			require.NoError(t, err)
+			other, err := pair[1].Of(nil)
+			require.NoError(t, err)
+			require.NotEqual(t, one, other)
+			for _, key := range []string{one, other} {
+				require.LessOrEqual(t, len(key), 256)
+				require.True(t, utf8.ValidString(key))
+			}
+		})
+	}
+}
+
+func TestHashed(t *testing.T) {
+	t.Parallel()
+	of := func(secret, value string) string {
+		key, err := httplimit.Hashed([]byte(secret), text(value)).Of(nil)
+		require.NoError(t, err)
+		return key
+	}
+	// HMAC-SHA-256 of "httplimit key", NUL and the value, as openssl dgst computes it.
+	require.Equal(t, "FmOJfaAprJ91OkO69EBW2LTdouEB57eo3wxVFsRX3hQ", of("0123456789abcdef", "ada"))
+	require.NotEqual(t, of("0123456789abcdef", "ada"), of("0123456789abcdef", "bob"))
+	require.NotEqual(t, of("0123456789abcdef", "ada"), of("0123456789abcdeF", "ada"))
+	require.Len(t, of("0123456789abcdef", strings.Repeat("a", 5000)), 43)
+
+	t.Run("DoesNotNoticeThatTheCallerWipesTheSecret", func(t *testing.T) {
+		t.Parallel()
+		secret := []byte("0123456789abcdef")
+		key := httplimit.Hashed(secret, text("ada"))
+		clear(secret)
+		got, err := key.Of(nil)
+		require.NoError(t, err)
+		require.Equal(t, of("0123456789abcdef", "ada"), got)
+	})
+}
+
+func TestTiers(t *testing.T) {
+	t.Parallel()
+	free := ratelimit.Define("api.free", ratelimit.PerMinute(10))
+	pro := ratelimit.Define("api.pro", ratelimit.PerMinute(100))
+	limits := map[string]ratelimit.Limit{"free": free, "pro": pro}
+	pick := httplimit.Tiers(limits, httplimit.ContextValue(userKey{}), free)
+	limits["pro"] = free // what was passed stays the caller's
+	for name, test := range map[string]struct {
+		request *http.Request
+		want    ratelimit.Limit
+		err     error
+	}{
+		"Known":   {request: with("pro"), want: pro},
+		"Unknown": {request: with("enterprise"), want: free},
+		"None":    {request: from(balancer), want: free},
+		"Bad":     {request: with(1.5), err: httplimit.ErrBadKey},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := pick(test.request)
+			require.ErrorIs(t, err, test.err)
+			require.Equal(t, test.want, got)
+		})
+	}
+}
+
+func TestKeysThatAreMistakesPanic(t *testing.T) {
+	t.Parallel()
+	free := ratelimit.Define("api.free", ratelimit.PerMinute(10))
+	for name, construct := range map[string]func(){
+		"HeaderUnnamed":    func() { httplimit.Header("") },
+		"CookieUnnamed":    func() { httplimit.Cookie("") },
+		"QueryUnnamed":     func() { httplimit.Query("") },
+		"PathValueUnnamed": func() { httplimit.PathValue("") },
+		"ContextUnnamed":   func() { httplimit.ContextValue(nil) },
+		"JoinOfNothing":    func() { httplimit.Join() },
+		"JoinOfNil":        func() { httplimit.Join(text("a"), nil) },
+		"FirstOfNothing":   func() { httplimit.FirstOf() },
+		"HashedNil":        func() { httplimit.Hashed(make([]byte, 16), nil) },
+		"ShortSecret":      func() { httplimit.Hashed(make([]byte, 15), text("a")) },
+		"NoChoice":         func() { httplimit.Tiers(nil, nil, free) },
+		"NoFallback":       func() { httplimit.Tiers(nil, text("a"), ratelimit.Limit{}) },
+		"TierWithoutLimit": func() { httplimit.Tiers(map[string]ratelimit.Limit{"pro": {}}, text("a"), free) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Panics(t, construct)
+		})
+	}
+}
+
+func ExampleFirstOf() {
+	proxies, err := httplimit.ParseProxies("10.0.0.0/8")
+	if err != nil {
+		panic(err)
+	}
+	// By user when one is signed in, else by address. The code in front has verified who the user is.
+	key := httplimit.FirstOf(
+		httplimit.ContextValue(userKey{}),
+		httplimit.ClientIP(httplimit.XForwardedFor(proxies), httplimit.Bits{}),
+	)
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = "10.0.0.1:44321"
+	r.Header.Set("X-Forwarded-For", "198.51.100.1, 2001:db8:0:7::9") // the first is the client's own invention
+	fmt.Println(key.Of(r))
+	fmt.Println(key.Of(r.WithContext(context.WithValue(r.Context(), userKey{}, "ada"))))
+	// Output:
+	// 1|2001:db8:0:7::/64 <nil>
+	// 0|ada <nil>
+}

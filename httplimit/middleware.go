@@ -1,0 +1,213 @@
+package httplimit
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Config is which limits guard a handler, and how refusals are answered. It needs Rules; the rest may stay zero.
+type Config struct {
+	// Rules are the limits, from 1 to 64. A request is let through when all that apply to it have enough for
+	// it, and then takes from all of them in one call; otherwise it takes from none.
+	Rules []Rule
+	// Route is what the limiter's Observer is told that the rules guard, as "POST /chat". Up to 200 bytes of UTF-8.
+	// Defaults to "", which is enough for one middleware.
+	Route string
+	// Headers is the form in which responses state what is left. Defaults to DraftHeaders.
+	Headers Headers
+	// RatioCap makes DraftHeaders understate what is left: no more than RatioCap times what the rate would
+	// give in the stated time. That is to keep clients from using up a fixed window in its last seconds. Defaults
+	// to 0, the truth.
+	RatioCap float64
+	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients refused
+	// together do not return together. How much is decided by the key, and by chance for requests with
+	// global rules only. Defaults to 0.
+	RetryJitter float64
+	// Skip reports whether a request passes without asking any rule. Defaults to nil, none does.
+	Skip func(r *http.Request) bool
+	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
+	// enforced, and Observe is told.
+	Shadow bool
+	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
+	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
+	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
+	// ratelimit.ErrOverloaded), nor any after Close of the limiter. Defaults to false: they are answered 503.
+	FailOpen bool
+	// DecisionTimeout is how long a decision may take, and a refund or settlement after it. A decision that
+	// is given up may still be taking tokens. Defaults to 1 second.
+	DecisionTimeout time.Duration
+	// Refuse answers the requests that are not let through; all fields but Content-Type are set. What is left
+	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
+	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
+	// Observe is told what became of each request, on its goroutine or on one of its own for rules in shadow
+	// mode: it must be quick and safe for concurrent use. The limiter's Observer is told in any case, without
+	// the decision: see [ratelimit.Answered]. Defaults to nil, nobody.
+	Observe func(ctx context.Context, outcome Outcome)
+	// Logger gets a line when decisions or refunds fail, at most one a second. Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+const (
+	defaultDecisionTimeout = time.Second
+	maxRetryJitter         = 0.5
+	maxRouteBytes          = 200
+)
+
+func (c Config) withDefaults() Config {
+	c.Rules = slices.Clone(c.Rules) // the caller may go on with its own
+	if c.DecisionTimeout == 0 {
+		c.DecisionTimeout = defaultDecisionTimeout
+	}
+	if c.Refuse == nil {
+		c.Refuse = func(w http.ResponseWriter, r *http.Request, refusal Refusal) { refusal.ServeHTTP(w, r) }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case len(c.Route) > maxRouteBytes || !utf8.ValidString(c.Route):
+		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
+	case c.Headers < DraftHeaders || c.Headers > NoHeaders:
+		return fmt.Errorf("field Headers is %d; use one of the constants", c.Headers)
+	case !(c.RatioCap >= 0):
+		return fmt.Errorf("field RatioCap is %v; use a number above 0, or 0 for no cap", c.RatioCap)
+	case !(c.RetryJitter >= 0 && c.RetryJitter <= maxRetryJitter):
+		return fmt.Errorf("field RetryJitter is %v; use a share from 0 to %v", c.RetryJitter, maxRetryJitter)
+	case c.DecisionTimeout < 0:
+		return fmt.Errorf("field DecisionTimeout is %v; use a duration above 0, or 0 for the default", c.DecisionTimeout)
+	}
+	return validateRules(c.Rules)
+}
+
+// middleware is a Config that is in use.
+type middleware struct {
+	limiter *ratelimit.Limiter
+	config  Config
+	log     failureLog
+}
+
+// New returns middleware that lets a request through to the handler when the rules allow it. The limiter
+// must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested; each decides on its
+// own. The error wraps ratelimit.ErrInvalidConfig and says what to change.
+func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
+	if limiter == nil {
+		return nil, fmt.Errorf("%w: httplimit: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
+	}
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
+	}
+	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}, nil
+}
+
+// serve answers r with next or with a refusal.
+func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if m.config.Skip != nil && m.config.Skip(r) {
+		next.ServeHTTP(w, r)
+		return
+	}
+	enforced, watched, fault := m.ask(r)
+	if fault != nil {
+		m.refuse(w, r, enforced, fault.refusal())
+		return
+	}
+	admission, refusal := m.decide(r, enforced)
+	if refusal != nil {
+		m.refuse(w, r, enforced, *refusal)
+		return
+	}
+	if !admission.undecided { // a store that fails would be waited for twice
+		admission.charges = append(admission.charges, m.watch(r.Context(), watched)...)
+	}
+	admission.outer, _ = FromContext(r.Context())
+	m.setHeaders(w.Header(), enforced, admission.decision)
+	m.run(w, r.WithContext(context.WithValue(r.Context(), contextKey{}, admission)), next, admission)
+}
+
+// ask returns what the rules that apply ask, the enforced ones apart from those that are watched, or the first
+// reason why an enforced one cannot be asked.
+func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
+	for i := range m.config.Rules {
+		rule := &m.config.Rules[i]
+		if rule.When != nil && !rule.When(r) {
+			continue
+		}
+		a, fault := rule.ask(r)
+		shadow := rule.Shadow || m.config.Shadow
+		switch {
+		case fault != nil:
+			m.tell(r.Context(), Outcome{Result: fault.result, Shadow: shadow, Limits: fault.limits(), Err: fault.err})
+			if !shadow {
+				return nil, nil, fault
+			}
+		case rule.Shadow:
+			watched = append(watched, a)
+		default:
+			enforced = append(enforced, a)
+		}
+	}
+	return enforced, watched, nil
+}
+
+// decide asks the enforced rules, all or nothing.
+func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) {
+	admission := &Admission{middleware: m}
+	if len(asks) == 0 {
+		return admission, nil
+	}
+	began := time.Now()
+	d, err := m.take(r.Context(), asks, m.config.Shadow)
+	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
+	var refusal *Refusal
+	switch {
+	case err != nil:
+		outcome.Result, admission.undecided = m.failure(r.Context(), err), true
+		if outcome.Result != FailedOpen {
+			answer := (&fault{result: outcome.Result, err: err}).refusal()
+			refusal = &answer
+		}
+	case !d.Allowed:
+		answer := m.refusal(asks, d)
+		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
+	default:
+		admission.charges = charged(asks, d)
+		if !m.config.Shadow {
+			admission.decision = d
+		}
+	}
+	m.tell(r.Context(), outcome)
+	if m.config.Shadow {
+		return admission, nil
+	}
+	return admission, refusal
+}
+
+// take asks the core, within the time a decision may take.
+func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Decision, error) {
+	if shadow {
+		ctx = ratelimit.WithShadow(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.config.DecisionTimeout)
+	defer cancel()
+	return m.limiter.Take(ctx, requests(asks)...)
+}
+
+// failure says what an error of the core makes of a request. ctx is the request's, without our timeout.
+func (m *middleware) failure(ctx context.Context, err error) Result {
+	return Result(guard.Result(ctx, err, m.config.FailOpen))
+}

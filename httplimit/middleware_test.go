@@ -1,0 +1,290 @@
+package httplimit_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+func TestRulesAreAllOrNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	handler := b.limited(t, rules(
+		httplimit.Rule{Limit: everyone, Global: true},
+		userRule,
+		httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
+	), respond())
+	for range 3 {
+		require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
+	}
+	for range 4 {
+		require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
+	}
+	require.Equal(t, http.StatusOK, do(handler, request(t, "X-User", "bob")).Code)
+	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")))
+	require.Equal(t, 30.0, b.charged(t, perPlan.For("ada")), "a refusal takes from no limit")
+	require.Equal(t, 4.0, b.charged(t, everyone.Global()))
+	require.Equal(t, []string{
+		"allowed everyone perUser perPlan", "allowed everyone perUser perPlan", "allowed everyone perUser perPlan",
+		"refused perUser", "refused perUser", "refused perUser", "refused perUser",
+		"allowed everyone perUser perPlan",
+	}, b.told.results())
+}
+
+// TestNeverMoreThanTheLimitUnderLoad promises the bound when many requests come at once.
+func TestNeverMoreThanTheLimitUnderLoad(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var served atomic.Int64
+	limit := ratelimit.Define("hot", ratelimit.PerDay(50))
+	handler := b.limited(t, rules(httplimit.Rule{Limit: limit, Global: true}),
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
+	server := serve(t, handler)
+	var refused atomic.Int64
+	var group sync.WaitGroup
+	for range 16 {
+		group.Go(func() {
+			for range 10 {
+				status, _, err := get(t.Context(), server, "/")
+				if err == nil && status == http.StatusTooManyRequests {
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	group.Wait()
+	require.Equal(t, int64(50), served.Load())
+	require.Equal(t, int64(110), refused.Load())
+	require.Equal(t, 50.0, b.charged(t, limit.Global()))
+}
+
+func TestWhichRulesApply(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	handler := b.limited(t, httplimit.Config{
+		Rules: []httplimit.Rule{
+			{Limit: perUser, Key: user, When: func(r *http.Request) bool { return r.Method == http.MethodPost }},
+			{Limit: perPlan, Key: user, When: func(r *http.Request) bool { return r.Method == http.MethodGet }},
+		},
+		Skip: func(r *http.Request) bool { return r.URL.Path == "/healthz" },
+	}, inline(func(e exchange) { require.Equal(t, e.r.URL.Path != "/healthz", e.admission != nil) }))
+	with := func(method, path string) *http.Request {
+		r := request(t)
+		r.Method, r.URL.Path = method, path
+		return r
+	}
+	post := do(handler, with(http.MethodPost, "/"))
+	require.Equal(t, `"perUser";q=3;w=60`, post.Header().Get("RateLimit-Policy"))
+	require.Equal(t, `"perPlan";q=100;w=3600`, do(handler, with(http.MethodGet, "/")).Header().Get("RateLimit-Policy"))
+	require.Empty(t, do(handler, with(http.MethodPut, "/")).Header(), "no rule applies")
+	require.Empty(t, do(handler, with(http.MethodPost, "/healthz")).Header())
+	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
+	require.Equal(t, 1.0, b.charged(t, perPlan.For("ada")))
+	require.Equal(t, []string{"allowed perUser", "allowed perPlan"}, b.told.results())
+}
+
+// TestWithoutAKeyNobodyPasses promises that a request which does not say who it is from is answered so, also where the
+// store may fail open, and shares no bucket.
+func TestWithoutAKeyNobodyPasses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	fails := func(err error) httplimit.Key {
+		return func(*http.Request) (string, error) { return "", err }
+	}
+	for _, c := range []struct {
+		key    httplimit.Key
+		status int
+		reason string
+	}{
+		{user, 400, "bad-key"},
+		{fails(nil), 400, "bad-key"},
+		{fails(fmt.Errorf("%w: sk-live-4242", httplimit.ErrBadKey)), 400, "bad-key"},
+		{fails(errors.New("the accounts cannot be read: sk-live-4242")), 503, "not-decided"},
+		{newSite(t).sessions.Key(), 503, "not-decided"}, // Sessions.Handler is missing
+	} {
+		for _, open := range []bool{false, true} {
+			handler := b.limited(t, httplimit.Config{Rules: []httplimit.Rule{{Limit: perUser, Key: c.key}}, FailOpen: open}, mustNotRun(t))
+			r := request(t)
+			r.Header.Del("X-User")
+			w := do(handler, r)
+			require.Equal(t, c.status, w.Code)
+			require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"))
+			require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+			require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "")
+			require.NotContains(t, w.Body.String(), "sk-live")
+		}
+	}
+	require.Equal(t, []string{
+		"bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser",
+		"failed_closed perUser", "failed_closed perUser", "failed_closed perUser", "failed_closed perUser",
+	}, b.told.results())
+	require.Equal(t, 4, strings.Count(b.log.String(), "\n"), "a line for each middleware, about what is not the client's fault")
+	var rows int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.buckets").Scan(&rows))
+	require.Zero(t, rows)
+}
+
+// TestABadTierIsBadRequest promises that a limit chosen by what cannot be relied on is answered as a key that
+// cannot, and that an error of another kind lets nobody pass.
+func TestABadTierIsBadRequest(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for reason, tier := range map[string]httplimit.Key{
+		"bad-key":     httplimit.Query("plan"),
+		"not-decided": func(*http.Request) (string, error) { return "", errors.New("the plans cannot be read") },
+	} {
+		choose := httplimit.Tiers(map[string]ratelimit.Limit{"pro": perPlan}, tier, perUser)
+		handler := b.limited(t, httplimit.Config{FailOpen: true, Rules: []httplimit.Rule{{LimitFor: choose, Key: user}}}, mustNotRun(t))
+		r := request(t)
+		r.URL.RawQuery = "plan=free&plan=pro"
+		require.Equal(t, reason, do(handler, r).Header().Get("RateLimit-Reason"))
+	}
+}
+
+func mustNotRun(t *testing.T) http.Handler {
+	t.Helper()
+	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") })
+}
+
+func TestLimitsByPlan(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	plans := map[string]ratelimit.Limit{
+		"free": ratelimit.Define("freePlan", ratelimit.PerHour(2)),
+		"pro":  ratelimit.Define("proPlan", ratelimit.PerHour(200)),
+		"zero": {},
+	}
+	handler := b.limited(t, httplimit.Config{FailOpen: true, Rules: []httplimit.Rule{{
+		Key: user,
+		LimitFor: func(r *http.Request) (ratelimit.Limit, error) {
+			plan := r.Header.Get("X-Plan")
+			if plan == "" {
+				return ratelimit.Limit{}, httplimit.ErrNoKey
+			}
+			limit, ok := plans[plan]
+			if !ok {
+				return ratelimit.Limit{}, errors.New("the plans cannot be read")
+			}
+			return limit, nil
+		},
+	}}}, respond())
+	for _, step := range []struct {
+		plan   string
+		status int
+		policy string
+	}{
+		{"free", 200, `"freePlan";q=2;w=3600`},
+		{"free", 200, `"freePlan";q=2;w=3600`},
+		{"free", 429, `"freePlan";q=2;w=3600`},
+		{"pro", 200, `"proPlan";q=200;w=3600`},
+		{"", 400, ""},
+		{"gold", 503, ""},
+		{"zero", 503, ""},
+	} {
+		w := do(handler, request(t, "X-Plan", step.plan))
+		require.Equal(t, step.status, w.Code, step.plan)
+		require.Equal(t, step.policy, w.Header().Get("RateLimit-Policy"), step.plan)
+	}
+}
+
+// TestTwoRulesOnOneBucket promises that limits chosen by the request may coincide.
+func TestTwoRulesOnOneBucket(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	choose := func(*http.Request) (ratelimit.Limit, error) { return perUser, nil }
+	twice := httplimit.Rule{LimitFor: choose, Key: user}
+	handler := b.limited(t, rules(twice, twice), respond())
+	w := do(handler, request(t))
+	require.Equal(t, http.StatusOK, w.Code)
+	_, limits := requireDraftFields(t, w.Header())
+	require.Equal(t, int64(1), limits["perUser"]["r"])
+	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")))
+	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
+
+	costly := httplimit.Rule{LimitFor: choose, Key: user, Cost: httplimit.FixedCost(2)}
+	w = do(b.limited(t, rules(costly, costly), mustNotRun(t)), request(t))
+	require.Equal(t, http.StatusRequestEntityTooLarge, w.Code, "4 of 3 can never be had")
+}
+
+func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limit := ratelimit.Define("hourly", ratelimit.PerHour(1))
+	handler := b.limited(t, httplimit.Config{RetryJitter: 0.5, Rules: []httplimit.Rule{{Limit: limit, Key: user}}}, respond())
+	waits := make(map[string]int)
+	for _, name := range []string{"ada", "bob", "cyd", "dan", "eve"} {
+		require.Equal(t, http.StatusOK, do(handler, request(t, "X-User", name)).Code)
+		first, again := do(handler, request(t, "X-User", name)), do(handler, request(t, "X-User", name))
+		wait := first.Header().Get("Retry-After")
+		require.Equal(t, wait, again.Header().Get("Retry-After"), "steady")
+		seconds, err := time.ParseDuration(wait + "s")
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, seconds, time.Hour)
+		require.LessOrEqual(t, seconds, 90*time.Minute)
+		require.Equal(t, `"hourly";r=0;t=3600`, first.Header().Get("RateLimit"))
+		waits[wait]++
+	}
+	require.Len(t, waits, 5, "different keys have different places")
+}
+
+func TestNewRefusesWhatCannotWork(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for message, config := range map[string]httplimit.Config{
+		"Rules has 0":             {},
+		"field Route is":          {Rules: []httplimit.Rule{userRule}, Route: "/\xff"},
+		"field Route":             {Rules: []httplimit.Rule{userRule}, Route: strings.Repeat("r", 201)},
+		"a Limit or a LimitFor":   rules(httplimit.Rule{Key: user}),
+		"and not both":            rules(httplimit.Rule{Limit: perUser, Key: user, Global: true}),
+		"says who pays":           rules(httplimit.Rule{Limit: perUser}),
+		`has the limit "perUser"`: rules(userRule, httplimit.Rule{Limit: perUser, Global: true}),
+		"NoCapacity":              rules(httplimit.Rule{Limit: ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}), Key: user}),
+		"never holds more than 3": rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)}),
+		"Cost is -1":              rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(-1)}),
+		"Cost is NaN":             rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(math.NaN())}),
+		"nil CostFunc":            rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.CostFunc(nil)}),
+		"name of a Header":        rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{}}),
+		"in this order":           rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4, Max: 2}}),
+		"Unit is":                 rules(httplimit.Rule{Limit: perUser, Key: user, Unit: "Tokens!"}),
+		"Headers is 9":            {Rules: []httplimit.Rule{userRule}, Headers: 9},
+		"RatioCap is NaN":         {Rules: []httplimit.Rule{userRule}, RatioCap: math.NaN()},
+		"RetryJitter is 0.6":      {Rules: []httplimit.Rule{userRule}, RetryJitter: 0.6},
+		"DecisionTimeout is -1s":  {Rules: []httplimit.Rule{userRule}, DecisionTimeout: -time.Second},
+	} {
+		_, err := httplimit.New(b.limiter, config)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, message)
+		require.ErrorContains(t, err, message)
+	}
+	_, err := httplimit.New(nil, rules(userRule))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+}
+
+func TestFailuresAreLoggedOnceASecond(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	down(t, s)
+	handler := s.limitedOn(t, s.asked, s.config, mustNotRun(t))
+	r := request(t)
+	for range 5 {
+		require.Equal(t, http.StatusServiceUnavailable, do(handler, r).Code)
+	}
+	require.Equal(t, 1, strings.Count(s.log.String(), "rate limits are not decided"))
+	require.Eventually(t, func() bool {
+		do(handler, r)
+		return strings.Count(s.log.String(), "rate limits are not decided") == 2
+	}, patient, 50*time.Millisecond)
+	require.Contains(t, s.log.String(), "omitted=0\n")
+	require.NotEqual(t, strings.Count(s.log.String(), "omitted="), strings.Count(s.log.String(), "omitted=0\n"), "it says how many")
+	require.NotContains(t, s.log.String(), "ada")
+}

@@ -1,0 +1,128 @@
+package httplimit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/felixge/httpsnoop"
+)
+
+// Refund reports, by the status of the response, whether a request gets back what it took. The status is
+//
+//   - what the handler sent first that is final, and 101 when it took over the connection;
+//   - 500 when it panicked before it had sent any, http.ErrAbortHandler included;
+//   - 499 ([StatusClientClosed]) when its client had gone by then, whatever the handler made of that: who hangs up
+//     pays;
+//   - 0 when it returned without having sent any. net/http answers 200 then, but a framework that answers
+//     errors after its middleware may answer anything.
+//
+// What is settled is not refunded as well. What belongs to a window that has ended is not given back.
+type Refund func(status int) bool
+
+// StatusClientClosed is the status, for Refund only, of a response to a client that had gone.
+const StatusClientClosed = 499
+
+// RefundOn5xx gives back what requests took that the server failed. Whoever can make the handler fail at will
+// is not limited.
+func RefundOn5xx(status int) bool { return status >= 500 && status <= 599 }
+
+// CountOnlyFailures gives back what requests took that succeeded, with a status from 100 to 399: a limit on
+// failed logins. Attempts under way count, so that many at once gain nothing.
+func CountOnlyFailures(status int) bool { return status >= 100 && status < 400 }
+
+// response is what is known of the response to a request.
+type response struct {
+	request *http.Request
+	status  int // 0 until it is sent
+}
+
+// send notes the status that is sent, if it is the first and final.
+func (s *response) send(status int) {
+	final := status >= 200 || status == http.StatusSwitchingProtocols
+	if s.status != 0 || !final {
+		return
+	}
+	s.status = status
+	if s.clientGone() {
+		s.status = StatusClientClosed
+	}
+}
+
+// end notes that the handler is done.
+func (s *response) end(panicked bool) {
+	switch {
+	case s.status != 0:
+	case panicked:
+		s.send(http.StatusInternalServerError)
+	case s.clientGone():
+		s.status = StatusClientClosed
+	}
+}
+
+func (s *response) clientGone() bool {
+	return errors.Is(s.request.Context().Err(), context.Canceled)
+}
+
+// record returns w such that s is told what is sent. It has the optional interfaces that w has.
+func (s *response) record(w http.ResponseWriter) http.ResponseWriter {
+	return httpsnoop.Wrap(w, httpsnoop.Hooks{
+		WriteHeader: func(next httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
+			return func(status int) { s.send(status); next(status) }
+		},
+		Write: func(next httpsnoop.WriteFunc) httpsnoop.WriteFunc {
+			return func(b []byte) (int, error) { s.send(http.StatusOK); return next(b) }
+		},
+		WriteString: func(next httpsnoop.WriteStringFunc) httpsnoop.WriteStringFunc {
+			return func(text string) (int, error) { s.send(http.StatusOK); return next(text) }
+		},
+		ReadFrom: func(next httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
+			return func(src io.Reader) (int64, error) { s.send(http.StatusOK); return next(src) }
+		},
+		Flush: func(next httpsnoop.FlushFunc) httpsnoop.FlushFunc {
+			return func() { s.send(http.StatusOK); next() }
+		},
+		FlushError: func(next httpsnoop.FlushErrorFunc) httpsnoop.FlushErrorFunc {
+			return func() error { s.send(http.StatusOK); return next() }
+		},
+		Hijack: func(next httpsnoop.HijackFunc) httpsnoop.HijackFunc {
+			return func() (net.Conn, *bufio.ReadWriter, error) { s.send(http.StatusSwitchingProtocols); return next() }
+		},
+	})
+}
+
+// run serves an admitted request, and gives back afterwards what its rules refund.
+func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, admission *Admission) {
+	if !admission.refunds() {
+		next.ServeHTTP(w, r)
+		return
+	}
+	response := &response{request: r}
+	panicked := true
+	defer func() { // not recovered: the panic goes on as it came
+		response.end(panicked)
+		m.refund(r.Context(), admission, response.status)
+	}()
+	next.ServeHTTP(response.record(w), r)
+	panicked = false
+}
+
+// refund gives back what the rules took that refund this status.
+func (m *middleware) refund(ctx context.Context, admission *Admission, status int) {
+	began := time.Now()
+	charges := admission.claim(func(c *charge) bool { return c.ask.rule.Refund != nil && c.ask.rule.Refund(status) })
+	if len(charges) == 0 {
+		return
+	}
+	err := m.book(ctx, charges, 0)
+	outcome := Outcome{Result: Refunded, Limits: chargedLimits(charges), Err: err, Elapsed: time.Since(began)}
+	if err != nil {
+		outcome.Result = RefundFailed
+		admission.release(charges)
+	}
+	m.tell(ctx, outcome)
+}

@@ -1,0 +1,153 @@
+package httplimit_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// spent returns a handler whose limit has nothing left for ada.
+func (b *bundle) spent(t *testing.T, config httplimit.Config) http.Handler {
+	t.Helper()
+	config.Rules = append(config.Rules, userRule)
+	handler := b.limited(t, config, mustNotRun(t))
+	b.take(t, perUser.For("ada").Cost(3))
+	return handler
+}
+
+func TestRefusalsComeAsTheClientAccepts(t *testing.T) {
+	t.Parallel()
+	const (
+		problem = "application/problem+json"
+		text    = "text/plain; charset=utf-8"
+		page    = "text/html; charset=utf-8"
+	)
+	b := setup(t)
+	handler := b.spent(t, httplimit.Config{})
+	for accept, want := range map[string]string{
+		"":                                      problem,
+		"*/*":                                   problem,
+		"application/json":                      problem,
+		"application/problem+json":              problem,
+		"APPLICATION/JSON; q=1.0":               problem,
+		"text/plain":                            text,
+		"text/*":                                text,
+		"text/*, text/plain;q=0":                page,
+		"text/html":                             page,
+		"text/html, */*":                        page,
+		"text/html;q=0.5, text/plain":           text,
+		"text/html;q=0.5, */*;q=0.4":            page,
+		"text/html;q=0.5, */*;q=0.6":            problem,
+		"text/html;level=1, text/plain":         text,
+		"application/json;q=0, */*":             text,
+		"image/png":                             problem,
+		"text/html;q=0":                         problem,
+		"text/html;q=much":                      problem,
+		"gibberish, ;;;, text/html":             page,
+		strings.Repeat("x/y,", 100_000):         problem,
+		"application/*;q=0.2, text/plain;q=0.1": problem,
+		"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8": page, // a browser
+	} {
+		w := do(handler, request(t, "Accept", accept))
+		require.Equal(t, http.StatusTooManyRequests, w.Code)
+		require.Equal(t, want, w.Header().Get("Content-Type"), "%.60q", accept)
+		require.Contains(t, w.Body.String(), "perUser: 3 per minute; retry in 20 s")
+		require.Equal(t, "20", w.Header().Get("Retry-After"))
+	}
+}
+
+func TestHeadGetsNoBody(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	r := request(t)
+	r.Method = http.MethodHead
+	w := do(b.spent(t, httplimit.Config{}), r)
+	require.Equal(t, http.StatusTooManyRequests, w.Code)
+	require.Empty(t, w.Body.String())
+	require.Equal(t, "20", w.Header().Get("Retry-After"))
+}
+
+func TestAbuseIsNamedSo(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	failures := ratelimit.Define("failures", ratelimit.PerMinute(1))
+	b.take(t, failures.For("ada"))
+	handler := b.limited(t, rules(userRule, httplimit.Rule{Limit: failures, Key: user, Abuse: true}), mustNotRun(t))
+	w := do(handler, request(t))
+	require.Equal(t, http.StatusTooManyRequests, w.Code)
+	require.Equal(t, "abnormal-usage-detected", w.Header().Get("RateLimit-Reason"))
+	require.JSONEq(t, `{
+		"type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
+		"title": "Request not satisfied due to detection of abnormal request pattern",
+		"status": 429, "detail": "retry in 60 s", "violated-policies": ["failures"]
+	}`, w.Body.String())
+}
+
+// TestRefuseMayAnswerInItsOwnWay promises that the fields are set for an answer that is replaced, and that it may
+// change the default one.
+func TestRefuseMayAnswerInItsOwnWay(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	handler := b.spent(t, httplimit.Config{Refuse: func(w http.ResponseWriter, r *http.Request, refusal httplimit.Refusal) {
+		if refusal.Result == httplimit.BadKey {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			refusal.Status, refusal.Title, refusal.Detail = http.StatusUnauthorized, "Unauthorized", "send a token"
+			refusal.ServeHTTP(w, r)
+			return
+		}
+		require.Equal(t, []string{"perUser"}, refusal.Violated)
+		require.Equal(t, int64(20), refusal.RetryAfter)
+		w.WriteHeader(http.StatusTeapot)
+	}})
+	w := do(handler, request(t))
+	require.Equal(t, http.StatusTeapot, w.Code)
+	require.Equal(t, "20", w.Header().Get("Retry-After"))
+	require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+	requireDraftFields(t, w.Header())
+
+	r := request(t)
+	r.Header.Del("X-User")
+	w = do(handler, r)
+	require.Equal(t, http.StatusUnauthorized, w.Code)
+	require.Equal(t, "Bearer", w.Header().Get("WWW-Authenticate"))
+	require.Contains(t, w.Body.String(), "send a token")
+}
+
+// TestAHandlerCanRefuseByItself promises the same fields and answer to handlers that take in a transaction of their own.
+func TestAHandlerCanRefuseByItself(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	own := inline(func(e exchange) {
+		d, err := b.limiter.Take(e.r.Context(), perUser.For("ada"))
+		require.NoError(t, err)
+		httplimit.DraftHeaders.Set(e.w.Header(), d)
+		if !d.Allowed {
+			httplimit.NewRefusal(d).ServeHTTP(e.w, e.r)
+		}
+	})
+	limited := b.limited(t, rules(httplimit.Rule{Limit: perUser, Key: func(*http.Request) (string, error) { return "bob", nil }}), respond())
+	for range 4 {
+		want, got := do(limited, request(t)), do(own, request(t))
+		require.Equal(t, want.Code, got.Code)
+		require.Equal(t, want.Header()["Ratelimit"], got.Header()["Ratelimit"])
+		require.Equal(t, want.Header()["Ratelimit-Policy"], got.Header()["Ratelimit-Policy"])
+		require.Equal(t, want.Header()["Retry-After"], got.Header()["Retry-After"])
+		if want.Code != http.StatusOK {
+			require.Equal(t, want.Body.String(), got.Body.String())
+		}
+	}
+
+	header := http.Header{"Ratelimit": {"of another decision"}}
+	httplimit.DraftHeaders.Set(header, ratelimit.Decision{})
+	require.Len(t, header, 1, "nothing is said of no decision")
+	d, err := b.limiter.Take(t.Context(), everyone.Global())
+	require.NoError(t, err)
+	httplimit.DraftHeaders.Set(header, d)
+	httplimit.DraftHeaders.Set(header, d)
+	requireDraftFields(t, header)
+}

@@ -1,0 +1,172 @@
+package httplimit
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+
+	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Rule says which limit a request takes from, whose bucket of it, and how much.
+type Rule struct {
+	// Limit is the limit. Each rule has one of its own: what differs between requests is the cost or the key.
+	Limit ratelimit.Limit
+	// LimitFor chooses the limit by the request, as for the plans of customers, in place of Limit. Give the
+	// limits of different plans different names: under one name a caller who changes plans keeps the bucket,
+	// which then has two policies. Errors are answered as those of Key.
+	LimitFor func(r *http.Request) (ratelimit.Limit, error)
+	// Key says who pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other 503, also with
+	// FailOpen: nobody shares a bucket by mistake, and nobody passes without one.
+	Key Key
+	// Global makes everybody pay from one bucket, in place of Key.
+	Global bool
+	// Cost is how much a request takes. Defaults to FixedCost(1).
+	Cost Cost
+	// When reports whether the rule applies to a request. Defaults to nil, always.
+	When func(r *http.Request) bool
+	// Refund reports, by the status of the response, whether the request gets back what it took: see
+	// [RefundOn5xx] and [CountOnlyFailures]. Defaults to nil, never.
+	Refund Refund
+	// Unit is what the limit counts, as the headers name it: lower-case letters, digits and hyphens, as in
+	// "tokens" or "content-bytes". Defaults to requests.
+	Unit string
+	// Abuse words a refusal as detected abuse rather than as an exceeded quota.
+	Abuse bool
+	// Shadow makes the rule one that is watched and not enforced. It is asked by itself when the enforced
+	// rules have allowed a request, which waits for it, and takes as if it were enforced; what it refuses is
+	// told to Config.Observe, and the request goes on. It sends no fields.
+	Shadow bool
+}
+
+const maxRules = 64 // limits in one call of the core
+
+var validUnit = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
+
+// validate returns an error unless every request can be asked by the rule.
+func (r *Rule) validate() error {
+	hasLimit := r.Limit.Policy() != nil
+	switch {
+	case hasLimit == (r.LimitFor != nil):
+		return errors.New("it needs a Limit or a LimitFor, and not both")
+	case r.Global == (r.Key != nil):
+		return errors.New("it needs a Key that says who pays, or Global for one bucket for everybody, and not both")
+	case r.Unit != "" && !validUnit.MatchString(r.Unit):
+		return fmt.Errorf("its Unit is %.40q; use up to 32 lower-case letters, digits and hyphens", r.Unit)
+	case hasLimit && r.Limit.Capacity() == 0:
+		return errors.New("its limit has NoCapacity, from which only reservations can take")
+	}
+	if v, ok := r.Cost.(interface{ validate() error }); ok {
+		if err := v.validate(); err != nil {
+			return err
+		}
+	}
+	if fixed, ok := r.Cost.(FixedCost); ok && hasLimit && float64(fixed) > r.Limit.Capacity() {
+		return fmt.Errorf("its Cost is %v, and the limit never holds more than %v", float64(fixed), r.Limit.Capacity())
+	}
+	return nil
+}
+
+// validateRules checks the rules, each and beside the others.
+func validateRules(rules []Rule) error {
+	if len(rules) == 0 || len(rules) > maxRules {
+		return fmt.Errorf("field Rules has %d; use from 1 to %d", len(rules), maxRules)
+	}
+	seen := make(map[string]bool, len(rules))
+	for i := range rules {
+		if err := rules[i].validate(); err != nil {
+			return fmt.Errorf("field Rules[%d] (%s): %w", i, rules[i].Limit.Name(), err)
+		}
+		name := rules[i].Limit.Name()
+		if name != "" && seen[name] {
+			return fmt.Errorf("field Rules[%d]: an earlier rule has the limit %q; define one with a name of its own, "+
+				"or let one rule choose the key or the cost by the request", i, name)
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+// ask is what one rule asks of its limit for one request.
+type ask struct {
+	rule  *Rule
+	limit ratelimit.Limit
+	key   string // empty when the rule is global
+	cost  float64
+}
+
+// ask returns what the rule asks for a request, and otherwise the reason why it cannot.
+func (r *Rule) ask(request *http.Request) (ask, *fault) {
+	a := ask{rule: r, limit: r.Limit, cost: 1}
+	var err error
+	if r.LimitFor != nil {
+		if a.limit, err = r.LimitFor(request); err != nil {
+			return ask{}, unasked(ratelimit.Limit{}, err)
+		}
+	}
+	if r.Key != nil {
+		if a.key, err = r.Key.Of(request); err != nil {
+			return ask{}, unasked(a.limit, err)
+		}
+	}
+	if r.Cost != nil {
+		if a.cost, err = r.Cost.Of(request); err != nil {
+			return ask{}, unasked(a.limit, err)
+		}
+	}
+	if a.cost > a.limit.Capacity() && a.limit.Policy() != nil {
+		return ask{}, unasked(a.limit, fmt.Errorf("%w: %v of %q, which never holds more than %v",
+			ratelimit.ErrCostExceedsCapacity, a.cost, a.limit.Name(), a.limit.Capacity()))
+	}
+	return a, nil
+}
+
+// unasked returns the fault of a request whose limit, key or cost is an error.
+func unasked(limit ratelimit.Limit, err error) *fault {
+	result, ofRequest := requestFault(err)
+	if !ofRequest {
+		result = FailedClosed
+	}
+	return &fault{result: result, limit: limit, err: err}
+}
+
+// requestFault returns what is wrong with a request by an error, and whether it is the request's fault.
+func requestFault(err error) (_ Result, ofRequest bool) {
+	switch {
+	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
+		return BadKey, true
+	case errors.Is(err, ErrInvalidCost):
+		return BadCost, true
+	}
+	result, ofRequest := guard.Fault(err)
+	return Result(result), ofRequest
+}
+
+// request returns what the core is asked.
+func (a ask) request() ratelimit.Request {
+	request := a.limit.Global()
+	if !a.rule.Global {
+		request = a.limit.For(a.key)
+	}
+	return request.Cost(a.cost)
+}
+
+// requests returns what the core is asked by all of asks.
+func requests(asks []ask) []ratelimit.Request {
+	all := make([]ratelimit.Request, len(asks))
+	for i, a := range asks {
+		all[i] = a.request()
+	}
+	return all
+}
+
+// names returns the names of the limits asked.
+func names(asks []ask) []string {
+	all := make([]string, len(asks))
+	for i, a := range asks {
+		all[i] = a.limit.Name()
+	}
+	return all
+}

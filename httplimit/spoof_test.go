@@ -1,0 +1,338 @@
+package httplimit_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/netip"
+	neturl "net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	client   = "203.0.113.7"    // who really sends the request
+	victim   = "198.51.100.1"   // whose bucket he would rather use
+	balancer = "10.0.0.1:44321" // the proxy next to the server, as a peer
+	edge     = "192.0.2.80"     // the proxy in front of that one
+)
+
+// from returns a request from peer with header lines, each a name and a value.
+func from(peer string, lines ...[2]string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = peer
+	for _, line := range lines {
+		r.Header.Add(line[0], line[1])
+	}
+	return r
+}
+
+func xff(value string) [2]string       { return [2]string{"X-Forwarded-For", value} }
+func forwarded(value string) [2]string { return [2]string{"Forwarded", value} }
+
+func named() httplimit.Proxies {
+	return httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix(edge + "/32")}}
+}
+
+// spoof is what somebody sends, and whose bucket it ends up in.
+type spoof struct {
+	peer  string // default: the balancer
+	lines [][2]string
+	want  string // default: the real client's bucket
+	err   error
+}
+
+func checkSpoofs(t *testing.T, source httplimit.Source, spoofs map[string]spoof) {
+	t.Helper()
+	key := httplimit.ClientIP(source, httplimit.Bits{})
+	for name, test := range spoofs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if test.peer == "" {
+				test.peer = balancer
+			}
+			if test.want == "" {
+				test.want = client
+			}
+			got, err := key.Of(from(test.peer, test.lines...))
+			if test.err != nil {
+				require.ErrorIs(t, err, test.err)
+				require.Empty(t, got)
+				require.NotContains(t, err.Error(), client, "a message goes to logs, and names nobody")
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, test.want, got)
+		})
+	}
+}
+
+func TestSpoofingXForwardedForBehindNamedProxies(t *testing.T) {
+	t.Parallel()
+	checkSpoofs(t, httplimit.XForwardedFor(named()), map[string]spoof{
+		"Honest":                    {lines: [][2]string{xff(client)}},
+		"ThroughTwoProxies":         {lines: [][2]string{xff(client + ", " + edge)}},
+		"TwoProxiesALineEach":       {lines: [][2]string{xff(client), xff(edge)}},
+		"ForgedLeftmost":            {lines: [][2]string{xff(victim + ", " + client + ", " + edge)}},
+		"ForgedLine":                {lines: [][2]string{xff(victim), xff(client + ", " + edge)}},
+		"ForgedLines":               {lines: [][2]string{xff(victim), xff(victim), xff(client), xff(edge)}},
+		"ForgedTrustedAddresses":    {lines: [][2]string{xff("10.0.0.9, 10.0.0.8, " + client)}},
+		"ForgedGarbage":             {lines: [][2]string{xff("';drop table, \x7f, " + client)}},
+		"ForgedQuote":               {lines: [][2]string{xff(`"` + victim + `, ` + client)}},
+		"ForgedEmptyElements":       {lines: [][2]string{xff(",, ,"), xff(", ," + client)}},
+		"ForgedInLowerCase":         {lines: [][2]string{{"x-forwarded-for", victim}, xff(client)}},
+		"ForgedForwarded":           {lines: [][2]string{forwarded("for=" + victim), xff(client)}},
+		"ForgedRealIP":              {lines: [][2]string{{"X-Real-Ip", victim}, {"Cf-Connecting-Ip", victim}, xff(client)}},
+		"WithoutSpaces":             {lines: [][2]string{xff(victim + "," + client + "," + edge)}},
+		"WithSpacesAndTabs":         {lines: [][2]string{xff("  " + client + "\t ,\t" + edge + " ")}},
+		"WithPorts":                 {lines: [][2]string{xff(client + ":50001, " + edge + ":443")}},
+		"V4Mapped":                  {lines: [][2]string{xff("::ffff:" + client)}},
+		"V4MappedInHexadecimal":     {lines: [][2]string{xff("[::ffff:cb00:7107]:80")}},
+		"V4MappedProxies":           {peer: "[::ffff:10.0.0.1]:443", lines: [][2]string{xff(client + ", ::ffff:" + edge)}},
+		"V4MappedProxyWithZone":     {lines: [][2]string{xff(client + ", ::ffff:10.0.0.3%eth0")}},
+		"IPv6":                      {lines: [][2]string{xff("2001:db8:0:7::1")}, want: "2001:db8:0:7::/64"},
+		"IPv6InBrackets":            {lines: [][2]string{xff("[2001:db8:0:7:1:2:3:4]")}, want: "2001:db8:0:7::/64"},
+		"IPv6WithPort":              {lines: [][2]string{xff("[2001:DB8:0:7::9]:443")}, want: "2001:db8:0:7::/64"},
+		"IPv6WithZone":              {lines: [][2]string{xff("2001:db8:0:7::9%eth0")}, want: "2001:db8:0:7::/64"},
+		"AroundTheProxies":          {peer: client + ":1", lines: [][2]string{xff(victim)}},
+		"AroundTheProxiesAsOne":     {peer: client + ":1", lines: [][2]string{xff(victim + ", 10.0.0.1")}},
+		"AroundTheProxiesOverIPv6":  {peer: "[2001:db8:0:7::5]:9", lines: [][2]string{xff(victim)}, want: "2001:db8:0:7::/64"},
+		"AroundTheProxiesV4Mapped":  {peer: "[::ffff:" + client + "]:1", lines: [][2]string{xff(victim)}},
+		"NoHeader":                  {err: httplimit.ErrNoKey},
+		"OnlyProxies":               {lines: [][2]string{xff("10.0.0.7, " + edge)}, err: httplimit.ErrNoKey},
+		"UnixSocket":                {peer: "@", lines: [][2]string{xff(client)}, err: httplimit.ErrNoKey},
+		"GarbageForTheClient":       {lines: [][2]string{xff(victim + ", unknown")}, err: httplimit.ErrBadKey},
+		"GarbageBetweenProxies":     {lines: [][2]string{xff(client + ", unix:, " + edge)}, err: httplimit.ErrBadKey},
+		"TheProxyKnewNobody":        {lines: [][2]string{xff(victim + ", ")}, err: httplimit.ErrBadKey},
+		"TheProxyKnewNobodyTwice":   {lines: [][2]string{xff(client), xff("")}, err: httplimit.ErrBadKey},
+		"TheProxyWroteTheWildcard":  {lines: [][2]string{xff(victim + ", 0.0.0.0")}, err: httplimit.ErrBadKey},
+		"TheProxyWroteTheWildcard6": {lines: [][2]string{xff(victim + ", [::]:80")}, err: httplimit.ErrBadKey},
+		"TwoAddressesInOneElement":  {lines: [][2]string{xff(victim + " " + client)}, err: httplimit.ErrBadKey},
+		"OctalDigits":               {lines: [][2]string{xff("0313.0.0161.7")}, err: httplimit.ErrBadKey},
+	})
+}
+
+func TestSpoofingXForwardedForBehindACount(t *testing.T) {
+	t.Parallel()
+	checkSpoofs(t, httplimit.XForwardedFor(httplimit.Proxies{Count: 2}), map[string]spoof{
+		"AsManyAsCounted":      {lines: [][2]string{xff(client + ", " + edge)}},
+		"ALineEach":            {lines: [][2]string{xff(client), xff(edge)}},
+		"More":                 {lines: [][2]string{xff(victim + ", " + victim + ", " + client + ", " + edge)}},
+		"MoreLines":            {lines: [][2]string{xff(victim), xff(client), xff(edge)}},
+		"ForgedGarbage":        {lines: [][2]string{xff(`for="x, ,,`), xff(client + ", " + edge)}},
+		"ForgedQuote":          {lines: [][2]string{xff(`"` + victim + ", " + client + ", " + edge)}},
+		"V4Mapped":             {lines: [][2]string{xff("::ffff:" + client + ", " + edge)}},
+		"OverAUnixSocket":      {peer: "@", lines: [][2]string{xff(client + ", " + edge)}},
+		"Fewer":                {lines: [][2]string{xff(client)}, err: httplimit.ErrNoKey},
+		"NoHeader":             {err: httplimit.ErrNoKey},
+		"TheInnerKnewNobody":   {lines: [][2]string{xff(victim + ", " + client + ", ")}, err: httplimit.ErrBadKey},
+		"TheOuterKnewNobody":   {lines: [][2]string{xff(victim + ", , " + edge)}, err: httplimit.ErrBadKey},
+		"GarbageForTheClient":  {lines: [][2]string{xff(victim + ", unknown, " + edge)}, err: httplimit.ErrBadKey},
+		"GarbageForTheOuter":   {lines: [][2]string{xff(client + ", unknown")}, err: httplimit.ErrBadKey},
+		"APortThatIsTooLong":   {lines: [][2]string{xff(client + ":123456, " + edge)}, err: httplimit.ErrBadKey},
+		"APortThatIsNone":      {lines: [][2]string{xff(client + ":, " + edge)}, err: httplimit.ErrBadKey},
+		"BracketsNotClosed":    {lines: [][2]string{xff("[2001:db8::1, " + edge)}, err: httplimit.ErrBadKey},
+		"BracketsAroundIPv4":   {lines: [][2]string{xff("[" + client + "], " + edge)}, err: httplimit.ErrBadKey},
+		"WordsAfterTheBracket": {lines: [][2]string{xff("[2001:db8::1]x, " + edge)}, err: httplimit.ErrBadKey},
+	})
+}
+
+func TestSpoofingForwarded(t *testing.T) {
+	t.Parallel()
+	checkSpoofs(t, httplimit.Forwarded(named()), map[string]spoof{
+		"Honest":               {lines: [][2]string{forwarded("for=" + client)}},
+		"ThroughTwoProxies":    {lines: [][2]string{forwarded("for=" + client + ";proto=https, for=" + edge)}},
+		"ForgedLeftmost":       {lines: [][2]string{forwarded("for=" + victim + ", for=" + client)}},
+		"ForgedLine":           {lines: [][2]string{forwarded("for=" + victim), forwarded("for=" + client)}},
+		"ForgedXForwardedFor":  {lines: [][2]string{xff(victim), forwarded("for=" + client)}},
+		"ForgedOpenQuote":      {lines: [][2]string{forwarded(`for="` + victim + `, for=` + client)}},
+		"ForgedQuoteAndEscape": {lines: [][2]string{forwarded(`for="` + victim + `\, for="` + client + `"`)}},
+		"ForgedQuotesAround":   {lines: [][2]string{forwarded(`for="x, for="` + client + `:80";by="x", for="` + edge + `:1"`)}},
+		"ForgedParameters":     {lines: [][2]string{forwarded(`for=` + victim + `;for=` + victim + `, for=` + client)}},
+		"InAnyCase":            {lines: [][2]string{forwarded("Proto=http;FOR=" + client + ";by=203.0.113.43")}},
+		"Quoted":               {lines: [][2]string{forwarded(`for="` + client + `"`)}},
+		"QuotedWithEscapes":    {lines: [][2]string{forwarded(`for="20\3.0.113.\7";host="a\"b, for=` + victim + `\\"`)}},
+		"CommaInQuotes":        {lines: [][2]string{forwarded(`for=` + client + `;host="x, for=` + victim + `"`)}},
+		"SemicolonInQuotes":    {lines: [][2]string{forwarded(`host="x;for=` + victim + `";for=` + client)}},
+		"EmptyParameters":      {lines: [][2]string{forwarded(";;for=" + client + "; proto=http;")}},
+		"WithPort":             {lines: [][2]string{forwarded(`for="` + client + `:47011"`)}},
+		"WithPortUnquoted":     {lines: [][2]string{forwarded("for=" + client + ":47011")}},
+		"WithHiddenPort":       {lines: [][2]string{forwarded(`for="` + client + `:_x9"`)}},
+		"V4Mapped":             {lines: [][2]string{forwarded(`for="[::ffff:` + client + `]"`)}},
+		"IPv6":                 {lines: [][2]string{forwarded(`for="[2001:db8:0:7::1]"`)}, want: "2001:db8:0:7::/64"},
+		"IPv6WithPort":         {lines: [][2]string{forwarded(`for="[2001:db8:0:7::1]:4711"`)}, want: "2001:db8:0:7::/64"},
+		"AroundTheProxies":     {peer: client + ":1", lines: [][2]string{forwarded("for=" + victim)}},
+		"NoHeader":             {err: httplimit.ErrNoKey},
+		"Unknown":              {lines: [][2]string{forwarded("for=" + victim + ", for=unknown")}, err: httplimit.ErrBadKey},
+		"Hidden":               {lines: [][2]string{forwarded("for=" + victim + ", for=_hidden")}, err: httplimit.ErrBadKey},
+		"HiddenWithPort":       {lines: [][2]string{forwarded(`for="_SEVKISEK:80"`)}, err: httplimit.ErrBadKey},
+		"WithoutFor":           {lines: [][2]string{forwarded("for=" + victim + ", by=10.0.0.1;proto=http")}, err: httplimit.ErrBadKey},
+		"ForTwice":             {lines: [][2]string{forwarded("for=" + victim + ";for=" + client)}, err: httplimit.ErrBadKey},
+		"Empty":                {lines: [][2]string{forwarded("")}, err: httplimit.ErrBadKey},
+		"TrailingComma":        {lines: [][2]string{forwarded("for=" + client + ",")}, err: httplimit.ErrBadKey},
+		"NoParameter":          {lines: [][2]string{forwarded(client)}, err: httplimit.ErrBadKey},
+		"NoValue":              {lines: [][2]string{forwarded("for=")}, err: httplimit.ErrBadKey},
+		"SpaceAroundEquals":    {lines: [][2]string{forwarded("for = " + client)}, err: httplimit.ErrBadKey},
+		"QuoteNotClosed":       {lines: [][2]string{forwarded(`for="` + client)}, err: httplimit.ErrBadKey},
+		"WordsAfterTheQuote":   {lines: [][2]string{forwarded(`for="` + client + `"x`)}, err: httplimit.ErrBadKey},
+		"EscapeAtTheEnd":       {lines: [][2]string{forwarded(`for="` + client + `\`)}, err: httplimit.ErrBadKey},
+	})
+	checkSpoofs(t, httplimit.Forwarded(httplimit.Proxies{Count: 2}), map[string]spoof{
+		"MoreThanCounted":  {lines: [][2]string{forwarded(`for="` + victim + `, for=` + client + `, for="` + edge + `:9"`)}},
+		"FewerThanCounted": {lines: [][2]string{forwarded("for=" + client)}, err: httplimit.ErrNoKey},
+	})
+}
+
+func TestSpoofingTrustedHeader(t *testing.T) {
+	t.Parallel()
+	cloudflare := func(value string) [2]string { return [2]string{"CF-Connecting-IP", value} }
+	checkSpoofs(t, httplimit.TrustedHeader("CF-Connecting-IP", named().Trusted...), map[string]spoof{
+		"Honest":              {lines: [][2]string{cloudflare(client)}},
+		"InAnyCase":           {lines: [][2]string{{"cf-connecting-ip", " " + client + "\t"}}},
+		"ForgedXForwardedFor": {lines: [][2]string{xff(victim), cloudflare(client)}},
+		"V4Mapped":            {lines: [][2]string{cloudflare("::ffff:" + client)}},
+		"IPv6WithZone":        {lines: [][2]string{cloudflare("2001:db8:0:7::5%1")}, want: "2001:db8:0:7::/64"},
+		"AroundTheProxies":    {peer: client + ":1", lines: [][2]string{cloudflare(victim)}},
+		"NoHeader":            {err: httplimit.ErrNoKey},
+		"TwoLines":            {lines: [][2]string{cloudflare(victim), cloudflare(client)}, err: httplimit.ErrBadKey},
+		"AList":               {lines: [][2]string{cloudflare(victim + ", " + client)}, err: httplimit.ErrBadKey},
+		"Garbage":             {lines: [][2]string{cloudflare("localhost")}, err: httplimit.ErrBadKey},
+		"Empty":               {lines: [][2]string{cloudflare("")}, err: httplimit.ErrBadKey},
+		"UnixSocket":          {peer: "@", lines: [][2]string{cloudflare(client)}, err: httplimit.ErrNoKey},
+	})
+}
+
+func TestSpoofingPeer(t *testing.T) {
+	t.Parallel()
+	checkSpoofs(t, httplimit.Peer, map[string]spoof{
+		"HeadersAreIgnored": {peer: client + ":4000", lines: [][2]string{xff(victim), forwarded("for=" + victim), {"X-Real-Ip", victim}}},
+		"V4Mapped":          {peer: "[::ffff:" + client + "]:4000"},
+		"WithoutPort":       {peer: client},
+		"IPv6":              {peer: "[2001:db8:0:7:ffff::1]:4000", want: "2001:db8:0:7::/64"},
+		"IPv6WithZone":      {peer: "[fe80::1%eth0]:4000", want: "fe80::/64"},
+		"UnixSocket":        {peer: "@", err: httplimit.ErrNoKey},
+	})
+}
+
+// TestSpoofingThroughProxies sends forged headers over real connections, through two of net/http's proxies
+// that add to X-Forwarded-For.
+func TestSpoofingThroughProxies(t *testing.T) {
+	t.Parallel()
+	key := httplimit.ClientIP(httplimit.XForwardedFor(httplimit.Proxies{Count: 2}), httplimit.Bits{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got, err := key.Of(r)
+		fmt.Fprint(w, got, " ", err)
+	}))
+	t.Cleanup(server.Close)
+	behind := func(url string) string {
+		target, err := neturl.Parse(url)
+		require.NoError(t, err)
+		proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
+			r.SetXForwarded()
+		}})
+		t.Cleanup(proxy.Close)
+		return proxy.URL
+	}
+	url := behind(behind(server.URL))
+	for name, header := range map[string]http.Header{
+		"Honest":      {},
+		"ForgedLine":  {"X-Forwarded-For": {victim}},
+		"ForgedLines": {"X-Forwarded-For": {victim, victim + ", 10.0.0.1", `"`}},
+		"HopByHop":    {"X-Forwarded-For": {victim}, "Connection": {"X-Forwarded-For"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+			require.NoError(t, err)
+			r.Header = header
+			answer, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			body, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			require.NoError(t, answer.Body.Close())
+			require.Equal(t, "127.0.0.1 <nil>", string(body))
+		})
+	}
+}
+
+// sendAll sends n requests to handler, several at once.
+func sendAll(t *testing.T, n int, handler http.Handler, request func(i int) *http.Request) {
+	t.Helper()
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i := range n {
+		group.Go(func() error {
+			handler.ServeHTTP(httptest.NewRecorder(), request(i))
+			return nil
+		})
+	}
+	require.NoError(t, group.Wait())
+}
+
+// tally counts the requests that a limit admits and refuses, and those without a key.
+type tally struct{ admitted, refused, failed atomic.Int64 }
+
+// limited returns a handler that takes from limit for key, as the middleware does, and counts in c.
+func (c *tally) limited(limiter *ratelimit.Limiter, limit ratelimit.Limit, key httplimit.Key) http.Handler {
+	return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		text, err := key.Of(r)
+		if err != nil {
+			c.failed.Add(1)
+			return
+		}
+		switch d, err := limiter.Take(context.WithoutCancel(r.Context()), limit.For(text)); {
+		case err != nil:
+			c.failed.Add(1)
+		case d.Allowed:
+			c.admitted.Add(1)
+		default:
+			c.refused.Add(1)
+		}
+	})
+}
+
+// newLimiter returns a limiter whose clock stands still, so that nothing is refilled.
+func newLimiter(t *testing.T) *ratelimit.Limiter {
+	t.Helper()
+	now := time.Now()
+	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	return limiter
+}
+
+func TestSpoofingTenThousandAddressesOfOneNetwork(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t)
+	limit := ratelimit.Define("requests", ratelimit.TokenBucket{Rate: 20, Period: time.Minute})
+	var count tally
+	key := httplimit.ClientIP(httplimit.XForwardedFor(named()), httplimit.Bits{})
+	sendAll(t, 10_000, count.limited(limiter, limit, key), func(i int) *http.Request {
+		address := fmt.Sprintf("2001:db8:0:7:%x:%x::%x", i, i*7%65536, i)
+		switch i % 4 { // and by every trick at once
+		case 0:
+			return from(balancer, xff(address))
+		case 1:
+			return from(balancer, xff(fmt.Sprintf("192.0.2.%d", i%256)), xff(address+", "+edge))
+		case 2:
+			return from(balancer, xff(fmt.Sprintf("unknown, [%s%%eth%d]:%d", address, i, i)))
+		default:
+			return from("["+address+"]:80", xff(fmt.Sprintf("2001:db8:%x::1", i)))
+		}
+	})
+	require.EqualValues(t, 20, count.admitted.Load())
+	require.EqualValues(t, 9_980, count.refused.Load())
+	require.Zero(t, count.failed.Load())
+}

@@ -1,0 +1,34 @@
+package address_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
+)
+
+func TestNetwork(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]struct{ standard, coarse string }{
+		"192.0.2.7":                 {"192.0.2.7", "192.0.2.0/24"},
+		"::ffff:192.0.2.7":          {"192.0.2.7", "192.0.2.0/24"},
+		"::ffff:192.0.2.7%eth0":     {"192.0.2.7", "192.0.2.0/24"},
+		"2001:db8:1:2:3:4:5:6":      {"2001:db8:1:2::/64", "2001:db8:1::/48"},
+		"2001:db8:1:2:ffff::1%eth0": {"2001:db8:1:2::/64", "2001:db8:1::/48"},
+		"fe80::1%eth0":              {"fe80::/64", "fe80::/48"},
+		"::1":                       {"::/64", "::/48"},
+	} {
+		a := netip.MustParseAddr(text)
+		require.Equal(t, want.standard, address.Network(a, address.IPv4Bits, address.IPv6Bits), text)
+		require.Equal(t, want.coarse, address.Network(a, 24, 48), text)
+	}
+}
+
+func TestFold(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, netip.MustParseAddr("192.0.2.7"), address.Fold(netip.MustParseAddr("::ffff:192.0.2.7%eth0")))
+	require.Equal(t, netip.MustParseAddr("fe80::1"), address.Fold(netip.MustParseAddr("fe80::1%eth0")))
+	require.False(t, address.Fold(netip.Addr{}).IsValid())
+}

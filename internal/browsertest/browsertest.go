@@ -1,0 +1,98 @@
+// Package browsertest finds a browser of the Chromium family and starts it for a test, without a window.
+//
+// It takes the program that RATELIMIT_BROWSER names, else the first of Chromium, Google Chrome and Microsoft
+// Edge in PATH and in the places where they are installed. Without one a test is skipped, with the reason, on
+// a developer's machine, and fails when CI is set. A program that was named and is not there is a failure in
+// both.
+package browsertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+)
+
+// How long a browser may take until it answers, which a busy machine reads from disk, and until it has ended.
+const (
+	startTimeout = time.Minute
+	closeTimeout = 30 * time.Second
+)
+
+var errNoBrowser = errors.New("no browser to use: apt-get install chromium, brew install --cask chromium, or name one in RATELIMIT_BROWSER")
+
+// programs are what browsers are called, and where they are when PATH does not have them.
+func programs() []string {
+	return []string{
+		"chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless-shell", "chrome", "msedge",
+		"/usr/bin/chromium", "/usr/bin/google-chrome", "/snap/bin/chromium",
+		"/Applications/Chromium.app/Contents/MacOS/Chromium",
+		"/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+		`C:\Program Files\Google\Chrome\Application\chrome.exe`,
+		`C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe`,
+	}
+}
+
+// find returns the program to start.
+func find(named string, programs []string) (string, error) {
+	if named != "" {
+		path, err := exec.LookPath(named)
+		if err != nil {
+			return "", fmt.Errorf("RATELIMIT_BROWSER: %w", err)
+		}
+		return path, nil
+	}
+	for _, program := range programs {
+		if path, err := exec.LookPath(program); err == nil {
+			return path, nil
+		}
+	}
+	return "", errNoBrowser
+}
+
+// New starts a browser for the test and returns the context of its first tab, for chromedp.Run. Others are
+// made from it with chromedp.NewContext, and chromedp.WithNewBrowserContext gives one cookies of its own.
+// The browser ends with the test, and nothing of it is left.
+func New(t testing.TB) context.Context {
+	t.Helper()
+	path, err := find(os.Getenv("RATELIMIT_BROWSER"), programs())
+	switch {
+	case mayBeSkipped(err, os.Getenv("CI") != ""):
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(path),
+		chromedp.DisableGPU,
+		chromedp.Flag("disable-quic", true),
+		chromedp.Flag("disable-component-update", true),
+		chromedp.WSURLReadTimeout(startTimeout),
+	)
+	if os.Geteuid() == 0 {
+		options = append(options, chromedp.NoSandbox) // its sandbox refuses to work for root
+	}
+	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...) // outlives t.Context()
+	t.Cleanup(stop)
+	ctx, kill := chromedp.NewContext(allocator)
+	t.Cleanup(kill)
+	t.Cleanup(func() { // asks the browser to end: one that is killed leaves files behind
+		ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+		defer cancel()
+		if err := chromedp.Cancel(ctx); err != nil {
+			t.Errorf("close %s: %v", path, err)
+		}
+	})
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatalf("start %s: %v", path, err)
+	}
+	return ctx
+}
+
+// mayBeSkipped reports whether a test that found no browser may be skipped: nobody said there would be one.
+func mayBeSkipped(err error, ci bool) bool { return errors.Is(err, errNoBrowser) && !ci }

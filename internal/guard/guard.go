@@ -1,0 +1,64 @@
+// Package guard holds what guards in front of handlers, for HTTP and for RPC, make alike of a request: the
+// names of results, and what an error of the core means for it.
+package guard
+
+import (
+	"context"
+	"errors"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Results of a request, as [ratelimit.Answered] lists them.
+const (
+	Allowed      = "allowed"
+	Refused      = "refused"
+	BadKey       = "bad_key"
+	BadCost      = "bad_cost"
+	TooCostly    = "too_costly"
+	FailedClosed = "failed_closed"
+	FailedOpen   = "failed_open"
+	Cancelled    = "cancelled"
+	Refunded     = "refunded"
+	RefundFailed = "refund_failed"
+)
+
+// Fault returns what is wrong with a request by an error of the core, and whether it is the request's fault.
+func Fault(err error) (result string, ofRequest bool) {
+	switch {
+	case errors.Is(err, ratelimit.ErrInvalidKey):
+		return BadKey, true
+	case errors.Is(err, ratelimit.ErrInvalidCost):
+		return BadCost, true
+	case errors.Is(err, ratelimit.ErrCostExceedsCapacity):
+		return TooCostly, true
+	}
+	return "", false
+}
+
+// Result returns what becomes of a request on which there is no decision because of err. ctx is the request's
+// own, without the time limit of the decision. Open does not mean open to those who provoke the error by asking
+// much, nor when the program ends or asks what cannot be.
+func Result(ctx context.Context, err error, open bool) string {
+	result, ofRequest := Fault(err)
+	switch {
+	case ctx.Err() != nil:
+		return Cancelled
+	case ofRequest:
+		return result
+	case isProvoked(err), errors.Is(err, ratelimit.ErrClosed), IsMisuse(err), !open:
+		return FailedClosed
+	}
+	return FailedOpen
+}
+
+// IsMisuse reports whether err says that the program asked for what cannot be.
+func IsMisuse(err error) bool {
+	return errors.Is(err, ratelimit.ErrInvalidRequest) || errors.Is(err, ratelimit.ErrInvalidLimit) ||
+		errors.Is(err, ratelimit.ErrInvalidConfig)
+}
+
+// isProvoked reports whether err is what clients can bring about at will, while the store works.
+func isProvoked(err error) bool {
+	return errors.Is(err, ratelimit.ErrContended) || errors.Is(err, ratelimit.ErrOverloaded)
+}

@@ -1,0 +1,128 @@
+package rpclimit_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/code"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// method is what a client called, with what is no UTF-8.
+const method = "/test.Echo/Say\xff"
+
+var perUser = ratelimit.Define("perUser", ratelimit.PerHour(2))
+
+// bundle is a gate that lets through what the database does not decide.
+type bundle struct {
+	pool    *pgxpool.Pool
+	limiter *ratelimit.Limiter
+	gate    *rpclimit.Gate
+
+	mu   sync.Mutex
+	told []ratelimit.Answered
+}
+
+func (b *bundle) Observe(_ context.Context, event ratelimit.Event) {
+	if a, ok := event.(ratelimit.Answered); ok {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.told = append(b.told, a)
+	}
+}
+
+// results returns the results that were told.
+func (b *bundle) results() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := make([]string, len(b.told))
+	for i, a := range b.told {
+		all[i] = a.Result + " " + a.Route + " " + a.Limit
+	}
+	return all
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	b := &bundle{pool: postgrestest.New(t)}
+	var err error
+	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1})
+	require.NoError(t, err)
+	b.gate, err = rpclimit.New(b.limiter, rpclimit.Config{FailOpen: true, Timeout: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	return b
+}
+
+// admit returns the code that a call is answered with.
+func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) code.Code {
+	if _, rejection := b.gate.Admit(ctx, method, requests); rejection != nil {
+		return rejection.Code
+	}
+	return code.Code_OK
+}
+
+// The observer of the limiter is told what becomes of each call.
+func TestAnswersAreTold(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, want := range []code.Code{code.Code_OK, code.Code_OK, code.Code_RESOURCE_EXHAUSTED} {
+		require.Equal(t, want, b.admit(t.Context(), perUser.For("ada")))
+	}
+	require.Equal(t, code.Code_INVALID_ARGUMENT, b.admit(t.Context(), perUser.For("")))
+	require.Equal(t, code.Code_INVALID_ARGUMENT, b.admit(t.Context(), perUser.For("ada").Cost(-1)))
+	require.Equal(t, code.Code_INVALID_ARGUMENT, b.admit(t.Context(), perUser.For("ada").Cost(3)))
+	require.Equal(t, code.Code_INTERNAL, b.admit(t.Context()))
+	require.Equal(t, code.Code_INTERNAL, b.gate.Misnamed(t.Context(), method, errors.New("no account")).Code)
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	require.Equal(t, code.Code_CANCELLED, b.admit(gone, perUser.For("ada")))
+	b.pool.Close()
+	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("bob")), "open")
+	const of = " /test.Echo/Say? "
+	require.Equal(t, []string{
+		"allowed" + of + "perUser", "allowed" + of + "perUser", "refused" + of + "perUser",
+		"bad_key" + of + "perUser", "bad_cost" + of + "perUser", "too_costly" + of + "perUser",
+		"failed_closed" + of, "failed_closed" + of, "cancelled" + of + "perUser", "failed_open" + of + "perUser",
+	}, b.results())
+}
+
+// Open does not mean open to those who make the calls wait, nor while the program ends.
+func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada")))
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets FOR UPDATE")
+	require.NoError(t, err)
+
+	answers := make(chan code.Code)
+	ask := func() { answers <- b.admit(t.Context(), perUser.For("ada")) }
+	go ask()
+	require.Eventually(t, func() bool {
+		var waiting int
+		err := b.pool.QueryRow(t.Context(),
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting)
+		return err == nil && waiting == 1
+	}, 20*time.Second, 5*time.Millisecond)
+	for range 3 {
+		go ask()
+	}
+	for range 2 { // one asks the store, and one waits for it
+		require.Equal(t, code.Code_UNAVAILABLE, <-answers)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.ElementsMatch(t, []code.Code{code.Code_OK, code.Code_RESOURCE_EXHAUSTED}, []code.Code{<-answers, <-answers})
+
+	require.NoError(t, b.limiter.Close(t.Context()))
+	require.Equal(t, code.Code_UNAVAILABLE, b.admit(t.Context(), perUser.For("ada")))
+}

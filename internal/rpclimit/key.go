@@ -1,0 +1,28 @@
+package rpclimit
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
+)
+
+// AddressKey returns the IP address in remote, which has the form host:port, as a key: IPv4 as it is, also
+// when it came mapped into IPv6, and of IPv6 the /64, which is what one host gets. Zones are dropped.
+func AddressKey(remote string) (string, error) {
+	pair, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return "", errors.New("the peer has no IP address")
+	}
+	return address.Network(pair.Addr(), address.IPv4Bits, address.IPv6Bits), nil
+}
+
+// OnlyValue returns the one value of a header, or an error: with none there is nothing to limit by, and with
+// several it would be the client who chooses.
+func OnlyValue(name string, values []string) (string, error) {
+	if len(values) != 1 || values[0] == "" {
+		return "", fmt.Errorf("%s: this call needs it once and not empty, and has it %d times", name, len(values))
+	}
+	return values[0], nil
+}

@@ -1,0 +1,73 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"regexp"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// ErrorType returns what kind of error err is, as one of few words or the server's SQLSTATE, so that it can
+// label a metric.
+func ErrorType(err error) string {
+	var answer *pgconn.PgError
+	switch {
+	case errors.Is(err, ratelimit.ErrContended):
+		return Contended
+	case errors.Is(err, ratelimit.ErrOverloaded):
+		return "overloaded"
+	case errors.Is(err, ratelimit.ErrClosed):
+		return "closed"
+	case errors.Is(err, ratelimit.ErrCommitUnknown):
+		return "commit_unknown"
+	case errors.Is(err, ratelimit.ErrNotMigrated):
+		return "not_migrated"
+	case errors.As(err, &answer) && len(answer.Code) == 5:
+		return answer.Code
+	case errors.Is(err, context.Canceled):
+		return Cancelled
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return "timeout"
+	case isConnection(err):
+		return "connection"
+	}
+	return "other"
+}
+
+// Cancelled is the ErrorType of a call whose caller went away.
+const Cancelled = "cancelled"
+
+func isConnection(err error) bool {
+	var connect *pgconn.ConnectError
+	var network net.Error
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, pgconn.ErrConnClosed) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+var (
+	// What pgx could not encode it prints, and that may be a key. Nothing says where the value ends.
+	encoded = regexp.MustCompile(`(?s)\b((?:unable|failed) to|cannot) encode .*`)
+
+	connecting = regexp.MustCompile("failed to connect to `[^`]*`")
+	userInfo   = regexp.MustCompile(`://\S*@`)
+	password   = regexp.MustCompile(`(?i)(passw(?:or)?d|secret)(["']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s&;,]+)`)
+)
+
+// ErrorText returns what err says, without passwords, connection strings, and values that were sent to the
+// database. What the server answered is told in its own words and without its details, which hold rows.
+func ErrorText(err error) string {
+	var parse *pgconn.ParseConfigError
+	if errors.As(err, &parse) {
+		return "cannot parse the connection string" // pgx masks only the passwords that it recognises
+	}
+	text := encoded.ReplaceAllString(err.Error(), "$1 encode a parameter")
+	text = connecting.ReplaceAllString(text, "failed to connect")
+	text = userInfo.ReplaceAllString(text, "://")
+	return password.ReplaceAllString(text, "$1${2}xxxxx")
+}

@@ -1,0 +1,174 @@
+package otellimit
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	ruleKey      = attribute.Key("ratelimit.rule")
+	rulesKey     = attribute.Key("ratelimit.rules")
+	resultKey    = attribute.Key("ratelimit.result")
+	algorithmKey = attribute.Key("ratelimit.algorithm")
+	verbKey      = attribute.Key("ratelimit.verb")
+	cachedKey    = attribute.Key("ratelimit.cached")
+	pendingKey   = attribute.Key("ratelimit.pending")
+	directionKey = attribute.Key("ratelimit.direction")
+	routeKey     = attribute.Key("ratelimit.route")
+	shadowKey    = attribute.Key("ratelimit.shadow")
+	remainingKey = attribute.Key("ratelimit.remaining")
+	retryKey     = attribute.Key("ratelimit.retry_after_s")
+	waitKey      = attribute.Key("ratelimit.wait_s")
+	errorKey     = attribute.Key("error.type")
+)
+
+var _ ratelimit.Observer = (*Observer)(nil)
+
+// Observe records event. The span it makes of a decision is a child of the one in ctx.
+func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
+	switch e := event.(type) {
+	case ratelimit.Decided:
+		o.decided(ctx, e)
+	case ratelimit.Failed:
+		o.failed(ctx, e)
+	case ratelimit.Settlement:
+		direction, tokens := telemetry.Direction(e)
+		o.delta.Add(ctx, tokens, metric.WithAttributes(ruleKey.String(e.Limit), directionKey.String(direction)))
+	case ratelimit.Conflicted:
+		o.conflicts.Add(ctx, 1, metric.WithAttributes(verbKey.String(e.Verb)))
+	case ratelimit.Batched:
+		o.batchSize.Record(ctx, int64(e.Calls))
+		o.batchDuration.Record(ctx, e.Elapsed.Seconds())
+	case ratelimit.Queued:
+		o.queueing.Record(ctx, e.Waited.Seconds())
+	case ratelimit.Pruned:
+		o.pruned.Add(ctx, int64(e.Buckets))
+	case ratelimit.Mended:
+		o.mended.Add(ctx, 1, metric.WithAttributes(ruleKey.String(e.Limit)))
+	case ratelimit.Answered:
+		o.answers.Add(ctx, 1, metric.WithAttributes(
+			routeKey.String(e.Route), ruleKey.String(e.Limit), resultKey.String(telemetry.Answer(e))))
+	}
+}
+
+func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
+	for r := range telemetry.Requests(e) {
+		cost := r.Cost
+		r.Cost = 0
+		attributes := o.requestSets.of(r)
+		o.requests.Add(ctx, 1, attributes)
+		o.cost.Add(ctx, cost, attributes)
+	}
+	call := telemetry.Request{Rule: telemetry.Rule(e.Decision), Verb: e.Verb, Result: telemetry.Result(e)}
+	attributes := o.callSets.of(call)
+	o.duration.Record(ctx, e.Elapsed.Seconds(), attributes)
+	if call.Result == telemetry.Reserved {
+		o.wait.Record(ctx, e.Delay.Seconds(), attributes)
+	}
+	span := o.span(ctx, e.Verb, e.Began)
+	if span.IsRecording() {
+		span.SetAttributes(callAttributes(call)...)
+		span.SetAttributes(decisionAttributes(e)...)
+	}
+	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
+}
+
+func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
+	kind := telemetry.ErrorType(e.Err)
+	r, isRequest := telemetry.Failure(e)
+	verb := verbKey.String(e.Verb)
+	if isRequest {
+		o.requests.Add(ctx, 1, o.requestSets.of(r))
+		o.duration.Record(ctx, e.Elapsed.Seconds(), o.callSets.of(r))
+	}
+	if r.Result == telemetry.Contended {
+		o.contended.Add(ctx, 1, metric.WithAttributes(verb))
+	} else {
+		o.storeErrors.Add(ctx, 1, metric.WithAttributes(verb, errorKey.String(kind)))
+	}
+	span := o.span(ctx, e.Verb, e.Began)
+	if span.IsRecording() {
+		span.SetAttributes(callAttributes(r)...)
+		span.SetAttributes(errorKey.String(kind), shadowKey.Bool(e.Shadow))
+		span.SetStatus(codes.Error, telemetry.ErrorText(e.Err))
+	}
+	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
+}
+
+// span starts a span where the call began.
+func (o *Observer) span(ctx context.Context, verb string, began time.Time) trace.Span {
+	_, span := o.tracer.Start(ctx, "ratelimit "+verb, trace.WithTimestamp(began))
+	return span
+}
+
+// requestAttributes are those of what is counted for each limit of a call.
+func requestAttributes(r telemetry.Request) []attribute.KeyValue {
+	return append(callAttributes(r), algorithmKey.String(r.Algorithm), cachedKey.Bool(r.Cached))
+}
+
+// callAttributes are those of what is counted once a call.
+func callAttributes(r telemetry.Request) []attribute.KeyValue {
+	return []attribute.KeyValue{ruleKey.String(r.Rule), resultKey.String(r.Result), verbKey.String(r.Verb)}
+}
+
+// sets keeps the attribute sets that were made, since making one takes longer than counting with it. Those
+// beyond maxSets are made each time.
+type sets struct {
+	attributes func(telemetry.Request) []attribute.KeyValue
+
+	mu   sync.RWMutex
+	made map[telemetry.Request]metric.MeasurementOption
+}
+
+const maxSets = 2000 // as many as the SDK keeps apart by default
+
+func newSets(attributes func(telemetry.Request) []attribute.KeyValue) *sets {
+	return &sets{attributes: attributes, made: map[telemetry.Request]metric.MeasurementOption{}}
+}
+
+func (s *sets) of(r telemetry.Request) metric.MeasurementOption {
+	s.mu.RLock()
+	option, known := s.made[r]
+	s.mu.RUnlock()
+	if known {
+		return option
+	}
+	option = metric.WithAttributeSet(attribute.NewSet(s.attributes(r)...))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.made) < maxSets {
+		s.made[r] = option
+	}
+	return option
+}
+
+// decisionAttributes are what only a span says of a decision, since they have many values.
+func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
+	attributes := []attribute.KeyValue{
+		remainingKey.Float64(e.Decision.Remaining), cachedKey.Bool(e.Cached), pendingKey.Bool(e.Pending),
+		shadowKey.Bool(e.Shadow),
+	}
+	switch {
+	case !e.Decision.Allowed:
+		attributes = append(attributes, retryKey.Float64(e.Decision.RetryAfter.Seconds()))
+	case telemetry.Result(e) == telemetry.Reserved:
+		attributes = append(attributes, waitKey.Float64(e.Delay.Seconds()))
+	}
+	if len(e.Decision.States) > 1 {
+		rules := make([]string, len(e.Decision.States))
+		for i, s := range e.Decision.States {
+			rules[i] = s.Limit.Name()
+		}
+		attributes = append(attributes, rulesKey.StringSlice(rules))
+	}
+	return attributes
+}

@@ -1,0 +1,108 @@
+package promlimit_test
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+type dashboard struct {
+	UID    string `json:"uid"`
+	Title  string `json:"title"`
+	Panels []struct {
+		ID      int    `json:"id"`
+		Type    string `json:"type"`
+		Title   string `json:"title"`
+		GridPos struct{ H, W, X, Y int }
+		Targets []struct {
+			Expr string `json:"expr"`
+		} `json:"targets"`
+	} `json:"panels"`
+	Templating struct {
+		List []struct {
+			Name       string `json:"name"`
+			Definition string `json:"definition"`
+		} `json:"list"`
+	} `json:"templating"`
+}
+
+// queries returns the dashboard's queries by the title of their panel, and checks what has no query.
+func queries(t *testing.T) map[string][]string {
+	t.Helper()
+	file, err := os.ReadFile("grafana.json")
+	require.NoError(t, err)
+	var d dashboard
+	require.NoError(t, json.Unmarshal(file, &d))
+	require.NotEmpty(t, d.UID)
+	all, ids := map[string][]string{}, map[int]bool{}
+	for _, p := range d.Panels {
+		require.False(t, ids[p.ID], "panel %d is there twice", p.ID)
+		ids[p.ID] = true
+		require.LessOrEqual(t, p.GridPos.X+p.GridPos.W, 24, p.Title)
+		require.Equal(t, p.Type == "row", len(p.Targets) == 0, p.Title)
+		for _, target := range p.Targets {
+			all[p.Title] = append(all[p.Title], target.Expr)
+		}
+	}
+	for _, v := range d.Templating.List {
+		if v.Definition != "" {
+			all["variable "+v.Name] = []string{v.Definition}
+		}
+	}
+	return all
+}
+
+var (
+	metric  = regexp.MustCompile(`(ratelimit_[a-z_]+)(?:\{([^}]*)\})?`)
+	matcher = regexp.MustCompile(`([a-z_]+)(?:=~|!=|!~|=)`)
+	by      = regexp.MustCompile(`by \(([^)]*)\)`)
+)
+
+// Every query asks for metrics and labels that there are, and every metric is in a query.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	metrics, asked := exported(t), map[string]bool{}
+	for panel, exprs := range queries(t) {
+		for _, expr := range exprs {
+			require.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), expr)
+			var labels []string
+			for _, m := range metric.FindAllStringSubmatch(expr, -1) {
+				name := m[1]
+				if _, ok := metrics[name]; !ok {
+					for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+						name = strings.TrimSuffix(name, suffix)
+					}
+				}
+				labels = metrics[name]
+				require.NotNil(t, labels, "panel %q asks for %s, which is not exported", panel, name)
+				asked[name] = true
+				for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
+					require.Contains(t, labels, l[1], "panel %q: %s", panel, expr)
+				}
+			}
+			for _, m := range by.FindAllStringSubmatch(expr, -1) {
+				for l := range strings.SplitSeq(m[1], ", ") {
+					require.True(t, l == "le" || slices.Contains(labels, l), "panel %q groups by %q: %s", panel, l, expr)
+				}
+			}
+		}
+	}
+	for name := range metrics {
+		require.True(t, asked[name], "no panel shows %s", name)
+	}
+}
+
+// What is let through undecided, turned away undecided, at fault, or only tried has a panel.
+func TestDashboardShowsTheAnswers(t *testing.T) {
+	t.Parallel()
+	for panel, result := range map[string]string{
+		"Not decided": "failed_(open|closed)", "Requests at fault": "bad_key", "Would have been refused": "shadow_denied",
+	} {
+		require.Contains(t, strings.Join(queries(t)[panel], " "), result, panel)
+	}
+}

@@ -1,0 +1,101 @@
+package promlimit
+
+import (
+	"context"
+	"strconv"
+	"sync"
+
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var _ ratelimit.Observer = (*Observer)(nil)
+
+// Observe counts event.
+func (o *Observer) Observe(_ context.Context, event ratelimit.Event) {
+	switch e := event.(type) {
+	case ratelimit.Decided:
+		o.decided(e)
+	case ratelimit.Failed:
+		o.failed(e)
+	case ratelimit.Settlement:
+		direction, tokens := telemetry.Direction(e)
+		o.delta.WithLabelValues(o.rules.label(e.Limit), direction).Add(tokens)
+	case ratelimit.Conflicted:
+		o.conflicts.WithLabelValues(e.Verb).Inc()
+	case ratelimit.Batched:
+		o.batchSize.Observe(float64(e.Calls))
+		o.batchDuration.Observe(e.Elapsed.Seconds())
+	case ratelimit.Queued:
+		o.queueing.Observe(e.Waited.Seconds())
+	case ratelimit.Pruned:
+		o.pruned.Add(float64(e.Buckets))
+	case ratelimit.Mended:
+		o.mended.WithLabelValues(o.rules.label(e.Limit)).Inc()
+	case ratelimit.Answered:
+		o.answers.WithLabelValues(o.routes.label(e.Route), o.rules.label(e.Limit), telemetry.Answer(e)).Inc()
+	}
+}
+
+func (o *Observer) decided(e ratelimit.Decided) {
+	for r := range telemetry.Requests(e) {
+		labels := o.labels(r)
+		o.requests.WithLabelValues(labels...).Inc()
+		o.cost.WithLabelValues(labels...).Add(r.Cost)
+	}
+	rule, result := o.rules.label(telemetry.Rule(e.Decision)), telemetry.Result(e)
+	o.duration.WithLabelValues(rule, e.Verb, result).Observe(e.Elapsed.Seconds())
+	if result == telemetry.Reserved {
+		o.wait.WithLabelValues(rule, e.Verb).Observe(e.Delay.Seconds())
+	}
+}
+
+func (o *Observer) failed(e ratelimit.Failed) {
+	r, isRequest := telemetry.Failure(e)
+	if isRequest {
+		o.requests.WithLabelValues(o.labels(r)...).Inc()
+		o.duration.WithLabelValues(o.rules.label(e.Limit), e.Verb, r.Result).Observe(e.Elapsed.Seconds())
+	}
+	if r.Result == telemetry.Contended {
+		o.contended.WithLabelValues(e.Verb).Inc()
+	} else {
+		o.storeErrors.WithLabelValues(e.Verb, telemetry.ErrorType(e.Err)).Inc()
+	}
+}
+
+// labels are the values for requests and cost.
+func (o *Observer) labels(r telemetry.Request) []string {
+	return []string{o.rules.label(r.Rule), r.Algorithm, r.Verb, r.Result, strconv.FormatBool(r.Cached)}
+}
+
+// other is the label of rules and routes beyond the bound; no limit can have that name.
+const other = "<other>"
+
+// names bounds the values of a label: every series is memory here, and in Prometheus, for ever.
+type names struct {
+	most int
+
+	mu   sync.RWMutex
+	seen map[string]bool
+}
+
+func newNames(most int) *names { return &names{most: most, seen: map[string]bool{}} }
+
+func (n *names) label(name string) string {
+	n.mu.RLock()
+	known, full := n.seen[name], len(n.seen) >= n.most
+	n.mu.RUnlock()
+	switch {
+	case known, name == "":
+		return name
+	case full:
+		return other
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.seen) >= n.most && !n.seen[name] {
+		return other
+	}
+	n.seen[name] = true
+	return name
+}

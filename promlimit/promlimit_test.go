@@ -1,0 +1,263 @@
+package promlimit_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var (
+	perUser = ratelimit.Define("perUser", ratelimit.PerSecond(10))
+	perDay  = ratelimit.Define("perDay", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day})
+)
+
+// setup returns an Observer in a registry of the test's own.
+func setup(t *testing.T, config promlimit.Config) (*promlimit.Observer, *prometheus.Registry) {
+	t.Helper()
+	observer, err := promlimit.New(config)
+	require.NoError(t, err)
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, registry.Register(observer))
+	return observer, registry
+}
+
+// decided is a call over two limits; the second refused unless allowed.
+func decided(verb string, allowed bool) ratelimit.Decided {
+	return ratelimit.Decided{Verb: verb, Elapsed: 2 * time.Second, Decision: ratelimit.Decision{
+		Allowed: allowed, States: []ratelimit.State{{Limit: perUser, Cost: 3, Allowed: true}, {Limit: perDay, Cost: 4, Allowed: allowed}},
+	}}
+}
+
+// story is at least one event of each kind.
+func story() []ratelimit.Event {
+	cached, reserved := decided("take", false), decided("reserve", true)
+	cached.Cached, reserved.Delay = true, 40*time.Second
+	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
+	shadow := decided("check", false)
+	shadow.Shadow = true
+	return []ratelimit.Event{
+		decided("take", true), decided("take", true), decided("take", false), cached, reserved, shadow,
+		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
+		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
+		ratelimit.Failed{Verb: "transaction", Err: contended},
+		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Code: "57P01"}},
+		ratelimit.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
+		ratelimit.Settlement{Limit: "perUser", Delta: 5},
+		ratelimit.Settlement{Limit: "perUser", Delta: -2},
+		ratelimit.Settlement{Limit: "perUser", Delta: -1},
+		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
+		ratelimit.Queued{Waited: 4 * time.Second},
+		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
+		ratelimit.Mended{Limit: "perUser"},
+		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
+		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
+		ratelimit.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
+		ratelimit.Answered{Result: "failed_closed"},
+		struct{ ratelimit.Event }{}, // of a later version
+	}
+}
+
+// Refused, contended and failed are three counts.
+func TestCounts(t *testing.T) {
+	t.Parallel()
+	observer, registry := setup(t, promlimit.Config{})
+	for _, e := range story() {
+		observer.Observe(t.Context(), e)
+	}
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP ratelimit_answers_total What guards in front of handlers made of requests, by result.
+# TYPE ratelimit_answers_total counter
+ratelimit_answers_total{result="failed_closed",route="",rule=""} 1
+ratelimit_answers_total{result="failed_open",route="/chat",rule="perUser"} 2
+ratelimit_answers_total{result="shadow_bad_key",route="/chat",rule="perDay"} 1
+# HELP ratelimit_contended_total Calls and transactions that gave up because every attempt conflicted.
+# TYPE ratelimit_contended_total counter
+ratelimit_contended_total{verb="take"} 1
+ratelimit_contended_total{verb="transaction"} 1
+# HELP ratelimit_conflicts_total Attempts that lost against another transaction and are made again.
+# TYPE ratelimit_conflicts_total counter
+ratelimit_conflicts_total{verb="transaction"} 1
+# HELP ratelimit_cost_tokens_total Tokens that requests asked for, by result.
+# TYPE ratelimit_cost_tokens_total counter
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 8
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 6
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 3
+# HELP ratelimit_mended_buckets_total Buckets that a wrong clock had left in the future.
+# TYPE ratelimit_mended_buckets_total counter
+ratelimit_mended_buckets_total{rule="perUser"} 1
+# HELP ratelimit_pruned_buckets_total Full buckets that were deleted.
+# TYPE ratelimit_pruned_buckets_total counter
+ratelimit_pruned_buckets_total 6
+# HELP ratelimit_requests_total Requests to a limit, by result.
+# TYPE ratelimit_requests_total counter
+ratelimit_requests_total{algorithm="",cached="false",result="contended",rule="perUser",verb="take"} 1
+ratelimit_requests_total{algorithm="",cached="false",result="error",rule="perUser",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 2
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 2
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 1
+# HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
+# TYPE ratelimit_settlement_delta_tokens_total counter
+ratelimit_settlement_delta_tokens_total{direction="charged",rule="perUser"} 5
+ratelimit_settlement_delta_tokens_total{direction="returned",rule="perUser"} 3
+# HELP ratelimit_store_errors_total Calls and transactions that failed.
+# TYPE ratelimit_store_errors_total counter
+ratelimit_store_errors_total{error_type="57P01",verb="settle"} 1
+ratelimit_store_errors_total{error_type="other",verb="take"} 1
+`),
+		"ratelimit_requests_total", "ratelimit_cost_tokens_total", "ratelimit_settlement_delta_tokens_total", "ratelimit_store_errors_total",
+		"ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total",
+		"ratelimit_answers_total"))
+}
+
+func TestHistograms(t *testing.T) {
+	t.Parallel()
+	observer, registry := setup(t, promlimit.Config{})
+	for _, e := range story() {
+		observer.Observe(t.Context(), e)
+	}
+	type sum struct {
+		count uint64
+		sum   float64
+	}
+	got := map[string]sum{}
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if h := m.GetHistogram(); h != nil {
+				label := strings.TrimPrefix(f.GetName(), "ratelimit_")
+				for _, pair := range m.GetLabel() {
+					label += " " + pair.GetValue()
+				}
+				got[label] = sum{h.GetSampleCount(), h.GetSampleSum()}
+			}
+		}
+	}
+	require.Equal(t, map[string]sum{
+		"decision_duration_seconds allowed perUser take":       {2, 4},
+		"decision_duration_seconds denied perDay take":         {2, 4},
+		"decision_duration_seconds shadow_denied perDay check": {1, 2},
+		"decision_duration_seconds reserved perUser reserve":   {1, 2},
+		"decision_duration_seconds contended perUser take":     {1, 1},
+		"decision_duration_seconds error perUser take":         {1, 1},
+		"reservation_wait_seconds perUser reserve":             {1, 40},
+		"batch_size":             {1, 30},
+		"batch_duration_seconds": {1, 3},
+		"queue_wait_seconds":     {1, 4},
+	}, got)
+}
+
+func TestKeepsTheConventions(t *testing.T) {
+	t.Parallel()
+	observer, registry := setup(t, promlimit.Config{})
+	for _, e := range story() {
+		observer.Observe(t.Context(), e)
+	}
+	problems, err := testutil.GatherAndLint(registry)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+// However many limits there are, and on however many goroutines they come, the series are bounded.
+func TestMaxRules(t *testing.T) {
+	t.Parallel()
+	observer, registry := setup(t, promlimit.Config{MaxRules: 3})
+	var told sync.WaitGroup
+	for g := range 4 {
+		told.Go(func() {
+			for i := range 100 {
+				observer.Observe(t.Context(), ratelimit.Mended{Limit: fmt.Sprintf("tenant%d", (i+g)%100)})
+				observer.Observe(t.Context(), ratelimit.Answered{Route: fmt.Sprintf("/%d", (i+g)%100), Result: "allowed"})
+			}
+		})
+	}
+	told.Wait()
+	n, err := testutil.GatherAndCount(registry, "ratelimit_mended_buckets_total")
+	require.NoError(t, err)
+	require.Equal(t, 4, n, "three and <other>")
+	n, err = testutil.GatherAndCount(registry, "ratelimit_answers_total")
+	require.NoError(t, err)
+	require.Equal(t, 4, n, "three routes and <other>")
+
+	total, others := 0.0, 0.0
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != "ratelimit_mended_buckets_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			total += m.GetCounter().GetValue()
+			if m.GetLabel()[0].GetValue() == "<other>" {
+				others = m.GetCounter().GetValue()
+			}
+		}
+	}
+	require.Equal(t, 400.0, total)
+	require.Equal(t, 388.0, others, "the three that came first keep their names")
+
+	_, err = promlimit.New(promlimit.Config{MaxRules: -1})
+	require.ErrorIs(t, err, promlimit.ErrInvalidConfig)
+}
+
+// The package's documentation names the metrics there are, with their labels.
+func TestDocumentationNamesTheMetrics(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("promlimit.go")
+	require.NoError(t, err)
+	documented := map[string][]string{}
+	for _, m := range regexp.MustCompile(`(?m)^//\t(ratelimit_[a-z_]+)\{([a-z_,]*)\}`).FindAllSubmatch(source, -1) {
+		documented[string(m[1])] = strings.FieldsFunc(string(m[2]), func(r rune) bool { return r == ',' })
+	}
+	exported := exported(t)
+	require.Len(t, documented, len(exported))
+	for name, labels := range documented {
+		require.ElementsMatch(t, exported[name], labels, name)
+	}
+}
+
+// exported returns the metrics an Observer exports, with their labels.
+func exported(t *testing.T) map[string][]string {
+	t.Helper()
+	observer, registry := setup(t, promlimit.Config{})
+	for _, e := range story() {
+		observer.Observe(t.Context(), e)
+	}
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	metrics := map[string][]string{}
+	for _, f := range families {
+		metrics[f.GetName()] = []string{}
+		for _, pair := range f.GetMetric()[0].GetLabel() {
+			metrics[f.GetName()] = append(metrics[f.GetName()], pair.GetName())
+		}
+	}
+	return metrics
+}

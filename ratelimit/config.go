@@ -1,0 +1,91 @@
+package ratelimit
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// Config is how a Limiter works. The zero Config is ready for use.
+type Config struct {
+	// Schema is the schema that migrations.Up made the table in. Defaults to "ratelimit".
+	Schema string
+	// HashKey, when set, is a secret under which keys are stored as their HMAC-SHA-256 (base64url), so that
+	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. Changing it is a reset of
+	// every limit. 16 bytes at least.
+	HashKey []byte
+	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
+	// other transactions. Defaults to 50.
+	MaxAttempts int
+	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
+	// Limiter.Start. Defaults to 0: for ever.
+	StaleAfter time.Duration
+	// ExpireAfter is how long after ReadyAt a reservation may stay open until Limiter.Expire ends it.
+	// Defaults to 24 hours.
+	ExpireAfter time.Duration
+	// ReleaseExpired makes reservations that expire give back what they took. Defaults to false: they keep
+	// it, because the work may well have run without its process living to settle.
+	ReleaseExpired bool
+	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
+	// that are made at the same time are folded into one statement.
+	NoBatching bool
+	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch; beyond it they
+	// fail with ErrOverloaded. Defaults to 10,000.
+	MaxWaiting int
+	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
+	// that asks for as much is refused from memory until its wait is over, without a round trip. What is
+	// given back to a bucket through this Limiter, or a changed policy, shows at once, what other processes
+	// and transactions that this Limiter did not begin give back within a second. Defaults to 0: none.
+	DenyCache int
+	// Observer is told what the calls did. Defaults to nil, nobody.
+	Observer Observer
+	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
+	AsOf func() time.Time
+}
+
+const (
+	defaultSchema      = "ratelimit"
+	defaultMaxAttempts = 50
+	defaultMaxWaiting  = 10_000
+	minSecretBytes     = 16
+)
+
+var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+func (c Config) withDefaults() Config {
+	if c.Schema == "" {
+		c.Schema = defaultSchema
+	}
+	if c.MaxWaiting == 0 {
+		c.MaxWaiting = defaultMaxWaiting
+	}
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = defaultMaxAttempts
+	}
+	c.HashKey = bytes.Clone(c.HashKey) // the caller may wipe its own
+	if c.ExpireAfter == 0 {
+		c.ExpireAfter = Day
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case !validSchema.MatchString(c.Schema):
+		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, c.Schema)
+	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
+		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
+	case c.MaxAttempts < 0:
+		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
+	case c.MaxWaiting < 0:
+		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
+	case c.DenyCache < 0:
+		return fmt.Errorf("%w: DenyCache is %d; use a number of buckets, or 0 for no cache", ErrInvalidConfig, c.DenyCache)
+	case c.StaleAfter < 0 || c.StaleAfter > maxSpan:
+		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
+	case c.ExpireAfter < 0 || c.ExpireAfter > maxSpan:
+		return fmt.Errorf("%w: ExpireAfter is %v; use a span up to 100 years, or 0 for the default", ErrInvalidConfig, c.ExpireAfter)
+	}
+	return nil
+}

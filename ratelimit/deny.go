@@ -1,0 +1,251 @@
+package ratelimit
+
+import (
+	"context"
+	"hash/maphash"
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// denyMaxAge is how long a refusal is answered from memory without another look: what other processes
+	// give back shows no later.
+	denyMaxAge = time.Second
+	// denyStripes is the number of locks of the cache.
+	denyStripes = 64
+)
+
+// denials is the deny cache: what buckets held when the database last refused a call, for as long as that
+// is enough to refuse the next one. It holds refusals only, each from committed rows.
+type denials struct {
+	seed    maphash.Seed
+	now     func() time.Time
+	asOf    func() *int64 // the clock of a test, in place of the database's
+	most    int           // entries of a stripe
+	stripes [denyStripes]denyStripe
+}
+
+type denyStripe struct {
+	mu    sync.Mutex
+	of    map[which]*denial
+	freed uint64 // how often tokens were given back to its buckets
+}
+
+// denial is what is known of one bucket.
+type denial struct {
+	limit   terms   // as defined, to notice that the policy has changed
+	bucket  terms   // with the bucket's windows
+	cost    float64 // this and every higher cost is refused
+	until   int64   // until then, on the database's clock
+	full    int64   // when the bucket is full if nothing is taken
+	answer  answer
+	askedAt time.Time // before the database answered, and
+	heardAt time.Time // after
+}
+
+func newDenials(entries int, asOf func() *int64) *denials {
+	if entries == 0 {
+		return nil
+	}
+	d := &denials{seed: maphash.MakeSeed(), now: time.Now, asOf: asOf, most: (entries + denyStripes - 1) / denyStripes}
+	for i := range d.stripes {
+		d.stripes[i].of = make(map[which]*denial)
+	}
+	return d
+}
+
+func (d *denials) stripe(w which) *denyStripe {
+	return &d.stripes[maphash.Comparable(d.seed, w)%denyStripes]
+}
+
+// epoch changes whenever tokens are given back to a bucket of the plan: a refusal that was decided before
+// is not kept.
+func (d *denials) epoch(p *plan) (sum uint64) {
+	for i := range p.buckets {
+		s := d.stripe(p.buckets[i].whole())
+		s.mu.Lock()
+		sum += s.freed
+		s.mu.Unlock()
+	}
+	return sum
+}
+
+// find returns what is known of a bucket, and what time it is for the database, or a little less: a wait
+// counted from there is not too short.
+func (d *denials) find(w which, limit *terms) (found *denial, now int64, ok bool) {
+	s := d.stripe(w)
+	s.mu.Lock()
+	found, ok = s.of[w]
+	if ok && found.limit != *limit {
+		delete(s.of, w)
+		ok = false
+	}
+	s.mu.Unlock()
+	if !ok {
+		return nil, 0, false
+	}
+	local := d.now()
+	age := local.Sub(found.askedAt)
+	latest, now := found.answer.now+age.Microseconds(), found.answer.now+local.Sub(found.heardAt).Microseconds()
+	if asOf := d.asOf(); asOf != nil {
+		latest, now = *asOf, *asOf
+	}
+	over := latest >= found.until && found.denies()
+	return found, now, age < denyMaxAge && !over
+}
+
+// denies reports whether the entry refuses any cost.
+func (e *denial) denies() bool { return !math.IsInf(e.cost, 1) }
+
+// state sets s to the answer to a request that the entry refuses, or that is refused because of another limit.
+func (e *denial) state(s *State, limit *Limit, cost float64, now int64) {
+	v := &s.Value
+	v.Limit, v.AsOf, v.terms, v.state, v.parts = *limit, time.UnixMicro(now), e.bucket, e.answer.state, e.answer.parts
+	v.Tokens = v.tokens(now)
+	s.Limit, s.Cost, s.Remaining = *limit, cost, max(v.Tokens, 0)
+	s.ResetAfter = time.Duration(max(e.full-now, 0)) * time.Microsecond
+	if cost == e.cost {
+		s.RetryAfter = time.Duration(e.until-now) * time.Microsecond
+	} else {
+		s.RetryAfter = v.wait(now, cost, 0)
+	}
+	s.Allowed = s.RetryAfter == 0
+}
+
+// refuse returns the decision on a call for one bucket if it is known to be a refusal.
+func (d *denials) refuse(b *bucket) (Decision, bool) {
+	e, now, ok := d.find(b.whole(), &b.limit.terms)
+	if !ok || b.cost < e.cost {
+		return Decision{}, false
+	}
+	states := make([]State, 1)
+	s := &states[0]
+	e.state(s, &b.limit, b.cost, now)
+	return Decision{RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter, At: s.Value.AsOf, States: states}, true
+}
+
+// refuseAll returns the decision on a call for several buckets if it is known to be a refusal.
+func (d *denials) refuseAll(p *plan) (Decision, bool) {
+	states, refused, at := make([]State, len(p.buckets)), false, int64(math.MaxInt64)
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		e, now, ok := d.find(b.whole(), &b.limit.terms)
+		if !ok {
+			return Decision{}, false
+		}
+		e.state(&states[i], &b.limit, b.cost, now)
+		refused = refused || b.cost >= e.cost
+		at = min(at, now)
+	}
+	if !refused {
+		return Decision{}, false
+	}
+	return p.decision(states, at), true
+}
+
+// keep remembers a refusal that was asked for at askedAt, unless tokens were given back since epoch.
+func (d *denials) keep(p *plan, answers []answer, askedAt time.Time, epoch uint64) {
+	if d.epoch(p) != epoch {
+		return
+	}
+	heardAt := d.now()
+	for i := range p.buckets {
+		b, a := &p.buckets[i], answers[i]
+		value := b.reading(a)
+		e := &denial{limit: b.limit.terms, bucket: b.terms, cost: math.Inf(1), answer: a, askedAt: askedAt, heardAt: heardAt}
+		e.answer.state = value.state
+		e.full = a.now + value.wait(a.now, b.terms.capacity, 0).Microseconds()
+		if !a.allowed {
+			e.cost, e.until = b.cost, a.now+value.wait(a.now, b.cost, 0).Microseconds()
+		}
+		d.stripe(b.whole()).keep(b.whole(), e, d.most)
+	}
+}
+
+// keep stores the entry, in place of some other when there is no room.
+func (s *denyStripe) keep(w which, e *denial, most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !e.denies() { // it refuses nothing, and must not replace what does
+		if old, found := s.of[w]; found && old.denies() {
+			return
+		}
+	}
+	if _, found := s.of[w]; !found && len(s.of) >= most {
+		for other := range s.of { // any: what is asked for again comes back
+			delete(s.of, other)
+			break
+		}
+	}
+	s.of[w] = e
+}
+
+// drop forgets the buckets, because tokens were given back to them.
+func (d *denials) drop(buckets []which) {
+	for _, w := range buckets {
+		s := d.stripe(w)
+		s.mu.Lock()
+		delete(s.of, w)
+		s.freed++
+		s.mu.Unlock()
+	}
+}
+
+// forget drops what is known of the plan's buckets, because a call was allowed.
+func (d *denials) forget(p *plan) {
+	for i := range p.buckets {
+		w := p.buckets[i].whole()
+		s := d.stripe(w)
+		s.mu.Lock()
+		delete(s.of, w)
+		s.mu.Unlock()
+	}
+}
+
+// recallOne returns the decision on a call for one bucket outside a transaction if it is known to be a
+// refusal.
+func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, bool) {
+	if len(requests) != 1 || l == nil || l.denials == nil || l.pool == nil || ctx.Err() != nil {
+		return Decision{}, false
+	}
+	r := requests[0]
+	if !(r.cost > 0 && r.cost <= r.limit.terms.capacity) {
+		return Decision{}, false
+	}
+	key, err := l.storedKey(r)
+	if err != nil {
+		return Decision{}, false
+	}
+	return l.denials.refuse(&bucket{limit: r.limit, key: key, cost: r.cost})
+}
+
+// recall answers c, from memory if that will do, and remembers what it has to.
+func (l *Limiter) recall(ctx context.Context, c *call) (d Decision, known bool, err error) {
+	caching := l.denials != nil && l.pool != nil && !c.look
+	var askedAt time.Time
+	var epoch uint64
+	if caching {
+		if len(c.plan.asked) > 1 {
+			if d, known := l.denials.refuseAll(c.plan); known {
+				return d, true, nil
+			}
+		}
+		askedAt, epoch = l.denials.now(), l.denials.epoch(c.plan)
+	}
+	if err := l.submit(ctx, c); err != nil {
+		return Decision{}, false, err
+	}
+	if c.look {
+		c.answers = c.plan.project(c.answers)
+	}
+	d = c.plan.decide(c.answers)
+	switch {
+	case !caching:
+	case d.Allowed:
+		l.denials.forget(c.plan)
+	default:
+		l.denials.keep(c.plan, c.answers, askedAt, epoch)
+	}
+	return d, false, nil
+}

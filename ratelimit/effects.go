@@ -1,0 +1,73 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// effects are what a transaction does beside its rows, kept until it has committed.
+type effects struct {
+	freed  []which // buckets that tokens were given back to
+	events []Event
+}
+
+// free notes that tokens were given back to the plan's buckets, so that no refusal from before is repeated
+// from memory: once the transaction has committed or, when nobody says when that is, at once.
+func (l *Limiter) free(p *plan) {
+	if l.denials == nil {
+		return
+	}
+	freed := make([]which, len(p.buckets))
+	for i := range p.buckets {
+		freed[i] = p.buckets[i].whole()
+	}
+	if l.effects != nil {
+		l.effects.freed = append(l.effects.freed, freed...)
+		return
+	}
+	l.denials.drop(freed)
+}
+
+// tell tells the observer of event: once the transaction has committed when that will be known, else at once.
+func (l *Limiter) tell(ctx context.Context, event Event) {
+	switch {
+	case l.config.Observer == nil:
+	case l.effects != nil:
+		l.effects.events = append(l.effects.events, event)
+	default:
+		l.config.Observer.Observe(ctx, event)
+	}
+}
+
+// Observe tells the Observer of event, when there is one: for guards that ask this Limiter, which tell what
+// they [Answered].
+func (l *Limiter) Observe(ctx context.Context, event Event) { l.tell(ctx, event) }
+
+// committed lets out the effects of a transaction that has committed.
+func (l *Limiter) committed(ctx context.Context, e *effects) {
+	if len(e.freed) > 0 {
+		l.denials.drop(e.freed)
+	}
+	for _, event := range e.events {
+		l.tell(ctx, event)
+	}
+}
+
+// pending reports whether what the call did may still be rolled back without the Limiter being told.
+func (l *Limiter) pending() bool { return l.pool == nil && l.effects == nil }
+
+// since returns how long ago began was, and 0 when nobody asks.
+func (l *Limiter) since(began time.Time) time.Duration {
+	if began.IsZero() {
+		return 0
+	}
+	return time.Since(began)
+}
+
+// watch returns the time, when an observer wants to know how long a call takes.
+func (l *Limiter) watch() time.Time {
+	if l == nil || l.config.Observer == nil {
+		return time.Time{}
+	}
+	return time.Now()
+}

@@ -1,0 +1,129 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// read reads the plan's buckets; a row that is not there reads as full.
+func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
+	all, _ := p.rows()
+	found, err := l.readRows(ctx, l.statements.read, all)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) != len(all) {
+		return nil, fmt.Errorf("the statement answered for %d of %d rows", len(found), len(all))
+	}
+	answers, _ := p.gather(found)
+	return answers, nil
+}
+
+// gather returns the answers for the plan's buckets from those for all of their rows, and what is left of
+// these.
+func (p *plan) gather(found []answer) (answers, rest []answer) {
+	answers = make([]answer, len(p.buckets))
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		n := int(max(b.terms.shards, 1))
+		answers[i].now = found[0].now
+		answers[i].of(b, states(found[:n]))
+		found = found[n:]
+	}
+	return answers, found
+}
+
+// readRows reads rows with one of the statements that do no more.
+func (l *Limiter) readRows(ctx context.Context, statement string, all []bucket) ([]answer, error) {
+	c := (&plan{buckets: all}).columns()
+	rows, err := l.db.Query(ctx, statement, c.names, c.keys, c.shards, l.asOf())
+	if err != nil {
+		return nil, err
+	}
+	return scanRows(rows, all)
+}
+
+// scanRows returns what the statements that only read answer for the rows.
+func scanRows(rows pgx.Rows, all []bucket) ([]answer, error) {
+	i := 0
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
+		var value *float64
+		var ts *int64
+		if err := row.Scan(&value, &ts, &a.now); err != nil {
+			return a, err
+		}
+		a.state = all[i].terms.full(a.now)
+		if value != nil && ts != nil {
+			a.state = state{value: *value, ts: *ts}
+		}
+		i++
+		return a, nil
+	})
+}
+
+// states returns what the rows hold.
+func states(answers []answer) []state {
+	found := make([]state, len(answers))
+	for i, a := range answers {
+		found[i] = a.state
+	}
+	return found
+}
+
+// project decides on states that were only read.
+func (p *plan) project(answers []answer) []answer {
+	for i, a := range answers {
+		b := &p.buckets[i]
+		if b.parted() {
+			answers[i].allowed = b.terms.tokensOf(a.parts, a.now)-b.cost >= b.lowest
+			continue
+		}
+		_, answers[i].allowed = b.terms.take(b.terms.mend(a.state, a.now), a.now, b.cost, b.lowest)
+	}
+	return answers
+}
+
+// columns are the plan's buckets as the array parameters of a statement.
+type columns struct {
+	names, keys                                 []string
+	shards                                      []int32
+	costs, capacities, rates, perPeriod, lowest []float64
+	steps, phases, tolerances                   []int64
+}
+
+func (p *plan) columns() columns {
+	var c columns
+	for i := range p.buckets {
+		b := &p.buckets[i]
+		c.names, c.keys, c.shards = append(c.names, b.limit.name), append(c.keys, b.key), append(c.shards, b.shard)
+		c.costs, c.lowest = append(c.costs, b.cost), append(c.lowest, b.lowest)
+		c.capacities, c.rates = append(c.capacities, b.terms.capacity), append(c.rates, b.terms.rate)
+		c.steps, c.perPeriod = append(c.steps, b.terms.step), append(c.perPeriod, b.terms.steps)
+		c.phases, c.tolerances = append(c.phases, b.terms.phase), append(c.tolerances, b.terms.tolerance())
+	}
+	return c
+}
+
+// parameters returns those of bucket_take.sql and bucket_take_alone.sql.
+func (l *Limiter) parameters(b *bucket) []any {
+	t := b.terms
+	return []any{
+		b.limit.name, b.key, b.shard, b.cost, t.capacity, t.rate, t.step, t.steps, t.phase, b.lowest, l.asOf(), t.tolerance(),
+	}
+}
+
+// columns returns the parameters of buckets_take.sql and buckets_take_alone.sql.
+func (l *Limiter) columns(p *plan) []any {
+	c := p.columns()
+	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.perPeriod, c.phases, c.lowest, l.asOf(), c.tolerances}
+}
+
+// scan returns one answer for each row: allowed, value, ts, now.
+func scan(rows pgx.Rows) ([]answer, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
+		err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now)
+		return a, err
+	})
+}

@@ -1,0 +1,202 @@
+// Package sloglimit writes what a Limiter did to a log/slog Logger.
+//
+//	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: sloglimit.New(sloglimit.Config{})})
+//
+// Each event is one record with a constant message ("ratelimit: refused") and the rest in attributes;
+// spans of time are seconds and end in _s. No record holds a key. The text of an error is
+// written without passwords, connection strings, and values that were sent to the database; what the server
+// answered is in its own words, without the details that name rows. Of what a guard in front of a handler
+// answered there is only the kind of error, since the program's own functions may put anything into its text.
+package sloglimit
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Config says at which level each kind of event is written; a [slog.LevelVar] changes while the program
+// runs. To leave a kind out, give it a level below the one that the Logger's handler writes. The zero Config is
+// ready for use.
+type Config struct {
+	// Logger is where the records go. Defaults to slog.Default at the time of New.
+	Logger *slog.Logger
+	// Allowed is the level of decisions to allow. Defaults to slog.LevelDebug.
+	Allowed slog.Leveler
+	// Refused is the level of decisions to refuse, and of requests that a guard found at fault, as without a key.
+	// Defaults to slog.LevelInfo.
+	Refused slog.Leveler
+	// Failed is the level of calls that failed, of those that gave up under contention, and of what a guard made
+	// of them. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
+	Failed slog.Leveler
+	// Mended is the level of buckets that a wrong clock had left in the future. Defaults to slog.LevelWarn.
+	Mended slog.Leveler
+	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes,
+	// settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
+	Detail slog.Leveler
+}
+
+func (c Config) withDefaults() Config {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	for _, level := range []struct {
+		of       *slog.Leveler
+		standard slog.Level
+	}{
+		{&c.Allowed, slog.LevelDebug},
+		{&c.Refused, slog.LevelInfo},
+		{&c.Failed, slog.LevelError},
+		{&c.Mended, slog.LevelWarn},
+		{&c.Detail, slog.LevelDebug},
+	} {
+		if *level.of == nil {
+			*level.of = level.standard
+		}
+	}
+	return c
+}
+
+// Observer is a ratelimit.Observer that logs. It is safe for concurrent use.
+type Observer struct {
+	config Config
+}
+
+var _ ratelimit.Observer = (*Observer)(nil)
+
+// New returns an Observer for ratelimit.Config.
+func New(config Config) *Observer { return &Observer{config: config.withDefaults()} }
+
+// Observe writes a record of event, with ctx for handlers that add what it carries, as the trace.
+func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
+	switch e := event.(type) {
+	case ratelimit.Decided:
+		o.decided(ctx, e)
+	case ratelimit.Failed:
+		o.failed(ctx, e)
+	case ratelimit.Mended:
+		o.log(ctx, o.config.Mended, "ratelimit: clock mended", slog.String("limit", e.Limit))
+	case ratelimit.Answered:
+		o.answered(ctx, e)
+	default:
+		if o.enabled(ctx, o.config.Detail) {
+			o.detail(ctx, event)
+		}
+	}
+}
+
+func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
+	level, message := o.config.Allowed, "ratelimit: allowed"
+	if !e.Decision.Allowed {
+		level, message = o.config.Refused, "ratelimit: refused"
+		if e.Shadow {
+			message = "ratelimit: would refuse"
+		}
+	}
+	if !o.enabled(ctx, level) {
+		return
+	}
+	var limits, refused []string
+	for _, s := range e.Decision.States {
+		limits = append(limits, s.Limit.Name())
+		if !s.Allowed {
+			refused = append(refused, s.Limit.Name())
+		}
+	}
+	attrs := []slog.Attr{slog.String("verb", e.Verb), slog.Any("limits", limits)}
+	if !e.Decision.Allowed {
+		attrs = append(attrs, slog.Any("refused_by", refused), seconds("retry_after_s", e.Decision.RetryAfter))
+	}
+	if telemetry.Result(e) == telemetry.Reserved {
+		attrs = append(attrs, seconds("delay_s", e.Delay))
+	}
+	attrs = append(attrs, slog.Float64("remaining", e.Decision.Remaining), seconds("elapsed_s", e.Elapsed))
+	attrs = appendSet(attrs, "cached", e.Cached)
+	attrs = appendSet(attrs, "pending", e.Pending)
+	attrs = appendSet(attrs, "shadow", e.Shadow)
+	o.log(ctx, level, message, attrs...)
+}
+
+// answered writes what a guard made of a request.
+func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
+	level := o.config.Detail
+	switch e.Result {
+	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed:
+		level = o.config.Failed
+	case guard.BadKey, guard.BadCost, guard.TooCostly:
+		level = o.config.Refused
+	}
+	if !o.enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("result", e.Result)}
+	if e.Route != "" {
+		attrs = append(attrs, slog.String("route", e.Route))
+	}
+	if e.Limit != "" {
+		attrs = append(attrs, slog.String("limit", e.Limit))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)))
+	}
+	o.log(ctx, level, "ratelimit: answered", appendSet(attrs, "shadow", e.Shadow)...)
+}
+
+// appendSet appends what is true; what is not is left out.
+func appendSet(attrs []slog.Attr, name string, set bool) []slog.Attr {
+	if !set {
+		return attrs
+	}
+	return append(attrs, slog.Bool(name, true))
+}
+
+func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
+	level, message, kind := o.config.Failed, "ratelimit: failed", telemetry.ErrorType(e.Err)
+	switch kind {
+	case telemetry.Contended:
+		message = "ratelimit: contended"
+	case telemetry.Cancelled:
+		level, message = o.config.Detail, "ratelimit: cancelled"
+	}
+	if !o.enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("verb", e.Verb)}
+	if e.Limit != "" {
+		attrs = append(attrs, slog.String("limit", e.Limit))
+	}
+	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
+	o.log(ctx, level, message, appendSet(attrs, "shadow", e.Shadow)...)
+}
+
+func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
+	switch e := event.(type) {
+	case ratelimit.Settlement:
+		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("delta", e.Delta)}
+		o.log(ctx, o.config.Detail, "ratelimit: settled", appendSet(attrs, "pending", e.Pending)...)
+	case ratelimit.Conflicted:
+		o.log(ctx, o.config.Detail, "ratelimit: conflict", slog.String("verb", e.Verb), slog.Int("attempt", e.Attempt),
+			slog.String("error", telemetry.ErrorText(e.Err)))
+	case ratelimit.Batched:
+		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), seconds("elapsed_s", e.Elapsed))
+	case ratelimit.Queued:
+		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
+	case ratelimit.Pruned:
+		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
+	}
+}
+
+// enabled spares the making of a record that nobody reads.
+func (o *Observer) enabled(ctx context.Context, level slog.Leveler) bool {
+	return o.config.Logger.Enabled(ctx, level.Level())
+}
+
+func (o *Observer) log(ctx context.Context, level slog.Leveler, message string, attrs ...slog.Attr) {
+	o.config.Logger.LogAttrs(ctx, level.Level(), message, attrs...)
+}
+
+func seconds(name string, d time.Duration) slog.Attr { return slog.Float64(name, d.Seconds()) }

@@ -1,0 +1,186 @@
+package sloglimit_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sloglimit"
+)
+
+var (
+	perUser = ratelimit.Define("perUser", ratelimit.PerSecond(10))
+	perDay  = ratelimit.Define("perDay", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day})
+)
+
+// log returns an Observer and the records that its logger has written at level and above.
+func log(level slog.Level, config sloglimit.Config) (observer *sloglimit.Observer, records func() []map[string]any) {
+	var written bytes.Buffer
+	config.Logger = slog.New(slog.NewJSONHandler(&written, &slog.HandlerOptions{
+		Level: level,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	return sloglimit.New(config), func() []map[string]any {
+		var all []map[string]any
+		for line := range strings.Lines(written.String()) {
+			var record map[string]any
+			if json.Unmarshal([]byte(line), &record) == nil {
+				all = append(all, record)
+			}
+		}
+		return all
+	}
+}
+
+// allowed and refused are calls over two limits, of which the second may have refused.
+func allowed(verb string) ratelimit.Decided {
+	return ratelimit.Decided{Verb: verb, Elapsed: time.Millisecond, Decision: ratelimit.Decision{
+		Allowed: true, Remaining: 2,
+		States: []ratelimit.State{{Limit: perUser, Allowed: true}, {Limit: perDay, Allowed: true}},
+	}}
+}
+
+func refused() ratelimit.Decided {
+	d := allowed("take")
+	d.Decision.Allowed, d.Decision.RetryAfter, d.Decision.States[1].Allowed = false, 1500*time.Millisecond, false
+	return d
+}
+
+func TestObserve(t *testing.T) {
+	t.Parallel()
+	reserved, pending, cached := allowed("reserve"), allowed("take"), refused()
+	reserved.Delay, pending.Pending, cached.Cached = 3*time.Second, true, true
+	shadow := refused()
+	shadow.Shadow = true
+	limits := []any{"perUser", "perDay"}
+	lost := &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access"}
+	for name, c := range map[string]struct {
+		event ratelimit.Event
+		want  map[string]any
+	}{
+		"allowed": {allowed("take"), map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: allowed", "verb": "take", "limits": limits, "remaining": 2.0, "elapsed_s": 0.001,
+		}},
+		"pending": {pending, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: allowed", "verb": "take", "limits": limits, "remaining": 2.0, "elapsed_s": 0.001, "pending": true,
+		}},
+		"reserved": {reserved, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: allowed", "verb": "reserve", "limits": limits, "delay_s": 3.0, "remaining": 2.0, "elapsed_s": 0.001,
+		}},
+		"refused": {cached, map[string]any{
+			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
+			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "cached": true,
+		}},
+		"shadow": {shadow, map[string]any{
+			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
+			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "shadow": true,
+		}},
+		"shadowFailed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("lost"), Shadow: true}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser", "error_type": "other", "error": "lost",
+			"elapsed_s": 0.0, "shadow": true,
+		}},
+		"failedOpen": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: context.DeadlineExceeded}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_open", "route": "/chat", "limit": "perUser", "error_type": "timeout",
+		}},
+		"failedClosed": {ratelimit.Answered{Result: "failed_closed", Err: errors.New("no account alice")}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_closed", "error_type": "other",
+		}},
+		"badKey": {ratelimit.Answered{Limit: "perUser", Result: "bad_key", Shadow: true}, map[string]any{
+			"level": "INFO", "msg": "ratelimit: answered", "result": "bad_key", "limit": "perUser", "shadow": true,
+		}},
+		"answered": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "allowed"}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: answered", "result": "allowed", "route": "/chat", "limit": "perUser",
+		}},
+		"failed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Code: "53300", Message: "too many clients"}}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser",
+			"error_type": "53300", "error": "FATAL: too many clients (SQLSTATE 53300)", "elapsed_s": 0.0,
+		}},
+		"contended": {ratelimit.Failed{Verb: "transaction", Err: fmt.Errorf("%w: %w", ratelimit.ErrContended, lost)}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: contended", "verb": "transaction", "error_type": "contended",
+			"error": "ratelimit: too much contention: ERROR: could not serialize access (SQLSTATE 40001)", "elapsed_s": 0.0,
+		}},
+		"cancelled": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled)}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: cancelled", "verb": "take", "limit": "perUser",
+			"error_type": "cancelled", "error": "take: context canceled", "elapsed_s": 0.0,
+		}},
+		"conflict": {ratelimit.Conflicted{Verb: "transaction", Attempt: 2, Err: lost}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: conflict", "verb": "transaction", "attempt": 2.0, "error": "ERROR: could not serialize access (SQLSTATE 40001)",
+		}},
+		"settled": {ratelimit.Settlement{Limit: "perUser", Delta: -4, Pending: true}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: settled", "limit": "perUser", "delta": -4.0, "pending": true,
+		}},
+		"batch": {ratelimit.Batched{Calls: 9, Elapsed: time.Second}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: batch", "calls": 9.0, "elapsed_s": 1.0,
+		}},
+		"queued": {ratelimit.Queued{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
+		"pruned": {ratelimit.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: pruned", "buckets": 5.0, "elapsed_s": 1.0,
+		}},
+		"mended": {ratelimit.Mended{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock mended", "limit": "perUser"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			observer, records := log(slog.LevelDebug, sloglimit.Config{})
+			observer.Observe(t.Context(), c.event)
+			require.Equal(t, []map[string]any{c.want}, records())
+		})
+	}
+}
+
+func TestLevels(t *testing.T) {
+	t.Parallel()
+	level := new(slog.LevelVar)
+	observer, records := log(slog.LevelInfo, sloglimit.Config{Refused: slog.LevelDebug, Allowed: level})
+	observer.Observe(t.Context(), refused())
+	observer.Observe(t.Context(), ratelimit.Queued{})
+	observer.Observe(t.Context(), allowed("take"))
+	level.Set(slog.LevelDebug)
+	observer.Observe(t.Context(), allowed("take"))
+	require.Len(t, records(), 1)
+	require.Equal(t, "ratelimit: allowed", records()[0]["msg"])
+}
+
+// An event of a later version is no event of this one.
+func TestIgnoresWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	observer, records := log(slog.LevelDebug, sloglimit.Config{})
+	observer.Observe(t.Context(), struct{ ratelimit.Event }{})
+	require.Empty(t, records())
+}
+
+// A database that cannot be reached is in the log with its address and without the credentials.
+func TestWritesNoSecret(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := listener.Addr().String()
+	require.NoError(t, listener.Close())
+	_, err = pgx.Connect(t.Context(), "postgres://alice:hunter2@"+address+"/app?sslmode=disable")
+	require.Error(t, err)
+
+	observer, records := log(slog.LevelDebug, sloglimit.Config{})
+	observer.Observe(t.Context(), ratelimit.Failed{Verb: "take", Limit: "perUser", Err: err})
+	observer.Observe(t.Context(), ratelimit.Conflicted{Verb: "take", Err: errors.New("postgres://alice:hunter2@" + address)})
+	require.Len(t, records(), 2)
+	text := fmt.Sprint(records())
+	require.Contains(t, text, address)
+	require.NotContains(t, text, "hunter2")
+	require.NotContains(t, text, "alice")
+}
