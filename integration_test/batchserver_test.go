@@ -147,14 +147,17 @@ func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	require.NotEqual(t, before, logged(), "what is taken is logged")
 }
 
-// Nobody has counted the rows of a table that is new, and plans are kept: by other ways than the primary key, each
-// batch would read all rows of its limit for as long.
-func TestBatchesUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
+// Nobody has counted the rows of a table that is new, and plans are kept: by other ways than the primary key,
+// each call would read all rows for as long.
+func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 	t.Parallel()
 	for _, rows := range []int{0, 100, 3000} {
 		for file, parameters := range map[string]string{
-			"buckets_spend.sql": `'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`,
-			"buckets_read.sql":  threeBuckets + `, NULL`,
+			"bucket_take_alone.sql": oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`,
+			"buckets_spend.sql":     `'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`,
+			"buckets_read.sql":      threeBuckets + `, NULL`,
+			"buckets_look.sql":      threeBuckets + `, NULL`,
+			"buckets_lock.sql":      threeTakes,
 		} {
 			t.Run(fmt.Sprint(file, " ", rows), func(t *testing.T) {
 				t.Parallel()
@@ -168,7 +171,7 @@ func TestBatchesUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 				require.NoError(t, b.pool.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))
 				p := plan{t: t}
 				p.read(explained)
-				require.Equal(t, 1, p.reads, "%s", explained)
+				require.Positive(t, p.reads, "%s", explained)
 			})
 		}
 	}
