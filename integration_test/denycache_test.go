@@ -47,6 +47,16 @@ func TestDenyCacheAnswersWithoutTheDatabase(t *testing.T) {
 	}
 }
 
+func TestDenyCacheIsClosedWithItsLimiter(t *testing.T) {
+	t.Parallel()
+	cached := setup(t).with(t, ratelimit.Config{DenyCache: denyEntries})
+	takeAll(t, cached, tight.For("key"))
+	requireRefused(t, cached, []ratelimit.Request{tight.For("key")})
+	require.NoError(t, cached.Close(t.Context()))
+	_, err := cached.Take(t.Context(), tight.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrClosed)
+}
+
 // What gives tokens back through the Limiter shows in the next answer.
 func TestDenyCacheForgetsWhatWasGivenBack(t *testing.T) {
 	t.Parallel()

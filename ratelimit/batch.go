@@ -60,8 +60,9 @@ type batcher struct {
 	aloft    map[which]struct{} // buckets of the flights
 	flights  int                // out, or about to leave
 	out      []*flight
-	late     int  // flights that are
-	watching bool // for flights that are late
+	late     int         // flights that are
+	watching bool        // for flights that are late
+	shut     atomic.Bool // closed, for those who do not wait in the queue
 	closed   bool
 	landed   chan struct{} // closed when the last flight has landed after Close
 }
@@ -237,6 +238,7 @@ func (c *call) result() error {
 
 // close lets no more calls in, and waits for those that are in, or until ctx ends.
 func (b *batcher) close(ctx context.Context) error {
+	b.shut.Store(true)
 	b.mu.Lock()
 	if !b.closed {
 		b.closed = true
@@ -257,6 +259,9 @@ func (b *batcher) close(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+// isClosed reports whether calls are let in no more.
+func (b *batcher) isClosed() bool { return b.shut.Load() }
 
 // whole names the bucket, on however many rows it is.
 func (b *bucket) whole() which { return which{b.limit.name, b.key, 0} }

@@ -28,7 +28,8 @@ type Config struct {
 	// it, because the work may well have run without its process living to settle.
 	ReleaseExpired bool
 	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
-	// that are made at the same time are folded into one statement.
+	// that are made at the same time are folded into one statement, which waits for the slowest row of theirs
+	// and runs with the values of the first one's context.
 	NoBatching bool
 	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch; beyond it they
 	// fail with ErrOverloaded. Defaults to 10,000.

@@ -206,7 +206,7 @@ func (d *denials) forget(p *plan) {
 // recallOne returns the decision on a call for one bucket outside a transaction if it is known to be a
 // refusal.
 func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, bool) {
-	if len(requests) != 1 || l == nil || l.denials == nil || l.pool == nil || ctx.Err() != nil {
+	if len(requests) != 1 || l == nil || l.denials == nil || l.pool == nil || ctx.Err() != nil || l.batcher.isClosed() {
 		return Decision{}, false
 	}
 	r := requests[0]

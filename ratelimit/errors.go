@@ -59,7 +59,7 @@ var (
 	// are waiting already: the database is slower than the calls come. Nothing was taken.
 	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
 
-	// ErrClosed is returned by calls outside a transaction after Close.
+	// ErrClosed is returned by Take, Check, Value and Reserve outside a transaction after Close.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
 
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the

@@ -53,8 +53,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	return l, nil
 }
 
-// Close lets no more calls outside of transactions in, which fail with ErrClosed from then on, and waits until
-// those that are under way have been answered, or until ctx ends. It leaves the pool open. A Limiter that is
+// Close lets no more Take, Check, Value and Reserve outside of transactions in, which fail with ErrClosed from then
+// on, and waits until those that are under way have been answered, or until ctx ends. What is to be ended still can
+// be, with Settle, Cancel, Credit and the like, and transactions go on. It leaves the pool open. A Limiter that is
 // not used any more needs no Close: it keeps nothing running.
 func (l *Limiter) Close(ctx context.Context) error {
 	if err := l.ready(context.WithoutCancel(ctx), "close"); err != nil {
@@ -80,7 +81,7 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // ends. A call whose context ends half-way makes the transaction one that can only be rolled back.
 //
 // Inside the transaction use this Limiter only: a call on l is on another connection, and waits until its
-// context ends for a row that the transaction holds.
+// context ends for a row that the transaction holds, even one that only another call of its batch asks for.
 func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 	if l == nil {
 		return nil
