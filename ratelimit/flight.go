@@ -202,6 +202,7 @@ func (l *Limiter) decideHeld(ctx context.Context, calls []*call) {
 			}
 		}
 		tx.queueSave(batch, h)
+		tx.queueUnmake(batch, h)
 		return tx.db.SendBatch(ctx, batch).Close()
 	})
 	for _, c := range calls {

@@ -15,6 +15,7 @@ type held struct {
 	rows    []bucket // in the order of locking
 	states  []state
 	now     int64
+	made    []bool // which of them were not there before
 	changed []bool
 	index   map[which]int // of the first row of each bucket
 }
@@ -48,8 +49,9 @@ func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*pla
 	}
 	var w which
 	var found state
-	tag, err := pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &found.value, &found.ts, &h.now}, func() error {
-		h.states[h.index[w]] = found
+	var made bool
+	tag, err := pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &found.value, &found.ts, &h.now, &made}, func() error {
+		h.states[h.index[w]], h.made[h.index[w]] = found, made
 		return nil
 	})
 	if err == nil && tag.RowsAffected() != int64(len(h.rows)) {
@@ -70,7 +72,7 @@ func newHeld(plans []*plan) *held {
 	for i := range h.rows {
 		h.index[h.rows[i].which()] = i
 	}
-	h.states, h.changed = make([]state, len(h.rows)), make([]bool, len(h.rows))
+	h.states, h.made, h.changed = make([]state, len(h.rows)), make([]bool, len(h.rows)), make([]bool, len(h.rows))
 	return h
 }
 
@@ -146,6 +148,20 @@ func (l *Limiter) queueSave(batch *pgx.Batch, h *held) {
 	}
 	if len(names) > 0 {
 		batch.Queue(l.statements.save, names, keys, shards, values, ts)
+	}
+}
+
+// queueUnmake queues the deletion of the rows that were made for nothing, if there are any.
+func (l *Limiter) queueUnmake(batch *pgx.Batch, h *held) {
+	var names, keys []string
+	var shards []int32
+	for i := range h.rows {
+		if h.made[i] && !h.changed[i] {
+			names, keys, shards = append(names, h.rows[i].limit.name), append(keys, h.rows[i].key), append(shards, h.rows[i].shard)
+		}
+	}
+	if len(names) > 0 {
+		batch.Queue(l.statements.unmake, names, keys, shards)
 	}
 }
 

@@ -23,6 +23,8 @@ var (
 	bucketsHoldSQL string
 	//go:embed sql/buckets_save.sql
 	bucketsSaveSQL string
+	//go:embed sql/buckets_unmake.sql
+	bucketsUnmakeSQL string
 	//go:embed sql/buckets_look.sql
 	bucketsLookSQL string
 	//go:embed sql/buckets_take.sql
@@ -60,7 +62,7 @@ const savepoint = "ratelimit_take"
 type statements struct {
 	take, takeSeveral, takeAlone, lockSeveral, takeSeveralAlone, spend string
 
-	read, look, hold, save, fill, mend, charge, prune string
+	read, look, hold, save, unmake, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsForget             string
@@ -78,6 +80,7 @@ func newStatements(schema string) statements {
 		look:             in(bucketsLookSQL),
 		hold:             in(bucketsHoldSQL),
 		save:             in(bucketsSaveSQL),
+		unmake:           in(bucketsUnmakeSQL),
 		takeSeveral:      in(bucketsTakeSQL),
 		lockSeveral:      in(bucketsLockSQL),
 		takeSeveralAlone: in(bucketsTakeAloneSQL),

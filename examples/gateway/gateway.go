@@ -26,7 +26,7 @@ type config struct {
 	upstream  string           // URL where requests go that pass
 	customers customers        // who has an API key
 	source    httplimit.Source // where the address of a client is read
-	patience  time.Duration    // how long a decision may take; 0 is the middleware's default
+	patience  time.Duration    // how long a decision may take; 0 is the default
 	asOf      func() time.Time // in place of the database's clock; nil in a service
 	log       *slog.Logger
 }
@@ -105,7 +105,7 @@ func (g *gateway) addAPI(mux *http.ServeMux) error {
 // addLimits adds what tells callers how much of their plan is left.
 func (g *gateway) addLimits(mux *http.ServeMux) error {
 	limited, err := httplimit.New(g.limiter, httplimit.Config{
-		Rules: []httplimit.Rule{{Limit: perPoll, Key: g.address}}, Headers: httplimit.NoHeaders, Logger: g.log,
+		Rules: []httplimit.Rule{{Limit: perPoll, Key: g.address}}, Headers: httplimit.NoHeaders, DecisionTimeout: g.patience, Logger: g.log,
 	})
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (g *gateway) addLimits(mux *http.ServeMux) error {
 	states := map[string]http.Handler{}
 	for plan, limit := range map[string]ratelimit.Limit{planFree: perFree, planPro: perPro} {
 		states[plan], err = httplimit.NewClientState(httplimit.ClientStateConfig{
-			Limiter: g.limiter, Key: g.caller, Limits: []ratelimit.Limit{limit}, Logger: g.log,
+			Limiter: g.limiter, Key: g.caller, Limits: []ratelimit.Limit{limit}, Timeout: g.patience, Logger: g.log,
 		})
 		if err != nil {
 			return err

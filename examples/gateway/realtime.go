@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/http"
+	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -36,8 +36,11 @@ func (b balance) arrived(from, to int64) float64 {
 	return b.Rate * float64(to-from) / float64(b.PeriodUS)
 }
 
-// runRealTime has a customer ask without a pause, and compares what he is admitted with what the database's clock says has
-// arrived meanwhile.
+// left returns how many tokens there are.
+func (b balance) left() float64 { return b.Value + b.arrived(b.TS, b.Now) }
+
+// runRealTime has a customer ask without a pause, and compares what he is admitted with what the database's clock
+// says has arrived meanwhile.
 func (p *play) runRealTime(ctx context.Context, w io.Writer) error {
 	s := &seen{refused: map[string]int{}}
 	if err := p.spend(ctx, realFirst, s); err != nil {
@@ -64,36 +67,36 @@ func (p *play) runRealTime(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// spendFor asks without a pause for the span.
+// spendFor asks without a pause for the span, and at least once.
 func (p *play) spendFor(ctx context.Context, span time.Duration, s *seen) error {
 	end := time.Now().Add(span)
 	var group errgroup.Group
 	for range realAsks {
 		group.Go(func() error {
-			for time.Now().Before(end) {
-				if err := p.spend(ctx, realCost, s); err != nil {
+			for {
+				if err := p.spend(ctx, realCost, s); err != nil || !time.Now().Before(end) {
 					return err
 				}
 			}
-			return nil
 		})
 	}
 	return group.Wait()
 }
 
 // spendAll asks until there is not enough for another request, and returns what there was then.
-func (p *play) spendAll(ctx context.Context, s *seen) (balance, error) {
-	const tries = 20 // another request's worth arrives once a second
+func (p *play) spendAll(ctx context.Context, s *seen) (b balance, err error) {
+	const tries = 20 // as a request's worth arrives each second, also between the last request and the reading
+	begun, asked := time.Now(), s.asked
 	for range tries {
-		if err := p.spend(ctx, realCost, s); err != nil {
-			return balance{}, err
+		if err := p.spendFor(ctx, 0, s); err != nil {
+			return b, err
 		}
-		b, err := p.balance(ctx)
-		if err != nil || b.Value+b.arrived(b.TS, b.Now) < realCost {
+		if b, err = p.balance(ctx); err != nil || b.left() < realCost {
 			return b, err
 		}
 	}
-	return balance{}, errors.New("the machine is too slow to spend what arrives")
+	return b, fmt.Errorf("the machine is too slow to spend what arrives: %.2f tokens are left after %d requests in %s",
+		b.left(), s.asked-asked, time.Since(begun))
 }
 
 // spend asks for a number of tokens.
@@ -103,7 +106,7 @@ func (p *play) spend(ctx context.Context, tokens int, s *seen) error {
 		return err
 	}
 	asRealTime(request)
-	request.Header.Set(costHeader, fmt.Sprint(tokens))
+	request.Header.Set(costHeader, strconv.Itoa(tokens))
 	return p.send(request, s)
 }
 
@@ -121,7 +124,7 @@ func (p *play) balance(ctx context.Context) (balance, error) {
 	defer response.Body.Close()
 	var answer struct{ Limits []balance }
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil || len(answer.Limits) != 1 {
-		return balance{}, fmt.Errorf("read /limits: status %s, %d limits: %w", response.Status, len(answer.Limits), err)
+		return balance{}, fmt.Errorf("read /limits: %s, with %d limits (%v)", response.Status, len(answer.Limits), err) //nolint:errorlint // err may be nil
 	}
 	return answer.Limits[0], nil
 }

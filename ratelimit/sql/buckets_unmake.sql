@@ -1,0 +1,10 @@
+-- Delete rows that buckets_hold.sql made in this transaction for a call that was refused: they are full, which a
+-- bucket without a row is, too.
+--
+-- $1 name[], $2 key[], $3 shard[]   the rows
+--
+-- Each is looked up by itself, as in buckets_spend.sql, and nobody else has seen it.
+DELETE FROM ratelimit.buckets WHERE ctid = ANY (ARRAY(
+    SELECT b.ctid
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard),
+        LATERAL (SELECT r.ctid FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b))
