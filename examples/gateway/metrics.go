@@ -35,7 +35,7 @@ func (p *play) scrape(ctx context.Context) (map[string]counted, error) {
 		switch label(metric, "result") {
 		case "allowed":
 			limit.took += n
-		case "denied":
+		case "denied", "shadow_denied":
 			limit.refused += n
 		}
 		limits[label(metric, "rule")] = limit
