@@ -37,7 +37,8 @@ type Config struct {
 	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
 	// that asks for as much is refused from memory until its wait is over, without a round trip. What is
 	// given back to a bucket through this Limiter, or a changed policy, shows at once, what other processes
-	// and transactions that this Limiter did not begin give back within a second. Defaults to 0: none.
+	// and transactions that this Limiter did not begin give back within a second. Up to 64 are remembered in any
+	// case, and 100 million at most. Defaults to 0: none.
 	DenyCache int
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer
@@ -49,6 +50,7 @@ const (
 	defaultSchema      = "ratelimit"
 	defaultMaxAttempts = 50
 	defaultMaxWaiting  = 10_000
+	maxDenyCache       = 100_000_000 // what memory holds, some 400 bytes each
 	minSecretBytes     = 16
 )
 
@@ -81,8 +83,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
 	case c.MaxWaiting < 0:
 		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
-	case c.DenyCache < 0:
-		return fmt.Errorf("%w: DenyCache is %d; use a number of buckets, or 0 for no cache", ErrInvalidConfig, c.DenyCache)
+	case c.DenyCache < 0 || c.DenyCache > maxDenyCache:
+		return fmt.Errorf("%w: DenyCache is %d; use a number of buckets up to %d, or 0 for no cache", ErrInvalidConfig, c.DenyCache, maxDenyCache)
 	case c.StaleAfter < 0 || c.StaleAfter > maxSpan:
 		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
 	case c.ExpireAfter < 0 || c.ExpireAfter > maxSpan:

@@ -20,7 +20,7 @@ const (
 // is enough to refuse the next one. It holds refusals only, each from committed rows.
 type denials struct {
 	seed    maphash.Seed
-	now     func() time.Time
+	now     func() time.Duration // since the cache was made: cheaper to ask for than the time
 	asOf    func() *int64 // the clock of a test, in place of the database's
 	most    int           // entries of a stripe
 	stripes [denyStripes]denyStripe
@@ -40,15 +40,17 @@ type denial struct {
 	until   int64   // until then, on the database's clock
 	full    int64   // when the bucket is full if nothing is taken
 	answer  answer
-	askedAt time.Time // before the database answered, and
-	heardAt time.Time // after
+	askedAt time.Duration // before the database answered, and
+	heardAt time.Duration // after
 }
 
 func newDenials(entries int, asOf func() *int64) *denials {
 	if entries == 0 {
 		return nil
 	}
-	d := &denials{seed: maphash.MakeSeed(), now: time.Now, asOf: asOf, most: (entries + denyStripes - 1) / denyStripes}
+	made := time.Now()
+	since := func() time.Duration { return time.Since(made) }
+	d := &denials{seed: maphash.MakeSeed(), now: since, asOf: asOf, most: (entries + denyStripes - 1) / denyStripes}
 	for i := range d.stripes {
 		d.stripes[i].of = make(map[which]*denial)
 	}
@@ -56,7 +58,7 @@ func newDenials(entries int, asOf func() *int64) *denials {
 }
 
 func (d *denials) stripe(w which) *denyStripe {
-	return &d.stripes[maphash.Comparable(d.seed, w)%denyStripes]
+	return &d.stripes[maphash.String(d.seed, w.key)%denyStripes]
 }
 
 // epoch changes whenever tokens are given back to a bucket of the plan: a refusal that was decided before
@@ -86,8 +88,8 @@ func (d *denials) find(w which, limit *terms) (found *denial, now int64, ok bool
 		return nil, 0, false
 	}
 	local := d.now()
-	age := local.Sub(found.askedAt)
-	latest, now := found.answer.now+age.Microseconds(), found.answer.now+local.Sub(found.heardAt).Microseconds()
+	age := local - found.askedAt
+	latest, now := found.answer.now+age.Microseconds(), found.answer.now+(local-found.heardAt).Microseconds()
 	if asOf := d.asOf(); asOf != nil {
 		latest, now = *asOf, *asOf
 	}
@@ -145,7 +147,7 @@ func (d *denials) refuseAll(p *plan) (Decision, bool) {
 }
 
 // keep remembers a refusal that was asked for at askedAt, unless tokens were given back since epoch.
-func (d *denials) keep(p *plan, answers []answer, askedAt time.Time, epoch uint64) {
+func (d *denials) keep(p *plan, answers []answer, askedAt time.Duration, epoch uint64) {
 	if d.epoch(p) != epoch {
 		return
 	}
@@ -209,11 +211,11 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 	if len(requests) != 1 || l == nil || l.denials == nil || l.pool == nil || ctx.Err() != nil || l.batcher.isClosed() {
 		return Decision{}, false
 	}
-	r := requests[0]
+	r := &requests[0]
 	if !(r.cost > 0 && r.cost <= r.limit.terms.capacity) {
 		return Decision{}, false
 	}
-	key, err := l.storedKey(r)
+	key, err := l.storedKey(*r)
 	if err != nil {
 		return Decision{}, false
 	}
@@ -223,7 +225,7 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 // recall answers c, from memory if that will do, and remembers what it has to.
 func (l *Limiter) recall(ctx context.Context, c *call) (d Decision, known bool, err error) {
 	caching := l.denials != nil && l.pool != nil && !c.look
-	var askedAt time.Time
+	var askedAt time.Duration
 	var epoch uint64
 	if caching {
 		if len(c.plan.asked) > 1 {

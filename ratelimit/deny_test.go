@@ -18,7 +18,7 @@ type denyDesk struct {
 
 func newDenyDesk(entries int) *denyDesk {
 	d := &denyDesk{denials: newDenials(entries, func() *int64 { return nil }), clock: opening}
-	d.now = func() time.Time { return d.clock }
+	d.now = func() time.Duration { return d.clock.Sub(opening) }
 	return d
 }
 
@@ -30,7 +30,7 @@ func asking(limit Limit, key string, cost float64) *plan {
 // refused remembers that a bucket held tokens at opening, and refused cost.
 func (d *denyDesk) refused(p *plan, tokens float64) {
 	a := answer{state: state{tokens, opening.UnixMicro()}, now: opening.UnixMicro()}
-	d.keep(p, []answer{a}, d.clock, d.epoch(p))
+	d.keep(p, []answer{a}, d.now(), d.epoch(p))
 }
 
 func TestDenyCacheRefusesUntilTheWaitIsOver(t *testing.T) {
@@ -100,7 +100,7 @@ func TestDenyCacheForgets(t *testing.T) {
 		d := newDenyDesk(10)
 		epoch := d.epoch(p)
 		d.drop([]which{p.buckets[0].whole()}) // while the call was on its way
-		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.clock, epoch)
+		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epoch)
 		require.False(t, known(d, p))
 	})
 }
@@ -120,7 +120,7 @@ func TestDenyCacheRefusesSeveralLimits(t *testing.T) {
 	d.keep(several(1, 4), []answer{
 		{allowed: true, state: state{50, now}, now: now},
 		{state: state{3, now}, now: now},
-	}, d.clock, d.epoch(several(1, 4)))
+	}, d.now(), d.epoch(several(1, 4)))
 	decision, known := d.refuseAll(several(1, 4))
 	require.True(t, known)
 	require.False(t, decision.Allowed)
@@ -192,7 +192,7 @@ func BenchmarkDenyCache(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		if i%100_000 == 0 { // before it is too old
-			d.keep(p, []answer{{state: state{0, now}, now: now}}, time.Now(), d.epoch(p))
+			d.keep(p, []answer{{state: state{0, now}, now: now}}, d.now(), d.epoch(p))
 		}
 		if decision, err := l.Take(b.Context(), requests...); err != nil || decision.Allowed {
 			b.Fatal(decision, err)

@@ -50,7 +50,7 @@ type TokenBucket struct {
 	// MaxReserved is how many tokens Reserve may owe. Defaults to no bound but the arithmetic's (1e12 tokens,
 	// or what arrives in 100 years); NoDebt reserves only what is there, NoReservations forbids reserving.
 	MaxReserved float64
-	// Shards spreads a bucket over so many rows, each of them holding and gaining its part: 1, 2, 4, up to 64.
+	// Shards spreads a bucket over so many rows, each of them holding and gaining its part: a power of two up to 64.
 	// Defaults to 1, on which every transaction that takes from the bucket waits for the one before it to
 	// end, or at SERIALIZABLE is undone by it. With n rows that is so only for those at the same row: about
 	// n times as many get through when they are long, or come from many processes.
