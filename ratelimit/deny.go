@@ -21,8 +21,8 @@ const (
 type denials struct {
 	seed    maphash.Seed
 	now     func() time.Duration // since the cache was made: cheaper to ask for than the time
-	asOf    func() *int64 // the clock of a test, in place of the database's
-	most    int           // entries of a stripe
+	asOf    func() *int64        // the clock of a test, in place of the database's
+	most    int                  // entries of a stripe
 	stripes [denyStripes]denyStripe
 }
 

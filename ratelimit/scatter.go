@@ -23,13 +23,13 @@ func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
 		if err != nil {
 			return nil, err
 		}
-		taken := allAllowed(answers)
 		looked = len(found) > 0
+		taken, certain := allAllowed(answers), looked || p.certain(answers)
 		p.complete(rows, answers, found)
 		switch {
 		case taken:
 			return answers, nil
-		case p.refused(answers, looked):
+		case certain && !allAllowed(answers):
 			return answers, l.mend(ctx, p, answers)
 		}
 	}
@@ -123,15 +123,15 @@ func (p *plan) complete(rows *plan, answers, found []answer) {
 	}
 }
 
-// refused reports whether the answers for the buckets are a refusal: one that is certain, from a bucket on
-// one row or a look at all rows.
-func (p *plan) refused(answers []answer, looked bool) bool {
+// certain reports whether the answers for one row of each bucket say which of the buckets refuse: no row refuses
+// whose bucket may hold more in others.
+func (p *plan) certain(answers []answer) bool {
 	for i, a := range answers {
-		if !a.allowed && (looked || !p.buckets[i].parted()) {
-			return true
+		if !a.allowed && p.buckets[i].parted() {
+			return false
 		}
 	}
-	return false
+	return true
 }
 
 // allAllowed reports whether no answer is a refusal.
