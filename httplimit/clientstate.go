@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -116,7 +117,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case err != nil:
 		if r.Context().Err() == nil { // else the caller is gone
-			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", err)
+			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", telemetry.ErrorText(err))
 		}
 		header.Set("Retry-After", clientStateRetryAfter)
 		h.refuse(w, http.StatusServiceUnavailable)
@@ -156,7 +157,7 @@ func (h *clientState) refuse(w http.ResponseWriter, status int) {
 func (h *clientState) answer(w http.ResponseWriter, contentType string, status int, body any) {
 	text, err := json.Marshal(body)
 	if err != nil { // numbers that JSON has no name for: a row cannot hold them
-		h.config.Logger.Error("the state of limits could not be written", "error", err)
+		h.config.Logger.Error("the state of limits could not be written", "error", telemetry.ErrorText(err))
 		status, text = http.StatusInternalServerError, nil
 	}
 	w.Header().Set("Content-Type", contentType)

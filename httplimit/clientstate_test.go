@@ -49,7 +49,7 @@ func setupClientState(t *testing.T) *clientStateBundle {
 			case "forged":
 				return "", httplimit.ErrBadKey
 			case "broken":
-				return "", errors.New("the sessions cannot be read")
+				return "", errors.New("the sessions cannot be read: postgres://site:hunter2@db.test/sessions")
 			default:
 				return user, nil
 			}
@@ -156,6 +156,7 @@ func TestClientStateFailures(t *testing.T) {
 			require.NotContains(t, got.Body.String(), "limits")
 			require.Contains(t, b.log.String(), test.log)
 			require.Equal(t, test.log == "", b.log.Len() == 0)
+			require.NotContains(t, b.log.String(), "hunter2")
 		})
 	}
 	t.Run("IsUnavailableWithoutTheStore", func(t *testing.T) {

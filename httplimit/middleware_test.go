@@ -110,7 +110,7 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 		{user, 400, "bad-key"},
 		{fails(nil), 400, "bad-key"},
 		{fails(fmt.Errorf("%w: sk-live-4242", httplimit.ErrBadKey)), 400, "bad-key"},
-		{fails(errors.New("the accounts cannot be read: sk-live-4242")), 503, "not-decided"},
+		{fails(errors.New("the accounts cannot be read: postgres://site:hunter2@db.test/sk-live-4242")), 503, "not-decided"},
 		{newSite(t).sessions.Key(), 503, "not-decided"}, // Sessions.Handler is missing
 	} {
 		for _, open := range []bool{false, true} {
@@ -130,6 +130,8 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 		"failed_closed perUser", "failed_closed perUser", "failed_closed perUser", "failed_closed perUser",
 	}, b.told.results())
 	require.Equal(t, 4, strings.Count(b.log.String(), "\n"), "a line for each middleware, about what is not the client's fault")
+	require.Contains(t, b.log.String(), "the accounts cannot be read")
+	require.NotContains(t, b.log.String(), "hunter2")
 	var rows int
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.buckets").Scan(&rows))
 	require.Zero(t, rows)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -216,7 +217,7 @@ func (s *Sessions) visit(r *http.Request) visit {
 	}
 	proof, err := s.config.Verify(r, v.token.session())
 	if err != nil {
-		s.config.Logger.ErrorContext(r.Context(), "session not verified", "error", err)
+		s.config.Logger.ErrorContext(r.Context(), "session not verified", "error", telemetry.ErrorText(err))
 	} else if proof != "" {
 		v.token, v.renewed = provenSessionToken(s.config.Secrets[0], proof, now), true
 	}
