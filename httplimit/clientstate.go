@@ -51,6 +51,8 @@ func (c ClientStateConfig) validate() error {
 	switch {
 	case c.Limiter == nil:
 		return errors.New("ClientStateConfig has no Limiter; pass what ratelimit.New returned")
+	case c.Limiter.InTransaction():
+		return errors.New("ClientStateConfig.Limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
 	case c.Key == nil:
 		return errors.New("ClientStateConfig has no Key; pass the one that the limits are taken by")
 	case len(c.Limits) == 0 || len(c.Limits) > maxClientLimits:

@@ -202,15 +202,18 @@ func TestClientStateFailures(t *testing.T) {
 
 func TestNewClientState(t *testing.T) {
 	t.Parallel()
+	limiter, err := ratelimit.New(new(pgxpool.Pool), ratelimit.Config{}) // it makes no connection
+	require.NoError(t, err)
 	valid := httplimit.ClientStateConfig{
-		Limiter: &ratelimit.Limiter{},
+		Limiter: limiter,
 		Key:     func(*http.Request) (string, error) { return "alice", nil },
 		Limits:  []ratelimit.Limit{clientUploads, clientMessages},
 	}
-	_, err := httplimit.NewClientState(valid)
+	_, err = httplimit.NewClientState(valid)
 	require.NoError(t, err)
 	for want, change := range map[string]func(*httplimit.ClientStateConfig){
 		"no Limiter":             func(c *httplimit.ClientStateConfig) { c.Limiter = nil },
+		"bound to a transaction": func(c *httplimit.ClientStateConfig) { c.Limiter = c.Limiter.WithTx(nil) },
 		"no Key":                 func(c *httplimit.ClientStateConfig) { c.Key = nil },
 		"0 Limits":               func(c *httplimit.ClientStateConfig) { c.Limits = nil },
 		"65 Limits":              func(c *httplimit.ClientStateConfig) { c.Limits = make([]ratelimit.Limit, 65) },

@@ -105,6 +105,9 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 	if limiter == nil {
 		return nil, fmt.Errorf("%w: httplimit: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
 	}
+	if limiter.InTransaction() {
+		return nil, fmt.Errorf("%w: httplimit: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
+	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)

@@ -268,8 +268,11 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, message)
 		require.ErrorContains(t, err, message)
 	}
-	_, err := httplimit.New(nil, rules(userRule))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	for _, unusable := range []*ratelimit.Limiter{nil, b.limiter.WithTx(nil)} {
+		_, err := httplimit.New(unusable, rules(userRule))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
 }
 
 func TestFailuresAreLoggedOnceASecond(t *testing.T) {
