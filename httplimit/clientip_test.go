@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestClientIP(t *testing.T) {
@@ -58,6 +60,10 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		}
 		return all
 	}
+	limiter, err := ratelimit.New(new(pgxpool.Pool), ratelimit.Config{})
+	require.NoError(t, err)
+	limited, err := httplimit.New(limiter, rules(userRule))
+	require.NoError(t, err)
 	for name, construct := range map[string]func(){
 		"NoSource":          func() { httplimit.ClientIP(nil, httplimit.Bits{}) },
 		"BucketsForHosts":   func() { httplimit.ClientIP(httplimit.Peer, httplimit.Bits{IPv6: 128}) },
@@ -73,6 +79,9 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		"InvalidPrefix":     func() { httplimit.XForwardedFor(httplimit.Proxies{Trusted: make([]netip.Prefix, 1)}) },
 		"HeaderOfAnybody":   func() { httplimit.TrustedHeader("CF-Connecting-IP") },
 		"HeaderUnnamed":     func() { httplimit.TrustedHeader("", prefixes("10.0.0.0/8")...) },
+		"NoHandler":         func() { limited(nil) },
+		"NilHandlerFunc":    func() { limited(http.HandlerFunc(nil)) },
+		"SessionsOfNothing": func() { newSite(t).sessions.Handler(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

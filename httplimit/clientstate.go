@@ -27,8 +27,9 @@ type ClientStateConfig struct {
 	// site verified, such as a session or a signed token: whoever could choose it would read the state of
 	// others. Required.
 	Key Key
-	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice. Where plans
-	// have different limits, make a handler for each plan. Required.
+	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice, and none with
+	// Shards above 1, of whose rows the answer could only give the sum. Where plans have different limits, make a
+	// handler for each plan. Required.
 	Limits []ratelimit.Limit
 	// Timeout bounds the reading. Defaults to 2 seconds.
 	Timeout time.Duration
@@ -67,11 +68,28 @@ func (c ClientStateConfig) validate() error {
 			return errors.New("one of the Limits is the zero Limit; make limits with Define or NewLimit")
 		case names[name]:
 			return fmt.Errorf("two of the Limits are called %q; list each once", name)
+		case isSharded(limit):
+			return fmt.Errorf("limit %q has Shards, whose rows a client cannot compute from their sum; list limits without", name)
 		default:
 			names[name] = true
 		}
 	}
 	return nil
+}
+
+// isSharded reports whether the buckets of limit have several rows.
+func isSharded(limit ratelimit.Limit) bool {
+	switch p := limit.Policy().(type) {
+	case ratelimit.TokenBucket:
+		return p.Shards > 1
+	case *ratelimit.TokenBucket:
+		return p.Shards > 1
+	case ratelimit.FixedWindow:
+		return p.Shards > 1
+	case *ratelimit.FixedWindow:
+		return p.Shards > 1
+	}
+	return false
 }
 
 // NewClientState returns a handler that tells callers the state of their own limits, for the JavaScript

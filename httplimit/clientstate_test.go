@@ -219,6 +219,12 @@ func TestNewClientState(t *testing.T) {
 		"65 Limits":              func(c *httplimit.ClientStateConfig) { c.Limits = make([]ratelimit.Limit, 65) },
 		"zero Limit":             func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{clientUploads, {}} },
 		`are called "uploads"`:   func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{clientUploads, clientUploads} },
+		`limit "sharded" has Shards`: func(c *httplimit.ClientStateConfig) {
+			c.Limits = []ratelimit.Limit{ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Shards: 4})}
+		},
+		`limit "shardedWindow" has Shards`: func(c *httplimit.ClientStateConfig) {
+			c.Limits = []ratelimit.Limit{ratelimit.Define("shardedWindow", &ratelimit.FixedWindow{Rate: 8, Period: time.Hour, Shards: 2})}
+		},
 		"Timeout is -1ns; use a": func(c *httplimit.ClientStateConfig) { c.Timeout = -1 },
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -99,8 +99,9 @@ type middleware struct {
 }
 
 // New returns middleware that lets a request through to the handler when the rules allow it. The limiter
-// must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested; each decides on its
-// own. The error wraps ratelimit.ErrInvalidConfig and says what to change.
+// must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides on its
+// own, their DraftHeaders are merged, and of the other forms the inner one's overwrite the outer's. The error wraps
+// ratelimit.ErrInvalidConfig and says what to change; the middleware panics when it is given no handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if limiter == nil {
 		return nil, fmt.Errorf("%w: httplimit: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
@@ -114,8 +115,16 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 	}
 	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}
 	return func(next http.Handler) http.Handler {
+		mustHandler(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
+}
+
+// mustHandler panics when there is no handler, which is a mistake of the program.
+func mustHandler(next http.Handler) {
+	if f, ok := next.(http.HandlerFunc); next == nil || ok && f == nil {
+		panic("httplimit: the handler is nil")
+	}
 }
 
 // serve answers r with next or with a refusal.

@@ -152,6 +152,7 @@ func NewSessions(config SessionConfig) (*Sessions, error) {
 //
 // A request whose address cannot be told passes without a session, unless it has a verified one.
 func (s *Sessions) Handler(next http.Handler) http.Handler {
+	mustHandler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := s.visit(r)
 		if v.renewed {

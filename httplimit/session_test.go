@@ -228,7 +228,9 @@ func TestSessionVerifyFails(t *testing.T) {
 	var log bytes.Buffer
 	s := newSite(t, func(c *httplimit.SessionConfig) {
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		c.Verify = func(*http.Request, httplimit.Session) (string, error) { return "p1", errors.New("provider is down: https://site:hunter2@provider.test") }
+		c.Verify = func(*http.Request, httplimit.Session) (string, error) {
+			return "p1", errors.New("provider is down: https://site:hunter2@provider.test")
+		}
 	})
 	got := s.visit(home, "")
 	require.Equal(t, homesKey, got.key)
