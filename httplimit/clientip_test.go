@@ -25,6 +25,7 @@ func TestClientIP(t *testing.T) {
 		"IPv6By48":       {httplimit.Bits{IPv6: 48}, "[2001:db8:1:2ff:3::4]:1", "2001:db8:1::/48"},
 		"IPv4Whole":      {httplimit.Bits{IPv6: 48}, "203.0.113.7:1", "203.0.113.7"},
 		"IPv4By24":       {httplimit.Bits{IPv4: 24}, "203.0.113.7:1", "203.0.113.0/24"},
+		"NAT64IsIPv4":    {httplimit.Bits{}, "[64:ff9b::203.0.113.7]:1", "203.0.113.7"},
 		"V4MappedIsIPv4": {httplimit.Bits{IPv4: 24}, "[::ffff:203.0.113.7]:1", "203.0.113.0/24"},
 	} {
 		t.Run(name, func(t *testing.T) {
