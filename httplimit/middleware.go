@@ -159,8 +159,11 @@ func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
 		if rule.When != nil && !rule.When(r) {
 			continue
 		}
-		a, fault := rule.ask(r)
+		a, fault := rule.ask(r, i)
 		shadow := rule.Shadow || m.config.Shadow
+		if fault == nil && !rule.Shadow {
+			fault = a.apart(enforced)
+		}
 		switch {
 		case fault != nil:
 			m.tell(r.Context(), Outcome{Result: fault.result, Shadow: shadow, Limits: fault.limits(), Err: fault.err})
@@ -173,7 +176,20 @@ func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
 			enforced = append(enforced, a)
 		}
 	}
-	return enforced, watched, nil
+	return enforced, m.apart(r.Context(), enforced, watched), nil
+}
+
+// apart returns those of watched that ask limits of their own, and tells of the others: they change nothing for the request.
+func (m *middleware) apart(ctx context.Context, enforced, watched []ask) []ask {
+	kept := watched[:0]
+	for i := range watched {
+		if fault := watched[i].apart(enforced, kept); fault != nil {
+			m.tell(ctx, Outcome{Result: fault.result, Shadow: true, Limits: fault.limits(), Err: fault.err})
+			continue
+		}
+		kept = append(kept, watched[i])
+	}
+	return kept
 }
 
 // decide asks the enforced rules, all or nothing.
