@@ -176,8 +176,12 @@ func (s *Sessions) Handler(next http.Handler) http.Handler {
 
 // keepPrivate keeps a response out of shared caches.
 func keepPrivate(header http.Header) {
+	said := strings.Join(header.Values("Cache-Control"), ",")
+	if strings.Contains(said, `"`) { // the names of fields, which may have commas between them
+		said = "no-cache"
+	}
 	kept, private := []string{"private"}, false
-	for directive := range strings.SplitSeq(strings.Join(header.Values("Cache-Control"), ","), ",") {
+	for directive := range strings.SplitSeq(said, ",") {
 		directive = strings.TrimSpace(directive)
 		name, argument, _ := strings.Cut(strings.ToLower(directive), "=")
 		switch {

@@ -140,6 +140,7 @@ func TestACookieIsNotShared(t *testing.T) {
 		"Public, max-age=60":           "private, max-age=60",
 		"max-age=60, s-maxage=600":     "private, max-age=60",
 		`private="X-Secret", no-cache`: "private, no-cache",
+		`private="A, B", max-age=60`:   "private, no-cache",
 		"max-age=60, private":          "max-age=60, private",
 		"no-store":                     "no-store",
 	} {
