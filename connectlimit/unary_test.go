@@ -234,6 +234,9 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorIs(t, err, connectlimit.ErrInvalidConfig)
 		require.ErrorContains(t, err, want)
 	}
-	_, err := connectlimit.New(nil, connectlimit.Config{Requests: asking()})
-	require.ErrorContains(t, err, "ratelimit.New")
+	for _, unusable := range []*ratelimit.Limiter{nil, limiter.WithTx(nil)} {
+		_, err := connectlimit.New(unusable, connectlimit.Config{Requests: asking()})
+		require.ErrorIs(t, err, connectlimit.ErrInvalidConfig)
+		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
 }

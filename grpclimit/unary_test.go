@@ -202,6 +202,9 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorIs(t, err, grpclimit.ErrInvalidConfig)
 		require.ErrorContains(t, err, want)
 	}
-	_, err := grpclimit.New(nil, grpclimit.Config{Requests: asking()})
-	require.ErrorContains(t, err, "ratelimit.New")
+	for _, unusable := range []*ratelimit.Limiter{nil, limiter.WithTx(nil)} {
+		_, err := grpclimit.New(unusable, grpclimit.Config{Requests: asking()})
+		require.ErrorIs(t, err, grpclimit.ErrInvalidConfig)
+		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
 }

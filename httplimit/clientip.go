@@ -48,7 +48,9 @@ func (b Bits) validate() error {
 }
 
 // ClientIP returns the Key of the client's address in source, cut to bits: "203.0.113.7",
-// "2001:db8:0:7::/64". It panics when source is nil or bits is out of range.
+// "2001:db8:0:7::/64". An address that a NAT64 has made of an IPv4 address, in 64:ff9b::/96, counts as that IPv4 address,
+// since all its clients have one /64. Of a NAT64 with a prefix of its own, return the IPv4 address by a Source of your own.
+// It panics when source is nil or bits is out of range.
 //
 // Put it in front of whatever rewrites [http.Request.RemoteAddr].
 func ClientIP(source Source, bits Bits) Key {

@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestClientIP(t *testing.T) {
@@ -23,6 +25,7 @@ func TestClientIP(t *testing.T) {
 		"IPv6By48":       {httplimit.Bits{IPv6: 48}, "[2001:db8:1:2ff:3::4]:1", "2001:db8:1::/48"},
 		"IPv4Whole":      {httplimit.Bits{IPv6: 48}, "203.0.113.7:1", "203.0.113.7"},
 		"IPv4By24":       {httplimit.Bits{IPv4: 24}, "203.0.113.7:1", "203.0.113.0/24"},
+		"NAT64IsIPv4":    {httplimit.Bits{}, "[64:ff9b::203.0.113.7]:1", "203.0.113.7"},
 		"V4MappedIsIPv4": {httplimit.Bits{IPv4: 24}, "[::ffff:203.0.113.7]:1", "203.0.113.0/24"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -58,6 +61,10 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		}
 		return all
 	}
+	limiter, err := ratelimit.New(new(pgxpool.Pool), ratelimit.Config{})
+	require.NoError(t, err)
+	limited, err := httplimit.New(limiter, rules(userRule))
+	require.NoError(t, err)
 	for name, construct := range map[string]func(){
 		"NoSource":          func() { httplimit.ClientIP(nil, httplimit.Bits{}) },
 		"BucketsForHosts":   func() { httplimit.ClientIP(httplimit.Peer, httplimit.Bits{IPv6: 128}) },
@@ -73,6 +80,9 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		"InvalidPrefix":     func() { httplimit.XForwardedFor(httplimit.Proxies{Trusted: make([]netip.Prefix, 1)}) },
 		"HeaderOfAnybody":   func() { httplimit.TrustedHeader("CF-Connecting-IP") },
 		"HeaderUnnamed":     func() { httplimit.TrustedHeader("", prefixes("10.0.0.0/8")...) },
+		"NoHandler":         func() { limited(nil) },
+		"NilHandlerFunc":    func() { limited(http.HandlerFunc(nil)) },
+		"SessionsOfNothing": func() { newSite(t).sessions.Handler(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -26,8 +27,9 @@ type ClientStateConfig struct {
 	// site verified, such as a session or a signed token: whoever could choose it would read the state of
 	// others. Required.
 	Key Key
-	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice. Where plans
-	// have different limits, make a handler for each plan. Required.
+	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice, and none with
+	// Shards above 1, of whose rows the answer could only give the sum. Where plans have different limits, make a
+	// handler for each plan. Required.
 	Limits []ratelimit.Limit
 	// Timeout bounds the reading. Defaults to 2 seconds.
 	Timeout time.Duration
@@ -50,6 +52,8 @@ func (c ClientStateConfig) validate() error {
 	switch {
 	case c.Limiter == nil:
 		return errors.New("ClientStateConfig has no Limiter; pass what ratelimit.New returned")
+	case c.Limiter.InTransaction():
+		return errors.New("ClientStateConfig.Limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
 	case c.Key == nil:
 		return errors.New("ClientStateConfig has no Key; pass the one that the limits are taken by")
 	case len(c.Limits) == 0 || len(c.Limits) > maxClientLimits:
@@ -64,11 +68,28 @@ func (c ClientStateConfig) validate() error {
 			return errors.New("one of the Limits is the zero Limit; make limits with Define or NewLimit")
 		case names[name]:
 			return fmt.Errorf("two of the Limits are called %q; list each once", name)
+		case isSharded(limit):
+			return fmt.Errorf("limit %q has Shards, whose rows a client cannot compute from their sum; list limits without", name)
 		default:
 			names[name] = true
 		}
 	}
 	return nil
+}
+
+// isSharded reports whether the buckets of limit have several rows.
+func isSharded(limit ratelimit.Limit) bool {
+	switch p := limit.Policy().(type) {
+	case ratelimit.TokenBucket:
+		return p.Shards > 1
+	case *ratelimit.TokenBucket:
+		return p.Shards > 1
+	case ratelimit.FixedWindow:
+		return p.Shards > 1
+	case *ratelimit.FixedWindow:
+		return p.Shards > 1
+	}
+	return false
 }
 
 // NewClientState returns a handler that tells callers the state of their own limits, for the JavaScript
@@ -116,7 +137,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case err != nil:
 		if r.Context().Err() == nil { // else the caller is gone
-			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", err)
+			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", telemetry.ErrorText(err))
 		}
 		header.Set("Retry-After", clientStateRetryAfter)
 		h.refuse(w, http.StatusServiceUnavailable)
@@ -156,7 +177,7 @@ func (h *clientState) refuse(w http.ResponseWriter, status int) {
 func (h *clientState) answer(w http.ResponseWriter, contentType string, status int, body any) {
 	text, err := json.Marshal(body)
 	if err != nil { // numbers that JSON has no name for: a row cannot hold them
-		h.config.Logger.Error("the state of limits could not be written", "error", err)
+		h.config.Logger.Error("the state of limits could not be written", "error", telemetry.ErrorText(err))
 		status, text = http.StatusInternalServerError, nil
 	}
 	w.Header().Set("Content-Type", contentType)

@@ -49,7 +49,7 @@ func setupClientState(t *testing.T) *clientStateBundle {
 			case "forged":
 				return "", httplimit.ErrBadKey
 			case "broken":
-				return "", errors.New("the sessions cannot be read")
+				return "", errors.New("the sessions cannot be read: postgres://site:hunter2@db.test/sessions")
 			default:
 				return user, nil
 			}
@@ -156,6 +156,7 @@ func TestClientStateFailures(t *testing.T) {
 			require.NotContains(t, got.Body.String(), "limits")
 			require.Contains(t, b.log.String(), test.log)
 			require.Equal(t, test.log == "", b.log.Len() == 0)
+			require.NotContains(t, b.log.String(), "hunter2")
 		})
 	}
 	t.Run("IsUnavailableWithoutTheStore", func(t *testing.T) {
@@ -201,20 +202,29 @@ func TestClientStateFailures(t *testing.T) {
 
 func TestNewClientState(t *testing.T) {
 	t.Parallel()
+	limiter, err := ratelimit.New(new(pgxpool.Pool), ratelimit.Config{}) // it makes no connection
+	require.NoError(t, err)
 	valid := httplimit.ClientStateConfig{
-		Limiter: &ratelimit.Limiter{},
+		Limiter: limiter,
 		Key:     func(*http.Request) (string, error) { return "alice", nil },
 		Limits:  []ratelimit.Limit{clientUploads, clientMessages},
 	}
-	_, err := httplimit.NewClientState(valid)
+	_, err = httplimit.NewClientState(valid)
 	require.NoError(t, err)
 	for want, change := range map[string]func(*httplimit.ClientStateConfig){
 		"no Limiter":             func(c *httplimit.ClientStateConfig) { c.Limiter = nil },
+		"bound to a transaction": func(c *httplimit.ClientStateConfig) { c.Limiter = c.Limiter.WithTx(nil) },
 		"no Key":                 func(c *httplimit.ClientStateConfig) { c.Key = nil },
 		"0 Limits":               func(c *httplimit.ClientStateConfig) { c.Limits = nil },
 		"65 Limits":              func(c *httplimit.ClientStateConfig) { c.Limits = make([]ratelimit.Limit, 65) },
 		"zero Limit":             func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{clientUploads, {}} },
 		`are called "uploads"`:   func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{clientUploads, clientUploads} },
+		`limit "sharded" has Shards`: func(c *httplimit.ClientStateConfig) {
+			c.Limits = []ratelimit.Limit{ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Shards: 4})}
+		},
+		`limit "shardedWindow" has Shards`: func(c *httplimit.ClientStateConfig) {
+			c.Limits = []ratelimit.Limit{ratelimit.Define("shardedWindow", &ratelimit.FixedWindow{Rate: 8, Period: time.Hour, Shards: 2})}
+		},
 		"Timeout is -1ns; use a": func(c *httplimit.ClientStateConfig) { c.Timeout = -1 },
 	} {
 		t.Run(want, func(t *testing.T) {

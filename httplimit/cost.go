@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // Cost says how many tokens a request takes: [FixedCost], [StatedCost], or a [CostFunc].
@@ -24,9 +26,34 @@ type FixedCost float64
 // Of returns the cost.
 func (c FixedCost) Of(*http.Request) (float64, error) { return float64(c), nil }
 
+func (c FixedCost) static() []staticCost { return []staticCost{{"Cost", float64(c)}} }
+
 func (c FixedCost) validate() error {
 	if !(c >= 0) {
 		return fmt.Errorf("its Cost is %v; use a number from 0 up", float64(c))
+	}
+	return nil
+}
+
+// staticCost is a cost that does not depend on the request.
+type staticCost struct {
+	field string
+	cost  float64
+}
+
+// What the core can tell from nothing: a share of the capacity, and tokens.
+const (
+	minCostShare = 0x1p-40
+	minCost      = 1e-9
+)
+
+// validate returns an error when limit could never take the cost.
+func (c staticCost) validate(limit ratelimit.Limit) error {
+	switch capacity := limit.Capacity(); {
+	case c.cost > capacity:
+		return fmt.Errorf("its %s is %v, and the limit never holds more than %v; lower the cost or raise the capacity", c.field, c.cost, capacity)
+	case c.cost > 0 && c.cost < max(capacity*minCostShare, minCost):
+		return fmt.Errorf("its %s is %v, which is too small beside the capacity of %v; use a larger unit of cost, or 0", c.field, c.cost, capacity)
 	}
 	return nil
 }
@@ -55,7 +82,8 @@ type StatedCost struct {
 	Min float64
 	// Default is the cost of a request that states none, or something that is not a number. Defaults to Min.
 	Default float64
-	// Max is the most that counts. Defaults to no bound but the limit's capacity.
+	// Max is the most that counts. Defaults to no bound: a request that states more than the limit's capacity is
+	// answered 413.
 	Max float64
 	// Reject answers a cost out of range with 400. Defaults to false: the nearest in range is taken.
 	Reject bool
@@ -72,6 +100,11 @@ func (c StatedCost) withDefaults() StatedCost {
 		c.Max = math.MaxFloat64
 	}
 	return c
+}
+
+func (c StatedCost) static() []staticCost {
+	c = c.withDefaults()
+	return []staticCost{{"StatedCost.Min", c.Min}, {"StatedCost.Default", c.Default}}
 }
 
 func (c StatedCost) validate() error {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,8 +17,10 @@ import (
 
 // What the examples share with a program.
 var (
-	limiter   *ratelimit.Limiter // of ratelimit.New
-	apiKey    = func(r *http.Request) (string, error) { return r.Header.Get("X-API-Key"), nil }
+	limiter   *ratelimit.Limiter                                     // of ratelimit.New
+	apiKey    = httplimit.Header("X-API-Key")                        // as the client states it
+	address   = httplimit.ClientIP(httplimit.Peer, httplimit.Bits{}) // who invents keys still has one
+	PerIP     = ratelimit.Define("perIP", ratelimit.PerMinute(120))
 	PerKey    = ratelimit.Define("perKey", ratelimit.PerMinute(60))
 	KeyTokens = ratelimit.Define("keyTokens", ratelimit.PerDay(200_000))
 	Everybody = ratelimit.Define("everybody", ratelimit.PerSecond(500))
@@ -27,6 +30,7 @@ var (
 func ExampleNew() {
 	limited, err := httplimit.New(limiter, httplimit.Config{
 		Rules: []httplimit.Rule{
+			{Limit: PerIP, Key: address},
 			{Limit: PerKey, Key: apiKey},
 			{Limit: KeyTokens, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Max-Tokens", Max: 8000}, Unit: "tokens"},
 			{Limit: Everybody, Global: true, Shadow: true}, // to see what it would refuse
@@ -53,10 +57,15 @@ func complete(w http.ResponseWriter, r *http.Request) {
 }
 
 // A handler that writes takes the tokens in the transaction of its writes, so that a rollback gives them back, and
-// answers as the middleware does.
+// answers as the middleware does. Who the author is, the sign-in in front of it has verified and put into the context.
 func ExampleNewRefusal() {
+	type signedIn struct{}
 	http.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {
-		author := r.Header.Get("X-User")
+		author, ok := r.Context().Value(signedIn{}).(string)
+		if !ok {
+			http.Error(w, "sign in first", http.StatusUnauthorized)
+			return
+		}
 		var d ratelimit.Decision
 		err := limiter.InTx(r.Context(), func(tx pgx.Tx) (err error) {
 			if d, err = limiter.WithTx(tx).Take(r.Context(), Messages.For(author)); err != nil {
@@ -80,16 +89,18 @@ func ExampleNewRefusal() {
 	})
 }
 
-// A limit on failed logins counts attempts, and gives back those that succeed.
+// A limit on failed logins counts attempts, and gives back those that succeed. The account is brought into one form, or
+// each spelling of it would have a bucket; and a limit by address bounds who tries one password on many accounts.
 func ExampleCountOnlyFailures() {
 	failedLogins := ratelimit.Define("failedLogins", ratelimit.PerHour(10))
+	account := func(r *http.Request) (string, error) {
+		return strings.ToLower(strings.TrimSpace(r.FormValue("account"))), nil
+	}
 	limited, err := httplimit.New(limiter, httplimit.Config{
-		Rules: []httplimit.Rule{{
-			Limit:  failedLogins,
-			Key:    func(r *http.Request) (string, error) { return r.FormValue("account"), nil },
-			Refund: httplimit.CountOnlyFailures,
-			Abuse:  true,
-		}},
+		Rules: []httplimit.Rule{
+			{Limit: PerIP, Key: address},
+			{Limit: failedLogins, Key: account, Refund: httplimit.CountOnlyFailures, Abuse: true},
+		},
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -99,11 +99,15 @@ type middleware struct {
 }
 
 // New returns middleware that lets a request through to the handler when the rules allow it. The limiter
-// must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested; each decides on its
-// own. The error wraps ratelimit.ErrInvalidConfig and says what to change.
+// must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides on its
+// own, their DraftHeaders are merged, and of the other forms the inner one's overwrite the outer's. The error wraps
+// ratelimit.ErrInvalidConfig and says what to change; the middleware panics when it is given no handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if limiter == nil {
 		return nil, fmt.Errorf("%w: httplimit: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
+	}
+	if limiter.InTransaction() {
+		return nil, fmt.Errorf("%w: httplimit: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
 	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -111,8 +115,16 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 	}
 	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}
 	return func(next http.Handler) http.Handler {
+		mustHandler(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
+}
+
+// mustHandler panics when there is no handler, which is a mistake of the program.
+func mustHandler(next http.Handler) {
+	if f, ok := next.(http.HandlerFunc); next == nil || ok && f == nil {
+		panic("httplimit: the handler is nil")
+	}
 }
 
 // serve answers r with next or with a refusal.
@@ -147,8 +159,11 @@ func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
 		if rule.When != nil && !rule.When(r) {
 			continue
 		}
-		a, fault := rule.ask(r)
+		a, fault := rule.ask(r, i)
 		shadow := rule.Shadow || m.config.Shadow
+		if fault == nil && !rule.Shadow {
+			fault = a.apart(enforced)
+		}
 		switch {
 		case fault != nil:
 			m.tell(r.Context(), Outcome{Result: fault.result, Shadow: shadow, Limits: fault.limits(), Err: fault.err})
@@ -161,7 +176,20 @@ func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
 			enforced = append(enforced, a)
 		}
 	}
-	return enforced, watched, nil
+	return enforced, m.apart(r.Context(), enforced, watched), nil
+}
+
+// apart returns those of watched that ask limits of their own, and tells of the others: they change nothing for the request.
+func (m *middleware) apart(ctx context.Context, enforced, watched []ask) []ask {
+	kept := watched[:0]
+	for i := range watched {
+		if fault := watched[i].apart(enforced, kept); fault != nil {
+			m.tell(ctx, Outcome{Result: fault.result, Shadow: true, Limits: fault.limits(), Err: fault.err})
+			continue
+		}
+		kept = append(kept, watched[i])
+	}
+	return kept
 }
 
 // decide asks the enforced rules, all or nothing.

@@ -110,7 +110,7 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 		{user, 400, "bad-key"},
 		{fails(nil), 400, "bad-key"},
 		{fails(fmt.Errorf("%w: sk-live-4242", httplimit.ErrBadKey)), 400, "bad-key"},
-		{fails(errors.New("the accounts cannot be read: sk-live-4242")), 503, "not-decided"},
+		{fails(errors.New("the accounts cannot be read: postgres://site:hunter2@db.test/sk-live-4242")), 503, "not-decided"},
 		{newSite(t).sessions.Key(), 503, "not-decided"}, // Sessions.Handler is missing
 	} {
 		for _, open := range []bool{false, true} {
@@ -130,6 +130,8 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 		"failed_closed perUser", "failed_closed perUser", "failed_closed perUser", "failed_closed perUser",
 	}, b.told.results())
 	require.Equal(t, 4, strings.Count(b.log.String(), "\n"), "a line for each middleware, about what is not the client's fault")
+	require.Contains(t, b.log.String(), "the accounts cannot be read")
+	require.NotContains(t, b.log.String(), "hunter2")
 	var rows int
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.buckets").Scan(&rows))
 	require.Zero(t, rows)
@@ -196,25 +198,53 @@ func TestLimitsByPlan(t *testing.T) {
 		require.Equal(t, step.status, w.Code, step.plan)
 		require.Equal(t, step.policy, w.Header().Get("RateLimit-Policy"), step.plan)
 	}
+
+	b = setup(t)
+	none := func(*http.Request) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }
+	handler = b.limited(t, rules(userRule, httplimit.Rule{LimitFor: none, Key: user}), mustNotRun(t))
+	require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
+	require.Contains(t, b.log.String(), "Rules[1].LimitFor returned the zero Limit")
 }
 
-// TestTwoRulesOnOneBucket promises that limits chosen by the request may coincide.
-func TestTwoRulesOnOneBucket(t *testing.T) {
+// TestTwoRulesInOneLimit promises that nobody passes when a limit chosen by the request is another rule's too, and that
+// a rule in shadow mode is left out then.
+func TestTwoRulesInOneLimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	choose := func(*http.Request) (ratelimit.Limit, error) { return perUser, nil }
-	twice := httplimit.Rule{LimitFor: choose, Key: user}
-	handler := b.limited(t, rules(twice, twice), respond())
-	w := do(handler, request(t))
-	require.Equal(t, http.StatusOK, w.Code)
-	_, limits := requireDraftFields(t, w.Header())
-	require.Equal(t, int64(1), limits["perUser"]["r"])
-	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")))
-	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
+	chosen := httplimit.Rule{
+		LimitFor: func(*http.Request) (ratelimit.Limit, error) { return perUser, nil },
+		Key:      func(*http.Request) (string, error) { return "bob", nil },
+	}
+	watched := chosen
+	watched.Shadow = true
+	for name, c := range map[string]struct {
+		rules   []httplimit.Rule
+		status  int
+		told    []string
+		charged float64
+		logged  string
+	}{
+		"BehindOneOfItsOwn": {[]httplimit.Rule{userRule, chosen}, 503, []string{"failed_closed perUser"}, 0, "Rules[0] and Rules[1]"},
+		"BeforeOneOfItsOwn": {[]httplimit.Rule{chosen, {Limit: everyone, Global: true}, userRule}, 503, []string{"failed_closed perUser"}, 0, "Rules[0] and Rules[2]"},
+		"BothChosen":        {[]httplimit.Rule{chosen, chosen}, 503, []string{"failed_closed perUser"}, 0, "Rules[0] and Rules[1]"},
+		"InShadow":          {[]httplimit.Rule{watched, userRule}, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 1, "Rules[1] and Rules[0]"},
+		"BothInShadow":      {[]httplimit.Rule{watched, watched}, 200, []string{"shadow_failed_closed perUser", "shadow_allowed perUser"}, 0, "Rules[0] and Rules[1]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			w := do(b.limited(t, httplimit.Config{Rules: c.rules, FailOpen: true}, respond()), request(t))
+			require.Equal(t, c.status, w.Code)
+			require.Equal(t, c.told, b.told.results())
+			require.Equal(t, c.charged, b.charged(t, perUser.For("ada")))
+			require.Contains(t, b.log.String(), c.logged)
+		})
+	}
 
-	costly := httplimit.Rule{LimitFor: choose, Key: user, Cost: httplimit.FixedCost(2)}
-	w = do(b.limited(t, rules(costly, costly), mustNotRun(t)), request(t))
-	require.Equal(t, http.StatusRequestEntityTooLarge, w.Code, "4 of 3 can never be had")
+	apart := chosen
+	apart.When = func(r *http.Request) bool { return r.Header.Get("X-User") == "" }
+	w := do(b.limited(t, rules(userRule, apart), respond()), request(t))
+	require.Equal(t, http.StatusOK, w.Code, "what does not apply is not in the way")
 }
 
 func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
@@ -241,33 +271,42 @@ func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
 func TestNewRefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	big := ratelimit.Define("big", ratelimit.PerDay(1e6))
 	for message, config := range map[string]httplimit.Config{
-		"Rules has 0":             {},
-		"field Route is":          {Rules: []httplimit.Rule{userRule}, Route: "/\xff"},
-		"field Route":             {Rules: []httplimit.Rule{userRule}, Route: strings.Repeat("r", 201)},
-		"a Limit or a LimitFor":   rules(httplimit.Rule{Key: user}),
+		"Rules has 0":    {},
+		"field Route is": {Rules: []httplimit.Rule{userRule}, Route: "/\xff"},
+		"field Route":    {Rules: []httplimit.Rule{userRule}, Route: strings.Repeat("r", 201)},
+		"Rules[0]: it needs a Limit, made with ratelimit.Define, or a LimitFor": rules(httplimit.Rule{Key: user}),
 		"and not both":            rules(httplimit.Rule{Limit: perUser, Key: user, Global: true}),
 		"says who pays":           rules(httplimit.Rule{Limit: perUser}),
 		`has the limit "perUser"`: rules(userRule, httplimit.Rule{Limit: perUser, Global: true}),
 		"NoCapacity":              rules(httplimit.Rule{Limit: ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}), Key: user}),
-		"never holds more than 3": rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)}),
-		"Cost is -1":              rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(-1)}),
-		"Cost is NaN":             rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(math.NaN())}),
-		"nil CostFunc":            rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.CostFunc(nil)}),
-		"name of a Header":        rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{}}),
-		"in this order":           rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4, Max: 2}}),
-		"Unit is":                 rules(httplimit.Rule{Limit: perUser, Key: user, Unit: "Tokens!"}),
-		"Headers is 9":            {Rules: []httplimit.Rule{userRule}, Headers: 9},
-		"RatioCap is NaN":         {Rules: []httplimit.Rule{userRule}, RatioCap: math.NaN()},
-		"RetryJitter is 0.6":      {Rules: []httplimit.Rule{userRule}, RetryJitter: 0.6},
-		"DecisionTimeout is -1s":  {Rules: []httplimit.Rule{userRule}, DecisionTimeout: -time.Second},
+		"Rules[0] (perUser): its Cost is 4, and the limit never holds more than 3; lower the cost or raise the capacity": rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)}),
+		"its StatedCost.Min is 4":               rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4}}),
+		"its StatedCost.Default is 5":           rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Default: 5}}),
+		"its Cost is 1e-10, which is too small": rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(1e-10)}),
+		"its Cost is 1e-08, which is too small": rules(httplimit.Rule{Limit: big, Key: user, Cost: httplimit.FixedCost(1e-8)}),
+		"its Cost is 1, and":                    rules(httplimit.Rule{Limit: ratelimit.Define("half", ratelimit.PerDay(0.5)), Key: user}),
+		"Cost is -1":                            rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(-1)}),
+		"Cost is NaN":                           rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(math.NaN())}),
+		"nil CostFunc":                          rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.CostFunc(nil)}),
+		"name of a Header":                      rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{}}),
+		"in this order":                         rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4, Max: 2}}),
+		"Unit is":                               rules(httplimit.Rule{Limit: perUser, Key: user, Unit: "Tokens!"}),
+		"Headers is 9":                          {Rules: []httplimit.Rule{userRule}, Headers: 9},
+		"RatioCap is NaN":                       {Rules: []httplimit.Rule{userRule}, RatioCap: math.NaN()},
+		"RetryJitter is 0.6":                    {Rules: []httplimit.Rule{userRule}, RetryJitter: 0.6},
+		"DecisionTimeout is -1s":                {Rules: []httplimit.Rule{userRule}, DecisionTimeout: -time.Second},
 	} {
 		_, err := httplimit.New(b.limiter, config)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, message)
 		require.ErrorContains(t, err, message)
 	}
-	_, err := httplimit.New(nil, rules(userRule))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	for _, unusable := range []*ratelimit.Limiter{nil, b.limiter.WithTx(nil)} {
+		_, err := httplimit.New(unusable, rules(userRule))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
 }
 
 func TestFailuresAreLoggedOnceASecond(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -103,7 +104,7 @@ func (l *failureLog) failure(ctx context.Context, o Outcome) {
 	if o.Result == RefundFailed {
 		message = "rate limit refund failed"
 	}
-	l.logger.ErrorContext(ctx, message, "result", o.String(), "limits", o.Limits, "error", o.Err,
+	l.logger.ErrorContext(ctx, message, "result", o.String(), "limits", o.Limits, "error", telemetry.ErrorText(o.Err),
 		"contended", errors.Is(o.Err, ratelimit.ErrContended), "elapsed", o.Elapsed, "omitted", omitted)
 }
 

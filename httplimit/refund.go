@@ -43,8 +43,7 @@ type response struct {
 
 // send notes the status that is sent, if it is the first and final.
 func (s *response) send(status int) {
-	final := status >= 200 || status == http.StatusSwitchingProtocols
-	if s.status != 0 || !final {
+	if s.status != 0 || !isFinal(status) {
 		return
 	}
 	s.status = status
@@ -52,6 +51,8 @@ func (s *response) send(status int) {
 		s.status = StatusClientClosed
 	}
 }
+
+func isFinal(status int) bool { return status >= 200 || status == http.StatusSwitchingProtocols }
 
 // end notes that the handler is done.
 func (s *response) end(panicked bool) {
@@ -68,29 +69,29 @@ func (s *response) clientGone() bool {
 	return errors.Is(s.request.Context().Err(), context.Canceled)
 }
 
-// record returns w such that s is told what is sent. It has the optional interfaces that w has.
-func (s *response) record(w http.ResponseWriter) http.ResponseWriter {
+// watchSending returns w such that send is told each status before it is sent. It has the optional interfaces that w has.
+func watchSending(w http.ResponseWriter, send func(status int)) http.ResponseWriter {
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
 		WriteHeader: func(next httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
-			return func(status int) { s.send(status); next(status) }
+			return func(status int) { send(status); next(status) }
 		},
 		Write: func(next httpsnoop.WriteFunc) httpsnoop.WriteFunc {
-			return func(b []byte) (int, error) { s.send(http.StatusOK); return next(b) }
+			return func(b []byte) (int, error) { send(http.StatusOK); return next(b) }
 		},
 		WriteString: func(next httpsnoop.WriteStringFunc) httpsnoop.WriteStringFunc {
-			return func(text string) (int, error) { s.send(http.StatusOK); return next(text) }
+			return func(text string) (int, error) { send(http.StatusOK); return next(text) }
 		},
 		ReadFrom: func(next httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
-			return func(src io.Reader) (int64, error) { s.send(http.StatusOK); return next(src) }
+			return func(src io.Reader) (int64, error) { send(http.StatusOK); return next(src) }
 		},
 		Flush: func(next httpsnoop.FlushFunc) httpsnoop.FlushFunc {
-			return func() { s.send(http.StatusOK); next() }
+			return func() { send(http.StatusOK); next() }
 		},
 		FlushError: func(next httpsnoop.FlushErrorFunc) httpsnoop.FlushErrorFunc {
-			return func() error { s.send(http.StatusOK); return next() }
+			return func() error { send(http.StatusOK); return next() }
 		},
 		Hijack: func(next httpsnoop.HijackFunc) httpsnoop.HijackFunc {
-			return func() (net.Conn, *bufio.ReadWriter, error) { s.send(http.StatusSwitchingProtocols); return next() }
+			return func() (net.Conn, *bufio.ReadWriter, error) { send(http.StatusSwitchingProtocols); return next() }
 		},
 	})
 }
@@ -107,7 +108,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 		response.end(panicked)
 		m.refund(r.Context(), admission, response.status)
 	}()
-	next.ServeHTTP(response.record(w), r)
+	next.ServeHTTP(watchSending(w, response.send), r)
 	panicked = false
 }
 

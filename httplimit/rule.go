@@ -16,7 +16,8 @@ type Rule struct {
 	Limit ratelimit.Limit
 	// LimitFor chooses the limit by the request, as for the plans of customers, in place of Limit. Give the
 	// limits of different plans different names: under one name a caller who changes plans keeps the bucket,
-	// which then has two policies. Errors are answered as those of Key.
+	// which then has two policies. A limit that another rule has for the same request is a mistake, and so is the
+	// zero Limit: nobody passes then. Errors are answered as those of Key.
 	LimitFor func(r *http.Request) (ratelimit.Limit, error)
 	// Key says who pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other 503, also with
 	// FailOpen: nobody shares a bucket by mistake, and nobody passes without one.
@@ -37,7 +38,7 @@ type Rule struct {
 	Abuse bool
 	// Shadow makes the rule one that is watched and not enforced. It is asked by itself when the enforced
 	// rules have allowed a request, which waits for it, and takes as if it were enforced; what it refuses is
-	// told to Config.Observe, and the request goes on. It sends no fields.
+	// told to Config.Observe and to the limiter's Observer alike, and the request goes on. It sends no fields.
 	Shadow bool
 }
 
@@ -50,7 +51,7 @@ func (r *Rule) validate() error {
 	hasLimit := r.Limit.Policy() != nil
 	switch {
 	case hasLimit == (r.LimitFor != nil):
-		return errors.New("it needs a Limit or a LimitFor, and not both")
+		return errors.New("it needs a Limit, made with ratelimit.Define, or a LimitFor, and not both")
 	case r.Global == (r.Key != nil):
 		return errors.New("it needs a Key that says who pays, or Global for one bucket for everybody, and not both")
 	case r.Unit != "" && !validUnit.MatchString(r.Unit):
@@ -63,8 +64,24 @@ func (r *Rule) validate() error {
 			return err
 		}
 	}
-	if fixed, ok := r.Cost.(FixedCost); ok && hasLimit && float64(fixed) > r.Limit.Capacity() {
-		return fmt.Errorf("its Cost is %v, and the limit never holds more than %v", float64(fixed), r.Limit.Capacity())
+	if hasLimit {
+		return r.validateCosts()
+	}
+	return nil
+}
+
+// validateCosts returns an error when the Limit could never take a cost that is known already.
+func (r *Rule) validateCosts() error {
+	cost := r.Cost
+	if cost == nil {
+		cost = FixedCost(1)
+	}
+	if known, ok := cost.(interface{ static() []staticCost }); ok {
+		for _, c := range known.static() {
+			if err := c.validate(r.Limit); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -76,10 +93,10 @@ func validateRules(rules []Rule) error {
 	}
 	seen := make(map[string]bool, len(rules))
 	for i := range rules {
-		if err := rules[i].validate(); err != nil {
-			return fmt.Errorf("field Rules[%d] (%s): %w", i, rules[i].Limit.Name(), err)
-		}
 		name := rules[i].Limit.Name()
+		if err := rules[i].validate(); err != nil {
+			return fmt.Errorf("field Rules[%d]%s: %w", i, inParentheses(name), err)
+		}
 		if name != "" && seen[name] {
 			return fmt.Errorf("field Rules[%d]: an earlier rule has the limit %q; define one with a name of its own, "+
 				"or let one rule choose the key or the cost by the request", i, name)
@@ -89,21 +106,33 @@ func validateRules(rules []Rule) error {
 	return nil
 }
 
+func inParentheses(name string) string {
+	if name == "" {
+		return ""
+	}
+	return " (" + name + ")"
+}
+
 // ask is what one rule asks of its limit for one request.
 type ask struct {
 	rule  *Rule
+	index int // of the rule
 	limit ratelimit.Limit
 	key   string // empty when the rule is global
 	cost  float64
 }
 
-// ask returns what the rule asks for a request, and otherwise the reason why it cannot.
-func (r *Rule) ask(request *http.Request) (ask, *fault) {
-	a := ask{rule: r, limit: r.Limit, cost: 1}
+// ask returns what the rule, which is Rules[index], asks for a request, and otherwise the reason why it cannot.
+func (r *Rule) ask(request *http.Request, index int) (ask, *fault) {
+	a := ask{rule: r, index: index, limit: r.Limit, cost: 1}
 	var err error
 	if r.LimitFor != nil {
 		if a.limit, err = r.LimitFor(request); err != nil {
 			return ask{}, unasked(ratelimit.Limit{}, err)
+		}
+		if a.limit.Policy() == nil {
+			return ask{}, unasked(a.limit, fmt.Errorf("%w: Rules[%d].LimitFor returned the zero Limit; make limits with ratelimit.Define",
+				ratelimit.ErrInvalidLimit, index))
 		}
 	}
 	if r.Key != nil {
@@ -116,11 +145,24 @@ func (r *Rule) ask(request *http.Request) (ask, *fault) {
 			return ask{}, unasked(a.limit, err)
 		}
 	}
-	if a.cost > a.limit.Capacity() && a.limit.Policy() != nil {
+	if a.cost > a.limit.Capacity() {
 		return ask{}, unasked(a.limit, fmt.Errorf("%w: %v of %q, which never holds more than %v",
 			ratelimit.ErrCostExceedsCapacity, a.cost, a.limit.Name(), a.limit.Capacity()))
 	}
 	return a, nil
+}
+
+// apart returns the fault of an ask for a limit that one of the others asks too, and nil when there is none.
+func (a *ask) apart(others ...[]ask) *fault {
+	for _, asks := range others {
+		for i := range asks {
+			if asks[i].limit.Name() == a.limit.Name() {
+				return unasked(a.limit, fmt.Errorf("%w: Rules[%d] and Rules[%d] have the limit %q for one request; give the limits of each rule names of their own",
+					ratelimit.ErrInvalidRequest, asks[i].index, a.index, a.limit.Name()))
+			}
+		}
+	}
+	return nil
 }
 
 // unasked returns the fault of a request whose limit, key or cost is an error.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -146,19 +147,53 @@ func NewSessions(config SessionConfig) (*Sessions, error) {
 }
 
 // Handler returns next with sessions in front of it: the request's session is in the context, and a new or
-// renewed one is set as a cookie, with "Cache-Control: private" unless next says otherwise. Put it in front of
-// the limits that use Key.
+// renewed one is set as a cookie. A response that sets one is kept out of shared caches: whatever next says, its
+// Cache-Control has private or no-store. Put it in front of the limits that use Key, and not of what everybody may
+// share, such as scripts and pictures.
 //
 // A request whose address cannot be told passes without a session, unless it has a verified one.
 func (s *Sessions) Handler(next http.Handler) http.Handler {
+	mustHandler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := s.visit(r)
-		if v.renewed {
-			http.SetCookie(w, s.cookie(v))
-			w.Header().Set("Cache-Control", "private")
+		r = r.WithContext(context.WithValue(r.Context(), sessionContextKey{s}, v))
+		if !v.renewed {
+			next.ServeHTTP(w, r)
+			return
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), sessionContextKey{s}, v)))
+		http.SetCookie(w, s.cookie(v))
+		sent, header := false, w.Header()
+		send := func(status int) {
+			if !sent {
+				keepPrivate(header)
+				sent = isFinal(status)
+			}
+		}
+		next.ServeHTTP(watchSending(w, send), r)
+		send(http.StatusOK) // by net/http, when next has sent nothing
 	})
+}
+
+// keepPrivate keeps a response out of shared caches.
+func keepPrivate(header http.Header) {
+	said := strings.Join(header.Values("Cache-Control"), ",")
+	if strings.Contains(said, `"`) { // the names of fields, which may have commas between them
+		said = "no-cache"
+	}
+	kept, private := []string{"private"}, false
+	for directive := range strings.SplitSeq(said, ",") {
+		directive = strings.TrimSpace(directive)
+		name, argument, _ := strings.Cut(strings.ToLower(directive), "=")
+		switch {
+		case name == "no-store", name == "private" && argument == "":
+			private = true
+		case directive != "" && name != "private" && name != "public" && name != "s-maxage":
+			kept = append(kept, directive)
+		}
+	}
+	if !private {
+		header.Set("Cache-Control", strings.Join(kept, ", "))
+	}
 }
 
 // Key returns the Key of the visitor, as described at Sessions: "session|" and an ID, or "address|" and
@@ -216,7 +251,7 @@ func (s *Sessions) visit(r *http.Request) visit {
 	}
 	proof, err := s.config.Verify(r, v.token.session())
 	if err != nil {
-		s.config.Logger.ErrorContext(r.Context(), "session not verified", "error", err)
+		s.config.Logger.ErrorContext(r.Context(), "session not verified", "error", telemetry.ErrorText(err))
 	} else if proof != "" {
 		v.token, v.renewed = provenSessionToken(s.config.Secrets[0], proof, now), true
 	}

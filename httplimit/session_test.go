@@ -128,6 +128,45 @@ func TestSessionIsIssuedOnFirstContact(t *testing.T) {
 	require.NotEqual(t, first.session.ID, s.visit(home, "").session.ID)
 }
 
+// TestACookieIsNotShared promises that no shared cache may keep a response that sets a cookie, whatever the handler says
+// and however it sends it, and that other responses are left alone.
+func TestACookieIsNotShared(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	cookie := s.visit(home, "").cookie.Value
+	for said, want := range map[string]string{
+		"":                             "private",
+		"no-cache":                     "private, no-cache",
+		"Public, max-age=60":           "private, max-age=60",
+		"max-age=60, s-maxage=600":     "private, max-age=60",
+		`private="X-Secret", no-cache`: "private, no-cache",
+		`private="A, B", max-age=60`:   "private, no-cache",
+		"max-age=60, private":          "max-age=60, private",
+		"no-store":                     "no-store",
+	} {
+		for name, send := range map[string]func(w http.ResponseWriter){
+			"Nothing": func(http.ResponseWriter) {},
+			"Status":  func(w http.ResponseWriter) { w.WriteHeader(http.StatusNotModified) },
+			"Body":    func(w http.ResponseWriter) { _, _ = w.Write([]byte("hello")) },
+			"Flush":   func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+		} {
+			handler := s.sessions.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if said != "" {
+					w.Header().Set("Cache-Control", said)
+				}
+				send(w)
+			}))
+			sent := do(handler, from(home)).Result()
+			require.Len(t, sent.Cookies(), 1)
+			require.Equal(t, want, sent.Header.Get("Cache-Control"), "%s, %s", name, said)
+
+			sent = do(handler, from(home, [2]string{"Cookie", cookieName + "=" + cookie})).Result()
+			require.Empty(t, sent.Cookies())
+			require.Equal(t, said, sent.Header.Get("Cache-Control"), "%s, %s", name, said)
+		}
+	}
+}
+
 // TestSessionThatDoesNotCount tells what becomes of cookies that are not what the site has issued: each is as
 // good as none.
 func TestSessionThatDoesNotCount(t *testing.T) {
@@ -228,12 +267,15 @@ func TestSessionVerifyFails(t *testing.T) {
 	var log bytes.Buffer
 	s := newSite(t, func(c *httplimit.SessionConfig) {
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		c.Verify = func(*http.Request, httplimit.Session) (string, error) { return "p1", errors.New("provider is down") }
+		c.Verify = func(*http.Request, httplimit.Session) (string, error) {
+			return "p1", errors.New("provider is down: https://site:hunter2@provider.test")
+		}
 	})
 	got := s.visit(home, "")
 	require.Equal(t, homesKey, got.key)
 	require.False(t, got.session.Verified)
 	require.Contains(t, log.String(), "provider is down")
+	require.NotContains(t, log.String(), "hunter2")
 }
 
 func TestSessionSecretsRotate(t *testing.T) {

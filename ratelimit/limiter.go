@@ -94,6 +94,9 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 	return &bound
 }
 
+// InTransaction reports whether the Limiter is bound to a transaction by WithTx.
+func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
+
 // Take takes what the requests cost from all of their limits, or from none of them.
 //
 // The decision is Allowed, or it says how long to wait. An error is a failure, never a refusal: treat

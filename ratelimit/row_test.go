@@ -53,6 +53,8 @@ func TestInvalidCallsLeaveTheRowUntouched(t *testing.T) {
 
 	err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		bound := limiter.WithTx(tx)
+		require.True(t, bound.InTransaction())
+		require.False(t, limiter.InTransaction())
 		for _, cost := range costs {
 			_, err := bound.Take(t.Context(), limit.For("a").Cost(cost))
 			require.Error(t, err, "%v", cost)

@@ -16,7 +16,8 @@ type valueJSON struct {
 }
 
 // MarshalJSON returns the bucket as a client needs it to project it with the same answers to the last bit,
-// which the JavaScript module of package httplimit/client does. No key is in it. The zero Value is null.
+// which the JavaScript module of package httplimit/client does. No key is in it. The zero Value is null. Of a limit
+// with Shards it holds the sum of the rows, and a projection of that is right only while the rows are level.
 //
 //	limit                     the limit's name
 //	algorithm                 "token bucket" or "fixed window"

@@ -85,8 +85,11 @@ func TestNew(t *testing.T) {
 			require.ErrorIs(t, err, scheduler.ErrInvalidConfig)
 		})
 	}
-	_, err = scheduler.New(nil, scheduler.Config{})
-	require.ErrorIs(t, err, scheduler.ErrInvalidConfig)
+	for _, unusable := range []*ratelimit.Limiter{nil, limiter.WithTx(nil)} {
+		_, err = scheduler.New(unusable, scheduler.Config{})
+		require.ErrorIs(t, err, scheduler.ErrInvalidConfig)
+		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
 }
 
 func TestEnqueueSaysThatRiversTablesAreMissing(t *testing.T) {

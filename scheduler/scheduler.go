@@ -87,6 +87,9 @@ func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 	if limiter == nil {
 		return nil, fmt.Errorf("%w: the limiter is nil; pass what ratelimit.New returned", ErrInvalidConfig)
 	}
+	if limiter.InTransaction() {
+		return nil, fmt.Errorf("%w: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ErrInvalidConfig)
+	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err

@@ -123,12 +123,12 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 
 // answered writes what a guard made of a request.
 func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
-	level := o.config.Detail
+	level, failed := o.config.Detail, e.Err != nil
 	switch e.Result {
 	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed:
 		level = o.config.Failed
 	case guard.BadKey, guard.BadCost, guard.TooCostly:
-		level = o.config.Refused
+		level, failed = o.config.Refused, false // the result says what is wrong with the request
 	}
 	if !o.enabled(ctx, level) {
 		return
@@ -140,7 +140,7 @@ func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	if e.Limit != "" {
 		attrs = append(attrs, slog.String("limit", e.Limit))
 	}
-	if e.Err != nil {
+	if failed {
 		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)))
 	}
 	o.log(ctx, level, "ratelimit: answered", appendSet(attrs, "shadow", e.Shadow)...)

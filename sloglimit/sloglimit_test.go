@@ -102,7 +102,7 @@ func TestObserve(t *testing.T) {
 		"failedClosed": {ratelimit.Answered{Result: "failed_closed", Err: errors.New("no account alice")}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_closed", "error_type": "other",
 		}},
-		"badKey": {ratelimit.Answered{Limit: "perUser", Result: "bad_key", Shadow: true}, map[string]any{
+		"badKey": {ratelimit.Answered{Limit: "perUser", Result: "bad_key", Shadow: true, Err: errors.New("alice")}, map[string]any{
 			"level": "INFO", "msg": "ratelimit: answered", "result": "bad_key", "limit": "perUser", "shadow": true,
 		}},
 		"answered": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "allowed"}, map[string]any{

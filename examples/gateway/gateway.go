@@ -36,6 +36,7 @@ type gateway struct {
 	config
 	limiter         *ratelimit.Limiter
 	address, caller httplimit.Key
+	visitors        *httplimit.Sessions
 }
 
 // newHandler returns the routes of a gateway.
@@ -59,7 +60,7 @@ func newHandler(c config) (http.Handler, error) {
 	// A visitor without an API key pays as his address until a Verify hook vouches for his session, so that
 	// throwing away the cookie gains nothing.
 	caller := httplimit.FirstOf(customerOf, visitors.Key())
-	g := &gateway{config: c, limiter: limiter, address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller}
+	g := &gateway{config: c, limiter: limiter, address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller, visitors: visitors}
 
 	mux := http.NewServeMux()
 	if err := errors.Join(g.addAPI(mux), g.addLimits(mux)); err != nil {
@@ -67,12 +68,14 @@ func newHandler(c config) (http.Handler, error) {
 	}
 	mux.Handle("GET /ratelimit.js", client.Handler())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{})) // a service's is not for everybody
-	addPage(mux)
-	return c.customers.identify(visitorsVia(visitors.Handler(mux), mux)), nil
+	addPage(mux, g.withSession)
+	return c.customers.identify(mux), nil
 }
 
-// visitorsVia hands requests without an API key to sessions, which gives them a cookie, and the others to next.
-func visitorsVia(sessions, next http.Handler) http.Handler {
+// withSession gives requests without an API key a session, which may set a cookie. What everybody may share, such as
+// the scripts, is not behind it.
+func (g *gateway) withSession(next http.Handler) http.Handler {
+	sessions := g.visitors.Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") == "" {
 			sessions.ServeHTTP(w, r)
@@ -98,7 +101,7 @@ func (g *gateway) addAPI(mux *http.ServeMux) error {
 	if err != nil {
 		return err
 	}
-	mux.Handle("/v1/", limited(requireKnown(g.proxy(upstream))))
+	mux.Handle("/v1/", g.withSession(limited(requireKnown(g.proxy(upstream)))))
 	return nil
 }
 
@@ -119,23 +122,27 @@ func (g *gateway) addLimits(mux *http.ServeMux) error {
 			return err
 		}
 	}
-	mux.Handle("GET /limits", limited(requireKnown(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle("GET /limits", g.withSession(limited(requireKnown(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		states[identityOf(r).plan].ServeHTTP(w, r)
-	}))))
+	})))))
 	return nil
 }
 
-// proxy hands requests on to the upstream, with what they were charged, and without what is only for us.
+// proxy hands requests on to the upstream, with what they cost, and without what is only for us.
 func (g *gateway) proxy(upstream *url.URL) http.Handler {
+	cost := statedCost()
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
 			r.Out.Header.Del("Authorization")
 			r.Out.Header.Del("Cookie")
-			if admission, ok := httplimit.FromContext(r.In.Context()); ok {
-				charged, _ := admission.State(overall)
-				r.Out.Header.Set(costHeader, strconv.FormatFloat(charged.Cost, 'f', -1, 64))
-			}
+			tokens, _ := cost.Of(r.In) // it rejects nothing
+			r.Out.Header.Set(costHeader, strconv.FormatFloat(tokens, 'f', -1, 64))
+		},
+		ModifyResponse: func(r *http.Response) error {
+			r.Header.Del("RateLimit") // the upstream's own would stand beside ours
+			r.Header.Del("RateLimit-Policy")
+			return nil
 		},
 		Transport: &http.Transport{MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: 10 * time.Second},
 		ErrorLog:  slog.NewLogLogger(g.log.Handler(), slog.LevelWarn),

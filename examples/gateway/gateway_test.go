@@ -3,7 +3,10 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -58,6 +61,43 @@ func TestAPI(t *testing.T) {
 		require.Contains(t, got.header.Get("RateLimit"), `"gateway.address";r=119`)
 		require.NotContains(t, got.header.Get("RateLimit"), "gateway.all")
 		require.Zero(t, served.requests.Load())
+	})
+
+	t.Run("TellsTheUpstreamTheCostThoughNothingWasDecided", func(t *testing.T) {
+		t.Parallel()
+		upstream, err := url.Parse(serveBehind(t, new(upstream)))
+		require.NoError(t, err)
+		proxy := (&gateway{config: config{log: slog.New(slog.DiscardHandler)}}).proxy(upstream)
+		server := httptest.NewServer(proxy)
+		t.Cleanup(server.Close)
+		got := get(t, server.URL+"/v1/x", map[string]string{costHeader: "1000000"})
+		require.JSONEq(t, `{"path": "/v1/x", "tokens": 100}`, got.body)
+	})
+
+	t.Run("StatesItsOwnLimitsAndNotTheUpstreams", func(t *testing.T) {
+		t.Parallel()
+		got := get(t, serveGateway(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("RateLimit", `"upstream";r=1;t=1`)
+			w.Header().Set("RateLimit-Policy", `"upstream";q=1;w=1`)
+		}))+"/v1/x", nil)
+		require.Len(t, got.header.Values("RateLimit"), 1)
+		require.Len(t, got.header.Values("RateLimit-Policy"), 1)
+		require.NotContains(t, got.header.Get("RateLimit"), "upstream")
+	})
+
+	t.Run("SetsNoCookieOnWhatCachesMayKeep", func(t *testing.T) {
+		t.Parallel()
+		url := serveGateway(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Cache-Control", "public, max-age=60")
+		}))
+		for _, path := range []string{"/", "/v1/x", "/limits"} {
+			got := get(t, url+path, nil)
+			require.NotEmpty(t, got.cookies, path)
+			require.Regexp(t, "private|no-store", got.header.Get("Cache-Control"), path)
+		}
+		for _, path := range []string{"/metrics", "/ratelimit.js", "/page.js", "/style.css", "/none"} {
+			require.Empty(t, get(t, url+path, nil).cookies, path)
+		}
 	})
 
 	t.Run("SaysThatTheUpstreamIsDown", func(t *testing.T) {

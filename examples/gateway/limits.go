@@ -40,10 +40,12 @@ const (
 	maxCost    = 100
 )
 
+// statedCost returns what a request costs: 1 when it states nothing, and the most when it states too much.
+func statedCost() httplimit.StatedCost { return httplimit.StatedCost{Header: costHeader, Max: maxCost} }
+
 // rules returns what a request is asked for. address is who it comes from, and caller who pays for it.
 func rules(address, caller httplimit.Key) []httplimit.Rule {
-	// A request that states no cost costs 1, and one that states too much the most, which is what it is charged.
-	cost := httplimit.StatedCost{Header: costHeader, Max: maxCost}
+	cost := statedCost()
 	plans := map[string]ratelimit.Limit{planFree: perFree, planPro: perPro}
 	known := func(r *http.Request) bool { return !identityOf(r).stranger }
 	free := func(r *http.Request) bool { return identityOf(r).plan == planFree }

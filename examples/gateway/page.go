@@ -10,9 +10,9 @@ import (
 var web embed.FS
 
 // addPage adds the page that shows visitors what they have left, and its parts.
-func addPage(mux *http.ServeMux) {
+func addPage(mux *http.ServeMux, withSession func(http.Handler) http.Handler) {
 	page := template.Must(template.ParseFS(web, "web/page.html"))
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle("GET /{$}", withSession(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		h := w.Header()
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
@@ -20,7 +20,7 @@ func addPage(mux *http.ServeMux) {
 		_ = page.Execute(w, map[string]any{ // the client may be gone
 			"Limit": perFree.Name(), "Policy": perFree.Policy().String(), "Capacity": perFree.Capacity(), "CostHeader": costHeader,
 		})
-	})
+	})))
 	for _, file := range []string{"page.js", "style.css"} {
 		mux.HandleFunc("GET /"+file, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, web, "web/"+file) })
 	}

@@ -17,9 +17,15 @@ import (
 // other, and returns its URL.
 func serveGateway(t *testing.T, behind http.Handler) string {
 	t.Helper()
-	upstream := httptest.NewServer(behind)
-	t.Cleanup(upstream.Close)
-	return serveGatewayBefore(t, upstream.URL)
+	return serveGatewayBefore(t, serveBehind(t, behind))
+}
+
+// serveBehind serves what is behind a gateway, and returns its URL.
+func serveBehind(t *testing.T, behind http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(behind)
+	t.Cleanup(server.Close)
+	return server.URL
 }
 
 func serveGatewayBefore(t *testing.T, upstream string) string {

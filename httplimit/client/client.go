@@ -30,7 +30,9 @@
 //	};
 //
 // The module has no dependencies and uses no global state. evaluate(state, at, cost) is the pure function
-// beneath: the answers of the Go package to the last bit, for a state that came another way, as in the page.
+// beneath: the answers of the Go package to the last bit, for a state that came another way, as in the page. That
+// is so for limits without Shards. Of one with Shards a state holds the sum of the rows, from which the answers would
+// be those for rows that are level; NewClientState refuses it.
 //
 // The page's clock is not used. The server's is estimated from the round trips of the polls, right to half of
 // the shortest of the last eight, on performance.now(), which nobody sets. So an answer may be early or late

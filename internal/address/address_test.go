@@ -18,6 +18,10 @@ func TestNetwork(t *testing.T) {
 		"2001:db8:1:2:3:4:5:6":      {"2001:db8:1:2::/64", "2001:db8:1::/48"},
 		"2001:db8:1:2:ffff::1%eth0": {"2001:db8:1:2::/64", "2001:db8:1::/48"},
 		"fe80::1%eth0":              {"fe80::/64", "fe80::/48"},
+		"64:ff9b::192.0.2.7":        {"192.0.2.7", "192.0.2.0/24"},
+		"64:ff9b::192.0.2.7%eth0":   {"192.0.2.7", "192.0.2.0/24"},
+		"64:ff9b:1::192.0.2.7":      {"64:ff9b:1::/64", "64:ff9b:1::/48"},
+		"64:ff9b::1:192.0.2.7":      {"64:ff9b::/64", "64:ff9b::/48"},
 		"::1":                       {"::/64", "::/48"},
 	} {
 		a := netip.MustParseAddr(text)
@@ -31,4 +35,6 @@ func TestFold(t *testing.T) {
 	require.Equal(t, netip.MustParseAddr("192.0.2.7"), address.Fold(netip.MustParseAddr("::ffff:192.0.2.7%eth0")))
 	require.Equal(t, netip.MustParseAddr("fe80::1"), address.Fold(netip.MustParseAddr("fe80::1%eth0")))
 	require.False(t, address.Fold(netip.Addr{}).IsValid())
+	nat64 := netip.MustParseAddr("64:ff9b::10.0.0.1")
+	require.Equal(t, nat64, address.Fold(nat64), "who writes the address of a proxy into it is no proxy")
 }

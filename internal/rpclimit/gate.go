@@ -75,6 +75,9 @@ func New(limiter *ratelimit.Limiter, config Config) (*Gate, error) {
 	if limiter == nil {
 		return nil, errors.New("the limiter is nil; pass what ratelimit.New returned")
 	}
+	if limiter.InTransaction() {
+		return nil, errors.New("the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
+	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
