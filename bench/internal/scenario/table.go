@@ -208,7 +208,7 @@ func hotTransactions() []Scenario {
 func size(quick bool) []Scenario {
 	keys, updates := 1_000_000, 1_000_000
 	if quick {
-		keys, updates = 100_000, 20_000
+		keys, updates = 50_000, 10_000
 	}
 	const few, many = "1,000 keys", "1,000,000 keys"
 	note := ""
