@@ -29,7 +29,7 @@ cover: ## Run every test and show which lines none of them reached (coverage.htm
 	go tool cover -html=coverage.out -o coverage.html
 	@go tool cover -func=coverage.out | tail -n 1
 
-bench: ## Measure against peers, on servers it starts: a quarter of an hour, or ARGS=-quick
+bench: ## Measure against peers, on servers it starts: some twenty minutes, or ARGS=-quick
 	@cd bench && go run . $(ARGS)
 
 lint: ## Check the code, its layout, and go.mod

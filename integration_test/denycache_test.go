@@ -52,9 +52,14 @@ func TestDenyCacheIsClosedWithItsLimiter(t *testing.T) {
 	cached := setup(t).with(t, ratelimit.Config{DenyCache: denyEntries})
 	takeAll(t, cached, tight.For("key"))
 	requireRefused(t, cached, []ratelimit.Request{tight.For("key")})
+	several := []ratelimit.Request{tight.For("key"), roomy.For("key")}
+	_, err := cached.Take(t.Context(), several...)
+	require.NoError(t, err)
 	require.NoError(t, cached.Close(t.Context()))
-	_, err := cached.Take(t.Context(), tight.For("key"))
-	require.ErrorIs(t, err, ratelimit.ErrClosed)
+	for _, requests := range [][]ratelimit.Request{several[:1], several} {
+		_, err := cached.Take(t.Context(), requests...)
+		require.ErrorIs(t, err, ratelimit.ErrClosed)
+	}
 }
 
 // What gives tokens back through the Limiter shows in the next answer.

@@ -224,7 +224,7 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 
 // recall answers c, from memory if that will do, and remembers what it has to.
 func (l *Limiter) recall(ctx context.Context, c *call) (d Decision, known bool, err error) {
-	caching := l.denials != nil && l.pool != nil && !c.look
+	caching := l.denials != nil && l.pool != nil && !c.look && !l.batcher.isClosed()
 	var askedAt time.Duration
 	var epoch uint64
 	if caching {

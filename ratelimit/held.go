@@ -57,6 +57,11 @@ func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*pla
 	if err == nil && tag.RowsAffected() != int64(len(h.rows)) {
 		err = fmt.Errorf("the statement answered for %d of %d rows", tag.RowsAffected(), len(h.rows))
 	}
+	for i := range h.rows { // what is decided on them brings them back to the present
+		if err == nil && h.rows[i].terms.ahead(h.states[i], h.now) {
+			l.tell(ctx, Mended{Limit: h.rows[i].limit.name})
+		}
+	}
 	return h, err
 }
 

@@ -1,0 +1,55 @@
+package integration_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// mendings counts the buckets that a wrong clock had left ahead.
+type mendings struct{ told atomic.Int64 }
+
+func (m *mendings) Observe(_ context.Context, event ratelimit.Event) {
+	if _, ok := event.(ratelimit.Mended); ok {
+		m.told.Add(1)
+	}
+}
+
+// A clock that was wrong is told of once, whichever call finds it.
+func TestAWrongClockIsToldOfOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
+	take := func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+		_, err := limiter.Take(ctx, request)
+		return err
+	}
+	for name, call := range map[string]func(context.Context, *ratelimit.Limiter, ratelimit.Request) error{
+		"Take": take,
+		"AtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+			return together(32, func(int) error { return take(ctx, limiter, request) })
+		},
+		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+			return limiter.InTx(ctx, func(tx pgx.Tx) error { return take(ctx, limiter.WithTx(tx), request) })
+		},
+	} {
+		for _, limit := range []ratelimit.Limit{pinch, sharded} {
+			t.Run(name+"/"+limit.Name(), func(t *testing.T) {
+				t.Parallel()
+				heard := &mendings{}
+				limiter, request := b.with(t, ratelimit.Config{Observer: heard}), limit.For(t.Name())
+				takeAll(t, limiter, request)
+				b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2 AND shard = 0`, ratelimit.Day.Microseconds(), t.Name())
+				for range 2 {
+					require.NoError(t, call(t.Context(), limiter, request))
+					require.EqualValues(t, 1, heard.told.Load())
+				}
+			})
+		}
+	}
+}
