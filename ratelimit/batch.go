@@ -23,11 +23,13 @@ type call struct {
 	err         error
 	panicked    any // what its flight panicked with
 
-	ctx    context.Context //nolint:containedctx // the batch that answers the call carries on its values
-	done   chan struct{}
-	stage  atomic.Int32
-	flight *flight
-	seat   int // its place in the flight, in the order of arrival
+	ctx     context.Context //nolint:containedctx // the batch that answers the call carries on its values
+	done    chan struct{}
+	stage   atomic.Int32
+	flight  *flight
+	left    bool    // whether its flight was told that the caller gave up
+	blocker *flight // the late flight that it waits behind; nil: it is in the queue, or waits no more
+	seat    int     // its place in the flight, in the order of arrival
 }
 
 // The stages of a call that waits. The last two are final.
@@ -41,26 +43,38 @@ const (
 // decider answers calls: one by itself, or those of a batch, each with call.finish. A Limiter is one.
 type decider interface {
 	batches() bool
+	// alone answers c, and waits for the rows that somebody holds.
 	alone(ctx context.Context, c *call) error
-	fly(ctx context.Context, calls []*call)
+	// solo answers c, and waits for its row when it needs only one; or returns it when it needs several and
+	// somebody holds one of them.
+	solo(ctx context.Context, c *call) ([]behind, error)
+	// fly answers calls, and returns those that need a row which somebody holds. When waitFor is not nil, all of
+	// them need that row, and it waits for it.
+	fly(ctx context.Context, calls []*call, waitFor *which) []behind
 }
 
 // batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
 // itself; those that come while all flights are out wait for the next one to land, and leave together.
 // Nothing is held back for company. The calls for one bucket are answered in the order in which they came: a
-// bucket is in one flight at a time, and a call does not overtake an earlier one for any of its buckets.
+// bucket is in one flight at a time, and a call does not overtake an earlier one for any of its buckets, unless
+// the earlier one waits for a row that somebody holds.
+//
+// No flight waits for a row while it holds another. A call that needs a row which somebody holds goes on to a
+// flight of its own, which waits for that row and keeps no bucket but that row's from others.
 type batcher struct {
 	decider decider
 	limit   int // calls that may wait
 
 	mu       sync.Mutex
-	queue    []*call            // in the order they came; some have left
-	queued   int                // those that have not
-	users    map[which]int      // calls, in the queue or aloft, for each bucket
-	aloft    map[which]struct{} // buckets of the flights
-	flights  int                // out, or about to leave
+	queue    []*call           // in the order they came; some have left
+	queued   int               // those that have not
+	parked   int               // calls that wait behind late flights
+	users    map[which]int     // calls in the queue for each bucket
+	aloft    map[which]*flight // by the buckets that they keep from others
+	flights  int               // out, or about to leave
 	out      []*flight
 	late     int         // flights that are
+	wide     int         // flights that are out for more than one bucket
 	watching bool        // for flights that are late
 	shut     atomic.Bool // closed, for those who do not wait in the queue
 	closed   bool
@@ -70,7 +84,7 @@ type batcher struct {
 func newBatcher(l *Limiter) *batcher {
 	return &batcher{
 		decider: l, limit: l.config.MaxWaiting,
-		users: make(map[which]int), aloft: make(map[which]struct{}), landed: make(chan struct{}),
+		users: make(map[which]int), aloft: make(map[which]*flight), landed: make(chan struct{}),
 	}
 }
 
@@ -92,10 +106,12 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 	}
 	if departs {
 		runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
-		f := b.depart(nil)
+		f := b.depart(nil, nil)
 		switch {
 		case f != nil && len(f.calls) == 1 && f.calls[0] == c:
-			return b.solo(ctx, f)
+			if answered, err := b.solo(ctx, f); answered {
+				return err
+			}
 		case f != nil:
 			go b.fly(f)
 		}
@@ -115,7 +131,8 @@ func (b *batcher) single(ctx context.Context, c *call) error {
 	defer func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.end()
+		b.flights--
+		b.signal()
 	}()
 	return b.decider.alone(ctx, c)
 }
@@ -128,19 +145,18 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	switch {
 	case b.closed:
 		return false, ErrClosed
-	case !departs && b.queued >= b.limit:
-		return false, fmt.Errorf("%w (%d)", ErrOverloaded, b.queued)
+	case !departs && b.queued+b.parked >= b.limit:
+		return false, fmt.Errorf("%w (%d)", ErrOverloaded, b.queued+b.parked)
 	}
 	if c.done == nil {
 		c.done = make(chan struct{}, 1)
 	}
-	if !c.look {
-		for i := range c.plan.buckets {
-			b.users[c.plan.buckets[i].whole()]++
-		}
+	if f := b.blocker(c); f != nil && f.late && !b.isQueuedFor(c, f) {
+		b.park(c, f)
+		return false, nil
 	}
 	b.queue = append(b.queue, c)
-	b.queued++
+	b.count(c, 1)
 	if departs {
 		b.flights++
 	}
@@ -148,17 +164,38 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	return departs, nil
 }
 
-// inUse reports whether an earlier call that is not answered yet asks for a bucket of c.
+// inUse reports whether an earlier call, in the queue or in a flight that keeps its bucket from others, asks for a
+// bucket of c.
 func (b *batcher) inUse(c *call) bool {
+	return b.isQueuedFor(c, nil) || b.blocker(c) != nil
+}
+
+// isQueuedFor reports whether an earlier call in the queue asks for a bucket of c, or only for one that f keeps.
+func (b *batcher) isQueuedFor(c *call, f *flight) bool {
 	if c.look {
 		return false
 	}
 	for i := range c.plan.buckets {
-		if b.users[c.plan.buckets[i].whole()] > 0 {
+		w := c.plan.buckets[i].whole()
+		if b.users[w] > 0 && (f == nil || b.aloft[w] == f) {
 			return true
 		}
 	}
 	return false
+}
+
+// count adds a call to the queue's counts, or takes it out with n = -1.
+func (b *batcher) count(c *call, n int) {
+	b.queued += n
+	if c.look {
+		return
+	}
+	for i := range c.plan.buckets {
+		w := c.plan.buckets[i].whole()
+		if b.users[w] += n; b.users[w] == 0 {
+			delete(b.users, w)
+		}
+	}
 }
 
 // wait waits until c is answered or its context ends.
@@ -174,6 +211,7 @@ func (b *batcher) wait(ctx context.Context, c *call) error {
 	case c.stage.CompareAndSwap(stageAboard, stageLeft):
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		c.left = true
 		if c.flight.alive.Add(-1) == 0 {
 			c.flight.cancel()
 		}
@@ -184,38 +222,36 @@ func (b *batcher) wait(ctx context.Context, c *call) error {
 	return ctx.Err()
 }
 
-// leave forgets a call that has left the queue.
+// leave forgets a call whose caller gave up before it was aboard.
 func (b *batcher) leave(c *call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.queued--
-	b.release(c)
-	if len(b.queue) > 2*b.queued+64 {
-		kept := b.queue[:0]
-		for _, c := range b.queue {
-			if c.stage.Load() != stageLeft {
-				kept = append(kept, c)
-			}
-		}
-		clear(b.queue[len(kept):])
-		b.queue = kept
+	if f := c.blocker; f != nil {
+		b.parked--
+		f.parked--
+		f.behind = withoutLeft(f.behind, f.parked)
+		return
 	}
+	b.count(c, -1)
+	b.queue = withoutLeft(b.queue, b.queued)
 	if b.inUse(c) { // by calls behind it, some of which may have waited for c alone
 		b.send()
 	}
 }
 
-// release takes a call's buckets out of the count of those in use.
-func (b *batcher) release(c *call) {
-	if c.look {
-		return
+// withoutLeft returns the calls without those that have left, once these are most of them. n have not.
+func withoutLeft(calls []*call, n int) []*call {
+	if len(calls) <= 2*n+64 {
+		return calls
 	}
-	for i := range c.plan.buckets {
-		w := c.plan.buckets[i].whole()
-		if b.users[w]--; b.users[w] == 0 {
-			delete(b.users, w)
+	kept := calls[:0]
+	for _, c := range calls {
+		if c.stage.Load() != stageLeft {
+			kept = append(kept, c)
 		}
 	}
+	clear(calls[len(kept):])
+	return kept
 }
 
 // finish answers the call, unless it was answered before or its caller has left.
@@ -242,9 +278,7 @@ func (b *batcher) close(ctx context.Context) error {
 	b.mu.Lock()
 	if !b.closed {
 		b.closed = true
-		if b.flights == 0 {
-			close(b.landed)
-		}
+		b.signal()
 	}
 	b.mu.Unlock()
 	select {
@@ -257,6 +291,13 @@ func (b *batcher) close(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// signal tells Close when nothing is under way any more.
+func (b *batcher) signal() {
+	if b.closed && b.flights == 0 {
+		close(b.landed)
 	}
 }
 

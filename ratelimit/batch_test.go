@@ -16,16 +16,19 @@ import (
 func TestAnyHistoryOfCallsKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(40) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, 0))) })
-		})
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprint(seed, " with late flights ", late), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, 0)), late) })
+			})
+		}
 	}
 }
 
 // randomHistory has calls come at random for a few buckets, one to three each, of which some give up, and some
-// keep what they ask for longer than others want to wait.
-func randomHistory(t *testing.T, random *rand.Rand) {
+// keep what they ask for longer than others want to wait, if late is true. A call for several buckets is then overtaken
+// by others for one of them while it waits for another.
+func randomHistory(t *testing.T, random *rand.Rand, late bool) {
 	t.Helper()
 	const most = 150
 	w := newTower(t, most)
@@ -37,8 +40,8 @@ func randomHistory(t *testing.T, random *rand.Rand) {
 		if random.IntN(4) == 0 {
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(random.Int64N(int64(20*pace))))
 		}
-		lasts := time.Duration(random.ExpFloat64() * float64(2*time.Millisecond))
-		if random.IntN(long) == 0 {
+		lasts := min(time.Duration(random.ExpFloat64()*float64(2*time.Millisecond)), lateAfter-time.Microsecond)
+		if random.IntN(long) == 0 && late {
 			lasts *= 100
 		}
 		keys := random.Perm(buckets)[:1+max(0, random.IntN(6)-3)]
@@ -71,6 +74,9 @@ func randomHistory(t *testing.T, random *rand.Rand) {
 		require.Equal(t, 1, w.boarded[p.call])
 	}
 	for key, order := range w.flown {
+		if late {
+			order = slices.DeleteFunc(order, func(seat int) bool { return len(all[seat].plan.buckets) > 1 })
+		}
 		require.True(t, slices.IsSorted(order), "bucket %s: %v", key, order)
 	}
 }
@@ -112,7 +118,7 @@ func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newTower(t, 10)
-		first := w.ask(t.Context(), 10*time.Millisecond, "a")
+		first := w.ask(t.Context(), 5*time.Millisecond, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b", "c")
 		last := w.ask(t.Context(), time.Millisecond, "c")
@@ -120,29 +126,29 @@ func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 		look.requireAnswered(t, time.Millisecond)
 		behind.requireWaits(t)
 		last.requireWaits(t)
-		first.requireAnswered(t, 10*time.Millisecond)
-		both.requireAnswered(t, 11*time.Millisecond)
-		behind.requireAnswered(t, 11*time.Millisecond)
-		last.requireAnswered(t, 11*time.Millisecond)
+		first.requireAnswered(t, 5*time.Millisecond)
+		both.requireAnswered(t, 6*time.Millisecond)
+		behind.requireAnswered(t, 6*time.Millisecond)
+		last.requireAnswered(t, 6*time.Millisecond)
 		w.requireEmpty()
 	})
 }
 
-// The calls that wait for rows that somebody holds take a flight each, and there are only so many of these.
+// However many rows are held, each has a flight that waits for it, and the calls for others go on.
 func TestFlightsThatAreLateDoNotHoldUpOtherBuckets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newTower(t, 100)
-		for n := range maxOut {
+		for n := range 3 * maxOut {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
-			time.Sleep(2 * lateAfter)
 			w.requireSound()
+			if n >= maxFlights {
+				time.Sleep(lateAfter)
+			}
 		}
-		full := w.ask(t.Context(), time.Millisecond, "free")
-		time.Sleep(time.Second)
-		full.requireWaits(t)
-		full.cancel()
-		time.Sleep(10 * time.Second)
+		time.Sleep(lateAfter)
+		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
+		time.Sleep(11 * time.Second)
 		w.requireEmpty()
 
 		for n := range maxFlights {
@@ -152,5 +158,90 @@ func TestFlightsThatAreLateDoNotHoldUpOtherBuckets(t *testing.T) {
 		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
 		time.Sleep(10 * time.Second)
 		w.requireEmpty()
+	})
+}
+
+// Flights for more than one bucket wait for nothing but the server, and only so many at once have it do so.
+func TestAServerThatDoesNotAnswerGetsSoManyFlightsAndNoMore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 100)
+		for n := range maxOut {
+			w.ask(t.Context(), 10*time.Second, fmt.Sprint("a", n), fmt.Sprint("b", n))
+			time.Sleep(2 * wideLateAfter)
+			w.requireSound()
+		}
+		full := w.ask(t.Context(), time.Millisecond, "free")
+		time.Sleep(time.Second)
+		full.requireWaits(t)
+		full.cancel()
+		time.Sleep(20 * time.Second)
+		w.requireEmpty()
+	})
+}
+
+// A call that needs a row which somebody holds waits for it by itself: those it shares another bucket with go on, and
+// so do those that share its flight.
+func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 100)
+		release := w.hold("held")
+		alone := w.ask(t.Context(), time.Millisecond, "global", "held")
+		first := w.ask(t.Context(), time.Millisecond, "busy")
+		waiting := []*pending{
+			alone,
+			w.ask(t.Context(), time.Millisecond, "busy", "held"),
+			w.ask(t.Context(), time.Millisecond, "held", "global"),
+			w.ask(t.Context(), time.Millisecond, "global", "held", "other"),
+		}
+		with := w.ask(t.Context(), time.Millisecond, "busy")
+		first.requireAnswered(t, time.Millisecond)
+		with.requireAnswered(t, 2*time.Millisecond)
+		for range 3 {
+			for _, key := range []string{"global", "busy", "other"} {
+				w.ask(t.Context(), time.Millisecond, key).requireAnswered(t, time.Millisecond)
+			}
+		}
+		for _, p := range waiting {
+			p.requireWaits(t)
+		}
+		w.requireSound()
+		waiting[2].cancel()
+		<-waiting[2].ended
+		require.ErrorIs(t, waiting[2].err, context.Canceled)
+		w.requireSound()
+		release()
+		for i, p := range waiting {
+			if i != 2 {
+				<-p.ended
+				require.NoError(t, p.err)
+			}
+		}
+		w.requireEmpty()
+	})
+}
+
+// A call that needs two rows which are held waits for one after the other, and a caller who gives up meanwhile leaves
+// nothing behind.
+func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTower(t, 100)
+		releaseA, releaseB := w.hold("a"), w.hold("b")
+		both := w.ask(t.Context(), time.Millisecond, "a", "b")
+		gone := w.ask(t.Context(), time.Millisecond, "b", "a")
+		both.requireWaits(t)
+		releaseA()
+		both.requireWaits(t)
+		gone.cancel()
+		<-gone.ended
+		require.ErrorIs(t, gone.err, context.Canceled)
+		w.requireSound()
+		w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
+		releaseB()
+		both.requireAnswered(t, 2*time.Millisecond)
+		w.requireEmpty()
+		require.NoError(t, w.close(t.Context()))
 	})
 }

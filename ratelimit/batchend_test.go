@@ -79,7 +79,7 @@ func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 		w.lasts[c] = time.Hour
 		_, err := w.enqueue(c)
 		require.NoError(t, err)
-		f := w.depart(nil)
+		f := w.depart(nil, nil)
 		cancel()
 		require.ErrorIs(t, w.wait(ctx, c), context.Canceled)
 		left := time.Now()
@@ -92,9 +92,9 @@ func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 // partly is a decider that answers some calls of a flight long before the others.
 type partly struct{ *tower }
 
-func (w partly) fly(ctx context.Context, calls []*call) {
+func (w partly) fly(ctx context.Context, calls []*call, waitFor *which) []behind {
 	calls[0].finish(nil)
-	w.tower.fly(ctx, calls[1:])
+	return w.tower.fly(ctx, calls[1:], waitFor)
 }
 
 func TestAFlightIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) {
@@ -119,13 +119,13 @@ func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 		c := &call{plan: &plan{}}
 		_, err := w.enqueue(c)
 		require.NoError(t, err)
-		f := w.depart(nil)
+		f := w.depart(nil, nil)
 		c.finish(nil)
 		c.finish(context.Canceled) // nobody is answered twice
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.NoError(t, w.wait(ctx, c))
-		require.Nil(t, w.depart(f))
+		require.Nil(t, w.depart(f, nil))
 	}
 }
 

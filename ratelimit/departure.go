@@ -18,10 +18,13 @@ const (
 	// maxAboard bounds the calls of one batch.
 	maxAboard = 1000
 
-	// lateAfter is when a flight is late: it waits for a row that somebody holds, or for a connection. The calls
-	// for other buckets need not wait for that, so it does not count as one of maxFlights any more.
-	lateAfter = 50 * time.Millisecond
-	// maxOut bounds the flights with those that are late.
+	// A flight is late when it seems to wait for a row that somebody holds, as only one for a single bucket does,
+	// or for a connection. The calls for other buckets need not wait for that, so it does not count as one of
+	// maxFlights any more.
+	lateAfter     = 10 * time.Millisecond // for a single bucket
+	wideLateAfter = 50 * time.Millisecond // for more
+
+	// maxOut bounds the flights for more than one bucket, those that are late included: they wait for the server.
 	maxOut = 16
 )
 
@@ -30,53 +33,115 @@ var errAbandoned = errors.New("the goroutine of the batch has exited")
 
 // flight is a batch on its way.
 type flight struct {
-	calls  []*call
-	alive  atomic.Int32 // calls that are not answered, and whose callers wait
-	cancel context.CancelFunc
-	left   time.Time
-	late   bool
+	calls   []*call
+	alive   atomic.Int32 // calls that are not answered, and whose callers wait
+	cancel  context.CancelFunc
+	left    time.Time
+	late    bool
+	waitFor *which // the row that it waits for; it is late from the beginning then
+
+	keys   []which // the buckets that it keeps from others
+	oneKey [1]which
+	behind []*call // calls for one of them that wait, once it is late; some have left
+	parked int     // those that have not
 }
 
 // full reports whether no more flights may leave.
-func (b *batcher) full() bool { return b.flights-b.late >= maxFlights || b.flights >= maxOut }
+func (b *batcher) full() bool { return b.flights-b.late >= maxFlights || b.wide >= maxOut }
 
-// depart ends the flight that has landed, if any, and returns the next one in its place: nil when nobody
-// waits who can leave.
-func (b *batcher) depart(landed *flight) *flight {
+// depart ends the flight that has landed, if any, sends those of its calls that wait for a row on, and returns the
+// next flight in its place: nil when nobody waits who can leave.
+func (b *batcher) depart(landed *flight, waiting []behind) *flight {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.signal()
 	if landed != nil {
 		b.land(landed)
+		b.forward(waiting)
+		if b.full() {
+			b.watch()
+			return nil
+		}
+		b.flights++
 	}
 	return b.takeOff()
 }
 
-// land releases what the flight held.
+// land releases what the flight held, and puts the calls that wait behind it back at the head of the queue.
 func (b *batcher) land(f *flight) {
-	for _, c := range f.calls {
-		b.release(c)
-		if !c.look {
-			for i := range c.plan.buckets {
-				delete(b.aloft, c.plan.buckets[i].whole())
-			}
-		}
-	}
-	b.out = slices.DeleteFunc(b.out, func(o *flight) bool { return o == f })
+	b.flights--
 	if f.late {
 		b.late--
 	}
+	if len(f.keys) > 1 {
+		b.wide--
+	}
+	b.out = slices.DeleteFunc(b.out, func(o *flight) bool { return o == f })
+	for _, w := range f.keys {
+		delete(b.aloft, w)
+	}
+	if len(f.behind) == 0 {
+		return
+	}
+	queue := make([]*call, 0, f.parked+len(b.queue))
+	for _, c := range f.behind {
+		if c.stage.Load() == stageLeft { // its caller is about to count it as gone from here
+			continue
+		}
+		c.blocker = nil
+		b.parked--
+		f.parked--
+		b.count(c, 1)
+		queue = append(queue, c)
+	}
+	b.queue, f.behind = append(queue, b.queue...), nil
+}
+
+// forward sends calls on with flights of their own, one for each row that they wait for.
+func (b *batcher) forward(waiting []behind) {
+	byRow := make(map[which]*flight)
+	for _, w := range waiting {
+		f := byRow[w.row]
+		if f == nil {
+			f = &flight{cancel: func() {}, left: time.Now(), late: true, waitFor: &w.row}
+			if whole := (which{w.row.name, w.row.key, 0}); !w.part && b.aloft[whole] == nil {
+				f.keep(b, whole)
+			}
+			byRow[w.row] = f
+		}
+		w.call.flight = f
+		f.calls = append(f.calls, w.call)
+		if !w.call.left {
+			f.alive.Add(1)
+		}
+	}
+	for _, f := range byRow {
+		b.flights++
+		b.late++
+		b.out = append(b.out, f)
+		go b.fly(f)
+	}
+}
+
+// keep keeps a bucket from others while the flight is out.
+func (f *flight) keep(b *batcher, w which) {
+	if b.aloft[w] == f {
+		return
+	}
+	if f.keys == nil {
+		f.keys = f.oneKey[:0]
+	}
+	b.aloft[w] = f
+	f.keys = append(f.keys, w)
 }
 
 // takeOff returns the next flight, which is counted already. It is nil, and counted no more, when nobody waits
-// who can leave, and when enough others are out, now that one is back that was late.
+// who can leave.
 func (b *batcher) takeOff() *flight {
 	defer b.watch()
 	f := &flight{cancel: func() {}}
-	if b.flights-b.late <= maxFlights {
-		f.calls = b.board()
-	}
-	if len(f.calls) == 0 {
-		b.end()
+	if f.calls = b.board(); len(f.calls) == 0 {
+		b.flights--
 		return nil
 	}
 	f.alive.Store(int32(len(f.calls)))
@@ -88,32 +153,36 @@ func (b *batcher) takeOff() *flight {
 			continue
 		}
 		for i := range c.plan.buckets {
-			b.aloft[c.plan.buckets[i].whole()] = struct{}{}
+			f.keep(b, c.plan.buckets[i].whole())
 		}
+	}
+	if len(f.keys) > 1 {
+		b.wide++
 	}
 	return f
 }
 
-// end counts a flight as landed.
-func (b *batcher) end() {
-	if b.flights--; b.closed && b.flights == 0 {
-		close(b.landed)
-	}
-}
-
 // board takes from the queue the calls of the next flight: those whose buckets are not aloft, nor asked for
-// by an earlier call that stays.
+// by an earlier call that stays. Those whose bucket is in a late flight wait behind that one, where they are in
+// nobody's way.
 func (b *batcher) board() []*call {
 	var calls []*call
 	var stay map[which]struct{}
 	kept := b.queue[:0]
 	for i, c := range b.queue {
-		switch {
-		case len(calls) == maxAboard:
+		if len(calls) == maxAboard {
 			kept = append(kept, b.queue[i:]...)
-		case c.stage.Load() == stageLeft:
+			break
+		}
+		if c.stage.Load() == stageLeft {
 			continue
-		case !c.look && b.blocked(c, stay):
+		}
+		f := b.blocker(c)
+		switch {
+		case f != nil && f.late:
+			b.count(c, -1)
+			b.park(c, f)
+		case f != nil || c.isAfter(stay):
 			if stay == nil {
 				stay = make(map[which]struct{})
 			}
@@ -121,33 +190,44 @@ func (b *batcher) board() []*call {
 				stay[c.plan.buckets[i].whole()] = struct{}{}
 			}
 			kept = append(kept, c)
-			continue
 		case c.stage.CompareAndSwap(stageWaiting, stageAboard):
 			calls = append(calls, c)
-			b.queued--
-			continue
+			b.count(c, -1)
 		default: // it left this moment, and is being forgotten by its caller
-			continue
 		}
-		break
 	}
 	clear(b.queue[len(kept):])
 	b.queue = kept
 	return calls
 }
 
-// blocked reports whether c has to wait for a flight, or for a call before it that does.
-func (b *batcher) blocked(c *call, stay map[which]struct{}) bool {
+// park has c wait behind a late flight.
+func (b *batcher) park(c *call, f *flight) {
+	c.blocker = f
+	f.behind = append(f.behind, c)
+	f.parked++
+	b.parked++
+}
+
+// blocker returns a flight that keeps a bucket of c from others, a late one if there is one, or nil.
+func (b *batcher) blocker(c *call) (blocker *flight) {
+	if c.look {
+		return nil
+	}
 	for i := range c.plan.buckets {
-		w := c.plan.buckets[i].whole()
-		if _, found := b.aloft[w]; found {
-			return true
-		}
-		if _, found := stay[w]; found {
-			return true
+		if f := b.aloft[c.plan.buckets[i].whole()]; f != nil && (blocker == nil || f.late) {
+			blocker = f
 		}
 	}
-	return false
+	return blocker
+}
+
+// isAfter reports whether an earlier call asks for a bucket of c and stays.
+func (c *call) isAfter(stay map[which]struct{}) bool {
+	if c.look || stay == nil {
+		return false
+	}
+	return slices.ContainsFunc(c.plan.buckets, func(b bucket) bool { _, found := stay[b.whole()]; return found })
 }
 
 // send lets flights leave beside those that are out, while that may be and somebody waits who can.
@@ -164,7 +244,7 @@ func (b *batcher) send() {
 
 // watch sees to it that calls that wait for a flight to land do not wait for those that are late.
 func (b *batcher) watch() {
-	if b.watching || b.queued == 0 || b.flights-b.late < maxFlights || b.flights >= maxOut {
+	if b.watching || b.queued == 0 || b.flights == b.late {
 		return
 	}
 	b.watching = true
@@ -173,7 +253,7 @@ func (b *batcher) watch() {
 		defer b.mu.Unlock()
 		b.watching = false
 		for _, f := range b.out {
-			if !f.late && time.Since(f.left) >= lateAfter {
+			if !f.late && time.Since(f.left) >= f.lateAfter() {
 				f.late = true
 				b.late++
 			}
@@ -183,14 +263,24 @@ func (b *batcher) watch() {
 	})
 }
 
-// solo answers the one call of f on the goroutine of its caller.
-func (b *batcher) solo(ctx context.Context, f *flight) error {
+// lateAfter returns how long after it left the flight is late.
+func (f *flight) lateAfter() time.Duration {
+	if len(f.keys) > 1 {
+		return wideLateAfter
+	}
+	return lateAfter
+}
+
+// solo answers the one call of f on the goroutine of its caller, or sends it on with a flight that waits for a row.
+func (b *batcher) solo(ctx context.Context, f *flight) (answered bool, err error) {
+	var waiting []behind
 	defer func() { // whatever ends it, a panic too, those behind it go on
-		if next := b.depart(f); next != nil {
+		if next := b.depart(f, waiting); next != nil {
 			go b.fly(next)
 		}
 	}()
-	return b.decider.alone(ctx, f.calls[0])
+	waiting, err = b.decider.solo(ctx, f.calls[0])
+	return len(waiting) == 0, err
 }
 
 // fly answers the calls of f, and then those of the flights that follow in its place.
@@ -200,11 +290,11 @@ func (b *batcher) fly(f *flight) {
 			return
 		}
 		f.abandon(recover())
-		if next := b.depart(f); next != nil {
+		if next := b.depart(f, nil); next != nil {
 			go b.fly(next)
 		}
 	}()
-	for ; f != nil; f = b.depart(f) {
+	for f != nil {
 		ctx, cancel := context.WithCancel(context.WithoutCancel(f.calls[0].ctx))
 		b.mu.Lock()
 		f.cancel = cancel
@@ -212,8 +302,9 @@ func (b *batcher) fly(f *flight) {
 			cancel()
 		}
 		b.mu.Unlock()
-		b.decider.fly(ctx, f.calls)
+		waiting := b.decider.fly(ctx, f.calls, f.waitFor)
 		cancel()
+		f = b.depart(f, waiting)
 	}
 }
 

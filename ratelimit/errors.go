@@ -74,6 +74,8 @@ var (
 const (
 	codeSerializationFailure = "40001"
 	codeDeadlockDetected     = "40P01"
+	codeLockNotAvailable     = "55P03"
+	codeQueryCanceled        = "57014" // statement_timeout too
 	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
 	codeUndefinedTable       = "42P01"
 	codeUndefinedColumn      = "42703"

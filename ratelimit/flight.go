@@ -2,21 +2,59 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// classDataException begins the SQLSTATEs of values that cannot be used.
-const classDataException = "22"
+// behind is a call that cannot be answered yet, because somebody holds a row that it needs.
+type behind struct {
+	call *call
+	row  which
+	part bool // whether it is one of the rows that a bucket is spread over
+}
 
-// alone answers c by itself.
+// alone answers c by itself, and waits for the rows that somebody holds.
 func (l *Limiter) alone(ctx context.Context, c *call) error {
+	return l.retryHeld(ctx, func(l *Limiter) error { return l.once(ctx, c) })
+}
+
+// solo answers c by itself, unless it asks for several buckets and somebody holds the row of one.
+func (l *Limiter) solo(ctx context.Context, c *call) ([]behind, error) {
+	err := l.blameMaker(ctx, l.once(ctx, c))
+	var held *heldError
+	if errors.As(err, &held) {
+		return []behind{c.behind(held.row)}, nil
+	}
+	return nil, err
+}
+
+// behind returns c as a call that waits for row.
+func (c *call) behind(row which) behind {
+	for i := range c.plan.buckets {
+		if b := &c.plan.buckets[i]; b.limit.name == row.name && b.key == row.key {
+			return behind{c, row, b.parted()}
+		}
+	}
+	return behind{c, row, false}
+}
+
+// once makes one attempt to answer c by itself. It returns a heldError when c asks for several rows and somebody
+// holds one of them. For a single row it waits, as it holds none meanwhile.
+func (l *Limiter) once(ctx context.Context, c *call) error {
 	switch {
+	case c.reserve && len(c.plan.buckets) > 1:
+		return l.togetherOnce(ctx, c.verb, func(tx *Limiter) error {
+			waiting, err := tx.decideLocked(ctx, []*call{c})
+			if err == nil && len(waiting) > 0 {
+				err = &heldError{row: waiting[0].row}
+			}
+			return err
+		})
 	case c.reserve:
-		return l.together(ctx, c.verb, func(tx *Limiter) (err error) {
+		return l.togetherOnce(ctx, c.verb, func(tx *Limiter) (err error) {
 			c.reservation, err = tx.reserve(ctx, c.plan)
 			return err
 		})
@@ -32,37 +70,93 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 }
 
 // fly answers calls in one or two round trips of their own, and in a few more those it then knows to be at the
-// edge of a limit.
+// edge of a limit. It returns the calls that wait for a row that somebody holds, all others are answered: with an
+// error when the statement for it failed.
 //
 // Where each of the calls for a bucket asks for it alone, all they cost is taken at once; if that is there,
 // they all are allowed. The rest is decided one call after the other, on rows that are locked, once a look
-// without locks has not refused it. It answers every call, with an error when the statement for it failed.
-func (l *Limiter) fly(ctx context.Context, calls []*call) {
+// without locks has not refused it.
+//
+// Calls for one bucket alone wait for its row. Otherwise nothing waits for a row while it holds others; but when
+// waitFor is not nil, the calls that need that row begin with the wait for it.
+func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
 	lineups, others := line(calls)
+	if waitFor != nil && (len(lineups) != 1 || len(others) > 0) {
+		lineups, others = nil, calls
+	}
 	looked := make([][]answer, len(others))
 	began := l.watch()
-	err := l.standalone(ctx, calls[0].verb, func() error { return l.spend(ctx, lineups, others, looked) })
-	if isDataError(err) && len(calls) > 1 { // one of them is to blame, and the others are not to suffer for it
-		half := len(calls) / 2
-		l.fly(ctx, calls[:half])
-		l.fly(ctx, calls[half:])
-		return
-	}
-	if err != nil {
-		for _, c := range calls {
-			c.finish(err)
-		}
-		return
+	if err := l.ask(ctx, calls[0].verb, lineups, others, looked, waitFor); err != nil {
+		return l.flyApart(calls, err, func(calls []*call) []behind { return l.fly(ctx, calls, waitFor) })
 	}
 	l.tell(ctx, Batched{Calls: len(calls), Elapsed: l.since(began)})
 	open := judge(others, looked)
 	for _, at := range lineups {
+		if at.isHeld() {
+			for _, c := range at.calls {
+				waiting = append(waiting, behind{c, at.bucket.which(), at.whole.parted()})
+			}
+			continue
+		}
 		open = append(open, at.finish()...)
 	}
 	if len(open) > 0 {
 		slices.SortFunc(open, bySeat)
-		l.decideHeld(ctx, open)
+		waiting = append(waiting, l.decideHeld(ctx, open, waitFor)...)
 	}
+	return waiting
+}
+
+// flyApart answers calls whose statement failed with err: with that error, or again in two halves when one of them
+// may be to blame for it.
+func (l *Limiter) flyApart(calls []*call, err error, fly func(calls []*call) []behind) []behind {
+	if len(calls) == 1 || !isOfOne(err) {
+		for _, c := range calls {
+			c.finish(err)
+		}
+		return nil
+	}
+	half := len(calls) / 2
+	return append(fly(calls[:half]), fly(calls[half:])...)
+}
+
+// isOfOne reports whether a statement for several calls failed for what may be the fault of one of them: a value
+// that it was sent, as a key with characters that the database's encoding lacks, a row that was waited for, or the
+// time that it took.
+func isOfOne(err error) bool {
+	switch code := sqlstate(err); code {
+	case codeLockNotAvailable, codeQueryCanceled, codeDeadlockDetected:
+		return true
+	default:
+		return strings.HasPrefix(code, classDataException) || strings.HasPrefix(code, classConstraint)
+	}
+}
+
+// The classes of SQLSTATE that are about values.
+const (
+	classDataException = "22"
+	classConstraint    = "23"
+)
+
+// ask asks for what the lineups want and looks at what the others are about, in one round trip; and in some more
+// where a row is held of those that a bucket is spread over, as another of them may be free.
+func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, others []*call, looked [][]answer, waitFor *which) error {
+	if len(lineups) == 1 && len(others) == 0 && (waitFor != nil || !lineups[0].whole.parted()) {
+		return l.standalone(ctx, verb, func() error { return l.spendOne(ctx, lineups[0], waitFor) })
+	}
+	for len(lineups) > 0 || len(others) > 0 {
+		err := l.standalone(ctx, verb, func() error { return l.spend(ctx, lineups, others, looked) })
+		var held *heldError
+		switch err = l.blameMaker(ctx, err); {
+		case errors.As(err, &held):
+			lineups = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return at.bucket.which() == held.row })
+		case err != nil:
+			return err
+		default:
+			lineups, others = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return !at.nextRow() }), nil
+		}
+	}
+	return nil
 }
 
 // judge answers the calls for which a look is enough, and returns the others.
@@ -95,83 +189,6 @@ func (p *plan) within(held map[which]bool) bool {
 // bySeat orders calls by their arrival.
 func bySeat(a, b *call) int { return a.seat - b.seat }
 
-// isDataError reports whether a statement failed for a value it was sent, as for a key with characters that
-// the database's encoding lacks.
-func isDataError(err error) bool { return strings.HasPrefix(sqlstate(err), classDataException) }
-
-// spend asks for what the lineups want and looks at what the others are about, in one round trip.
-func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, looked [][]answer) error {
-	batch := &pgx.Batch{}
-	var groups [][]*lineup
-	for rest := lineups; len(rest) > 0; {
-		n := 1
-		for n < len(rest) && rest[n].bucket.limit.name == rest[0].bucket.limit.name {
-			n++
-		}
-		groups = append(groups, rest[:n])
-		l.queueSpend(batch, rest[:n])
-		rest = rest[n:]
-	}
-	var rows []bucket
-	for _, c := range others {
-		all, _ := c.plan.rows()
-		rows = append(rows, all...)
-	}
-	for _, at := range lineups { // behind what was taken, so that it shows
-		if at.whole.parted() {
-			all, _ := (&plan{buckets: []bucket{at.whole}}).rows()
-			rows = append(rows, all...)
-		}
-	}
-	if len(rows) > 0 {
-		c := (&plan{buckets: rows}).columns()
-		batch.Queue(l.statements.read, c.names, c.keys, c.shards, l.asOf())
-	}
-	if batch.Len() == 0 {
-		return nil
-	}
-	return l.receive(ctx, batch, groups, lineups, others, rows, looked)
-}
-
-// receive sends the batch of spend and distributes its answers.
-func (l *Limiter) receive(ctx context.Context, batch *pgx.Batch, groups [][]*lineup, lineups []*lineup, others []*call, rows []bucket, looked [][]answer) (err error) {
-	results := l.db.SendBatch(ctx, batch)
-	defer func() {
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-	}()
-	for _, group := range groups {
-		if err := receiveSpend(results, group); err != nil {
-			return err
-		}
-	}
-	if len(rows) == 0 {
-		return nil
-	}
-	found, err := results.Query()
-	if err != nil {
-		return err
-	}
-	answers, err := scanRows(found, rows)
-	if err != nil {
-		return err
-	}
-	if len(answers) != len(rows) {
-		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(rows))
-	}
-	for i, c := range others {
-		looked[i], answers = c.plan.gather(answers)
-	}
-	for _, at := range lineups {
-		if at.whole.parted() {
-			n := at.whole.terms.shards
-			at.parts, answers = states(answers[:n]), answers[n:]
-		}
-	}
-	return nil
-}
-
 // hopeless reports whether a look at the plan's buckets is enough to refuse it. Where a wrong clock has to be
 // mended it is not.
 func (p *plan) hopeless(answers []answer) bool {
@@ -183,29 +200,80 @@ func (p *plan) hopeless(answers []answer) bool {
 	return slices.ContainsFunc(p.project(slices.Clone(answers)), func(a answer) bool { return !a.allowed })
 }
 
-// decideHeld answers calls one after the other on locked rows, in a transaction of its own.
-func (l *Limiter) decideHeld(ctx context.Context, calls []*call) {
+// decideHeld answers calls one after the other on locked rows, in a transaction of its own. It returns those that
+// need a row which somebody holds.
+func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+	first := l
+	if waitFor != nil {
+		first = l.afterWaitFor(*waitFor)
+	}
+	err := first.blameMaker(ctx, first.togetherOnce(ctx, calls[0].verb, func(tx *Limiter) (err error) {
+		waiting, err = tx.decideLocked(ctx, calls)
+		return err
+	}))
+	var held *heldError
+	switch {
+	case errors.As(err, &held):
+		return l.decideWithout(ctx, calls, held.row, waitFor)
+	case err != nil:
+		return l.flyApart(calls, err, func(calls []*call) []behind { return l.decideHeld(ctx, calls, waitFor) })
+	}
+	next := 0
+	for _, c := range calls {
+		if next < len(waiting) && waiting[next].call == c {
+			next++
+			continue
+		}
+		c.finish(nil)
+	}
+	return waiting
+}
+
+// decideLocked locks the rows that calls need and are free, and decides on the calls that need no other. It returns
+// the others.
+func (l *Limiter) decideLocked(ctx context.Context, calls []*call) (waiting []behind, err error) {
 	plans := make([]*plan, len(calls))
 	for i, c := range calls {
 		plans[i] = c.plan
 	}
-	err := l.together(ctx, calls[0].verb, func(tx *Limiter) error {
-		h, err := tx.hold(ctx, plans...)
-		if err != nil {
-			return err
-		}
-		batch := &pgx.Batch{}
-		for _, c := range calls {
-			c.answers = h.take(c.plan)
-			if c.reserve {
-				c.reservation = tx.queueTaken(batch, c.plan, c.answers)
-			}
-		}
-		tx.queueSave(batch, h)
-		tx.queueUnmake(batch, h)
-		return tx.db.SendBatch(ctx, batch).Close()
-	})
-	for _, c := range calls {
-		c.finish(err)
+	h, err := l.lockFree(ctx, &pgx.Batch{}, plans...)
+	if err != nil {
+		return nil, err
 	}
+	batch := &pgx.Batch{}
+	for _, c := range calls {
+		if row, misses := h.missesRow(c.plan); misses {
+			waiting = append(waiting, c.behind(row))
+			continue
+		}
+		c.answers = h.take(c.plan)
+		if c.reserve {
+			c.reservation = l.queueTaken(batch, c.plan, c.answers)
+		}
+	}
+	l.queueSave(batch, h)
+	l.queueUnmake(batch, h)
+	return waiting, l.db.SendBatch(ctx, batch).Close()
+}
+
+// decideWithout is decideHeld once it has shown that somebody is making a row.
+func (l *Limiter) decideWithout(ctx context.Context, calls []*call, row which, waitFor *which) (waiting []behind) {
+	var rest []*call
+	for _, c := range calls {
+		if c.needs(row) {
+			waiting = append(waiting, c.behind(row))
+		} else {
+			rest = append(rest, c)
+		}
+	}
+	if len(rest) > 0 {
+		waiting = append(waiting, l.decideHeld(ctx, rest, waitFor)...)
+	}
+	return waiting
+}
+
+// needs reports whether c cannot be decided without the row.
+func (c *call) needs(row which) bool {
+	rows, _ := c.plan.rows()
+	return slices.ContainsFunc(rows, func(b bucket) bool { return b.which() == row })
 }

@@ -74,7 +74,7 @@ func TestAFlightDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			alone.done <- struct{}{}
 			want[i] = alone.decision(t)
 		}
-		folded.fly(t.Context(), calls)
+		require.Empty(t, folded.fly(t.Context(), calls, nil))
 		for i, c := range calls {
 			got := c.decision(t)
 			require.Equal(t, want[i].Allowed, got.Allowed, "round %d, call %d", round, i)
@@ -164,7 +164,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 			for i, cost := range test.costs {
 				calls[i] = boarded(t, limiter, &call{}, request.Cost(cost))
 			}
-			limiter.fly(t.Context(), calls)
+			require.Empty(t, limiter.fly(t.Context(), calls, nil))
 			for i, c := range calls {
 				d := c.decision(t)
 				require.Equal(t, test.remaining[i] != refusal, d.Allowed, "call %d", i)
@@ -200,7 +200,7 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 		boarded(t, limiter, &call{look: true}, request("plain")...),
 		boarded(t, limiter, &call{reserve: true}, limit.For("plain"), limit.For("ключ")),
 		boarded(t, limiter, &call{reserve: true}, limit.For("plain"), limit.For("größer")))
-	limiter.fly(t.Context(), calls)
+	require.Empty(t, limiter.fly(t.Context(), calls, nil))
 	for _, i := range []int{2, 4, 6, 8} {
 		<-calls[i].done
 		require.Equal(t, "22P05", sqlstate(calls[i].err), "call %d: %v", i, calls[i].err)

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -17,6 +18,7 @@ type held struct {
 	now     int64
 	made    []bool // which of them were not there before
 	changed []bool
+	locked  []bool        // which of them are locked: all of them, but for those that lockFree left out
 	index   map[which]int // of the first row of each bucket
 }
 
@@ -25,13 +27,50 @@ func (l *Limiter) hold(ctx context.Context, plans ...*plan) (*held, error) {
 	return l.holdAfter(ctx, &pgx.Batch{}, plans...)
 }
 
-// holdAfter is hold after what is in batch, in the same round trip.
+// holdAfter is hold after what is in batch, in the same round trip. In a transaction of the Limiter's own it
+// returns a heldError when somebody holds a row.
 func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*plan) (h *held, err error) {
+	h, err = l.lockFree(ctx, batch, plans...)
+	if err == nil {
+		if row, found := h.notLocked(); found {
+			return nil, &heldError{row: row}
+		}
+	}
+	return h, err
+}
+
+// notLocked returns the first row that is not locked, if there is one.
+func (h *held) notLocked() (row which, found bool) {
+	if i := slices.Index(h.locked, false); i >= 0 {
+		return h.rows[i].which(), true
+	}
+	return which{}, false
+}
+
+// missesRow returns the first row of the plan that is not locked, if there is one.
+func (h *held) missesRow(p *plan) (row which, found bool) {
+	rows, _ := p.rows()
+	for i := range rows {
+		if w := rows[i].which(); !h.locked[h.index[w]] {
+			return w, true
+		}
+	}
+	return which{}, false
+}
+
+// lockFree locks and reads the rows of the plans' buckets, after what is in batch and in the same round trip. In a
+// transaction of the Limiter's own it leaves out those that somebody holds. In a caller's transaction, which may
+// hold rows already, it waits for them, in the order of locking.
+func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan) (h *held, err error) {
 	h = newHeld(plans)
 	l.enter(ctx, &plan{buckets: h.rows})
-	c := (&plan{buckets: h.rows}).columns()
+	statement := l.statements.hold
+	if l.own && len(h.rows) > 1 { // for a single one it can wait: it holds none meanwhile
+		statement = l.statements.lock
+		l.queueWait(batch, h.rows)
+	}
 	before := batch.Len()
-	batch.Queue(l.statements.hold, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
+	l.queueHold(batch, statement, h.rows)
 	results := l.db.SendBatch(ctx, batch)
 	defer func() {
 		if closeErr := results.Close(); err == nil {
@@ -45,20 +84,27 @@ func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*pla
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return nil, err
+		return nil, &makeError{err, h.rows}
 	}
 	var w which
 	var found state
 	var made bool
 	tag, err := pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &found.value, &found.ts, &h.now, &made}, func() error {
-		h.states[h.index[w]], h.made[h.index[w]] = found, made
+		i, asked := h.index[w]
+		if !asked {
+			return errors.New("the statement answered for a row that was not asked for")
+		}
+		h.states[i], h.made[i], h.locked[i] = found, made, true
 		return nil
 	})
-	if err == nil && tag.RowsAffected() != int64(len(h.rows)) {
+	if err != nil {
+		return nil, &makeError{err, h.rows}
+	}
+	if statement == l.statements.hold && tag.RowsAffected() != int64(len(h.rows)) {
 		err = fmt.Errorf("the statement answered for %d of %d rows", tag.RowsAffected(), len(h.rows))
 	}
 	for i := range h.rows { // what is decided on them brings them back to the present
-		if err == nil && h.rows[i].terms.ahead(h.states[i], h.now) {
+		if err == nil && h.locked[i] && h.rows[i].terms.ahead(h.states[i], h.now) {
 			l.tell(ctx, Mended{Limit: h.rows[i].limit.name})
 		}
 	}
@@ -77,7 +123,8 @@ func newHeld(plans []*plan) *held {
 	for i := range h.rows {
 		h.index[h.rows[i].which()] = i
 	}
-	h.states, h.made, h.changed = make([]state, len(h.rows)), make([]bool, len(h.rows)), make([]bool, len(h.rows))
+	h.states, h.made = make([]state, len(h.rows)), make([]bool, len(h.rows))
+	h.changed, h.locked = make([]bool, len(h.rows)), make([]bool, len(h.rows))
 	return h
 }
 

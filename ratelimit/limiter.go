@@ -36,6 +36,8 @@ type Limiter struct {
 	batcher    *batcher
 	denials    *denials // nil: no refusal is answered from memory
 	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
+	own        bool     // whether that transaction is of the Limiter's own making, for one call or one batch
+	waitFor    *which   // the row that such a transaction waits for before it locks any; nil: none
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -87,7 +89,7 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 		return nil
 	}
 	bound := *l
-	bound.db, bound.pool, bound.effects = tx, nil, nil
+	bound.db, bound.pool, bound.effects, bound.own = tx, nil, nil, false
 	if ours, ok := tx.(*lentTx); ok {
 		bound.effects = ours.effects
 	}

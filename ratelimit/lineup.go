@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 
@@ -15,6 +17,7 @@ type lineup struct {
 	calls  []*call
 	answer answer
 	found  bool    // whether the answer is there: another may have been quicker
+	tried  int32   // rows of the bucket that were held
 	parts  []state // the rows of a bucket that is spread over several
 }
 
@@ -99,6 +102,161 @@ func (at *lineup) conflicts(o *lineup) bool {
 	a, b := at.bucket.terms, o.bucket.terms
 	a.phase, b.phase = 0, 0
 	return at.bucket.limit.name == o.bucket.limit.name && a != b
+}
+
+// isHeld reports whether somebody holds the row that the lineup asked for, or was quicker: it has enough and did not
+// give.
+func (at *lineup) isHeld() bool {
+	return !at.found || !at.answer.allowed && at.bucket.overtaken(at.answer)
+}
+
+// nextRow has the lineup ask another row of its bucket when somebody holds the one it asked, and reports whether
+// there is one that was not asked yet.
+func (at *lineup) nextRow() bool {
+	n := at.whole.terms.shards
+	if !at.isHeld() || at.tried+1 >= n {
+		return false
+	}
+	at.tried++
+	at.bucket = at.whole.row((at.bucket.shard + 1) % n)
+	return at.aim()
+}
+
+// spendOne asks for what the calls for one bucket want, and waits for its row, as it holds none meanwhile: that of
+// waitFor where the bucket is spread over several.
+func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *which) error {
+	batch := &pgx.Batch{}
+	if at.whole.parted() {
+		at.bucket = at.whole.row(waitFor.shard)
+		at.aim()
+	}
+	batch.Queue(l.statements.takeAlone, l.parameters(&at.bucket)...)
+	if at.whole.parted() {
+		l.queueRead(batch, at.rows())
+	}
+	return l.send(ctx, batch, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err != nil {
+			return err
+		}
+		answers, err := scan(rows)
+		if err != nil {
+			return err
+		}
+		if at.found = len(answers) == 1; at.found {
+			at.answer = answers[0]
+		}
+		if at.isHeld() {
+			return errOvertaken
+		}
+		if at.whole.parted() {
+			return l.receiveRead(results, at.rows(), nil, nil, []*lineup{at})
+		}
+		return nil
+	})
+}
+
+// rows returns the rows of the lineup's bucket.
+func (at *lineup) rows() []bucket {
+	all, _ := (&plan{buckets: []bucket{at.whole}}).rows()
+	return all
+}
+
+// send sends batch, and has receive read the answers.
+func (l *Limiter) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (err error) {
+	results := l.db.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	return receive(results)
+}
+
+// spend asks for what the lineups want and looks at what the others are about, in one round trip.
+func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, looked [][]answer) error {
+	batch := &pgx.Batch{}
+	groups := byLimit(lineups)
+	for _, group := range groups {
+		l.queueSpend(batch, group)
+	}
+	var rows []bucket
+	for _, c := range others {
+		all, _ := c.plan.rows()
+		rows = append(rows, all...)
+	}
+	for _, at := range lineups { // behind what was taken, so that it shows
+		if at.whole.parted() {
+			rows = append(rows, at.rows()...)
+		}
+	}
+	if len(rows) > 0 {
+		l.queueRead(batch, rows)
+	}
+	return l.send(ctx, batch, func(results pgx.BatchResults) error {
+		for _, group := range groups {
+			if err := receiveSpend(results, group); err != nil {
+				return &makeError{err, rowsOf(lineups)}
+			}
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+		return l.receiveRead(results, rows, others, looked, lineups)
+	})
+}
+
+// byLimit returns the lineups of each limit, which are sorted by it.
+func byLimit(lineups []*lineup) (groups [][]*lineup) {
+	for rest := lineups; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].bucket.limit.name == rest[0].bucket.limit.name {
+			n++
+		}
+		groups, rest = append(groups, rest[:n]), rest[n:]
+	}
+	return groups
+}
+
+// rowsOf returns the rows that the lineups ask.
+func rowsOf(lineups []*lineup) []bucket {
+	rows := make([]bucket, len(lineups))
+	for i, at := range lineups {
+		rows[i] = at.bucket
+	}
+	return rows
+}
+
+// queueRead queues a look at rows.
+func (l *Limiter) queueRead(batch *pgx.Batch, rows []bucket) {
+	c := (&plan{buckets: rows}).columns()
+	batch.Queue(l.statements.read, c.names, c.keys, c.shards, l.asOf())
+}
+
+// receiveRead distributes the answers to a look at the rows of others, and then those of the lineups whose buckets
+// are spread over several.
+func (l *Limiter) receiveRead(results pgx.BatchResults, rows []bucket, others []*call, looked [][]answer, lineups []*lineup) error {
+	found, err := results.Query()
+	if err != nil {
+		return err
+	}
+	answers, err := scanRows(found, rows)
+	if err != nil {
+		return err
+	}
+	if len(answers) != len(rows) {
+		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(rows))
+	}
+	for i, c := range others {
+		looked[i], answers = c.plan.gather(answers)
+	}
+	for _, at := range lineups {
+		if at.whole.parted() {
+			n := at.whole.terms.shards
+			at.parts, answers = states(answers[:n]), answers[n:]
+		}
+	}
+	return nil
 }
 
 // queueSpend queues the statement for the lineups of one limit.

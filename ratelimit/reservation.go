@@ -133,7 +133,9 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 // while the bucket's step begins no later than until.
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
 	if p.parted() {
-		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
+		return l.retryHeld(ctx, func(l *Limiter) error {
+			return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
+		})
 	}
 	l.enter(ctx, p)
 	c := p.columns()

@@ -114,16 +114,21 @@ func (l *Limiter) parameters(b *bucket) []any {
 	}
 }
 
-// columns returns the parameters of buckets_take.sql and buckets_take_alone.sql.
+// columns returns the parameters of buckets_take.sql and of buckets_take_alone.sql.
 func (l *Limiter) columns(p *plan) []any {
 	c := p.columns()
 	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.perPeriod, c.phases, c.lowest, l.asOf(), c.tolerances}
 }
 
-// scan returns one answer for each row: allowed, value, ts, now.
+// scan returns one answer for each row: allowed, value, ts, now, and held where the statement tells it.
 func scan(rows pgx.Rows) ([]answer, error) {
+	withHeld := len(rows.FieldDescriptions()) > 4
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
-		err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now)
+		if withHeld {
+			err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now, &a.held)
+		} else {
+			err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now)
+		}
 		return a, err
 	})
 }

@@ -60,9 +60,9 @@ const savepoint = "ratelimit_take"
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, lockSeveral, takeSeveralAlone, spend string
+	take, takeSeveral, takeAlone, takeSeveralAlone, spend string
 
-	read, look, hold, save, unmake, fill, mend, charge, prune string
+	read, look, hold, lock, save, unmake, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsForget             string
@@ -82,7 +82,7 @@ func newStatements(schema string) statements {
 		save:             in(bucketsSaveSQL),
 		unmake:           in(bucketsUnmakeSQL),
 		takeSeveral:      in(bucketsTakeSQL),
-		lockSeveral:      in(bucketsLockSQL),
+		lock:             in(bucketsLockSQL),
 		takeSeveralAlone: in(bucketsTakeAloneSQL),
 		read:             in(bucketsReadSQL),
 		fill:             in(bucketsFillSQL),
@@ -104,6 +104,7 @@ type answer struct {
 	state   state
 	now     int64   // microseconds since 1970
 	parts   []state // of each row, when the bucket is spread over several; state is their sum then
+	held    bool    // whether somebody holds the row, so that it was not decided on
 }
 
 // run executes the plan once: in the caller's transaction when bound to one, else as its own.
@@ -161,13 +162,19 @@ func (l *Limiter) runOne(ctx context.Context, p *plan) ([]answer, error) {
 	return answers, err
 }
 
-// answered returns an error when the answers are not those for the plan's buckets, or are out of date.
+// answered returns an error when the answers are not those for the plan's buckets, or are out of date, or when
+// somebody holds a row.
 func (p *plan) answered(answers []answer) error {
 	switch {
 	case len(p.buckets) == 1 && (len(answers) == 0 || p.buckets[0].overtaken(answers[0])):
 		return errOvertaken
 	case len(answers) != len(p.buckets):
 		return fmt.Errorf("the statement answered for %d of %d buckets", len(answers), len(p.buckets))
+	}
+	for i := range answers {
+		if answers[i].held {
+			return &heldError{row: p.buckets[i].which()}
+		}
 	}
 	return nil
 }
@@ -185,9 +192,12 @@ func (b *bucket) overtaken(a answer) bool {
 // runAllOrNothing takes from the plan's buckets, in a caller's transaction behind a savepoint: when one of them
 // refuses, all is undone, and no row stays locked. In the same round trip it looks at rows, when there are any.
 func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []bucket) (answers, found []answer, err error) {
+	if l.own && len(p.buckets) > 1 {
+		return l.takeOwn(ctx, p, look)
+	}
 	batch := &pgx.Batch{}
 	l.queueTake(batch, p)
-	if answers, found, err = l.sendTake(ctx, batch, look); err == nil {
+	if answers, found, err = l.sendTake(ctx, batch, p, look); err == nil {
 		err = p.answered(answers)
 	}
 	if err != nil || l.pool != nil || allAllowed(answers) {
@@ -204,17 +214,24 @@ func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []bucket) (
 	return answers, found, nil
 }
 
-// queueTake queues what takes from the plan's buckets: outside a transaction a statement, or two that are a
-// transaction of their own when sent together; in a caller's transaction one behind a savepoint.
+// takeOwn is runAllOrNothing in a transaction of the Limiter's own, which waits for no row while it holds others.
+func (l *Limiter) takeOwn(ctx context.Context, p *plan, look []bucket) (answers, found []answer, err error) {
+	if answers, err = l.takeHeld(ctx, p); err == nil && len(look) > 0 {
+		found, err = l.readRows(ctx, l.statements.look, look)
+	}
+	return answers, found, err
+}
+
+// queueTake queues what takes from the plan's buckets: outside a transaction a statement, after the wait for a
+// row when there is one to wait for; in a caller's transaction one behind a savepoint.
 func (l *Limiter) queueTake(batch *pgx.Batch, p *plan) {
 	alone, one := l.pool != nil, len(p.buckets) == 1
 	switch {
 	case alone && one:
 		batch.Queue(l.statements.takeAlone, l.parameters(&p.buckets[0])...)
 	case alone:
-		arguments := l.columns(p)
-		batch.Queue(l.statements.lockSeveral, arguments...)
-		batch.Queue(l.statements.takeSeveralAlone, arguments...)
+		l.queueWait(batch, p.buckets)
+		batch.Queue(l.statements.takeSeveralAlone, l.columns(p)...)
 	case one:
 		batch.Queue("SAVEPOINT " + savepoint)
 		batch.Queue(l.statements.take, l.parameters(&p.buckets[0])...)
@@ -226,7 +243,7 @@ func (l *Limiter) queueTake(batch *pgx.Batch, p *plan) {
 
 // sendTake sends what queueTake has queued, and with it a look at rows when there are any. It returns the answers
 // to both.
-func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, look []bucket) (answers, found []answer, err error) {
+func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, p *plan, look []bucket) (answers, found []answer, err error) {
 	unread := batch.Len() - 1
 	if len(look) > 0 {
 		c := (&plan{buckets: look}).columns()
@@ -244,10 +261,13 @@ func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, look []bucket)
 		}
 	}
 	rows, err := results.Query()
-	if err != nil {
-		return nil, nil, err
+	if err == nil {
+		answers, err = scan(rows)
 	}
-	if answers, err = scan(rows); err != nil || len(look) == 0 {
+	if err != nil {
+		return nil, nil, &makeError{err, p.buckets}
+	}
+	if len(look) == 0 {
 		return answers, nil, err
 	}
 	if rows, err = results.Query(); err != nil {

@@ -25,6 +25,7 @@ type tower struct {
 	flown    map[string][]int // the calls for each key, by the number of their arrival, in the order decided
 	aloftNow map[string]bool  // keys
 	sizes    []int            // of the flights, in the order they left
+	heldRows map[string]chan struct{}
 }
 
 func newTower(t *testing.T, limit int) *tower {
@@ -32,7 +33,7 @@ func newTower(t *testing.T, limit int) *tower {
 	w := &tower{
 		batcher: newBatcher(&Limiter{config: Config{MaxWaiting: limit}}), t: t,
 		lasts: make(map[*call]time.Duration), crash: make(map[*call]func()), boarded: make(map[*call]int),
-		flown: make(map[string][]int), aloftNow: make(map[string]bool),
+		flown: make(map[string][]int), aloftNow: make(map[string]bool), heldRows: make(map[string]chan struct{}),
 	}
 	w.decider = w
 	return w
@@ -40,11 +41,73 @@ func newTower(t *testing.T, limit int) *tower {
 
 func (w *tower) batches() bool                            { return !w.single }
 func (w *tower) alone(ctx context.Context, c *call) error { return w.answer(ctx, []*call{c}) }
-func (w *tower) fly(ctx context.Context, calls []*call) {
-	err := w.answer(ctx, calls)
-	for _, c := range calls {
-		c.finish(err)
+func (w *tower) solo(ctx context.Context, c *call) ([]behind, error) {
+	if row, held := w.heldRow(c); held {
+		return []behind{{call: c, row: row}}, nil
 	}
+	return nil, w.answer(ctx, []*call{c})
+}
+
+func (w *tower) fly(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+	if waitFor != nil {
+		select {
+		case <-w.released(waitFor.key):
+		case <-ctx.Done():
+		}
+	}
+	free := make([]*call, 0, len(calls))
+	for _, c := range calls {
+		if row, held := w.heldRow(c); held && ctx.Err() == nil {
+			waiting = append(waiting, behind{call: c, row: row})
+		} else {
+			free = append(free, c)
+		}
+	}
+	if len(free) > 0 {
+		err := w.answer(ctx, free)
+		for _, c := range free {
+			c.finish(err)
+		}
+	}
+	return waiting
+}
+
+// hold has somebody hold a row until the returned function is called.
+func (w *tower) hold(key string) (release func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	held := make(chan struct{})
+	w.heldRows[key] = held
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.heldRows, key)
+		close(held)
+	}
+}
+
+// released returns a channel that is closed when nobody holds the row any more.
+func (w *tower) released(key string) chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if held, found := w.heldRows[key]; found {
+		return held
+	}
+	free := make(chan struct{})
+	close(free)
+	return free
+}
+
+// heldRow returns the first row of c that somebody holds.
+func (w *tower) heldRow(c *call) (which, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range c.plan.buckets {
+		if _, found := w.heldRows[c.plan.buckets[i].key]; found && !c.look {
+			return c.plan.buckets[i].which(), true
+		}
+	}
+	return which{}, false
 }
 
 func (w *tower) answer(ctx context.Context, calls []*call) error {
@@ -161,7 +224,7 @@ func (w *tower) requireSound() {
 	synctest.Wait()
 	w.batcher.mu.Lock()
 	defer w.batcher.mu.Unlock()
-	queued, users, stay, late := 0, map[which]int{}, map[which]struct{}{}, 0
+	queued, parked, users, stay, late := 0, 0, map[which]int{}, map[which]struct{}{}, 0
 	count := func(c *call) {
 		for i := range c.plan.buckets {
 			if !c.look {
@@ -175,8 +238,10 @@ func (w *tower) requireSound() {
 		}
 		queued++
 		count(c)
-		blocked := !c.look && w.blocked(c, stay)
+		f := w.blocker(c)
+		blocked := f != nil || c.isAfter(stay)
 		require.True(w.t, blocked || w.full(), "a call waits and nothing is in its way")
+		require.True(w.t, f == nil || !f.late || w.full(), "a call that waits behind a late flight is in the way of others")
 		for i := range c.plan.buckets {
 			if blocked {
 				stay[c.plan.buckets[i].whole()] = struct{}{}
@@ -184,21 +249,28 @@ func (w *tower) requireSound() {
 		}
 	}
 	for _, f := range w.out {
-		for _, c := range f.calls {
-			count(c)
-		}
 		if f.late {
 			late++
 		}
+		waiting := 0
+		for _, c := range f.behind {
+			if c.stage.Load() == stageWaiting {
+				waiting++
+			}
+		}
+		require.Equal(w.t, waiting, f.parked)
+		require.LessOrEqual(w.t, len(f.behind), 2*f.parked+64)
+		parked += waiting
 	}
+	require.Equal(w.t, parked, w.parked)
 	require.Equal(w.t, queued, w.queued)
 	require.Equal(w.t, users, w.users)
 	require.Equal(w.t, late, w.late)
 	require.Len(w.t, w.out, w.flights)
 	require.LessOrEqual(w.t, w.flights-w.late, maxFlights)
-	require.LessOrEqual(w.t, w.flights, maxOut)
+	require.LessOrEqual(w.t, w.wide, maxOut)
 	require.LessOrEqual(w.t, len(w.queue), 2*w.queued+64)
-	require.True(w.t, w.watching || queued == 0 || w.flights-late < maxFlights || w.flights == maxOut, "nobody sees that a flight is late")
+	require.True(w.t, w.watching || queued == 0 || w.flights == late, "nobody sees that a flight is late")
 }
 
 // requireEmpty checks that the batcher keeps nothing when nothing is asked of it.
@@ -211,6 +283,7 @@ func (w *tower) requireEmpty() {
 	require.Empty(w.t, w.queue)
 	require.Empty(w.t, w.users)
 	require.Empty(w.t, w.aloft)
+	require.Zero(w.t, w.wide)
 	for _, c := range w.queue[:cap(w.queue)] {
 		require.Nil(w.t, c, "a call that ended is kept alive")
 	}

@@ -208,6 +208,11 @@ func isConflict(err error) bool {
 // together runs fn on a Limiter bound to a transaction: the caller's when l is bound to one, else a READ
 // COMMITTED one of its own, which is run again when it conflicts. An error of fn rolls that back.
 func (l *Limiter) together(ctx context.Context, verb string, fn func(tx *Limiter) error) error {
+	return l.retryHeld(ctx, func(l *Limiter) error { return l.togetherOnce(ctx, verb, fn) })
+}
+
+// togetherOnce is together, but returns a heldError when fn needs a row that somebody holds.
+func (l *Limiter) togetherOnce(ctx context.Context, verb string, fn func(tx *Limiter) error) error {
 	if l.pool == nil {
 		err := fn(l)
 		if err != nil && ctx.Err() != nil && !errors.Is(err, ErrNotReserved) {
@@ -237,7 +242,7 @@ func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
 		return fmt.Errorf("begin: %w", err)
 	}
 	bound := l.WithTx(tx)
-	bound.effects = &effects{}
+	bound.effects, bound.own = &effects{}, true
 	if err := fn(bound); err != nil {
 		rollback(ctx, tx)
 		return err

@@ -1,22 +1,31 @@
--- Lock the buckets that buckets_take_alone.sql, which follows in the same transaction, decides on.
+-- Lock those of the rows that are free to the end of the transaction, at READ COMMITTED, and return what they
+-- hold. It waits for no row that somebody holds, because meanwhile it would hold others.
 --
--- Parameters as in buckets_take.sql. Returns nothing.
---
--- Every row is locked in the order asked, those included that are not there yet: they are made, full, on
--- the way, so that no two calls can lock two rows in different orders. When a look through the snapshot
--- says that a bucket will refuse anyway, nothing is locked and nothing is written.
+-- Parameters as in buckets_hold.sql. Returns name, key, shard, value, ts, now_us and made for each row that is
+-- locked. Rows that are not there are made, full, which is what they stand for; made tells them. The wait for one
+-- that somebody else is making is bounded as in buckets_spend.sql.
 WITH asked AS MATERIALIZED (
-    SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
-    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
-            $7::bigint[], $8::float8[], $9::bigint[], $10::float8[], $12::bigint[])
-        WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, tolerance_us, ord),
-        (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
-), seen AS MATERIALIZED (
-    SELECT CASE WHEN b.ts IS NULL THEN a.capacity
-            ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) END - a.cost >= a.lowest AS enough
-    FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
+    SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS begun
+    FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])
+            WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, ord),
+        (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
+), locked AS MATERIALIZED (
+    SELECT a.name, a.key, a.shard, a.ord, a.now_us, b.value, b.ts
+    FROM asked AS a CROSS JOIN LATERAL (
+        SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard
+        FOR NO KEY UPDATE SKIP LOCKED) AS b
+), missing AS MATERIALIZED (
+    SELECT a.* FROM asked AS a
+    WHERE NOT EXISTS (SELECT FROM locked AS l WHERE l.ord = a.ord)
+        AND (SELECT r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) IS NULL
+), bound AS MATERIALIZED (
+    SELECT set_config('lock_timeout', '20ms', true) FROM missing LIMIT 1
+), made AS (
+    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
+    SELECT m.name, m.key, m.shard, m.capacity, m.begun FROM bound, missing AS m ORDER BY m.ord
+    ON CONFLICT (name, key, shard) DO NOTHING
+    RETURNING b.name, b.key, b.shard, b.value, b.ts
 )
-INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-SELECT a.name, a.key, a.shard, a.capacity, a.ts
-FROM asked AS a WHERE (SELECT bool_and(enough) FROM seen) ORDER BY a.ord
-ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value WHERE false
+SELECT l.name, l.key, l.shard, l.value, l.ts, l.now_us, false AS made FROM locked AS l
+UNION ALL
+SELECT m.name, m.key, m.shard, m.value, m.ts, c.now_us, true FROM made AS m, (SELECT a.now_us FROM asked AS a LIMIT 1) AS c

@@ -54,6 +54,15 @@ func StartPostgres(ctx context.Context) (_ *Postgres, err error) {
 	return p, nil
 }
 
+// FindPostgres returns the server that RATELIMIT_DATABASE_URL names, which another process has started.
+func FindPostgres(ctx context.Context) (*Postgres, error) {
+	server, err := postgrestest.Start(ctx, postgrestest.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &Postgres{Server: server}, nil
+}
+
 // verify asks the server what it is, and returns an error when its commits are not durable.
 func (p *Postgres) verify(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, p.URL())
