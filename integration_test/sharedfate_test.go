@@ -1,0 +1,244 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// fate is the limit of the calls that share batches here.
+var fate = ratelimit.Define("fate", hoard(1e6))
+
+// roomyPool lets a test have a connection for every row that is held.
+func roomyPool(c *pgxpool.Config) { c.MaxConns = 32 }
+
+// holdKey has a transaction take from a bucket, and keep its row until the returned function is called. The row is
+// there already, or it is the transaction that makes it.
+func (b *bundle) holdKey(t *testing.T, request ratelimit.Request, exists bool) (release func()) {
+	t.Helper()
+	if exists {
+		takeOne(t, b.limiter, request)
+	}
+	tx := b.begin(t, pgx.ReadCommitted)
+	d, err := b.limiter.WithTx(tx).Take(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	return func() { require.NoError(t, tx.Commit(t.Context())) }
+}
+
+func takeOne(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request) {
+	t.Helper()
+	d, err := limiter.Take(t.Context(), requests...)
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+}
+
+// While a transaction holds a row, the calls for others go on, in the process of those who ask for that row and in
+// every other.
+func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
+	t.Parallel()
+	const keys, rounds = 24, 20
+	for _, test := range []struct {
+		name   string
+		exists bool
+		limit  ratelimit.Limit
+	}{
+		{"OfARowThatIsThere", true, fate},
+		{"OfARowThatIsBeingMade", false, fate},
+		{"OfSeveralRows", true, ratelimit.Define("fate", ratelimit.TokenBucket{Rate: 1e6, Period: century, Shards: 4})},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, roomyPool)
+			held := test.limit.For("held")
+			release := b.holdKey(t, held, test.exists)
+			processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
+			var stuck sync.WaitGroup
+			var answered atomic.Int32
+			for _, process := range processes {
+				require.NoError(t, together(keys, func(caller int) error {
+					own := test.limit.For(fmt.Sprint("key ", caller))
+					for range rounds {
+						stuck.Go(func() {
+							if d, err := process.Take(t.Context(), held); err == nil && d.Allowed {
+								answered.Add(1)
+							}
+						})
+						if d, err := process.Take(t.Context(), own); err != nil || !d.Allowed {
+							return fmt.Errorf("%+v, %w", d, err)
+						}
+					}
+					return nil
+				}))
+			}
+			if test.limit == fate {
+				require.Zero(t, answered.Load(), "the row is held")
+			}
+			release()
+			stuck.Wait()
+			require.EqualValues(t, len(processes)*keys*rounds, answered.Load())
+		})
+	}
+}
+
+// A call that waits for the row of a user keeps nobody from the limit that all share.
+func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
+	t.Parallel()
+	user, global := ratelimit.Define("user", hoard(1e6)), ratelimit.Define("global", hoard(1e6)) // global is locked first
+	for _, exists := range []bool{true, false} {
+		for _, batching := range []bool{true, false} {
+			for _, verb := range []string{"Take", "Reserve"} {
+				t.Run(fmt.Sprintf("%s/RowExists=%v/Batching=%v", verb, exists, batching), func(t *testing.T) {
+					t.Parallel()
+					b := setup(t, roomyPool)
+					release := b.holdKey(t, user.For("ada"), exists)
+					limiter := b.with(t, ratelimit.Config{NoBatching: !batching})
+					const behind = 3
+					var waiters []*asker
+					for range behind {
+						waiters = append(waiters, askFor(t, func(ctx context.Context) (ratelimit.Decision, error) {
+							if verb == "Reserve" {
+								r, err := limiter.Reserve(ctx, user.For("ada"), global.Global())
+								return r.Decision, err
+							}
+							return limiter.Take(ctx, user.For("ada"), global.Global())
+						}))
+					}
+					eventually(t, "a call waits for the row", func() bool { return waiting(t, b.pool) > 0 })
+					for range 20 {
+						takeOne(t, limiter, global.Global())
+						takeOne(t, b.limiter, global.Global())
+						takeOne(t, limiter, user.For("grace"), global.Global())
+					}
+					for _, w := range waiters {
+						w.requireWaits(t)
+					}
+					release()
+					for _, w := range waiters {
+						w.requireAllowed(t)
+					}
+					require.InDelta(t, 1e6-60-behind, b.row(t, "global", "").Value, 0.5)
+				})
+			}
+		}
+	}
+}
+
+// A transaction that takes from two buckets one after the other meets calls that take from one of them each: nobody
+// waits in a circle.
+func TestCallsForOneBucketEachMeetNoDeadlock(t *testing.T) {
+	t.Parallel()
+	const commits, callers = 300, 6
+	b := setup(t, roomyPool)
+	first, second := fate.For("z"), fate.For("a")
+	takeOne(t, b.limiter, first)
+	takeOne(t, b.limiter, second)
+	over := make(chan struct{})
+	var calls sync.WaitGroup
+	failed := make([]error, callers)
+	var taken atomic.Int64
+	for caller := range callers {
+		request := []ratelimit.Request{first, second}[caller%2]
+		calls.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				d, err := b.limiter.Take(t.Context(), request)
+				if err != nil || !d.Allowed {
+					failed[caller] = fmt.Errorf("%+v, %w", d, err)
+					return
+				}
+				taken.Add(1)
+			}
+		})
+	}
+	conflicts := 0
+	for range commits {
+		again, err := callersTx(t.Context(), b.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+			limiter := b.limiter.WithTx(tx)
+			for _, request := range []ratelimit.Request{first, second} {
+				if d, err := limiter.Take(t.Context(), request); err != nil || !d.Allowed {
+					return fmt.Errorf("%+v, %w", d, err)
+				}
+			}
+			return nil
+		})
+		require.NoError(t, err)
+		conflicts += again
+	}
+	close(over)
+	calls.Wait()
+	require.NoError(t, errors.Join(failed...))
+	require.Zero(t, conflicts)
+	require.Positive(t, taken.Load())
+	require.InDelta(t, 2e6-float64(2+2*commits)-float64(taken.Load()), b.held(t, "fate", "a")+b.held(t, "fate", "z"), 1)
+	require.Zero(t, deadlocks(t, b.pool))
+}
+
+// The server's own timeouts end the calls that wait for a row, and no others that share their batches.
+func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
+	t.Parallel()
+	for setting, test := range map[string]struct{ value, code string }{
+		"lock_timeout":      {"50ms", "55P03"},
+		"statement_timeout": {"2s", "57014"},
+	} {
+		for _, exists := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/RowExists=%v", setting, exists), func(t *testing.T) {
+				t.Parallel()
+				b := setup(t, roomyPool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = test.value })
+				const free, rounds, held = 16, 30, 3
+				for key := range held {
+					defer b.holdKey(t, fate.For(fmt.Sprint("held ", key)), exists)()
+				}
+				over := make(chan struct{})
+				var guilty sync.WaitGroup
+				told := make([]int, held)
+				failed := make([]error, held)
+				for key := range held {
+					guilty.Go(func() {
+						for done := false; !done || told[key] == 0; {
+							_, err := b.limiter.Take(t.Context(), fate.For(fmt.Sprint("held ", key)))
+							var pgErr *pgconn.PgError
+							if !errors.As(err, &pgErr) || pgErr.Code != test.code {
+								failed[key] = fmt.Errorf("not told that the row is held: %w", err)
+								return
+							}
+							told[key]++
+							select {
+							case <-over:
+								done = true
+							default:
+							}
+						}
+					})
+				}
+				err := together(free, func(caller int) error {
+					for range rounds {
+						d, err := b.limiter.Take(t.Context(), fate.For(fmt.Sprint("free ", caller)))
+						if err != nil || !d.Allowed {
+							return fmt.Errorf("%+v, %w", d, err)
+						}
+					}
+					return nil
+				})
+				close(over)
+				guilty.Wait()
+				require.NoError(t, err)
+				require.NoError(t, errors.Join(failed...))
+			})
+		}
+	}
+}
