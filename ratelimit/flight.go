@@ -26,7 +26,7 @@ func (l *Limiter) solo(ctx context.Context, c *call) ([]behind, error) {
 	err := l.blameMaker(ctx, l.once(ctx, c))
 	var held *heldError
 	if errors.As(err, &held) {
-		return []behind{c.behind(held.row)}, nil
+		return []behind{c.behind(*held.row)}, nil
 	}
 	return nil, err
 }
@@ -45,11 +45,11 @@ func (c *call) behind(row which) behind {
 // holds one of them. For a single row it waits, as it holds none meanwhile.
 func (l *Limiter) once(ctx context.Context, c *call) error {
 	switch {
-	case c.reserve && len(c.plan.buckets) > 1:
+	case l.waitFor != nil, c.reserve && len(c.plan.buckets) > 1:
 		return l.togetherOnce(ctx, c.verb, func(tx *Limiter) error {
 			waiting, err := tx.decideLocked(ctx, []*call{c})
 			if err == nil && len(waiting) > 0 {
-				err = &heldError{row: waiting[0].row}
+				err = &heldError{&waiting[0].row}
 			}
 			return err
 		})
@@ -149,7 +149,7 @@ func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, other
 		var held *heldError
 		switch err = l.blameMaker(ctx, err); {
 		case errors.As(err, &held):
-			lineups = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return at.bucket.which() == held.row })
+			lineups = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return at.bucket.which() == *held.row })
 		case err != nil:
 			return err
 		default:
@@ -203,18 +203,17 @@ func (p *plan) hopeless(answers []answer) bool {
 // decideHeld answers calls one after the other on locked rows, in a transaction of its own. It returns those that
 // need a row which somebody holds.
 func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
-	first := l
-	if waitFor != nil {
-		first = l.afterWaitFor(*waitFor)
-	}
+	first := l.afterWaitFor(waitFor)
 	err := first.blameMaker(ctx, first.togetherOnce(ctx, calls[0].verb, func(tx *Limiter) (err error) {
 		waiting, err = tx.decideLocked(ctx, calls)
 		return err
 	}))
 	var held *heldError
 	switch {
+	case errors.As(err, &held) && held.row == nil:
+		return l.decideHeld(ctx, calls, nil)
 	case errors.As(err, &held):
-		return l.decideWithout(ctx, calls, held.row, waitFor)
+		return l.decideWithout(ctx, calls, *held.row, waitFor)
 	case err != nil:
 		return l.flyApart(calls, err, func(calls []*call) []behind { return l.decideHeld(ctx, calls, waitFor) })
 	}

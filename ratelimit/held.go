@@ -33,7 +33,7 @@ func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*pla
 	h, err = l.lockFree(ctx, batch, plans...)
 	if err == nil {
 		if row, found := h.notLocked(); found {
-			return nil, &heldError{row: row}
+			return nil, &heldError{&row}
 		}
 	}
 	return h, err
@@ -59,15 +59,21 @@ func (h *held) missesRow(p *plan) (row which, found bool) {
 }
 
 // lockFree locks and reads the rows of the plans' buckets, after what is in batch and in the same round trip. In a
-// transaction of the Limiter's own it leaves out those that somebody holds. In a caller's transaction, which may
-// hold rows already, it waits for them, in the order of locking.
+// transaction of the Limiter's own it leaves out those that somebody holds, unless there is one that it is to wait for:
+// then it waits for that one, holding none, and after that not much longer for each of the others, which would else
+// have to be free all at once. In a caller's transaction, which may hold rows already, it waits for all of them, in the
+// order of locking.
 func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan) (h *held, err error) {
 	h = newHeld(plans)
 	l.enter(ctx, &plan{buckets: h.rows})
 	statement := l.statements.hold
-	if l.own && len(h.rows) > 1 { // for a single one it can wait: it holds none meanwhile
+	switch {
+	case !l.own || len(h.rows) == 1: // for a single one it can wait: it holds none meanwhile
+	case l.waitFor == nil:
 		statement = l.statements.lock
+	default:
 		l.queueWait(batch, h.rows)
+		batch.Queue(l.statements.boundWait)
 	}
 	before := batch.Len()
 	l.queueHold(batch, statement, h.rows)

@@ -4,27 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// A transaction of the Limiter's own never waits for a row while it holds another: whoever has that row may have
-// it for long, and may want those that are held. It locks the rows that are free. When it needs one that is not,
-// it ends, and is made again with the wait for that row as its first statement.
+// A transaction of the Limiter's own does not wait for a row while it holds others: whoever has that row may have it
+// for long, and may want those that are held. It locks the rows that are free. When it needs one that is not, it
+// ends, and is made again with the wait for that row as its first statement.
 
-// heldError says that somebody holds a row which a call needs. Nothing was done; the call is made again when that
-// row was waited for.
-type heldError struct{ row which }
+// heldError says that somebody holds a row which a call needs: nil when it is not known which. Nothing was done; the
+// call is made again when that row was waited for.
+type heldError struct{ row *which }
 
-func (e *heldError) Error() string {
-	return fmt.Sprintf("a transaction holds the row of a bucket of %q", e.row.name)
-}
+func (e *heldError) Error() string { return "another transaction holds the row of a bucket" }
 
-// afterWaitFor returns a Limiter whose transactions begin with the wait for a row.
-func (l *Limiter) afterWaitFor(row which) *Limiter {
+// afterWaitFor returns a Limiter whose transactions begin with the wait for a row, unless that is nil.
+func (l *Limiter) afterWaitFor(row *which) *Limiter {
+	if l.waitFor == row {
+		return l
+	}
 	waiting := *l
-	waiting.waitFor = &row
+	waiting.waitFor = row
 	return &waiting
 }
 
@@ -50,11 +50,8 @@ func (l *Limiter) retryHeld(ctx context.Context, fn func(l *Limiter) error) erro
 }
 
 // queueWait queues the wait for the row that the Limiter is to wait for, when it is one of rows. It is the first
-// statement of its transaction. It locks the row, and makes it when it is not there.
+// statement of its transaction, but for a savepoint. It locks the row, and makes it when it is not there.
 func (l *Limiter) queueWait(batch *pgx.Batch, rows []bucket) {
-	if l.waitFor == nil {
-		return
-	}
 	for i := range rows {
 		if rows[i].which() == *l.waitFor {
 			l.queueHold(batch, l.statements.hold, rows[i:i+1])
@@ -69,25 +66,24 @@ func (l *Limiter) queueHold(batch *pgx.Batch, statement string, rows []bucket) {
 	batch.Queue(statement, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
 }
 
-// blameMaker returns a heldError in place of the lock timeout of a statement that locks or makes rows: somebody was
-// making one of them in a transaction that had not ended, and the statement waited for that. It is one of those that
-// are not there, or any when they all are by now.
+// blameMaker returns a heldError in place of the lock timeout of a statement that locks or makes rows and waits only so
+// long. When a row is not there, it was being made by a transaction that had not ended, and that is the one.
 func (l *Limiter) blameMaker(ctx context.Context, err error) error {
 	var timedOut *makeError
 	if !errors.As(err, &timedOut) || sqlstate(err) != codeLockNotAvailable {
 		return err
 	}
 	missing, readErr := l.missing(ctx, timedOut.rows)
-	if readErr != nil {
+	switch {
+	case readErr != nil:
 		return errors.Join(err, readErr)
+	case len(missing) > 0:
+		return &heldError{&missing[0]}
+	case l.waitFor != nil:
+		return &heldError{}
 	}
-	for i := range timedOut.rows {
-		row := timedOut.rows[i].which()
-		if (len(missing) == 0 || slices.Contains(missing, row)) && (l.waitFor == nil || *l.waitFor != row) {
-			return &heldError{row: row}
-		}
-	}
-	return err
+	row := timedOut.rows[0].which() // all are there by now
+	return &heldError{&row}
 }
 
 // makeError is the failure of a statement that makes those of rows that are not there.

@@ -29,6 +29,8 @@ var (
 	bucketsLookSQL string
 	//go:embed sql/buckets_take.sql
 	bucketsTakeSQL string
+	//go:embed sql/wait_bound.sql
+	boundWaitSQL string
 	//go:embed sql/buckets_lock.sql
 	bucketsLockSQL string
 	//go:embed sql/buckets_take_alone.sql
@@ -62,7 +64,7 @@ const savepoint = "ratelimit_take"
 type statements struct {
 	take, takeSeveral, takeAlone, takeSeveralAlone, spend string
 
-	read, look, hold, lock, save, unmake, fill, mend, charge, prune string
+	read, look, hold, lock, boundWait, save, unmake, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsForget             string
@@ -83,6 +85,7 @@ func newStatements(schema string) statements {
 		unmake:           in(bucketsUnmakeSQL),
 		takeSeveral:      in(bucketsTakeSQL),
 		lock:             in(bucketsLockSQL),
+		boundWait:        boundWaitSQL,
 		takeSeveralAlone: in(bucketsTakeAloneSQL),
 		read:             in(bucketsReadSQL),
 		fill:             in(bucketsFillSQL),
@@ -173,7 +176,8 @@ func (p *plan) answered(answers []answer) error {
 	}
 	for i := range answers {
 		if answers[i].held {
-			return &heldError{row: p.buckets[i].which()}
+			row := p.buckets[i].which()
+			return &heldError{&row}
 		}
 	}
 	return nil
@@ -222,15 +226,14 @@ func (l *Limiter) takeOwn(ctx context.Context, p *plan, look []bucket) (answers,
 	return answers, found, err
 }
 
-// queueTake queues what takes from the plan's buckets: outside a transaction a statement, after the wait for a
-// row when there is one to wait for; in a caller's transaction one behind a savepoint.
+// queueTake queues what takes from the plan's buckets: outside a transaction a statement; in a caller's
+// transaction one behind a savepoint.
 func (l *Limiter) queueTake(batch *pgx.Batch, p *plan) {
 	alone, one := l.pool != nil, len(p.buckets) == 1
 	switch {
 	case alone && one:
 		batch.Queue(l.statements.takeAlone, l.parameters(&p.buckets[0])...)
 	case alone:
-		l.queueWait(batch, p.buckets)
 		batch.Queue(l.statements.takeSeveralAlone, l.columns(p)...)
 	case one:
 		batch.Queue("SAVEPOINT " + savepoint)

@@ -59,6 +59,7 @@ type runner struct {
 	wire     *load.Wire   // nil when it needs no connection
 	attempts func() int64 // nil when a call is one attempt by its nature
 	database *server.Database
+	before   func(ctx context.Context) (stop func() error, err error) // what goes on beside the calls of a round; nil: nothing
 	check    func(ctx context.Context, calls int) error
 	close    func() error
 	calls    int
@@ -75,7 +76,14 @@ func newRunner(b Bench, call load.Call) *runner {
 	}
 }
 
-func (r *runner) Run(ctx context.Context, amount load.Amount) (Round, error) {
+func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err error) {
+	if r.before != nil {
+		stop, err := r.before(ctx)
+		if err != nil {
+			return Round{}, err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+	}
 	before, err := r.counts(ctx)
 	if err != nil {
 		return Round{}, err
