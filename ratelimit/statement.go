@@ -276,7 +276,7 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	for i := range p.buckets {
 		for _, b := range p.buckets[i].ahead(answers[i]) {
 			_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
-				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
+				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf(), []float64{b.terms.capacity})
 			if err != nil {
 				return fmt.Errorf("mend ts: %w", err)
 			}
