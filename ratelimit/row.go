@@ -11,14 +11,22 @@ import (
 func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
 	all, _ := p.rows()
 	found, err := l.readRows(ctx, l.statements.read, all)
+	if err == nil {
+		err = allRows(found, all)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if len(found) != len(all) {
-		return nil, fmt.Errorf("the statement answered for %d of %d rows", len(found), len(all))
-	}
 	answers, _ := p.gather(found)
 	return answers, nil
+}
+
+// allRows returns an error when the answers are not one for each row.
+func allRows(answers []answer, all []bucket) error {
+	if len(answers) != len(all) {
+		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(all))
+	}
+	return nil
 }
 
 // gather returns the answers for the plan's buckets from those for all of their rows, and what is left of
@@ -53,6 +61,9 @@ func scanRows(rows pgx.Rows, all []bucket) ([]answer, error) {
 		var ts *int64
 		if err := row.Scan(&value, &ts, &a.now); err != nil {
 			return a, err
+		}
+		if i == len(all) {
+			return a, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(all))
 		}
 		a.state = all[i].terms.full(a.now)
 		if value != nil && ts != nil {

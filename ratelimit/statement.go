@@ -253,7 +253,9 @@ func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, look []bucket)
 	if rows, err = results.Query(); err != nil {
 		return nil, nil, err
 	}
-	found, err = scanRows(rows, look)
+	if found, err = scanRows(rows, look); err == nil && len(found) > 0 { // above READ COMMITTED it looks at none
+		err = allRows(found, look)
+	}
 	return answers, found, err
 }
 
