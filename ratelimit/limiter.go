@@ -229,7 +229,7 @@ func (l *Limiter) decided(ctx context.Context, event Decided, began time.Time) {
 
 // failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
 func (l *Limiter) failed(ctx context.Context, verb string, p *plan, began time.Time, err error) error {
-	name := p.buckets[0].limit.name
+	name := p.buckets[p.asked[0].bucket].limit.name // the first asked: buckets are in the order of locking
 	err = fmt.Errorf("ratelimit: %s %q: %w", verb, name, l.explain(err))
 	l.fail(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 	return err
