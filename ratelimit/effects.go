@@ -7,8 +7,18 @@ import (
 
 // effects are what a transaction does beside its rows, kept until it has committed.
 type effects struct {
-	freed  []which // buckets that tokens were given back to
-	events []Event
+	changed []which // buckets that tokens were taken from or given back to
+	events  []Event
+}
+
+// mark is how many effects there were at some moment.
+type mark struct{ changed, events int }
+
+func (e *effects) mark() mark { return mark{len(e.changed), len(e.events)} }
+
+// undo drops the effects since the mark, as going back to a savepoint does with what was written since.
+func (e *effects) undo(to mark) {
+	e.changed, e.events = e.changed[:min(to.changed, len(e.changed))], e.events[:min(to.events, len(e.events))]
 }
 
 // free notes that tokens were given back to the plan's buckets, so that no refusal from before is repeated
@@ -17,15 +27,22 @@ func (l *Limiter) free(p *plan) {
 	if l.denials == nil {
 		return
 	}
-	freed := make([]which, len(p.buckets))
+	changed := make([]which, len(p.buckets))
 	for i := range p.buckets {
-		freed[i] = p.buckets[i].whole()
+		changed[i] = p.buckets[i].whole()
 	}
 	if l.effects != nil {
-		l.effects.freed = append(l.effects.freed, freed...)
+		l.effects.changed = append(l.effects.changed, changed...)
 		return
 	}
-	l.denials.drop(freed)
+	l.denials.drop(changed)
+}
+
+// invalidate forgets what is known of buckets, if anything is.
+func (l *Limiter) invalidate(changed []which) {
+	if len(changed) > 0 {
+		l.denials.drop(changed)
+	}
 }
 
 // tell tells the observer of event: once the transaction has committed when that will be known, else at once.
@@ -45,9 +62,7 @@ func (l *Limiter) Observe(ctx context.Context, event Event) { l.tell(ctx, event)
 
 // committed lets out the effects of a transaction that has committed.
 func (l *Limiter) committed(ctx context.Context, e *effects) {
-	if len(e.freed) > 0 {
-		l.denials.drop(e.freed)
-	}
+	l.invalidate(e.changed)
 	for _, event := range e.events {
 		l.tell(ctx, event)
 	}

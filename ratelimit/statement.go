@@ -136,7 +136,7 @@ func (l *Limiter) runRows(ctx context.Context, p *plan) ([]answer, error) {
 
 // enter queues for the plan's buckets when the transaction is one of InTx.
 func (l *Limiter) enter(ctx context.Context, p *plan) {
-	if tx, ok := l.db.(*lentTx); ok {
+	if tx, ok := l.db.(*lentTx); ok && tx.places != nil {
 		tx.places.enter(ctx, p.buckets)
 	}
 }
