@@ -6,8 +6,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // call is one call outside a transaction.
@@ -76,8 +74,7 @@ func newBatcher(l *Limiter) *batcher {
 
 // batches reports whether calls are folded: not on a single connection, which one caller at a time can use.
 func (l *Limiter) batches() bool {
-	_, single := l.pool.(*pgx.Conn)
-	return !l.config.NoBatching && !single
+	return !l.config.NoBatching && l.connection() == nil
 }
 
 // do answers c, by itself or as one of a batch.

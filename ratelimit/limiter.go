@@ -11,14 +11,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// DB is what a call needs of the database. *pgxpool.Pool, *pgx.Conn and pgx.Tx have it.
+// DB is what a call needs of the database. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx have it.
 type DB interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// Pool is a DB that can begin transactions: *pgxpool.Pool, or a *pgx.Conn that no one else uses meanwhile.
+// Pool is a DB that can begin transactions: *pgxpool.Pool, or a *pgx.Conn or *pgxpool.Conn that no one else uses
+// meanwhile.
 type Pool interface {
 	DB
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)

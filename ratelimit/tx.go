@@ -238,8 +238,19 @@ func (l *Limiter) spoil(ctx context.Context) {
 
 // idle returns an error when the pool is one connection that is in a transaction, which ours would end.
 func (l *Limiter) idle() error {
-	if conn, ok := l.pool.(*pgx.Conn); ok && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+	if conn := l.connection(); conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		return fmt.Errorf("%w: the connection is in a transaction; use WithTx", ErrInvalidConfig)
+	}
+	return nil
+}
+
+// connection returns the connection that the pool is, and nil when it is a pool of several.
+func (l *Limiter) connection() *pgx.Conn {
+	switch pool := l.pool.(type) {
+	case *pgx.Conn:
+		return pool
+	case interface{ Conn() *pgx.Conn }: // a *pgxpool.Conn
+		return pool.Conn()
 	}
 	return nil
 }
