@@ -59,7 +59,9 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 		"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id, key string) error {
 			return limiter.Settle(ctx, id, roomy.For(key).Cost(3))
 		},
-		"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, id, _ string) error { return limiter.Cancel(ctx, id) },
+		"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, id, _ string) error {
+			return limiter.Cancel(ctx, id)
+		},
 		"Renew": func(ctx context.Context, limiter *ratelimit.Limiter, id, _ string) error {
 			_, err := limiter.Renew(ctx, id)
 			return err

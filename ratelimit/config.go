@@ -35,10 +35,14 @@ type Config struct {
 	// fail with ErrOverloaded. Defaults to 10,000.
 	MaxWaiting int
 	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
-	// that asks for as much is refused from memory until its wait is over, without a round trip. What is
-	// given back to a bucket through this Limiter, or a changed policy, shows at once, what other processes
-	// and transactions that this Limiter did not begin give back within a second. Up to 64 are remembered in any
-	// case, and 100 million at most. Defaults to 0: none.
+	// that asks for as much is refused from memory until its wait is over, without a round trip. Up to 64 are
+	// remembered in any case, and 100 million at most. Defaults to 0: none.
+	//
+	// What is taken from a bucket or given back to it through this Limiter, in transactions of InTx with their
+	// commit, and a changed policy, show at once. What other processes do, and transactions that this Limiter did not
+	// begin, shows within a second: until then a call may be refused although tokens were given back, and its
+	// RetryAfter and Remaining do not know of what was taken, so that who comes back in time may be refused again.
+	// Of a call over several limits the same holds for what it says of those that did not refuse.
 	DenyCache int
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer

@@ -21,27 +21,26 @@ func (e *effects) undo(to mark) {
 	e.changed, e.events = e.changed[:min(to.changed, len(e.changed))], e.events[:min(to.events, len(e.events))]
 }
 
-// free notes that tokens were given back to the plan's buckets, so that no refusal from before is repeated
-// from memory: once the transaction has committed or, when nobody says when that is, at once.
-func (l *Limiter) free(p *plan) {
-	if l.denials == nil {
-		return
+// invalidate notes that tokens were taken from the plan's buckets or given back to them, so that no refusal from before
+// is repeated from memory: once the transaction has committed or, when nobody says when that is, at once.
+func (l *Limiter) invalidate(p *plan) {
+	switch {
+	case l.denials == nil:
+	case l.effects != nil:
+		for i := range p.buckets {
+			l.effects.changed = append(l.effects.changed, p.buckets[i].whole())
+		}
+	default:
+		for i := range p.buckets {
+			l.denials.drop(p.buckets[i].whole())
+		}
 	}
-	changed := make([]which, len(p.buckets))
-	for i := range p.buckets {
-		changed[i] = p.buckets[i].whole()
-	}
-	if l.effects != nil {
-		l.effects.changed = append(l.effects.changed, changed...)
-		return
-	}
-	l.denials.drop(changed)
 }
 
-// invalidate forgets what is known of buckets, if anything is.
-func (l *Limiter) invalidate(changed []which) {
-	if len(changed) > 0 {
-		l.denials.drop(changed)
+// drop forgets what is known of buckets that a transaction changed, or may have changed.
+func (l *Limiter) drop(changed []which) {
+	for _, w := range changed {
+		l.denials.drop(w)
 	}
 }
 
@@ -62,7 +61,7 @@ func (l *Limiter) Observe(ctx context.Context, event Event) { l.tell(ctx, event)
 
 // committed lets out the effects of a transaction that has committed.
 func (l *Limiter) committed(ctx context.Context, e *effects) {
-	l.invalidate(e.changed)
+	l.drop(e.changed)
 	for _, event := range e.events {
 		l.tell(ctx, event)
 	}

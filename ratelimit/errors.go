@@ -105,3 +105,16 @@ func sqlstate(err error) string {
 	}
 	return pgErr.Code
 }
+
+// changedNothing reports whether a call that failed with err is known to have changed nothing: it was not sent, or the
+// server undid it.
+func changedNothing(err error) bool {
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.Is(err, ErrCommitUnknown):
+		return false
+	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
+		return true
+	}
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
+}

@@ -174,7 +174,7 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	if err := l.standalone(ctx, "reset", func() error { return l.fill(ctx, p) }); err != nil {
 		return l.failed(ctx, "reset", p, began, err)
 	}
-	l.free(p)
+	l.invalidate(p)
 	return nil
 }
 
@@ -230,6 +230,9 @@ func (l *Limiter) decided(ctx context.Context, event Decided, began time.Time) {
 
 // failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
 func (l *Limiter) failed(ctx context.Context, verb string, p *plan, began time.Time, err error) error {
+	if l.pool != nil && !changedNothing(err) { // who knows what it took
+		l.invalidate(p)
+	}
 	name := p.buckets[p.asked[0].bucket].limit.name // the first asked: buckets are in the order of locking
 	err = fmt.Errorf("ratelimit: %s %q: %w", verb, name, l.explain(err))
 	l.fail(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)

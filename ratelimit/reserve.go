@@ -53,6 +53,9 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err := l.submit(ctx, c); err != nil {
 		return Reservation{}, l.failed(ctx, "reserve", p, began, err)
 	}
+	if c.reservation.Allowed {
+		l.invalidate(p)
+	}
 	l.decided(ctx, Decided{Verb: "reserve", Decision: c.reservation.Decision, Delay: c.reservation.Delay()}, began)
 	return c.reservation, nil
 }
@@ -169,7 +172,7 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, last) }); err != nil {
 		return l.failed(ctx, verb, p, began, err)
 	}
-	l.free(p)
+	l.invalidate(p)
 	return nil
 }
 
@@ -228,6 +231,6 @@ func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationS
 		return nil
 	}
 	p := r.plan()
-	l.free(p)
+	l.invalidate(p)
 	return l.charge(ctx, p, charges, r.refundUntil())
 }

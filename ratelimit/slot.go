@@ -104,6 +104,7 @@ func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, err
 	if !d.Allowed {
 		return d.RetryAfter, nil
 	}
+	l.invalidate(p)
 	wait := p.readyAfter(answers)
 	ready := d.At.Add(wait)
 	if r.StaleUs != nil {

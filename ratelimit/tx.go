@@ -105,7 +105,7 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, places *pl
 	err = fn(tx)
 	switch {
 	case tx.ended:
-		l.invalidate(tx.effects.changed) // it may well have committed
+		l.drop(tx.effects.changed) // it may well have committed
 		if err == nil {
 			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
 		}
@@ -123,7 +123,7 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, places *pl
 	case err == nil:
 		l.committed(ctx, tx.effects)
 	case errors.Is(err, ErrCommitUnknown):
-		l.invalidate(tx.effects.changed)
+		l.drop(tx.effects.changed)
 	}
 	return false, err
 }
