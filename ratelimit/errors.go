@@ -90,6 +90,9 @@ const (
 // back whole, and running all of it again may succeed. It is for transactions of your own; InTx asks it
 // for you. A retry inside the same transaction, or inside a savepoint of it, cannot succeed.
 func IsRetryable(err error) bool {
+	if err == nil { // as mostly, and what errors.As needs is an allocation
+		return false
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return false
@@ -99,6 +102,9 @@ func IsRetryable(err error) bool {
 
 // sqlstate returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
 func sqlstate(err error) string {
+	if err == nil {
+		return ""
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return ""

@@ -34,6 +34,7 @@ type Limiter struct {
 	config     Config
 	statements statements
 	queues     *queues
+	boxes      *boxes
 	batcher    *batcher
 	denials    *denials // nil: no refusal is answered from memory
 	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
@@ -49,7 +50,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}
+	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues(), boxes: &boxes{}}
 	l.batcher, l.denials = newBatcher(l), newDenials(config.DenyCache, l.asOf)
 	return l, nil
 }
@@ -118,7 +119,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	if err != nil {
 		return Decision{}, err
 	}
-	c := &call{verb: "take", plan: p, look: p.free()}
+	c := p.of("take", p.free(), false)
 	d, known, err := l.recall(ctx, c)
 	if err != nil {
 		return Decision{}, l.failed(ctx, "take", p, began, err)
@@ -138,7 +139,7 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 		return Decision{}, err
 	}
 	began := l.watch()
-	c := &call{verb: "check", plan: p, look: true}
+	c := p.of("check", true, false)
 	if err := l.submit(ctx, c); err != nil {
 		return Decision{}, l.failed(ctx, "check", p, began, err)
 	}
@@ -155,7 +156,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 		return Value{}, err
 	}
 	began := l.watch()
-	c := &call{verb: "value", plan: p, look: true}
+	c := p.of("value", true, false)
 	if err := l.submit(ctx, c); err != nil {
 		return Value{}, l.failed(ctx, "value", p, began, err)
 	}

@@ -49,7 +49,7 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 		return Reservation{}, err
 	}
 	began := l.watch()
-	c := &call{verb: "reserve", plan: p, reserve: true}
+	c := p.of("reserve", false, true)
 	if err := l.submit(ctx, c); err != nil {
 		return Reservation{}, l.failed(ctx, "reserve", p, began, err)
 	}

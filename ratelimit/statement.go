@@ -154,7 +154,7 @@ func (l *Limiter) runOne(ctx context.Context, p *plan) ([]answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	answers, err := scan(rows)
+	answers, err := scanInto(rows, p.oneAnswer[:0])
 	if err == nil {
 		err = p.answered(answers)
 	}
