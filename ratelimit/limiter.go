@@ -235,7 +235,7 @@ func (l *Limiter) failed(ctx context.Context, verb string, p *plan, began time.T
 		l.invalidate(p)
 	}
 	name := p.buckets[p.asked[0].bucket].limit.name // the first asked: buckets are in the order of locking
-	err = fmt.Errorf("ratelimit: %s %q: %w", verb, name, l.explain(err))
+	err = during(fmt.Sprintf("%s %q", verb, name), l.explain(err))
 	l.fail(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 	return err
 }
@@ -255,6 +255,13 @@ func (l *Limiter) explain(err error) error {
 	switch sqlstate(err) {
 	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
 		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
+	case codeInsufficientPrivilege:
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations", err, l.config.Schema)
+	case codeReadOnly:
+		return fmt.Errorf("%w; the transaction may not write, or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
+	}
+	if l.pool != nil && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w; a transaction may hold a row that the call waited for: inside one, call the Limiter of WithTx", err)
 	}
 	return err
 }

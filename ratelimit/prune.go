@@ -43,14 +43,14 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	blocks, err := l.blocks(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("ratelimit: prune: %w", l.explain(err))
+		return 0, during("prune", l.explain(err))
 	}
 	began, deleted := l.watch(), int64(0)
 	for first := int64(0); first < blocks; first += pruneBlocks {
 		n, alone, err := l.pruneRange(ctx, limits, first)
 		deleted += n
 		if err != nil {
-			return deleted, fmt.Errorf("ratelimit: prune: %w", err)
+			return deleted, during("prune", l.explain(err))
 		}
 		if !alone {
 			break

@@ -110,7 +110,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	}
 	costs, err := l.actualCosts(actual)
 	if err != nil {
-		return fmt.Errorf("ratelimit: settle: %w", err)
+		return during("settle", err)
 	}
 	return l.end(ctx, "settle", id, Settled, func(r *reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
@@ -161,7 +161,7 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	}
 	costs, err := l.actualCosts(requests)
 	if err != nil {
-		return fmt.Errorf("ratelimit: %s: %w", verb, err)
+		return during(verb, err)
 	}
 	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i := range p.buckets {

@@ -37,17 +37,17 @@ func (l *Limiter) retry(ctx context.Context, verb string, attempt func() (again,
 		l.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
+			return prefixed(fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err))
 		case n >= l.config.MaxAttempts && !isConflict(err):
 			return err
 		case n >= l.config.MaxAttempts:
-			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err)
+			return prefixed(fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err))
 		}
 		if when == atOnce {
 			continue
 		}
 		if !pause(ctx, rand.N(ceiling)) {
-			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
+			return prefixed(fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err))
 		}
 		ceiling = min(2*ceiling, retryCap)
 	}

@@ -144,7 +144,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	for {
 		ids, err := l.expired(ctx)
 		if err != nil {
-			return ended, fmt.Errorf("ratelimit: expire: %w", l.explain(err))
+			return ended, during("expire", l.explain(err))
 		}
 		before := ended
 		for _, id := range ids {
@@ -161,7 +161,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		}
 	}
 	if err := l.forget(ctx); err != nil {
-		return ended, fmt.Errorf("ratelimit: expire: forget: %w", l.explain(err))
+		return ended, during("expire: forget", l.explain(err))
 	}
 	return ended, nil
 }
