@@ -18,6 +18,12 @@ type Config struct {
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
 	// other transactions. Defaults to 50.
 	MaxAttempts int
+	// Timeout bounds each call outside a transaction, with its attempts and the wait for a connection, when its context
+	// does not end sooner: a call waits for a row that a transaction holds as long as that is open. The error of a call
+	// whose time has ended is context.DeadlineExceeded to errors.Is; whether it took anything is then unknown. Of Prune
+	// and Expire it bounds each transaction. InTx, which runs a function of yours, and calls in transactions have the
+	// time of their contexts. Defaults to 10 seconds; below 0 there is no bound.
+	Timeout time.Duration
 	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
 	// Limiter.Start. Defaults to 0: for ever.
 	StaleAfter time.Duration
@@ -54,6 +60,7 @@ const (
 	defaultSchema      = "ratelimit"
 	defaultMaxAttempts = 50
 	defaultMaxWaiting  = 10_000
+	defaultTimeout     = 10 * time.Second
 	maxDenyCache       = 100_000_000 // what memory holds, some 400 bytes each
 	minSecretBytes     = 16
 )
@@ -66,6 +73,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxWaiting == 0 {
 		c.MaxWaiting = defaultMaxWaiting
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = defaultMaxAttempts

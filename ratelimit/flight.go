@@ -14,6 +14,8 @@ const classDataException = "22"
 
 // alone answers c by itself.
 func (l *Limiter) alone(ctx context.Context, c *call) error {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	switch {
 	case c.reserve:
 		return l.together(ctx, c.verb, func(tx *Limiter) (err error) {

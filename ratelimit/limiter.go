@@ -82,8 +82,9 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
 // ends. A call whose context ends half-way makes the transaction one that can only be rolled back.
 //
-// Inside the transaction use this Limiter only: a call on l is on another connection, and waits until its
-// context ends for a row that the transaction holds, even one that only another call of its batch asks for.
+// Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
+// transaction holds, even one that only another call of its batch asks for, until its context or the time of
+// Config.Timeout ends.
 func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 	if l == nil {
 		return nil
@@ -106,8 +107,9 @@ func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 // ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
 // the transaction stays usable.
 //
-// Outside a transaction the call is one round trip and its own commit. Conflicts are retried; a connection
-// that fails during the call leaves it open whether the tokens were taken, and that is an error too.
+// Outside a transaction the call is one round trip and its own commit, for which it has the time of Config.Timeout.
+// Conflicts are retried; a connection that fails during the call, or a time that ends, leaves it open whether the tokens
+// were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
 	began := l.watch()
@@ -171,6 +173,8 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	began := l.watch()
 	if err := l.standalone(ctx, "reset", func() error { return l.fill(ctx, p) }); err != nil {
 		return l.failed(ctx, "reset", p, began, err)

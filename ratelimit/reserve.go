@@ -168,6 +168,8 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 		b := &p.buckets[i]
 		amounts[i], last[i] = sign*costs[b.whole()], until(b)
 	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	began := l.watch()
 	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, last) }); err != nil {
 		return l.failed(ctx, verb, p, began, err)
@@ -202,6 +204,8 @@ func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
 // end moves an open reservation to a final state and charges what amounts returns for each of its
 // buckets. A reservation that is in that state already stays as it is.
 func (l *Limiter) end(ctx context.Context, verb, id string, final ReservationState, amounts func(*reservation) ([]float64, error)) error {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	return l.withReservation(ctx, verb, id, func(tx *Limiter, r *reservation) error {
 		switch r.State {
 		case final:
