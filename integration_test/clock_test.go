@@ -206,3 +206,40 @@ func TestResetDoesNotMoveABucketBackInTime(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, v.Tokens)
 }
+
+// A clock may stand anywhere that a row can count from, the zero time included: no statement fails for it and takes
+// the caller's transaction with it.
+func TestTheFirstInstantIsAnInstantLikeOthers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for name, limit := range map[string]ratelimit.Limit{
+		"Bucket":  ratelimit.Define("bucket", ratelimit.PerMinute(4)),
+		"Spread":  ratelimit.Define("spread", ratelimit.FixedWindow{Rate: 4, Period: time.Hour, Capacity: 12}),
+		"Sharded": ratelimit.Define("sharded", ratelimit.FixedWindow{Rate: 4, Period: time.Hour, Capacity: 12, Shards: 2}),
+		"Start":   ratelimit.Define("start", ratelimit.FixedWindow{Rate: 4, Period: century, Start: clockNoon}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			now := time.Time{}
+			limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time { return now }})
+			request := limit.For(t.Name())
+			tx := b.begin(t, pgx.ReadCommitted)
+			bound := limiter.WithTx(tx)
+			takeAll(t, bound, request)
+			d, err := bound.Take(t.Context(), request)
+			require.NoError(t, err)
+			require.False(t, d.Allowed)
+			now = now.Add(d.RetryAfter - time.Microsecond)
+			requireRefused(t, bound, []ratelimit.Request{request})
+			now = now.Add(time.Microsecond)
+			requireAllowed(t, taking(request), bound)
+			r, err := bound.Reserve(t.Context(), request.Cost(4))
+			require.NoError(t, err)
+			require.NoError(t, bound.Settle(t.Context(), r.ID, request.Cost(5)))
+			require.NoError(t, bound.Charge(t.Context(), request))
+			require.NoError(t, bound.Reset(t.Context(), request))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.InDelta(t, limit.Capacity(), tokens(t, limiter, request), 0)
+		})
+	}
+}

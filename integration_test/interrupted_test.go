@@ -88,31 +88,41 @@ const unknownID = "00000000-0000-4000-8000-000000000000"
 func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	b.exec(t, `CREATE TABLE work (n int)`)
 	conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
 	require.NoError(t, err)
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	limiter, err := ratelimit.New(conn, ratelimit.Config{})
+	pooled, err := b.pool.Acquire(t.Context())
 	require.NoError(t, err)
-	b.exec(t, `CREATE TABLE work (n int)`)
-
-	tx, err := conn.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), `INSERT INTO work VALUES (1)`)
-	require.NoError(t, err)
-	for name, call := range map[string]func() error{
-		"Take":    func() error { _, err := limiter.Take(t.Context(), roomy.For("a")); return err },
-		"Reserve": func() error { _, err := limiter.Reserve(t.Context(), roomy.For("a")); return err },
-		"InTx":    func() error { return limiter.InTx(t.Context(), func(pgx.Tx) error { return nil }) },
-	} {
-		require.ErrorIs(t, call(), ratelimit.ErrInvalidConfig, name)
-		require.ErrorContains(t, call(), "use WithTx", name)
+	defer pooled.Release()
+	for name, single := range map[string]interface {
+		ratelimit.Pool
+		Begin(ctx context.Context) (pgx.Tx, error)
+	}{"Conn": conn, "PoolsConn": pooled} {
+		t.Run(name, func(t *testing.T) { // not parallel: the connections are for as long as the test
+			limiter, err := ratelimit.New(single, ratelimit.Config{})
+			require.NoError(t, err)
+			tx, err := single.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = tx.Exec(t.Context(), `INSERT INTO work VALUES (1)`)
+			require.NoError(t, err)
+			for name, call := range map[string]func() error{
+				"Take":    func() error { _, err := limiter.Take(t.Context(), roomy.For("a")); return err },
+				"Reserve": func() error { _, err := limiter.Reserve(t.Context(), roomy.For("a")); return err },
+				"Charge":  func() error { return limiter.Charge(t.Context(), roomy.For("a")) },
+				"InTx":    func() error { return limiter.InTx(t.Context(), func(pgx.Tx) error { return nil }) },
+			} {
+				require.ErrorIs(t, call(), ratelimit.ErrInvalidConfig, name)
+				require.ErrorContains(t, call(), "use WithTx", name)
+			}
+			requireAllowed(t, taking(roomy.For("a")), limiter.WithTx(tx))
+			require.NoError(t, tx.Rollback(t.Context()))
+			var rows int
+			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM work`).Scan(&rows))
+			require.Zero(t, rows)
+			requireAllowed(t, taking(roomy.For("a")), limiter)
+		})
 	}
-	requireAllowed(t, taking(roomy.For("a")), limiter.WithTx(tx))
-	require.NoError(t, tx.Rollback(t.Context()))
-	var rows int
-	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM work`).Scan(&rows))
-	require.Zero(t, rows)
-	requireAllowed(t, taking(roomy.For("a")), limiter)
 }
 
 // Whoever waits in a queue has a connection, so whoever is at its head must not have to wait for one.

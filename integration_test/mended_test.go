@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -51,5 +52,37 @@ func TestAWrongClockIsToldOfOnce(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// forgetful is a pool that deletes a row before the statement behind its refusal, as anybody may.
+type forgetful struct {
+	ratelimit.Pool
+	key string
+}
+
+func (p forgetful) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
+	if tag, err := p.Pool.Exec(ctx, `DELETE FROM ratelimit.buckets WHERE key = $1`, p.key); err != nil {
+		return tag, err
+	}
+	return p.Pool.Exec(ctx, sql, arguments...)
+}
+
+// A row that is deleted before its clock can be mended stands for a full bucket as it did.
+func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
+	for _, limit := range []ratelimit.Limit{pinch, sharded} {
+		t.Run(limit.Name(), func(t *testing.T) {
+			t.Parallel()
+			request := limit.For(t.Name())
+			takeAll(t, b.limiter, request)
+			b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2 AND shard = 0`, ratelimit.Day.Microseconds(), t.Name())
+			limiter, err := ratelimit.New(forgetful{b.pool, t.Name()}, ratelimit.Config{NoBatching: true})
+			require.NoError(t, err)
+			requireRefused(t, limiter, []ratelimit.Request{request})
+			require.InDelta(t, limit.Capacity(), tokens(t, b.limiter, request), 1e-3)
+		})
 	}
 }

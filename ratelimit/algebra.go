@@ -38,7 +38,7 @@ type terms struct {
 	rate     float64 // tokens that arrive each period
 	steps    float64 // steps in a period
 	step     int64   // a step's length in microseconds
-	phase    int64   // the instant some step begins, before minInstant
+	phase    int64   // the instant the first step begins, from minInstant on
 	maxDebt  float64 // how far below zero a reservation may go
 	reserves bool    // whether reservations are taken at all
 	spread   bool    // whether phase is to be derived from the key
@@ -51,7 +51,8 @@ type state struct {
 	ts    int64
 }
 
-// begin returns the instant at which the step that holds now began.
+// begin returns the instant at which the step that holds now began, and for instants before the first step when
+// that will.
 func (t terms) begin(now int64) int64 {
 	return t.phase + (now-t.phase)/t.step*t.step
 }

@@ -6,8 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-
-	"github.com/jackc/pgx/v5"
+	"time"
 )
 
 // call is one call outside a transaction.
@@ -24,6 +23,7 @@ type call struct {
 	panicked    any // what its flight panicked with
 
 	ctx     context.Context //nolint:containedctx // the batch that answers the call carries on its values
+	waiter  *waiter
 	done    chan struct{}
 	stage   atomic.Int32
 	flight  *flight
@@ -63,7 +63,9 @@ type decider interface {
 // flight of its own, which waits for that row and keeps no bucket but that row's from others.
 type batcher struct {
 	decider decider
-	limit   int // calls that may wait
+	limit   int           // calls that may wait
+	timeout time.Duration // that a call may wait for its answer; none when it is not above 0
+	spare   sync.Pool     // of waiter
 
 	mu       sync.Mutex
 	queue    []*call           // in the order they came; some have left
@@ -83,15 +85,14 @@ type batcher struct {
 
 func newBatcher(l *Limiter) *batcher {
 	return &batcher{
-		decider: l, limit: l.config.MaxWaiting,
+		decider: l, limit: l.config.MaxWaiting, timeout: l.config.Timeout,
 		users: make(map[which]int), aloft: make(map[which]*flight), landed: make(chan struct{}),
 	}
 }
 
 // batches reports whether calls are folded: not on a single connection, which one caller at a time can use.
 func (l *Limiter) batches() bool {
-	_, single := l.pool.(*pgx.Conn)
-	return !l.config.NoBatching && !single
+	return !l.config.NoBatching && l.connection() == nil
 }
 
 // do answers c, by itself or as one of a batch.
@@ -100,6 +101,12 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 		return b.single(ctx, c)
 	}
 	c.ctx = ctx
+	c.waiter, _ = b.spare.Get().(*waiter)
+	if c.waiter == nil {
+		c.waiter = &waiter{done: make(chan struct{}, 1)}
+	}
+	c.done = c.waiter.done
+	defer b.spare.Put(c.waiter) // nobody answers a call that has its answer, or was left
 	departs, err := b.enqueue(c)
 	if err != nil {
 		return err
@@ -198,12 +205,21 @@ func (b *batcher) count(c *call, n int) {
 	}
 }
 
-// wait waits until c is answered or its context ends.
+// wait waits until c is answered, its context ends, or the time for a call has passed.
 func (b *batcher) wait(ctx context.Context, c *call) error {
+	var late <-chan time.Time
+	if bounds(ctx, b.timeout) {
+		timer := c.waiter.start(b.timeout)
+		defer timer.Stop()
+		late = timer.C
+	}
+	ended := context.DeadlineExceeded
 	select {
 	case <-c.done:
 		return c.result()
 	case <-ctx.Done():
+		ended = ctx.Err()
+	case <-late:
 	}
 	switch {
 	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
@@ -219,7 +235,23 @@ func (b *batcher) wait(ctx context.Context, c *call) error {
 		<-c.done
 		return c.result()
 	}
-	return ctx.Err()
+	return ended
+}
+
+// waiter is what a call waits with. A call leaves it as it found it, for the next one.
+type waiter struct {
+	done  chan struct{}
+	timer *time.Timer
+}
+
+// start starts the waiter's timer.
+func (w *waiter) start(d time.Duration) *time.Timer {
+	if w.timer == nil {
+		w.timer = time.NewTimer(d)
+	} else {
+		w.timer.Reset(d)
+	}
+	return w.timer
 }
 
 // leave forgets a call whose caller gave up before it was aboard.

@@ -18,6 +18,12 @@ type Config struct {
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
 	// other transactions. Defaults to 50.
 	MaxAttempts int
+	// Timeout bounds each call outside a transaction, with its attempts and the wait for a connection, when its context
+	// does not end sooner: a call waits for a row that a transaction holds as long as that is open. The error of a call
+	// whose time has ended is context.DeadlineExceeded to errors.Is; whether it took anything is then unknown. Of Prune
+	// and Expire it bounds each transaction. InTx, which runs a function of yours, and calls in transactions have the
+	// time of their contexts. Defaults to 10 seconds; below 0 there is no bound.
+	Timeout time.Duration
 	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
 	// Limiter.Start. Defaults to 0: for ever.
 	StaleAfter time.Duration
@@ -35,10 +41,14 @@ type Config struct {
 	// fail with ErrOverloaded. Defaults to 10,000.
 	MaxWaiting int
 	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
-	// that asks for as much is refused from memory until its wait is over, without a round trip. What is
-	// given back to a bucket through this Limiter, or a changed policy, shows at once, what other processes
-	// and transactions that this Limiter did not begin give back within a second. Up to 64 are remembered in any
-	// case, and 100 million at most. Defaults to 0: none.
+	// that asks for as much is refused from memory until its wait is over, without a round trip. Up to 64 are
+	// remembered in any case, and 100 million at most. Defaults to 0: none.
+	//
+	// What is taken from a bucket or given back to it through this Limiter, in transactions of InTx with their
+	// commit, and a changed policy, show at once. What other processes do, and transactions that this Limiter did not
+	// begin, shows within a second: until then a call may be refused although tokens were given back, and its
+	// RetryAfter and Remaining do not know of what was taken, so that who comes back in time may be refused again.
+	// Of a call over several limits the same holds for what it says of those that did not refuse.
 	DenyCache int
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer
@@ -50,6 +60,7 @@ const (
 	defaultSchema      = "ratelimit"
 	defaultMaxAttempts = 50
 	defaultMaxWaiting  = 10_000
+	defaultTimeout     = 10 * time.Second
 	maxDenyCache       = 100_000_000 // what memory holds, some 400 bytes each
 	minSecretBytes     = 16
 )
@@ -62,6 +73,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxWaiting == 0 {
 		c.MaxWaiting = defaultMaxWaiting
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = defaultMaxAttempts

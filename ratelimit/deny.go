@@ -12,12 +12,13 @@ const (
 	// denyMaxAge is how long a refusal is answered from memory without another look: what other processes
 	// give back shows no later.
 	denyMaxAge = time.Second
-	// denyStripes is the number of locks of the cache.
-	denyStripes = 64
+	// denyStripes is the number of locks of the cache, and denySlots that of the counts of changes under each.
+	denyStripes, denySlots = 64, 64
 )
 
 // denials is the deny cache: what buckets held when the database last refused a call, for as long as that
-// is enough to refuse the next one. It holds refusals only, each from committed rows.
+// is enough to refuse the next one. It holds refusals only, each from committed rows, and for calls over several limits
+// what those of their limits held that did not refuse.
 type denials struct {
 	seed    maphash.Seed
 	now     func() time.Duration // since the cache was made: cheaper to ask for than the time
@@ -27,9 +28,9 @@ type denials struct {
 }
 
 type denyStripe struct {
-	mu    sync.Mutex
-	of    map[which]*denial
-	freed uint64 // how often tokens were given back to its buckets
+	mu      sync.Mutex
+	of      map[which]*denial
+	changed [denySlots]uint32 // how often this Limiter changed the buckets of each slot
 }
 
 // denial is what is known of one bucket.
@@ -61,16 +62,22 @@ func (d *denials) stripe(w which) *denyStripe {
 	return &d.stripes[maphash.String(d.seed, w.key)%denyStripes]
 }
 
-// epoch changes whenever tokens are given back to a bucket of the plan: a refusal that was decided before
-// is not kept.
-func (d *denials) epoch(p *plan) (sum uint64) {
+// slot returns which of a stripe's counts is the bucket's.
+func (d *denials) slot(w which) int {
+	return int((maphash.String(d.seed, w.key)/denyStripes + maphash.String(d.seed, w.name)) % denySlots)
+}
+
+// epochs appends how often each of the plan's buckets was changed: a refusal that was decided before a change is
+// not kept after it.
+func (d *denials) epochs(p *plan, epochs []uint32) []uint32 {
 	for i := range p.buckets {
-		s := d.stripe(p.buckets[i].whole())
+		w := p.buckets[i].whole()
+		s := d.stripe(w)
 		s.mu.Lock()
-		sum += s.freed
+		epochs = append(epochs, s.changed[d.slot(w)])
 		s.mu.Unlock()
 	}
-	return sum
+	return epochs
 }
 
 // find returns what is known of a bucket, and what time it is for the database, or a little less: a wait
@@ -146,11 +153,8 @@ func (d *denials) refuseAll(p *plan) (Decision, bool) {
 	return p.decision(states, at), true
 }
 
-// keep remembers a refusal that was asked for at askedAt, unless tokens were given back since epoch.
-func (d *denials) keep(p *plan, answers []answer, askedAt time.Duration, epoch uint64) {
-	if d.epoch(p) != epoch {
-		return
-	}
+// keep remembers a refusal that was asked for at askedAt, of the buckets that were not changed since epochs.
+func (d *denials) keep(p *plan, answers []answer, askedAt time.Duration, epochs []uint32) {
 	heardAt := d.now()
 	for i := range p.buckets {
 		b, a := &p.buckets[i], answers[i]
@@ -161,14 +165,18 @@ func (d *denials) keep(p *plan, answers []answer, askedAt time.Duration, epoch u
 		if !a.allowed {
 			e.cost, e.until = b.cost, a.now+value.wait(a.now, b.cost, 0).Microseconds()
 		}
-		d.stripe(b.whole()).keep(b.whole(), e, d.most)
+		w := b.whole()
+		d.stripe(w).keep(w, e, d.most, d.slot(w), epochs[i])
 	}
 }
 
-// keep stores the entry, in place of some other when there is no room.
-func (s *denyStripe) keep(w which, e *denial, most int) {
+// keep stores the entry, in place of some other when there is no room, unless the bucket was changed since the epoch.
+func (s *denyStripe) keep(w which, e *denial, most, slot int, epoch uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.changed[slot] != epoch {
+		return
+	}
 	if !e.denies() { // it refuses nothing, and must not replace what does
 		if old, found := s.of[w]; found && old.denies() {
 			return
@@ -183,26 +191,13 @@ func (s *denyStripe) keep(w which, e *denial, most int) {
 	s.of[w] = e
 }
 
-// drop forgets the buckets, because tokens were given back to them.
-func (d *denials) drop(buckets []which) {
-	for _, w := range buckets {
-		s := d.stripe(w)
-		s.mu.Lock()
-		delete(s.of, w)
-		s.freed++
-		s.mu.Unlock()
-	}
-}
-
-// forget drops what is known of the plan's buckets, because a call was allowed.
-func (d *denials) forget(p *plan) {
-	for i := range p.buckets {
-		w := p.buckets[i].whole()
-		s := d.stripe(w)
-		s.mu.Lock()
-		delete(s.of, w)
-		s.mu.Unlock()
-	}
+// drop forgets a bucket, because tokens were taken from it or given back to it.
+func (d *denials) drop(w which) {
+	s, slot := d.stripe(w), d.slot(w)
+	s.mu.Lock()
+	delete(s.of, w)
+	s.changed[slot]++
+	s.mu.Unlock()
 }
 
 // recallOne returns the decision on a call for one bucket outside a transaction if it is known to be a
@@ -226,14 +221,15 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 func (l *Limiter) recall(ctx context.Context, c *call) (d Decision, known bool, err error) {
 	caching := l.denials != nil && l.pool != nil && !c.look && !l.batcher.isClosed()
 	var askedAt time.Duration
-	var epoch uint64
+	var room [1]uint32 // for the epochs, as there mostly is one bucket
+	var epochs []uint32
 	if caching {
 		if len(c.plan.asked) > 1 {
 			if d, known := l.denials.refuseAll(c.plan); known {
 				return d, true, nil
 			}
 		}
-		askedAt, epoch = l.denials.now(), l.denials.epoch(c.plan)
+		askedAt, epochs = l.denials.now(), l.denials.epochs(c.plan, room[:0])
 	}
 	if err := l.submit(ctx, c); err != nil {
 		return Decision{}, false, err
@@ -243,11 +239,11 @@ func (l *Limiter) recall(ctx context.Context, c *call) (d Decision, known bool, 
 	}
 	d = c.plan.decide(c.answers)
 	switch {
-	case !caching:
+	case c.look:
 	case d.Allowed:
-		l.denials.forget(c.plan)
-	default:
-		l.denials.keep(c.plan, c.answers, askedAt, epoch)
+		l.invalidate(c.plan)
+	case caching:
+		l.denials.keep(c.plan, c.answers, askedAt, epochs)
 	}
 	return d, false, nil
 }

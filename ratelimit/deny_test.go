@@ -30,7 +30,7 @@ func asking(limit Limit, key string, cost float64) *plan {
 // refused remembers that a bucket held tokens at opening, and refused cost.
 func (d *denyDesk) refused(p *plan, tokens float64) {
 	a := answer{state: state{tokens, opening.UnixMicro()}, now: opening.UnixMicro()}
-	d.keep(p, []answer{a}, d.now(), d.epoch(p))
+	d.keep(p, []answer{a}, d.now(), d.epochs(p, nil))
 }
 
 func TestDenyCacheRefusesUntilTheWaitIsOver(t *testing.T) {
@@ -80,8 +80,7 @@ func TestDenyCacheForgets(t *testing.T) {
 	}
 	for name, change := range map[string]func(d *denyDesk){
 		"WhatIsASecondOld":     func(d *denyDesk) { d.clock = d.clock.Add(denyMaxAge) },
-		"WhatWasGivenBack":     func(d *denyDesk) { d.drop([]which{p.buckets[0].whole()}) },
-		"WhatAllowsAgain":      func(d *denyDesk) { d.forget(p) },
+		"WhatWasChanged":       func(d *denyDesk) { d.drop(p.buckets[0].whole()) },
 		"AnotherPolicysAnswer": func(d *denyDesk) { known(d, asking(Define("cached", PerMinute(2)), "key", 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,10 +97,35 @@ func TestDenyCacheForgets(t *testing.T) {
 	t.Run("ARefusalFromBeforeTokensWereGivenBack", func(t *testing.T) {
 		t.Parallel()
 		d := newDenyDesk(10)
-		epoch := d.epoch(p)
-		d.drop([]which{p.buckets[0].whole()}) // while the call was on its way
-		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epoch)
+		epochs := d.epochs(p, nil)
+		d.drop(p.buckets[0].whole()) // while the call was on its way
+		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
 		require.False(t, known(d, p))
+	})
+	t.Run("ARefusalWhoseBucketIsFilledWhileItIsStored", func(t *testing.T) {
+		t.Parallel()
+		d := newDenyDesk(10)
+		epochs, clock := d.epochs(p, nil), d.now
+		d.now = func() time.Duration { // keep asks for the time when it has the answer and has not stored it
+			d.drop(p.buckets[0].whole())
+			return clock()
+		}
+		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, 0, epochs)
+		d.now = clock
+		require.False(t, known(d, p))
+	})
+	t.Run("NothingOfOtherBuckets", func(t *testing.T) {
+		t.Parallel()
+		d := newDenyDesk(10)
+		epochs := d.epochs(p, nil)
+		w := p.buckets[0].whole()
+		stranger := which{name: "cached"}
+		for i := 0; d.stripe(stranger) != d.stripe(w) || d.slot(stranger) == d.slot(w); i++ {
+			stranger.key = fmt.Sprint("stranger", i)
+		}
+		d.drop(stranger)
+		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
+		require.True(t, known(d, p))
 	})
 }
 
@@ -120,7 +144,7 @@ func TestDenyCacheRefusesSeveralLimits(t *testing.T) {
 	d.keep(several(1, 4), []answer{
 		{allowed: true, state: state{50, now}, now: now},
 		{state: state{3, now}, now: now},
-	}, d.now(), d.epoch(several(1, 4)))
+	}, d.now(), d.epochs(several(1, 4), nil))
 	decision, known := d.refuseAll(several(1, 4))
 	require.True(t, known)
 	require.False(t, decision.Allowed)
@@ -163,12 +187,12 @@ func TestDenyCacheKnowsNoMoreThanTheDatabaseSaid(t *testing.T) {
 		limit := Define("cached", PerSecond(1))
 		d := newDenials(10, func() *int64 { return nil })
 		p := asking(limit, "key", 1)
-		asked, epoch := d.now(), d.epoch(p)
+		asked, epochs := d.now(), d.epochs(p, nil)
 		time.Sleep(50 * time.Millisecond) // the database answers: 0 tokens, so 1 s to wait
 		answered := time.Now()
 		a := answer{state: state{0, answered.UnixMicro()}, now: answered.UnixMicro()}
 		time.Sleep(50 * time.Millisecond) // the answer travels
-		d.keep(p, []answer{a}, asked, epoch)
+		d.keep(p, []answer{a}, asked, epochs)
 		for {
 			decision, known := d.refuse(&p.buckets[0])
 			if !known {
@@ -192,7 +216,7 @@ func BenchmarkDenyCache(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		if i%100_000 == 0 { // before it is too old
-			d.keep(p, []answer{{state: state{0, now}, now: now}}, d.now(), d.epoch(p))
+			d.keep(p, []answer{{state: state{0, now}, now: now}}, d.now(), d.epochs(p, nil))
 		}
 		if decision, err := l.Take(b.Context(), requests...); err != nil || decision.Allowed {
 			b.Fatal(decision, err)

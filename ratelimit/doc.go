@@ -62,6 +62,23 @@
 // before the commit.
 //
 // Inside a transaction call the limits through [Limiter.WithTx] only. A call on the Limiter itself uses another
-// connection: a rollback does not undo it, and it waits for a row that the transaction holds until its
-// context ends, which Postgres cannot tell from any other wait. So give contexts a deadline.
+// connection: a rollback does not undo it, and it waits for a row that the transaction holds, which Postgres
+// cannot tell from any other wait, until its context ends or the time of Config.Timeout, 10 seconds unless set. Its error
+// is context.DeadlineExceeded to errors.Is, and says so. Calls in a transaction have the time of their contexts alone, so
+// give those a deadline.
+//
+// # Roles and servers
+//
+// The role of the application needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and
+// reservations; the error of a call that lacks one of them (SQLSTATE 42501) says so. The tables belong to the role that
+// runs migrations.Up.
+//
+// Every call but Check and Value writes, so connect to the primary: with target_session_attrs=read-write when several
+// servers are named. A connection whose server has become read-only since fails with SQLSTATE 25006, and pgx puts
+// it back into the pool. To have it closed instead, and the next one made to the primary, give the pool's configuration
+//
+//	stays := config.ConnConfig.OnPgError
+//	config.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
+//		return stays(conn, err) && err.Code != "25006"
+//	}
 package ratelimit

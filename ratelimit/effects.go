@@ -7,25 +7,41 @@ import (
 
 // effects are what a transaction does beside its rows, kept until it has committed.
 type effects struct {
-	freed  []which // buckets that tokens were given back to
-	events []Event
+	changed []which // buckets that tokens were taken from or given back to
+	events  []Event
 }
 
-// free notes that tokens were given back to the plan's buckets, so that no refusal from before is repeated
-// from memory: once the transaction has committed or, when nobody says when that is, at once.
-func (l *Limiter) free(p *plan) {
-	if l.denials == nil {
-		return
+// mark is how many effects there were at some moment.
+type mark struct{ changed, events int }
+
+func (e *effects) mark() mark { return mark{len(e.changed), len(e.events)} }
+
+// undo drops the effects since the mark, as going back to a savepoint does with what was written since.
+func (e *effects) undo(to mark) {
+	e.changed, e.events = e.changed[:min(to.changed, len(e.changed))], e.events[:min(to.events, len(e.events))]
+}
+
+// invalidate notes that tokens were taken from the plan's buckets or given back to them, so that no refusal from before
+// is repeated from memory: once the transaction has committed or, when nobody says when that is, at once.
+func (l *Limiter) invalidate(p *plan) {
+	switch {
+	case l.denials == nil:
+	case l.effects != nil:
+		for i := range p.buckets {
+			l.effects.changed = append(l.effects.changed, p.buckets[i].whole())
+		}
+	default:
+		for i := range p.buckets {
+			l.denials.drop(p.buckets[i].whole())
+		}
 	}
-	freed := make([]which, len(p.buckets))
-	for i := range p.buckets {
-		freed[i] = p.buckets[i].whole()
+}
+
+// drop forgets what is known of buckets that a transaction changed, or may have changed.
+func (l *Limiter) drop(changed []which) {
+	for _, w := range changed {
+		l.denials.drop(w)
 	}
-	if l.effects != nil {
-		l.effects.freed = append(l.effects.freed, freed...)
-		return
-	}
-	l.denials.drop(freed)
 }
 
 // tell tells the observer of event: once the transaction has committed when that will be known, else at once.
@@ -45,9 +61,7 @@ func (l *Limiter) Observe(ctx context.Context, event Event) { l.tell(ctx, event)
 
 // committed lets out the effects of a transaction that has committed.
 func (l *Limiter) committed(ctx context.Context, e *effects) {
-	if len(e.freed) > 0 {
-		l.denials.drop(e.freed)
-	}
+	l.drop(e.changed)
 	for _, event := range e.events {
 		l.tell(ctx, event)
 	}

@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -64,9 +66,10 @@ var (
 
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the
 	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
-	// retried, because a second run could take twice. Prune and the calls on reservations return it too when
-	// they are not part of a caller's transaction. A Reserve that ends so may have made a reservation whose ID
-	// nobody knows; Expire ends it.
+	// retried, because a second run could take twice. Outside a transaction every call that writes returns it
+	// where it sends a COMMIT of its own: Reserve, Prune, Expire and the calls on reservations always do; Take, Credit,
+	// Refund and Charge do for limits with Shards, and a Take that is one of a batch does at the edge of its limit. A
+	// Reserve that ends so may have made a reservation whose ID nobody knows; Expire ends it.
 	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
 )
 
@@ -86,12 +89,18 @@ const (
 	codeTooManyConnections   = "53300"
 	codeIdleInTransaction    = "25P03"
 	classConnectionException = "08"
+
+	codeInsufficientPrivilege = "42501"
+	codeReadOnly              = "25006"
 )
 
 // IsRetryable reports whether err says that a transaction lost against a concurrent one: it was rolled
 // back whole, and running all of it again may succeed. It is for transactions of your own; InTx asks it
 // for you. A retry inside the same transaction, or inside a savepoint of it, cannot succeed.
 func IsRetryable(err error) bool {
+	if err == nil { // as mostly, and what errors.As needs is an allocation
+		return false
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return false
@@ -101,9 +110,46 @@ func IsRetryable(err error) bool {
 
 // sqlstate returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
 func sqlstate(err error) string {
+	if err == nil {
+		return ""
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return ""
 	}
 	return pgErr.Code
 }
+
+// changedNothing reports whether a call that failed with err is known to have changed nothing: it was not sent, or the
+// server undid it.
+func changedNothing(err error) bool {
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.Is(err, ErrCommitUnknown):
+		return false
+	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
+		return true
+	}
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
+}
+
+// callError is what a call failed with, and what was being done.
+type callError struct {
+	text string
+	err  error
+}
+
+func (e *callError) Error() string { return e.text }
+func (e *callError) Unwrap() error { return e.err }
+
+// prefix is what the text of every error of this package begins with.
+const prefix = "ratelimit: "
+
+// prefixed returns err with a text that has the prefix once, at its beginning, however many of the errors in it
+// begin with it.
+func prefixed(err error) error {
+	return &callError{prefix + strings.ReplaceAll(err.Error(), prefix, ""), err}
+}
+
+// during returns err with what was being done.
+func during(doing string, err error) error { return prefixed(fmt.Errorf("%s: %w", doing, err)) }

@@ -66,9 +66,9 @@ func (t terms) at(name, key string) terms {
 	return t
 }
 
-// phaseOf returns the last instant up to minInstant that lies a whole number of steps from start, so that
-// what follows divides without a sign.
+// phaseOf returns the first instant from minInstant on that lies a whole number of steps from start. What comes
+// before it has a ts that no row can hold: begin, which divides towards zero as Postgres does, counts it to the
+// step of the phase itself.
 func phaseOf(start, step int64) int64 {
-	gap := (minInstant%step - start%step + 2*step) % step
-	return minInstant - gap
+	return minInstant + (start%step-minInstant%step+2*step)%step
 }

@@ -18,11 +18,15 @@ type behind struct {
 
 // alone answers c by itself, and waits for the rows that somebody holds.
 func (l *Limiter) alone(ctx context.Context, c *call) error {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	return l.retryHeld(ctx, func(l *Limiter) error { return l.once(ctx, c) })
 }
 
 // solo answers c by itself, unless it asks for several buckets and somebody holds the row of one.
 func (l *Limiter) solo(ctx context.Context, c *call) ([]behind, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	err := l.blameMaker(ctx, l.once(ctx, c))
 	var held *heldError
 	if errors.As(err, &held) {

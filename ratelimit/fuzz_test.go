@@ -36,12 +36,12 @@ func FuzzTake(f *testing.F) {
 	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
 	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
 	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, minInstant, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, 3600*second, 0.0, 0.0, int64(0), 3.0, minInstant, minInstant, int64(1), 2.0, false)
 	f.Add(true, 7.0, int64(maxSpan), 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
 	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64,
 		value float64, ts, now, later int64, cost float64, reserve bool,
 	) {
 		limit, err := NewLimit("fuzz", fuzzed(windows, rate, period, capacity, maxReserved, start))
-		row := state{value: value, ts: min(max(ts, minInstant), maxInstant)}
 		if err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
 			return
 		}
@@ -49,7 +49,8 @@ func FuzzTake(f *testing.F) {
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
-		now = min(max(now, minInstant+period/1000), maxInstant)
+		row := state{value: value, ts: min(max(ts, b.terms.phase), maxInstant)} // no step begins before the phase
+		now = min(max(now, minInstant), maxInstant)
 		holds(t, b, row, now, min(now+max(later, 0), maxInstant))
 		takes(t, b, row, now)
 		waits(t, b, row, now)
@@ -85,7 +86,7 @@ func takes(t require.TestingT, b bucket, row state, now int64) {
 	require.LessOrEqual(t, next.ts, maxInstant, "a row can hold the ts")
 	require.GreaterOrEqual(t, next.ts, minInstant, "a row can hold the ts")
 	if b.terms.ahead(row, now) {
-		require.LessOrEqual(t, next.ts, now, "a wrong clock is put right")
+		require.LessOrEqual(t, next.ts, max(now, b.terms.phase), "a wrong clock is put right")
 	} else {
 		require.GreaterOrEqual(t, next.ts, row.ts, "no instant is credited twice")
 	}
@@ -139,12 +140,16 @@ func FuzzNewLimit(f *testing.F) {
 	})
 }
 
-// begins checks that every instant a row may hold lies in the step that is said to hold it.
+// begins checks that every instant a row may hold lies in the step that is said to hold it, and the instants before
+// the first step in that one.
 func begins(t require.TestingT, terms terms) {
-	for _, now := range []int64{minInstant, -1, 0, opening.UnixMicro(), maxInstant} {
+	require.GreaterOrEqual(t, terms.phase, minInstant)
+	require.Less(t, terms.phase, minInstant+terms.step)
+	for _, now := range []int64{terms.phase, terms.phase + 1, -1, 0, opening.UnixMicro(), maxInstant} {
 		require.LessOrEqual(t, terms.begin(now), now)
 		require.Greater(t, terms.begin(now), now-terms.step)
 	}
+	require.Equal(t, terms.phase, terms.begin(minInstant))
 }
 
 // empties checks that a limit gives all it holds, or all it may owe, and is full again within a century,

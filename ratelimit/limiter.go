@@ -11,14 +11,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// DB is what a call needs of the database. *pgxpool.Pool, *pgx.Conn and pgx.Tx have it.
+// DB is what a call needs of the database. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx have it.
 type DB interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// Pool is a DB that can begin transactions: *pgxpool.Pool, or a *pgx.Conn that no one else uses meanwhile.
+// Pool is a DB that can begin transactions: *pgxpool.Pool, or a *pgx.Conn or *pgxpool.Conn that no one else uses
+// meanwhile.
 type Pool interface {
 	DB
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
@@ -33,6 +34,7 @@ type Limiter struct {
 	config     Config
 	statements statements
 	queues     *queues
+	boxes      *boxes
 	batcher    *batcher
 	denials    *denials // nil: no refusal is answered from memory
 	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
@@ -50,7 +52,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}
+	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues(), boxes: &boxes{}}
 	l.batcher, l.denials = newBatcher(l), newDenials(config.DenyCache, l.asOf)
 	return l, nil
 }
@@ -82,8 +84,9 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
 // ends. A call whose context ends half-way makes the transaction one that can only be rolled back.
 //
-// Inside the transaction use this Limiter only: a call on l is on another connection, and waits until its
-// context ends for a row that the transaction holds, even one that only another call of its batch asks for.
+// Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
+// transaction holds, even one that only another call of its batch asks for, until its context or the time of
+// Config.Timeout ends.
 func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 	if l == nil {
 		return nil
@@ -106,8 +109,9 @@ func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 // ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
 // the transaction stays usable.
 //
-// Outside a transaction the call is one round trip and its own commit. Conflicts are retried; a connection
-// that fails during the call leaves it open whether the tokens were taken, and that is an error too.
+// Outside a transaction the call is one round trip and its own commit, for which it has the time of Config.Timeout.
+// Conflicts are retried; a connection that fails during the call, or a time that ends, leaves it open whether the tokens
+// were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
 	began := l.watch()
@@ -119,7 +123,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	if err != nil {
 		return Decision{}, err
 	}
-	c := &call{verb: "take", plan: p, look: p.free()}
+	c := p.of("take", p.free(), false)
 	d, known, err := l.recall(ctx, c)
 	if err != nil {
 		return Decision{}, l.failed(ctx, "take", p, began, err)
@@ -139,7 +143,7 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 		return Decision{}, err
 	}
 	began := l.watch()
-	c := &call{verb: "check", plan: p, look: true}
+	c := p.of("check", true, false)
 	if err := l.submit(ctx, c); err != nil {
 		return Decision{}, l.failed(ctx, "check", p, began, err)
 	}
@@ -156,7 +160,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 		return Value{}, err
 	}
 	began := l.watch()
-	c := &call{verb: "value", plan: p, look: true}
+	c := p.of("value", true, false)
 	if err := l.submit(ctx, c); err != nil {
 		return Value{}, l.failed(ctx, "value", p, began, err)
 	}
@@ -171,11 +175,13 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	began := l.watch()
 	if err := l.standalone(ctx, "reset", func() error { return l.fill(ctx, p) }); err != nil {
 		return l.failed(ctx, "reset", p, began, err)
 	}
-	l.free(p)
+	l.invalidate(p)
 	return nil
 }
 
@@ -231,8 +237,11 @@ func (l *Limiter) decided(ctx context.Context, event Decided, began time.Time) {
 
 // failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
 func (l *Limiter) failed(ctx context.Context, verb string, p *plan, began time.Time, err error) error {
-	name := p.buckets[0].limit.name
-	err = fmt.Errorf("ratelimit: %s %q: %w", verb, name, l.explain(err))
+	if l.pool != nil && !changedNothing(err) { // who knows what it took
+		l.invalidate(p)
+	}
+	name := p.buckets[p.asked[0].bucket].limit.name // the first asked: buckets are in the order of locking
+	err = during(fmt.Sprintf("%s %q", verb, name), l.explain(err))
 	l.fail(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 	return err
 }
@@ -252,6 +261,13 @@ func (l *Limiter) explain(err error) error {
 	switch sqlstate(err) {
 	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
 		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
+	case codeInsufficientPrivilege:
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations", err, l.config.Schema)
+	case codeReadOnly:
+		return fmt.Errorf("%w; the transaction may not write, or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
+	}
+	if l.pool != nil && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w; a transaction may hold a row that the call waited for: inside one, call the Limiter of WithTx", err)
 	}
 	return err
 }

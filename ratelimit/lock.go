@@ -41,9 +41,9 @@ func (l *Limiter) retryHeld(ctx context.Context, fn func(l *Limiter) error) erro
 		case !errors.As(err, &held):
 			return err
 		case ctx.Err() != nil:
-			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
+			return prefixed(fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err))
 		case n >= l.config.MaxAttempts:
-			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err)
+			return prefixed(fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err))
 		}
 		l = l.afterWaitFor(held.row)
 	}

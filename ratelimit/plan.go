@@ -38,6 +38,8 @@ type plan struct {
 
 	oneBucket [1]bucket // the room for them when there is one, as there mostly is
 	oneAsked  [1]asked
+	oneAnswer [1]answer // and for its answer
+	call      call      // of which this is the plan, when it is one of Take, Check, Value or Reserve
 }
 
 type asked struct {
@@ -73,6 +75,13 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 	}
 	p.sort()
 	return p, nil
+}
+
+// of returns the call for the plan: made with it, so that the two are one allocation.
+func (p *plan) of(verb string, look, reserve bool) *call {
+	c := &p.call
+	c.verb, c.plan, c.look, c.reserve = verb, p, look, reserve
+	return c
 }
 
 // newPlan returns a plan with room for n requests.

@@ -48,7 +48,7 @@ func FuzzHistory(f *testing.F) {
 
 // short returns a history of two buckets that is sent to no server.
 func short(t *rapid.T, draw func(source) Policy) *history {
-	return newHistory(t, shrinking{t}, draw, &Limiter{statements: newStatements(defaultSchema)}, "a", "b")
+	return newHistory(t, shrinking{t}, draw, &Limiter{statements: newStatements(defaultSchema), boxes: &boxes{}}, "a", "b")
 }
 
 // TestInvariants holds random calls on random rows to what is always true; FuzzTake holds hostile ones to it.

@@ -43,14 +43,14 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	blocks, err := l.blocks(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("ratelimit: prune: %w", l.explain(err))
+		return 0, during("prune", l.explain(err))
 	}
 	began, deleted := l.watch(), int64(0)
 	for first := int64(0); first < blocks; first += pruneBlocks {
 		n, alone, err := l.pruneRange(ctx, limits, first)
 		deleted += n
 		if err != nil {
-			return deleted, fmt.Errorf("ratelimit: prune: %w", err)
+			return deleted, during("prune", l.explain(err))
 		}
 		if !alone {
 			break
@@ -62,6 +62,8 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 
 // blocks returns the size of the buckets table.
 func (l *Limiter) blocks(ctx context.Context) (int64, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	rows, err := l.pool.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
 		pgx.Identifier{l.config.Schema, "buckets"}.Sanitize())
 	if err != nil {
@@ -73,6 +75,8 @@ func (l *Limiter) blocks(ctx context.Context) (int64, error) {
 // pruneRange deletes from the blocks that begin with first, in one transaction. alone is false, and
 // nothing was done, when another pruner is at work.
 func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (deleted int64, alone bool, err error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	err = l.together(ctx, "prune", func(tx *Limiter) error {
 		deleted = 0
 		rows, err := tx.db.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, int64(pruneLock))

@@ -70,7 +70,7 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 		return err
 	}
 	if !validID.MatchString(id) {
-		return fmt.Errorf("ratelimit: %s: %w: %.80q is not the ID of a Reservation", verb, ErrNotReserved, id)
+		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation", ErrNotReserved, id))
 	}
 	began := l.watch()
 	err := l.together(ctx, verb, func(tx *Limiter) error {
@@ -81,7 +81,7 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 		return fn(tx, r)
 	})
 	if err != nil {
-		err = fmt.Errorf("ratelimit: %s %s: %w", verb, id, l.explain(err))
+		err = during(verb+" "+id, l.explain(err))
 		if !errors.Is(err, ErrNotReserved) && !errors.Is(err, ErrReservationEnded) && !errors.Is(err, ErrInvalidRequest) {
 			l.fail(ctx, Failed{Verb: verb, Err: err}, began)
 		}

@@ -49,9 +49,12 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 		return Reservation{}, err
 	}
 	began := l.watch()
-	c := &call{verb: "reserve", plan: p, reserve: true}
+	c := p.of("reserve", false, true)
 	if err := l.submit(ctx, c); err != nil {
 		return Reservation{}, l.failed(ctx, "reserve", p, began, err)
+	}
+	if c.reservation.Allowed {
+		l.invalidate(p)
 	}
 	l.decided(ctx, Decided{Verb: "reserve", Decision: c.reservation.Decision, Delay: c.reservation.Delay()}, began)
 	return c.reservation, nil
@@ -107,7 +110,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	}
 	costs, err := l.actualCosts(actual)
 	if err != nil {
-		return fmt.Errorf("ratelimit: settle: %w", err)
+		return during("settle", err)
 	}
 	return l.end(ctx, "settle", id, Settled, func(r *reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
@@ -158,18 +161,20 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	}
 	costs, err := l.actualCosts(requests)
 	if err != nil {
-		return fmt.Errorf("ratelimit: %s: %w", verb, err)
+		return during(verb, err)
 	}
 	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i := range p.buckets {
 		b := &p.buckets[i]
 		amounts[i], last[i] = sign*costs[b.whole()], until(b)
 	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	began := l.watch()
 	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, last) }); err != nil {
 		return l.failed(ctx, verb, p, began, err)
 	}
-	l.free(p)
+	l.invalidate(p)
 	return nil
 }
 
@@ -199,6 +204,8 @@ func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
 // end moves an open reservation to a final state and charges what amounts returns for each of its
 // buckets. A reservation that is in that state already stays as it is.
 func (l *Limiter) end(ctx context.Context, verb, id string, final ReservationState, amounts func(*reservation) ([]float64, error)) error {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	return l.withReservation(ctx, verb, id, func(tx *Limiter, r *reservation) error {
 		switch r.State {
 		case final:
@@ -228,6 +235,6 @@ func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationS
 		return nil
 	}
 	p := r.plan()
-	l.free(p)
+	l.invalidate(p)
 	return l.charge(ctx, p, charges, r.refundUntil())
 }

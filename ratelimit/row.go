@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -11,14 +12,22 @@ import (
 func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
 	all, _ := p.rows()
 	found, err := l.readRows(ctx, l.statements.read, all)
+	if err == nil {
+		err = allRows(found, all)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if len(found) != len(all) {
-		return nil, fmt.Errorf("the statement answered for %d of %d rows", len(found), len(all))
-	}
 	answers, _ := p.gather(found)
 	return answers, nil
+}
+
+// allRows returns an error when the answers are not one for each row.
+func allRows(answers []answer, all []bucket) error {
+	if len(answers) != len(all) {
+		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(all))
+	}
+	return nil
 }
 
 // gather returns the answers for the plan's buckets from those for all of their rows, and what is left of
@@ -53,6 +62,9 @@ func scanRows(rows pgx.Rows, all []bucket) ([]answer, error) {
 		var ts *int64
 		if err := row.Scan(&value, &ts, &a.now); err != nil {
 			return a, err
+		}
+		if i == len(all) {
+			return a, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(all))
 		}
 		a.state = all[i].terms.full(a.now)
 		if value != nil && ts != nil {
@@ -108,10 +120,60 @@ func (p *plan) columns() columns {
 
 // parameters returns those of bucket_take.sql and bucket_take_alone.sql.
 func (l *Limiter) parameters(b *bucket) []any {
-	t := b.terms
-	return []any{
-		b.limit.name, b.key, b.shard, b.cost, t.capacity, t.rate, t.step, t.steps, t.phase, b.lowest, l.asOf(), t.tolerance(),
+	p := l.boxes.of(b)
+	phase := p.phase
+	if b.terms.spread {
+		phase = b.terms.phase
 	}
+	cost := any(1.0) // as mostly, and no allocation
+	if b.cost != 1 {
+		cost = b.cost
+	}
+	return []any{
+		p.name, b.key, b.shard, cost, p.capacity, p.rate, p.step, p.steps, phase, b.lowest, l.asOf(), p.tolerance,
+	}
+}
+
+// boxed are those parameters that are the same for all buckets of a limit, as pgx wants them: each is an allocation.
+type boxed struct{ name, capacity, rate, step, steps, phase, tolerance any }
+
+// boxes keep the boxed parameters of limits. They are made again when maxBoxes are there: few programs have so many
+// limits, and those that make them up must not fill the memory with them.
+type boxes struct {
+	mu   sync.RWMutex
+	kept map[boxKey]*boxed
+}
+
+type boxKey struct {
+	name  string
+	terms terms
+}
+
+const maxBoxes = 1024
+
+// of returns the boxed parameters for the bucket.
+func (x *boxes) of(b *bucket) *boxed {
+	key := boxKey{b.limit.name, b.terms}
+	if key.terms.spread {
+		key.terms.phase = 0
+	}
+	x.mu.RLock()
+	p := x.kept[key]
+	x.mu.RUnlock()
+	if p != nil {
+		return p
+	}
+	t := b.terms
+	p = &boxed{
+		name: b.limit.name, capacity: t.capacity, rate: t.rate, step: t.step, steps: t.steps, phase: t.phase, tolerance: t.tolerance(),
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.kept == nil || len(x.kept) >= maxBoxes {
+		x.kept = make(map[boxKey]*boxed)
+	}
+	x.kept[key] = p
+	return p
 }
 
 // columns returns the parameters of buckets_take.sql and of buckets_take_alone.sql.
@@ -121,14 +183,22 @@ func (l *Limiter) columns(p *plan) []any {
 }
 
 // scan returns one answer for each row: allowed, value, ts, now, and held where the statement tells it.
-func scan(rows pgx.Rows) ([]answer, error) {
-	withHeld := len(rows.FieldDescriptions()) > 4
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
-		if withHeld {
-			err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now, &a.held)
-		} else {
-			err = row.Scan(&a.allowed, &a.state.value, &a.state.ts, &a.now)
+func scan(rows pgx.Rows) ([]answer, error) { return scanInto(rows, nil) }
+
+// scanInto is scan into the room that answers has.
+func scanInto(rows pgx.Rows, answers []answer) ([]answer, error) {
+	defer rows.Close()
+	tellsHeld := len(rows.FieldDescriptions()) > 4
+	for rows.Next() {
+		answers = append(answers, answer{})
+		a := &answers[len(answers)-1]
+		columns := []any{&a.allowed, &a.state.value, &a.state.ts, &a.now, &a.held}
+		if !tellsHeld {
+			columns = columns[:4]
 		}
-		return a, err
-	})
+		if err := rows.Scan(columns...); err != nil {
+			return nil, err
+		}
+	}
+	return answers, rows.Err()
 }

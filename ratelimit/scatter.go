@@ -60,7 +60,7 @@ func (l *Limiter) runHeld(ctx context.Context, p *plan, looked bool) (answers []
 // locked, and does not wait for another that does the same; and one that is made again, to the queue it is in.
 func (l *Limiter) lane() uint64 {
 	var owner any = l.db
-	if tx, ok := l.db.(*lentTx); ok {
+	if tx, ok := l.db.(*lentTx); ok && tx.places != nil {
 		owner = tx.places
 	}
 	if v := reflect.ValueOf(owner); l.pool == nil && v.Kind() == reflect.Pointer {

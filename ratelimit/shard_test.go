@@ -313,7 +313,7 @@ func FuzzTakeParts(f *testing.F) {
 				parts[i] = state{value: otherValue, ts: min(max(otherTS, minInstant), maxInstant)}
 			}
 		}
-		now = min(max(now, minInstant+period/1000), maxInstant)
+		now = min(max(now, b.terms.phase), maxInstant)
 		if len(parts) > 1 {
 			partsKeep(t, b, parts, now)
 		}

@@ -33,6 +33,8 @@ type Slot struct {
 // It returns ErrReservationEnded when the reservation was cancelled, and ErrNotReserved when there is
 // none; do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	var slot Slot
 	err := l.withReservation(ctx, "start", id, func(tx *Limiter, r *reservation) error {
 		var wait time.Duration
@@ -67,6 +69,8 @@ func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 
 // Started reports whether the work of a reservation has been started. The errors are those of Start.
 func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	started := false
 	err := l.withReservation(ctx, "started", id, func(_ *Limiter, r *reservation) error {
 		started = r.StartedUs != nil
@@ -80,6 +84,8 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // started and as open then. When more is owed than MaxReserved allows, nothing changes and Wait is how long
 // until Renew could succeed. It returns ErrNotReserved when there is no such reservation.
 func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	var slot Slot
 	err := l.withReservation(ctx, "renew", id, func(tx *Limiter, r *reservation) error {
 		wait, err := tx.renew(ctx, r)
@@ -104,6 +110,7 @@ func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, err
 	if !d.Allowed {
 		return d.RetryAfter, nil
 	}
+	l.invalidate(p)
 	wait := p.readyAfter(answers)
 	ready := d.At.Add(wait)
 	if r.StaleUs != nil {
@@ -143,7 +150,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	for {
 		ids, err := l.expired(ctx)
 		if err != nil {
-			return ended, fmt.Errorf("ratelimit: expire: %w", l.explain(err))
+			return ended, during("expire", l.explain(err))
 		}
 		before := ended
 		for _, id := range ids {
@@ -160,7 +167,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		}
 	}
 	if err := l.forget(ctx); err != nil {
-		return ended, fmt.Errorf("ratelimit: expire: forget: %w", l.explain(err))
+		return ended, during("expire: forget", l.explain(err))
 	}
 	return ended, nil
 }
@@ -168,20 +175,29 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 // forget deletes reservations that ended long ago, a batch at a time until there are no more.
 func (l *Limiter) forget(ctx context.Context) error {
 	for {
-		var deleted int64
-		err := l.standalone(ctx, "expire", func() error {
-			tag, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(forgetBatch), l.asOf(), int64(keepEnded/time.Microsecond))
-			deleted = tag.RowsAffected()
-			return err
-		})
+		deleted, err := l.forgetSome(ctx)
 		if err != nil || deleted < forgetBatch {
 			return err
 		}
 	}
 }
 
+// forgetSome deletes one batch of them.
+func (l *Limiter) forgetSome(ctx context.Context) (deleted int64, err error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	err = l.standalone(ctx, "expire", func() error {
+		tag, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(forgetBatch), l.asOf(), int64(keepEnded/time.Microsecond))
+		deleted = tag.RowsAffected()
+		return err
+	})
+	return deleted, err
+}
+
 // expired returns some reservations whose end has come.
 func (l *Limiter) expired(ctx context.Context) ([]string, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	rows, err := l.db.Query(ctx, l.statements.reservationsExpired, int32(expireBatch), l.asOf())
 	if err != nil {
 		return nil, err
@@ -192,6 +208,8 @@ func (l *Limiter) expired(ctx context.Context) ([]string, error) {
 // expire ends one reservation, in a transaction of its own: one over several could lock buckets in an
 // order in which others do not.
 func (l *Limiter) expire(ctx context.Context, id string) (done bool, err error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	err = l.withReservation(ctx, "expire", id, func(tx *Limiter, r *reservation) error {
 		if r.State != Open || r.ExpiresUs >= r.NowUs {
 			done = false

@@ -140,7 +140,7 @@ func (l *Limiter) runRows(ctx context.Context, p *plan) ([]answer, error) {
 
 // enter queues for the plan's buckets when the transaction is one of InTx.
 func (l *Limiter) enter(ctx context.Context, p *plan) {
-	if tx, ok := l.db.(*lentTx); ok {
+	if tx, ok := l.db.(*lentTx); ok && tx.places != nil {
 		tx.places.enter(ctx, p.buckets)
 	}
 }
@@ -158,7 +158,7 @@ func (l *Limiter) runOne(ctx context.Context, p *plan) ([]answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	answers, err := scan(rows)
+	answers, err := scanInto(rows, p.oneAnswer[:0])
 	if err == nil {
 		err = p.answered(answers)
 	}
@@ -276,7 +276,9 @@ func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, p *plan, look 
 	if rows, err = results.Query(); err != nil {
 		return nil, nil, err
 	}
-	found, err = scanRows(rows, look)
+	if found, err = scanRows(rows, look); err == nil && len(found) > 0 { // above READ COMMITTED it looks at none
+		err = allRows(found, look)
+	}
 	return answers, found, err
 }
 
@@ -299,7 +301,7 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	for i := range p.buckets {
 		for _, b := range p.buckets[i].ahead(answers[i]) {
 			_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
-				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf())
+				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf(), []float64{b.terms.capacity})
 			if err != nil {
 				return fmt.Errorf("mend ts: %w", err)
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,9 +11,6 @@ import (
 )
 
 const (
-	retryBase = 5 * time.Millisecond   // the first pause is up to this long
-	retryCap  = 200 * time.Millisecond // and no pause is longer than this
-
 	// maxReconnects bounds the attempts that end because the connection, not the transaction, failed: a
 	// server that is down should be reported soon.
 	maxReconnects = 3
@@ -38,6 +34,10 @@ const (
 // ErrCommitUnknown when the connection failed after COMMIT was sent, which is never retried. On every
 // other error nothing was written and nothing was taken, unless fn ended the transaction itself.
 //
+// Transactions that fn nests in tx, with tx.Begin or pgx.BeginFunc, are part of it, and WithTx takes them too: what an
+// undone one took is back, and the Observer is not told of it. A ROLLBACK TO SAVEPOINT that fn executes as SQL gives back
+// what was taken since as well, but the Observer is told of that nevertheless.
+//
 // COMMIT runs to its end even when ctx is cancelled during it, for up to five seconds.
 func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	switch {
@@ -55,7 +55,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	places := &places{queues: l.queues, held: make(map[which]*queue)}
 	began := l.watch()
 	err := l.retry(ctx, "transaction", func() (again, error) {
-		lost, err := l.attempt(ctx, places, fn)
+		lost, err := l.transact(ctx, pgx.Serializable, places, func(tx *lentTx) error { return fn(tx) })
 		if places.waited > 0 {
 			l.tell(ctx, Queued{Waited: places.waited})
 		}
@@ -79,61 +79,93 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return err
 }
 
-// attempt runs fn in one transaction. lost says that the connection failed before COMMIT was sent, so
-// that nothing was written.
-func (l *Limiter) attempt(ctx context.Context, places *places, fn func(tx pgx.Tx) error) (lost bool, err error) {
-	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+// transact runs fn in a transaction that the Limiter begins and ends: it commits when fn returns nil, and rolls back
+// when fn returns an error, panics or exits its goroutine. What the calls in the transaction did beside their rows takes
+// effect when it has committed. places are nil for a transaction that does not queue. lost says that the connection failed
+// before COMMIT was sent, so that nothing was written.
+func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, places *places, fn func(tx *lentTx) error) (lost bool, err error) {
+	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
 		return isUnavailable(err) || sqlstate(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
 	}
-	tx := &lentTx{Tx: begun, places: places, effects: &effects{}}
-	defer places.release() // once the transaction has ended
-	places.hold(ctx)       // BEGIN takes no snapshot, and whoever waits here has its connection already
+	if places != nil {
+		defer places.release() // once the transaction has ended
+	}
 	ended := false
 	defer func() {
-		if !ended { // fn failed, or panicked
+		if !ended {
 			rollback(ctx, begun)
 		}
 	}()
-	if err := fn(tx); err != nil {
-		return !tx.ended && (isUnavailable(err) || begun.Conn().IsClosed() && ctx.Err() == nil), err
+	if places != nil {
+		places.hold(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
 	}
+	tx := &lentTx{Tx: begun, places: places, effects: &effects{}}
+	err = fn(tx)
 	switch {
 	case tx.ended:
-		return false, fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
+		l.drop(tx.effects.changed) // it may well have committed
+		if err == nil {
+			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
+		}
+		return false, err
+	case err != nil:
+		return isUnavailable(err) || begun.Conn().IsClosed() && ctx.Err() == nil, err
 	case ctx.Err() != nil:
 		return false, fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
 	case begun.Conn().IsClosed():
 		return true, fmt.Errorf("ratelimit: the connection was lost before the commit: %w", pgx.ErrTxClosed)
 	}
+	err = commit(ctx, begun)
 	ended = true
-	if err := commit(ctx, begun); err != nil {
-		return false, err
+	switch {
+	case err == nil:
+		l.committed(ctx, tx.effects)
+	case errors.Is(err, ErrCommitUnknown):
+		l.drop(tx.effects.changed)
 	}
-	l.committed(ctx, tx.effects)
-	return false, nil
+	return false, err
 }
 
-// lentTx is a transaction of InTx as fn has it, with its places in the queues. Once fn has ended it, its
-// connection is back in the pool and may be in use there, and says nothing of this transaction any more.
+// lentTx is a transaction that the Limiter began, as the calls in it and fn of InTx have it, or one that was nested in
+// it. Once fn has ended the transaction itself, its connection is back in the pool and may be in use there, and says
+// nothing of this transaction any more.
 type lentTx struct {
 	pgx.Tx
-	places  *places
-	effects *effects
+	places  *places  // in the queues; nil when it does not queue
+	effects *effects // of the transaction and of those that are nested in it
+	before  *mark    // the effects there were when a nested transaction began; nil for the transaction itself
 	ended   bool
 }
 
-// Commit commits the transaction, which InTx reports as an error: it is for InTx to do.
+// Begin begins a nested transaction, which is a savepoint: what it does belongs to the transaction, and is undone with
+// either.
+func (tx *lentTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	begun, err := tx.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	before := tx.effects.mark()
+	return &lentTx{Tx: begun, places: tx.places, effects: tx.effects, before: &before}, nil
+}
+
+// Commit of a nested transaction releases its savepoint. Commit of the transaction itself commits it, which InTx
+// reports as an error: it is for InTx to do.
 func (tx *lentTx) Commit(ctx context.Context) error {
 	tx.ended = true
 	return tx.Tx.Commit(ctx)
 }
 
-// Rollback rolls the transaction back; so does returning an error.
+// Rollback rolls the transaction, or the nested one, back; so does returning an error from the function it was begun
+// for.
 func (tx *lentTx) Rollback(ctx context.Context) error {
 	tx.ended = true
-	return tx.Tx.Rollback(ctx)
+	err := tx.Tx.Rollback(ctx)
+	if err == nil && tx.before != nil {
+		tx.effects.undo(*tx.before)
+	}
+	return err
 }
 
 // commit ends tx. What comes back is nil, a definite rollback, or ErrCommitUnknown.
@@ -162,47 +194,6 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	_ = tx.Rollback(ctx)
-}
-
-// isUnavailable reports whether the server could not be reached, or ended the connection, as it does when
-// it shuts down, starts, or has none left.
-func isUnavailable(err error) bool {
-	var connectErr *pgconn.ConnectError
-	if errors.As(err, &connectErr) {
-		return true
-	}
-	switch code := sqlstate(err); code {
-	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeTooManyConnections, codeIdleInTransaction:
-		return true
-	default:
-		return len(code) == 5 && code[:2] == classConnectionException
-	}
-}
-
-// standalone runs a statement that is its own transaction, again when it conflicts with others. Bound
-// to a transaction it runs it once: only the owner of the transaction can run it again.
-func (l *Limiter) standalone(ctx context.Context, verb string, statement func() error) error {
-	if l.pool == nil {
-		return statement()
-	}
-	if err := l.idle(); err != nil {
-		return err
-	}
-	return l.retry(ctx, verb, func() (again, error) {
-		err := statement()
-		switch {
-		case errors.Is(err, errOvertaken):
-			return atOnce, err
-		case isConflict(err):
-			return afterPause, err
-		}
-		return never, err
-	})
-}
-
-// isConflict is IsRetryable, and true when a statement outside a transaction has to be run again.
-func isConflict(err error) bool {
-	return IsRetryable(err) || sqlstate(err) == codeDivisionByZero || errors.Is(err, errOvertaken)
 }
 
 // together runs fn on a Limiter bound to a transaction: the caller's when l is bound to one, else a READ
@@ -237,21 +228,12 @@ func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
 	if l.pool == nil {
 		return fn(l)
 	}
-	tx, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	if err != nil {
-		return fmt.Errorf("begin: %w", err)
-	}
-	bound := l.WithTx(tx)
-	bound.effects, bound.own = &effects{}, true
-	if err := fn(bound); err != nil {
-		rollback(ctx, tx)
-		return err
-	}
-	if err := commit(ctx, tx); err != nil {
-		return err
-	}
-	l.committed(ctx, bound.effects)
-	return nil
+	_, err := l.transact(ctx, pgx.ReadCommitted, nil, func(tx *lentTx) error {
+		bound := l.WithTx(tx)
+		bound.own = true
+		return fn(bound)
+	})
+	return err
 }
 
 // spoil makes the caller's transaction one that can only be rolled back. A context that ends between two
@@ -265,58 +247,19 @@ func (l *Limiter) spoil(ctx context.Context) {
 
 // idle returns an error when the pool is one connection that is in a transaction, which ours would end.
 func (l *Limiter) idle() error {
-	if conn, ok := l.pool.(*pgx.Conn); ok && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+	if conn := l.connection(); conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		return fmt.Errorf("%w: the connection is in a transaction; use WithTx", ErrInvalidConfig)
 	}
 	return nil
 }
 
-// again says whether and when an attempt is to be made again.
-type again int
-
-const (
-	never again = iota
-	afterPause
-	atOnce
-)
-
-// retry runs attempt until it does not ask for another, the attempts are used up, or ctx ends. The pause
-// before the n-th retry is drawn evenly from 0 to min(retryCap, retryBase * 2^n): full jitter, after
-// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
-func (l *Limiter) retry(ctx context.Context, verb string, attempt func() (again, error)) error {
-	ceiling := retryBase
-	for n := 1; ; n++ {
-		when, err := attempt()
-		if when == never {
-			return err
-		}
-		l.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
-		switch {
-		case ctx.Err() != nil:
-			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
-		case n >= l.config.MaxAttempts && !isConflict(err):
-			return err
-		case n >= l.config.MaxAttempts:
-			return fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err)
-		}
-		if when == atOnce {
-			continue
-		}
-		if !pause(ctx, rand.N(ceiling)) {
-			return fmt.Errorf("ratelimit: gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
-		}
-		ceiling = min(2*ceiling, retryCap)
+// connection returns the connection that the pool is, and nil when it is a pool of several.
+func (l *Limiter) connection() *pgx.Conn {
+	switch pool := l.pool.(type) {
+	case *pgx.Conn:
+		return pool
+	case interface{ Conn() *pgx.Conn }: // a *pgxpool.Conn
+		return pool.Conn()
 	}
-}
-
-// pause waits for d and reports whether ctx is still alive.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return nil
 }

@@ -1,0 +1,233 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// rowWaits are calls outside a transaction that want the row of a key, or of the reservation that took from it.
+var rowWaits = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error{
+	"Take": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		_, err := limiter.Take(ctx, request)
+		return err
+	},
+	"TakeSeveral": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		_, err := limiter.Take(ctx, request, other.For("free"))
+		return err
+	},
+	"TakeAtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return together(8, func(int) error {
+			_, err := limiter.Take(ctx, request)
+			return err
+		})
+	},
+	"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		_, err := limiter.Reserve(ctx, request)
+		return err
+	},
+	"Reset": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return limiter.Reset(ctx, request)
+	},
+	"Credit": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return limiter.Credit(ctx, request)
+	},
+	"Refund": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return limiter.Refund(ctx, clockNoon, request)
+	},
+	"Charge": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return limiter.Charge(ctx, request)
+	},
+	"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error {
+		return limiter.Settle(ctx, id, request.Cost(9))
+	},
+	"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return limiter.Cancel(ctx, id)
+	},
+	"Start": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		_, err := limiter.Start(ctx, id)
+		return err
+	},
+	"Started": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		_, err := limiter.Started(ctx, id)
+		return err
+	},
+	"Renew": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		_, err := limiter.Renew(ctx, id)
+		return err
+	},
+}
+
+// onlyReads are the calls that wait for no row.
+var onlyReads = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error{
+	"Check": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		_, err := limiter.Check(ctx, request)
+		return err
+	},
+	"Value": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		_, err := limiter.Value(ctx, request)
+		return err
+	},
+	"Prune": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		_, err := limiter.Prune(ctx, request.Limit())
+		return err
+	},
+	"Expire": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+		_, err := limiter.Expire(ctx)
+		return err
+	},
+}
+
+// everyCall returns every call that needs the database.
+func everyCall() map[string]func(context.Context, *ratelimit.Limiter, string, ratelimit.Request) error {
+	all := maps.Clone(rowWaits)
+	delete(all, "TakeAtOnce") // which joins the errors of several calls
+	maps.Copy(all, onlyReads)
+	return all
+}
+
+// requireOnePrefix checks that the text of an error says once where it comes from.
+func requireOnePrefix(t *testing.T, err, want error, name string) {
+	t.Helper()
+	require.ErrorIs(t, err, want, name)
+	require.Equal(t, 1, strings.Count(err.Error(), "ratelimit: "), "%s: %v", name, err)
+	require.True(t, strings.HasPrefix(err.Error(), "ratelimit: "), "%s: %v", name, err)
+}
+
+func TestErrorsSayOnceWhereTheyComeFrom(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	closed, unmade := b.with(t, ratelimit.Config{}), b.with(t, ratelimit.Config{Schema: "unmade"})
+	require.NoError(t, closed.Close(t.Context()))
+	expired, stop := context.WithTimeout(t.Context(), 0)
+	stop()
+	settled, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
+	require.NoError(t, err)
+	require.NoError(t, b.limiter.Settle(t.Context(), settled.ID))
+	for name, call := range everyCall() {
+		requireOnePrefix(t, call(t.Context(), unmade, unknownID, roomy.For("key")), ratelimit.ErrNotMigrated, name)
+		requireOnePrefix(t, call(cancelled, b.limiter, unknownID, roomy.For("key")), context.Canceled, name)
+		requireOnePrefix(t, call(expired, b.limiter, unknownID, roomy.For("key")), context.DeadlineExceeded, name)
+		requireOnePrefix(t, call(t.Context(), &ratelimit.Limiter{}, unknownID, roomy.For("key")), ratelimit.ErrInvalidConfig, name)
+		switch name {
+		case "Take", "TakeSeveral", "Check", "Value", "Reserve":
+			requireOnePrefix(t, call(t.Context(), closed, "", roomy.For("key")), ratelimit.ErrClosed, name)
+			fallthrough
+		case "Reset", "Credit", "Refund", "Charge":
+			requireOnePrefix(t, call(t.Context(), b.limiter, "", roomy.For("")), ratelimit.ErrInvalidKey, name)
+		case "Settle":
+			requireOnePrefix(t, call(t.Context(), b.limiter, settled.ID, roomy.For("")), ratelimit.ErrInvalidKey, name)
+			requireOnePrefix(t, call(t.Context(), b.limiter, "nonsense", roomy.For("key")), ratelimit.ErrNotReserved, name)
+		case "Cancel":
+			requireOnePrefix(t, call(t.Context(), b.limiter, settled.ID, roomy.For("key")), ratelimit.ErrReservationEnded, name)
+			fallthrough
+		case "Start", "Started", "Renew":
+			requireOnePrefix(t, call(t.Context(), b.limiter, unknownID, roomy.For("key")), ratelimit.ErrNotReserved, name)
+		}
+	}
+}
+
+// beaten is a pool on which every statement that takes loses against another transaction.
+type beaten struct{ ratelimit.Pool }
+
+func (p beaten) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error) {
+	return p.Pool.Query(ctx, `SELECT 1 / (CASE WHEN ratelimit.lose() THEN 0 ELSE 1 END)`)
+}
+
+func TestErrorsOfContentionSayOnceWhereTheyComeFrom(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t), t.Context()
+	s.outside.exec(t, `CREATE FUNCTION ratelimit.lose() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '40001'; END $$`)
+	require.NoError(t, s.takeOutside(ctx, "ada"))
+	limiter, err := ratelimit.New(beaten{s.pool}, ratelimit.Config{MaxAttempts: 2})
+	require.NoError(t, err)
+	_, err = limiter.Take(ctx, calls.For("ada"))
+	requireOnePrefix(t, err, ratelimit.ErrContended, "Take")
+
+	s.limiter = s.with(t, ratelimit.Config{MaxAttempts: 2})
+	runs := 0
+	requireOnePrefix(t, s.limiter.InTx(ctx, s.alwaysBeaten(ctx, &runs)), ratelimit.ErrContended, "InTx")
+
+	soon, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lose := s.alwaysBeaten(ctx, &runs)
+	err = s.limiter.InTx(soon, func(tx pgx.Tx) error {
+		err := lose(tx)
+		cancel()
+		return err
+	})
+	requireOnePrefix(t, err, context.Canceled, "InTx")
+}
+
+// A role that lacks rights is told which, and with these every call works.
+func TestAMissingGrantIsNamed(t *testing.T) {
+	t.Parallel()
+	const role = "pg_monitor" // one that every server has, and that has no rights to tables; grants are the database's
+	b := setup(t)
+	requireAllowed(t, taking(roomy.For("other")), b.limiter) // or there is nothing to prune
+	config := b.pool.Config()
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET ROLE `+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	require.NoError(t, err)
+
+	for _, grant := range []string{`GRANT USAGE ON SCHEMA ratelimit TO `, ``} { // none, the first of two, both
+		for name, call := range everyCall() {
+			err := call(t.Context(), limiter, unknownID, roomy.For("key"))
+			require.Equal(t, "42501", sqlstate(err), "%s: %v", name, err)
+			require.ErrorContains(t, err, `USAGE on schema "ratelimit", and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations`, name)
+		}
+		if grant != "" {
+			b.exec(t, grant+role)
+		}
+	}
+	b.exec(t, `GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.buckets, ratelimit.reservations TO `+role)
+	r, err := limiter.Reserve(t.Context(), roomy.For("key"))
+	require.NoError(t, err)
+	for name, call := range everyCall() {
+		if err := call(t.Context(), limiter, r.ID, roomy.For("key")); !errors.Is(err, ratelimit.ErrReservationEnded) {
+			require.NoError(t, err, name)
+		}
+	}
+}
+
+// A session that may not write says where to connect to; and with what the documentation advises the pool gives it up.
+func TestAReadOnlyServerIsNamedAndLeft(t *testing.T) {
+	t.Parallel()
+	became := 0 // sessions, of which the first is on a server that became read-only
+	b := setup(t, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			if became++; became > 1 {
+				return nil
+			}
+			_, err := conn.Exec(ctx, `SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY`)
+			return err
+		}
+		left := c.ConnConfig.OnPgError
+		c.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
+			return left(conn, err) && err.Code != "25006"
+		}
+	})
+	_, err := b.limiter.Take(t.Context(), roomy.For("key"))
+	require.Equal(t, "25006", sqlstate(err))
+	require.ErrorContains(t, err, "target_session_attrs=read-write")
+	requireAllowed(t, taking(roomy.For("key")), b.limiter)
+	require.Equal(t, 2, became)
+}

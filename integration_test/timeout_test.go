@@ -1,0 +1,84 @@
+package integration_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// brief is a time that a call which waits for a row does not outlast.
+const brief = 50 * time.Millisecond
+
+// A call on the pool's Limiter in a transaction that holds its row waits for itself. It comes back all the same, with
+// what to do about it, and has done nothing.
+func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
+	t.Parallel()
+	for name, call := range rowWaits {
+		for how, end := range map[string]func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter){
+			"Timeout": func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter) {
+				t.Helper()
+				return context.WithoutCancel(t.Context()), b.with(t, ratelimit.Config{Timeout: brief})
+			},
+			"Deadline": func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter) {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), brief)
+				t.Cleanup(cancel)
+				return ctx, b.with(t, ratelimit.Config{Timeout: -1, NoBatching: true})
+			},
+		} {
+			t.Run(name+"/"+how, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				request := roomy.For("key")
+				r, err := b.limiter.Reserve(t.Context(), request)
+				require.NoError(t, err)
+				before := b.rows(t, "")
+				ctx, limiter := end(t, b)
+
+				tx := b.begin(t, pgx.ReadCommitted)
+				requireAllowed(t, taking(request), b.limiter.WithTx(tx))
+				_, err = b.limiter.WithTx(tx).Started(t.Context(), r.ID)
+				require.NoError(t, err)
+				err = call(ctx, limiter, r.ID, request)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				if name != "TakeAtOnce" { // which joins several
+					requireOnePrefix(t, err, context.DeadlineExceeded, name)
+				}
+				require.ErrorContains(t, err, "a transaction may hold a row")
+				require.ErrorContains(t, err, "WithTx")
+
+				eventually(t, "the statement is given up", func() bool { return b.waiters(t) == 0 })
+				require.NoError(t, tx.Rollback(t.Context()))
+				eventually(t, "the connections are idle", func() bool { return b.pool.Stat().AcquiredConns() == 0 })
+				require.Equal(t, before, b.rows(t, ""))
+			})
+		}
+	}
+}
+
+// waiters returns how many sessions wait for a lock.
+func (b *bundle) waiters(t *testing.T) (n int) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(), `
+		SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n))
+	return n
+}
+
+// The time of a call is for calls outside a transaction: a transaction has that of its context.
+func TestTimeoutIsNotForTransactions(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limiter := b.with(t, ratelimit.Config{Timeout: time.Nanosecond})
+	_, err := limiter.Take(t.Context(), roomy.For("key"))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		_, err := limiter.WithTx(tx).Take(t.Context(), roomy.For("key"))
+		return err
+	}))
+	require.InDelta(t, roomy.Capacity()-1, b.row(t, roomy.Name(), "key").Value, 1e-3)
+}
