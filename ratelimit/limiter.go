@@ -36,6 +36,7 @@ type Limiter struct {
 	batcher    *batcher
 	denials    *denials // nil: no refusal is answered from memory
 	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
+	policies   *policies
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -48,7 +49,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues()}
+	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues(), policies: &policies{}}
 	l.batcher, l.denials = newBatcher(l), newDenials(config.DenyCache, l.asOf)
 	return l, nil
 }

@@ -28,27 +28,29 @@ type Slot struct {
 // started, because its workers were down, has lost its slot, as the tokens meant for it ran over while
 // nothing ran: Start then reserves again what it cost and answers with the new slot, so that work that
 // piled up in an outage does not burst. Work that was started may start again, as often as it is tried,
-// without paying again.
+// without paying again, unless its reservation expired and gave back what it took. Whoever pays again does so as
+// [Limiter.Renew] says.
 //
-// It returns ErrReservationEnded when the reservation was cancelled, and ErrNotReserved when there is
-// none; do not run the work then.
+// It returns ErrReservationEnded when the reservation was cancelled, ErrNotReserved when there is none, and
+// ErrCostExceedsCapacity as Renew does; do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 	var slot Slot
 	err := l.withReservation(ctx, "start", id, func(tx *Limiter, r *reservation) error {
 		var wait time.Duration
 		var err error
-		restarted := r.StartedUs != nil
 		switch {
 		case r.State == Cancelled:
 			return fmt.Errorf("%w: it was %s", ErrReservationEnded, r.State)
-		case restarted: // it is alive: it must not be forgotten before its next attempt
+		case r.State == Expired && r.Release: // what it took is given back, whether it was started or not
+			wait, err = tx.renew(ctx, r)
+		case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
 			r.ExpiresUs = max(r.ExpiresUs, r.NowUs+l.config.ExpireAfter.Microseconds())
 			slot = r.slot(0, true)
 			return tx.save(ctx, r)
 		case r.State == Settled: // early; it keeps its slot
 			slot = r.slot(r.untilReady(), false)
 			return nil
-		case r.State == Expired && r.Release, r.StaleUs != nil && r.NowUs >= *r.StaleUs:
+		case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
 			wait, err = tx.renew(ctx, r)
 		default:
 			wait = r.untilReady()
@@ -79,6 +81,11 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // is to run although it was cancelled, and answers with the new slot. Whatever it was before, it counts as not
 // started and as open then. When more is owed than MaxReserved allows, nothing changes and Wait is how long
 // until Renew could succeed. It returns ErrNotReserved when there is no such reservation.
+//
+// It takes under the policy that the limit has now, as far as it can tell: the one that this Limiter last used the
+// name with, for whichever key, and where it was not used with it the one the reservation was made under. It
+// returns ErrCostExceedsCapacity when by that the limit can never give so much. Where keys have plans of their own
+// under one name, that may be another key's plan: Settle and Reserve again there, or give each plan a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 	var slot Slot
 	err := l.withReservation(ctx, "renew", id, func(tx *Limiter, r *reservation) error {
@@ -96,6 +103,12 @@ func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 // returns the wait until that can be tried again.
 func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, error) {
 	p := r.plan()
+	for i := range p.buckets {
+		if b := &p.buckets[i]; !(b.terms.capacity-b.cost >= b.lowest) {
+			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
+				ErrCostExceedsCapacity, b.cost, b.limit.name, b.terms.capacity-b.lowest)
+		}
+	}
 	answers, err := l.run(ctx, p)
 	if err != nil {
 		return 0, err
@@ -112,6 +125,7 @@ func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, err
 	}
 	r.ExpiresUs += ready.UnixMicro() - r.ReadyUs
 	r.State, r.ReadyUs, r.StartedUs = Open, ready.UnixMicro(), nil
+	r.remake()
 	return wait, nil
 }
 
