@@ -20,7 +20,7 @@ const (
 )
 
 // housekeeping are the statements that look for rows by something else, and not while anybody waits.
-var housekeeping = map[string]bool{"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true}
+var housekeeping = map[string]bool{"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_lock.sql": true, "reservations_forget.sql": true}
 
 // Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
 // of the parameters: a scan would be slow, and at SERIALIZABLE a conflict with everybody.

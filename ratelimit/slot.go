@@ -2,11 +2,8 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // Slot is when the work of a reservation may run.
@@ -136,90 +133,4 @@ func (r *reservation) slot(wait time.Duration, restarted bool) Slot {
 		s.StaleAt = time.UnixMicro(*r.StaleUs)
 	}
 	return s
-}
-
-const (
-	expireBatch = 100
-	forgetBatch = 1000
-	keepEnded   = 7 * Day
-)
-
-// Expire ends reservations that were neither settled nor cancelled by Config.ExpireAfter after their
-// ReadyAt: they keep the estimate as their cost, or give it back when Config.ReleaseExpired was set when
-// they were made. It also deletes reservations a week after they ended, or after ExpireAfter when that is
-// later; their IDs are unknown from then on. It returns how many it ended. Call it every few minutes, from
-// any number of processes.
-func (l *Limiter) Expire(ctx context.Context) (int, error) {
-	if err := l.ready(ctx, "expire"); err != nil {
-		return 0, err
-	}
-	ended := 0
-	for {
-		ids, err := l.expired(ctx)
-		if err != nil {
-			return ended, fmt.Errorf("ratelimit: expire: %w", l.explain(err))
-		}
-		before := ended
-		for _, id := range ids {
-			done, err := l.expire(ctx, id)
-			if err != nil {
-				return ended, err
-			}
-			if done {
-				ended++
-			}
-		}
-		if len(ids) < expireBatch || ended == before { // nothing left, or nothing that this call can end
-			break
-		}
-	}
-	if err := l.forget(ctx); err != nil {
-		return ended, fmt.Errorf("ratelimit: expire: forget: %w", l.explain(err))
-	}
-	return ended, nil
-}
-
-// forget deletes reservations that ended long ago, a batch at a time until there are no more.
-func (l *Limiter) forget(ctx context.Context) error {
-	for {
-		var deleted int64
-		err := l.standalone(ctx, "expire", func() error {
-			tag, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(forgetBatch), l.asOf(), int64(keepEnded/time.Microsecond))
-			deleted = tag.RowsAffected()
-			return err
-		})
-		if err != nil || deleted < forgetBatch {
-			return err
-		}
-	}
-}
-
-// expired returns some reservations whose end has come.
-func (l *Limiter) expired(ctx context.Context) ([]string, error) {
-	rows, err := l.db.Query(ctx, l.statements.reservationsExpired, int32(expireBatch), l.asOf())
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
-}
-
-// expire ends one reservation, in a transaction of its own: one over several could lock buckets in an
-// order in which others do not.
-func (l *Limiter) expire(ctx context.Context, id string) (done bool, err error) {
-	err = l.withReservation(ctx, "expire", id, func(tx *Limiter, r *reservation) error {
-		if r.State != Open || r.ExpiresUs >= r.NowUs {
-			done = false
-			return nil // somebody was quicker
-		}
-		done = true
-		charges := make([]float64, len(r.Costs))
-		if r.Release {
-			charges = r.refund()
-		}
-		return tx.finish(ctx, r, Expired, charges)
-	})
-	if errors.Is(err, ErrNotReserved) {
-		return false, nil // and it is forgotten already
-	}
-	return done, err
 }

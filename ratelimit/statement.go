@@ -49,6 +49,8 @@ var (
 	reservationLockSQL string
 	//go:embed sql/reservation_save.sql
 	reservationSaveSQL string
+	//go:embed sql/reservations_lock.sql
+	reservationsLockSQL string
 	//go:embed sql/reservations_expired.sql
 	reservationsExpiredSQL string
 	//go:embed sql/reservations_forget.sql
@@ -65,7 +67,8 @@ type statements struct {
 	read, look, hold, save, unmake, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
-	reservationsExpired, reservationsForget             string
+	reservationsExpired, reservationsLock               string
+	reservationsForget                                  string
 }
 
 func newStatements(schema string) statements {
@@ -94,6 +97,7 @@ func newStatements(schema string) statements {
 		reservationLock:     in(reservationLockSQL),
 		reservationSave:     in(reservationSaveSQL),
 		reservationsExpired: in(reservationsExpiredSQL),
+		reservationsLock:    in(reservationsLockSQL),
 		reservationsForget:  in(reservationsForgetSQL),
 	}
 }
