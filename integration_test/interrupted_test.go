@@ -174,11 +174,3 @@ func TestCreditIsCappedByTheCapacityAndNotByItsOwnSize(t *testing.T) {
 	require.NoError(t, b.limiter.Credit(t.Context(), limit.For("key").Cost(15)))
 	require.InDelta(t, 10, b.row(t, "owing", "key").Value, 1e-3)
 }
-
-// The smaller of two policies would delete rows that the larger does not count as full.
-func TestPruneRefusesOneNameUnderTwoPolicies(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	_, err := b.limiter.Prune(t.Context(), ratelimit.Define("same", hoard(1)), ratelimit.Define("same", hoard(2)))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-}

@@ -31,11 +31,12 @@ WITH asked AS MATERIALIZED (
     WHERE EXISTS (SELECT FROM state AS s WHERE s.name = b.name AND s.key = b.key AND s.shard = b.shard AND s.found_value = b.value AND s.found_ts = b.ts)
     RETURNING b.name
 ), unmade AS ( -- the rows that buckets_lock.sql made in this transaction, for nothing
-    DELETE FROM ratelimit.buckets WHERE ctid = ANY (ARRAY(
-        SELECT b.ctid
-        FROM verdict AS v CROSS JOIN state AS s
-            CROSS JOIN LATERAL (SELECT r.ctid, r.xmin FROM ratelimit.buckets AS r WHERE r.name = s.name AND r.key = s.key AND r.shard = s.shard LIMIT 1) AS b
-        WHERE NOT v.allowed AND s.found_value = s.capacity AND b.xmin = pg_current_xact_id_if_assigned()::xid))
+    DELETE FROM ratelimit.buckets AS d WHERE d.ctid = ANY (ARRAY(
+            SELECT b.ctid
+            FROM verdict AS v CROSS JOIN state AS s
+                CROSS JOIN LATERAL (SELECT r.ctid, r.xmin FROM ratelimit.buckets AS r WHERE r.name = s.name AND r.key = s.key AND r.shard = s.shard LIMIT 1) AS b
+            WHERE NOT v.allowed AND s.found_value = s.capacity AND b.xmin = pg_current_xact_id_if_assigned()::xid))
+        AND (d.name, d.key, d.shard) IN (SELECT s.name, s.key, s.shard FROM state AS s)
 ), taken AS MATERIALIZED (
     SELECT CASE WHEN v.allowed AND v.buckets <> (SELECT count(*) FROM take) THEN 1 / (v.buckets - v.buckets) ELSE 1 END AS all_or_nothing FROM verdict AS v
 )
