@@ -30,7 +30,7 @@ func TestPruneDeletesOnlyWhatIsFullUnderEveryPolicyOfTheName(t *testing.T) {
 		"NamedInOtherOrder": {nil, []ratelimit.Limit{pro, free, pro}, []string{"free", "pro"}},
 		"NamedOneUsedOther": {[]ratelimit.Limit{pro, free}, []ratelimit.Limit{free}, []string{"free", "pro"}},
 		"NamedOneUsedNone":  {nil, []ratelimit.Limit{pro}, []string{"free", "pro"}},
-		"WithShards":         {nil, []ratelimit.Limit{free, wide}, []string{"pro"}},
+		"WithShards":        {nil, []ratelimit.Limit{free, wide}, []string{"pro"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

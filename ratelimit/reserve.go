@@ -134,7 +134,7 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 }
 
 // Credit gives tokens back without a reservation: the costs of the requests are added, up to each
-// capacity, and what arrives until it is asked for comes on top, up to that too. It trusts the caller that they were taken, and is not idempotent; where either matters,
+// capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 	return l.adjust(ctx, "credit", -1, requests, func(*bucket) int64 { return maxInstant })
