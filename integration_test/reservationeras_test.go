@@ -16,7 +16,7 @@ import (
 // the reservation was made.
 func TestReservationsAgreeWithTheExactModelWhenLimitsChange(t *testing.T) {
 	t.Parallel()
-	const histories, steps = 8, 2520
+	const histories, steps = 4, 2520
 	eras := map[string][]ratelimit.Policy{
 		"a": {
 			ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 25},

@@ -47,8 +47,8 @@ const (
 	modelStale   = 20 * modelMinute / 60
 	modelExpire  = 60 * modelMinute
 	modelKeep    = 7 * 24 * 60 * modelMinute
-	modelRounded = 8 * 0x1p-53               // of all that a write adds up
-	modelAlways  = int64(-62135596800000000) // the year 1
+	modelRounded = 8 * 0x1p-53              // of all that a write adds up
+	modelAlways  = int64(-2208988800000000) // 1900
 )
 
 func rat(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }

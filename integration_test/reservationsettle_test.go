@@ -163,6 +163,9 @@ func TestCredit(t *testing.T) {
 		d, key := b.desk(t, ratelimit.Config{}), lookups.For(t.Name())
 		require.NoError(t, d.limiter.Credit(t.Context(), key.Cost(10)))
 		d.requireTokens(t, 10, key)
+		slowest := ratelimit.Define("lookups", ratelimit.TokenBucket{Rate: 1000, Period: century, Capacity: 1000}).For(t.Name())
+		d.requireTokens(t, 1000, slowest)
+		require.Greater(t, d.row(t, "lookups", t.Name()).TS, int64(-1<<53), "pages have it exactly")
 	})
 	t.Run("PaysWhatIsOwedUnderEachLimit", func(t *testing.T) {
 		t.Parallel()

@@ -141,7 +141,7 @@ func (h *held) charge(b *bucket, amount float64, until int64) {
 	first := h.index[b.first()]
 	for i := range states {
 		if h.made[first+i] { // it is full, and was so before
-			states[i] = state{value: max(states[i].value, b.most/float64(len(states))), ts: minInstant}
+			states[i] = state{value: max(states[i].value, b.most/float64(len(states))), ts: min(b.terms.begin(h.now), longAgo)}
 		}
 	}
 	b.terms.creditParts(states, h.now, -amount, b.most)

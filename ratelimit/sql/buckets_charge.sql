@@ -11,7 +11,7 @@
 -- no rate: value' = min(max(capacity, value), value + amount) and the same ts give at every later instant,
 -- whatever the rate is by then, what crediting now would give, because min(capacity, ..) is taken there again.
 -- So it credits no time to anybody. A bucket that has no row is full; to stay so under any terms it is made as
--- one that was full in the year 1.
+-- one that was full in 1900: no bucket takes longer than 100 years to fill.
 WITH asked AS MATERIALIZED (
     SELECT u.name, u.key, u.shard, u.capacity, u.rate, u.step_us, u.steps, u.tolerance_us, u.ord,
         u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts,
@@ -22,7 +22,7 @@ WITH asked AS MATERIALIZED (
         (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 )
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-SELECT a.name, a.key, a.shard, least(a.capacity, a.capacity - a.amount), CASE WHEN a.amount < 0 THEN -62135596800000000 ELSE a.ts END
+SELECT a.name, a.key, a.shard, least(a.capacity, a.capacity - a.amount), CASE WHEN a.amount < 0 THEN least(a.ts, -2208988800000000) ELSE a.ts END
 FROM asked AS a WHERE a.amount <> 0 ORDER BY a.ord
 ON CONFLICT (name, key, shard) DO UPDATE SET (value, ts) = (
     SELECT
