@@ -213,7 +213,9 @@ func TestAStrangerGivesBackWhatWasTaken(t *testing.T) {
 
 				d.at(time.Minute)
 				held := tokens(t, d.limiter, now.For("taken"))
-				stranger := d.bundle.with(t, func() ratelimit.Config { c := e.config(); c.AsOf = d.clock.now; return c }())
+				config := e.config()
+				config.AsOf = d.clock.now
+				stranger := d.with(t, config)
 				require.NoError(t, e.make(t.Context(), stranger, r.ID, taken))
 				d.requireTokens(t, min(500, held+changeReserved), now.For("taken"))
 				d.requireTokens(t, 500, now.For("deleted"))

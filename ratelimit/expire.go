@@ -55,19 +55,18 @@ func (l *Limiter) expireEach(ctx context.Context) (ended int, err error) {
 	var failed []error
 	stuck := make(map[which]bool)
 	err = l.expired(ctx, func(ids []string) (more bool, err error) {
-		for _, id := range ids {
-			done, err := l.expire(ctx, id, stuck)
+		more = true
+		for i := 0; more && i < len(ids); i++ {
+			done, err := l.expire(ctx, ids[i], stuck)
 			if done {
 				ended++
 			}
 			if err != nil {
 				failed = append(failed, err)
 			}
-			if ctx.Err() != nil || isUnavailable(err) {
-				return false, nil // the others would fail, too
-			}
+			more = ctx.Err() == nil && !isUnavailable(err) // else the others would fail, too
 		}
-		return true, nil
+		return more, nil
 	})
 	if err != nil {
 		failed = append(failed, fmt.Errorf("ratelimit: expire: %w", l.explain(err)))

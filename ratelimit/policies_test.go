@@ -59,7 +59,7 @@ func TestPoliciesAreNotedByManyAtOnce(t *testing.T) {
 	require.EqualValues(t, 10, p.count.Load())
 }
 
-func TestNotingAKnownPolicyAllocatesNothing(t *testing.T) {
+func TestNotingAKnownPolicyAllocatesNothing(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	p := &policies{}
 	free, pro := Define("plan", FixedWindow{Rate: 50, Period: Day}), Define("plan", FixedWindow{Rate: 500, Period: time.Hour})
 	allocated := testing.AllocsPerRun(1000, func() {
