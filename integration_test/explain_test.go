@@ -20,7 +20,7 @@ const (
 )
 
 // housekeeping are the statements that look for rows by something else, and not while anybody waits, or for none.
-var housekeeping = map[string]bool{"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true}
+var housekeeping = map[string]bool{"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_lock.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true}
 
 // Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
 // of the parameters: a scan would be slow, and at SERIALIZABLE a conflict with everybody.
@@ -46,7 +46,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_charge.sql":     {threeBuckets + `, '{1,-1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
 		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 0, false},
 		"reservation_lock.sql":   {oneReservation + `, NULL`, 1, false},
-		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0`, 1, false},
+		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 1, false},
 		"buckets_mend.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{60000000,60000000,60000000}', NULL, '{10,10,10}'`, 1, false},
 	}
 	files, err := filepath.Glob("../ratelimit/sql/*.sql")

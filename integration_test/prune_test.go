@@ -184,24 +184,6 @@ func TestPrune(t *testing.T) {
 		require.Equal(t, "idle7", b.row(t, "quick", "idle7").Key, "a row that is held stays")
 	})
 
-	t.Run("RunsOnceAtATime", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		b := setup(t)
-		b.exec(t, `INSERT INTO ratelimit.buckets VALUES ('quick', 'idle', 0, 10, 0)`)
-		other, err := b.pool.Begin(ctx)
-		require.NoError(t, err)
-		_, err = other.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, 0x7072756e65)
-		require.NoError(t, err)
-		deleted, err := b.limiter.Prune(ctx, pruneLimits...)
-		require.NoError(t, err)
-		require.Zero(t, deleted)
-		require.NoError(t, other.Rollback(ctx))
-		deleted, err = b.limiter.Prune(ctx, pruneLimits...)
-		require.NoError(t, err)
-		require.EqualValues(t, 1, deleted)
-	})
-
 	t.Run("RefusesWhatItCannotDo", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)

@@ -11,13 +11,18 @@ import (
 // What is documented of reservations once more, in rational numbers and without rounding. Instants are
 // microseconds since 1970.
 
-// exactBucket is a bucket: value tokens at ts. off is how far the limiter's value may be from it by rounding.
-type exactBucket struct {
+// exactTerms are a limit as it is at some time.
+type exactTerms struct {
 	request              ratelimit.Request
 	windows              bool
 	rate, capacity, debt *big.Rat
 	period               int64
 	origin               int64 // some window's start
+}
+
+// exactBucket is a bucket: value tokens at ts. off is how far the limiter's value may be from it by rounding.
+type exactBucket struct {
+	exactTerms
 
 	value  *big.Rat
 	ts     int64
@@ -34,6 +39,7 @@ type lease struct {
 	ready, expires   int64
 	started, release bool
 	work             []*work
+	terms            map[int]exactTerms // it was made under, by bucket
 }
 
 const (
@@ -41,7 +47,8 @@ const (
 	modelStale   = 20 * modelMinute / 60
 	modelExpire  = 60 * modelMinute
 	modelKeep    = 7 * 24 * 60 * modelMinute
-	modelRounded = 8 * 0x1p-53 // of all that a write adds up
+	modelRounded = 8 * 0x1p-53              // of all that a write adds up
+	modelAlways  = int64(-2208988800000000) // 1900
 )
 
 func rat(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
@@ -53,8 +60,8 @@ func float(a *big.Rat) float64 {
 	return f
 }
 
-func newExactBucket(request ratelimit.Request, now int64) *exactBucket {
-	b := &exactBucket{request: request, capacity: rat(request.Limit().Capacity()), origin: clockNoon.UnixMicro()}
+func newExactTerms(request ratelimit.Request) exactTerms {
+	b := exactTerms{request: request, capacity: rat(request.Limit().Capacity()), origin: clockNoon.UnixMicro()}
 	var maxReserved float64
 	switch p := request.Limit().Policy().(type) {
 	case ratelimit.TokenBucket:
@@ -65,12 +72,18 @@ func newExactBucket(request ratelimit.Request, now int64) *exactBucket {
 	if b.debt = rat(maxReserved); maxReserved == 0 {
 		b.debt = rat(1e9) // more than any history owes
 	}
+	return b
+}
+
+// newExactBucket returns a full bucket.
+func newExactBucket(request ratelimit.Request, now int64) *exactBucket {
+	b := &exactBucket{exactTerms: newExactTerms(request)}
 	b.value, b.ts = b.capacity, b.floor(now)
 	return b
 }
 
 // floor returns the start of the window that holds t, or t.
-func (b *exactBucket) floor(t int64) int64 {
+func (b *exactTerms) floor(t int64) int64 {
 	if !b.windows {
 		return t
 	}
@@ -78,7 +91,7 @@ func (b *exactBucket) floor(t int64) int64 {
 }
 
 // window returns how many windows begin after origin, up to t.
-func (b *exactBucket) window(t int64) int64 {
+func (b *exactTerms) window(t int64) int64 {
 	return new(big.Int).Div(big.NewInt(t-b.origin), big.NewInt(b.period)).Int64() // rounds towards minus infinity
 }
 
@@ -135,19 +148,44 @@ func (b *exactBucket) paid(now int64) int64 {
 	return max(now, b.ts-n.Int64())
 }
 
-// charge takes amount, or gives it back where below zero, and returns what was given back.
-func (b *exactBucket) charge(now int64, amount float64) float64 {
-	value, off := b.at(now)
-	after := sum(value, rat(-amount))
-	if after.Cmp(b.capacity) > 0 {
-		after = b.capacity
+// charge takes amount.
+func (b *exactBucket) charge(now int64, amount float64) {
+	if !b.stored { // full, since it was last looked at or before
+		b.value, b.ts, b.off = b.capacity, b.floor(now), 0
 	}
-	if !b.stored || b.wrong(now) {
+	value, off := b.at(now)
+	if b.wrong(now) {
 		b.ts = b.floor(now)
 	}
-	b.value, b.off, b.stored = after, off+modelRounded*(abs(amount)+abs(float(value))), true
+	b.value, b.off, b.stored = sum(value, rat(-amount)), off+modelRounded*(abs(amount)+abs(float(value))), true
 	b.ts = max(b.ts, b.floor(now))
-	return max(0, float(sum(after, new(big.Rat).Neg(value))))
+}
+
+// credit gives amount back, to fill the bucket to most where that is more than its capacity, and returns what that
+// made of it. It credits no time: what has arrived since ts is due at the rate that holds when it is counted.
+func (b *exactBucket) credit(now int64, amount float64, most *big.Rat) float64 {
+	if b.capacity.Cmp(most) > 0 {
+		most = b.capacity
+	}
+	if !b.stored { // no row is a full bucket, and so is this under any terms
+		b.value, b.ts, b.off, b.stored = most, modelAlways, 0, true
+		return 0
+	}
+	if b.wrong(now) {
+		b.ts = b.floor(now)
+	}
+	before, _ := b.at(now)
+	if b.value.Cmp(most) > 0 {
+		most = b.value
+	}
+	after := sum(b.value, rat(amount))
+	b.off += modelRounded * (abs(amount) + abs(float(b.value)))
+	if after.Cmp(most) >= 0 {
+		after = most
+	}
+	b.value = after
+	filled, _ := b.at(now)
+	return max(0, float(sum(filled, new(big.Rat).Neg(before))))
 }
 
 func abs(f float64) float64 { return max(f, -f) }
@@ -164,6 +202,7 @@ func (m *model) clone() *model {
 	c := &model{buckets: slices.Clone(m.buckets), leases: slices.Clone(m.leases), backs: slices.Clone(m.backs), work: slices.Clone(m.work)}
 	for i := range c.leases {
 		c.leases[i].costs, c.leases[i].work = maps.Clone(c.leases[i].costs), slices.Clone(c.leases[i].work)
+		c.leases[i].terms = maps.Clone(c.leases[i].terms)
 	}
 	return c
 }

@@ -21,7 +21,7 @@ func TestReservationsAgreeWithTheExactModel(t *testing.T) {
 	for seed := range uint64(histories) {
 		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
 			t.Parallel()
-			h := newReservationHistory(t, seed)
+			h := newReservationHistory(t, seed, nil)
 			for range steps {
 				h.step(t)
 			}
@@ -41,6 +41,8 @@ type reservationHistory struct {
 	begun      []int64
 	model      *model
 
+	eras map[string][]ratelimit.Policy // what the limits change to, by name; none: they stay as they are
+
 	tx    pgx.Tx // open for so many more steps
 	left  int
 	saved *model // what a rollback goes back to
@@ -48,15 +50,12 @@ type reservationHistory struct {
 	close, lookups int
 }
 
-func newReservationHistory(t *testing.T, seed uint64) *reservationHistory {
+func newReservationHistory(t *testing.T, seed uint64, eras map[string][]ratelimit.Policy) *reservationHistory {
 	t.Helper()
-	h := &reservationHistory{bundle: setup(t), clock: &clock{}, random: rand.New(rand.NewPCG(seed, 3)), now: clockNoon.UnixMicro(), model: &model{}}
+	h := &reservationHistory{bundle: setup(t), clock: &clock{}, random: rand.New(rand.NewPCG(seed, 3)), now: clockNoon.UnixMicro(), model: &model{}, eras: eras}
 	h.clock.set(clockNoon)
 	for i := range h.limiters {
-		h.limiters[i] = h.bundle.with(t, ratelimit.Config{
-			AsOf: h.clock.now, StaleAfter: time.Duration(modelStale) * time.Microsecond,
-			ExpireAfter: time.Duration(modelExpire) * time.Microsecond, ReleaseExpired: i == 1,
-		})
+		h.limiters[i] = h.bundle.with(t, h.config(i == 1))
 	}
 	for name, policy := range map[string]ratelimit.Policy{
 		"a bounded":  ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 25},
@@ -87,6 +86,9 @@ func (h *reservationHistory) step(t *testing.T) {
 		h.end(t)
 	}
 	h.left--
+	if len(h.eras) > 0 && h.random.IntN(25) == 0 {
+		h.change(t)
+	}
 	switch n := h.random.IntN(100); {
 	case n < 22:
 		h.move(h.aWhile())
@@ -115,6 +117,9 @@ func (h *reservationHistory) end(t *testing.T) {
 	t.Helper()
 	if h.random.IntN(2) == 0 {
 		require.NoError(t, h.tx.Rollback(t.Context()))
+		for i := range h.saved.buckets { // a policy is not in the database
+			h.saved.buckets[i].exactTerms = h.model.buckets[i].exactTerms
+		}
 		h.model = h.saved
 	} else {
 		require.NoError(t, h.tx.Commit(t.Context()))
@@ -189,12 +194,17 @@ func (h *reservationHistory) draw(most float64) (map[int]float64, []ratelimit.Re
 	return costs, requests
 }
 
-// charge charges the model's buckets. A bucket whose clock was wrong starts over: what waits for it then runs
+// charge charges the model's buckets, or credits them where below zero. A bucket whose clock was wrong starts over: what waits for it then runs
 // beside what is admitted from now on, as if it had been given back.
 func (h *reservationHistory) charge(costs map[int]float64) {
 	for i, cost := range costs {
 		h.mended(i)
-		h.model.give(i, h.model.buckets[i].charge(h.now, cost), h.truth)
+		b := &h.model.buckets[i]
+		if cost < 0 {
+			h.model.give(i, b.credit(h.now, -cost, b.capacity), h.truth)
+		} else {
+			b.charge(h.now, cost)
+		}
 	}
 }
 

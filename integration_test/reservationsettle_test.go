@@ -88,7 +88,7 @@ func TestSettleOverSeveralLimits(t *testing.T) {
 		require.NoError(t, d.limiter.Settle(t.Context(), r.ID, key.Cost(1)))
 		d.requireTokens(t, 9, key)
 	})
-	t.Run("GoesByTheTermsItWasReservedUnder", func(t *testing.T) {
+	t.Run("GoesByTheTermsTheLimitHasNow", func(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, ratelimit.Config{}), lookups.For(t.Name())
 		widened := ratelimit.Define("lookups", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 100}).For(t.Name())
@@ -97,7 +97,13 @@ func TestSettleOverSeveralLimits(t *testing.T) {
 		require.NoError(t, d.limiter.Settle(t.Context(), settled.ID, widened.Cost(3)))
 		d.requireTokens(t, 10, widened)
 		require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
-		d.requireTokens(t, 10, widened)
+		d.requireTokens(t, 14, widened)
+		narrowed := ratelimit.Define("lookups", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 5}).For(t.Name())
+		settled = d.reserve(t, widened.Cost(4))
+		require.NoError(t, d.limiter.Settle(t.Context(), settled.ID, narrowed.Cost(6)))
+		d.requireTokens(t, 3, narrowed)
+		err := d.limiter.Settle(t.Context(), settled.ID, narrowed.Cost(6), widened.Cost(6))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, "one bucket under two policies")
 	})
 }
 
@@ -157,6 +163,9 @@ func TestCredit(t *testing.T) {
 		d, key := b.desk(t, ratelimit.Config{}), lookups.For(t.Name())
 		require.NoError(t, d.limiter.Credit(t.Context(), key.Cost(10)))
 		d.requireTokens(t, 10, key)
+		slowest := ratelimit.Define("lookups", ratelimit.TokenBucket{Rate: 1000, Period: century, Capacity: 1000}).For(t.Name())
+		d.requireTokens(t, 1000, slowest)
+		require.Greater(t, d.row(t, "lookups", t.Name()).TS, int64(-1<<53), "pages have it exactly")
 	})
 	t.Run("PaysWhatIsOwedUnderEachLimit", func(t *testing.T) {
 		t.Parallel()

@@ -1,7 +1,10 @@
 package integration_test
 
 import (
+	"cmp"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,6 +48,7 @@ func (h *reservationHistory) reserve(t *testing.T) {
 	require.Equal(t, ready+modelStale, r.StaleAt.UnixMicro())
 	h.model.leases = append(h.model.leases, lease{
 		id: r.ID, state: ratelimit.Open, costs: costs, ready: ready, expires: ready + modelExpire, release: release == 1, work: h.admit(t, costs, ready),
+		terms: h.terms(costs),
 	})
 }
 
@@ -84,6 +88,7 @@ func (h *reservationHistory) endOne(t *testing.T, settle bool) {
 		return
 	}
 	var err error
+	limiter, stranger := h.anyone(t)
 	final, amounts := ratelimit.Cancelled, r.minusCosts()
 	if settle {
 		var actual []ratelimit.Request
@@ -95,9 +100,10 @@ func (h *reservationHistory) endOne(t *testing.T, settle bool) {
 			used := math.Round(1e3*cost*2*h.random.Float64()) / 1e3
 			amounts[i], actual = used-cost, append(actual, h.model.buckets[i].request.Cost(used))
 		}
-		err = h.limiter(0).Settle(t.Context(), r.id, actual...)
+		err = limiter.Settle(t.Context(), r.id, actual...)
+		stranger = false // it is told by the requests
 	} else {
-		err = h.limiter(0).Cancel(t.Context(), r.id)
+		err = limiter.Cancel(t.Context(), r.id)
 	}
 	switch r.state {
 	case final:
@@ -105,7 +111,7 @@ func (h *reservationHistory) endOne(t *testing.T, settle bool) {
 	case ratelimit.Open:
 		require.NoError(t, err)
 		r.state, r.expires = final, max(r.expires, h.now)
-		h.charge(h.refund(r, amounts))
+		h.as(r, stranger, func() { h.endOf(r, h.refund(r, amounts)) })
 		if !settle {
 			h.model.drop(r.work)
 		}
@@ -129,20 +135,27 @@ func (h *reservationHistory) credit(t *testing.T) {
 
 func (h *reservationHistory) expire(t *testing.T) {
 	t.Helper()
-	ended, err := h.limiter(0).Expire(t.Context())
+	limiter, stranger := h.anyone(t)
+	ended, err := limiter.Expire(t.Context())
 	require.NoError(t, err)
 	var kept []lease
+	oldest := make([]*lease, len(h.model.leases))
 	for i := range h.model.leases {
-		r := &h.model.leases[i]
+		oldest[i] = &h.model.leases[i]
+	}
+	slices.SortFunc(oldest, func(a, b *lease) int { return cmp.Or(cmp.Compare(a.expires, b.expires), strings.Compare(a.id, b.id)) })
+	for _, r := range oldest {
 		if r.state == ratelimit.Open && r.expires < h.now {
 			r.state, r.expires = ratelimit.Expired, h.now
 			ended--
 			if r.release {
-				h.charge(h.refund(r, r.minusCosts()))
+				h.as(r, stranger, func() { h.endOf(r, h.refund(r, r.minusCosts())) })
 				h.model.drop(r.work)
 			}
 		}
-		if r.state == ratelimit.Open || r.expires >= h.now-modelKeep {
+	}
+	for i := range h.model.leases {
+		if r := &h.model.leases[i]; r.state == ratelimit.Open || r.expires >= h.now-modelKeep {
 			kept = append(kept, *r)
 		}
 	}
@@ -157,28 +170,37 @@ func (h *reservationHistory) start(t *testing.T, renew bool) {
 	if r == nil {
 		return
 	}
-	verb := h.limiter(0).Start
+	limiter, stranger := h.anyone(t)
+	verb := limiter.Start
 	if renew {
-		verb = h.limiter(0).Renew
+		verb = limiter.Renew
 	}
 	slot, err := verb(t.Context(), r.id)
 	if !renew && r.state == ratelimit.Cancelled {
 		require.ErrorIs(t, err, ratelimit.ErrReservationEnded)
 		return
 	}
+	released := r.state == ratelimit.Expired && r.release
+	pays := renew || released || !r.started && r.state != ratelimit.Settled && h.now >= r.ready+modelStale
+	if never := false; pays {
+		h.as(r, stranger, func() { never = h.never(r.costs) })
+		if never {
+			require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+			return
+		}
+	}
 	require.NoError(t, err)
-	lost := r.state == ratelimit.Expired && r.release || h.now >= r.ready+modelStale
 	switch {
-	case !renew && r.started:
+	case pays:
+		h.as(r, stranger, func() { h.renewed(t, r, slot) })
+		r.started = !renew && slot.Wait == 0 || r.started && slot.State != ratelimit.Open
+	case r.started:
 		require.Zero(t, slot.Wait)
 		require.True(t, slot.Restarted)
 		r.expires = max(r.expires, h.now+modelExpire)
-	case !renew && r.state == ratelimit.Settled: // keeps its slot, whenever that was
+	case r.state == ratelimit.Settled: // keeps its slot, whenever that was
 		require.Equal(t, max(0, r.ready-h.now), slot.Wait.Microseconds())
 		require.False(t, slot.Restarted)
-	case renew || lost:
-		h.renewed(t, r, slot)
-		r.started = !renew && slot.Wait == 0
 	default:
 		require.Equal(t, max(0, r.ready-h.now), slot.Wait.Microseconds())
 		r.started = slot.Wait == 0
@@ -206,7 +228,7 @@ func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Slot
 	}
 	h.charge(r.costs)
 	r.expires += ready - r.ready
-	r.state, r.ready, r.work = ratelimit.Open, ready, h.admit(t, r.costs, ready)
+	r.state, r.ready, r.work, r.terms = ratelimit.Open, ready, h.admit(t, r.costs, ready), h.terms(r.costs)
 }
 
 // compare holds every row to the model.
@@ -237,7 +259,9 @@ func (h *reservationHistory) compare(t *testing.T) {
 		}
 		b.mended = 0
 		require.Equal(t, b.ts, r.TS, r)
-		require.LessOrEqual(t, r.Value, b.request.Limit().Capacity())
+		if len(h.eras) == 0 {
+			require.LessOrEqual(t, r.Value, b.request.Limit().Capacity())
+		}
 	}
 	require.Empty(t, rows)
 }
@@ -253,7 +277,9 @@ func (h *reservationHistory) finish(t *testing.T) {
 	admitted := 0
 	for i := range h.model.buckets {
 		b := &h.model.buckets[i]
-		require.LessOrEqual(t, h.model.excess(i), 1e-6, "%s ran more than is promised", b.request)
+		if len(h.eras) == 0 {
+			require.LessOrEqual(t, h.model.excess(i), 1e-6, "%s ran more than is promised", b.request)
+		}
 		value, err := h.limiters[0].Value(t.Context(), b.request)
 		require.NoError(t, err)
 		require.Equal(t, b.request.Limit().Capacity(), value.Tokens, "no token is lost for good")

@@ -23,6 +23,10 @@ const (
 	minInstant = int64(-62135596800000000)
 	maxInstant = int64(253402300799999999)
 
+	// longAgo is the start of 1900: a bucket that held anything then is full, whatever its terms, and numbers of
+	// JavaScript still hold the microseconds since.
+	longAgo = int64(-2208988800000000)
+
 	// clockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock.
 	// It has to exceed any wait for a row lock: a statement that waited has an older now than the row.
 	clockTolerance = time.Minute

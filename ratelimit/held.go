@@ -136,12 +136,17 @@ func newHeld(plans []*plan) *held {
 
 // of returns the rows of a bucket.
 func (h *held) of(b *bucket) (states []state, changed []bool) {
-	first := h.index[which{b.limit.name, b.key, 0}]
-	if !b.parted() {
-		first = h.index[b.which()]
-	}
+	first := h.index[b.first()]
 	n := first + int(max(b.terms.shards, 1))
 	return h.states[first:n], h.changed[first:n]
+}
+
+// first names the first row of the bucket.
+func (b *bucket) first() which {
+	if b.parted() {
+		return which{b.limit.name, b.key, 0}
+	}
+	return b.which()
 }
 
 // take decides on the call p, all or nothing, as if it came after those decided before.
@@ -179,10 +184,20 @@ func (h *held) charge(b *bucket, amount float64, until int64) {
 		return
 	}
 	states, changed := h.of(b)
-	b.terms.chargeParts(states, h.now, amount)
 	for i := range changed {
 		changed[i] = true
 	}
+	if amount > 0 {
+		b.terms.chargeParts(states, h.now, amount)
+		return
+	}
+	first := h.index[b.first()]
+	for i := range states {
+		if h.made[first+i] { // it is full, and was so before
+			states[i] = state{value: max(states[i].value, b.most/float64(len(states))), ts: min(b.terms.begin(h.now), longAgo)}
+		}
+	}
+	b.terms.creditParts(states, h.now, -amount, b.most)
 }
 
 // saveHeld writes the rows that were changed.

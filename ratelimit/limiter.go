@@ -40,6 +40,7 @@ type Limiter struct {
 	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
 	own        bool     // whether that transaction is of the Limiter's own making, for one call or one batch
 	waitFor    *which   // the row that such a transaction waits for before it locks any; nil: none
+	policies   *policies
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -52,7 +53,10 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	l := &Limiter{db: pool, pool: pool, config: config, statements: newStatements(config.Schema), queues: newQueues(), boxes: &boxes{}}
+	l := &Limiter{
+		db: pool, pool: pool, config: config, statements: newStatements(config.Schema),
+		queues: newQueues(), boxes: &boxes{}, policies: &policies{},
+	}
 	l.batcher, l.denials = newBatcher(l), newDenials(config.DenyCache, l.asOf)
 	return l, nil
 }

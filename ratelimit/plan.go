@@ -29,6 +29,7 @@ type bucket struct {
 	terms  terms
 	cost   float64
 	lowest float64 // the least value that may remain
+	most   float64 // what a credit may fill it to, where that is more than its capacity
 }
 
 // plan is a call's requests as the statements need them: every bucket once, in the order of locking.
@@ -62,6 +63,7 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 		if err := checkCost(r.limit, r.cost, math.Inf(1)); err != nil {
 			return nil, err
 		}
+		l.policies.note(r.limit.name, &r.limit.terms)
 		at, err := p.merge(bucket{limit: r.limit, key: key, terms: r.limit.terms.at(r.limit.name, key), cost: r.cost})
 		if err != nil {
 			return nil, err

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,9 +14,6 @@ const (
 	pruneBlocks = 32          // blocks looked through in one transaction: some 1,500 rows
 	pruneIdle   = time.Minute // how long a bucket must have been full; at least the tolerance for clocks
 
-	// pruneLock is the advisory lock that lets one pruner work at a time ("prune" in ASCII), held to the
-	// end of a transaction, so that it works through PgBouncer.
-	pruneLock = 0x7072756e65
 )
 
 // Prune deletes the rows of the limits' buckets that have been full for a minute, and returns how many it
@@ -22,8 +21,14 @@ const (
 // keys that nobody uses any more. Name every limit with the policy it has now; rows of limits it is not
 // told of, of buckets that owe, and with a ts in the future stay.
 //
+// Where a name is used under several policies, as the plans of several keys, which row has which is not in the
+// database: a row is deleted when it is full under all of them. Name the limit once for each policy. Those that
+// this Limiter was used with under the name are counted without, up to 16 of them; those that only
+// other processes use have to be named, or rows of theirs are deleted that are not full, and the tokens taken from
+// them are there again.
+//
 // It works through the table in small transactions at READ COMMITTED, beside live traffic: it never waits
-// for a row. When another process prunes, it returns 0 at once. Call it every few minutes or hours.
+// for a row. When another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
 func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err := l.ready(ctx, "prune"); err != nil {
 		return 0, err
@@ -31,15 +36,12 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if l.pool == nil {
 		return 0, fmt.Errorf("%w: Prune runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
 	}
-	named := make(map[string]terms, len(limits))
+	named := make(map[string][]terms, len(limits))
 	for _, limit := range limits {
 		if limit.policy == nil {
 			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
 		}
-		if other, found := named[limit.name]; found && other != limit.terms {
-			return 0, fmt.Errorf("%w: prune of %q under two policies; give the name one policy", ErrInvalidRequest, limit.name)
-		}
-		named[limit.name] = limit.terms
+		named[limit.name] = append(named[limit.name], limit.terms)
 	}
 	blocks, err := l.blocks(ctx)
 	if err != nil {
@@ -47,7 +49,7 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	began, deleted := l.watch(), int64(0)
 	for first := int64(0); first < blocks; first += pruneBlocks {
-		n, alone, err := l.pruneRange(ctx, limits, first)
+		n, alone, err := l.pruneRange(ctx, named, first)
 		deleted += n
 		if err != nil {
 			return deleted, during("prune", l.explain(err))
@@ -74,21 +76,21 @@ func (l *Limiter) blocks(ctx context.Context) (int64, error) {
 
 // pruneRange deletes from the blocks that begin with first, in one transaction. alone is false, and
 // nothing was done, when another pruner is at work.
-func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (deleted int64, alone bool, err error) {
+func (l *Limiter) pruneRange(ctx context.Context, named map[string][]terms, first int64) (deleted int64, alone bool, err error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	err = l.together(ctx, "prune", func(tx *Limiter) error {
 		deleted = 0
-		rows, err := tx.db.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, int64(pruneLock))
+		rows, err := tx.db.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, l.pruneLock())
 		if err != nil {
 			return err
 		}
 		if alone, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil || !alone {
 			return err
 		}
-		for _, limit := range limits {
-			t := limit.terms.part() // a row of a bucket that is spread over several is deleted for itself
-			tag, err := tx.db.Exec(ctx, l.statements.prune, limit.name, t.capacity, t.rate, t.step, t.steps,
+		for name, policies := range named {
+			c := rowTerms(append(l.policies.seen(name), policies...))
+			tag, err := tx.db.Exec(ctx, l.statements.prune, name, c.capacities, c.rates, c.steps, c.perPeriod,
 				first, first+pruneBlocks, pruneIdle.Microseconds(), l.asOf())
 			if err != nil {
 				return err
@@ -98,4 +100,29 @@ func (l *Limiter) pruneRange(ctx context.Context, limits []Limit, first int64) (
 		return nil
 	})
 	return deleted, alone, err
+}
+
+// rowTerms returns the distinct terms of the rows of buckets under the policies: a row of a bucket that is spread
+// over several is deleted for itself.
+func rowTerms(policies []terms) (c columns) {
+	var distinct []terms
+	for _, t := range policies {
+		if t = t.part(); !slices.Contains(distinct, t) {
+			distinct = append(distinct, t)
+		}
+	}
+	for _, t := range distinct {
+		c.capacities, c.rates = append(c.capacities, t.capacity), append(c.rates, t.rate)
+		c.steps, c.perPeriod = append(c.steps, t.step), append(c.perPeriod, t.steps)
+	}
+	return c
+}
+
+// pruneLock returns the advisory lock that lets one pruner of the schema work at a time. It is held to the end of a
+// transaction, so that it works through PgBouncer.
+func (l *Limiter) pruneLock() int64 {
+	h := fnv.New64a()
+	h.Write([]byte("pgratelimit prune "))
+	h.Write([]byte(l.config.Schema))
+	return int64(h.Sum64())
 }

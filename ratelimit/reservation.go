@@ -42,6 +42,7 @@ type reservation struct {
 	Shards            []int32 // empty when each bucket is one row, as before there were shards
 
 	NowUs int64
+	now   []terms // that the limits have now, as far as this process knows
 }
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
@@ -82,7 +83,7 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 	})
 	if err != nil {
 		err = during(verb+" "+id, l.explain(err))
-		if !errors.Is(err, ErrNotReserved) && !errors.Is(err, ErrReservationEnded) && !errors.Is(err, ErrInvalidRequest) {
+		if !errors.Is(err, ErrNotReserved) && !errors.Is(err, ErrReservationEnded) && !errors.Is(err, ErrInvalidRequest) && !errors.Is(err, ErrCostExceedsCapacity) {
 			l.fail(ctx, Failed{Verb: verb, Err: err}, began)
 		}
 		return err
@@ -104,7 +105,7 @@ func (l *Limiter) lock(ctx context.Context, id string) (*reservation, error) {
 		return nil, err
 	}
 	if len(r.Names) > 0 {
-		r.ID = id
+		r.ID, r.now = id, l.termsNow(r)
 		return r, nil
 	}
 	if err := l.undo(ctx); err != nil { // the statement made one
@@ -118,14 +119,21 @@ func scanReservation(results pgx.BatchResults) (*reservation, error) {
 		return nil, err
 	}
 	var r reservation
-	err := results.QueryRow().Scan(&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
-		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.NowUs)
-	return &r, err
+	return &r, results.QueryRow().Scan(r.columns()...)
+}
+
+// columns are where the columns of a reservation that has been locked are scanned to.
+func (r *reservation) columns() []any {
+	return []any{
+		&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
+		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.NowUs,
+	}
 }
 
 // save writes what may have changed of r.
 func (l *Limiter) save(ctx context.Context, r *reservation) error {
-	_, err := l.db.Exec(ctx, l.statements.reservationSave, r.ID, string(r.State), r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs)
+	_, err := l.db.Exec(ctx, l.statements.reservationSave, r.ID, string(r.State), r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
+		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards)
 	return err
 }
 
@@ -139,28 +147,64 @@ func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until 
 	}
 	l.enter(ctx, p)
 	c := p.columns()
+	for i := range p.buckets {
+		if amounts[i] < 0 {
+			c.capacities[i] = max(c.capacities[i], p.buckets[i].most)
+		}
+	}
 	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
 		c.steps, c.perPeriod, c.phases, until, l.asOf(), c.tolerances)
 	return err
 }
 
-// plan returns what the reservation took, under the terms it was made under, to take or charge it again.
+// made returns the terms under which the reservation took from its i-th bucket.
+func (r *reservation) made(i int) terms {
+	shards := int32(1)
+	if i < len(r.Shards) {
+		shards = r.Shards[i]
+	}
+	return terms{shards: shards, capacity: r.Capacities[i], rate: r.Rates[i], steps: r.Steps[i], step: r.StepUs[i], phase: r.PhaseUs[i], maxDebt: -r.Lowest[i], reserves: true}
+}
+
+// termsNow returns the terms that the limits of r have now: those that were last used under their names, and
+// those that r was made under for names that this Limiter was not used with.
+func (l *Limiter) termsNow(r *reservation) []terms {
+	now := make([]terms, len(r.Names))
+	for i, name := range r.Names {
+		last, known := l.policies.last(name)
+		if !known {
+			now[i] = r.made(i)
+			continue
+		}
+		now[i] = last.at(name, r.Keys[i])
+	}
+	return now
+}
+
+// plan returns what the reservation took, under the terms that its limits have now, to take or charge it again.
+// What is given back was there when it was taken, so a credit may fill a bucket as far as the terms of either
+// time allow: where these are of another plan than the key's, nothing is lost to its capacity.
 func (r *reservation) plan() *plan {
 	p := &plan{}
 	for i := range r.Names {
-		shards := int32(1)
-		if i < len(r.Shards) {
-			shards = r.Shards[i]
-		}
 		p.buckets = append(p.buckets, bucket{
 			limit: Limit{name: r.Names[i]},
 			key:   r.Keys[i],
-			terms: terms{shards: shards, capacity: r.Capacities[i], rate: r.Rates[i], steps: r.Steps[i], step: r.StepUs[i], phase: r.PhaseUs[i], maxDebt: -r.Lowest[i], reserves: true},
-			cost:  r.Costs[i], lowest: r.Lowest[i],
+			terms: r.now[i],
+			cost:  r.Costs[i], lowest: -r.now[i].maxDebt, most: r.Capacities[i],
 		})
 		p.asked = append(p.asked, asked{bucket: i, cost: r.Costs[i]})
 	}
 	return p
+}
+
+// remake records that r took under the terms that its limits have now.
+func (r *reservation) remake() {
+	r.Shards = make([]int32, len(r.now))
+	for i, t := range r.now {
+		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.capacity, t.rate, t.steps, t.step, t.phase
+		r.Lowest[i], r.Shards[i] = -t.maxDebt, t.shards
+	}
 }
 
 // index returns the bucket named w, or -1.
@@ -186,8 +230,8 @@ func (r *reservation) refund() []float64 {
 // the one the reservation was ready in.
 func (r *reservation) refundUntil() []int64 {
 	until := make([]int64, len(r.Names))
-	for i, b := range r.plan().buckets {
-		until[i] = b.terms.refundUntil(r.ReadyUs)
+	for i, t := range r.now {
+		until[i] = t.refundUntil(r.ReadyUs)
 	}
 	return until
 }

@@ -99,10 +99,11 @@ func (p *plan) readyAfter(answers []answer) time.Duration {
 // limit whose cost differs from what was reserved; the others stay at their estimates. A surplus is given
 // back, up to the capacity, and for a fixed window only until the window the reservation was ready in has
 // ended: tokens of a window that is over are gone. What it cost beyond the estimate is taken from the
-// bucket as it is now, below zero if need be, and later requests wait for it.
+// bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed since
+// Reserve, that is decided under the policy it has now, which is the one that actual names it with.
 //
 // Settling again changes nothing and is no error, whatever actual says then. Settle returns ErrInvalidRequest
-// when actual names a bucket that was not reserved, ErrNotReserved for an id that no reservation has (that of
+// when actual names a bucket that was not reserved, or one under two policies, ErrNotReserved for an id that no reservation has (that of
 // a transaction that was rolled back, too), and ErrReservationEnded after Cancel or expiry. In a transaction it is undone with it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
@@ -114,12 +115,12 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	}
 	return l.end(ctx, "settle", id, Settled, func(r *reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
-		for which, cost := range costs {
+		for which, actual := range costs {
 			i := r.index(which)
 			if i < 0 {
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, which.name)
 			}
-			amounts[i] = cost - r.Costs[i]
+			amounts[i], r.now[i] = actual.cost-r.Costs[i], actual.terms
 		}
 		return amounts, nil
 	})
@@ -128,6 +129,9 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 // Cancel ends a reservation whose work will not run and gives back what it took, as far as Settle gives
 // back a surplus. Reservations made later keep their time; what is given back is there for whoever asks
 // next. Cancelling again changes nothing. The errors are those of Settle.
+//
+// Which rows and which window it goes back to follows the policy that this Limiter last used each limit with, and
+// where it was not used with one the policy the reservation was made under.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
 	return l.end(ctx, "cancel", id, Cancelled, func(r *reservation) ([]float64, error) { return r.refund(), nil })
 }
@@ -166,7 +170,7 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		amounts[i], last[i] = sign*costs[b.whole()], until(b)
+		amounts[i], last[i] = sign*costs[b.whole()].cost, until(b)
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
@@ -186,8 +190,8 @@ type which struct {
 
 // actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
 // named twice. They may be above what the limit can hold, as debts may.
-func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
-	costs := make(map[which]float64, len(actual))
+func (l *Limiter) actualCosts(actual []Request) (map[which]actualCost, error) {
+	costs := make(map[which]actualCost, len(actual))
 	for _, r := range actual {
 		key, err := l.storedKey(r)
 		if err != nil {
@@ -196,9 +200,23 @@ func (l *Limiter) actualCosts(actual []Request) (map[which]float64, error) {
 		if err := checkCost(r.limit, r.cost, maxTokens); err != nil {
 			return nil, err
 		}
-		costs[which{name: r.limit.name, key: key}] += r.cost
+		w, a := which{name: r.limit.name, key: key}, actualCost{cost: r.cost, terms: r.limit.terms.at(r.limit.name, key)}
+		if same, found := costs[w]; found {
+			if same.terms != a.terms {
+				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, w.name)
+			}
+			a.cost += same.cost
+		}
+		costs[w] = a
+		l.policies.note(r.limit.name, &r.limit.terms)
 	}
 	return costs, nil
+}
+
+// actualCost is what work cost, and the terms of the limit that it is told with.
+type actualCost struct {
+	cost  float64
+	terms terms
 }
 
 // end moves an open reservation to a final state and charges what amounts returns for each of its
@@ -224,12 +242,8 @@ func (l *Limiter) end(ctx context.Context, verb, id string, final ReservationSta
 
 // finish saves the final state of a locked reservation and charges its buckets.
 func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationState, charges []float64) error {
-	r.State, r.ExpiresUs = final, max(r.ExpiresUs, r.NowUs)
-	if err := l.save(ctx, r); err != nil {
+	if err := l.record(ctx, r, final, charges); err != nil {
 		return err
-	}
-	for i, delta := range charges {
-		l.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: l.pending()})
 	}
 	if !slices.ContainsFunc(charges, func(amount float64) bool { return amount != 0 }) {
 		return nil
@@ -237,4 +251,16 @@ func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationS
 	p := r.plan()
 	l.invalidate(p)
 	return l.charge(ctx, p, charges, r.refundUntil())
+}
+
+// record saves the final state of a locked reservation, and tells what is charged to its buckets with that.
+func (l *Limiter) record(ctx context.Context, r *reservation, final ReservationState, charges []float64) error {
+	r.State, r.ExpiresUs = final, max(r.ExpiresUs, r.NowUs)
+	if err := l.save(ctx, r); err != nil {
+		return err
+	}
+	for i, delta := range charges {
+		l.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: l.pending()})
+	}
+	return nil
 }

@@ -84,20 +84,34 @@ func (t terms) takeParts(parts []state, now int64, cost, lowest float64) bool {
 	return true
 }
 
-// chargeParts takes amount from the rows of a bucket whatever they hold, or credits it when negative. Where
-// the limit was raised meanwhile they may hold more than its capacity, and keep it.
+// chargeParts takes amount from the rows of a bucket whatever they hold.
 func (t terms) chargeParts(parts []state, now int64, amount float64) {
-	raised := func(s state) terms {
-		part := t.part()
-		part.capacity = max(part.capacity, s.value)
-		return part
+	t.level(parts, now, t.tokensOf(parts, now)-amount)
+}
+
+// creditParts gives amount back to the rows of a bucket, and fills them to the capacity, or to most together where
+// that is more. As in buckets_charge.sql it credits no time, so ts stays as it is. Of several rows it prefers those
+// that are not full now: one that is full would gain nothing from it.
+func (t terms) creditParts(parts []state, now int64, amount, most float64) {
+	part, n := t.part(), float64(len(parts))
+	most = max(part.capacity, most/n)
+	for i := range parts {
+		parts[i] = part.mend(parts[i], now)
 	}
-	most := sum(parts, func(s state) float64 { return raised(s).capacity })
-	held := sum(parts, func(s state) float64 {
-		part := raised(s)
-		return part.tokens(part.mend(s, now), now)
-	})
-	t.level(parts, now, min(most, held-amount))
+	if len(parts) == 1 {
+		parts[0].value = min(max(most, parts[0].value), parts[0].value+amount)
+		return
+	}
+	for _, capacity := range []float64{part.capacity, most} {
+		part.capacity = capacity
+		for _, share := range []float64{amount / n, amount} { // evenly, and then what the full ones left
+			for i, s := range parts {
+				given := min(share, amount, max(0, capacity-part.tokens(s, now)))
+				parts[i].value = min(max(capacity, s.value), s.value+given)
+				amount -= given
+			}
+		}
+	}
 }
 
 // level sets the rows of a bucket so that together they hold tokens at now, each the same.

@@ -362,13 +362,10 @@ func TestChargeParts(t *testing.T) {
 		row := parts[0]
 		row.value *= float64(b.terms.shards) * one(src, 1.0, 1, 3)
 		parts = evenly(row, b.terms.shards)
-		amount := one(src, b.terms.capacity, -b.terms.capacity, b.terms.maxDebt) * src.unit()
+		amount := one(src, b.terms.capacity, b.terms.maxDebt) * src.unit()
 
-		most := max(b.terms.capacity, row.value)
-		raised := b.terms
-		raised.capacity = most
-		held := raised.tokens(raised.mend(row, now), now)
-		expected := state{value: min(most, held-amount), ts: max(b.terms.mend(row, now).ts, b.terms.begin(now))}
+		held := b.terms.tokens(b.terms.mend(row, now), now)
+		expected := state{value: held - amount, ts: max(b.terms.mend(row, now).ts, b.terms.begin(now))}
 
 		b.terms.chargeParts(parts, now, amount)
 		require.Equal(t, evenly(expected, b.terms.shards), parts)
@@ -379,8 +376,6 @@ func TestChargeParts(t *testing.T) {
 		parts := []state{{value: 2, ts: now}, {value: -3, ts: now}, {value: 0, ts: now}, {value: 1, ts: now}}
 		terms.chargeParts(parts, now, 4)
 		require.Equal(t, evenly(state{value: -4, ts: now}, 4), parts)
-		terms.chargeParts(parts, now, -100)
-		require.Equal(t, evenly(state{value: 8, ts: now}, 4), parts, "a credit ends at the capacity")
 	})
 }
 

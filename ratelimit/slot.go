@@ -2,11 +2,8 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // Slot is when the work of a reservation may run.
@@ -28,10 +25,11 @@ type Slot struct {
 // started, because its workers were down, has lost its slot, as the tokens meant for it ran over while
 // nothing ran: Start then reserves again what it cost and answers with the new slot, so that work that
 // piled up in an outage does not burst. Work that was started may start again, as often as it is tried,
-// without paying again.
+// without paying again, unless its reservation expired and gave back what it took. Whoever pays again does so as
+// [Limiter.Renew] says.
 //
-// It returns ErrReservationEnded when the reservation was cancelled, and ErrNotReserved when there is
-// none; do not run the work then.
+// It returns ErrReservationEnded when the reservation was cancelled, ErrNotReserved when there is none, and
+// ErrCostExceedsCapacity as Renew does; do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
@@ -39,18 +37,19 @@ func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 	err := l.withReservation(ctx, "start", id, func(tx *Limiter, r *reservation) error {
 		var wait time.Duration
 		var err error
-		restarted := r.StartedUs != nil
 		switch {
 		case r.State == Cancelled:
 			return fmt.Errorf("%w: it was %s", ErrReservationEnded, r.State)
-		case restarted: // it is alive: it must not be forgotten before its next attempt
+		case r.State == Expired && r.Release: // what it took is given back, whether it was started or not
+			wait, err = tx.renew(ctx, r)
+		case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
 			r.ExpiresUs = max(r.ExpiresUs, r.NowUs+l.config.ExpireAfter.Microseconds())
 			slot = r.slot(0, true)
 			return tx.save(ctx, r)
 		case r.State == Settled: // early; it keeps its slot
 			slot = r.slot(r.untilReady(), false)
 			return nil
-		case r.State == Expired && r.Release, r.StaleUs != nil && r.NowUs >= *r.StaleUs:
+		case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
 			wait, err = tx.renew(ctx, r)
 		default:
 			wait = r.untilReady()
@@ -83,6 +82,11 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // is to run although it was cancelled, and answers with the new slot. Whatever it was before, it counts as not
 // started and as open then. When more is owed than MaxReserved allows, nothing changes and Wait is how long
 // until Renew could succeed. It returns ErrNotReserved when there is no such reservation.
+//
+// It takes under the policy that the limit has now, as far as it can tell: the one that this Limiter last used the
+// name with, for whichever key, and where it was not used with it the one the reservation was made under. It
+// returns ErrCostExceedsCapacity when by that the limit can never give so much. Where keys have plans of their own
+// under one name, that may be another key's plan: Settle and Reserve again there, or give each plan a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
@@ -102,6 +106,12 @@ func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 // returns the wait until that can be tried again.
 func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, error) {
 	p := r.plan()
+	for i := range p.buckets {
+		if b := &p.buckets[i]; !(b.terms.capacity-b.cost >= b.lowest) {
+			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
+				ErrCostExceedsCapacity, b.cost, b.limit.name, b.terms.capacity-b.lowest)
+		}
+	}
 	answers, err := l.run(ctx, p)
 	if err != nil {
 		return 0, err
@@ -119,6 +129,7 @@ func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, err
 	}
 	r.ExpiresUs += ready.UnixMicro() - r.ReadyUs
 	r.State, r.ReadyUs, r.StartedUs = Open, ready.UnixMicro(), nil
+	r.remake()
 	return wait, nil
 }
 
@@ -129,101 +140,4 @@ func (r *reservation) slot(wait time.Duration, restarted bool) Slot {
 		s.StaleAt = time.UnixMicro(*r.StaleUs)
 	}
 	return s
-}
-
-const (
-	expireBatch = 100
-	forgetBatch = 1000
-	keepEnded   = 7 * Day
-)
-
-// Expire ends reservations that were neither settled nor cancelled by Config.ExpireAfter after their
-// ReadyAt: they keep the estimate as their cost, or give it back when Config.ReleaseExpired was set when
-// they were made. It also deletes reservations a week after they ended, or after ExpireAfter when that is
-// later; their IDs are unknown from then on. It returns how many it ended. Call it every few minutes, from
-// any number of processes.
-func (l *Limiter) Expire(ctx context.Context) (int, error) {
-	if err := l.ready(ctx, "expire"); err != nil {
-		return 0, err
-	}
-	ended := 0
-	for {
-		ids, err := l.expired(ctx)
-		if err != nil {
-			return ended, during("expire", l.explain(err))
-		}
-		before := ended
-		for _, id := range ids {
-			done, err := l.expire(ctx, id)
-			if err != nil {
-				return ended, err
-			}
-			if done {
-				ended++
-			}
-		}
-		if len(ids) < expireBatch || ended == before { // nothing left, or nothing that this call can end
-			break
-		}
-	}
-	if err := l.forget(ctx); err != nil {
-		return ended, during("expire: forget", l.explain(err))
-	}
-	return ended, nil
-}
-
-// forget deletes reservations that ended long ago, a batch at a time until there are no more.
-func (l *Limiter) forget(ctx context.Context) error {
-	for {
-		deleted, err := l.forgetSome(ctx)
-		if err != nil || deleted < forgetBatch {
-			return err
-		}
-	}
-}
-
-// forgetSome deletes one batch of them.
-func (l *Limiter) forgetSome(ctx context.Context) (deleted int64, err error) {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	err = l.standalone(ctx, "expire", func() error {
-		tag, err := l.db.Exec(ctx, l.statements.reservationsForget, int32(forgetBatch), l.asOf(), int64(keepEnded/time.Microsecond))
-		deleted = tag.RowsAffected()
-		return err
-	})
-	return deleted, err
-}
-
-// expired returns some reservations whose end has come.
-func (l *Limiter) expired(ctx context.Context) ([]string, error) {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	rows, err := l.db.Query(ctx, l.statements.reservationsExpired, int32(expireBatch), l.asOf())
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
-}
-
-// expire ends one reservation, in a transaction of its own: one over several could lock buckets in an
-// order in which others do not.
-func (l *Limiter) expire(ctx context.Context, id string) (done bool, err error) {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	err = l.withReservation(ctx, "expire", id, func(tx *Limiter, r *reservation) error {
-		if r.State != Open || r.ExpiresUs >= r.NowUs {
-			done = false
-			return nil // somebody was quicker
-		}
-		done = true
-		charges := make([]float64, len(r.Costs))
-		if r.Release {
-			charges = r.refund()
-		}
-		return tx.finish(ctx, r, Expired, charges)
-	})
-	if errors.Is(err, ErrNotReserved) {
-		return false, nil // and it is forgotten already
-	}
-	return done, err
 }

@@ -51,6 +51,8 @@ var (
 	reservationLockSQL string
 	//go:embed sql/reservation_save.sql
 	reservationSaveSQL string
+	//go:embed sql/reservations_lock.sql
+	reservationsLockSQL string
 	//go:embed sql/reservations_expired.sql
 	reservationsExpiredSQL string
 	//go:embed sql/reservations_forget.sql
@@ -67,7 +69,8 @@ type statements struct {
 	read, look, hold, lock, boundWait, save, unmake, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
-	reservationsExpired, reservationsForget             string
+	reservationsExpired, reservationsLock               string
+	reservationsForget                                  string
 }
 
 func newStatements(schema string) statements {
@@ -97,6 +100,7 @@ func newStatements(schema string) statements {
 		reservationLock:     in(reservationLockSQL),
 		reservationSave:     in(reservationSaveSQL),
 		reservationsExpired: in(reservationsExpiredSQL),
+		reservationsLock:    in(reservationsLockSQL),
 		reservationsForget:  in(reservationsForgetSQL),
 	}
 }

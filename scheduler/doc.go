@@ -49,7 +49,7 @@
 //
 // Nobody: a job pays once, and its further attempts, be it after an error or after its worker was killed, run
 // as River schedules them. With [Config.RetriesPay] each attempt after one that was started reserves again
-// and waits. A job that was retried by hand after its tokens had been given back pays again either way.
+// and waits; one that snoozed itself goes on where it was. A job that was retried by hand after its tokens had been given back pays again either way.
 //
 // # What ends a slot
 //

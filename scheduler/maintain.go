@@ -2,8 +2,11 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,12 +34,17 @@ const (
 	// maintainBatch and maxBatches bound the reservations that one call ends.
 	maintainBatch = 500
 	maxBatches    = 200
+	// maxFailures is how many jobs may fail until a call gives up: by then it is the database that does.
+	maxFailures = 100
 )
 
 // Maintain ends the reservations of jobs that ended where the middleware could not see it: cancelled through
 // River's own API, discarded by its rescuer, panicked in the last attempt, or ended while their process was
 // killed. It also calls [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several,
 // or let River do that: see PeriodicJob.
+//
+// A reservation that cannot be ended does not keep the others from it: Maintain ends those, returns the errors
+// joined with what it did, and finds it again at the next call.
 func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) (Maintained, error) {
 	var done Maintained
 	if client == nil {
@@ -52,29 +60,32 @@ func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) 
 	since = since.Add(-overlap)
 
 	var err error
-	if done.Unguarded, err = s.sweep(ctx, client, since, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err != nil {
+	failed := make(map[int64]error)
+	if done.Unguarded, err = s.sweep(ctx, client, since, failed, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err != nil {
 		return done, err
 	}
 	if done.Unguarded > 0 {
 		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their slots: a client that works them lacks the middleware",
 			slog.Int("jobs", done.Unguarded))
 	}
-	done.Ended, err = s.sweep(ctx, client, since, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	done.Ended, err = s.sweep(ctx, client, since, failed, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	done.Ended += done.Unguarded
 	if err != nil {
 		return done, err
 	}
-	s.mu.Lock()
-	s.swept = begun
-	s.mu.Unlock()
-
+	if len(failed) == 0 { // else the next call has to look as far back
+		s.mu.Lock()
+		s.swept = begun
+		s.mu.Unlock()
+	}
 	done.Expired, err = s.limiter.Expire(ctx)
-	return done, err
+	return done, errors.Join(append(slices.Collect(maps.Values(failed)), err)...)
 }
 
 // sweep ends the reservations that are open although their job ended in one of the states after since.
-// which narrows them down by a condition on their row r.
-func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, which string, states ...rivertype.JobState) (int, error) {
+// which narrows them down by a condition on their row r. Jobs whose reservation cannot be ended are added to failed,
+// and passed over when they are there already.
+func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, failed map[int64]error, which string, states ...rivertype.JobState) (int, error) {
 	where := `finalized_at >= @ended_since AND EXISTS (
 		SELECT FROM ` + pgx.Identifier{s.limiter.Schema(), "reservations"}.Sanitize() + ` AS r
 		WHERE r.state = 'open'` + which + ` AND r.id = CASE
@@ -89,14 +100,22 @@ func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], sin
 			return ended, fmt.Errorf("scheduler: maintain: list jobs that ended: %w", err)
 		}
 		for _, job := range found.Jobs {
+			if failed[job.ID] != nil {
+				continue
+			}
 			if err := s.endOf(ctx, job); err != nil {
-				return ended, fmt.Errorf("scheduler: maintain: job %d: %w", job.ID, err)
+				failed[job.ID] = fmt.Errorf("scheduler: maintain: job %d: %w", job.ID, err)
+				if ctx.Err() != nil || len(failed) >= maxFailures {
+					return ended, errors.Join(slices.Collect(maps.Values(failed))...)
+				}
+				continue
 			}
 			ended++
 		}
 		if len(found.Jobs) < maintainBatch {
 			break
 		}
+		params = params.After(found.LastCursor)
 	}
 	return ended, nil
 }

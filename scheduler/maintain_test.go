@@ -2,6 +2,8 @@ package scheduler_test
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +45,34 @@ func TestMaintain(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, scheduler.Maintained{Ended: 1}, maintain(t, f))
 		require.InDelta(t, 80, f.held(t, daily, ""), 1e-9)
+	})
+
+	t.Run("GoesPastAReservationThatCannotBeEnded", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		var all []scheduler.Enqueued
+		for range 3 {
+			all = append(all, f.enqueue(t, nil, daily.Global().Cost(10)))
+		}
+		for _, e := range all {
+			_, err := f.client.JobCancel(t.Context(), e.Job.ID)
+			require.NoError(t, err)
+		}
+		rename := func(name string) {
+			_, err := f.pool.Exec(t.Context(), "UPDATE ratelimit.reservations SET names = ARRAY[$2::text] WHERE id = $1::uuid", all[0].ID, name)
+			require.NoError(t, err)
+		}
+		rename(strings.Repeat("x", 65)) // which no bucket can have
+		for _, ended := range []int{2, 0} {
+			done, err := f.scheduler.Maintain(t.Context(), f.client)
+			require.ErrorContains(t, err, fmt.Sprintf("job %d: ", all[0].Job.ID))
+			require.Equal(t, scheduler.Maintained{Ended: ended}, done)
+			require.Equal(t, ratelimit.Open, f.state(t, all[0].ID))
+		}
+		require.InDelta(t, 90, f.held(t, daily, ""), 1e-9)
+		rename(daily.Name())
+		require.Equal(t, scheduler.Maintained{Ended: 1}, maintain(t, f))
+		require.InDelta(t, 100, f.held(t, daily, ""), 1e-9)
 	})
 
 	t.Run("EndsTheSlotOfAJobThatPanickedInItsLastAttempt", func(t *testing.T) {

@@ -17,6 +17,17 @@ func metadataKey(schema string) string {
 	return key + ":" + schema
 }
 
+// attemptKey returns the key of a job's metadata that holds the number of the attempt that was last started.
+func (s *Scheduler) attemptKey() string { return s.key + ":attempt" }
+
+// sameAttempt reports whether the job is at the attempt that was started last. So it is after a snooze, and after its
+// client was stopped: River counts neither as an attempt, and gives the number again.
+func (s *Scheduler) sameAttempt(job *rivertype.JobRow) bool {
+	var metadata map[string]json.RawMessage
+	var attempt int
+	return json.Unmarshal(job.Metadata, &metadata) == nil && json.Unmarshal(metadata[s.attemptKey()], &attempt) == nil && attempt == job.Attempt
+}
+
 // withReservation returns the metadata with the ID of the reservation in it.
 func withReservation(metadata map[string]json.RawMessage, key, id string) ([]byte, error) {
 	quoted, err := json.Marshal(id)

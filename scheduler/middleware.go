@@ -48,7 +48,7 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 	if !ok {
 		return work(ctx)
 	}
-	slot, err := s.await(ctx, id)
+	slot, err := s.await(ctx, job, id)
 	switch {
 	case errors.Is(err, ratelimit.ErrNotReserved):
 		return river.JobCancel(fmt.Errorf("scheduler: start: %w", err))
@@ -58,16 +58,21 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 		// A millisecond more, because River's clock and its rounding are not the database's.
 		return river.JobSnooze(max(slot.Wait-s.config.Hold, 0) + time.Millisecond)
 	}
+	if s.config.RetriesPay {
+		if err := river.MetadataSet(ctx, s.attemptKey(), job.Attempt); err != nil {
+			return fmt.Errorf("scheduler: record the attempt: %w", err)
+		}
+	}
 	err = work(context.WithValue(ctx, slotKey{}, &Slot{Slot: slot, limiter: s.limiter}))
 	s.finish(ctx, job, id, err)
 	return err
 }
 
 // await returns the slot when its time has come, or one that is further away than Hold.
-func (s *Scheduler) await(ctx context.Context, id string) (ratelimit.Slot, error) {
+func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Slot, error) {
 	const mostRounds = 3 // the second finds the time to have come, unless the slot has moved
 	for round := 1; ; round++ {
-		slot, err := s.start(ctx, id)
+		slot, err := s.start(ctx, job, id)
 		if err != nil || slot.Wait == 0 || slot.Wait > s.config.Hold || round == mostRounds {
 			return slot, err
 		}
@@ -81,11 +86,11 @@ func (s *Scheduler) await(ctx context.Context, id string) (ratelimit.Slot, error
 	}
 }
 
-// start starts the job's slot, and takes a new one where the job has to pay again: when retries do, and when
-// the reservation was given back, so that somebody must have brought the job back to life since.
-func (s *Scheduler) start(ctx context.Context, id string) (ratelimit.Slot, error) {
+// start starts the job's slot, and takes a new one where the job has to pay again: when retries do and this is one,
+// and when the reservation was given back, so that somebody must have brought the job back to life since.
+func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Slot, error) {
 	slot, err := s.limiter.Start(ctx, id)
-	again := err == nil && slot.Restarted && s.config.RetriesPay
+	again := err == nil && slot.Restarted && s.config.RetriesPay && !s.sameAttempt(job)
 	if !again && !errors.Is(err, ratelimit.ErrReservationEnded) {
 		return slot, err
 	}

@@ -167,6 +167,22 @@ func TestRetries(t *testing.T) {
 		require.GreaterOrEqual(t, last.Sub(e.At), 1400*time.Millisecond)
 	})
 
+	t.Run("DoNotPayAfterASnooze", func(t *testing.T) {
+		t.Parallel()
+		daily := ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 100, Period: 24 * time.Hour})
+		f := setup(t, func(s *settings) { s.scheduler.RetriesPay = true })
+		results := []error{river.JobSnooze(0), fail, river.JobSnooze(0), river.JobSnooze(0), nil}
+		var attempts []int
+		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
+			attempts = append(attempts, job.Attempt)
+			return results[len(attempts)-1]
+		})
+		f.enqueue(t, nil, daily.Global().Cost(7))
+		await(t, events, 1, river.EventKindJobCompleted)
+		require.Equal(t, []int{1, 1, 2, 2, 2}, attempts)
+		require.InDelta(t, 100-2*7, f.held(t, daily, ""), 1e-9)
+	})
+
 	t.Run("WaitForWhatMaxReservedAllows", func(t *testing.T) {
 		t.Parallel()
 		tight := ratelimit.Define("tight", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 5, MaxReserved: 1})

@@ -32,7 +32,8 @@ type Config struct {
 	// Discarded is what becomes of the tokens of a job whose last attempt failed. Defaults to KeepEstimate.
 	Discarded Unused
 	// RetriesPay makes every further attempt of a job reserve again what the job cost, and wait for it.
-	// Defaults to false: a job pays once, however often River tries it.
+	// A snooze is no attempt, and neither is one that a client that was stopped cut off. Defaults to false: a job
+	// pays once, however often River tries it.
 	RetriesPay bool
 	// Hold is how early a worker may take up a job to wait for its moment itself, occupying one of the
 	// queue's MaxWorkers meanwhile. With a Hold a little above FetchPollInterval a job starts within

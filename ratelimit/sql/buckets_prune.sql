@@ -1,19 +1,27 @@
 -- Delete the full buckets of one limit from a range of the table's blocks: a bucket without a row is full.
 --
--- $1 name, $2 capacity, $3 rate, $4 step_us, $5 steps    the limit's terms
--- $6 first, $7 last                                      the blocks, last not included
--- $8 idle_us                                             how long a bucket must have been left alone
--- $9 as_of_us                                            null: the database's clock
+-- $1 name
+-- $2 capacity[], $3 rate[], $4 step_us[], $5 steps[]   the terms of each policy that the name is used under
+-- $6 first, $7 last                                    the blocks, last not included
+-- $8 idle_us                                           how long a bucket must have been left alone
+-- $9 as_of_us                                          null: the database's clock
 --
--- Full means full at the latest idle_us ago, so that a clock that steps back by less finds no difference.
--- Rows somebody holds are skipped, and a row that changed since the snapshot is tested again under its lock.
--- The range is read by TID, so no index on ts is needed, which would cost every update its HOT.
-DELETE FROM ratelimit.buckets WHERE ctid = ANY (ARRAY(
-    SELECT b.ctid
+-- Full means full under each of the policies, at the latest idle_us ago, so that a clock that steps back by less
+-- finds no difference. Rows somebody holds are skipped, and a row that changed since the snapshot is tested again
+-- under its lock. The range is read by TID, so no index on ts is needed, which would cost every update its HOT. What
+-- is deleted is found by its TID, so that no plan reads the whole table, and named by its key: in a partitioned
+-- table a TID is that of many rows.
+WITH spare AS MATERIALIZED (
+    SELECT b.ctid AS at, b.name, b.key, b.shard
     FROM ratelimit.buckets AS b,
         (SELECT coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint AS us) AS until
     WHERE b.ctid >= format('(%s,0)', $6::bigint)::tid AND b.ctid < format('(%s,0)', $7::bigint)::tid
         AND b.name = $1::text
         AND b.ts <= until.us
-        AND b.value + ((until.us - b.ts) / $4::bigint)::float8 * $3::float8 / $5::float8 >= $2::float8
-    FOR UPDATE OF b SKIP LOCKED))
+        AND (SELECT bool_and(b.value + ((until.us - b.ts) / t.step_us)::float8 * t.rate / t.steps >= t.capacity)
+            FROM unnest($2::float8[], $3::float8[], $4::bigint[], $5::float8[]) AS t (capacity, rate, step_us, steps))
+    FOR UPDATE OF b SKIP LOCKED
+)
+DELETE FROM ratelimit.buckets AS d
+WHERE d.ctid = ANY (ARRAY(SELECT s.at FROM spare AS s))
+    AND (d.name, d.key, d.shard) IN (SELECT s.name, s.key, s.shard FROM spare AS s)

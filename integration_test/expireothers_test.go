@@ -1,0 +1,143 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// patience is a context for what must not wait: the test fails when it does.
+func patience(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Reservations that a long transaction has locked are left out, be they more than Expire looks at in one go.
+func TestExpireGoesPastReservationsThatAreLocked(t *testing.T) {
+	t.Parallel()
+	const locked, free = 120, 30
+	for way, expire := range map[string]func(*testing.T, *desk) (int, error){
+		"Standalone": func(t *testing.T, d *desk) (int, error) {
+			t.Helper()
+			return d.limiter.Expire(patience(t))
+		},
+		"WithTx": func(t *testing.T, d *desk) (ended int, err error) {
+			t.Helper()
+			err = pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+				ended, err = d.limiter.WithTx(tx).Expire(patience(t))
+				return err
+			})
+			return ended, err
+		},
+	} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+			var ids []string
+			for n := range locked + free {
+				if n == locked {
+					d.at(time.Second)
+				}
+				ids = append(ids, d.reserve(t, roomy.For(fmt.Sprint(n%7)).Cost(10)).ID)
+			}
+			holder := d.begin(t, pgx.ReadCommitted)
+			_, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.reservations WHERE id = ANY ($1::uuid[]) FOR UPDATE", ids[:locked])
+			require.NoError(t, err)
+			d.at(2 * time.Hour)
+			ended, err := expire(t, d)
+			require.NoError(t, err)
+			require.Equal(t, free, ended)
+			require.NoError(t, holder.Rollback(t.Context()))
+			ended, err = expire(t, d)
+			require.NoError(t, err)
+			require.Equal(t, locked, ended)
+			for n := range 7 {
+				d.requireTokens(t, 1e6, roomy.For(fmt.Sprint(n)))
+			}
+		})
+	}
+}
+
+// A bucket that somebody holds keeps the reservations open that would give back to it, and no others.
+func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
+	t.Parallel()
+	d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+	for range 3 {
+		d.reserve(t, roomy.For("held").Cost(10))
+		d.reserve(t, roomy.For("free").Cost(10))
+	}
+	holder := d.begin(t, pgx.ReadCommitted)
+	requireAllowed(t, taking(roomy.For("held")), d.limiter.WithTx(holder))
+	d.at(2 * time.Hour)
+	ended, err := d.limiter.Expire(patience(t))
+	require.ErrorContains(t, err, "55P03", "it is told once, and the others of the bucket are not tried")
+	require.Equal(t, 1, strings.Count(err.Error(), "55P03"))
+	require.Equal(t, 3, ended)
+	d.requireTokens(t, 1e6, roomy.For("free"))
+	require.NoError(t, holder.Rollback(t.Context()))
+	d.expire(t, 3)
+	d.requireTokens(t, 1e6, roomy.For("held"))
+}
+
+// A reservation that cannot be ended does not keep the others from it.
+func TestExpireGoesPastAReservationThatFails(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+	var broken []string
+	for n := range 6 {
+		r := d.reserve(t, roomy.For("key").Cost(10))
+		if n%3 == 0 {
+			broken = append(broken, r.ID)
+		}
+	}
+	b.exec(t, "UPDATE ratelimit.reservations SET names = ARRAY[repeat('x', 65)] WHERE id = ANY ($1::uuid[])", broken)
+	d.at(2 * time.Hour)
+	for _, want := range []int{4, 0} {
+		ended, err := d.limiter.Expire(t.Context())
+		require.Equal(t, want, ended)
+		for _, id := range broken {
+			require.ErrorContains(t, err, "expire "+id+": ")
+		}
+	}
+	require.InDelta(t, 1e6-20, tokens(t, d.limiter, roomy.For("key")), 5)
+}
+
+// In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot
+// deadlock with one that keeps to it.
+func TestExpireInATransactionLocksInOrder(t *testing.T) {
+	t.Parallel()
+	d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+	d.reserve(t, roomy.For("z").Cost(10))
+	d.at(time.Second)
+	d.reserve(t, roomy.For("a").Cost(10))
+	d.at(2 * time.Hour)
+
+	holder := d.begin(t, pgx.ReadCommitted)
+	requireAllowed(t, taking(roomy.For("a")), d.limiter.WithTx(holder))
+	expired := make(chan error, 1)
+	go func() {
+		expired <- pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+			ended, err := d.limiter.WithTx(tx).Expire(t.Context())
+			if err == nil && ended != 2 {
+				err = fmt.Errorf("%d ended", ended)
+			}
+			return err
+		})
+	}()
+	eventually(t, "Expire waits for the bucket", func() bool { return waiting(t, d.pool) == 1 })
+	requireAllowed(t, taking(roomy.For("z")), d.limiter.WithTx(holder))
+	require.NoError(t, holder.Commit(t.Context()))
+	require.NoError(t, <-expired)
+	d.requireTokens(t, 1e6-1+1, roomy.For("a"))
+	d.requireTokens(t, 1e6-1+1, roomy.For("z"))
+}

@@ -1,0 +1,143 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// statementIn returns a statement as it stands in its file, for the buckets of another schema.
+func statementIn(t *testing.T, file, schema string) string {
+	t.Helper()
+	text, err := os.ReadFile("../ratelimit/sql/" + file)
+	require.NoError(t, err)
+	return strings.ReplaceAll(string(text), "ratelimit.buckets", schema+".buckets")
+}
+
+// In a table with partitions a TID is that of a row in each of them. What deletes rows deletes those it names.
+func TestInPartitionsNoOtherRowIsDeleted(t *testing.T) {
+	t.Parallel()
+	const rows = 64
+	b := setup(t)
+	b.exec(t, "CREATE SCHEMA parts")
+	b.exec(t, "CREATE TABLE parts.buckets (LIKE ratelimit.buckets INCLUDING ALL) PARTITION BY HASH (name, key)")
+	for _, remainder := range []string{"0", "1", "2", "3"} {
+		b.exec(t, "CREATE TABLE parts.buckets"+remainder+" PARTITION OF parts.buckets FOR VALUES WITH (MODULUS 4, REMAINDER "+remainder+")")
+	}
+	// Those with an even number are full, the others owe.
+	b.exec(t, `INSERT INTO parts.buckets SELECT 'limit', 'key ' || n, 0, CASE WHEN n % 2 = 0 THEN 10 ELSE -1e6 END, 0 FROM generate_series(1, $1::integer) AS n`, rows)
+
+	tests := map[string]struct {
+		statement  string
+		before     string // run in the same transaction
+		parameters []any
+		deleted    []string // which keys; nil: those that are full
+	}{
+		"Unmake": {"buckets_unmake.sql", "SELECT", []any{[]string{"limit", "limit"}, []string{"key 1", "key 2"}, []int32{0, 0}}, []string{"key 1", "key 2"}},
+		"Prune": {"buckets_prune.sql", "SELECT", []any{
+			"limit", []float64{10}, []float64{1}, []int64{1}, []float64{1e6}, int64(0), int64(1000), int64(0), int64(1),
+		}, nil},
+		"TakeAlone": {
+			"buckets_take_alone.sql", "INSERT INTO parts.buckets VALUES ('limit', 'made', 0, 10, 0)",
+			[]any{
+				[]string{"limit", "limit"},
+				[]string{"key 1", "made"},
+				[]int32{0, 0},
+				[]float64{1, 1},
+				[]float64{10, 10},
+				[]float64{1, 1},
+				[]int64{1, 1},
+				[]float64{1e6, 1e6},
+				[]int64{0, 0},
+				[]float64{0, 0},
+				int64(1),
+				[]int64{60e6, 60e6},
+			},
+			[]string{"made"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tx := b.begin(t, pgx.ReadCommitted)
+			_, err := tx.Exec(t.Context(), test.before)
+			require.NoError(t, err)
+			keys := func() (keys []string) {
+				require.NoError(t, tx.QueryRow(t.Context(), "SELECT array_agg(key) FROM parts.buckets").Scan(&keys))
+				return keys
+			}
+			expected := keys()
+			if test.deleted == nil {
+				require.NoError(t, tx.QueryRow(t.Context(), "SELECT array_agg(key) FROM parts.buckets WHERE value = 10").Scan(&test.deleted))
+			}
+			_, err = tx.Exec(t.Context(), statementIn(t, test.statement, "parts"), test.parameters...)
+			require.NoError(t, err)
+			require.Subset(t, expected, test.deleted)
+			require.ElementsMatch(t, expected, append(keys(), test.deleted...))
+			require.NoError(t, tx.Rollback(t.Context()))
+		})
+	}
+}
+
+// What deletes rows goes to them, too, while nobody has analyzed the table: it never reads the whole of it.
+func TestDeletesDoNotReadTheWholeTable(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, "ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)")
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, 30000) AS n`)
+	for file, parameters := range map[string]string{
+		"buckets_prune.sql":      `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
+		"buckets_unmake.sql":     threeBuckets,
+		"buckets_take_alone.sql": threeTakes,
+	} {
+		for _, analyzed := range []bool{false, true} {
+			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
+				name := file + "/" + mode
+				if analyzed {
+					name += "/Analyzed"
+				}
+				t.Run(name, func(t *testing.T) { // not parallel: the statistics are those of all
+					conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+					require.NoError(t, err)
+					defer conn.Close(t.Context())
+					tx, err := conn.Begin(t.Context())
+					require.NoError(t, err)
+					if analyzed {
+						_, err = tx.Exec(t.Context(), "ANALYZE ratelimit.buckets")
+						require.NoError(t, err)
+					}
+					_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
+					require.NoError(t, err)
+					_, err = tx.Exec(t.Context(), "PREPARE statement AS "+statementIn(t, file, "ratelimit"))
+					require.NoError(t, err)
+					var explained []byte
+					require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))
+					var roots []struct{ Plan node }
+					require.NoError(t, json.Unmarshal(explained, &roots))
+					requireNoWholeTable(t, roots[0].Plan, string(explained))
+					require.NoError(t, tx.Rollback(t.Context()))
+				})
+			}
+		}
+	}
+}
+
+func requireNoWholeTable(t *testing.T, n node, explained string) {
+	t.Helper()
+	if n.Relation == "buckets" {
+		switch n.Type {
+		case "ModifyTable", "Tid Scan", "Tid Range Scan":
+		case "Index Scan", "Index Only Scan":
+			require.Contains(t, n.Cond, "key = ", explained)
+		default:
+			require.Failf(t, "the table is read otherwise", "%s\n%s", n.Type, explained)
+		}
+	}
+	for _, child := range n.Plans {
+		requireNoWholeTable(t, child, explained)
+	}
+}

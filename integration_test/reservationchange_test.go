@@ -1,0 +1,250 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// ending is a call that ends or renews a reservation of four tokens.
+type ending struct {
+	name    string
+	expires bool    // whether it is by Expire
+	release bool    // of ReleaseExpired
+	stale   bool    // whether the work has lost its slot by then
+	charges float64 // what it takes from the bucket; below zero: gives back
+	make    func(ctx context.Context, limiter *ratelimit.Limiter, id string, now ratelimit.Request) error
+}
+
+const changeReserved = 4.0
+
+// endings are all of the ways. now is a request for the limit as it is by then.
+func endings() []ending {
+	settle := func(cost float64) func(context.Context, *ratelimit.Limiter, string, ratelimit.Request) error {
+		return func(ctx context.Context, limiter *ratelimit.Limiter, id string, now ratelimit.Request) error {
+			return limiter.Settle(ctx, id, now.Cost(cost))
+		}
+	}
+	expire := func(ctx context.Context, limiter *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+		_, err := limiter.Expire(ctx)
+		return err
+	}
+	return []ending{
+		{name: "SettleAnOverage", charges: 1, make: settle(5)},
+		{name: "SettleASurplus", charges: -1, make: settle(3)},
+		{name: "SettleTheEstimate", make: settle(4)},
+		{name: "SettleBare", make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+			return limiter.Settle(ctx, id)
+		}},
+		{name: "Cancel", charges: -4, make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+			return limiter.Cancel(ctx, id)
+		}},
+		{name: "ExpireAndKeep", expires: true, make: expire},
+		{name: "ExpireAndRelease", expires: true, release: true, charges: -4, make: expire},
+		{name: "Renew", charges: 4, make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+			_, err := limiter.Renew(ctx, id)
+			return err
+		}},
+		{name: "StartOfStaleWork", stale: true, charges: 4, make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+			_, err := limiter.Start(ctx, id)
+			return err
+		}},
+	}
+}
+
+// config is that of a Limiter whose reservations are over as the ending needs it.
+func (e ending) config() ratelimit.Config {
+	c := ratelimit.Config{ReleaseExpired: e.release}
+	if e.stale {
+		c.StaleAfter = time.Microsecond
+	}
+	if e.expires {
+		c.ExpireAfter = time.Microsecond
+	}
+	return c
+}
+
+// A limit that was lowered admits what it allows now, however many reservations from before are ended.
+func TestEndingOldReservationsDoesNotRefillAtTheOldRate(t *testing.T) {
+	t.Parallel()
+	const reservations = 25
+	for _, e := range endings() {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			d := setup(t).desk(t, e.config())
+			before := ratelimit.Define("lowered", ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 100}).For(t.Name())
+			after := ratelimit.Define("lowered", ratelimit.TokenBucket{Rate: 6, Period: time.Minute, Capacity: 100}).For(t.Name())
+			var open []ratelimit.Reservation
+			for range reservations {
+				open = append(open, d.reserve(t, before.Cost(changeReserved)))
+			}
+			d.requireTokens(t, 0, after)
+			admitted := 0.0
+			for second, r := range open {
+				d.at(time.Duration(second+1) * time.Second)
+				require.NoError(t, e.make(t.Context(), d.limiter, r.ID, after))
+				for range 200 {
+					decision, err := d.limiter.Take(t.Context(), after)
+					require.NoError(t, err)
+					if !decision.Allowed {
+						break
+					}
+					admitted++
+				}
+			}
+			arrived := 2.0 // whole ones, in 25 s
+			switch {
+			case e.charges > 0:
+				require.Zero(t, admitted)
+			default:
+				require.Equal(t, arrived-e.charges*reservations, admitted)
+			}
+		})
+	}
+}
+
+// A limit that was raised gains what it does now for the time since the bucket was last touched.
+func TestEndingOldReservationsLosesNothingOfARaisedLimit(t *testing.T) {
+	t.Parallel()
+	for _, e := range endings() {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			d := setup(t).desk(t, e.config())
+			before := ratelimit.Define("raised", ratelimit.PerHour(100)).For(t.Name())
+			after := ratelimit.Define("raised", ratelimit.PerHour(1000)).For(t.Name())
+			r := d.reserve(t, before.Cost(changeReserved))
+			d.at(10 * time.Hour)
+			d.requireTokens(t, 1000, after)
+			require.NoError(t, e.make(t.Context(), d.limiter, r.ID, after))
+			d.requireTokens(t, 1000-max(0, e.charges), after)
+		})
+	}
+}
+
+// changedPolicies are what a limit is changed from and to: its rate, its capacity, its kind, its rows.
+func changedPolicies() map[string]ratelimit.Policy {
+	policies := map[string]ratelimit.Policy{
+		"Quick":  ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 800},
+		"Slow":   ratelimit.TokenBucket{Rate: 6, Period: time.Minute, Capacity: 800},
+		"Small":  ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 8},
+		"Window": ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon},
+		"Short":  ratelimit.FixedWindow{Rate: 1, Period: time.Second, Capacity: 800, Start: clockNoon},
+	}
+	for _, shards := range []int{2, 8} {
+		policies[fmt.Sprintf("Shards%d", shards)] = ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 800, Shards: shards}
+	}
+	policies["WindowShards8"] = ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon, Shards: 8}
+	return policies
+}
+
+var commitNames = []string{"Standalone", "InTx", "ReadCommitted", "RepeatableRead", "Serializable"}
+
+// windowOf returns the number of the window that holds at.
+func windowOf(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub(w.Start) / w.Period) }
+
+// Whatever a limit was changed from and to, the end of a reservation takes exactly what it takes, and gives back
+// exactly what it gives back, of what the limit holds as it is now: no other tokens come or go with it.
+func TestAReservationEndsUnderTheTermsTheLimitHasNow(t *testing.T) {
+	t.Parallel()
+	for from, old := range changedPolicies() {
+		for to, now := range changedPolicies() {
+			t.Run(from+"To"+to, func(t *testing.T) {
+				t.Parallel()
+				b, ways, n := setup(t), commits(), 0
+				for _, e := range endings() {
+					for _, taken := range []float64{6, 790, 1500} {
+						way := commitNames[n%len(commitNames)]
+						n++
+						key := fmt.Sprint(e.name, way, taken)
+						before, after := ratelimit.Define("changed", old).For(key), ratelimit.Define("changed", now).For(key)
+						d := b.desk(t, e.config())
+						first := before.Cost(taken - changeReserved)
+						if taken <= before.Limit().Capacity() {
+							requireAllowed(t, taking(first), d.limiter)
+						} else {
+							require.NoError(t, d.limiter.Charge(t.Context(), first))
+						}
+						r := d.reserve(t, before.Cost(changeReserved))
+						d.clock.set(r.ReadyAt.Add(400 * time.Millisecond))
+						held := tokens(t, d.limiter, after)
+						require.NoError(t, ways[way](t.Context(), d, func(limiter *ratelimit.Limiter) error {
+							return e.make(t.Context(), limiter, r.ID, after)
+						}), key)
+						want := min(after.Limit().Capacity(), held-e.charges)
+						if w, ok := now.(ratelimit.FixedWindow); ok && e.charges < 0 && windowOf(w, r.ReadyAt) < windowOf(w, d.clock.now()) {
+							want = held // its tokens were for a window that is over
+						}
+						require.InDelta(t, want, tokens(t, d.limiter, after), 1e-6, key)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A process that was never told of a limit ends its reservations under the terms they were made under. A credit needs
+// no more than that to be right: no rate is in it, and a bucket without a row stays as full as the limit is.
+func TestAStrangerGivesBackWhatWasTaken(t *testing.T) {
+	t.Parallel()
+	for _, e := range endings() {
+		if e.charges >= 0 || !e.expires && e.name != "Cancel" {
+			continue
+		}
+		for name, raised := range map[string]ratelimit.Policy{
+			"Quicker": ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: 500},
+			"Slower":  ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 500},
+			"Window":  ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: 500, Start: clockNoon},
+		} {
+			t.Run(e.name+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				d := b.desk(t, e.config())
+				taken := ratelimit.Define("met", ratelimit.PerSecond(100)).For("taken")
+				spare, now := ratelimit.Define("met", ratelimit.PerSecond(100)).For("deleted"), ratelimit.Define("met", raised)
+				r := d.reserve(t, taken.Cost(changeReserved), spare.Cost(changeReserved))
+				d.at(500 * time.Millisecond)
+				requireAllowed(t, taking(taken.Cost(100)), d.limiter)
+				b.exec(t, "DELETE FROM ratelimit.buckets WHERE key = 'deleted'") // as Prune does with a full one
+
+				d.at(time.Minute)
+				held := tokens(t, d.limiter, now.For("taken"))
+				config := e.config()
+				config.AsOf = d.clock.now
+				stranger := d.with(t, config)
+				require.NoError(t, e.make(t.Context(), stranger, r.ID, taken))
+				d.requireTokens(t, min(500, held+changeReserved), now.For("taken"))
+				d.requireTokens(t, 500, now.For("deleted"))
+			})
+		}
+	}
+}
+
+// What would have to pay more than the limit can ever give by now is told so, and not to wait.
+func TestRenewSaysWhenALimitCanNeverGiveThatMuch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for way, commit := range commits() {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			d, key := b.desk(t, ratelimit.Config{StaleAfter: time.Second}), t.Name()
+			r := d.reserve(t, ratelimit.Define("shrunk", ratelimit.PerSecond(100)).For(key).Cost(50))
+			d.at(time.Minute)
+			now := ratelimit.Define("shrunk", ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 20}).For(key)
+			d.requireTokens(t, 10, now)
+			require.NoError(t, commit(t.Context(), d, func(limiter *ratelimit.Limiter) error {
+				_, err := limiter.Renew(t.Context(), r.ID)
+				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+				_, err = limiter.Start(t.Context(), r.ID)
+				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+				return nil
+			}))
+			d.requireTokens(t, 10, now)
+			require.NoError(t, d.limiter.Settle(t.Context(), r.ID), "it is still open")
+		})
+	}
+}

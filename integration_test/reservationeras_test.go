@@ -1,0 +1,145 @@
+package integration_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// TestReservationsAgreeWithTheExactModelWhenLimitsChange is TestReservationsAgreeWithTheExactModel with limits whose
+// rate, capacity, debt and kind change between the steps. What ends or renews a reservation is either the Limiter
+// that uses the limits, and goes by what they are now, or one that never met them, and goes by what they were when
+// the reservation was made.
+func TestReservationsAgreeWithTheExactModelWhenLimitsChange(t *testing.T) {
+	t.Parallel()
+	const histories, steps = 4, 2520
+	eras := map[string][]ratelimit.Policy{
+		"a": {
+			ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 25},
+			ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 10, MaxReserved: 25},
+			ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 100, MaxReserved: 200},
+			ratelimit.FixedWindow{Rate: 3, Period: time.Second, Capacity: 9, MaxReserved: 25, Start: clockNoon},
+		},
+		"b": {
+			ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 10. / 3},
+			ratelimit.TokenBucket{Rate: 70, Period: 3 * time.Second, Capacity: 1. / 3},
+			ratelimit.FixedWindow{Rate: 20, Period: 10 * time.Second, Start: clockNoon},
+		},
+		"c": {
+			ratelimit.FixedWindow{Rate: 20, Period: 2 * time.Second, Start: clockNoon},
+			ratelimit.FixedWindow{Rate: 20, Period: time.Minute, Start: clockNoon},
+			ratelimit.FixedWindow{Rate: 2, Period: time.Second, Capacity: 40, Start: clockNoon},
+			ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 20},
+		},
+	}
+	for seed := range uint64(histories) {
+		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
+			t.Parallel()
+			h := newReservationHistory(t, seed, eras)
+			for range steps {
+				h.step(t)
+			}
+			h.finish(t)
+		})
+	}
+}
+
+// change changes one of the limits, for all of its keys. The first of the limiters uses it from then on.
+func (h *reservationHistory) change(t *testing.T) {
+	t.Helper()
+	name := h.model.buckets[h.random.IntN(len(h.model.buckets))].request.Limit().Name()
+	policies := h.eras[name]
+	if len(policies) == 0 {
+		return
+	}
+	limit := ratelimit.Define(name, policies[h.random.IntN(len(policies))])
+	for i, key := 0, 0; i < len(h.model.buckets); i++ {
+		b := &h.model.buckets[i]
+		if b.request.Limit().Name() != name {
+			continue
+		}
+		b.exactTerms = newExactTerms(limit.For([]string{"one", "two"}[key]))
+		if !b.stored {
+			b.value, b.ts, b.off = b.capacity, b.floor(h.now), 0
+		}
+		key++
+		_, err := h.limiter(0).Value(t.Context(), b.request)
+		require.NoError(t, err)
+	}
+}
+
+// anyone returns the Limiter that uses the limits, or one that never met them.
+func (h *reservationHistory) anyone(t *testing.T) (limiter *ratelimit.Limiter, stranger bool) {
+	t.Helper()
+	if len(h.eras) == 0 || h.random.IntN(2) == 0 {
+		return h.limiter(0), false
+	}
+	limiter = h.bundle.with(t, h.config(false))
+	if h.tx != nil {
+		limiter = limiter.WithTx(h.tx)
+	}
+	return limiter, true
+}
+
+// config is that of the limiters.
+func (h *reservationHistory) config(release bool) ratelimit.Config {
+	return ratelimit.Config{
+		AsOf: h.clock.now, StaleAfter: time.Duration(modelStale) * time.Microsecond,
+		ExpireAfter: time.Duration(modelExpire) * time.Microsecond, ReleaseExpired: release,
+	}
+}
+
+// terms returns what the limits of the buckets are now.
+func (h *reservationHistory) terms(costs map[int]float64) map[int]exactTerms {
+	terms := make(map[int]exactTerms, len(costs))
+	for i := range costs {
+		terms[i] = h.model.buckets[i].exactTerms
+	}
+	return terms
+}
+
+// as has the model do something to the buckets of r: under the terms r was made under, as a stranger does, or under
+// those that the limits have now.
+func (h *reservationHistory) as(r *lease, stranger bool, do func()) {
+	if !stranger {
+		do()
+		return
+	}
+	now := h.terms(r.costs)
+	for i, terms := range r.terms {
+		h.model.buckets[i].exactTerms = terms
+	}
+	do()
+	for i, terms := range now {
+		h.model.buckets[i].exactTerms = terms
+	}
+}
+
+// end1 charges what the end of r takes, and gives back what it does, to fill a bucket as far as it did then or does
+// now.
+func (h *reservationHistory) endOf(r *lease, amounts map[int]float64) {
+	for i, amount := range amounts {
+		h.mended(i)
+		b := &h.model.buckets[i]
+		if amount < 0 {
+			h.model.give(i, b.credit(h.now, -amount, r.terms[i].capacity), h.truth)
+		} else {
+			b.charge(h.now, amount)
+		}
+	}
+}
+
+// never reports whether not even full buckets have enough.
+func (h *reservationHistory) never(costs map[int]float64) bool {
+	for i, cost := range costs {
+		b := &h.model.buckets[i]
+		if rat(cost).Cmp(sum(b.capacity, b.debt)) > 0 {
+			return true
+		}
+	}
+	return false
+}
