@@ -65,9 +65,6 @@ func (s *stand) requireClosed(t *testing.T, verbs map[string]verb, patience time
 	require.Equal(t, before, s.outside.rows(t, ""))
 }
 
-// patient is a deadline that a call meets when it fails by itself.
-const patient = 20 * time.Second
-
 func isState(code string) func(error) bool {
 	return func(err error) bool { return sqlstate(err) == code }
 }
