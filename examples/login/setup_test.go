@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -16,9 +15,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// patient is how long a test waits for what has to happen. It only ends a test that hangs.
-const patient = 2 * time.Minute
 
 // cheap is a hash cost for tests that are not about hashing.
 func cheap() hashCost { return hashCost{memoryKiB: 64, passes: 1, threads: 1} }
