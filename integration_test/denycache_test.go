@@ -229,6 +229,7 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 // Allowing is never from memory.
 func TestDenyCacheAdmitsExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
+	heavy(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
 	b := setup(t)
 	for _, several := range []bool{false, true} {
 		for _, shards := range []int{1, 4} {

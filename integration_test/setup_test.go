@@ -136,6 +136,14 @@ func callersTx(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, fn
 // anything takes on a machine that is busy with other work.
 const patient = 2 * time.Minute
 
+// heavy leaves the test out of make quick, and says why.
+func heavy(t *testing.T, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out of make quick: " + why)
+	}
+}
+
 // eventually asks until done is true, for states that only the server knows when it reaches.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
