@@ -75,7 +75,21 @@ func requireLinearizable(t *testing.T, model porcupine.Model, history []porcupin
 	require.Equal(t, porcupine.Ok, result)
 }
 
-// judge takes milliseconds; the time is for a history that has far too many orders.
+// requireOnce checks that the model, from its beginning, lets a caller be told what take tells him once and not a
+// second time: the same tokens, given twice.
+func requireOnce[Q, A any](t *testing.T, model porcupine.Model, take operation[Q, A]) {
+	t.Helper()
+	var r recorder[Q, A]
+	told, err := r.record(t.Context(), 0, take)
+	require.NoError(t, err)
+	requireLinearizable(t, model, []porcupine.Operation{told})
+	again, err := r.record(t.Context(), 0, operation[Q, A]{take.asks, func(context.Context) (A, error) { return told.Output.(A), nil }})
+	require.NoError(t, err)
+	require.Equal(t, porcupine.Illegal, judge(model, []porcupine.Operation{told, again}))
+}
+
+// judge finds an order within milliseconds. That there is none takes it very long where many asked at once: it has to
+// try them all.
 func judge(model porcupine.Model, history []porcupine.Operation) porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(model, history, 5*time.Minute)
 }
