@@ -198,6 +198,7 @@ func TestInTxStopsRetryingAtTheDeadline(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, ratelimit.ErrContended)
 	require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+	require.Equal(t, "40001", sqlstate(err), "the conflict that it was retrying for is wrapped too")
 	require.Equal(t, 3, runs)
 	require.Equal(t, 3, s.taken(t), "what was taken outside, and nothing else")
 	require.Zero(t, s.messages(t))
