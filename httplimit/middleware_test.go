@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -312,18 +313,25 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 func TestFailuresAreLoggedOnceASecond(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
-	down(t, s)
-	handler := s.limitedOn(t, s.asked, s.config, mustNotRun(t))
-	r := request(t)
-	for range 5 {
-		require.Equal(t, http.StatusServiceUnavailable, do(handler, r).Code)
-	}
-	require.Equal(t, 1, strings.Count(s.log.String(), "rate limits are not decided"))
-	require.Eventually(t, func() bool {
-		do(handler, r)
-		return strings.Count(s.log.String(), "rate limits are not decided") == 2
-	}, patient, 50*time.Millisecond)
-	require.Contains(t, s.log.String(), "omitted=0\n")
-	require.NotEqual(t, strings.Count(s.log.String(), "omitted="), strings.Count(s.log.String(), "omitted=0\n"), "it says how many")
-	require.NotContains(t, s.log.String(), "ada")
+	synctest.Test(t, func(t *testing.T) { // on a clock that stands still but where the test sleeps
+		down(t, s)
+		handler := s.limitedOn(t, s.asked, s.config, mustNotRun(t))
+		fail := func(times int) {
+			for range times {
+				require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
+			}
+		}
+		lines := func() int { return strings.Count(s.log.String(), "rate limits are not decided") }
+		fail(5)
+		require.Equal(t, 1, lines())
+		require.Contains(t, s.log.String(), "omitted=0\n")
+		time.Sleep(time.Second - 1)
+		fail(1)
+		require.Equal(t, 1, lines())
+		time.Sleep(time.Nanosecond)
+		fail(2)
+		require.Equal(t, 2, lines())
+		require.Contains(t, s.log.String(), "omitted=5\n")
+		require.NotContains(t, s.log.String(), "ada")
+	})
 }

@@ -151,14 +151,14 @@ func readsTheBody(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, "read %d bytes %v", len(body), err)
 }
 
-// send opens a connection and sends the head of a POST of 4 bytes, and the first two of them.
-func (s *stand) send(t *testing.T) (net.Conn, *bufio.Reader) {
+// send opens a connection and sends the head of a POST of 4 bytes, and the first of them.
+func (s *stand) send(t *testing.T, body string) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", s.server.Listener.Addr().String())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	require.NoError(t, conn.SetDeadline(time.Now().Add(patient)))
-	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nContent-Length: 4\r\n\r\nab")
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nContent-Length: 4\r\n\r\n"+body)
 	require.NoError(t, err)
 	return conn, bufio.NewReader(conn)
 }
@@ -176,7 +176,7 @@ func answer(t *testing.T, from *bufio.Reader) (status int, body string) {
 
 func (s *stand) sendSlowly(t *testing.T) string {
 	t.Helper()
-	conn, from := s.send(t)
+	conn, from := s.send(t, "ab")
 	require.Eventually(t, func() bool { return s.ran.Load() == 1 }, patient, time.Millisecond)
 	charged, open := s.charged(t, perUser.For("ada")), s.count(t, countOpen)
 	_, err := io.WriteString(conn, "cd")
@@ -187,7 +187,7 @@ func (s *stand) sendSlowly(t *testing.T) string {
 
 func (s *stand) sendSlowlyAndBeRefused(t *testing.T) string {
 	t.Helper()
-	_, from := s.send(t)
+	_, from := s.send(t, "ab")
 	status, _ := answer(t, from)
 	_, err := from.ReadByte()
 	return fmt.Sprintf("%d without the rest of the body, then %v", status, err)
@@ -195,11 +195,9 @@ func (s *stand) sendSlowlyAndBeRefused(t *testing.T) string {
 
 func (s *stand) sendAllAndBeRefused(t *testing.T) string {
 	t.Helper()
-	conn, from := s.send(t)
-	_, err := io.WriteString(conn, "cd")
-	require.NoError(t, err)
+	conn, from := s.send(t, "abcd") // at once: a server that refuses does not wait for long
 	first, _ := answer(t, from)
-	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nConnection: close\r\n\r\n")
+	_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nConnection: close\r\n\r\n")
 	require.NoError(t, err)
 	second, _ := answer(t, from)
 	return fmt.Sprintf("%d, then %d on the same connection", first, second)

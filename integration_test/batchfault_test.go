@@ -127,11 +127,9 @@ func TestBatchedCallsWaitForAConnection(t *testing.T) {
 	}
 	for _, key := range []string{"ada", "grace"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		start := time.Now()
 		_, err := s.limiter.Take(ctx, calls.For(key))
 		cancel()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Less(t, time.Since(start), 5*time.Second)
 	}
 	for _, a := range patient {
 		a.requireWaits(t)

@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/anishathalye/porcupine"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -26,8 +23,8 @@ type pairReply struct {
 	of      [2]reply
 }
 
-func pairModel() porcupine.Model {
-	one := historyModel()
+func (o timing) pairModel() porcupine.Model {
+	one := o.model()
 	return porcupine.Model{
 		Init: func() any { return [2]content{} },
 		Step: func(state, input, output any) (bool, any) {
@@ -62,95 +59,94 @@ func pairModel() porcupine.Model {
 
 func TestHistoryOfBatchesIsLinearizable(t *testing.T) {
 	t.Parallel()
-	const callers, each = 12, 40
-	b := setup(t)
-	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	started := time.Now()
-	histories := make([][]porcupine.Operation, callers)
-	require.NoError(t, together(callers, func(caller int) error {
-		random := rand.New(rand.NewPCG(seed, uint64(caller)))
-		for range each {
-			asked, ask := randomPairOperation(processes[caller%4/3], random)
-			call := time.Since(started)
-			told, err := ask(t.Context())
-			if err != nil {
-				return err
-			}
-			histories[caller] = append(histories[caller], porcupine.Operation{
-				ClientId: caller, Input: asked, Call: int64(call), Output: told, Return: int64(time.Since(started)),
+	for _, timing := range timings() {
+		t.Run(timing.name, func(t *testing.T) {
+			t.Parallel()
+			const callers, each = 12, 40
+			b := setup(t)
+			processes := []pairHistory{{timing, timing.limiter(t, b)}, {timing, timing.limiter(t, b)}}
+			var r recorder[pairQuestion, pairReply]
+			history := r.recordAll(t, callers, each, func(caller int, random *rand.Rand) operation[pairQuestion, pairReply] {
+				return processes[caller%4/3].draw(random)
 			})
-		}
-		return nil
-	}))
-	history := slices.Concat(histories...)
-	allowed := 0
-	for _, operation := range history {
-		if operation.Output.(pairReply).allowed {
-			allowed++
-		}
-	}
-	t.Logf("%d of %d allowed", allowed, len(history))
-	require.Greater(t, allowed, 20)
-	require.Less(t, allowed, len(history)-20)
-	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(pairModel(), history, time.Minute))
+			requireBoth(t, history, func(told pairReply) bool { return told.allowed })
+			requireLinearizable(t, timing.pairModel(), history)
 
-	for i := len(history) - 1; ; i-- { // somebody is told of a token that was not there
-		asked, told := history[i].Input.(pairQuestion), history[i].Output.(pairReply)
-		if told.allowed && asked[0] != nil && asked[0].keeps {
-			told.of[0].units += unitsPerToken
-			history[i].Output = told
-			break
-		}
+			another := pairHistory{timing, timing.limiter(t, setup(t))}
+			requireOnce(t, timing.pairModel(), another.ask([2]float64{1, 2}, pairTake))
+		})
 	}
-	require.Equal(t, porcupine.Illegal, porcupine.CheckOperationsTimeout(pairModel(), history, time.Minute))
 }
 
-// randomPairOperation returns an operation on one or both of the buckets, and what it asks.
-func randomPairOperation(limiter *ratelimit.Limiter, random *rand.Rand) (pairQuestion, func(context.Context) (pairReply, error)) {
+// pairHistory is what the callers of one process do with the two buckets.
+type pairHistory struct {
+	timing
+	limiter *ratelimit.Limiter
+}
+
+// draw returns an operation on one or both of the buckets.
+func (h pairHistory) draw(random *rand.Rand) operation[pairQuestion, pairReply] {
+	h.pass(random)
+	kind := pairTake
+	switch {
+	case random.IntN(8) == 0:
+		kind = pairCheck
+	case random.IntN(6) == 0:
+		kind = pairReserve
+	}
+	var costs [2]float64
+	for i := range costs {
+		if random.IntN(3) == 0 || i == 1 && costs[0] == 0 {
+			costs[i] = float64(1+random.IntN(4*4)) / 4
+		}
+	}
+	return h.ask(costs, kind)
+}
+
+// pairCall decides on requests, and says whether what it takes stays taken, and whether it may be owed.
+type pairCall struct {
+	decide     func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error)
+	keeps, owe bool
+}
+
+var (
+	pairTake = pairCall{keeps: true, decide: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error) {
+		return limiter.Take(ctx, requests...)
+	}}
+	pairCheck = pairCall{decide: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error) {
+		return limiter.Check(ctx, requests...)
+	}}
+	pairReserve = pairCall{keeps: true, owe: true, decide: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error) {
+		r, err := limiter.Reserve(ctx, requests...)
+		return r.Decision, err
+	}}
+)
+
+// ask asks for costs of the two buckets: nothing of one whose cost is 0.
+func (h pairHistory) ask(costs [2]float64, kind pairCall) operation[pairQuestion, pairReply] {
 	var asked pairQuestion
 	var requests []ratelimit.Request
 	var buckets []int
-	check, reserve := random.IntN(8) == 0, random.IntN(6) == 0
-	for i := range asked {
-		if random.IntN(3) == 0 || i == 1 && len(requests) == 0 {
-			cost := float64(1+random.IntN(4*4)) / 4
-			asked[i] = &question{cost: int64(cost * unitsPerToken), keeps: !check}
-			if reserve && !check {
-				asked[i].lowest = -historyMaxDebt
-			}
-			requests = append(requests, historyLimit.For(fmt.Sprint("key", i)).Cost(cost))
-			buckets = append(buckets, i)
+	for i, cost := range costs {
+		if cost == 0 {
+			continue
 		}
+		asked[i] = &question{cost: h.units(cost), keeps: kind.keeps}
+		if kind.owe {
+			asked[i].lowest = -h.units(historyMaxDebt)
+		}
+		requests = append(requests, h.limit().For(fmt.Sprint("key", i)).Cost(cost))
+		buckets = append(buckets, i)
 	}
-	told := func(d ratelimit.Decision) pairReply {
-		r := pairReply{allowed: d.Allowed}
-		for n, i := range buckets {
-			s := d.States[n]
-			r.of[i] = reply{allowed: s.Allowed, at: d.At.UnixMicro(), units: int64(s.Value.Tokens * unitsPerToken)}
-		}
-		return r
-	}
-	return asked, func(ctx context.Context) (pairReply, error) {
-		switch {
-		case check:
-			d, err := limiter.Check(ctx, requests...)
-			if err != nil {
-				return pairReply{}, err
-			}
-			return told(d), nil
-		case reserve:
-			r, err := limiter.Reserve(ctx, requests...)
-			if err != nil {
-				return pairReply{}, err
-			}
-			return told(r.Decision), nil
-		}
-		d, err := limiter.Take(ctx, requests...)
+	return operation[pairQuestion, pairReply]{asked, func(ctx context.Context) (pairReply, error) {
+		d, err := kind.decide(ctx, h.limiter, requests)
 		if err != nil {
 			return pairReply{}, err
 		}
-		return told(d), nil
-	}
+		told := pairReply{allowed: d.Allowed}
+		for n, i := range buckets {
+			told.of[i] = h.reply(d, n)
+		}
+		return told, nil
+	}}
 }

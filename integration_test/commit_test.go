@@ -319,6 +319,7 @@ func TestInTxDoesNotCutACommitShortWhenTheCallerGivesUp(t *testing.T) {
 // A COMMIT that gets no answer is given up after a while, and the server is told to stop.
 func TestInTxDoesNotWaitForeverForACommit(t *testing.T) {
 	t.Parallel()
+	heavy(t, "it waits until a COMMIT is given up")
 	s, ctx := newStand(t), t.Context()
 	open := s.closeGate(t)
 	tooLong := time.AfterFunc(patient, open)

@@ -15,6 +15,7 @@ import (
 // short round of an application does.
 func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	t.Parallel()
+	heavy(t, "hundreds of transactions, each of which waits")
 	const workers, each = 32, 20
 	s := newStand(t, func(config *pgxpool.Config) { config.MaxConns = workers })
 	ctx := t.Context()

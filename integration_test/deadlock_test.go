@@ -41,6 +41,7 @@ func pairs() []pair {
 
 func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 	t.Parallel()
+	heavy(t, "sixteen thousand takes")
 	const rounds = 1000
 	b := setup(t)
 	t.Run("Together", func(t *testing.T) { // not parallel: what is in it is counted when it has ended

@@ -6,44 +6,60 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const denyEntries = 1000
 
+// A refusal is answered from memory for a second. The clock of the test stands still but where it sleeps.
 func TestDenyCacheAnswersWithoutTheDatabase(t *testing.T) {
 	t.Parallel()
-	b, w := setupCounted(t)
-	cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
 	for name, requests := range map[string][]ratelimit.Request{
 		"OneLimit":   {tight.For("empty")},
 		"SeveralOne": {roomy.For("key"), tight.For("empty"), other.Global()},
 	} {
-		t.Run(name, func(t *testing.T) { // not parallel: they share the connection
-			first, err := cached.Take(t.Context(), requests...)
-			require.NoError(t, err)
-			require.Zero(t, w.count(func() {
-				for range 100 {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := postgrestest.NewDatabase(t)
+			synctest.Test(t, func(t *testing.T) {
+				w := &wire{}
+				b := countedOn(t, url, w)
+				cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
+				first, err := cached.Take(t.Context(), requests...)
+				require.NoError(t, err)
+				refuse := func(age time.Duration) {
 					d, err := cached.Take(t.Context(), requests...)
 					require.NoError(t, err)
 					require.False(t, d.Allowed)
 					require.ErrorIs(t, d.Err(), ratelimit.ErrLimited)
-					require.LessOrEqual(t, d.RetryAfter, first.RetryAfter)
-					require.InDelta(t, first.RetryAfter, d.RetryAfter, float64(time.Second))
+					require.Equal(t, first.RetryAfter-age, d.RetryAfter)
 					require.Len(t, d.States, len(requests))
 				}
-			}))
-			require.NotZero(t, w.count(func() {
-				allowed, err := taking(requests...)(t.Context(), b.limiter)
-				require.NoError(t, err)
-				require.False(t, allowed)
-			}), "it is off by default")
-			require.NotZero(t, w.count(func() { requireAllowed(t, taking(roomy.For("key")), cached) }))
+				require.Zero(t, w.count(func() {
+					for range 100 {
+						refuse(0)
+					}
+				}))
+				const last = time.Second - time.Nanosecond
+				time.Sleep(last)
+				require.Zero(t, w.count(func() { refuse(last.Truncate(time.Microsecond)) }))
+				time.Sleep(time.Second - last)
+				for why, limiter := range map[string]*ratelimit.Limiter{"it is too old": cached, "it is off by default": b.limiter} {
+					require.NotZero(t, w.count(func() {
+						allowed, err := taking(requests...)(t.Context(), limiter)
+						require.NoError(t, err)
+						require.False(t, allowed)
+					}), why)
+				}
+				require.NotZero(t, w.count(func() { requireAllowed(t, taking(roomy.For("key")), cached) }))
+			})
 		})
 	}
 }
@@ -132,19 +148,19 @@ func TestDenyCacheForgetsWhatWasGivenBack(t *testing.T) {
 		}), context.Canceled)
 		requireRefused(t, cached, []ratelimit.Request{request})
 	})
-	t.Run("WhatAnotherProcessGaveBackShowsWithinASecond", func(t *testing.T) {
-		t.Parallel()
-		request := tight.For(t.Name())
-		takeAll(t, cached, request)
-		requireRefused(t, cached, []ratelimit.Request{request})
-		require.NoError(t, b.limiter.Reset(t.Context(), request))
-		given := time.Now()
-		eventually(t, "the cached refusal is over", func() bool {
-			d, err := cached.Take(t.Context(), request)
-			require.NoError(t, err)
-			return d.Allowed
-		})
-		require.Less(t, time.Since(given), 10*time.Second)
+}
+
+func TestDenyCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) { // on a clock that stands still but where the test sleeps
+		b := countedOn(t, url, &wire{})
+		cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
+		requireRefused(t, cached, []ratelimit.Request{tight.For("empty")})
+		require.NoError(t, b.limiter.Reset(t.Context(), tight.For("empty")))
+		requireRefused(t, cached, []ratelimit.Request{tight.For("empty")})
+		time.Sleep(time.Second)
+		requireAllowed(t, taking(tight.For("empty")), cached)
 	})
 }
 
@@ -284,6 +300,7 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 // Allowing is never from memory.
 func TestDenyCacheAdmitsExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
+	heavy(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
 	b := setup(t)
 	for _, several := range []bool{false, true} {
 		for _, shards := range []int{1, 4} {

@@ -16,6 +16,7 @@ import (
 // conflict with the neighbours' inserts, or, where the planner prefers to scan it, with every write.
 func TestDifferentKeysNeverConflict(t *testing.T) {
 	t.Parallel()
+	heavy(t, "ten thousand transactions")
 	const workers = 8
 	tests := []struct {
 		name         string

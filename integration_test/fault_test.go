@@ -193,7 +193,7 @@ func (s *stand) awaitEnd(t *testing.T, pid uint32) {
 // terminate ends a backend and returns when it has.
 func (s *stand) terminate(ctx context.Context, pid uint32) error {
 	var ended bool
-	err := s.outside.pool.QueryRow(ctx, `SELECT pg_terminate_backend($1, 20000)`, pid).Scan(&ended)
+	err := s.outside.pool.QueryRow(ctx, `SELECT pg_terminate_backend($1, $2)`, pid, patient.Milliseconds()).Scan(&ended)
 	if err == nil && !ended {
 		err = fmt.Errorf("backend %d does not end", pid)
 	}

@@ -76,6 +76,7 @@ func (l *load) awaitAcks(t *testing.T, more int64) {
 
 func TestACrashOfTheServerLosesNothingThatWasAcknowledged(t *testing.T) {
 	t.Parallel()
+	heavy(t, "it stops a server of its own four times")
 	s := newServerStand(t)
 	s.dataDirectory(t)
 	stop := func(mode postgrestest.StopMode) func(*testing.T) {

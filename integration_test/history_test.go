@@ -5,30 +5,65 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // What many callers at once are told about one bucket must be what one after the other could have been
 // told, in some order in which nobody is answered before he asked. The bucket of these tests gains a unit
-// each microsecond and 2048 units are a token, so that the answers are exact in float64 and this model can
+// each microsecond and a power of two of them is a token, so that the answers are exact in float64 and this model can
 // count in integers.
 const (
-	unitsPerToken  = 2048
-	historyFull    = 16 * unitsPerToken
-	historyMaxDebt = 8 * unitsPerToken
+	historyFull    = 64 // tokens
+	historyMaxDebt = 32
 )
 
-var historyLimit = ratelimit.Define("history", ratelimit.TokenBucket{
-	Rate: 1, Period: unitsPerToken * time.Microsecond, Capacity: historyFull / unitsPerToken, MaxReserved: historyMaxDebt / unitsPerToken,
-})
+// timing is the clock of a history, and how many units are a token on it. How fast the machine is decides nothing.
+type timing struct {
+	name          string
+	unitsPerToken int64
+	clock         *clock // nil: the database's
+}
+
+func timings() []timing {
+	moved := &clock{}
+	moved.set(clockNoon)
+	return []timing{
+		// Each operation brings half a token, so that some are refused and some allowed all the time.
+		{"OnAClockThatTheCallersMove", 1 << 11, moved},
+		// A token takes half an hour to arrive; what arrives while the test runs is in the last digits only.
+		{"OnTheDatabasesClock", 1 << 31, nil},
+	}
+}
+
+func (o timing) units(tokens float64) int64 { return int64(tokens * float64(o.unitsPerToken)) }
+
+func (o timing) limit() ratelimit.Limit {
+	return ratelimit.Define("history", ratelimit.TokenBucket{
+		Rate: 1, Period: time.Duration(o.unitsPerToken) * time.Microsecond, Capacity: historyFull, MaxReserved: historyMaxDebt,
+	})
+}
+
+// limiter returns one on the clock.
+func (o timing) limiter(t *testing.T, b *bundle) *ratelimit.Limiter {
+	t.Helper()
+	if o.clock == nil {
+		return b.with(t, ratelimit.Config{})
+	}
+	return b.with(t, ratelimit.Config{AsOf: o.clock.now})
+}
+
+// pass moves the clock on, if that is for the callers to do.
+func (o timing) pass(random *rand.Rand) {
+	if o.clock != nil {
+		o.clock.unixMicro.Add(random.Int64N(o.unitsPerToken))
+	}
+}
 
 // question is what one operation asks.
 type question struct {
@@ -49,14 +84,15 @@ type content struct {
 	units, ts int64
 }
 
-func historyModel() porcupine.Model {
+func (o timing) model() porcupine.Model {
+	full := o.units(historyFull)
 	return porcupine.Model{
 		Init: func() any { return content{} },
 		Step: func(state, input, output any) (bool, any) {
 			was, asked, told := state.(content), input.(question), output.(reply)
-			holds := int64(historyFull)
+			holds := full
 			if was.used {
-				holds = min(historyFull, was.units+max(0, told.at-was.ts))
+				holds = min(full, was.units+max(0, told.at-was.ts))
 			}
 			after := content{used: true, units: holds - asked.cost, ts: max(was.ts, told.at)}
 			if after.units < asked.lowest {
@@ -70,118 +106,94 @@ func historyModel() porcupine.Model {
 	}
 }
 
-func replyOf(d ratelimit.Decision) reply {
-	return reply{allowed: d.Allowed, at: d.At.UnixMicro(), units: int64(d.States[0].Value.Tokens * unitsPerToken)}
+func (o timing) reply(d ratelimit.Decision, state int) reply {
+	s := d.States[state]
+	return reply{allowed: s.Allowed, at: d.At.UnixMicro(), units: o.units(s.Value.Tokens)}
 }
 
 func TestHistoryOfABucketIsLinearizable(t *testing.T) {
 	t.Parallel()
-	const workers, operations = 8, 50
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	b := setup(t)
-	started := time.Now()
-	histories := make([][]porcupine.Operation, workers)
-	require.NoError(t, together(workers, func(worker int) error {
-		random := rand.New(rand.NewPCG(seed, uint64(worker)))
-		for range operations {
-			asked, ask := randomOperation(b, random)
-			call := time.Since(started)
-			told, err := ask(t.Context())
-			if err != nil {
-				return err
-			}
-			histories[worker] = append(histories[worker], porcupine.Operation{
-				ClientId: worker, Input: asked, Call: int64(call), Output: told, Return: int64(time.Since(started)),
-			})
-		}
-		return nil
-	}))
-	history := slices.Concat(histories...)
-	allowed := 0
-	for _, operation := range history {
-		if operation.Output.(reply).allowed {
-			allowed++
-		}
-	}
-	t.Logf("%d of %d allowed", allowed, len(history))
-	require.Greater(t, allowed, 20)
-	require.Less(t, allowed, len(history)-20)
-	result := porcupine.CheckOperationsTimeout(historyModel(), history, time.Minute)
-	if result != porcupine.Ok {
-		for _, operation := range history {
-			t.Logf("%+v", operation)
-		}
-	}
-	require.Equal(t, porcupine.Ok, result)
+	for _, timing := range timings() {
+		t.Run(timing.name, func(t *testing.T) {
+			t.Parallel()
+			const callers, each = 8, 50
+			b := setup(t)
+			h := bucketHistory{timing, timing.limiter(t, b), timing.limit().For("key")}
+			var r recorder[question, reply]
+			history := r.recordAll(t, callers, each, func(_ int, random *rand.Rand) operation[question, reply] { return h.draw(random) })
+			requireBoth(t, history, func(told reply) bool { return told.allowed })
+			requireLinearizable(t, timing.model(), history)
 
-	lastTaken := len(history) - 1 // somebody is told of a token that was not there
-	for !history[lastTaken].Input.(question).keeps {
-		lastTaken--
+			h.bucket = timing.limit().For("another key")
+			requireOnce(t, timing.model(), h.take(1))
+		})
 	}
-	told := history[lastTaken].Output.(reply)
-	told.units += unitsPerToken
-	history[lastTaken].Output = told
-	require.Equal(t, porcupine.Illegal, porcupine.CheckOperationsTimeout(historyModel(), history, time.Minute))
 }
 
-// randomOperation returns an operation on the bucket, and what it asks.
-func randomOperation(b *bundle, random *rand.Rand) (question, func(context.Context) (reply, error)) {
-	cost := float64(1+random.IntN(4*4)) / 4
-	request := historyLimit.For("key").Cost(cost)
-	asked := question{cost: int64(cost * unitsPerToken), keeps: true}
-	undone := errors.New("undone")
-	inTx := func(ctx context.Context, call func(*ratelimit.Limiter) error) error {
-		return b.limiter.InTx(ctx, func(tx pgx.Tx) error { return call(b.limiter.WithTx(tx)) })
+// bucketHistory is what callers do with one bucket.
+type bucketHistory struct {
+	timing
+	limiter *ratelimit.Limiter
+	bucket  ratelimit.Request
+}
+
+func (h bucketHistory) take(cost float64) operation[question, reply] {
+	return operation[question, reply]{question{cost: h.units(cost), keeps: true}, func(ctx context.Context) (reply, error) {
+		return h.takeOn(ctx, h.limiter, cost)
+	}}
+}
+
+func (h bucketHistory) takeOn(ctx context.Context, limiter *ratelimit.Limiter, cost float64) (reply, error) {
+	d, err := limiter.Take(ctx, h.bucket.Cost(cost))
+	if err != nil {
+		return reply{}, err
 	}
-	take := func(ctx context.Context, told *reply) func(*ratelimit.Limiter) error {
-		return func(limiter *ratelimit.Limiter) error {
-			d, err := limiter.Take(ctx, request)
-			if err == nil {
-				*told = replyOf(d)
-			}
-			return err
-		}
+	return h.reply(d, 0), nil
+}
+
+// draw returns an operation on the bucket.
+func (h bucketHistory) draw(random *rand.Rand) operation[question, reply] {
+	h.pass(random)
+	cost := float64(1+random.IntN(4*4)) / 4
+	o := h.take(cost)
+	undone := errors.New("undone")
+	inTx := func(ctx context.Context, then error) (told reply, err error) {
+		err = h.limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
+			told, err = h.takeOn(ctx, h.limiter.WithTx(tx), cost)
+			return errors.Join(err, then)
+		})
+		return told, err
 	}
 	switch kind := random.IntN(10); kind {
 	case 0:
-		asked.keeps = false
-		return asked, func(ctx context.Context) (told reply, err error) {
-			d, err := b.limiter.Check(ctx, request)
+		o.asks.keeps = false
+		o.call = func(ctx context.Context) (reply, error) {
+			d, err := h.limiter.Check(ctx, h.bucket.Cost(cost))
 			if err != nil {
-				return told, err
+				return reply{}, err
 			}
-			return replyOf(d), nil
+			return h.reply(d, 0), nil
 		}
 	case 1, 2:
-		asked.lowest = -historyMaxDebt
-		return asked, func(ctx context.Context) (told reply, err error) {
-			r, err := b.limiter.Reserve(ctx, request)
+		o.asks.lowest = -h.units(historyMaxDebt)
+		o.call = func(ctx context.Context) (reply, error) {
+			r, err := h.limiter.Reserve(ctx, h.bucket.Cost(cost))
 			if err != nil {
-				return told, err
+				return reply{}, err
 			}
-			return replyOf(r.Decision), nil
+			return h.reply(r.Decision, 0), nil
 		}
 	case 3, 4:
-		return asked, func(ctx context.Context) (told reply, err error) {
-			err = inTx(ctx, take(ctx, &told))
-			return told, err
-		}
+		o.call = func(ctx context.Context) (reply, error) { return inTx(ctx, nil) }
 	case 5:
-		asked.keeps = false
-		return asked, func(ctx context.Context) (told reply, err error) {
-			err = inTx(ctx, func(limiter *ratelimit.Limiter) error {
-				return errors.Join(take(ctx, &told)(limiter), undone)
-			})
+		o.asks.keeps = false
+		o.call = func(ctx context.Context) (reply, error) {
+			told, err := inTx(ctx, undone)
 			if !errors.Is(err, undone) || ratelimit.IsRetryable(err) {
 				return told, fmt.Errorf("the transaction was to be undone: %w", err)
 			}
 			return told, nil
 		}
-	default:
-		return asked, func(ctx context.Context) (told reply, err error) {
-			err = take(ctx, &told)(b.limiter)
-			return told, err
-		}
 	}
+	return o
 }

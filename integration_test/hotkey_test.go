@@ -17,6 +17,7 @@ import (
 // TestHotKey is about transactions of one process that want the same bucket all the time.
 func TestHotKey(t *testing.T) {
 	t.Parallel()
+	heavy(t, "thousands of transactions on one key")
 
 	const workers, rounds = 32, 20
 	hot := ratelimit.Define("hot", hoard(workers*rounds/2))

@@ -15,6 +15,7 @@ import (
 //
 //nolint:paralleltest // a transaction that others keep open, in whatever database, keeps dead versions from being cleaned
 func TestHotRowStaysSmall(t *testing.T) {
+	heavy(t, "a hundred thousand updates")
 	const (
 		onTheServer = 92_000 // one after the other, as fast as they go
 		takers      = 4

@@ -143,6 +143,7 @@ func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 // The first use of a key has no row to lock, so two first users meet at the insert.
 func TestTakeHasOneFirstUser(t *testing.T) {
 	t.Parallel()
+	heavy(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity has first users too")
 	const users, keys = 24, 40
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = users })
 	first := ratelimit.Define("first", hoard(1))

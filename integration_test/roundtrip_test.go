@@ -49,17 +49,41 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// on is for a pool's configuration.
+func (w *wire) on(c *pgxpool.Config) {
+	c.MaxConns = 1 // so that what warms up is what is counted
+	c.ConnConfig.DialFunc = w.dial
+	c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
+}
+
 func setupCounted(t *testing.T) (*bundle, *wire) {
 	t.Helper()
 	w := &wire{}
-	b := setup(t, func(c *pgxpool.Config) {
-		c.MaxConns = 1 // so that what warms up is what is counted
-		c.ConnConfig.DialFunc = w.dial
-		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
-	})
+	b := setup(t, w.on)
+	b.spend(t)
+	return b, w
+}
+
+// countedOn is setupCounted on a database that is there, with a pool that the goroutines of a synctest bubble serve.
+func countedOn(t *testing.T, url string, w *wire) *bundle {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	w.on(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	b := &bundle{pool: pool, schema: "ratelimit"}
+	b.limiter = b.with(t, ratelimit.Config{})
+	b.spend(t)
+	return b
+}
+
+// spend empties the buckets that are called so.
+func (b *bundle) spend(t *testing.T) {
+	t.Helper()
 	takeAll(t, b.limiter, tight.For("empty"))
 	takeAll(t, b.limiter, wide.For("empty"))
-	return b, w
 }
 
 func TestDecisionsTakeOneRoundTrip(t *testing.T) {

@@ -132,10 +132,22 @@ func callersTx(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, fn
 	return conflicts, fmt.Errorf("gave up after %d conflicts: %w", conflicts, err)
 }
 
+// patient bounds what ends by itself, so that a test that hangs fails. It decides nothing: it is far more than
+// anything takes on a machine that is busy with other work.
+const patient = 2 * time.Minute
+
+// heavy leaves the test out of make quick, and says why.
+func heavy(t *testing.T, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out of make quick: " + why)
+	}
+}
+
 // eventually asks until done is true, for states that only the server knows when it reaches.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patient); !done(); time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), what)
 	}
 }

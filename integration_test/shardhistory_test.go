@@ -10,7 +10,6 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -62,48 +61,17 @@ func shardedModel() porcupine.Model {
 
 func TestHistoryOfAShardedBucketIsLinearizable(t *testing.T) {
 	t.Parallel()
-	const workers, operations = 8, 40
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	const callers, each = 8, 40
 	b := setup(t)
 	b.limiter, _ = b.stopped(t)
-	started := time.Now()
-	histories := make([][]porcupine.Operation, workers)
-	require.NoError(t, together(workers, func(worker int) error {
-		random := rand.New(rand.NewPCG(seed, uint64(worker)))
-		for range operations {
-			asked, ask := randomShardedCall(b, random)
-			call := time.Since(started)
-			told, err := ask(t.Context())
-			if err != nil {
-				return err
-			}
-			histories[worker] = append(histories[worker], porcupine.Operation{
-				ClientId: worker, Input: asked, Call: int64(call), Output: told, Return: int64(time.Since(started)),
-			})
-		}
-		return nil
-	}))
-	history := slices.Concat(histories...)
-	decided, allowed := 0, 0
-	for _, operation := range history {
-		if operation.Input.(shardedCall).decides {
-			decided++
-			if operation.Output.(shardedReply).allowed {
-				allowed++
-			}
-		}
-	}
-	t.Logf("%d of %d allowed", allowed, decided)
-	require.Greater(t, allowed, 20)
-	require.Less(t, allowed, decided-20)
-	result := porcupine.CheckOperationsTimeout(shardedModel(), history, time.Minute)
-	if result != porcupine.Ok {
-		for _, operation := range history {
-			t.Logf("%+v", operation)
-		}
-	}
-	require.Equal(t, porcupine.Ok, result)
+	var r recorder[shardedCall, shardedReply]
+	history := r.recordAll(t, callers, each, func(_ int, random *rand.Rand) operation[shardedCall, shardedReply] {
+		asks, call := randomShardedCall(b, random)
+		return operation[shardedCall, shardedReply]{asks, call}
+	})
+	decisions := slices.DeleteFunc(slices.Clone(history), func(o porcupine.Operation) bool { return !o.Input.(shardedCall).decides })
+	requireBoth(t, decisions, func(told shardedReply) bool { return told.allowed })
+	requireLinearizable(t, shardedModel(), history)
 }
 
 // randomShardedCall returns an operation on the bucket, and what it does.

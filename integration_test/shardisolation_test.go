@@ -79,13 +79,13 @@ func TestShardedDecisionsTakeNoSIREADLock(t *testing.T) {
 func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	const transactions = 8
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * transactions })
-	limiter, _ := b.stopped(t)
 	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
 		for _, level := range levels {
 			for _, rowsExist := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) {
 					t.Parallel()
+					b := setup(t, func(c *pgxpool.Config) { c.MaxConns = transactions + 1 })
+					limiter, _ := b.stopped(t)
 					request := limit.For(t.Name())
 					if rowsExist {
 						require.NoError(t, limiter.Reset(t.Context(), request))

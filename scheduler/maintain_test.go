@@ -101,19 +101,16 @@ func TestMaintain(t *testing.T) {
 
 	t.Run("GivesBackWhatAJobTookThatWasCancelledWhileItWasHeld", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t, func(s *settings) { s.scheduler.Hold = 5 * time.Second })
+		f := setup(t, stopped, func(s *settings) { s.scheduler.Hold = 5 * time.Second })
 		slow := ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 10, Period: 20 * time.Second, Capacity: 10})
 		f.enqueue(t, nil, slow.Global().Cost(10))
 		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
 		await(t, events, 1, river.EventKindJobCompleted)
-		e := f.enqueue(t, nil, slow.Global().Cost(2)) // in four seconds, which a worker waits out
-		eventually(t, func() bool {
-			job, err := f.client.JobGet(t.Context(), e.Job.ID)
-			return err == nil && job.State == rivertype.JobStateRunning
-		})
+		e := f.enqueue(t, nil, slow.Global().Cost(2)) // in four seconds, which never are over
+		eventually(t, func() bool { return f.jobState(t, e) == rivertype.JobStateRunning })
 		_, err := f.client.JobCancel(t.Context(), e.Job.ID)
 		require.NoError(t, err)
-		await(t, events, 1, river.EventKindJobCancelled)
+		eventually(t, func() bool { return f.jobState(t, e) == rivertype.JobStateCancelled })
 		maintain(t, f)
 		require.Equal(t, ratelimit.Cancelled, f.state(t, e.ID))
 	})

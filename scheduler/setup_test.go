@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,8 +20,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// deadline is how long a test waits for what has to happen.
-const deadline = 30 * time.Second
+// deadline is how long a test waits for what has to happen. It only ends a test that hangs.
+const deadline = 2 * time.Minute
 
 // perSecond holds 10 tokens, and 10 a second arrive.
 var perSecond = ratelimit.Define("perSecond", ratelimit.PerSecond(10))
@@ -56,6 +57,23 @@ type settings struct {
 	scheduler scheduler.Config
 	river     river.Config
 }
+
+// clock is what a limiter takes for the database's clock. It stands still until it is moved on.
+type clock struct{ sinceEpoch atomic.Int64 } // in microseconds
+
+// onClock gives the limiter a clock that shows the present.
+func onClock(s *settings) *clock {
+	c := &clock{}
+	c.sinceEpoch.Store(time.Now().UnixMicro())
+	s.limiter.AsOf = c.now
+	return c
+}
+
+func (c *clock) now() time.Time          { return time.UnixMicro(c.sinceEpoch.Load()) }
+func (c *clock) move(span time.Duration) { c.sinceEpoch.Add(span.Microseconds()) }
+
+// stopped gives the limiter a clock that stands still, so that nothing arrives.
+func stopped(s *settings) { onClock(s) }
 
 // setup makes a fixture. Its client does not work jobs before start.
 func setup(t testing.TB, configure ...func(*settings)) *fixture {
@@ -175,6 +193,14 @@ func one[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) T {
 func (f *fixture) state(t testing.TB, id string) ratelimit.ReservationState {
 	t.Helper()
 	return ratelimit.ReservationState(one[string](t, f.pool, "SELECT state FROM ratelimit.reservations WHERE id = $1::uuid", id))
+}
+
+// jobState returns the state of the job of e.
+func (f *fixture) jobState(t testing.TB, e scheduler.Enqueued) rivertype.JobState {
+	t.Helper()
+	job, err := f.client.JobGet(t.Context(), e.Job.ID)
+	require.NoError(t, err)
+	return job.State
 }
 
 // held returns what a bucket's row holds, without what has arrived since.

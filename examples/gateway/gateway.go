@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"log/slog"
@@ -26,7 +27,7 @@ type config struct {
 	upstream  string           // URL where requests go that pass
 	customers customers        // who has an API key
 	source    httplimit.Source // where the address of a client is read
-	patience  time.Duration    // how long a decision may take; 0 is the default
+	patience  time.Duration    // how long a decision, and the upstream, may take; 0 is the default
 	asOf      func() time.Time // in place of the database's clock; nil in a service
 	log       *slog.Logger
 }
@@ -144,7 +145,7 @@ func (g *gateway) proxy(upstream *url.URL) http.Handler {
 			r.Header.Del("RateLimit-Policy")
 			return nil
 		},
-		Transport: &http.Transport{MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: 10 * time.Second},
+		Transport: &http.Transport{MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: cmp.Or(g.patience, 10*time.Second)},
 		ErrorLog:  slog.NewLogLogger(g.log.Handler(), slog.LevelWarn),
 	}
 }

@@ -15,7 +15,7 @@ import (
 func TestPage(t *testing.T) {
 	t.Parallel()
 	url := serveGateway(t, new(upstream))
-	ctx, cancel := context.WithTimeout(browsertest.New(t), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(browsertest.New(t), 5*time.Minute)
 	defer cancel()
 	require.NoError(t, chromedp.Do(ctx, chromedp.Navigate(url+"/")))
 	seen, err := chromedp.Run(ctx, chromedp.Evaluate[struct {

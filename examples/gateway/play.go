@@ -18,8 +18,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 )
 
-// patience is how long a decision may take in the play, where a busy machine is no reason to refuse.
-const patience = 30 * time.Second
+// patience is how long anything may take in the play, where a busy machine is no reason to refuse.
+const patience = 10 * time.Minute
 
 // play is a running gateway and the clients that ask it.
 type play struct {
@@ -69,26 +69,33 @@ func selfTest(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
 // as every gateway here has another HashKey.
 func on(ctx context.Context, w io.Writer, c config, do func(*play) error) (asked int, err error) {
 	p := &play{
-		client:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: atOnce}, Timeout: time.Minute},
+		client:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: atOnce}, Timeout: patience},
 		upstream: new(upstream),
 		totals:   newTotals(),
 	}
 	loopback := httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}} // where the play asks from
 	c.source, c.customers, c.patience = httplimit.XForwardedFor(loopback), registered(), patience
 	c.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	err = demo.During(ctx, httpServer(p.upstream, c.log), shutdownTimeout, func(behind string) error {
+	err = demo.During(ctx, patientServer(p.upstream, c.log), patience, func(behind string) error {
 		c.upstream = behind
 		handler, err := newHandler(c)
 		if err != nil {
 			return err
 		}
-		return demo.During(ctx, httpServer(handler, c.log), shutdownTimeout, func(url string) error {
+		return demo.During(ctx, patientServer(handler, c.log), patience, func(url string) error {
 			defer p.client.CloseIdleConnections()
 			p.url = url
 			return do(p)
 		})
 	})
 	return p.asked, err
+}
+
+// patientServer is httpServer for clients that are our own.
+func patientServer(handler http.Handler, log *slog.Logger) *http.Server {
+	server := httpServer(handler, log)
+	server.ReadHeaderTimeout, server.ReadTimeout, server.WriteTimeout = patience, patience, patience
+	return server
 }
 
 // run plays the acts and compares.

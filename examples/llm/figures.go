@@ -19,15 +19,16 @@ type figures struct {
 	fullest          float64 // the share of its tokens that was used in the fullest minute
 
 	// Seen from the backend.
-	lost, twice         int // jobs
-	reserved, settled   int // tokens
-	surplus, overage    int // tokens given back, and charged on top
-	open                int // reservations that nobody settled
-	moved               int // turns that lost their slot and were given another
-	late                []time.Duration
-	waits               map[string][]time.Duration // by user
-	allWaits            []time.Duration
-	longLarge, longRest time.Duration // the longest waits of large requests and of the others
+	lost, twice       int           // jobs
+	reserved, settled int           // tokens
+	surplus, overage  int           // tokens given back, and charged on top
+	open              int           // reservations that nobody settled
+	moved             int           // turns that lost their slot and were given another
+	stale             int           // turns that were started although their slot was stale
+	longestWay        time.Duration // from the start of a turn to its arrival at the upstream
+	late              []time.Duration
+	waits             map[string][]time.Duration // by user
+	allWaits          []time.Duration
 
 	// The large requests, numbered as they were asked, in the order in which the upstream saw them; and how
 	// many it saw after one whose slot was later by more than the slack, which is how late work may be.
@@ -61,6 +62,9 @@ func (p *play) measure(ctx context.Context) (*figures, error) {
 	f.refused, f.fullest = refused, float64(fullest)/upstreamTokens
 	f.utilise(calls, p.minute, p.back)
 	f.addUp(turns)
+	if err := p.followStarts(ctx, f); err != nil {
+		return nil, err
+	}
 	f.countRuns(p.asked, turns, calls)
 	f.orderLarge(turns, calls, p.slack())
 	return f, nil
@@ -100,12 +104,32 @@ func (f *figures) addUp(turns []turn) {
 		f.waits[t.Asker] = append(f.waits[t.Asker], wait)
 		f.allWaits = append(f.allWaits, wait)
 		f.late = append(f.late, t.SentAt.Sub(t.SlotAt))
-		if t.Estimate >= large {
-			f.longLarge = max(f.longLarge, wait)
-		} else {
-			f.longRest = max(f.longRest, wait)
-		}
 	}
+}
+
+// followStarts compares the start of each turn, as the limiter has it in its table, with its slot and with its arrival at
+// the upstream. The first is the limiter's promise; how long the way takes is the machine's.
+func (p *play) followStarts(ctx context.Context, f *figures) error {
+	const query = `SELECT j.args ->> 'turn', r.started_us - r.ready_us, r.started_us
+		FROM ratelimit.reservations AS r JOIN river_job AS j ON j.metadata ->> 'ratelimit:reservation' = r.id::text
+		WHERE r.started_us IS NOT NULL`
+	rows, err := p.backend.pool.Query(ctx, query)
+	if err != nil {
+		return fmt.Errorf("read the starts: %w", err)
+	}
+	var id string
+	var late, started int64 // microseconds
+	_, err = pgx.ForEachRow(rows, []any{&id, &late, &started}, func() error {
+		if time.Duration(late)*time.Microsecond > p.staleAfter() {
+			f.stale++
+		}
+		f.longestWay = max(f.longestWay, p.upstream.arrival(id).Sub(time.UnixMicro(started)))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the starts: %w", err)
+	}
+	return nil
 }
 
 // countRuns counts what was taken in and not answered, and what the upstream was asked more than once.

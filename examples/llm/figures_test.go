@@ -9,28 +9,37 @@ import (
 
 func TestFigures(t *testing.T) {
 	t.Parallel()
-	good := figures{tokens: 0.95, settled: 10, metered: 10, longLarge: time.Second, longRest: time.Second}
+	const way = time.Second
+	good := figures{settled: 10, metered: 10, longestWay: way}
 
 	t.Run("AreAsPromised", func(t *testing.T) {
 		t.Parallel()
-		require.NoError(t, good.judge(0.90))
+		require.NoError(t, good.judge(way))
+	})
+
+	t.Run("DoNotPromiseWhatTheMachineIsTooBusyFor", func(t *testing.T) {
+		t.Parallel()
+		f := good
+		f.refused, f.overtaken, f.longestWay = 1, 1, way+1
+		require.NoError(t, f.judge(way))
+		f.stale, f.lost = 1, 1
+		require.Error(t, f.judge(way))
 	})
 
 	for want, spoil := range map[string]func(*figures){
 		"the upstream refused 1 requests, want none":                           func(f *figures) { f.refused = 1 },
-		"89.9 % of the upstream's tokens were used, want 90 % at least":        func(f *figures) { f.tokens = 0.899 },
 		"1 jobs were lost, want none":                                          func(f *figures) { f.lost = 1 },
 		"1 jobs ran twice, want none":                                          func(f *figures) { f.twice = 1 },
 		"1 reservations were not settled, want none":                           func(f *figures) { f.open = 1 },
 		"11 tokens were settled, but the upstream counted 10":                  func(f *figures) { f.settled = 11 },
 		"1 large requests were overtaken by one reserved for later, want none": func(f *figures) { f.overtaken = 1 },
-		"a large request waited 2.0 s, the others 1.0 s at most":               func(f *figures) { f.longLarge = 2 * time.Second },
+		"1 jobs were started although their moment was long over, want none":   func(f *figures) { f.stale = 1 },
 	} {
 		t.Run("FailFor/"+want, func(t *testing.T) {
 			t.Parallel()
 			f := good
 			spoil(&f)
-			require.EqualError(t, f.judge(0.90), want)
+			require.EqualError(t, f.judge(way), want)
 		})
 	}
 

@@ -18,12 +18,11 @@ type scale struct {
 	minute  time.Duration // what a minute of the upstream lasts: time runs faster here
 	share   float64       // of what the upstream allows, that our limits hand out
 	prompts float64       // how many of the prompts are asked
-	atLeast float64       // the utilisation that must be reached
 }
 
 // demoScale is that of the program: a minute lasts 18 seconds.
 func demoScale() scale {
-	return scale{minute: 18 * time.Second, share: 0.94, prompts: 1, atLeast: 0.90}
+	return scale{minute: 18 * time.Second, share: 0.94, prompts: 1}
 }
 
 // slack is how late work may reach the upstream and still never be too much for it. Reserved work of our
@@ -35,9 +34,11 @@ func (s scale) slack() time.Duration {
 	return time.Duration(float64(s.minute) * ((1-float64(largestRequest)/upstreamTokens)/s.share - 1))
 }
 
-// staleAfter is how late work may start on its slot. What is left of the slack is for the way from there
-// to the upstream.
+// staleAfter is how late work may start on its slot.
 func (s scale) staleAfter() time.Duration { return s.slack() * 3 / 4 }
+
+// way is what is left of the slack for the way from there to the upstream.
+func (s scale) way() time.Duration { return s.slack() - s.staleAfter() }
 
 // limits are all limits of the backend.
 type limits struct {

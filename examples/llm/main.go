@@ -1,7 +1,7 @@
 // Command llm is a chat backend in front of a model API that refuses whoever exceeds its requests or its
 // tokens per minute. It finds or starts a Postgres, has six users ask a few hundred questions, prints how they
-// were served, and exits with 0 when the upstream was used well and never had to refuse. With -kill-workers
-// the workers are away for a while in the middle.
+// were served, and exits with 0 when the upstream never had to refuse and no job was lost. With -kill-workers the
+// workers are away for a while in the middle.
 //
 // README.md says what it shows and which files to copy.
 package main

@@ -16,8 +16,8 @@ import (
 
 const (
 	progressEvery = 3 * time.Second
-	stopTimeout   = 20 * time.Second
-	patience      = time.Minute // beyond the time a run should take
+	stopTimeout   = 5 * time.Minute
+	patience      = 10 * time.Minute // beyond the time a run should take: what ends one that hangs
 )
 
 // play is one run: the upstream, the backend in front of it, and the users.

@@ -34,8 +34,9 @@ type upstream struct {
 	minute time.Duration
 
 	mu       sync.Mutex
-	accepted []*call // in the order of arrival
-	recent   int     // the index of the first that arrived within the last minute
+	accepted []*call              // in the order of arrival
+	recent   int                  // the index of the first that arrived within the last minute
+	arrived  map[string]time.Time // when each request arrived first, whether accepted or not, by its ID
 	refused  int
 	fullest  int // the most tokens that a minute held
 }
@@ -73,6 +74,12 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (u *upstream) admit(id string, tokens int, now time.Time) (*call, time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if u.arrived == nil {
+		u.arrived = map[string]time.Time{}
+	}
+	if _, again := u.arrived[id]; !again {
+		u.arrived[id] = now
+	}
 	for u.recent < len(u.accepted) && now.Sub(u.accepted[u.recent].at) >= u.minute {
 		u.recent++
 	}
@@ -114,6 +121,13 @@ func (u *upstream) meter() (accepted []call, refused, fullest int) {
 		accepted = append(accepted, *c)
 	}
 	return accepted, u.refused, u.fullest
+}
+
+// arrival returns when the request arrived first.
+func (u *upstream) arrival(id string) time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.arrived[id]
 }
 
 // countTokens is the model's tokenizer: a token is up to four letters of a word. The backend does not know

@@ -11,17 +11,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/examples/internal/demo"
 )
 
-const shutdownTimeout = requestTimeout + 5*time.Second // long enough for every request that has begun
-
 func main() {
-	var o options
+	o := options{cost: defaultCost()}
 	flag.StringVar(&o.listen, "listen", "", "serve the sign-in page on this `address`, for example :8080, instead of attacking it")
 	demo.Main("login", func(ctx context.Context, w io.Writer) error { return run(ctx, w, o) })
 }
@@ -30,6 +27,7 @@ func main() {
 type options struct {
 	listen string
 	server string // URL of a server to make the demo's database on; empty: find or start one
+	cost   hashCost
 }
 
 // run does what o asks for, in a database of its own.
@@ -40,26 +38,26 @@ func run(ctx context.Context, w io.Writer, o options) error {
 			return err
 		}
 		if o.listen != "" {
-			return listen(ctx, w, pool, o.listen)
+			return listen(ctx, w, pool, o)
 		}
-		return attack(ctx, w, pool)
+		return attack(ctx, w, pool, o.cost)
 	})
 }
 
 // listen serves the page until ctx ends.
-func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string) error {
-	auth, err := newAuthenticator(pool, nil, newHasher(defaultCost(), 0))
+func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, o options) error {
+	auth, err := newAuthenticator(pool, nil, newHasher(o.cost, 0))
 	if err != nil {
 		return err
 	}
 	if err := auth.register(ctx, people()...); err != nil {
 		return err
 	}
-	listener, url, err := demo.Listen(ctx, address)
+	listener, url, err := demo.Listen(ctx, o.listen)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "%s, where %q signs in with %q; Ctrl-C ends it\n", url, people()[0], passwordOf(people()[0]))
 	server := newServer(auth, slog.New(slog.NewTextHandler(w, nil)))
-	return demo.Serve(ctx, server.httpServer(), listener, shutdownTimeout)
+	return demo.Serve(ctx, server.httpServer(), listener, server.shutdownTimeout())
 }

@@ -36,7 +36,7 @@ func TestRun(t *testing.T) {
 	t.Run("PlaysTheAttackAndSucceeds", func(t *testing.T) {
 		t.Parallel()
 		var out bytes.Buffer
-		require.NoError(t, run(t.Context(), &out, options{server: postgrestest.NewEmptyDatabase(t)}))
+		require.NoError(t, run(t.Context(), &out, options{server: postgrestest.NewEmptyDatabase(t), cost: cheap()}))
 		require.Contains(t, out.String(), table)
 		require.Contains(t, out.String(), "Everything was admitted and refused as it should be: 55 password hashes")
 
@@ -79,7 +79,7 @@ func TestRun(t *testing.T) {
 		defer stop()
 		read, write := io.Pipe()
 		done := make(chan error, 1)
-		o := options{listen: "127.0.0.1:0", server: postgrestest.NewEmptyDatabase(t)}
+		o := options{listen: "127.0.0.1:0", server: postgrestest.NewEmptyDatabase(t), cost: cheap()}
 		go func() {
 			err := run(ctx, write, o)
 			done <- err

@@ -19,7 +19,7 @@ const (
 	cookieName       = "session"
 	maxBodyBytes     = 8 << 10
 	maxPasswordBytes = 1 << 10
-	requestTimeout   = 20 * time.Second // for the database and the wait for a free hash slot together
+	requestTimeout   = 20 * time.Second // of a service: for the database and the wait for a free hash slot together
 	outageRetryAfter = 5 * time.Second
 )
 
@@ -28,10 +28,12 @@ type server struct {
 	auth *authenticator
 	log  *slog.Logger
 	page *template.Template
+
+	patience time.Duration // how long a request may take
 }
 
 func newServer(auth *authenticator, log *slog.Logger) *server {
-	return &server{auth: auth, log: log, page: template.Must(template.ParseFS(web, "web/page.html"))}
+	return &server{auth: auth, log: log, page: template.Must(template.ParseFS(web, "web/page.html")), patience: requestTimeout}
 }
 
 // handler returns the routes, behind what every answer needs.
@@ -60,7 +62,7 @@ func (s *server) handler() http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		// Not no-referrer: browsers would then send "Origin: null" with the form, which looks like another site's.
 		h.Set("Referrer-Policy", "same-origin")
-		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), s.patience)
 		defer cancel()
 		protected.ServeHTTP(w, r.WithContext(ctx))
 	})
@@ -70,14 +72,17 @@ func (s *server) handler() http.Handler {
 func (s *server) httpServer() *http.Server {
 	return &http.Server{
 		Handler:           s.handler(),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      requestTimeout + 10*time.Second,
+		ReadHeaderTimeout: s.patience / 4,
+		ReadTimeout:       s.patience / 2,
+		WriteTimeout:      s.patience * 3 / 2,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
+
+// shutdownTimeout is long enough for every request that has begun.
+func (s *server) shutdownTimeout() time.Duration { return s.patience + 5*time.Second }
 
 func (s *server) home(w http.ResponseWriter, r *http.Request) {
 	account := ""

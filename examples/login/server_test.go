@@ -254,6 +254,6 @@ func TestServerFailsClosed(t *testing.T) {
 		require.NoError(t, own.Restart(t.Context()))
 		require.Eventually(t, func() bool {
 			return b.from(here, "ada", passwordOf("ada")).Code == http.StatusOK
-		}, 10*time.Second, 10*time.Millisecond)
+		}, patience, 10*time.Millisecond)
 	})
 }

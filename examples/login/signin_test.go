@@ -239,7 +239,7 @@ func TestSignInBusy(t *testing.T) {
 			_, err := b.auth.signIn(ctx, "ada", passwordOf("ada"), "192.0.2.1")
 			result <- err
 		}()
-		require.Eventually(t, func() bool { return len(b.table(t)) == 3 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return len(b.table(t)) == 3 }, patience, time.Millisecond)
 		hangUp(hungUp)
 		require.Error(t, <-result)
 		require.Zero(t, b.hashes())

@@ -24,7 +24,7 @@ func TestPagesThatNobodySeesDoNotPoll(t *testing.T) {
 		pages.hide = change('hidden');
 		pages.show = change('shown'); // told before the client is
 		const counted = (url, init) => { pages.polls++; return fetch(url, init); };
-		const client = pages.client = createClient({ url: '/limits', pollMs: 10, fetch: counted });
+		const client = pages.client = createClient({ url: '/limits', pollMs: 10, timeoutMs: 3600e3, fetch: counted });
 		await until(client, () => pages.polls > 5);
 		return true;`)
 

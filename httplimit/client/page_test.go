@@ -24,7 +24,7 @@ func TestPageInTheDocumentation(t *testing.T) {
 	require.NoError(t, err)
 	script := documentedScript(t)
 	mux := http.NewServeMux()
-	mux.Handle("/limits", newClientState(t, limiter, sendMessage))
+	mux.Handle("/limits", newClientState(t, limiter, alice, sendMessage))
 	mux.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {
 		if _, err := limiter.Take(r.Context(), sendMessage.For("alice")); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)

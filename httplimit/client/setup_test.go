@@ -53,7 +53,7 @@ func (s *site) newTab(t *testing.T) context.Context {
 // play runs the body of an async function in the tab and returns what it returns.
 func play[T any](t *testing.T, tab context.Context, body string) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(tab, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(tab, 5*time.Minute)
 	defer cancel()
 	result, err := chromedp.Run(ctx, chromedp.Evaluate[T]("(async () => {"+body+"})()", chromedp.EvalAwaitPromise))
 	require.NoError(t, err)

@@ -58,7 +58,7 @@ func TestVectors(t *testing.T) {
 		insert(t, pool, rows)
 		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now) }})
 		require.NoError(t, err)
-		mux.Handle(fmt.Sprintf("GET /limits/%d", page), newClientState(t, limiter, limits...))
+		mux.Handle(fmt.Sprintf("GET /limits/%d", page), newClientState(t, limiter, alice, limits...))
 		for _, limit := range limits {
 			value, err := limiter.Value(t.Context(), limit.For("alice"))
 			require.NoError(t, err)
@@ -217,13 +217,15 @@ func insert(t *testing.T, pool *pgxpool.Pool, rows []row) {
 	require.NoError(t, pool.SendBatch(t.Context(), batch).Close())
 }
 
-// newClientState returns the handler of a site whose only user is alice.
-func newClientState(t *testing.T, limiter *ratelimit.Limiter, limits ...ratelimit.Limit) http.Handler {
+// alice is the only user of a site.
+func alice(*http.Request) (string, error) { return "alice", nil }
+
+// newClientState returns the handler of a site whose users key tells apart.
+func newClientState(t *testing.T, limiter *ratelimit.Limiter, key httplimit.Key, limits ...ratelimit.Limit) http.Handler {
 	t.Helper()
 	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
-		Limiter: limiter,
-		Key:     func(*http.Request) (string, error) { return "alice", nil },
-		Limits:  limits,
+		Limiter: limiter, Key: key, Limits: limits,
+		Timeout: time.Hour, // a busy machine is no reason to refuse
 	})
 	require.NoError(t, err)
 	return handler

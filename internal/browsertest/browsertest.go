@@ -20,8 +20,8 @@ import (
 
 // How long a browser may take until it answers, which a busy machine reads from disk, and until it has ended.
 const (
-	startTimeout = time.Minute
-	closeTimeout = 30 * time.Second
+	startTimeout = 3 * time.Minute
+	closeTimeout = 2 * time.Minute
 )
 
 var errNoBrowser = errors.New("no browser to use: apt-get install chromium, brew install --cask chromium, or name one in RATELIMIT_BROWSER")

@@ -21,7 +21,7 @@ pid=$(head -n 1 "$1/data/postmaster.pid" 2>/dev/null)
 if [ -n "$pid" ]; then
 	kill -QUIT "$pid" 2>/dev/null
 	tries=0
-	while [ -f "$1/data/postmaster.pid" ] && kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 100 ]; do
+	while [ -f "$1/data/postmaster.pid" ] && kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 2000 ]; do
 		sleep 0.05
 		tries=$((tries + 1))
 	done

@@ -10,14 +10,16 @@ import (
 	"time"
 )
 
-// How long each part may take before it is given up.
+// How long each part may take before it is given up: what ends a hang, and not what a machine needs that has
+// other work to do. There, initdb alone has been seen to take a minute.
 const (
-	urlTimeout      = 10 * time.Second
-	localTimeout    = 60 * time.Second
-	dockerTimeout   = 3 * time.Minute // an image may have to be pulled
-	readyTimeout    = 60 * time.Second
+	urlTimeout      = 30 * time.Second
+	localTimeout    = 4 * time.Minute
+	startTimeout    = 2 * time.Minute // of pg_ctl, for a start and for a stop
+	dockerTimeout   = 5 * time.Minute // an image may have to be pulled
+	readyTimeout    = 3 * time.Minute
 	downloadTimeout = 3 * time.Minute
-	stopTimeout     = 30 * time.Second
+	stopTimeout     = 2 * time.Minute
 )
 
 // ErrNoServer is returned by Start when nothing asked for a particular server and none was found.

@@ -146,7 +146,7 @@ func (c *cluster) logFile() string { return filepath.Join(c.dir, "log") }
 func (c *cluster) start(ctx context.Context) error {
 	for {
 		before := len(c.wholeLog())
-		_, err := c.pgCtl(ctx, "start", "-w", "-t", "60", "-l", c.logFile())
+		_, err := c.pgCtl(ctx, "start", "-l", c.logFile())
 		if err == nil {
 			return nil
 		}
@@ -160,7 +160,7 @@ func (c *cluster) start(ctx context.Context) error {
 
 func (c *cluster) stop(ctx context.Context, mode StopMode) error {
 	if mode != Kill {
-		_, err := c.pgCtl(ctx, "stop", "-w", "-t", "60", "-m", string(mode))
+		_, err := c.pgCtl(ctx, "stop", "-m", string(mode))
 		return err
 	}
 	pid, err := c.pid()
@@ -213,6 +213,7 @@ func (c *cluster) wholeLog() string {
 func (c *cluster) remove(context.Context) error { return c.watchdog.Close() }
 
 func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (string, error) {
-	args = append([]string{command, "-s", "-D", filepath.Join(c.dir, "data")}, args...)
+	seconds := strconv.Itoa(int(startTimeout.Seconds()))
+	args = append([]string{command, "-s", "-w", "-t", seconds, "-D", filepath.Join(c.dir, "data")}, args...)
 	return c.user.run(ctx, c.dir, filepath.Join(c.binDir, "pg_ctl"), args...)
 }

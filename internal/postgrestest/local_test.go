@@ -130,7 +130,7 @@ func TestLocal(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, err := os.Stat(dir)
 			return os.IsNotExist(err)
-		}, 60*time.Second, 10*time.Millisecond)
+		}, cleanupTimeout, 10*time.Millisecond)
 		requireDown(t, url)
 	})
 

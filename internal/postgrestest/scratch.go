@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const dropTimeout = 30 * time.Second // it waits for a checkpoint, which a busy machine has to write out first
+const dropTimeout = 2 * time.Minute // it waits for a checkpoint, which a busy machine has to write out first
 
 // Scratch is a database that a program makes for itself, so that it can be run on any server.
 type Scratch struct {

@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// How long a test's preparation and cleanup may take.
+// How long a test's preparation and cleanup may take until they count as hanging.
 const (
-	setupTimeout   = 2 * time.Minute
-	cleanupTimeout = 30 * time.Second
+	setupTimeout   = 5 * time.Minute
+	cleanupTimeout = 2 * time.Minute
 )
 
 // maxConns is how many connections a test's pool has unless the test asks for more. Tests run at

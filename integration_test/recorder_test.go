@@ -1,0 +1,95 @@
+package integration_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/require"
+)
+
+// operation is what a caller asks, and how.
+type operation[Q, A any] struct {
+	asks Q
+	call func(context.Context) (A, error)
+}
+
+// recorder writes down what callers ask and are told. It numbers the calls and the returns as they happen, as no
+// clock could without a tie.
+type recorder[Q, A any] struct{ events atomic.Int64 }
+
+func (r *recorder[Q, A]) record(ctx context.Context, caller int, o operation[Q, A]) (porcupine.Operation, error) {
+	call := r.events.Add(1)
+	told, err := o.call(ctx)
+	return porcupine.Operation{ClientId: caller, Input: o.asks, Call: call, Output: told, Return: r.events.Add(1)}, err
+}
+
+// recordAll has callers do each so many operations, all at once.
+func (r *recorder[Q, A]) recordAll(t *testing.T, callers, each int, draw func(caller int, random *rand.Rand) operation[Q, A]) []porcupine.Operation {
+	t.Helper()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	histories := make([][]porcupine.Operation, callers)
+	require.NoError(t, together(callers, func(caller int) error {
+		random := rand.New(rand.NewPCG(seed, uint64(caller)))
+		for range each {
+			recorded, err := r.record(t.Context(), caller, draw(caller, random))
+			if err != nil {
+				return err
+			}
+			histories[caller] = append(histories[caller], recorded)
+		}
+		return nil
+	}))
+	return slices.Concat(histories...)
+}
+
+// requireBoth checks that the history has refusals and admissions.
+func requireBoth[A any](t *testing.T, history []porcupine.Operation, allowed func(A) bool) {
+	t.Helper()
+	n := 0
+	for _, o := range history {
+		if allowed(o.Output.(A)) {
+			n++
+		}
+	}
+	t.Logf("%d of %d allowed", n, len(history))
+	require.Greater(t, n, 20)
+	require.Less(t, n, len(history)-20)
+}
+
+// requireLinearizable checks that one after the other could have been told this, in some order in which nobody is
+// answered before he asked.
+func requireLinearizable(t *testing.T, model porcupine.Model, history []porcupine.Operation) {
+	t.Helper()
+	result := judge(model, history)
+	if result != porcupine.Ok {
+		for _, o := range history {
+			t.Logf("%+v", o)
+		}
+	}
+	require.Equal(t, porcupine.Ok, result)
+}
+
+// requireOnce checks that the model, from its beginning, lets a caller be told what take tells him once and not a
+// second time: the same tokens, given twice.
+func requireOnce[Q, A any](t *testing.T, model porcupine.Model, take operation[Q, A]) {
+	t.Helper()
+	var r recorder[Q, A]
+	told, err := r.record(t.Context(), 0, take)
+	require.NoError(t, err)
+	requireLinearizable(t, model, []porcupine.Operation{told})
+	again, err := r.record(t.Context(), 0, operation[Q, A]{take.asks, func(context.Context) (A, error) { return told.Output.(A), nil }})
+	require.NoError(t, err)
+	require.Equal(t, porcupine.Illegal, judge(model, []porcupine.Operation{told, again}))
+}
+
+// judge finds an order within milliseconds. That there is none takes it very long where many asked at once: it has to
+// try them all.
+func judge(model porcupine.Model, history []porcupine.Operation) porcupine.CheckResult {
+	return porcupine.CheckOperationsTimeout(model, history, 5*time.Minute)
+}
