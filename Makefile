@@ -12,7 +12,7 @@ TEST := go test $(RACE) -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m
 VERSIONS ?= 14 15 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-matrix cover bench lint fmt vuln
+.PHONY: help demo quick test test-matrix cover bench compare lint fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ cover: ## Run every test and show which lines none of them reached (coverage.htm
 
 bench: ## Measure against peers, on servers it starts: some twenty minutes, or ARGS=-quick
 	@cd bench && go run . $(ARGS)
+
+compare: ## Measure this checkout against an earlier commit, in turns: ARGS='-base HEAD~1'
+	@cd bench && go run ./compare $(ARGS)
 
 lint: ## Check the code, its layout, and go.mod
 	$(GOLANGCI_LINT) run

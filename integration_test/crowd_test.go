@@ -55,6 +55,16 @@ func askFor(t *testing.T, call func(context.Context) (ratelimit.Decision, error)
 	return a
 }
 
+// hasEnded reports whether there is an answer.
+func (a *asker) hasEnded() bool {
+	select {
+	case <-a.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // requireWaits checks that there is no answer yet.
 func (a *asker) requireWaits(t *testing.T) {
 	t.Helper()

@@ -41,6 +41,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_look.sql":       {threeBuckets + `, NULL`, 0, true},
 		"buckets_lock.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_take_alone.sql": {threeTakes, 2, true},
+		"buckets_busy.sql":       {threeBuckets, 0, true},
 		"buckets_read.sql":       {threeBuckets + `, NULL`, 0, true},
 		"buckets_fill.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
 		"buckets_charge.sql":     {threeBuckets + `, '{1,-1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},

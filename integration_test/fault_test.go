@@ -176,9 +176,18 @@ func (s *stand) hold(t *testing.T) (release func()) {
 // awaitWaiter returns when one session of the database waits for a lock.
 func (s *stand) awaitWaiter(t *testing.T) (pid uint32) {
 	t.Helper()
-	eventually(t, "one session waits for a lock", func() bool { return waiting(t, s.outside.pool) == 1 })
-	require.NoError(t, s.outside.pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_activity
-		WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&pid))
+	eventually(t, "one session waits for a lock", func() bool {
+		found, err := s.outside.pool.Query(t.Context(), `SELECT pid FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '20 ms'`)
+		require.NoError(t, err)
+		pids, err := pgx.CollectRows(found, pgx.RowTo[uint32])
+		require.NoError(t, err)
+		if len(pids) != 1 {
+			return false
+		}
+		pid = pids[0]
+		return true
+	})
 	return pid
 }
 

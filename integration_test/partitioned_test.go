@@ -41,24 +41,6 @@ func TestInPartitionsNoOtherRowIsDeleted(t *testing.T) {
 		"Prune": {"buckets_prune.sql", "SELECT", []any{
 			"limit", []float64{10}, []float64{1}, []int64{1}, []float64{1e6}, int64(0), int64(1000), int64(0), int64(1),
 		}, nil},
-		"TakeAlone": {
-			"buckets_take_alone.sql", "INSERT INTO parts.buckets VALUES ('limit', 'made', 0, 10, 0)",
-			[]any{
-				[]string{"limit", "limit"},
-				[]string{"key 1", "made"},
-				[]int32{0, 0},
-				[]float64{1, 1},
-				[]float64{10, 10},
-				[]float64{1, 1},
-				[]int64{1, 1},
-				[]float64{1e6, 1e6},
-				[]int64{0, 0},
-				[]float64{0, 0},
-				int64(1),
-				[]int64{60e6, 60e6},
-			},
-			[]string{"made"},
-		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -90,9 +72,8 @@ func TestDeletesDoNotReadTheWholeTable(t *testing.T) {
 	b.exec(t, "ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)")
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, 30000) AS n`)
 	for file, parameters := range map[string]string{
-		"buckets_prune.sql":      `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
-		"buckets_unmake.sql":     threeBuckets,
-		"buckets_take_alone.sql": threeTakes,
+		"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
+		"buckets_unmake.sql": threeBuckets,
 	} {
 		for _, analyzed := range []bool{false, true} {
 			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {

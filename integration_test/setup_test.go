@@ -34,9 +34,13 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	return b
 }
 
-// with returns another limiter on the same rows.
+// with returns another limiter on the same rows. Its calls have the time that they take on a busy machine, unless the
+// configuration says otherwise.
 func (b *bundle) with(t *testing.T, config ratelimit.Config) *ratelimit.Limiter {
 	t.Helper()
+	if config.Timeout == 0 {
+		config.Timeout = 10 * time.Minute
+	}
 	limiter, err := ratelimit.New(b.pool, config)
 	require.NoError(t, err)
 	return limiter

@@ -97,21 +97,46 @@ func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 	user, global := ratelimit.Define("user", hoard(1e6)), ratelimit.Define("global", hoard(1e6)) // global is locked first
 	for _, exists := range []bool{true, false} {
 		for _, batching := range []bool{true, false} {
-			for _, verb := range []string{"Take", "Reserve"} {
+			for verb, call := range map[string]func(ctx context.Context, l *ratelimit.Limiter, id string, requests ...ratelimit.Request) error{
+				"Take": func(ctx context.Context, l *ratelimit.Limiter, _ string, requests ...ratelimit.Request) error {
+					d, err := l.Take(ctx, requests...)
+					return errors.Join(err, d.Err())
+				},
+				"Reserve": func(ctx context.Context, l *ratelimit.Limiter, _ string, requests ...ratelimit.Request) error {
+					r, err := l.Reserve(ctx, requests...)
+					return errors.Join(err, r.Err())
+				},
+				"Charge": func(ctx context.Context, l *ratelimit.Limiter, _ string, requests ...ratelimit.Request) error {
+					return l.Charge(ctx, requests...)
+				},
+				"Settle": func(ctx context.Context, l *ratelimit.Limiter, id string, requests ...ratelimit.Request) error {
+					return l.Settle(ctx, id, requests[0].Cost(2), requests[1].Cost(2))
+				},
+				"Renew": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ...ratelimit.Request) error {
+					_, err := l.Renew(ctx, id)
+					return err
+				},
+			} {
 				t.Run(fmt.Sprintf("%s/RowExists=%v/Batching=%v", verb, exists, batching), func(t *testing.T) {
 					t.Parallel()
 					b := setup(t, roomyPool)
-					release := b.holdKey(t, user.For("ada"), exists)
 					limiter := b.with(t, ratelimit.Config{NoBatching: !batching})
 					const behind = 3
+					reserved := make([]ratelimit.Reservation, behind)
+					for i := range reserved {
+						var err error
+						reserved[i], err = limiter.Reserve(t.Context(), user.For("ada"), global.Global())
+						require.NoError(t, err)
+					}
+					if !exists {
+						b.exec(t, `DELETE FROM ratelimit.buckets WHERE name = 'user'`)
+					}
+					release := b.holdKey(t, user.For("ada"), exists)
 					var waiters []*asker
-					for range behind {
+					for i := range behind {
 						waiters = append(waiters, askFor(t, func(ctx context.Context) (ratelimit.Decision, error) {
-							if verb == "Reserve" {
-								r, err := limiter.Reserve(ctx, user.For("ada"), global.Global())
-								return r.Decision, err
-							}
-							return limiter.Take(ctx, user.For("ada"), global.Global())
+							err := call(ctx, limiter, reserved[i].ID, user.For("ada"), global.Global())
+							return ratelimit.Decision{Allowed: err == nil}, err
 						}))
 					}
 					eventually(t, "a call waits for the row", func() bool { return waiting(t, b.pool) > 0 })
@@ -127,7 +152,7 @@ func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 					for _, w := range waiters {
 						w.requireAllowed(t)
 					}
-					require.InDelta(t, 1e6-60-behind, b.row(t, "global", "").Value, 0.5)
+					require.InDelta(t, 1e6-behind-60-behind, b.row(t, "global", "").Value, 0.5)
 				})
 			}
 		}

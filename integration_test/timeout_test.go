@@ -26,8 +26,20 @@ func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 			},
 			"Deadline": func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter) {
 				t.Helper()
-				ctx, cancel := context.WithTimeout(t.Context(), brief)
-				t.Cleanup(cancel)
+				ctx := &expiring{Context: t.Context(), expired: make(chan struct{})}
+				apart, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig) // calls may use up the pool
+				require.NoError(t, err)
+				go func() {
+					defer close(ctx.expired)
+					defer apart.Close(context.WithoutCancel(t.Context()))
+					for t.Context().Err() == nil { // until a session waits for a lock
+						var waits bool
+						const ask = `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
+						if apart.QueryRow(t.Context(), ask).Scan(&waits) != nil || waits {
+							return
+						}
+					}
+				}()
 				return ctx, b.with(t, ratelimit.Config{Timeout: -1, NoBatching: true})
 			},
 		} {

@@ -29,7 +29,9 @@ type call struct {
 	flight  *flight
 	left    bool    // whether its flight was told that the caller gave up
 	blocker *flight // the late flight that it waits behind; nil: it is in the queue, or waits no more
-	seat    int     // its place in the flight, in the order of arrival
+	waits   int     // how many rows it has waited for
+	arrival uint64  // its number, in the order of arrival
+	seat    int     // its place in the flight, in that order
 }
 
 // The stages of a call that waits. The last two are final.
@@ -57,7 +59,8 @@ type decider interface {
 // itself; those that come while all flights are out wait for the next one to land, and leave together.
 // Nothing is held back for company. The calls for one bucket are answered in the order in which they came: a
 // bucket is in one flight at a time, and a call does not overtake an earlier one for any of its buckets, unless
-// the earlier one waits for a row that somebody holds.
+// the earlier one waits for a row that somebody holds. (Of a bucket that is spread over several rows one may be waited
+// for while others are taken from.)
 //
 // No flight waits for a row while it holds another. A call that needs a row which somebody holds goes on to a
 // flight of its own, which waits for that row and keeps no bucket but that row's from others.
@@ -71,6 +74,7 @@ type batcher struct {
 	queue    []*call           // in the order they came; some have left
 	queued   int               // those that have not
 	parked   int               // calls that wait behind late flights
+	arrivals uint64            // calls so far
 	users    map[which]int     // calls in the queue for each bucket
 	aloft    map[which]*flight // by the buckets that they keep from others
 	flights  int               // out, or about to leave
@@ -115,15 +119,16 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 		runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
 		f := b.depart(nil, nil)
 		switch {
-		case f != nil && len(f.calls) == 1 && f.calls[0] == c:
+		case f != nil && len(f.calls) == 1 && f.calls[0] == c && !(c.simple() && c.plan.parted()): // another of its rows may be free
 			if answered, err := b.solo(ctx, f); answered {
 				return err
 			}
+			return b.wait(ctx, c, time.Since(f.left))
 		case f != nil:
 			go b.fly(f)
 		}
 	}
-	return b.wait(ctx, c)
+	return b.wait(ctx, c, 0)
 }
 
 // single answers c by itself where calls are not folded. It counts as a flight, for Close to wait for.
@@ -148,6 +153,9 @@ func (b *batcher) single(ctx context.Context, c *call) error {
 func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.full() && b.findLate() {
+		b.send()
+	}
 	departs = !b.full() && !b.inUse(c)
 	switch {
 	case b.closed:
@@ -158,6 +166,8 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	if c.done == nil {
 		c.done = make(chan struct{}, 1)
 	}
+	b.arrivals++
+	c.arrival = b.arrivals
 	if f := b.blocker(c); f != nil && f.late && !b.isQueuedFor(c, f) {
 		b.park(c, f)
 		return false, nil
@@ -166,8 +176,9 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	b.count(c, 1)
 	if departs {
 		b.flights++
+	} else {
+		b.watch()
 	}
-	b.watch()
 	return departs, nil
 }
 
@@ -205,11 +216,11 @@ func (b *batcher) count(c *call, n int) {
 	}
 }
 
-// wait waits until c is answered, its context ends, or the time for a call has passed.
-func (b *batcher) wait(ctx context.Context, c *call) error {
+// wait waits until c, which was made so long ago, is answered, its context ends, or the time for a call has passed.
+func (b *batcher) wait(ctx context.Context, c *call, ago time.Duration) error {
 	var late <-chan time.Time
-	if bounds(ctx, b.timeout) {
-		timer := c.waiter.start(b.timeout)
+	if bounds(ctx, b.timeout-ago) || b.timeout > 0 && ago >= b.timeout {
+		timer := c.waiter.start(max(b.timeout-ago, 0))
 		defer timer.Stop()
 		late = timer.C
 	}

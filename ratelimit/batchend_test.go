@@ -81,7 +81,7 @@ func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 		require.NoError(t, err)
 		f := w.depart(nil, nil)
 		cancel()
-		require.ErrorIs(t, w.wait(ctx, c), context.Canceled)
+		require.ErrorIs(t, w.wait(ctx, c, 0), context.Canceled)
 		left := time.Now()
 		w.batcher.fly(f)
 		require.Zero(t, time.Since(left))
@@ -124,7 +124,7 @@ func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 		c.finish(context.Canceled) // nobody is answered twice
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		require.NoError(t, w.wait(ctx, c))
+		require.NoError(t, w.wait(ctx, c, 0))
 		require.Nil(t, w.depart(f, nil))
 	}
 }

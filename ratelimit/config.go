@@ -16,13 +16,14 @@ type Config struct {
 	// every limit. 16 bytes at least.
 	HashKey []byte
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
-	// other transactions. Defaults to 50.
+	// other transactions. Waits for rows that they hold do not count. Defaults to 50.
 	MaxAttempts int
 	// Timeout bounds each call outside a transaction, with its attempts and the wait for a connection, when its context
 	// does not end sooner: a call waits for a row that a transaction holds as long as that is open. The error of a call
 	// whose time has ended is context.DeadlineExceeded to errors.Is; whether it took anything is then unknown. Of Prune
 	// and Expire it bounds each transaction. InTx, which runs a function of yours, and calls in transactions have the
-	// time of their contexts. Defaults to 10 seconds; below 0 there is no bound.
+	// time of their contexts. A COMMIT that has been sent may take five seconds more. Defaults to 10 seconds; below 0
+	// there is no bound.
 	Timeout time.Duration
 	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
 	// Limiter.Start. Defaults to 0: for ever.
@@ -34,15 +35,15 @@ type Config struct {
 	// it, because the work may well have run without its process living to settle.
 	ReleaseExpired bool
 	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
-	// that are made at the same time are folded into one statement, which waits for the slowest row of theirs
-	// and runs with the values of the first one's context.
+	// that are made at the same time are folded into one statement, which runs with the values of the first
+	// one's context. A batch waits for no row that somebody holds; a call that needs one waits by itself.
 	NoBatching bool
 	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch; beyond it they
 	// fail with ErrOverloaded. Defaults to 10,000.
 	MaxWaiting int
 	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
 	// that asks for as much is refused from memory until its wait is over, without a round trip. Up to 64 are
-	// remembered in any case, and 100 million at most. Defaults to 0: none.
+	// remembered by any cache, and 100 million at most. Defaults to 0: no cache.
 	//
 	// What is taken from a bucket or given back to it through this Limiter, in transactions of InTx with their
 	// commit, and a changed policy, show at once. What other processes do, and transactions that this Limiter did not

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,8 +19,8 @@ const (
 	// maxAboard bounds the calls of one batch.
 	maxAboard = 1000
 
-	// A flight is late when it seems to wait for a row that somebody holds, as only one for a single bucket does,
-	// or for a connection. The calls for other buckets need not wait for that, so it does not count as one of
+	// A flight is late when it seems to wait for a row that somebody holds, as those for a single bucket do, or for
+	// the server or a connection. The calls for other buckets need not wait for that, so it does not count as one of
 	// maxFlights any more.
 	lateAfter     = 10 * time.Millisecond // for a single bucket
 	wideLateAfter = 50 * time.Millisecond // for more
@@ -67,7 +68,7 @@ func (b *batcher) depart(landed *flight, waiting []behind) *flight {
 	return b.takeOff()
 }
 
-// land releases what the flight held, and puts the calls that wait behind it back at the head of the queue.
+// land releases what the flight held, and puts the calls that wait behind it back in their places in the queue.
 func (b *batcher) land(f *flight) {
 	b.flights--
 	if f.late {
@@ -95,12 +96,16 @@ func (b *batcher) land(f *flight) {
 		queue = append(queue, c)
 	}
 	b.queue, f.behind = append(queue, b.queue...), nil
+	slices.SortStableFunc(b.queue, func(c, d *call) int { return cmp.Compare(c.arrival, d.arrival) })
 }
 
 // forward sends calls on with flights of their own, one for each row that they wait for.
 func (b *batcher) forward(waiting []behind) {
 	byRow := make(map[which]*flight)
 	for _, w := range waiting {
+		if w.call.left { // by itself it would not take any more, either
+			continue
+		}
 		f := byRow[w.row]
 		if f == nil {
 			f = &flight{cancel: func() {}, left: time.Now(), late: true, waitFor: &w.row}
@@ -111,9 +116,7 @@ func (b *batcher) forward(waiting []behind) {
 		}
 		w.call.flight = f
 		f.calls = append(f.calls, w.call)
-		if !w.call.left {
-			f.alive.Add(1)
-		}
+		f.alive.Add(1)
 	}
 	for _, f := range byRow {
 		b.flights++
@@ -252,15 +255,22 @@ func (b *batcher) watch() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.watching = false
-		for _, f := range b.out {
-			if !f.late && time.Since(f.left) >= f.lateAfter() {
-				f.late = true
-				b.late++
-			}
+		if b.findLate() {
+			b.send()
 		}
-		b.send()
 		b.watch()
 	})
+}
+
+// findLate finds the flights that are late by now, and reports whether there are new ones.
+func (b *batcher) findLate() (found bool) {
+	for _, f := range b.out {
+		if !f.late && time.Since(f.left) >= f.lateAfter() {
+			f.late, found = true, true
+			b.late++
+		}
+	}
+	return found
 }
 
 // lateAfter returns how long after it left the flight is late.

@@ -37,8 +37,8 @@
 // SERIALIZABLE the second of two overlapping transactions fails with SQLSTATE 40001 and has to be run
 // again, which [Limiter.InTx] does, and from then on lets the transactions of this process queue. At none of
 // them is more admitted than the limit allows, and different buckets never conflict, because no decision in a
-// caller's transaction reads through its snapshot. A call over several limits that is its own transaction
-// does; where default_transaction_isolation is above READ COMMITTED it may conflict, and is made again.
+// caller's transaction reads through its snapshot. A batch, and a call over several limits that is its own
+// transaction, do; where default_transaction_isolation is above READ COMMITTED it may conflict, and is made again.
 //
 // # The clock
 //
@@ -60,6 +60,21 @@
 // The row of a bucket stays locked from the call to the end of the transaction it was made in. Take
 // limits early for consistency, but keep what follows short: do not hash a password or call a server
 // before the commit.
+//
+// One call over several limits locks their rows in one order, in whichever order it names them, so that calls do not
+// deadlock. Separate calls in one transaction lock in the order they are made. Two transactions at READ COMMITTED that
+// take from two buckets in opposite orders, in separate calls, can therefore deadlock, as with any two updates: Postgres
+// ends one of them after its deadlock_timeout with SQLSTATE 40P01, for which [IsRetryable] is true, and [Limiter.InTx]
+// runs it again. Name both limits in one call, or always take them in one order.
+//
+// Outside of a transaction no call waits for the row of a bucket while it holds another, however many limits it names and
+// whatever else is in its batch. So a row that somebody holds stops only the calls that need that row, and a call that
+// takes, checks or gives back is part of no deadlock. There are three exceptions. Some statements find out by waiting 2 ms
+// that a row is not free: one that is being made by a transaction which has not ended and, in Settle, Credit, Charge and
+// Reset over several limits, any. A call that needs several rows, all of them in demand, and has met three held ones in
+// turn, waits for each of them while it holds others: 20 ms at first, twice as long each time, and a second at most. And calls
+// on a reservation hold its row while they wait for that of a bucket: a transaction that took from the bucket and then
+// makes a call on the same reservation can deadlock with one, which Postgres ends and the Limiter makes again.
 //
 // Inside a transaction call the limits through [Limiter.WithTx] only. A call on the Limiter itself uses another
 // connection: a rollback does not undo it, and it waits for a row that the transaction holds, which Postgres

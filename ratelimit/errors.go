@@ -27,7 +27,8 @@ var (
 	ErrInvalidCost = errors.New("ratelimit: invalid cost")
 
 	// ErrCostExceedsCapacity is returned before any SQL when a request costs more than its limit can ever
-	// hold (for Reserve: can ever hold and owe), so that no wait would help.
+	// hold (for Reserve: can ever hold and owe), so that no wait would help; and by Renew and Start when the limit was
+	// lowered and can give as much no longer.
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
 	// ErrInvalidRequest is returned before any SQL when a call asks for no limit, for too many, or for one
@@ -68,8 +69,8 @@ var (
 	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
 	// retried, because a second run could take twice. Outside a transaction every call that writes returns it
 	// where it sends a COMMIT of its own: Reserve, Prune, Expire and the calls on reservations always do; Take, Credit,
-	// Refund and Charge do for limits with Shards, and a Take that is one of a batch does at the edge of its limit. A
-	// Reserve that ends so may have made a reservation whose ID nobody knows; Expire ends it.
+	// Refund, Charge and Reset do for limits with Shards, and over several limits when somebody held a row; and a Take that
+	// is one of a batch does at the edge of its limit. A Reserve that ends so may have made a reservation whose ID nobody knows; Expire ends it.
 	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
 )
 

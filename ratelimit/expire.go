@@ -44,6 +44,9 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if forgetErr := l.forget(ctx); forgetErr != nil {
 		err = errors.Join(err, during("expire: forget", l.explain(forgetErr)))
 	}
+	if err != nil {
+		err = prefixed(err) // once for all that are joined
+	}
 	return ended, err
 }
 
@@ -98,8 +101,12 @@ func (l *Limiter) expire(ctx context.Context, id string, stuck map[which]bool) (
 		return done, nil
 	}
 	if sqlstate(err) == codeLockNotAvailable && r != nil {
-		for _, b := range r.plan().buckets {
-			stuck[b.whole()] = true
+		var waited *waitError
+		switch buckets := r.plan().buckets; {
+		case errors.As(err, &waited):
+			stuck[which{waited.row.name, waited.row.key, 0}] = true
+		case len(buckets) == 1:
+			stuck[buckets[0].whole()] = true
 		}
 	}
 	err = during("expire "+id, l.explain(err))

@@ -27,16 +27,17 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 func (l *Limiter) solo(ctx context.Context, c *call) ([]behind, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	err := l.blameMaker(ctx, l.once(ctx, c))
+	err := l.blame(ctx, l.once(ctx, c))
 	var held *heldError
 	if errors.As(err, &held) {
-		return []behind{c.behind(*held.row)}, nil
+		return []behind{c.behind(held.row)}, nil
 	}
 	return nil, err
 }
 
 // behind returns c as a call that waits for row.
 func (c *call) behind(row which) behind {
+	c.waits++
 	for i := range c.plan.buckets {
 		if b := &c.plan.buckets[i]; b.limit.name == row.name && b.key == row.key {
 			return behind{c, row, b.parted()}
@@ -53,7 +54,7 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 		return l.togetherOnce(ctx, c.verb, func(tx *Limiter) error {
 			waiting, err := tx.decideLocked(ctx, []*call{c})
 			if err == nil && len(waiting) > 0 {
-				err = &heldError{&waiting[0].row}
+				err = &heldError{waiting[0].row}
 			}
 			return err
 		})
@@ -81,24 +82,38 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 // they all are allowed. The rest is decided one call after the other, on rows that are locked, once a look
 // without locks has not refused it.
 //
-// Calls for one bucket alone wait for its row. Otherwise nothing waits for a row while it holds others; but when
-// waitFor is not nil, the calls that need that row begin with the wait for it.
+// A flight for one bucket waits for its row. Otherwise nothing waits for a row while the flight keeps other buckets from
+// others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
 func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+	if waitFor == nil && askForOne(calls) && !calls[0].plan.parted() {
+		row := calls[0].plan.buckets[0].whole()
+		waitFor = &row
+	}
+	return l.flyPart(ctx, calls, waitFor)
+}
+
+// flyPart is fly for some of the calls of a flight.
+func (l *Limiter) flyPart(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
 	lineups, others := line(calls)
 	if waitFor != nil && (len(lineups) != 1 || len(others) > 0) {
 		lineups, others = nil, calls
 	}
 	looked := make([][]answer, len(others))
 	began := l.watch()
-	if err := l.ask(ctx, calls[0].verb, lineups, others, looked, waitFor); err != nil {
-		return l.flyApart(calls, err, func(calls []*call) []behind { return l.fly(ctx, calls, waitFor) })
+	again := func(calls []*call) []behind { return l.flyPart(ctx, calls, waitFor) }
+	failed, err := l.ask(ctx, calls[0].verb, lineups, others, looked, waitFor)
+	switch {
+	case err != nil && failed == nil:
+		return flyApart(calls, err, waitFor, again)
+	case err != nil:
+		waiting = flyApart(failed, err, waitFor, again)
 	}
 	l.tell(ctx, Batched{Calls: len(calls), Elapsed: l.since(began)})
 	open := judge(others, looked)
 	for _, at := range lineups {
 		if at.isHeld() {
 			for _, c := range at.calls {
-				waiting = append(waiting, behind{c, at.bucket.which(), at.whole.parted()})
+				waiting = append(waiting, c.behind(at.bucket.which()))
 			}
 			continue
 		}
@@ -112,9 +127,14 @@ func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *which) (waiti
 }
 
 // flyApart answers calls whose statement failed with err: with that error, or again in two halves when one of them
-// may be to blame for it.
-func (l *Limiter) flyApart(calls []*call, err error, fly func(calls []*call) []behind) []behind {
-	if len(calls) == 1 || !isOfOne(err) {
+// may be to blame for it, and not what they all ask for. Where the statement had waited too long for a row that is being
+// made, those for one bucket go on to wait for it by themselves.
+func flyApart(calls []*call, err error, waitFor *which, fly func(calls []*call) []behind) []behind {
+	one := askForOne(calls)
+	switch {
+	case waitFor == nil && one && isBound(err):
+		return waitForRow(calls, calls[0].plan.buckets[0].whole(), fly)
+	case waitFor != nil && !isBound(err), one, len(calls) == 1, !isOfOne(err):
 		for _, c := range calls {
 			c.finish(err)
 		}
@@ -124,12 +144,32 @@ func (l *Limiter) flyApart(calls []*call, err error, fly func(calls []*call) []b
 	return append(fly(calls[:half]), fly(calls[half:])...)
 }
 
+// waitForRow returns the calls as those that wait for a row, and answers those that only look.
+func waitForRow(calls []*call, row which, fly func(calls []*call) []behind) (waiting []behind) {
+	for _, c := range calls {
+		if c.look {
+			waiting = append(waiting, fly([]*call{c})...)
+		} else {
+			waiting = append(waiting, c.behind(row))
+		}
+	}
+	return waiting
+}
+
+// askForOne reports whether the calls ask for the same bucket and for no other.
+func askForOne(calls []*call) bool {
+	first := calls[0].plan.buckets[0].whole()
+	return !slices.ContainsFunc(calls, func(c *call) bool {
+		return len(c.plan.buckets) > 1 || c.plan.buckets[0].whole() != first
+	})
+}
+
 // isOfOne reports whether a statement for several calls failed for what may be the fault of one of them: a value
-// that it was sent, as a key with characters that the database's encoding lacks, a row that was waited for, or the
-// time that it took.
+// that it was sent, as a key with characters that the database's encoding lacks, or a row that was waited for or changed
+// meanwhile. The time that it took is nobody's: it waits for no row for long.
 func isOfOne(err error) bool {
 	switch code := sqlstate(err); code {
-	case codeLockNotAvailable, codeQueryCanceled, codeDeadlockDetected:
+	case codeLockNotAvailable, codeDeadlockDetected, codeSerializationFailure:
 		return true
 	default:
 		return strings.HasPrefix(code, classDataException) || strings.HasPrefix(code, classConstraint)
@@ -143,24 +183,26 @@ const (
 )
 
 // ask asks for what the lineups want and looks at what the others are about, in one round trip; and in some more
-// where a row is held of those that a bucket is spread over, as another of them may be free.
-func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, others []*call, looked [][]answer, waitFor *which) error {
-	if len(lineups) == 1 && len(others) == 0 && (waitFor != nil || !lineups[0].whole.parted()) {
-		return l.standalone(ctx, verb, func() error { return l.spendOne(ctx, lineups[0], waitFor) })
+// where a row is held of those that a bucket is spread over, as another of them may be free. Where one of these fails,
+// what was taken before stays, and failed are the calls that it was for; else, with an error, nothing was taken.
+func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, others []*call, looked [][]answer, waitFor *which) (failed []*call, err error) {
+	if len(lineups) == 1 && waitFor != nil {
+		return nil, l.standalone(ctx, verb, func() error { return l.spendOne(ctx, lineups[0], waitFor) })
 	}
-	for len(lineups) > 0 || len(others) > 0 {
+	for taken := false; len(lineups) > 0 || len(others) > 0; taken = true {
 		err := l.standalone(ctx, verb, func() error { return l.spend(ctx, lineups, others, looked) })
-		var held *heldError
-		switch err = l.blameMaker(ctx, err); {
-		case errors.As(err, &held):
-			lineups = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return at.bucket.which() == *held.row })
-		case err != nil:
-			return err
-		default:
-			lineups, others = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return !at.nextRow() }), nil
+		if err != nil {
+			for _, at := range lineups { // what some of them were given was undone with the rest
+				at.answer, at.found = answer{}, false
+				if taken {
+					failed, at.calls = append(failed, at.calls...), nil
+				}
+			}
+			return failed, err
 		}
+		lineups, others = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return !at.nextRow() }), nil
 	}
-	return nil
+	return nil, nil
 }
 
 // judge answers the calls for which a look is enough, and returns the others.
@@ -207,19 +249,21 @@ func (p *plan) hopeless(answers []answer) bool {
 // decideHeld answers calls one after the other on locked rows, in a transaction of its own. It returns those that
 // need a row which somebody holds.
 func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
-	first := l.afterWaitFor(waitFor)
-	err := first.blameMaker(ctx, first.togetherOnce(ctx, calls[0].verb, func(tx *Limiter) (err error) {
+	waits := 0
+	for _, c := range calls {
+		waits = max(waits, c.waits)
+	}
+	first := l.afterWaitFor(waitFor, waits)
+	err := first.togetherOnce(ctx, calls[0].verb, func(tx *Limiter) (err error) {
 		waiting, err = tx.decideLocked(ctx, calls)
 		return err
-	}))
+	})
 	var held *heldError
 	switch {
-	case errors.As(err, &held) && held.row == nil:
-		return l.decideHeld(ctx, calls, nil)
-	case errors.As(err, &held):
-		return l.decideWithout(ctx, calls, *held.row, waitFor)
+	case len(calls) == 1 && errors.As(first.blame(ctx, err), &held):
+		return []behind{calls[0].behind(held.row)}
 	case err != nil:
-		return l.flyApart(calls, err, func(calls []*call) []behind { return l.decideHeld(ctx, calls, waitFor) })
+		return flyApart(calls, err, waitFor, func(calls []*call) []behind { return l.decideHeld(ctx, calls, waitFor) })
 	}
 	next := 0
 	for _, c := range calls {
@@ -257,26 +301,4 @@ func (l *Limiter) decideLocked(ctx context.Context, calls []*call) (waiting []be
 	l.queueSave(batch, h)
 	l.queueUnmake(batch, h)
 	return waiting, l.db.SendBatch(ctx, batch).Close()
-}
-
-// decideWithout is decideHeld once it has shown that somebody is making a row.
-func (l *Limiter) decideWithout(ctx context.Context, calls []*call, row which, waitFor *which) (waiting []behind) {
-	var rest []*call
-	for _, c := range calls {
-		if c.needs(row) {
-			waiting = append(waiting, c.behind(row))
-		} else {
-			rest = append(rest, c)
-		}
-	}
-	if len(rest) > 0 {
-		waiting = append(waiting, l.decideHeld(ctx, rest, waitFor)...)
-	}
-	return waiting
-}
-
-// needs reports whether c cannot be decided without the row.
-func (c *call) needs(row which) bool {
-	rows, _ := c.plan.rows()
-	return slices.ContainsFunc(rows, func(b bucket) bool { return b.which() == row })
 }

@@ -213,6 +213,93 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	require.InDelta(t, 10-4, v.Tokens, 0.1)
 }
 
+// spent returns what was taken from the rows of a limit.
+func spent(t *testing.T, l *Limiter, limit Limit) float64 {
+	t.Helper()
+	found, err := l.db.Query(t.Context(), `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`, limit.name, limit.terms.capacity)
+	require.NoError(t, err)
+	tokens, err := pgx.CollectExactlyOneRow(found, pgx.RowTo[float64])
+	require.NoError(t, err)
+	return tokens
+}
+
+// What a statement of a batch gave is undone when another of the same batch fails, and nobody is told that he has it.
+func TestWhatWasUndoneIsNotAdmitted(t *testing.T) {
+	t.Parallel()
+	const keys = 40
+	pool := postgrestest.New(t)
+	limiter, err := New(pool, Config{AsOf: func() time.Time { return opening }})
+	require.NoError(t, err)
+	first, second := Define("a", PerHour(10)), Define("b", PerHour(10))
+	for round := range 3 {
+		tx, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		made := second.For(fmt.Sprint("being made ", round))
+		_, err = limiter.WithTx(tx).Take(t.Context(), made)
+		require.NoError(t, err)
+		before := spent(t, limiter, first)
+		calls := []*call{boarded(t, limiter, &call{}, made)}
+		for key := range keys {
+			calls = append(calls, boarded(t, limiter, &call{}, first.For(fmt.Sprint(round, " ", key))))
+		}
+		waiting := limiter.fly(t.Context(), calls, nil)
+		waits := make(map[*call]bool)
+		for _, w := range waiting {
+			waits[w.call] = true
+		}
+		require.True(t, waits[calls[0]], "its row is being made")
+		require.LessOrEqual(t, len(waiting), 4, "one row stops the calls that need it, and few that were last beside them")
+		allowed := 0
+		for _, c := range calls {
+			if !waits[c] {
+				require.True(t, c.decision(t).Allowed)
+				allowed++
+			}
+		}
+		after := spent(t, limiter, first)
+		require.Equal(t, float64(allowed), after-before)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}
+
+// cancelling is a pool whose statements are cancelled from the n-th batch on.
+type cancelling struct {
+	*pgxpool.Pool
+	batches, from int
+}
+
+func (p *cancelling) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	if p.batches++; p.batches >= p.from {
+		batch = &pgx.Batch{}
+		batch.Queue("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'deadlock_detected'; END $$")
+	}
+	return p.Pool.SendBatch(ctx, batch)
+}
+
+// A bucket that is spread over rows is asked again when somebody holds one of them. Should that fail, nobody else is told
+// so, or pays twice.
+func TestAFailureOfASecondRoundIsToldToThoseWhoNeededIt(t *testing.T) {
+	t.Parallel()
+	pool := &cancelling{Pool: postgrestest.New(t), from: 1 << 30}
+	limiter, err := New(pool, Config{AsOf: func() time.Time { return opening }, MaxAttempts: 1})
+	require.NoError(t, err)
+	plain := Define("plain", PerHour(100))
+	spread := Define("spread", TokenBucket{Rate: 100, Period: time.Hour, Shards: 2})
+	require.NoError(t, limiter.Reset(t.Context(), spread.For("key")))
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'spread' FOR UPDATE`)
+	require.NoError(t, err)
+	pool.batches, pool.from = 0, 2 // the first takes from plain, and finds that the row of the other is held
+	alone, other := boarded(t, limiter, &call{}, plain.For("key").Cost(10)), boarded(t, limiter, &call{}, spread.For("key"))
+	require.Empty(t, limiter.fly(t.Context(), []*call{alone, other}, nil))
+	require.True(t, alone.decision(t).Allowed)
+	<-other.done
+	require.ErrorIs(t, other.err, ErrContended)
+	require.InDelta(t, 10, spent(t, limiter, plain), 0)
+	require.NoError(t, tx.Rollback(t.Context()))
+}
+
 // latin1 returns a pool on a migrated database whose encoding lacks most characters.
 func latin1(t *testing.T) *pgxpool.Pool {
 	t.Helper()

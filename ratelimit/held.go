@@ -33,7 +33,7 @@ func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*pla
 	h, err = l.lockFree(ctx, batch, plans...)
 	if err == nil {
 		if row, found := h.notLocked(); found {
-			return nil, &heldError{&row}
+			return nil, &heldError{row}
 		}
 	}
 	return h, err
@@ -49,6 +49,9 @@ func (h *held) notLocked() (row which, found bool) {
 
 // missesRow returns the first row of the plan that is not locked, if there is one.
 func (h *held) missesRow(p *plan) (row which, found bool) {
+	if !slices.Contains(h.locked, false) {
+		return which{}, false
+	}
 	rows, _ := p.rows()
 	for i := range rows {
 		if w := rows[i].which(); !h.locked[h.index[w]] {
@@ -59,21 +62,27 @@ func (h *held) missesRow(p *plan) (row which, found bool) {
 }
 
 // lockFree locks and reads the rows of the plans' buckets, after what is in batch and in the same round trip. In a
-// transaction of the Limiter's own it leaves out those that somebody holds, unless there is one that it is to wait for:
-// then it waits for that one, holding none, and after that not much longer for each of the others, which would else
-// have to be free all at once. In a caller's transaction, which may hold rows already, it waits for all of them, in the
-// order of locking.
+// transaction of the Limiter's own it leaves out those that somebody holds, but for the one that it is to wait for,
+// which it locks first. When the call has waited for many it waits for the others too, for a little. In a caller's
+// transaction, which may hold rows already, it waits for all of them, in the order of locking.
 func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan) (h *held, err error) {
 	h = newHeld(plans)
 	l.enter(ctx, &plan{buckets: h.rows})
 	statement := l.statements.hold
 	switch {
-	case !l.own || len(h.rows) == 1: // for a single one it can wait: it holds none meanwhile
-	case l.waitFor == nil:
+	case !l.own:
+	case l.waits < manyWaits:
 		statement = l.statements.lock
+		l.queueWait(batch, h.rows)
 	default:
 		l.queueWait(batch, h.rows)
-		batch.Queue(l.statements.boundWait)
+		batch.Queue(l.statements.boundWait, longWait(l.waits))
+	}
+	failed := func(err error) error { // a caller's transaction waits as long as its own settings say
+		if l.own {
+			return &boundError{err, h.rows}
+		}
+		return err
 	}
 	before := batch.Len()
 	l.queueHold(batch, statement, h.rows)
@@ -90,7 +99,7 @@ func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return nil, &makeError{err, h.rows}
+		return nil, failed(err)
 	}
 	var w which
 	var found state
@@ -104,7 +113,7 @@ func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan
 		return nil
 	})
 	if err != nil {
-		return nil, &makeError{err, h.rows}
+		return nil, failed(err)
 	}
 	if statement == l.statements.hold && tag.RowsAffected() != int64(len(h.rows)) {
 		err = fmt.Errorf("the statement answered for %d of %d rows", tag.RowsAffected(), len(h.rows))

@@ -40,6 +40,7 @@ type Limiter struct {
 	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
 	own        bool     // whether that transaction is of the Limiter's own making, for one call or one batch
 	waitFor    *which   // the row that such a transaction waits for before it locks any; nil: none
+	waits      int      // how many rows the call has waited for
 	policies   *policies
 }
 
@@ -89,8 +90,10 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // ends. A call whose context ends half-way makes the transaction one that can only be rolled back.
 //
 // Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
-// transaction holds, even one that only another call of its batch asks for, until its context or the time of
-// Config.Timeout ends.
+// transaction holds until its context ends, or the time of Config.Timeout.
+//
+// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see the package
+// documentation for what that means for two transactions that take from two buckets.
 func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 	if l == nil {
 		return nil
@@ -182,7 +185,7 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	began := l.watch()
-	if err := l.standalone(ctx, "reset", func() error { return l.fill(ctx, p) }); err != nil {
+	if err := l.changeAlone(ctx, "reset", func(l *Limiter) error { return l.fill(ctx, p) }); err != nil {
 		return l.failed(ctx, "reset", p, began, err)
 	}
 	l.invalidate(p)
@@ -268,10 +271,14 @@ func (l *Limiter) explain(err error) error {
 	case codeInsufficientPrivilege:
 		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations", err, l.config.Schema)
 	case codeReadOnly:
-		return fmt.Errorf("%w; the transaction may not write, or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
+		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
 	}
-	if l.pool != nil && errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w; a transaction may hold a row that the call waited for: inside one, call the Limiter of WithTx", err)
+	switch {
+	case !errors.Is(err, context.DeadlineExceeded):
+	case l.pool == nil:
+		return fmt.Errorf("%w; another transaction may hold a row that the call waited for", err)
+	default:
+		return fmt.Errorf("%w; a transaction may hold a row that the call waited for, or all connections of the pool: inside one, call the Limiter of WithTx", err)
 	}
 	return err
 }

@@ -162,17 +162,6 @@ func (at *lineup) rows() []bucket {
 	return all
 }
 
-// send sends batch, and has receive read the answers.
-func (l *Limiter) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (err error) {
-	results := l.db.SendBatch(ctx, batch)
-	defer func() {
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-	}()
-	return receive(results)
-}
-
 // spend asks for what the lineups want and looks at what the others are about, in one round trip.
 func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, looked [][]answer) error {
 	batch := &pgx.Batch{}
@@ -196,7 +185,7 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 	return l.send(ctx, batch, func(results pgx.BatchResults) error {
 		for _, group := range groups {
 			if err := receiveSpend(results, group); err != nil {
-				return &makeError{err, rowsOf(lineups)}
+				return &boundError{err, rowsOf(lineups)}
 			}
 		}
 		if len(rows) == 0 {

@@ -141,9 +141,7 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 // while the bucket's step begins no later than until.
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
 	if p.parted() {
-		return l.retryHeld(ctx, func(l *Limiter) error {
-			return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
-		})
+		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
 	}
 	l.enter(ctx, p)
 	c := p.columns()
@@ -152,9 +150,8 @@ func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until 
 			c.capacities[i] = max(c.capacities[i], p.buckets[i].most)
 		}
 	}
-	_, err := l.db.Exec(ctx, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
+	return l.change(ctx, p.buckets, l.statements.charge, c.names, c.keys, c.shards, amounts, c.capacities, c.rates,
 		c.steps, c.perPeriod, c.phases, until, l.asOf(), c.tolerances)
-	return err
 }
 
 // made returns the terms under which the reservation took from its i-th bucket.

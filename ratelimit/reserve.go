@@ -175,7 +175,7 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	began := l.watch()
-	if err := l.standalone(ctx, verb, func() error { return l.charge(ctx, p, amounts, last) }); err != nil {
+	if err := l.changeAlone(ctx, verb, func(l *Limiter) error { return l.charge(ctx, p, amounts, last) }); err != nil {
 		return l.failed(ctx, verb, p, began, err)
 	}
 	l.invalidate(p)

@@ -29,6 +29,8 @@ var (
 	bucketsLookSQL string
 	//go:embed sql/buckets_take.sql
 	bucketsTakeSQL string
+	//go:embed sql/buckets_busy.sql
+	bucketsBusySQL string
 	//go:embed sql/wait_bound.sql
 	boundWaitSQL string
 	//go:embed sql/buckets_lock.sql
@@ -66,7 +68,7 @@ const savepoint = "ratelimit_take"
 type statements struct {
 	take, takeSeveral, takeAlone, takeSeveralAlone, spend string
 
-	read, look, hold, lock, boundWait, save, unmake, fill, mend, charge, prune string
+	read, look, hold, lock, busy, boundWait, save, unmake, fill, mend, charge, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsLock               string
@@ -88,6 +90,7 @@ func newStatements(schema string) statements {
 		unmake:           in(bucketsUnmakeSQL),
 		takeSeveral:      in(bucketsTakeSQL),
 		lock:             in(bucketsLockSQL),
+		busy:             in(bucketsBusySQL),
 		boundWait:        boundWaitSQL,
 		takeSeveralAlone: in(bucketsTakeAloneSQL),
 		read:             in(bucketsReadSQL),
@@ -180,8 +183,7 @@ func (p *plan) answered(answers []answer) error {
 	}
 	for i := range answers {
 		if answers[i].held {
-			row := p.buckets[i].which()
-			return &heldError{&row}
+			return &heldError{p.buckets[i].which()}
 		}
 	}
 	return nil
@@ -272,7 +274,7 @@ func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, p *plan, look 
 		answers, err = scan(rows)
 	}
 	if err != nil {
-		return nil, nil, &makeError{err, p.buckets}
+		return nil, nil, &boundError{err, p.buckets}
 	}
 	if len(look) == 0 {
 		return answers, nil, err
@@ -336,8 +338,7 @@ func (l *Limiter) fill(ctx context.Context, p *plan) error {
 	rows, _ := p.rows()
 	l.enter(ctx, &plan{buckets: rows})
 	c := (&plan{buckets: rows}).columns()
-	_, err := l.db.Exec(ctx, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf(), c.tolerances)
-	return err
+	return l.change(ctx, rows, l.statements.fill, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf(), c.tolerances)
 }
 
 // asOf returns the parameter that replaces the database's clock: nil unless a test set one.

@@ -31,6 +31,7 @@ func work(ctx context.Context, name string, round time.Duration, in io.Reader, o
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, postgres.Close()) }() // which does nothing to one that another process started
 	database, err := postgres.NewDatabase(ctx)
 	if err != nil {
 		return err

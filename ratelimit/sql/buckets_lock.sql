@@ -19,7 +19,7 @@ WITH asked AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM locked AS l WHERE l.ord = a.ord)
         AND (SELECT r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) IS NULL
 ), bound AS MATERIALIZED (
-    SELECT set_config('lock_timeout', '20ms', true) FROM missing LIMIT 1
+    SELECT set_config('lock_timeout', '2ms', true) FROM missing LIMIT 1
 ), made AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT m.name, m.key, m.shard, m.capacity, m.begun FROM bound, missing AS m ORDER BY m.ord

@@ -12,7 +12,7 @@
 -- locked takes the rows that are free and have enough; it decides on their newest version. A row that a look
 -- through the snapshot shows to be short is not locked, so that a refusal writes nothing and logs nothing. made
 -- adds the rows that are not there, which are full. Where somebody else is making one of them it waits for that
--- one, which SKIP LOCKED cannot prevent, but for 20 ms at most (SQLSTATE 55P03).
+-- one, which SKIP LOCKED cannot prevent, but for 2 ms at most (SQLSTATE 55P03).
 --
 -- The sub-select hides the length of the array from the planner, which would else make a new plan for every
 -- call. LATERAL has each row looked up by itself: a join may be planned to read all rows of the limit while
@@ -41,7 +41,7 @@ WITH clock AS MATERIALIZED (
     ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts
     RETURNING b.key, b.shard, b.value, b.ts
 ), bound AS MATERIALIZED (
-    SELECT set_config('lock_timeout', '20ms', true) FROM rest AS r WHERE r.ts IS NULL LIMIT 1
+    SELECT set_config('lock_timeout', '2ms', true) FROM rest AS r WHERE r.ts IS NULL LIMIT 1
 ), made AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT $1::text, r.key, r.shard, $5::float8 - r.cost, r.begun FROM bound, rest AS r WHERE r.ts IS NULL ORDER BY r.ord

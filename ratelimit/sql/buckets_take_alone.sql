@@ -45,7 +45,7 @@ WITH asked AS MATERIALIZED (
     FROM next AS n, verdict AS v WHERE v.allowed AND NOT n.missing ORDER BY n.ord
     ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts
 ), bound AS MATERIALIZED (
-    SELECT set_config('lock_timeout', '20ms', true) FROM verdict AS v WHERE v.allowed AND v.missing > 0
+    SELECT set_config('lock_timeout', '2ms', true) FROM verdict AS v WHERE v.allowed AND v.missing > 0
 ), made AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT n.name, n.key, n.shard, n.next_value, n.next_ts FROM bound, next AS n WHERE n.missing ORDER BY n.ord

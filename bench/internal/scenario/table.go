@@ -209,11 +209,11 @@ func hotTransactions() []Scenario {
 // sharedFate has calls that share batches with others who wait for something. The check of a contender fails when a
 // batch has calls stall, fail or deadlock.
 func sharedFate() []Scenario {
-	of := func(name, title, note string, callers int, way func(unbatched bool) contender.Way, least float64) Scenario {
+	of := func(name, title, note string, callers int, way func(unbatched bool) contender.Way) Scenario {
 		return Scenario{
 			Name: name, Title: title, Note: note, Callers: callers, Compare: Throughput,
 			Contenders: []Contender{{ours, way(false)}, {unbatched, way(true)}},
-			Bars:       []Bar{{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: least}},
+			Bars:       []Bar{{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: 0.8}},
 		}
 	}
 	crossing := func(transactions bool) func(bool) contender.Way {
@@ -225,13 +225,13 @@ func sharedFate() []Scenario {
 		of("held-1", "24 keys with a caller each in two processes, beside a row that is held for 6 s and asked for in both", "no call of ours takes 5 s", 24,
 			func(unbatched bool) contender.Way {
 				return contender.HeldRows{Unbatched: unbatched, Processes: 2, Held: 1}
-			}, 0.8),
+			}),
 		of("held-3", "24 free keys beside 3 held ones, with a lock_timeout of 200 ms", "no call of ours for a free key fails", 24,
 			func(unbatched bool) contender.Way {
 				return contender.HeldRows{Unbatched: unbatched, Processes: 1, Held: 3, LockTimeout: 200 * time.Millisecond}
-			}, 0.8),
-		of("crossing-6", "6 callers of one bucket each, of two, beside READ COMMITTED transactions that take both in two calls", "no transaction of ours is ended by a deadlock", 6, crossing(false), 0.8),
-		of("crossing-tx", "the same, measuring the transactions", "no transaction of ours is ended by a deadlock", 1, crossing(true), 0.8),
+			}),
+		of("crossing-6", "6 callers of one bucket each, of two, beside READ COMMITTED transactions that take both in two calls", "no transaction of ours is ended by a deadlock", 6, crossing(false)),
+		of("crossing-tx", "the same, measuring the transactions", "no transaction of ours is ended by a deadlock", 1, crossing(true)),
 	}
 }
 
