@@ -34,10 +34,10 @@ WITH clock AS MATERIALIZED (
 ), rest AS MATERIALIZED (
     SELECT a.key, a.shard, a.cost, a.ord, a.ts AS begun, b.value, b.ts
     FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = $1::text AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
-    WHERE NOT EXISTS (SELECT FROM locked AS l WHERE l.ord = a.ord)
+    WHERE (SELECT count(*) FROM locked) < (SELECT count(*) FROM asked) AND NOT EXISTS (SELECT FROM locked AS l WHERE l.ord = a.ord)
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-    SELECT $1::text, l.key, l.shard, l.value, l.ts FROM locked AS l ORDER BY l.ord
+    SELECT $1::text, l.key, l.shard, l.value, l.ts FROM locked AS l
     ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts
     RETURNING b.key, b.shard, b.value, b.ts
 ), bound AS MATERIALIZED (
