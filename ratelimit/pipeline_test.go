@@ -7,6 +7,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -107,7 +108,9 @@ func (l *pipeline) mend(p *plan) {
 // queue moves what was recorded to the batch; check is for the answer of the last statement.
 func (l *pipeline) queue(check func(pgx.Rows) error) {
 	for i, sent := range l.recorder.sent {
-		queued := l.batch.Queue(sent.SQL, sent.Arguments...)
+		// Histories that run at the same time may wait for each other to make room in the table, for which a call of the
+		// limiter's own would be made again.
+		queued := l.batch.Queue(strings.ReplaceAll(sent.SQL, "'2ms'", "'10min'"), sent.Arguments...)
 		if check != nil && i == len(l.recorder.sent)-1 {
 			queued.Query(check)
 		}
