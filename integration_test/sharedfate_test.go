@@ -267,3 +267,44 @@ func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
 		}
 	}
 }
+
+// Calls that need all rows of a bucket wait for them, however many transactions hold one each and let them go one
+// after the other.
+func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
+	t.Parallel()
+	const callers, shards, capacity, cost = 4, 8, 1e6, 250_000.0 // which is more than a shard holds
+	limit := ratelimit.Define("fate", ratelimit.TokenBucket{Rate: capacity, Period: century, Shards: shards})
+	b := setup(t, roomyPool)
+	takeOne(t, b.limiter, limit.Global().Cost(capacity/shards+1)) // makes all rows
+	require.NoError(t, b.limiter.Reset(t.Context(), limit.Global()))
+	holders := make([]pgx.Tx, shards)
+	for shard := range shards {
+		holders[shard] = b.begin(t, pgx.ReadCommitted)
+		_, err := holders[shard].Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'fate' AND shard = $1 FOR UPDATE`, shard)
+		require.NoError(t, err)
+	}
+	var waiters []*asker
+	for range callers {
+		waiters = append(waiters, ask(t, b.limiter, limit.Global().Cost(cost)))
+	}
+	for shard, holder := range holders {
+		eventually(t, fmt.Sprint("a call has waited long for row ", shard), func() bool {
+			for _, w := range waiters {
+				w.requireWaits(t)
+			}
+			return waitsLong(t, b.pool, holder.Conn().PgConn().PID())
+		})
+		require.NoError(t, holder.Rollback(t.Context()))
+	}
+	for _, w := range waiters {
+		w.requireAllowed(t)
+	}
+}
+
+// waitsLong reports whether a session waits for the one with that pid, for longer than a call that holds rows would at first.
+func waitsLong(t *testing.T, pool *pgxpool.Pool, pid uint32) (long bool) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (
+		SELECT FROM pg_locks WHERE NOT granted AND $1 = ANY(pg_blocking_pids(pid)) AND clock_timestamp() - waitstart > '100 ms')`, pid).Scan(&long))
+	return long
+}

@@ -248,20 +248,24 @@ func (p *plan) hopeless(answers []answer) bool {
 
 // decideHeld answers calls one after the other on locked rows, in a transaction of its own. It returns those that
 // need a row which somebody holds.
-func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *which) (again []behind) {
 	waits := 0
 	for _, c := range calls {
 		waits = max(waits, c.waits)
 	}
 	first := l.afterWaitFor(waitFor, waits)
+	var waiting []behind
 	err := first.togetherOnce(ctx, calls[0].verb, func(tx *Limiter) (err error) {
 		waiting, err = tx.decideLocked(ctx, calls)
 		return err
 	})
 	var held *heldError
 	switch {
-	case len(calls) == 1 && errors.As(first.blame(ctx, err), &held):
-		return []behind{calls[0].behind(held.row)}
+	case (len(calls) == 1 || askForOne(calls)) && errors.As(first.blame(ctx, err), &held):
+		for _, c := range calls {
+			again = append(again, c.behind(held.row))
+		}
+		return again
 	case err != nil:
 		return flyApart(calls, err, waitFor, func(calls []*call) []behind { return l.decideHeld(ctx, calls, waitFor) })
 	}
