@@ -22,16 +22,18 @@ type call struct {
 	err         error
 	panicked    any // what its flight panicked with
 
-	ctx     context.Context //nolint:containedctx // the batch that answers the call carries on its values
-	waiter  *waiter
-	done    chan struct{}
-	stage   atomic.Int32
-	flight  *flight
-	left    bool    // whether its flight was told that the caller gave up
-	blocker *flight // the late flight that it waits behind; nil: it is in the queue, or waits no more
-	waits   int     // how many rows it has waited for
-	arrival uint64  // its number, in the order of arrival
-	seat    int     // its place in the flight, in that order
+	ctx      context.Context //nolint:containedctx // the batch that answers the call carries on its values
+	deadline time.Time       // when it ends unless ctx ends it sooner; none when zero
+	done     chan struct{}
+	stage    atomic.Int32
+	flight   *flight
+	left     bool    // whether its flight was told that the caller gave up
+	blocker  *flight // the late flight that it waits behind; nil: it is in the queue, or waits no more
+	uses     []*use  // what it asks for, until it is aboard or has left
+	oneUse   [1]*use // what uses is when there is one bucket
+	waits    int     // how many rows it has waited for
+	arrival  uint64  // its number, in the order of arrival
+	seat     int     // its place in the flight, in that order
 }
 
 // The stages of a call that waits. The last two are final.
@@ -68,20 +70,21 @@ type batcher struct {
 	decider decider
 	limit   int           // calls that may wait
 	timeout time.Duration // that a call may wait for its answer; none when it is not above 0
-	spare   sync.Pool     // of waiter
+	spare   sync.Pool     // of *chan struct{}, for call.done
 
 	mu       sync.Mutex
-	queue    []*call           // in the order they came; some have left
-	queued   int               // those that have not
-	parked   int               // calls that wait behind late flights
-	arrivals uint64            // calls so far
-	users    map[which]int     // calls in the queue for each bucket
-	aloft    map[which]*flight // by the buckets that they keep from others
-	flights  int               // out, or about to leave
+	queue    []*call        // in the order they came; some have left
+	queued   int            // those that have not
+	parked   int            // calls that wait behind late flights
+	arrivals uint64         // calls so far
+	uses     map[which]*use // the buckets that a call waits for, or a flight keeps from others
+	unused   []*use
+	flights  int // out, or about to leave
 	out      []*flight
 	late     int         // flights that are
 	wide     int         // flights that are out for more than one bucket
 	watching bool        // for flights that are late
+	sweeping bool        // for calls whose time is over
 	shut     atomic.Bool // closed, for those who do not wait in the queue
 	closed   bool
 	landed   chan struct{} // closed when the last flight has landed after Close
@@ -90,7 +93,7 @@ type batcher struct {
 func newBatcher(l *Limiter) *batcher {
 	return &batcher{
 		decider: l, limit: l.config.MaxWaiting, timeout: l.config.Timeout,
-		users: make(map[which]int), aloft: make(map[which]*flight), landed: make(chan struct{}),
+		uses: make(map[which]*use), landed: make(chan struct{}),
 	}
 }
 
@@ -104,13 +107,14 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 	if !b.decider.batches() {
 		return b.single(ctx, c)
 	}
-	c.ctx = ctx
-	c.waiter, _ = b.spare.Get().(*waiter)
-	if c.waiter == nil {
-		c.waiter = &waiter{done: make(chan struct{}, 1)}
+	c.ctx, c.deadline = ctx, b.deadline(ctx)
+	done, _ := b.spare.Get().(*chan struct{})
+	if done == nil {
+		done = new(chan struct{})
+		*done = make(chan struct{}, 1)
 	}
-	c.done = c.waiter.done
-	defer b.spare.Put(c.waiter) // nobody answers a call that has its answer, or was left
+	c.done = *done
+	defer b.spare.Put(done) // nobody answers a call that has its answer, or was left
 	departs, err := b.enqueue(c)
 	if err != nil {
 		return err
@@ -123,12 +127,12 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 			if answered, err := b.solo(ctx, f); answered {
 				return err
 			}
-			return b.wait(ctx, c, time.Since(f.left))
+			return b.wait(ctx, c)
 		case f != nil:
 			go b.fly(f)
 		}
 	}
-	return b.wait(ctx, c, 0)
+	return b.wait(ctx, c)
 }
 
 // single answers c by itself where calls are not folded. It counts as a flight, for Close to wait for.
@@ -156,19 +160,23 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	if b.full() && b.findLate() {
 		b.send()
 	}
-	departs = !b.full() && !b.inUse(c)
+	b.addUses(c)
+	departs = !b.full() && !c.inUse()
 	switch {
 	case b.closed:
+		b.dropUses(c)
 		return false, ErrClosed
 	case !departs && b.queued+b.parked >= b.limit:
+		b.dropUses(c)
 		return false, fmt.Errorf("%w (%d)", ErrOverloaded, b.queued+b.parked)
 	}
 	if c.done == nil {
 		c.done = make(chan struct{}, 1)
 	}
+	b.sweep()
 	b.arrivals++
 	c.arrival = b.arrivals
-	if f := b.blocker(c); f != nil && f.late && !b.isQueuedFor(c, f) {
+	if f := c.keeper(); f != nil && f.late && !c.isQueuedFor(f) {
 		b.park(c, f)
 		return false, nil
 	}
@@ -182,93 +190,50 @@ func (b *batcher) enqueue(c *call) (departs bool, err error) {
 	return departs, nil
 }
 
-// inUse reports whether an earlier call, in the queue or in a flight that keeps its bucket from others, asks for a
-// bucket of c.
-func (b *batcher) inUse(c *call) bool {
-	return b.isQueuedFor(c, nil) || b.blocker(c) != nil
-}
-
-// isQueuedFor reports whether an earlier call in the queue asks for a bucket of c, or only for one that f keeps.
-func (b *batcher) isQueuedFor(c *call, f *flight) bool {
-	if c.look {
-		return false
-	}
-	for i := range c.plan.buckets {
-		w := c.plan.buckets[i].whole()
-		if b.users[w] > 0 && (f == nil || b.aloft[w] == f) {
-			return true
-		}
-	}
-	return false
-}
-
 // count adds a call to the queue's counts, or takes it out with n = -1.
 func (b *batcher) count(c *call, n int) {
 	b.queued += n
-	if c.look {
-		return
-	}
-	for i := range c.plan.buckets {
-		w := c.plan.buckets[i].whole()
-		if b.users[w] += n; b.users[w] == 0 {
-			delete(b.users, w)
-		}
+	for _, u := range c.uses {
+		u.queued += n
 	}
 }
 
-// wait waits until c, which was made so long ago, is answered, its context ends, or the time for a call has passed.
-func (b *batcher) wait(ctx context.Context, c *call, ago time.Duration) error {
-	var late <-chan time.Time
-	if bounds(ctx, b.timeout-ago) || b.timeout > 0 && ago >= b.timeout {
-		timer := c.waiter.start(max(b.timeout-ago, 0))
-		defer timer.Stop()
-		late = timer.C
-	}
-	ended := context.DeadlineExceeded
+// wait waits until c is answered, or its context ends.
+func (b *batcher) wait(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
 		return c.result()
 	case <-ctx.Done():
-		ended = ctx.Err()
-	case <-late:
 	}
+	b.mu.Lock()
+	left := b.giveUp(c)
+	b.mu.Unlock()
+	if left {
+		return ctx.Err()
+	}
+	<-c.done // it was answered this moment
+	return c.result()
+}
+
+// giveUp ends the wait of a call that has no answer, and reports whether it had none.
+func (b *batcher) giveUp(c *call) bool {
 	switch {
 	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
 		b.leave(c)
 	case c.stage.CompareAndSwap(stageAboard, stageLeft):
-		b.mu.Lock()
-		defer b.mu.Unlock()
 		c.left = true
 		if c.flight.alive.Add(-1) == 0 {
 			c.flight.cancel()
 		}
-	default: // it was answered this moment
-		<-c.done
-		return c.result()
+	default:
+		return false
 	}
-	return ended
-}
-
-// waiter is what a call waits with. A call leaves it as it found it, for the next one.
-type waiter struct {
-	done  chan struct{}
-	timer *time.Timer
-}
-
-// start starts the waiter's timer.
-func (w *waiter) start(d time.Duration) *time.Timer {
-	if w.timer == nil {
-		w.timer = time.NewTimer(d)
-	} else {
-		w.timer.Reset(d)
-	}
-	return w.timer
+	return true
 }
 
 // leave forgets a call whose caller gave up before it was aboard.
 func (b *batcher) leave(c *call) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.dropUses(c)
 	if f := c.blocker; f != nil {
 		b.parked--
 		f.parked--
@@ -277,7 +242,7 @@ func (b *batcher) leave(c *call) {
 	}
 	b.count(c, -1)
 	b.queue = withoutLeft(b.queue, b.queued)
-	if b.inUse(c) { // by calls behind it, some of which may have waited for c alone
+	if c.inUse() { // by calls behind it, some of which may have waited for c alone
 		b.send()
 	}
 }

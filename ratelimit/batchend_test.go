@@ -81,7 +81,7 @@ func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 		require.NoError(t, err)
 		f := w.depart(nil, nil)
 		cancel()
-		require.ErrorIs(t, w.wait(ctx, c, 0), context.Canceled)
+		require.ErrorIs(t, w.wait(ctx, c), context.Canceled)
 		left := time.Now()
 		w.batcher.fly(f)
 		require.Zero(t, time.Since(left))
@@ -124,7 +124,7 @@ func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 		c.finish(context.Canceled) // nobody is answered twice
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		require.NoError(t, w.wait(ctx, c, 0))
+		require.NoError(t, w.wait(ctx, c))
 		require.Nil(t, w.depart(f, nil))
 	}
 }
@@ -253,5 +253,46 @@ func TestAHookThatExitsItsGoroutineFailsTheCallsOfTheFlight(t *testing.T) {
 		}
 		behind.requireAnswered(t, 1500*time.Millisecond)
 		w.requireEmpty()
+	})
+}
+
+func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = time.Second
+		w := newTower(t, 100)
+		w.timeout = timeout
+		release := w.hold("held")
+		solo := w.ask(t.Context(), 2*timeout, "a") // the decider sees to its end
+		soonest, cancel := context.WithTimeout(t.Context(), timeout/2)
+		defer cancel()
+		sooner := w.ask(soonest, time.Hour, "a")
+		over := map[string]*pending{
+			"behind a flight":      w.ask(t.Context(), time.Hour, "a"),
+			"behind a held row":    w.ask(t.Context(), time.Hour, "held"),
+			"behind both":          w.ask(t.Context(), time.Hour, "a", "held"),
+			"for the held row too": w.ask(t.Context(), time.Hour, "held"),
+		}
+		time.Sleep(timeout / 4)
+		quick := w.ask(t.Context(), time.Millisecond, "b")
+		quick.requireAnswered(t, time.Millisecond)
+		second := w.ask(t.Context(), 3*timeout, "c")
+		over["in the queue"] = w.ask(t.Context(), time.Hour, "c")
+		<-sooner.ended
+		require.ErrorIs(t, sooner.err, context.DeadlineExceeded)
+		require.Equal(t, timeout/2, sooner.took)
+		for where, p := range over {
+			<-p.ended
+			require.ErrorIs(t, p.err, context.DeadlineExceeded, where)
+			require.GreaterOrEqual(t, p.took, timeout, where)
+			require.LessOrEqual(t, p.took, timeout+timeout/sweepsPerTimeout, where)
+		}
+		solo.requireAnswered(t, 2*timeout)
+		second.requireAnswered(t, 3*timeout)
+		release()
+		time.Sleep(time.Minute)
+		w.requireEmpty()
+		next := w.ask(t.Context(), time.Millisecond, "a") // finds nothing of the others' answers
+		next.requireAnswered(t, time.Millisecond)
 	})
 }

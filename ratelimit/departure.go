@@ -41,10 +41,10 @@ type flight struct {
 	late    bool
 	waitFor *which // the row that it waits for; it is late from the beginning then
 
-	keys   []which // the buckets that it keeps from others
-	oneKey [1]which
-	behind []*call // calls for one of them that wait, once it is late; some have left
-	parked int     // those that have not
+	keeps   []*use // the buckets that it keeps from others
+	oneKeep [1]*use
+	behind  []*call // calls for one of them that wait, once it is late; some have left
+	parked  int     // those that have not
 }
 
 // full reports whether no more flights may leave.
@@ -74,13 +74,11 @@ func (b *batcher) land(f *flight) {
 	if f.late {
 		b.late--
 	}
-	if len(f.keys) > 1 {
+	if len(f.keeps) > 1 {
 		b.wide--
 	}
 	b.out = slices.DeleteFunc(b.out, func(o *flight) bool { return o == f })
-	for _, w := range f.keys {
-		delete(b.aloft, w)
-	}
+	b.letGo(f)
 	if len(f.behind) == 0 {
 		return
 	}
@@ -109,8 +107,10 @@ func (b *batcher) forward(waiting []behind) {
 		f := byRow[w.row]
 		if f == nil {
 			f = &flight{cancel: func() {}, left: time.Now(), late: true, waitFor: &w.row}
-			if whole := (which{w.row.name, w.row.key, 0}); !w.part && b.aloft[whole] == nil {
-				f.keep(b, whole)
+			if !w.part {
+				if u := b.use(which{w.row.name, w.row.key, 0}); u.flight == nil {
+					f.keep(u)
+				}
 			}
 			byRow[w.row] = f
 		}
@@ -124,18 +124,6 @@ func (b *batcher) forward(waiting []behind) {
 		b.out = append(b.out, f)
 		go b.fly(f)
 	}
-}
-
-// keep keeps a bucket from others while the flight is out.
-func (f *flight) keep(b *batcher, w which) {
-	if b.aloft[w] == f {
-		return
-	}
-	if f.keys == nil {
-		f.keys = f.oneKey[:0]
-	}
-	b.aloft[w] = f
-	f.keys = append(f.keys, w)
 }
 
 // takeOff returns the next flight, which is counted already. It is nil, and counted no more, when nobody waits
@@ -152,14 +140,12 @@ func (b *batcher) takeOff() *flight {
 	b.out = append(b.out, f)
 	for _, c := range f.calls {
 		c.flight = f
-		if c.look {
-			continue
+		for _, u := range c.uses {
+			f.keep(u)
 		}
-		for i := range c.plan.buckets {
-			f.keep(b, c.plan.buckets[i].whole())
-		}
+		b.dropUses(c)
 	}
-	if len(f.keys) > 1 {
+	if len(f.keeps) > 1 {
 		b.wide++
 	}
 	return f
@@ -180,7 +166,7 @@ func (b *batcher) board() []*call {
 		if c.stage.Load() == stageLeft {
 			continue
 		}
-		f := b.blocker(c)
+		f := c.keeper()
 		switch {
 		case f != nil && f.late:
 			b.count(c, -1)
@@ -210,19 +196,6 @@ func (b *batcher) park(c *call, f *flight) {
 	f.behind = append(f.behind, c)
 	f.parked++
 	b.parked++
-}
-
-// blocker returns a flight that keeps a bucket of c from others, a late one if there is one, or nil.
-func (b *batcher) blocker(c *call) (blocker *flight) {
-	if c.look {
-		return nil
-	}
-	for i := range c.plan.buckets {
-		if f := b.aloft[c.plan.buckets[i].whole()]; f != nil && (blocker == nil || f.late) {
-			blocker = f
-		}
-	}
-	return blocker
 }
 
 // isAfter reports whether an earlier call asks for a bucket of c and stays.
@@ -275,7 +248,7 @@ func (b *batcher) findLate() (found bool) {
 
 // lateAfter returns how long after it left the flight is late.
 func (f *flight) lateAfter() time.Duration {
-	if len(f.keys) > 1 {
+	if len(f.keeps) > 1 {
 		return wideLateAfter
 	}
 	return lateAfter
@@ -289,7 +262,11 @@ func (b *batcher) solo(ctx context.Context, f *flight) (answered bool, err error
 			go b.fly(next)
 		}
 	}()
-	waiting, err = b.decider.solo(ctx, f.calls[0])
+	c := f.calls[0]
+	waiting, err = b.decider.solo(ctx, c)
+	if len(waiting) == 0 && !c.stage.CompareAndSwap(stageAboard, stageAnswered) {
+		<-c.done // its time is over, but here is its answer
+	}
 	return len(waiting) == 0, err
 }
 

@@ -238,7 +238,7 @@ func (w *tower) requireSound() {
 		}
 		queued++
 		count(c)
-		f := w.blocker(c)
+		f := c.keeper()
 		blocked := f != nil || c.isAfter(stay)
 		require.True(w.t, blocked || w.full(), "a call waits and nothing is in its way")
 		require.True(w.t, f == nil || !f.late || w.full(), "a call that waits behind a late flight is in the way of others")
@@ -264,7 +264,13 @@ func (w *tower) requireSound() {
 	}
 	require.Equal(w.t, parked, w.parked)
 	require.Equal(w.t, queued, w.queued)
-	require.Equal(w.t, users, w.users)
+	for key, u := range w.uses {
+		require.Equal(w.t, key, u.key)
+		require.Equal(w.t, users[key], u.queued)
+		require.True(w.t, u.calls > 0 || u.flight != nil, "a bucket that nobody uses is kept")
+		delete(users, key)
+	}
+	require.Empty(w.t, users)
 	require.Equal(w.t, late, w.late)
 	require.Len(w.t, w.out, w.flights)
 	require.LessOrEqual(w.t, w.flights-w.late, maxFlights)
@@ -281,8 +287,7 @@ func (w *tower) requireEmpty() {
 	defer w.batcher.mu.Unlock()
 	require.Zero(w.t, w.flights)
 	require.Empty(w.t, w.queue)
-	require.Empty(w.t, w.users)
-	require.Empty(w.t, w.aloft)
+	require.Empty(w.t, w.uses)
 	require.Zero(w.t, w.wide)
 	for _, c := range w.queue[:cap(w.queue)] {
 		require.Nil(w.t, c, "a call that ended is kept alive")
