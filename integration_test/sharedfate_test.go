@@ -268,6 +268,55 @@ func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
 	}
 }
 
+// A call that meets one row that is in use, and another that is being made, waits for both in turn, and not for ever for
+// the one while others use it.
+func TestACallWaitsForEachOfItsRowsInTurn(t *testing.T) {
+	t.Parallel()
+	user, global := ratelimit.Define("user", hoard(1e6)), ratelimit.Define("global", hoard(1e6)) // global is locked first
+	for verb, call := range map[string]func(ctx context.Context, l *ratelimit.Limiter) error{
+		"Take": func(ctx context.Context, l *ratelimit.Limiter) error {
+			d, err := l.Take(ctx, user.For("ada"), global.Global())
+			return errors.Join(err, d.Err())
+		},
+		"Charge": func(ctx context.Context, l *ratelimit.Limiter) error {
+			return l.Charge(ctx, user.For("ada"), global.Global())
+		},
+	} {
+		for _, batching := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/Batching=%v", verb, batching), func(t *testing.T) {
+				t.Parallel()
+				b := setup(t, roomyPool)
+				limiter := b.with(t, ratelimit.Config{NoBatching: !batching})
+				lock := func(tx pgx.Tx) error {
+					_, err := tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'global' FOR UPDATE`)
+					return err
+				}
+				takeOne(t, b.limiter, global.Global())
+				maker, first, second := b.begin(t, pgx.ReadCommitted), b.begin(t, pgx.ReadCommitted), b.begin(t, pgx.ReadCommitted)
+				takeOne(t, b.limiter.WithTx(maker), user.For("ada"))
+				require.NoError(t, lock(first))
+				caller := askFor(t, func(ctx context.Context) (ratelimit.Decision, error) {
+					err := call(ctx, limiter)
+					return ratelimit.Decision{Allowed: err == nil}, err
+				})
+				eventually(t, "the call waits for the first", func() bool { return waitsLong(t, b.pool, first) })
+				locked := make(chan error, 1)
+				go func() { locked <- lock(second) }()
+				eventually(t, "the second comes behind the call", func() bool { return waiting(t, b.pool) == 2 })
+				require.NoError(t, first.Rollback(t.Context()))
+				require.NoError(t, <-locked)
+				eventually(t, "the call waits for the maker", func() bool { return waitsLong(t, b.pool, maker) })
+				caller.requireWaits(t)
+				require.NoError(t, maker.Commit(t.Context()))
+				require.NoError(t, second.Rollback(t.Context()))
+				caller.requireAllowed(t)
+				require.InDelta(t, 1e6-2, b.row(t, "user", "ada").Value, 0.5)
+				require.InDelta(t, 1e6-2, b.row(t, "global", "").Value, 0.5)
+			})
+		}
+	}
+}
+
 // Calls that need all rows of a bucket wait for them, however many transactions hold one each and let them go one
 // after the other.
 func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
@@ -292,7 +341,7 @@ func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
 			for _, w := range waiters {
 				w.requireWaits(t)
 			}
-			return waitsLong(t, b.pool, holder.Conn().PgConn().PID())
+			return waitsLong(t, b.pool, holder)
 		})
 		require.NoError(t, holder.Rollback(t.Context()))
 	}
@@ -301,10 +350,11 @@ func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
 	}
 }
 
-// waitsLong reports whether a session waits for the one with that pid, for longer than a call that holds rows would at first.
-func waitsLong(t *testing.T, pool *pgxpool.Pool, pid uint32) (long bool) {
+// waitsLong reports whether a session waits for the transaction's, for longer than a call that holds rows does at first.
+func waitsLong(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (long bool) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (
-		SELECT FROM pg_locks WHERE NOT granted AND $1 = ANY(pg_blocking_pids(pid)) AND clock_timestamp() - waitstart > '100 ms')`, pid).Scan(&long))
+		SELECT FROM pg_locks WHERE NOT granted AND $1 = ANY(pg_blocking_pids(pid)) AND clock_timestamp() - waitstart > '100 ms')`,
+		tx.Conn().PgConn().PID()).Scan(&long))
 	return long
 }

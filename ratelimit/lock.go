@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -116,8 +117,8 @@ func isBound(err error) bool {
 }
 
 // blame returns a heldError in place of the lock timeout of a statement that waits for rows only so long. It is for a
-// row that somebody holds, if there is one, else for one that is not there and may be being made; of several for the
-// next after the one that was waited for last.
+// row that somebody holds, or that is not there and may be being made; of several for the next, in the order of
+// locking, after the one that was waited for last.
 func (l *Limiter) blame(ctx context.Context, err error) error {
 	var timedOut *boundError
 	if !isBound(err) || !errors.As(err, &timedOut) {
@@ -128,31 +129,22 @@ func (l *Limiter) blame(ctx context.Context, err error) error {
 	if readErr != nil {
 		return errors.Join(err, readErr)
 	}
-	var held, missing []which
-	var w which
-	var exists bool
-	_, readErr = pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &exists}, func() error {
-		if exists {
-			held = append(held, w)
-		} else {
-			missing = append(missing, w)
-		}
-		return nil
+	busy, readErr := pgx.CollectRows(rows, func(row pgx.CollectableRow) (w which, err error) {
+		return w, row.Scan(&w.name, &w.key, &w.shard)
 	})
 	switch {
 	case readErr != nil:
 		return errors.Join(err, readErr)
-	case len(held) > 0:
-		return &heldError{l.nextAfterWait(held)}
-	case len(missing) > 0:
-		return &heldError{l.nextAfterWait(missing)}
+	case len(busy) == 0: // all of them are free by now
+		return &heldError{timedOut.rows[0].which()}
 	}
-	return &heldError{timedOut.rows[0].which()} // all of them are free by now
+	return &heldError{l.nextAfterWait(busy)}
 }
 
 // nextAfterWait returns the first of the rows, in the order of locking, that comes after the one that was waited for,
 // or else the first.
 func (l *Limiter) nextAfterWait(rows []which) which {
+	slices.SortFunc(rows, which.compare)
 	for _, w := range rows {
 		if l.waitFor != nil && w.compare(*l.waitFor) > 0 {
 			return w

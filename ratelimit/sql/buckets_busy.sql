@@ -2,13 +2,11 @@
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows
 --
--- Returns name, key and shard of each, in the order asked, and whether it is there. The others are locked, up to the end of
--- the statement's own transaction, as in buckets_lock.sql.
-SELECT a.name, a.key, a.shard,
-    (SELECT r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) IS NOT NULL AS exists
-FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
+-- Returns name, key and shard of each. The others are locked, up to the end of the statement's own transaction, as in
+-- buckets_lock.sql.
+SELECT a.name, a.key, a.shard
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard)
 LEFT JOIN LATERAL (
     SELECT r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard
     FOR NO KEY UPDATE SKIP LOCKED) AS b ON true
 WHERE b.ts IS NULL
-ORDER BY a.ord
