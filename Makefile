@@ -20,7 +20,7 @@ help: ## Show this list
 demo: ## Run the login example, on a Postgres that it finds or starts
 	@go run ./examples/login
 
-quick: ## Run the tests of the core but the heavy ones, on a Postgres that they find or start: about a minute
+quick: ## Run the tests of the core but the heavy ones, on a Postgres that they find or start: about forty seconds
 	go test -short -shuffle=on -count=1 -parallel 4 -skip 'ExactModel/Seed[1-9]' ./ratelimit ./integration_test
 
 test: ## Run every test, on a Postgres that they find or start

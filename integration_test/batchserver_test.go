@@ -151,6 +151,7 @@ func TestRefusalsInBatchesLogNothing(t *testing.T) {
 // each call would read all rows for as long.
 func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 	t.Parallel()
+	heavy(t, "a database for each statement; TestStatementsUseThePrimaryKey has them all on one")
 	for _, rows := range []int{0, 100, 3000} {
 		for file, parameters := range map[string]string{
 			"bucket_take_alone.sql":  oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`,

@@ -26,7 +26,7 @@ var rowWaits = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, 
 		return err
 	},
 	"TakeAtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return together(8, func(int) error {
+		return together(atOnce, func(int) error {
 			_, err := limiter.Take(ctx, request)
 			return err
 		})
@@ -86,6 +86,9 @@ var onlyReads = map[string]func(ctx context.Context, limiter *ratelimit.Limiter,
 		return err
 	},
 }
+
+// atOnce is how many calls TakeAtOnce makes.
+const atOnce = 8
 
 // everyCall returns every call that needs the database.
 func everyCall() map[string]func(context.Context, *ratelimit.Limiter, string, ratelimit.Request) error {

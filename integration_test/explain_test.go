@@ -34,7 +34,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"bucket_take.sql":        {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 2, false},
 		"bucket_take_alone.sql":  {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 1, true},
 		"buckets_take.sql":       {threeTakes, 2, false},
-		"buckets_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`, 2, true},
+		"buckets_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`, 1, true},
 		"buckets_hold.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":     {threeBuckets, 0, true},
 		"buckets_save.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}'`, 1, false},

@@ -28,6 +28,7 @@ func TestPrune(t *testing.T) {
 
 	t.Run("ChangesNoDecision", func(t *testing.T) {
 		t.Parallel()
+		heavy(t, "thousands of takes")
 		ctx := t.Context()
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		clock := ratelimit.Config{AsOf: func() time.Time { return now }}

@@ -132,6 +132,9 @@ func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 					name := fmt.Sprintf("%s/%s/RowExists=%v/Several=%v", policy.name, c.name, rowExists, several)
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
+						if policy.limiter == unbatched {
+							heavy(t, "thousands of takes, of which batches are the harder case")
+						}
 						race{c, policy.limiter, policy.hot, racersTries, name, rowExists, several, 0}.run(t, b)
 					})
 				}

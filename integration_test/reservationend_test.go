@@ -278,6 +278,7 @@ func TestReserveAndEndInOneTransaction(t *testing.T) {
 // A flood of reservations that are cancelled leaves neither a debt nor a gift.
 func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
 	t.Parallel()
+	heavy(t, "two thousand reservations")
 	const flood = 1000
 	tests := []struct {
 		name    string

@@ -15,6 +15,7 @@ import (
 // What somebody set for the whole database, for reasons of their own, changes no answer.
 func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 	t.Parallel()
+	heavy(t, "thousands of takes, some of which the server compiles")
 	all := callers()
 	few := []caller{all[0], all[3]} // a transaction of the caller's, and standalone
 	tests := []struct {

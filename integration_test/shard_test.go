@@ -47,6 +47,9 @@ func TestShardedTakeAdmitsExactlyTheCapacity(t *testing.T) {
 				name := fmt.Sprintf("%s/%s/RowsExist=%v/Several=%v", hot.Name(), c.name, rowsExist, several)
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
+					if several {
+						heavy(t, "thousands of takes, with those that ask for one limit")
+					}
 					race{c, limiter, hot, tries, name, rowsExist, several, 0}.run(t, b)
 				})
 			}

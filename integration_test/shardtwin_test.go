@@ -224,6 +224,9 @@ func TestShardsDecideAsOneRow(t *testing.T) {
 		for _, shards := range []int{2, 16} {
 			t.Run(fmt.Sprintf("%s/%d", name, shards), func(t *testing.T) {
 				t.Parallel()
+				if shards > 2 {
+					heavy(t, "thousands of calls; two shards are the same code")
+				}
 				w := newTwins(t, policy, shards)
 				for step := range steps {
 					w.draw()
@@ -314,6 +317,7 @@ func (w *twins) reserve(t *testing.T, even bool) {
 // lost to the others, so that the limit may hold less than its twin, and refuse what that allows; never more.
 func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	t.Parallel()
+	heavy(t, "thousands of calls; TestShardsDecideAsOneRow is its even case")
 	const steps = 150
 	for name, policy := range twinPolicies() {
 		t.Run(name, func(t *testing.T) {

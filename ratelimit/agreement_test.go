@@ -46,6 +46,9 @@ func TestStatementsAgree(t *testing.T) {
 	} {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
+			if testing.Short() {
+				e.histories /= 5
+			}
 			var decisions, open, rejected int
 			for j := range e.histories {
 				src := seeded{rand.New(rand.NewPCG(seed, uint64(1000*i+j)))}

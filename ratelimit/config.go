@@ -22,8 +22,12 @@ type Config struct {
 	// does not end sooner: a call waits for a row that a transaction holds as long as that is open. The error of a call
 	// whose time has ended is context.DeadlineExceeded to errors.Is; whether it took anything is then unknown. Of Prune
 	// and Expire it bounds each transaction. InTx, which runs a function of yours, and calls in transactions have the
-	// time of their contexts. A COMMIT that has been sent may take five seconds more. Defaults to 10 seconds; below 0
-	// there is no bound.
+	// time of their contexts. A COMMIT that has been sent may take five seconds more. A batch looks at the clock only
+	// so often: its calls end up to a sixteenth later. Defaults to 10 seconds; below 0 there is no bound.
+	//
+	// The statement of a call that has ended is cancelled. A cancel request that reaches the server before the
+	// statement does nothing, so that it may go on to wait for its row; with client_connection_check_interval set
+	// (Postgres 14, in the pool's RuntimeParams) the server ends it all the same.
 	Timeout time.Duration
 	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
 	// Limiter.Start. Defaults to 0: for ever.
