@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -125,6 +126,79 @@ func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
 	return v.terms.wait(v.state, now, cost, lowest)
 }
 
+// Take returns what the bucket would hold, and what a call would be told, if cost tokens were taken at an instant: the
+// step of the algebra without a database, for simulations, tests and previews. The decisions are those of Limiter.Take
+// to the last bit, when nobody else changes the bucket in between; nothing is stored. A refusal leaves the tokens as
+// they are. An instant before the last change of the bucket counts as that change, unless it is more than a minute and a
+// window before: the bucket is then taken to be from a clock that was wrong, and goes on from the instant.
+//
+// A cost that is no number of tokens, or more than the limit can ever give, is refused with a RetryAfter of 250 years,
+// the longest there is; so is every cost of the zero Value. RetryAfter, the method, says with an error what is wrong.
+// Of a limit with Shards it takes from all rows together, as a call does that finds too few tokens in the one it tries.
+func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
+	const longest = time.Duration(horizon) * time.Microsecond
+	now := clampInstant(instant)
+	if v.Limit.policy == nil {
+		return v, State{Cost: cost, RetryAfter: longest}.alone(time.UnixMicro(now))
+	}
+	b, a := v.bucket(cost), v.answer(now)
+	invalid := checkCost(v.Limit, cost, v.terms.capacity) != nil
+	switch {
+	case invalid:
+	case cost == 0: // which writes nothing
+		a.allowed = v.tokens(now) >= 0
+	case a.parts != nil:
+		a.allowed = v.terms.takeParts(a.parts, now, cost, 0)
+		a.of(&b, a.parts)
+	default:
+		a.state, a.allowed = v.terms.take(a.state, now, cost, 0)
+	}
+	s := b.decide(a)
+	if invalid {
+		s.RetryAfter = longest
+	}
+	return s.Value, s.alone(s.Value.AsOf)
+}
+
+// Full returns the value, at an instant, of a bucket that nobody has used: the first one of a simulation. The request's
+// cost does not matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, where no
+// secret is known.
+func (r Request) Full(instant time.Time) Value {
+	if r.limit.policy == nil {
+		return Value{}
+	}
+	now := clampInstant(instant)
+	b := bucket{limit: r.limit, terms: r.limit.terms.at(r.limit.name, r.key)}
+	a := answer{now: now, state: b.terms.full(now)}
+	if b.parted() {
+		part := b.terms.part()
+		a.of(&b, slices.Repeat([]state{part.full(now)}, int(b.terms.shards)))
+	}
+	return b.reading(a)
+}
+
+// bucket returns the bucket of the value, and a request for cost tokens of it.
+func (v *Value) bucket(cost float64) bucket {
+	return bucket{limit: v.Limit, terms: v.terms, cost: cost}
+}
+
+// answer returns what a call at now would find in the bucket, with a wrong clock in it put right.
+func (v *Value) answer(now int64) answer {
+	a := answer{now: now, state: v.terms.mend(v.state, now)}
+	if v.parts != nil {
+		a.parts = v.terms.mendParts(v.parts, now)
+	}
+	return a
+}
+
+// alone returns the decision on a call that asks for this limit alone.
+func (s State) alone(at time.Time) Decision {
+	return Decision{
+		Allowed: s.Allowed, RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter,
+		At: at, States: []State{s},
+	}
+}
+
 // clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
 func clampInstant(instant time.Time) int64 {
 	switch { // before UnixMicro, which is undefined for instants that microseconds cannot count
@@ -150,10 +224,7 @@ func (b *bucket) reading(a answer) Value {
 func (p *plan) decide(answers []answer) Decision {
 	if len(p.asked) == 1 {
 		s := p.buckets[0].decide(answers[0])
-		return Decision{
-			Allowed: s.Allowed, RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter,
-			At: s.Value.AsOf, States: []State{s},
-		}
+		return s.alone(s.Value.AsOf)
 	}
 	states := make([]State, len(p.buckets))
 	for i := range p.buckets {

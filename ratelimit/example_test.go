@@ -195,6 +195,24 @@ func ExampleLimiter_Value() {
 	}
 }
 
+// What a policy does to a burst can be tried without a database.
+func ExampleValue_Take() {
+	limit := ratelimit.Define("burst", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 2})
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	value := limit.For("ada").Full(at)
+	for range 4 {
+		var d ratelimit.Decision
+		value, d = value.Take(at, 1)
+		fmt.Println(at.Format("05.0"), d.Allowed, d.RetryAfter)
+		at = at.Add(500 * time.Millisecond)
+	}
+	// Output:
+	// 00.0 true 0s
+	// 00.5 true 0s
+	// 01.0 true 0s
+	// 01.5 false 500ms
+}
+
 // Whoever knows the password has not been guessing.
 func ExampleLimiter_Reset() {
 	if err := limiter.Reset(ctx, FailedLogins.For(userID)); err != nil {

@@ -36,6 +36,33 @@ const CLOCK_TOLERANCE = 60e6; // how far ts may be ahead before it is taken for 
  * @returns {Answer}
  */
 export function evaluate(state, at = state.now_us, cost = 1) {
+  const { tokens, wait } = read(state, at, cost);
+  const retryAfterUs = wait(cost);
+  return { ok: retryAfterUs === 0, tokens, remaining: Math.max(tokens, 0), retryAfterUs, resetAfterUs: wait(state.capacity) };
+}
+
+/**
+ * Returns what the state would be, and the answer to it, if the cost were taken at an instant of the server's clock:
+ * for a preview or a playground, as Value.Take of the Go package. The server is not asked and knows nothing of it. A
+ * refusal leaves the tokens as they are. It throws as evaluate does.
+ * @param {State} state
+ * @param {number} [at] defaults to when the server read the state
+ * @param {number} [cost]
+ * @returns {{state: State, answer: Answer}}
+ */
+export function take(state, at = state.now_us, cost = 1) {
+  const { now, ts, begin, tokens } = read(state, at, cost);
+  const answer = evaluate(state, at, cost);
+  const next = { ...state, ts_us: ts, now_us: now };
+  if (!answer.ok || cost === 0) return { state: next, answer };
+  next.value = tokens - cost;
+  next.ts_us = Math.max(ts, begin);
+  return { state: next, answer: evaluate(next, now, 0) };
+}
+
+// Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below
+// passes 2^53, and % is exact, so nothing rounds that does not round in Go.
+function read(state, at, cost) {
   const { algorithm, rate, period_us: period, capacity, start_us: start = 0, value } = state;
   const now = Math.floor(at);
   if (algorithm !== 'token bucket' && algorithm !== 'fixed window') {
@@ -47,12 +74,11 @@ export function evaluate(state, at = state.now_us, cost = 1) {
   }
   if (cost > capacity) throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity} at once`);
 
-  // Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below
-  // passes 2^53, and % is exact, so nothing rounds that does not round in Go.
   const [step, steps] = algorithm === 'fixed window' ? [period, 1] : [1, period];
-  const begin = (t) => t - ((((t - start) % step) + step) % step);
-  const ts = state.ts_us - begin(now) > step + CLOCK_TOLERANCE ? begin(now) : state.ts_us;
-  const gap = Math.max(begin(now) - ts, 0);
+  const beginOf = (t) => t - ((((t - start) % step) + step) % step);
+  const begin = beginOf(now);
+  const ts = state.ts_us - begin > step + CLOCK_TOLERANCE ? begin : state.ts_us;
+  const gap = Math.max(begin - ts, 0);
   const elapsed = (gap - (gap % step)) / step + (gap % step > 0 ? 1 : 0);
   const tokensAfter = (more) => Math.min(capacity, value + ((elapsed + more) * rate) / steps);
 
@@ -66,11 +92,9 @@ export function evaluate(state, at = state.now_us, cost = 1) {
       if (enough(middle)) high = middle;
       else low = middle;
     }
-    return Math.min(begin(Math.max(ts, now)) - now + high * step, HORIZON);
+    return Math.min(beginOf(Math.max(ts, now)) - now + high * step, HORIZON);
   };
-  const tokens = tokensAfter(0);
-  const retryAfterUs = wait(cost);
-  return { ok: retryAfterUs === 0, tokens, remaining: Math.max(tokens, 0), retryAfterUs, resetAfterUs: wait(capacity) };
+  return { now, ts, begin, tokens: tokensAfter(0), wait };
 }
 
 const LONGEST_BACKOFF = 300e3; // unless the server asks for more, or polls are further apart

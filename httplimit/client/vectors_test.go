@@ -41,6 +41,13 @@ type reply struct {
 	RetryAfter int64   `json:"retryAfterUs"`
 	ResetAfter int64   `json:"resetAfterUs"`
 	Error      string  `json:"error"`
+	Next       *next   `json:"next"`
+}
+
+// next is what is held, and what is answered, once the cost was taken.
+type next struct {
+	State json.RawMessage `json:"state"`
+	Reply reply           `json:"answer"`
 }
 
 // TestVectors asks the module in a browser, and the core, what random states of random limits mean, at random
@@ -74,18 +81,25 @@ func TestVectors(t *testing.T) {
 	mux.HandleFunc("GET /questions", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(text) })
 
 	got := play[[]reply](t, newSite(t, mux).browser, `
-		const { evaluate } = await import('/ratelimit.js');
+		const { evaluate, take } = await import('/ratelimit.js');
 		const read = async (url) => (await fetch(url)).json();
 		const pages = [];
 		for (let i = 0; i < `+fmt.Sprint(pagesOfLimits)+`; i++) {
 			pages.push(new Map((await read('/limits/' + i)).limits.map((s) => [s.limit, s])));
 		}
 		return (await read('/questions')).map((q) => {
-			try { return evaluate(pages[q.page].get(q.limit), q.at, q.cost); } catch (e) { return { error: e.name }; }
+			const state = pages[q.page].get(q.limit);
+			try {
+				return { ...evaluate(state, q.at, q.cost), next: take(state, q.at, q.cost) };
+			} catch (e) { return { error: e.name }; }
 		});`)
 	require.Len(t, got, len(questions))
 	counts := make(map[string]int)
 	for i, q := range questions {
+		if next := replies[i].Next; next != nil {
+			require.JSONEq(t, string(next.State), string(got[i].Next.State), "%+v", q)
+			got[i].Next.State = next.State
+		}
 		require.Equal(t, replies[i], got[i], "%+v", q)
 		counts[replies[i].kind()]++
 	}
@@ -122,8 +136,20 @@ func answer(t *testing.T, value ratelimit.Value, q question) reply {
 	tokens := value.At(at)
 	return reply{
 		OK: wait == 0, Tokens: tokens, Remaining: max(tokens, 0),
-		RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(),
+		RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(), Next: taken(t, value, q),
 	}
+}
+
+// taken has the core take what the question asks for.
+func taken(t *testing.T, value ratelimit.Value, q question) *next {
+	t.Helper()
+	after, d := value.Take(time.UnixMicro(q.At), q.Cost)
+	text, err := json.Marshal(after)
+	require.NoError(t, err)
+	return &next{State: text, Reply: reply{
+		OK: d.Allowed, Tokens: after.Tokens, Remaining: d.Remaining,
+		RetryAfter: d.RetryAfter.Microseconds(), ResetAfter: d.ResetAfter.Microseconds(),
+	}}
 }
 
 // draw draws what the vectors are made of.
