@@ -1,0 +1,88 @@
+package ratelimit
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
+// so that what is counted is the package's own.
+type answering struct {
+	Pool
+	rows oneRow
+}
+
+func (p *answering) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	p.rows.left = 1
+	return &p.rows, nil
+}
+
+var fourColumns [4]pgconn.FieldDescription
+
+// oneRow is the answer of a statement that takes from one bucket.
+type oneRow struct {
+	pgx.Rows
+	allowed bool
+	value   float64
+	left    int // rows that were not read yet
+}
+
+func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription {
+	return make([]pgconn.FieldDescription, 4)[:4]
+}
+func (r *oneRow) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
+func (r *oneRow) Err() error                    { return nil }
+func (r *oneRow) Close()                        {}
+
+func (r *oneRow) Next() bool {
+	r.left--
+	return r.left >= 0
+}
+
+func (r *oneRow) Scan(to ...any) error {
+	now := opening.UnixMicro()
+	*to[0].(*bool), *to[1].(*float64), *to[2].(*int64), *to[3].(*int64) = r.allowed, r.value, now, now
+	return nil
+}
+
+// What a call allocates is bounded, as it is most of what a call costs in Go. The bounds are what was counted, with one
+// for the caller's slice of requests; pgx is not in them.
+func TestAllocations(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
+	limit := Define("sendMessage", TokenBucket{Rate: 10, Period: time.Minute})
+	request := limit.For("alice")
+	clock := func() time.Time { return opening }
+
+	measure := func(name string, most float64, call func() (Decision, error), allowed bool) {
+		t.Run(name, func(t *testing.T) {
+			d, err := call()
+			require.NoError(t, err)
+			require.Equal(t, allowed, d.Allowed)
+			t.Log(testing.AllocsPerRun(1000, func() { _, _ = call() }))
+			require.LessOrEqual(t, testing.AllocsPerRun(1000, func() { _, _ = call() }), most)
+		})
+	}
+	take := func(pool *answering, config Config) func() (Decision, error) {
+		config.AsOf = clock
+		limiter, err := New(pool, config)
+		require.NoError(t, err)
+		return func() (Decision, error) { return limiter.Take(t.Context(), request) }
+	}
+	measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{DenyCache: 10}), false)
+	measure("Take", 17, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
+	measure("TakeWithoutBatching", 14, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
+	limiter, err := New(&answering{}, Config{AsOf: clock})
+	require.NoError(t, err)
+	measure("PlanAndDecide", 2, func() (Decision, error) {
+		p, err := limiter.plan([]Request{request}, false)
+		if err != nil {
+			return Decision{}, err
+		}
+		answers := append(p.oneAnswer[:0], answer{allowed: true, state: state{value: 5, ts: opening.UnixMicro()}, now: opening.UnixMicro()})
+		return p.decide(answers), nil
+	}, true)
+}
