@@ -143,6 +143,59 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 	})
 }
 
+// What is done to a reservation, and to buckets whatever they hold, takes these round trips.
+func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
+	t.Parallel()
+	b, w := setupCounted(t)
+	type call func(ctx context.Context, limiter *ratelimit.Limiter, id string) error
+	several := []ratelimit.Request{roomy.For("a"), roomy.For("b"), roomy.For("c")}
+	for _, test := range []struct {
+		name             string
+		reserved         []ratelimit.Request
+		call             call
+		standalone, inTx int
+	}{
+		{"Settle", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Settle(ctx, id) }, 4, 2}, // begin, lock, save, commit
+		{"SettleWithASurplus", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			return l.Settle(ctx, id, several[0].Cost(0.5))
+		}, 5, 3},
+		{"SettleOfThree", several, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			return l.Settle(ctx, id, several[0].Cost(0.5), several[1].Cost(2))
+		}, 5, 3},
+		{"Cancel", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }, 5, 3},
+		{"Renew", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			_, err := l.Renew(ctx, id)
+			return err
+		}, 5, 3},
+		{"Start", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			_, err := l.Start(ctx, id)
+			return err
+		}, 4, 2},
+		{"Started", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			_, err := l.Started(ctx, id)
+			return err
+		}, 3, 1},
+		{"Charge", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, several[0]) }, 1, 1},
+		{"ChargeThree", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, several...) }, 1, 1},
+		{"Credit", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, several[0]) }, 1, 1},
+		{"CreditThree", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, several...) }, 1, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
+			trips := func(limiter *ratelimit.Limiter) int {
+				r, err := limiter.Reserve(t.Context(), test.reserved...)
+				require.NoError(t, err)
+				return w.count(func() { require.NoError(t, test.call(t.Context(), limiter, r.ID)) })
+			}
+			trips(b.limiter) // to prepare the statements
+			standalone := trips(b.limiter)
+			tx := b.begin(t, pgx.ReadCommitted)
+			trips(b.limiter.WithTx(tx))
+			require.Equal(t, []int{test.standalone, test.inTx}, []int{standalone, trips(b.limiter.WithTx(tx))})
+			require.NoError(t, tx.Commit(t.Context()))
+		})
+	}
+}
+
 // What can be seen to be wrong is refused before the database hears of it: a statement that fails would
 // take the caller's transaction with it.
 func TestBadInputIsNotSent(t *testing.T) {
