@@ -11,7 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The statements, as they stand in sql/, for the default schema.
+//go:generate go run ./sql/gen sql
+
+// The statements, as they stand in sql/, for the default schema. They are generated from sql/tmpl/.
 var (
 	//go:embed sql/bucket_take.sql
 	bucketTakeSQL string
