@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // call is one call outside a transaction.
@@ -54,7 +56,7 @@ type decider interface {
 	solo(ctx context.Context, c *call) ([]behind, error)
 	// fly answers calls, and returns those that need a row which somebody holds. When waitFor is not nil, all of
 	// them need that row, and it waits for it.
-	fly(ctx context.Context, calls []*call, waitFor *which) []behind
+	fly(ctx context.Context, calls []*call, waitFor *bucket.Key) []behind
 }
 
 // batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
@@ -73,11 +75,11 @@ type batcher struct {
 	spare   sync.Pool     // of *chan struct{}, for call.done
 
 	mu       sync.Mutex
-	queue    []*call        // in the order they came; some have left
-	queued   int            // those that have not
-	parked   int            // calls that wait behind late flights
-	arrivals uint64         // calls so far
-	uses     map[which]*use // the buckets that a call waits for, or a flight keeps from others
+	queue    []*call             // in the order they came; some have left
+	queued   int                 // those that have not
+	parked   int                 // calls that wait behind late flights
+	arrivals uint64              // calls so far
+	uses     map[bucket.Key]*use // the buckets that a call waits for, or a flight keeps from others
 	unused   []*use
 	flights  int // out, or about to leave
 	out      []*flight
@@ -93,7 +95,7 @@ type batcher struct {
 func newBatcher(l *Limiter) *batcher {
 	return &batcher{
 		decider: l, limit: l.config.MaxWaiting, timeout: l.config.Timeout,
-		uses: make(map[which]*use), landed: make(chan struct{}),
+		uses: make(map[bucket.Key]*use), landed: make(chan struct{}),
 	}
 }
 
@@ -311,6 +313,3 @@ func (b *batcher) signal() {
 
 // isClosed reports whether calls are let in no more.
 func (b *batcher) isClosed() bool { return b.shut.Load() }
-
-// whole names the bucket, on however many rows it is.
-func (b *bucket) whole() which { return which{b.limit.name, b.key, 0} }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
@@ -92,7 +94,7 @@ func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 // partly is a decider that answers some calls of a flight long before the others.
 type partly struct{ *tower }
 
-func (w partly) fly(ctx context.Context, calls []*call, waitFor *which) []behind {
+func (w partly) fly(ctx context.Context, calls []*call, waitFor *bucket.Key) []behind {
 	calls[0].finish(nil)
 	return w.tower.fly(ctx, calls[1:], waitFor)
 }

@@ -18,7 +18,7 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 		src := shrinking{t}
 		draw := one(src, everyday, dyadic)
 		limit := Define("credited", over(draw(src), one(src, 1, 1, 2, 8)))
-		b := bucket{limit: limit, terms: limit.terms.at("credited", "key")}
+		b := ask{limit: limit, terms: limit.terms.at("credited", "key")}
 		part, period := b.terms.part(), int64(b.terms.steps)*b.terms.step
 		now := opening.UnixMicro() + int64(src.unit()*float64(century))
 		rows := make([]state, b.terms.shards)

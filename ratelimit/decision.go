@@ -211,7 +211,7 @@ func clampInstant(instant time.Time) int64 {
 }
 
 // reading returns what the bucket held at a.now as a caller sees it.
-func (b *bucket) reading(a answer) Value {
+func (b *ask) reading(a answer) Value {
 	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now)}
 	if b.parted() {
 		v.parts = b.terms.mendParts(a.parts, a.now)
@@ -257,7 +257,7 @@ func (d *Decision) add(s State, isFirst bool) {
 }
 
 // decide returns what the answer means for one bucket.
-func (b *bucket) decide(a answer) State {
+func (b *ask) decide(a answer) State {
 	value := b.reading(a)
 	s := State{
 		Limit:      b.limit,

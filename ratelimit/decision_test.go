@@ -91,7 +91,7 @@ func TestLimitedError(t *testing.T) {
 func TestValue(t *testing.T) {
 	t.Parallel()
 	limit := Define("projected", TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20})
-	b := bucket{limit: limit, terms: limit.terms}
+	b := ask{limit: limit, terms: limit.terms}
 	v := b.reading(answer{state: state{-5, opening.UnixMicro()}, now: opening.Add(6 * time.Second).UnixMicro()})
 	require.Equal(t, -4.0, v.Tokens)
 	require.True(t, v.AsOf.Equal(opening.Add(6*time.Second)))

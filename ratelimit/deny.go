@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -29,7 +31,7 @@ type denials struct {
 
 type denyStripe struct {
 	mu      sync.Mutex
-	of      map[which]*denial
+	of      map[bucket.Key]*denial
 	changed [denySlots]uint32 // how often this Limiter changed the buckets of each slot
 }
 
@@ -53,28 +55,28 @@ func newDenials(entries int, asOf func() *int64) *denials {
 	since := func() time.Duration { return time.Since(made) }
 	d := &denials{seed: maphash.MakeSeed(), now: since, asOf: asOf, most: (entries + denyStripes - 1) / denyStripes}
 	for i := range d.stripes {
-		d.stripes[i].of = make(map[which]*denial)
+		d.stripes[i].of = make(map[bucket.Key]*denial)
 	}
 	return d
 }
 
-func (d *denials) stripe(w which) *denyStripe {
-	return &d.stripes[maphash.String(d.seed, w.key)%denyStripes]
+func (d *denials) stripe(k bucket.Key) *denyStripe {
+	return &d.stripes[maphash.String(d.seed, k.Key)%denyStripes]
 }
 
 // slot returns which of a stripe's counts is the bucket's.
-func (d *denials) slot(w which) int {
-	return int((maphash.String(d.seed, w.key)/denyStripes + maphash.String(d.seed, w.name)) % denySlots)
+func (d *denials) slot(k bucket.Key) int {
+	return int((maphash.String(d.seed, k.Key)/denyStripes + maphash.String(d.seed, k.Name)) % denySlots)
 }
 
 // epochs appends how often each of the plan's buckets was changed: a refusal that was decided before a change is
 // not kept after it.
 func (d *denials) epochs(p *plan, epochs []uint32) []uint32 {
 	for i := range p.buckets {
-		w := p.buckets[i].whole()
-		s := d.stripe(w)
+		k := p.buckets[i].bucketKey()
+		s := d.stripe(k)
 		s.mu.Lock()
-		epochs = append(epochs, s.changed[d.slot(w)])
+		epochs = append(epochs, s.changed[d.slot(k)])
 		s.mu.Unlock()
 	}
 	return epochs
@@ -82,12 +84,12 @@ func (d *denials) epochs(p *plan, epochs []uint32) []uint32 {
 
 // find returns what is known of a bucket, and what time it is for the database, or a little less: a wait
 // counted from there is not too short.
-func (d *denials) find(w which, limit *terms) (found *denial, now int64, ok bool) {
-	s := d.stripe(w)
+func (d *denials) find(k bucket.Key, limit *terms) (found *denial, now int64, ok bool) {
+	s := d.stripe(k)
 	s.mu.Lock()
-	found, ok = s.of[w]
+	found, ok = s.of[k]
 	if ok && found.limit != *limit {
-		delete(s.of, w)
+		delete(s.of, k)
 		ok = false
 	}
 	s.mu.Unlock()
@@ -123,8 +125,8 @@ func (e *denial) state(s *State, limit *Limit, cost float64, now int64) {
 }
 
 // refuse returns the decision on a call for one bucket if it is known to be a refusal.
-func (d *denials) refuse(b *bucket) (Decision, bool) {
-	e, now, ok := d.find(b.whole(), &b.limit.terms)
+func (d *denials) refuse(b *ask) (Decision, bool) {
+	e, now, ok := d.find(b.bucketKey(), &b.limit.terms)
 	if !ok || b.cost < e.cost {
 		return Decision{}, false
 	}
@@ -139,7 +141,7 @@ func (d *denials) refuseAll(p *plan) (Decision, bool) {
 	states, refused, at := make([]State, len(p.buckets)), false, int64(math.MaxInt64)
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		e, now, ok := d.find(b.whole(), &b.limit.terms)
+		e, now, ok := d.find(b.bucketKey(), &b.limit.terms)
 		if !ok {
 			return Decision{}, false
 		}
@@ -165,37 +167,37 @@ func (d *denials) keep(p *plan, answers []answer, askedAt time.Duration, epochs 
 		if !a.allowed {
 			e.cost, e.until = b.cost, a.now+value.wait(a.now, b.cost, 0).Microseconds()
 		}
-		w := b.whole()
-		d.stripe(w).keep(w, e, d.most, d.slot(w), epochs[i])
+		k := b.bucketKey()
+		d.stripe(k).keep(k, e, d.most, d.slot(k), epochs[i])
 	}
 }
 
 // keep stores the entry, in place of some other when there is no room, unless the bucket was changed since the epoch.
-func (s *denyStripe) keep(w which, e *denial, most, slot int, epoch uint32) {
+func (s *denyStripe) keep(k bucket.Key, e *denial, most, slot int, epoch uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.changed[slot] != epoch {
 		return
 	}
 	if !e.denies() { // it refuses nothing, and must not replace what does
-		if old, found := s.of[w]; found && old.denies() {
+		if old, found := s.of[k]; found && old.denies() {
 			return
 		}
 	}
-	if _, found := s.of[w]; !found && len(s.of) >= most {
+	if _, found := s.of[k]; !found && len(s.of) >= most {
 		for other := range s.of { // any: what is asked for again comes back
 			delete(s.of, other)
 			break
 		}
 	}
-	s.of[w] = e
+	s.of[k] = e
 }
 
 // drop forgets a bucket, because tokens were taken from it or given back to it.
-func (d *denials) drop(w which) {
-	s, slot := d.stripe(w), d.slot(w)
+func (d *denials) drop(k bucket.Key) {
+	s, slot := d.stripe(k), d.slot(k)
 	s.mu.Lock()
-	delete(s.of, w)
+	delete(s.of, k)
 	s.changed[slot]++
 	s.mu.Unlock()
 }
@@ -214,7 +216,7 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 	if err != nil {
 		return Decision{}, false
 	}
-	return l.denials.refuse(&bucket{limit: r.limit, key: key, cost: r.cost})
+	return l.denials.refuse(&ask{limit: r.limit, key: key, cost: r.cost})
 }
 
 // recall answers c, from memory if that will do, and remembers what it has to.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // denyDesk is a cache, with what the database would answer at opening on a frozen local clock.
@@ -24,7 +26,7 @@ func newDenyDesk(entries int) *denyDesk {
 
 // asking returns the plan of a call for one bucket.
 func asking(limit Limit, key string, cost float64) *plan {
-	return &plan{buckets: []bucket{{limit: limit, key: key, terms: limit.terms.at(limit.name, key), cost: cost}}, asked: []asked{{0, cost}}}
+	return &plan{buckets: []ask{{limit: limit, key: key, terms: limit.terms.at(limit.name, key), cost: cost}}, asked: []asked{{0, cost}}}
 }
 
 // refused remembers that a bucket held tokens at opening, and refused cost.
@@ -80,7 +82,7 @@ func TestDenyCacheForgets(t *testing.T) {
 	}
 	for name, change := range map[string]func(d *denyDesk){
 		"WhatIsASecondOld":     func(d *denyDesk) { d.clock = d.clock.Add(denyMaxAge) },
-		"WhatWasChanged":       func(d *denyDesk) { d.drop(p.buckets[0].whole()) },
+		"WhatWasChanged":       func(d *denyDesk) { d.drop(p.buckets[0].bucketKey()) },
 		"AnotherPolicysAnswer": func(d *denyDesk) { known(d, asking(Define("cached", PerMinute(2)), "key", 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +100,7 @@ func TestDenyCacheForgets(t *testing.T) {
 		t.Parallel()
 		d := newDenyDesk(10)
 		epochs := d.epochs(p, nil)
-		d.drop(p.buckets[0].whole()) // while the call was on its way
+		d.drop(p.buckets[0].bucketKey()) // while the call was on its way
 		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
 		require.False(t, known(d, p))
 	})
@@ -107,7 +109,7 @@ func TestDenyCacheForgets(t *testing.T) {
 		d := newDenyDesk(10)
 		epochs, clock := d.epochs(p, nil), d.now
 		d.now = func() time.Duration { // keep asks for the time when it has the answer and has not stored it
-			d.drop(p.buckets[0].whole())
+			d.drop(p.buckets[0].bucketKey())
 			return clock()
 		}
 		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, 0, epochs)
@@ -118,10 +120,10 @@ func TestDenyCacheForgets(t *testing.T) {
 		t.Parallel()
 		d := newDenyDesk(10)
 		epochs := d.epochs(p, nil)
-		w := p.buckets[0].whole()
-		stranger := which{name: "cached"}
-		for i := 0; d.stripe(stranger) != d.stripe(w) || d.slot(stranger) == d.slot(w); i++ {
-			stranger.key = fmt.Sprint("stranger", i)
+		k := p.buckets[0].bucketKey()
+		stranger := bucket.Key{Name: "cached"}
+		for i := 0; d.stripe(stranger) != d.stripe(k) || d.slot(stranger) == d.slot(k); i++ {
+			stranger.Key = fmt.Sprint("stranger", i)
 		}
 		d.drop(stranger)
 		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -39,7 +41,7 @@ type flight struct {
 	cancel  context.CancelFunc
 	left    time.Time
 	late    bool
-	waitFor *which // the row that it waits for; it is late from the beginning then
+	waitFor *bucket.Key // the row that it waits for; it is late from the beginning then
 
 	keeps   []*use // the buckets that it keeps from others
 	oneKeep [1]*use
@@ -99,7 +101,7 @@ func (b *batcher) land(f *flight) {
 
 // forward sends calls on with flights of their own, one for each row that they wait for.
 func (b *batcher) forward(waiting []behind) {
-	byRow := make(map[which]*flight)
+	byRow := make(map[bucket.Key]*flight)
 	for _, w := range waiting {
 		if w.call.left { // by itself it would not take any more, either
 			continue
@@ -108,7 +110,7 @@ func (b *batcher) forward(waiting []behind) {
 		if f == nil {
 			f = &flight{cancel: func() {}, left: time.Now(), late: true, waitFor: &w.row}
 			if !w.part {
-				if u := b.use(which{w.row.name, w.row.key, 0}); u.flight == nil {
+				if u := b.use(w.row.Whole()); u.flight == nil {
 					f.keep(u)
 				}
 			}
@@ -156,7 +158,7 @@ func (b *batcher) takeOff() *flight {
 // nobody's way.
 func (b *batcher) board() []*call {
 	var calls []*call
-	var stay map[which]struct{}
+	var stay map[bucket.Key]struct{}
 	kept := b.queue[:0]
 	for i, c := range b.queue {
 		if len(calls) == maxAboard {
@@ -173,10 +175,10 @@ func (b *batcher) board() []*call {
 			b.park(c, f)
 		case f != nil || c.isAfter(stay):
 			if stay == nil {
-				stay = make(map[which]struct{})
+				stay = make(map[bucket.Key]struct{})
 			}
 			for i := range c.plan.buckets {
-				stay[c.plan.buckets[i].whole()] = struct{}{}
+				stay[c.plan.buckets[i].bucketKey()] = struct{}{}
 			}
 			kept = append(kept, c)
 		case c.stage.CompareAndSwap(stageWaiting, stageAboard):
@@ -199,11 +201,11 @@ func (b *batcher) park(c *call, f *flight) {
 }
 
 // isAfter reports whether an earlier call asks for a bucket of c and stays.
-func (c *call) isAfter(stay map[which]struct{}) bool {
+func (c *call) isAfter(stay map[bucket.Key]struct{}) bool {
 	if c.look || stay == nil {
 		return false
 	}
-	return slices.ContainsFunc(c.plan.buckets, func(b bucket) bool { _, found := stay[b.whole()]; return found })
+	return slices.ContainsFunc(c.plan.buckets, func(b ask) bool { _, found := stay[b.bucketKey()]; return found })
 }
 
 // send lets flights leave beside those that are out, while that may be and somebody waits who can.

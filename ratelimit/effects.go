@@ -3,11 +3,13 @@ package ratelimit
 import (
 	"context"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // effects are what a transaction does beside its rows, kept until it has committed.
 type effects struct {
-	changed []which // buckets that tokens were taken from or given back to
+	changed []bucket.Key // buckets that tokens were taken from or given back to
 	events  []Event
 }
 
@@ -28,19 +30,19 @@ func (l *Limiter) invalidate(p *plan) {
 	case l.denials == nil:
 	case l.effects != nil:
 		for i := range p.buckets {
-			l.effects.changed = append(l.effects.changed, p.buckets[i].whole())
+			l.effects.changed = append(l.effects.changed, p.buckets[i].bucketKey())
 		}
 	default:
 		for i := range p.buckets {
-			l.denials.drop(p.buckets[i].whole())
+			l.denials.drop(p.buckets[i].bucketKey())
 		}
 	}
 }
 
 // drop forgets what is known of buckets that a transaction changed, or may have changed.
-func (l *Limiter) drop(changed []which) {
-	for _, w := range changed {
-		l.denials.drop(w)
+func (l *Limiter) drop(changed []bucket.Key) {
+	for _, k := range changed {
+		l.denials.drop(k)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -53,7 +55,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 // expireEach ends each reservation in a transaction of its own, so that one that cannot be ended undoes no other.
 func (l *Limiter) expireEach(ctx context.Context) (ended int, err error) {
 	var failed []error
-	stuck := make(map[which]bool)
+	stuck := make(map[bucket.Key]bool)
 	err = l.expired(ctx, func(ids []string) (more bool, err error) {
 		more = true
 		for i := 0; more && i < len(ids); i++ {
@@ -76,7 +78,7 @@ func (l *Limiter) expireEach(ctx context.Context) (ended int, err error) {
 
 // expire ends one reservation, if it is still to be ended and nobody has locked it. stuck are buckets that somebody
 // held for too long: reservations that would give back to one of them are left to the next call.
-func (l *Limiter) expire(ctx context.Context, id string, stuck map[which]bool) (done bool, err error) {
+func (l *Limiter) expire(ctx context.Context, id string, stuck map[bucket.Key]bool) (done bool, err error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	began := l.watch()
@@ -91,7 +93,7 @@ func (l *Limiter) expire(ctx context.Context, id string, stuck map[which]bool) (
 			return err
 		}
 		r = locked[0]
-		if r.Release && slices.ContainsFunc(r.plan().buckets, func(b bucket) bool { return stuck[b.whole()] }) {
+		if r.Release && slices.ContainsFunc(r.plan().buckets, func(b ask) bool { return stuck[b.bucketKey()] }) {
 			return nil
 		}
 		done = true
@@ -104,9 +106,9 @@ func (l *Limiter) expire(ctx context.Context, id string, stuck map[which]bool) (
 		var waited *waitError
 		switch buckets := r.plan().buckets; {
 		case errors.As(err, &waited):
-			stuck[which{waited.row.name, waited.row.key, 0}] = true
+			stuck[waited.row.Whole()] = true
 		case len(buckets) == 1:
-			stuck[buckets[0].whole()] = true
+			stuck[buckets[0].bucketKey()] = true
 		}
 	}
 	err = during("expire "+id, l.explain(err))

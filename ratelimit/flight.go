@@ -7,12 +7,14 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // behind is a call that cannot be answered yet, because somebody holds a row that it needs.
 type behind struct {
 	call *call
-	row  which
+	row  bucket.Key
 	part bool // whether it is one of the rows that a bucket is spread over
 }
 
@@ -36,10 +38,10 @@ func (l *Limiter) solo(ctx context.Context, c *call) ([]behind, error) {
 }
 
 // behind returns c as a call that waits for row.
-func (c *call) behind(row which) behind {
+func (c *call) behind(row bucket.Key) behind {
 	c.waits++
 	for i := range c.plan.buckets {
-		if b := &c.plan.buckets[i]; b.limit.name == row.name && b.key == row.key {
+		if b := &c.plan.buckets[i]; b.limit.name == row.Name && b.key == row.Key {
 			return behind{c, row, b.parted()}
 		}
 	}
@@ -84,16 +86,16 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 //
 // A flight for one bucket waits for its row. Otherwise nothing waits for a row while the flight keeps other buckets from
 // others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
-func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []behind) {
 	if waitFor == nil && askForOne(calls) && !calls[0].plan.parted() {
-		row := calls[0].plan.buckets[0].whole()
+		row := calls[0].plan.buckets[0].bucketKey()
 		waitFor = &row
 	}
 	return l.flyPart(ctx, calls, waitFor)
 }
 
 // flyPart is fly for some of the calls of a flight.
-func (l *Limiter) flyPart(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+func (l *Limiter) flyPart(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []behind) {
 	lineups, others := line(calls)
 	if waitFor != nil && (len(lineups) != 1 || len(others) > 0) {
 		lineups, others = nil, calls
@@ -113,7 +115,7 @@ func (l *Limiter) flyPart(ctx context.Context, calls []*call, waitFor *which) (w
 	for _, at := range lineups {
 		if at.isHeld() {
 			for _, c := range at.calls {
-				waiting = append(waiting, c.behind(at.bucket.which()))
+				waiting = append(waiting, c.behind(at.bucket.rowKey()))
 			}
 			continue
 		}
@@ -129,11 +131,11 @@ func (l *Limiter) flyPart(ctx context.Context, calls []*call, waitFor *which) (w
 // flyApart answers calls whose statement failed with err: with that error, or again in two halves when one of them
 // may be to blame for it, and not what they all ask for. Where the statement had waited too long for a row that is being
 // made, those for one bucket go on to wait for it by themselves.
-func flyApart(calls []*call, err error, waitFor *which, fly func(calls []*call) []behind) []behind {
+func flyApart(calls []*call, err error, waitFor *bucket.Key, fly func(calls []*call) []behind) []behind {
 	one := askForOne(calls)
 	switch {
 	case waitFor == nil && one && isBound(err):
-		return waitForRow(calls, calls[0].plan.buckets[0].whole(), fly)
+		return waitForRow(calls, calls[0].plan.buckets[0].bucketKey(), fly)
 	case waitFor != nil && !isBound(err), one, len(calls) == 1, !isOfOne(err):
 		for _, c := range calls {
 			c.finish(err)
@@ -145,7 +147,7 @@ func flyApart(calls []*call, err error, waitFor *which, fly func(calls []*call) 
 }
 
 // waitForRow returns the calls as those that wait for a row, and answers those that only look.
-func waitForRow(calls []*call, row which, fly func(calls []*call) []behind) (waiting []behind) {
+func waitForRow(calls []*call, row bucket.Key, fly func(calls []*call) []behind) (waiting []behind) {
 	for _, c := range calls {
 		if c.look {
 			waiting = append(waiting, fly([]*call{c})...)
@@ -158,9 +160,9 @@ func waitForRow(calls []*call, row which, fly func(calls []*call) []behind) (wai
 
 // askForOne reports whether the calls ask for the same bucket and for no other.
 func askForOne(calls []*call) bool {
-	first := calls[0].plan.buckets[0].whole()
+	first := calls[0].plan.buckets[0].bucketKey()
 	return !slices.ContainsFunc(calls, func(c *call) bool {
-		return len(c.plan.buckets) > 1 || c.plan.buckets[0].whole() != first
+		return len(c.plan.buckets) > 1 || c.plan.buckets[0].bucketKey() != first
 	})
 }
 
@@ -185,7 +187,7 @@ const (
 // ask asks for what the lineups want and looks at what the others are about, in one round trip; and in some more
 // where a row is held of those that a bucket is spread over, as another of them may be free. Where one of these fails,
 // what was taken before stays, and failed are the calls that it was for; else, with an error, nothing was taken.
-func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, others []*call, looked [][]answer, waitFor *which) (failed []*call, err error) {
+func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, others []*call, looked [][]answer, waitFor *bucket.Key) (failed []*call, err error) {
 	if len(lineups) == 1 && waitFor != nil {
 		return nil, l.standalone(ctx, verb, func() error { return l.spendOne(ctx, lineups[0], waitFor) })
 	}
@@ -207,7 +209,7 @@ func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, other
 
 // judge answers the calls for which a look is enough, and returns the others.
 func judge(calls []*call, looked [][]answer) (open []*call) {
-	held := make(map[which]bool) // buckets that are going to be locked
+	held := make(map[bucket.Key]bool) // buckets that are going to be locked
 	for i, c := range calls {
 		c.answers = looked[i]
 		switch {
@@ -219,7 +221,7 @@ func judge(calls []*call, looked [][]answer) (open []*call) {
 		default:
 			open = append(open, c)
 			for j := range c.plan.buckets {
-				held[c.plan.buckets[j].whole()] = true
+				held[c.plan.buckets[j].bucketKey()] = true
 			}
 		}
 	}
@@ -228,8 +230,8 @@ func judge(calls []*call, looked [][]answer) (open []*call) {
 
 // within reports whether all buckets of the plan are among those held: then it costs nothing to decide on it in
 // its turn, when what those before it take is gone.
-func (p *plan) within(held map[which]bool) bool {
-	return !slices.ContainsFunc(p.buckets, func(b bucket) bool { return !held[b.whole()] })
+func (p *plan) within(held map[bucket.Key]bool) bool {
+	return !slices.ContainsFunc(p.buckets, func(b ask) bool { return !held[b.bucketKey()] })
 }
 
 // bySeat orders calls by their arrival.
@@ -248,7 +250,7 @@ func (p *plan) hopeless(answers []answer) bool {
 
 // decideHeld answers calls one after the other on locked rows, in a transaction of its own. It returns those that
 // need a row which somebody holds.
-func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *which) (again []behind) {
+func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *bucket.Key) (again []behind) {
 	waits := 0
 	for _, c := range calls {
 		waits = max(waits, c.waits)

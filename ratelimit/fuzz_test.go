@@ -45,7 +45,7 @@ func FuzzTake(f *testing.F) {
 		if err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
 			return
 		}
-		b := bucket{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
+		b := ask{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
@@ -58,7 +58,7 @@ func FuzzTake(f *testing.F) {
 }
 
 // holds checks what the bucket holds at now and later.
-func holds(t require.TestingT, b bucket, row state, now, later int64) {
+func holds(t require.TestingT, b ask, row state, now, later int64) {
 	v := b.reading(answer{state: row, now: now})
 	require.LessOrEqual(t, v.Tokens, b.terms.capacity, "never more than the capacity")
 	require.GreaterOrEqual(t, v.Tokens, min(row.value, b.terms.capacity), "time takes nothing away")
@@ -73,7 +73,7 @@ func holds(t require.TestingT, b bucket, row state, now, later int64) {
 }
 
 // takes checks the state after the call.
-func takes(t require.TestingT, b bucket, row state, now int64) {
+func takes(t require.TestingT, b ask, row state, now int64) {
 	_, allowed := b.terms.take(b.terms.full(now), now, b.cost, b.lowest)
 	require.True(t, allowed, "what is no error is allowed at least when the bucket is full")
 	next, allowed := b.terms.take(row, now, b.cost, b.lowest)
@@ -93,7 +93,7 @@ func takes(t require.TestingT, b bucket, row state, now int64) {
 }
 
 // waits checks that the wait is sufficient, and not a microsecond too long.
-func waits(t require.TestingT, b bucket, row state, now int64) {
+func waits(t require.TestingT, b ask, row state, now int64) {
 	_, allowed := b.terms.take(row, now, b.cost, b.lowest)
 	wait := b.terms.wait(row, now, b.cost, b.lowest).Microseconds()
 	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)

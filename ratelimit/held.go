@@ -7,19 +7,21 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // held are rows that a transaction has locked and read, to be decided on by the Go form of the algebra. It
 // takes one round trip more than the statements that decide by themselves, and can do what these cannot:
 // decide on many calls one after the other, and on a bucket spread over several rows as a whole.
 type held struct {
-	rows    []bucket // in the order of locking
+	rows    []ask // in the order of locking
 	states  []state
 	now     int64
 	made    []bool // which of them were not there before
 	changed []bool
-	locked  []bool        // which of them are locked: all of them, but for those that lockFree left out
-	index   map[which]int // of the first row of each bucket
+	locked  []bool             // which of them are locked: all of them, but for those that lockFree left out
+	index   map[bucket.Key]int // of the first row of each bucket
 }
 
 // hold locks and reads every row of the plans' buckets, on l, which must be bound to a transaction.
@@ -40,25 +42,25 @@ func (l *Limiter) holdAfter(ctx context.Context, batch *pgx.Batch, plans ...*pla
 }
 
 // notLocked returns the first row that is not locked, if there is one.
-func (h *held) notLocked() (row which, found bool) {
+func (h *held) notLocked() (row bucket.Key, found bool) {
 	if i := slices.Index(h.locked, false); i >= 0 {
-		return h.rows[i].which(), true
+		return h.rows[i].rowKey(), true
 	}
-	return which{}, false
+	return bucket.Key{}, false
 }
 
 // missesRow returns the first row of the plan that is not locked, if there is one.
-func (h *held) missesRow(p *plan) (row which, found bool) {
+func (h *held) missesRow(p *plan) (row bucket.Key, found bool) {
 	if !slices.Contains(h.locked, false) {
-		return which{}, false
+		return bucket.Key{}, false
 	}
 	rows, _ := p.rows()
 	for i := range rows {
-		if w := rows[i].which(); !h.locked[h.index[w]] {
-			return w, true
+		if k := rows[i].rowKey(); !h.locked[h.index[k]] {
+			return k, true
 		}
 	}
-	return which{}, false
+	return bucket.Key{}, false
 }
 
 // lockFree locks and reads the rows of the plans' buckets, after what is in batch and in the same round trip. In a
@@ -101,11 +103,11 @@ func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan
 	if err != nil {
 		return nil, failed(err)
 	}
-	var w which
+	var k bucket.Key
 	var found state
 	var made bool
-	tag, err := pgx.ForEachRow(rows, []any{&w.name, &w.key, &w.shard, &found.value, &found.ts, &h.now, &made}, func() error {
-		i, asked := h.index[w]
+	tag, err := pgx.ForEachRow(rows, []any{&k.Name, &k.Key, &k.Shard, &found.value, &found.ts, &h.now, &made}, func() error {
+		i, asked := h.index[k]
 		if !asked {
 			return errors.New("the statement answered for a row that was not asked for")
 		}
@@ -128,15 +130,15 @@ func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan
 
 // newHeld returns the rows of the plans' buckets, not yet read.
 func newHeld(plans []*plan) *held {
-	h := &held{index: make(map[which]int)}
+	h := &held{index: make(map[bucket.Key]int)}
 	for _, p := range plans {
 		rows, _ := p.rows()
 		h.rows = append(h.rows, rows...)
 	}
-	slices.SortFunc(h.rows, func(a, b bucket) int { return a.which().compare(b.which()) })
-	h.rows = slices.CompactFunc(h.rows, func(a, b bucket) bool { return a.which() == b.which() })
+	slices.SortFunc(h.rows, func(a, b ask) int { return a.rowKey().Compare(b.rowKey()) })
+	h.rows = slices.CompactFunc(h.rows, func(a, b ask) bool { return a.rowKey() == b.rowKey() })
 	for i := range h.rows {
-		h.index[h.rows[i].which()] = i
+		h.index[h.rows[i].rowKey()] = i
 	}
 	h.states, h.made = make([]state, len(h.rows)), make([]bool, len(h.rows))
 	h.changed, h.locked = make([]bool, len(h.rows)), make([]bool, len(h.rows))
@@ -144,18 +146,18 @@ func newHeld(plans []*plan) *held {
 }
 
 // of returns the rows of a bucket.
-func (h *held) of(b *bucket) (states []state, changed []bool) {
+func (h *held) of(b *ask) (states []state, changed []bool) {
 	first := h.index[b.first()]
 	n := first + int(max(b.terms.shards, 1))
 	return h.states[first:n], h.changed[first:n]
 }
 
 // first names the first row of the bucket.
-func (b *bucket) first() which {
+func (b *ask) first() bucket.Key {
 	if b.parted() {
-		return which{b.limit.name, b.key, 0}
+		return b.bucketKey()
 	}
-	return b.which()
+	return b.rowKey()
 }
 
 // take decides on the call p, all or nothing, as if it came after those decided before.
@@ -188,7 +190,7 @@ func (h *held) take(p *plan) []answer {
 
 // charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
 // step begins after until. It mirrors buckets_charge.sql.
-func (h *held) charge(b *bucket, amount float64, until int64) {
+func (h *held) charge(b *ask, amount float64, until int64) {
 	if amount == 0 || amount < 0 && b.terms.begin(h.now) > until {
 		return
 	}
@@ -264,7 +266,7 @@ func (l *Limiter) takeHeld(ctx context.Context, p *plan) ([]answer, error) {
 }
 
 // of sets what the bucket holds after the decision: the state of its row, or those of all its rows.
-func (a *answer) of(b *bucket, states []state) {
+func (a *answer) of(b *ask, states []state) {
 	if !b.parted() {
 		a.state = states[0]
 		return

@@ -161,7 +161,7 @@ func (h *history) call(verb verb, subjects ...*subject) {
 
 // compare holds the implementation's answer for one bucket to the exact model, and returns the model's
 // bucket after the call.
-func (h *history) compare(s *subject, b *bucket, got answer) exactBucket {
+func (h *history) compare(s *subject, b *ask, got answer) exactBucket {
 	e := s.exactly(h.now)
 	lowest := new(big.Rat)
 	if b.lowest < 0 {
@@ -275,11 +275,11 @@ func (h *history) plant(s *subject) {
 	ts := one(h.src, h.now, h.now-minute, h.now+minute+terms.step, h.now+minute+terms.step+1, minInstant, maxInstant)
 	s.row, s.model = &state{value: value, ts: ts}, &exactBucket{value: rational(value), ts: ts}
 	if h.send != nil {
-		h.send(&plan{buckets: []bucket{{limit: s.limit, key: s.key}}}, []answer{{state: *s.row}}, true)
+		h.send(&plan{buckets: []ask{{limit: s.limit, key: s.key}}}, []answer{{state: *s.row}}, true)
 	}
 }
 
-func (h *history) of(b *bucket) *subject {
+func (h *history) of(b *ask) *subject {
 	for _, s := range h.subjects {
 		if s.key == b.key {
 			return s

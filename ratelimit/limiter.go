@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // DB is what a call needs of the database. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx have it.
@@ -36,11 +38,11 @@ type Limiter struct {
 	queues     *queues
 	boxes      *boxes
 	batcher    *batcher
-	denials    *denials // nil: no refusal is answered from memory
-	effects    *effects // of the transaction the Limiter is bound to; nil when it is not one of ours
-	own        bool     // whether that transaction is of the Limiter's own making, for one call or one batch
-	waitFor    *which   // the row that such a transaction waits for before it locks any; nil: none
-	waits      int      // how many rows the call has waited for
+	denials    *denials    // nil: no refusal is answered from memory
+	effects    *effects    // of the transaction the Limiter is bound to; nil when it is not one of ours
+	own        bool        // whether that transaction is of the Limiter's own making, for one call or one batch
+	waitFor    *bucket.Key // the row that such a transaction waits for before it locks any; nil: none
+	waits      int         // how many rows the call has waited for
 	policies   *policies
 }
 

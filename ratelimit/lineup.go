@@ -8,12 +8,14 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // lineup are the calls of a flight for one bucket that no other call of it asks for together with another.
 type lineup struct {
-	whole  bucket
-	bucket bucket // with what the calls ask for together: the whole, or one of the rows it is spread over
+	whole  ask
+	bucket ask // with what the calls ask for together: the whole, or one of the rows it is spread over
 	calls  []*call
 	answer answer
 	found  bool    // whether the answer is there: another may have been quicker
@@ -24,26 +26,26 @@ type lineup struct {
 // line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
 // bucket in the order of locking, those of one name under one policy; and the others.
 func line(calls []*call) (lineups []*lineup, others []*call) {
-	shared := make(map[which]bool) // with calls that need more than one bucket, or may owe
-	byBucket := make(map[which]*lineup, len(calls))
+	shared := make(map[bucket.Key]bool) // with calls that need more than one bucket, or may owe
+	byBucket := make(map[bucket.Key]*lineup, len(calls))
 	for i, c := range calls {
 		c.seat = i
 		if !c.look && !c.simple() {
 			for j := range c.plan.buckets {
-				shared[c.plan.buckets[j].whole()] = true
+				shared[c.plan.buckets[j].bucketKey()] = true
 			}
 		}
 	}
 	for _, c := range calls {
 		b := &c.plan.buckets[0]
-		if c.look || !c.simple() || shared[b.whole()] {
+		if c.look || !c.simple() || shared[b.bucketKey()] {
 			others = append(others, c)
 			continue
 		}
-		at := byBucket[b.whole()]
+		at := byBucket[b.bucketKey()]
 		if at == nil {
 			at = newLineup(b)
-			byBucket[b.whole()] = at
+			byBucket[b.bucketKey()] = at
 			lineups = append(lineups, at)
 		}
 		if at.whole.terms != b.terms {
@@ -52,7 +54,7 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 		}
 		at.calls = append(at.calls, c)
 	}
-	slices.SortFunc(lineups, func(a, b *lineup) int { return a.bucket.which().compare(b.bucket.which()) })
+	slices.SortFunc(lineups, func(a, b *lineup) int { return a.bucket.rowKey().Compare(b.bucket.rowKey()) })
 	kept := lineups[:0]
 	for _, at := range lineups {
 		if n := len(kept); !at.aim() || n > 0 && kept[n-1].conflicts(at) {
@@ -66,7 +68,7 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 }
 
 // newLineup returns a lineup for the bucket, or for one of its rows, any of them.
-func newLineup(b *bucket) *lineup {
+func newLineup(b *ask) *lineup {
 	at := &lineup{whole: *b, bucket: *b}
 	if b.parted() {
 		at.bucket = b.row(rand.N(b.terms.shards))
@@ -124,10 +126,10 @@ func (at *lineup) nextRow() bool {
 
 // spendOne asks for what the calls for one bucket want, and waits for its row, as it holds none meanwhile: that of
 // waitFor where the bucket is spread over several.
-func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *which) error {
+func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *bucket.Key) error {
 	batch := &pgx.Batch{}
 	if at.whole.parted() {
-		at.bucket = at.whole.row(waitFor.shard)
+		at.bucket = at.whole.row(waitFor.Shard)
 		at.aim()
 	}
 	batch.Queue(l.statements.takeAlone, l.parameters(&at.bucket)...)
@@ -157,8 +159,8 @@ func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *which) erro
 }
 
 // rows returns the rows of the lineup's bucket.
-func (at *lineup) rows() []bucket {
-	all, _ := (&plan{buckets: []bucket{at.whole}}).rows()
+func (at *lineup) rows() []ask {
+	all, _ := (&plan{buckets: []ask{at.whole}}).rows()
 	return all
 }
 
@@ -169,7 +171,7 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 	for _, group := range groups {
 		l.queueSpend(batch, group)
 	}
-	var rows []bucket
+	var rows []ask
 	for _, c := range others {
 		all, _ := c.plan.rows()
 		rows = append(rows, all...)
@@ -208,8 +210,8 @@ func byLimit(lineups []*lineup) (groups [][]*lineup) {
 }
 
 // rowsOf returns the rows that the lineups ask.
-func rowsOf(lineups []*lineup) []bucket {
-	rows := make([]bucket, len(lineups))
+func rowsOf(lineups []*lineup) []ask {
+	rows := make([]ask, len(lineups))
 	for i, at := range lineups {
 		rows[i] = at.bucket
 	}
@@ -217,14 +219,14 @@ func rowsOf(lineups []*lineup) []bucket {
 }
 
 // queueRead queues a look at rows.
-func (l *Limiter) queueRead(batch *pgx.Batch, rows []bucket) {
+func (l *Limiter) queueRead(batch *pgx.Batch, rows []ask) {
 	c := (&plan{buckets: rows}).columns()
 	batch.Queue(l.statements.read, c.names, c.keys, c.shards, l.asOf())
 }
 
 // receiveRead distributes the answers to a look at the rows of others, and then those of the lineups whose buckets
 // are spread over several.
-func (l *Limiter) receiveRead(results pgx.BatchResults, rows []bucket, others []*call, looked [][]answer, lineups []*lineup) error {
+func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*call, looked [][]answer, lineups []*lineup) error {
 	found, err := results.Query()
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // A transaction of the Limiter's own does not wait for the row of a bucket while it holds others: whoever has that row may
@@ -38,13 +40,13 @@ func longWait(waits int) string {
 
 // heldError says that somebody holds a row which a call needs. Nothing was done; the call is made again when that row
 // was waited for.
-type heldError struct{ row which }
+type heldError struct{ row bucket.Key }
 
 func (e *heldError) Error() string { return "another transaction holds the row of a bucket" }
 
 // afterWaitFor returns a Limiter whose transactions begin with the wait for a row, unless that is nil: for a call that
 // has waited for so many with it.
-func (l *Limiter) afterWaitFor(row *which, waits int) *Limiter {
+func (l *Limiter) afterWaitFor(row *bucket.Key, waits int) *Limiter {
 	if l.waitFor == row {
 		return l
 	}
@@ -80,16 +82,16 @@ func (l *Limiter) retryHeld(ctx context.Context, fn func(l *Limiter) error) erro
 // waitError is an error of a call that had to wait for a row.
 type waitError struct {
 	error
-	row which
+	row bucket.Key
 }
 
 func (e *waitError) Unwrap() error { return e.error }
 
 // queueWait queues the wait for the row that the Limiter is to wait for, when it is one of rows. It is the first
 // statement that locks a bucket's row. It makes the row when it is not there.
-func (l *Limiter) queueWait(batch *pgx.Batch, rows []bucket) {
+func (l *Limiter) queueWait(batch *pgx.Batch, rows []ask) {
 	for i := range rows {
-		if l.waitFor != nil && rows[i].which() == *l.waitFor {
+		if l.waitFor != nil && rows[i].rowKey() == *l.waitFor {
 			l.queueHold(batch, l.statements.hold, rows[i:i+1])
 			return
 		}
@@ -97,7 +99,7 @@ func (l *Limiter) queueWait(batch *pgx.Batch, rows []bucket) {
 }
 
 // queueHold queues a statement that locks rows: buckets_hold.sql, which waits for them, or buckets_lock.sql.
-func (l *Limiter) queueHold(batch *pgx.Batch, statement string, rows []bucket) {
+func (l *Limiter) queueHold(batch *pgx.Batch, statement string, rows []ask) {
 	c := (&plan{buckets: rows}).columns()
 	batch.Queue(statement, c.names, c.keys, c.shards, c.capacities, c.steps, c.phases, l.asOf())
 }
@@ -105,7 +107,7 @@ func (l *Limiter) queueHold(batch *pgx.Batch, statement string, rows []bucket) {
 // boundError is the failure of a statement that waits for rows only so long, because it holds others meanwhile.
 type boundError struct {
 	error
-	rows []bucket // that it locks, or makes
+	rows []ask // that it locks, or makes
 }
 
 func (e *boundError) Unwrap() error { return e.error }
@@ -129,25 +131,25 @@ func (l *Limiter) blame(ctx context.Context, err error) error {
 	if readErr != nil {
 		return errors.Join(err, readErr)
 	}
-	busy, readErr := pgx.CollectRows(rows, func(row pgx.CollectableRow) (w which, err error) {
-		return w, row.Scan(&w.name, &w.key, &w.shard)
+	busy, readErr := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k bucket.Key, err error) {
+		return k, row.Scan(&k.Name, &k.Key, &k.Shard)
 	})
 	switch {
 	case readErr != nil:
 		return errors.Join(err, readErr)
 	case len(busy) == 0: // all of them are free by now
-		return &heldError{timedOut.rows[0].which()}
+		return &heldError{timedOut.rows[0].rowKey()}
 	}
 	return &heldError{l.nextAfterWait(busy)}
 }
 
 // nextAfterWait returns the first of the rows, in the order of locking, that comes after the one that was waited for,
 // or else the first.
-func (l *Limiter) nextAfterWait(rows []which) which {
-	slices.SortFunc(rows, which.compare)
-	for _, w := range rows {
-		if l.waitFor != nil && w.compare(*l.waitFor) > 0 {
-			return w
+func (l *Limiter) nextAfterWait(rows []bucket.Key) bucket.Key {
+	slices.SortFunc(rows, bucket.Key.Compare)
+	for _, k := range rows {
+		if l.waitFor != nil && k.Compare(*l.waitFor) > 0 {
+			return k
 		}
 	}
 	return rows[0]
@@ -155,7 +157,7 @@ func (l *Limiter) nextAfterWait(rows []which) which {
 
 // change runs a statement that changes rows whatever they hold. Of several it waits for each only so long, unless it is
 // in a caller's transaction; when that was not enough, it locks them first.
-func (l *Limiter) change(ctx context.Context, rows []bucket, statement string, arguments ...any) error {
+func (l *Limiter) change(ctx context.Context, rows []ask, statement string, arguments ...any) error {
 	switch {
 	case len(rows) == 1 || l.pool == nil && !l.own:
 	case l.waitFor == nil:
@@ -172,7 +174,7 @@ func (l *Limiter) change(ctx context.Context, rows []bucket, statement string, a
 }
 
 // changeQuickly is change for when the rows are free, as they mostly are.
-func (l *Limiter) changeQuickly(ctx context.Context, rows []bucket, statement string, arguments ...any) error {
+func (l *Limiter) changeQuickly(ctx context.Context, rows []ask, statement string, arguments ...any) error {
 	batch := &pgx.Batch{}
 	batch.Queue(l.statements.boundWait, shortWait)
 	batch.Queue(statement, arguments...)

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -17,8 +18,8 @@ func TestNestedTransactionsQueue(t *testing.T) {
 	require.NoError(t, err)
 	limiter.queues.now = func() time.Time { return opening } // the conflict is always a moment ago
 	request := Define("queued", PerHour(100)).For("key")
-	met := which{name: "queued", key: "key"}
-	limiter.queues.conflict([]which{met})
+	met := bucket.Key{Name: "queued", Key: "key"}
+	limiter.queues.conflict([]bucket.Key{met})
 	require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 		return pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error {
 			return pgx.BeginFunc(t.Context(), nested, func(deep pgx.Tx) error {

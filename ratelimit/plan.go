@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -21,8 +23,8 @@ const (
 	minCostShare = 0x1p-40
 )
 
-// bucket is one row a call needs, and what it asks of it.
-type bucket struct {
+// ask is one row that a call needs, and what the call asks of it.
+type ask struct {
 	limit  Limit
 	key    string // as stored
 	shard  int32  // 0, or which row of a bucket that is spread over several
@@ -32,12 +34,18 @@ type bucket struct {
 	most   float64 // what a credit may fill it to, where that is more than its capacity
 }
 
+// rowKey is the key of the row.
+func (b *ask) rowKey() bucket.Key { return bucket.Key{Name: b.limit.name, Key: b.key, Shard: b.shard} }
+
+// bucketKey is the key of the bucket, on however many rows it is.
+func (b *ask) bucketKey() bucket.Key { return b.rowKey().Whole() }
+
 // plan is a call's requests as the statements need them: every bucket once, in the order of locking.
 type plan struct {
-	buckets []bucket
+	buckets []ask
 	asked   []asked // in the order asked
 
-	oneBucket [1]bucket // the room for them when there is one, as there mostly is
+	oneBucket [1]ask // the room for them when there is one, as there mostly is
 	oneAsked  [1]asked
 	oneAnswer [1]answer // and for its answer
 	call      call      // of which this is the plan, when it is one of Take, Check, Value or Reserve
@@ -64,7 +72,7 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 			return nil, err
 		}
 		l.policies.note(r.limit.name, &r.limit.terms)
-		at, err := p.merge(bucket{limit: r.limit, key: key, terms: r.limit.terms.at(r.limit.name, key), cost: r.cost})
+		at, err := p.merge(ask{limit: r.limit, key: key, terms: r.limit.terms.at(r.limit.name, key), cost: r.cost})
 		if err != nil {
 			return nil, err
 		}
@@ -93,12 +101,12 @@ func newPlan(n int) *plan {
 		p.buckets, p.asked = p.oneBucket[:0], p.oneAsked[:]
 		return p
 	}
-	p.buckets, p.asked = make([]bucket, 0, n), make([]asked, n)
+	p.buckets, p.asked = make([]ask, 0, n), make([]asked, n)
 	return p
 }
 
 // merge adds b to the plan, or its cost to the bucket of the same name and key, and returns its index.
-func (p *plan) merge(b bucket) (int, error) {
+func (p *plan) merge(b ask) (int, error) {
 	for i := range p.buckets {
 		same := &p.buckets[i]
 		if same.limit.name != b.limit.name || same.key != b.key {
@@ -115,7 +123,7 @@ func (p *plan) merge(b bucket) (int, error) {
 }
 
 // bound sets how low the bucket may go, and checks that the cost can ever be met.
-func (b *bucket) bound(reserve bool) error {
+func (b *ask) bound(reserve bool) error {
 	if !reserve {
 		return checkCost(b.limit, b.cost, b.terms.capacity)
 	}
@@ -141,9 +149,9 @@ func (p *plan) sort() {
 	}
 	slices.SortFunc(order, func(i, j int) int {
 		a, b := &p.buckets[i], &p.buckets[j]
-		return a.which().compare(b.which())
+		return a.rowKey().Compare(b.rowKey())
 	})
-	sorted, place := make([]bucket, len(order)), make([]int, len(order))
+	sorted, place := make([]ask, len(order)), make([]int, len(order))
 	for to, from := range order {
 		sorted[to], place[from] = p.buckets[from], to
 	}
@@ -155,7 +163,7 @@ func (p *plan) sort() {
 
 // free reports whether the call takes nothing, so that it has nothing to write.
 func (p *plan) free() bool {
-	return !slices.ContainsFunc(p.buckets, func(b bucket) bool { return b.cost > 0 })
+	return !slices.ContainsFunc(p.buckets, func(b ask) bool { return b.cost > 0 })
 }
 
 // checkCost returns an error unless cost is a number of tokens that limit can tell from nothing and that

@@ -1,12 +1,12 @@
 package ratelimit
 
 import (
-	"cmp"
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -24,16 +24,9 @@ const (
 // conflicted, as retries at SERIALIZABLE do not: they start at the same moment and all but one fail.
 type queues struct {
 	mu    sync.Mutex
-	of    map[which]*queue
+	of    map[bucket.Key]*queue
 	now   func() time.Time
 	limit int
-}
-
-func (w which) compare(o which) int {
-	if c := strings.Compare(w.name, o.name); c != 0 {
-		return c
-	}
-	return cmp.Or(strings.Compare(w.key, o.key), cmp.Compare(w.shard, o.shard))
 }
 
 // queue is the queue for one bucket: whoever takes the token out of turn is at its head.
@@ -44,23 +37,23 @@ type queue struct {
 }
 
 func newQueues() *queues {
-	return &queues{of: make(map[which]*queue), now: time.Now, limit: maxQueues}
+	return &queues{of: make(map[bucket.Key]*queue), now: time.Now, limit: maxQueues}
 }
 
 // conflict notes that transactions met at the buckets, so that the next ones queue.
-func (q *queues) conflict(buckets []which) {
+func (q *queues) conflict(buckets []bucket.Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, w := range buckets {
-		if at := q.get(w); at != nil {
+	for _, k := range buckets {
+		if at := q.get(k); at != nil {
 			at.hotUntil = q.now().Add(queueMemory)
 		}
 	}
 }
 
 // get returns the queue for w, a new one when there is none, and nil when there are too many.
-func (q *queues) get(w which) *queue {
-	if at := q.of[w]; at != nil {
+func (q *queues) get(k bucket.Key) *queue {
+	if at := q.of[k]; at != nil {
 		return at
 	}
 	if len(q.of) >= q.limit {
@@ -71,30 +64,30 @@ func (q *queues) get(w which) *queue {
 	}
 	at := &queue{turn: make(chan struct{}, 1)}
 	at.turn <- struct{}{}
-	q.of[w] = at
+	q.of[k] = at
 	return at
 }
 
 // sweep forgets the queues nobody is in and nobody has met at lately.
 func (q *queues) sweep() {
 	now := q.now()
-	for w, at := range q.of {
+	for k, at := range q.of {
 		if at.users == 0 && now.After(at.hotUntil) {
-			delete(q.of, w)
+			delete(q.of, k)
 		}
 	}
 }
 
 // join returns the queue for w when transactions queue for it now, and nil otherwise.
-func (q *queues) join(w which) *queue {
+func (q *queues) join(k bucket.Key) *queue {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := q.of[w]
+	at := q.of[k]
 	if at == nil {
 		return nil
 	}
 	if at.users == 0 && q.now().After(at.hotUntil) {
-		delete(q.of, w)
+		delete(q.of, k)
 		return nil
 	}
 	at.users++
@@ -137,8 +130,8 @@ func (at *queue) wait(ctx context.Context, d time.Duration) bool {
 // connection waits for those behind it, who have them all.
 type places struct {
 	queues  *queues
-	touched []which // the buckets the last attempt asked for
-	held    map[which]*queue
+	touched []bucket.Key // the buckets the last attempt asked for
+	held    map[bucket.Key]*queue
 	queued  bool          // whether the last attempt held a place
 	waited  time.Duration // for the places of the attempt
 }
@@ -146,37 +139,37 @@ type places struct {
 // hold queues, before the first statement of an attempt, for the buckets the one before it asked for, in one
 // order.
 func (p *places) hold(ctx context.Context) {
-	slices.SortFunc(p.touched, which.compare)
+	slices.SortFunc(p.touched, bucket.Key.Compare)
 	deadline := time.Now().Add(queueWait)
 	p.waited = 0
-	for _, w := range p.touched {
-		p.take(ctx, w, time.Until(deadline))
+	for _, k := range p.touched {
+		p.take(ctx, k, time.Until(deadline))
 	}
 	p.touched = p.touched[:0]
 }
 
 // enter queues for the buckets that an open transaction is about to take from. Only its first call waits:
 // later ones hold row locks that the head of the queue may be waiting for.
-func (p *places) enter(ctx context.Context, buckets []bucket) {
+func (p *places) enter(ctx context.Context, buckets []ask) {
 	deadline := time.Now()
 	if len(p.touched) == 0 {
 		deadline = deadline.Add(queueWait)
 	}
 	for i := range buckets {
-		w := buckets[i].which()
-		if !slices.Contains(p.touched, w) {
-			p.touched = append(p.touched, w)
-			p.take(ctx, w, time.Until(deadline))
+		k := buckets[i].rowKey()
+		if !slices.Contains(p.touched, k) {
+			p.touched = append(p.touched, k)
+			p.take(ctx, k, time.Until(deadline))
 		}
 	}
 }
 
 // take takes the head of the queue for w, if transactions queue for it, and waits for that for at most d.
-func (p *places) take(ctx context.Context, w which, d time.Duration) {
-	if p.held[w] != nil {
+func (p *places) take(ctx context.Context, k bucket.Key, d time.Duration) {
+	if p.held[k] != nil {
 		return
 	}
-	at := p.queues.join(w)
+	at := p.queues.join(k)
 	if at == nil {
 		return
 	}
@@ -187,7 +180,7 @@ func (p *places) take(ctx context.Context, w which, d time.Duration) {
 		p.queues.leave(at, false)
 		return
 	}
-	p.held[w] = at
+	p.held[k] = at
 }
 
 // release leaves all queues.

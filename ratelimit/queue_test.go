@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // The queues of a process are for what is contended now, and take no more memory than that.
@@ -14,9 +16,9 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	q := newQueues()
 	q.now, q.limit = func() time.Time { return now }, 3
-	names := func(first, n int) (keys []which) {
+	names := func(first, n int) (keys []bucket.Key) {
 		for i := range n {
-			keys = append(keys, which{name: "limit", key: strconv.Itoa(first + i)})
+			keys = append(keys, bucket.Key{Name: "limit", Key: strconv.Itoa(first + i)})
 		}
 		return keys
 	}

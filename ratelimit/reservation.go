@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // ReservationState is where a reservation is in its life.
@@ -184,7 +186,7 @@ func (l *Limiter) termsNow(r *reservation) []terms {
 func (r *reservation) plan() *plan {
 	p := &plan{}
 	for i := range r.Names {
-		p.buckets = append(p.buckets, bucket{
+		p.buckets = append(p.buckets, ask{
 			limit: Limit{name: r.Names[i]},
 			key:   r.Keys[i],
 			terms: r.now[i],
@@ -204,10 +206,10 @@ func (r *reservation) remake() {
 	}
 }
 
-// index returns the bucket named w, or -1.
-func (r *reservation) index(w which) int {
+// index returns the bucket of that key, or -1.
+func (r *reservation) index(k bucket.Key) int {
 	for i := range r.Names {
-		if r.Names[i] == w.name && r.Keys[i] == w.key {
+		if r.Names[i] == k.Name && r.Keys[i] == k.Key {
 			return i
 		}
 	}

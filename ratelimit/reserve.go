@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // Reservation is the answer to Reserve: tokens taken now for work that is done later.
@@ -115,10 +117,10 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	}
 	return l.end(ctx, "settle", id, Settled, func(r *reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
-		for which, actual := range costs {
-			i := r.index(which)
+		for key, actual := range costs {
+			i := r.index(key)
 			if i < 0 {
-				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, which.name)
+				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
 			amounts[i], r.now[i] = actual.cost-r.Costs[i], actual.terms
 		}
@@ -140,25 +142,25 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "credit", -1, requests, func(*bucket) int64 { return maxInstant })
+	return l.adjust(ctx, "credit", -1, requests, func(*ask) int64 { return maxInstant })
 }
 
 // Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
 // took from a fixed window comes back only until the window has ended, because the next one never missed it.
 func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
 	taken := clampInstant(at)
-	return l.adjust(ctx, "refund", -1, requests, func(b *bucket) int64 { return b.terms.refundUntil(taken) })
+	return l.adjust(ctx, "refund", -1, requests, func(b *ask) int64 { return b.terms.refundUntil(taken) })
 }
 
 // Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
 // wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
 // less. It is not idempotent. In a transaction it is undone with it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "charge", 1, requests, func(*bucket) int64 { return maxInstant })
+	return l.adjust(ctx, "charge", 1, requests, func(*ask) int64 { return maxInstant })
 }
 
 // adjust charges the costs of the requests times sign, or credits them up to the step that until says.
-func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request, until func(*bucket) int64) error {
+func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request, until func(*ask) int64) error {
 	p, err := l.begin(ctx, verb, costless(requests), false)
 	if err != nil {
 		return err
@@ -170,7 +172,7 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		amounts[i], last[i] = sign*costs[b.whole()].cost, until(b)
+		amounts[i], last[i] = sign*costs[b.bucketKey()].cost, until(b)
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
@@ -182,16 +184,10 @@ func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, request
 	return nil
 }
 
-// which names a row of a bucket; that of a bucket on one row is shard 0.
-type which struct {
-	name, key string
-	shard     int32
-}
-
 // actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
 // named twice. They may be above what the limit can hold, as debts may.
-func (l *Limiter) actualCosts(actual []Request) (map[which]actualCost, error) {
-	costs := make(map[which]actualCost, len(actual))
+func (l *Limiter) actualCosts(actual []Request) (map[bucket.Key]actualCost, error) {
+	costs := make(map[bucket.Key]actualCost, len(actual))
 	for _, r := range actual {
 		key, err := l.storedKey(r)
 		if err != nil {
@@ -200,14 +196,14 @@ func (l *Limiter) actualCosts(actual []Request) (map[which]actualCost, error) {
 		if err := checkCost(r.limit, r.cost, maxTokens); err != nil {
 			return nil, err
 		}
-		w, a := which{name: r.limit.name, key: key}, actualCost{cost: r.cost, terms: r.limit.terms.at(r.limit.name, key)}
-		if same, found := costs[w]; found {
+		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{cost: r.cost, terms: r.limit.terms.at(r.limit.name, key)}
+		if same, found := costs[k]; found {
 			if same.terms != a.terms {
-				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, w.name)
+				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 			}
 			a.cost += same.cost
 		}
-		costs[w] = a
+		costs[k] = a
 		l.policies.note(r.limit.name, &r.limit.terms)
 	}
 	return costs, nil

@@ -23,7 +23,7 @@ func (l *Limiter) read(ctx context.Context, p *plan) ([]answer, error) {
 }
 
 // allRows returns an error when the answers are not one for each row.
-func allRows(answers []answer, all []bucket) error {
+func allRows(answers []answer, all []ask) error {
 	if len(answers) != len(all) {
 		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(all))
 	}
@@ -45,7 +45,7 @@ func (p *plan) gather(found []answer) (answers, rest []answer) {
 }
 
 // readRows reads rows with one of the statements that do no more.
-func (l *Limiter) readRows(ctx context.Context, statement string, all []bucket) ([]answer, error) {
+func (l *Limiter) readRows(ctx context.Context, statement string, all []ask) ([]answer, error) {
 	c := (&plan{buckets: all}).columns()
 	rows, err := l.db.Query(ctx, statement, c.names, c.keys, c.shards, l.asOf())
 	if err != nil {
@@ -55,7 +55,7 @@ func (l *Limiter) readRows(ctx context.Context, statement string, all []bucket) 
 }
 
 // scanRows returns what the statements that only read answer for the rows.
-func scanRows(rows pgx.Rows, all []bucket) ([]answer, error) {
+func scanRows(rows pgx.Rows, all []ask) ([]answer, error) {
 	i := 0
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
 		var value *float64
@@ -119,7 +119,7 @@ func (p *plan) columns() columns {
 }
 
 // parameters returns those of bucket_take.sql and bucket_take_alone.sql.
-func (l *Limiter) parameters(b *bucket) []any {
+func (l *Limiter) parameters(b *ask) []any {
 	p := l.boxes.of(b)
 	phase := p.phase
 	if b.terms.spread {
@@ -152,7 +152,7 @@ type boxKey struct {
 const maxBoxes = 1024
 
 // of returns the boxed parameters for the bucket.
-func (x *boxes) of(b *bucket) *boxed {
+func (x *boxes) of(b *ask) *boxed {
 	key := boxKey{b.limit.name, b.terms}
 	if key.terms.spread {
 		key.terms.phase = 0

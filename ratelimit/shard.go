@@ -17,17 +17,14 @@ func (t terms) part() terms {
 }
 
 // parted reports whether the bucket is spread over several rows.
-func (b *bucket) parted() bool { return b.terms.shards > 1 }
+func (b *ask) parted() bool { return b.terms.shards > 1 }
 
 // row returns the bucket as it is to one of its rows; the cost is left to the caller.
-func (b *bucket) row(shard int32) bucket {
+func (b *ask) row(shard int32) ask {
 	r := *b
 	r.shard, r.terms, r.cost, r.lowest = shard, b.terms.part(), 0, 0
 	return r
 }
-
-// which names the row.
-func (b *bucket) which() which { return which{b.limit.name, b.key, b.shard} }
 
 // parted reports whether a bucket of the plan is spread over several rows.
 func (p *plan) parted() bool {
@@ -41,8 +38,8 @@ func (p *plan) parted() bool {
 
 // rows returns every row of the plan's buckets, in the order of locking. Those of the i-th bucket begin at
 // the index from[i].
-func (p *plan) rows() (rows []bucket, from []int) {
-	rows, from = make([]bucket, 0, len(p.buckets)), make([]int, len(p.buckets))
+func (p *plan) rows() (rows []ask, from []int) {
+	rows, from = make([]ask, 0, len(p.buckets)), make([]int, len(p.buckets))
 	for i := range p.buckets {
 		from[i] = len(rows)
 		if !p.buckets[i].parted() {

@@ -178,9 +178,9 @@ func TestTakingTogetherMendsAWrongClock(t *testing.T) {
 }
 
 // spread draws a bucket over several rows, with rows as they may be found, and a time.
-func spread(src source, draw func(source) Policy) (b bucket, parts []state, now int64) {
+func spread(src source, draw func(source) Policy) (b ask, parts []state, now int64) {
 	limit := Define("spread", over(draw(src), one(src, 2, 4, 8, 64)))
-	b = bucket{limit: limit, terms: limit.terms.at("spread", "key")}
+	b = ask{limit: limit, terms: limit.terms.at("spread", "key")}
 	part, period := b.terms.part(), int64(b.terms.steps)*b.terms.step
 	now = opening.UnixMicro() + int64(src.unit()*float64(century))
 	parts = make([]state, b.terms.shards)
@@ -194,7 +194,7 @@ func spread(src source, draw func(source) Policy) (b bucket, parts []state, now 
 }
 
 // ask draws a cost for b, and sets how low it may go. It returns false when that can never be met.
-func (b *bucket) ask(src source, parts []state, now int64) bool {
+func (b *ask) ask(src source, parts []state, now int64) bool {
 	reserve, most := b.terms.reserves && src.pick(3) == 0, b.terms.capacity
 	if reserve {
 		most += b.terms.maxDebt
@@ -220,7 +220,7 @@ func TestPartsKeepTheirPromises(t *testing.T) {
 }
 
 // partsKeep checks what is always true of rows that are taken from together.
-func partsKeep(t require.TestingT, b bucket, parts []state, now int64) {
+func partsKeep(t require.TestingT, b ask, parts []state, now int64) {
 	sum := b.terms.tokensOf(parts, now)
 	require.LessOrEqual(t, sum, b.terms.capacity, "together no more than the capacity")
 	require.LessOrEqual(t, sum, b.terms.tokensOf(parts, now+b.terms.step), "time takes nothing away")
@@ -254,7 +254,7 @@ func partsKeep(t require.TestingT, b bucket, parts []state, now int64) {
 }
 
 // matchesTheExactModel compares what the rows hold with the sum of as many exact buckets.
-func matchesTheExactModel(t require.TestingT, b bucket, parts []state, now int64) {
+func matchesTheExactModel(t require.TestingT, b ask, parts []state, now int64) {
 	n := int64(b.terms.shards)
 	e := exactly(b.limit.policy, b.terms.phase)
 	e.rate, e.capacity = quotient(e.rate, big.NewRat(n, 1)), quotient(e.capacity, big.NewRat(n, 1))
@@ -272,7 +272,7 @@ func matchesTheExactModel(t require.TestingT, b bucket, parts []state, now int64
 }
 
 // likeOneRow checks that rows which are even decide as one does, to the last bit and the last microsecond.
-func likeOneRow(t require.TestingT, b bucket, row state, now int64) {
+func likeOneRow(t require.TestingT, b ask, row state, now int64) {
 	row.value *= float64(b.terms.shards)
 	parts := evenly(row, b.terms.shards)
 	require.Equal(t, b.terms.tokens(b.terms.mend(row, now), now), b.terms.tokensOf(parts, now))
@@ -302,7 +302,7 @@ func FuzzTakeParts(f *testing.F) {
 		if err != nil || !(math.Abs(value) < widest && math.Abs(otherValue) < widest) {
 			return
 		}
-		b := bucket{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
+		b := ask{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
@@ -382,7 +382,7 @@ func TestChargeParts(t *testing.T) {
 func TestValueOfAShardedBucket(t *testing.T) {
 	t.Parallel()
 	limit := Define("spread", TokenBucket{Rate: 4, Period: time.Second, Capacity: 8, Shards: 4})
-	b, now := bucket{limit: limit, terms: limit.terms}, opening.UnixMicro()
+	b, now := ask{limit: limit, terms: limit.terms}, opening.UnixMicro()
 	a := answer{now: now}
 	a.of(&b, []state{{value: 2, ts: now}, {value: 0, ts: now + Day.Microseconds()}, {value: 2, ts: now}, {value: 1, ts: now}})
 	v := b.reading(a)

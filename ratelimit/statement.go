@@ -185,7 +185,7 @@ func (p *plan) answered(answers []answer) error {
 	}
 	for i := range answers {
 		if answers[i].held {
-			return &heldError{p.buckets[i].which()}
+			return &heldError{p.buckets[i].rowKey()}
 		}
 	}
 	return nil
@@ -193,7 +193,7 @@ func (p *plan) answered(answers []answer) error {
 
 // overtaken reports whether the refusal a contradicts the state it comes with, which another call has changed
 // since.
-func (b *bucket) overtaken(a answer) bool {
+func (b *ask) overtaken(a answer) bool {
 	if a.allowed {
 		return false
 	}
@@ -203,7 +203,7 @@ func (b *bucket) overtaken(a answer) bool {
 
 // runAllOrNothing takes from the plan's buckets, in a caller's transaction behind a savepoint: when one of them
 // refuses, all is undone, and no row stays locked. In the same round trip it looks at rows, when there are any.
-func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []bucket) (answers, found []answer, err error) {
+func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []ask) (answers, found []answer, err error) {
 	if l.own && len(p.buckets) > 1 {
 		return l.takeOwn(ctx, p, look)
 	}
@@ -227,7 +227,7 @@ func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []bucket) (
 }
 
 // takeOwn is runAllOrNothing in a transaction of the Limiter's own, which waits for no row while it holds others.
-func (l *Limiter) takeOwn(ctx context.Context, p *plan, look []bucket) (answers, found []answer, err error) {
+func (l *Limiter) takeOwn(ctx context.Context, p *plan, look []ask) (answers, found []answer, err error) {
 	if answers, err = l.takeHeld(ctx, p); err == nil && len(look) > 0 {
 		found, err = l.readRows(ctx, l.statements.look, look)
 	}
@@ -254,7 +254,7 @@ func (l *Limiter) queueTake(batch *pgx.Batch, p *plan) {
 
 // sendTake sends what queueTake has queued, and with it a look at rows when there are any. It returns the answers
 // to both.
-func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, p *plan, look []bucket) (answers, found []answer, err error) {
+func (l *Limiter) sendTake(ctx context.Context, batch *pgx.Batch, p *plan, look []ask) (answers, found []answer, err error) {
 	unread := batch.Len() - 1
 	if len(look) > 0 {
 		c := (&plan{buckets: look}).columns()
@@ -320,7 +320,7 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 }
 
 // ahead returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
-func (b *bucket) ahead(a answer) (rows []bucket) {
+func (b *ask) ahead(a answer) (rows []ask) {
 	if !b.parted() {
 		if b.terms.ahead(a.state, a.now) {
 			rows = append(rows, *b)

@@ -42,7 +42,7 @@ func run(t *testing.T, policy Policy, story []step) {
 // play makes the call of one step on row and returns the row it leaves.
 func (s step) play(t *testing.T, i int, limit Limit, row state) state {
 	t.Helper()
-	b := bucket{limit: limit, terms: limit.terms.at(limit.name, ""), cost: s.take + s.reserve}
+	b := ask{limit: limit, terms: limit.terms.at(limit.name, ""), cost: s.take + s.reserve}
 	err := b.bound(s.reserve > 0)
 	if s.wait == forever {
 		require.Error(t, err, "step %d at %v: no wait helps, so it is an error", i, s.at)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // tower is a batcher whose flights take as long as the slowest of their calls does, on the clock of a synctest
@@ -48,10 +50,10 @@ func (w *tower) solo(ctx context.Context, c *call) ([]behind, error) {
 	return nil, w.answer(ctx, []*call{c})
 }
 
-func (w *tower) fly(ctx context.Context, calls []*call, waitFor *which) (waiting []behind) {
+func (w *tower) fly(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []behind) {
 	if waitFor != nil {
 		select {
-		case <-w.released(waitFor.key):
+		case <-w.released(waitFor.Key):
 		case <-ctx.Done():
 		}
 	}
@@ -99,15 +101,15 @@ func (w *tower) released(key string) chan struct{} {
 }
 
 // heldRow returns the first row of c that somebody holds.
-func (w *tower) heldRow(c *call) (which, bool) {
+func (w *tower) heldRow(c *call) (bucket.Key, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range c.plan.buckets {
 		if _, found := w.heldRows[c.plan.buckets[i].key]; found && !c.look {
-			return c.plan.buckets[i].which(), true
+			return c.plan.buckets[i].rowKey(), true
 		}
 	}
-	return which{}, false
+	return bucket.Key{}, false
 }
 
 func (w *tower) answer(ctx context.Context, calls []*call) error {
@@ -179,7 +181,7 @@ func (w *tower) ask(ctx context.Context, lasts time.Duration, keys ...string) *p
 func (w *tower) make(ctx context.Context, c *call, lasts time.Duration, crash func(), keys ...string) *pending {
 	c.plan = &plan{}
 	for _, key := range keys {
-		c.plan.buckets = append(c.plan.buckets, bucket{limit: Limit{name: "limit"}, key: key})
+		c.plan.buckets = append(c.plan.buckets, ask{limit: Limit{name: "limit"}, key: key})
 	}
 	w.mu.Lock()
 	w.lasts[c], w.crash[c] = lasts, crash
@@ -224,11 +226,11 @@ func (w *tower) requireSound() {
 	synctest.Wait()
 	w.batcher.mu.Lock()
 	defer w.batcher.mu.Unlock()
-	queued, parked, users, stay, late := 0, 0, map[which]int{}, map[which]struct{}{}, 0
+	queued, parked, users, stay, late := 0, 0, map[bucket.Key]int{}, map[bucket.Key]struct{}{}, 0
 	count := func(c *call) {
 		for i := range c.plan.buckets {
 			if !c.look {
-				users[c.plan.buckets[i].whole()]++
+				users[c.plan.buckets[i].bucketKey()]++
 			}
 		}
 	}
@@ -244,7 +246,7 @@ func (w *tower) requireSound() {
 		require.True(w.t, f == nil || !f.late || w.full(), "a call that waits behind a late flight is in the way of others")
 		for i := range c.plan.buckets {
 			if blocked {
-				stay[c.plan.buckets[i].whole()] = struct{}{}
+				stay[c.plan.buckets[i].bucketKey()] = struct{}{}
 			}
 		}
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -52,7 +54,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return err
 	}
 	reconnects := 0
-	places := &places{queues: l.queues, held: make(map[which]*queue)}
+	places := &places{queues: l.queues, held: make(map[bucket.Key]*queue)}
 	began := l.watch()
 	err := l.retry(ctx, "transaction", func() (again, error) {
 		lost, err := l.transact(ctx, pgx.Serializable, places, func(tx *lentTx) error { return fn(tx) })

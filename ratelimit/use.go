@@ -1,8 +1,10 @@
 package ratelimit
 
+import "github.com/pgratelimit/pgratelimit/internal/bucket"
+
 // use is what a batcher knows of a bucket while a call waits for it, or a flight keeps it from others.
 type use struct {
-	key    which
+	key    bucket.Key
 	calls  int     // that wait for it
 	queued int     // those of them in the queue, and not behind a late flight
 	flight *flight // that keeps it from others
@@ -12,7 +14,7 @@ type use struct {
 const maxUnused = 1000
 
 // use returns what is known of a bucket, which is nothing yet where nobody uses it.
-func (b *batcher) use(key which) *use {
+func (b *batcher) use(key bucket.Key) *use {
 	u := b.uses[key]
 	if u != nil {
 		return u
@@ -45,7 +47,7 @@ func (b *batcher) addUses(c *call) {
 	}
 	c.uses = c.oneUse[:0]
 	for i := range c.plan.buckets {
-		u := b.use(c.plan.buckets[i].whole())
+		u := b.use(c.plan.buckets[i].bucketKey())
 		u.calls++
 		c.uses = append(c.uses, u)
 	}

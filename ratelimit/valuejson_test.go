@@ -13,14 +13,14 @@ func TestValueMarshalJSON(t *testing.T) {
 	t.Parallel()
 	now := opening.UnixMicro()
 	read := func(limit Limit, key string, s state) Value {
-		b := bucket{limit: limit, key: key, terms: limit.terms.at(limit.name, key)}
+		b := ask{limit: limit, key: key, terms: limit.terms.at(limit.name, key)}
 		return b.reading(answer{state: s, now: now})
 	}
 
 	t.Run("HasWhatProjectingTakes", func(t *testing.T) {
 		t.Parallel()
-		bucket := Define("sendMessage", TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
-		text, err := json.Marshal(read(bucket, "alice", state{value: -0.1, ts: now - 7}))
+		tokens := Define("sendMessage", TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+		text, err := json.Marshal(read(tokens, "alice", state{value: -0.1, ts: now - 7}))
 		require.NoError(t, err)
 		require.JSONEq(t, `{"limit": "sendMessage", "algorithm": "token bucket", "rate": 10, "period_us": 60000000,
 			"capacity": 3, "value": -0.1, "ts_us": 1772409599999993, "now_us": 1772409600000000}`, string(text))
