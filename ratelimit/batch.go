@@ -125,7 +125,7 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 		runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
 		f := b.depart(nil, nil)
 		switch {
-		case f != nil && len(f.calls) == 1 && f.calls[0] == c && !(c.simple() && c.plan.parted()): // another of its rows may be free
+		case f != nil && len(f.calls) == 1 && f.calls[0] == c && !(c.simple() && c.plan.sharded()): // another of its rows may be free
 			if answered, err := b.solo(ctx, f); answered {
 				return err
 			}

@@ -89,7 +89,7 @@ type Value struct {
 
 	terms terms
 	state state
-	parts []state // of each row, when the bucket is spread over several
+	rows  []state // of each row, when the bucket is spread over several
 }
 
 // At returns what the bucket holds at another instant if nothing more is taken: never above the
@@ -103,8 +103,8 @@ func (v Value) At(instant time.Time) float64 {
 
 // tokens is terms.tokens for what the bucket holds.
 func (v *Value) tokens(now int64) float64 {
-	if v.parts != nil {
-		return v.terms.tokensOf(v.parts, now)
+	if v.rows != nil {
+		return v.terms.tokensOf(v.rows, now)
 	}
 	return v.terms.tokens(v.state, now)
 }
@@ -120,8 +120,8 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 
 // wait is terms.wait for what the bucket holds.
 func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
-	if v.parts != nil {
-		return v.terms.waitOf(v.parts, now, cost, lowest)
+	if v.rows != nil {
+		return v.terms.waitOf(v.rows, now, cost, lowest)
 	}
 	return v.terms.wait(v.state, now, cost, lowest)
 }
@@ -213,8 +213,8 @@ func clampInstant(instant time.Time) int64 {
 // reading returns what the bucket held at a.now as a caller sees it.
 func (b *ask) reading(a answer) Value {
 	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now)}
-	if b.parted() {
-		v.parts = b.terms.mendParts(a.parts, a.now)
+	if b.sharded() {
+		v.rows = b.terms.mendParts(a.rows, a.now)
 	}
 	v.Tokens = b.terms.tokens(v.state, a.now)
 	return v

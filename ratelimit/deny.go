@@ -112,7 +112,7 @@ func (e *denial) denies() bool { return !math.IsInf(e.cost, 1) }
 // state sets s to the answer to a request that the entry refuses, or that is refused because of another limit.
 func (e *denial) state(s *State, limit *Limit, cost float64, now int64) {
 	v := &s.Value
-	v.Limit, v.AsOf, v.terms, v.state, v.parts = *limit, time.UnixMicro(now), e.bucket, e.answer.state, e.answer.parts
+	v.Limit, v.AsOf, v.terms, v.state, v.rows = *limit, time.UnixMicro(now), e.bucket, e.answer.state, e.answer.rows
 	v.Tokens = v.tokens(now)
 	s.Limit, s.Cost, s.Remaining = *limit, cost, max(v.Tokens, 0)
 	s.ResetAfter = time.Duration(max(e.full-now, 0)) * time.Microsecond

@@ -109,7 +109,7 @@ func (b *batcher) forward(waiting []behind) {
 		f := byRow[w.row]
 		if f == nil {
 			f = &flight{cancel: func() {}, left: time.Now(), late: true, waitFor: &w.row}
-			if !w.part {
+			if !w.sharded {
 				if u := b.use(w.row.Whole()); u.flight == nil {
 					f.keep(u)
 				}

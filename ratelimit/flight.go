@@ -13,9 +13,9 @@ import (
 
 // behind is a call that cannot be answered yet, because somebody holds a row that it needs.
 type behind struct {
-	call *call
-	row  bucket.Key
-	part bool // whether it is one of the rows that a bucket is spread over
+	call    *call
+	row     bucket.Key
+	sharded bool // whether its bucket is spread over several rows
 }
 
 // alone answers c by itself, and waits for the rows that somebody holds.
@@ -42,7 +42,7 @@ func (c *call) behind(row bucket.Key) behind {
 	c.waits++
 	for i := range c.plan.buckets {
 		if b := &c.plan.buckets[i]; b.limit.name == row.Name && b.key == row.Key {
-			return behind{c, row, b.parted()}
+			return behind{c, row, b.sharded()}
 		}
 	}
 	return behind{c, row, false}
@@ -87,7 +87,7 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 // A flight for one bucket waits for its row. Otherwise nothing waits for a row while the flight keeps other buckets from
 // others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
 func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []behind) {
-	if waitFor == nil && askForOne(calls) && !calls[0].plan.parted() {
+	if waitFor == nil && askForOne(calls) && !calls[0].plan.sharded() {
 		row := calls[0].plan.buckets[0].bucketKey()
 		waitFor = &row
 	}
@@ -241,7 +241,7 @@ func bySeat(a, b *call) int { return a.seat - b.seat }
 // mended it is not.
 func (p *plan) hopeless(answers []answer) bool {
 	for i := range p.buckets {
-		if len(p.buckets[i].ahead(answers[i])) > 0 {
+		if len(p.buckets[i].fromFuture(answers[i])) > 0 {
 			return false
 		}
 	}

@@ -154,7 +154,7 @@ func (h *held) of(b *ask) (states []state, changed []bool) {
 
 // first names the first row of the bucket.
 func (b *ask) first() bucket.Key {
-	if b.parted() {
+	if b.sharded() {
 		return b.bucketKey()
 	}
 	return b.rowKey()
@@ -267,11 +267,11 @@ func (l *Limiter) takeHeld(ctx context.Context, p *plan) ([]answer, error) {
 
 // of sets what the bucket holds after the decision: the state of its row, or those of all its rows.
 func (a *answer) of(b *ask, states []state) {
-	if !b.parted() {
+	if !b.sharded() {
 		a.state = states[0]
 		return
 	}
-	a.parts = states
+	a.rows = states
 	a.state = state{value: b.terms.tokensOf(states, a.now), ts: b.terms.begin(a.now)}
 }
 

@@ -20,7 +20,7 @@ type lineup struct {
 	answer answer
 	found  bool    // whether the answer is there: another may have been quicker
 	tried  int32   // rows of the bucket that were held
-	parts  []state // the rows of a bucket that is spread over several
+	states []state // the rows of a bucket that is spread over several
 }
 
 // line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
@@ -70,7 +70,7 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 // newLineup returns a lineup for the bucket, or for one of its rows, any of them.
 func newLineup(b *ask) *lineup {
 	at := &lineup{whole: *b, bucket: *b}
-	if b.parted() {
+	if b.sharded() {
 		at.bucket = b.row(rand.N(b.terms.shards))
 	}
 	return at
@@ -128,12 +128,12 @@ func (at *lineup) nextRow() bool {
 // waitFor where the bucket is spread over several.
 func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *bucket.Key) error {
 	batch := &pgx.Batch{}
-	if at.whole.parted() {
+	if at.whole.sharded() {
 		at.bucket = at.whole.row(waitFor.Shard)
 		at.aim()
 	}
 	batch.Queue(l.statements.takeAlone, l.parameters(&at.bucket)...)
-	if at.whole.parted() {
+	if at.whole.sharded() {
 		l.queueRead(batch, at.rows())
 	}
 	return l.send(ctx, batch, func(results pgx.BatchResults) error {
@@ -151,7 +151,7 @@ func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *bucket.Key)
 		if at.isHeld() {
 			return errOvertaken
 		}
-		if at.whole.parted() {
+		if at.whole.sharded() {
 			return l.receiveRead(results, at.rows(), nil, nil, []*lineup{at})
 		}
 		return nil
@@ -177,7 +177,7 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 		rows = append(rows, all...)
 	}
 	for _, at := range lineups { // behind what was taken, so that it shows
-		if at.whole.parted() {
+		if at.whole.sharded() {
 			rows = append(rows, at.rows()...)
 		}
 	}
@@ -242,9 +242,9 @@ func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*ca
 		looked[i], answers = c.plan.gather(answers)
 	}
 	for _, at := range lineups {
-		if at.whole.parted() {
+		if at.whole.sharded() {
 			n := at.whole.terms.shards
-			at.parts, answers = states(answers[:n]), answers[n:]
+			at.states, answers = states(answers[:n]), answers[n:]
 		}
 	}
 	return nil
@@ -312,7 +312,7 @@ func (at *lineup) finish() (open []*call) {
 	}
 	for i, c := range rest {
 		b := &c.plan.buckets[0]
-		if at.tell(c, a); !at.found || len(b.ahead(c.answers[0])) > 0 || b.overtaken(c.answers[0]) {
+		if at.tell(c, a); !at.found || len(b.fromFuture(c.answers[0])) > 0 || b.overtaken(c.answers[0]) {
 			return rest[i:] // those behind it too: what it takes is missing when it is their turn
 		}
 		c.finish(nil)
@@ -324,11 +324,11 @@ func (at *lineup) finish() (open []*call) {
 func (at *lineup) tell(c *call, a answer) {
 	c.answers = c.one[:]
 	c.one[0] = a
-	if at.whole.parted() && at.found {
-		parts := slices.Clone(at.parts)
+	if at.whole.sharded() && at.found {
+		rows := slices.Clone(at.states)
 		if a.allowed || at.answer.allowed {
-			parts[at.bucket.shard] = a.state
+			rows[at.bucket.shard] = a.state
 		}
-		c.one[0].of(&at.whole, parts)
+		c.one[0].of(&at.whole, rows)
 	}
 }

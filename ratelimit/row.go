@@ -88,8 +88,8 @@ func states(answers []answer) []state {
 func (p *plan) project(answers []answer) []answer {
 	for i, a := range answers {
 		b := &p.buckets[i]
-		if b.parted() {
-			answers[i].allowed = b.terms.tokensOf(a.parts, a.now)-b.cost >= b.lowest
+		if b.sharded() {
+			answers[i].allowed = b.terms.tokensOf(a.rows, a.now)-b.cost >= b.lowest
 			continue
 		}
 		_, answers[i].allowed = b.terms.take(b.terms.mend(a.state, a.now), a.now, b.cost, b.lowest)

@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// runParted takes from buckets of which some are spread over several rows: from one row of each, from another
+// runSharded takes from buckets of which some are spread over several rows: from one row of each, from another
 // one of each, and last from all of them together. A try that is refused leaves no row locked: the next one may
 // have to be locked before it.
-func (l *Limiter) runParted(ctx context.Context, p *plan) ([]answer, error) {
+func (l *Limiter) runSharded(ctx context.Context, p *plan) ([]answer, error) {
 	all, _ := p.rows()
 	lane, looked := l.lane(), false
 	for try := range 2 {
@@ -76,7 +76,7 @@ func (p *plan) scatter(lane uint64, try int) *plan {
 	rows := &plan{buckets: slices.Clone(p.buckets)}
 	for i := range rows.buckets {
 		b := &rows.buckets[i]
-		if !b.parted() {
+		if !b.sharded() {
 			continue
 		}
 		n := uint64(b.terms.shards)
@@ -100,25 +100,25 @@ func (p *plan) complete(rows *plan, answers, found []answer) {
 	_, from := p.rows()
 	for i := range p.buckets {
 		b, a := &p.buckets[i], &answers[i]
-		if !b.parted() {
+		if !b.sharded() {
 			continue
 		}
-		row, parts := &rows.buckets[i], make([]state, b.terms.shards)
-		for j := range parts {
-			parts[j] = a.state
+		row, states := &rows.buckets[i], make([]state, b.terms.shards)
+		for j := range states {
+			states[j] = a.state
 			switch {
 			case len(found) > 0:
-				parts[j] = found[from[i]+j].state
+				states[j] = found[from[i]+j].state
 			case taken:
-				parts[j].value = min(a.state.value+row.cost, row.terms.capacity)
+				states[j].value = min(a.state.value+row.cost, row.terms.capacity)
 			}
 		}
 		if a.allowed { // where that was undone, the look still saw it
-			parts[row.shard] = a.state
+			states[row.shard] = a.state
 		} else if len(found) > 0 {
 			a.now = found[from[i]].now
 		}
-		a.of(b, parts)
+		a.of(b, states)
 		a.allowed = a.allowed || a.state.value-b.cost >= b.lowest
 	}
 }
@@ -127,7 +127,7 @@ func (p *plan) complete(rows *plan, answers, found []answer) {
 // whose bucket may hold more in others.
 func (p *plan) certain(answers []answer) bool {
 	for i, a := range answers {
-		if !a.allowed && p.buckets[i].parted() {
+		if !a.allowed && p.buckets[i].sharded() {
 			return false
 		}
 	}

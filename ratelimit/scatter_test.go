@@ -33,7 +33,7 @@ func TestScatter(t *testing.T) {
 			first, second := p.scatter(lane, 0), p.scatter(lane, 1)
 			require.Equal(t, first, p.scatter(lane, 0), "the same lane leads to the same row")
 			for i, b := range p.buckets {
-				if !b.parted() {
+				if !b.sharded() {
 					require.Equal(t, b, first.buckets[i])
 					require.Equal(t, b, second.buckets[i])
 					continue

@@ -16,8 +16,8 @@ func (t terms) part() terms {
 	return t
 }
 
-// parted reports whether the bucket is spread over several rows.
-func (b *ask) parted() bool { return b.terms.shards > 1 }
+// sharded reports whether the bucket is spread over several rows.
+func (b *ask) sharded() bool { return b.terms.shards > 1 }
 
 // row returns the bucket as it is to one of its rows; the cost is left to the caller.
 func (b *ask) row(shard int32) ask {
@@ -26,10 +26,10 @@ func (b *ask) row(shard int32) ask {
 	return r
 }
 
-// parted reports whether a bucket of the plan is spread over several rows.
-func (p *plan) parted() bool {
+// sharded reports whether a bucket of the plan is spread over several rows.
+func (p *plan) sharded() bool {
 	for i := range p.buckets {
-		if p.buckets[i].parted() {
+		if p.buckets[i].sharded() {
 			return true
 		}
 	}
@@ -42,7 +42,7 @@ func (p *plan) rows() (rows []ask, from []int) {
 	rows, from = make([]ask, 0, len(p.buckets)), make([]int, len(p.buckets))
 	for i := range p.buckets {
 		from[i] = len(rows)
-		if !p.buckets[i].parted() {
+		if !p.buckets[i].sharded() {
 			rows = append(rows, p.buckets[i])
 			continue
 		}
@@ -55,7 +55,7 @@ func (p *plan) rows() (rows []ask, from []int) {
 
 // shards returns the number of rows of each bucket, none when all of them are one row.
 func (p *plan) shards() []int32 {
-	if !p.parted() {
+	if !p.sharded() {
 		return []int32{}
 	}
 	shards := make([]int32, len(p.buckets))

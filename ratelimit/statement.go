@@ -115,7 +115,7 @@ type answer struct {
 	allowed bool
 	state   state
 	now     int64   // microseconds since 1970
-	parts   []state // of each row, when the bucket is spread over several; state is their sum then
+	rows    []state // of each row, when the bucket is spread over several; state is their sum then
 	held    bool    // whether somebody holds the row, so that it was not decided on
 }
 
@@ -125,8 +125,8 @@ func (l *Limiter) run(ctx context.Context, p *plan) ([]answer, error) {
 	case p.free():
 		answers, err := l.read(ctx, p)
 		return p.project(answers), err
-	case p.parted():
-		return l.runParted(ctx, p)
+	case p.sharded():
+		return l.runSharded(ctx, p)
 	}
 	return l.runRows(ctx, p)
 }
@@ -307,7 +307,7 @@ func (l *Limiter) undo(ctx context.Context) error {
 // nothing, so without this they would refuse until the clock arrives there.
 func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	for i := range p.buckets {
-		for _, b := range p.buckets[i].ahead(answers[i]) {
+		for _, b := range p.buckets[i].fromFuture(answers[i]) {
 			_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
 				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf(), []float64{b.terms.capacity})
 			if err != nil {
@@ -319,15 +319,15 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	return nil
 }
 
-// ahead returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
-func (b *ask) ahead(a answer) (rows []ask) {
-	if !b.parted() {
+// fromFuture returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
+func (b *ask) fromFuture(a answer) (rows []ask) {
+	if !b.sharded() {
 		if b.terms.ahead(a.state, a.now) {
 			rows = append(rows, *b)
 		}
 		return rows
 	}
-	for shard, s := range a.parts {
+	for shard, s := range a.rows {
 		if row := b.row(int32(shard)); row.terms.ahead(s, a.now) {
 			rows = append(rows, row)
 		}
