@@ -18,7 +18,7 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 		src := shrinking{t}
 		draw := one(src, everyday, dyadic)
 		limit := Define("credited", over(draw(src), one(src, 1, 1, 2, 8)))
-		b := ask{limit: limit, terms: limit.terms.at("credited", "key")}
+		b := ask{limit: limit, terms: limit.termsFor("key")}
 		part, period := b.terms.part(), int64(b.terms.steps)*b.terms.step
 		now := opening.UnixMicro() + int64(src.unit()*float64(century))
 		rows := make([]state, b.terms.shards)
@@ -46,7 +46,7 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 			then := over(draw(src), 1).(interface{ compile() (terms, error) })
 			changed, err := then.compile()
 			require.NoError(t, err)
-			changed = changed.at("credited", "key")
+			changed = Limit{name: "credited", terms: changed}.termsFor("key")
 			want := min(changed.capacity, changed.tokens(mended, later)+given)
 			require.LessOrEqual(t, changed.tokens(s, later), want+tolerance+1e-9*changed.capacity, "no more than a credit at that moment")
 		}

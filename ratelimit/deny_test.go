@@ -26,7 +26,7 @@ func newDenyDesk(entries int) *denyDesk {
 
 // asking returns the plan of a call for one bucket.
 func asking(limit Limit, key string, cost float64) *plan {
-	return &plan{buckets: []ask{{limit: limit, key: key, terms: limit.terms.at(limit.name, key), cost: cost}}, asked: []asked{{0, cost}}}
+	return &plan{buckets: []ask{{limit: limit, key: key, terms: limit.termsFor(key), cost: cost}}, asked: []asked{{0, cost}}}
 }
 
 // refused remembers that a bucket held tokens at opening, and refused cost.

@@ -53,13 +53,14 @@ func (p FixedWindow) compile() (terms, error) {
 	return t, nil
 }
 
-// at returns t with the windows of one bucket.
-func (t terms) at(name, key string) terms {
+// termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
+func (l Limit) termsFor(key string) terms {
+	t := l.terms
 	if !t.spread {
 		return t
 	}
 	h := fnv.New64a()
-	h.Write([]byte(name))
+	h.Write([]byte(l.name))
 	h.Write([]byte{0})
 	h.Write([]byte(key))
 	t.phase = phaseOf(int64(h.Sum64()%uint64(t.step)), t.step)

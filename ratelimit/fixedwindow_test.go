@@ -130,7 +130,7 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	limit := Define("spread", FixedWindow{Rate: 5, Period: time.Hour})
 	starts := make(map[time.Duration]int)
 	for i := range 1000 {
-		terms := limit.terms.at(limit.name, fmt.Sprintf("key%d", i))
+		terms := limit.termsFor(fmt.Sprintf("key%d", i))
 		now := opening.UnixMicro()
 		begin := terms.begin(now)
 		require.LessOrEqual(t, begin, now)
@@ -147,12 +147,13 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	})
 	t.Run("LimitsRollOverAtDifferentMomentsForOneKey", func(t *testing.T) {
 		t.Parallel()
-		require.NotEqual(t, limit.terms.at("a", "key").phase, limit.terms.at("b", "key").phase)
-		require.NotEqual(t, limit.terms.at("a", "bc").phase, limit.terms.at("ab", "c").phase)
+		phase := func(name, key string) int64 { return Define(name, limit.policy).termsFor(key).phase }
+		require.NotEqual(t, phase("a", "key"), phase("b", "key"))
+		require.NotEqual(t, phase("a", "bc"), phase("ab", "c"))
 	})
 	t.Run("AFullRowTellsNothingThatNoRowDoesNot", func(t *testing.T) {
 		t.Parallel()
-		terms := limit.terms.at(limit.name, "key1")
+		terms := limit.termsFor("key1")
 		start := time.UnixMicro(terms.begin(opening.UnixMicro()))
 		now := start.Add(5*time.Hour + 30*time.Minute).UnixMicro()
 		old, allowed := terms.take(terms.full(start.UnixMicro()), start.UnixMicro(), 3, 0)
@@ -164,7 +165,7 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	})
 	t.Run("TheSameKeyHasTheSameWindowsInEveryProcess", func(t *testing.T) {
 		t.Parallel()
-		terms := Define("spread", FixedWindow{Rate: 5, Period: time.Hour}).terms.at("spread", "key1")
+		terms := Define("spread", FixedWindow{Rate: 5, Period: time.Hour}).termsFor("key1")
 		// FNV-1a of "spread\x00key1" modulo an hour. A release that changes it moves everybody's windows once.
 		require.Equal(t, int64(1772408367189456), terms.begin(opening.UnixMicro()))
 	})

@@ -45,7 +45,7 @@ func FuzzTake(f *testing.F) {
 		if err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
 			return
 		}
-		b := ask{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
+		b := ask{limit: limit, terms: limit.termsFor("key"), cost: cost}
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
@@ -130,7 +130,7 @@ func FuzzNewLimit(f *testing.F) {
 			require.Equal(t, Limit{}, limit)
 			return
 		}
-		terms, now := limit.terms.at(name, "key"), opening.UnixMicro()
+		terms, now := limit.termsFor("key"), opening.UnixMicro()
 		require.True(t, strings.HasPrefix(limit.String(), name+": "))
 		require.LessOrEqual(t, limit.Capacity(), maxTokens)
 		require.GreaterOrEqual(t, limit.Capacity(), 0.0)

@@ -72,7 +72,7 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 			return nil, err
 		}
 		l.policies.note(r.limit.name, &r.limit.terms)
-		at, err := p.merge(ask{limit: r.limit, key: key, terms: r.limit.terms.at(r.limit.name, key), cost: r.cost})
+		at, err := p.merge(ask{limit: r.limit, key: key, terms: r.limit.termsFor(key), cost: r.cost})
 		if err != nil {
 			return nil, err
 		}

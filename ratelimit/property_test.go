@@ -57,7 +57,7 @@ func TestInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		src := shrinking{t}
 		limit := Define("drawn", one(src, everyday, extreme)(src))
-		b := ask{limit: limit, terms: limit.terms.at("drawn", "key")}
+		b := ask{limit: limit, terms: limit.termsFor("key")}
 		begins(t, b.terms)
 		for range 20 {
 			reserve, most := b.terms.reserves && src.pick(2) == 0, b.terms.capacity

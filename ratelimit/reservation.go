@@ -175,7 +175,7 @@ func (l *Limiter) termsNow(r *reservation) []terms {
 			now[i] = r.made(i)
 			continue
 		}
-		now[i] = last.at(name, r.Keys[i])
+		now[i] = Limit{name: name, terms: last}.termsFor(r.Keys[i])
 	}
 	return now
 }

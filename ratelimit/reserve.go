@@ -196,7 +196,7 @@ func (l *Limiter) actualCosts(actual []Request) (map[bucket.Key]actualCost, erro
 		if err := checkCost(r.limit, r.cost, maxTokens); err != nil {
 			return nil, err
 		}
-		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{cost: r.cost, terms: r.limit.terms.at(r.limit.name, key)}
+		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{cost: r.cost, terms: r.limit.termsFor(key)}
 		if same, found := costs[k]; found {
 			if same.terms != a.terms {
 				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)

@@ -64,7 +64,7 @@ func refusalsOf(limit Limit) []refusal {
 
 // row returns the bucket's row as of opening.
 func (r refusal) row() state {
-	return state{value: r.value, ts: r.limit.terms.at(r.limit.name, r.key).begin(opening.UnixMicro())}
+	return state{value: r.value, ts: r.limit.termsFor(r.key).begin(opening.UnixMicro())}
 }
 
 func (r refusal) String() string {
@@ -79,7 +79,7 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	require.Greater(t, len(grid), 1000)
 	now := opening.UnixMicro()
 	for _, r := range grid {
-		terms, lowest := r.limit.terms.at(r.limit.name, r.key), 0.0
+		terms, lowest := r.limit.termsFor(r.key), 0.0
 		if r.reserve {
 			lowest = -terms.maxDebt
 		}

@@ -180,7 +180,7 @@ func TestTakingTogetherMendsAWrongClock(t *testing.T) {
 // spread draws a bucket over several rows, with rows as they may be found, and a time.
 func spread(src source, draw func(source) Policy) (b ask, parts []state, now int64) {
 	limit := Define("spread", over(draw(src), one(src, 2, 4, 8, 64)))
-	b = ask{limit: limit, terms: limit.terms.at("spread", "key")}
+	b = ask{limit: limit, terms: limit.termsFor("key")}
 	part, period := b.terms.part(), int64(b.terms.steps)*b.terms.step
 	now = opening.UnixMicro() + int64(src.unit()*float64(century))
 	parts = make([]state, b.terms.shards)
@@ -302,7 +302,7 @@ func FuzzTakeParts(f *testing.F) {
 		if err != nil || !(math.Abs(value) < widest && math.Abs(otherValue) < widest) {
 			return
 		}
-		b := ask{limit: limit, terms: limit.terms.at("fuzz", "key"), cost: cost}
+		b := ask{limit: limit, terms: limit.termsFor("key"), cost: cost}
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
@@ -330,7 +330,7 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		src := shrinking{t}
 		limit := Define("bound", over(valid(src, 1+float64(src.pick(50)), time.Duration(1+src.pick(100))*time.Millisecond, 1+float64(src.pick(100)), 0, everyday), one(src, 2, 8, 64)))
-		terms, now := limit.terms.at("bound", "key"), opening.UnixMicro()
+		terms, now := limit.termsFor("key"), opening.UnixMicro()
 		part, whole := terms.part(), terms.full(now)
 		parts := evenly(whole, terms.shards)
 		for range 60 {

@@ -30,7 +30,7 @@ type step struct {
 func run(t *testing.T, policy Policy, story []step) {
 	t.Helper()
 	limit := Define("story", policy)
-	row := limit.terms.at(limit.name, "").full(opening.UnixMicro())
+	row := limit.termsFor("").full(opening.UnixMicro())
 	for i, s := range story {
 		if s.policy != nil {
 			limit = Define("story", s.policy)
@@ -42,7 +42,7 @@ func run(t *testing.T, policy Policy, story []step) {
 // play makes the call of one step on row and returns the row it leaves.
 func (s step) play(t *testing.T, i int, limit Limit, row state) state {
 	t.Helper()
-	b := ask{limit: limit, terms: limit.terms.at(limit.name, ""), cost: s.take + s.reserve}
+	b := ask{limit: limit, terms: limit.termsFor(""), cost: s.take + s.reserve}
 	err := b.bound(s.reserve > 0)
 	if s.wait == forever {
 		require.Error(t, err, "step %d at %v: no wait helps, so it is an error", i, s.at)
@@ -72,7 +72,7 @@ func (s step) play(t *testing.T, i int, limit Limit, row state) state {
 
 // admitted counts the single tokens that a caller gets who asks at every instant of a schedule.
 func admitted(limit Limit, schedule []time.Duration) int {
-	terms := limit.terms.at(limit.name, "")
+	terms := limit.termsFor("")
 	row := terms.full(opening.UnixMicro())
 	count := 0
 	for _, at := range schedule {

@@ -7,7 +7,7 @@ import (
 )
 
 // terms returns the subject's policy as the statements see it.
-func (s *subject) terms() terms { return s.limit.terms.at(s.limit.name, s.key) }
+func (s *subject) terms() terms { return s.limit.termsFor(s.key) }
 
 // state returns the subject's row, or what no row means.
 func (s *subject) state(now int64) state {

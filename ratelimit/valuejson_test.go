@@ -13,7 +13,7 @@ func TestValueMarshalJSON(t *testing.T) {
 	t.Parallel()
 	now := opening.UnixMicro()
 	read := func(limit Limit, key string, s state) Value {
-		b := ask{limit: limit, key: key, terms: limit.terms.at(limit.name, key)}
+		b := ask{limit: limit, key: key, terms: limit.termsFor(key)}
 		return b.reading(answer{state: s, now: now})
 	}
 
@@ -54,7 +54,7 @@ func TestValueMarshalJSONStart(t *testing.T) {
 	windows := 0
 	for range 2000 {
 		limit := Define("x", extreme(src))
-		terms := limit.terms.at("x", "alice")
+		terms := limit.termsFor("alice")
 		text, err := json.Marshal(Value{Limit: limit, AsOf: opening, terms: terms})
 		require.NoError(t, err)
 		var got valueJSON
