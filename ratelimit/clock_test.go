@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // TestClockStepsBack is about a database clock that is set back: nothing that was there is lost, and no
@@ -119,10 +121,10 @@ func TestClockWasAhead(t *testing.T) {
 		for _, policy := range []Policy{PerMinute(10), FixedWindow{Rate: 10, Period: time.Hour, Start: opening}} {
 			terms := Define("mend", policy).terms
 			now := opening.UnixMicro()
-			mended := terms.mend(state{value: -3, ts: maxInstant}, now)
-			require.Equal(t, state{value: -3, ts: now}, mended)
-			require.Equal(t, mended, terms.mend(mended, now))
-			require.Equal(t, mended, terms.mend(mended, now-time.Minute.Microseconds()))
+			mended := terms.FixClock(bucket.State{Value: -3, TS: bucket.MaxInstant}, now)
+			require.Equal(t, bucket.State{Value: -3, TS: now}, mended)
+			require.Equal(t, mended, terms.FixClock(mended, now))
+			require.Equal(t, mended, terms.FixClock(mended, now-time.Minute.Microseconds()))
 		}
 	})
 	t.Run("AWindowOfTheNearFutureIsTrusted", func(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // Decision is the answer to a call over one or several limits.
@@ -87,9 +89,9 @@ type Value struct {
 	// AsOf is the instant of the reading on the database's clock.
 	AsOf time.Time
 
-	terms terms
-	state state
-	rows  []state // of each row, when the bucket is spread over several
+	terms bucket.Terms
+	state bucket.State
+	rows  []bucket.State // of each row, when the bucket is spread over several
 }
 
 // At returns what the bucket holds at another instant if nothing more is taken: never above the
@@ -101,29 +103,29 @@ func (v Value) At(instant time.Time) float64 {
 	return v.tokens(clampInstant(instant))
 }
 
-// tokens is terms.tokens for what the bucket holds.
+// tokens is Terms.Tokens for what the bucket holds.
 func (v *Value) tokens(now int64) float64 {
 	if v.rows != nil {
-		return v.terms.tokensOf(v.rows, now)
+		return v.terms.TokensOf(v.rows, now)
 	}
-	return v.terms.tokens(v.state, now)
+	return v.terms.Tokens(v.state, now)
 }
 
 // RetryAfter returns how long from instant it takes until cost tokens can be taken, if nothing more
 // is taken meanwhile: 0 when they can be at once. It returns ErrCostExceedsCapacity when they never can.
 func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error) {
-	if err := checkCost(v.Limit, cost, v.terms.capacity); err != nil {
+	if err := checkCost(v.Limit, cost, v.terms.Capacity); err != nil {
 		return 0, err
 	}
 	return v.wait(clampInstant(instant), cost, 0), nil
 }
 
-// wait is terms.wait for what the bucket holds.
+// wait is Terms.Wait for what the bucket holds.
 func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
 	if v.rows != nil {
-		return v.terms.waitOf(v.rows, now, cost, lowest)
+		return v.terms.WaitOf(v.rows, now, cost, lowest)
 	}
-	return v.terms.wait(v.state, now, cost, lowest)
+	return v.terms.Wait(v.state, now, cost, lowest)
 }
 
 // Take returns what the bucket would hold, and what a call would be told, if cost tokens were taken at an instant: the
@@ -202,21 +204,21 @@ func (s State) alone(at time.Time) Decision {
 // clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
 func clampInstant(instant time.Time) int64 {
 	switch { // before UnixMicro, which is undefined for instants that microseconds cannot count
-	case instant.Before(time.UnixMicro(minInstant)):
-		return minInstant
-	case instant.After(time.UnixMicro(maxInstant)):
-		return maxInstant
+	case instant.Before(time.UnixMicro(bucket.MinInstant)):
+		return bucket.MinInstant
+	case instant.After(time.UnixMicro(bucket.MaxInstant)):
+		return bucket.MaxInstant
 	}
 	return instant.UnixMicro()
 }
 
 // reading returns what the bucket held at a.now as a caller sees it.
 func (b *ask) reading(a answer) Value {
-	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.mend(a.state, a.now)}
+	v := Value{Limit: b.limit, AsOf: time.UnixMicro(a.now), terms: b.terms, state: b.terms.FixClock(a.state, a.now)}
 	if b.sharded() {
-		v.rows = b.terms.mendParts(a.rows, a.now)
+		v.rows = b.terms.FixClocks(a.rows, a.now)
 	}
-	v.Tokens = b.terms.tokens(v.state, a.now)
+	v.Tokens = b.terms.Tokens(v.state, a.now)
 	return v
 }
 
@@ -264,7 +266,7 @@ func (b *ask) decide(a answer) State {
 		Cost:       b.cost,
 		Allowed:    a.allowed,
 		Remaining:  max(value.Tokens, 0),
-		ResetAfter: value.wait(a.now, b.terms.capacity, 0),
+		ResetAfter: value.wait(a.now, b.terms.Capacity, 0),
 		Value:      value,
 	}
 	if !a.allowed {

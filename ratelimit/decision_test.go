@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // TestDecision folds the states of several limits into one answer.
@@ -24,7 +26,7 @@ func TestDecision(t *testing.T) {
 
 	t.Run("IsTheLeastThatIsLeftWhenAllAllow", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{allowed: true, state: state{7, now}}, answer{allowed: true, state: state{2.5, now}})
+		d := decide(answer{allowed: true, state: bucket.State{Value: 7, TS: now}}, answer{allowed: true, state: bucket.State{Value: 2.5, TS: now}})
 		require.True(t, d.Allowed)
 		require.NoError(t, d.Err())
 		require.Zero(t, d.RetryAfter)
@@ -34,7 +36,7 @@ func TestDecision(t *testing.T) {
 	})
 	t.Run("HasAStateForEachRequestInTheOrderAsked", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{allowed: true, state: state{7, now}}, answer{allowed: true, state: state{2.5, now}})
+		d := decide(answer{allowed: true, state: bucket.State{Value: 7, TS: now}}, answer{allowed: true, state: bucket.State{Value: 2.5, TS: now}})
 		require.Len(t, d.States, 3)
 		for i, want := range []struct {
 			limit     Limit
@@ -49,7 +51,7 @@ func TestDecision(t *testing.T) {
 	})
 	t.Run("IsTheLongestWaitOfThoseThatRefuse", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{state: state{1, now}}, answer{state: state{-1, now}})
+		d := decide(answer{state: bucket.State{Value: 1, TS: now}}, answer{state: bucket.State{Value: -1, TS: now}})
 		require.False(t, d.Allowed)
 		require.Equal(t, Day*4/100, d.RetryAfter)
 		require.Equal(t, 12*time.Second, d.States[0].RetryAfter)
@@ -58,7 +60,7 @@ func TestDecision(t *testing.T) {
 	})
 	t.Run("WaitsForNoneThatAllows", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{state: state{1, now}}, answer{allowed: true, state: state{50, now}})
+		d := decide(answer{state: bucket.State{Value: 1, TS: now}}, answer{allowed: true, state: bucket.State{Value: 50, TS: now}})
 		require.Equal(t, 12*time.Second, d.RetryAfter)
 		require.True(t, d.States[1].Allowed)
 		require.Zero(t, d.States[1].RetryAfter)
@@ -72,7 +74,7 @@ func TestLimitedError(t *testing.T) {
 	first, second := Define("first", PerMinute(10)), Define("second", PerMinute(5))
 	p, err := new(Limiter).plan([]Request{first.For("alice"), second.For("alice")}, false)
 	require.NoError(t, err)
-	refused := answer{state: state{0, now}, now: now}
+	refused := answer{state: bucket.State{Value: 0, TS: now}, now: now}
 	err = fmt.Errorf("send: %w", p.decide([]answer{refused, refused}).Err())
 
 	require.ErrorIs(t, err, ErrLimited)
@@ -82,7 +84,7 @@ func TestLimitedError(t *testing.T) {
 	require.ErrorAs(t, err, &limited)
 	require.Equal(t, 12*time.Second, limited.Decision.RetryAfter)
 
-	allowed := answer{allowed: true, state: state{3, now}, now: now}
+	allowed := answer{allowed: true, state: bucket.State{Value: 3, TS: now}, now: now}
 	err = p.decide([]answer{allowed, refused}).Err()
 	require.EqualError(t, err, "ratelimit: limited by second: retry after 12s", "the one that allowed is not blamed")
 }
@@ -92,7 +94,7 @@ func TestValue(t *testing.T) {
 	t.Parallel()
 	limit := Define("projected", TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20})
 	b := ask{limit: limit, terms: limit.terms}
-	v := b.reading(answer{state: state{-5, opening.UnixMicro()}, now: opening.Add(6 * time.Second).UnixMicro()})
+	v := b.reading(answer{state: bucket.State{Value: -5, TS: opening.UnixMicro()}, now: opening.Add(6 * time.Second).UnixMicro()})
 	require.Equal(t, -4.0, v.Tokens)
 	require.True(t, v.AsOf.Equal(opening.Add(6*time.Second)))
 

@@ -37,11 +37,11 @@ type denyStripe struct {
 
 // denial is what is known of one bucket.
 type denial struct {
-	limit   terms   // as defined, to notice that the policy has changed
-	bucket  terms   // with the bucket's windows
-	cost    float64 // this and every higher cost is refused
-	until   int64   // until then, on the database's clock
-	full    int64   // when the bucket is full if nothing is taken
+	limit   bucket.Terms // as defined, to notice that the policy has changed
+	bucket  bucket.Terms // with the bucket's windows
+	cost    float64      // this and every higher cost is refused
+	until   int64        // until then, on the database's clock
+	full    int64        // when the bucket is full if nothing is taken
 	answer  answer
 	askedAt time.Duration // before the database answered, and
 	heardAt time.Duration // after
@@ -84,7 +84,7 @@ func (d *denials) epochs(p *plan, epochs []uint32) []uint32 {
 
 // find returns what is known of a bucket, and what time it is for the database, or a little less: a wait
 // counted from there is not too short.
-func (d *denials) find(k bucket.Key, limit *terms) (found *denial, now int64, ok bool) {
+func (d *denials) find(k bucket.Key, limit *bucket.Terms) (found *denial, now int64, ok bool) {
 	s := d.stripe(k)
 	s.mu.Lock()
 	found, ok = s.of[k]
@@ -163,7 +163,7 @@ func (d *denials) keep(p *plan, answers []answer, askedAt time.Duration, epochs 
 		value := b.reading(a)
 		e := &denial{limit: b.limit.terms, bucket: b.terms, cost: math.Inf(1), answer: a, askedAt: askedAt, heardAt: heardAt}
 		e.answer.state = value.state
-		e.full = a.now + value.wait(a.now, b.terms.capacity, 0).Microseconds()
+		e.full = a.now + value.wait(a.now, b.terms.Capacity, 0).Microseconds()
 		if !a.allowed {
 			e.cost, e.until = b.cost, a.now+value.wait(a.now, b.cost, 0).Microseconds()
 		}
@@ -209,7 +209,7 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 		return Decision{}, false
 	}
 	r := &requests[0]
-	if !(r.cost > 0 && r.cost <= r.limit.terms.capacity) {
+	if !(r.cost > 0 && r.cost <= r.limit.terms.Capacity) {
 		return Decision{}, false
 	}
 	key, err := l.storedKey(*r)

@@ -31,7 +31,7 @@ func asking(limit Limit, key string, cost float64) *plan {
 
 // refused remembers that a bucket held tokens at opening, and refused cost.
 func (d *denyDesk) refused(p *plan, tokens float64) {
-	a := answer{state: state{tokens, opening.UnixMicro()}, now: opening.UnixMicro()}
+	a := answer{state: bucket.State{Value: tokens, TS: opening.UnixMicro()}, now: opening.UnixMicro()}
 	d.keep(p, []answer{a}, d.now(), d.epochs(p, nil))
 }
 
@@ -101,7 +101,7 @@ func TestDenyCacheForgets(t *testing.T) {
 		d := newDenyDesk(10)
 		epochs := d.epochs(p, nil)
 		d.drop(p.buckets[0].bucketKey()) // while the call was on its way
-		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
+		d.keep(p, []answer{{state: bucket.State{Value: 0, TS: opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
 		require.False(t, known(d, p))
 	})
 	t.Run("ARefusalWhoseBucketIsFilledWhileItIsStored", func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestDenyCacheForgets(t *testing.T) {
 			d.drop(p.buckets[0].bucketKey())
 			return clock()
 		}
-		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, 0, epochs)
+		d.keep(p, []answer{{state: bucket.State{Value: 0, TS: opening.UnixMicro()}, now: opening.UnixMicro()}}, 0, epochs)
 		d.now = clock
 		require.False(t, known(d, p))
 	})
@@ -126,7 +126,7 @@ func TestDenyCacheForgets(t *testing.T) {
 			stranger.Key = fmt.Sprint("stranger", i)
 		}
 		d.drop(stranger)
-		d.keep(p, []answer{{state: state{0, opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
+		d.keep(p, []answer{{state: bucket.State{Value: 0, TS: opening.UnixMicro()}, now: opening.UnixMicro()}}, d.now(), epochs)
 		require.True(t, known(d, p))
 	})
 }
@@ -144,8 +144,8 @@ func TestDenyCacheRefusesSeveralLimits(t *testing.T) {
 	d := newDenyDesk(100)
 	now := opening.UnixMicro()
 	d.keep(several(1, 4), []answer{
-		{allowed: true, state: state{50, now}, now: now},
-		{state: state{3, now}, now: now},
+		{allowed: true, state: bucket.State{Value: 50, TS: now}, now: now},
+		{state: bucket.State{Value: 3, TS: now}, now: now},
 	}, d.now(), d.epochs(several(1, 4), nil))
 	decision, known := d.refuseAll(several(1, 4))
 	require.True(t, known)
@@ -192,7 +192,7 @@ func TestDenyCacheKnowsNoMoreThanTheDatabaseSaid(t *testing.T) {
 		asked, epochs := d.now(), d.epochs(p, nil)
 		time.Sleep(50 * time.Millisecond) // the database answers: 0 tokens, so 1 s to wait
 		answered := time.Now()
-		a := answer{state: state{0, answered.UnixMicro()}, now: answered.UnixMicro()}
+		a := answer{state: bucket.State{Value: 0, TS: answered.UnixMicro()}, now: answered.UnixMicro()}
 		time.Sleep(50 * time.Millisecond) // the answer travels
 		d.keep(p, []answer{a}, asked, epochs)
 		for {
@@ -218,7 +218,7 @@ func BenchmarkDenyCache(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		if i%100_000 == 0 { // before it is too old
-			d.keep(p, []answer{{state: state{0, now}, now: now}}, d.now(), d.epochs(p, nil))
+			d.keep(p, []answer{{state: bucket.State{Value: 0, TS: now}, now: now}}, d.now(), d.epochs(p, nil))
 		}
 		if decision, err := l.Take(b.Context(), requests...); err != nil || decision.Allowed {
 			b.Fatal(decision, err)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // FixedWindow adds Rate tokens at once at the start of each window of length Period, up to Capacity.
@@ -36,40 +38,33 @@ func (p FixedWindow) String() string {
 	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)"
 }
 
-func (p FixedWindow) compile() (terms, error) {
+func (p FixedWindow) compile() (bucket.Terms, error) {
 	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved, p.Shards)
 	if err != nil {
-		return terms{}, err
+		return bucket.Terms{}, err
 	}
-	t.step, t.steps = p.Period.Microseconds(), 1
+	t.Step, t.Steps = p.Period.Microseconds(), 1
 	if p.Start.IsZero() {
-		t.spread = true
+		t.Spread = true
 		return t, nil
 	}
-	if p.Start.Before(time.UnixMicro(minInstant)) || p.Start.After(time.UnixMicro(maxInstant)) {
-		return terms{}, fmt.Errorf("its Start is %v; it must be from year 1 to year 9999", p.Start)
+	if p.Start.Before(time.UnixMicro(bucket.MinInstant)) || p.Start.After(time.UnixMicro(bucket.MaxInstant)) {
+		return bucket.Terms{}, fmt.Errorf("its Start is %v; it must be from year 1 to year 9999", p.Start)
 	}
-	t.phase = phaseOf(p.Start.UnixMicro(), t.step)
+	t.Phase = bucket.PhaseOf(p.Start.UnixMicro(), t.Step)
 	return t, nil
 }
 
 // termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
-func (l Limit) termsFor(key string) terms {
+func (l Limit) termsFor(key string) bucket.Terms {
 	t := l.terms
-	if !t.spread {
+	if !t.Spread {
 		return t
 	}
 	h := fnv.New64a()
 	h.Write([]byte(l.name))
 	h.Write([]byte{0})
 	h.Write([]byte(key))
-	t.phase = phaseOf(int64(h.Sum64()%uint64(t.step)), t.step)
+	t.Phase = bucket.PhaseOf(int64(h.Sum64()%uint64(t.Step)), t.Step)
 	return t
-}
-
-// phaseOf returns the first instant from minInstant on that lies a whole number of steps from start. What comes
-// before it has a ts that no row can hold: begin, which divides towards zero as Postgres does, counts it to the
-// step of the phase itself.
-func phaseOf(start, step int64) int64 {
-	return minInstant + (start%step-minInstant%step+2*step)%step
 }

@@ -132,7 +132,7 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	for i := range 1000 {
 		terms := limit.termsFor(fmt.Sprintf("key%d", i))
 		now := opening.UnixMicro()
-		begin := terms.begin(now)
+		begin := terms.Begin(now)
 		require.LessOrEqual(t, begin, now)
 		require.Greater(t, begin, now-time.Hour.Microseconds())
 		starts[time.UnixMicro(begin).Sub(opening).Truncate(6*time.Minute)]++
@@ -147,27 +147,27 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	})
 	t.Run("LimitsRollOverAtDifferentMomentsForOneKey", func(t *testing.T) {
 		t.Parallel()
-		phase := func(name, key string) int64 { return Define(name, limit.policy).termsFor(key).phase }
+		phase := func(name, key string) int64 { return Define(name, limit.policy).termsFor(key).Phase }
 		require.NotEqual(t, phase("a", "key"), phase("b", "key"))
 		require.NotEqual(t, phase("a", "bc"), phase("ab", "c"))
 	})
 	t.Run("AFullRowTellsNothingThatNoRowDoesNot", func(t *testing.T) {
 		t.Parallel()
 		terms := limit.termsFor("key1")
-		start := time.UnixMicro(terms.begin(opening.UnixMicro()))
+		start := time.UnixMicro(terms.Begin(opening.UnixMicro()))
 		now := start.Add(5*time.Hour + 30*time.Minute).UnixMicro()
-		old, allowed := terms.take(terms.full(start.UnixMicro()), start.UnixMicro(), 3, 0)
+		old, allowed := terms.Take(terms.Full(start.UnixMicro()), start.UnixMicro(), 3, 0)
 		require.True(t, allowed)
-		kept, _ := terms.take(old, now, 4, 0)
-		deleted, _ := terms.take(terms.full(now), now, 4, 0)
+		kept, _ := terms.Take(old, now, 4, 0)
+		deleted, _ := terms.Take(terms.Full(now), now, 4, 0)
 		require.Equal(t, kept, deleted)
-		require.Equal(t, start.Add(5*time.Hour).UnixMicro(), deleted.ts)
+		require.Equal(t, start.Add(5*time.Hour).UnixMicro(), deleted.TS)
 	})
 	t.Run("TheSameKeyHasTheSameWindowsInEveryProcess", func(t *testing.T) {
 		t.Parallel()
 		terms := Define("spread", FixedWindow{Rate: 5, Period: time.Hour}).termsFor("key1")
 		// FNV-1a of "spread\x00key1" modulo an hour. A release that changes it moves everybody's windows once.
-		require.Equal(t, int64(1772408367189456), terms.begin(opening.UnixMicro()))
+		require.Equal(t, int64(1772408367189456), terms.Begin(opening.UnixMicro()))
 	})
 }
 

@@ -216,7 +216,7 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 // spent returns what was taken from the rows of a limit.
 func spent(t *testing.T, l *Limiter, limit Limit) float64 {
 	t.Helper()
-	found, err := l.db.Query(t.Context(), `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`, limit.name, limit.terms.capacity)
+	found, err := l.db.Query(t.Context(), `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`, limit.name, limit.terms.Capacity)
 	require.NoError(t, err)
 	tokens, err := pgx.CollectExactlyOneRow(found, pgx.RowTo[float64])
 	require.NoError(t, err)

@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // fuzzed returns the policy with those numbers; a start of 0 is none.
@@ -28,16 +30,16 @@ func FuzzTake(f *testing.F) {
 	f.Add(false, 9.0, 60*second, 0.0, 0.0, int64(0), 0.0, now, now, int64(1), 3.0, false)
 	f.Add(false, 10.0, second, NoCapacity, 5.0, int64(0), -5.0, now, now, int64(1e6), 0.5, true)
 	f.Add(false, 1e12, int64(1000), 1e12, 0.0, int64(0), -1e12, now, now, int64(1), 1e12, true)
-	f.Add(false, 1e-9, int64(maxSpan), 1e-9, 1e-9, int64(0), -1e-9, minInstant, now, int64(1e18), 1e-9, true)
-	f.Add(false, 1e12, int64(maxSpan), 1.0, NoReservations, int64(0), 1.0, maxInstant, now, int64(60_000_001), 1.0, false)
-	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, minInstant, maxInstant, int64(0), 3.0, false)
+	f.Add(false, 1e-9, int64(bucket.MaxSpan), 1e-9, 1e-9, int64(0), -1e-9, bucket.MinInstant, now, int64(1e18), 1e-9, true)
+	f.Add(false, 1e12, int64(bucket.MaxSpan), 1.0, NoReservations, int64(0), 1.0, bucket.MaxInstant, now, int64(60_000_001), 1.0, false)
+	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, bucket.MinInstant, bucket.MaxInstant, int64(0), 3.0, false)
 	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
-	f.Add(true, 7.0, int64(maxSpan), 7.0, 7.0, int64(-1), 5e-324, now+int64(maxSpan)/1000, now, int64(1), 7.0, false)
+	f.Add(true, 7.0, int64(bucket.MaxSpan), 7.0, 7.0, int64(-1), 5e-324, now+int64(bucket.MaxSpan)/1000, now, int64(1), 7.0, false)
 	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
 	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
-	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, minInstant, now, int64(1), 0.1, false)
-	f.Add(true, 7.0, 3600*second, 0.0, 0.0, int64(0), 3.0, minInstant, minInstant, int64(1), 2.0, false)
-	f.Add(true, 7.0, int64(maxSpan), 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, bucket.MinInstant, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, 3600*second, 0.0, 0.0, int64(0), 3.0, bucket.MinInstant, bucket.MinInstant, int64(1), 2.0, false)
+	f.Add(true, 7.0, int64(bucket.MaxSpan), 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
 	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64,
 		value float64, ts, now, later int64, cost float64, reserve bool,
 	) {
@@ -49,66 +51,66 @@ func FuzzTake(f *testing.F) {
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
-		row := state{value: value, ts: min(max(ts, b.terms.phase), maxInstant)} // no step begins before the phase
-		now = min(max(now, minInstant), maxInstant)
-		holds(t, b, row, now, min(now+max(later, 0), maxInstant))
+		row := bucket.State{Value: value, TS: min(max(ts, b.terms.Phase), bucket.MaxInstant)} // no step begins before the phase
+		now = min(max(now, bucket.MinInstant), bucket.MaxInstant)
+		holds(t, b, row, now, min(now+max(later, 0), bucket.MaxInstant))
 		takes(t, b, row, now)
 		waits(t, b, row, now)
 	})
 }
 
 // holds checks what the bucket holds at now and later.
-func holds(t require.TestingT, b ask, row state, now, later int64) {
+func holds(t require.TestingT, b ask, row bucket.State, now, later int64) {
 	v := b.reading(answer{state: row, now: now})
-	require.LessOrEqual(t, v.Tokens, b.terms.capacity, "never more than the capacity")
-	require.GreaterOrEqual(t, v.Tokens, min(row.value, b.terms.capacity), "time takes nothing away")
+	require.LessOrEqual(t, v.Tokens, b.terms.Capacity, "never more than the capacity")
+	require.GreaterOrEqual(t, v.Tokens, min(row.Value, b.terms.Capacity), "time takes nothing away")
 	require.Equal(t, v.Tokens, v.At(time.UnixMicro(now)))
 	require.GreaterOrEqual(t, v.At(time.UnixMicro(later)), v.Tokens, "time takes nothing away")
-	require.LessOrEqual(t, v.At(time.UnixMicro(later)), b.terms.capacity, "never more than the capacity")
-	full := b.terms.untilFull(v.state, now)
+	require.LessOrEqual(t, v.At(time.UnixMicro(later)), b.terms.Capacity, "never more than the capacity")
+	full := b.terms.UntilFull(v.state, now)
 	require.GreaterOrEqual(t, full, time.Duration(0))
-	if at := now + full.Microseconds(); full.Microseconds() < horizon && at <= maxInstant {
-		require.Equal(t, b.terms.capacity, v.At(time.UnixMicro(at)), "full when it is said to be")
+	if at := now + full.Microseconds(); full.Microseconds() < bucket.Horizon && at <= bucket.MaxInstant {
+		require.Equal(t, b.terms.Capacity, v.At(time.UnixMicro(at)), "full when it is said to be")
 	}
 }
 
 // takes checks the state after the call.
-func takes(t require.TestingT, b ask, row state, now int64) {
-	_, allowed := b.terms.take(b.terms.full(now), now, b.cost, b.lowest)
+func takes(t require.TestingT, b ask, row bucket.State, now int64) {
+	_, allowed := b.terms.Take(b.terms.Full(now), now, b.cost, b.lowest)
 	require.True(t, allowed, "what is no error is allowed at least when the bucket is full")
-	next, allowed := b.terms.take(row, now, b.cost, b.lowest)
+	next, allowed := b.terms.Take(row, now, b.cost, b.lowest)
 	if !allowed {
 		require.Equal(t, row, next, "a refusal changes nothing")
 		return
 	}
-	require.GreaterOrEqual(t, next.value, b.lowest, "no take leaves less than it may")
-	require.LessOrEqual(t, next.value, b.terms.capacity)
-	require.LessOrEqual(t, next.ts, maxInstant, "a row can hold the ts")
-	require.GreaterOrEqual(t, next.ts, minInstant, "a row can hold the ts")
-	if b.terms.ahead(row, now) {
-		require.LessOrEqual(t, next.ts, max(now, b.terms.phase), "a wrong clock is put right")
+	require.GreaterOrEqual(t, next.Value, b.lowest, "no take leaves less than it may")
+	require.LessOrEqual(t, next.Value, b.terms.Capacity)
+	require.LessOrEqual(t, next.TS, bucket.MaxInstant, "a row can hold the ts")
+	require.GreaterOrEqual(t, next.TS, bucket.MinInstant, "a row can hold the ts")
+	if b.terms.FromFuture(row, now) {
+		require.LessOrEqual(t, next.TS, max(now, b.terms.Phase), "a wrong clock is put right")
 	} else {
-		require.GreaterOrEqual(t, next.ts, row.ts, "no instant is credited twice")
+		require.GreaterOrEqual(t, next.TS, row.TS, "no instant is credited twice")
 	}
 }
 
 // waits checks that the wait is sufficient, and not a microsecond too long.
-func waits(t require.TestingT, b ask, row state, now int64) {
-	_, allowed := b.terms.take(row, now, b.cost, b.lowest)
-	wait := b.terms.wait(row, now, b.cost, b.lowest).Microseconds()
+func waits(t require.TestingT, b ask, row bucket.State, now int64) {
+	_, allowed := b.terms.Take(row, now, b.cost, b.lowest)
+	wait := b.terms.Wait(row, now, b.cost, b.lowest).Microseconds()
 	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
 	require.GreaterOrEqual(t, wait, int64(0))
-	require.LessOrEqual(t, wait, horizon)
-	if own := row.value >= -b.terms.maxDebt && !b.terms.ahead(row, now); own && b.terms.step < horizon/25 {
-		require.Less(t, wait, horizon, "what the policy itself can lead to ends before the horizon")
+	require.LessOrEqual(t, wait, bucket.Horizon)
+	if own := row.Value >= -b.terms.MaxDebt && !b.terms.FromFuture(row, now); own && b.terms.Step < bucket.Horizon/25 {
+		require.Less(t, wait, bucket.Horizon, "what the policy itself can lead to ends before the horizon")
 	}
-	if wait == 0 || wait == horizon || now+wait > maxInstant {
+	if wait == 0 || wait == bucket.Horizon || now+wait > bucket.MaxInstant {
 		return
 	}
-	row = b.terms.mend(row, now)
-	_, allowed = b.terms.take(row, now+wait, b.cost, b.lowest)
+	row = b.terms.FixClock(row, now)
+	_, allowed = b.terms.Take(row, now+wait, b.cost, b.lowest)
 	require.True(t, allowed, "allowed after the wait")
-	_, allowed = b.terms.take(row, now+wait-1, b.cost, b.lowest)
+	_, allowed = b.terms.Take(row, now+wait-1, b.cost, b.lowest)
 	require.False(t, allowed, "not before it")
 }
 
@@ -117,12 +119,12 @@ func FuzzNewLimit(f *testing.F) {
 	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 0.0, int64(0))
 	f.Add("a.b/c:d_e-f", true, 100.0, int64(time.Hour), 0.0, NoReservations, int64(1))
 	f.Add("tiny", false, 1e-9, int64(time.Microsecond), 1e-9, 1e-9, int64(0))
-	f.Add("huge", false, 1e12, int64(maxSpan), 1e12, 1e12, int64(0))
-	f.Add("slow", true, 1.0, int64(maxSpan), 1.0, 1.0, maxInstant)
+	f.Add("huge", false, 1e12, int64(bucket.MaxSpan), 1e12, 1e12, int64(0))
+	f.Add("slow", true, 1.0, int64(bucket.MaxSpan), 1.0, 1.0, bucket.MaxInstant)
 	f.Add("late", true, 1.0, int64(7*time.Hour), 1.0, 1.0, int64(7*time.Hour/time.Microsecond)-1)
 	f.Add("none", false, 1.0, int64(time.Second), NoCapacity, 0.0, int64(0))
 	f.Add("neither", false, 1.0, int64(time.Second), NoCapacity, NoReservations, int64(0))
-	f.Add("not\x00a name", true, math.NaN(), int64(-1), math.Inf(1), math.Inf(-1), minInstant-1)
+	f.Add("not\x00a name", true, math.NaN(), int64(-1), math.Inf(1), math.Inf(-1), bucket.MinInstant-1)
 	f.Fuzz(func(t *testing.T, name string, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) {
 		limit, err := NewLimit(name, fuzzed(windows, rate, period, capacity, maxReserved, start))
 		if err != nil {
@@ -132,7 +134,7 @@ func FuzzNewLimit(f *testing.F) {
 		}
 		terms, now := limit.termsFor("key"), opening.UnixMicro()
 		require.True(t, strings.HasPrefix(limit.String(), name+": "))
-		require.LessOrEqual(t, limit.Capacity(), maxTokens)
+		require.LessOrEqual(t, limit.Capacity(), bucket.MaxTokens)
 		require.GreaterOrEqual(t, limit.Capacity(), 0.0)
 		begins(t, terms)
 		empties(t, limit, terms, now)
@@ -142,44 +144,44 @@ func FuzzNewLimit(f *testing.F) {
 
 // begins checks that every instant a row may hold lies in the step that is said to hold it, and the instants before
 // the first step in that one.
-func begins(t require.TestingT, terms terms) {
-	require.GreaterOrEqual(t, terms.phase, minInstant)
-	require.Less(t, terms.phase, minInstant+terms.step)
-	for _, now := range []int64{terms.phase, terms.phase + 1, -1, 0, opening.UnixMicro(), maxInstant} {
-		require.LessOrEqual(t, terms.begin(now), now)
-		require.Greater(t, terms.begin(now), now-terms.step)
+func begins(t require.TestingT, terms bucket.Terms) {
+	require.GreaterOrEqual(t, terms.Phase, bucket.MinInstant)
+	require.Less(t, terms.Phase, bucket.MinInstant+terms.Step)
+	for _, now := range []int64{terms.Phase, terms.Phase + 1, -1, 0, opening.UnixMicro(), bucket.MaxInstant} {
+		require.LessOrEqual(t, terms.Begin(now), now)
+		require.Greater(t, terms.Begin(now), now-terms.Step)
 	}
-	require.Equal(t, terms.phase, terms.begin(minInstant))
+	require.Equal(t, terms.Phase, terms.Begin(bucket.MinInstant))
 }
 
 // empties checks that a limit gives all it holds, or all it may owe, and is full again within a century,
 // or with the window that begins next.
-func empties(t *testing.T, limit Limit, terms terms, now int64) {
+func empties(t *testing.T, limit Limit, terms bucket.Terms, now int64) {
 	t.Helper()
-	longest := maxSpan + time.Duration(terms.step)*time.Microsecond
-	if capacity := terms.capacity; capacity > 0 {
+	longest := bucket.MaxSpan + time.Duration(terms.Step)*time.Microsecond
+	if capacity := terms.Capacity; capacity > 0 {
 		require.NoError(t, checkCost(limit, capacity, capacity))
-		smallest := max(capacity*minCostShare, minTokens)
+		smallest := max(capacity*bucket.MinCostShare, bucket.MinTokens)
 		require.Less(t, capacity-smallest, capacity, "the smallest cost takes something")
-		empty, allowed := terms.take(terms.full(now), now, capacity, 0)
+		empty, allowed := terms.Take(terms.Full(now), now, capacity, 0)
 		require.True(t, allowed)
-		require.Zero(t, empty.value)
-		require.LessOrEqual(t, terms.untilFull(empty, now), longest)
+		require.Zero(t, empty.Value)
+		require.LessOrEqual(t, terms.UntilFull(empty, now), longest)
 	}
-	if terms.reserves {
-		owing, allowed := terms.take(state{ts: terms.begin(now)}, now, terms.maxDebt, -terms.maxDebt)
+	if terms.Reserves {
+		owing, allowed := terms.Take(bucket.State{TS: terms.Begin(now)}, now, terms.MaxDebt, -terms.MaxDebt)
 		require.True(t, allowed)
-		require.LessOrEqual(t, terms.wait(owing, now, 0, 0), longest)
+		require.LessOrEqual(t, terms.Wait(owing, now, 0, 0), longest)
 	}
 }
 
 // grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
-func grows(t *testing.T, terms terms, now int64) {
+func grows(t *testing.T, terms bucket.Terms, now int64) {
 	t.Helper()
-	for _, value := range []float64{0, terms.capacity / 2, terms.capacity * 0.99, -terms.maxDebt} {
-		if value < terms.capacity {
-			row := state{value: value, ts: terms.begin(now)}
-			require.Greater(t, terms.tokens(row, row.ts+terms.step), value, "a step adds something to %v", value)
+	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxDebt} {
+		if value < terms.Capacity {
+			row := bucket.State{Value: value, TS: terms.Begin(now)}
+			require.Greater(t, terms.Tokens(row, row.TS+terms.Step), value, "a step adds something to %v", value)
 		}
 	}
 }

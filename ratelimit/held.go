@@ -11,12 +11,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// held are rows that a transaction has locked and read, to be decided on by the Go form of the algebra. It
+// held are rows that a transaction has locked and read, to be decided on by package bucket. It
 // takes one round trip more than the statements that decide by themselves, and can do what these cannot:
 // decide on many calls one after the other, and on a bucket spread over several rows as a whole.
 type held struct {
 	rows    []ask // in the order of locking
-	states  []state
+	states  []bucket.State
 	now     int64
 	made    []bool // which of them were not there before
 	changed []bool
@@ -104,9 +104,9 @@ func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan
 		return nil, failed(err)
 	}
 	var k bucket.Key
-	var found state
+	var found bucket.State
 	var made bool
-	tag, err := pgx.ForEachRow(rows, []any{&k.Name, &k.Key, &k.Shard, &found.value, &found.ts, &h.now, &made}, func() error {
+	tag, err := pgx.ForEachRow(rows, []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, &h.now, &made}, func() error {
 		i, asked := h.index[k]
 		if !asked {
 			return errors.New("the statement answered for a row that was not asked for")
@@ -121,7 +121,7 @@ func (l *Limiter) lockFree(ctx context.Context, batch *pgx.Batch, plans ...*plan
 		err = fmt.Errorf("the statement answered for %d of %d rows", tag.RowsAffected(), len(h.rows))
 	}
 	for i := range h.rows { // what is decided on them brings them back to the present
-		if err == nil && h.locked[i] && h.rows[i].terms.ahead(h.states[i], h.now) {
+		if err == nil && h.locked[i] && h.rows[i].terms.FromFuture(h.states[i], h.now) {
 			l.tell(ctx, Mended{Limit: h.rows[i].limit.name})
 		}
 	}
@@ -140,15 +140,15 @@ func newHeld(plans []*plan) *held {
 	for i := range h.rows {
 		h.index[h.rows[i].rowKey()] = i
 	}
-	h.states, h.made = make([]state, len(h.rows)), make([]bool, len(h.rows))
+	h.states, h.made = make([]bucket.State, len(h.rows)), make([]bool, len(h.rows))
 	h.changed, h.locked = make([]bool, len(h.rows)), make([]bool, len(h.rows))
 	return h
 }
 
 // of returns the rows of a bucket.
-func (h *held) of(b *ask) (states []state, changed []bool) {
+func (h *held) of(b *ask) (states []bucket.State, changed []bool) {
 	first := h.index[b.first()]
-	n := first + int(max(b.terms.shards, 1))
+	n := first + int(max(b.terms.Shards, 1))
 	return h.states[first:n], h.changed[first:n]
 }
 
@@ -167,7 +167,7 @@ func (h *held) take(p *plan) []answer {
 	for i := range p.buckets {
 		b := &p.buckets[i]
 		states, _ := h.of(b)
-		answers[i].allowed = b.terms.takeParts(slices.Clone(states), h.now, b.cost, b.lowest)
+		answers[i].allowed = b.terms.TakeRows(slices.Clone(states), h.now, b.cost, b.lowest)
 		all = all && answers[i].allowed
 	}
 	for i := range p.buckets {
@@ -175,11 +175,11 @@ func (h *held) take(p *plan) []answer {
 		states, changed := h.of(b)
 		before := slices.Clone(states)
 		if all {
-			b.terms.takeParts(states, h.now, b.cost, b.lowest)
+			b.terms.TakeRows(states, h.now, b.cost, b.lowest)
 		}
-		part := b.terms.part()
+		shard := b.terms.OfShard()
 		for j := range states {
-			states[j] = part.mend(states[j], h.now)
+			states[j] = shard.FixClock(states[j], h.now)
 			changed[j] = changed[j] || states[j] != before[j]
 		}
 		answers[i].now = h.now
@@ -191,7 +191,7 @@ func (h *held) take(p *plan) []answer {
 // charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
 // step begins after until. It mirrors buckets_charge.sql.
 func (h *held) charge(b *ask, amount float64, until int64) {
-	if amount == 0 || amount < 0 && b.terms.begin(h.now) > until {
+	if amount == 0 || amount < 0 && b.terms.Begin(h.now) > until {
 		return
 	}
 	states, changed := h.of(b)
@@ -199,16 +199,16 @@ func (h *held) charge(b *ask, amount float64, until int64) {
 		changed[i] = true
 	}
 	if amount > 0 {
-		b.terms.chargeParts(states, h.now, amount)
+		b.terms.ChargeRows(states, h.now, amount)
 		return
 	}
 	first := h.index[b.first()]
 	for i := range states {
 		if h.made[first+i] { // it is full, and was so before
-			states[i] = state{value: max(states[i].value, b.most/float64(len(states))), ts: min(b.terms.begin(h.now), longAgo)}
+			states[i] = bucket.State{Value: max(states[i].Value, b.most/float64(len(states))), TS: min(b.terms.Begin(h.now), bucket.LongAgo)}
 		}
 	}
-	b.terms.creditParts(states, h.now, -amount, b.most)
+	b.terms.CreditRows(states, h.now, -amount, b.most)
 }
 
 // saveHeld writes the rows that were changed.
@@ -227,7 +227,7 @@ func (l *Limiter) queueSave(batch *pgx.Batch, h *held) {
 	for i := range h.rows {
 		if h.changed[i] {
 			names, keys, shards = append(names, h.rows[i].limit.name), append(keys, h.rows[i].key), append(shards, h.rows[i].shard)
-			values, ts = append(values, h.states[i].value), append(ts, h.states[i].ts)
+			values, ts = append(values, h.states[i].Value), append(ts, h.states[i].TS)
 		}
 	}
 	if len(names) > 0 {
@@ -266,13 +266,13 @@ func (l *Limiter) takeHeld(ctx context.Context, p *plan) ([]answer, error) {
 }
 
 // of sets what the bucket holds after the decision: the state of its row, or those of all its rows.
-func (a *answer) of(b *ask, states []state) {
+func (a *answer) of(b *ask, states []bucket.State) {
 	if !b.sharded() {
 		a.state = states[0]
 		return
 	}
 	a.rows = states
-	a.state = state{value: b.terms.tokensOf(states, a.now), ts: b.terms.begin(a.now)}
+	a.state = bucket.State{Value: b.terms.TokensOf(states, a.now), TS: b.terms.Begin(a.now)}
 }
 
 // chargeHeld is charge by locking all rows, on l, which must be bound to a transaction.

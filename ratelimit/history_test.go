@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // source is where a history takes its chances from: a generator with a seed, or rapid, which shrinks them.
@@ -41,7 +43,7 @@ type history struct {
 type subject struct {
 	key    string
 	limit  Limit
-	row    *state // nil: none
+	row    *bucket.State // nil: none
 	model  *exactBucket
 	starts map[time.Duration]int64 // a window's start, for each period that was in use without a Start
 }
@@ -72,7 +74,7 @@ func (h *history) run(n int) {
 			h.call(look, s)
 		case chance < 25:
 			h.call(verb(chance%2), s, one(h.src, h.subjects...))
-		case chance < 50 && s.terms().reserves || s.terms().capacity == 0:
+		case chance < 50 && s.terms().Reserves || s.terms().Capacity == 0:
 			h.call(reserve, s)
 		default:
 			h.call(take, s)
@@ -83,8 +85,8 @@ func (h *history) run(n int) {
 // advance moves the clock, mostly to where something is about to happen to s, and sometimes back.
 func (h *history) advance(s *subject) {
 	terms, row := s.terms(), s.state(h.now)
-	period := int64(terms.steps) * terms.step
-	few := int64(h.src.unit() * 3 * float64(period) / max(terms.rate, 1))
+	period := int64(terms.Steps) * terms.Step
+	few := int64(h.src.unit() * 3 * float64(period) / max(terms.Rate, 1))
 	switch h.src.pick(12) {
 	case 0: // the same instant
 	case 1:
@@ -94,14 +96,14 @@ func (h *history) advance(s *subject) {
 	case 5:
 		h.now += int64(h.src.unit() * 2 * float64(period))
 	case 6: // the start of the next step or window, or just before
-		h.now = terms.begin(h.now) + terms.step - int64(h.src.pick(2))
+		h.now = terms.Begin(h.now) + terms.Step - int64(h.src.pick(2))
 	case 7, 8: // when some cost can be met, or just before
-		cost := h.src.unit() * terms.capacity
-		h.now += terms.wait(row, h.now, cost, 0).Microseconds() - int64(h.src.pick(2))
+		cost := h.src.unit() * terms.Capacity
+		h.now += terms.Wait(row, h.now, cost, 0).Microseconds() - int64(h.src.pick(2))
 	case 9: // back, less than the tolerance
 		h.now -= int64(h.src.unit() * float64(minute))
 	case 10: // back to the edge of the tolerance
-		h.now = row.ts - minute - terms.step + int64(h.src.pick(4)-1)
+		h.now = row.TS - minute - terms.Step + int64(h.src.pick(4)-1)
 	case 11:
 		if h.src.pick(10) == 0 {
 			h.now += int64((h.src.unit()*2 - 1) * 10 * 365 * float64(Day.Microseconds()))
@@ -138,7 +140,7 @@ func (h *history) call(verb verb, subjects ...*subject) {
 	for i := range p.buckets {
 		b := &p.buckets[i]
 		s := h.of(b)
-		next, ok := b.terms.take(s.state(h.now), h.now, b.cost, b.lowest)
+		next, ok := b.terms.Take(s.state(h.now), h.now, b.cost, b.lowest)
 		expected[i] = answer{allowed: ok, state: next, now: h.now}
 		after[i] = h.compare(s, b, expected[i])
 		allowed = allowed && ok
@@ -153,7 +155,7 @@ func (h *history) call(verb verb, subjects ...*subject) {
 		s := h.of(&p.buckets[i])
 		if allowed {
 			s.row, s.model = &expected[i].state, &after[i]
-		} else if s.terms().ahead(s.state(h.now), h.now) {
+		} else if s.terms().FromFuture(s.state(h.now), h.now) {
 			s.mend(h.now)
 		}
 	}
@@ -180,16 +182,16 @@ func (h *history) compare(s *subject, b *ask, got answer) exactBucket {
 		require.Equal(h.t, margin.Sign() >= 0, got.allowed, "allowed: %v of %v at %d, margin %v", b.cost, s, h.now, margin.FloatString(30))
 	}
 	if got.allowed {
-		off := size(total(rational(got.state.value), negative(after.value)))
+		off := size(total(rational(got.state.Value), negative(after.value)))
 		require.LessOrEqual(h.t, off, after.rounding, "value after %v of %v at %d", b.cost, s, h.now)
-		require.Equal(h.t, after.ts, got.state.ts, "ts after %v of %v at %d", b.cost, s, h.now)
-		h.compareWait(s, after, new(big.Rat), new(big.Rat), b.terms.wait(got.state, h.now, 0, 0))
+		require.Equal(h.t, after.ts, got.state.TS, "ts after %v of %v at %d", b.cost, s, h.now)
+		h.compareWait(s, after, new(big.Rat), new(big.Rat), b.terms.Wait(got.state, h.now, 0, 0))
 		return after
 	}
 	if e.wrong(before.ts, h.now) {
 		before.ts = e.floor(h.now)
 	}
-	h.compareWait(s, before, rational(b.cost), lowest, b.terms.wait(got.state, h.now, b.cost, b.lowest))
+	h.compareWait(s, before, rational(b.cost), lowest, b.terms.Wait(got.state, h.now, b.cost, b.lowest))
 	return after
 }
 
@@ -207,7 +209,7 @@ func (h *history) compareWait(s *subject, b exactBucket, cost, lowest *big.Rat, 
 	e, at := s.exactly(h.now), big.NewInt(h.now+wait.Microseconds())
 	soonest := e.retryAt(b, total(missing, negative(rational(slack))))
 	latest := e.retryAt(b, total(missing, rational(slack)))
-	if new(big.Int).Sub(latest, big.NewInt(min(h.now, b.ts))).Cmp(big.NewInt(horizon)) >= 0 {
+	if new(big.Int).Sub(latest, big.NewInt(min(h.now, b.ts))).Cmp(big.NewInt(bucket.Horizon)) >= 0 {
 		return // nobody waits for 250 years
 	}
 	require.True(h.t, soonest.Cmp(at) <= 0 && at.Cmp(latest) <= 0, "at %d, %v lacks %v and is to have it at %v, not from %v to %v",
@@ -217,12 +219,12 @@ func (h *history) compareWait(s *subject, b exactBucket, cost, lowest *big.Rat, 
 // cost returns what to ask of s: often just what is there, or a little more.
 func (h *history) cost(s *subject, verb verb) float64 {
 	terms := s.terms()
-	room, most := terms.tokens(s.state(h.now), h.now), terms.capacity
+	room, most := terms.Tokens(s.state(h.now), h.now), terms.Capacity
 	switch verb {
 	case look:
 		return 0
 	case reserve:
-		room, most = room+terms.maxDebt, most+terms.maxDebt
+		room, most = room+terms.MaxDebt, most+terms.MaxDebt
 	case take:
 	}
 	var cost float64
@@ -232,11 +234,11 @@ func (h *history) cost(s *subject, verb verb) float64 {
 	case 1, 2, 3:
 		cost = room * h.src.unit() * 2
 	case 4:
-		cost = terms.capacity
+		cost = terms.Capacity
 	case 5:
-		cost = terms.capacity * minCostShare
+		cost = terms.Capacity * bucket.MinCostShare
 	case 6, 7, 8, 9:
-		cost = terms.capacity * h.src.unit()
+		cost = terms.Capacity * h.src.unit()
 	}
 	if h.exact {
 		cost = math.Round(min(cost, 1<<13)*1024) / 1024
@@ -251,11 +253,11 @@ func (h *history) cost(s *subject, verb verb) float64 {
 func (h *history) reset(s *subject) {
 	p, err := h.limiter.plan([]Request{s.limit.For(s.key).Cost(0)}, false)
 	require.NoError(h.t, err)
-	full, e := s.terms().full(h.now), s.exactly(h.now)
+	full, e := s.terms().Full(h.now), s.exactly(h.now)
 	model := e.full(h.now)
-	require.Equal(h.t, model.ts, full.ts)
-	if s.row != nil && !e.wrong(s.row.ts, h.now) { // what arrived until then has been credited
-		full.ts = max(full.ts, s.row.ts)
+	require.Equal(h.t, model.ts, full.TS)
+	if s.row != nil && !e.wrong(s.row.TS, h.now) { // what arrived until then has been credited
+		full.TS = max(full.TS, s.row.TS)
 		model.ts = max(model.ts, s.model.ts)
 	}
 	if h.send != nil {
@@ -268,12 +270,12 @@ func (h *history) reset(s *subject) {
 // another program left there.
 func (h *history) plant(s *subject) {
 	terms := s.terms()
-	value := one(h.src, 0, terms.capacity, 2*terms.capacity+1, -terms.capacity-1, -1, 1e300, -1e300, math.MaxFloat64, -math.MaxFloat64, 5e-324)
+	value := one(h.src, 0, terms.Capacity, 2*terms.Capacity+1, -terms.Capacity-1, -1, 1e300, -1e300, math.MaxFloat64, -math.MaxFloat64, 5e-324)
 	if h.exact {
 		value = math.Round(max(min(value, 1<<20), -1<<20)*1024) / 1024
 	}
-	ts := one(h.src, h.now, h.now-minute, h.now+minute+terms.step, h.now+minute+terms.step+1, minInstant, maxInstant)
-	s.row, s.model = &state{value: value, ts: ts}, &exactBucket{value: rational(value), ts: ts}
+	ts := one(h.src, h.now, h.now-minute, h.now+minute+terms.Step, h.now+minute+terms.Step+1, bucket.MinInstant, bucket.MaxInstant)
+	s.row, s.model = &bucket.State{Value: value, TS: ts}, &exactBucket{value: rational(value), ts: ts}
 	if h.send != nil {
 		h.send(&plan{buckets: []ask{{limit: s.limit, key: s.key}}}, []answer{{state: *s.row}}, true)
 	}

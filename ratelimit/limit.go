@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"fmt"
 	"regexp"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // Limit is a named policy. It is a value: copy it, keep it in a package variable, or make it at the call;
@@ -10,7 +12,7 @@ import (
 type Limit struct {
 	name   string
 	policy Policy
-	terms  terms
+	terms  bucket.Terms
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,64}$`)
@@ -49,7 +51,7 @@ func (l Limit) Name() string { return l.name }
 func (l Limit) Policy() Policy { return l.policy }
 
 // Capacity returns the most tokens the limit holds, and so the largest cost Take accepts.
-func (l Limit) Capacity() float64 { return l.terms.capacity }
+func (l Limit) Capacity() float64 { return l.terms.Capacity }
 
 // String returns the name and the policy in words.
 func (l Limit) String() string {

@@ -18,9 +18,9 @@ type lineup struct {
 	bucket ask // with what the calls ask for together: the whole, or one of the rows it is spread over
 	calls  []*call
 	answer answer
-	found  bool    // whether the answer is there: another may have been quicker
-	tried  int32   // rows of the bucket that were held
-	states []state // the rows of a bucket that is spread over several
+	found  bool           // whether the answer is there: another may have been quicker
+	tried  int32          // rows of the bucket that were held
+	states []bucket.State // the rows of a bucket that is spread over several
 }
 
 // line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
@@ -71,7 +71,7 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 func newLineup(b *ask) *lineup {
 	at := &lineup{whole: *b, bucket: *b}
 	if b.sharded() {
-		at.bucket = b.row(rand.N(b.terms.shards))
+		at.bucket = b.row(rand.N(b.terms.Shards))
 	}
 	return at
 }
@@ -86,7 +86,7 @@ func (c *call) simple() bool {
 // returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
 // is missing from a full bucket.
 func (at *lineup) aim() bool {
-	capacity, sum := at.bucket.terms.capacity, 0.0
+	capacity, sum := at.bucket.terms.Capacity, 0.0
 	for _, c := range at.calls {
 		if next := sum + c.plan.buckets[0].cost; next <= capacity {
 			sum = next
@@ -102,7 +102,7 @@ func (at *lineup) aim() bool {
 // their windows begin.
 func (at *lineup) conflicts(o *lineup) bool {
 	a, b := at.bucket.terms, o.bucket.terms
-	a.phase, b.phase = 0, 0
+	a.Phase, b.Phase = 0, 0
 	return at.bucket.limit.name == o.bucket.limit.name && a != b
 }
 
@@ -115,7 +115,7 @@ func (at *lineup) isHeld() bool {
 // nextRow has the lineup ask another row of its bucket when somebody holds the one it asked, and reports whether
 // there is one that was not asked yet.
 func (at *lineup) nextRow() bool {
-	n := at.whole.terms.shards
+	n := at.whole.terms.Shards
 	if !at.isHeld() || at.tried+1 >= n {
 		return false
 	}
@@ -243,7 +243,7 @@ func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*ca
 	}
 	for _, at := range lineups {
 		if at.whole.sharded() {
-			n := at.whole.terms.shards
+			n := at.whole.terms.Shards
 			at.states, answers = states(answers[:n]), answers[n:]
 		}
 	}
@@ -256,11 +256,11 @@ func (l *Limiter) queueSpend(batch *pgx.Batch, group []*lineup) {
 	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
 	for i, at := range group {
 		b := &at.bucket
-		keys[i], shards[i], costs[i], phases[i] = b.key, b.shard, b.cost, b.terms.phase
+		keys[i], shards[i], costs[i], phases[i] = b.key, b.shard, b.cost, b.terms.Phase
 	}
 	t := group[0].bucket.terms
 	batch.Queue(l.statements.spend, group[0].bucket.limit.name, keys, shards, costs,
-		t.capacity, t.rate, t.step, t.steps, phases, l.asOf(), t.tolerance())
+		t.Capacity, t.Rate, t.Step, t.Steps, phases, l.asOf(), t.Tolerance())
 }
 
 // receiveSpend gives each lineup of a limit its answer. Answers come in the order asked, but for those that
@@ -277,7 +277,7 @@ func receiveSpend(results pgx.BatchResults, group []*lineup) error {
 	var shard int32
 	var a answer
 	next := 0
-	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.allowed, &a.state.value, &a.state.ts, &a.now}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.allowed, &a.state.Value, &a.state.TS, &a.now}, func() error {
 		for range group {
 			at := group[next%len(group)]
 			next++
@@ -302,7 +302,7 @@ func (at *lineup) finish() (open []*call) {
 		}
 		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
 			at.tell(at.calls[i], a)
-			a.state.value += at.calls[i].plan.buckets[0].cost
+			a.state.Value += at.calls[i].plan.buckets[0].cost
 		}
 		for _, c := range at.calls[:n] {
 			c.finish(nil)

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // errRecorded is what a recorder answers.
@@ -96,9 +98,9 @@ func (l *pipeline) send(p *plan, expected []answer, allowed bool) {
 func (l *pipeline) mend(p *plan) {
 	suspects := make([]answer, len(p.buckets))
 	for i := range suspects {
-		suspects[i] = answer{state: state{ts: minInstant}, now: l.history.now}
+		suspects[i] = answer{state: bucket.State{TS: bucket.MinInstant}, now: l.history.now}
 		if l.history.of(&p.buckets[i]).row != nil {
-			suspects[i].state.ts = maxInstant
+			suspects[i].state.TS = bucket.MaxInstant
 		}
 	}
 	require.NoError(l.t, l.history.limiter.mend(l.t.Context(), p, suspects))
@@ -119,9 +121,9 @@ func (l *pipeline) queue(check func(pgx.Rows) error) {
 }
 
 // plant queues the writing of a row behind the limiter's back.
-func (l *pipeline) plant(key string, row state) {
+func (l *pipeline) plant(key string, row bucket.State) {
 	l.batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('history', $1, 0, $2, $3)
-		ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts`, key, row.value, row.ts)
+		ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts`, key, row.Value, row.TS)
 }
 
 // sameAnswers returns a check that a statement answered what was expected, to the last bit.
@@ -132,7 +134,7 @@ func (l *pipeline) sameAnswers(p *plan, expected []answer) func(pgx.Rows) error 
 			return err
 		}
 		same := func(a, b answer) bool {
-			return a.allowed == b.allowed && a.state == b.state && a.now == b.now && math.Float64bits(a.state.value) == math.Float64bits(b.state.value)
+			return a.allowed == b.allowed && a.state == b.state && a.now == b.now && math.Float64bits(a.state.Value) == math.Float64bits(b.state.Value)
 		}
 		if !slices.EqualFunc(got, expected, same) {
 			return fmt.Errorf("%+v:\nthe server answered %+v\nGo says             %+v", p.buckets, got, expected)
@@ -143,18 +145,18 @@ func (l *pipeline) sameAnswers(p *plan, expected []answer) func(pgx.Rows) error 
 
 // sameRows returns a check that the rows read are those of the history as of now, to the last bit.
 func (l *pipeline) sameRows(p *plan) func(pgx.Rows) error {
-	var expected []*state
+	var expected []*bucket.State
 	for i := range p.buckets {
 		expected = append(expected, l.history.of(&p.buckets[i]).row)
 	}
 	return func(rows pgx.Rows) error {
-		got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*state, error) {
+		got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*bucket.State, error) {
 			var value *float64
 			var ts *int64
 			if err := row.Scan(&value, &ts, nil); err != nil || value == nil {
 				return nil, err
 			}
-			return &state{value: *value, ts: *ts}, nil
+			return &bucket.State{Value: *value, TS: *ts}, nil
 		})
 		if err == nil && !reflect.DeepEqual(got, expected) {
 			err = fmt.Errorf("%+v: the server has %+v, Go has %+v", p.buckets, got, expected)

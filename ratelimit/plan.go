@@ -17,10 +17,6 @@ const (
 	maxRequests    = 64      // limits in one call: each is a row lock held to the end of the transaction
 	maxKeyBytes    = 256     // what the key column holds
 	maxSecretBytes = 1 << 16 // what a key may be long before it is hashed
-
-	// minCostShare is the smallest cost, as a share of the capacity, that the arithmetic keeps exact to
-	// about a thousandth.
-	minCostShare = 0x1p-40
 )
 
 // ask is one row that a call needs, and what the call asks of it.
@@ -28,7 +24,7 @@ type ask struct {
 	limit  Limit
 	key    string // as stored
 	shard  int32  // 0, or which row of a bucket that is spread over several
-	terms  terms
+	terms  bucket.Terms
 	cost   float64
 	lowest float64 // the least value that may remain
 	most   float64 // what a credit may fill it to, where that is more than its capacity
@@ -125,14 +121,14 @@ func (p *plan) merge(b ask) (int, error) {
 // bound sets how low the bucket may go, and checks that the cost can ever be met.
 func (b *ask) bound(reserve bool) error {
 	if !reserve {
-		return checkCost(b.limit, b.cost, b.terms.capacity)
+		return checkCost(b.limit, b.cost, b.terms.Capacity)
 	}
-	if !b.terms.reserves {
+	if !b.terms.Reserves {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, b.limit.name)
 	}
-	b.lowest = -b.terms.maxDebt
-	most := b.terms.capacity + b.terms.maxDebt
-	if b.cost <= most && b.terms.capacity-b.cost < b.lowest { // the sum was rounded up
+	b.lowest = -b.terms.MaxDebt
+	most := b.terms.Capacity + b.terms.MaxDebt
+	if b.cost <= most && b.terms.Capacity-b.cost < b.lowest { // the sum was rounded up
 		most = math.Nextafter(b.cost, 0)
 	}
 	return checkCost(b.limit, b.cost, most)
@@ -174,9 +170,9 @@ func checkCost(limit Limit, cost, most float64) error {
 		return fmt.Errorf("%w: the request is for the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
 	case !(cost >= 0) || math.IsInf(cost, 1):
 		return fmt.Errorf("%w: %v of %q; a cost is a number from 0 up", ErrInvalidCost, cost, limit.name)
-	case cost > 0 && cost < max(limit.terms.capacity*minCostShare, minTokens):
+	case cost > 0 && cost < max(limit.terms.Capacity*bucket.MinCostShare, bucket.MinTokens):
 		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
-			ErrInvalidCost, cost, limit.name, limit.terms.capacity)
+			ErrInvalidCost, cost, limit.name, limit.terms.Capacity)
 	case cost > most:
 		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
 			ErrCostExceedsCapacity, cost, limit.name, most)

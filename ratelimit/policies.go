@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -20,15 +22,15 @@ type policies struct {
 
 // usage is how a name was used.
 type usage struct {
-	last atomic.Pointer[terms]              // the latest policy
-	seen [maxPolicies]atomic.Pointer[terms] // the distinct policies; the oldest one gives way to a new one
+	last atomic.Pointer[bucket.Terms]              // the latest policy
+	seen [maxPolicies]atomic.Pointer[bucket.Terms] // the distinct policies; the oldest one gives way to a new one
 
 	mu   sync.Mutex
 	next int // the place of the next policy in seen
 }
 
 // note notes that the limit called name was used with these terms.
-func (p *policies) note(name string, t *terms) {
+func (p *policies) note(name string, t *bucket.Terms) {
 	if p == nil {
 		return
 	}
@@ -46,23 +48,23 @@ func (p *policies) note(name string, t *terms) {
 }
 
 // last returns the terms that the limit called name was last used with, if it was used at all.
-func (p *policies) last(name string) (terms, bool) {
+func (p *policies) last(name string) (bucket.Terms, bool) {
 	if p == nil {
-		return terms{}, false
+		return bucket.Terms{}, false
 	}
 	found, ok := p.names.Load(name)
 	if !ok {
-		return terms{}, false
+		return bucket.Terms{}, false
 	}
 	last := found.(*usage).last.Load()
 	if last == nil { // it is being noted
-		return terms{}, false
+		return bucket.Terms{}, false
 	}
 	return *last, true
 }
 
 // seen returns the distinct terms that the limit called name was used with.
-func (p *policies) seen(name string) (seen []terms) {
+func (p *policies) seen(name string) (seen []bucket.Terms) {
 	if p == nil {
 		return nil
 	}
@@ -79,7 +81,7 @@ func (p *policies) seen(name string) (seen []terms) {
 	return seen
 }
 
-func (u *usage) note(t *terms) {
+func (u *usage) note(t *bucket.Terms) {
 	if last := u.last.Load(); last != nil && *last == *t {
 		return
 	}
@@ -100,7 +102,7 @@ func (u *usage) note(t *terms) {
 }
 
 // find returns the terms in seen that are equal to t, or nil.
-func (u *usage) find(t *terms) *terms {
+func (u *usage) find(t *bucket.Terms) *bucket.Terms {
 	for i := range u.seen {
 		if known := u.seen[i].Load(); known != nil && *known == *t {
 			return known

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
@@ -15,21 +17,21 @@ func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
 	_, known := p.last("limit")
 	require.False(t, known)
 	require.Empty(t, p.seen("limit"))
-	policy := func(rate float64) *terms { return &terms{rate: rate} }
+	policy := func(rate float64) *bucket.Terms { return &bucket.Terms{Rate: rate} }
 	for _, rate := range []float64{1, 2, 2, 1, 3, 1} {
 		p.note("limit", policy(rate))
 		last, known := p.last("limit")
 		require.True(t, known)
-		require.Equal(t, rate, last.rate)
+		require.Equal(t, rate, last.Rate)
 	}
-	require.Equal(t, []terms{{rate: 1}, {rate: 2}, {rate: 3}}, p.seen("limit"))
+	require.Equal(t, []bucket.Terms{{Rate: 1}, {Rate: 2}, {Rate: 3}}, p.seen("limit"))
 
 	for n := range 2 * maxPolicies {
 		p.note("limit", policy(float64(100+n)))
 	}
 	require.Len(t, p.seen("limit"), maxPolicies)
 	for _, t2 := range p.seen("limit") {
-		require.GreaterOrEqual(t, t2.rate, float64(100+maxPolicies), "the older ones give way")
+		require.GreaterOrEqual(t, t2.Rate, float64(100+maxPolicies), "the older ones give way")
 	}
 	for n := range 2 * maxNames {
 		p.note(fmt.Sprint("limit ", n), policy(1))
@@ -37,7 +39,7 @@ func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
 	require.EqualValues(t, maxNames, p.count.Load())
 	last, known := p.last("limit")
 	require.True(t, known)
-	require.Equal(t, float64(100+2*maxPolicies-1), last.rate)
+	require.Equal(t, float64(100+2*maxPolicies-1), last.Rate)
 }
 
 func TestPoliciesAreNotedByManyAtOnce(t *testing.T) {
@@ -47,7 +49,7 @@ func TestPoliciesAreNotedByManyAtOnce(t *testing.T) {
 	for worker := range 8 {
 		workers.Go(func() {
 			for n := range 1000 {
-				p.note(fmt.Sprint("limit ", n%10), &terms{rate: float64(1 + (n+worker)%4)})
+				p.note(fmt.Sprint("limit ", n%10), &bucket.Terms{Rate: float64(1 + (n+worker)%4)})
 			}
 		})
 	}

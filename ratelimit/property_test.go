@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // shrinking makes rapid a source, so that what fails is shrunk to something short.
@@ -60,19 +62,19 @@ func TestInvariants(t *testing.T) {
 		b := ask{limit: limit, terms: limit.termsFor("key")}
 		begins(t, b.terms)
 		for range 20 {
-			reserve, most := b.terms.reserves && src.pick(2) == 0, b.terms.capacity
+			reserve, most := b.terms.Reserves && src.pick(2) == 0, b.terms.Capacity
 			if reserve {
-				most += b.terms.maxDebt
+				most += b.terms.MaxDebt
 			}
 			b.cost = most * src.unit()
 			if checkCost(limit, b.cost, most) != nil || b.bound(reserve) != nil {
 				continue
 			}
 			now := opening.UnixMicro() + int64(src.unit()*float64(century))
-			period := int64(b.terms.steps) * b.terms.step
-			row := state{
-				value: one(src, 0, b.terms.capacity, b.terms.capacity*src.unit(), -b.terms.maxDebt, -b.terms.maxDebt*src.unit()),
-				ts:    now - int64(src.unit()*3*float64(period)) + one(src, 0, 0, minute, 2*minute),
+			period := int64(b.terms.Steps) * b.terms.Step
+			row := bucket.State{
+				Value: one(src, 0, b.terms.Capacity, b.terms.Capacity*src.unit(), -b.terms.MaxDebt, -b.terms.MaxDebt*src.unit()),
+				TS:    now - int64(src.unit()*3*float64(period)) + one(src, 0, 0, minute, 2*minute),
 			}
 			t.Logf("%v of %#v, at least %v to remain, on %+v at %d", b.cost, limit.policy, b.lowest, row, now)
 			holds(t, b, row, now, now+int64(src.unit()*5*float64(period)))
@@ -92,7 +94,7 @@ func TestAdmissionBound(t *testing.T) {
 		policy := TokenBucket{Rate: rate, Period: period, Capacity: 1 + float64(src.pick(100))}
 		terms := Define("bound", policy).terms
 		now := opening.UnixMicro()
-		row := terms.full(now)
+		row := terms.Full(now)
 		type taken struct {
 			at   int64
 			cost float64
@@ -101,7 +103,7 @@ func TestAdmissionBound(t *testing.T) {
 		for range 60 {
 			now += int64(src.unit() * src.unit() * 2 * float64(period.Microseconds()))
 			cost := policy.Capacity * math.Pow(src.unit(), 3)
-			next, allowed := terms.take(row, now, cost, 0)
+			next, allowed := terms.Take(row, now, cost, 0)
 			if row = next; allowed {
 				all = append(all, taken{now, cost})
 			}

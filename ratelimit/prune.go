@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -36,7 +38,7 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if l.pool == nil {
 		return 0, fmt.Errorf("%w: Prune runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
 	}
-	named := make(map[string][]terms, len(limits))
+	named := make(map[string][]bucket.Terms, len(limits))
 	for _, limit := range limits {
 		if limit.policy == nil {
 			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
@@ -76,7 +78,7 @@ func (l *Limiter) blocks(ctx context.Context) (int64, error) {
 
 // pruneRange deletes from the blocks that begin with first, in one transaction. alone is false, and
 // nothing was done, when another pruner is at work.
-func (l *Limiter) pruneRange(ctx context.Context, named map[string][]terms, first int64) (deleted int64, alone bool, err error) {
+func (l *Limiter) pruneRange(ctx context.Context, named map[string][]bucket.Terms, first int64) (deleted int64, alone bool, err error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	err = l.together(ctx, "prune", func(tx *Limiter) error {
@@ -104,16 +106,16 @@ func (l *Limiter) pruneRange(ctx context.Context, named map[string][]terms, firs
 
 // rowTerms returns the distinct terms of the rows of buckets under the policies: a row of a bucket that is spread
 // over several is deleted for itself.
-func rowTerms(policies []terms) (c columns) {
-	var distinct []terms
+func rowTerms(policies []bucket.Terms) (c columns) {
+	var distinct []bucket.Terms
 	for _, t := range policies {
-		if t = t.part(); !slices.Contains(distinct, t) {
+		if t = t.OfShard(); !slices.Contains(distinct, t) {
 			distinct = append(distinct, t)
 		}
 	}
 	for _, t := range distinct {
-		c.capacities, c.rates = append(c.capacities, t.capacity), append(c.rates, t.rate)
-		c.steps, c.perPeriod = append(c.steps, t.step), append(c.perPeriod, t.steps)
+		c.capacities, c.rates = append(c.capacities, t.Capacity), append(c.rates, t.Rate)
+		c.steps, c.perPeriod = append(c.steps, t.Step), append(c.perPeriod, t.Steps)
 	}
 	return c
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math"
 	"regexp"
 	"time"
 
@@ -44,7 +43,7 @@ type reservation struct {
 	Shards            []int32 // empty when each bucket is one row, as before there were shards
 
 	NowUs int64
-	now   []terms // that the limits have now, as far as this process knows
+	now   []bucket.Terms // that the limits have now, as far as this process knows
 }
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
@@ -157,18 +156,18 @@ func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until 
 }
 
 // made returns the terms under which the reservation took from its i-th bucket.
-func (r *reservation) made(i int) terms {
+func (r *reservation) made(i int) bucket.Terms {
 	shards := int32(1)
 	if i < len(r.Shards) {
 		shards = r.Shards[i]
 	}
-	return terms{shards: shards, capacity: r.Capacities[i], rate: r.Rates[i], steps: r.Steps[i], step: r.StepUs[i], phase: r.PhaseUs[i], maxDebt: -r.Lowest[i], reserves: true}
+	return bucket.Terms{Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i], MaxDebt: -r.Lowest[i], Reserves: true}
 }
 
 // termsNow returns the terms that the limits of r have now: those that were last used under their names, and
 // those that r was made under for names that this Limiter was not used with.
-func (l *Limiter) termsNow(r *reservation) []terms {
-	now := make([]terms, len(r.Names))
+func (l *Limiter) termsNow(r *reservation) []bucket.Terms {
+	now := make([]bucket.Terms, len(r.Names))
 	for i, name := range r.Names {
 		last, known := l.policies.last(name)
 		if !known {
@@ -190,7 +189,7 @@ func (r *reservation) plan() *plan {
 			limit: Limit{name: r.Names[i]},
 			key:   r.Keys[i],
 			terms: r.now[i],
-			cost:  r.Costs[i], lowest: -r.now[i].maxDebt, most: r.Capacities[i],
+			cost:  r.Costs[i], lowest: -r.now[i].MaxDebt, most: r.Capacities[i],
 		})
 		p.asked = append(p.asked, asked{bucket: i, cost: r.Costs[i]})
 	}
@@ -201,8 +200,8 @@ func (r *reservation) plan() *plan {
 func (r *reservation) remake() {
 	r.Shards = make([]int32, len(r.now))
 	for i, t := range r.now {
-		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.capacity, t.rate, t.steps, t.step, t.phase
-		r.Lowest[i], r.Shards[i] = -t.maxDebt, t.shards
+		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.Capacity, t.Rate, t.Steps, t.Step, t.Phase
+		r.Lowest[i], r.Shards[i] = -t.MaxDebt, t.Shards
 	}
 }
 
@@ -230,17 +229,9 @@ func (r *reservation) refund() []float64 {
 func (r *reservation) refundUntil() []int64 {
 	until := make([]int64, len(r.Names))
 	for i, t := range r.now {
-		until[i] = t.refundUntil(r.ReadyUs)
+		until[i] = t.RefundUntil(r.ReadyUs)
 	}
 	return until
-}
-
-// refundUntil returns the last step that may be given back what was taken in the step of at.
-func (t terms) refundUntil(at int64) int64 {
-	if t.step > 1 {
-		return t.begin(at)
-	}
-	return math.MaxInt64
 }
 
 // untilReady returns how long it takes until the work may run.

@@ -142,21 +142,21 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "credit", -1, requests, func(*ask) int64 { return maxInstant })
+	return l.adjust(ctx, "credit", -1, requests, func(*ask) int64 { return bucket.MaxInstant })
 }
 
 // Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
 // took from a fixed window comes back only until the window has ended, because the next one never missed it.
 func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
 	taken := clampInstant(at)
-	return l.adjust(ctx, "refund", -1, requests, func(b *ask) int64 { return b.terms.refundUntil(taken) })
+	return l.adjust(ctx, "refund", -1, requests, func(b *ask) int64 { return b.terms.RefundUntil(taken) })
 }
 
 // Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
 // wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
 // less. It is not idempotent. In a transaction it is undone with it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "charge", 1, requests, func(*ask) int64 { return maxInstant })
+	return l.adjust(ctx, "charge", 1, requests, func(*ask) int64 { return bucket.MaxInstant })
 }
 
 // adjust charges the costs of the requests times sign, or credits them up to the step that until says.
@@ -193,7 +193,7 @@ func (l *Limiter) actualCosts(actual []Request) (map[bucket.Key]actualCost, erro
 		if err != nil {
 			return nil, err
 		}
-		if err := checkCost(r.limit, r.cost, maxTokens); err != nil {
+		if err := checkCost(r.limit, r.cost, bucket.MaxTokens); err != nil {
 			return nil, err
 		}
 		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{cost: r.cost, terms: r.limit.termsFor(key)}
@@ -212,7 +212,7 @@ func (l *Limiter) actualCosts(actual []Request) (map[bucket.Key]actualCost, erro
 // actualCost is what work cost, and the terms of the limit that it is told with.
 type actualCost struct {
 	cost  float64
-	terms terms
+	terms bucket.Terms
 }
 
 // end moves an open reservation to a final state and charges what amounts returns for each of its

@@ -53,7 +53,7 @@ func TestReserve(t *testing.T) {
 	t.Run("OfMoreThanIsEverGivenIsAnErrorDownToTheLastBit", func(t *testing.T) {
 		t.Parallel()
 		limit := Define("rounded", TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
-		for cost, want := range map[float64]error{0.3: nil, limit.terms.capacity + limit.terms.maxDebt: ErrCostExceedsCapacity} {
+		for cost, want := range map[float64]error{0.3: nil, limit.terms.Capacity + limit.terms.MaxDebt: ErrCostExceedsCapacity} {
 			_, err := new(Limiter).plan([]Request{limit.For("a").Cost(cost)}, true) // 0.1 + 0.2 is above 0.3
 			require.ErrorIs(t, err, want)
 		}
@@ -109,12 +109,12 @@ func TestReserveThenIdle(t *testing.T) {
 		t.Parallel()
 		limit := Define("idle", PerSecond(10))
 		now := opening.UnixMicro()
-		row, allowed := limit.terms.take(limit.terms.full(now), now, 11, -limit.terms.maxDebt)
+		row, allowed := limit.terms.Take(limit.terms.Full(now), now, 11, -limit.terms.MaxDebt)
 		require.True(t, allowed)
 		now += (100 * time.Second).Microseconds()
 		granted := 0
 		for range 1000 {
-			if row, allowed = limit.terms.take(row, now, 1, 0); allowed {
+			if row, allowed = limit.terms.Take(row, now, 1, 0); allowed {
 				granted++
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -46,7 +47,7 @@ func refusals() []refusal {
 // refusalsOf returns calls that limit refuses: to take, and to reserve when so much is owed already.
 func refusalsOf(limit Limit) []refusal {
 	var refused []refusal
-	capacity, debt := limit.terms.capacity, limit.terms.maxDebt
+	capacity, debt := limit.terms.Capacity, limit.terms.MaxDebt
 	for _, value := range []float64{0, capacity * 0.3, -debt / 9} {
 		for _, cost := range []float64{capacity, capacity * 0.7, value + capacity*0.1} {
 			if cost > max(value, 0) && cost <= capacity {
@@ -55,7 +56,7 @@ func refusalsOf(limit Limit) []refusal {
 		}
 	}
 	for _, value := range []float64{-debt, -debt * 0.9} {
-		if cost := debt * 0.31; cost > 0 && debt < maxTokens && limit.terms.reserves {
+		if cost := debt * 0.31; cost > 0 && debt < bucket.MaxTokens && limit.terms.Reserves {
 			refused = append(refused, refusal{limit: limit, value: value, cost: cost, reserve: true})
 		}
 	}
@@ -63,8 +64,8 @@ func refusalsOf(limit Limit) []refusal {
 }
 
 // row returns the bucket's row as of opening.
-func (r refusal) row() state {
-	return state{value: r.value, ts: r.limit.termsFor(r.key).begin(opening.UnixMicro())}
+func (r refusal) row() bucket.State {
+	return bucket.State{Value: r.value, TS: r.limit.termsFor(r.key).Begin(opening.UnixMicro())}
 }
 
 func (r refusal) String() string {
@@ -81,15 +82,15 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	for _, r := range grid {
 		terms, lowest := r.limit.termsFor(r.key), 0.0
 		if r.reserve {
-			lowest = -terms.maxDebt
+			lowest = -terms.MaxDebt
 		}
-		_, allowed := terms.take(r.row(), now, r.cost, lowest)
+		_, allowed := terms.Take(r.row(), now, r.cost, lowest)
 		require.False(t, allowed, "%v is refused", r)
-		wait := terms.wait(r.row(), now, r.cost, lowest).Microseconds()
+		wait := terms.Wait(r.row(), now, r.cost, lowest).Microseconds()
 		require.Positive(t, wait)
-		_, allowed = terms.take(r.row(), now+wait-1, r.cost, lowest)
+		_, allowed = terms.Take(r.row(), now+wait-1, r.cost, lowest)
 		require.False(t, allowed, "%v is refused a microsecond before it has waited %d", r, wait)
-		_, allowed = terms.take(r.row(), now+wait, r.cost, lowest)
+		_, allowed = terms.Take(r.row(), now+wait, r.cost, lowest)
 		require.True(t, allowed, "%v is admitted when it has waited %d", r, wait)
 	}
 }
@@ -98,14 +99,14 @@ func TestRetryAfterIsHonest(t *testing.T) {
 func TestRetryAfterOfARowThatNeverRecovers(t *testing.T) {
 	t.Parallel()
 	now := opening.UnixMicro()
-	longest := time.Duration(horizon) * time.Microsecond
-	century := Define("century", FixedWindow{Rate: 7, Period: maxSpan, Start: opening.Add(-maxSpan / 2)}).terms
-	for _, terms := range []terms{Define("bucket", PerSecond(1)).terms, century} {
-		for _, ts := range []int64{minInstant, now - 2*horizon, now} {
-			require.Equal(t, longest, terms.wait(state{value: -1e300, ts: ts}, now, 1, 0), "%d", ts)
+	longest := time.Duration(bucket.Horizon) * time.Microsecond
+	century := Define("century", FixedWindow{Rate: 7, Period: bucket.MaxSpan, Start: opening.Add(-bucket.MaxSpan / 2)}).terms
+	for _, terms := range []bucket.Terms{Define("bucket", PerSecond(1)).terms, century} {
+		for _, ts := range []int64{bucket.MinInstant, now - 2*bucket.Horizon, now} {
+			require.Equal(t, longest, terms.Wait(bucket.State{Value: -1e300, TS: ts}, now, 1, 0), "%d", ts)
 		}
 	}
-	require.Equal(t, longest, century.wait(state{value: -91, ts: century.begin(now)}, now, 7, 0))
+	require.Equal(t, longest, century.Wait(bucket.State{Value: -91, TS: century.Begin(now)}, now, 7, 0))
 }
 
 // TestRetryAfterIsHonestOnAServer is the same promise of Take and Reserve.
@@ -140,7 +141,7 @@ func plant(t *testing.T, pool *pgxpool.Pool, grid []refusal) {
 	_, err := pool.CopyFrom(t.Context(), pgx.Identifier{"ratelimit", "buckets"}, []string{"name", "key", "shard", "value", "ts"},
 		pgx.CopyFromSlice(len(grid), func(i int) ([]any, error) {
 			row := grid[i].row()
-			return []any{grid[i].limit.name, grid[i].key, int32(0), row.value, row.ts}, nil
+			return []any{grid[i].limit.name, grid[i].key, int32(0), row.Value, row.TS}, nil
 		}))
 	require.NoError(t, err)
 }
@@ -179,20 +180,4 @@ func honest(t *testing.T, pool *pgxpool.Pool, refused ...refusal) {
 	require.Equal(t, time.Microsecond, early.RetryAfter, "%v", refused)
 	now = opening.Add(first.RetryAfter)
 	require.True(t, ask().Allowed, "%v is admitted when it has waited %v", refused, first.RetryAfter)
-}
-
-// TestFirst finds the smallest number from any estimate, in a number of calls that grows with its error
-// only as a logarithm does.
-func TestFirst(t *testing.T) {
-	t.Parallel()
-	const limit = 1 << 50
-	for _, want := range []int64{1, 2, 3, 17, 1000, 1 << 40, limit - 1, limit} {
-		for _, estimate := range []int64{-5, 1, want / 2, want - 1, want, want + 1, 3 * want, limit, limit + 7} {
-			calls := 0
-			got := first(estimate, limit, func(n int64) bool { calls++; return n >= want })
-			require.Equal(t, want, got, "from %d", estimate)
-			require.LessOrEqual(t, calls, 110, "from %d", estimate)
-		}
-	}
-	require.Equal(t, int64(limit), first(9, limit, func(int64) bool { return false }), "when there is none")
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // read reads the plan's buckets; a row that is not there reads as full.
@@ -36,7 +38,7 @@ func (p *plan) gather(found []answer) (answers, rest []answer) {
 	answers = make([]answer, len(p.buckets))
 	for i := range p.buckets {
 		b := &p.buckets[i]
-		n := int(max(b.terms.shards, 1))
+		n := int(max(b.terms.Shards, 1))
 		answers[i].now = found[0].now
 		answers[i].of(b, states(found[:n]))
 		found = found[n:]
@@ -66,9 +68,9 @@ func scanRows(rows pgx.Rows, all []ask) ([]answer, error) {
 		if i == len(all) {
 			return a, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(all))
 		}
-		a.state = all[i].terms.full(a.now)
+		a.state = all[i].terms.Full(a.now)
 		if value != nil && ts != nil {
-			a.state = state{value: *value, ts: *ts}
+			a.state = bucket.State{Value: *value, TS: *ts}
 		}
 		i++
 		return a, nil
@@ -76,8 +78,8 @@ func scanRows(rows pgx.Rows, all []ask) ([]answer, error) {
 }
 
 // states returns what the rows hold.
-func states(answers []answer) []state {
-	found := make([]state, len(answers))
+func states(answers []answer) []bucket.State {
+	found := make([]bucket.State, len(answers))
 	for i, a := range answers {
 		found[i] = a.state
 	}
@@ -89,10 +91,10 @@ func (p *plan) project(answers []answer) []answer {
 	for i, a := range answers {
 		b := &p.buckets[i]
 		if b.sharded() {
-			answers[i].allowed = b.terms.tokensOf(a.rows, a.now)-b.cost >= b.lowest
+			answers[i].allowed = b.terms.TokensOf(a.rows, a.now)-b.cost >= b.lowest
 			continue
 		}
-		_, answers[i].allowed = b.terms.take(b.terms.mend(a.state, a.now), a.now, b.cost, b.lowest)
+		_, answers[i].allowed = b.terms.Take(b.terms.FixClock(a.state, a.now), a.now, b.cost, b.lowest)
 	}
 	return answers
 }
@@ -111,9 +113,9 @@ func (p *plan) columns() columns {
 		b := &p.buckets[i]
 		c.names, c.keys, c.shards = append(c.names, b.limit.name), append(c.keys, b.key), append(c.shards, b.shard)
 		c.costs, c.lowest = append(c.costs, b.cost), append(c.lowest, b.lowest)
-		c.capacities, c.rates = append(c.capacities, b.terms.capacity), append(c.rates, b.terms.rate)
-		c.steps, c.perPeriod = append(c.steps, b.terms.step), append(c.perPeriod, b.terms.steps)
-		c.phases, c.tolerances = append(c.phases, b.terms.phase), append(c.tolerances, b.terms.tolerance())
+		c.capacities, c.rates = append(c.capacities, b.terms.Capacity), append(c.rates, b.terms.Rate)
+		c.steps, c.perPeriod = append(c.steps, b.terms.Step), append(c.perPeriod, b.terms.Steps)
+		c.phases, c.tolerances = append(c.phases, b.terms.Phase), append(c.tolerances, b.terms.Tolerance())
 	}
 	return c
 }
@@ -122,8 +124,8 @@ func (p *plan) columns() columns {
 func (l *Limiter) parameters(b *ask) []any {
 	p := l.boxes.of(b)
 	phase := p.phase
-	if b.terms.spread {
-		phase = b.terms.phase
+	if b.terms.Spread {
+		phase = b.terms.Phase
 	}
 	cost := any(1.0) // as mostly, and no allocation
 	if b.cost != 1 {
@@ -146,7 +148,7 @@ type boxes struct {
 
 type boxKey struct {
 	name  string
-	terms terms
+	terms bucket.Terms
 }
 
 const maxBoxes = 1024
@@ -154,8 +156,8 @@ const maxBoxes = 1024
 // of returns the boxed parameters for the bucket.
 func (x *boxes) of(b *ask) *boxed {
 	key := boxKey{b.limit.name, b.terms}
-	if key.terms.spread {
-		key.terms.phase = 0
+	if key.terms.Spread {
+		key.terms.Phase = 0
 	}
 	x.mu.RLock()
 	p := x.kept[key]
@@ -165,7 +167,7 @@ func (x *boxes) of(b *ask) *boxed {
 	}
 	t := b.terms
 	p = &boxed{
-		name: b.limit.name, capacity: t.capacity, rate: t.rate, step: t.step, steps: t.steps, phase: t.phase, tolerance: t.tolerance(),
+		name: b.limit.name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, phase: t.Phase, tolerance: t.Tolerance(),
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -192,7 +194,7 @@ func scanInto(rows pgx.Rows, answers []answer) ([]answer, error) {
 	for rows.Next() {
 		answers = append(answers, answer{})
 		a := &answers[len(answers)-1]
-		columns := []any{&a.allowed, &a.state.value, &a.state.ts, &a.now, &a.held}
+		columns := []any{&a.allowed, &a.state.Value, &a.state.TS, &a.now, &a.held}
 		if !tellsHeld {
 			columns = columns[:4]
 		}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // runSharded takes from buckets of which some are spread over several rows: from one row of each, from another
@@ -79,13 +81,13 @@ func (p *plan) scatter(lane uint64, try int) *plan {
 		if !b.sharded() {
 			continue
 		}
-		n := uint64(b.terms.shards)
+		n := uint64(b.terms.Shards)
 		shard := lane % n
 		if try > 0 {
 			shard = (shard + 1 + lane>>32%(n-1)) % n
 		}
 		row := b.row(int32(shard))
-		if row.cost = b.cost; row.cost > row.terms.capacity || try > 0 && b.lowest < 0 {
+		if row.cost = b.cost; row.cost > row.terms.Capacity || try > 0 && b.lowest < 0 {
 			return nil
 		}
 		*b = row
@@ -103,14 +105,14 @@ func (p *plan) complete(rows *plan, answers, found []answer) {
 		if !b.sharded() {
 			continue
 		}
-		row, states := &rows.buckets[i], make([]state, b.terms.shards)
+		row, states := &rows.buckets[i], make([]bucket.State, b.terms.Shards)
 		for j := range states {
 			states[j] = a.state
 			switch {
 			case len(found) > 0:
 				states[j] = found[from[i]+j].state
 			case taken:
-				states[j].value = min(a.state.value+row.cost, row.terms.capacity)
+				states[j].Value = min(a.state.Value+row.cost, row.terms.Capacity)
 			}
 		}
 		if a.allowed { // where that was undone, the look still saw it
@@ -119,7 +121,7 @@ func (p *plan) complete(rows *plan, answers, found []answer) {
 			a.now = found[from[i]].now
 		}
 		a.of(b, states)
-		a.allowed = a.allowed || a.state.value-b.cost >= b.lowest
+		a.allowed = a.allowed || a.state.Value-b.cost >= b.lowest
 	}
 }
 

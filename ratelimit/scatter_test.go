@@ -39,7 +39,7 @@ func TestScatter(t *testing.T) {
 					continue
 				}
 				require.NotEqual(t, first.buckets[i].shard, second.buckets[i].shard)
-				require.Equal(t, b.terms.part(), first.buckets[i].terms)
+				require.Equal(t, b.terms.OfShard(), first.buckets[i].terms)
 				require.Equal(t, b.cost, first.buckets[i].cost)
 			}
 			asked[0][first.buckets[2].shard]++

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // over returns the policy with its bucket spread over n rows.
@@ -26,8 +28,8 @@ func over(p Policy, n int) Policy {
 }
 
 // evenly returns the rows of a bucket that hold and gain as much as row does.
-func evenly(row state, n int32) []state {
-	return slices.Repeat([]state{{value: row.value / float64(n), ts: row.ts}}, int(n))
+func evenly(row bucket.State, n int32) []bucket.State {
+	return slices.Repeat([]bucket.State{{Value: row.Value / float64(n), TS: row.TS}}, int(n))
 }
 
 func TestShardsAreAPowerOfTwoUpTo64(t *testing.T) {
@@ -40,7 +42,7 @@ func TestShardsAreAPowerOfTwoUpTo64(t *testing.T) {
 			limit, err := NewLimit("spread", over(policy, shards))
 			if valid {
 				require.NoError(t, err)
-				require.EqualValues(t, max(shards, 1), limit.terms.shards)
+				require.EqualValues(t, max(shards, 1), limit.terms.Shards)
 				continue
 			}
 			require.ErrorIs(t, err, ErrInvalidLimit)
@@ -52,24 +54,24 @@ func TestShardsAreAPowerOfTwoUpTo64(t *testing.T) {
 func TestPartsAddUpToTheWhole(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 2, 8, 64} {
-		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, minTokens} {
+		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, bucket.MinTokens} {
 			whole := Define("spread", TokenBucket{Rate: 0.7, Period: time.Second, Capacity: capacity, MaxReserved: 0.3, Shards: shards}).terms
-			part, n := whole.part(), float64(shards)
-			require.Equal(t, whole.capacity, part.capacity*n)
-			require.Equal(t, whole.rate, part.rate*n)
-			require.Equal(t, whole.maxDebt, part.maxDebt*n)
-			require.EqualValues(t, 1, part.shards)
-			require.Equal(t, part, part.part())
+			shard, n := whole.OfShard(), float64(shards)
+			require.Equal(t, whole.Capacity, shard.Capacity*n)
+			require.Equal(t, whole.Rate, shard.Rate*n)
+			require.Equal(t, whole.MaxDebt, shard.MaxDebt*n)
+			require.EqualValues(t, 1, shard.Shards)
+			require.Equal(t, shard, shard.OfShard())
 
 			now := opening.UnixMicro()
-			parts := slices.Repeat([]state{part.full(now)}, shards)
-			require.Equal(t, capacity, whole.tokensOf(parts, now), "full rows are a full bucket")
-			require.Zero(t, whole.waitOf(parts, now, capacity, 0))
-			require.True(t, whole.takeParts(parts, now, capacity, 0), "the largest cost is given")
-			require.Zero(t, whole.tokensOf(parts, now))
-			wait := whole.waitOf(parts, now, capacity, 0)
-			require.Equal(t, whole.wait(state{ts: now}, now, capacity, 0), wait)
-			require.True(t, whole.takeParts(parts, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
+			parts := slices.Repeat([]bucket.State{shard.Full(now)}, shards)
+			require.Equal(t, capacity, whole.TokensOf(parts, now), "full rows are a full bucket")
+			require.Zero(t, whole.WaitOf(parts, now, capacity, 0))
+			require.True(t, whole.TakeRows(parts, now, capacity, 0), "the largest cost is given")
+			require.Zero(t, whole.TokensOf(parts, now))
+			wait := whole.WaitOf(parts, now, capacity, 0)
+			require.Equal(t, whole.Wait(bucket.State{TS: now}, now, capacity, 0), wait)
+			require.True(t, whole.TakeRows(parts, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
 		}
 	}
 }
@@ -143,17 +145,17 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			terms := Define("spread", test.policy).terms
-			parts := make([]state, len(test.rows))
+			parts := make([]bucket.State, len(test.rows))
 			for i, value := range test.rows {
-				parts[i] = state{value: value, ts: opening.UnixMicro()}
+				parts[i] = bucket.State{Value: value, TS: opening.UnixMicro()}
 			}
 			for i, s := range test.steps {
 				now := opening.Add(s.at).UnixMicro()
-				require.Equal(t, s.wait, terms.waitOf(parts, now, s.cost, s.lowest), "step %d", i)
-				require.Equal(t, !s.refused, terms.takeParts(parts, now, s.cost, s.lowest), "step %d", i)
+				require.Equal(t, s.wait, terms.WaitOf(parts, now, s.cost, s.lowest), "step %d", i)
+				require.Equal(t, !s.refused, terms.TakeRows(parts, now, s.cost, s.lowest), "step %d", i)
 				left := make([]float64, len(parts))
 				for j, p := range parts {
-					left[j] = terms.part().tokens(p, now)
+					left[j] = terms.OfShard().Tokens(p, now)
 				}
 				require.Equal(t, s.left, left, "step %d", i)
 			}
@@ -169,37 +171,37 @@ func TestTakingTogetherMendsAWrongClock(t *testing.T) {
 		FixedWindow{Rate: 4, Period: time.Minute, Start: opening, Shards: 2},
 	} {
 		terms, now := Define("spread", policy).terms, opening.UnixMicro()
-		parts := []state{{value: 1, ts: now}, {value: 2, ts: now + Day.Microseconds()}}
-		require.Equal(t, 3.0, terms.tokensOf(parts, now))
-		require.Equal(t, time.Minute, terms.waitOf([]state{{value: 2, ts: now}, {value: 0, ts: now + Day.Microseconds()}}, now, 4, 0))
-		require.True(t, terms.takeParts(parts, now, 2, 0))
-		require.Equal(t, evenly(state{value: 1, ts: now}, 2), parts)
+		parts := []bucket.State{{Value: 1, TS: now}, {Value: 2, TS: now + Day.Microseconds()}}
+		require.Equal(t, 3.0, terms.TokensOf(parts, now))
+		require.Equal(t, time.Minute, terms.WaitOf([]bucket.State{{Value: 2, TS: now}, {Value: 0, TS: now + Day.Microseconds()}}, now, 4, 0))
+		require.True(t, terms.TakeRows(parts, now, 2, 0))
+		require.Equal(t, evenly(bucket.State{Value: 1, TS: now}, 2), parts)
 	}
 }
 
 // spread draws a bucket over several rows, with rows as they may be found, and a time.
-func spread(src source, draw func(source) Policy) (b ask, parts []state, now int64) {
+func spread(src source, draw func(source) Policy) (b ask, parts []bucket.State, now int64) {
 	limit := Define("spread", over(draw(src), one(src, 2, 4, 8, 64)))
 	b = ask{limit: limit, terms: limit.termsFor("key")}
-	part, period := b.terms.part(), int64(b.terms.steps)*b.terms.step
+	shard, period := b.terms.OfShard(), int64(b.terms.Steps)*b.terms.Step
 	now = opening.UnixMicro() + int64(src.unit()*float64(century))
-	parts = make([]state, b.terms.shards)
+	parts = make([]bucket.State, b.terms.Shards)
 	for i := range parts {
-		parts[i] = state{
-			value: one(src, 0, part.capacity, part.capacity*src.unit(), part.capacity*src.unit(), -part.maxDebt, -part.maxDebt*src.unit()),
-			ts:    now - int64(src.unit()*2*float64(period)/max(b.terms.rate, 1)) + one(src, 0, 0, 0, minute, 2*minute+period),
+		parts[i] = bucket.State{
+			Value: one(src, 0, shard.Capacity, shard.Capacity*src.unit(), shard.Capacity*src.unit(), -shard.MaxDebt, -shard.MaxDebt*src.unit()),
+			TS:    now - int64(src.unit()*2*float64(period)/max(b.terms.Rate, 1)) + one(src, 0, 0, 0, minute, 2*minute+period),
 		}
 	}
 	return b, parts, now
 }
 
 // ask draws a cost for b, and sets how low it may go. It returns false when that can never be met.
-func (b *ask) ask(src source, parts []state, now int64) bool {
-	reserve, most := b.terms.reserves && src.pick(3) == 0, b.terms.capacity
+func (b *ask) ask(src source, parts []bucket.State, now int64) bool {
+	reserve, most := b.terms.Reserves && src.pick(3) == 0, b.terms.Capacity
 	if reserve {
-		most += b.terms.maxDebt
+		most += b.terms.MaxDebt
 	}
-	room := b.terms.tokensOf(parts, now)
+	room := b.terms.TokensOf(parts, now)
 	b.cost, b.lowest = one(src, most, most*src.unit(), most*src.unit(), room, math.Nextafter(room, math.Inf(1))), 0
 	return checkCost(b.limit, b.cost, most) == nil && b.bound(reserve) == nil
 }
@@ -220,47 +222,47 @@ func TestPartsKeepTheirPromises(t *testing.T) {
 }
 
 // partsKeep checks what is always true of rows that are taken from together.
-func partsKeep(t require.TestingT, b ask, parts []state, now int64) {
-	sum := b.terms.tokensOf(parts, now)
-	require.LessOrEqual(t, sum, b.terms.capacity, "together no more than the capacity")
-	require.LessOrEqual(t, sum, b.terms.tokensOf(parts, now+b.terms.step), "time takes nothing away")
+func partsKeep(t require.TestingT, b ask, parts []bucket.State, now int64) {
+	sum := b.terms.TokensOf(parts, now)
+	require.LessOrEqual(t, sum, b.terms.Capacity, "together no more than the capacity")
+	require.LessOrEqual(t, sum, b.terms.TokensOf(parts, now+b.terms.Step), "time takes nothing away")
 
-	wait := b.terms.waitOf(parts, now, b.cost, b.lowest).Microseconds()
+	wait := b.terms.WaitOf(parts, now, b.cost, b.lowest).Microseconds()
 	require.GreaterOrEqual(t, wait, int64(0))
-	require.LessOrEqual(t, wait, horizon)
+	require.LessOrEqual(t, wait, bucket.Horizon)
 	mended := slices.Clone(parts) // as they will be by then
 	for i := range mended {
-		mended[i] = b.terms.part().mend(parts[i], now)
+		mended[i] = b.terms.OfShard().FixClock(parts[i], now)
 	}
-	if at := now + wait; wait > 0 && wait < horizon && at <= maxInstant {
-		require.True(t, b.terms.takeParts(slices.Clone(mended), at, b.cost, b.lowest), "allowed after the wait")
-		require.False(t, b.terms.takeParts(slices.Clone(mended), at-1, b.cost, b.lowest), "not before it")
+	if at := now + wait; wait > 0 && wait < bucket.Horizon && at <= bucket.MaxInstant {
+		require.True(t, b.terms.TakeRows(slices.Clone(mended), at, b.cost, b.lowest), "allowed after the wait")
+		require.False(t, b.terms.TakeRows(slices.Clone(mended), at-1, b.cost, b.lowest), "not before it")
 	}
 
 	next := slices.Clone(parts)
-	allowed := b.terms.takeParts(next, now, b.cost, b.lowest)
+	allowed := b.terms.TakeRows(next, now, b.cost, b.lowest)
 	require.Equal(t, sum-b.cost >= b.lowest, allowed, "refused only when they are short together")
 	require.Equal(t, allowed, wait == 0)
 	if !allowed {
 		require.Equal(t, parts, next, "a refusal changes nothing")
 		return
 	}
-	require.Equal(t, sum-b.cost, b.terms.tokensOf(next, now), "nothing is lost, and nothing made")
+	require.Equal(t, sum-b.cost, b.terms.TokensOf(next, now), "nothing is lost, and nothing made")
 	for i := range next {
-		require.Equal(t, next[0].value, next[i].value, "the rows are even")
-		require.GreaterOrEqual(t, next[i].ts, mended[i].ts, "no instant is credited twice")
-		require.False(t, b.terms.part().ahead(next[i], now), "a wrong clock is put right")
+		require.Equal(t, next[0].Value, next[i].Value, "the rows are even")
+		require.GreaterOrEqual(t, next[i].TS, mended[i].TS, "no instant is credited twice")
+		require.False(t, b.terms.OfShard().FromFuture(next[i], now), "a wrong clock is put right")
 	}
 }
 
 // matchesTheExactModel compares what the rows hold with the sum of as many exact buckets.
-func matchesTheExactModel(t require.TestingT, b ask, parts []state, now int64) {
-	n := int64(b.terms.shards)
-	e := exactly(b.limit.policy, b.terms.phase)
+func matchesTheExactModel(t require.TestingT, b ask, parts []bucket.State, now int64) {
+	n := int64(b.terms.Shards)
+	e := exactly(b.limit.policy, b.terms.Phase)
 	e.rate, e.capacity = quotient(e.rate, big.NewRat(n, 1)), quotient(e.capacity, big.NewRat(n, 1))
 	sum, rounding := new(big.Rat), 0.0
 	for _, s := range parts {
-		row := exactBucket{value: rational(s.value), ts: s.ts}
+		row := exactBucket{value: rational(s.Value), ts: s.TS}
 		if e.wrong(row.ts, now) {
 			row.ts = e.floor(now)
 		}
@@ -268,20 +270,20 @@ func matchesTheExactModel(t require.TestingT, b ask, parts []state, now int64) {
 		sum, rounding = total(sum, row.value), rounding+row.rounding
 		rounding += 7 * left * size(row.value) // of adding up 64 rows, pair by pair
 	}
-	require.LessOrEqual(t, size(total(sum, negative(rational(b.terms.tokensOf(parts, now))))), rounding)
+	require.LessOrEqual(t, size(total(sum, negative(rational(b.terms.TokensOf(parts, now))))), rounding)
 }
 
 // likeOneRow checks that rows which are even decide as one does, to the last bit and the last microsecond.
-func likeOneRow(t require.TestingT, b ask, row state, now int64) {
-	row.value *= float64(b.terms.shards)
-	parts := evenly(row, b.terms.shards)
-	require.Equal(t, b.terms.tokens(b.terms.mend(row, now), now), b.terms.tokensOf(parts, now))
-	for _, cost := range []float64{b.terms.capacity, b.terms.capacity / 3, b.cost} {
-		require.Equal(t, b.terms.wait(row, now, cost, b.lowest), b.terms.waitOf(parts, now, cost, b.lowest))
-		next, taken := b.terms.take(row, now, cost, b.lowest)
+func likeOneRow(t require.TestingT, b ask, row bucket.State, now int64) {
+	row.Value *= float64(b.terms.Shards)
+	parts := evenly(row, b.terms.Shards)
+	require.Equal(t, b.terms.Tokens(b.terms.FixClock(row, now), now), b.terms.TokensOf(parts, now))
+	for _, cost := range []float64{b.terms.Capacity, b.terms.Capacity / 3, b.cost} {
+		require.Equal(t, b.terms.Wait(row, now, cost, b.lowest), b.terms.WaitOf(parts, now, cost, b.lowest))
+		next, taken := b.terms.Take(row, now, cost, b.lowest)
 		parts := slices.Clone(parts)
-		require.Equal(t, taken, b.terms.takeParts(parts, now, cost, b.lowest))
-		require.Equal(t, evenly(next, b.terms.shards), parts)
+		require.Equal(t, taken, b.terms.TakeRows(parts, now, cost, b.lowest))
+		require.Equal(t, evenly(next, b.terms.Shards), parts)
 	}
 }
 
@@ -292,8 +294,8 @@ func FuzzTakeParts(f *testing.F) {
 	f.Add(false, 1.0, second, 0.8, 0.0, int64(0), uint8(3), 0.1, now, 0.1, now, now, 0.8, false)
 	f.Add(false, 1.0, second, 0.1, 0.7, int64(0), uint8(6), -0.01, now, 0.001, now-60, now, 0.3, true)
 	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, uint8(1), -3.5, now-1, 10.5, now-1, now, 7.0, true)
-	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, minInstant, now, 1e6, false)
-	f.Add(false, 1e12, int64(maxSpan), 1e12, 1e12, int64(0), uint8(5), -1e12, maxInstant, 1e12, now, now, 1e12, true)
+	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, bucket.MinInstant, now, 1e6, false)
+	f.Add(false, 1e12, int64(bucket.MaxSpan), 1e12, 1e12, int64(0), uint8(5), -1e12, bucket.MaxInstant, 1e12, now, now, 1e12, true)
 	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64, exponent uint8,
 		value float64, ts int64, otherValue float64, otherTS, now int64, cost float64, reserve bool,
 	) {
@@ -306,18 +308,18 @@ func FuzzTakeParts(f *testing.F) {
 		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
 			return
 		}
-		parts := make([]state, b.terms.shards)
+		parts := make([]bucket.State, b.terms.Shards)
 		for i := range parts {
-			parts[i] = state{value: value, ts: min(max(ts, minInstant), maxInstant)}
+			parts[i] = bucket.State{Value: value, TS: min(max(ts, bucket.MinInstant), bucket.MaxInstant)}
 			if i%3 == 1 {
-				parts[i] = state{value: otherValue, ts: min(max(otherTS, minInstant), maxInstant)}
+				parts[i] = bucket.State{Value: otherValue, TS: min(max(otherTS, bucket.MinInstant), bucket.MaxInstant)}
 			}
 		}
-		now = min(max(now, b.terms.phase), maxInstant)
+		now = min(max(now, b.terms.Phase), bucket.MaxInstant)
 		if len(parts) > 1 {
 			partsKeep(t, b, parts, now)
 		}
-		if math.Abs(parts[0].value) > 1e-200 { // whose parts are exact
+		if math.Abs(parts[0].Value) > 1e-200 { // whose parts are exact
 			likeOneRow(t, b, parts[0], now)
 		}
 	})
@@ -331,24 +333,24 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 		src := shrinking{t}
 		limit := Define("bound", over(valid(src, 1+float64(src.pick(50)), time.Duration(1+src.pick(100))*time.Millisecond, 1+float64(src.pick(100)), 0, everyday), one(src, 2, 8, 64)))
 		terms, now := limit.termsFor("key"), opening.UnixMicro()
-		part, whole := terms.part(), terms.full(now)
-		parts := evenly(whole, terms.shards)
+		shard, whole := terms.OfShard(), terms.Full(now)
+		parts := evenly(whole, terms.Shards)
 		for range 60 {
-			now += int64(src.unit() * src.unit() * 2 * terms.steps * float64(terms.step))
-			cost := terms.capacity * math.Pow(src.unit(), 3)
+			now += int64(src.unit() * src.unit() * 2 * terms.Steps * float64(terms.Step))
+			cost := terms.Capacity * math.Pow(src.unit(), 3)
 			allowed := false
-			if i := src.pick(len(parts)); cost <= part.capacity {
-				parts[i], allowed = part.take(parts[i], now, cost, 0)
+			if i := src.pick(len(parts)); cost <= shard.Capacity {
+				parts[i], allowed = shard.Take(parts[i], now, cost, 0)
 			}
 			if !allowed {
-				allowed = terms.takeParts(parts, now, cost, 0)
+				allowed = terms.TakeRows(parts, now, cost, 0)
 			}
 			if allowed {
-				next, had := terms.take(whole, now, cost, -terms.capacity*1e-12)
-				require.True(t, had, "%v of %v at %d", cost, terms.tokens(whole, now), now)
+				next, had := terms.Take(whole, now, cost, -terms.Capacity*1e-12)
+				require.True(t, had, "%v of %v at %d", cost, terms.Tokens(whole, now), now)
 				whole = next
 			}
-			require.LessOrEqual(t, terms.tokensOf(parts, now), terms.tokens(whole, now)+terms.capacity*1e-12)
+			require.LessOrEqual(t, terms.TokensOf(parts, now), terms.Tokens(whole, now)+terms.Capacity*1e-12)
 		}
 	})
 }
@@ -360,22 +362,22 @@ func TestChargeParts(t *testing.T) {
 		src := shrinking{t}
 		b, parts, now := spread(src, one(src, everyday, extreme, dyadic))
 		row := parts[0]
-		row.value *= float64(b.terms.shards) * one(src, 1.0, 1, 3)
-		parts = evenly(row, b.terms.shards)
-		amount := one(src, b.terms.capacity, b.terms.maxDebt) * src.unit()
+		row.Value *= float64(b.terms.Shards) * one(src, 1.0, 1, 3)
+		parts = evenly(row, b.terms.Shards)
+		amount := one(src, b.terms.Capacity, b.terms.MaxDebt) * src.unit()
 
-		held := b.terms.tokens(b.terms.mend(row, now), now)
-		expected := state{value: held - amount, ts: max(b.terms.mend(row, now).ts, b.terms.begin(now))}
+		held := b.terms.Tokens(b.terms.FixClock(row, now), now)
+		expected := bucket.State{Value: held - amount, TS: max(b.terms.FixClock(row, now).TS, b.terms.Begin(now))}
 
-		b.terms.chargeParts(parts, now, amount)
-		require.Equal(t, evenly(expected, b.terms.shards), parts)
+		b.terms.ChargeRows(parts, now, amount)
+		require.Equal(t, evenly(expected, b.terms.Shards), parts)
 	})
 	t.Run("EvensTheRowsOut", func(t *testing.T) {
 		t.Parallel()
 		terms, now := Define("spread", TokenBucket{Rate: 4, Period: time.Second, Capacity: 8, Shards: 4}).terms, opening.UnixMicro()
-		parts := []state{{value: 2, ts: now}, {value: -3, ts: now}, {value: 0, ts: now}, {value: 1, ts: now}}
-		terms.chargeParts(parts, now, 4)
-		require.Equal(t, evenly(state{value: -4, ts: now}, 4), parts)
+		parts := []bucket.State{{Value: 2, TS: now}, {Value: -3, TS: now}, {Value: 0, TS: now}, {Value: 1, TS: now}}
+		terms.ChargeRows(parts, now, 4)
+		require.Equal(t, evenly(bucket.State{Value: -4, TS: now}, 4), parts)
 	})
 }
 
@@ -384,7 +386,7 @@ func TestValueOfAShardedBucket(t *testing.T) {
 	limit := Define("spread", TokenBucket{Rate: 4, Period: time.Second, Capacity: 8, Shards: 4})
 	b, now := ask{limit: limit, terms: limit.terms}, opening.UnixMicro()
 	a := answer{now: now}
-	a.of(&b, []state{{value: 2, ts: now}, {value: 0, ts: now + Day.Microseconds()}, {value: 2, ts: now}, {value: 1, ts: now}})
+	a.of(&b, []bucket.State{{Value: 2, TS: now}, {Value: 0, TS: now + Day.Microseconds()}, {Value: 2, TS: now}, {Value: 1, TS: now}})
 	v := b.reading(a)
 	require.Equal(t, 5.0, v.Tokens)
 	require.Equal(t, 5.0, v.At(opening.Add(-time.Hour)), "instants before the reading count as it")

@@ -107,9 +107,9 @@ func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 func (l *Limiter) renew(ctx context.Context, r *reservation) (time.Duration, error) {
 	p := r.plan()
 	for i := range p.buckets {
-		if b := &p.buckets[i]; !(b.terms.capacity-b.cost >= b.lowest) {
+		if b := &p.buckets[i]; !(b.terms.Capacity-b.cost >= b.lowest) {
 			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
-				ErrCostExceedsCapacity, b.cost, b.limit.name, b.terms.capacity-b.lowest)
+				ErrCostExceedsCapacity, b.cost, b.limit.name, b.terms.Capacity-b.lowest)
 		}
 	}
 	answers, err := l.run(ctx, p)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 //go:generate go run ./sql/gen sql
@@ -113,10 +115,10 @@ func newStatements(schema string) statements {
 // answer is what a statement returned for one bucket.
 type answer struct {
 	allowed bool
-	state   state
-	now     int64   // microseconds since 1970
-	rows    []state // of each row, when the bucket is spread over several; state is their sum then
-	held    bool    // whether somebody holds the row, so that it was not decided on
+	state   bucket.State
+	now     int64          // microseconds since 1970
+	rows    []bucket.State // of each row, when the bucket is spread over several; state is their sum then
+	held    bool           // whether somebody holds the row, so that it was not decided on
 }
 
 // run executes the plan once: in the caller's transaction when bound to one, else as its own.
@@ -197,7 +199,7 @@ func (b *ask) overtaken(a answer) bool {
 	if a.allowed {
 		return false
 	}
-	_, enough := b.terms.take(a.state, a.now, b.cost, b.lowest)
+	_, enough := b.terms.Take(a.state, a.now, b.cost, b.lowest)
 	return enough
 }
 
@@ -220,7 +222,7 @@ func (l *Limiter) runAllOrNothing(ctx context.Context, p *plan, look []ask) (ans
 	}
 	for i := range answers {
 		if answers[i].allowed { // what it took is back
-			answers[i].state.value = min(answers[i].state.value+p.buckets[i].cost, p.buckets[i].terms.capacity)
+			answers[i].state.Value = min(answers[i].state.Value+p.buckets[i].cost, p.buckets[i].terms.Capacity)
 		}
 	}
 	return answers, found, nil
@@ -309,7 +311,7 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 	for i := range p.buckets {
 		for _, b := range p.buckets[i].fromFuture(answers[i]) {
 			_, err := l.db.Exec(ctx, l.statements.mend, []string{b.limit.name}, []string{b.key}, []int32{b.shard},
-				[]int64{b.terms.step}, []int64{b.terms.phase}, []int64{b.terms.tolerance()}, l.asOf(), []float64{b.terms.capacity})
+				[]int64{b.terms.Step}, []int64{b.terms.Phase}, []int64{b.terms.Tolerance()}, l.asOf(), []float64{b.terms.Capacity})
 			if err != nil {
 				return fmt.Errorf("mend ts: %w", err)
 			}
@@ -322,13 +324,13 @@ func (l *Limiter) mend(ctx context.Context, p *plan, answers []answer) error {
 // fromFuture returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
 func (b *ask) fromFuture(a answer) (rows []ask) {
 	if !b.sharded() {
-		if b.terms.ahead(a.state, a.now) {
+		if b.terms.FromFuture(a.state, a.now) {
 			rows = append(rows, *b)
 		}
 		return rows
 	}
 	for shard, s := range a.rows {
-		if row := b.row(int32(shard)); row.terms.ahead(s, a.now) {
+		if row := b.row(int32(shard)); row.terms.FromFuture(s, a.now) {
 			rows = append(rows, row)
 		}
 	}

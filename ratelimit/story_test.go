@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // opening is when every story begins. It is a whole number of days and weeks of the Unix epoch's minutes,
@@ -30,7 +32,7 @@ type step struct {
 func run(t *testing.T, policy Policy, story []step) {
 	t.Helper()
 	limit := Define("story", policy)
-	row := limit.termsFor("").full(opening.UnixMicro())
+	row := limit.termsFor("").Full(opening.UnixMicro())
 	for i, s := range story {
 		if s.policy != nil {
 			limit = Define("story", s.policy)
@@ -40,7 +42,7 @@ func run(t *testing.T, policy Policy, story []step) {
 }
 
 // play makes the call of one step on row and returns the row it leaves.
-func (s step) play(t *testing.T, i int, limit Limit, row state) state {
+func (s step) play(t *testing.T, i int, limit Limit, row bucket.State) bucket.State {
 	t.Helper()
 	b := ask{limit: limit, terms: limit.termsFor(""), cost: s.take + s.reserve}
 	err := b.bound(s.reserve > 0)
@@ -53,12 +55,12 @@ func (s step) play(t *testing.T, i int, limit Limit, row state) state {
 	now := opening.Add(s.at).UnixMicro()
 	a := answer{state: row, now: now, allowed: true}
 	if b.cost > 0 {
-		a.state, a.allowed = b.terms.take(row, now, b.cost, b.lowest)
+		a.state, a.allowed = b.terms.Take(row, now, b.cost, b.lowest)
 	}
 	got := b.decide(a)
 	wait := got.RetryAfter
 	if s.reserve > 0 && a.allowed {
-		wait = b.terms.wait(a.state, now, 0, 0)
+		wait = b.terms.Wait(a.state, now, 0, 0)
 	}
 	require.Equal(t, !s.refused, got.Allowed, "step %d at %v: allowed, with %v left", i, s.at, got.Value.Tokens)
 	require.InDelta(t, s.left, got.Value.Tokens, 1e-9, "step %d at %v: tokens left", i, s.at)
@@ -73,10 +75,10 @@ func (s step) play(t *testing.T, i int, limit Limit, row state) state {
 // admitted counts the single tokens that a caller gets who asks at every instant of a schedule.
 func admitted(limit Limit, schedule []time.Duration) int {
 	terms := limit.termsFor("")
-	row := terms.full(opening.UnixMicro())
+	row := terms.Full(opening.UnixMicro())
 	count := 0
 	for _, at := range schedule {
-		next, allowed := terms.take(row, opening.Add(at).UnixMicro(), 1, 0)
+		next, allowed := terms.Take(row, opening.Add(at).UnixMicro(), 1, 0)
 		if row = next; allowed {
 			count++
 		}

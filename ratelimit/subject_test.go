@@ -4,15 +4,17 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // terms returns the subject's policy as the statements see it.
-func (s *subject) terms() terms { return s.limit.termsFor(s.key) }
+func (s *subject) terms() bucket.Terms { return s.limit.termsFor(s.key) }
 
 // state returns the subject's row, or what no row means.
-func (s *subject) state(now int64) state {
+func (s *subject) state(now int64) bucket.State {
 	if s.row == nil {
-		return s.terms().full(now)
+		return s.terms().Full(now)
 	}
 	return *s.row
 }
@@ -23,7 +25,7 @@ func (s *subject) exactly(now int64) exactPolicy {
 	var start int64
 	if p, ok := s.limit.policy.(FixedWindow); ok && p.Start.IsZero() {
 		if _, known := s.starts[p.Period]; !known {
-			s.starts[p.Period] = s.terms().full(now).ts
+			s.starts[p.Period] = s.terms().Full(now).TS
 		}
 		start = s.starts[p.Period]
 	}
@@ -40,7 +42,7 @@ func (s *subject) exactBucket(e exactPolicy, now int64) exactBucket {
 
 // mend brings a ts of a wrong clock back to now.
 func (s *subject) mend(now int64) {
-	row, e := s.terms().mend(s.state(now), now), s.exactly(now)
+	row, e := s.terms().FixClock(s.state(now), now), s.exactly(now)
 	model := s.exactBucket(e, now)
 	model.ts = e.floor(now)
 	s.row, s.model = &row, &model
@@ -49,7 +51,7 @@ func (s *subject) mend(now int64) {
 func (s *subject) String() string {
 	row := "no row"
 	if s.row != nil {
-		row = fmt.Sprintf("row{value: %v, ts: %d}", s.row.value, s.row.ts)
+		row = fmt.Sprintf("row{value: %v, ts: %d}", s.row.Value, s.row.TS)
 	}
 	return fmt.Sprintf("%#v %s", s.limit.policy, row)
 }
@@ -66,10 +68,10 @@ func everyday(src source) Policy {
 // extreme draws a policy from all that NewLimit accepts, evenly over the orders of magnitude.
 func extreme(src source) Policy {
 	between := func(low, high float64) float64 { return low * math.Pow(high/low, src.unit()) }
-	period := time.Duration(between(1, float64(maxSpan/time.Microsecond))) * time.Microsecond
-	return valid(src, between(minTokens, maxTokens), period,
-		one(src, 0, NoCapacity, between(minTokens, maxTokens), maxTokens, minTokens),
-		one(src, 0, NoReservations, between(minTokens, maxTokens), maxTokens, minTokens), extreme)
+	period := time.Duration(between(1, float64(bucket.MaxSpan/time.Microsecond))) * time.Microsecond
+	return valid(src, between(bucket.MinTokens, bucket.MaxTokens), period,
+		one(src, 0, NoCapacity, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens),
+		one(src, 0, NoReservations, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens), extreme)
 }
 
 // dyadic draws a policy with which no sum, product or quotient rounds, as long as costs are multiples of

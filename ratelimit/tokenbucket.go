@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // Spans that package time has no name for.
@@ -29,7 +31,7 @@ const (
 // Policy is how the tokens of a limit arrive: a [TokenBucket] or a [FixedWindow].
 type Policy interface {
 	fmt.Stringer
-	compile() (terms, error)
+	compile() (bucket.Terms, error)
 }
 
 // TokenBucket adds tokens continuously: Rate tokens each Period, up to Capacity.
@@ -85,53 +87,53 @@ func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} 
 // String returns the policy in words, as in "10 per 1m0s, capacity 3".
 func (p TokenBucket) String() string { return describe(p.Rate, p.Period, p.Capacity) }
 
-func (p TokenBucket) compile() (terms, error) {
+func (p TokenBucket) compile() (bucket.Terms, error) {
 	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved, p.Shards)
 	if err != nil {
-		return terms{}, err
+		return bucket.Terms{}, err
 	}
-	t.step, t.steps, t.phase = 1, float64(p.Period.Microseconds()), minInstant
+	t.Step, t.Steps, t.Phase = 1, float64(p.Period.Microseconds()), bucket.MinInstant
 	return t, nil
 }
 
-// compile checks the numbers both policies have and returns their terms; step, steps and phase are left
+// compile checks the numbers both policies have and returns their terms; Step, Steps and Phase are left
 // to the policy.
-func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (terms, error) {
-	if !(rate >= minTokens && rate <= maxTokens) {
-		return terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, minTokens, maxTokens)
+func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (bucket.Terms, error) {
+	if !(rate >= bucket.MinTokens && rate <= bucket.MaxTokens) {
+		return bucket.Terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, bucket.MinTokens, bucket.MaxTokens)
 	}
-	if period < time.Microsecond || period > maxSpan || period%time.Microsecond != 0 {
-		return terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
+	if period < time.Microsecond || period > bucket.MaxSpan || period%time.Microsecond != 0 {
+		return bucket.Terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
 	}
-	if shards < 0 || shards > maxShards || shards&(shards-1) != 0 {
-		return terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, maxShards)
+	if shards < 0 || shards > bucket.MaxShards || shards&(shards-1) != 0 {
+		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, bucket.MaxShards)
 	}
-	t := terms{rate: rate, capacity: capacity, reserves: maxReserved != NoReservations, shards: int32(max(shards, 1))}
-	most := min(maxTokens, rate*(float64(maxSpan)/float64(period))) // what arrives within maxSpan
+	t := bucket.Terms{Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
+	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // what arrives within MaxSpan
 	switch {
 	case capacity == NoCapacity:
-		t.capacity = 0
+		t.Capacity = 0
 	case capacity == 0:
-		t.capacity = rate
-	case !(capacity >= minTokens && capacity <= maxTokens):
-		return terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or NoCapacity", capacity, minTokens, maxTokens)
+		t.Capacity = rate
+	case !(capacity >= bucket.MinTokens && capacity <= bucket.MaxTokens):
+		return bucket.Terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or NoCapacity", capacity, bucket.MinTokens, bucket.MaxTokens)
 	}
-	if t.capacity > most {
-		return terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %v each %v; lower it or raise the Rate", t.capacity, rate, period)
+	if t.Capacity > most {
+		return bucket.Terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %v each %v; lower it or raise the Rate", t.Capacity, rate, period)
 	}
 	switch {
 	case maxReserved == NoReservations || maxReserved == NoDebt:
 	case maxReserved == 0:
-		t.maxDebt = most
-	case !(maxReserved >= minTokens && maxReserved <= maxTokens):
-		return terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoDebt or NoReservations", maxReserved, minTokens, maxTokens)
+		t.MaxDebt = most
+	case !(maxReserved >= bucket.MinTokens && maxReserved <= bucket.MaxTokens):
+		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoDebt or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
 	case maxReserved > most:
-		return terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %v each %v; lower it or raise the Rate", maxReserved, rate, period)
+		return bucket.Terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %v each %v; lower it or raise the Rate", maxReserved, rate, period)
 	default:
-		t.maxDebt = maxReserved
+		t.MaxDebt = maxReserved
 	}
-	if t.maxDebt == 0 && t.capacity == 0 {
-		return terms{}, errors.New("it has NoCapacity, and NoReservations or NoDebt, which admits nothing; drop one of the two")
+	if t.MaxDebt == 0 && t.Capacity == 0 {
+		return bucket.Terms{}, errors.New("it has NoCapacity, and NoReservations or NoDebt, which admits nothing; drop one of the two")
 	}
 	return t, nil
 }

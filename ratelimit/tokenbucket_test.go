@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 func TestTokenBucket(t *testing.T) {
@@ -209,7 +211,7 @@ func TestRetryAfter(t *testing.T) {
 			t.Parallel()
 			now := opening.UnixMicro()
 			limit := Define("wait", c.policy)
-			wait := limit.terms.wait(state{value: c.tokens, ts: now}, now, c.cost, 0)
+			wait := limit.terms.Wait(bucket.State{Value: c.tokens, TS: now}, now, c.cost, 0)
 			require.Equal(t, c.want, wait)
 			require.Equal(t, c.milliseconds, int64((wait+time.Millisecond-1)/time.Millisecond), "in whole milliseconds")
 			require.Equal(t, c.seconds, int64((wait+time.Second-1)/time.Second), "in whole seconds")

@@ -38,16 +38,16 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	out := valueJSON{
 		Limit:     v.Limit.name,
 		Algorithm: "token bucket",
-		Rate:      t.rate,
-		Period:    t.step * int64(t.steps),
-		Capacity:  t.capacity,
-		Value:     v.state.value,
-		TS:        v.state.ts,
+		Rate:      t.Rate,
+		Period:    t.Step * int64(t.Steps),
+		Capacity:  t.Capacity,
+		Value:     v.state.Value,
+		TS:        v.state.TS,
 		Now:       v.AsOf.UnixMicro(),
 	}
-	if t.step > 1 { // windows of a microsecond are a token bucket
+	if t.Step > 1 { // windows of a microsecond are a token bucket
 		out.Algorithm = "fixed window"
-		out.Start = (t.phase%t.step + t.step) % t.step
+		out.Start = (t.Phase%t.Step + t.Step) % t.Step
 	}
 	return json.Marshal(out)
 }

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 func TestValueMarshalJSON(t *testing.T) {
 	t.Parallel()
 	now := opening.UnixMicro()
-	read := func(limit Limit, key string, s state) Value {
+	read := func(limit Limit, key string, s bucket.State) Value {
 		b := ask{limit: limit, key: key, terms: limit.termsFor(key)}
 		return b.reading(answer{state: s, now: now})
 	}
@@ -20,20 +22,20 @@ func TestValueMarshalJSON(t *testing.T) {
 	t.Run("HasWhatProjectingTakes", func(t *testing.T) {
 		t.Parallel()
 		tokens := Define("sendMessage", TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
-		text, err := json.Marshal(read(tokens, "alice", state{value: -0.1, ts: now - 7}))
+		text, err := json.Marshal(read(tokens, "alice", bucket.State{Value: -0.1, TS: now - 7}))
 		require.NoError(t, err)
 		require.JSONEq(t, `{"limit": "sendMessage", "algorithm": "token bucket", "rate": 10, "period_us": 60000000,
 			"capacity": 3, "value": -0.1, "ts_us": 1772409599999993, "now_us": 1772409600000000}`, string(text))
 
 		windows := Define("uploads", FixedWindow{Rate: 5, Period: time.Hour, Start: opening.Add(-20 * time.Minute)})
-		text, err = json.Marshal(read(windows, "alice", state{value: 1, ts: now - 1}))
+		text, err = json.Marshal(read(windows, "alice", bucket.State{Value: 1, TS: now - 1}))
 		require.NoError(t, err)
 		require.JSONEq(t, `{"limit": "uploads", "algorithm": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
 			"capacity": 5, "value": 1, "ts_us": 1772409599999999, "now_us": 1772409600000000}`, string(text))
 	})
 	t.Run("BringsTheTSOfAWrongClockBack", func(t *testing.T) {
 		t.Parallel()
-		text, err := json.Marshal(read(Define("x", PerSecond(1)), "alice", state{value: 0, ts: now + 1e9}))
+		text, err := json.Marshal(read(Define("x", PerSecond(1)), "alice", bucket.State{Value: 0, TS: now + 1e9}))
 		require.NoError(t, err)
 		require.Contains(t, string(text), `"ts_us":1772409600000000`)
 	})
@@ -69,7 +71,7 @@ func TestValueMarshalJSONStart(t *testing.T) {
 		for range 20 {
 			now := src.Int64N(exact)
 			into := ((now-got.Start)%step + step) % step // below 2^53 throughout
-			require.Equal(t, terms.begin(now), now-into, "%v at %d", limit, now)
+			require.Equal(t, terms.Begin(now), now-into, "%v at %d", limit, now)
 		}
 	}
 	require.Greater(t, windows, 500)

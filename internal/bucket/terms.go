@@ -1,0 +1,119 @@
+package bucket
+
+import "time"
+
+// The numbers of the algebra are kept where float64 arithmetic on them is exact to well under a token
+// and no sum of microseconds overflows.
+const (
+	// MaxTokens and MinTokens bound every number of tokens that a policy names.
+	MaxTokens = 1e12
+	MinTokens = 1e-9
+
+	// MinCostShare is the smallest cost, as a share of the capacity, that the arithmetic keeps exact to
+	// about a thousandth.
+	MinCostShare = 0x1p-40
+
+	// MaxSpan bounds a period, the time an empty bucket takes to fill, and the time a debt takes to be
+	// repaid. A bucket that fills within it gains more with every microsecond than a rounding loses.
+	MaxSpan = 36525 * 24 * time.Hour
+
+	// MinInstant and MaxInstant are the years 1 and 9999, in microseconds since 1970. A row holds no instant
+	// outside of them.
+	MinInstant = int64(-62135596800000000)
+	MaxInstant = int64(253402300799999999)
+
+	// LongAgo is the start of 1900, in microseconds since 1970: a bucket that held anything then is full, whatever
+	// its terms, and numbers of JavaScript still hold the microseconds since.
+	LongAgo = int64(-2208988800000000)
+
+	// clockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock.
+	// It has to exceed any wait for a row lock: a statement that waited has an older now than the row.
+	clockTolerance = time.Minute
+)
+
+// Terms are a policy as the statements see it. Tokens arrive in steps: a fixed window's step is its
+// period, a token bucket's is a microsecond, and that is all the difference between the two.
+//
+//	tokens(now) = min(Capacity, Value + n * Rate / Steps)
+//	n           = steps begun after TS and up to now
+//
+// Every now, here and below, is an instant in microseconds since 1970, on the database's clock.
+type Terms struct {
+	Capacity float64 // the most tokens that a bucket holds
+	Rate     float64 // tokens that arrive each period
+	Steps    float64 // steps in a period
+	Step     int64   // a step's length in microseconds
+	Phase    int64   // the instant the first step begins, less than a Step after MinInstant
+	MaxDebt  float64 // how far below zero a reservation may go
+	Reserves bool    // whether reservations are taken at all
+	Spread   bool    // whether Phase is to be derived from the key
+	Shards   int32   // the rows a bucket is spread over
+}
+
+// State is a bucket's row: Value tokens were held at TS, microseconds since 1970.
+type State struct {
+	Value float64
+	TS    int64
+}
+
+// Begin returns the instant at which the step that holds now began, and for instants before the first step when
+// that will.
+func (t Terms) Begin(now int64) int64 {
+	return t.Phase + (now-t.Phase)/t.Step*t.Step
+}
+
+// Full is the state of a bucket that has no row.
+func (t Terms) Full(now int64) State {
+	return State{Value: t.Capacity, TS: t.Begin(now)}
+}
+
+// Tolerance is how far, in microseconds, TS may be ahead of the current step's begin.
+func (t Terms) Tolerance() int64 {
+	return t.Step + clockTolerance.Microseconds()
+}
+
+// FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
+func (t Terms) FromFuture(s State, now int64) bool {
+	return s.TS > t.Begin(now)+t.Tolerance()
+}
+
+// FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now. It keeps the value,
+// and credits no time.
+func (t Terms) FixClock(s State, now int64) State {
+	if t.FromFuture(s, now) {
+		s.TS = t.Begin(now)
+	}
+	return s
+}
+
+// Tokens returns what the bucket holds at now: negative while reservations are owed. Nothing arrives before TS, so a
+// clock that steps back takes nothing away.
+func (t Terms) Tokens(s State, now int64) float64 {
+	return t.after(s, t.elapsed(s, now))
+}
+
+// after returns the tokens s has grown to when n more steps have begun. The conversions keep the compiler
+// from fusing operations, so that the result is the same to the last bit on every machine and in Postgres.
+func (t Terms) after(s State, n int64) float64 {
+	arrived := float64(float64(n)*t.Rate) / t.Steps
+	return min(t.Capacity, float64(s.Value+arrived))
+}
+
+// elapsed returns the number of steps that began after s.TS, up to now; zero when TS is not yet reached.
+func (t Terms) elapsed(s State, now int64) int64 {
+	return (max(t.Begin(now)-s.TS, 0) + t.Step - 1) / t.Step // ceil: a TS inside a step counts as its begin
+}
+
+// Take returns the state after cost tokens are taken at now, and whether at least lowest remain. When
+// they do not, the state is the one passed in. It mirrors bucket_take.sql, which is what decides
+// where the row was not locked before.
+func (t Terms) Take(s State, now int64, cost, lowest float64) (State, bool) {
+	value := t.Tokens(s, now) - cost
+	if !(value >= lowest) {
+		return s, false
+	}
+	if t.FromFuture(s, now) {
+		return State{Value: value, TS: t.Begin(now)}, true
+	}
+	return State{Value: value, TS: max(s.TS, t.Begin(now))}, true
+}
