@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // TestClockStepsBack is about a database clock that is set back: nothing that was there is lost, and no
@@ -115,17 +113,6 @@ func TestClockWasAhead(t *testing.T) {
 			{at: 1000 * Day, take: 10, left: 0},
 			{at: 15 * time.Minute, take: 1, refused: true, left: 0, wait: 45 * time.Minute},
 		})
-	})
-	t.Run("MendingKeepsTheValueAndIsDoneOnce", func(t *testing.T) {
-		t.Parallel()
-		for _, policy := range []Policy{PerMinute(10), FixedWindow{Rate: 10, Period: time.Hour, Start: opening}} {
-			terms := Define("mend", policy).terms
-			now := opening.UnixMicro()
-			mended := terms.FixClock(bucket.State{Value: -3, TS: bucket.MaxInstant}, now)
-			require.Equal(t, bucket.State{Value: -3, TS: now}, mended)
-			require.Equal(t, mended, terms.FixClock(mended, now))
-			require.Equal(t, mended, terms.FixClock(mended, now-time.Minute.Microseconds()))
-		}
 	})
 	t.Run("AWindowOfTheNearFutureIsTrusted", func(t *testing.T) {
 		t.Parallel()

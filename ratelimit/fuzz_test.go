@@ -24,96 +24,6 @@ func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved floa
 	return policy
 }
 
-// FuzzTake holds one call, by any valid policy on any state that a row may hold, to what is always true.
-func FuzzTake(f *testing.F) {
-	const second, now = int64(time.Second), int64(1_772_409_600_000_000)
-	f.Add(false, 9.0, 60*second, 0.0, 0.0, int64(0), 0.0, now, now, int64(1), 3.0, false)
-	f.Add(false, 10.0, second, NoCapacity, 5.0, int64(0), -5.0, now, now, int64(1e6), 0.5, true)
-	f.Add(false, 1e12, int64(1000), 1e12, 0.0, int64(0), -1e12, now, now, int64(1), 1e12, true)
-	f.Add(false, 1e-9, int64(bucket.MaxSpan), 1e-9, 1e-9, int64(0), -1e-9, bucket.MinInstant, now, int64(1e18), 1e-9, true)
-	f.Add(false, 1e12, int64(bucket.MaxSpan), 1.0, NoReservations, int64(0), 1.0, bucket.MaxInstant, now, int64(60_000_001), 1.0, false)
-	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, bucket.MinInstant, bucket.MaxInstant, int64(0), 3.0, false)
-	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
-	f.Add(true, 7.0, int64(bucket.MaxSpan), 7.0, 7.0, int64(-1), 5e-324, now+int64(bucket.MaxSpan)/1000, now, int64(1), 7.0, false)
-	f.Add(true, 1e-9, int64(1000), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
-	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
-	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, bucket.MinInstant, now, int64(1), 0.1, false)
-	f.Add(true, 7.0, 3600*second, 0.0, 0.0, int64(0), 3.0, bucket.MinInstant, bucket.MinInstant, int64(1), 2.0, false)
-	f.Add(true, 7.0, int64(bucket.MaxSpan), 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
-	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64,
-		value float64, ts, now, later int64, cost float64, reserve bool,
-	) {
-		limit, err := NewLimit("fuzz", fuzzed(windows, rate, period, capacity, maxReserved, start))
-		if err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
-			return
-		}
-		b := ask{limit: limit, terms: limit.termsFor("key"), cost: cost}
-		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
-			return
-		}
-		row := bucket.State{Value: value, TS: min(max(ts, b.terms.Phase), bucket.MaxInstant)} // no step begins before the phase
-		now = min(max(now, bucket.MinInstant), bucket.MaxInstant)
-		holds(t, b, row, now, min(now+max(later, 0), bucket.MaxInstant))
-		takes(t, b, row, now)
-		waits(t, b, row, now)
-	})
-}
-
-// holds checks what the bucket holds at now and later.
-func holds(t require.TestingT, b ask, row bucket.State, now, later int64) {
-	v := b.reading(answer{state: row, now: now})
-	require.LessOrEqual(t, v.Tokens, b.terms.Capacity, "never more than the capacity")
-	require.GreaterOrEqual(t, v.Tokens, min(row.Value, b.terms.Capacity), "time takes nothing away")
-	require.Equal(t, v.Tokens, v.At(time.UnixMicro(now)))
-	require.GreaterOrEqual(t, v.At(time.UnixMicro(later)), v.Tokens, "time takes nothing away")
-	require.LessOrEqual(t, v.At(time.UnixMicro(later)), b.terms.Capacity, "never more than the capacity")
-	full := b.terms.UntilFull(v.state, now)
-	require.GreaterOrEqual(t, full, time.Duration(0))
-	if at := now + full.Microseconds(); full.Microseconds() < bucket.Horizon && at <= bucket.MaxInstant {
-		require.Equal(t, b.terms.Capacity, v.At(time.UnixMicro(at)), "full when it is said to be")
-	}
-}
-
-// takes checks the state after the call.
-func takes(t require.TestingT, b ask, row bucket.State, now int64) {
-	_, allowed := b.terms.Take(b.terms.Full(now), now, b.cost, b.lowest)
-	require.True(t, allowed, "what is no error is allowed at least when the bucket is full")
-	next, allowed := b.terms.Take(row, now, b.cost, b.lowest)
-	if !allowed {
-		require.Equal(t, row, next, "a refusal changes nothing")
-		return
-	}
-	require.GreaterOrEqual(t, next.Value, b.lowest, "no take leaves less than it may")
-	require.LessOrEqual(t, next.Value, b.terms.Capacity)
-	require.LessOrEqual(t, next.TS, bucket.MaxInstant, "a row can hold the ts")
-	require.GreaterOrEqual(t, next.TS, bucket.MinInstant, "a row can hold the ts")
-	if b.terms.FromFuture(row, now) {
-		require.LessOrEqual(t, next.TS, max(now, b.terms.Phase), "a wrong clock is put right")
-	} else {
-		require.GreaterOrEqual(t, next.TS, row.TS, "no instant is credited twice")
-	}
-}
-
-// waits checks that the wait is sufficient, and not a microsecond too long.
-func waits(t require.TestingT, b ask, row bucket.State, now int64) {
-	_, allowed := b.terms.Take(row, now, b.cost, b.lowest)
-	wait := b.terms.Wait(row, now, b.cost, b.lowest).Microseconds()
-	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
-	require.GreaterOrEqual(t, wait, int64(0))
-	require.LessOrEqual(t, wait, bucket.Horizon)
-	if own := row.Value >= -b.terms.MaxDebt && !b.terms.FromFuture(row, now); own && b.terms.Step < bucket.Horizon/25 {
-		require.Less(t, wait, bucket.Horizon, "what the policy itself can lead to ends before the horizon")
-	}
-	if wait == 0 || wait == bucket.Horizon || now+wait > bucket.MaxInstant {
-		return
-	}
-	row = b.terms.FixClock(row, now)
-	_, allowed = b.terms.Take(row, now+wait, b.cost, b.lowest)
-	require.True(t, allowed, "allowed after the wait")
-	_, allowed = b.terms.Take(row, now+wait-1, b.cost, b.lowest)
-	require.False(t, allowed, "not before it")
-}
-
 // FuzzNewLimit holds every policy that NewLimit accepts to what a limit must be able to do.
 func FuzzNewLimit(f *testing.F) {
 	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 0.0, int64(0))
@@ -184,6 +94,28 @@ func grows(t *testing.T, terms bucket.Terms, now int64) {
 			require.Greater(t, terms.Tokens(row, row.TS+terms.Step), value, "a step adds something to %v", value)
 		}
 	}
+}
+
+// FuzzCost holds every cost that is accepted to what a full bucket can give.
+func FuzzCost(f *testing.F) {
+	f.Add(false, 9.0, int64(time.Minute), 0.0, 0.0, 3.0, false)
+	f.Add(false, 10.0, int64(time.Second), NoCapacity, 5.0, 0.5, true)
+	f.Add(false, 1e12, int64(bucket.MaxSpan), 1.0, NoReservations, 1.0, false)
+	f.Add(false, 1.0, int64(time.Second), 0.1, 0.2, 0.1+math.Nextafter(0.2, 1), true)
+	f.Add(true, 7.0, int64(time.Hour), 21.0, 7.0, 28.0, true)
+	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved, cost float64, reserve bool) {
+		limit, err := NewLimit("fuzz", fuzzed(windows, rate, period, capacity, maxReserved, 0))
+		if err != nil {
+			return
+		}
+		b := ask{limit: limit, terms: limit.termsFor("key"), cost: cost}
+		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
+			return
+		}
+		now := opening.UnixMicro()
+		_, allowed := b.terms.Take(b.terms.Full(now), now, cost, b.lowest)
+		require.True(t, allowed, "what is no error is allowed at least when the bucket is full")
+	})
 }
 
 // FuzzKey holds every key that is accepted to what the table can store.

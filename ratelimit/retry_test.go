@@ -95,20 +95,6 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	}
 }
 
-// TestRetryAfterOfARowThatNeverRecovers is as long as any is said to be, however old the row is.
-func TestRetryAfterOfARowThatNeverRecovers(t *testing.T) {
-	t.Parallel()
-	now := opening.UnixMicro()
-	longest := time.Duration(bucket.Horizon) * time.Microsecond
-	century := Define("century", FixedWindow{Rate: 7, Period: bucket.MaxSpan, Start: opening.Add(-bucket.MaxSpan / 2)}).terms
-	for _, terms := range []bucket.Terms{Define("bucket", PerSecond(1)).terms, century} {
-		for _, ts := range []int64{bucket.MinInstant, now - 2*bucket.Horizon, now} {
-			require.Equal(t, longest, terms.Wait(bucket.State{Value: -1e300, TS: ts}, now, 1, 0), "%d", ts)
-		}
-	}
-	require.Equal(t, longest, century.Wait(bucket.State{Value: -91, TS: century.Begin(now)}, now, 7, 0))
-}
-
 // TestRetryAfterIsHonestOnAServer is the same promise of Take and Reserve.
 func TestRetryAfterIsHonestOnAServer(t *testing.T) {
 	t.Parallel()

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 func TestTokenBucket(t *testing.T) {
@@ -182,39 +180,4 @@ func TestTokenBucketUnderLoad(t *testing.T) {
 		require.LessOrEqual(t, count, 50+10*10)
 		require.GreaterOrEqual(t, count, 50+10*10-1) // the last is due at the last instant, but for rounding
 	})
-}
-
-// TestRetryAfter holds the wait to the formulas by which it is usually given: (cost - tokens) / rate, in
-// seconds or milliseconds rounded up.
-func TestRetryAfter(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name         string
-		policy       TokenBucket
-		tokens, cost float64
-		want         time.Duration
-		milliseconds int64
-		seconds      int64
-	}{
-		{"OneOfAnEmptyBucket", PerMinute(10), 0, 1, 6 * time.Second, 6000, 6},
-		{"ThreeOfAnEmptyBucket", PerMinute(10), 0, 3, 18 * time.Second, 18_000, 18},
-		{"FivePerSecondBurstTen", TokenBucket{Rate: 5, Period: time.Second, Capacity: 10}, 0, 1, 200 * time.Millisecond, 200, 1},
-		{"AllOfTheBurst", TokenBucket{Rate: 5, Period: time.Second, Capacity: 10}, 0, 10, 2 * time.Second, 2000, 2},
-		{"APartIsThere", TokenBucket{Rate: 10, Period: time.Second, Capacity: 50}, 0.25, 1, 75 * time.Millisecond, 75, 1},
-		{"AThirdOfASecondIsRoundedUp", TokenBucket{Rate: 3, Period: time.Second}, 0, 1, 333_334 * time.Microsecond, 334, 1},
-		{"AHeavyRequest", TokenBucket{Rate: 100, Period: time.Second, Capacity: 1000}, 87.4321, 500, 4_125_679 * time.Microsecond, 4126, 5},
-		{"ADebtComesFirst", PerMinute(10), -2, 1, 18 * time.Second, 18_000, 18},
-		{"WhatRoundsBadly", PerMinute(9), 0, 3, 20 * time.Second, 20_000, 20},
-		{"EnoughIsThere", PerMinute(10), 3, 3, 0, 0, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			now := opening.UnixMicro()
-			limit := Define("wait", c.policy)
-			wait := limit.terms.Wait(bucket.State{Value: c.tokens, TS: now}, now, c.cost, 0)
-			require.Equal(t, c.want, wait)
-			require.Equal(t, c.milliseconds, int64((wait+time.Millisecond-1)/time.Millisecond), "in whole milliseconds")
-			require.Equal(t, c.seconds, int64((wait+time.Second-1)/time.Second), "in whole seconds")
-		})
-	}
 }

@@ -1,0 +1,185 @@
+package bucket
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// TestInvariants holds random calls on random rows to what is always true; FuzzTake holds hostile ones to it.
+func TestInvariants(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		terms := one(t, everyday, extreme)(t)
+		begins(t, terms)
+		for range 20 {
+			lowest := -terms.MaxDebt * float64(pick(t, 2))
+			cost := (terms.Capacity - lowest) * unit(t)
+			if !possible(terms, cost, lowest) {
+				continue
+			}
+			now := opening + int64(unit(t)*float64(century))
+			row := State{
+				Value: one(t, 0, terms.Capacity, terms.Capacity*unit(t), -terms.MaxDebt, -terms.MaxDebt*unit(t)),
+				TS:    now - int64(unit(t)*3*float64(period(terms))) + one(t, 0, 0, minute, 2*minute),
+			}
+			t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, row, now)
+			holds(t, terms, row, now, now+int64(unit(t)*5*float64(period(terms))))
+			takes(t, terms, row, now, cost, lowest)
+			waits(t, terms, row, now, cost, lowest)
+		}
+	})
+}
+
+// FuzzTake holds one call, under any valid terms on any state that a row may hold, to what is always true.
+func FuzzTake(f *testing.F) {
+	const second, longest, now = int64(1e6), century, opening
+	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), 0.0, now, now, int64(1), 3.0, false)
+	f.Add(false, 10.0, second, 0.0, 5.0, int64(0), -5.0, now, now, int64(1e6), 0.5, true)
+	f.Add(false, 1e12, int64(1), 1e12, 1e12, int64(0), -1e12, now, now, int64(1), 1e12, true)
+	f.Add(false, 1e-9, longest, 1e-9, 1e-9, int64(0), -1e-9, MinInstant, now, int64(1e18), 1e-9, true)
+	f.Add(false, 1e12, longest, 1.0, 0.0, int64(0), 1.0, MaxInstant, now, int64(60_000_001), 1.0, false)
+	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, MinInstant, MaxInstant, int64(0), 3.0, false)
+	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
+	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), 5e-324, now+longest, now, int64(1), 7.0, false)
+	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, MinInstant, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), 3.0, MinInstant, MinInstant, int64(1), 2.0, false)
+	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
+	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, debt float64, start int64,
+		value float64, ts, now, later int64, cost float64, reserve bool,
+	) {
+		terms, ok := fuzzed(fixed, rate, period, capacity, debt, start)
+		if !ok || math.IsNaN(value) || math.IsInf(value, 0) {
+			return
+		}
+		lowest := 0.0
+		if reserve {
+			lowest = -debt
+		}
+		if !possible(terms, cost, lowest) {
+			return
+		}
+		row := State{Value: value, TS: min(max(ts, terms.Phase), MaxInstant)} // no step begins before the phase
+		now = min(max(now, MinInstant), MaxInstant)
+		holds(t, terms, row, now, min(now+max(later, 0), MaxInstant))
+		takes(t, terms, row, now, cost, lowest)
+		waits(t, terms, row, now, cost, lowest)
+	})
+}
+
+// fuzzed returns the terms with those numbers, periods in microseconds, and whether there are such.
+func fuzzed(fixed bool, rate float64, period int64, capacity, debt float64, start int64) (Terms, bool) {
+	if period < 1 || period > century {
+		return Terms{}, false
+	}
+	terms := tokenBucket(rate, time.Duration(period)*time.Microsecond, capacity)
+	if fixed {
+		terms = windows(rate, time.Duration(period)*time.Microsecond, capacity, min(max(start, MinInstant), MaxInstant))
+	}
+	terms.MaxDebt = debt
+	return terms, valid(terms)
+}
+
+// begins checks that every instant a row may hold lies in the step that is said to hold it, and the instants before
+// the first step in that one.
+func begins(t require.TestingT, terms Terms) {
+	require.GreaterOrEqual(t, terms.Phase, MinInstant)
+	require.Less(t, terms.Phase, MinInstant+terms.Step)
+	for _, now := range []int64{terms.Phase, terms.Phase + 1, -1, 0, opening, MaxInstant} {
+		require.LessOrEqual(t, terms.Begin(now), now)
+		require.Greater(t, terms.Begin(now), now-terms.Step)
+	}
+	require.Equal(t, terms.Phase, terms.Begin(MinInstant))
+}
+
+// holds checks what the bucket holds at now and later.
+func holds(t require.TestingT, terms Terms, row State, now, later int64) {
+	fixed := terms.FixClock(row, now)
+	tokens := terms.Tokens(fixed, now)
+	require.LessOrEqual(t, tokens, terms.Capacity, "never more than the capacity")
+	require.GreaterOrEqual(t, tokens, min(row.Value, terms.Capacity), "time takes nothing away")
+	require.GreaterOrEqual(t, terms.Tokens(fixed, later), tokens, "time takes nothing away")
+	require.LessOrEqual(t, terms.Tokens(fixed, later), terms.Capacity, "never more than the capacity")
+	full := terms.UntilFull(fixed, now)
+	require.GreaterOrEqual(t, full, time.Duration(0))
+	if at := now + full.Microseconds(); full.Microseconds() < Horizon && at <= MaxInstant {
+		require.Equal(t, terms.Capacity, terms.Tokens(fixed, at), "full when it is said to be")
+	}
+}
+
+// takes checks the state after the call.
+func takes(t require.TestingT, terms Terms, row State, now int64, cost, lowest float64) {
+	_, allowed := terms.Take(terms.Full(now), now, cost, lowest)
+	require.True(t, allowed, "what is possible is allowed at least when the bucket is full")
+	next, allowed := terms.Take(row, now, cost, lowest)
+	if !allowed {
+		require.Equal(t, row, next, "a refusal changes nothing")
+		return
+	}
+	require.GreaterOrEqual(t, next.Value, lowest, "no take leaves less than it may")
+	require.LessOrEqual(t, next.Value, terms.Capacity)
+	require.LessOrEqual(t, next.TS, MaxInstant, "a row can hold the ts")
+	require.GreaterOrEqual(t, next.TS, MinInstant, "a row can hold the ts")
+	if terms.FromFuture(row, now) {
+		require.LessOrEqual(t, next.TS, max(now, terms.Phase), "a wrong clock is put right")
+	} else {
+		require.GreaterOrEqual(t, next.TS, row.TS, "no instant is credited twice")
+	}
+}
+
+// waits checks that the wait is sufficient, and not a microsecond too long.
+func waits(t require.TestingT, terms Terms, row State, now int64, cost, lowest float64) {
+	_, allowed := terms.Take(row, now, cost, lowest)
+	wait := terms.Wait(row, now, cost, lowest).Microseconds()
+	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
+	require.GreaterOrEqual(t, wait, int64(0))
+	require.LessOrEqual(t, wait, Horizon)
+	if own := row.Value >= -terms.MaxDebt && !terms.FromFuture(row, now); own && terms.Step < Horizon/25 {
+		require.Less(t, wait, Horizon, "what the policy itself can lead to ends before the horizon")
+	}
+	if wait == 0 || wait == Horizon || now+wait > MaxInstant {
+		return
+	}
+	row = terms.FixClock(row, now)
+	_, allowed = terms.Take(row, now+wait, cost, lowest)
+	require.True(t, allowed, "allowed after the wait")
+	_, allowed = terms.Take(row, now+wait-1, cost, lowest)
+	require.False(t, allowed, "not before it")
+}
+
+// TestAdmissionBound promises what a limit is for: in any span t, however the requests fall, no more than
+// capacity + rate * t / period is taken.
+func TestAdmissionBound(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		terms := tokenBucket(float64(1+pick(t, 50)), time.Duration(1+pick(t, 100))*time.Millisecond, 1+float64(pick(t, 100)))
+		now := opening
+		row := terms.Full(now)
+		type taken struct {
+			at   int64
+			cost float64
+		}
+		var all []taken
+		for range 60 {
+			now += int64(unit(t) * unit(t) * 2 * terms.Steps)
+			cost := terms.Capacity * math.Pow(unit(t), 3)
+			next, allowed := terms.Take(row, now, cost, 0)
+			if row = next; allowed {
+				all = append(all, taken{now, cost})
+			}
+		}
+		for i := range all {
+			sum := 0.0
+			for _, last := range all[i:] {
+				sum += last.cost
+				bound := terms.Capacity + terms.Rate*float64(last.at-all[i].at)/terms.Steps
+				require.LessOrEqual(t, sum, bound*(1+1e-12))
+			}
+		}
+	})
+}

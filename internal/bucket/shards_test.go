@@ -1,0 +1,298 @@
+package bucket
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestShardsAddUpToTheWhole(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int32{1, 2, 8, 64} {
+		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, MinTokens} {
+			whole := over(tokenBucket(0.7, time.Second, capacity), shards)
+			whole.MaxDebt = 0.3
+			shard, n := whole.OfShard(), float64(shards)
+			require.Equal(t, whole.Capacity, shard.Capacity*n)
+			require.Equal(t, whole.Rate, shard.Rate*n)
+			require.Equal(t, whole.MaxDebt, shard.MaxDebt*n)
+			require.EqualValues(t, 1, shard.Shards)
+			require.Equal(t, shard, shard.OfShard())
+
+			now := opening
+			rows := slices.Repeat([]State{shard.Full(now)}, int(shards))
+			require.Equal(t, capacity, whole.TokensOf(rows, now), "full rows are a full bucket")
+			require.Zero(t, whole.WaitOf(rows, now, capacity, 0))
+			require.True(t, whole.TakeRows(rows, now, capacity, 0), "the largest cost is given")
+			require.Zero(t, whole.TokensOf(rows, now))
+			wait := whole.WaitOf(rows, now, capacity, 0)
+			require.Equal(t, whole.Wait(State{TS: now}, now, capacity, 0), wait)
+			require.True(t, whole.TakeRows(rows, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
+		}
+	}
+}
+
+// rowsStep is one call on all rows of a bucket, and what they hold after it.
+type rowsStep struct {
+	at      time.Duration // since opening
+	cost    float64
+	lowest  float64
+	refused bool
+	wait    time.Duration // until it is allowed, when refused
+	left    []float64     // each row, as of the step
+}
+
+func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
+	t.Parallel()
+	wide := over(tokenBucket(4, time.Second, 8), 4)
+	owing := over(tokenBucket(2, time.Second, 2), 2)
+	owing.MaxDebt = 4
+	tests := map[string]struct {
+		terms Terms
+		rows  []float64 // at the opening
+		steps []rowsStep
+	}{
+		"FromUnevenRows": {
+			wide,
+			[]float64{2, 1, 0, 0},
+			[]rowsStep{
+				{cost: 2.5, left: []float64{0.125, 0.125, 0.125, 0.125}},
+				{cost: 1, refused: true, wait: 125 * time.Millisecond, left: []float64{0.125, 0.125, 0.125, 0.125}},
+				{at: 125 * time.Millisecond, cost: 1, left: []float64{0, 0, 0, 0}},
+			},
+		},
+		"WhatAFullRowDoesNotGainTheOthersDoNotEither": {
+			wide,
+			[]float64{2, 2, 2, 0},
+			[]rowsStep{
+				{cost: 8, refused: true, wait: 2 * time.Second, left: []float64{2, 2, 2, 0}}, // alone on one row: half a second
+				{at: 2*time.Second - time.Microsecond, cost: 8, refused: true, wait: time.Microsecond, left: []float64{2, 2, 2, 1.999999}},
+				{at: 2 * time.Second, cost: 8, left: []float64{0, 0, 0, 0}},
+			},
+		},
+		"RowsFillUpOneAfterTheOther": {
+			wide,
+			[]float64{1.5, 1, 0.5, 0},
+			[]rowsStep{
+				// 3 tokens, and 4 a second for the first half, then 3, then 2, then 1.
+				{cost: 7, refused: true, wait: 1250 * time.Millisecond, left: []float64{1.5, 1, 0.5, 0}},
+				{at: 1250 * time.Millisecond, cost: 7, left: []float64{0, 0, 0, 0}},
+			},
+		},
+		"DebtIsEven": {
+			owing,
+			[]float64{1, 0},
+			[]rowsStep{
+				{cost: 5, lowest: -4, left: []float64{-2, -2}},
+				{cost: 1, lowest: -4, refused: true, wait: 500 * time.Millisecond, left: []float64{-2, -2}},
+				{cost: 1, refused: true, wait: 2500 * time.Millisecond, left: []float64{-2, -2}},
+				{at: 2500 * time.Millisecond, cost: 1, left: []float64{0, 0}},
+			},
+		},
+		"WindowsBeginForAllRowsAtOnce": {
+			over(windows(4, time.Minute, 4, opening), 2),
+			[]float64{2, 1},
+			[]rowsStep{
+				{at: time.Second, cost: 3.5, refused: true, wait: 59 * time.Second, left: []float64{2, 1}},
+				{at: time.Second, cost: 3, left: []float64{0, 0}},
+				{at: time.Minute - time.Microsecond, cost: 1, refused: true, wait: time.Microsecond, left: []float64{0, 0}},
+				{at: time.Minute, cost: 4, left: []float64{0, 0}},
+			},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rows := make([]State, len(test.rows))
+			for i, value := range test.rows {
+				rows[i] = State{Value: value, TS: opening}
+			}
+			for i, s := range test.steps {
+				now := opening + s.at.Microseconds()
+				require.Equal(t, s.wait, test.terms.WaitOf(rows, now, s.cost, s.lowest), "step %d", i)
+				require.Equal(t, !s.refused, test.terms.TakeRows(rows, now, s.cost, s.lowest), "step %d", i)
+				left := make([]float64, len(rows))
+				for j, row := range rows {
+					left[j] = test.terms.OfShard().Tokens(row, now)
+				}
+				require.Equal(t, s.left, left, "step %d", i)
+			}
+		})
+	}
+}
+
+// A row that a wrong clock left in the future counts with what it holds, and from the present.
+func TestTakingTogetherFixesAWrongClock(t *testing.T) {
+	t.Parallel()
+	for _, terms := range []Terms{over(tokenBucket(4, time.Minute, 4), 2), over(windows(4, time.Minute, 4, opening), 2)} {
+		rows := []State{{Value: 1, TS: opening}, {Value: 2, TS: opening + day}}
+		require.Equal(t, 3.0, terms.TokensOf(rows, opening))
+		require.Equal(t, time.Minute, terms.WaitOf([]State{{Value: 2, TS: opening}, {Value: 0, TS: opening + day}}, opening, 4, 0))
+		require.True(t, terms.TakeRows(rows, opening, 2, 0))
+		require.Equal(t, evenly(State{Value: 1, TS: opening}, 2), rows)
+	}
+}
+
+// TestRowsKeepTheirPromises holds calls on random rows to what is always true; FuzzTakeRows holds hostile ones to it.
+func TestRowsKeepTheirPromises(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		terms := over(one(t, everyday, extreme, dyadic)(t), one[int32](t, 2, 4, 8, 64))
+		rows, now := rowsOf(t, terms)
+		lowest := one(t, 0, 0, -terms.MaxDebt)
+		most, room := terms.Capacity-lowest, terms.TokensOf(rows, now)
+		cost := max(0, one(t, most, most*unit(t), most*unit(t), room, math.Nextafter(room, math.Inf(1))))
+		if possible(terms, cost, lowest) {
+			t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, rows, now)
+			rowsKeep(t, terms, rows, now, cost, lowest)
+		}
+		likeOneRow(t, terms, rows[0], now, cost, lowest)
+	})
+}
+
+// rowsKeep checks what is always true of rows that are taken from together.
+func rowsKeep(t require.TestingT, terms Terms, rows []State, now int64, cost, lowest float64) {
+	sum := terms.TokensOf(rows, now)
+	require.LessOrEqual(t, sum, terms.Capacity, "together no more than the capacity")
+	require.LessOrEqual(t, sum, terms.TokensOf(rows, now+terms.Step), "time takes nothing away")
+
+	wait := terms.WaitOf(rows, now, cost, lowest).Microseconds()
+	require.GreaterOrEqual(t, wait, int64(0))
+	require.LessOrEqual(t, wait, Horizon)
+	fixed := terms.FixClocks(rows, now) // as they will be by then
+	if at := now + wait; wait > 0 && wait < Horizon && at <= MaxInstant {
+		require.True(t, terms.TakeRows(slices.Clone(fixed), at, cost, lowest), "allowed after the wait")
+		require.False(t, terms.TakeRows(slices.Clone(fixed), at-1, cost, lowest), "not before it")
+	}
+
+	next := slices.Clone(rows)
+	allowed := terms.TakeRows(next, now, cost, lowest)
+	require.Equal(t, sum-cost >= lowest, allowed, "refused only when they are short together")
+	require.Equal(t, allowed, wait == 0)
+	if !allowed {
+		require.Equal(t, rows, next, "a refusal changes nothing")
+		return
+	}
+	require.Equal(t, sum-cost, terms.TokensOf(next, now), "nothing is lost, and nothing made")
+	for i := range next {
+		require.Equal(t, next[0].Value, next[i].Value, "the rows are even")
+		require.GreaterOrEqual(t, next[i].TS, fixed[i].TS, "no instant is credited twice")
+		require.False(t, terms.OfShard().FromFuture(next[i], now), "a wrong clock is put right")
+	}
+}
+
+// likeOneRow checks that rows which are even decide as one does, to the last bit and the last microsecond.
+func likeOneRow(t require.TestingT, terms Terms, row State, now int64, cost, lowest float64) {
+	row.Value *= float64(terms.Shards)
+	rows := evenly(row, terms.Shards)
+	require.Equal(t, terms.Tokens(terms.FixClock(row, now), now), terms.TokensOf(rows, now))
+	for _, cost := range []float64{terms.Capacity, terms.Capacity / 3, cost} {
+		require.Equal(t, terms.Wait(row, now, cost, lowest), terms.WaitOf(rows, now, cost, lowest))
+		next, taken := terms.Take(row, now, cost, lowest)
+		rows := slices.Clone(rows)
+		require.Equal(t, taken, terms.TakeRows(rows, now, cost, lowest))
+		require.Equal(t, evenly(next, terms.Shards), rows)
+	}
+}
+
+// FuzzTakeRows holds one call on rows of two kinds to what is always true.
+func FuzzTakeRows(f *testing.F) {
+	const second, now = int64(1e6), opening
+	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), uint8(3), 1.0, now, 0.0, now-5, now, 3.0, false)
+	f.Add(false, 1.0, second, 0.8, 0.0, int64(0), uint8(3), 0.1, now, 0.1, now, now, 0.8, false)
+	f.Add(false, 1.0, second, 0.1, 0.7, int64(0), uint8(6), -0.01, now, 0.001, now-60, now, 0.3, true)
+	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, uint8(1), -3.5, now-1, 10.5, now-1, now, 7.0, true)
+	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, MinInstant, now, 1e6, false)
+	f.Add(false, 1e12, century, 1e12, 1e12, int64(0), uint8(5), -1e12, MaxInstant, 1e12, now, now, 1e12, true)
+	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, debt float64, start int64, exponent uint8,
+		value float64, ts int64, otherValue float64, otherTS, now int64, cost float64, reserve bool,
+	) {
+		const widest = 1e300 // the rows of a bucket have to add up
+		terms, ok := fuzzed(fixed, rate, period, capacity, debt, start)
+		if !ok || !(math.Abs(value) < widest && math.Abs(otherValue) < widest) {
+			return
+		}
+		terms.Shards = 1 << (exponent % 7)
+		lowest := 0.0
+		if reserve {
+			lowest = -debt
+		}
+		if !possible(terms, cost, lowest) {
+			return
+		}
+		rows := make([]State, terms.Shards)
+		for i := range rows {
+			rows[i] = State{Value: value, TS: min(max(ts, MinInstant), MaxInstant)}
+			if i%3 == 1 {
+				rows[i] = State{Value: otherValue, TS: min(max(otherTS, MinInstant), MaxInstant)}
+			}
+		}
+		now = min(max(now, terms.Phase), MaxInstant)
+		if len(rows) > 1 {
+			rowsKeep(t, terms, rows, now, cost, lowest)
+		}
+		if math.Abs(rows[0].Value) > 1e-200 { // whose shares are exact
+			likeOneRow(t, terms, rows[0], now, cost, lowest)
+		}
+	})
+}
+
+// TestShardsNeverGiveMoreThanOneRow takes from single rows and from all of them as callers do, and charges
+// what they give to a bucket on one row, which must have had it.
+func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		period := time.Duration(1+pick(t, 100)) * time.Millisecond
+		terms := over(drawn(t, 1+float64(pick(t, 50)), period, 1+float64(pick(t, 100)), 0, everyday), one[int32](t, 2, 8, 64))
+		now := opening
+		shard, whole := terms.OfShard(), terms.Full(now)
+		rows := evenly(whole, terms.Shards)
+		for range 60 {
+			now += int64(unit(t) * unit(t) * 2 * terms.Steps * float64(terms.Step))
+			cost := terms.Capacity * math.Pow(unit(t), 3)
+			allowed := false
+			if i := pick(t, len(rows)); cost <= shard.Capacity {
+				rows[i], allowed = shard.Take(rows[i], now, cost, 0)
+			}
+			if !allowed {
+				allowed = terms.TakeRows(rows, now, cost, 0)
+			}
+			if allowed {
+				next, had := terms.Take(whole, now, cost, -terms.Capacity*1e-12)
+				require.True(t, had, "%v of %v at %d", cost, terms.Tokens(whole, now), now)
+				whole = next
+			}
+			require.LessOrEqual(t, terms.TokensOf(rows, now), terms.Tokens(whole, now)+terms.Capacity*1e-12)
+		}
+	})
+}
+
+// TestChargeRows holds what is charged to even rows to what buckets_charge.sql charges to one row.
+func TestChargeRows(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		terms := over(one(t, everyday, extreme, dyadic)(t), one[int32](t, 2, 4, 8, 64))
+		rows, now := rowsOf(t, terms)
+		row := rows[0]
+		row.Value *= float64(terms.Shards) * one(t, 1.0, 1, 3)
+		rows = evenly(row, terms.Shards)
+		amount := one(t, terms.Capacity, terms.MaxDebt) * unit(t)
+
+		held := terms.Tokens(terms.FixClock(row, now), now)
+		expected := State{Value: held - amount, TS: max(terms.FixClock(row, now).TS, terms.Begin(now))}
+
+		terms.ChargeRows(rows, now, amount)
+		require.Equal(t, evenly(expected, terms.Shards), rows)
+	})
+	t.Run("EvensTheRowsOut", func(t *testing.T) {
+		t.Parallel()
+		now := opening
+		rows := []State{{Value: 2, TS: now}, {Value: -3, TS: now}, {Value: 0, TS: now}, {Value: 1, TS: now}}
+		over(tokenBucket(4, time.Second, 8), 4).ChargeRows(rows, now, 4)
+		require.Equal(t, evenly(State{Value: -4, TS: now}, 4), rows)
+	})
+}
