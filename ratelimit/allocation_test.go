@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
@@ -32,9 +34,7 @@ type oneRow struct {
 	left    int // rows that were not read yet
 }
 
-func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription {
-	return make([]pgconn.FieldDescription, 4)[:4]
-}
+func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return fourColumns[:] }
 func (r *oneRow) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
 func (r *oneRow) Err() error                    { return nil }
 func (r *oneRow) Close()                        {}
@@ -82,7 +82,7 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		if err != nil {
 			return Decision{}, err
 		}
-		answers := append(p.oneAnswer[:0], answer{allowed: true, state: state{value: 5, ts: opening.UnixMicro()}, now: opening.UnixMicro()})
+		answers := append(p.oneAnswer[:0], answer{allowed: true, state: bucket.State{Value: 5, TS: opening.UnixMicro()}, now: opening.UnixMicro()})
 		return p.decide(answers), nil
 	}, true)
 }

@@ -138,22 +138,22 @@ func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
 // the longest there is; so is every cost of the zero Value. RetryAfter, the method, says with an error what is wrong.
 // Of a limit with Shards it takes from all rows together, as a call does that finds too few tokens in the one it tries.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
-	const longest = time.Duration(horizon) * time.Microsecond
+	const longest = time.Duration(bucket.Horizon) * time.Microsecond
 	now := clampInstant(instant)
 	if v.Limit.policy == nil {
 		return v, State{Cost: cost, RetryAfter: longest}.alone(time.UnixMicro(now))
 	}
 	b, a := v.bucket(cost), v.answer(now)
-	invalid := checkCost(v.Limit, cost, v.terms.capacity) != nil
+	invalid := checkCost(v.Limit, cost, v.terms.Capacity) != nil
 	switch {
 	case invalid:
 	case cost == 0: // which writes nothing
 		a.allowed = v.tokens(now) >= 0
-	case a.parts != nil:
-		a.allowed = v.terms.takeParts(a.parts, now, cost, 0)
-		a.of(&b, a.parts)
+	case a.rows != nil:
+		a.allowed = v.terms.TakeRows(a.rows, now, cost, 0)
+		a.of(&b, a.rows)
 	default:
-		a.state, a.allowed = v.terms.take(a.state, now, cost, 0)
+		a.state, a.allowed = v.terms.Take(a.state, now, cost, 0)
 	}
 	s := b.decide(a)
 	if invalid {
@@ -170,25 +170,25 @@ func (r Request) Full(instant time.Time) Value {
 		return Value{}
 	}
 	now := clampInstant(instant)
-	b := bucket{limit: r.limit, terms: r.limit.terms.at(r.limit.name, r.key)}
-	a := answer{now: now, state: b.terms.full(now)}
-	if b.parted() {
-		part := b.terms.part()
-		a.of(&b, slices.Repeat([]state{part.full(now)}, int(b.terms.shards)))
+	b := ask{limit: r.limit, terms: r.limit.termsFor(r.key)}
+	a := answer{now: now, state: b.terms.Full(now)}
+	if b.sharded() {
+		shard := b.terms.OfShard()
+		a.of(&b, slices.Repeat([]bucket.State{shard.Full(now)}, int(b.terms.Shards)))
 	}
 	return b.reading(a)
 }
 
 // bucket returns the bucket of the value, and a request for cost tokens of it.
-func (v *Value) bucket(cost float64) bucket {
-	return bucket{limit: v.Limit, terms: v.terms, cost: cost}
+func (v *Value) bucket(cost float64) ask {
+	return ask{limit: v.Limit, terms: v.terms, cost: cost}
 }
 
 // answer returns what a call at now would find in the bucket, with a wrong clock in it put right.
 func (v *Value) answer(now int64) answer {
-	a := answer{now: now, state: v.terms.mend(v.state, now)}
-	if v.parts != nil {
-		a.parts = v.terms.mendParts(v.parts, now)
+	a := answer{now: now, state: v.terms.FixClock(v.state, now)}
+	if v.rows != nil {
+		a.rows = v.terms.FixClocks(v.rows, now)
 	}
 	return a
 }
