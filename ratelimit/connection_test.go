@@ -21,6 +21,6 @@ func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
 	}{{pool, true}, {pooled, false}, {pooled.Conn(), false}} {
 		limiter, err := New(test.pool, Config{})
 		require.NoError(t, err)
-		require.Equal(t, test.folds, limiter.batches(), "%T", test.pool)
+		require.Equal(t, test.folds, batched{limiter}.Folds(), "%T", test.pool)
 	}
 }

@@ -205,7 +205,7 @@ func (d *denials) drop(k bucket.Key) {
 // recallOne returns the decision on a call for one bucket outside a transaction if it is known to be a
 // refusal.
 func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, bool) {
-	if len(requests) != 1 || l == nil || l.denials == nil || l.pool == nil || ctx.Err() != nil || l.batcher.isClosed() {
+	if len(requests) != 1 || l == nil || l.denials == nil || l.pool == nil || ctx.Err() != nil || l.batcher.IsClosed() {
 		return Decision{}, false
 	}
 	r := &requests[0]
@@ -221,7 +221,7 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (Decision, 
 
 // recall answers c, from memory if that will do, and remembers what it has to.
 func (l *Limiter) recall(ctx context.Context, c *call) (d Decision, known bool, err error) {
-	caching := l.denials != nil && l.pool != nil && !c.look && !l.batcher.isClosed()
+	caching := l.denials != nil && l.pool != nil && !c.look && !l.batcher.IsClosed()
 	var askedAt time.Duration
 	var room [1]uint32 // for the epochs, as there mostly is one bucket
 	var epochs []uint32

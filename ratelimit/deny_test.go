@@ -210,7 +210,7 @@ func TestDenyCacheKnowsNoMoreThanTheDatabaseSaid(t *testing.T) {
 func BenchmarkDenyCache(b *testing.B) {
 	limit := Define("cached", TokenBucket{Rate: 1, Period: math.MaxInt32 * time.Microsecond})
 	d := newDenials(1000, func() *int64 { return nil })
-	l := &Limiter{denials: d, pool: &recorder{}, queues: newQueues(), batcher: &batcher{}}
+	l := &Limiter{denials: d, pool: &recorder{}, queues: newQueues(), batcher: newBatcher(&Limiter{})}
 	l.db = l.pool
 	now := time.Now().UnixMicro()
 	p := asking(limit, "user:4711", 1)

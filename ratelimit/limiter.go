@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -37,7 +38,7 @@ type Limiter struct {
 	statements statements
 	queues     *queues
 	boxes      *boxes
-	batcher    *batcher
+	batcher    *batch.Batcher[call]
 	denials    *denials    // nil: no refusal is answered from memory
 	effects    *effects    // of the transaction the Limiter is bound to; nil when it is not one of ours
 	own        bool        // whether that transaction is of the Limiter's own making, for one call or one batch
@@ -75,7 +76,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 	if l.pool == nil {
 		return fmt.Errorf("%w: close of a Limiter of WithTx; close the one that New returned", ErrInvalidConfig)
 	}
-	if err := l.batcher.close(ctx); err != nil {
+	if err := l.batcher.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
 	return nil
@@ -232,7 +233,7 @@ func (l *Limiter) submit(ctx context.Context, c *call) error {
 	if err := l.idle(); err != nil {
 		return err
 	}
-	return l.batcher.do(ctx, c)
+	return l.batcher.Do(ctx, &c.Call)
 }
 
 // decided tells the observer of a decision on a call that began then.

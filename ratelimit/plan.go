@@ -86,7 +86,13 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 // of returns the call for the plan: made with it, so that the two are one allocation.
 func (p *plan) of(verb string, look, reserve bool) *call {
 	c := &p.call
-	c.verb, c.plan, c.look, c.reserve = verb, p, look, reserve
+	c.Of, c.verb, c.plan, c.look, c.reserve = c, verb, p, look, reserve
+	c.Several = c.simple() && p.sharded()
+	if !look {
+		for i := range p.buckets {
+			c.Needs(p.buckets[i].bucketKey())
+		}
+	}
 	return c
 }
 

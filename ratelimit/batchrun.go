@@ -11,13 +11,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// behind is a call that cannot be answered yet, because somebody holds a row that it needs.
-type behind struct {
-	call    *call
-	row     bucket.Key
-	sharded bool // whether its bucket is spread over several rows
-}
-
 // alone answers c by itself, and waits for the rows that somebody holds.
 func (l *Limiter) alone(ctx context.Context, c *call) error {
 	ctx, cancel := l.bounded(ctx)
@@ -25,27 +18,27 @@ func (l *Limiter) alone(ctx context.Context, c *call) error {
 	return l.retryHeld(ctx, func(l *Limiter) error { return l.once(ctx, c) })
 }
 
-// solo answers c by itself, unless it asks for several buckets and somebody holds the row of one.
-func (l *Limiter) solo(ctx context.Context, c *call) ([]behind, error) {
+// runAlone answers c by itself, unless it asks for several buckets and somebody holds the row of one.
+func (l *Limiter) runAlone(ctx context.Context, c *call) ([]blocked, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	err := l.blame(ctx, l.once(ctx, c))
 	var held *heldError
 	if errors.As(err, &held) {
-		return []behind{c.behind(held.row)}, nil
+		return []blocked{c.blockedBy(held.row)}, nil
 	}
 	return nil, err
 }
 
-// behind returns c as a call that waits for row.
-func (c *call) behind(row bucket.Key) behind {
+// blockedBy returns c as a call that waits for row.
+func (c *call) blockedBy(row bucket.Key) blocked {
 	c.waits++
 	for i := range c.plan.buckets {
 		if b := &c.plan.buckets[i]; b.limit.name == row.Name && b.key == row.Key {
-			return behind{c, row, b.sharded()}
+			return blocked{Call: &c.Call, Row: row, OfSeveral: b.sharded()}
 		}
 	}
-	return behind{c, row, false}
+	return blocked{Call: &c.Call, Row: row}
 }
 
 // once makes one attempt to answer c by itself. It returns a heldError when c asks for several rows and somebody
@@ -56,7 +49,7 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 		return l.togetherOnce(ctx, c.verb, func(tx *Limiter) error {
 			waiting, err := tx.decideLocked(ctx, []*call{c})
 			if err == nil && len(waiting) > 0 {
-				err = &heldError{waiting[0].row}
+				err = &heldError{waiting[0].Row}
 			}
 			return err
 		})
@@ -76,7 +69,7 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 	})
 }
 
-// fly answers calls in one or two round trips of their own, and in a few more those it then knows to be at the
+// runBatch answers calls in one or two round trips of their own, and in a few more those it then knows to be at the
 // edge of a limit. It returns the calls that wait for a row that somebody holds, all others are answered: with an
 // error when the statement for it failed.
 //
@@ -84,75 +77,75 @@ func (l *Limiter) once(ctx context.Context, c *call) error {
 // they all are allowed. The rest is decided one call after the other, on rows that are locked, once a look
 // without locks has not refused it.
 //
-// A flight for one bucket waits for its row. Otherwise nothing waits for a row while the flight keeps other buckets from
+// A batch for one bucket waits for its row. Otherwise nothing waits for a row while the batch keeps other buckets from
 // others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
-func (l *Limiter) fly(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []behind) {
+func (l *Limiter) runBatch(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []blocked) {
 	if waitFor == nil && askForOne(calls) && !calls[0].plan.sharded() {
 		row := calls[0].plan.buckets[0].bucketKey()
 		waitFor = &row
 	}
-	return l.flyPart(ctx, calls, waitFor)
+	return l.runPart(ctx, calls, waitFor)
 }
 
-// flyPart is fly for some of the calls of a flight.
-func (l *Limiter) flyPart(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []behind) {
-	lineups, others := line(calls)
-	if waitFor != nil && (len(lineups) != 1 || len(others) > 0) {
-		lineups, others = nil, calls
+// runPart is runBatch for some of the calls of a batch.
+func (l *Limiter) runPart(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []blocked) {
+	groups, others := groupByKey(calls)
+	if waitFor != nil && (len(groups) != 1 || len(others) > 0) {
+		groups, others = nil, calls
 	}
 	looked := make([][]answer, len(others))
 	began := l.watch()
-	again := func(calls []*call) []behind { return l.flyPart(ctx, calls, waitFor) }
-	failed, err := l.ask(ctx, calls[0].verb, lineups, others, looked, waitFor)
+	again := func(calls []*call) []blocked { return l.runPart(ctx, calls, waitFor) }
+	failed, err := l.ask(ctx, calls[0].verb, groups, others, looked, waitFor)
 	switch {
 	case err != nil && failed == nil:
-		return flyApart(calls, err, waitFor, again)
+		return runHalves(calls, err, waitFor, again)
 	case err != nil:
-		waiting = flyApart(failed, err, waitFor, again)
+		waiting = runHalves(failed, err, waitFor, again)
 	}
 	l.tell(ctx, Batched{Calls: len(calls), Elapsed: l.since(began)})
 	open := judge(others, looked)
-	for _, at := range lineups {
+	for _, at := range groups {
 		if at.isHeld() {
 			for _, c := range at.calls {
-				waiting = append(waiting, c.behind(at.bucket.rowKey()))
+				waiting = append(waiting, c.blockedBy(at.bucket.rowKey()))
 			}
 			continue
 		}
-		open = append(open, at.finish()...)
+		open = append(open, at.answerCalls()...)
 	}
 	if len(open) > 0 {
-		slices.SortFunc(open, bySeat)
+		slices.SortFunc(open, bySeq)
 		waiting = append(waiting, l.decideHeld(ctx, open, waitFor)...)
 	}
 	return waiting
 }
 
-// flyApart answers calls whose statement failed with err: with that error, or again in two halves when one of them
+// runHalves answers calls whose statement failed with err: with that error, or again in two halves when one of them
 // may be to blame for it, and not what they all ask for. Where the statement had waited too long for a row that is being
 // made, those for one bucket go on to wait for it by themselves.
-func flyApart(calls []*call, err error, waitFor *bucket.Key, fly func(calls []*call) []behind) []behind {
+func runHalves(calls []*call, err error, waitFor *bucket.Key, runBatch func(calls []*call) []blocked) []blocked {
 	one := askForOne(calls)
 	switch {
 	case waitFor == nil && one && isBound(err):
-		return waitForRow(calls, calls[0].plan.buckets[0].bucketKey(), fly)
+		return waitForRow(calls, calls[0].plan.buckets[0].bucketKey(), runBatch)
 	case waitFor != nil && !isBound(err), one, len(calls) == 1, !isOfOne(err):
 		for _, c := range calls {
-			c.finish(err)
+			c.Answer(err)
 		}
 		return nil
 	}
 	half := len(calls) / 2
-	return append(fly(calls[:half]), fly(calls[half:])...)
+	return append(runBatch(calls[:half]), runBatch(calls[half:])...)
 }
 
 // waitForRow returns the calls as those that wait for a row, and answers those that only look.
-func waitForRow(calls []*call, row bucket.Key, fly func(calls []*call) []behind) (waiting []behind) {
+func waitForRow(calls []*call, row bucket.Key, runBatch func(calls []*call) []blocked) (waiting []blocked) {
 	for _, c := range calls {
 		if c.look {
-			waiting = append(waiting, fly([]*call{c})...)
+			waiting = append(waiting, runBatch([]*call{c})...)
 		} else {
-			waiting = append(waiting, c.behind(row))
+			waiting = append(waiting, c.blockedBy(row))
 		}
 	}
 	return waiting
@@ -184,17 +177,17 @@ const (
 	classConstraint    = "23"
 )
 
-// ask asks for what the lineups want and looks at what the others are about, in one round trip; and in some more
+// ask asks for what the groups want and looks at what the others are about, in one round trip; and in some more
 // where a row is held of those that a bucket is spread over, as another of them may be free. Where one of these fails,
 // what was taken before stays, and failed are the calls that it was for; else, with an error, nothing was taken.
-func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, others []*call, looked [][]answer, waitFor *bucket.Key) (failed []*call, err error) {
-	if len(lineups) == 1 && waitFor != nil {
-		return nil, l.standalone(ctx, verb, func() error { return l.spendOne(ctx, lineups[0], waitFor) })
+func (l *Limiter) ask(ctx context.Context, verb string, groups []*group, others []*call, looked [][]answer, waitFor *bucket.Key) (failed []*call, err error) {
+	if len(groups) == 1 && waitFor != nil {
+		return nil, l.standalone(ctx, verb, func() error { return l.spendOne(ctx, groups[0], waitFor) })
 	}
-	for taken := false; len(lineups) > 0 || len(others) > 0; taken = true {
-		err := l.standalone(ctx, verb, func() error { return l.spend(ctx, lineups, others, looked) })
+	for taken := false; len(groups) > 0 || len(others) > 0; taken = true {
+		err := l.standalone(ctx, verb, func() error { return l.spend(ctx, groups, others, looked) })
 		if err != nil {
-			for _, at := range lineups { // what some of them were given was undone with the rest
+			for _, at := range groups { // what some of them were given was undone with the rest
 				at.answer, at.found = answer{}, false
 				if taken {
 					failed, at.calls = append(failed, at.calls...), nil
@@ -202,7 +195,7 @@ func (l *Limiter) ask(ctx context.Context, verb string, lineups []*lineup, other
 			}
 			return failed, err
 		}
-		lineups, others = slices.DeleteFunc(slices.Clone(lineups), func(at *lineup) bool { return !at.nextRow() }), nil
+		groups, others = slices.DeleteFunc(slices.Clone(groups), func(at *group) bool { return !at.nextRow() }), nil
 	}
 	return nil, nil
 }
@@ -214,10 +207,10 @@ func judge(calls []*call, looked [][]answer) (open []*call) {
 		c.answers = looked[i]
 		switch {
 		case c.look:
-			c.finish(nil)
+			c.Answer(nil)
 		case !c.reserve && !c.plan.within(held) && c.plan.hopeless(looked[i]):
 			c.answers = c.plan.project(c.answers)
-			c.finish(nil)
+			c.Answer(nil)
 		default:
 			open = append(open, c)
 			for j := range c.plan.buckets {
@@ -234,8 +227,8 @@ func (p *plan) within(held map[bucket.Key]bool) bool {
 	return !slices.ContainsFunc(p.buckets, func(b ask) bool { return !held[b.bucketKey()] })
 }
 
-// bySeat orders calls by their arrival.
-func bySeat(a, b *call) int { return a.seat - b.seat }
+// bySeq orders calls by their arrival.
+func bySeq(a, b *call) int { return a.seq - b.seq }
 
 // hopeless reports whether a look at the plan's buckets is enough to refuse it. Where a wrong clock has to be
 // mended it is not.
@@ -250,13 +243,13 @@ func (p *plan) hopeless(answers []answer) bool {
 
 // decideHeld answers calls one after the other on locked rows, in a transaction of its own. It returns those that
 // need a row which somebody holds.
-func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *bucket.Key) (again []behind) {
+func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *bucket.Key) (again []blocked) {
 	waits := 0
 	for _, c := range calls {
 		waits = max(waits, c.waits)
 	}
 	first := l.afterWaitFor(waitFor, waits)
-	var waiting []behind
+	var waiting []blocked
 	err := first.togetherOnce(ctx, calls[0].verb, func(tx *Limiter) (err error) {
 		waiting, err = tx.decideLocked(ctx, calls)
 		return err
@@ -265,26 +258,26 @@ func (l *Limiter) decideHeld(ctx context.Context, calls []*call, waitFor *bucket
 	switch {
 	case (len(calls) == 1 || askForOne(calls)) && errors.As(first.blame(ctx, err), &held):
 		for _, c := range calls {
-			again = append(again, c.behind(held.row))
+			again = append(again, c.blockedBy(held.row))
 		}
 		return again
 	case err != nil:
-		return flyApart(calls, err, waitFor, func(calls []*call) []behind { return l.decideHeld(ctx, calls, waitFor) })
+		return runHalves(calls, err, waitFor, func(calls []*call) []blocked { return l.decideHeld(ctx, calls, waitFor) })
 	}
 	next := 0
 	for _, c := range calls {
-		if next < len(waiting) && waiting[next].call == c {
+		if next < len(waiting) && waiting[next].Call == &c.Call {
 			next++
 			continue
 		}
-		c.finish(nil)
+		c.Answer(nil)
 	}
 	return waiting
 }
 
 // decideLocked locks the rows that calls need and are free, and decides on the calls that need no other. It returns
 // the others.
-func (l *Limiter) decideLocked(ctx context.Context, calls []*call) (waiting []behind, err error) {
+func (l *Limiter) decideLocked(ctx context.Context, calls []*call) (waiting []blocked, err error) {
 	plans := make([]*plan, len(calls))
 	for i, c := range calls {
 		plans[i] = c.plan
@@ -296,7 +289,7 @@ func (l *Limiter) decideLocked(ctx context.Context, calls []*call) (waiting []be
 	batch := &pgx.Batch{}
 	for _, c := range calls {
 		if row, misses := h.missesRow(c.plan); misses {
-			waiting = append(waiting, c.behind(row))
+			waiting = append(waiting, c.blockedBy(row))
 			continue
 		}
 		c.answers = h.take(c.plan)

@@ -23,21 +23,20 @@ var flightLimits = []Limit{
 	Define("window", FixedWindow{Rate: 8, Period: 100 * time.Millisecond, Capacity: 12}),
 }
 
-// boarded returns the call as a batch has it.
-func boarded(t *testing.T, l *Limiter, c *call, requests ...Request) *call {
+// started returns the call as a batch has it.
+func started(t *testing.T, l *Limiter, c *call, requests ...Request) *call {
 	t.Helper()
 	p, err := l.plan(requests, c.reserve)
 	require.NoError(t, err)
-	c.plan, c.flight, c.done = p, &flight{}, make(chan struct{}, 1)
-	c.stage.Store(stageAboard)
+	c.plan, c.Of = p, c
+	c.StartAlone()
 	return c
 }
 
 // decision returns what the caller of an answered call is told.
 func (c *call) decision(t *testing.T) Decision {
 	t.Helper()
-	<-c.done
-	require.NoError(t, c.err)
+	require.NoError(t, c.Result())
 	switch {
 	case c.reserve:
 		return c.reservation.Decision
@@ -47,8 +46,8 @@ func (c *call) decision(t *testing.T) Decision {
 	return c.plan.decide(c.answers)
 }
 
-// A flight decides what its calls would have been told one after the other. Only those that it refuses may be
-// told of the buckets as they were before calls of the flight that were allowed.
+// A batch decides what its calls would have been told one after the other. Only those that it refuses may be
+// told of the buckets as they were before calls of the batch that were allowed.
 func TestAFlightDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	const rounds, most = 25, 30
@@ -68,13 +67,13 @@ func TestAFlightDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 		want := make([]Decision, len(calls))
 		for i := range calls {
 			c := &call{reserve: random.IntN(6) == 0}
-			calls[i] = boarded(t, folded, c, randomRequests(random)...)
-			alone := boarded(t, single, &call{reserve: c.reserve}, requestsOf(c)...)
+			calls[i] = started(t, folded, c, randomRequests(random)...)
+			alone := started(t, single, &call{reserve: c.reserve}, requestsOf(c)...)
 			require.NoError(t, single.alone(t.Context(), alone))
-			alone.done <- struct{}{}
+			alone.Answer(nil)
 			want[i] = alone.decision(t)
 		}
-		require.Empty(t, folded.fly(t.Context(), calls, nil))
+		require.Empty(t, folded.runBatch(t.Context(), calls, nil))
 		for i, c := range calls {
 			got := c.decision(t)
 			require.Equal(t, want[i].Allowed, got.Allowed, "round %d, call %d", round, i)
@@ -162,9 +161,9 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 			}
 			calls := make([]*call, len(test.costs))
 			for i, cost := range test.costs {
-				calls[i] = boarded(t, limiter, &call{}, request.Cost(cost))
+				calls[i] = started(t, limiter, &call{}, request.Cost(cost))
 			}
-			require.Empty(t, limiter.fly(t.Context(), calls, nil))
+			require.Empty(t, limiter.runBatch(t.Context(), calls, nil))
 			for i, c := range calls {
 				d := c.decision(t)
 				require.Equal(t, test.remaining[i] != refusal, d.Allowed, "call %d", i)
@@ -193,17 +192,17 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	request := func(key string) []Request { return []Request{limit.For(key)} }
 	var calls []*call
 	for _, key := range []string{"plain", "größer", "ключ", "plain", "€", "plain"} {
-		calls = append(calls, boarded(t, limiter, &call{}, request(key)...))
+		calls = append(calls, started(t, limiter, &call{}, request(key)...))
 	}
 	calls = append(calls,
-		boarded(t, limiter, &call{look: true}, request("ключ")...),
-		boarded(t, limiter, &call{look: true}, request("plain")...),
-		boarded(t, limiter, &call{reserve: true}, limit.For("plain"), limit.For("ключ")),
-		boarded(t, limiter, &call{reserve: true}, limit.For("plain"), limit.For("größer")))
-	require.Empty(t, limiter.fly(t.Context(), calls, nil))
+		started(t, limiter, &call{look: true}, request("ключ")...),
+		started(t, limiter, &call{look: true}, request("plain")...),
+		started(t, limiter, &call{reserve: true}, limit.For("plain"), limit.For("ключ")),
+		started(t, limiter, &call{reserve: true}, limit.For("plain"), limit.For("größer")))
+	require.Empty(t, limiter.runBatch(t.Context(), calls, nil))
 	for _, i := range []int{2, 4, 6, 8} {
-		<-calls[i].done
-		require.Equal(t, "22P05", sqlstate(calls[i].err), "call %d: %v", i, calls[i].err)
+		err := calls[i].Result()
+		require.Equal(t, "22P05", sqlstate(err), "call %d: %v", i, err)
 	}
 	for _, i := range []int{0, 1, 3, 5, 7, 9} {
 		require.True(t, calls[i].decision(t).Allowed, "call %d", i)
@@ -238,14 +237,14 @@ func TestWhatWasUndoneIsNotAdmitted(t *testing.T) {
 		_, err = limiter.WithTx(tx).Take(t.Context(), made)
 		require.NoError(t, err)
 		before := spent(t, limiter, first)
-		calls := []*call{boarded(t, limiter, &call{}, made)}
+		calls := []*call{started(t, limiter, &call{}, made)}
 		for key := range keys {
-			calls = append(calls, boarded(t, limiter, &call{}, first.For(fmt.Sprint(round, " ", key))))
+			calls = append(calls, started(t, limiter, &call{}, first.For(fmt.Sprint(round, " ", key))))
 		}
-		waiting := limiter.fly(t.Context(), calls, nil)
+		waiting := limiter.runBatch(t.Context(), calls, nil)
 		waits := make(map[*call]bool)
 		for _, w := range waiting {
-			waits[w.call] = true
+			waits[w.Call.Of] = true
 		}
 		require.True(t, waits[calls[0]], "its row is being made")
 		require.LessOrEqual(t, len(waiting), 4, "one row stops the calls that need it, and few that were last beside them")
@@ -291,11 +290,10 @@ func TestAFailureOfASecondRoundIsToldToThoseWhoNeededIt(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'spread' FOR UPDATE`)
 	require.NoError(t, err)
 	pool.batches, pool.from = 0, 2 // the first takes from plain, and finds that the row of the other is held
-	alone, other := boarded(t, limiter, &call{}, plain.For("key").Cost(10)), boarded(t, limiter, &call{}, spread.For("key"))
-	require.Empty(t, limiter.fly(t.Context(), []*call{alone, other}, nil))
+	alone, other := started(t, limiter, &call{}, plain.For("key").Cost(10)), started(t, limiter, &call{}, spread.For("key"))
+	require.Empty(t, limiter.runBatch(t.Context(), []*call{alone, other}, nil))
 	require.True(t, alone.decision(t).Allowed)
-	<-other.done
-	require.ErrorIs(t, other.err, ErrContended)
+	require.ErrorIs(t, other.Result(), ErrContended)
 	require.InDelta(t, 10, spent(t, limiter, plain), 0)
 	require.NoError(t, tx.Rollback(t.Context()))
 }

@@ -1,4 +1,4 @@
-package ratelimit
+package batch
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		held := w.ask(t.Context(), time.Second, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b")
@@ -26,21 +26,21 @@ func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
 		<-both.ended
 		require.ErrorIs(t, both.err, context.Canceled)
 		require.Equal(t, 5*time.Millisecond, both.took)
-		require.Zero(t, w.boarded[both.call])
+		require.Zero(t, w.started[both.call])
 		w.ask(t.Context(), time.Millisecond, "b").requireAnswered(t, time.Millisecond)
 		held.requireAnswered(t, time.Second)
 		w.requireEmpty()
 	})
 }
 
-func TestACallerWhoGivesUpHarmsNobodyAboard(t *testing.T) {
+func TestACallerWhoGivesUpHarmsNobodyInItsBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Millisecond, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		impatient := w.ask(ctx, time.Second, "a") // the flight carries on its context's values, and only these
+		impatient := w.ask(ctx, time.Second, "a") // the batch carries on its context's values, and only these
 		patient := w.ask(t.Context(), time.Second, "a")
 		behind := w.ask(t.Context(), time.Second, "a")
 		<-impatient.ended
@@ -53,15 +53,15 @@ func TestACallerWhoGivesUpHarmsNobodyAboard(t *testing.T) {
 	})
 }
 
-func TestAFlightThatNobodyWaitsForIsCancelled(t *testing.T) {
+func TestABatchThatNobodyWaitsForIsCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Millisecond, "a")
-		aboard := []*pending{w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "b", "a"), w.ask(t.Context(), time.Hour, "a")}
+		inBatch := []*pending{w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "b", "a"), w.ask(t.Context(), time.Hour, "a")}
 		next := w.ask(t.Context(), time.Millisecond, "c")
 		next.requireAnswered(t, time.Millisecond)
-		for _, p := range aboard {
+		for _, p := range inBatch {
 			p.requireWaits(t)
 			p.cancel()
 		}
@@ -72,37 +72,37 @@ func TestAFlightThatNobodyWaitsForIsCancelled(t *testing.T) {
 	})
 }
 
-func TestAFlightThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
+func TestABatchThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		ctx, cancel := context.WithCancel(t.Context())
-		c := &call{plan: &plan{}, ctx: ctx}
+		c := &call{Of: &job{}, ctx: ctx}
 		w.lasts[c] = time.Hour
 		_, err := w.enqueue(c)
 		require.NoError(t, err)
-		f := w.depart(nil, nil)
+		f := w.next(nil, nil)
 		cancel()
 		require.ErrorIs(t, w.wait(ctx, c), context.Canceled)
 		left := time.Now()
-		w.batcher.fly(f)
+		w.run(f)
 		require.Zero(t, time.Since(left))
 		w.requireEmpty()
 	})
 }
 
-// partly is a decider that answers some calls of a flight long before the others.
-type partly struct{ *tower }
+// partly is a decider that answers some calls of a batch long before the others.
+type partly struct{ *simulation }
 
-func (w partly) fly(ctx context.Context, calls []*call, waitFor *bucket.Key) []behind {
-	calls[0].finish(nil)
-	return w.tower.fly(ctx, calls[1:], waitFor)
+func (w partly) Run(ctx context.Context, calls []*job, waitFor *bucket.Key) []Blocked[job] {
+	calls[0].Answer(nil)
+	return w.simulation.Run(ctx, calls[1:], waitFor)
 }
 
-func TestAFlightIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) {
+func TestABatchIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		w.decider = partly{w}
 		w.ask(t.Context(), time.Millisecond, "a")
 		answered, second, third := w.ask(t.Context(), 0, "a"), w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "a")
@@ -116,18 +116,18 @@ func TestAFlightIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T)
 
 func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 	t.Parallel()
-	w := newTower(t, 10)
+	w := newSimulation(t, 10)
 	for range 100 {
-		c := &call{plan: &plan{}}
+		c := &call{Of: &job{}}
 		_, err := w.enqueue(c)
 		require.NoError(t, err)
-		f := w.depart(nil, nil)
-		c.finish(nil)
-		c.finish(context.Canceled) // nobody is answered twice
+		f := w.next(nil, nil)
+		c.Answer(nil)
+		c.Answer(context.Canceled) // nobody is answered twice
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.NoError(t, w.wait(ctx, c))
-		require.Nil(t, w.depart(f, nil))
+		require.Nil(t, w.next(f, nil))
 	}
 }
 
@@ -135,7 +135,7 @@ func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const most = 5
-		w := newTower(t, most)
+		w := newSimulation(t, most)
 		w.ask(t.Context(), time.Second, "hot")
 		var waiting []*pending
 		for range most {
@@ -145,9 +145,9 @@ func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
 			t.Helper()
 			refused := w.ask(t.Context(), time.Millisecond, "hot")
 			<-refused.ended
-			require.ErrorIs(t, refused.err, ErrOverloaded)
-			require.ErrorContains(t, refused.err, "raise Config.MaxWaiting (5)")
-			require.Zero(t, w.boarded[refused.call])
+			require.ErrorIs(t, refused.err, errOverloaded)
+			require.ErrorContains(t, refused.err, "overloaded (5)")
+			require.Zero(t, w.started[refused.call])
 			w.requireSound()
 		}
 		refuse()
@@ -166,7 +166,7 @@ func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
 func TestTheQueueForgetsCallsThatWereGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 1000)
+		w := newSimulation(t, 1000)
 		w.ask(t.Context(), time.Second, "hot")
 		var waiting []*pending
 		for range 1000 {
@@ -189,7 +189,7 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, single := range []bool{false, true} {
-			w := newTower(t, 10)
+			w := newSimulation(t, 10)
 			w.single = single
 			first := w.ask(t.Context(), time.Second, "a")
 			var second *pending
@@ -198,22 +198,22 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 			}
 			ended, cancel := context.WithCancel(t.Context())
 			cancel()
-			require.ErrorIs(t, w.close(ended), context.Canceled)
+			require.ErrorIs(t, w.Close(ended), context.Canceled)
 			refused := w.ask(t.Context(), time.Second, "b")
 			<-refused.ended
-			require.ErrorIs(t, refused.err, ErrClosed)
-			require.NoError(t, w.close(t.Context()))
+			require.ErrorIs(t, refused.err, errClosed)
+			require.NoError(t, w.Close(t.Context()))
 			first.requireAnswered(t, time.Second)
 			if second != nil {
 				second.requireAnswered(t, 2*time.Second)
 			}
-			require.NoError(t, w.close(t.Context()))
+			require.NoError(t, w.Close(t.Context()))
 			for range 20 { // what is done is done, whatever became of the context
-				require.NoError(t, w.close(ended))
+				require.NoError(t, w.Close(ended))
 			}
-			require.Zero(t, w.flights)
+			require.Zero(t, w.batches)
 		}
-		require.NoError(t, newTower(t, 10).close(t.Context()))
+		require.NoError(t, newSimulation(t, 10).Close(t.Context()))
 	})
 }
 
@@ -221,10 +221,10 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		crash := func() { panic("out of fuel") }
-		first := w.make(t.Context(), &call{}, time.Second, crash, "a")
-		second := w.make(t.Context(), &call{}, time.Second, crash, "a")
+		first := w.make(t.Context(), &job{}, time.Second, crash, "a")
+		second := w.make(t.Context(), &job{}, time.Second, crash, "a")
 		with := w.ask(t.Context(), time.Second, "a")
 		<-first.ended
 		require.Equal(t, "out of fuel", first.panics)
@@ -232,20 +232,20 @@ func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
 		for _, p := range []*pending{second, with} {
 			<-p.ended
 			require.Contains(t, p.panics, "out of fuel")
-			require.Contains(t, p.panics, "batchend_test.go", "where it came from")
+			require.Contains(t, p.panics, "end_test.go", "where it came from")
 		}
 		behind.requireAnswered(t, 2*time.Second)
 		w.requireEmpty()
-		require.NoError(t, w.close(t.Context()))
+		require.NoError(t, w.Close(t.Context()))
 	})
 }
 
-func TestAHookThatExitsItsGoroutineFailsTheCallsOfTheFlight(t *testing.T) {
+func TestAHookThatExitsItsGoroutineFailsTheCallsOfTheBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Second, "a")
-		exits := w.make(t.Context(), &call{}, time.Second, runtime.Goexit, "a")
+		exits := w.make(t.Context(), &job{}, time.Second, runtime.Goexit, "a")
 		with := w.ask(t.Context(), time.Second, "a")
 		time.Sleep(1500 * time.Millisecond)
 		behind := w.ask(t.Context(), time.Second, "a")
@@ -262,15 +262,15 @@ func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = time.Second
-		w := newTower(t, 100)
-		w.timeout = timeout
+		w := newSimulation(t, 100)
+		w.options.Timeout = timeout
 		release := w.hold("held")
 		solo := w.ask(t.Context(), 2*timeout, "a") // the decider sees to its end
 		soonest, cancel := context.WithTimeout(t.Context(), timeout/2)
 		defer cancel()
 		sooner := w.ask(soonest, time.Hour, "a")
 		over := map[string]*pending{
-			"behind a flight":      w.ask(t.Context(), time.Hour, "a"),
+			"behind a batch":       w.ask(t.Context(), time.Hour, "a"),
 			"behind a held row":    w.ask(t.Context(), time.Hour, "held"),
 			"behind both":          w.ask(t.Context(), time.Hour, "a", "held"),
 			"for the held row too": w.ask(t.Context(), time.Hour, "held"),

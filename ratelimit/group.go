@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// lineup are the calls of a flight for one bucket that no other call of it asks for together with another.
-type lineup struct {
+// group are the calls of a batch for one bucket that no other call of it asks for together with another.
+type group struct {
 	whole  ask
 	bucket ask // with what the calls ask for together: the whole, or one of the rows it is spread over
 	calls  []*call
@@ -23,13 +23,13 @@ type lineup struct {
 	states []bucket.State // the rows of a bucket that is spread over several
 }
 
-// line arranges the calls of a flight: those whose bucket can be asked for the sum of their costs, by
+// groupByKey arranges the calls of a batch: those whose bucket can be asked for the sum of their costs, by
 // bucket in the order of locking, those of one name under one policy; and the others.
-func line(calls []*call) (lineups []*lineup, others []*call) {
+func groupByKey(calls []*call) (groups []*group, others []*call) {
 	shared := make(map[bucket.Key]bool) // with calls that need more than one bucket, or may owe
-	byBucket := make(map[bucket.Key]*lineup, len(calls))
+	byBucket := make(map[bucket.Key]*group, len(calls))
 	for i, c := range calls {
-		c.seat = i
+		c.seq = i
 		if !c.look && !c.simple() {
 			for j := range c.plan.buckets {
 				shared[c.plan.buckets[j].bucketKey()] = true
@@ -44,9 +44,9 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 		}
 		at := byBucket[b.bucketKey()]
 		if at == nil {
-			at = newLineup(b)
+			at = newGroup(b)
 			byBucket[b.bucketKey()] = at
-			lineups = append(lineups, at)
+			groups = append(groups, at)
 		}
 		if at.whole.terms != b.terms {
 			others = append(others, c)
@@ -54,22 +54,22 @@ func line(calls []*call) (lineups []*lineup, others []*call) {
 		}
 		at.calls = append(at.calls, c)
 	}
-	slices.SortFunc(lineups, func(a, b *lineup) int { return a.bucket.rowKey().Compare(b.bucket.rowKey()) })
-	kept := lineups[:0]
-	for _, at := range lineups {
-		if n := len(kept); !at.aim() || n > 0 && kept[n-1].conflicts(at) {
+	slices.SortFunc(groups, func(a, b *group) int { return a.bucket.rowKey().Compare(b.bucket.rowKey()) })
+	kept := groups[:0]
+	for _, at := range groups {
+		if n := len(kept); !at.sumCosts() || n > 0 && kept[n-1].conflicts(at) {
 			others = append(others, at.calls...)
 			continue
 		}
 		kept = append(kept, at)
 	}
-	slices.SortFunc(others, bySeat)
+	slices.SortFunc(others, bySeq)
 	return kept, others
 }
 
-// newLineup returns a lineup for the bucket, or for one of its rows, any of them.
-func newLineup(b *ask) *lineup {
-	at := &lineup{whole: *b, bucket: *b}
+// newGroup returns a group for the bucket, or for one of its rows, any of them.
+func newGroup(b *ask) *group {
+	at := &group{whole: *b, bucket: *b}
 	if b.sharded() {
 		at.bucket = b.row(rand.N(b.terms.Shards))
 	}
@@ -82,10 +82,10 @@ func (c *call) simple() bool {
 	return len(c.plan.buckets) == 1 && !c.reserve && b.cost > 0
 }
 
-// aim sets how much the lineup asks for: what as many of its calls cost as the row may hold at most. It
+// sumCosts sets how much the group asks for: what as many of its calls cost as the row may hold at most. It
 // returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
 // is missing from a full bucket.
-func (at *lineup) aim() bool {
+func (at *group) sumCosts() bool {
 	capacity, sum := at.bucket.terms.Capacity, 0.0
 	for _, c := range at.calls {
 		if next := sum + c.plan.buckets[0].cost; next <= capacity {
@@ -98,39 +98,39 @@ func (at *lineup) aim() bool {
 	return sum > 0 && capacity-(capacity-sum) == sum
 }
 
-// conflicts reports whether two lineups are of one name under two policies, which differ in more than where
+// conflicts reports whether two groups are of one name under two policies, which differ in more than where
 // their windows begin.
-func (at *lineup) conflicts(o *lineup) bool {
+func (at *group) conflicts(o *group) bool {
 	a, b := at.bucket.terms, o.bucket.terms
 	a.Phase, b.Phase = 0, 0
 	return at.bucket.limit.name == o.bucket.limit.name && a != b
 }
 
-// isHeld reports whether somebody holds the row that the lineup asked for, or was quicker: it has enough and did not
+// isHeld reports whether somebody holds the row that the group asked for, or was quicker: it has enough and did not
 // give.
-func (at *lineup) isHeld() bool {
+func (at *group) isHeld() bool {
 	return !at.found || !at.answer.allowed && at.bucket.overtaken(at.answer)
 }
 
-// nextRow has the lineup ask another row of its bucket when somebody holds the one it asked, and reports whether
+// nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
 // there is one that was not asked yet.
-func (at *lineup) nextRow() bool {
+func (at *group) nextRow() bool {
 	n := at.whole.terms.Shards
 	if !at.isHeld() || at.tried+1 >= n {
 		return false
 	}
 	at.tried++
 	at.bucket = at.whole.row((at.bucket.shard + 1) % n)
-	return at.aim()
+	return at.sumCosts()
 }
 
 // spendOne asks for what the calls for one bucket want, and waits for its row, as it holds none meanwhile: that of
 // waitFor where the bucket is spread over several.
-func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *bucket.Key) error {
+func (l *Limiter) spendOne(ctx context.Context, at *group, waitFor *bucket.Key) error {
 	batch := &pgx.Batch{}
 	if at.whole.sharded() {
 		at.bucket = at.whole.row(waitFor.Shard)
-		at.aim()
+		at.sumCosts()
 	}
 	batch.Queue(l.statements.takeAlone, l.parameters(&at.bucket)...)
 	if at.whole.sharded() {
@@ -152,31 +152,31 @@ func (l *Limiter) spendOne(ctx context.Context, at *lineup, waitFor *bucket.Key)
 			return errOvertaken
 		}
 		if at.whole.sharded() {
-			return l.receiveRead(results, at.rows(), nil, nil, []*lineup{at})
+			return l.receiveRead(results, at.rows(), nil, nil, []*group{at})
 		}
 		return nil
 	})
 }
 
-// rows returns the rows of the lineup's bucket.
-func (at *lineup) rows() []ask {
+// rows returns the rows of the group's bucket.
+func (at *group) rows() []ask {
 	all, _ := (&plan{buckets: []ask{at.whole}}).rows()
 	return all
 }
 
-// spend asks for what the lineups want and looks at what the others are about, in one round trip.
-func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, looked [][]answer) error {
+// spend asks for what the groups want and looks at what the others are about, in one round trip.
+func (l *Limiter) spend(ctx context.Context, groups []*group, others []*call, looked [][]answer) error {
 	batch := &pgx.Batch{}
-	groups := byLimit(lineups)
-	for _, group := range groups {
-		l.queueSpend(batch, group)
+	limits := byLimit(groups)
+	for _, ofLimit := range limits {
+		l.queueSpend(batch, ofLimit)
 	}
 	var rows []ask
 	for _, c := range others {
 		all, _ := c.plan.rows()
 		rows = append(rows, all...)
 	}
-	for _, at := range lineups { // behind what was taken, so that it shows
+	for _, at := range groups { // behind what was taken, so that it shows
 		if at.whole.sharded() {
 			rows = append(rows, at.rows()...)
 		}
@@ -185,34 +185,34 @@ func (l *Limiter) spend(ctx context.Context, lineups []*lineup, others []*call, 
 		l.queueRead(batch, rows)
 	}
 	return l.send(ctx, batch, func(results pgx.BatchResults) error {
-		for _, group := range groups {
-			if err := receiveSpend(results, group); err != nil {
-				return &boundError{err, rowsOf(lineups)}
+		for _, ofLimit := range limits {
+			if err := receiveSpend(results, ofLimit); err != nil {
+				return &boundError{err, rowsOf(groups)}
 			}
 		}
 		if len(rows) == 0 {
 			return nil
 		}
-		return l.receiveRead(results, rows, others, looked, lineups)
+		return l.receiveRead(results, rows, others, looked, groups)
 	})
 }
 
-// byLimit returns the lineups of each limit, which are sorted by it.
-func byLimit(lineups []*lineup) (groups [][]*lineup) {
-	for rest := lineups; len(rest) > 0; {
+// byLimit returns the groups of each limit, which are sorted by it.
+func byLimit(groups []*group) (limits [][]*group) {
+	for rest := groups; len(rest) > 0; {
 		n := 1
 		for n < len(rest) && rest[n].bucket.limit.name == rest[0].bucket.limit.name {
 			n++
 		}
-		groups, rest = append(groups, rest[:n]), rest[n:]
+		limits, rest = append(limits, rest[:n]), rest[n:]
 	}
-	return groups
+	return limits
 }
 
-// rowsOf returns the rows that the lineups ask.
-func rowsOf(lineups []*lineup) []ask {
-	rows := make([]ask, len(lineups))
-	for i, at := range lineups {
+// rowsOf returns the rows that the groups ask.
+func rowsOf(groups []*group) []ask {
+	rows := make([]ask, len(groups))
+	for i, at := range groups {
 		rows[i] = at.bucket
 	}
 	return rows
@@ -224,9 +224,9 @@ func (l *Limiter) queueRead(batch *pgx.Batch, rows []ask) {
 	batch.Queue(l.statements.read, c.names, c.keys, c.shards, l.asOf())
 }
 
-// receiveRead distributes the answers to a look at the rows of others, and then those of the lineups whose buckets
+// receiveRead distributes the answers to a look at the rows of others, and then those of the groups whose buckets
 // are spread over several.
-func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*call, looked [][]answer, lineups []*lineup) error {
+func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*call, looked [][]answer, groups []*group) error {
 	found, err := results.Query()
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*ca
 	for i, c := range others {
 		looked[i], answers = c.plan.gather(answers)
 	}
-	for _, at := range lineups {
+	for _, at := range groups {
 		if at.whole.sharded() {
 			n := at.whole.terms.Shards
 			at.states, answers = states(answers[:n]), answers[n:]
@@ -250,8 +250,8 @@ func (l *Limiter) receiveRead(results pgx.BatchResults, rows []ask, others []*ca
 	return nil
 }
 
-// queueSpend queues the statement for the lineups of one limit.
-func (l *Limiter) queueSpend(batch *pgx.Batch, group []*lineup) {
+// queueSpend queues the statement for the groups of one limit.
+func (l *Limiter) queueSpend(batch *pgx.Batch, group []*group) {
 	n := len(group)
 	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
 	for i, at := range group {
@@ -263,9 +263,9 @@ func (l *Limiter) queueSpend(batch *pgx.Batch, group []*lineup) {
 		t.Capacity, t.Rate, t.Step, t.Steps, phases, l.asOf(), t.Tolerance())
 }
 
-// receiveSpend gives each lineup of a limit its answer. Answers come in the order asked, but for those that
+// receiveSpend gives each group of a limit its answer. Answers come in the order asked, but for those that
 // are left out and, behind the others, those that are refusals.
-func receiveSpend(results pgx.BatchResults, group []*lineup) error {
+func receiveSpend(results pgx.BatchResults, group []*group) error {
 	for _, at := range group { // of an attempt before
 		at.answer, at.found = answer{}, false
 	}
@@ -291,8 +291,8 @@ func receiveSpend(results pgx.BatchResults, group []*lineup) error {
 	return err
 }
 
-// finish answers the calls of the lineup that can be answered, and returns the others.
-func (at *lineup) finish() (open []*call) {
+// answerCalls answers the calls of the group that can be answered, and returns the others.
+func (at *group) answerCalls() (open []*call) {
 	a, rest := at.answer, at.calls
 	if a.allowed {
 		sum, n := 0.0, 0
@@ -301,27 +301,27 @@ func (at *lineup) finish() (open []*call) {
 			n++
 		}
 		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
-			at.tell(at.calls[i], a)
+			at.setAnswer(at.calls[i], a)
 			a.state.Value += at.calls[i].plan.buckets[0].cost
 		}
 		for _, c := range at.calls[:n] {
-			c.finish(nil)
+			c.Answer(nil)
 		}
 		a, rest = at.answer, at.calls[n:]
 		a.allowed = false
 	}
 	for i, c := range rest {
 		b := &c.plan.buckets[0]
-		if at.tell(c, a); !at.found || len(b.fromFuture(c.answers[0])) > 0 || b.overtaken(c.answers[0]) {
+		if at.setAnswer(c, a); !at.found || len(b.fromFuture(c.answers[0])) > 0 || b.overtaken(c.answers[0]) {
 			return rest[i:] // those behind it too: what it takes is missing when it is their turn
 		}
-		c.finish(nil)
+		c.Answer(nil)
 	}
 	return nil
 }
 
-// tell sets the answer to a call of the lineup, from that for its row.
-func (at *lineup) tell(c *call, a answer) {
+// setAnswer sets the answer to a call of the group, from that for its row.
+func (at *group) setAnswer(c *call, a answer) {
 	c.answers = c.one[:]
 	c.one[0] = a
 	if at.whole.sharded() && at.found {

@@ -1,4 +1,4 @@
-package ratelimit
+package batch
 
 import (
 	"context"
@@ -16,22 +16,22 @@ import (
 func TestAnyHistoryOfCallsKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(40) {
-		for _, late := range []bool{false, true} {
-			t.Run(fmt.Sprint(seed, " with late flights ", late), func(t *testing.T) {
+		for _, slow := range []bool{false, true} {
+			t.Run(fmt.Sprint(seed, " with slow batches ", slow), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, 0)), late) })
+				synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, 0)), slow) })
 			})
 		}
 	}
 }
 
 // randomHistory has calls come at random for a few buckets, one to three each, of which some give up, and some
-// keep what they ask for longer than others want to wait, if late is true. A call for several buckets is then overtaken
+// keep what they ask for longer than others want to wait, if slow is true. A call for several buckets is then overtaken
 // by others for one of them while it waits for another.
-func randomHistory(t *testing.T, random *rand.Rand, late bool) {
+func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 	t.Helper()
 	const most = 150
-	w := newTower(t, most)
+	w := newSimulation(t, most)
 	pace := time.Duration(1+random.IntN(2000)) * time.Microsecond
 	buckets, long := 4+random.IntN(40), 2+random.IntN(20)
 	var all []*pending
@@ -40,8 +40,8 @@ func randomHistory(t *testing.T, random *rand.Rand, late bool) {
 		if random.IntN(4) == 0 {
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(random.Int64N(int64(20*pace))))
 		}
-		lasts := min(time.Duration(random.ExpFloat64()*float64(2*time.Millisecond)), lateAfter-time.Microsecond)
-		if random.IntN(long) == 0 && late {
+		lasts := min(time.Duration(random.ExpFloat64()*float64(2*time.Millisecond)), slowAfter-time.Microsecond)
+		if random.IntN(long) == 0 && slow {
 			lasts *= 100
 		}
 		keys := random.Perm(buckets)[:1+max(0, random.IntN(6)-3)]
@@ -50,7 +50,7 @@ func randomHistory(t *testing.T, random *rand.Rand, late bool) {
 		for i, key := range keys {
 			names[i] = fmt.Sprint(key)
 		}
-		p := w.make(ctx, &call{seat: n, look: random.IntN(6) == 0}, lasts, nil, names...)
+		p := w.make(ctx, &job{seq: n, look: random.IntN(6) == 0}, lasts, nil, names...)
 		context.AfterFunc(ctx, cancel)
 		all = append(all, p)
 		if random.IntN(8) == 0 {
@@ -63,19 +63,19 @@ func randomHistory(t *testing.T, random *rand.Rand, late bool) {
 	for _, p := range all {
 		<-p.ended
 	}
-	time.Sleep(time.Minute) // the flights of those that gave up land
+	time.Sleep(time.Minute) // the batches of those that gave up end
 	w.requireEmpty()
 	for _, p := range all {
 		if p.err != nil {
 			require.True(t, errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded), "%v", p.err)
-			require.LessOrEqual(t, w.boarded[p.call], 1)
+			require.LessOrEqual(t, w.started[p.call], 1)
 			continue
 		}
-		require.Equal(t, 1, w.boarded[p.call])
+		require.Equal(t, 1, w.started[p.call])
 	}
-	for key, order := range w.flown {
-		if late {
-			order = slices.DeleteFunc(order, func(seat int) bool { return len(all[seat].plan.buckets) > 1 })
+	for key, order := range w.decided {
+		if slow {
+			order = slices.DeleteFunc(order, func(seq int) bool { return len(all[seq].Of.keys) > 1 })
 		}
 		require.True(t, slices.IsSorted(order), "bucket %s: %v", key, order)
 	}
@@ -84,7 +84,7 @@ func randomHistory(t *testing.T, random *rand.Rand, late bool) {
 func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		for range 3 {
 			w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
 			w.requireEmpty()
@@ -99,17 +99,17 @@ func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
 func TestThoseWhoWaitLeaveTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 2*maxAboard)
+		w := newSimulation(t, 2*maxCalls)
 		w.ask(t.Context(), time.Millisecond, "hot")
 		var waiting []*pending
-		for range maxAboard + 1 {
+		for range maxCalls + 1 {
 			waiting = append(waiting, w.ask(t.Context(), time.Millisecond, "hot"))
 		}
-		for _, p := range waiting[:maxAboard] {
+		for _, p := range waiting[:maxCalls] {
 			p.requireAnswered(t, 2*time.Millisecond)
 		}
-		waiting[maxAboard].requireAnswered(t, 3*time.Millisecond)
-		require.Equal(t, []int{1, maxAboard, 1}, w.sizes)
+		waiting[maxCalls].requireAnswered(t, 3*time.Millisecond)
+		require.Equal(t, []int{1, maxCalls, 1}, w.sizes)
 		w.requireEmpty()
 	})
 }
@@ -117,12 +117,12 @@ func TestThoseWhoWaitLeaveTogether(t *testing.T) {
 func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 10)
+		w := newSimulation(t, 10)
 		first := w.ask(t.Context(), 5*time.Millisecond, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b", "c")
 		last := w.ask(t.Context(), time.Millisecond, "c")
-		look := w.make(t.Context(), &call{look: true}, time.Millisecond, nil, "a")
+		look := w.make(t.Context(), &job{look: true}, time.Millisecond, nil, "a")
 		look.requireAnswered(t, time.Millisecond)
 		behind.requireWaits(t)
 		last.requireWaits(t)
@@ -134,41 +134,41 @@ func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 	})
 }
 
-// However many rows are held, each has a flight that waits for it, and the calls for others go on.
-func TestFlightsThatAreLateDoNotHoldUpOtherBuckets(t *testing.T) {
+// However many rows are held, each has a batch that waits for it, and the calls for others go on.
+func TestBatchesThatAreSlowDoNotHoldUpOtherBuckets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 100)
-		for n := range 3 * maxOut {
+		w := newSimulation(t, 100)
+		for n := range 3 * maxWide {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
 			w.requireSound()
-			if n >= maxFlights {
-				time.Sleep(lateAfter)
+			if n >= maxRunning {
+				time.Sleep(slowAfter)
 			}
 		}
-		time.Sleep(lateAfter)
+		time.Sleep(slowAfter)
 		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
 		time.Sleep(11 * time.Second)
 		w.requireEmpty()
 
-		for n := range maxFlights {
+		for n := range maxRunning {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
 		}
-		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, lateAfter+time.Millisecond)
+		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, slowAfter+time.Millisecond)
 		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
 		time.Sleep(10 * time.Second)
 		w.requireEmpty()
 	})
 }
 
-// Flights for more than one bucket wait for nothing but the server, and only so many at once have it do so.
-func TestAServerThatDoesNotAnswerGetsSoManyFlightsAndNoMore(t *testing.T) {
+// Batches for more than one bucket wait for nothing but the server, and only so many at once have it do so.
+func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 100)
-		for n := range maxOut {
+		w := newSimulation(t, 100)
+		for n := range maxWide {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("a", n), fmt.Sprint("b", n))
-			time.Sleep(2 * wideLateAfter)
+			time.Sleep(2 * wideSlowAfter)
 			w.requireSound()
 		}
 		full := w.ask(t.Context(), time.Millisecond, "free")
@@ -181,11 +181,11 @@ func TestAServerThatDoesNotAnswerGetsSoManyFlightsAndNoMore(t *testing.T) {
 }
 
 // A call that needs a row which somebody holds waits for it by itself: those it shares another bucket with go on, and
-// so do those that share its flight.
+// so do those that share its batch.
 func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 100)
+		w := newSimulation(t, 100)
 		release := w.hold("held")
 		alone := w.ask(t.Context(), time.Millisecond, "global", "held")
 		first := w.ask(t.Context(), time.Millisecond, "busy")
@@ -227,7 +227,7 @@ func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTower(t, 100)
+		w := newSimulation(t, 100)
 		releaseA, releaseB := w.hold("a"), w.hold("b")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		gone := w.ask(t.Context(), time.Millisecond, "b", "a")
@@ -242,6 +242,6 @@ func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
 		releaseB()
 		both.requireAnswered(t, 2*time.Millisecond)
 		w.requireEmpty()
-		require.NoError(t, w.close(t.Context()))
+		require.NoError(t, w.Close(t.Context()))
 	})
 }

@@ -1,0 +1,267 @@
+// Package batch folds concurrent calls into batches: it decides who waits for whom, and who goes together. It knows
+// the keys of buckets, and nothing of what is in their rows.
+package batch
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Decider answers calls: one by itself, or those of a batch, each with Call.Answer.
+type Decider[T any] interface {
+	// Folds reports whether calls may be folded into batches. When not, each goes to DecideOne.
+	Folds() bool
+	// DecideOne answers c, and waits for the rows that somebody holds.
+	DecideOne(ctx context.Context, c *T) error
+	// RunAlone answers c, which is a batch of its own. When c needs one row it waits for that row. When c needs several
+	// and somebody holds one of them, RunAlone returns c.
+	RunAlone(ctx context.Context, c *T) ([]Blocked[T], error)
+	// Run answers calls, and returns those that need a row which somebody holds. When waitFor is not nil, all of
+	// them need that row, and Run waits for it.
+	Run(ctx context.Context, calls []*T, waitFor *bucket.Key) []Blocked[T]
+}
+
+// Options are what a Batcher is made with.
+type Options struct {
+	MaxWaiting    int           // calls that may wait
+	Timeout       time.Duration // that a call may wait for its answer; none when it is not above 0
+	ErrClosed     error         // what calls get after Close
+	ErrOverloaded error         // what calls get when MaxWaiting wait already
+}
+
+// Batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
+// itself. Calls that come while all batches are in flight wait for the next batch to end, and go together.
+// Nothing is held back for company.
+//
+// The calls for one bucket are answered in the order in which they came. A bucket is in one batch at a time. A call does
+// not overtake an earlier call for any of its buckets, unless the earlier call waits for a row that somebody holds. When a
+// bucket has several rows, some calls may wait for one row while others take from another.
+//
+// No batch waits for a row while it holds another. A call that needs a row which somebody holds goes on to a
+// batch of its own. That batch waits for the row, and keeps no bucket but the row's from others.
+type Batcher[T any] struct {
+	decider Decider[T]
+	options Options
+	spare   sync.Pool // of *chan struct{}, for Call.done
+
+	mu       sync.Mutex
+	queue    []*Call[T]             // in the order they came; some have left
+	queued   int                    // those that have not
+	parked   int                    // calls that wait behind slow batches
+	arrivals uint64                 // calls so far
+	uses     map[bucket.Key]*use[T] // the buckets that a call waits for, or a batch keeps from others
+	unused   []*use[T]
+	batches  int // in flight, or about to start
+	inFlight []*batch[T]
+	slow     int // batches that are
+	wide     int // batches that are in flight for more than one bucket
+	closed   bool
+	ended    chan struct{} // closed when the last batch has ended after Close
+
+	slowTimer bool        // whether a timer looks for slow batches
+	sweeping  bool        // whether a timer looks for calls whose time is over
+	shut      atomic.Bool // closed, for those who do not wait in the queue
+}
+
+// New returns a Batcher whose calls decider answers.
+func New[T any](decider Decider[T], options Options) *Batcher[T] {
+	return &Batcher[T]{decider: decider, options: options, uses: make(map[bucket.Key]*use[T]), ended: make(chan struct{})}
+}
+
+// Do answers c, by itself or as one of a batch.
+func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
+	if !b.decider.Folds() {
+		return b.decideOne(ctx, c)
+	}
+	c.ctx, c.deadline = ctx, b.deadline(ctx)
+	done, _ := b.spare.Get().(*chan struct{})
+	if done == nil {
+		done = new(chan struct{})
+		*done = make(chan struct{}, 1)
+	}
+	c.done = *done
+	defer b.spare.Put(done) // nobody answers a call that has its answer, or was left
+	starts, err := b.enqueue(c)
+	if err != nil {
+		return err
+	}
+	if starts {
+		runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
+		f := b.next(nil, nil)
+		switch {
+		case f != nil && len(f.calls) == 1 && f.calls[0] == c && !c.Several:
+			if answered, err := b.runAlone(ctx, f); answered {
+				return err
+			}
+			return b.wait(ctx, c)
+		case f != nil:
+			go b.run(f)
+		}
+	}
+	return b.wait(ctx, c)
+}
+
+// decideOne answers c by itself where calls are not folded. It counts as a batch, for Close to wait for.
+func (b *Batcher[T]) decideOne(ctx context.Context, c *Call[T]) error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return b.options.ErrClosed
+	}
+	b.batches++
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.batches--
+		b.signal()
+	}()
+	return b.decider.DecideOne(ctx, c.Of)
+}
+
+// enqueue adds c to the queue. It reports whether a batch is to start for c.
+func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.full() && b.findSlow() {
+		b.startAll()
+	}
+	b.addUses(c)
+	starts = !b.full() && !c.inUse()
+	switch {
+	case b.closed:
+		b.dropUses(c)
+		return false, b.options.ErrClosed
+	case !starts && b.queued+b.parked >= b.options.MaxWaiting:
+		b.dropUses(c)
+		return false, fmt.Errorf("%w (%d)", b.options.ErrOverloaded, b.queued+b.parked)
+	}
+	if c.done == nil {
+		c.done = make(chan struct{}, 1)
+	}
+	b.sweep()
+	b.arrivals++
+	c.arrival = b.arrivals
+	if f := c.keeper(); f != nil && f.slow && !c.isQueuedFor(f) {
+		b.park(c, f)
+		return false, nil
+	}
+	b.queue = append(b.queue, c)
+	b.count(c, 1)
+	if starts {
+		b.batches++
+	} else {
+		b.armSlowTimer()
+	}
+	return starts, nil
+}
+
+// count adds a call to the queue's counts, or takes it out with n = -1.
+func (b *Batcher[T]) count(c *Call[T], n int) {
+	b.queued += n
+	for _, u := range c.uses {
+		u.queued += n
+	}
+}
+
+// wait waits until c is answered, or its context ends.
+func (b *Batcher[T]) wait(ctx context.Context, c *Call[T]) error {
+	select {
+	case <-c.done:
+		return c.result()
+	case <-ctx.Done():
+	}
+	b.mu.Lock()
+	left := b.giveUp(c)
+	b.mu.Unlock()
+	if left {
+		return ctx.Err()
+	}
+	<-c.done // it was answered this moment
+	return c.result()
+}
+
+// giveUp ends the wait of a call that has no answer, and reports whether it had none.
+func (b *Batcher[T]) giveUp(c *Call[T]) bool {
+	switch {
+	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
+		b.leave(c)
+	case c.stage.CompareAndSwap(stageInBatch, stageLeft):
+		c.left = true
+		if c.batch.unanswered.Add(-1) == 0 {
+			c.batch.cancel()
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// leave forgets a call whose caller gave up before it was in a batch.
+func (b *Batcher[T]) leave(c *Call[T]) {
+	defer b.dropUses(c)
+	if f := c.blocker; f != nil {
+		b.parked--
+		f.waiting--
+		f.parked = withoutLeft(f.parked, f.waiting)
+		return
+	}
+	b.count(c, -1)
+	b.queue = withoutLeft(b.queue, b.queued)
+	if c.inUse() { // by calls behind it, some of which may have waited for c alone
+		b.startAll()
+	}
+}
+
+// withoutLeft returns the calls without those that have left, once these are most of them. n have not.
+func withoutLeft[T any](calls []*Call[T], n int) []*Call[T] {
+	if len(calls) <= 2*n+64 {
+		return calls
+	}
+	kept := calls[:0]
+	for _, c := range calls {
+		if c.stage.Load() != stageLeft {
+			kept = append(kept, c)
+		}
+	}
+	clear(calls[len(kept):])
+	return kept
+}
+
+// Close lets no more calls in, and waits for those that are in, or until ctx ends.
+func (b *Batcher[T]) Close(ctx context.Context) error {
+	b.shut.Store(true)
+	b.mu.Lock()
+	if !b.closed {
+		b.closed = true
+		b.signal()
+	}
+	b.mu.Unlock()
+	select {
+	case <-b.ended:
+		return nil
+	default:
+	}
+	select {
+	case <-b.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// signal tells Close when nothing is under way any more.
+func (b *Batcher[T]) signal() {
+	if b.closed && b.batches == 0 {
+		close(b.ended)
+	}
+}
+
+// IsClosed reports whether calls are let in no more.
+func (b *Batcher[T]) IsClosed() bool { return b.shut.Load() }

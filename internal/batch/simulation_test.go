@@ -1,0 +1,315 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// job is what a simulated call is about.
+type job struct {
+	call
+	seq  int // its number, in the order of arrival
+	look bool
+	keys []string
+}
+
+type call = Call[job]
+
+var errClosed, errOverloaded = errors.New("closed"), errors.New("overloaded")
+
+// simulation is a Batcher whose batches take as long as the slowest of their calls does, on the clock of a synctest
+// bubble, or until their context ends.
+type simulation struct {
+	*Batcher[job]
+	t      *testing.T
+	single bool // whether calls are not folded
+
+	mu          sync.Mutex
+	lasts       map[*call]time.Duration
+	crash       map[*call]func() // what a call does to its batch
+	started     map[*call]int    // how often
+	decided     map[string][]int // the calls for each key, by the number of their arrival, in the order decided
+	inFlightNow map[string]bool  // keys
+	sizes       []int            // of the batches, in the order they left
+	heldRows    map[string]chan struct{}
+}
+
+func newSimulation(t *testing.T, limit int) *simulation {
+	t.Helper()
+	w := &simulation{
+		t: t, lasts: make(map[*call]time.Duration), crash: make(map[*call]func()), started: make(map[*call]int),
+		decided: make(map[string][]int), inFlightNow: make(map[string]bool), heldRows: make(map[string]chan struct{}),
+	}
+	w.Batcher = New[job](w, Options{MaxWaiting: limit, ErrClosed: errClosed, ErrOverloaded: errOverloaded})
+	return w
+}
+
+func (w *simulation) Folds() bool                                  { return !w.single }
+func (w *simulation) DecideOne(ctx context.Context, j *job) error { return w.answer(ctx, []*call{&j.call}) }
+func (w *simulation) RunAlone(ctx context.Context, j *job) ([]Blocked[job], error) {
+	c := &j.call
+	if row, held := w.heldRow(c); held {
+		return []Blocked[job]{{Call: c, Row: row}}, nil
+	}
+	return nil, w.answer(ctx, []*call{c})
+}
+
+func (w *simulation) Run(ctx context.Context, jobs []*job, waitFor *bucket.Key) (waiting []Blocked[job]) {
+	if waitFor != nil {
+		select {
+		case <-w.released(waitFor.Key):
+		case <-ctx.Done():
+		}
+	}
+	free := make([]*call, 0, len(jobs))
+	for _, j := range jobs {
+		c := &j.call
+		if row, held := w.heldRow(c); held && ctx.Err() == nil {
+			waiting = append(waiting, Blocked[job]{Call: c, Row: row})
+		} else {
+			free = append(free, c)
+		}
+	}
+	if len(free) > 0 {
+		err := w.answer(ctx, free)
+		for _, c := range free {
+			c.Answer(err)
+		}
+	}
+	return waiting
+}
+
+// hold has somebody hold a row until the returned function is called.
+func (w *simulation) hold(key string) (release func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	held := make(chan struct{})
+	w.heldRows[key] = held
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.heldRows, key)
+		close(held)
+	}
+}
+
+// released returns a channel that is closed when nobody holds the row any more.
+func (w *simulation) released(key string) chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if held, found := w.heldRows[key]; found {
+		return held
+	}
+	free := make(chan struct{})
+	close(free)
+	return free
+}
+
+// heldRow returns the first row of c that somebody holds.
+func (w *simulation) heldRow(c *call) (bucket.Key, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, key := range c.Of.keys {
+		if _, found := w.heldRows[key]; found && !c.Of.look {
+			return keyOf(key), true
+		}
+	}
+	return bucket.Key{}, false
+}
+
+func (w *simulation) answer(ctx context.Context, calls []*call) error {
+	lasts, crash, keys := w.begin(calls)
+	defer w.endOf(keys)
+	select {
+	case <-time.After(lasts):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if crash != nil {
+		crash()
+	}
+	return nil
+}
+
+// keyOf returns the key of a simulated bucket.
+func keyOf(key string) bucket.Key { return bucket.Key{Name: "limit", Key: key} }
+
+func (w *simulation) begin(calls []*call) (lasts time.Duration, crash func(), keys []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sizes = append(w.sizes, len(calls))
+	for _, c := range calls {
+		w.started[c]++
+		lasts = max(lasts, w.lasts[c])
+		if w.crash[c] != nil {
+			crash = w.crash[c]
+		}
+		for _, key := range c.Of.keys {
+			if !c.Of.look {
+				w.decided[key] = append(w.decided[key], c.Of.seq)
+				keys = append(keys, key)
+			}
+		}
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	for _, key := range keys {
+		if w.inFlightNow[key] {
+			w.t.Errorf("bucket %s is in two batches", key)
+		}
+		w.inFlightNow[key] = true
+	}
+	return lasts, crash, keys
+}
+
+func (w *simulation) endOf(keys []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, key := range keys {
+		delete(w.inFlightNow, key)
+	}
+}
+
+// pending is a call that was made.
+type pending struct {
+	*call
+	cancel context.CancelFunc
+	made   time.Time
+	ended  chan struct{}
+	took   time.Duration
+	err    error
+	panics any // what its caller panicked with
+}
+
+// ask makes a call for the keys that lasts so long once it has left, and returns when it has left or waits.
+func (w *simulation) ask(ctx context.Context, lasts time.Duration, keys ...string) *pending {
+	return w.make(ctx, &job{}, lasts, nil, keys...)
+}
+
+func (w *simulation) make(ctx context.Context, j *job, lasts time.Duration, crash func(), keys ...string) *pending {
+	c := &j.call
+	j.keys, c.Of = keys, j
+	for _, key := range keys {
+		if !j.look {
+			c.Needs(keyOf(key))
+		}
+	}
+	w.mu.Lock()
+	w.lasts[c], w.crash[c] = lasts, crash
+	w.mu.Unlock()
+	p := &pending{call: c, made: time.Now(), ended: make(chan struct{})}
+	ctx, p.cancel = context.WithCancel(ctx)
+	go func() {
+		defer func() {
+			p.panics, p.took = recover(), time.Since(p.made)
+			p.cancel()
+			close(p.ended)
+		}()
+		p.err = w.Do(ctx, c)
+	}()
+	synctest.Wait()
+	return p
+}
+
+// requireAnswered checks that the call ends without an error, and when: after it was made.
+func (p *pending) requireAnswered(t *testing.T, took time.Duration) {
+	t.Helper()
+	<-p.ended
+	require.NoError(t, p.err)
+	require.Nil(t, p.panics)
+	require.Equal(t, took, p.took)
+}
+
+// requireWaits checks that the call has not been answered.
+func (p *pending) requireWaits(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case <-p.ended:
+		require.Fail(t, "the call has ended", "%v", p.err)
+	default:
+	}
+}
+
+// requireSound checks the Batcher[job]'s own counts, and that nobody waits who could have left.
+func (w *simulation) requireSound() {
+	w.t.Helper()
+	synctest.Wait()
+	w.Batcher.mu.Lock()
+	defer w.Batcher.mu.Unlock()
+	queued, parked, users, stay, slow := 0, 0, map[bucket.Key]int{}, map[bucket.Key]struct{}{}, 0
+	count := func(c *call) {
+		for _, key := range c.keys {
+			users[key]++
+		}
+	}
+	for _, c := range w.queue {
+		if c.stage.Load() == stageLeft {
+			continue
+		}
+		queued++
+		count(c)
+		f := c.keeper()
+		blocked := f != nil || c.isAfter(stay)
+		require.True(w.t, blocked || w.full(), "a call waits and nothing is in its way")
+		require.True(w.t, f == nil || !f.slow || w.full(), "a call that waits behind a slow batch is in the way of others")
+		for _, key := range c.keys {
+			if blocked {
+				stay[key] = struct{}{}
+			}
+		}
+	}
+	for _, f := range w.inFlight {
+		if f.slow {
+			slow++
+		}
+		waiting := 0
+		for _, c := range f.parked {
+			if c.stage.Load() == stageWaiting {
+				waiting++
+			}
+		}
+		require.Equal(w.t, waiting, f.waiting)
+		require.LessOrEqual(w.t, len(f.parked), 2*f.waiting+64)
+		parked += waiting
+	}
+	require.Equal(w.t, parked, w.parked)
+	require.Equal(w.t, queued, w.queued)
+	for key, u := range w.uses {
+		require.Equal(w.t, key, u.key)
+		require.Equal(w.t, users[key], u.queued)
+		require.True(w.t, u.calls > 0 || u.batch != nil, "a bucket that nobody uses is kept")
+		delete(users, key)
+	}
+	require.Empty(w.t, users)
+	require.Equal(w.t, slow, w.slow)
+	require.Len(w.t, w.inFlight, w.Batcher.batches)
+	require.LessOrEqual(w.t, w.Batcher.batches-w.slow, maxRunning)
+	require.LessOrEqual(w.t, w.wide, maxWide)
+	require.LessOrEqual(w.t, len(w.queue), 2*w.queued+64)
+	require.True(w.t, w.slowTimer || queued == 0 || w.batches == slow, "nobody sees that a batch is slow")
+}
+
+// requireEmpty checks that the Batcher[job] keeps nothing when nothing is asked of it.
+func (w *simulation) requireEmpty() {
+	w.t.Helper()
+	w.requireSound()
+	w.Batcher.mu.Lock()
+	defer w.Batcher.mu.Unlock()
+	require.Zero(w.t, w.batches)
+	require.Empty(w.t, w.queue)
+	require.Empty(w.t, w.uses)
+	require.Zero(w.t, w.wide)
+	for _, c := range w.queue[:cap(w.queue)] {
+		require.Nil(w.t, c, "a call that ended is kept alive")
+	}
+}
