@@ -35,9 +35,9 @@ type oneRow struct {
 }
 
 func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return fourColumns[:] }
-func (r *oneRow) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
-func (r *oneRow) Err() error                    { return nil }
-func (r *oneRow) Close()                        {}
+func (r *oneRow) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (r *oneRow) Err() error                                   { return nil }
+func (r *oneRow) Close()                                       {}
 
 func (r *oneRow) Next() bool {
 	r.left--
