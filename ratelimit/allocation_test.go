@@ -62,7 +62,6 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 			d, err := call()
 			require.NoError(t, err)
 			require.Equal(t, allowed, d.Allowed)
-			t.Log(testing.AllocsPerRun(1000, func() { _, _ = call() }))
 			require.LessOrEqual(t, testing.AllocsPerRun(1000, func() { _, _ = call() }), most)
 		})
 	}

@@ -20,7 +20,7 @@ type call struct {
 	one         [1]answer // what answers is when there is one bucket
 	reservation Reservation
 	waits       int // how many rows it has waited for
-	seq        int // its place in the batch, in the order of arrival
+	seq         int // its place in the batch, in the order of arrival
 }
 
 // blocked is a call that cannot be answered yet, because somebody holds a row that it needs.

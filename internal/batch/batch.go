@@ -49,6 +49,10 @@ type batch[T any] struct {
 	waiting int        // those that have not
 }
 
+// noCancel is the cancel of a batch that has nothing to cancel yet. A function literal in a generic function is an
+// allocation.
+func noCancel() {}
+
 // full reports whether no more batches may start.
 func (b *Batcher[T]) full() bool { return b.batches-b.slow >= maxRunning || b.wide >= maxWide }
 
@@ -109,7 +113,7 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 		}
 		f := byRow[w.Row]
 		if f == nil {
-			f = &batch[T]{cancel: func() {}, started: time.Now(), slow: true, waitFor: &w.Row}
+			f = &batch[T]{cancel: noCancel, started: time.Now(), slow: true, waitFor: &w.Row}
 			if !w.OfSeveral {
 				if u := b.use(w.Row.Whole()); u.batch == nil {
 					f.keep(u)
@@ -133,7 +137,7 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 // nil, and counts it no more.
 func (b *Batcher[T]) start() *batch[T] {
 	defer b.armSlowTimer()
-	f := &batch[T]{cancel: func() {}}
+	f := &batch[T]{cancel: noCancel}
 	if f.calls = b.pick(); len(f.calls) == 0 {
 		b.batches--
 		return nil

@@ -72,7 +72,7 @@ func (c *Call[T]) Answer(err error) {
 // StartAlone makes the call a batch that no Batcher runs, so that a Decider can be tried by itself. Result waits for what
 // it answers.
 func (c *Call[T]) StartAlone() {
-	c.batch, c.done = &batch[T]{calls: []*Call[T]{c}, cancel: func() {}}, make(chan struct{}, 1)
+	c.batch, c.done = &batch[T]{calls: []*Call[T]{c}, cancel: noCancel}, make(chan struct{}, 1)
 	c.stage.Store(stageInBatch)
 }
 

@@ -53,8 +53,10 @@ func newSimulation(t *testing.T, limit int) *simulation {
 	return w
 }
 
-func (w *simulation) Folds() bool                                  { return !w.single }
-func (w *simulation) DecideOne(ctx context.Context, j *job) error { return w.answer(ctx, []*call{&j.call}) }
+func (w *simulation) Folds() bool { return !w.single }
+func (w *simulation) DecideOne(ctx context.Context, j *job) error {
+	return w.answer(ctx, []*call{&j.call})
+}
 func (w *simulation) RunAlone(ctx context.Context, j *job) ([]Blocked[job], error) {
 	c := &j.call
 	if row, held := w.heldRow(c); held {
@@ -292,8 +294,8 @@ func (w *simulation) requireSound() {
 	}
 	require.Empty(w.t, users)
 	require.Equal(w.t, slow, w.slow)
-	require.Len(w.t, w.inFlight, w.Batcher.batches)
-	require.LessOrEqual(w.t, w.Batcher.batches-w.slow, maxRunning)
+	require.Len(w.t, w.inFlight, w.batches)
+	require.LessOrEqual(w.t, w.batches-w.slow, maxRunning)
 	require.LessOrEqual(w.t, w.wide, maxWide)
 	require.LessOrEqual(w.t, len(w.queue), 2*w.queued+64)
 	require.True(w.t, w.slowTimer || queued == 0 || w.batches == slow, "nobody sees that a batch is slow")
