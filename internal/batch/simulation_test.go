@@ -57,6 +57,7 @@ func (w *simulation) Folds() bool { return !w.single }
 func (w *simulation) DecideOne(ctx context.Context, j *job) error {
 	return w.answer(ctx, []*call{&j.call})
 }
+
 func (w *simulation) RunAlone(ctx context.Context, j *job) ([]Blocked[job], error) {
 	c := &j.call
 	if row, held := w.heldRow(c); held {
