@@ -12,7 +12,7 @@ TEST := go test $(RACE) -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m
 VERSIONS ?= 14 15 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-matrix cover bench compare lint fmt vuln
+.PHONY: help demo quick test general test-matrix cover bench compare lint fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: ## Run every test, on a Postgres that they find or start
 	@$(if $(RACE),,echo "No C compiler: testing without the race detector.")
 	$(TEST) ./...
 	cd bench && $(TEST) ./...
+
+general: ## Run the tests of the core with the statements that decide by themselves switched off
+	go test -tags generalpath -vet=off -short -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)

@@ -30,6 +30,7 @@ func (p echoing) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResul
 
 func TestMoreRowsThanAskedAreAnError(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "it answers for a statement of the fast path")
 	b := setup(t)
 	alone, err := ratelimit.New(echoing{b.pool}, ratelimit.Config{NoBatching: true})
 	require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 
 func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
 	seen := &tracer{}
 	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	_, others, release := s.crowd(t, 50)

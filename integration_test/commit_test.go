@@ -143,6 +143,7 @@ func TestInTxRetriesAConnectionWhoseLossTheFunctionSwallowed(t *testing.T) {
 
 func TestTakeDoesNotRetryALostAnswer(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "it loses the answer of a statement that commits")
 	for name, loss := range losses {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -320,6 +320,7 @@ func TestDenyCacheAdmitsExactlyTheCapacity(t *testing.T) {
 // A call whose outcome is unknown may have taken: what was remembered from before would quote too short a wait.
 func TestDenyCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "it loses the answer of a statement that commits")
 	for name, test := range map[string]struct {
 		lost string // the request whose answer is lost
 		call func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error

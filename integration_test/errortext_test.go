@@ -150,6 +150,7 @@ func (p beaten) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error)
 
 func TestErrorsOfContentionSayOnceWhereTheyComeFrom(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "it makes a statement of the fast path lose")
 	s, ctx := newStand(t), t.Context()
 	s.outside.exec(t, `CREATE FUNCTION ratelimit.lose() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '40001'; END $$`)
 	require.NoError(t, s.takeOutside(ctx, "ada"))

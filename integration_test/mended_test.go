@@ -71,6 +71,7 @@ func (p forgetful) Exec(ctx context.Context, sql string, arguments ...any) (pgco
 // A row that is deleted before its clock can be mended stands for a full bucket as it did.
 func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "it deletes the row between two statements of the fast path")
 	b := setup(t)
 	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
 	for _, limit := range []ratelimit.Limit{pinch, sharded} {

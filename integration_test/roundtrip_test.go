@@ -88,6 +88,7 @@ func (b *bundle) spend(t *testing.T) {
 
 func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
 	five := []ratelimit.Request{roomy.For("e"), roomy.For("a"), other.For("x"), other.Global(), roomy.For("c")}
 	b, w := setupCounted(t)
 	tests := []struct {
@@ -146,6 +147,7 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 // What is done to a reservation, and to buckets whatever they hold, takes these round trips.
 func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
 	b, w := setupCounted(t)
 	type call func(ctx context.Context, limiter *ratelimit.Limiter, id string) error
 	several := []ratelimit.Request{roomy.For("a"), roomy.For("b"), roomy.For("c")}

@@ -148,6 +148,15 @@ func heavy(t *testing.T, why string) {
 	}
 }
 
+// fastPathOnly leaves a test out where the statements that decide by themselves are switched off (make general): it is
+// about them, and not about what callers are promised.
+func fastPathOnly(t *testing.T, why string) {
+	t.Helper()
+	if generalPath {
+		t.Skip("of the fast path: " + why)
+	}
+}
+
 // eventually asks until done is true, for states that only the server knows when it reaches.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()

@@ -266,6 +266,7 @@ func drain(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, 
 // again must not be in the way of the others.
 func TestARefusalByShardsWritesNothing(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "the general path locks the rows to refuse")
 	b := setup(t)
 	limiter, _ := b.stopped(t)
 	limit := spread(8, 64)
@@ -322,6 +323,7 @@ func (tx *hangsUp) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchRes
 // The context of a call that ends between two of its requests leaves no half of it in the transaction.
 func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "it interrupts the fast path, message by message")
 	limit := spread(8, 64)
 	for name, test := range map[string]struct {
 		call     verb

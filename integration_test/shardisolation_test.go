@@ -78,6 +78,7 @@ func TestShardedDecisionsTakeNoSIREADLock(t *testing.T) {
 // its own.
 func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "the general path locks all rows of a bucket")
 	const transactions = 8
 	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
 		for _, level := range levels {

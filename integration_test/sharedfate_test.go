@@ -59,6 +59,9 @@ func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
+			if test.limit != fate {
+				fastPathOnly(t, "the general path locks all rows of a bucket")
+			}
 			b := setup(t, roomyPool)
 			held := test.limit.For("held")
 			release := b.holdKey(t, held, test.exists)

@@ -45,7 +45,7 @@ func (c *call) blockedBy(row bucket.Key) blocked {
 // holds one of them. For a single row it waits, as it holds none meanwhile.
 func (l *Limiter) once(ctx context.Context, c *call) error {
 	switch {
-	case l.waitFor != nil, c.reserve && len(c.plan.buckets) > 1:
+	case l.waitFor != nil, c.reserve && len(c.plan.buckets) > 1, !decidesInSQL && l.pool != nil && !c.look:
 		return l.togetherOnce(ctx, c.verb, func(tx *Limiter) error {
 			waiting, err := tx.decideLocked(ctx, []*call{c})
 			if err == nil && len(waiting) > 0 {
@@ -90,7 +90,7 @@ func (l *Limiter) runBatch(ctx context.Context, calls []*call, waitFor *bucket.K
 // runPart is runBatch for some of the calls of a batch.
 func (l *Limiter) runPart(ctx context.Context, calls []*call, waitFor *bucket.Key) (waiting []blocked) {
 	groups, others := groupByKey(calls)
-	if waitFor != nil && (len(groups) != 1 || len(others) > 0) {
+	if !decidesInSQL || waitFor != nil && (len(groups) != 1 || len(others) > 0) {
 		groups, others = nil, calls
 	}
 	looked := make([][]answer, len(others))

@@ -275,6 +275,20 @@ func (a *answer) of(b *ask, states []bucket.State) {
 	a.state = bucket.State{Value: b.terms.TokensOf(states, a.now), TS: b.terms.Begin(a.now)}
 }
 
+// fillHeld is fill by locking all rows, on l, which must be bound to a transaction.
+func (l *Limiter) fillHeld(ctx context.Context, p *plan) error {
+	h, err := l.hold(ctx, p)
+	if err != nil {
+		return err
+	}
+	for i := range h.rows {
+		t := h.rows[i].terms
+		h.states[i] = bucket.State{Value: t.Capacity, TS: max(t.FixClock(h.states[i], h.now).TS, t.Begin(h.now))}
+		h.changed[i] = true
+	}
+	return l.saveHeld(ctx, h)
+}
+
 // chargeHeld is charge by locking all rows, on l, which must be bound to a transaction.
 func (l *Limiter) chargeHeld(ctx context.Context, p *plan, amounts []float64, until []int64) error {
 	h, err := l.hold(ctx, p)

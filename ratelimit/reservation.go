@@ -141,7 +141,7 @@ func (l *Limiter) save(ctx context.Context, r *reservation) error {
 // charge takes amounts from the plan's buckets whatever they hold, or credits them where negative and
 // while the bucket's step begins no later than until.
 func (l *Limiter) charge(ctx context.Context, p *plan, amounts []float64, until []int64) error {
-	if p.sharded() {
+	if p.sharded() || !decidesInSQL {
 		return l.inTx(ctx, func(tx *Limiter) error { return tx.chargeHeld(ctx, p, amounts, until) })
 	}
 	l.enter(ctx, p)

@@ -127,6 +127,8 @@ func (l *Limiter) run(ctx context.Context, p *plan) ([]answer, error) {
 	case p.free():
 		answers, err := l.read(ctx, p)
 		return p.project(answers), err
+	case !decidesInSQL:
+		return l.takeHeld(ctx, p)
 	case p.sharded():
 		return l.runSharded(ctx, p)
 	}
@@ -339,6 +341,9 @@ func (b *ask) fromFuture(a answer) (rows []ask) {
 
 // fill sets the plan's buckets to their capacity.
 func (l *Limiter) fill(ctx context.Context, p *plan) error {
+	if !decidesInSQL {
+		return l.inTx(ctx, func(tx *Limiter) error { return tx.fillHeld(ctx, p) })
+	}
 	rows, _ := p.rows()
 	l.enter(ctx, &plan{buckets: rows})
 	c := (&plan{buckets: rows}).columns()

@@ -1,0 +1,5 @@
+//go:build generalpath
+
+package integration_test
+
+const generalPath = true

@@ -1,0 +1,5 @@
+//go:build generalpath
+
+package ratelimit
+
+const decidesInSQL = false
