@@ -105,6 +105,7 @@ func raceInBatches(t *testing.T, b *bundle, limiter *ratelimit.Limiter) {
 // A refusal outside a transaction writes nothing at all, also when many are refused at once.
 func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	t.Parallel()
+	fastPathOnly(t, "the general path locks rows to refuse what a look did not")
 	server := postgrestest.StartOwn(t, map[string]string{
 		"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
 	})
