@@ -88,6 +88,30 @@ func TestThePureStepTakesFromAllShards(t *testing.T) {
 	}
 }
 
+// Rows that are full gain nothing while others fill, also in what a refusal tells.
+func TestThePureStepLetsEachShardFill(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limiter, clock := b.stopped(t)
+	limit := ratelimit.Define("step", ratelimit.TokenBucket{Rate: 16, Period: time.Minute, Shards: 8})
+	takeOne(t, limiter, limit.For("key").Cost(9)) // makes all rows
+	b.exec(t, `UPDATE ratelimit.buckets SET value = CASE WHEN shard = 0 THEN 0 ELSE 2 END`)
+	before, err := limiter.Value(t.Context(), limit.For("key"))
+	require.NoError(t, err)
+	clock.set(clock.now().Add(30 * time.Second))
+	want, err := limiter.Take(t.Context(), limit.For("key").Cost(16))
+	require.NoError(t, err)
+	for _, cost := range []float64{16, 0, math.NaN()} {
+		after, got := before.Take(clock.now(), cost)
+		require.InDelta(t, 15, got.Remaining, 1e-9, "%v", cost)
+		require.InDelta(t, 15, after.Tokens, 1e-9, "%v", cost)
+		require.Equal(t, want.ResetAfter, got.ResetAfter)
+	}
+	_, got := before.Take(clock.now(), 16)
+	require.Equal(t, want.RetryAfter, got.RetryAfter)
+	require.False(t, got.Allowed)
+}
+
 func TestThePureStepRefusesWhatIsNoCost(t *testing.T) {
 	t.Parallel()
 	const longest = 250 * 365 * ratelimit.Day

@@ -151,9 +151,11 @@ func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 		a.allowed = v.tokens(now) >= 0
 	case a.rows != nil:
 		a.allowed = v.terms.TakeRows(a.rows, now, cost, 0)
-		a.of(&b, a.rows)
 	default:
 		a.state, a.allowed = v.terms.Take(a.state, now, cost, 0)
+	}
+	if a.rows != nil {
+		a.of(&b, a.rows) // each row has grown by itself, whatever was decided
 	}
 	s := b.decide(a)
 	if invalid {

@@ -233,6 +233,10 @@ func (l *Limiter) submit(ctx context.Context, c *call) error {
 	if err := l.idle(); err != nil {
 		return err
 	}
+	c.Several = c.simple() && c.plan.sharded()
+	if !c.look {
+		c.Needs(len(c.plan.buckets), func(i int) bucket.Key { return c.plan.buckets[i].bucketKey() })
+	}
 	return l.batcher.Do(ctx, &c.Call)
 }
 

@@ -87,12 +87,6 @@ func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
 func (p *plan) of(verb string, look, reserve bool) *call {
 	c := &p.call
 	c.Of, c.verb, c.plan, c.look, c.reserve = c, verb, p, look, reserve
-	c.Several = c.simple() && p.sharded()
-	if !look {
-		for i := range p.buckets {
-			c.Needs(p.buckets[i].bucketKey())
-		}
-	}
 	return c
 }
 

@@ -147,8 +147,8 @@ func (b *Batcher[T]) start() *batch[T] {
 	b.inFlight = append(b.inFlight, f)
 	for _, c := range f.calls {
 		c.batch = f
-		for _, u := range c.uses {
-			f.keep(u)
+		for _, n := range c.needs {
+			f.keep(n.use)
 		}
 		b.dropUses(c)
 	}
@@ -181,8 +181,8 @@ func (b *Batcher[T]) pick() []*Call[T] {
 			if stay == nil {
 				stay = make(map[bucket.Key]struct{})
 			}
-			for _, key := range c.keys {
-				stay[key] = struct{}{}
+			for _, n := range c.needs {
+				stay[n.key] = struct{}{}
 			}
 			kept = append(kept, c)
 		case c.stage.CompareAndSwap(stageWaiting, stageInBatch):
@@ -206,7 +206,7 @@ func (b *Batcher[T]) park(c *Call[T], f *batch[T]) {
 
 // isAfter reports whether an earlier call asks for a bucket of c and stays.
 func (c *Call[T]) isAfter(stay map[bucket.Key]struct{}) bool {
-	return stay != nil && slices.ContainsFunc(c.keys, func(key bucket.Key) bool { _, found := stay[key]; return found })
+	return stay != nil && slices.ContainsFunc(c.needs, func(n need[T]) bool { _, found := stay[n.key]; return found })
 }
 
 // startAll starts batches beside those that are in flight, while that may be and calls wait that can be answered.
@@ -260,16 +260,16 @@ func (f *batch[T]) slowAfter() time.Duration {
 // runAlone answers the one call of f on the goroutine of its caller, or sends it on with a batch that waits for a row.
 func (b *Batcher[T]) runAlone(ctx context.Context, f *batch[T]) (answered bool, err error) {
 	var blocked []Blocked[T]
+	c := f.calls[0]
 	defer func() { // whatever ends it, a panic too, those behind it go on
+		if len(blocked) == 0 && !c.stage.CompareAndSwap(stageInBatch, stageAnswered) {
+			<-c.done // its time is over, but here is its answer
+		}
 		if next := b.next(f, blocked); next != nil {
 			go b.run(next)
 		}
 	}()
-	c := f.calls[0]
 	blocked, err = b.decider.RunAlone(ctx, c.Of)
-	if len(blocked) == 0 && !c.stage.CompareAndSwap(stageInBatch, stageAnswered) {
-		<-c.done // its time is over, but here is its answer
-	}
 	return len(blocked) == 0, err
 }
 

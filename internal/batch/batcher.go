@@ -165,8 +165,8 @@ func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 // count adds a call to the queue's counts, or takes it out with n = -1.
 func (b *Batcher[T]) count(c *Call[T], n int) {
 	b.queued += n
-	for _, u := range c.uses {
-		u.queued += n
+	for i := range c.needs {
+		c.needs[i].use.queued += n
 	}
 }
 

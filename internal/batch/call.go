@@ -17,8 +17,8 @@ type Call[T any] struct {
 	// may be held, and another free.
 	Several bool
 
-	keys   []bucket.Key
-	oneKey [1]bucket.Key // what keys is when there is one
+	needs   []need[T]  // what it takes from, until it is in a batch or has left
+	oneNeed [1]need[T] // what needs is when there is one
 
 	err      error
 	panicked any // what its batch panicked with
@@ -28,20 +28,25 @@ type Call[T any] struct {
 	done     chan struct{}
 	stage    atomic.Int32
 	batch    *batch[T]
-	left     bool       // whether its batch was told that the caller gave up
-	blocker  *batch[T]  // the slow batch that it waits behind; nil: it is in the queue, or waits no more
-	uses     []*use[T]  // of its keys, until it is in a batch or has left
-	oneUse   [1]*use[T] // what uses is when there is one
-	arrival  uint64     // its number, in the order of arrival
+	left     bool      // whether its batch was told that the caller gave up
+	blocker  *batch[T] // the slow batch that it waits behind; nil: it is in the queue, or waits no more
+	arrival  uint64    // its number, in the order of arrival
 }
 
-// Needs adds the key of a whole bucket to those that the call takes from. A call that only looks needs none. A call
-// for several buckets names each once.
-func (c *Call[T]) Needs(key bucket.Key) {
-	if c.keys == nil {
-		c.keys = c.oneKey[:0]
+// need is a bucket that a call takes from.
+type need[T any] struct {
+	key bucket.Key
+	use *use[T]
+}
+
+// Needs names the n whole buckets that the call takes from, each once. A call that only looks needs none.
+func (c *Call[T]) Needs(n int, key func(i int) bucket.Key) {
+	if c.needs = c.oneNeed[:0]; n > 1 {
+		c.needs = make([]need[T], 0, n)
 	}
-	c.keys = append(c.keys, key)
+	for i := range n {
+		c.needs = append(c.needs, need[T]{key: key(i)})
+	}
 }
 
 // Blocked is a call that cannot be answered yet, because somebody holds a row that it needs.

@@ -298,3 +298,19 @@ func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
 		next.requireAnswered(t, time.Millisecond)
 	})
 }
+
+func TestACallThatPanicsWhenItsTimeIsOverLeavesNoAnswerToOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
+		w.options.Timeout = time.Second
+		p := w.make(t.Context(), &job{}, 2*time.Second, func() { panic("out of fuel") }, "a")
+		<-p.ended
+		require.Equal(t, "out of fuel", p.panics)
+		for range 20 {
+			w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
+		}
+		require.Empty(t, p.done)
+		w.requireEmpty()
+	})
+}

@@ -201,10 +201,8 @@ func (w *simulation) ask(ctx context.Context, lasts time.Duration, keys ...strin
 func (w *simulation) make(ctx context.Context, j *job, lasts time.Duration, crash func(), keys ...string) *pending {
 	c := &j.call
 	j.keys, c.Of = keys, j
-	for _, key := range keys {
-		if !j.look {
-			c.Needs(keyOf(key))
-		}
+	if !j.look {
+		c.Needs(len(keys), func(i int) bucket.Key { return keyOf(keys[i]) })
 	}
 	w.mu.Lock()
 	w.lasts[c], w.crash[c] = lasts, crash
@@ -251,8 +249,8 @@ func (w *simulation) requireSound() {
 	defer w.Batcher.mu.Unlock()
 	queued, parked, users, stay, slow := 0, 0, map[bucket.Key]int{}, map[bucket.Key]struct{}{}, 0
 	count := func(c *call) {
-		for _, key := range c.keys {
-			users[key]++
+		for _, n := range c.needs {
+			users[n.key]++
 		}
 	}
 	for _, c := range w.queue {
@@ -265,9 +263,9 @@ func (w *simulation) requireSound() {
 		blocked := f != nil || c.isAfter(stay)
 		require.True(w.t, blocked || w.full(), "a call waits and nothing is in its way")
 		require.True(w.t, f == nil || !f.slow || w.full(), "a call that waits behind a slow batch is in the way of others")
-		for _, key := range c.keys {
+		for _, n := range c.needs {
 			if blocked {
-				stay[key] = struct{}{}
+				stay[n.key] = struct{}{}
 			}
 		}
 	}

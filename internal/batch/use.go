@@ -42,21 +42,20 @@ func (b *Batcher[T]) dropUnused(u *use[T]) {
 
 // addUses notes that c waits for its buckets.
 func (b *Batcher[T]) addUses(c *Call[T]) {
-	c.uses = c.oneUse[:0]
-	for _, key := range c.keys {
-		u := b.use(key)
+	for i := range c.needs {
+		u := b.use(c.needs[i].key)
 		u.calls++
-		c.uses = append(c.uses, u)
+		c.needs[i].use = u
 	}
 }
 
 // dropUses notes that c waits for its buckets no more.
 func (b *Batcher[T]) dropUses(c *Call[T]) {
-	for _, u := range c.uses {
-		u.calls--
-		b.dropUnused(u)
+	for _, n := range c.needs {
+		n.use.calls--
+		b.dropUnused(n.use)
 	}
-	c.uses = nil
+	c.needs = nil
 }
 
 // inUse reports whether an earlier call, in the queue or in a batch that keeps its bucket from others, asks for a
@@ -65,8 +64,8 @@ func (c *Call[T]) inUse() bool { return c.isQueuedFor(nil) || c.keeper() != nil 
 
 // isQueuedFor reports whether a call in the queue asks for a bucket of c, or only for one that f keeps.
 func (c *Call[T]) isQueuedFor(f *batch[T]) bool {
-	for _, u := range c.uses {
-		if u.queued > 0 && (f == nil || u.batch == f) {
+	for _, n := range c.needs {
+		if n.use.queued > 0 && (f == nil || n.use.batch == f) {
 			return true
 		}
 	}
@@ -75,8 +74,8 @@ func (c *Call[T]) isQueuedFor(f *batch[T]) bool {
 
 // keeper returns a batch that keeps a bucket of c from others, a slow one if there is one, or nil.
 func (c *Call[T]) keeper() (keeper *batch[T]) {
-	for _, u := range c.uses {
-		if f := u.batch; f != nil && (keeper == nil || f.slow) {
+	for _, n := range c.needs {
+		if f := n.use.batch; f != nil && (keeper == nil || f.slow) {
 			keeper = f
 		}
 	}
