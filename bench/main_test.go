@@ -3,9 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
-	"os"
 	"regexp"
 	"testing"
 	"time"
@@ -13,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,7 +22,7 @@ func TestRun(t *testing.T) {
 	var output bytes.Buffer
 	o := options{quick: true, json: true, only: regexp.MustCompile(`^(five-1|hot-tx|cached-1)$`), rounds: 2, round: 10 * time.Millisecond}
 	err := run(t.Context(), &output, io.Discard, o)
-	if errors.Is(err, postgrestest.ErrNoServer) && os.Getenv("CI") == "" {
+	if server.MayBeSkipped(err) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)

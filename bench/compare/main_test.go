@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,7 +20,7 @@ func TestWork(t *testing.T) {
 	t.Parallel()
 	var output bytes.Buffer
 	err := work(t.Context(), "hot-512", 10*time.Millisecond, strings.NewReader("\n\n"), &output)
-	if errors.Is(err, postgrestest.ErrNoServer) && os.Getenv("CI") == "" {
+	if server.MayBeSkipped(err) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
