@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -106,15 +104,9 @@ func raceInBatches(t *testing.T, b *bundle, limiter *ratelimit.Limiter) {
 func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks rows to refuse what a look did not")
-	server := postgrestest.StartOwn(t, map[string]string{
+	s, _ := setupOwn(t, map[string]string{
 		"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
 	})
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-	s := &bundle{pool: pool, schema: "ratelimit"}
-	s.limiter = s.with(t, ratelimit.Config{})
 	requests := [][]ratelimit.Request{
 		{tight.For("a")},
 		{tight.For("b").Cost(0.3)},

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -95,13 +94,10 @@ func TestDecisionsTakeNoSIREADLock(t *testing.T) {
 		{"ReserveSeveralRefused", false, reserving(roomy.For("here"), bounded.For("owing"))},
 		{"Reset", true, resetting(tight.For("empty"), roomy.For("new"))},
 	}
-	for _, mode := range []string{"auto", "force_generic_plan", "force_custom_plan"} {
+	for _, mode := range planModes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t, func(c *pgxpool.Config) {
-				c.MaxConns = 1 // so that one session has prepared and planned it all
-				c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
-			})
+			b := setup(t, planning(mode))
 			require.NoError(t, b.limiter.Reset(t.Context(), roomy.For("here")))
 			takeAll(t, b.limiter, tight.For("empty"))
 			owe(t, b.limiter, bounded.For("owing"))

@@ -59,7 +59,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		FROM generate_series(1, 5000) AS n, unnest('{other,roomy}'::text[]) AS name`)
 	b.exec(t, "ANALYZE ratelimit.buckets")
 	for _, file := range files {
-		for _, mode := range []string{"auto", "force_generic_plan", "force_custom_plan"} {
+		for _, mode := range planModes {
 			t.Run(filepath.Base(file)+"/"+mode, func(t *testing.T) {
 				t.Parallel()
 				test := tests[filepath.Base(file)]

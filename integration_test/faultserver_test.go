@@ -7,11 +7,9 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -23,13 +21,7 @@ type serverStand struct {
 
 func newServerStand(t *testing.T) *serverStand {
 	t.Helper()
-	server := postgrestest.StartOwn(t, map[string]string{"synchronous_commit": "on"})
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-	inside := &bundle{pool: pool, schema: "ratelimit"}
-	inside.limiter = inside.with(t, ratelimit.Config{})
+	inside, server := setupOwn(t, map[string]string{"synchronous_commit": "on"})
 	s := &stand{bundle: inside, outside: openOutside(t, server.URL())}
 	s.makeMessages(t)
 	return &serverStand{stand: s, server: server}

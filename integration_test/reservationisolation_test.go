@@ -74,13 +74,10 @@ func reservationSIREADs(t *testing.T, tx pgx.Tx) int {
 func TestReservationsTakeNoSIREADLock(t *testing.T) {
 	t.Parallel()
 	const unknown = "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40"
-	for _, mode := range []string{"auto", "force_generic_plan", "force_custom_plan"} {
+	for _, mode := range planModes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t, func(c *pgxpool.Config) {
-				c.MaxConns = 1 // so that one session has prepared and planned it all
-				c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
-			})
+			b := setup(t, planning(mode))
 			d := b.desk(t, ratelimit.Config{StaleAfter: staleAfter})
 			requests := []ratelimit.Request{lookups.For("key").Cost(8), roomy.For("key")}
 			owing := d.reserve(t, append(requests, mortgaged.For("key").Cost(10))...)

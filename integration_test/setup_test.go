@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -32,6 +33,30 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	b := &bundle{pool: postgrestest.New(t, configure...), schema: "ratelimit"}
 	b.limiter = b.with(t, ratelimit.Config{})
 	return b
+}
+
+// setupOwn is setup on a server of the test's own.
+func setupOwn(t *testing.T, settings map[string]string) (*bundle, *postgrestest.Server) {
+	t.Helper()
+	server := postgrestest.StartOwn(t, settings)
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	b := &bundle{pool: pool, schema: "ratelimit"}
+	b.limiter = b.with(t, ratelimit.Config{})
+	return b, server
+}
+
+// planModes are the values of plan_cache_mode.
+var planModes = []string{"auto", "force_generic_plan", "force_custom_plan"}
+
+// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says.
+func planning(mode string) func(*pgxpool.Config) {
+	return func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
+	}
 }
 
 // with returns another limiter on the same rows. Its calls have the time that they take on a busy machine, unless the

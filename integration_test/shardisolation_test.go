@@ -17,13 +17,10 @@ import (
 func TestShardedDecisionsTakeNoSIREADLock(t *testing.T) {
 	t.Parallel()
 	limit, owing := spread(8, 64), ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 1, Period: century, MaxReserved: 1, Shards: 8})
-	for _, mode := range []string{"auto", "force_generic_plan", "force_custom_plan"} {
+	for _, mode := range planModes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t, func(c *pgxpool.Config) {
-				c.MaxConns = 1 // so that one session has prepared and planned it all
-				c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
-			})
+			b := setup(t, planning(mode))
 			limiter, _ := b.stopped(t)
 			require.NoError(t, limiter.Reset(t.Context(), limit.For("full")))
 			drain(t, limiter, limit.For("low"), 0.5)
