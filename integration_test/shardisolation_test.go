@@ -204,7 +204,7 @@ func TestAWrongClockOnOneShardIsMended(t *testing.T) {
 	}
 }
 
-// Of calls that are answered together none may leave that to another.
+// Of calls that are answered in one batch none may leave that to another.
 func TestCallsAtOnceMendAWrongClockOnOneShard(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
