@@ -21,7 +21,7 @@ demo: ## Run the login example, on a Postgres that it finds or starts
 	@go run ./examples/login
 
 quick: ## Run the tests of the core but the heavy ones, on a Postgres that they find or start: about forty seconds
-	go test -short -shuffle=on -count=1 -parallel 4 -skip 'ExactModel/Seed[1-9]' ./internal/bucket ./ratelimit/... ./integration_test
+	go test -short -shuffle=on -count=1 -parallel 4 -skip 'ExactModel/Seed[1-9]' ./internal/bucket ./internal/batch ./internal/store ./ratelimit ./integration_test
 
 test: ## Run every test, on a Postgres that they find or start
 	@$(if $(RACE),,echo "No C compiler: testing without the race detector.")

@@ -151,14 +151,14 @@ func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 			"buckets_spend.sql":      `'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`,
 			"buckets_read.sql":       threeBuckets + `, NULL`,
 			"buckets_look.sql":       threeBuckets + `, NULL`,
-			"buckets_lock.sql":       threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`,
+			"buckets_lock_free.sql":  threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`,
 			"buckets_take_alone.sql": threeTakes,
 		} {
 			t.Run(fmt.Sprint(file, " ", rows), func(t *testing.T) {
 				t.Parallel()
 				b := setup(t, oneConnection)
 				b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, $1) AS n`, rows)
-				statement, err := os.ReadFile("../ratelimit/sql/" + file)
+				statement, err := os.ReadFile("../internal/store/sql/" + file)
 				require.NoError(t, err)
 				b.exec(t, "SET plan_cache_mode = force_generic_plan")
 				b.exec(t, "PREPARE statement AS "+string(statement))

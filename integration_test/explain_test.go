@@ -35,11 +35,11 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"bucket_take_alone.sql":  {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 1, true},
 		"buckets_take.sql":       {threeTakes, 2, false},
 		"buckets_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`, 1, true},
-		"buckets_hold.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
+		"buckets_lock.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":     {threeBuckets, 0, true},
 		"buckets_save.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}'`, 1, false},
 		"buckets_look.sql":       {threeBuckets + `, NULL`, 0, true},
-		"buckets_lock.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
+		"buckets_lock_free.sql":  {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_take_alone.sql": {threeTakes, 2, true},
 		"buckets_busy.sql":       {threeBuckets, 0, true},
 		"buckets_read.sql":       {threeBuckets + `, NULL`, 0, true},
@@ -48,9 +48,8 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 0, false},
 		"reservation_lock.sql":   {oneReservation + `, NULL`, 1, false},
 		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 1, false},
-		"buckets_mend.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{60000000,60000000,60000000}', NULL, '{10,10,10}'`, 1, false},
 	}
-	files, err := filepath.Glob("../ratelimit/sql/*.sql")
+	files, err := filepath.Glob("../internal/store/sql/*.sql")
 	require.NoError(t, err)
 	files = slices.DeleteFunc(files, func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")

@@ -25,11 +25,11 @@ var writes = map[string]verb{
 	"InTx":        inTx(taking(calls.For("ada"))),
 	"InTxSeveral": inTx(taking(calls.For("grace"), calls.For("ada"))),
 
-	"TakeSharded":        taking(parted.For("ada"), calls.For("ada")),
-	"TakeFromAllShards":  taking(calls.For("ada"), parted.For("ada").Cost(callsCapacity)),
-	"InTxSharded":        inTx(taking(parted.For("ada"), calls.For("ada"))),
-	"ReserveSharded":     reserving(calls.For("ada"), parted.For("ada")),
-	"ReserveOwedSharded": reserving(calls.For("ada"), parted.For("ada").Cost(2*callsCapacity)),
+	"TakeSharded":        taking(shardedCalls.For("ada"), calls.For("ada")),
+	"TakeFromAllShards":  taking(calls.For("ada"), shardedCalls.For("ada").Cost(callsCapacity)),
+	"InTxSharded":        inTx(taking(shardedCalls.For("ada"), calls.For("ada"))),
+	"ReserveSharded":     reserving(calls.For("ada"), shardedCalls.For("ada")),
+	"ReserveOwedSharded": reserving(calls.For("ada"), shardedCalls.For("ada").Cost(2*callsCapacity)),
 }
 
 // reads are the calls that change nothing.

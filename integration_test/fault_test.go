@@ -20,8 +20,8 @@ const callsCapacity = 1000
 var (
 	calls = ratelimit.Define("calls", hoard(callsCapacity))
 
-	// parted is calls over eight rows; by its name these are locked after the row of calls.
-	parted = ratelimit.Define("callsParted", ratelimit.TokenBucket{Rate: callsCapacity, Period: century, Shards: 8})
+	// shardedCalls is calls over eight rows; by its name these are locked after the row of calls.
+	shardedCalls = ratelimit.Define("callsSharded", ratelimit.TokenBucket{Rate: callsCapacity, Period: century, Shards: 8})
 )
 
 // stand is a bundle that faults are done to: its pool is the one to cut, exhaust and starve.
@@ -68,13 +68,13 @@ func (s *stand) send(ctx context.Context, tx pgx.Tx, key string) error {
 	return s.sendUnder(ctx, tx, key, calls.For(key))
 }
 
-// sendParted is send under another limit as well.
-func (s *stand) sendParted(ctx context.Context, tx pgx.Tx, key string) error {
-	return s.sendUnder(ctx, tx, partedKey+key, calls.For(key), parted.For(key))
+// sendSharded is send under another limit as well.
+func (s *stand) sendSharded(ctx context.Context, tx pgx.Tx, key string) error {
+	return s.sendUnder(ctx, tx, shardedKey+key, calls.For(key), shardedCalls.For(key))
 }
 
-// partedKey begins the keys of the messages of sendParted.
-const partedKey = "parted "
+// shardedKey begins the keys of the messages of sendSharded.
+const shardedKey = "sharded "
 
 func (s *stand) sendUnder(ctx context.Context, tx pgx.Tx, key string, requests ...ratelimit.Request) error {
 	d, err := s.limiter.WithTx(tx).Take(ctx, requests...)

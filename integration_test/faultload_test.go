@@ -39,7 +39,7 @@ func (s *stand) startLoad(t *testing.T) *load {
 				// Not on the load's context: every answer counts, also the last.
 				l.count(s.limiter.InTx(context.WithoutCancel(ctx), func(tx pgx.Tx) error {
 					if n%4 < 2 {
-						return s.sendParted(context.WithoutCancel(ctx), tx, key)
+						return s.sendSharded(context.WithoutCancel(ctx), tx, key)
 					}
 					return s.send(context.WithoutCancel(ctx), tx, key)
 				}))
@@ -109,7 +109,7 @@ func TestACrashOfTheServerLosesNothingThatWasAcknowledged(t *testing.T) {
 		require.LessOrEqual(t, acked, taken, fault.name)
 		require.LessOrEqual(t, taken, acked+unknown, fault.name)
 		require.Equal(t, taken, s.messages(t), fault.name)
-		require.Equal(t, s.takenFrom(t, parted), s.outside.count(t, `SELECT count(*) FROM public.messages WHERE starts_with(key, $1)`, partedKey))
+		require.Equal(t, s.takenFrom(t, shardedCalls), s.outside.count(t, `SELECT count(*) FROM public.messages WHERE starts_with(key, $1)`, shardedKey))
 		require.Zero(t, l.refused.Load(), "%s: the limits were large enough", fault.name)
 		s.requireIdle(t)
 	}

@@ -56,7 +56,7 @@ func TestHotRowStaysSmall(t *testing.T) {
 // n times.
 func installLoop(t *testing.T, b *bundle) {
 	t.Helper()
-	statement, err := os.ReadFile("../ratelimit/sql/bucket_take.sql")
+	statement, err := os.ReadFile("../internal/store/sql/bucket_take.sql")
 	require.NoError(t, err)
 	b.exec(t, fmt.Sprintf(`
 		CREATE PROCEDURE takes(text, text, integer, float8, float8, float8, bigint, float8, bigint, float8, bigint, bigint, n integer)

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -55,20 +54,20 @@ func TestAWrongClockIsToldOfOnce(t *testing.T) {
 	}
 }
 
-// forgetful is a pool that deletes a row before the statement behind its refusal, as anybody may.
+// forgetful is a pool that deletes a row before a transaction begins, as anybody may.
 type forgetful struct {
 	ratelimit.Pool
 	key string
 }
 
-func (p forgetful) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
-	if tag, err := p.Pool.Exec(ctx, `DELETE FROM ratelimit.buckets WHERE key = $1`, p.key); err != nil {
-		return tag, err
+func (p forgetful) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	if _, err := p.Exec(ctx, `DELETE FROM ratelimit.buckets WHERE key = $1`, p.key); err != nil {
+		return nil, err
 	}
-	return p.Pool.Exec(ctx, sql, arguments...)
+	return p.Pool.BeginTx(ctx, options)
 }
 
-// A row that is deleted before its clock can be mended stands for a full bucket as it did.
+// A row that is deleted before its clock can be put right stands for a full bucket as it did.
 func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it deletes the row between two statements of the fast path")
@@ -84,6 +83,40 @@ func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 			require.NoError(t, err)
 			requireRefused(t, limiter, []ratelimit.Request{request})
 			require.InDelta(t, limit.Capacity(), tokens(t, b.limiter, request), 1e-3)
+			require.Empty(t, b.rows(t, t.Name()))
+		})
+	}
+}
+
+// What puts the clock of a row right concerns that row alone: it waits for no other, and makes none.
+func TestAWrongClockIsPutRightWhereItIs(t *testing.T) {
+	t.Parallel()
+	wide := ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 2})
+	for name, config := range map[string]ratelimit.Config{"Batching": {}, "NoBatching": {NoBatching: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fastPathOnly(t, "the general path locks every row of a call")
+			b := setup(t)
+			limiter, other := b.with(t, config), ratelimit.Define("zother", hoard(2))
+			for _, request := range []ratelimit.Request{pinch.For("wrong a"), pinch.For("wrong b"), wide.For("wrong"), other.For("held")} {
+				takeAll(t, b.limiter, request)
+			}
+			b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE starts_with(key, 'wrong') AND shard = 0`, ratelimit.Day.Microseconds())
+			_, err := b.begin(t, pgx.ReadCommitted).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'held' OR shard = 1 FOR UPDATE`)
+			require.NoError(t, err)
+			calls := [][]ratelimit.Request{
+				{pinch.For("wrong a"), other.For("missing")},
+				{pinch.For("wrong b"), other.For("held")},
+			}
+			if name == "NoBatching" { // a batch waits for the rows of a bucket in turn
+				calls = append(calls, []ratelimit.Request{wide.For("wrong")})
+			}
+			for _, requests := range calls {
+				d, err := limiter.Take(t.Context(), requests...)
+				require.NoError(t, err)
+				require.False(t, d.Allowed)
+			}
+			require.Empty(t, b.rows(t, "missing"))
 		})
 	}
 }

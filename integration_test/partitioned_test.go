@@ -13,7 +13,7 @@ import (
 // statementIn returns a statement as it stands in its file, for the buckets of another schema.
 func statementIn(t *testing.T, file, schema string) string {
 	t.Helper()
-	text, err := os.ReadFile("../ratelimit/sql/" + file)
+	text, err := os.ReadFile("../internal/store/sql/" + file)
 	require.NoError(t, err)
 	return strings.ReplaceAll(string(text), "ratelimit.buckets", schema+".buckets")
 }

@@ -117,3 +117,35 @@ func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
 	require.NoError(t, <-pruned)
 	require.EqualValues(t, 1, deleted)
 }
+
+// using is a pool that has a Limiter use a plan as the first transaction begins.
+type using struct {
+	ratelimit.Pool
+	once sync.Once
+	use  func(ctx context.Context)
+}
+
+func (p *using) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	p.once.Do(func() { p.use(ctx) })
+	return p.Pool.BeginTx(ctx, options)
+}
+
+// A plan that the Limiter is first used with while it prunes counts from then on.
+func TestPruneCountsThePlansThatAreUsedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	free, vip := ratelimit.Define("plan", ratelimit.PerHour(10)), ratelimit.Define("plan", ratelimit.TokenBucket{Rate: 10, Period: century})
+	now := clockNoon
+	pool := &using{Pool: b.pool}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'vip', 0, 5, $1)", clockNoon.UnixMicro())
+	now = clockNoon.Add(ratelimit.Day)
+	pool.use = func(ctx context.Context) {
+		_, err := limiter.Value(ctx, vip.For("vip"))
+		require.NoError(t, err)
+	}
+	deleted, err := limiter.Prune(t.Context(), free)
+	require.NoError(t, err)
+	require.Zero(t, deleted, "the row is not full as a vip's")
+}

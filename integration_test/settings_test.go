@@ -40,14 +40,14 @@ func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 			}
 			b.pool.Reset() // sessions take the settings when they begin
 			hot := ratelimit.Define("hot", hoard(float64(racers*test.tries/2)))
-			parted := hoard(float64(racers * test.tries / 2))
-			parted.Shards = 4
+			sharded := hoard(float64(racers * test.tries / 2))
+			sharded.Shards = 4
 			for _, c := range test.callers {
 				for _, several := range []bool{false, true} {
 					key := fmt.Sprintf("%s several=%v", c.name, several)
 					race{caller: c, limiter: b.limiter, hot: hot, tries: test.tries, key: key, several: several, leftover: 1e-3}.run(t, b)
 				}
-				race{caller: c, limiter: b.limiter, hot: ratelimit.Define("sharded", parted), tries: test.tries, key: c.name, leftover: 1e-3}.run(t, b)
+				race{caller: c, limiter: b.limiter, hot: ratelimit.Define("sharded", sharded), tries: test.tries, key: c.name, leftover: 1e-3}.run(t, b)
 			}
 			before := b.rows(t, "")
 			requireRefused(t, b.limiter, []ratelimit.Request{roomy.For("new"), hot.For("Standalone several=true")})

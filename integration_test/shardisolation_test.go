@@ -164,7 +164,7 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	require.Zero(t, deadlocks(t, b.pool))
 }
 
-// A row whose ts a wrong clock left in the future gains nothing until it is mended, which whoever is refused does.
+// A row whose ts a wrong clock left in the future gains nothing until its clock is put right, which whoever is refused does.
 func TestAWrongClockOnOneShardIsMended(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -2,48 +2,182 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// call is one call of Take, Check, Value or Reserve.
+// call is one call of a verb over requests.
 type call struct {
-	batch.Call[call] // when it is outside a transaction
+	store.Call
+	plan plan
 
-	verb    string
-	plan    *plan
-	reserve bool // whether a reservation is to be recorded
-	look    bool // whether nothing is to be taken
-
-	answers     []answer
-	one         [1]answer // what answers is when there is one bucket
-	reservation Reservation
-	waits       int // how many rows it has waited for
-	seq         int // its place in the batch, in the order of arrival
+	change func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
+	cached *Decision                                   // the decision when it is from memory
+	untold bool                                        // whether the observer is not told of the decision
+	began  time.Time                                   // when an observer wants to know how long the call takes
 }
 
-// blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
-type blocked = batch.Blocked[call]
-
-// batched answers the calls of a Batcher on a Limiter.
-type batched struct{ limiter *Limiter }
-
-func newBatcher(l *Limiter) *batch.Batcher[call] {
-	return batch.New[call](batched{l}, batch.Options{
-		MaxWaiting: l.config.MaxWaiting, Timeout: l.config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
-	})
+// Take takes what the requests cost from all of their limits, or from none of them.
+//
+// The decision is Allowed, or it says how long to wait. An error is a failure, never a refusal: treat
+// the request as refused. Requests that could never be allowed are errors: see ErrInvalidCost,
+// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
+// the transaction stays usable.
+//
+// Outside a transaction the call is one round trip and its own commit, for which it has the time of Config.Timeout.
+// Conflicts are retried; a connection that fails during the call, or a time that ends, leaves it open whether the tokens
+// were taken, and that is an error too.
+// A call whose costs are all 0 takes and writes nothing, as Check.
+func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
+	if l != nil && l.cache != nil && l.pool != nil {
+		began := l.reports.began()
+		if d, known := l.cache.refuseOne(ctx, l, requests); known {
+			l.reports.decided(ctx, Decided{Verb: "take", Decision: d, Cached: true}, began)
+			return d, nil
+		}
+	}
+	c, err := l.begin(ctx, "take", requests)
+	if err != nil {
+		return Decision{}, err
+	}
+	c.Look = c.plan.costless // then it has nothing to write
+	return l.do(ctx, c)
 }
 
-// Folds reports whether calls are folded: not on a single connection, which one caller at a time can use.
-func (b batched) Folds() bool { return !b.limiter.config.NoBatching && b.limiter.connection() == nil }
-
-func (b batched) DecideOne(ctx context.Context, c *call) error { return b.limiter.alone(ctx, c) }
-
-func (b batched) RunAlone(ctx context.Context, c *call) ([]blocked, error) {
-	return b.limiter.runAlone(ctx, c)
+// Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
+// before you do, so do not check first and take later: take, and give up the work when refused.
+//
+// It reads with a SELECT. In a SERIALIZABLE transaction that read takes part in conflict detection as
+// any read of yours, which Take avoids.
+func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
+	c, err := l.begin(ctx, "check", requests)
+	if err != nil {
+		return Decision{}, err
+	}
+	c.Look = true
+	return l.do(ctx, c)
 }
 
-func (b batched) Run(ctx context.Context, calls []*call, waitFor *bucket.Key) []blocked {
-	return b.limiter.runBatch(ctx, calls, waitFor)
+// Value returns what the bucket of request holds, to show it or to project it. The request's cost does
+// not matter. It reads as Check does.
+func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
+	c, err := l.begin(ctx, "value", []Request{request.Cost(0)})
+	if err != nil {
+		return Value{}, err
+	}
+	c.Look, c.untold = true, true
+	d, err := l.do(ctx, c)
+	if err != nil {
+		return Value{}, err
+	}
+	return d.States[0].Value, nil
+}
+
+// Reset fills the buckets of the requests to their capacity, as on a successful login. Debts are
+// forgotten with the rest, so reserved work that has not run yet comes on top. A fixed window stays where it
+// is. In a transaction the reset is undone with it.
+func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
+	c, err := l.begin(ctx, "reset", costless(requests))
+	if err != nil {
+		return err
+	}
+	c.change = func(ctx context.Context, s *store.Session) error { return s.Fill(ctx, c.Asks) }
+	_, err = l.do(ctx, c)
+	return err
+}
+
+// costless returns the requests without their costs.
+func costless(requests []Request) []Request {
+	free := make([]Request, len(requests))
+	for i, r := range requests {
+		free[i] = r.Cost(0)
+	}
+	return free
+}
+
+// begin does what every call does before SQL: a statement that fails takes the caller's transaction with it.
+func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*call, error) {
+	if err := l.ready(ctx, verb); err != nil {
+		return nil, err
+	}
+	c := &call{}
+	c.Verb = verb
+	if err := c.plan.arrange(&l.config, l.policies, requests, verb == "reserve"); err != nil {
+		return nil, err
+	}
+	c.Asks = c.plan.asks
+	return c, nil
+}
+
+// ready returns an error when the Limiter or the context cannot be used.
+func (l *Limiter) ready(ctx context.Context, verb string) error {
+	switch {
+	case l == nil || l.store == nil:
+		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
+	case l.pool == nil && !l.hasTx:
+		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
+	case ctx.Err() != nil:
+		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
+	}
+	return nil
+}
+
+// do decides on c, or changes what c changes, and tells who wants to know.
+func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
+	if l.reports.observer != nil {
+		c.began = time.Now()
+	}
+	if err := c.run(ctx, l); err != nil {
+		return Decision{}, c.failed(ctx, l, err)
+	}
+	switch {
+	case c.cached != nil:
+		d = *c.cached
+	case c.change == nil:
+		d = c.plan.decide(c.Answers)
+	}
+	l.reports.done(ctx, c, &d)
+	return d, nil
+}
+
+// run changes what c changes, or decides on c. In a transaction the store decides; else the deny cache, and then a batch.
+func (c *call) run(ctx context.Context, l *Limiter) error {
+	if l.isConnection {
+		if err := notInTx(l.pool); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.change != nil:
+		ctx, cancel := l.bounded(ctx)
+		defer cancel()
+		return l.session.Change(ctx, c.Verb, c.change)
+	case l.pool == nil:
+		return l.session.Decide(ctx, &c.Call)
+	case l.cache != nil:
+		return l.cache.decide(ctx, c, l.batcher)
+	}
+	return l.batcher.Do(ctx, c.Queueable())
+}
+
+// failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
+func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
+	if l.pool != nil && !changedNothing(err) { // who knows what it took
+		l.reports.invalidate(c.Asks)
+	}
+	name := c.plan.limits[c.plan.asked[0].bucket].name // the first asked: buckets are in the order of locking
+	err = during(fmt.Sprintf("%s %q", c.Verb, name), explain(err, l.config.Schema, l.pool == nil))
+	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
+	return err
+}
+
+// bounded returns ctx with the time that Config.Timeout leaves a call outside a transaction.
+func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if l.pool == nil {
+		return ctx, func() {}
+	}
+	return batch.Bounded(ctx, l.config.Timeout)
 }

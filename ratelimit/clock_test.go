@@ -1,10 +1,13 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // TestClockStepsBack is about a database clock that is set back: nothing that was there is lost, and no
@@ -15,7 +18,7 @@ func TestClockStepsBack(t *testing.T) {
 	t.Run("AFullBucketStaysFull", func(t *testing.T) {
 		t.Parallel()
 		for _, back := range []time.Duration{time.Millisecond, time.Minute} {
-			run(t, PerMinute(10), []step{
+			run(t, ratelimit.PerMinute(10), []step{
 				{at: 100 * time.Second, take: 1, left: 9},
 				{at: 200 * time.Second, left: 10},
 				{at: 200*time.Second - back, take: 10, left: 0},
@@ -24,7 +27,7 @@ func TestClockStepsBack(t *testing.T) {
 	})
 	t.Run("WhatIsLeftCanBeTaken", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		run(t, ratelimit.PerMinute(10), []step{
 			{at: 100 * time.Second, take: 4, left: 6},
 			{at: 40 * time.Second, take: 6, left: 0},
 			{at: 40 * time.Second, take: 1, refused: true, left: 0, wait: 66 * time.Second},
@@ -33,7 +36,7 @@ func TestClockStepsBack(t *testing.T) {
 	})
 	t.Run("NoInstantIsCreditedTwice", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		run(t, ratelimit.PerMinute(10), []step{
 			{at: 60 * time.Second, take: 10, left: 0},
 			{at: 30 * time.Second, take: 1, refused: true, left: 0, wait: 36 * time.Second},
 			{at: 60 * time.Second, take: 1, refused: true, left: 0, wait: 6 * time.Second},
@@ -46,7 +49,7 @@ func TestClockStepsBack(t *testing.T) {
 	t.Run("AWindowIsNeitherLostNorGivenTwice", func(t *testing.T) {
 		t.Parallel()
 		for _, back := range []time.Duration{time.Microsecond, time.Millisecond, time.Minute, time.Hour} {
-			run(t, FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
+			run(t, ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
 				{at: time.Hour - back, take: 1, left: 9},
 				{at: time.Hour, take: 4, left: 6},
 				{at: time.Hour - back, take: 5, left: 1}, // from the window that has begun once
@@ -58,7 +61,7 @@ func TestClockStepsBack(t *testing.T) {
 	})
 	t.Run("ADebtIsNotDueSooner", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		runOnServer(t, postgrestest.New(t), ratelimit.PerMinute(10), []step{
 			{at: time.Minute, reserve: 12, left: -2, wait: 12 * time.Second},
 			{at: 50 * time.Second, reserve: 1, left: -3, wait: 28 * time.Second},
 			{at: 72 * time.Second, take: 1, refused: true, left: -1, wait: 12 * time.Second},
@@ -67,12 +70,12 @@ func TestClockStepsBack(t *testing.T) {
 	})
 	t.Run("AJitteringClockAdmitsNoMoreThanTime", func(t *testing.T) {
 		t.Parallel()
-		for _, policy := range []Policy{PerSecond(10), FixedWindow{Rate: 10, Period: time.Second, Start: opening}} {
+		for _, policy := range []ratelimit.Policy{ratelimit.PerSecond(10), ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: opening}} {
 			schedule := every(200, 0, 10*time.Second)
 			for i := range schedule {
 				schedule[i] += time.Duration((i*7919)%401-200) * time.Millisecond // within 200 ms of the time
 			}
-			limit := Define("jitter", policy)
+			limit := ratelimit.Define("jitter", policy)
 			require.LessOrEqual(t, admitted(limit, schedule), 10+10*(10+1))
 			require.GreaterOrEqual(t, admitted(limit, schedule), 10*10)
 		}
@@ -85,7 +88,7 @@ func TestClockWasAhead(t *testing.T) {
 
 	t.Run("UpToAMinuteTheBucketStandsStill", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		run(t, ratelimit.PerMinute(10), []step{
 			{at: time.Minute, take: 8, left: 2},
 			{at: 0, take: 1, left: 1},
 			{at: 59 * time.Second, left: 1},
@@ -94,8 +97,8 @@ func TestClockWasAhead(t *testing.T) {
 	})
 	t.Run("BeyondAMinuteItComesBackWithoutCredit", func(t *testing.T) {
 		t.Parallel()
-		for _, ahead := range []time.Duration{time.Minute + time.Second, time.Hour, 1000 * Day} {
-			run(t, PerMinute(10), []step{
+		for _, ahead := range []time.Duration{time.Minute + time.Second, time.Hour, 1000 * ratelimit.Day} {
+			run(t, ratelimit.PerMinute(10), []step{
 				{at: ahead, take: 8, left: 2},
 				{at: 0, take: 1, left: 1},
 				{at: 6 * time.Second, take: 2, left: 0},
@@ -105,25 +108,25 @@ func TestClockWasAhead(t *testing.T) {
 	})
 	t.Run("TheWaitOfARefusalCountsFromNow", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
-			{at: 1000 * Day, take: 10, left: 0},
+		run(t, ratelimit.PerMinute(10), []step{
+			{at: 1000 * ratelimit.Day, take: 10, left: 0},
 			{at: 0, take: 1, refused: true, left: 0, wait: 6 * time.Second},
 		})
-		run(t, FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
-			{at: 1000 * Day, take: 10, left: 0},
+		run(t, ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
+			{at: 1000 * ratelimit.Day, take: 10, left: 0},
 			{at: 15 * time.Minute, take: 1, refused: true, left: 0, wait: 45 * time.Minute},
 		})
 	})
 	t.Run("AWindowOfTheNearFutureIsTrusted", func(t *testing.T) {
 		t.Parallel()
-		run(t, FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
+		run(t, ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
 			{at: time.Hour, take: 8, left: 2},
 			{at: 0, take: 1, left: 1}, // an hour back: the next window's row, whose start a minute's error could reach
 			{at: time.Hour, take: 2, refused: true, left: 1, wait: time.Hour},
 		})
-		run(t, FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
+		run(t, ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
 			{at: 2 * time.Hour, take: 8, left: 2},
-			{at: 0, take: 1, left: 1}, // the window after the next: mended
+			{at: 0, take: 1, left: 1}, // the window after the next: a wrong clock, put right
 			{at: time.Hour, take: 10, left: 0},
 		})
 	})
@@ -132,34 +135,35 @@ func TestClockWasAhead(t *testing.T) {
 // TestPolicyChanges is about a bucket whose limit gets another policy while its row stays.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
+	pool := postgrestest.New(t)
 
 	t.Run("ANewRateCountsFromTheLastTake", func(t *testing.T) {
 		t.Parallel()
 		// The row does not say under which rate the time since has passed, so all of it counts at the new one.
-		run(t, PerMinute(10), []step{
+		runOnServer(t, pool, ratelimit.PerMinute(10), []step{
 			{at: 0, take: 10, left: 0},
 			{at: 30 * time.Second, left: 5},
-			{at: 30 * time.Second, policy: PerMinute(1000), left: 500},
+			{at: 30 * time.Second, policy: ratelimit.PerMinute(1000), left: 500},
 		})
-		run(t, PerMinute(1000), []step{
+		runOnServer(t, pool, ratelimit.PerMinute(1000), []step{
 			{at: 0, take: 1000, left: 0},
-			{at: 30 * time.Second, policy: PerMinute(10), left: 5},
+			{at: 30 * time.Second, policy: ratelimit.PerMinute(10), left: 5},
 		})
 	})
 	t.Run("ANewRateLeavesWhatWasTakenBefore", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		runOnServer(t, pool, ratelimit.PerMinute(10), []step{
 			{at: 0, take: 10, left: 0},
 			{at: 30 * time.Second, take: 5, left: 0}, // a take settles the time before it
-			{at: 30 * time.Second, policy: PerMinute(1000), take: 1, refused: true, left: 0, wait: 60 * time.Millisecond},
+			{at: 30 * time.Second, policy: ratelimit.PerMinute(1000), take: 1, refused: true, left: 0, wait: 60 * time.Millisecond},
 		})
 	})
 	t.Run("ALowerCapacityCutsWhatIsThere", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}, []step{
+		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}, []step{
 			{at: 0, take: 1, left: 19},
-			{at: 0, policy: TokenBucket{Rate: 10, Period: time.Minute, Capacity: 5}, take: 1, left: 4},
-			{at: 0, policy: TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}, left: 4},
+			{at: 0, policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 5}, take: 1, left: 4},
+			{at: 0, policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}, left: 4},
 		})
 	})
 	t.Run("AFlippingCapacityFillsNothing", func(t *testing.T) {
@@ -167,29 +171,29 @@ func TestPolicyChanges(t *testing.T) {
 		story := []step{{at: 0, take: 10, left: 0}}
 		for i := range 200 {
 			story = append(story, step{
-				policy: TokenBucket{Rate: 10, Period: time.Minute, Capacity: float64(10 + i%2)},
+				policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: float64(10 + i%2)},
 				take:   1, refused: true, left: 0, wait: 6 * time.Second,
 			})
 		}
-		run(t, PerMinute(10), story)
+		runOnServer(t, pool, ratelimit.PerMinute(10), story)
 	})
 	t.Run("ADebtBeyondTheNewBoundIsStillRepaid", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerSecond(1), []step{
+		runOnServer(t, pool, ratelimit.PerSecond(1), []step{
 			{at: 0, reserve: 101, left: -100, wait: 100 * time.Second},
-			{at: 0, policy: TokenBucket{Rate: 1, Period: time.Second, MaxReserved: 10}, reserve: 1, refused: true, left: -100, wait: 91 * time.Second},
+			{at: 0, policy: ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: 10}, reserve: 1, refused: true, left: -100, wait: 91 * time.Second},
 			{at: 91 * time.Second, reserve: 1, left: -10, wait: 10 * time.Second},
-			{at: 101 * time.Second, policy: TokenBucket{Rate: 1, Period: time.Second, MaxReserved: NoReservations}, take: 1, refused: true, left: 0, wait: time.Second},
+			{at: 101 * time.Second, policy: ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations}, take: 1, refused: true, left: 0, wait: time.Second},
 			{at: 102 * time.Second, take: 1, left: 0},
 		})
 	})
 	t.Run("ABucketBecomesAWindowAtTheNextStart", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		runOnServer(t, pool, ratelimit.PerMinute(10), []step{
 			{at: 90 * time.Second, take: 10, left: 0},
-			{at: 91 * time.Second, policy: FixedWindow{Rate: 10, Period: time.Minute, Start: opening}, take: 1, refused: true, left: 0, wait: 29 * time.Second},
+			{at: 91 * time.Second, policy: ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: opening}, take: 1, refused: true, left: 0, wait: 29 * time.Second},
 			{at: 120 * time.Second, take: 10, left: 0},
-			{at: 120 * time.Second, policy: PerMinute(10), take: 1, refused: true, left: 0, wait: 6 * time.Second},
+			{at: 120 * time.Second, policy: ratelimit.PerMinute(10), take: 1, refused: true, left: 0, wait: 6 * time.Second},
 			{at: 126 * time.Second, take: 1, left: 0},
 		})
 	})

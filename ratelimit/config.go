@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Config is how a Limiter works. The zero Config is ready for use.
@@ -42,7 +43,8 @@ type Config struct {
 	ReleaseExpired bool
 	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
 	// that are made at the same time are folded into one statement, which runs with the values of the first
-	// one's context. A batch waits for no row that somebody holds; a call that needs one waits by itself.
+	// one's context. A batch for one bucket waits for its row; one for more waits for
+	// no row that somebody holds, and a call that needs such a row waits by itself.
 	NoBatching bool
 	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch; beyond it they
 	// fail with ErrOverloaded. Defaults to 10,000.
@@ -64,7 +66,6 @@ type Config struct {
 }
 
 const (
-	defaultSchema      = "ratelimit"
 	defaultMaxAttempts = 50
 	defaultMaxWaiting  = 10_000
 	defaultTimeout     = 10 * time.Second
@@ -76,7 +77,7 @@ var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 func (c Config) withDefaults() Config {
 	if c.Schema == "" {
-		c.Schema = defaultSchema
+		c.Schema = store.DefaultSchema
 	}
 	if c.MaxWaiting == 0 {
 		c.MaxWaiting = defaultMaxWaiting
@@ -112,4 +113,13 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: ExpireAfter is %v; use a span up to 100 years, or 0 for the default", ErrInvalidConfig, c.ExpireAfter)
 	}
 	return nil
+}
+
+// asOf returns what replaces the database's clock, in microseconds since 1970: nil unless a test set one.
+func (c *Config) asOf() *int64 {
+	if c.AsOf == nil {
+		return nil
+	}
+	now := clampInstant(c.AsOf().Truncate(time.Microsecond))
+	return &now
 }

@@ -1,4 +1,4 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"errors"
@@ -7,39 +7,61 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
+
+// planted is a row that is written behind the limiter's back.
+type planted struct {
+	name, key string
+	shard     int
+	value     float64
+	after     time.Duration // how long after opening its ts is
+}
+
+func plant(t *testing.T, pool *pgxpool.Pool, rows ...planted) {
+	t.Helper()
+	for _, r := range rows {
+		_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4, $5)",
+			r.name, r.key, r.shard, r.value, opening.Add(r.after).UnixMicro())
+		require.NoError(t, err)
+	}
+}
 
 // TestDecision folds the states of several limits into one answer.
 func TestDecision(t *testing.T) {
 	t.Parallel()
-	now := opening.UnixMicro()
-	perMinute, perDay := Define("perMinute", PerMinute(10)), Define("perDay", PerDay(100))
-	decide := func(minute, day answer) Decision {
-		minute.now, day.now = now, now
-		p, err := new(Limiter).plan([]Request{perMinute.For("u").Cost(2), perDay.For("u").Cost(3), perMinute.For("u").Cost(1)}, false)
+	pool := postgrestest.New(t)
+	limiter := newLimiter(t, pool, ratelimit.Config{})
+	perMinute, perDay := ratelimit.Define("perMinute", ratelimit.PerMinute(10)), ratelimit.Define("perDay", ratelimit.PerDay(100))
+	decide := func(t *testing.T, minute, day float64) ratelimit.Decision {
+		t.Helper()
+		key := t.Name()
+		plant(t, pool, planted{name: "perMinute", key: key, value: minute}, planted{name: "perDay", key: key, value: day})
+		d, err := limiter.Take(t.Context(), perMinute.For(key).Cost(2), perDay.For(key).Cost(3), perMinute.For(key).Cost(1))
 		require.NoError(t, err)
-		return p.decide([]answer{day, minute}) // in the order of locking
+		return d
 	}
 
 	t.Run("IsTheLeastThatIsLeftWhenAllAllow", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{allowed: true, state: bucket.State{Value: 7, TS: now}}, answer{allowed: true, state: bucket.State{Value: 2.5, TS: now}})
+		d := decide(t, 10, 5.5)
 		require.True(t, d.Allowed)
 		require.NoError(t, d.Err())
 		require.Zero(t, d.RetryAfter)
 		require.Equal(t, 2.5, d.Remaining)
-		require.Equal(t, Day*975/1000, d.ResetAfter)
+		require.Equal(t, ratelimit.Day*975/1000, d.ResetAfter)
 		require.True(t, d.At.Equal(opening))
 	})
 	t.Run("HasAStateForEachRequestInTheOrderAsked", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{allowed: true, state: bucket.State{Value: 7, TS: now}}, answer{allowed: true, state: bucket.State{Value: 2.5, TS: now}})
+		d := decide(t, 10, 5.5)
 		require.Len(t, d.States, 3)
 		for i, want := range []struct {
-			limit     Limit
+			limit     ratelimit.Limit
 			cost      float64
 			remaining float64
 		}{{perMinute, 2, 7}, {perDay, 3, 2.5}, {perMinute, 1, 7}} {
@@ -51,16 +73,16 @@ func TestDecision(t *testing.T) {
 	})
 	t.Run("IsTheLongestWaitOfThoseThatRefuse", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{state: bucket.State{Value: 1, TS: now}}, answer{state: bucket.State{Value: -1, TS: now}})
+		d := decide(t, 1, -1)
 		require.False(t, d.Allowed)
-		require.Equal(t, Day*4/100, d.RetryAfter)
+		require.Equal(t, ratelimit.Day*4/100, d.RetryAfter)
 		require.Equal(t, 12*time.Second, d.States[0].RetryAfter)
 		require.Zero(t, d.Remaining, "a debt is nothing left")
 		require.Equal(t, -1.0, d.States[1].Value.Tokens)
 	})
 	t.Run("WaitsForNoneThatAllows", func(t *testing.T) {
 		t.Parallel()
-		d := decide(answer{state: bucket.State{Value: 1, TS: now}}, answer{allowed: true, state: bucket.State{Value: 50, TS: now}})
+		d := decide(t, 1, 50)
 		require.Equal(t, 12*time.Second, d.RetryAfter)
 		require.True(t, d.States[1].Allowed)
 		require.Zero(t, d.States[1].RetryAfter)
@@ -70,31 +92,36 @@ func TestDecision(t *testing.T) {
 
 func TestLimitedError(t *testing.T) {
 	t.Parallel()
-	now := opening.UnixMicro()
-	first, second := Define("first", PerMinute(10)), Define("second", PerMinute(5))
-	p, err := new(Limiter).plan([]Request{first.For("alice"), second.For("alice")}, false)
-	require.NoError(t, err)
-	refused := answer{state: bucket.State{Value: 0, TS: now}, now: now}
-	err = fmt.Errorf("send: %w", p.decide([]answer{refused, refused}).Err())
+	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
+	first, second := ratelimit.Define("first", ratelimit.PerMinute(10)), ratelimit.Define("second", ratelimit.PerMinute(5))
+	take := func(requests ...ratelimit.Request) ratelimit.Decision {
+		d, err := limiter.Take(t.Context(), requests...)
+		require.NoError(t, err)
+		return d
+	}
+	require.NoError(t, take(first.For("alice").Cost(10), second.For("alice").Cost(5)).Err())
+	err := fmt.Errorf("send: %w", take(first.For("alice"), second.For("alice")).Err())
 
-	require.ErrorIs(t, err, ErrLimited)
-	require.NotErrorIs(t, err, ErrContended)
+	require.ErrorIs(t, err, ratelimit.ErrLimited)
+	require.NotErrorIs(t, err, ratelimit.ErrContended)
 	require.EqualError(t, err, "send: ratelimit: limited by first, second: retry after 12s")
-	var limited *LimitedError
+	var limited *ratelimit.LimitedError
 	require.ErrorAs(t, err, &limited)
 	require.Equal(t, 12*time.Second, limited.Decision.RetryAfter)
 
-	allowed := answer{allowed: true, state: bucket.State{Value: 3, TS: now}, now: now}
-	err = p.decide([]answer{allowed, refused}).Err()
+	err = take(first.For("bob"), second.For("alice")).Err()
 	require.EqualError(t, err, "ratelimit: limited by second: retry after 12s", "the one that allowed is not blamed")
 }
 
 // TestValue projects a reading to other instants.
 func TestValue(t *testing.T) {
 	t.Parallel()
-	limit := Define("projected", TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20})
-	b := ask{limit: limit, terms: limit.terms}
-	v := b.reading(answer{state: bucket.State{Value: -5, TS: opening.UnixMicro()}, now: opening.Add(6 * time.Second).UnixMicro()})
+	pool := postgrestest.New(t)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return opening.Add(6 * time.Second) }})
+	require.NoError(t, err)
+	plant(t, pool, planted{name: "projected", key: "a", value: -5})
+	v, err := limiter.Value(t.Context(), ratelimit.Define("projected", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}).For("a"))
+	require.NoError(t, err)
 	require.Equal(t, -4.0, v.Tokens)
 	require.True(t, v.AsOf.Equal(opening.Add(6*time.Second)))
 
@@ -116,7 +143,7 @@ func TestValue(t *testing.T) {
 	})
 	t.Run("IsNothingWhenZero", func(t *testing.T) {
 		t.Parallel()
-		require.Zero(t, Value{}.At(opening))
+		require.Zero(t, ratelimit.Value{}.At(opening))
 	})
 	t.Run("KnowsInstantsThatMicrosecondsCannotCount", func(t *testing.T) {
 		t.Parallel()
@@ -138,28 +165,28 @@ func TestValue(t *testing.T) {
 	t.Run("RefusesCostsThatNeverCanBeTaken", func(t *testing.T) {
 		t.Parallel()
 		_, err := v.RetryAfter(v.AsOf, 21)
-		require.ErrorIs(t, err, ErrCostExceedsCapacity)
+		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 		_, err = v.RetryAfter(v.AsOf, -1)
-		require.ErrorIs(t, err, ErrInvalidCost)
-		_, err = Value{}.RetryAfter(v.AsOf, 1)
-		require.ErrorIs(t, err, ErrInvalidLimit)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidCost)
+		_, err = ratelimit.Value{}.RetryAfter(v.AsOf, 1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	})
 }
 
 func TestReservationDelay(t *testing.T) {
 	t.Parallel()
-	allowed := Reservation{Decision: Decision{Allowed: true, At: opening}, ReadyAt: opening.Add(3 * time.Second)}
+	allowed := ratelimit.Reservation{Decision: ratelimit.Decision{Allowed: true, At: opening}, ReadyAt: opening.Add(3 * time.Second)}
 	require.Equal(t, 3*time.Second, allowed.Delay())
-	refused := Reservation{Decision: Decision{At: opening, RetryAfter: time.Hour}}
+	refused := ratelimit.Reservation{Decision: ratelimit.Decision{At: opening, RetryAfter: time.Hour}}
 	require.Zero(t, refused.Delay(), "there is no work to delay")
 }
 
 func TestIsRetryable(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]bool{"40001": true, "40P01": true, "23505": false, "22012": false, "25P02": false, "08006": false, "57014": false} {
-		require.Equal(t, want, IsRetryable(fmt.Errorf("insert: %w", &pgconn.PgError{Code: code})), code)
+		require.Equal(t, want, ratelimit.IsRetryable(fmt.Errorf("insert: %w", &pgconn.PgError{Code: code})), code)
 	}
-	require.False(t, IsRetryable(nil))
-	require.False(t, IsRetryable(errors.New("SQLSTATE 40001")))
-	require.False(t, IsRetryable(ErrLimited))
+	require.False(t, ratelimit.IsRetryable(nil))
+	require.False(t, ratelimit.IsRetryable(errors.New("SQLSTATE 40001")))
+	require.False(t, ratelimit.IsRetryable(ratelimit.ErrLimited))
 }

@@ -1,11 +1,14 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 var (
@@ -40,7 +43,7 @@ var (
 
 	// ErrNotReserved is returned when no reservation has the ID: it was never made, its transaction was
 	// rolled back, or it ended and Expire has deleted it.
-	ErrNotReserved = errors.New("ratelimit: no such reservation")
+	ErrNotReserved = store.ErrNotReserved
 
 	// ErrReservationEnded is returned when a reservation has ended in another way than the call asks for:
 	// Settle after Cancel, Cancel after Settle, either after expiry.
@@ -56,7 +59,7 @@ var (
 	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
 	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a
 	// refusal: the limit may well have tokens.
-	ErrContended = errors.New("ratelimit: too much contention")
+	ErrContended = store.ErrContended
 
 	// ErrOverloaded is returned, before any SQL, by a call outside a transaction when Config.MaxWaiting calls
 	// are waiting already: the database is slower than the calls come. Nothing was taken.
@@ -69,18 +72,13 @@ var (
 	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
 	// retried, because a second run could take twice. Outside a transaction every call that writes returns it
 	// where it sends a COMMIT of its own: Reserve, Prune, Expire and the calls on reservations always do; Take, Credit,
-	// Refund, Charge and Reset do for limits with Shards, and over several limits when somebody held a row; and a Take that
-	// is one of a batch does at the edge of its limit. A Reserve that ends so may have made a reservation whose ID nobody knows; Expire ends it.
+	// Refund, Charge and Reset do for limits with Shards, and over several limits when somebody held a row; and a Take
+	// does at the edge of its limit when it is one of a batch, and where a wrong clock has to be put right. A Reserve that ends so may have made a reservation whose ID nobody knows; Expire ends it.
 	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
 )
 
 // SQLSTATE values that decide something here.
 const (
-	codeSerializationFailure = "40001"
-	codeDeadlockDetected     = "40P01"
-	codeLockNotAvailable     = "55P03"
-	codeQueryCanceled        = "57014" // statement_timeout too
-	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
 	codeUndefinedTable       = "42P01"
 	codeUndefinedColumn      = "42703"
 	codeInvalidSchemaName    = "3F000"
@@ -98,27 +96,21 @@ const (
 // IsRetryable reports whether err says that a transaction lost against a concurrent one: it was rolled
 // back whole, and running all of it again may succeed. It is for transactions of your own; InTx asks it
 // for you. A retry inside the same transaction, or inside a savepoint of it, cannot succeed.
-func IsRetryable(err error) bool {
-	if err == nil { // as mostly, and what errors.As needs is an allocation
-		return false
-	}
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return false
-	}
-	return pgErr.Code == codeSerializationFailure || pgErr.Code == codeDeadlockDetected
-}
+func IsRetryable(err error) bool { return store.IsRetryable(err) }
 
-// sqlstate returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
-func sqlstate(err error) string {
-	if err == nil {
-		return ""
+// isUnavailable reports whether the server could not be reached, or ended the connection, as it does when
+// it shuts down, starts, or has none left.
+func isUnavailable(err error) bool {
+	var connectErr *pgconn.ConnectError
+	if errors.As(err, &connectErr) {
+		return true
 	}
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return ""
+	switch code := store.SQLState(err); code {
+	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeTooManyConnections, codeIdleInTransaction:
+		return true
+	default:
+		return len(code) == 5 && code[:2] == classConnectionException
 	}
-	return pgErr.Code
 }
 
 // changedNothing reports whether a call that failed with err is known to have changed nothing: it was not sent, or the
@@ -154,3 +146,23 @@ func prefixed(err error) error {
 
 // during returns err with what was being done.
 func during(doing string, err error) error { return prefixed(fmt.Errorf("%s: %w", doing, err)) }
+
+// explain adds to err what to do about it where the server's words do not say. schema is that of the tables, and inTx
+// whether the call was in the caller's transaction.
+func explain(err error, schema string, inTx bool) error {
+	switch store.SQLState(err) {
+	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
+		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, schema, err)
+	case codeInsufficientPrivilege:
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations", err, schema)
+	case codeReadOnly:
+		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
+	}
+	switch {
+	case !errors.Is(err, context.DeadlineExceeded):
+		return err
+	case inTx:
+		return fmt.Errorf("%w; another transaction may hold a row that the call waited for", err)
+	}
+	return fmt.Errorf("%w; a transaction may hold a row that the call waited for, or all connections of the pool: inside one, call the Limiter of WithTx", err)
+}

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"fmt"
-	"hash/fnv"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -45,7 +44,7 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 	}
 	t.Step, t.Steps = p.Period.Microseconds(), 1
 	if p.Start.IsZero() {
-		t.Spread = true
+		t.PhaseByKey = true
 		return t, nil
 	}
 	if p.Start.Before(time.UnixMicro(bucket.MinInstant)) || p.Start.After(time.UnixMicro(bucket.MaxInstant)) {
@@ -53,18 +52,4 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 	}
 	t.Phase = bucket.PhaseOf(p.Start.UnixMicro(), t.Step)
 	return t, nil
-}
-
-// termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
-func (l Limit) termsFor(key string) bucket.Terms {
-	t := l.terms
-	if !t.Spread {
-		return t
-	}
-	h := fnv.New64a()
-	h.Write([]byte(l.name))
-	h.Write([]byte{0})
-	h.Write([]byte(key))
-	t.Phase = bucket.PhaseOf(int64(h.Sum64()%uint64(t.Step)), t.Step)
-	return t
 }

@@ -1,23 +1,26 @@
-package ratelimit
+package ratelimit_test
 
 import (
+	"context"
+	"errors"
 	"math"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // fuzzed returns the policy with those numbers; a start of 0 is none.
-func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) Policy {
+func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) ratelimit.Policy {
 	if !windows {
-		return TokenBucket{Rate: rate, Period: time.Duration(period), Capacity: capacity, MaxReserved: maxReserved}
+		return ratelimit.TokenBucket{Rate: rate, Period: time.Duration(period), Capacity: capacity, MaxReserved: maxReserved}
 	}
-	policy := FixedWindow{Rate: rate, Period: time.Duration(period), Capacity: capacity, MaxReserved: maxReserved}
+	policy := ratelimit.FixedWindow{Rate: rate, Period: time.Duration(period), Capacity: capacity, MaxReserved: maxReserved}
 	if start != 0 {
 		policy.Start = time.UnixMicro(start)
 	}
@@ -26,96 +29,99 @@ func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved floa
 
 // FuzzNewLimit holds every policy that NewLimit accepts to what a limit must be able to do.
 func FuzzNewLimit(f *testing.F) {
+	const yearOne, year9999 = int64(-62135596800000000), int64(253402300799999999)
 	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 0.0, int64(0))
-	f.Add("a.b/c:d_e-f", true, 100.0, int64(time.Hour), 0.0, NoReservations, int64(1))
+	f.Add("a.b/c:d_e-f", true, 100.0, int64(time.Hour), 0.0, ratelimit.NoReservations, int64(1))
 	f.Add("tiny", false, 1e-9, int64(time.Microsecond), 1e-9, 1e-9, int64(0))
-	f.Add("huge", false, 1e12, int64(bucket.MaxSpan), 1e12, 1e12, int64(0))
-	f.Add("slow", true, 1.0, int64(bucket.MaxSpan), 1.0, 1.0, bucket.MaxInstant)
+	f.Add("huge", false, 1e12, int64(century), 1e12, 1e12, int64(0))
+	f.Add("slow", true, 1.0, int64(century), 1.0, 1.0, year9999)
 	f.Add("late", true, 1.0, int64(7*time.Hour), 1.0, 1.0, int64(7*time.Hour/time.Microsecond)-1)
-	f.Add("none", false, 1.0, int64(time.Second), NoCapacity, 0.0, int64(0))
-	f.Add("neither", false, 1.0, int64(time.Second), NoCapacity, NoReservations, int64(0))
-	f.Add("not\x00a name", true, math.NaN(), int64(-1), math.Inf(1), math.Inf(-1), bucket.MinInstant-1)
+	f.Add("none", false, 1.0, int64(time.Second), ratelimit.NoCapacity, 0.0, int64(0))
+	f.Add("neither", false, 1.0, int64(time.Second), ratelimit.NoCapacity, ratelimit.NoReservations, int64(0))
+	f.Add("not\x00a name", true, math.NaN(), int64(-1), math.Inf(1), math.Inf(-1), yearOne-1)
 	f.Fuzz(func(t *testing.T, name string, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) {
-		limit, err := NewLimit(name, fuzzed(windows, rate, period, capacity, maxReserved, start))
+		limit, err := ratelimit.NewLimit(name, fuzzed(windows, rate, period, capacity, maxReserved, start))
 		if err != nil {
-			require.ErrorIs(t, err, ErrInvalidLimit)
-			require.Equal(t, Limit{}, limit)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+			require.Equal(t, ratelimit.Limit{}, limit)
 			return
 		}
-		terms, now := limit.termsFor("key"), opening.UnixMicro()
 		require.True(t, strings.HasPrefix(limit.String(), name+": "))
-		require.LessOrEqual(t, limit.Capacity(), bucket.MaxTokens)
+		require.LessOrEqual(t, limit.Capacity(), 1e12)
 		require.GreaterOrEqual(t, limit.Capacity(), 0.0)
-		begins(t, terms)
-		empties(t, limit, terms, now)
-		grows(t, terms, now)
+		step, longest := time.Microsecond, century
+		if windows {
+			step, longest = time.Duration(period), century+time.Duration(period)
+		}
+		full := limit.For("key").Full(opening)
+		require.Equal(t, limit.Capacity(), full.Tokens)
+		if limit.Capacity() > 0 {
+			empties(t, full, longest)
+			grows(t, full, step)
+		}
 	})
 }
 
-// begins checks that every instant a row may hold lies in the step that is said to hold it, and the instants before
-// the first step in that one.
-func begins(t require.TestingT, terms bucket.Terms) {
-	require.GreaterOrEqual(t, terms.Phase, bucket.MinInstant)
-	require.Less(t, terms.Phase, bucket.MinInstant+terms.Step)
-	for _, now := range []int64{terms.Phase, terms.Phase + 1, -1, 0, opening.UnixMicro(), bucket.MaxInstant} {
-		require.LessOrEqual(t, terms.Begin(now), now)
-		require.Greater(t, terms.Begin(now), now-terms.Step)
-	}
-	require.Equal(t, terms.Phase, terms.Begin(bucket.MinInstant))
+// empties checks that a bucket gives all it holds, and is full again soon enough.
+func empties(t *testing.T, full ratelimit.Value, longest time.Duration) {
+	t.Helper()
+	empty, d := full.Take(opening, full.Tokens)
+	require.True(t, d.Allowed)
+	require.Zero(t, empty.Tokens)
+	require.Positive(t, d.ResetAfter)
+	require.LessOrEqual(t, d.ResetAfter, longest)
+	require.Equal(t, full.Tokens, empty.At(opening.Add(d.ResetAfter)))
+	smallest := max(full.Tokens*0x1p-40, 1e-9)
+	less, d := full.Take(opening, smallest)
+	require.True(t, d.Allowed)
+	require.Less(t, less.Tokens, full.Tokens, "the smallest cost takes something")
 }
 
-// empties checks that a limit gives all it holds, or all it may owe, and is full again within a century,
-// or with the window that begins next.
-func empties(t *testing.T, limit Limit, terms bucket.Terms, now int64) {
+// grows checks that no bucket is so slow beside what it holds that rounding keeps it from growing.
+func grows(t *testing.T, full ratelimit.Value, step time.Duration) {
 	t.Helper()
-	longest := bucket.MaxSpan + time.Duration(terms.Step)*time.Microsecond
-	if capacity := terms.Capacity; capacity > 0 {
-		require.NoError(t, checkCost(limit, capacity, capacity))
-		smallest := max(capacity*bucket.MinCostShare, bucket.MinTokens)
-		require.Less(t, capacity-smallest, capacity, "the smallest cost takes something")
-		empty, allowed := terms.Take(terms.Full(now), now, capacity, 0)
-		require.True(t, allowed)
-		require.Zero(t, empty.Value)
-		require.LessOrEqual(t, terms.UntilFull(empty, now), longest)
-	}
-	if terms.Reserves {
-		owing, allowed := terms.Take(bucket.State{TS: terms.Begin(now)}, now, terms.MaxDebt, -terms.MaxDebt)
-		require.True(t, allowed)
-		require.LessOrEqual(t, terms.Wait(owing, now, 0, 0), longest)
-	}
-}
-
-// grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
-func grows(t *testing.T, terms bucket.Terms, now int64) {
-	t.Helper()
-	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxDebt} {
-		if value < terms.Capacity {
-			row := bucket.State{Value: value, TS: terms.Begin(now)}
-			require.Greater(t, terms.Tokens(row, row.TS+terms.Step), value, "a step adds something to %v", value)
+	for _, cost := range []float64{full.Tokens, full.Tokens / 2, full.Tokens * 0.01} {
+		value, d := full.Take(opening, cost)
+		if d.Allowed { // else it is too small a cost
+			require.Greater(t, value.At(opening.Add(step)), value.Tokens, "a step adds something to %v", value.Tokens)
 		}
 	}
 }
 
 // FuzzCost holds every cost that is accepted to what a full bucket can give.
 func FuzzCost(f *testing.F) {
-	f.Add(false, 9.0, int64(time.Minute), 0.0, 0.0, 3.0, false)
-	f.Add(false, 10.0, int64(time.Second), NoCapacity, 5.0, 0.5, true)
-	f.Add(false, 1e12, int64(bucket.MaxSpan), 1.0, NoReservations, 1.0, false)
-	f.Add(false, 1.0, int64(time.Second), 0.1, 0.2, 0.1+math.Nextafter(0.2, 1), true)
-	f.Add(true, 7.0, int64(time.Hour), 21.0, 7.0, 28.0, true)
-	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, maxReserved, cost float64, reserve bool) {
-		limit, err := NewLimit("fuzz", fuzzed(windows, rate, period, capacity, maxReserved, 0))
+	f.Add(false, 9.0, int64(time.Minute), 0.0, 3.0)
+	f.Add(false, 10.0, int64(time.Second), ratelimit.NoCapacity, 0.5)
+	f.Add(false, 1e12, int64(century), 1.0, 1.0)
+	f.Add(false, 1.0, int64(time.Second), 0.1, math.Nextafter(0.1, 0))
+	f.Add(true, 7.0, int64(time.Hour), 21.0, 21.0)
+	f.Fuzz(func(t *testing.T, windows bool, rate float64, period int64, capacity, cost float64) {
+		limit, err := ratelimit.NewLimit("fuzz", fuzzed(windows, rate, period, capacity, 0, 0))
 		if err != nil {
 			return
 		}
-		b := ask{limit: limit, terms: limit.termsFor("key"), cost: cost}
-		if checkCost(limit, cost, math.Inf(1)) != nil || b.bound(reserve) != nil {
-			return
+		full := limit.For("key").Full(opening)
+		after, d := full.Take(opening, cost)
+		_, err = full.RetryAfter(opening, cost)
+		require.Equal(t, err == nil, d.Allowed, "what is no error is allowed at least when the bucket is full")
+		if err != nil {
+			require.Equal(t, full, after)
 		}
-		now := opening.UnixMicro()
-		_, allowed := b.terms.Take(b.terms.Full(now), now, cost, b.lowest)
-		require.True(t, allowed, "what is no error is allowed at least when the bucket is full")
 	})
+}
+
+// errSent is what a keyRecorder answers.
+var errSent = errors.New("sent")
+
+// keyRecorder is a pool that keeps the key that a Take sends.
+type keyRecorder struct {
+	untouched
+	key string
+}
+
+func (r *keyRecorder) Query(_ context.Context, _ string, args ...any) (pgx.Rows, error) {
+	r.key = args[1].(string)
+	return nil, errSent
 }
 
 // FuzzKey holds every key that is accepted to what the table can store.
@@ -123,20 +129,30 @@ func FuzzKey(f *testing.F) {
 	for _, key := range []string{"", "a", " a ", "A", "\x00", "a\x00b", "\xff", "é", strings.Repeat("x", 256), strings.Repeat("x", 257), strings.Repeat("é", 128)} {
 		f.Add(key)
 	}
+	limit := ratelimit.Define("fuzz", ratelimit.PerSecond(1))
 	f.Fuzz(func(t *testing.T, key string) {
-		request := Define("fuzz", PerSecond(1)).For(key)
-		plain, err := new(Limiter).storedKey(request)
+		sent := func(config ratelimit.Config) (string, error) {
+			config.NoBatching = true
+			pool := &keyRecorder{untouched: untouched{t: t}}
+			limiter, err := ratelimit.New(pool, config)
+			require.NoError(t, err)
+			if _, err = limiter.Take(t.Context(), limit.For(key)); errors.Is(err, errSent) {
+				err = nil
+			}
+			return pool.key, err
+		}
+		plain, err := sent(ratelimit.Config{})
 		if err != nil {
-			require.ErrorIs(t, err, ErrInvalidKey)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+			require.Empty(t, plain)
 		} else {
 			require.Equal(t, key, plain)
 			require.True(t, len(plain) >= 1 && len(plain) <= 256 && utf8.ValidString(plain) && !strings.Contains(plain, "\x00"))
 		}
-		hashing := &Limiter{config: Config{HashKey: []byte("0123456789abcdef")}}
-		hashed, err := hashing.storedKey(request)
+		hashed, err := sent(ratelimit.Config{HashKey: []byte("0123456789abcdef")})
 		if err != nil {
-			require.ErrorIs(t, err, ErrInvalidKey)
-			require.True(t, key == "" || len(key) > maxSecretBytes)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+			require.True(t, key == "" || len(key) > 1<<16)
 			return
 		}
 		require.Regexp(t, `^[A-Za-z0-9_-]{43}$`, hashed)

@@ -2,16 +2,14 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // DB is what a call needs of the database. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx have it.
@@ -32,19 +30,17 @@ type Pool interface {
 // transaction's goroutine, as the transaction is. Make one for a process: transactions queue only with
 // those of the same Limiter.
 type Limiter struct {
-	db         DB   // the pool, or the caller's transaction
-	pool       Pool // nil when bound to a transaction
-	config     Config
-	statements statements
-	queues     *queues
-	boxes      *boxes
-	batcher    *batch.Batcher[call]
-	denials    *denials    // nil: no refusal is answered from memory
-	effects    *effects    // of the transaction the Limiter is bound to; nil when it is not one of ours
-	own        bool        // whether that transaction is of the Limiter's own making, for one call or one batch
-	waitFor    *bucket.Key // the row that such a transaction waits for before it locks any; nil: none
-	waits      int         // how many rows the call has waited for
-	policies   *policies
+	pool         Pool // nil for a Limiter of WithTx
+	hasTx        bool // whether WithTx was given a transaction
+	isConnection bool // whether the pool is a single connection, which one caller at a time can use
+	config       Config
+	store        *store.Store
+	session      store.Session // on the pool, or the transaction
+	batcher      *batch.Batcher[store.Call]
+	cache        *denyCache // nil: no refusal is answered from memory
+	queues       *queues
+	reports      reports
+	policies     *policies
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -57,11 +53,20 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	l := &Limiter{
-		db: pool, pool: pool, config: config, statements: newStatements(config.Schema),
-		queues: newQueues(), boxes: &boxes{}, policies: &policies{},
+	var asOf func() *int64
+	if config.AsOf != nil {
+		asOf = config.asOf
 	}
-	l.batcher, l.denials = newBatcher(l), newDenials(config.DenyCache, l.asOf)
+	l := &Limiter{
+		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: store.New(config.Schema, asOf),
+		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
+	}
+	l.reports = reports{observer: config.Observer, cache: l.cache}
+	l.session = l.store.OnPool(pool, owner{l})
+	l.batcher = batch.New[store.Call](&l.session, batch.Options{
+		Apart:      config.NoBatching || l.isConnection,
+		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
+	})
 	return l, nil
 }
 
@@ -102,193 +107,25 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 		return nil
 	}
 	bound := *l
-	bound.db, bound.pool, bound.effects, bound.own = tx, nil, nil, false
-	if ours, ok := tx.(*lentTx); ok {
-		bound.effects = ours.effects
+	bound.pool, bound.hasTx = nil, !isNil(tx)
+	bound.reports.inTx, bound.reports.after = true, nil
+	var queue store.Queue
+	if ours, ok := tx.(*ownedTx); ok {
+		bound.reports.after = ours.after
+		if ours.tickets != nil {
+			queue = ours.tickets
+		}
 	}
+	bound.session = l.store.InTx(tx, owner{&bound}, queue)
 	return &bound
 }
 
-// InTransaction reports whether the Limiter is bound to a transaction by WithTx.
+// InTransaction reports whether WithTx returned the Limiter.
 func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 
-// Take takes what the requests cost from all of their limits, or from none of them.
-//
-// The decision is Allowed, or it says how long to wait. An error is a failure, never a refusal: treat
-// the request as refused. Requests that could never be allowed are errors: see ErrInvalidCost,
-// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
-// the transaction stays usable.
-//
-// Outside a transaction the call is one round trip and its own commit, for which it has the time of Config.Timeout.
-// Conflicts are retried; a connection that fails during the call, or a time that ends, leaves it open whether the tokens
-// were taken, and that is an error too.
-// A call whose costs are all 0 takes and writes nothing, as Check.
-func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	began := l.watch()
-	if d, known := l.recallOne(ctx, requests); known {
-		l.decided(ctx, Decided{Verb: "take", Decision: d, Cached: true}, began)
-		return d, nil
-	}
-	p, err := l.begin(ctx, "take", requests, false)
-	if err != nil {
-		return Decision{}, err
-	}
-	c := p.of("take", p.free(), false)
-	d, known, err := l.recall(ctx, c)
-	if err != nil {
-		return Decision{}, l.failed(ctx, "take", p, began, err)
-	}
-	l.decided(ctx, Decided{Verb: "take", Decision: d, Cached: known}, began)
-	return d, nil
-}
-
-// Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
-// before you do, so do not check first and take later: take, and give up the work when refused.
-//
-// It reads with a SELECT. In a SERIALIZABLE transaction that read takes part in conflict detection as
-// any read of yours, which Take avoids.
-func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
-	p, err := l.begin(ctx, "check", requests, false)
-	if err != nil {
-		return Decision{}, err
-	}
-	began := l.watch()
-	c := p.of("check", true, false)
-	if err := l.submit(ctx, c); err != nil {
-		return Decision{}, l.failed(ctx, "check", p, began, err)
-	}
-	d := p.decide(p.project(c.answers))
-	l.decided(ctx, Decided{Verb: "check", Decision: d}, began)
-	return d, nil
-}
-
-// Value returns what the bucket of request holds, to show it or to project it. The request's cost does
-// not matter. It reads as Check does.
-func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
-	p, err := l.begin(ctx, "value", []Request{request.Cost(0)}, false)
-	if err != nil {
-		return Value{}, err
-	}
-	began := l.watch()
-	c := p.of("value", true, false)
-	if err := l.submit(ctx, c); err != nil {
-		return Value{}, l.failed(ctx, "value", p, began, err)
-	}
-	return p.buckets[0].reading(c.answers[0]), nil
-}
-
-// Reset fills the buckets of the requests to their capacity, as on a successful login. Debts are
-// forgotten with the rest, so reserved work that has not run yet comes on top. A fixed window stays where it
-// is. In a transaction the reset is undone with it.
-func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
-	p, err := l.begin(ctx, "reset", costless(requests), false)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	began := l.watch()
-	if err := l.changeAlone(ctx, "reset", func(l *Limiter) error { return l.fill(ctx, p) }); err != nil {
-		return l.failed(ctx, "reset", p, began, err)
-	}
-	l.invalidate(p)
-	return nil
-}
-
-// costless returns the requests without their costs.
-func costless(requests []Request) []Request {
-	free := make([]Request, len(requests))
-	for i, r := range requests {
-		free[i] = r.Cost(0)
-	}
-	return free
-}
-
-// begin does what every call does before SQL.
-func (l *Limiter) begin(ctx context.Context, verb string, requests []Request, reserve bool) (*plan, error) {
-	if err := l.ready(ctx, verb); err != nil {
-		return nil, err
-	}
-	return l.plan(requests, reserve)
-}
-
-// ready returns an error when the Limiter or the context cannot be used.
-func (l *Limiter) ready(ctx context.Context, verb string) error {
-	switch {
-	case l == nil || l.queues == nil:
-		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
-	case isNil(l.db):
-		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
-	case ctx.Err() != nil:
-		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
-	}
-	return nil
-}
-
-// submit answers c: in the caller's transaction when l is bound to one, else with others who call meanwhile.
-func (l *Limiter) submit(ctx context.Context, c *call) error {
-	if l.pool == nil {
-		return l.alone(ctx, c)
-	}
-	if err := l.idle(); err != nil {
-		return err
-	}
-	c.Several = c.simple() && c.plan.sharded()
-	if !c.look {
-		c.Needs(len(c.plan.buckets), func(i int) bucket.Key { return c.plan.buckets[i].bucketKey() })
-	}
-	return l.batcher.Do(ctx, &c.Call)
-}
-
-// decided tells the observer of a decision on a call that began then.
-func (l *Limiter) decided(ctx context.Context, event Decided, began time.Time) {
-	if l.config.Observer == nil {
-		return
-	}
-	event.Began, event.Elapsed, event.Shadow, event.Pending = began, l.since(began), inShadow(ctx), l.pending()
-	l.tell(ctx, event)
-}
-
-// failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
-func (l *Limiter) failed(ctx context.Context, verb string, p *plan, began time.Time, err error) error {
-	if l.pool != nil && !changedNothing(err) { // who knows what it took
-		l.invalidate(p)
-	}
-	name := p.buckets[p.asked[0].bucket].limit.name // the first asked: buckets are in the order of locking
-	err = during(fmt.Sprintf("%s %q", verb, name), l.explain(err))
-	l.fail(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
-	return err
-}
-
-// fail tells the observer of a failure of a call that began then, unless its caller gave up. What the
-// transaction does afterwards does not undo it.
-func (l *Limiter) fail(ctx context.Context, event Failed, began time.Time) {
-	if l.config.Observer == nil || errors.Is(ctx.Err(), context.Canceled) {
-		return
-	}
-	event.Began, event.Elapsed, event.Shadow = began, l.since(began), inShadow(ctx)
-	l.config.Observer.Observe(ctx, event)
-}
-
-// explain adds to err what to do about it where the server's words do not say.
-func (l *Limiter) explain(err error) error {
-	switch sqlstate(err) {
-	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
-		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, l.config.Schema, err)
-	case codeInsufficientPrivilege:
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations", err, l.config.Schema)
-	case codeReadOnly:
-		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
-	}
-	switch {
-	case !errors.Is(err, context.DeadlineExceeded):
-	case l.pool == nil:
-		return fmt.Errorf("%w; another transaction may hold a row that the call waited for", err)
-	default:
-		return fmt.Errorf("%w; a transaction may hold a row that the call waited for, or all connections of the pool: inside one, call the Limiter of WithTx", err)
-	}
-	return err
-}
+// Observe tells the Observer of event, when there is one: for guards that ask this Limiter, which tell what
+// they [Answered].
+func (l *Limiter) Observe(ctx context.Context, event Event) { l.reports.tell(ctx, event) }
 
 // isNil reports whether v is nil or holds a nil pointer.
 func isNil(v any) bool {

@@ -5,166 +5,139 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"hash/fnv"
 	"math"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
-	maxRequests    = 64      // limits in one call: each is a row lock held to the end of the transaction
-	maxKeyBytes    = 256     // what the key column holds
-	maxSecretBytes = 1 << 16 // what a key may be long before it is hashed
+	maxRequests       = 64      // limits in one call: each is a row lock held to the end of the transaction
+	maxKeyBytes       = 256     // what the key column holds
+	maxHashedKeyBytes = 1 << 16 // how long a key that is hashed may be
 )
 
-// ask is one row that a call needs, and what the call asks of it.
-type ask struct {
-	limit  Limit
-	key    string // as stored
-	shard  int32  // 0, or which row of a bucket that is spread over several
-	terms  bucket.Terms
-	cost   float64
-	lowest float64 // the least value that may remain
-	most   float64 // what a credit may fill it to, where that is more than its capacity
-}
-
-// rowKey is the key of the row.
-func (b *ask) rowKey() bucket.Key { return bucket.Key{Name: b.limit.name, Key: b.key, Shard: b.shard} }
-
-// bucketKey is the key of the bucket, on however many rows it is.
-func (b *ask) bucketKey() bucket.Key { return b.rowKey().Whole() }
-
-// plan is a call's requests as the statements need them: every bucket once, in the order of locking.
+// plan is a call's requests as the store needs them: every bucket once, in the order of locking.
 type plan struct {
-	buckets []ask
-	asked   []asked // in the order asked
+	asks   []bucket.Ask
+	limits []Limit // of the asks
+	asked  []asked // in the order asked
 
-	oneBucket [1]ask // the room for them when there is one, as there mostly is
-	oneAsked  [1]asked
-	oneAnswer [1]answer // and for its answer
-	call      call      // of which this is the plan, when it is one of Take, Check, Value or Reserve
+	costless bool // whether nothing is to be taken
+
+	oneAsk   [1]bucket.Ask // the room for them when there is one, as there mostly is
+	oneLimit [1]Limit
+	oneAsked [1]asked
 }
 
+// asked is a request of the call.
 type asked struct {
-	bucket int // index into buckets
+	bucket int // index into asks
 	cost   float64
 }
 
-// plan checks requests and arranges them. It fails before any SQL, because a statement that fails
-// takes the caller's transaction with it.
-func (l *Limiter) plan(requests []Request, reserve bool) (*plan, error) {
+// arrange checks requests and arranges them.
+func (p *plan) arrange(config *Config, policies *policies, requests []Request, reserve bool) error {
 	if len(requests) == 0 || len(requests) > maxRequests {
-		return nil, fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
+		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
 	}
-	p := newPlan(len(requests))
-	for i, r := range requests {
-		key, err := l.storedKey(r)
+	p.makeRoom(len(requests))
+	for i := range requests {
+		r := &requests[i]
+		key, err := storedKey(config.HashKey, r)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if err := checkCost(r.limit, r.cost, math.Inf(1)); err != nil {
-			return nil, err
+		if err := checkCost(&r.limit, r.cost, math.Inf(1)); err != nil {
+			return err
 		}
-		l.policies.note(r.limit.name, &r.limit.terms)
-		at, err := p.merge(ask{limit: r.limit, key: key, terms: r.limit.termsFor(key), cost: r.cost})
-		if err != nil {
-			return nil, err
+		policies.note(r.limit.name, &r.limit.terms)
+		if p.asked[i], err = p.add(r, key); err != nil {
+			return err
 		}
-		p.asked[i] = asked{bucket: at, cost: r.cost}
 	}
-	for i := range p.buckets {
-		if err := p.buckets[i].bound(reserve); err != nil {
-			return nil, err
+	p.costless = true
+	for i := range p.asks {
+		p.costless = p.costless && p.asks[i].Cost == 0
+		if err := limitDebt(&p.asks[i], &p.limits[i], reserve); err != nil {
+			return err
 		}
 	}
 	p.sort()
-	return p, nil
+	return nil
 }
 
-// of returns the call for the plan: made with it, so that the two are one allocation.
-func (p *plan) of(verb string, look, reserve bool) *call {
-	c := &p.call
-	c.Of, c.verb, c.plan, c.look, c.reserve = c, verb, p, look, reserve
-	return c
-}
-
-// newPlan returns a plan with room for n requests.
-func newPlan(n int) *plan {
-	p := &plan{}
+// makeRoom makes room for n requests.
+func (p *plan) makeRoom(n int) {
 	if n == 1 {
-		p.buckets, p.asked = p.oneBucket[:0], p.oneAsked[:]
-		return p
+		p.asks, p.limits, p.asked = p.oneAsk[:0], p.oneLimit[:0], p.oneAsked[:]
+		return
 	}
-	p.buckets, p.asked = make([]ask, 0, n), make([]asked, n)
-	return p
+	p.asks, p.limits, p.asked = make([]bucket.Ask, 0, n), make([]Limit, 0, n), make([]asked, n)
 }
 
-// merge adds b to the plan, or its cost to the bucket of the same name and key, and returns its index.
-func (p *plan) merge(b ask) (int, error) {
-	for i := range p.buckets {
-		same := &p.buckets[i]
-		if same.limit.name != b.limit.name || same.key != b.key {
+// add adds a request to the plan, or its cost to that for the bucket of the same name and key.
+func (p *plan) add(r *Request, key string) (asked, error) {
+	k, terms := bucket.Key{Name: r.limit.name, Key: key}, r.limit.termsFor(key)
+	for i := range p.asks {
+		same := &p.asks[i]
+		if same.Key != k {
 			continue
 		}
-		if same.terms != b.terms {
-			return 0, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, b.limit.name)
+		if same.Terms != terms {
+			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 		}
-		same.cost += b.cost
-		return i, nil
+		same.Cost += r.cost
+		return asked{i, r.cost}, nil
 	}
-	p.buckets = append(p.buckets, b)
-	return len(p.buckets) - 1, nil
+	p.asks, p.limits = append(p.asks, bucket.Ask{Key: k, Terms: terms, Cost: r.cost}), append(p.limits, r.limit)
+	return asked{len(p.asks) - 1, r.cost}, nil
 }
 
-// bound sets how low the bucket may go, and checks that the cost can ever be met.
-func (b *ask) bound(reserve bool) error {
+// limitDebt sets how low the bucket may go, and checks that the cost can ever be met.
+func limitDebt(a *bucket.Ask, limit *Limit, reserve bool) error {
 	if !reserve {
-		return checkCost(b.limit, b.cost, b.terms.Capacity)
+		return checkCost(limit, a.Cost, a.Terms.Capacity)
 	}
-	if !b.terms.Reserves {
-		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, b.limit.name)
+	if !a.Terms.Reserves {
+		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.name)
 	}
-	b.lowest = -b.terms.MaxDebt
-	most := b.terms.Capacity + b.terms.MaxDebt
-	if b.cost <= most && b.terms.Capacity-b.cost < b.lowest { // the sum was rounded up
-		most = math.Nextafter(b.cost, 0)
+	a.Lowest = -a.Terms.MaxDebt
+	most := a.Terms.Capacity + a.Terms.MaxDebt
+	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.Lowest { // the sum was rounded up
+		most = math.Nextafter(a.Cost, 0)
 	}
-	return checkCost(b.limit, b.cost, most)
+	return checkCost(limit, a.Cost, most)
 }
 
 // sort puts the buckets in the order in which every call locks them: that of the primary key.
 func (p *plan) sort() {
-	if len(p.buckets) == 1 {
+	if len(p.asks) == 1 {
 		return
 	}
-	order := make([]int, len(p.buckets))
+	order := make([]int, len(p.asks))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortFunc(order, func(i, j int) int {
-		a, b := &p.buckets[i], &p.buckets[j]
-		return a.rowKey().Compare(b.rowKey())
-	})
-	sorted, place := make([]ask, len(order)), make([]int, len(order))
+	slices.SortFunc(order, func(i, j int) int { return p.asks[i].Key.Compare(p.asks[j].Key) })
+	asks, limits, place := make([]bucket.Ask, len(order)), make([]Limit, len(order)), make([]int, len(order))
 	for to, from := range order {
-		sorted[to], place[from] = p.buckets[from], to
+		asks[to], limits[to], place[from] = p.asks[from], p.limits[from], to
 	}
-	p.buckets = sorted
+	p.asks, p.limits = asks, limits
 	for i := range p.asked {
 		p.asked[i].bucket = place[p.asked[i].bucket]
 	}
 }
 
-// free reports whether the call takes nothing, so that it has nothing to write.
-func (p *plan) free() bool {
-	return !slices.ContainsFunc(p.buckets, func(b ask) bool { return b.cost > 0 })
-}
-
 // checkCost returns an error unless cost is a number of tokens that limit can tell from nothing and that
 // is no more than most.
-func checkCost(limit Limit, cost, most float64) error {
+func checkCost(limit *Limit, cost, most float64) error {
 	switch {
 	case limit.policy == nil:
 		return fmt.Errorf("%w: the request is for the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
@@ -181,20 +154,20 @@ func checkCost(limit Limit, cost, most float64) error {
 }
 
 // storedKey checks the request's key and returns the form that is stored: "" for the global bucket.
-func (l *Limiter) storedKey(r Request) (string, error) {
+func storedKey(secret []byte, r *Request) (string, error) {
 	invalid := func(problem string) (string, error) {
 		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.name, problem)
 	}
-	hashed := len(l.config.HashKey) > 0
+	hashed := len(secret) > 0
 	switch {
 	case r.global || r.limit.policy == nil: // the latter is reported by checkCost
 		return "", nil
 	case r.key == "":
 		return invalid("it is empty; name who is being limited, or use Global for the bucket everybody shares")
-	case hashed && len(r.key) > maxSecretBytes:
-		return invalid(fmt.Sprintf("it has %d bytes; at most %d can be hashed", len(r.key), maxSecretBytes))
+	case hashed && len(r.key) > maxHashedKeyBytes:
+		return invalid(fmt.Sprintf("it has %d bytes; at most %d can be hashed", len(r.key), maxHashedKeyBytes))
 	case hashed:
-		return hashKey(l.config.HashKey, r.limit.name, r.key), nil
+		return hashKey(secret, r.limit.name, r.key), nil
 	case len(r.key) > maxKeyBytes:
 		return invalid(fmt.Sprintf("it has %d bytes and at most %d fit; shorten it, or set Config.HashKey", len(r.key), maxKeyBytes))
 	case !utf8.ValidString(r.key):
@@ -213,4 +186,122 @@ func hashKey(secret []byte, name, key string) string {
 	mac.Write([]byte{0}) // no name holds it, so no two pairs run together
 	mac.Write([]byte(key))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
+func (l Limit) termsFor(key string) bucket.Terms {
+	t := l.terms
+	if !t.PhaseByKey {
+		return t
+	}
+	h := fnv.New64a()
+	h.Write([]byte(l.name))
+	h.Write([]byte{0})
+	h.Write([]byte(key))
+	t.Phase = bucket.PhaseOf(int64(h.Sum64()%uint64(t.Step)), t.Step)
+	return t
+}
+
+const (
+	maxNames    = 10_000 // of limits whose policies a Limiter remembers
+	maxPolicies = 16     // of one name
+)
+
+// policies remembers which policies a Limiter was used with under each name, so that what names a limit by its
+// name alone, as a reservation does, is decided under the policy the limit has now. To note the policy that was
+// noted last costs a look into a map and a comparison.
+type policies struct {
+	names sync.Map // of *usage by name
+	count atomic.Int64
+}
+
+// usage is how a name was used.
+type usage struct {
+	last atomic.Pointer[bucket.Terms]              // the latest policy
+	seen [maxPolicies]atomic.Pointer[bucket.Terms] // the distinct policies; the oldest one gives way to a new one
+
+	mu   sync.Mutex
+	next int // the place of the next policy in seen
+}
+
+// note notes that the limit called name was used with these terms.
+func (p *policies) note(name string, t *bucket.Terms) {
+	if p == nil {
+		return
+	}
+	found, ok := p.names.Load(name)
+	if !ok {
+		if p.count.Load() >= maxNames {
+			return
+		}
+		var loaded bool
+		if found, loaded = p.names.LoadOrStore(name, &usage{}); !loaded {
+			p.count.Add(1)
+		}
+	}
+	found.(*usage).note(t)
+}
+
+// last returns the terms that the limit called name was last used with, if it was used at all.
+func (p *policies) last(name string) (bucket.Terms, bool) {
+	if p == nil {
+		return bucket.Terms{}, false
+	}
+	found, ok := p.names.Load(name)
+	if !ok {
+		return bucket.Terms{}, false
+	}
+	last := found.(*usage).last.Load()
+	if last == nil { // it is being noted
+		return bucket.Terms{}, false
+	}
+	return *last, true
+}
+
+// seen returns the distinct terms that the limit called name was used with.
+func (p *policies) seen(name string) (seen []bucket.Terms) {
+	if p == nil {
+		return nil
+	}
+	found, ok := p.names.Load(name)
+	if !ok {
+		return nil
+	}
+	u := found.(*usage)
+	for i := range u.seen {
+		if t := u.seen[i].Load(); t != nil {
+			seen = append(seen, *t)
+		}
+	}
+	return seen
+}
+
+func (u *usage) note(t *bucket.Terms) {
+	if last := u.last.Load(); last != nil && *last == *t {
+		return
+	}
+	if known := u.find(t); known != nil {
+		u.last.Store(known)
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	known := u.find(t) // somebody may have been quicker
+	if known == nil {
+		added := *t
+		known = &added
+		u.seen[u.next%maxPolicies].Store(known)
+		u.next++
+	}
+	u.last.Store(known)
+}
+
+// find returns the terms in seen that are equal to t, or nil.
+func (u *usage) find(t *bucket.Terms) *bucket.Terms {
+	for i := range u.seen {
+		if known := u.seen[i].Load(); known != nil && *known == *t {
+			return known
+		}
+	}
+	return nil
 }

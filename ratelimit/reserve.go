@@ -2,13 +2,25 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// ReservationState is where a reservation is in its life.
+type ReservationState string
+
+// The states of a reservation. It begins open; the others are final, but that Renew opens it again.
+const (
+	Open      ReservationState = store.Open
+	Settled   ReservationState = store.Settled
+	Cancelled ReservationState = store.Cancelled
+	Expired   ReservationState = store.Expired
 )
 
 // Reservation is the answer to Reserve: tokens taken now for work that is done later.
@@ -46,55 +58,28 @@ func (r Reservation) Delay() time.Duration {
 // settle or cancel later, and when the policy changes; a database clock that steps back makes the work
 // due later by as much. Errors are those of Take, and ErrNoReservations.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
-	p, err := l.begin(ctx, "reserve", requests, true)
+	c, err := l.begin(ctx, "reserve", requests)
 	if err != nil {
 		return Reservation{}, err
 	}
-	began := l.watch()
-	c := p.of("reserve", false, true)
-	if err := l.submit(ctx, c); err != nil {
-		return Reservation{}, l.failed(ctx, "reserve", p, began, err)
-	}
-	if c.reservation.Allowed {
-		l.invalidate(p)
-	}
-	l.decided(ctx, Decided{Verb: "reserve", Decision: c.reservation.Decision, Delay: c.reservation.Delay()}, began)
-	return c.reservation, nil
-}
-
-// reserve takes for the plan and records the reservation.
-func (l *Limiter) reserve(ctx context.Context, p *plan) (Reservation, error) {
-	answers, err := l.run(ctx, p)
+	c.Reserve = &store.Keeping{StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired}
+	d, err := l.do(ctx, c)
 	if err != nil {
 		return Reservation{}, err
 	}
-	batch := &pgx.Batch{}
-	r := l.queueTaken(batch, p, answers)
-	return r, l.db.SendBatch(ctx, batch).Close()
+	r := Reservation{Decision: d}
+	if kept := c.Reservation; kept != nil {
+		r.ID, r.ReadyAt, r.StaleAt = kept.ID, time.UnixMicro(kept.ReadyUs), optionalTime(kept.StaleUs)
+	}
+	return r, nil
 }
 
-// queueTaken returns the reservation of what was taken for the plan, and queues its record; or the refusal.
-func (l *Limiter) queueTaken(batch *pgx.Batch, p *plan, answers []answer) Reservation {
-	r := Reservation{Decision: p.decide(answers)}
-	if !r.Allowed {
-		return r
+// optionalTime returns the instant of us microseconds since 1970, and the zero time for nil.
+func optionalTime(us *int64) time.Time {
+	if us == nil {
+		return time.Time{}
 	}
-	r.ID, r.ReadyAt = newID(), r.At.Add(p.readyAfter(answers))
-	if l.config.StaleAfter > 0 {
-		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
-	}
-	l.queueRecord(batch, p, r)
-	return r
-}
-
-// readyAfter returns how long it takes until nothing is owed any more.
-func (p *plan) readyAfter(answers []answer) time.Duration {
-	var delay time.Duration
-	for i := range p.buckets {
-		value := p.buckets[i].reading(answers[i])
-		delay = max(delay, value.wait(answers[i].now, 0, 0))
-	}
-	return delay
+	return time.UnixMicro(*us)
 }
 
 // Settle ends a reservation with what the work really cost: actual has a request, with its cost, for each
@@ -104,25 +89,26 @@ func (p *plan) readyAfter(answers []answer) time.Duration {
 // bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed since
 // Reserve, that is decided under the policy it has now, which is the one that actual names it with.
 //
-// Settling again changes nothing and is no error, whatever actual says then. Settle returns ErrInvalidRequest
-// when actual names a bucket that was not reserved, or one under two policies, ErrNotReserved for an id that no reservation has (that of
-// a transaction that was rolled back, too), and ErrReservationEnded after Cancel or expiry. In a transaction it is undone with it.
+// Settling again changes nothing and is no error, whatever actual says then. Settle returns ErrInvalidRequest when actual
+// names a bucket that was not reserved, or one under two policies. It returns ErrNotReserved for an id that no reservation
+// has, as that of a transaction that was rolled back. It returns ErrReservationEnded after Cancel or expiry. In a
+// transaction it is undone with it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err
 	}
-	costs, err := l.actualCosts(actual)
+	costs, err := actualCosts(&l.config, l.policies, actual)
 	if err != nil {
 		return during("settle", err)
 	}
-	return l.end(ctx, "settle", id, Settled, func(r *reservation) ([]float64, error) {
+	return end(ctx, l, "settle", id, Settled, func(r *store.Reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
 		for key, actual := range costs {
-			i := r.index(key)
+			i := r.Index(key)
 			if i < 0 {
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
-			amounts[i], r.now[i] = actual.cost-r.Costs[i], actual.terms
+			amounts[i], r.TermsNow[i] = actual.cost-r.Costs[i], actual.terms
 		}
 		return amounts, nil
 	})
@@ -135,128 +121,99 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 // Which rows and which window it goes back to follows the policy that this Limiter last used each limit with, and
 // where it was not used with one the policy the reservation was made under.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
-	return l.end(ctx, "cancel", id, Cancelled, func(r *reservation) ([]float64, error) { return r.refund(), nil })
-}
-
-// Credit gives tokens back without a reservation: the costs of the requests are added, up to each
-// capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
-// reserve and settle. In a transaction it is undone with it.
-func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "credit", -1, requests, func(*ask) int64 { return bucket.MaxInstant })
-}
-
-// Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
-// took from a fixed window comes back only until the window has ended, because the next one never missed it.
-func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
-	taken := clampInstant(at)
-	return l.adjust(ctx, "refund", -1, requests, func(b *ask) int64 { return b.terms.RefundUntil(taken) })
-}
-
-// Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
-// wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
-// less. It is not idempotent. In a transaction it is undone with it.
-func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
-	return l.adjust(ctx, "charge", 1, requests, func(*ask) int64 { return bucket.MaxInstant })
-}
-
-// adjust charges the costs of the requests times sign, or credits them up to the step that until says.
-func (l *Limiter) adjust(ctx context.Context, verb string, sign float64, requests []Request, until func(*ask) int64) error {
-	p, err := l.begin(ctx, verb, costless(requests), false)
-	if err != nil {
-		return err
-	}
-	costs, err := l.actualCosts(requests)
-	if err != nil {
-		return during(verb, err)
-	}
-	amounts, last := make([]float64, len(p.buckets)), make([]int64, len(p.buckets))
-	for i := range p.buckets {
-		b := &p.buckets[i]
-		amounts[i], last[i] = sign*costs[b.bucketKey()].cost, until(b)
-	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	began := l.watch()
-	if err := l.changeAlone(ctx, verb, func(l *Limiter) error { return l.charge(ctx, p, amounts, last) }); err != nil {
-		return l.failed(ctx, verb, p, began, err)
-	}
-	l.invalidate(p)
-	return nil
-}
-
-// actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
-// named twice. They may be above what the limit can hold, as debts may.
-func (l *Limiter) actualCosts(actual []Request) (map[bucket.Key]actualCost, error) {
-	costs := make(map[bucket.Key]actualCost, len(actual))
-	for _, r := range actual {
-		key, err := l.storedKey(r)
-		if err != nil {
-			return nil, err
-		}
-		if err := checkCost(r.limit, r.cost, bucket.MaxTokens); err != nil {
-			return nil, err
-		}
-		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{cost: r.cost, terms: r.limit.termsFor(key)}
-		if same, found := costs[k]; found {
-			if same.terms != a.terms {
-				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
-			}
-			a.cost += same.cost
-		}
-		costs[k] = a
-		l.policies.note(r.limit.name, &r.limit.terms)
-	}
-	return costs, nil
-}
-
-// actualCost is what work cost, and the terms of the limit that it is told with.
-type actualCost struct {
-	cost  float64
-	terms bucket.Terms
+	return end(ctx, l, "cancel", id, Cancelled, func(r *store.Reservation) ([]float64, error) { return r.Refund(), nil })
 }
 
 // end moves an open reservation to a final state and charges what amounts returns for each of its
 // buckets. A reservation that is in that state already stays as it is.
-func (l *Limiter) end(ctx context.Context, verb, id string, final ReservationState, amounts func(*reservation) ([]float64, error)) error {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	return l.withReservation(ctx, verb, id, func(tx *Limiter, r *reservation) error {
-		switch r.State {
+func end(ctx context.Context, l *Limiter, verb, id string, final ReservationState, amounts func(*store.Reservation) ([]float64, error)) error {
+	return l.withReservation(ctx, verb, id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
+		switch state := ReservationState(r.State); state {
 		case final:
 			return nil
 		case Open:
 		default:
-			return fmt.Errorf("%w: it was %s", ErrReservationEnded, r.State)
+			return fmt.Errorf("%w: it was %s", ErrReservationEnded, state)
 		}
 		charges, err := amounts(r)
 		if err != nil {
 			return err
 		}
-		return tx.finish(ctx, r, final, charges)
+		return finish(ctx, tx, r, final, charges)
 	})
 }
 
-// finish saves the final state of a locked reservation and charges its buckets.
-func (l *Limiter) finish(ctx context.Context, r *reservation, final ReservationState, charges []float64) error {
-	if err := l.record(ctx, r, final, charges); err != nil {
+var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// withReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
+// when l is bound to one, else in one of its own.
+func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(ctx context.Context, tx *Limiter, r *store.Reservation) error) error {
+	if err := l.ready(ctx, verb); err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(charges, func(amount float64) bool { return amount != 0 }) {
+	if !validID.MatchString(id) {
+		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation", ErrNotReserved, id))
+	}
+	began := l.reports.began()
+	err := l.retryTx(ctx, verb, func(ctx context.Context, tx *Limiter) error {
+		r, err := tx.session.LockReservation(ctx, id)
+		if err != nil {
+			return err
+		}
+		r.TermsNow = termsNow(l.policies, r)
+		return fn(ctx, tx, r)
+	})
+	if err == nil {
 		return nil
 	}
-	p := r.plan()
-	l.invalidate(p)
-	return l.charge(ctx, p, charges, r.refundUntil())
+	err = during(verb+" "+id, explain(err, l.config.Schema, l.pool == nil))
+	if !isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
+		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
+	}
+	return err
+}
+
+// isAnyOf reports whether err is one of targets.
+func isAnyOf(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+}
+
+// termsNow returns the terms that the limits of r have now: those that were last used under their names, and
+// those that r was made under for names that this Limiter was not used with.
+func termsNow(policies *policies, r *store.Reservation) []bucket.Terms {
+	now := make([]bucket.Terms, len(r.Names))
+	for i, name := range r.Names {
+		last, known := policies.last(name)
+		if !known {
+			now[i] = r.TermsMade(i)
+			continue
+		}
+		now[i] = Limit{name: name, terms: last}.termsFor(r.Keys[i])
+	}
+	return now
+}
+
+// finish saves the final state of a locked reservation and charges its buckets, in the transaction of tx.
+func finish(ctx context.Context, tx *Limiter, r *store.Reservation, final ReservationState, amounts []float64) error {
+	if err := record(ctx, tx, r, final, amounts); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(amounts, func(amount float64) bool { return amount != 0 }) {
+		return nil
+	}
+	charge := r.Charge(amounts)
+	tx.reports.invalidate(charge.Asks)
+	return tx.session.Charge(ctx, charge)
 }
 
 // record saves the final state of a locked reservation, and tells what is charged to its buckets with that.
-func (l *Limiter) record(ctx context.Context, r *reservation, final ReservationState, charges []float64) error {
-	r.State, r.ExpiresUs = final, max(r.ExpiresUs, r.NowUs)
-	if err := l.save(ctx, r); err != nil {
+func record(ctx context.Context, tx *Limiter, r *store.Reservation, final ReservationState, amounts []float64) error {
+	r.State, r.ExpiresUs = string(final), max(r.ExpiresUs, r.NowUs)
+	if err := tx.session.SaveReservation(ctx, r); err != nil {
 		return err
 	}
-	for i, delta := range charges {
-		l.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: l.pending()})
+	for i, delta := range amounts {
+		tx.reports.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: tx.reports.pending()})
 	}
 	return nil
 }

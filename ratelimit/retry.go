@@ -2,12 +2,11 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 const (
@@ -25,7 +24,8 @@ const (
 )
 
 // retry runs attempt until it does not ask for another, the attempts are used up, or ctx ends. The pause
-// before the n-th retry is drawn evenly from 0 to min(retryCap, retryBase * 2^n): full jitter, after
+// before the n-th retry is drawn evenly from 0 to min(retryCap, retryBase * 2^(n-1)), where a retry at once does not count:
+// full jitter, after
 // https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
 func (l *Limiter) retry(ctx context.Context, verb string, attempt func() (again, error)) error {
 	ceiling := retryBase
@@ -34,11 +34,11 @@ func (l *Limiter) retry(ctx context.Context, verb string, attempt func() (again,
 		if when == never {
 			return err
 		}
-		l.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
+		l.reports.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
 		switch {
 		case ctx.Err() != nil:
 			return prefixed(fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err))
-		case n >= l.config.MaxAttempts && !isConflict(err):
+		case n >= l.config.MaxAttempts && !store.IsConflict(err):
 			return err
 		case n >= l.config.MaxAttempts:
 			return prefixed(fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err))
@@ -62,46 +62,5 @@ func pause(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
-	}
-}
-
-// standalone runs a statement that is its own transaction, again when it conflicts with others. Bound
-// to a transaction it runs it once: only the owner of the transaction can run it again.
-func (l *Limiter) standalone(ctx context.Context, verb string, statement func() error) error {
-	if l.pool == nil {
-		return statement()
-	}
-	if err := l.idle(); err != nil {
-		return err
-	}
-	return l.retry(ctx, verb, func() (again, error) {
-		err := statement()
-		switch {
-		case errors.Is(err, errOvertaken):
-			return atOnce, err
-		case isConflict(err):
-			return afterPause, err
-		}
-		return never, err
-	})
-}
-
-// isConflict is IsRetryable, and true when a statement outside a transaction has to be run again.
-func isConflict(err error) bool {
-	return IsRetryable(err) || sqlstate(err) == codeDivisionByZero || errors.Is(err, errOvertaken)
-}
-
-// isUnavailable reports whether the server could not be reached, or ended the connection, as it does when
-// it shuts down, starts, or has none left.
-func isUnavailable(err error) bool {
-	var connectErr *pgconn.ConnectError
-	if errors.As(err, &connectErr) {
-		return true
-	}
-	switch code := sqlstate(err); code {
-	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeTooManyConnections, codeIdleInTransaction:
-		return true
-	default:
-		return len(code) == 5 && code[:2] == classConnectionException
 	}
 }

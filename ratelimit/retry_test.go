@@ -1,4 +1,4 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"fmt"
@@ -9,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // refusal is a call that is refused at opening, on a bucket that held value then.
 type refusal struct {
-	limit   Limit
+	limit   ratelimit.Limit
 	key     string
 	value   float64
 	cost    float64
@@ -24,17 +24,20 @@ type refusal struct {
 
 // refusals returns a grid of policies, values and costs, the pairs first that round worst.
 func refusals() []refusal {
-	all := []refusal{{limit: Define("ninePerMinute", PerMinute(9)), cost: 3}}
+	all := []refusal{{limit: ratelimit.Define("ninePerMinute", ratelimit.PerMinute(9)), cost: 3}}
 	for _, rate := range []float64{9, 0.1, 1.0 / 3, 7, 10, 49, 1000, 40_000} {
-		for _, period := range []time.Duration{time.Second, 7 * time.Second, 999_983 * time.Microsecond, time.Minute, time.Hour, Week} {
-			for _, policy := range []Policy{
-				TokenBucket{Rate: rate, Period: period, MaxReserved: rate / 3},
-				TokenBucket{Rate: rate, Period: period, Capacity: 3 * rate, MaxReserved: NoReservations},
-				TokenBucket{Rate: rate, Period: period, Capacity: NoCapacity, MaxReserved: 2 * rate},
-				FixedWindow{Rate: rate, Period: period, Capacity: 5 * rate, MaxReserved: rate / 7},
-				FixedWindow{Rate: rate, Period: period, Start: opening.Add(-period / 3)},
+		for _, period := range []time.Duration{time.Second, 7 * time.Second, 999_983 * time.Microsecond, time.Minute, time.Hour, ratelimit.Week} {
+			for _, p := range []struct {
+				debt   float64 // 0: none, or more than is worth asking for
+				policy ratelimit.Policy
+			}{
+				{rate / 3, ratelimit.TokenBucket{Rate: rate, Period: period, MaxReserved: rate / 3}},
+				{0, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: 3 * rate, MaxReserved: ratelimit.NoReservations}},
+				{2 * rate, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: ratelimit.NoCapacity, MaxReserved: 2 * rate}},
+				{rate / 7, ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: 5 * rate, MaxReserved: rate / 7}},
+				{0, ratelimit.FixedWindow{Rate: rate, Period: period, Start: opening.Add(-period / 3)}},
 			} {
-				all = append(all, refusalsOf(Define(fmt.Sprintf("limit%d", len(all)), policy))...)
+				all = append(all, refusalsOf(ratelimit.Define(fmt.Sprintf("limit%d", len(all)), p.policy), p.debt)...)
 			}
 		}
 	}
@@ -45,10 +48,10 @@ func refusals() []refusal {
 }
 
 // refusalsOf returns calls that limit refuses: to take, and to reserve when so much is owed already.
-func refusalsOf(limit Limit) []refusal {
+func refusalsOf(limit ratelimit.Limit, debt float64) []refusal {
 	var refused []refusal
-	capacity, debt := limit.terms.Capacity, limit.terms.MaxDebt
-	for _, value := range []float64{0, capacity * 0.3, -debt / 9} {
+	capacity := limit.Capacity()
+	for _, value := range []float64{0, capacity * 0.3, -debt / 9, -20 * capacity} {
 		for _, cost := range []float64{capacity, capacity * 0.7, value + capacity*0.1} {
 			if cost > max(value, 0) && cost <= capacity {
 				refused = append(refused, refusal{limit: limit, value: value, cost: cost})
@@ -56,16 +59,11 @@ func refusalsOf(limit Limit) []refusal {
 		}
 	}
 	for _, value := range []float64{-debt, -debt * 0.9} {
-		if cost := debt * 0.31; cost > 0 && debt < bucket.MaxTokens && limit.terms.Reserves {
+		if cost := debt * 0.31; cost > 0 {
 			refused = append(refused, refusal{limit: limit, value: value, cost: cost, reserve: true})
 		}
 	}
 	return refused
-}
-
-// row returns the bucket's row as of opening.
-func (r refusal) row() bucket.State {
-	return bucket.State{Value: r.value, TS: r.limit.termsFor(r.key).Begin(opening.UnixMicro())}
 }
 
 func (r refusal) String() string {
@@ -76,22 +74,20 @@ func (r refusal) String() string {
 // comes a microsecond sooner is not.
 func TestRetryAfterIsHonest(t *testing.T) {
 	t.Parallel()
-	grid := refusals()
-	require.Greater(t, len(grid), 1000)
-	now := opening.UnixMicro()
-	for _, r := range grid {
-		terms, lowest := r.limit.termsFor(r.key), 0.0
-		if r.reserve {
-			lowest = -terms.MaxDebt
+	for _, r := range refusals() {
+		if r.value < 0 {
+			continue // which no take leads to
 		}
-		_, allowed := terms.Take(r.row(), now, r.cost, lowest)
-		require.False(t, allowed, "%v is refused", r)
-		wait := terms.Wait(r.row(), now, r.cost, lowest).Microseconds()
-		require.Positive(t, wait)
-		_, allowed = terms.Take(r.row(), now+wait-1, r.cost, lowest)
-		require.False(t, allowed, "%v is refused a microsecond before it has waited %d", r, wait)
-		_, allowed = terms.Take(r.row(), now+wait, r.cost, lowest)
-		require.True(t, allowed, "%v is admitted when it has waited %d", r, wait)
+		value, d := r.limit.For(r.key).Full(opening).Take(opening, r.limit.Capacity()-r.value)
+		require.True(t, d.Allowed)
+		_, d = value.Take(opening, r.cost)
+		require.False(t, d.Allowed, "%v is refused", r)
+		wait := d.RetryAfter
+		_, d = value.Take(opening.Add(wait-time.Microsecond), r.cost)
+		require.False(t, d.Allowed, "%v is refused a microsecond before it has waited %v", r, wait)
+		require.Equal(t, time.Microsecond, d.RetryAfter, "%v", r)
+		_, d = value.Take(opening.Add(wait), r.cost)
+		require.True(t, d.Allowed, "%v is admitted when it has waited %v", r, wait)
 	}
 }
 
@@ -100,10 +96,11 @@ func TestRetryAfterIsHonestOnAServer(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	grid := refusals()
+	require.Greater(t, len(grid), 1000)
 
 	t.Run("OfOneLimit", func(t *testing.T) {
 		t.Parallel()
-		plant(t, pool, grid)
+		plantAll(t, pool, grid)
 		for i := 0; i < len(grid); i += 1 + i%5 {
 			honest(t, pool, grid[i])
 		}
@@ -114,20 +111,19 @@ func TestRetryAfterIsHonestOnAServer(t *testing.T) {
 		for i := range together {
 			together[i].key += "/together"
 		}
-		plant(t, pool, together)
+		plantAll(t, pool, together)
 		for i := 0; i+97 < len(together); i += 41 {
 			honest(t, pool, together[i], together[i+13], together[i+97])
 		}
 	})
 }
 
-// plant writes the rows of the grid.
-func plant(t *testing.T, pool *pgxpool.Pool, grid []refusal) {
+// plantAll writes the rows of the grid, as of opening: an instant within a window counts as its start.
+func plantAll(t *testing.T, pool *pgxpool.Pool, grid []refusal) {
 	t.Helper()
 	_, err := pool.CopyFrom(t.Context(), pgx.Identifier{"ratelimit", "buckets"}, []string{"name", "key", "shard", "value", "ts"},
 		pgx.CopyFromSlice(len(grid), func(i int) ([]any, error) {
-			row := grid[i].row()
-			return []any{grid[i].limit.name, grid[i].key, int32(0), row.Value, row.TS}, nil
+			return []any{grid[i].limit.Name(), grid[i].key, int32(0), grid[i].value, opening.UnixMicro()}, nil
 		}))
 	require.NoError(t, err)
 }
@@ -136,18 +132,18 @@ func plant(t *testing.T, pool *pgxpool.Pool, grid []refusal) {
 func honest(t *testing.T, pool *pgxpool.Pool, refused ...refusal) {
 	t.Helper()
 	now := opening
-	limiter, err := New(pool, Config{AsOf: func() time.Time { return now }})
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
-	var requests []Request
+	var requests []ratelimit.Request
 	if len(refused) > 1 { // one that allows, and has no say in the wait
-		requests = append(requests, Define("ample", PerSecond(10)).For(refused[0].key))
+		requests = append(requests, ratelimit.Define("ample", ratelimit.PerSecond(10)).For(refused[0].key))
 	}
 	for _, r := range refused {
 		if r.reserve == refused[0].reserve {
 			requests = append(requests, r.limit.For(r.key).Cost(r.cost))
 		}
 	}
-	ask := func() Decision {
+	ask := func() ratelimit.Decision {
 		t.Helper()
 		if refused[0].reserve {
 			reservation, err := limiter.Reserve(t.Context(), requests...)

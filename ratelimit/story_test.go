@@ -1,26 +1,28 @@
-package ratelimit
+package ratelimit_test
 
 import (
+	"crypto/rand"
 	"math"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // opening is when every story begins. It is a whole number of days and weeks of the Unix epoch's minutes,
 // hours and days, but that matters to no story: windows that should start here say so.
-var opening = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
+var opening = at
 
 // forever marks a step that no wait would turn around.
 const forever = time.Duration(math.MaxInt64)
 
 // step is one call of a story, and its answer. A step that takes and reserves nothing only looks.
 type step struct {
-	at      time.Duration // since opening; the clock may step back
-	policy  Policy        // replaces the story's policy from here on
+	at      time.Duration    // since opening; the clock may step back
+	policy  ratelimit.Policy // replaces the story's policy from here on
 	take    float64
 	reserve float64
 	refused bool
@@ -28,58 +30,100 @@ type step struct {
 	wait    time.Duration // refused: until the same call is allowed. reserved: until the work may run
 }
 
-// run tells a story of one bucket that has no row when it opens.
-func run(t *testing.T, policy Policy, story []step) {
+// run tells a story of one bucket that has no row when it opens, by the step of the algebra without a database. Nothing
+// is reserved in it, and its policy stays.
+func run(t *testing.T, policy ratelimit.Policy, story []step) {
 	t.Helper()
-	limit := Define("story", policy)
-	row := limit.termsFor("").Full(opening.UnixMicro())
+	value := ratelimit.Define("story", policy).Global().Full(opening)
 	for i, s := range story {
-		if s.policy != nil {
-			limit = Define("story", s.policy)
+		require.True(t, s.policy == nil && s.reserve == 0, "step %d is for a server", i)
+		now := opening.Add(s.at)
+		next, d := value.Take(now, s.take)
+		switch {
+		case s.wait == forever:
+			require.False(t, d.Allowed, "step %d at %v", i, s.at)
+			_, err := value.RetryAfter(now, s.take)
+			require.Error(t, err, "step %d at %v: no wait helps, so it is an error", i, s.at)
+		case s.take == 0:
+			s.holds(t, i, value.At(now))
+		default:
+			s.answers(t, i, d, d.RetryAfter)
+			if s.refused {
+				require.Equal(t, value.At(now), next.Tokens, "step %d at %v: a refusal changes nothing", i, s.at)
+			}
+			value = next
 		}
-		row = s.play(t, i, limit, row)
 	}
 }
 
-// play makes the call of one step on row and returns the row it leaves.
-func (s step) play(t *testing.T, i int, limit Limit, row bucket.State) bucket.State {
+// runOnServer tells a story of one bucket that has no row when it opens, on a server.
+func runOnServer(t *testing.T, pool *pgxpool.Pool, policy ratelimit.Policy, story []step) {
 	t.Helper()
-	b := ask{limit: limit, terms: limit.termsFor(""), cost: s.take + s.reserve}
-	err := b.bound(s.reserve > 0)
+	now := opening
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	key := rand.Text()
+	for i, s := range story {
+		if s.policy != nil {
+			policy = s.policy
+		}
+		now = opening.Add(s.at)
+		s.call(t, i, limiter, ratelimit.Define("story", policy).For(key))
+	}
+}
+
+// call makes the call of one step.
+func (s step) call(t *testing.T, i int, limiter *ratelimit.Limiter, request ratelimit.Request) {
+	t.Helper()
+	var r ratelimit.Reservation
+	var err error
+	switch {
+	case s.reserve > 0:
+		r, err = limiter.Reserve(t.Context(), request.Cost(s.reserve))
+	case s.take > 0:
+		r.Decision, err = limiter.Take(t.Context(), request.Cost(s.take))
+	default:
+		s.holds(t, i, held(t, limiter, request))
+		return
+	}
 	if s.wait == forever {
 		require.Error(t, err, "step %d at %v: no wait helps, so it is an error", i, s.at)
-		return row
+		return
 	}
 	require.NoError(t, err, "step %d at %v", i, s.at)
-
-	now := opening.Add(s.at).UnixMicro()
-	a := answer{state: row, now: now, allowed: true}
-	if b.cost > 0 {
-		a.state, a.allowed = b.terms.Take(row, now, b.cost, b.lowest)
+	wait := r.RetryAfter
+	if s.reserve > 0 && r.Allowed {
+		wait = r.Delay()
 	}
-	got := b.decide(a)
-	wait := got.RetryAfter
-	if s.reserve > 0 && a.allowed {
-		wait = b.terms.Wait(a.state, now, 0, 0)
-	}
-	require.Equal(t, !s.refused, got.Allowed, "step %d at %v: allowed, with %v left", i, s.at, got.Value.Tokens)
-	require.InDelta(t, s.left, got.Value.Tokens, 1e-9, "step %d at %v: tokens left", i, s.at)
-	require.InDelta(t, max(s.left, 0), got.Remaining, 1e-9, "step %d at %v: remaining", i, s.at)
-	require.Equal(t, s.wait, wait, "step %d at %v: wait", i, s.at)
+	s.answers(t, i, r.Decision, wait)
 	if s.refused {
-		require.Equal(t, row, a.state, "step %d at %v: a refusal changes nothing", i, s.at)
+		s.holds(t, i, held(t, limiter, request))
 	}
-	return a.state
+}
+
+// answers checks what the call of the step was told.
+func (s step) answers(t *testing.T, i int, d ratelimit.Decision, wait time.Duration) {
+	t.Helper()
+	tokens := d.States[0].Value.Tokens
+	require.Equal(t, !s.refused, d.Allowed, "step %d at %v: allowed, with %v left", i, s.at, tokens)
+	s.holds(t, i, tokens)
+	require.InDelta(t, max(s.left, 0), d.Remaining, 1e-9, "step %d at %v: remaining", i, s.at)
+	require.Equal(t, s.wait, wait, "step %d at %v: wait", i, s.at)
+}
+
+// holds checks what the bucket holds after the step.
+func (s step) holds(t *testing.T, i int, tokens float64) {
+	t.Helper()
+	require.InDelta(t, s.left, tokens, 1e-9, "step %d at %v: tokens left", i, s.at)
 }
 
 // admitted counts the single tokens that a caller gets who asks at every instant of a schedule.
-func admitted(limit Limit, schedule []time.Duration) int {
-	terms := limit.termsFor("")
-	row := terms.Full(opening.UnixMicro())
+func admitted(limit ratelimit.Limit, schedule []time.Duration) int {
+	value := limit.Global().Full(opening)
 	count := 0
-	for _, at := range schedule {
-		next, allowed := terms.Take(row, opening.Add(at).UnixMicro(), 1, 0)
-		if row = next; allowed {
+	for _, after := range schedule {
+		next, d := value.Take(opening.Add(after), 1)
+		if value = next; d.Allowed {
 			count++
 		}
 	}

@@ -1,10 +1,12 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestTokenBucket(t *testing.T) {
@@ -12,7 +14,7 @@ func TestTokenBucket(t *testing.T) {
 
 	t.Run("FillsContinuouslyUpToItsCapacity", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}, []step{
+		run(t, ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}, []step{
 			{at: 0, left: 20},
 			{at: 1 * time.Second, take: 5, left: 15},
 			{at: 5 * time.Second, left: 15 + 4.0/6},
@@ -22,7 +24,7 @@ func TestTokenBucket(t *testing.T) {
 	})
 	t.Run("GivesBackOneTokenEverySixSecondsAtTenAMinute", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{
+		run(t, ratelimit.PerMinute(10), []step{
 			{at: 0, take: 5, left: 5},
 			{at: 30 * time.Second, take: 10, left: 0}, // restored in half a minute
 			{at: 36 * time.Second, take: 1, left: 0},
@@ -32,7 +34,7 @@ func TestTokenBucket(t *testing.T) {
 	})
 	t.Run("AllowsABurstThenOneEverySixSeconds", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}, []step{
+		run(t, ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}, []step{
 			{at: 0, take: 1, left: 2},
 			{at: 0, take: 1, left: 1},
 			{at: 0, take: 1, left: 0},
@@ -45,7 +47,7 @@ func TestTokenBucket(t *testing.T) {
 	})
 	t.Run("LetsTenLoginsFailAtOnceThenOneEverySixMinutes", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerHour(10), []step{
+		run(t, ratelimit.PerHour(10), []step{
 			{at: 0, take: 10, left: 0},
 			{at: time.Minute, take: 1, refused: true, left: 1.0 / 6, wait: 5 * time.Minute},
 			{at: 6 * time.Minute, take: 1, left: 0},
@@ -55,7 +57,7 @@ func TestTokenBucket(t *testing.T) {
 	})
 	t.Run("RefillsAsAParkingMeterDoes", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerMinute(10), []step{ // ten quarters a minute, ten at most
+		run(t, ratelimit.PerMinute(10), []step{ // ten quarters a minute, ten at most
 			{at: 0, take: 10, left: 0},
 			{at: 5 * time.Second, take: 1, refused: true, left: 5.0 / 6, wait: time.Second},
 			{at: 6 * time.Second, take: 1, left: 0},
@@ -70,7 +72,7 @@ func TestTokenBucketCosts(t *testing.T) {
 
 	t.Run("KeepsALargeTokenBudgetWithHeadroom", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 60_000}, []step{
+		run(t, ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 60_000}, []step{
 			{at: 0, take: 60_000, left: 0},
 			{at: 15 * time.Second, take: 2_500.25, left: 7_499.75}, // a prompt's length / 4 is a fraction
 			{at: 30 * time.Second, take: 20_000, refused: true, left: 17_499.75, wait: 3_750_375 * time.Microsecond},
@@ -80,7 +82,7 @@ func TestTokenBucketCosts(t *testing.T) {
 	})
 	t.Run("PricesReadsAtHalfOneAndTwoTokens", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 1, Period: time.Second, Capacity: 300}, []step{ // five minutes of unused rate
+		run(t, ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 300}, []step{ // five minutes of unused rate
 			{at: 0, take: 0.5, left: 299.5},
 			{at: 0, take: 1, left: 298.5},
 			{at: 0, take: 2, left: 296.5},
@@ -91,7 +93,7 @@ func TestTokenBucketCosts(t *testing.T) {
 	})
 	t.Run("ARefusedLargeCostLeavesWhatIsThere", func(t *testing.T) {
 		t.Parallel()
-		run(t, PerHour(10), []step{
+		run(t, ratelimit.PerHour(10), []step{
 			{at: 0, take: 4, left: 6},
 			{at: 0, take: 8, refused: true, left: 6, wait: 12 * time.Minute},
 			{at: 0, take: 100, wait: forever},
@@ -105,7 +107,7 @@ func TestTokenBucketCapacity(t *testing.T) {
 
 	t.Run("BelowTheRateSpacesSmallRequests", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 60, Period: time.Hour, Capacity: 10}, []step{ // 70 in the worst hour
+		run(t, ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 10}, []step{ // 70 in the worst hour
 			{at: 0, take: 10, left: 0},
 			{at: 1 * time.Minute, take: 1, left: 0},
 			{at: 2 * time.Minute, take: 1, left: 0},
@@ -118,17 +120,17 @@ func TestTokenBucketCapacity(t *testing.T) {
 	})
 	t.Run("AddsToTheRateInTheWorstPeriod", func(t *testing.T) {
 		t.Parallel()
-		limit := Define("worst", TokenBucket{Rate: 60, Period: time.Hour, Capacity: 10})
+		limit := ratelimit.Define("worst", ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 10})
 		require.Equal(t, 70, admitted(limit, every(1, 0, time.Hour+time.Second)))
 	})
 	t.Run("OfHalfAHardCapKeepsEveryPeriodUnderTheCap", func(t *testing.T) {
 		t.Parallel()
-		limit := Define("half", TokenBucket{Rate: 50, Period: time.Minute, Capacity: 50})
+		limit := ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Period: time.Minute, Capacity: 50})
 		require.Equal(t, 100, admitted(limit, every(10, 0, time.Minute+time.Second/10)))
 	})
 	t.Run("OfOneMakesAMeter", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 10, Period: time.Second, Capacity: 1}, []step{
+		run(t, ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 1}, []step{
 			{at: 0, take: 1, left: 0},
 			{at: 0, take: 1, refused: true, left: 0, wait: 100 * time.Millisecond},
 			{at: 100 * time.Millisecond, take: 1, left: 0},
@@ -138,7 +140,7 @@ func TestTokenBucketCapacity(t *testing.T) {
 	})
 	t.Run("IsTheBurstAfterAnyIdleTime", func(t *testing.T) {
 		t.Parallel()
-		run(t, TokenBucket{Rate: 10, Period: time.Second, Capacity: 10_000}, []step{
+		run(t, ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 10_000}, []step{
 			{at: 0, take: 10_000, left: 0},
 			{at: 1000 * time.Second, take: 10_000, left: 0},
 			{at: 9000 * time.Second, take: 10_000, left: 0},
@@ -152,7 +154,7 @@ func TestTokenBucketCapacity(t *testing.T) {
 // they last for 59 requests, because a token arrives with every sixth.
 func TestTokenBucketUnderLoad(t *testing.T) {
 	t.Parallel()
-	limit := Define("load", TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
+	limit := ratelimit.Define("load", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
 
 	t.Run("SpendsTheBurstInTheFirstSecond", func(t *testing.T) {
 		t.Parallel()
@@ -167,7 +169,7 @@ func TestTokenBucketUnderLoad(t *testing.T) {
 	})
 	t.Run("IsFullAgainAfterFiveIdleSeconds", func(t *testing.T) {
 		t.Parallel()
-		run(t, limit.policy, []step{
+		run(t, limit.Policy(), []step{
 			{at: 0, take: 50, left: 0},
 			{at: 0, take: 1, refused: true, left: 0, wait: 100 * time.Millisecond},
 			{at: 5*time.Second - time.Microsecond, take: 50, refused: true, left: 50 - 1e-5, wait: time.Microsecond},

@@ -10,17 +10,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-const (
-	// maxReconnects bounds the attempts that end because the connection, not the transaction, failed: a
-	// server that is down should be reported soon.
-	maxReconnects = 3
-
-	// endTimeout bounds COMMIT and ROLLBACK, which do not run on the caller's context: a caller who hangs up
-	// would turn a commit into one of unknown outcome.
-	endTimeout = 5 * time.Second
-)
+// maxReconnects bounds the attempts that end because the connection, not the transaction, failed: a
+// server that is down should be reported soon.
+const maxReconnects = 3
 
 // InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. When the transaction conflicts
 // with another, at a statement or at COMMIT, it is rolled back and fn is run again from the start, on a
@@ -50,22 +45,23 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
 	}
-	if err := l.idle(); err != nil {
+	if err := notInTx(l.pool); err != nil {
 		return err
 	}
 	reconnects := 0
-	places := &places{queues: l.queues, held: make(map[bucket.Key]*queue)}
-	began := l.watch()
+	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
+	began := l.reports.began()
 	err := l.retry(ctx, "transaction", func() (again, error) {
-		lost, err := l.transact(ctx, pgx.Serializable, places, func(tx *lentTx) error { return fn(tx) })
-		if places.waited > 0 {
-			l.tell(ctx, Queued{Waited: places.waited})
+		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error { return fn(tx) })
+		if tickets.waited > 0 {
+			l.reports.tell(ctx, Queued{Waited: tickets.waited})
 		}
 		switch {
+		case err == nil:
 		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
-			l.queues.conflict(places.touched)
-			if places.queued {
+			l.queues.conflict(tickets.asked)
+			if tickets.queued {
 				return atOnce, err // it will wait for its turn
 			}
 			return afterPause, err
@@ -75,24 +71,24 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		}
 		return never, err
 	})
-	if errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err) {
-		l.fail(ctx, Failed{Verb: "transaction", Err: err}, began)
+	if err != nil && (errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err)) {
+		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
 	}
 	return err
 }
 
 // transact runs fn in a transaction that the Limiter begins and ends: it commits when fn returns nil, and rolls back
 // when fn returns an error, panics or exits its goroutine. What the calls in the transaction did beside their rows takes
-// effect when it has committed. places are nil for a transaction that does not queue. lost says that the connection failed
+// effect when it has committed. tickets are nil for a transaction that does not queue. lost says that the connection failed
 // before COMMIT was sent, so that nothing was written.
-func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, places *places, fn func(tx *lentTx) error) (lost bool, err error) {
+func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *tickets, fn func(tx *ownedTx) error) (lost bool, err error) {
 	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
-		return isUnavailable(err) || sqlstate(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
+		return isUnavailable(err) || store.SQLState(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
 	}
-	if places != nil {
-		defer places.release() // once the transaction has ended
+	if tickets != nil {
+		defer tickets.release() // once the transaction has ended
 	}
 	ended := false
 	defer func() {
@@ -100,14 +96,14 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, places *pl
 			rollback(ctx, begun)
 		}
 	}()
-	if places != nil {
-		places.hold(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
+	if tickets != nil {
+		tickets.takeAgain(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
 	}
-	tx := &lentTx{Tx: begun, places: places, effects: &effects{}}
+	tx := &ownedTx{Tx: begun, tickets: tickets, after: &afterCommit{}}
 	err = fn(tx)
 	switch {
 	case tx.ended:
-		l.drop(tx.effects.changed) // it may well have committed
+		l.reports.ended(tx.after) // it may well have committed
 		if err == nil {
 			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
 		}
@@ -123,49 +119,49 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, places *pl
 	ended = true
 	switch {
 	case err == nil:
-		l.committed(ctx, tx.effects)
+		l.reports.committed(ctx, tx.after)
 	case errors.Is(err, ErrCommitUnknown):
-		l.drop(tx.effects.changed)
+		l.reports.ended(tx.after)
 	}
 	return false, err
 }
 
-// lentTx is a transaction that the Limiter began, as the calls in it and fn of InTx have it, or one that was nested in
+// ownedTx is a transaction that the Limiter began, as the calls in it and fn of InTx have it, or one that was nested in
 // it. Once fn has ended the transaction itself, its connection is back in the pool and may be in use there, and says
 // nothing of this transaction any more.
-type lentTx struct {
+type ownedTx struct {
 	pgx.Tx
-	places  *places  // in the queues; nil when it does not queue
-	effects *effects // of the transaction and of those that are nested in it
-	before  *mark    // the effects there were when a nested transaction began; nil for the transaction itself
+	tickets *tickets     // in the queues; nil when it does not queue
+	after   *afterCommit // of the transaction and of those that are nested in it
+	before  *mark        // what there was of it when a nested transaction began; nil for the transaction itself
 	ended   bool
 }
 
 // Begin begins a nested transaction, which is a savepoint: what it does belongs to the transaction, and is undone with
 // either.
-func (tx *lentTx) Begin(ctx context.Context) (pgx.Tx, error) {
+func (tx *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	begun, err := tx.Tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	before := tx.effects.mark()
-	return &lentTx{Tx: begun, places: tx.places, effects: tx.effects, before: &before}, nil
+	before := tx.after.mark()
+	return &ownedTx{Tx: begun, tickets: tx.tickets, after: tx.after, before: &before}, nil
 }
 
 // Commit of a nested transaction releases its savepoint. Commit of the transaction itself commits it, which InTx
 // reports as an error: it is for InTx to do.
-func (tx *lentTx) Commit(ctx context.Context) error {
+func (tx *ownedTx) Commit(ctx context.Context) error {
 	tx.ended = true
 	return tx.Tx.Commit(ctx)
 }
 
 // Rollback rolls the transaction, or the nested one, back; so does returning an error from the function it was begun
 // for.
-func (tx *lentTx) Rollback(ctx context.Context) error {
+func (tx *ownedTx) Rollback(ctx context.Context) error {
 	tx.ended = true
 	err := tx.Tx.Rollback(ctx)
 	if err == nil && tx.before != nil {
-		tx.effects.undo(*tx.before)
+		tx.after.undo(*tx.before)
 	}
 	return err
 }
@@ -175,7 +171,7 @@ func (tx *lentTx) Rollback(ctx context.Context) error {
 // It does not ask pgconn.SafeToRetry: in pgx 5.9 to 5.12 that is true of a connection that was lost while
 // the answer to COMMIT was awaited.
 func commit(ctx context.Context, tx pgx.Tx) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
 	defer cancel()
 	err := tx.Commit(ctx)
 	var pgErr *pgconn.PgError
@@ -193,71 +189,91 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 // rollback ends tx even when ctx is cancelled. Its error says nothing that matters: a connection that
 // cannot roll back is closed, and the server rolls back what it ran.
 func rollback(ctx context.Context, tx pgx.Tx) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
 	defer cancel()
 	_ = tx.Rollback(ctx)
 }
 
-// together runs fn on a Limiter bound to a transaction: the caller's when l is bound to one, else a READ
-// COMMITTED one of its own, which is run again when it conflicts. An error of fn rolls that back.
-func (l *Limiter) together(ctx context.Context, verb string, fn func(tx *Limiter) error) error {
-	return l.retryHeld(ctx, func(l *Limiter) error { return l.togetherOnce(ctx, verb, fn) })
+// retryTx runs fn on a Limiter bound to a transaction. When l is bound to the caller's, it is that, and fn runs once. Else
+// it is a READ COMMITTED transaction of its own, which is run again when it conflicts. An error of fn rolls that back. All
+// attempts together have the time of Config.Timeout.
+func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
+	if l.pool == nil {
+		return l.session.OrSpoil(ctx, fn(ctx, l))
+	}
+	if err := notInTx(l.pool); err != nil {
+		return err
+	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	return l.session.RetryHeld(ctx, func(from *store.Session) error {
+		attempt := func() error {
+			return l.inOwnTx(ctx, from, func(tx *Limiter) error { return fn(ctx, tx) })
+		}
+		return owner{l}.Retry(ctx, verb, attempt(), attempt)
+	})
 }
 
-// togetherOnce is together, but returns a heldError when fn needs a row that somebody holds.
-func (l *Limiter) togetherOnce(ctx context.Context, verb string, fn func(tx *Limiter) error) error {
-	if l.pool == nil {
-		err := fn(l)
-		if err != nil && ctx.Err() != nil && !errors.Is(err, ErrNotReserved) {
-			l.spoil(ctx)
+// inOwnTx runs fn once on a Limiter bound to a READ COMMITTED transaction of its own.
+func (l *Limiter) inOwnTx(ctx context.Context, from *store.Session, fn func(tx *Limiter) error) error {
+	_, err := l.transact(ctx, pgx.ReadCommitted, nil, func(tx *ownedTx) error {
+		bound := l.WithTx(tx)
+		bound.session = from.BoundTo(tx, owner{bound})
+		return fn(bound)
+	})
+	return err
+}
+
+// owner is a Limiter as the store knows it.
+type owner struct{ *Limiter }
+
+// InOwnTx runs fn once on a session in a READ COMMITTED transaction of the Limiter's own.
+func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
+	return o.inOwnTx(ctx, from, func(tx *Limiter) error { return fn(&tx.session) })
+}
+
+// Retry runs attempt after one that ended with err, when that was because of others, and again while it is.
+func (o owner) Retry(ctx context.Context, verb string, err error, attempt func() error) error {
+	if !store.IsConflict(err) {
+		return err
+	}
+	ended := true // the attempt that ended with err
+	return o.retry(ctx, verb, func() (again, error) {
+		if !ended {
+			err = attempt()
 		}
-		return err
-	}
-	if err := l.idle(); err != nil {
-		return err
-	}
-	return l.retry(ctx, verb, func() (again, error) {
-		err := l.inTx(ctx, fn)
-		if IsRetryable(err) {
+		ended = false
+		switch {
+		case errors.Is(err, store.ErrStale):
+			return atOnce, err
+		case store.IsConflict(err):
 			return afterPause, err
 		}
 		return never, err
 	})
 }
 
-// inTx is together for what is run again by others when it conflicts.
-func (l *Limiter) inTx(ctx context.Context, fn func(tx *Limiter) error) error {
-	if l.pool == nil {
-		return fn(l)
+// Mended tells the observer that a row was put right.
+func (o owner) Mended(ctx context.Context, limit string) { o.reports.tell(ctx, Mended{Limit: limit}) }
+
+// Batched tells the observer of a batch.
+func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {
+	if o.reports.observer != nil { // else the event is an allocation for nobody
+		o.reports.tell(ctx, Batched{Calls: calls, Elapsed: elapsed})
 	}
-	_, err := l.transact(ctx, pgx.ReadCommitted, nil, func(tx *lentTx) error {
-		bound := l.WithTx(tx)
-		bound.own = true
-		return fn(bound)
-	})
-	return err
 }
 
-// spoil makes the caller's transaction one that can only be rolled back. A context that ends between two
-// statements of a call stops it half-way and leaves the connection alive; one that ends during a statement
-// closes it, which comes to the same.
-func (l *Limiter) spoil(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	_, _ = l.db.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
-}
-
-// idle returns an error when the pool is one connection that is in a transaction, which ours would end.
-func (l *Limiter) idle() error {
-	if conn := l.connection(); conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+// notInTx returns an error when the pool is one connection that is in a transaction, which ours would end.
+func notInTx(pool Pool) error {
+	if conn := connectionOf(pool); conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		return fmt.Errorf("%w: the connection is in a transaction; use WithTx", ErrInvalidConfig)
 	}
 	return nil
 }
 
-// connection returns the connection that the pool is, and nil when it is a pool of several.
-func (l *Limiter) connection() *pgx.Conn {
-	switch pool := l.pool.(type) {
+// connectionOf returns the connection that the pool is, and nil when it is a pool of several.
+func connectionOf(pool Pool) *pgx.Conn {
+	switch pool := pool.(type) {
 	case *pgx.Conn:
 		return pool
 	case interface{ Conn() *pgx.Conn }: // a *pgxpool.Conn

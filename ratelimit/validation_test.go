@@ -44,6 +44,8 @@ func (u untouched) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
 	return nil, errTouched
 }
 
+func (u untouched) Conn() *pgx.Conn { return nil }
+
 // verbs returns every call that takes requests, on a limiter that may not touch the database, outside a
 // transaction and in one.
 func verbs(t *testing.T, config ratelimit.Config) map[string]func(...ratelimit.Request) error {

@@ -303,7 +303,8 @@ type call = func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool) 
 
 func takeAlone(limits []ratelimit.Limit) call {
 	return func(ctx context.Context, l *ratelimit.Limiter, _ *pgxpool.Pool) (d ratelimit.Decision, err error) {
-		walktrace.Record(func() { d, err = l.Take(ctx, requests(limits)...) })
+		asked := requests(limits)
+		walktrace.Record(func() { d, err = l.Take(ctx, asked...) })
 		return d, err
 	}
 }
@@ -311,7 +312,8 @@ func takeAlone(limits []ratelimit.Limit) call {
 func takeInTransaction(limits []ratelimit.Limit) call {
 	return func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool) (d ratelimit.Decision, err error) {
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-			walktrace.Record(func() { d, err = l.WithTx(tx).Take(ctx, requests(limits)...) })
+			bound, asked := l.WithTx(tx), requests(limits)
+			walktrace.Record(func() { d, err = bound.Take(ctx, asked...) })
 			return err
 		})
 		return d, err

@@ -6,9 +6,9 @@
 // ratelimit and of internal/bucket, internal/batch and internal/store, where they exist, is built with one call at its
 // entry, which records its file. Tests, and packages below these directories, are left out. Each scenario is run
 // several times, on a Postgres that is found or started as for the tests, so that its statements are prepared and the
-// Limiter remembers what it does; the last run counts, and nothing else goes on in it. Making the requests
-// (Limit.For) and binding the Limiter to the transaction (WithTx) are part of the call; BEGIN and COMMIT are only where
-// the Limiter sends them. From the files in the order in which functions were entered follow
+// Limiter remembers what it does; the last run counts, and nothing else goes on in it. The
+// requests (Limit.For) and the Limiter of a caller's transaction (WithTx) are made before; where InTx begins the
+// transaction, WithTx, BEGIN and COMMIT are part of the call. From the files in the order in which functions were entered follow
 //
 //   - files: how many were entered;
 //   - changes: how often an entry is in another file than the one before it;

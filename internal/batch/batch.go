@@ -46,15 +46,12 @@ type batch[T any] struct {
 	keeps   []*use[T] // the buckets that it keeps from others
 	oneKeep [1]*use[T]
 	parked  []*Call[T] // calls for one of them that wait, once the batch is slow; some have left
-	waiting int        // those that have not
+	waiting int        // calls in parked that have not left
 }
 
 // noCancel is the cancel of a batch that has nothing to cancel yet. A function literal in a generic function is an
 // allocation.
 func noCancel() {}
-
-// full reports whether no more batches may start.
-func (b *Batcher[T]) full() bool { return b.batches-b.slow >= maxRunning || b.wide >= maxWide }
 
 // next ends the batch that has done its work, if there is one, and sends its blocked calls on. It returns the
 // batch that starts in its place: nil when no call waits that can be answered now.
@@ -64,7 +61,9 @@ func (b *Batcher[T]) next(done *batch[T], blocked []Blocked[T]) *batch[T] {
 	defer b.signal()
 	if done != nil {
 		b.end(done)
-		b.forward(blocked)
+		if len(blocked) > 0 {
+			b.forward(blocked)
+		}
 		if b.full() {
 			b.armSlowTimer()
 			return nil
@@ -72,6 +71,13 @@ func (b *Batcher[T]) next(done *batch[T], blocked []Blocked[T]) *batch[T] {
 		b.batches++
 	}
 	return b.start()
+}
+
+// signal tells Close when nothing is under way any more.
+func (b *Batcher[T]) signal() {
+	if b.closed && b.batches == 0 {
+		close(b.ended)
+	}
 }
 
 // end releases the buckets that the batch kept, and puts the calls that wait behind it back in their places in the
@@ -177,7 +183,7 @@ func (b *Batcher[T]) pick() []*Call[T] {
 		case f != nil && f.slow:
 			b.count(c, -1)
 			b.park(c, f)
-		case f != nil || c.isAfter(stay):
+		case f != nil || stay != nil && c.isAfter(stay):
 			if stay == nil {
 				stay = make(map[bucket.Key]struct{})
 			}
@@ -206,7 +212,7 @@ func (b *Batcher[T]) park(c *Call[T], f *batch[T]) {
 
 // isAfter reports whether an earlier call asks for a bucket of c and stays.
 func (c *Call[T]) isAfter(stay map[bucket.Key]struct{}) bool {
-	return stay != nil && slices.ContainsFunc(c.needs, func(n need[T]) bool { _, found := stay[n.key]; return found })
+	return slices.ContainsFunc(c.needs, func(n need[T]) bool { _, found := stay[n.key]; return found })
 }
 
 // startAll starts batches beside those that are in flight, while that may be and calls wait that can be answered.
@@ -269,6 +275,11 @@ func (b *Batcher[T]) runAlone(ctx context.Context, f *batch[T]) (answered bool, 
 			go b.run(next)
 		}
 	}()
+	if !c.deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, c.deadline)
+		defer cancel()
+	}
 	blocked, err = b.decider.RunAlone(ctx, c.Of)
 	return len(blocked) == 0, err
 }

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -188,12 +189,12 @@ func TestTheQueueForgetsCallsThatWereGivenUp(t *testing.T) {
 func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		for _, single := range []bool{false, true} {
+		for _, apart := range []bool{false, true} {
 			w := newSimulation(t, 10)
-			w.single = single
+			w.options.Apart = apart
 			first := w.ask(t.Context(), time.Second, "a")
 			var second *pending
-			if !single {
+			if !apart {
 				second = w.ask(t.Context(), time.Second, "a")
 			}
 			ended, cancel := context.WithCancel(t.Context())
@@ -265,7 +266,7 @@ func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
 		w := newSimulation(t, 100)
 		w.options.Timeout = timeout
 		release := w.hold("held")
-		solo := w.ask(t.Context(), 2*timeout, "a") // the decider sees to its end
+		solo := w.make(t.Context(), &job{deaf: true}, 2*timeout, nil, "a")
 		soonest, cancel := context.WithTimeout(t.Context(), timeout/2)
 		defer cancel()
 		sooner := w.ask(soonest, time.Hour, "a")
@@ -278,7 +279,7 @@ func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
 		time.Sleep(timeout / 4)
 		quick := w.ask(t.Context(), time.Millisecond, "b")
 		quick.requireAnswered(t, time.Millisecond)
-		second := w.ask(t.Context(), 3*timeout, "c")
+		second := w.make(t.Context(), &job{deaf: true}, 3*timeout, nil, "c")
 		over["in the queue"] = w.ask(t.Context(), time.Hour, "c")
 		<-sooner.ended
 		require.ErrorIs(t, sooner.err, context.DeadlineExceeded)
@@ -299,12 +300,41 @@ func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
 	})
 }
 
+// The time for a call that is answered by itself is over to the moment: that of its context, where that ends sooner.
+func TestTheTimeForACallByItselfEndsIt(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ timeout, context, took time.Duration }{
+		"Timeout":      {timeout: time.Second, context: time.Minute, took: time.Second},
+		"ContextFirst": {timeout: time.Minute, context: time.Second, took: time.Second},
+		"NoTimeout":    {timeout: -1, context: time.Minute, took: time.Minute},
+	} {
+		for _, apart := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " apart ", apart), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					w := newSimulation(t, 10)
+					w.options.Timeout, w.options.Apart = test.timeout, apart
+					ctx, cancel := context.WithTimeout(t.Context(), test.context)
+					defer cancel()
+					p := w.ask(ctx, time.Hour, "a")
+					<-p.ended
+					require.ErrorIs(t, p.err, context.DeadlineExceeded)
+					require.Equal(t, test.took, p.took)
+					time.Sleep(time.Minute)
+					require.Zero(t, w.batches)
+					w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
+				})
+			})
+		}
+	}
+}
+
 func TestACallThatPanicsWhenItsTimeIsOverLeavesNoAnswerToOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimulation(t, 10)
 		w.options.Timeout = time.Second
-		p := w.make(t.Context(), &job{}, 2*time.Second, func() { panic("out of fuel") }, "a")
+		p := w.make(t.Context(), &job{deaf: true}, 2*time.Second, func() { panic("out of fuel") }, "a")
 		<-p.ended
 		require.Equal(t, "out of fuel", p.panics)
 		for range 20 {

@@ -1,4 +1,4 @@
-package bucket
+package bucket_test
 
 import (
 	"slices"
@@ -7,6 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
 // TestACreditIsWorthTheSameLater holds a credit, which leaves TS as it is, to one that first brings the bucket to
@@ -15,18 +18,19 @@ import (
 func TestACreditIsWorthTheSameLater(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		draw := one(t, everyday, dyadic)
-		terms := over(draw(t), one[int32](t, 1, 1, 2, 8))
-		shard, period := terms.OfShard(), period(terms)
-		now := opening + int64(unit(t)*float64(century))
-		rows := make([]State, terms.Shards)
+		src := shrinking{t}
+		draw := buckettest.One(src, buckettest.Everyday, buckettest.Dyadic)
+		terms := buckettest.Over(draw(src), buckettest.One[int32](src, 1, 1, 2, 8))
+		shard, period := terms.OfShard(), buckettest.Period(terms)
+		now := opening + int64(src.Unit()*float64(century))
+		rows := make([]bucket.State, terms.Shards)
 		for i := range rows {
-			rows[i] = State{
-				Value: one(t, 0, shard.Capacity, shard.Capacity*unit(t), -shard.MaxDebt*unit(t)),
-				TS:    shard.Begin(now - int64(unit(t)*2*float64(period)) + one(t, 0, 0, 0, minute, 2*minute+period)),
+			rows[i] = bucket.State{
+				Value: buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), -shard.MaxDebt*src.Unit()),
+				TS:    shard.Begin(now - int64(src.Unit()*2*float64(period)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period)),
 			}
 		}
-		before, amount := slices.Clone(rows), unit(t)*one(t, 1, 0.1, 2)*(terms.Capacity+1)
+		before, amount := slices.Clone(rows), src.Unit()*buckettest.One(src, 1, 0.1, 2)*(terms.Capacity+1)
 		terms.CreditRows(rows, now, amount, 0)
 
 		tolerance := 1e-9 * (terms.Capacity + terms.MaxDebt + amount + 1)
@@ -37,11 +41,11 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 			require.GreaterOrEqual(t, s.Value, before[i].Value)
 			require.LessOrEqual(t, s.Value, max(shard.Capacity, before[i].Value))
 			given := s.Value - before[i].Value
-			present := State{Value: min(shard.Capacity, shard.Tokens(fixed, now)+given), TS: max(fixed.TS, shard.Begin(now))}
-			later := now + int64(unit(t)*3*float64(period))
+			present := bucket.State{Value: min(shard.Capacity, shard.Tokens(fixed, now)+given), TS: max(fixed.TS, shard.Begin(now))}
+			later := now + int64(src.Unit()*3*float64(period))
 			require.InDelta(t, shard.Tokens(present, later), shard.Tokens(s, later), tolerance)
 
-			changed := draw(t)
+			changed := draw(src)
 			want := min(changed.Capacity, changed.Tokens(fixed, later)+given)
 			require.LessOrEqual(t, changed.Tokens(s, later), want+tolerance+1e-9*changed.Capacity, "no more than a credit at that moment")
 		}
@@ -51,25 +55,25 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {
 	t.Parallel()
 	const now = opening
-	wide := over(tokenBucket(4, time.Second, 8), 4)
+	wide := buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)
 	for name, test := range map[string]struct {
-		rows         []State
+		rows         []bucket.State
 		amount, most float64
 		values       []float64
 	}{
-		"EvenlyWhereAllHaveRoom":      {[]State{{0, now}, {-1, now}, {0.5, now}, {1, now}}, 2, 0, []float64{0.5, -0.5, 1, 1.5}},
-		"TheRestWhereThereIsMore":     {[]State{{2, now}, {1.75, now}, {0, now}, {2, now}}, 2, 0, []float64{2, 2, 1.75, 2}},
-		"FullIsFullWithWhatArrived":   {[]State{{0, now - minute}, {0, now}, {2, now}, {2, now}}, 2, 0, []float64{0, 2, 2, 2}},
-		"NoMoreThanTheCapacity":       {[]State{{2, now}, {1, now}, {2, now}, {2, now}}, 8, 0, []float64{2, 2, 2, 2}},
-		"AsFarAsItWasWhenItWasTaken":  {[]State{{2, now}, {1, now}, {2, now}, {2, now}}, 4, 12, []float64{2.75, 2.75, 2.75, 2.75}},
-		"WhatIsAboveTheCapacityStays": {[]State{{5, now}, {1, now}, {2, now}, {2, now}}, 1, 0, []float64{5, 2, 2, 2}},
+		"EvenlyWhereAllHaveRoom":      {[]bucket.State{{0, now}, {-1, now}, {0.5, now}, {1, now}}, 2, 0, []float64{0.5, -0.5, 1, 1.5}},
+		"TheRestWhereThereIsMore":     {[]bucket.State{{2, now}, {1.75, now}, {0, now}, {2, now}}, 2, 0, []float64{2, 2, 1.75, 2}},
+		"FullIsFullWithWhatArrived":   {[]bucket.State{{0, now - minute}, {0, now}, {2, now}, {2, now}}, 2, 0, []float64{0, 2, 2, 2}},
+		"NoMoreThanTheCapacity":       {[]bucket.State{{2, now}, {1, now}, {2, now}, {2, now}}, 8, 0, []float64{2, 2, 2, 2}},
+		"AsFarAsItWasWhenItWasTaken":  {[]bucket.State{{2, now}, {1, now}, {2, now}, {2, now}}, 4, 12, []float64{2.75, 2.75, 2.75, 2.75}},
+		"WhatIsAboveTheCapacityStays": {[]bucket.State{{5, now}, {1, now}, {2, now}, {2, now}}, 1, 0, []float64{5, 2, 2, 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := slices.Clone(test.rows)
 			wide.CreditRows(test.rows, now, test.amount, test.most)
 			for i, s := range test.rows {
-				require.Equal(t, State{Value: test.values[i], TS: before[i].TS}, s, "row %d of %v", i, test.rows)
+				require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "row %d of %v", i, test.rows)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package bucket
+package bucket_test
 
 import (
 	"math"
@@ -7,27 +7,33 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
 // TestInvariants holds random calls on random rows to what is always true; FuzzTake holds hostile ones to it.
 func TestInvariants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		terms := one(t, everyday, extreme)(t)
+		src := shrinking{t}
+		terms := buckettest.One(src, buckettest.Everyday, buckettest.Extreme)(src)
 		begins(t, terms)
+		empties(t, terms, opening)
+		grows(t, terms, opening)
 		for range 20 {
-			lowest := -terms.MaxDebt * float64(pick(t, 2))
-			cost := (terms.Capacity - lowest) * unit(t)
-			if !possible(terms, cost, lowest) {
+			lowest := -terms.MaxDebt * float64(src.Pick(2))
+			cost := (terms.Capacity - lowest) * src.Unit()
+			if !buckettest.Possible(terms, cost, lowest) {
 				continue
 			}
-			now := opening + int64(unit(t)*float64(century))
-			row := State{
-				Value: one(t, 0, terms.Capacity, terms.Capacity*unit(t), -terms.MaxDebt, -terms.MaxDebt*unit(t)),
-				TS:    now - int64(unit(t)*3*float64(period(terms))) + one(t, 0, 0, minute, 2*minute),
+			now := opening + int64(src.Unit()*float64(century))
+			row := bucket.State{
+				Value: buckettest.One(src, 0, terms.Capacity, terms.Capacity*src.Unit(), -terms.MaxDebt, -terms.MaxDebt*src.Unit()),
+				TS:    now - int64(src.Unit()*3*float64(buckettest.Period(terms))) + buckettest.One(src, 0, 0, minute, 2*minute),
 			}
 			t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, row, now)
-			holds(t, terms, row, now, now+int64(unit(t)*5*float64(period(terms))))
+			holds(t, terms, row, now, now+int64(src.Unit()*5*float64(buckettest.Period(terms))))
 			takes(t, terms, row, now, cost, lowest)
 			waits(t, terms, row, now, cost, lowest)
 		}
@@ -40,15 +46,15 @@ func FuzzTake(f *testing.F) {
 	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), 0.0, now, now, int64(1), 3.0, false)
 	f.Add(false, 10.0, second, 0.0, 5.0, int64(0), -5.0, now, now, int64(1e6), 0.5, true)
 	f.Add(false, 1e12, int64(1), 1e12, 1e12, int64(0), -1e12, now, now, int64(1), 1e12, true)
-	f.Add(false, 1e-9, longest, 1e-9, 1e-9, int64(0), -1e-9, MinInstant, now, int64(1e18), 1e-9, true)
-	f.Add(false, 1e12, longest, 1.0, 0.0, int64(0), 1.0, MaxInstant, now, int64(60_000_001), 1.0, false)
-	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, MinInstant, MaxInstant, int64(0), 3.0, false)
+	f.Add(false, 1e-9, longest, 1e-9, 1e-9, int64(0), -1e-9, bucket.MinInstant, now, int64(1e18), 1e-9, true)
+	f.Add(false, 1e12, longest, 1.0, 0.0, int64(0), 1.0, bucket.MaxInstant, now, int64(60_000_001), 1.0, false)
+	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, bucket.MinInstant, bucket.MaxInstant, int64(0), 3.0, false)
 	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
 	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), 5e-324, now+longest, now, int64(1), 7.0, false)
 	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
 	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
-	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, MinInstant, now, int64(1), 0.1, false)
-	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), 3.0, MinInstant, MinInstant, int64(1), 2.0, false)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, bucket.MinInstant, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), 3.0, bucket.MinInstant, bucket.MinInstant, int64(1), 2.0, false)
 	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
 	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, debt float64, start int64,
 		value float64, ts, now, later int64, cost float64, reserve bool,
@@ -61,44 +67,72 @@ func FuzzTake(f *testing.F) {
 		if reserve {
 			lowest = -debt
 		}
-		if !possible(terms, cost, lowest) {
+		if !buckettest.Possible(terms, cost, lowest) {
 			return
 		}
-		row := State{Value: value, TS: min(max(ts, terms.Phase), MaxInstant)} // no step begins before the phase
-		now = min(max(now, MinInstant), MaxInstant)
-		holds(t, terms, row, now, min(now+max(later, 0), MaxInstant))
+		row := bucket.State{Value: value, TS: min(max(ts, terms.Phase), bucket.MaxInstant)} // no step begins before the phase
+		now = min(max(now, bucket.MinInstant), bucket.MaxInstant)
+		empties(t, terms, now)
+		grows(t, terms, now)
+		holds(t, terms, row, now, min(now+max(later, 0), bucket.MaxInstant))
 		takes(t, terms, row, now, cost, lowest)
 		waits(t, terms, row, now, cost, lowest)
 	})
 }
 
 // fuzzed returns the terms with those numbers, periods in microseconds, and whether there are such.
-func fuzzed(fixed bool, rate float64, period int64, capacity, debt float64, start int64) (Terms, bool) {
+func fuzzed(fixed bool, rate float64, period int64, capacity, debt float64, start int64) (bucket.Terms, bool) {
 	if period < 1 || period > century {
-		return Terms{}, false
+		return bucket.Terms{}, false
 	}
-	terms := tokenBucket(rate, time.Duration(period)*time.Microsecond, capacity)
+	terms := buckettest.TokenBucket(rate, time.Duration(period)*time.Microsecond, capacity)
 	if fixed {
-		terms = windows(rate, time.Duration(period)*time.Microsecond, capacity, min(max(start, MinInstant), MaxInstant))
+		terms = buckettest.FixedWindow(rate, time.Duration(period)*time.Microsecond, capacity, min(max(start, bucket.MinInstant), bucket.MaxInstant))
 	}
 	terms.MaxDebt = debt
-	return terms, valid(terms)
+	return terms, buckettest.Valid(terms)
 }
 
 // begins checks that every instant a row may hold lies in the step that is said to hold it, and the instants before
 // the first step in that one.
-func begins(t require.TestingT, terms Terms) {
-	require.GreaterOrEqual(t, terms.Phase, MinInstant)
-	require.Less(t, terms.Phase, MinInstant+terms.Step)
-	for _, now := range []int64{terms.Phase, terms.Phase + 1, -1, 0, opening, MaxInstant} {
+func begins(t require.TestingT, terms bucket.Terms) {
+	require.GreaterOrEqual(t, terms.Phase, bucket.MinInstant)
+	require.Less(t, terms.Phase, bucket.MinInstant+terms.Step)
+	for _, now := range []int64{terms.Phase, terms.Phase + 1, -1, 0, opening, bucket.MaxInstant} {
 		require.LessOrEqual(t, terms.Begin(now), now)
 		require.Greater(t, terms.Begin(now), now-terms.Step)
 	}
-	require.Equal(t, terms.Phase, terms.Begin(MinInstant))
+	require.Equal(t, terms.Phase, terms.Begin(bucket.MinInstant))
+}
+
+// empties checks that a bucket gives all it holds, or all it may owe, and is full again within a century, or with the
+// window that begins next.
+func empties(t require.TestingT, terms bucket.Terms, now int64) {
+	longest := bucket.MaxSpan + time.Duration(terms.Step)*time.Microsecond
+	smallest := max(terms.Capacity*bucket.MinCostShare, bucket.MinTokens)
+	require.Less(t, terms.Capacity-smallest, terms.Capacity, "the smallest cost takes something")
+	empty, allowed := terms.Take(terms.Full(now), now, terms.Capacity, 0)
+	require.True(t, allowed)
+	require.Zero(t, empty.Value)
+	require.LessOrEqual(t, terms.UntilFull(empty, now), longest)
+	owing, allowed := terms.Take(empty, now, terms.MaxDebt, -terms.MaxDebt)
+	require.True(t, allowed)
+	require.LessOrEqual(t, terms.Wait(owing, now, 0, 0), longest)
+}
+
+// grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
+func grows(t require.TestingT, terms bucket.Terms, now int64) {
+	begin := terms.Begin(now)
+	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxDebt} {
+		if value < terms.Capacity {
+			row := bucket.State{Value: value, TS: begin}
+			require.Greater(t, terms.Tokens(row, begin+terms.Step), value, "a step adds something to %v", value)
+		}
+	}
 }
 
 // holds checks what the bucket holds at now and later.
-func holds(t require.TestingT, terms Terms, row State, now, later int64) {
+func holds(t require.TestingT, terms bucket.Terms, row bucket.State, now, later int64) {
 	fixed := terms.FixClock(row, now)
 	tokens := terms.Tokens(fixed, now)
 	require.LessOrEqual(t, tokens, terms.Capacity, "never more than the capacity")
@@ -107,13 +141,13 @@ func holds(t require.TestingT, terms Terms, row State, now, later int64) {
 	require.LessOrEqual(t, terms.Tokens(fixed, later), terms.Capacity, "never more than the capacity")
 	full := terms.UntilFull(fixed, now)
 	require.GreaterOrEqual(t, full, time.Duration(0))
-	if at := now + full.Microseconds(); full.Microseconds() < Horizon && at <= MaxInstant {
+	if at := now + full.Microseconds(); full.Microseconds() < bucket.Horizon && at <= bucket.MaxInstant {
 		require.Equal(t, terms.Capacity, terms.Tokens(fixed, at), "full when it is said to be")
 	}
 }
 
 // takes checks the state after the call.
-func takes(t require.TestingT, terms Terms, row State, now int64, cost, lowest float64) {
+func takes(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
 	_, allowed := terms.Take(terms.Full(now), now, cost, lowest)
 	require.True(t, allowed, "what is possible is allowed at least when the bucket is full")
 	next, allowed := terms.Take(row, now, cost, lowest)
@@ -123,8 +157,8 @@ func takes(t require.TestingT, terms Terms, row State, now int64, cost, lowest f
 	}
 	require.GreaterOrEqual(t, next.Value, lowest, "no take leaves less than it may")
 	require.LessOrEqual(t, next.Value, terms.Capacity)
-	require.LessOrEqual(t, next.TS, MaxInstant, "a row can hold the ts")
-	require.GreaterOrEqual(t, next.TS, MinInstant, "a row can hold the ts")
+	require.LessOrEqual(t, next.TS, bucket.MaxInstant, "a row can hold the ts")
+	require.GreaterOrEqual(t, next.TS, bucket.MinInstant, "a row can hold the ts")
 	if terms.FromFuture(row, now) {
 		require.LessOrEqual(t, next.TS, max(now, terms.Phase), "a wrong clock is put right")
 	} else {
@@ -133,16 +167,16 @@ func takes(t require.TestingT, terms Terms, row State, now int64, cost, lowest f
 }
 
 // waits checks that the wait is sufficient, and not a microsecond too long.
-func waits(t require.TestingT, terms Terms, row State, now int64, cost, lowest float64) {
+func waits(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
 	_, allowed := terms.Take(row, now, cost, lowest)
 	wait := terms.Wait(row, now, cost, lowest).Microseconds()
 	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
 	require.GreaterOrEqual(t, wait, int64(0))
-	require.LessOrEqual(t, wait, Horizon)
-	if own := row.Value >= -terms.MaxDebt && !terms.FromFuture(row, now); own && terms.Step < Horizon/25 {
-		require.Less(t, wait, Horizon, "what the policy itself can lead to ends before the horizon")
+	require.LessOrEqual(t, wait, bucket.Horizon)
+	if own := row.Value >= -terms.MaxDebt && !terms.FromFuture(row, now); own && terms.Step < bucket.Horizon/25 {
+		require.Less(t, wait, bucket.Horizon, "what the policy itself can lead to ends before the horizon")
 	}
-	if wait == 0 || wait == Horizon || now+wait > MaxInstant {
+	if wait == 0 || wait == bucket.Horizon || now+wait > bucket.MaxInstant {
 		return
 	}
 	row = terms.FixClock(row, now)
@@ -157,7 +191,8 @@ func waits(t require.TestingT, terms Terms, row State, now int64, cost, lowest f
 func TestAdmissionBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		terms := tokenBucket(float64(1+pick(t, 50)), time.Duration(1+pick(t, 100))*time.Millisecond, 1+float64(pick(t, 100)))
+		src := shrinking{t}
+		terms := buckettest.TokenBucket(float64(1+src.Pick(50)), time.Duration(1+src.Pick(100))*time.Millisecond, 1+float64(src.Pick(100)))
 		now := opening
 		row := terms.Full(now)
 		type taken struct {
@@ -166,8 +201,8 @@ func TestAdmissionBound(t *testing.T) {
 		}
 		var all []taken
 		for range 60 {
-			now += int64(unit(t) * unit(t) * 2 * terms.Steps)
-			cost := terms.Capacity * math.Pow(unit(t), 3)
+			now += int64(src.Unit() * src.Unit() * 2 * terms.Steps)
+			cost := terms.Capacity * math.Pow(src.Unit(), 3)
 			next, allowed := terms.Take(row, now, cost, 0)
 			if row = next; allowed {
 				all = append(all, taken{now, cost})

@@ -1,4 +1,4 @@
-package bucket
+package bucket_test
 
 import (
 	"math"
@@ -8,13 +8,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
 func TestShardsAddUpToTheWhole(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int32{1, 2, 8, 64} {
-		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, MinTokens} {
-			whole := over(tokenBucket(0.7, time.Second, capacity), shards)
+		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, bucket.MinTokens} {
+			whole := buckettest.Over(buckettest.TokenBucket(0.7, time.Second, capacity), shards)
 			whole.MaxDebt = 0.3
 			shard, n := whole.OfShard(), float64(shards)
 			require.Equal(t, whole.Capacity, shard.Capacity*n)
@@ -24,13 +27,13 @@ func TestShardsAddUpToTheWhole(t *testing.T) {
 			require.Equal(t, shard, shard.OfShard())
 
 			now := opening
-			rows := slices.Repeat([]State{shard.Full(now)}, int(shards))
+			rows := slices.Repeat([]bucket.State{shard.Full(now)}, int(shards))
 			require.Equal(t, capacity, whole.TokensOf(rows, now), "full rows are a full bucket")
 			require.Zero(t, whole.WaitOf(rows, now, capacity, 0))
 			require.True(t, whole.TakeRows(rows, now, capacity, 0), "the largest cost is given")
 			require.Zero(t, whole.TokensOf(rows, now))
 			wait := whole.WaitOf(rows, now, capacity, 0)
-			require.Equal(t, whole.Wait(State{TS: now}, now, capacity, 0), wait)
+			require.Equal(t, whole.Wait(bucket.State{TS: now}, now, capacity, 0), wait)
 			require.True(t, whole.TakeRows(rows, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
 		}
 	}
@@ -38,7 +41,7 @@ func TestShardsAddUpToTheWhole(t *testing.T) {
 
 // rowsStep is one call on all rows of a bucket, and what they hold after it.
 type rowsStep struct {
-	at      time.Duration // since opening
+	at      time.Duration // since the opening
 	cost    float64
 	lowest  float64
 	refused bool
@@ -48,11 +51,11 @@ type rowsStep struct {
 
 func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 	t.Parallel()
-	wide := over(tokenBucket(4, time.Second, 8), 4)
-	owing := over(tokenBucket(2, time.Second, 2), 2)
+	wide := buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)
+	owing := buckettest.Over(buckettest.TokenBucket(2, time.Second, 2), 2)
 	owing.MaxDebt = 4
 	tests := map[string]struct {
-		terms Terms
+		terms bucket.Terms
 		rows  []float64 // at the opening
 		steps []rowsStep
 	}{
@@ -94,7 +97,7 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 			},
 		},
 		"WindowsBeginForAllRowsAtOnce": {
-			over(windows(4, time.Minute, 4, opening), 2),
+			buckettest.Over(buckettest.FixedWindow(4, time.Minute, 4, opening), 2),
 			[]float64{2, 1},
 			[]rowsStep{
 				{at: time.Second, cost: 3.5, refused: true, wait: 59 * time.Second, left: []float64{2, 1}},
@@ -107,9 +110,9 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rows := make([]State, len(test.rows))
+			rows := make([]bucket.State, len(test.rows))
 			for i, value := range test.rows {
-				rows[i] = State{Value: value, TS: opening}
+				rows[i] = bucket.State{Value: value, TS: opening}
 			}
 			for i, s := range test.steps {
 				now := opening + s.at.Microseconds()
@@ -128,12 +131,12 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 // A row that a wrong clock left in the future counts with what it holds, and from the present.
 func TestTakingTogetherFixesAWrongClock(t *testing.T) {
 	t.Parallel()
-	for _, terms := range []Terms{over(tokenBucket(4, time.Minute, 4), 2), over(windows(4, time.Minute, 4, opening), 2)} {
-		rows := []State{{Value: 1, TS: opening}, {Value: 2, TS: opening + day}}
+	for _, terms := range []bucket.Terms{buckettest.Over(buckettest.TokenBucket(4, time.Minute, 4), 2), buckettest.Over(buckettest.FixedWindow(4, time.Minute, 4, opening), 2)} {
+		rows := []bucket.State{{Value: 1, TS: opening}, {Value: 2, TS: opening + day}}
 		require.Equal(t, 3.0, terms.TokensOf(rows, opening))
-		require.Equal(t, time.Minute, terms.WaitOf([]State{{Value: 2, TS: opening}, {Value: 0, TS: opening + day}}, opening, 4, 0))
+		require.Equal(t, time.Minute, terms.WaitOf([]bucket.State{{Value: 2, TS: opening}, {Value: 0, TS: opening + day}}, opening, 4, 0))
 		require.True(t, terms.TakeRows(rows, opening, 2, 0))
-		require.Equal(t, evenly(State{Value: 1, TS: opening}, 2), rows)
+		require.Equal(t, evenly(bucket.State{Value: 1, TS: opening}, 2), rows)
 	}
 }
 
@@ -141,12 +144,13 @@ func TestTakingTogetherFixesAWrongClock(t *testing.T) {
 func TestRowsKeepTheirPromises(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		terms := over(one(t, everyday, extreme, dyadic)(t), one[int32](t, 2, 4, 8, 64))
-		rows, now := rowsOf(t, terms)
-		lowest := one(t, 0, 0, -terms.MaxDebt)
+		src := shrinking{t}
+		terms := buckettest.Over(buckettest.One(src, buckettest.Everyday, buckettest.Extreme, buckettest.Dyadic)(src), buckettest.One[int32](src, 2, 4, 8, 64))
+		rows, now := rowsOf(src, terms)
+		lowest := buckettest.One(src, 0, 0, -terms.MaxDebt)
 		most, room := terms.Capacity-lowest, terms.TokensOf(rows, now)
-		cost := max(0, one(t, most, most*unit(t), most*unit(t), room, math.Nextafter(room, math.Inf(1))))
-		if possible(terms, cost, lowest) {
+		cost := max(0, buckettest.One(src, most, most*src.Unit(), most*src.Unit(), room, math.Nextafter(room, math.Inf(1))))
+		if buckettest.Possible(terms, cost, lowest) {
 			t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, rows, now)
 			rowsKeep(t, terms, rows, now, cost, lowest)
 		}
@@ -155,16 +159,16 @@ func TestRowsKeepTheirPromises(t *testing.T) {
 }
 
 // rowsKeep checks what is always true of rows that are taken from together.
-func rowsKeep(t require.TestingT, terms Terms, rows []State, now int64, cost, lowest float64) {
+func rowsKeep(t require.TestingT, terms bucket.Terms, rows []bucket.State, now int64, cost, lowest float64) {
 	sum := terms.TokensOf(rows, now)
 	require.LessOrEqual(t, sum, terms.Capacity, "together no more than the capacity")
 	require.LessOrEqual(t, sum, terms.TokensOf(rows, now+terms.Step), "time takes nothing away")
 
 	wait := terms.WaitOf(rows, now, cost, lowest).Microseconds()
 	require.GreaterOrEqual(t, wait, int64(0))
-	require.LessOrEqual(t, wait, Horizon)
+	require.LessOrEqual(t, wait, bucket.Horizon)
 	fixed := terms.FixClocks(rows, now) // as they will be by then
-	if at := now + wait; wait > 0 && wait < Horizon && at <= MaxInstant {
+	if at := now + wait; wait > 0 && wait < bucket.Horizon && at <= bucket.MaxInstant {
 		require.True(t, terms.TakeRows(slices.Clone(fixed), at, cost, lowest), "allowed after the wait")
 		require.False(t, terms.TakeRows(slices.Clone(fixed), at-1, cost, lowest), "not before it")
 	}
@@ -186,7 +190,7 @@ func rowsKeep(t require.TestingT, terms Terms, rows []State, now int64, cost, lo
 }
 
 // likeOneRow checks that rows which are even decide as one does, to the last bit and the last microsecond.
-func likeOneRow(t require.TestingT, terms Terms, row State, now int64, cost, lowest float64) {
+func likeOneRow(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
 	row.Value *= float64(terms.Shards)
 	rows := evenly(row, terms.Shards)
 	require.Equal(t, terms.Tokens(terms.FixClock(row, now), now), terms.TokensOf(rows, now))
@@ -206,8 +210,8 @@ func FuzzTakeRows(f *testing.F) {
 	f.Add(false, 1.0, second, 0.8, 0.0, int64(0), uint8(3), 0.1, now, 0.1, now, now, 0.8, false)
 	f.Add(false, 1.0, second, 0.1, 0.7, int64(0), uint8(6), -0.01, now, 0.001, now-60, now, 0.3, true)
 	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, uint8(1), -3.5, now-1, 10.5, now-1, now, 7.0, true)
-	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, MinInstant, now, 1e6, false)
-	f.Add(false, 1e12, century, 1e12, 1e12, int64(0), uint8(5), -1e12, MaxInstant, 1e12, now, now, 1e12, true)
+	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, bucket.MinInstant, now, 1e6, false)
+	f.Add(false, 1e12, century, 1e12, 1e12, int64(0), uint8(5), -1e12, bucket.MaxInstant, 1e12, now, now, 1e12, true)
 	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, debt float64, start int64, exponent uint8,
 		value float64, ts int64, otherValue float64, otherTS, now int64, cost float64, reserve bool,
 	) {
@@ -221,17 +225,17 @@ func FuzzTakeRows(f *testing.F) {
 		if reserve {
 			lowest = -debt
 		}
-		if !possible(terms, cost, lowest) {
+		if !buckettest.Possible(terms, cost, lowest) {
 			return
 		}
-		rows := make([]State, terms.Shards)
+		rows := make([]bucket.State, terms.Shards)
 		for i := range rows {
-			rows[i] = State{Value: value, TS: min(max(ts, MinInstant), MaxInstant)}
+			rows[i] = bucket.State{Value: value, TS: min(max(ts, bucket.MinInstant), bucket.MaxInstant)}
 			if i%3 == 1 {
-				rows[i] = State{Value: otherValue, TS: min(max(otherTS, MinInstant), MaxInstant)}
+				rows[i] = bucket.State{Value: otherValue, TS: min(max(otherTS, bucket.MinInstant), bucket.MaxInstant)}
 			}
 		}
-		now = min(max(now, terms.Phase), MaxInstant)
+		now = min(max(now, terms.Phase), bucket.MaxInstant)
 		if len(rows) > 1 {
 			rowsKeep(t, terms, rows, now, cost, lowest)
 		}
@@ -246,16 +250,17 @@ func FuzzTakeRows(f *testing.F) {
 func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		period := time.Duration(1+pick(t, 100)) * time.Millisecond
-		terms := over(drawn(t, 1+float64(pick(t, 50)), period, 1+float64(pick(t, 100)), 0, everyday), one[int32](t, 2, 8, 64))
+		src := shrinking{t}
+		period := time.Duration(1+src.Pick(100)) * time.Millisecond
+		terms := buckettest.Over(buckettest.OfEitherKind(src, 1+float64(src.Pick(50)), period, 1+float64(src.Pick(100)), 0, buckettest.Everyday), buckettest.One[int32](src, 2, 8, 64))
 		now := opening
 		shard, whole := terms.OfShard(), terms.Full(now)
 		rows := evenly(whole, terms.Shards)
 		for range 60 {
-			now += int64(unit(t) * unit(t) * 2 * terms.Steps * float64(terms.Step))
-			cost := terms.Capacity * math.Pow(unit(t), 3)
+			now += int64(src.Unit() * src.Unit() * 2 * terms.Steps * float64(terms.Step))
+			cost := terms.Capacity * math.Pow(src.Unit(), 3)
 			allowed := false
-			if i := pick(t, len(rows)); cost <= shard.Capacity {
+			if i := src.Pick(len(rows)); cost <= shard.Capacity {
 				rows[i], allowed = shard.Take(rows[i], now, cost, 0)
 			}
 			if !allowed {
@@ -275,15 +280,16 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 func TestChargeRows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		terms := over(one(t, everyday, extreme, dyadic)(t), one[int32](t, 2, 4, 8, 64))
-		rows, now := rowsOf(t, terms)
+		src := shrinking{t}
+		terms := buckettest.Over(buckettest.One(src, buckettest.Everyday, buckettest.Extreme, buckettest.Dyadic)(src), buckettest.One[int32](src, 2, 4, 8, 64))
+		rows, now := rowsOf(src, terms)
 		row := rows[0]
-		row.Value *= float64(terms.Shards) * one(t, 1.0, 1, 3)
+		row.Value *= float64(terms.Shards) * buckettest.One(src, 1.0, 1, 3)
 		rows = evenly(row, terms.Shards)
-		amount := one(t, terms.Capacity, terms.MaxDebt) * unit(t)
+		amount := buckettest.One(src, terms.Capacity, terms.MaxDebt) * src.Unit()
 
 		held := terms.Tokens(terms.FixClock(row, now), now)
-		expected := State{Value: held - amount, TS: max(terms.FixClock(row, now).TS, terms.Begin(now))}
+		expected := bucket.State{Value: held - amount, TS: max(terms.FixClock(row, now).TS, terms.Begin(now))}
 
 		terms.ChargeRows(rows, now, amount)
 		require.Equal(t, evenly(expected, terms.Shards), rows)
@@ -291,8 +297,8 @@ func TestChargeRows(t *testing.T) {
 	t.Run("EvensTheRowsOut", func(t *testing.T) {
 		t.Parallel()
 		now := opening
-		rows := []State{{Value: 2, TS: now}, {Value: -3, TS: now}, {Value: 0, TS: now}, {Value: 1, TS: now}}
-		over(tokenBucket(4, time.Second, 8), 4).ChargeRows(rows, now, 4)
-		require.Equal(t, evenly(State{Value: -4, TS: now}, 4), rows)
+		rows := []bucket.State{{Value: 2, TS: now}, {Value: -3, TS: now}, {Value: 0, TS: now}, {Value: 1, TS: now}}
+		buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4).ChargeRows(rows, now, 4)
+		require.Equal(t, evenly(bucket.State{Value: -4, TS: now}, 4), rows)
 	})
 }

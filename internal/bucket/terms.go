@@ -1,6 +1,9 @@
 package bucket
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // The numbers of the algebra are kept where float64 arithmetic on them is exact to well under a token
 // and no sum of microseconds overflows.
@@ -26,9 +29,9 @@ const (
 	// its terms, and numbers of JavaScript still hold the microseconds since.
 	LongAgo = int64(-2208988800000000)
 
-	// clockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock.
+	// ClockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock.
 	// It has to exceed any wait for a row lock: a statement that waited has an older now than the row.
-	clockTolerance = time.Minute
+	ClockTolerance = time.Minute
 )
 
 // Terms are a policy as the statements see it. Tokens arrive in steps: a fixed window's step is its
@@ -39,15 +42,15 @@ const (
 //
 // Every now, here and below, is an instant in microseconds since 1970, on the database's clock.
 type Terms struct {
-	Capacity float64 // the most tokens that a bucket holds
-	Rate     float64 // tokens that arrive each period
-	Steps    float64 // steps in a period
-	Step     int64   // a step's length in microseconds
-	Phase    int64   // the instant the first step begins, less than a Step after MinInstant
-	MaxDebt  float64 // how far below zero a reservation may go
-	Reserves bool    // whether reservations are taken at all
-	Spread   bool    // whether Phase is to be derived from the key
-	Shards   int32   // the rows a bucket is spread over
+	Capacity   float64 // the most tokens that a bucket holds
+	Rate       float64 // tokens that arrive each period
+	Steps      float64 // steps in a period
+	Step       int64   // a step's length in microseconds
+	Phase      int64   // the instant the first step begins, less than a Step after MinInstant
+	MaxDebt    float64 // how far below zero a reservation may go
+	Reserves   bool    // whether reservations are taken at all
+	PhaseByKey bool    // whether Phase is derived from the key
+	Shards     int32   // the rows a bucket is spread over
 }
 
 // State is a bucket's row: Value tokens were held at TS, microseconds since 1970.
@@ -69,7 +72,7 @@ func (t Terms) Full(now int64) State {
 
 // Tolerance is how far, in microseconds, TS may be ahead of the current step's begin.
 func (t Terms) Tolerance() int64 {
-	return t.Step + clockTolerance.Microseconds()
+	return t.Step + ClockTolerance.Microseconds()
 }
 
 // FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
@@ -116,4 +119,78 @@ func (t Terms) Take(s State, now int64, cost, lowest float64) (State, bool) {
 		return State{Value: value, TS: t.Begin(now)}, true
 	}
 	return State{Value: value, TS: max(s.TS, t.Begin(now))}, true
+}
+
+// Horizon is the longest wait that is reported, in microseconds. Waits up to twice MaxSpan occur; only
+// a row written under another policy can be further from recovery.
+const Horizon = int64(250 * 365 * 24 * time.Hour / time.Microsecond)
+
+// Wait returns how long from now it takes until cost tokens can be taken and lowest remain, to the
+// microsecond: at now plus the answer Take succeeds, a microsecond (a window) before it does not.
+func (t Terms) Wait(s State, now int64, cost, lowest float64) time.Duration {
+	s = t.FixClock(s, now)
+	enough := func(n int64) bool { return t.after(s, n)-cost >= lowest }
+	if enough(t.elapsed(s, now)) {
+		return 0
+	}
+	estimate := math.Ceil((cost + lowest - s.Value) * t.Steps / t.Rate)
+	limit := t.elapsed(s, now) + Horizon/t.Step + 2 // counted from s.TS, and past the horizon of now
+	n := first(int64(min(max(estimate, 1), float64(limit))), limit, enough)
+	at := t.Begin(s.TS) + n*t.Step
+	return time.Duration(min(at-now, Horizon)) * time.Microsecond
+}
+
+// UntilFull returns how long from now it takes until the bucket holds its capacity.
+func (t Terms) UntilFull(s State, now int64) time.Duration {
+	return t.Wait(s, now, t.Capacity, 0)
+}
+
+// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must
+// not turn false again as n grows. It looks around estimate first, and doubles the radius until the
+// answer is bracketed, so an estimate that is off by a rounding costs a handful of calls.
+func first(estimate, limit int64, ok func(int64) bool) int64 {
+	estimate = min(max(estimate, 1), limit)
+	low, high := estimate-1, estimate
+	for radius := int64(1); low > 0 && ok(low); radius *= 2 {
+		high, low = low, max(low-radius, 0)
+	}
+	for radius := int64(1); high < limit && !ok(high); radius *= 2 {
+		low, high = high, min(high+radius, limit)
+	}
+	for low+1 < high { // ok(high), or high is limit; not ok(low), or low is 0
+		if middle := low + (high-low)/2; ok(middle) {
+			high = middle
+		} else {
+			low = middle
+		}
+	}
+	return high
+}
+
+// Outlook is what an answer says of the bucket from its instant on.
+type Outlook struct {
+	State      State   // with a wrong clock in it put right
+	Rows       []State // so, too, when the bucket is spread over several
+	Tokens     float64
+	RetryAfter time.Duration // until the ask is allowed: 0 when it was
+	FullAfter  time.Duration
+}
+
+// Outlook returns what the answer to a call for cost tokens, of which lowest have to remain, says of the bucket.
+func (t Terms) Outlook(r *Answer, cost, lowest float64) Outlook {
+	o := Outlook{State: t.FixClock(r.State, r.Now)}
+	o.Tokens = t.Tokens(o.State, r.Now)
+	if r.Rows != nil {
+		o.Rows = t.FixClocks(r.Rows, r.Now)
+		o.FullAfter = t.WaitOf(o.Rows, r.Now, t.Capacity, 0)
+		if !r.Allowed {
+			o.RetryAfter = t.WaitOf(o.Rows, r.Now, cost, lowest)
+		}
+		return o
+	}
+	o.FullAfter = t.UntilFull(o.State, r.Now)
+	if !r.Allowed {
+		o.RetryAfter = t.Wait(o.State, r.Now, cost, lowest)
+	}
+	return o
 }

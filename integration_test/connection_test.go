@@ -1,0 +1,53 @@
+package integration_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// batchCount is an Observer that counts the batches it is told of.
+type batchCount struct{ batches atomic.Int64 }
+
+func (c *batchCount) Observe(_ context.Context, event ratelimit.Event) {
+	if _, ok := event.(ratelimit.Batched); ok {
+		c.batches.Add(1)
+	}
+}
+
+// Calls are folded on a pool only: a connection is for one caller at a time, and a batch may run on another goroutine.
+// A call for one bucket with shards is a batch there even when it is the only one.
+func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	pooled, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer pooled.Release()
+	for name, test := range map[string]struct {
+		pool    ratelimit.Pool
+		batches int64
+	}{
+		"Pool": {b.pool, 2}, "ConnectionOfAPool": {pooled, 0}, "Connection": {pooled.Conn(), 0},
+	} {
+		seen := &batchCount{}
+		limiter, err := ratelimit.New(test.pool, ratelimit.Config{Observer: seen})
+		require.NoError(t, err)
+		sharded := spread(4, 100).For(name)
+		for range 2 {
+			d, err := limiter.Take(t.Context(), sharded)
+			require.NoError(t, err, name)
+			require.True(t, d.Allowed, name)
+		}
+		for _, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Decision, error){limiter.Take, limiter.Check} {
+			d, err := call(t.Context(), roomy.For(name), sharded)
+			require.NoError(t, err, name)
+			require.True(t, d.Allowed, name)
+		}
+		require.NoError(t, limiter.Close(t.Context()))
+		require.Equal(t, test.batches, seen.batches.Load(), name)
+	}
+}

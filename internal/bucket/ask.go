@@ -1,0 +1,170 @@
+package bucket
+
+import "time"
+
+// Ask is what a call asks of one bucket, or of one row of a bucket that is spread over several.
+type Ask struct {
+	Key    Key
+	Terms  Terms
+	Cost   float64
+	Lowest float64 // the least value that may remain
+	Most   float64 // what a credit may fill the bucket to, where that is more than its capacity
+}
+
+// Answer is what was decided on an Ask.
+type Answer struct {
+	Allowed bool
+	State   State   // of the row after the decision; of several rows what they hold together
+	Now     int64   // the instant of the decision
+	Rows    []State // of each row, when the bucket is spread over several
+	Held    bool    // whether somebody holds the row, so that nothing was decided
+}
+
+// Sharded reports whether the bucket is spread over several rows.
+func (a *Ask) Sharded() bool { return a.Terms.Shards > 1 }
+
+// OfShard returns the ask for one row of the bucket. What it costs is left to the caller.
+func (a *Ask) OfShard(shard int32) Ask {
+	row := *a
+	row.Key.Shard, row.Terms, row.Cost, row.Lowest = shard, a.Terms.OfShard(), 0, 0
+	return row
+}
+
+// FirstRow names the first row that the ask is about.
+func (a *Ask) FirstRow() Key {
+	if a.Sharded() {
+		return a.Key.Whole()
+	}
+	return a.Key
+}
+
+// RowCount returns how many rows the ask is about.
+func (a *Ask) RowCount() int { return int(max(a.Terms.Shards, 1)) }
+
+// IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row
+// meanwhile then.
+func (a *Ask) IsStale(r Answer) bool {
+	if r.Allowed {
+		return false
+	}
+	_, enough := a.Terms.Take(r.State, r.Now, a.Cost, a.Lowest)
+	return enough
+}
+
+// RowsFromFuture returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
+func (a *Ask) RowsFromFuture(r Answer) (rows []Ask) {
+	if !a.Sharded() {
+		if a.Terms.FromFuture(r.State, r.Now) {
+			rows = append(rows, *a)
+		}
+		return rows
+	}
+	shard := a.Terms.OfShard()
+	for i, s := range r.Rows {
+		if shard.FromFuture(s, r.Now) {
+			rows = append(rows, a.OfShard(int32(i)))
+		}
+	}
+	return rows
+}
+
+// FromFuture reports whether RowsFromFuture returns any.
+func (a *Ask) FromFuture(r Answer) bool { return len(a.RowsFromFuture(r)) > 0 }
+
+// ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
+func (a *Ask) ReadyAfter(r Answer) time.Duration {
+	if a.Sharded() {
+		return a.Terms.WaitOf(r.Rows, r.Now, 0, 0)
+	}
+	return a.Terms.Wait(r.State, r.Now, 0, 0)
+}
+
+// SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
+func (r *Answer) SetRows(a *Ask, rows []State) {
+	if !a.Sharded() {
+		r.State = rows[0]
+		return
+	}
+	r.Rows = rows
+	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
+}
+
+// DecideOn decides, for each ask, on what the answers hold. Nothing is taken.
+func DecideOn(asks []Ask, answers []Answer) {
+	for i := range answers {
+		a, r := &asks[i], &answers[i]
+		if a.Sharded() {
+			r.Allowed = a.Terms.TokensOf(r.Rows, r.Now)-a.Cost >= a.Lowest
+			continue
+		}
+		_, r.Allowed = a.Terms.Take(a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost, a.Lowest)
+	}
+}
+
+// AllAllowed reports whether no answer is a refusal.
+func AllAllowed(answers []Answer) bool {
+	for i := range answers {
+		if !answers[i].Allowed {
+			return false
+		}
+	}
+	return true
+}
+
+// AnySharded reports whether one of the buckets is spread over several rows.
+func AnySharded(asks []Ask) bool {
+	for i := range asks {
+		if asks[i].Sharded() {
+			return true
+		}
+	}
+	return false
+}
+
+// AllCostless reports whether none of the asks takes anything.
+func AllCostless(asks []Ask) bool {
+	for i := range asks {
+		if asks[i].Cost > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// RowsOf returns the asks for every row of the buckets, in the order of locking. Those of the i-th bucket begin at the
+// index from[i].
+func RowsOf(asks []Ask) (rows []Ask, from []int) {
+	rows, from = make([]Ask, 0, len(asks)), make([]int, len(asks))
+	for i := range asks {
+		from[i] = len(rows)
+		if !asks[i].Sharded() {
+			rows = append(rows, asks[i])
+			continue
+		}
+		for shard := range asks[i].Terms.Shards {
+			rows = append(rows, asks[i].OfShard(shard))
+		}
+	}
+	return rows, from
+}
+
+// GroupRows returns the answers for the buckets from those for all of their rows, and what is left of these.
+func GroupRows(asks []Ask, found []Answer) (answers, rest []Answer) {
+	answers = make([]Answer, len(asks))
+	for i := range asks {
+		n := asks[i].RowCount()
+		answers[i].Now = found[0].Now
+		answers[i].SetRows(&asks[i], StatesOf(found[:n]))
+		found = found[n:]
+	}
+	return answers, found
+}
+
+// StatesOf returns the states of the answers.
+func StatesOf(answers []Answer) []State {
+	states := make([]State, len(answers))
+	for i := range answers {
+		states[i] = answers[i].State
+	}
+	return states
+}

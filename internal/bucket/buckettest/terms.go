@@ -1,0 +1,105 @@
+package buckettest
+
+import (
+	"math"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Opening is when every story begins: the first instant of 2026-03-02, in microseconds since 1970.
+const Opening = int64(1_772_409_600_000_000)
+
+// Spans in microseconds.
+const (
+	Minute  = int64(60_000_000)
+	Day     = 24 * 60 * Minute
+	Century = 36525 * Day
+)
+
+// TokenBucket returns the terms of a token bucket: rate tokens arrive each period, up to capacity.
+func TokenBucket(rate float64, period time.Duration, capacity float64) bucket.Terms {
+	return bucket.Terms{
+		Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Shards: 1,
+	}
+}
+
+// FixedWindow returns the terms of a fixed window, one of which begins at start.
+func FixedWindow(rate float64, period time.Duration, capacity float64, start int64) bucket.Terms {
+	step := period.Microseconds()
+	return bucket.Terms{Capacity: capacity, Rate: rate, Steps: 1, Step: step, Phase: bucket.PhaseOf(start, step), Shards: 1}
+}
+
+// Over returns t with its bucket spread over n rows.
+func Over(t bucket.Terms, n int32) bucket.Terms {
+	t.Shards = n
+	return t
+}
+
+// Valid reports whether there is a policy with the terms t: nothing else gets to the algebra. That there are no other
+// policies, the tests of NewLimit show.
+func Valid(t bucket.Terms) bool {
+	bounded := func(tokens float64) bool {
+		return tokens == 0 || tokens >= bucket.MinTokens && tokens <= bucket.MaxTokens
+	}
+	period, longest := t.Steps*float64(t.Step), float64(bucket.MaxSpan.Microseconds())
+	most := min(bucket.MaxTokens, t.Rate*(longest/period)) // what arrives within MaxSpan
+	return t.Rate >= bucket.MinTokens && t.Rate <= bucket.MaxTokens && period <= longest &&
+		bounded(t.Capacity) && bounded(t.MaxDebt) && t.Capacity <= most && t.MaxDebt <= most && t.Capacity+t.MaxDebt > 0
+}
+
+// Possible reports whether cost is one that t can tell from nothing, and can ever be taken so that lowest remain: no
+// other is asked for.
+func Possible(t bucket.Terms, cost, lowest float64) bool {
+	return (cost == 0 || cost >= max(t.Capacity*bucket.MinCostShare, bucket.MinTokens)) && t.Capacity-cost >= lowest
+}
+
+// Period returns the length of a period in microseconds.
+func Period(t bucket.Terms) int64 { return int64(t.Steps) * t.Step }
+
+// Everyday draws the terms of a policy as programs have them.
+func Everyday(src Source) bucket.Terms {
+	rate := One(src, 1, 3, 5, 9, 10, 60, 70, 100, 1000, 40_000, 0.1, 1.0/3, 2.5)
+	period := One(src, time.Microsecond, time.Millisecond, 16_667*time.Microsecond, 999_983*time.Microsecond,
+		time.Second, 7*time.Second, time.Minute, time.Hour, 24*time.Hour, 7*24*time.Hour)
+	return OfEitherKind(src, rate, period, One(src, rate, rate, rate, rate/3, rate/2, 2*rate, 7*rate, 3, 0),
+		One(src, math.Inf(1), math.Inf(1), 0, 0, rate/2, 3, 0.2), Everyday)
+}
+
+// Extreme draws the terms of any policy, evenly over the orders of magnitude.
+func Extreme(src Source) bucket.Terms {
+	between := func(low, high float64) float64 { return low * math.Pow(high/low, src.Unit()) }
+	period := time.Duration(between(1, float64(bucket.MaxSpan/time.Microsecond))) * time.Microsecond
+	rate := between(bucket.MinTokens, bucket.MaxTokens)
+	return OfEitherKind(src, rate, period,
+		One(src, rate, 0, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens),
+		One(src, math.Inf(1), 0, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens), Extreme)
+}
+
+// Dyadic draws the terms of a policy with which no sum, product or quotient rounds, as long as costs are multiples of
+// 2^-10: the rate of a bucket is a power of two per microsecond.
+func Dyadic(src Source) bucket.Terms {
+	power := func(low, high int) float64 { return math.Ldexp(1, low+src.Pick(high-low+1)) }
+	period := time.Duration(power(10, 20)) * time.Microsecond
+	rate := power(0, 6)
+	return OfEitherKind(src, rate, period, One(src, rate, power(0, 12), 3*power(-3, 10), 0),
+		One(src, math.Inf(1), 0, power(-10, 12)), Dyadic)
+}
+
+// OfEitherKind returns the terms of a policy of either kind with those numbers, or draws again when there is none. An
+// infinite debt is the largest there is.
+func OfEitherKind(src Source, rate float64, period time.Duration, capacity, debt float64, again func(Source) bucket.Terms) bucket.Terms {
+	terms := TokenBucket(rate, period, capacity)
+	if src.Pick(3) == 0 {
+		length := period.Microseconds()
+		start := One(src, int64(src.Unit()*float64(length)), Opening, Opening+length/3, Opening+int64(src.Unit()*float64(Century)))
+		terms = FixedWindow(rate, period, capacity, start)
+	}
+	if terms.MaxDebt = debt; math.IsInf(debt, 1) {
+		terms.MaxDebt = min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period)))
+	}
+	if !Valid(terms) {
+		return again(src)
+	}
+	return terms
+}

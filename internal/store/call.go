@@ -1,0 +1,141 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/batch"
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Call is one call that takes from buckets, reserves, or looks at them.
+type Call struct {
+	batch.Call[Call] // the call as its Batcher knows it; unused in a transaction
+
+	Verb    string
+	Asks    []bucket.Ask // in the order of locking
+	Look    bool         // whether nothing is to be taken
+	Reserve *Keeping     // how what is taken is recorded as a reservation; nil: it is not
+
+	Answers     []bucket.Answer
+	one         [1]bucket.Answer // what Answers is when there is one bucket
+	Reservation *Reservation     // that was made
+
+	waits int // how many rows it has waited for
+	seq   int // its place in the batch, in the order of arrival
+}
+
+// blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
+type blocked = batch.Blocked[Call]
+
+// Queueable tells the call's Batcher what it has to know of the call.
+func (c *Call) Queueable() *batch.Call[Call] {
+	c.Of, c.HasShards = c, c.Asks[0].Terms.Shards > 1 && c.takesFromOne()
+	if !c.Look {
+		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
+	}
+	return &c.Call
+}
+
+// takesFromOne reports whether the call takes from one bucket, and does not reserve.
+func (c *Call) takesFromOne() bool { return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 }
+
+// blockedBy returns the call as one that waits for row.
+func (c *Call) blockedBy(row bucket.Key) blocked {
+	c.waits++
+	for i := range c.Asks {
+		if a := &c.Asks[i]; a.Key == row.Whole() {
+			return blocked{Call: &c.Call, Row: row, OfSeveral: a.Sharded()}
+		}
+	}
+	return blocked{Call: &c.Call, Row: row}
+}
+
+// DecideOne answers c by itself, and waits for the rows that somebody holds.
+func (s *Session) DecideOne(ctx context.Context, c *Call) error {
+	return s.RetryHeld(ctx, func(s *Session) error { return s.Decide(ctx, c) })
+}
+
+// RunAlone answers c by itself, unless it asks for several rows and somebody holds one of them.
+func (s *Session) RunAlone(ctx context.Context, c *Call) ([]blocked, error) {
+	err := s.Decide(ctx, c)
+	if err == nil {
+		return nil, nil
+	}
+	err = s.findHeld(ctx, err)
+	var held *heldError
+	if errors.As(err, &held) {
+		return []blocked{c.blockedBy(held.row)}, nil
+	}
+	return nil, err
+}
+
+// Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError when c asks for
+// several rows and somebody holds one of them. For a single row it waits, as the call holds no other meanwhile.
+func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
+	switch {
+	case c.Look:
+		c.Answers, err = s.Read(ctx, c.Asks)
+		bucket.DecideOn(c.Asks, c.Answers)
+		return err
+	case s.mode != alone && c.Reserve == nil:
+		c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
+		return err
+	case s.waitFor != nil, c.Reserve != nil && len(c.Asks) > 1, !decidesInSQL && s.mode == alone:
+		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
+	case c.Reserve != nil:
+		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.reserve(ctx, c) })
+	}
+	if c.Answers, err = s.Take(ctx, c.Asks, c.one[:0]); err != nil { // else no function literal is allocated
+		err = s.owner.Retry(ctx, c.Verb, err, func() (err error) {
+			c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
+			return err
+		})
+	}
+	return err
+}
+
+// decideOneLocked decides on c on locked rows, in the transaction of s.
+func (s *Session) decideOneLocked(ctx context.Context, c *Call) error {
+	waiting, err := s.decideLocked(ctx, []*Call{c})
+	if err == nil && len(waiting) > 0 {
+		err = &heldError{waiting[0].Row}
+	}
+	return err
+}
+
+// decideLocked locks the rows that calls need and are free, and decides on the calls that need no other. It returns
+// the others.
+func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []blocked, err error) {
+	asks := make([][]bucket.Ask, len(calls))
+	for i, c := range calls {
+		asks[i] = c.Asks
+	}
+	l, err := s.lockFree(ctx, &pgx.Batch{}, asks...)
+	if err != nil {
+		return nil, err
+	}
+	batch := &pgx.Batch{}
+	for _, c := range calls {
+		if row, missing := l.missing(c.Asks); missing {
+			waiting = append(waiting, c.blockedBy(row))
+			continue
+		}
+		c.Answers = l.take(c.Asks)
+		s.queueReservation(batch, c)
+	}
+	s.queueSave(batch, l)
+	return waiting, s.conn.SendBatch(ctx, batch).Close()
+}
+
+// reserve takes for c and records the reservation.
+func (s *Session) reserve(ctx context.Context, c *Call) (err error) {
+	if c.Answers, err = s.TakeOrRead(ctx, c.Asks); err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	s.queueReservation(batch, c)
+	return s.conn.SendBatch(ctx, batch).Close()
+}

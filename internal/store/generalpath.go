@@ -1,0 +1,5 @@
+//go:build generalpath
+
+package store
+
+const decidesInSQL = false

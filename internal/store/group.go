@@ -1,0 +1,174 @@
+package store
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// group are the calls of a batch for one bucket that no other call of it asks for together with another.
+type group struct {
+	whole  bucket.Ask
+	row    bucket.Ask // with what the calls ask for together: the whole, or one of the rows it is spread over
+	calls  []*Call
+	answer bucket.Answer
+	found  bool           // whether the answer is there: another may have been quicker
+	tried  int32          // rows of the bucket that were held
+	states []bucket.State // the rows of a bucket that is spread over several
+}
+
+// groupByKey puts together the calls of a batch whose costs can be asked for as one sum: a group for each bucket, in the
+// order of locking, with one policy for each name. It returns the other calls, too.
+func groupByKey(calls []*Call) (groups []*group, others []*Call) {
+	shared := make(map[bucket.Key]bool) // with calls that need more than one bucket, or may owe
+	byBucket := make(map[bucket.Key]*group, len(calls))
+	for i, c := range calls {
+		c.seq = i
+		if !c.Look && !c.takesFromOne() {
+			for j := range c.Asks {
+				shared[c.Asks[j].Key] = true
+			}
+		}
+	}
+	for _, c := range calls {
+		a := &c.Asks[0]
+		if c.Look || !c.takesFromOne() || shared[a.Key] {
+			others = append(others, c)
+			continue
+		}
+		g := byBucket[a.Key]
+		if g == nil {
+			g = newGroup(a)
+			byBucket[a.Key] = g
+			groups = append(groups, g)
+		}
+		if g.whole.Terms != a.Terms {
+			others = append(others, c)
+			continue
+		}
+		g.calls = append(g.calls, c)
+	}
+	slices.SortFunc(groups, func(a, b *group) int { return a.row.Key.Compare(b.row.Key) })
+	kept := groups[:0]
+	for _, g := range groups {
+		if n := len(kept); !g.sumCosts() || n > 0 && kept[n-1].hasOtherPolicy(g) {
+			others = append(others, g.calls...)
+			continue
+		}
+		kept = append(kept, g)
+	}
+	slices.SortFunc(others, bySeq)
+	return kept, others
+}
+
+// newGroup returns a group for the bucket, or for one of its rows, any of them.
+func newGroup(a *bucket.Ask) *group {
+	g := &group{whole: *a, row: *a}
+	if a.Sharded() {
+		g.row = a.OfShard(rand.N(a.Terms.Shards))
+	}
+	return g
+}
+
+// sumCosts sets how much the group asks for: what as many of its calls cost as the row may hold at most. It
+// returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
+// is missing from a full bucket.
+func (g *group) sumCosts() bool {
+	capacity, sum := g.row.Terms.Capacity, 0.0
+	for _, c := range g.calls {
+		next := sum + c.Asks[0].Cost
+		if next > capacity {
+			break
+		}
+		sum = next
+	}
+	g.row.Cost = sum
+	return sum > 0 && capacity-(capacity-sum) == sum
+}
+
+// hasOtherPolicy reports whether two groups are of one name under two policies, which differ in more than where
+// their windows begin.
+func (g *group) hasOtherPolicy(o *group) bool {
+	a, b := g.row.Terms, o.row.Terms
+	a.Phase, b.Phase = 0, 0
+	return g.row.Key.Name == o.row.Key.Name && a != b
+}
+
+// isHeld reports whether somebody holds the row that the group asked for, or was quicker: it has enough and did not
+// give.
+func (g *group) isHeld() bool {
+	return !g.found || !g.answer.Allowed && g.row.IsStale(g.answer)
+}
+
+// nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
+// there is one that was not asked yet.
+func (g *group) nextRow() bool {
+	n := g.whole.Terms.Shards
+	if !g.isHeld() || g.tried+1 >= n {
+		return false
+	}
+	g.tried++
+	g.row = g.whole.OfShard((g.row.Key.Shard + 1) % n)
+	return g.sumCosts()
+}
+
+// rows returns the rows of the group's bucket.
+func (g *group) rows() []bucket.Ask {
+	rows, _ := bucket.RowsOf([]bucket.Ask{g.whole})
+	return rows
+}
+
+// byLimit returns the groups of each limit, which are sorted by it.
+func byLimit(groups []*group) (limits [][]*group) {
+	for rest := groups; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].row.Key.Name == rest[0].row.Key.Name {
+			n++
+		}
+		limits, rest = append(limits, rest[:n]), rest[n:]
+	}
+	return limits
+}
+
+// answerCalls answers the calls of the group that can be answered, and returns the others.
+func (g *group) answerCalls() (open []*Call) {
+	a, rest := g.answer, g.calls
+	if a.Allowed {
+		sum, n := 0.0, 0
+		for sum < g.row.Cost {
+			sum += g.calls[n].Asks[0].Cost
+			n++
+		}
+		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
+			g.setAnswer(g.calls[i], a)
+			a.State.Value += g.calls[i].Asks[0].Cost
+		}
+		for _, c := range g.calls[:n] {
+			c.Answer(nil)
+		}
+		a, rest = g.answer, g.calls[n:]
+		a.Allowed = false
+	}
+	for i, c := range rest {
+		ask := &c.Asks[0]
+		if g.setAnswer(c, a); !g.found || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
+			return rest[i:] // those behind it too: what it takes is missing when it is their turn
+		}
+		c.Answer(nil)
+	}
+	return nil
+}
+
+// setAnswer sets the answer to a call of the group, from that for its row.
+func (g *group) setAnswer(c *Call, a bucket.Answer) {
+	c.Answers = c.one[:]
+	c.one[0] = a
+	if g.whole.Sharded() && g.found {
+		rows := slices.Clone(g.states)
+		if a.Allowed || g.answer.Allowed {
+			rows[g.row.Key.Shard] = a.State
+		}
+		c.one[0].SetRows(&g.whole, rows)
+	}
+}

@@ -1,0 +1,266 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// lockedRows are rows that a transaction has locked and read, to be decided on by package bucket. Deciding on them takes
+// one round trip more than the statements that decide by themselves, and can do what these cannot: decide on many calls one after the
+// other, and on a bucket spread over several rows as a whole.
+type lockedRows struct {
+	rows    []bucket.Ask // in the order of locking
+	states  []bucket.State
+	now     int64
+	made    []bool // which of them were not there before
+	changed []bool
+	locked  []bool             // which of them are locked: all of them, but for those that lockFree left out
+	index   map[bucket.Key]int // of the first row of each bucket
+}
+
+// newLockedRows returns the rows of the buckets, not yet read.
+func newLockedRows(calls [][]bucket.Ask) *lockedRows {
+	l := &lockedRows{index: make(map[bucket.Key]int)}
+	for _, asks := range calls {
+		rows, _ := bucket.RowsOf(asks)
+		l.rows = append(l.rows, rows...)
+	}
+	slices.SortFunc(l.rows, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) })
+	l.rows = slices.CompactFunc(l.rows, func(a, b bucket.Ask) bool { return a.Key == b.Key })
+	for i := range l.rows {
+		l.index[l.rows[i].Key] = i
+	}
+	l.states, l.made = make([]bucket.State, len(l.rows)), make([]bool, len(l.rows))
+	l.changed, l.locked = make([]bool, len(l.rows)), make([]bool, len(l.rows))
+	return l
+}
+
+// lock locks and reads every row of the calls' buckets, after what is in batch and in the same round trip, in the
+// transaction of s. In a transaction of its own it returns a heldError when somebody holds a row.
+func (s *Session) lock(ctx context.Context, batch *pgx.Batch, calls ...[]bucket.Ask) (*lockedRows, error) {
+	l, err := s.lockFree(ctx, batch, calls...)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.Index(l.locked, false); i >= 0 {
+		return nil, &heldError{l.rows[i].Key}
+	}
+	return l, nil
+}
+
+// lockFree locks and reads the rows of the calls' buckets, after what is in batch and in the same round trip. In a
+// transaction of its own it leaves out those that somebody holds, but for the one that it is to wait for, which it locks
+// first. When the call has waited for many it waits for the others too, for a little. In a caller's transaction, which
+// may hold rows already, it waits for all of them, in the order of locking.
+func (s *Session) lockFree(ctx context.Context, batch *pgx.Batch, calls ...[]bucket.Ask) (*lockedRows, error) {
+	l := newLockedRows(calls)
+	if s.queue != nil {
+		s.queue.Enter(ctx, l.rows)
+	}
+	statement := s.statements.lock
+	if s.mode == ownTx {
+		s.queueWait(batch, l.rows)
+		if s.waits < manyWaits {
+			statement = s.statements.lockFree
+		} else {
+			batch.Queue(s.statements.boundWait, longWait(s.waits))
+		}
+	}
+	before := batch.Len()
+	s.queueLock(batch, statement, l.rows)
+	err := s.send(ctx, batch, func(results pgx.BatchResults) error {
+		if err := skip(results, before); err != nil {
+			return err
+		}
+		err := l.receive(results)
+		if err != nil && s.mode == ownTx { // a caller's transaction waits as long as its own settings say
+			return &shortWaitError{err, l.rows}
+		}
+		return err
+	})
+	if err == nil && statement == s.statements.lock && slices.Contains(l.locked, false) {
+		err = fmt.Errorf("the statement left out some of %d rows", len(l.rows))
+	}
+	for i := range l.rows { // what is decided on them brings them back to the present
+		if err == nil && l.locked[i] && l.rows[i].Terms.FromFuture(l.states[i], l.now) {
+			s.owner.Mended(ctx, l.rows[i].Key.Name)
+		}
+	}
+	return l, err
+}
+
+// queueLock queues a statement that locks rows: buckets_lock.sql, which waits for them, or buckets_lock_free.sql.
+func (s *Session) queueLock(batch *pgx.Batch, statement string, rows []bucket.Ask) {
+	c := columnsOf(rows)
+	batch.Queue(statement, c.names, c.keys, c.shards, c.capacities, c.stepUs, c.phases, s.now())
+}
+
+// receive reads the answers of a statement that locks rows.
+func (l *lockedRows) receive(results pgx.BatchResults) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var k bucket.Key
+	var found bucket.State
+	var made bool
+	_, err = pgx.ForEachRow(rows, []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, &l.now, &made}, func() error {
+		i, asked := l.index[k]
+		if !asked {
+			return errors.New("the statement answered for a row that was not asked for")
+		}
+		l.states[i], l.made[i], l.locked[i] = found, made, true
+		return nil
+	})
+	return err
+}
+
+// missing returns the first row of the asks that is not locked, if there is one.
+func (l *lockedRows) missing(asks []bucket.Ask) (row bucket.Key, found bool) {
+	if !slices.Contains(l.locked, false) {
+		return bucket.Key{}, false
+	}
+	rows, _ := bucket.RowsOf(asks)
+	for i := range rows {
+		if k := rows[i].Key; !l.locked[l.index[k]] {
+			return k, true
+		}
+	}
+	return bucket.Key{}, false
+}
+
+// of returns the rows of a bucket.
+func (l *lockedRows) of(a *bucket.Ask) (states []bucket.State, changed []bool) {
+	first := l.index[a.FirstRow()]
+	end := first + a.RowCount()
+	return l.states[first:end], l.changed[first:end]
+}
+
+// take decides on a call, all or nothing, as if it came after those decided before.
+func (l *lockedRows) take(asks []bucket.Ask) []bucket.Answer {
+	answers := make([]bucket.Answer, len(asks))
+	for i := range asks {
+		a := &asks[i]
+		states, _ := l.of(a)
+		answers[i].Allowed = a.Terms.TakeRows(slices.Clone(states), l.now, a.Cost, a.Lowest)
+	}
+	all := bucket.AllAllowed(answers)
+	for i := range asks {
+		a := &asks[i]
+		states, changed := l.of(a)
+		before := slices.Clone(states)
+		if all {
+			a.Terms.TakeRows(states, l.now, a.Cost, a.Lowest)
+		}
+		shard := a.Terms.OfShard()
+		for j := range states {
+			states[j] = shard.FixClock(states[j], l.now)
+			changed[j] = changed[j] || states[j] != before[j]
+		}
+		answers[i].Now = l.now
+		answers[i].SetRows(a, slices.Clone(states))
+	}
+	return answers
+}
+
+// charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
+// step begins after until. It mirrors buckets_charge.sql.
+func (l *lockedRows) charge(a *bucket.Ask, amount float64, until int64) {
+	if amount == 0 || amount < 0 && a.Terms.Begin(l.now) > until {
+		return
+	}
+	states, changed := l.of(a)
+	for i := range changed {
+		changed[i] = true
+	}
+	if amount > 0 {
+		a.Terms.ChargeRows(states, l.now, amount)
+		return
+	}
+	first := l.index[a.FirstRow()]
+	for i := range states {
+		if l.made[first+i] { // it is full, and was so before
+			states[i] = bucket.State{Value: max(states[i].Value, a.Most/float64(len(states))), TS: min(a.Terms.Begin(l.now), bucket.LongAgo)}
+		}
+	}
+	a.Terms.CreditRows(states, l.now, -amount, a.Most)
+}
+
+// fill sets the rows to their capacity.
+func (l *lockedRows) fill() {
+	for i := range l.rows {
+		t := l.rows[i].Terms
+		l.states[i] = bucket.State{Value: t.Capacity, TS: max(t.FixClock(l.states[i], l.now).TS, t.Begin(l.now))}
+		l.changed[i] = true
+	}
+}
+
+// fixClocks brings the rows back to the present that a wrong clock has left in the future.
+func (l *lockedRows) fixClocks() {
+	for i := range l.rows {
+		before := l.states[i]
+		l.states[i] = l.rows[i].Terms.FixClock(before, l.now)
+		l.changed[i] = l.states[i] != before
+	}
+}
+
+// save writes the rows that were changed, and deletes those that were made for nothing.
+func (s *Session) save(ctx context.Context, l *lockedRows) error {
+	batch := &pgx.Batch{}
+	s.queueSave(batch, l)
+	return s.conn.SendBatch(ctx, batch).Close()
+}
+
+// queueSave queues what save sends, if there is anything.
+func (s *Session) queueSave(batch *pgx.Batch, l *lockedRows) {
+	var rows, unmade []bucket.Ask
+	var values []float64
+	var ts []int64
+	for i := range l.rows {
+		switch {
+		case l.changed[i]:
+			rows, values, ts = append(rows, l.rows[i]), append(values, l.states[i].Value), append(ts, l.states[i].TS)
+		case l.made[i]:
+			unmade = append(unmade, l.rows[i])
+		}
+	}
+	if len(rows) > 0 {
+		names, keys, shards := keysOf(rows)
+		batch.Queue(s.statements.save, names, keys, shards, values, ts)
+	}
+	if len(unmade) > 0 {
+		names, keys, shards := keysOf(unmade)
+		batch.Queue(s.statements.unmake, names, keys, shards)
+	}
+}
+
+// takeByLocking takes as Take does, on locked rows: in the transaction that the session is of, else in one of its own.
+func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, err error) {
+	err = s.ensureTx(ctx, func(tx *Session) (err error) {
+		answers, err = tx.takeLocked(ctx, asks)
+		return err
+	})
+	return answers, err
+}
+
+// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal leaves none of them
+// locked, and none that it made, unless there was a clock to be put right.
+func (s *Session) takeLocked(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	l, err := s.lock(ctx, batch, asks)
+	if err != nil {
+		return nil, err
+	}
+	answers := l.take(asks)
+	if bucket.AllAllowed(answers) || slices.Contains(l.changed, true) {
+		return answers, s.save(ctx, l)
+	}
+	return answers, s.undo(ctx)
+}

@@ -1,0 +1,257 @@
+//go:build !generalpath
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// errRecorded is what a recorder answers.
+var errRecorded = errors.New("recorded")
+
+// recorder is a Conn that keeps what it is sent, to be sent to a server with much else in one round trip.
+type recorder struct{ sent []*pgx.QueuedQuery }
+
+func (r *recorder) Exec(_ context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	r.sent = append(r.sent, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	return pgconn.CommandTag{}, nil
+}
+
+func (r *recorder) Query(_ context.Context, sql string, args ...any) (pgx.Rows, error) {
+	r.sent = append(r.sent, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	return nil, errRecorded
+}
+
+func (r *recorder) SendBatch(_ context.Context, batch *pgx.Batch) pgx.BatchResults {
+	r.sent = append(r.sent, batch.QueuedQueries...)
+	return recordedResults{}
+}
+
+// recordedResults are the results of a batch that was only recorded.
+type recordedResults struct{ pgx.BatchResults }
+
+func (recordedResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, errRecorded }
+func (recordedResults) Query() (pgx.Rows, error)         { return nil, errRecorded }
+func (recordedResults) Close() error                     { return nil }
+
+// answeredBy are the results of a batch of which one is at hand.
+type answeredBy struct {
+	pgx.BatchResults
+	rows pgx.Rows
+}
+
+func (r answeredBy) Query() (pgx.Rows, error) { return r.rows, nil }
+
+// attempting is an Owner that makes each attempt once. Its transactions are whatever the recorder's statements are sent
+// in.
+type attempting struct{}
+
+func (o attempting) InOwnTx(_ context.Context, from *Session, fn func(tx *Session) error) error {
+	tx := from.BoundTo(from.conn, o)
+	return fn(&tx)
+}
+
+func (attempting) Retry(_ context.Context, _ string, err error, _ func() error) error { return err }
+func (attempting) Mended(context.Context, string)                                     {}
+func (attempting) Batched(context.Context, int, time.Duration)                        {}
+
+// pipeline sends the statements of a history, hundreds in a round trip, and holds each answer to what the algebra in Go
+// answered. The statements and their parameters are those of a Session, which talks to the recorder.
+type pipeline struct {
+	t        *testing.T
+	conn     Conn // of the server
+	recorder *recorder
+	session  Session
+	batch    *pgx.Batch
+	fixed    int // calls after which a wrong clock was put right
+}
+
+// newPipeline returns a pipeline whose session is on the connection's own transactions, or in the one that the connection
+// is in.
+func newPipeline(t *testing.T, conn Conn, inTx bool, asOf func() *int64) *pipeline {
+	t.Helper()
+	p := &pipeline{t: t, conn: conn, recorder: &recorder{}, batch: &pgx.Batch{}}
+	if store := New(DefaultSchema, asOf); inTx {
+		p.session = store.InTx(p.recorder, attempting{}, nil)
+	} else {
+		p.session = store.OnPool(p.recorder, attempting{})
+	}
+	return p
+}
+
+// Take queues what takes from the buckets, and what puts a wrong clock right where that is called for.
+func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []bucket.Answer) []bool {
+	allowed := bucket.AllAllowed(expected)
+	if !allowed && len(asks) > 1 && p.session.mode == alone { // the answer is the rows as they were found
+		expected = slices.Clone(expected)
+		for i := range expected {
+			expected[i].State = stateOf(&asks[i], found[i], expected[i].Now)
+		}
+	}
+	_, err := p.session.Take(p.t.Context(), asks, nil)
+	require.ErrorIs(p.t, err, errRecorded)
+	p.queue(sameAnswers(asks, expected))
+	if !allowed {
+		if len(asks) > 1 && p.session.mode != alone {
+			require.NoError(p.t, p.session.undo(p.t.Context()))
+			p.queue(nil)
+		}
+	}
+	clocksFixed := p.fixClocks(asks, found, expected)
+	if p.batch.Len() > 500 {
+		p.flush()
+	}
+	return clocksFixed
+}
+
+// fixClocks queues what a Session sends after a refusal: nothing, unless that shows rows from the future. Then it locks
+// these, which must be as in the history, and saves them with their clocks put right. It returns which rows they are.
+func (p *pipeline) fixClocks(asks []bucket.Ask, found []*bucket.State, answers []bucket.Answer) []bool {
+	wrong := make([]bool, len(asks))
+	if bucket.AllAllowed(answers) {
+		return wrong
+	}
+	var rows []bucket.Ask
+	var states []bucket.State
+	for i := range asks {
+		if wrong[i] = asks[i].FromFuture(answers[i]); wrong[i] {
+			rows, states = append(rows, asks[i]), append(states, *found[i])
+		}
+	}
+	err := p.session.fixClocks(p.t.Context(), asks, answers)
+	if len(rows) == 0 {
+		require.NoError(p.t, err)
+		return wrong
+	}
+	require.ErrorIs(p.t, err, errRecorded)
+	l := newLockedRows([][]bucket.Ask{rows})
+	l.now, l.states = answers[0].Now, states
+	for i := range rows {
+		l.locked[i] = true
+	}
+	p.queue(sameLockedRows(rows, l))
+	l.fixClocks()
+	require.NotContains(p.t, l.changed, false)
+	p.session.queueSave(p.batch, l)
+	p.fixed++
+	return wrong
+}
+
+// Look queues what reads the buckets.
+func (p *pipeline) Look(asks []bucket.Ask, found []*bucket.State) {
+	_, err := p.session.TakeOrRead(p.t.Context(), asks)
+	require.ErrorIs(p.t, err, errRecorded)
+	p.queue(sameRows(asks, found))
+}
+
+// Fill queues what fills the bucket.
+func (p *pipeline) Fill(ask bucket.Ask) {
+	require.NoError(p.t, p.session.Fill(p.t.Context(), []bucket.Ask{ask}))
+	p.queue(nil)
+}
+
+// Plant queues the writing of a row behind the session's back.
+func (p *pipeline) Plant(row bucket.Key, state bucket.State) {
+	p.batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts`,
+		row.Name, row.Key, row.Shard, state.Value, state.TS)
+}
+
+// queue moves what was recorded to the batch; check is for the answer of the last statement.
+func (p *pipeline) queue(check func(pgx.Rows) error) {
+	for i, sent := range p.recorder.sent {
+		// Histories that run at the same time may wait for each other to make room in the table, for which a call of the
+		// session's own would be made again.
+		queued := p.batch.Queue(strings.ReplaceAll(sent.SQL, "'2ms'", "'10min'"), sent.Arguments...)
+		if check != nil && i == len(p.recorder.sent)-1 {
+			queued.Query(check)
+		}
+	}
+	p.recorder.sent = nil
+}
+
+// flush sends what is queued and checks the answers.
+func (p *pipeline) flush() {
+	p.t.Helper()
+	require.NoError(p.t, p.conn.SendBatch(p.t.Context(), p.batch).Close())
+	p.batch = &pgx.Batch{}
+}
+
+// stateOf returns the row, or what no row means.
+func stateOf(a *bucket.Ask, found *bucket.State, now int64) bucket.State {
+	if found == nil {
+		return a.Terms.Full(now)
+	}
+	return *found
+}
+
+// sameAnswers returns a check that a statement answered what was expected, to the last bit.
+func sameAnswers(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		got, err := scanAnswers(rows, nil)
+		if err != nil {
+			return err
+		}
+		same := func(a, b bucket.Answer) bool {
+			return a.Allowed == b.Allowed && sameState(a.State, b.State) && a.Now == b.Now && a.Held == b.Held
+		}
+		if !slices.EqualFunc(got, expected, same) {
+			return fmt.Errorf("%+v:\nthe server answered %+v\nGo says             %+v", asks, got, expected)
+		}
+		return nil
+	}
+}
+
+// sameState reports whether two states are the same to the last bit.
+func sameState(a, b bucket.State) bool {
+	return a == b && math.Float64bits(a.Value) == math.Float64bits(b.Value)
+}
+
+// sameRows returns a check that the rows read are those found, to the last bit.
+func sameRows(asks []bucket.Ask, found []*bucket.State) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*bucket.State, error) {
+			var value *float64
+			var ts *int64
+			if err := row.Scan(&value, &ts, nil); err != nil || value == nil {
+				return nil, err
+			}
+			return &bucket.State{Value: *value, TS: *ts}, nil
+		})
+		if err == nil && !reflect.DeepEqual(got, found) {
+			err = fmt.Errorf("%+v: the server has %+v, Go has %+v", asks, got, found)
+		}
+		return err
+	}
+}
+
+// sameLockedRows returns a check that a statement locked all of the rows, as they are in expected before it is taken
+// from.
+func sameLockedRows(asks []bucket.Ask, expected *lockedRows) func(pgx.Rows) error {
+	states := slices.Clone(expected.states)
+	return func(rows pgx.Rows) error {
+		got := newLockedRows([][]bucket.Ask{asks})
+		if err := got.receive(answeredBy{rows: rows}); err != nil {
+			return err
+		}
+		if !slices.EqualFunc(got.states, states, sameState) || got.now != expected.now ||
+			!slices.Equal(got.made, expected.made) || !slices.Equal(got.locked, expected.locked) {
+			return fmt.Errorf("%+v: the server locked %+v, Go has %+v", asks, got, states)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,71 @@
+package store
+
+import (
+	"context"
+	"hash/fnv"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+const (
+	// PruneBlocks is how many blocks Prune looks through at once: some 1,500 rows.
+	PruneBlocks = 32
+	// pruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
+	pruneIdle = bucket.ClockTolerance
+)
+
+// Blocks returns the size of the buckets table.
+func (s *Session) Blocks(ctx context.Context) (int64, error) {
+	rows, err := s.conn.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
+		pgx.Identifier{s.schema, "buckets"}.Sanitize())
+	if err != nil {
+		return 0, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
+}
+
+// Prune deletes the full buckets from PruneBlocks blocks, in the transaction of s: of each name those that are full under
+// all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
+func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	rows, err := s.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, s.pruneLock())
+	if err != nil {
+		return 0, false, err
+	}
+	if gotLock, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil || !gotLock {
+		return 0, false, err
+	}
+	for name, terms := range termsOf {
+		c := columnsOf(oneRowEach(terms))
+		tag, err := s.conn.Exec(ctx, s.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
+			first, first+PruneBlocks, pruneIdle.Microseconds(), s.now())
+		if err != nil {
+			return 0, true, err
+		}
+		deleted += tag.RowsAffected()
+	}
+	return deleted, true, nil
+}
+
+// oneRowEach returns an ask for each of the distinct terms, as they are to one row: a row of a bucket that is spread over
+// several is deleted for itself.
+func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
+	for _, t := range policies {
+		t = t.OfShard()
+		if !slices.ContainsFunc(rows, func(a bucket.Ask) bool { return a.Terms == t }) {
+			rows = append(rows, bucket.Ask{Terms: t})
+		}
+	}
+	return rows
+}
+
+// pruneLock returns the advisory lock that lets one process at a time prune the schema. It is held to the end of a
+// transaction, so that it works through PgBouncer.
+func (s *Session) pruneLock() int64 {
+	h := fnv.New64a()
+	h.Write([]byte("pgratelimit prune "))
+	h.Write([]byte(s.schema))
+	return int64(h.Sum64())
+}

@@ -1,0 +1,220 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// The states of a reservation, as its row has them.
+const (
+	Open      = "open"
+	Settled   = "settled"
+	Cancelled = "cancelled"
+	Expired   = "expired"
+)
+
+// Keeping is how long a new reservation is kept, and what becomes of it then.
+type Keeping struct {
+	StaleAfter  time.Duration // after it is ready; 0: never
+	ExpireAfter time.Duration // after it is ready
+	Release     bool          // whether what it took is given back when it expires
+}
+
+// Reservation is a row of the reservations table. Element n of every slice is about the n-th bucket.
+type Reservation struct {
+	ID        string
+	State     string
+	ReadyUs   int64
+	StaleUs   *int64
+	StartedUs *int64
+	ExpiresUs int64
+	Release   bool
+
+	Names, Keys       []string
+	Costs, Capacities []float64
+	Rates, Steps      []float64
+	StepUs, PhaseUs   []int64
+	Lowest            []float64
+	Shards            []int32 // empty when each bucket is one row, as before there were shards
+
+	NowUs int64
+	// TermsNow are the terms that the limits have now, as far as this process knows: the owner of the session sets them.
+	TermsNow []bucket.Terms
+}
+
+// newReservation returns the reservation of what was taken.
+func newReservation(asks []bucket.Ask, answers []bucket.Answer, keep *Keeping) *Reservation {
+	r := &Reservation{ID: newID(), State: Open, ReadyUs: ReadyAt(asks, answers), Release: keep.Release}
+	if keep.StaleAfter > 0 {
+		stale := r.ReadyUs + keep.StaleAfter.Microseconds()
+		r.StaleUs = &stale
+	}
+	r.ExpiresUs = r.ReadyUs + keep.ExpireAfter.Microseconds()
+	return r
+}
+
+// ReadyAt returns the instant at which none of the buckets owes anything any more.
+func ReadyAt(asks []bucket.Ask, answers []bucket.Answer) int64 {
+	var delay time.Duration
+	for i := range asks {
+		delay = max(delay, asks[i].ReadyAfter(answers[i]))
+	}
+	return answers[0].Now + delay.Microseconds()
+}
+
+// newID returns a random UUID (RFC 9562, version 4).
+func newID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// queueReservation makes the reservation of what c took, and queues its insertion; when c reserves, and was allowed.
+func (s *Session) queueReservation(batch *pgx.Batch, c *Call) {
+	c.Reservation = nil
+	if c.Reserve == nil || !bucket.AllAllowed(c.Answers) {
+		return
+	}
+	r := newReservation(c.Asks, c.Answers, c.Reserve)
+	p, shards := columnsOf(c.Asks), []int32{} // none when all buckets are one row
+	if bucket.AnySharded(c.Asks) {
+		for i := range c.Asks {
+			shards = append(shards, c.Asks[i].Terms.Shards)
+		}
+	}
+	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
+		p.names, p.keys, p.costs, p.capacities, p.rates, p.steps, p.stepUs, p.phases, p.lowest, shards)
+	c.Reservation = r
+}
+
+// LockReservation reads the reservation id and locks it to the end of the transaction, behind a savepoint.
+func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation, error) {
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	batch.Queue(s.statements.reservationLock, id, s.now())
+	r := &Reservation{ID: id}
+	err := s.send(ctx, batch, func(results pgx.BatchResults) error {
+		if err := skip(results, 1); err != nil {
+			return err
+		}
+		return results.QueryRow().Scan(r.columns()...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Names) == 0 { // the statement made one
+		if err := s.undo(ctx); err != nil {
+			return nil, err
+		}
+		return nil, ErrNotReserved
+	}
+	return r, nil
+}
+
+// columns are where the columns of a reservation that has been locked are scanned to.
+func (r *Reservation) columns() []any {
+	return []any{
+		&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
+		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.NowUs,
+	}
+}
+
+// SaveReservation writes what may have changed of r.
+func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
+	_, err := s.conn.Exec(ctx, s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
+		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards)
+	return err
+}
+
+// TermsMade returns the terms under which the reservation took from its i-th bucket.
+func (r *Reservation) TermsMade(i int) bucket.Terms {
+	shards := int32(1)
+	if i < len(r.Shards) {
+		shards = r.Shards[i]
+	}
+	return bucket.Terms{
+		Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
+		MaxDebt: -r.Lowest[i], Reserves: true,
+	}
+}
+
+// Asks returns what the reservation took, under the terms that its limits have now, to take or charge it again.
+// What is given back was there when it was taken, so a credit may fill a bucket as far as the terms of either
+// time allow: where these are of another plan than the key's, nothing is lost to its capacity.
+func (r *Reservation) Asks() []bucket.Ask {
+	asks := make([]bucket.Ask, len(r.Names))
+	for i := range asks {
+		asks[i] = bucket.Ask{
+			Key:   bucket.Key{Name: r.Names[i], Key: r.Keys[i]},
+			Terms: r.TermsNow[i],
+			Cost:  r.Costs[i], Lowest: -r.TermsNow[i].MaxDebt, Most: r.Capacities[i],
+		}
+	}
+	return asks
+}
+
+// Charge returns the charge of amounts to the reservation's buckets.
+func (r *Reservation) Charge(amounts []float64) Charge {
+	return Charge{Asks: r.Asks(), Amounts: amounts, Until: r.refundUntil()}
+}
+
+// Reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at
+// which it is ready.
+func (r *Reservation) Reopen(ready int64) {
+	if r.StaleUs != nil {
+		stale := ready + (*r.StaleUs - r.ReadyUs)
+		r.StaleUs = &stale
+	}
+	r.ExpiresUs += ready - r.ReadyUs
+	r.State, r.ReadyUs, r.StartedUs = Open, ready, nil
+	r.Shards = make([]int32, len(r.TermsNow))
+	for i, t := range r.TermsNow {
+		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.Capacity, t.Rate, t.Steps, t.Step, t.Phase
+		r.Lowest[i], r.Shards[i] = -t.MaxDebt, t.Shards
+	}
+}
+
+// Index returns the bucket of that key, or -1.
+func (r *Reservation) Index(k bucket.Key) int {
+	for i := range r.Names {
+		if r.Names[i] == k.Name && r.Keys[i] == k.Key {
+			return i
+		}
+	}
+	return -1
+}
+
+// Refund returns the amounts that give back all the reservation took.
+func (r *Reservation) Refund() []float64 {
+	amounts := make([]float64, len(r.Costs))
+	for i, cost := range r.Costs {
+		amounts[i] = -cost
+	}
+	return amounts
+}
+
+// Released returns the amounts that the end by itself gives back.
+func (r *Reservation) Released() []float64 {
+	if r.Release {
+		return r.Refund()
+	}
+	return make([]float64, len(r.Costs))
+}
+
+// refundUntil returns, for each bucket, the last step that may be given tokens back: for a fixed window
+// the one the reservation was ready in.
+func (r *Reservation) refundUntil() []int64 {
+	until := make([]int64, len(r.Names))
+	for i, t := range r.TermsNow {
+		until[i] = t.RefundUntil(r.ReadyUs)
+	}
+	return until
+}

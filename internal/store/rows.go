@@ -1,0 +1,196 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Read reads the buckets; a row that is not there reads as full.
+func (s *Session) Read(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
+	rows, _ := bucket.RowsOf(asks)
+	found, err := s.readRows(ctx, s.statements.read, rows)
+	if err == nil {
+		err = answeredAll(found, rows)
+	}
+	if err != nil {
+		return nil, err
+	}
+	answers, _ := bucket.GroupRows(asks, found)
+	return answers, nil
+}
+
+// readRows reads rows with one of the statements that do no more.
+func (s *Session) readRows(ctx context.Context, statement string, rows []bucket.Ask) ([]bucket.Answer, error) {
+	found, err := s.conn.Query(ctx, statement, s.rowParameters(rows)...)
+	if err != nil {
+		return nil, err
+	}
+	return scanRows(found, rows)
+}
+
+// queueRead queues one of the statements that do no more than read rows.
+func (s *Session) queueRead(batch *pgx.Batch, statement string, rows []bucket.Ask) {
+	batch.Queue(statement, s.rowParameters(rows)...)
+}
+
+// scanRows returns what the statements that only read answer for the rows.
+func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
+	i := 0
+	return pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {
+		var value *float64
+		var ts *int64
+		if err := row.Scan(&value, &ts, &a.Now); err != nil {
+			return a, err
+		}
+		if i == len(rows) {
+			return a, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(rows))
+		}
+		a.State = rows[i].Terms.Full(a.Now)
+		if value != nil && ts != nil {
+			a.State = bucket.State{Value: *value, TS: *ts}
+		}
+		i++
+		return a, nil
+	})
+}
+
+// answeredAll returns an error when the answers are not one for each row.
+func answeredAll(answers []bucket.Answer, rows []bucket.Ask) error {
+	if len(answers) != len(rows) {
+		return fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(rows))
+	}
+	return nil
+}
+
+// columns are asks as the array parameters of a statement.
+type columns struct {
+	names, keys                             []string
+	shards                                  []int32
+	costs, capacities, rates, steps, lowest []float64
+	stepUs, phases, tolerances              []int64
+}
+
+func columnsOf(asks []bucket.Ask) columns {
+	var c columns
+	for i := range asks {
+		a := &asks[i]
+		c.names, c.keys, c.shards = append(c.names, a.Key.Name), append(c.keys, a.Key.Key), append(c.shards, a.Key.Shard)
+		c.costs, c.lowest = append(c.costs, a.Cost), append(c.lowest, a.Lowest)
+		c.capacities, c.rates = append(c.capacities, a.Terms.Capacity), append(c.rates, a.Terms.Rate)
+		c.stepUs, c.steps = append(c.stepUs, a.Terms.Step), append(c.steps, a.Terms.Steps)
+		c.phases, c.tolerances = append(c.phases, a.Terms.Phase), append(c.tolerances, a.Terms.Tolerance())
+	}
+	return c
+}
+
+// rowParameters returns the parameters of the statements that read rows.
+func (s *Session) rowParameters(rows []bucket.Ask) []any {
+	names, keys, shards := keysOf(rows)
+	return []any{names, keys, shards, s.now()}
+}
+
+// now returns the parameter that replaces the database's clock.
+func (s *Store) now() *int64 {
+	if s.asOf == nil {
+		return nil
+	}
+	return s.asOf()
+}
+
+// keysOf returns the keys of the asks as array parameters.
+func keysOf(asks []bucket.Ask) (names, keys []string, shards []int32) {
+	names, keys, shards = make([]string, len(asks)), make([]string, len(asks)), make([]int32, len(asks))
+	for i := range asks {
+		names[i], keys[i], shards[i] = asks[i].Key.Name, asks[i].Key.Key, asks[i].Key.Shard
+	}
+	return names, keys, shards
+}
+
+// takeParameters returns those of bucket_take.sql and bucket_take_alone.sql.
+func (s *Session) takeParameters(a *bucket.Ask) []any {
+	p := s.limits.of(a)
+	phase := p.phase
+	if a.Terms.PhaseByKey {
+		phase = a.Terms.Phase
+	}
+	cost := any(1.0) // as mostly, and no allocation
+	if a.Cost != 1 {
+		cost = a.Cost
+	}
+	return []any{
+		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, s.now(), p.tolerance,
+	}
+}
+
+// takeSeveralParameters returns those of buckets_take.sql and buckets_take_alone.sql.
+func (s *Session) takeSeveralParameters(asks []bucket.Ask) []any {
+	c := columnsOf(asks)
+	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, s.now(), c.tolerances}
+}
+
+// limitParameters keep those parameters that are the same for all buckets of a limit, as pgx wants them: each is an
+// allocation. They are made again when maxLimitParameters are there: few programs have so many limits, and those that
+// make them up must not fill the memory with them.
+type limitParameters struct {
+	mu   sync.RWMutex
+	kept map[limitKey]*boxed
+}
+
+type limitKey struct {
+	name  string
+	terms bucket.Terms
+}
+
+// boxed are parameters of a limit, each in an interface.
+type boxed struct{ name, capacity, rate, step, steps, phase, tolerance any }
+
+const maxLimitParameters = 1024
+
+// of returns the parameters for the limit of the bucket.
+func (l *limitParameters) of(a *bucket.Ask) *boxed {
+	key := limitKey{a.Key.Name, a.Terms}
+	if key.terms.PhaseByKey {
+		key.terms.Phase = 0
+	}
+	l.mu.RLock()
+	p := l.kept[key]
+	l.mu.RUnlock()
+	if p != nil {
+		return p
+	}
+	t := a.Terms
+	p = &boxed{
+		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, phase: t.Phase, tolerance: t.Tolerance(),
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.kept == nil || len(l.kept) >= maxLimitParameters {
+		l.kept = make(map[limitKey]*boxed)
+	}
+	l.kept[key] = p
+	return p
+}
+
+// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts, now, and held where the
+// statement tells it.
+func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
+	defer rows.Close()
+	tellsHeld := len(rows.FieldDescriptions()) > 4
+	for rows.Next() {
+		answers = append(answers, bucket.Answer{})
+		a := &answers[len(answers)-1]
+		columns := []any{&a.Allowed, &a.State.Value, &a.State.TS, &a.Now, &a.Held}
+		if !tellsHeld {
+			columns = columns[:4]
+		}
+		if err := rows.Scan(columns...); err != nil {
+			return nil, err
+		}
+	}
+	return answers, rows.Err()
+}

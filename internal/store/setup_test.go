@@ -1,0 +1,164 @@
+package store
+
+import (
+	"context"
+	"hash/crc32"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// opening is when the clock of a test stands still, in microseconds since 1970.
+const opening = int64(1_772_409_600_000_000)
+
+// standing is a clock that stands still.
+func standing() *int64 {
+	now := opening
+	return &now
+}
+
+// database is what an owner needs of a pool.
+type database interface {
+	Conn
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}
+
+// owner begins transactions on a database, and makes no failed attempt again.
+type owner struct{ db database }
+
+func (o owner) InOwnTx(ctx context.Context, from *Session, fn func(tx *Session) error) error {
+	return pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		bound := from.BoundTo(tx, o)
+		return fn(&bound)
+	})
+}
+
+func (owner) Retry(_ context.Context, _ string, err error, _ func() error) error { return err }
+
+func (owner) Mended(context.Context, string) {}
+
+func (owner) Batched(context.Context, int, time.Duration) {}
+
+// begin returns a transaction that does not outlive the test: it would keep the pool from closing.
+func begin(t *testing.T, db database) pgx.Tx {
+	t.Helper()
+	tx, err := db.BeginTx(t.Context(), pgx.TxOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	return tx
+}
+
+// newSession returns a session on db, on a clock of the test's own.
+func newSession(db database, clock func() *int64) *Session {
+	s := New(DefaultSchema, clock).OnPool(db, owner{db})
+	return &s
+}
+
+// limit is a limit as the store knows it: by the terms of its buckets.
+type limit struct {
+	name  string
+	terms bucket.Terms
+}
+
+// tokenBucket returns a limit of rate tokens each period, of which reservations owe up to debt.
+func tokenBucket(name string, rate float64, period time.Duration, capacity, debt float64) limit {
+	return limit{name, bucket.Terms{
+		Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
+		MaxDebt: debt, Reserves: true, Shards: 1,
+	}}
+}
+
+// fixedWindow returns a limit of rate tokens each period, whose windows begin at another instant for each key.
+func fixedWindow(name string, rate float64, period time.Duration, capacity, debt float64) limit {
+	l := tokenBucket(name, rate, period, capacity, debt)
+	l.terms.Step, l.terms.Steps, l.terms.PhaseByKey = period.Microseconds(), 1, true
+	return l
+}
+
+// over returns the limit with its buckets spread over so many rows.
+func (l limit) over(shards int32) limit {
+	l.terms.Shards = shards
+	return l
+}
+
+// ask asks for cost tokens of the key's bucket.
+func (l limit) ask(key string, cost float64) bucket.Ask {
+	a := bucket.Ask{Key: bucket.Key{Name: l.name, Key: key}, Terms: l.terms, Cost: cost}
+	if l.terms.PhaseByKey {
+		a.Terms.Phase = bucket.PhaseOf(int64(crc32.ChecksumIEEE([]byte(key))), l.terms.Step)
+	}
+	return a
+}
+
+// asking returns a call for asks.
+func asking(verb string, asks ...bucket.Ask) *Call {
+	slices.SortFunc(asks, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) })
+	return &Call{Verb: verb, Asks: asks}
+}
+
+// taking returns a call that takes.
+func taking(asks ...bucket.Ask) *Call { return asking("take", asks...) }
+
+// looking returns a call that takes nothing.
+func looking(asks ...bucket.Ask) *Call {
+	c := asking("check", asks...)
+	c.Look = true
+	return c
+}
+
+// reserving returns a call that reserves.
+func reserving(asks ...bucket.Ask) *Call {
+	c := asking("reserve", asks...)
+	c.Reserve = &Keeping{ExpireAfter: time.Hour}
+	for i := range c.Asks {
+		c.Asks[i].Lowest = -c.Asks[i].Terms.MaxDebt
+	}
+	return c
+}
+
+// runBatch runs calls as one batch, and returns those that wait for a row.
+func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {
+	t.Helper()
+	for _, c := range calls {
+		c.Queueable().StartAlone()
+	}
+	return s.Run(t.Context(), calls, nil)
+}
+
+// isAllowed reports whether a call that was answered without an error was allowed.
+func (c *Call) isAllowed(t *testing.T) bool {
+	t.Helper()
+	require.NoError(t, c.Result())
+	return bucket.AllAllowed(c.Answers)
+}
+
+// tokens returns what each bucket of an answered call holds after the decision.
+func (c *Call) tokens() []float64 {
+	held := make([]float64, len(c.Asks))
+	for i := range c.Asks {
+		held[i] = c.Asks[i].Terms.Tokens(c.Answers[i].State, c.Answers[i].Now)
+	}
+	return held
+}
+
+// wait returns how long after the decision the same call is allowed, when nobody takes anything meanwhile.
+func (c *Call) wait() (longest time.Duration) {
+	for i := range c.Asks {
+		a := &c.Asks[i]
+		longest = max(longest, a.Terms.Wait(c.Answers[i].State, c.Answers[i].Now, a.Cost, a.Lowest))
+	}
+	return longest
+}
+
+// held returns what buckets hold.
+func held(t *testing.T, s *Session, asks ...bucket.Ask) []float64 {
+	t.Helper()
+	c := looking(asks...)
+	require.NoError(t, s.DecideOne(t.Context(), c))
+	return c.tokens()
+}

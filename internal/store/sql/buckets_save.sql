@@ -1,0 +1,11 @@
+-- Write rows that this transaction has locked.
+--
+-- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted
+-- $4 value[], $5 ts[]               what they hold from now on
+--
+-- An upsert for the reason in buckets_lock.sql; the rows are there, so nothing is inserted.
+INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+SELECT u.name, u.key, u.shard, u.value, u.ts
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[]) WITH ORDINALITY AS u (name, key, shard, value, ts, ord)
+ORDER BY u.ord
+ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts

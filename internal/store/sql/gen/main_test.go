@@ -1,0 +1,106 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestStatementsAreGenerated holds each committed statement to its template.
+func TestStatementsAreGenerated(t *testing.T) {
+	t.Parallel()
+	statements, err := render(os.DirFS("../tmpl"))
+	require.NoError(t, err)
+	for name, text := range statements {
+		committed, err := os.ReadFile(filepath.Join("..", name))
+		require.NoError(t, err, "run go generate ./internal/store")
+		require.Equal(t, text, string(committed), "sql/%s differs from sql/tmpl/%s.tmpl: change the template and run go generate ./internal/store", name, name)
+	}
+	committed, err := filepath.Glob("../*.sql")
+	require.NoError(t, err)
+	for _, file := range committed {
+		require.Contains(t, statements, filepath.Base(file), "a statement is written in sql/tmpl and made by go generate ./internal/store")
+	}
+}
+
+// TestAlgebraStandsOnce finds templates that spell out an expression of the algebra instead of naming it.
+func TestAlgebraStandsOnce(t *testing.T) {
+	t.Parallel()
+	templates := os.DirFS("../tmpl")
+	macros, err := readMacros(templates)
+	require.NoError(t, err)
+	expressions := make(map[string]*regexp.Regexp)
+	for _, name := range macros.names() {
+		expressions[name] = macros.pattern(t, name)
+	}
+	statements, err := render(templates)
+	require.NoError(t, err)
+	used := make(map[string]int)
+	for statement, rendered := range statements {
+		text, err := os.ReadFile(filepath.Join("../tmpl", statement+".tmpl"))
+		require.NoError(t, err)
+		for name, expression := range expressions {
+			require.NotRegexp(t, expression, squeezed(string(text)), "sql/tmpl/%s.tmpl spells out an expression: write {{%s ..}}, which algebra.sql.tmpl defines", statement, name)
+			used[name] += len(expression.FindAllString(squeezed(rendered), -1))
+		}
+	}
+	for name := range expressions { // else the patterns above find nothing
+		require.Positive(t, used[name], "no statement has the expression %s", name)
+	}
+}
+
+// pattern returns what finds the expression in a text without spaces. An argument is a name, a parameter or, in a
+// template, another expression.
+func (m macros) pattern(t *testing.T, expression string) *regexp.Regexp {
+	t.Helper()
+	const argument = "ARGUMENT"
+	arguments := columns("")
+	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until"} {
+		arguments[other] = ""
+	}
+	for name := range arguments {
+		arguments[name] = argument
+	}
+	text, err := m.expand(expression, arguments)
+	require.NoError(t, err)
+	return regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(squeezed(text)), argument, `(?:[\w.$:]+|\{\{[^}]*\}\})`))
+}
+
+// squeezed returns text without spaces and line ends, which may be set otherwise.
+func squeezed(text string) string {
+	return strings.Join(strings.Fields(text), "")
+}
+
+// TestRender shows what a template is made of, and what is said of one that is wrong.
+func TestRender(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ template, want, err string }{
+		"Named":       {template: `SELECT {{half "of=a"}}`, want: "SELECT a / 2"},
+		"Terms":       {template: `{{$terms := args "of=$1" "rest=b"}}{{half $terms}} {{half $terms "of=c"}}`, want: "$1 / 2 c / 2"},
+		"Columns":     {template: `{{half (columns "u") "of=c"}} {{whole (columns "u")}}`, want: "c / 2 u.capacity"},
+		"InAnother":   {template: `{{half (print "of=" (half "of=a"))}}`, want: "a / 2 / 2"},
+		"Missing":     {template: `{{half "from=a"}}`, err: "one.sql.tmpl:1:2"},
+		"Nameless":    {template: `{{half "a"}}`, err: `"a" is not name=value`},
+		"Unknown":     {template: `{{third "of=a"}}`, err: `function "third" not defined`},
+		"NoArguments": {template: `{{half 1}}`, err: "argument 1 is neither"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := render(fstest.MapFS{
+				algebra:        {Data: []byte(`{{define "half"}}{{.of}} / 2{{end}}{{define "whole"}}{{.capacity}}{{end}}`)},
+				"one.sql.tmpl": {Data: []byte(test.template)},
+			})
+			if test.err != "" {
+				require.ErrorContains(t, err, test.err)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, map[string]string{"one.sql": test.want}, got)
+		})
+	}
+}

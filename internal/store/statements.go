@@ -1,0 +1,101 @@
+package store
+
+import (
+	_ "embed"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+//go:generate go run ./sql/gen sql
+
+// The statements, as they stand in sql/, for the default schema. They are generated from sql/tmpl/.
+var (
+	//go:embed sql/bucket_take.sql
+	bucketTakeSQL string
+	//go:embed sql/bucket_take_alone.sql
+	bucketTakeAloneSQL string
+	//go:embed sql/buckets_spend.sql
+	bucketsSpendSQL string
+	//go:embed sql/buckets_lock.sql
+	bucketsLockSQL string
+	//go:embed sql/buckets_save.sql
+	bucketsSaveSQL string
+	//go:embed sql/buckets_unmake.sql
+	bucketsUnmakeSQL string
+	//go:embed sql/buckets_look.sql
+	bucketsLookSQL string
+	//go:embed sql/buckets_take.sql
+	bucketsTakeSQL string
+	//go:embed sql/buckets_busy.sql
+	bucketsBusySQL string
+	//go:embed sql/wait_bound.sql
+	boundWaitSQL string
+	//go:embed sql/buckets_lock_free.sql
+	bucketsLockFreeSQL string
+	//go:embed sql/buckets_take_alone.sql
+	bucketsTakeAloneSQL string
+	//go:embed sql/buckets_read.sql
+	bucketsReadSQL string
+	//go:embed sql/buckets_fill.sql
+	bucketsFillSQL string
+	//go:embed sql/buckets_charge.sql
+	bucketsChargeSQL string
+	//go:embed sql/buckets_prune.sql
+	bucketsPruneSQL string
+	//go:embed sql/reservation_insert.sql
+	reservationInsertSQL string
+	//go:embed sql/reservation_lock.sql
+	reservationLockSQL string
+	//go:embed sql/reservation_save.sql
+	reservationSaveSQL string
+	//go:embed sql/reservations_lock.sql
+	reservationsLockSQL string
+	//go:embed sql/reservations_expired.sql
+	reservationsExpiredSQL string
+	//go:embed sql/reservations_forget.sql
+	reservationsForgetSQL string
+)
+
+// statements are the SQL texts for one schema.
+type statements struct {
+	take, takeSeveral, takeAlone, takeSeveralAlone, spend string
+
+	read, look, lock, lockFree, busy, boundWait, save, unmake, fill, charge, prune string
+
+	reservationInsert, reservationLock, reservationSave string
+	reservationsExpired, reservationsLock               string
+	reservationsForget                                  string
+}
+
+func newStatements(schema string) statements {
+	tables := strings.NewReplacer(
+		DefaultSchema+".buckets", pgx.Identifier{schema, "buckets"}.Sanitize(),
+		DefaultSchema+".reservations", pgx.Identifier{schema, "reservations"}.Sanitize())
+	in := tables.Replace
+	return statements{
+		take:             in(bucketTakeSQL),
+		takeAlone:        in(bucketTakeAloneSQL),
+		spend:            in(bucketsSpendSQL),
+		look:             in(bucketsLookSQL),
+		lock:             in(bucketsLockSQL),
+		save:             in(bucketsSaveSQL),
+		unmake:           in(bucketsUnmakeSQL),
+		takeSeveral:      in(bucketsTakeSQL),
+		lockFree:         in(bucketsLockFreeSQL),
+		busy:             in(bucketsBusySQL),
+		boundWait:        boundWaitSQL,
+		takeSeveralAlone: in(bucketsTakeAloneSQL),
+		read:             in(bucketsReadSQL),
+		fill:             in(bucketsFillSQL),
+		charge:           in(bucketsChargeSQL),
+		prune:            in(bucketsPruneSQL),
+
+		reservationInsert:   in(reservationInsertSQL),
+		reservationLock:     in(reservationLockSQL),
+		reservationSave:     in(reservationSaveSQL),
+		reservationsExpired: in(reservationsExpiredSQL),
+		reservationsLock:    in(reservationsLockSQL),
+		reservationsForget:  in(reservationsForgetSQL),
+	}
+}

@@ -1,0 +1,153 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// takeGroup takes what the calls for one bucket want, and waits for its row, as it holds none meanwhile: that of
+// waitFor where the bucket is spread over several.
+func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) error {
+	batch := &pgx.Batch{}
+	if g.whole.Sharded() {
+		g.row = g.whole.OfShard(waitFor.Shard)
+		g.sumCosts()
+	}
+	batch.Queue(s.statements.takeAlone, s.takeParameters(&g.row)...)
+	if g.whole.Sharded() {
+		s.queueRead(batch, s.statements.read, g.rows())
+	}
+	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err != nil {
+			return err
+		}
+		answers, err := scanAnswers(rows, nil)
+		if err != nil {
+			return err
+		}
+		if g.found = len(answers) == 1; g.found {
+			g.answer = answers[0]
+		}
+		if g.isHeld() {
+			return ErrStale
+		}
+		if g.whole.Sharded() {
+			return receiveRows(results, g.rows(), nil, []*group{g})
+		}
+		return nil
+	})
+}
+
+// takeGroups takes what the groups want and reads what the others are about, in one round trip.
+func (s *Session) takeGroups(ctx context.Context, groups []*group, others []*Call) error {
+	batch := &pgx.Batch{}
+	limits := byLimit(groups)
+	for _, ofLimit := range limits {
+		s.queueGroups(batch, ofLimit)
+	}
+	var rows []bucket.Ask
+	for _, c := range others {
+		all, _ := bucket.RowsOf(c.Asks)
+		rows = append(rows, all...)
+	}
+	for _, g := range groups {
+		if g.whole.Sharded() { // behind what was taken, so that it shows
+			rows = append(rows, g.rows()...)
+		}
+	}
+	if len(rows) > 0 {
+		s.queueRead(batch, s.statements.read, rows)
+	}
+	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+		for _, ofLimit := range limits {
+			if err := receiveGroups(results, ofLimit); err != nil {
+				return &shortWaitError{err, askedRows(groups)}
+			}
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+		return receiveRows(results, rows, others, groups)
+	})
+}
+
+// askedRows returns the rows that the groups ask.
+func askedRows(groups []*group) []bucket.Ask {
+	rows := make([]bucket.Ask, len(groups))
+	for i, g := range groups {
+		rows[i] = g.row
+	}
+	return rows
+}
+
+// receiveRows distributes the answers to a look at the rows of others, and then those of the groups whose buckets
+// are spread over several.
+func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, groups []*group) error {
+	found, err := results.Query()
+	if err != nil {
+		return err
+	}
+	answers, err := scanRows(found, rows)
+	if err == nil {
+		err = answeredAll(answers, rows)
+	}
+	if err != nil {
+		return err
+	}
+	for _, c := range others {
+		c.Answers, answers = bucket.GroupRows(c.Asks, answers)
+	}
+	for _, g := range groups {
+		if g.whole.Sharded() {
+			n := g.whole.RowCount()
+			g.states, answers = bucket.StatesOf(answers[:n]), answers[n:]
+		}
+	}
+	return nil
+}
+
+// queueGroups queues the statement for the groups of one limit.
+func (s *Session) queueGroups(batch *pgx.Batch, groups []*group) {
+	n := len(groups)
+	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
+	for i, g := range groups {
+		keys[i], shards[i], costs[i], phases[i] = g.row.Key.Key, g.row.Key.Shard, g.row.Cost, g.row.Terms.Phase
+	}
+	first := &groups[0].row
+	t := first.Terms
+	batch.Queue(s.statements.spend, first.Key.Name, keys, shards, costs,
+		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance())
+}
+
+// receiveGroups gives each group of a limit its answer. Answers come in the order asked, but for those that
+// are left out and, behind the others, those that are refusals.
+func receiveGroups(results pgx.BatchResults, groups []*group) error {
+	for _, g := range groups { // of an attempt before
+		g.answer, g.found = bucket.Answer{}, false
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var key string
+	var shard int32
+	var a bucket.Answer
+	next := 0
+	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.Allowed, &a.State.Value, &a.State.TS, &a.Now}, func() error {
+		for range groups {
+			g := groups[next%len(groups)]
+			next++
+			if g.row.Key.Key == key && g.row.Key.Shard == shard {
+				g.answer, g.found = a, true
+				return nil
+			}
+		}
+		return errors.New("the statement answered for a bucket that was not asked for")
+	})
+	return err
+}

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// spent returns what was taken from the rows of a limit.
+func spent(t *testing.T, db Conn, l limit) float64 {
+	t.Helper()
+	found, err := db.Query(t.Context(), `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`, l.name, l.terms.Capacity)
+	require.NoError(t, err)
+	tokens, err := pgx.CollectExactlyOneRow(found, pgx.RowTo[float64])
+	require.NoError(t, err)
+	return tokens
+}
+
+// What a statement of a batch gave is undone when another of the same batch fails, and nobody is told that he has it.
+func TestWhatWasUndoneIsNotGiven(t *testing.T) {
+	t.Parallel()
+	const keys = 40
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	first, second := tokenBucket("a", 10, time.Hour, 10, 0), tokenBucket("b", 10, time.Hour, 10, 0)
+	for round := range 3 {
+		tx := begin(t, pool)
+		made := second.ask(fmt.Sprint("being made ", round), 1)
+		_, err := tx.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ($1, $2, 0, 9, $3)`, made.Key.Name, made.Key.Key, opening)
+		require.NoError(t, err)
+		before := spent(t, pool, first)
+		calls := []*Call{taking(made)}
+		for key := range keys {
+			calls = append(calls, taking(first.ask(fmt.Sprint(round, " ", key), 1)))
+		}
+		waiting := runBatch(t, s, calls...)
+		waits := make(map[*Call]bool)
+		for _, w := range waiting {
+			waits[w.Call.Of] = true
+		}
+		require.True(t, waits[calls[0]], "its row is being made")
+		require.LessOrEqual(t, len(waiting), 4, "one row stops the calls that need it, and few that were last beside them")
+		allowed := 0
+		for _, c := range calls {
+			if !waits[c] {
+				require.True(t, c.isAllowed(t))
+				allowed++
+			}
+		}
+		require.Equal(t, float64(allowed), spent(t, pool, first)-before)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}
+
+// cancelling is a pool whose statements are cancelled from the n-th batch on.
+type cancelling struct {
+	*pgxpool.Pool
+	batches, from int
+}
+
+func (p *cancelling) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	if p.batches++; p.batches >= p.from {
+		batch = &pgx.Batch{}
+		batch.Queue("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'deadlock_detected'; END $$")
+	}
+	return p.Pool.SendBatch(ctx, batch)
+}
+
+// A bucket that is spread over rows is asked again when somebody holds one of them. Should that fail, nobody else is told
+// so, or pays twice.
+func TestAFailureOfASecondRoundIsToldToThoseWhoNeededIt(t *testing.T) {
+	t.Parallel()
+	if !decidesInSQL {
+		t.Skip("of the fast path: there is no second round without it")
+	}
+	pool := &cancelling{Pool: postgrestest.New(t), from: 2} // the first takes from plain, and finds that the row of the other is held
+	s := newSession(pool, standing)
+	plain, sharded := tokenBucket("plain", 100, time.Hour, 100, 0), tokenBucket("sharded", 100, time.Hour, 100, 0).over(2)
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'sharded', 'key', shard, 50, $1 FROM generate_series(0, 1) AS shard`, opening)
+	require.NoError(t, err)
+	_, err = begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'sharded' FOR UPDATE`)
+	require.NoError(t, err)
+	alone, other := taking(plain.ask("key", 10)), taking(sharded.ask("key", 1))
+	require.Empty(t, runBatch(t, s, alone, other))
+	require.True(t, alone.isAllowed(t))
+	require.True(t, IsRetryable(other.Result()), "it is told what the second round failed of")
+	require.Equal(t, 2, pool.batches)
+	require.Equal(t, 10.0, spent(t, pool, plain))
+}
+
+// failing is a pool that frees held rows before the second batch, and has the last statement of that batch fail.
+type failing struct {
+	*pgxpool.Pool
+	batches int
+	holder  pgx.Tx
+}
+
+func (p *failing) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	if p.batches++; p.batches == 2 {
+		_ = p.holder.Rollback(ctx)
+		last := batch.QueuedQueries[len(batch.QueuedQueries)-1]
+		last.SQL, last.Arguments = "SELECT 1/0", nil
+	}
+	return p.Pool.SendBatch(ctx, batch)
+}
+
+// What a second round gave before it failed is undone with the rest, and asked for again.
+func TestWhatASecondRoundGaveBeforeItFailedIsNotGiven(t *testing.T) {
+	t.Parallel()
+	if !decidesInSQL {
+		t.Skip("of the fast path: there is no second round without it")
+	}
+	pool := &failing{Pool: postgrestest.New(t)}
+	s := newSession(pool, standing)
+	var calls []*Call
+	for _, name := range []string{"a", "b"} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT $1, 'key', shard, 50, $2 FROM generate_series(0, 1) AS shard`, name, opening)
+		require.NoError(t, err)
+		calls = append(calls, taking(tokenBucket(name, 100, time.Hour, 100, 0).over(2).ask("key", 1)))
+	}
+	pool.holder = begin(t, pool)
+	_, err := pool.holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
+	require.NoError(t, err)
+	require.Empty(t, runBatch(t, s, calls...))
+	for _, c := range calls {
+		require.True(t, c.isAllowed(t))
+		require.Equal(t, 1.0, spent(t, pool, limit{name: c.Asks[0].Key.Name, terms: c.Asks[0].Terms.OfShard()}))
+	}
+}

@@ -1,0 +1,190 @@
+package store
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+// dyadic are limits whose tokens and costs are sums of powers of two, so that no sum of them is rounded.
+var dyadic = []limit{
+	tokenBucket("bucket", 1, 2048*time.Microsecond, 16, 8),
+	tokenBucket("small", 1, 4096*time.Microsecond, 3, 0),
+	fixedWindow("window", 8, 100*time.Millisecond, 12, 100),
+}
+
+// dyadicKeys are the keys that dyadic limits are asked for.
+var dyadicKeys = []string{"ada", "bob", "eve"}
+
+// A batch decides what its calls would have been told one after the other. Only those that it refuses may be
+// told of the buckets as they were before calls of the batch that were allowed.
+func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	const rounds, most = 25, 30
+	now := opening
+	clock := func() *int64 { return new(now) }
+	single, folded := newSession(postgrestest.New(t), clock), newSession(postgrestest.New(t), clock)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	var all []bucket.Ask
+	for _, limit := range dyadic {
+		for _, key := range dyadicKeys {
+			all = append(all, limit.ask(key, 0))
+		}
+	}
+	allowed, refused := 0, 0
+	for round := range rounds {
+		now += int64(random.ExpFloat64() * 20_000)
+		calls, alone := make([]*Call, 1+random.IntN(most)), make([]*Call, 0, most)
+		for i := range calls {
+			asks, kind := randomAsks(random), taking
+			if random.IntN(6) == 0 {
+				kind = reserving
+			}
+			calls[i], alone = kind(asks...), append(alone, kind(slices.Clone(asks)...))
+			require.NoError(t, single.DecideOne(t.Context(), alone[i]))
+		}
+		require.Empty(t, runBatch(t, folded, calls...))
+		for i, got := range calls {
+			want := alone[i]
+			if got.isAllowed(t) {
+				allowed++
+				require.Equal(t, want.Answers, got.Answers, "round %d, call %d", round, i)
+				require.Equal(t, want.Reserve != nil, got.Reservation != nil)
+				if got.Reservation != nil {
+					require.Equal(t, want.Reservation.ReadyUs, got.Reservation.ReadyUs, "round %d, call %d", round, i)
+				}
+				continue
+			}
+			refused++
+			require.False(t, bucket.AllAllowed(want.Answers), "round %d, call %d", round, i)
+			require.GreaterOrEqual(t, slices.Min(got.tokens()), slices.Min(want.tokens()))
+			require.LessOrEqual(t, got.wait(), want.wait())
+			require.Positive(t, got.wait())
+			require.Nil(t, got.Reservation)
+		}
+		require.Equal(t, held(t, single, all...), held(t, folded, all...), "round %d", round)
+	}
+	t.Logf("%d allowed, %d refused", allowed, refused)
+	require.Greater(t, allowed, rounds)
+	require.Greater(t, refused, rounds)
+}
+
+// randomAsks returns an ask for a bucket of one limit, or for one of each of several.
+func randomAsks(random *rand.Rand) (asks []bucket.Ask) {
+	for _, i := range random.Perm(len(dyadic))[:1+random.IntN(8)/6] {
+		asks = append(asks, dyadic[i].ask(dyadicKeys[random.IntN(len(dyadicKeys))], float64(1+random.IntN(12))/4))
+	}
+	return asks
+}
+
+// less subtracts the costs one after the other, in float64.
+func less(tokens float64, costs ...float64) float64 {
+	for _, cost := range costs {
+		tokens -= cost
+	}
+	return tokens
+}
+
+func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
+	t.Parallel()
+	s := newSession(postgrestest.New(t), standing)
+	const refusal = -1 // in place of what remains
+	for name, test := range map[string]struct {
+		capacity, taken  float64
+		costs, remaining []float64
+	}{
+		"AllOfThem":                {10, 0, []float64{1, 2, 3, 4}, []float64{9, 7, 4, 0}},
+		"AllOfThemFromARow":        {10, 2, []float64{1, 2, 3}, []float64{7, 5, 2}},
+		"MoreThanItMayEverHold":    {4, 0, []float64{1, 1, 1, 1, 1, 1}, []float64{3, 2, 1, 0, refusal, refusal}},
+		"MoreThanThereIs":          {10, 8, []float64{1, 1, 1, 1}, []float64{1, 0, refusal, refusal}},
+		"ALargeOneBetweenSmall":    {10, 6, []float64{1, 8, 1, 5, 2, 1}, []float64{3, refusal, 2, refusal, 0, refusal}},
+		"ALargeOneAmongAllThereIs": {10, 0, []float64{4, 9, 3}, []float64{6, refusal, 3}},
+		"NoneOfThem":               {10, 9.5, []float64{1, 2, 1}, []float64{refusal, refusal, refusal}},
+		"FractionsOfALargeLimit":   {1000, 999.5, []float64{0.1, 0.1, 0.1}, []float64{less(0.5, 0.1), less(0.5, 0.1, 0.1), less(0.5, 0.1, 0.1, 0.1)}},
+		"FractionsThatAreRounded":  {10, 0, []float64{0.1, 1.0 / 3, 0.7}, []float64{less(10, 0.1), less(10, 0.1, 1.0/3), less(10, 0.1, 1.0/3, 0.7)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limit := tokenBucket(name, 1, time.Second, test.capacity, 0)
+			left := test.capacity
+			if test.taken > 0 {
+				require.NoError(t, s.DecideOne(t.Context(), taking(limit.ask("key", test.taken))))
+				left -= test.taken
+			}
+			calls := make([]*Call, len(test.costs))
+			for i, cost := range test.costs {
+				calls[i] = taking(limit.ask("key", cost))
+			}
+			require.Empty(t, runBatch(t, s, calls...))
+			for i, c := range calls {
+				require.Equal(t, test.remaining[i] != refusal, c.isAllowed(t), "call %d", i)
+				if c.Answers[0].Allowed {
+					left = test.remaining[i]
+				} else {
+					require.Equal(t, time.Duration((test.costs[i]-left)*float64(time.Second)), c.wait(), "call %d", i)
+				}
+				require.Equal(t, []float64{left}, c.tokens(), "call %d", i)
+				require.Equal(t, opening, c.Answers[0].Now)
+				full := limit.terms.UntilFull(c.Answers[0].State, opening)
+				require.InDelta(t, test.capacity-left, full.Seconds(), 2e-6, "call %d", i)
+			}
+			require.Equal(t, []float64{left}, held(t, s, limit.ask("key", 0)))
+		})
+	}
+}
+
+// A key that the database's encoding cannot hold is no fault of those whose calls are folded with it.
+func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
+	t.Parallel()
+	s := newSession(latin1(t), standing)
+	limit := tokenBucket("limit", 10, time.Hour, 10, 100)
+	var calls []*Call
+	for _, key := range []string{"plain", "größer", "ключ", "plain", "€", "plain"} {
+		calls = append(calls, taking(limit.ask(key, 1)))
+	}
+	calls = append(calls, looking(limit.ask("ключ", 1)), looking(limit.ask("plain", 1)),
+		reserving(limit.ask("plain", 1), limit.ask("ключ", 1)), reserving(limit.ask("plain", 1), limit.ask("größer", 1)))
+	require.Empty(t, runBatch(t, s, calls...))
+	for _, i := range []int{2, 4, 6, 8} {
+		err := calls[i].Result()
+		require.Equal(t, "22P05", SQLState(err), "call %d: %v", i, err)
+	}
+	for _, i := range []int{0, 1, 3, 5, 7, 9} {
+		require.True(t, calls[i].isAllowed(t), "call %d", i)
+	}
+	require.Equal(t, []float64{10 - 2, 10 - 4}, held(t, s, limit.ask("größer", 0), limit.ask("plain", 0)))
+}
+
+// latin1 returns a pool on a migrated database whose encoding lacks most characters.
+func latin1(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	outside := postgrestest.NewEmpty(t)
+	config := outside.Config().Copy()
+	name := strings.Replace(config.ConnConfig.Database, "_test", "_", 1) + "_l1" // shorter, and of this test's own
+	config.ConnConfig.Database, config.ConnConfig.RuntimeParams["client_encoding"] = name, "UTF8"
+	create := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+	_, err := outside.Exec(t.Context(), create)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := outside.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+		require.NoError(t, err)
+	})
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	return pool
+}

@@ -1,0 +1,150 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// A transaction of a session's own does not wait for the row of a bucket while it holds others: whoever has that row may
+// have it for long, and may want those that are held. It locks the rows that are free. When it needs one that is not, it
+// ends, and is made again with the wait for that row before it locks others. Only the row of a reservation is locked
+// before that of its bucket.
+
+const (
+	// shortWait is how long a statement that may hold rows waits for another, as lock_timeout has it: as long as a
+	// transaction that is about to commit takes.
+	shortWait = "2ms"
+	// manyWaits is after how many rows that a call has waited for it waits for the others too, while it holds some: they
+	// are all in use, and never free at the same time. It waits for each for up to leastLongWait, twice that the next
+	// time, and so on up to mostLongWait.
+	manyWaits     = 3
+	leastLongWait = 20 * time.Millisecond
+	mostLongWait  = time.Second
+
+	// maxWaits bounds the rows that a call waits for, which the time for a call bounds first.
+	maxWaits = 10_000
+)
+
+// longWait returns how long a call that has waited for so many rows waits for each, as lock_timeout has it.
+func longWait(waits int) string {
+	wait := leastLongWait << min(waits-manyWaits, 10)
+	return fmt.Sprint(min(wait, mostLongWait).Milliseconds())
+}
+
+// heldError says that somebody holds a row which a call needs. Nothing was done. The call is made again, and waits for
+// that row first.
+type heldError struct{ row bucket.Key }
+
+func (e *heldError) Error() string { return "another transaction holds the row of a bucket" }
+
+// WaitError is the error of a call that had to wait for a row.
+type WaitError struct {
+	error
+	Row bucket.Key
+}
+
+func (e *WaitError) Unwrap() error { return e.error }
+
+// shortWaitError is the failure of a statement that waits for rows only so long, because it holds others meanwhile.
+type shortWaitError struct {
+	error
+	rows []bucket.Ask // that it locks, or makes
+}
+
+func (e *shortWaitError) Unwrap() error { return e.error }
+
+// waitedTooLong reports whether a statement that waits for rows only so long has done so.
+func waitedTooLong(err error) bool {
+	var bound *shortWaitError
+	return errors.As(err, &bound) && SQLState(err) == codeLockNotAvailable
+}
+
+// waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has
+// waited for so many with it.
+func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
+	if s.waitFor == row {
+		return s
+	}
+	waiting := *s
+	waiting.waitFor, waiting.waits = row, waits
+	return &waiting
+}
+
+// RetryHeld runs fn until it needs no row that somebody holds, or ctx ends. In a transaction it runs fn once: whoever
+// began that one retries.
+func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) error {
+	if s.mode != alone {
+		return fn(s)
+	}
+	for n := 1; ; n++ {
+		err := s.findHeld(ctx, fn(s))
+		var held *heldError
+		switch {
+		case !errors.As(err, &held):
+			if s.waitFor != nil && SQLState(err) == codeLockNotAvailable {
+				err = &WaitError{err, *s.waitFor}
+			}
+			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
+		case n >= maxWaits:
+			return fmt.Errorf("%w: gave up after %d waits for rows: %w", ErrContended, n, err)
+		}
+		s = s.waitingFor(&held.row, n)
+	}
+}
+
+// queueWait queues the wait for the row that the session is to wait for, when it is one of rows. It is the first
+// statement that locks a bucket's row. It makes the row when it is not there.
+func (s *Session) queueWait(batch *pgx.Batch, rows []bucket.Ask) {
+	for i := range rows {
+		if s.waitFor != nil && rows[i].Key == *s.waitFor {
+			s.queueLock(batch, s.statements.lock, rows[i:i+1])
+			return
+		}
+	}
+}
+
+// findHeld returns a heldError in place of the lock timeout of a statement that waits for rows only so long. It is for a
+// row that somebody holds, or that is not there and may be being made; of several for the next, in the order of
+// locking, after the one that was waited for last.
+func (s *Session) findHeld(ctx context.Context, err error) error {
+	var bound *shortWaitError
+	if !waitedTooLong(err) || !errors.As(err, &bound) {
+		return err
+	}
+	names, keys, shards := keysOf(bound.rows)
+	rows, readErr := s.conn.Query(ctx, s.statements.busy, names, keys, shards)
+	if readErr != nil {
+		return errors.Join(err, readErr)
+	}
+	busy, readErr := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k bucket.Key, err error) {
+		return k, row.Scan(&k.Name, &k.Key, &k.Shard)
+	})
+	switch {
+	case readErr != nil:
+		return errors.Join(err, readErr)
+	case len(busy) == 0: // all of them are free by now
+		return &heldError{bound.rows[0].Key}
+	}
+	return &heldError{s.nextAfterWait(busy)}
+}
+
+// nextAfterWait returns the first of the rows, in the order of locking, that comes after the one that was waited for,
+// or else the first.
+func (s *Session) nextAfterWait(rows []bucket.Key) bucket.Key {
+	slices.SortFunc(rows, bucket.Key.Compare)
+	for _, k := range rows {
+		if s.waitFor != nil && k.Compare(*s.waitFor) > 0 {
+			return k
+		}
+	}
+	return rows[0]
+}

@@ -1,5 +1,0 @@
-//go:build generalpath
-
-package ratelimit
-
-const decidesInSQL = false

@@ -1,0 +1,270 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// Expire ends reservations that were neither settled nor cancelled by Config.ExpireAfter after their
+// ReadyAt: they keep the estimate as their cost, or give it back, as Cancel does, when Config.ReleaseExpired was
+// set when they were made. It also deletes reservations a week after they ended, or after ExpireAfter when that is
+// later; their IDs are unknown from then on. It returns how many it ended. Call it every few minutes, from
+// any number of processes.
+//
+// A reservation that somebody else has locked is left to the next call: Expire does not wait for it, and at most
+// a second for a bucket. One that cannot be ended does not stop it either: it ends the others, and then returns the
+// errors joined. In a transaction it ends all of them or, on an error, none, and is undone with it.
+func (l *Limiter) Expire(ctx context.Context) (int, error) {
+	if err := l.ready(ctx, "expire"); err != nil {
+		return 0, err
+	}
+	if l.pool == nil {
+		return expireTogether(ctx, l)
+	}
+	if err := notInTx(l.pool); err != nil {
+		return 0, during("expire", err)
+	}
+	ended, err := expireEach(ctx, l)
+	if ctx.Err() != nil {
+		return ended, err
+	}
+	if forgetErr := forget(ctx, l); forgetErr != nil {
+		err = errors.Join(err, during("expire: forget", explain(forgetErr, l.config.Schema, false)))
+	}
+	if err != nil {
+		err = prefixed(err) // once for all that are joined
+	}
+	return ended, err
+}
+
+// expireEach ends each reservation in a transaction of its own, so that one that cannot be ended undoes no other.
+func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
+	var failed []error
+	stuck := make(map[bucket.Key]bool)
+	err = eachDue(ctx, l, func(ids []string) (more bool, err error) {
+		more = true
+		for i := 0; more && i < len(ids); i++ {
+			done, err := expire(ctx, l, ids[i], stuck)
+			if done {
+				ended++
+			}
+			if err != nil {
+				failed = append(failed, err)
+			}
+			more = ctx.Err() == nil && !isUnavailable(err) // else the others would fail, too
+		}
+		return more, nil
+	})
+	if err != nil {
+		failed = append(failed, during("expire", explain(err, l.config.Schema, false)))
+	}
+	return ended, errors.Join(failed...)
+}
+
+// eachDue passes the reservations whose end has come to each, some at a time and every one once, until there are no
+// more or each wants none.
+func eachDue(ctx context.Context, l *Limiter, each func(ids []string) (more bool, err error)) error {
+	due := l.session.Due()
+	for {
+		ids, err := nextDue(ctx, l, due)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		if more, err := each(ids); err != nil || !more {
+			return err
+		}
+	}
+}
+
+// nextDue returns some of the reservations whose end has come.
+func nextDue(ctx context.Context, l *Limiter, due *store.DueReservations) ([]string, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	return due.Next(ctx)
+}
+
+// expire ends one reservation, if it is still to be ended and nobody has locked it. stuck are buckets that somebody
+// held for too long: reservations that would give back to one of them are left to the next call.
+func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]bool) (done bool, err error) {
+	began := l.reports.began()
+	var r *store.Reservation
+	err = l.retryTx(ctx, "expire", func(ctx context.Context, tx *Limiter) error {
+		done, r = false, nil
+		if err := tx.session.BoundExpireWait(ctx); err != nil {
+			return err
+		}
+		locked, err := lockDue(ctx, tx, []string{id})
+		if err != nil || len(locked) == 0 {
+			return err
+		}
+		r = locked[0]
+		if r.Release && slices.ContainsFunc(r.Asks(), func(a bucket.Ask) bool { return stuck[a.Key] }) {
+			return nil
+		}
+		done = true
+		return finish(ctx, tx, r, Expired, r.Released())
+	})
+	if err == nil {
+		return done, nil
+	}
+	if store.IsLockTimeout(err) && r != nil {
+		var waited *store.WaitError
+		switch asks := r.Asks(); {
+		case errors.As(err, &waited):
+			stuck[waited.Row.Whole()] = true
+		case len(asks) == 1:
+			stuck[asks[0].Key] = true
+		}
+	}
+	err = during("expire "+id, explain(err, l.config.Schema, false))
+	l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
+	return false, err
+}
+
+// lockDue locks those of the reservations that are to be ended and that nobody else has locked.
+func lockDue(ctx context.Context, tx *Limiter, ids []string) ([]*store.Reservation, error) {
+	locked, err := tx.session.LockDue(ctx, ids)
+	for _, r := range locked {
+		r.TermsNow = termsNow(tx.policies, r)
+	}
+	return locked, err
+}
+
+// expireTogether ends all reservations in the caller's transaction. It locks the buckets of all of them at once, in
+// the order in which every call does: one reservation after the other could lock them in another.
+func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
+	err = l.retryTx(ctx, "expire", func(ctx context.Context, tx *Limiter) error {
+		var all []*store.Reservation
+		err := eachDue(ctx, tx, func(ids []string) (more bool, err error) {
+			locked, err := lockDue(ctx, tx, ids)
+			all = append(all, locked...)
+			return true, err
+		})
+		if err != nil {
+			return err
+		}
+		for _, r := range all {
+			if err := record(ctx, tx, r, Expired, r.Released()); err != nil {
+				return err
+			}
+		}
+		ended = len(all)
+		if err := release(ctx, tx, all); err != nil {
+			return err
+		}
+		return forget(ctx, tx)
+	})
+	if err != nil {
+		return 0, during("expire", explain(err, l.config.Schema, true))
+	}
+	return ended, nil
+}
+
+// release gives back what those of the reservations took that release it.
+func release(ctx context.Context, tx *Limiter, all []*store.Reservation) error {
+	var charges []store.Charge
+	for _, r := range all {
+		if r.Release {
+			charge := r.Charge(r.Refund())
+			tx.reports.invalidate(charge.Asks)
+			charges = append(charges, charge)
+		}
+	}
+	if len(charges) == 0 {
+		return nil
+	}
+	return tx.session.ChargeAll(ctx, charges)
+}
+
+// forget deletes reservations that ended long ago, a batch at a time until there are no more.
+func forget(ctx context.Context, l *Limiter) error {
+	for {
+		more, err := forgetSome(ctx, l)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// forgetSome deletes one batch of them.
+func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	err = l.session.Change(ctx, "expire", func(ctx context.Context, s *store.Session) (err error) {
+		more, err = s.ForgetEnded(ctx)
+		return err
+	})
+	return more, err
+}
+
+// Prune deletes the rows of the limits' buckets that have been full for a minute, and returns how many it
+// deleted. It changes no decision, because a bucket without a row is full: it only frees the storage of
+// keys that nobody uses any more. Name every limit with the policy it has now; rows of limits it is not
+// told of, of buckets that owe, and with a ts in the future stay.
+//
+// Where a name is used under several policies, as the plans of several keys, which row has which is not in the
+// database: a row is deleted when it is full under all of them. Name the limit once for each policy. Those that
+// this Limiter was used with under the name are counted without, up to 16 of them; those that only
+// other processes use have to be named, or rows of theirs are deleted that are not full, and the tokens taken from
+// them are there again.
+//
+// It works through the table in small transactions at READ COMMITTED, beside live traffic: it never waits
+// for a row. When another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
+func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
+	if err := l.ready(ctx, "prune"); err != nil {
+		return 0, err
+	}
+	if l.pool == nil {
+		return 0, fmt.Errorf("%w: Prune runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
+	}
+	named := make(map[string][]bucket.Terms, len(limits))
+	for _, limit := range limits {
+		if limit.policy == nil {
+			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
+		}
+		named[limit.name] = append(named[limit.name], limit.terms)
+	}
+	blocks, err := countBlocks(ctx, l)
+	if err != nil {
+		return 0, during("prune", explain(err, l.config.Schema, false))
+	}
+	began, deleted := l.reports.began(), int64(0)
+	for first := int64(0); first < blocks; first += store.PruneBlocks {
+		n, gotLock, err := pruneFrom(ctx, l, first, named)
+		deleted += n
+		if err != nil {
+			return deleted, during("prune", explain(err, l.config.Schema, false))
+		}
+		if !gotLock {
+			break
+		}
+	}
+	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
+	return deleted, nil
+}
+
+// countBlocks returns the size of the buckets table.
+func countBlocks(ctx context.Context, l *Limiter) (int64, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	return l.session.Blocks(ctx)
+}
+
+// pruneFrom deletes from the blocks that begin with first, in one transaction. gotLock is false, and nothing was done,
+// when another process is pruning.
+func pruneFrom(ctx context.Context, l *Limiter, first int64, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
+		used := make(map[string][]bucket.Terms, len(named)) // by now
+		for name, terms := range named {
+			used[name] = append(tx.policies.seen(name), terms...)
+		}
+		deleted, gotLock, err = tx.session.Prune(ctx, first, used)
+		return err
+	})
+	return deleted, gotLock, err
+}
