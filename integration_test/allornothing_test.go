@@ -131,6 +131,27 @@ func TestRefusedTakeOverSeveralLimitsHoldsNoRow(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
+// So does a refused reservation over several limits.
+func TestRefusedReserveOverSeveralLimitsHoldsNoRow(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	requireAllowed(t, taking(roomy.For("key")), b.limiter)
+	requireAllowed(t, reserving(bounded.For("key").Cost(2)), b.limiter)
+	tx := b.begin(t, pgx.ReadCommitted)
+	r, err := b.limiter.WithTx(tx).Reserve(t.Context(), bounded.For("key"), roomy.For("key"))
+	require.NoError(t, err)
+	require.False(t, r.Allowed)
+	err = pgx.BeginFunc(t.Context(), b.pool, func(elsewhere pgx.Tx) error {
+		_, err := elsewhere.Exec(t.Context(), "SET LOCAL lock_timeout = '5s'")
+		require.NoError(t, err)
+		requireAllowed(t, taking(roomy.For("key")), b.limiter.WithTx(elsewhere))
+		requireAllowed(t, resetting(bounded.For("key")), b.limiter.WithTx(elsewhere))
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+}
+
 // A savepoint of the caller's gives back what was taken in it, and only that.
 func TestRollbackToASavepointGivesBackWhatWasTakenInIt(t *testing.T) {
 	t.Parallel()

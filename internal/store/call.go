@@ -83,7 +83,7 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	case s.mode != alone && c.Reserve == nil:
 		c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
 		return err
-	case s.waitFor != nil, c.Reserve != nil && len(c.Asks) > 1, !decidesInSQL && s.mode == alone:
+	case s.mode == alone && (s.waitFor != nil || c.Reserve != nil && len(c.Asks) > 1 || !decidesInSQL):
 		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 	case c.Reserve != nil:
 		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.reserve(ctx, c) })
