@@ -29,7 +29,7 @@ test: ## Run every test, on a Postgres that they find or start
 	cd bench && $(TEST) ./...
 
 general: ## Run the tests of the core with the statements that decide by themselves switched off
-	go test -tags generalpath -vet=off -short -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
+	go test -tags generalpath -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)
