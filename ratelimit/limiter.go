@@ -90,36 +90,6 @@ func (l *Limiter) Close(ctx context.Context) error {
 // Schema returns the schema of the limiter's tables.
 func (l *Limiter) Schema() string { return l.config.Schema }
 
-// WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
-// whatever isolation level it runs. They never retry and use no other connection. A serialization failure
-// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
-//
-// A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
-// ends. When such a call is refused, its rows do not stay locked; that of a call over one limit does. A call whose context ends half-way makes the transaction one that can only be rolled back.
-//
-// Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
-// transaction holds until its context ends, or the time of Config.Timeout.
-//
-// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see the package
-// documentation for what that means for two transactions that take from two buckets.
-func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
-	if l == nil {
-		return nil
-	}
-	bound := *l
-	bound.pool, bound.hasTx = nil, !isNil(tx)
-	bound.reports.inTx, bound.reports.after = true, nil
-	var queue store.Queue
-	if ours, ok := tx.(*ownedTx); ok {
-		bound.reports.after = ours.after
-		if ours.tickets != nil {
-			queue = ours.tickets
-		}
-	}
-	bound.session = l.store.InTx(tx, owner{&bound}, queue)
-	return &bound
-}
-
 // InTransaction reports whether WithTx returned the Limiter.
 func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 

@@ -17,6 +17,38 @@ import (
 // server that is down should be reported soon.
 const maxReconnects = 3
 
+// WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
+// whatever isolation level it runs. They never retry and use no other connection. A serialization failure
+// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
+//
+// A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
+// ends. When such a call is refused, its rows do not stay locked; that of a call over one limit does. A call whose context ends half-way makes the transaction one that can only be rolled back.
+//
+// Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
+// transaction holds until its context ends, or the time of Config.Timeout.
+//
+// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see the package
+// documentation for what that means for two transactions that take from two buckets.
+func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
+	if l == nil {
+		return nil
+	}
+	bound := *l
+	bound.pool = nil
+	bound.reports.inTx, bound.reports.after = true, nil
+	var queue store.Queue
+	ours, ok := tx.(*ownedTx)
+	bound.hasTx = ok || !isNil(tx)
+	if ok {
+		bound.reports.after = ours.after
+		if ours.tickets != nil {
+			queue = ours.tickets
+		}
+	}
+	bound.session = l.store.InTx(tx, owner{&bound}, queue)
+	return &bound
+}
+
 // InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. When the transaction conflicts
 // with another, at a statement or at COMMIT, it is rolled back and fn is run again from the start, on a
 // new transaction, after a random pause; so fn must not do what cannot be repeated, and must return the
@@ -50,11 +82,15 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	reconnects := 0
 	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
-	began := l.reports.began()
-	err := l.retry(ctx, "transaction", func() (again, error) {
+	var began time.Time
+	if l.reports.observer != nil {
+		began = time.Now()
+	}
+	attempt := func() (again, error) {
 		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error { return fn(tx) })
 		if tickets.waited > 0 {
 			l.reports.tell(ctx, Queued{Waited: tickets.waited})
+			tickets.waited = 0
 		}
 		switch {
 		case err == nil:
@@ -70,7 +106,11 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 			return afterPause, err
 		}
 		return never, err
-	})
+	}
+	when, err := attempt()
+	if when != never {
+		err = l.retry(ctx, "transaction", when, err, attempt)
+	}
 	if err != nil && (errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err)) {
 		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
 	}
@@ -96,7 +136,7 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 			rollback(ctx, begun)
 		}
 	}()
-	if tickets != nil {
+	if tickets != nil && len(tickets.asked) > 0 {
 		tickets.takeAgain(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
 	}
 	tx := &ownedTx{Tx: begun, tickets: tickets, after: &afterCommit{}}
@@ -234,22 +274,9 @@ func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *sto
 
 // Retry runs attempt after one that ended with err, when that was because of others, and again while it is.
 func (o owner) Retry(ctx context.Context, verb string, err error, attempt func() error) error {
-	if !store.IsConflict(err) {
-		return err
-	}
-	ended := true // the attempt that ended with err
-	return o.retry(ctx, verb, func() (again, error) {
-		if !ended {
-			err = attempt()
-		}
-		ended = false
-		switch {
-		case errors.Is(err, store.ErrStale):
-			return atOnce, err
-		case store.IsConflict(err):
-			return afterPause, err
-		}
-		return never, err
+	return o.retry(ctx, verb, whenAgain(err), err, func() (again, error) {
+		err := attempt()
+		return whenAgain(err), err
 	})
 }
 

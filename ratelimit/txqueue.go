@@ -141,7 +141,6 @@ type tickets struct {
 func (t *tickets) takeAgain(ctx context.Context) {
 	slices.SortFunc(t.asked, bucket.Key.Compare)
 	deadline := time.Now().Add(queueWait)
-	t.waited = 0
 	for _, k := range t.asked {
 		t.take(ctx, k, time.Until(deadline))
 	}

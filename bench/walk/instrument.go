@@ -322,9 +322,10 @@ func takeInTransaction(limits []ratelimit.Limit) call {
 
 func inTx(limits []ratelimit.Limit) call {
 	return func(ctx context.Context, l *ratelimit.Limiter, _ *pgxpool.Pool) (d ratelimit.Decision, err error) {
+		asked := requests(limits)
 		walktrace.Record(func() {
 			err = l.InTx(ctx, func(tx pgx.Tx) (err error) {
-				d, err = l.WithTx(tx).Take(ctx, requests(limits)...)
+				d, err = l.WithTx(tx).Take(ctx, asked...)
 				return err
 			})
 		})

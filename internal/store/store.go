@@ -59,51 +59,14 @@ func New(schema string, asOf func() *int64) *Store {
 	return &Store{schema: schema, statements: newStatements(schema), asOf: asOf}
 }
 
-// mode is what the statements of a Session are part of.
-type mode uint8
-
-const (
-	alone     mode = iota // each is a transaction of its own
-	callersTx             // a transaction that somebody else began
-	ownTx                 // a transaction of the Owner's, for one call or one batch
-)
-
-// Session is the store on a pool or in a transaction. The one on a pool is safe for concurrent use.
-type Session struct {
-	*Store
-	conn  Conn
-	owner Owner
-	mode  mode
-	queue Queue // nil: the transaction does not queue
-
-	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
-	waits   int         // how many rows the call has waited for
-}
-
-// OnPool returns the session whose statements are each a transaction of its own.
-func (s *Store) OnPool(pool Conn, owner Owner) Session {
-	return Session{Store: s, conn: pool, owner: owner, mode: alone}
-}
-
-// InTx returns the session whose statements are part of the caller's transaction. queue may be nil.
-func (s *Store) InTx(tx Conn, owner Owner, queue Queue) Session {
-	return Session{Store: s, conn: tx, owner: owner, mode: callersTx, queue: queue}
-}
-
-// BoundTo returns the session in a transaction that the owner began for s.
-func (s *Session) BoundTo(tx Conn, owner Owner) Session {
-	bound := *s
-	bound.conn, bound.owner, bound.mode = tx, owner, ownTx
-	return bound
-}
-
 // retry runs a statement that is its own transaction, again when it conflicts with others. In a transaction it runs it
 // once: only the owner of the transaction can run it again.
 func (s *Session) retry(ctx context.Context, verb string, statement func() error) error {
-	if s.mode != alone {
-		return statement()
+	err := statement()
+	if err == nil || s.mode != alone {
+		return err
 	}
-	return s.owner.Retry(ctx, verb, statement(), statement)
+	return s.owner.Retry(ctx, verb, err, statement)
 }
 
 // ensureTx runs fn in a transaction: the one that the session is of, else one of its own.
@@ -119,8 +82,11 @@ func (s *Session) retryTx(ctx context.Context, verb string, fn func(tx *Session)
 	if s.mode != alone {
 		return s.OrSpoil(ctx, fn(s))
 	}
-	attempt := func() error { return s.owner.InOwnTx(ctx, s, fn) }
-	return s.owner.Retry(ctx, verb, attempt(), attempt)
+	err := s.owner.InOwnTx(ctx, s, fn)
+	if err == nil {
+		return nil
+	}
+	return s.owner.Retry(ctx, verb, err, func() error { return s.owner.InOwnTx(ctx, s, fn) })
 }
 
 // seed returns the number that the rows of sharded buckets are picked by: a random one, but the same for all calls of a

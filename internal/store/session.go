@@ -53,6 +53,44 @@ func (c *Call) blockedBy(row bucket.Key) blocked {
 	return blocked{Call: &c.Call, Row: row}
 }
 
+// mode is what the statements of a Session are part of.
+type mode uint8
+
+const (
+	alone     mode = iota // each is a transaction of its own
+	callersTx             // a transaction that somebody else began
+	ownTx                 // a transaction of the Owner's, for one call or one batch
+)
+
+// Session is the store on a pool or in a transaction. The one on a pool is safe for concurrent use.
+type Session struct {
+	*Store
+	conn  Conn
+	owner Owner
+	mode  mode
+	queue Queue // nil: the transaction does not queue
+
+	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
+	waits   int         // how many rows the call has waited for
+}
+
+// OnPool returns the session whose statements are each a transaction of its own.
+func (s *Store) OnPool(pool Conn, owner Owner) Session {
+	return Session{Store: s, conn: pool, owner: owner, mode: alone}
+}
+
+// InTx returns the session whose statements are part of the caller's transaction. queue may be nil.
+func (s *Store) InTx(tx Conn, owner Owner, queue Queue) Session {
+	return Session{Store: s, conn: tx, owner: owner, mode: callersTx, queue: queue}
+}
+
+// BoundTo returns the session in a transaction that the owner began for s.
+func (s *Session) BoundTo(tx Conn, owner Owner) Session {
+	bound := *s
+	bound.conn, bound.owner, bound.mode = tx, owner, ownTx
+	return bound
+}
+
 // DecideOne answers c by itself, and waits for the rows that somebody holds.
 func (s *Session) DecideOne(ctx context.Context, c *Call) error {
 	return s.RetryHeld(ctx, func(s *Session) error { return s.Decide(ctx, c) })
