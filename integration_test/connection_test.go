@@ -27,14 +27,9 @@ func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
 	pooled, err := b.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer pooled.Release()
-	for name, test := range map[string]struct {
-		pool    ratelimit.Pool
-		batches int64
-	}{
-		"Pool": {b.pool, 2}, "ConnectionOfAPool": {pooled, 0}, "Connection": {pooled.Conn(), 0},
-	} {
+	for name, pool := range map[string]ratelimit.Pool{"Pool": b.pool, "ConnectionOfAPool": pooled, "Connection": pooled.Conn()} {
 		seen := &batchCount{}
-		limiter, err := ratelimit.New(test.pool, ratelimit.Config{Observer: seen})
+		limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: seen})
 		require.NoError(t, err)
 		sharded := spread(4, 100).For(name)
 		for range 2 {
@@ -48,6 +43,10 @@ func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
 			require.True(t, d.Allowed, name)
 		}
 		require.NoError(t, limiter.Close(t.Context()))
-		require.Equal(t, test.batches, seen.batches.Load(), name)
+		if name != "Pool" {
+			require.Zero(t, seen.batches.Load(), name)
+			continue
+		}
+		require.GreaterOrEqual(t, seen.batches.Load(), int64(2), "or more: a call may meet the batch before it, which is about to end")
 	}
 }
