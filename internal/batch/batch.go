@@ -167,7 +167,7 @@ func (b *Batcher[T]) start() *batch[T] {
 // pick takes the calls of the next batch from the queue: those whose buckets no batch keeps, and no earlier call that
 // stays asks for. A call whose bucket a slow batch keeps is parked behind that batch, where it is in nobody's way.
 func (b *Batcher[T]) pick() []*Call[T] {
-	var calls []*Call[T]
+	calls := make([]*Call[T], 0, min(b.queued, maxCalls))
 	var stay map[bucket.Key]struct{}
 	kept := b.queue[:0]
 	for i, c := range b.queue {
