@@ -22,7 +22,7 @@ const maxReconnects = 3
 // comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
 //
 // A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
-// ends. When such a call is refused, its rows do not stay locked; that of a call over one limit does. A call whose context ends half-way makes the transaction one that can only be rolled back.
+// ends. A call over several limits that is refused keeps no row locked, but one that a wrong clock had written. A call whose context ends half-way makes the transaction one that can only be rolled back.
 //
 // Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
 // transaction holds until its context ends, or the time of Config.Timeout.

@@ -12,8 +12,8 @@ import (
 )
 
 // lockedRows are rows that a transaction has locked and read, to be decided on by package bucket. Deciding on them takes
-// one round trip more than the statements that decide by themselves, and can do what these cannot: decide on many calls one after the
-// other, and on a bucket spread over several rows as a whole.
+// one round trip more than the statements that decide by themselves. It can do what these cannot: decide on many calls one
+// after the other, and on a bucket spread over several rows as a whole.
 type lockedRows struct {
 	rows    []bucket.Ask // in the order of locking
 	states  []bucket.State
