@@ -59,6 +59,9 @@ type Config struct {
 	// RetryAfter and Remaining do not know of what was taken, so that who comes back in time may be refused again.
 	// Of a call over several limits the same holds for what it says of those that did not refuse.
 	DenyCache int
+	// Policies is asked for the policy of each request, in place of the one that its limit is defined with. Defaults to
+	// nil: the definitions in the code decide.
+	Policies Policies
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.

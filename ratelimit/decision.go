@@ -33,7 +33,7 @@ type Decision struct {
 
 // State is what a Decision says of one limit.
 type State struct {
-	// Limit is the limit asked.
+	// Limit is the limit asked, with the policy that decided.
 	Limit Limit
 	// Cost is what the request asked of it.
 	Cost float64
@@ -49,6 +49,17 @@ type State struct {
 	// Value is the bucket after the decision, to project to other instants; its tokens are negative while
 	// reservations are owed.
 	Value Value
+	// Rule is the name of the rule of Config.Policies that decided. It is empty when the definition in the code did.
+	Rule string
+	// Mode is On, or that of the rule. Where it is Shadow, Allowed is what would be decided: a refusal does not make that
+	// of the Decision false, and has taken nothing from this limit. Where it is Off, the limit was not asked.
+	Mode Mode
+	// PausedUntil is when the pause ends that has refused the request, and PauseReason why there is one.
+	PausedUntil time.Time
+	PauseReason string
+	// NotAsked is whether the bucket was left alone, because the limit is Off, or because one that the call asks for is
+	// paused. Value is the zero Value then.
+	NotAsked bool
 }
 
 // Err returns nil when the decision is to allow, and otherwise a *LimitedError that carries it.

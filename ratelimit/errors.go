@@ -21,6 +21,9 @@ var (
 	// returns it too.
 	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
 
+	// ErrInvalidRule is returned by NewRule when one of its policies, instants or words cannot be used.
+	ErrInvalidRule = errors.New("ratelimit: invalid rule")
+
 	// ErrInvalidKey is returned before any SQL when a key is empty, too long, or not text that Postgres
 	// can store.
 	ErrInvalidKey = errors.New("ratelimit: invalid key")

@@ -76,6 +76,16 @@ type Request struct {
 	key    string
 	global bool
 	cost   float64
+	plan   string
+}
+
+// Plan returns the request with the plan that its key is on, such as "pro": where [Config.Policies] has a rule for
+// that plan, that one decides. The bucket is the same whatever the plan, so a key that changes its plan takes along what
+// it has taken. The change counts from when the bucket was last taken from, as a changed definition does; for one that
+// holds from an instant, give the key a rule of its own. Without Policies the plan plays no part.
+func (r Request) Plan(plan string) Request {
+	r.plan = plan
+	return r
 }
 
 // Cost returns the request with a cost of tokens instead of one. It may be a fraction. A cost of 0 takes

@@ -53,6 +53,11 @@ func (p *plan) arrange(config *Config, policies *policies, requests []Request, r
 		if err != nil {
 			return err
 		}
+		if rule := config.ruleFor(r, key); rule != nil {
+			resolved := *r
+			resolved.limit = rule.holding(config.estimate()).limit
+			r = &resolved
+		}
 		if err := checkCost(&r.limit, r.cost, math.Inf(1)); err != nil {
 			return err
 		}

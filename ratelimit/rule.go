@@ -1,0 +1,199 @@
+package ratelimit
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Policies is a source of policies that are not in the code, such as package rules, which reads them from tables. A
+// Limiter asks it once for each request, before the cost is checked. It has to answer from memory, in nanoseconds, and
+// from any goroutine.
+//
+// A source that panics, or that returns the rule of another limit, counts as one that has no rule: the definition in the
+// code decides, and the Observer is told of a [Failed].
+type Policies interface {
+	// RuleFor returns the rule for a bucket, or nil where the definition in the code decides. The limit is as the
+	// request names it, the plan is that of [Request.Plan], and key is the key as stored: "" of [Limit.Global], and an
+	// HMAC where Config.HashKey is set; see [Limiter.StoredKey].
+	RuleFor(limit Limit, plan, key string) *Rule
+
+	// RulesOf returns rules that bound those that RuleFor returns for the limits of a name: a bucket is not full before
+	// it is under each of them. Prune asks it.
+	RulesOf(name string) []*Rule
+}
+
+// Mode is whether a rule refuses anybody.
+type Mode string
+
+const (
+	// On is the mode of a limit that is enforced. It is what the empty Mode means.
+	On Mode = "on"
+	// Shadow is the mode of a limit that is tried: it takes as always, and where it does not have what is asked the
+	// request goes through all the same, and takes nothing from it.
+	Shadow Mode = "shadow"
+	// Off is the mode of a limit that is not in use: its requests go through and take nothing.
+	Off Mode = "off"
+)
+
+// OnChange is what becomes of the tokens of a bucket at the instant at which a policy takes the place of another. What
+// had arrived until then has been counted under the policy before, up to its capacity. A bucket that is full then stays
+// full, whatever OnChange says: that is what a bucket nobody has used is.
+type OnChange string
+
+const (
+	// KeepTokens keeps what the bucket holds or owes, up to the new capacity. It is what the empty OnChange means.
+	KeepTokens OnChange = "keep"
+	// ScaleTokens keeps the share of the capacity that the bucket holds or owes: 1.8 of 3 become 36 of 60.
+	ScaleTokens OnChange = "scale"
+	// AddTokens adds what the capacity gains, or takes away what it loses: 200 of 500 become 600 of 900.
+	AddTokens OnChange = "add"
+	// ResetTokens fills the bucket, and forgets what is owed.
+	ResetTokens OnChange = "reset"
+)
+
+// Era is a policy and the instant from which it holds.
+type Era struct {
+	// From is the instant, on the database's clock. That of a rule's first era is not looked at: what comes before the
+	// second has held for ever.
+	From time.Time
+	// Policy is what holds. Defaults to nil: what the limit is defined with in the code.
+	Policy Policy
+	// Mode defaults to On.
+	Mode Mode
+	// OnChange defaults to KeepTokens. That of the first era is not looked at.
+	OnChange OnChange
+}
+
+// RuleConfig is what a rule says.
+type RuleConfig struct {
+	// Name is what people call the rule. It is told with each decision, as State.Rule.
+	Name string
+	// Eras are the policies of the rule, in the order of their From. Defaults to one: what the limit is defined with.
+	Eras []Era
+	// PausedUntil is the instant, on the database's clock, until which the bucket gives nothing: Take and Check refuse
+	// until then, and what is reserved is ready no earlier. Tokens arrive meanwhile, and Reset does not end it. The zero
+	// time is no pause.
+	PausedUntil time.Time
+	// PauseReason is told with each decision that the pause has made.
+	PauseReason string
+}
+
+// Rule is what a source of policies says of a bucket, checked and ready to decide. It does not change: a source that
+// learns something new makes another one.
+type Rule struct {
+	limit       string
+	name        string
+	eras        []era
+	pausedUntil int64 // microseconds since 1970
+	pauseReason string
+}
+
+// era is an Era that has been checked.
+type era struct {
+	from  int64
+	limit Limit
+	mode  Mode
+}
+
+// NewRule returns a rule for the buckets of a limit. It returns an error that wraps ErrInvalidRule and says what to
+// change.
+func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
+	invalid := func(format string, args ...any) (*Rule, error) {
+		return nil, fmt.Errorf("%w %q for %q: %w", ErrInvalidRule, config.Name, limit.name, fmt.Errorf(format, args...))
+	}
+	if limit.policy == nil {
+		return invalid("the limit is the zero Limit; make it with Define or NewLimit")
+	}
+	if len(config.Eras) == 0 {
+		config.Eras = []Era{{}}
+	}
+	r := &Rule{limit: limit.name, name: config.Name, eras: make([]era, len(config.Eras)), pauseReason: config.PauseReason}
+	for i, e := range config.Eras {
+		from := clampInstant(e.From)
+		if i > 1 && from <= r.eras[i-1].from {
+			return invalid("era %d is from %v on, which is not after the one before it; sort them", i, e.From)
+		}
+		if !slices.Contains([]Mode{"", On, Shadow, Off}, e.Mode) {
+			return invalid("era %d has the mode %.20q; use on, shadow or off", i, string(e.Mode))
+		}
+		if !slices.Contains([]OnChange{"", KeepTokens, ScaleTokens, AddTokens, ResetTokens}, e.OnChange) {
+			return invalid("era %d has the change %.20q; use keep, scale, add or reset", i, string(e.OnChange))
+		}
+		of := limit
+		if !isNil(e.Policy) {
+			var err error
+			if of, err = NewLimit(limit.name, e.Policy); err != nil {
+				return invalid("era %d: %w", i, err)
+			}
+		}
+		if e.Mode == "" {
+			e.Mode = On
+		}
+		r.eras[i] = era{from: from, limit: of, mode: e.Mode}
+	}
+	r.eras[0].from = bucket.MinInstant
+	return r.Paused(config.PausedUntil, config.PauseReason), nil
+}
+
+// Paused returns the rule with another pause; the zero time is none.
+func (r *Rule) Paused(until time.Time, reason string) *Rule {
+	paused := *r
+	paused.pausedUntil, paused.pauseReason = bucket.MinInstant, ""
+	if !until.IsZero() {
+		paused.pausedUntil, paused.pauseReason = clampInstant(until), reason
+	}
+	return &paused
+}
+
+// Name returns what people call the rule.
+func (r *Rule) Name() string { return r.name }
+
+// holding returns the era that holds at an instant.
+func (r *Rule) holding(now int64) *era {
+	for i := len(r.eras) - 1; i > 0; i-- {
+		if r.eras[i].from <= now {
+			return &r.eras[i]
+		}
+	}
+	return &r.eras[0]
+}
+
+// StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of
+// [Limit.Global]. Overrides and pauses of a key name it so. It returns ErrInvalidKey as a call would.
+func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.config.HashKey, &r) }
+
+// Resolve returns the limit of the request with the policy that a call would now be decided under: to show it, or to
+// check a cost against its capacity. It asks Config.Policies, and not the database.
+func (l *Limiter) Resolve(r Request) Limit {
+	key, err := storedKey(l.config.HashKey, &r)
+	if err != nil {
+		return r.limit
+	}
+	if rule := l.config.ruleFor(&r, key); rule != nil {
+		return rule.holding(l.config.estimate()).limit
+	}
+	return r.limit
+}
+
+// ruleFor returns the rule that Config.Policies has for the request, if any.
+func (c *Config) ruleFor(r *Request, key string) *Rule {
+	if c.Policies == nil || r.limit.policy == nil {
+		return nil
+	}
+	rule := c.Policies.RuleFor(r.limit, r.plan, key)
+	if rule == nil || rule.limit != r.limit.name {
+		return nil
+	}
+	return rule
+}
+
+// estimate returns about what time it is for the database, in microseconds since 1970.
+func (c *Config) estimate() int64 {
+	if now := c.asOf(); now != nil {
+		return *now
+	}
+	return time.Now().UnixMicro()
+}
