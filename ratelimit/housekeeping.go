@@ -130,7 +130,7 @@ func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]boo
 func lockDue(ctx context.Context, tx *Limiter, ids []string) ([]*store.Reservation, error) {
 	locked, err := tx.session.LockDue(ctx, ids)
 	for _, r := range locked {
-		r.TermsNow = termsNow(tx.policies, r)
+		r.TermsNow, r.PausedUntil = tx.termsNow(ctx, "expire", r)
 	}
 	return locked, err
 }
