@@ -73,7 +73,7 @@ type columns struct {
 	shards                                  []int32
 	costs, capacities, rates, steps, lowest []float64
 	stepUs, phases, tolerances              []int64
-	since, until                            []*int64
+	since, until                            []*int64 // nil when the terms of all always hold
 }
 
 func columnsOf(asks []bucket.Ask) columns {
@@ -85,8 +85,12 @@ func columnsOf(asks []bucket.Ask) columns {
 		c.capacities, c.rates = append(c.capacities, a.Terms.Capacity), append(c.rates, a.Terms.Rate)
 		c.stepUs, c.steps = append(c.stepUs, a.Terms.Step), append(c.steps, a.Terms.Steps)
 		c.phases, c.tolerances = append(c.phases, a.Terms.Phase), append(c.tolerances, a.Terms.Tolerance())
-		since, until := spanOf(a.Terms)
-		c.since, c.until = append(c.since, since), append(c.until, until)
+	}
+	if bucket.AnyEras(asks) {
+		c.since, c.until = make([]*int64, len(asks)), make([]*int64, len(asks))
+		for i := range asks {
+			c.since[i], c.until[i] = spanOf(asks[i].Terms)
+		}
 	}
 	return c
 }
