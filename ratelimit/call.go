@@ -116,6 +116,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 		return nil, err
 	}
 	c.Asks = c.plan.asks
+	l.store.SetLevelled(c.Asks)
 	return c, nil
 }
 
