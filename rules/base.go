@@ -3,6 +3,7 @@ package rules
 import (
 	"hash/maphash"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -74,7 +75,7 @@ func (b *base) compile(limit ratelimit.Limit) *ratelimit.Rule {
 		if len(*known) >= maxCompiled {
 			break
 		}
-		more := append((*known)[:len(*known):len(*known)], compiledRule{limit, rule})
+		more := append(slices.Clone(*known), compiledRule{limit, rule})
 		if b.compiled.CompareAndSwap(known, &more) {
 			break
 		}

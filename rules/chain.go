@@ -127,7 +127,7 @@ func overridden(overrides []held, plan string, chainOf func(plan string) chain) 
 	merged := base.between(minInstant, overrides[0].from)
 	for i := range overrides {
 		o := &overrides[i]
-		next := int64(maxInstant)
+		next := maxInstant
 		if i+1 < len(overrides) {
 			next = overrides[i+1].from
 		}
