@@ -3,6 +3,7 @@ package rules_test
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -95,6 +96,28 @@ func BenchmarkLoad(b *testing.B) {
 			runtime.KeepAlive(f.set)
 		})
 	}
+}
+
+// BenchmarkNews is how long after a change has been made a program that listens decides by it.
+func BenchmarkNews(b *testing.B) {
+	f := setup(b)
+	f.overrideMany(b, 1000)
+	f.run(b, rules.Config{})
+	f.listening(b, 1)
+	news := make(chan int64, 1000)
+	f.events.tell(news)
+	var took []time.Duration
+	for b.Loop() {
+		applied, err := f.store.Put(b.Context(), why, perMinute("messages", "", 5))
+		require.NoError(b, err)
+		made := time.Now()
+		for <-news < applied.Version {
+		}
+		took = append(took, time.Since(made))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
 }
 
 func heap() uint64 {

@@ -88,6 +88,19 @@ func TestChain(t *testing.T) {
 		require.Equal(t, []era{{0, 0, "", on}}, told(chain{{from: minInstant, says: of(40), slowest: true}}), "of which the code's is one")
 	})
 
+	t.Run("TheErasAreBounded", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid()
+		for n := range int64(30) {
+			so = so.state(span{from: 100 * (n + 1), says: of(float64(15 - n%15))})
+		}
+		eras := told(so)
+		require.Len(t, eras, 16)
+		require.Equal(t, era{3000, 1, "", on}, eras[15])
+		require.Equal(t, era{1600, 15, "", on}, eras[1])
+		require.Equal(t, era{0, 1, "", on}, eras[0], "the slowest of those before")
+	})
+
 	t.Run("KeepsTheModeOfEachEra", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})

@@ -214,6 +214,33 @@ func TestLoad(t *testing.T) {
 		require.InDelta(t, 59, f.events.last(t).Late.Seconds(), 50, "it was heard of nearly a minute after it began")
 	})
 
+	t.Run("SeesAllTablesAtOneInstant", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(t.Context()) }()
+		_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.overrides`)
+		require.NoError(t, err)
+		loaded := make(chan error, 1)
+		go func() { loaded <- f.set.Load(context.WithoutCancel(t.Context())) }()
+		f.eventually(t, func() bool { // it has read the rules, and waits for the overrides
+			var waits bool
+			err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
+				AND relation = 'ratelimit.overrides'::regclass)`).Scan(&waits)
+			return err == nil && waits
+		})
+		_, err = f.store.WithTx(tx).Apply(t.Context(), why, rules.Changes{
+			Put: []rules.Rule{perMinute("messages", "", 5)}, Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
+		})
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+		require.NoError(t, <-loaded)
+		require.Zero(t, f.set.Version())
+		require.Nil(t, f.set.RuleFor(messages, "", "bob"))
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "no half of the change is seen")
+	})
+
 	t.Run("KeepsWhatWasLoadedWhenItFails", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

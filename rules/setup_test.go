@@ -52,6 +52,14 @@ func setupOn(t testing.TB, pool *pgxpool.Pool) *fixture {
 type events struct {
 	mu   sync.Mutex
 	told []ratelimit.RulesLoaded
+	news chan<- int64
+}
+
+// tell has the version of each load told.
+func (e *events) tell(news chan<- int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.news = news
 }
 
 func (e *events) Observe(_ context.Context, event ratelimit.Event) {
@@ -59,6 +67,9 @@ func (e *events) Observe(_ context.Context, event ratelimit.Event) {
 	defer e.mu.Unlock()
 	if loaded, ok := event.(ratelimit.RulesLoaded); ok {
 		e.told = append(e.told, loaded)
+		if e.news != nil {
+			e.news <- loaded.Version
+		}
 	}
 }
 
