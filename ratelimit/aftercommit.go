@@ -81,7 +81,9 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.cache != nil && (c.change != nil || d.Allowed && !c.Look) {
 		r.invalidate(c.Asks)
 	}
-	r.refusals(ctx, c, d)
+	if r.refused != nil {
+		r.refusals(ctx, c, d)
+	}
 	if r.observer == nil || c.change != nil || c.untold {
 		return
 	}

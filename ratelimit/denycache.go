@@ -220,7 +220,7 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 		return Decision{}, false
 	}
 	refused, known := d.refuse(bucket.Key{Name: r.limit.name, Key: key}, &r.limit, r.cost)
-	if known {
+	if known && l.reports.refused != nil {
 		l.reports.refusal(ctx, &refused.States[0], Refusal{Key: key, Cost: r.cost, At: refused.At, Cached: true})
 	}
 	return refused, known

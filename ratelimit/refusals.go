@@ -42,7 +42,7 @@ func WithRoute(ctx context.Context, route string) context.Context {
 
 // refusals tells the hook of the buckets that refused c, by the decision on it.
 func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
-	if r.refused == nil || c.Verb != "take" && c.Verb != "reserve" {
+	if c.Verb != "take" && c.Verb != "reserve" {
 		return
 	}
 	for i := range d.States {
@@ -58,9 +58,6 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 // refusal tells the hook of one refusal, with what the state of the bucket says of it. In a transaction of InTx the hook is
 // told when that has ended: the attempt may be run again.
 func (r *reports) refusal(ctx context.Context, s *State, told Refusal) {
-	if r.refused == nil {
-		return
-	}
 	told.Limit, told.Rule = s.Limit.name, s.Rule
 	told.Route, _ = ctx.Value(routeKey{}).(string)
 	told.Shadow, told.Pending = inShadow(ctx) || s.Mode == Shadow || s.Mode == Off, r.pending()

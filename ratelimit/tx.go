@@ -87,7 +87,9 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		began = time.Now()
 	}
 	var last *afterCommit // of the last attempt; nil when that lost a conflict
-	defer func() { l.reports.refusedIn(ctx, last) }()
+	if l.reports.refused != nil {
+		defer func() { l.reports.refusedIn(ctx, last) }()
+	}
 	attempt := func() (again, error) {
 		last = nil
 		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error {
