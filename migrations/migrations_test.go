@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 3
+const latest = 7
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestUp(t *testing.T) {
 		pool := postgrestest.NewEmpty(t)
 		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 		requireVersion(t, pool, "", latest)
-		require.Equal(t, []string{"ratelimit.buckets", "ratelimit.goose_db_version", "ratelimit.reservations"}, tables(t, pool))
+		require.Equal(t, []string{"ratelimit.buckets", "ratelimit.fingerprint", "ratelimit.goose_db_version", "ratelimit.reservations"}, tables(t, pool))
 	})
 
 	t.Run("DoesNothingTheSecondTime", func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestUp(t *testing.T) {
 				require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 				require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 				requireVersion(t, pool, schema, latest)
-				require.Equal(t, []string{schema + ".buckets", schema + ".goose_db_version", schema + ".reservations"}, tables(t, pool))
+				require.Equal(t, []string{schema + ".buckets", schema + ".fingerprint", schema + ".goose_db_version", schema + ".reservations"}, tables(t, pool))
 				insertBucket(t, pool, schema)
 				require.NoError(t, migrations.Down(t.Context(), pool, cfg))
 				require.Equal(t, []string{schema + ".goose_db_version"}, tables(t, pool))

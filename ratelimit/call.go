@@ -130,7 +130,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	if err := c.run(ctx, l); err != nil {
+	if err := l.runChecked(ctx, c); err != nil {
 		return Decision{}, c.failed(ctx, l, err)
 	}
 	switch {
