@@ -86,6 +86,12 @@ func allPrivileges() []privileges {
 		{"buckets", mayChange, mayChange},
 		{"reservations", mayChange, mayRead},
 		{"fingerprint", mayAdd, mayForget},
+		{"rules", mayRead, mayChange},
+		{"overrides", mayRead, mayChange},
+		{"pauses", mayRead, mayChange},
+		{"tiers", mayRead, mayChange},
+		{"rule_changes", mayRead, mayAdd},
+		{"rules_version", mayRead, mayBump},
 		{versionTable, mayRead, mayRead},
 	}
 }
