@@ -175,8 +175,13 @@ func TestGrants(t *testing.T) {
 		t.Parallel()
 		for _, roles := range []migrations.Roles{
 			{},
-			{Owner: "public"}, {Application: "none"}, {Operator: "pg_monitor"}, {Reader: "\xff"}, {Reader: "a\x00b"},
-			{Application: strings.Repeat("a", 64)}, {Application: "app", Reader: "public"},
+			{Owner: "public"},
+			{Application: "none"},
+			{Operator: "pg_monitor"},
+			{Reader: "\xff"},
+			{Reader: "a\x00b"},
+			{Application: strings.Repeat("a", 64)},
+			{Application: "app", Reader: "public"},
 		} {
 			_, err := migrations.Grants(migrations.Config{}, roles)
 			require.ErrorIs(t, err, migrations.ErrInvalidRole, "%+v", roles)

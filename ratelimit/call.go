@@ -130,7 +130,12 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	if err := l.runChecked(ctx, c); err != nil {
+	if l.fingerprint.agreed.Load() {
+		err = c.run(ctx, l)
+	} else {
+		err = l.runChecked(ctx, c)
+	}
+	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)
 	}
 	switch {

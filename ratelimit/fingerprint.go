@@ -58,10 +58,10 @@ func fingerprintOf(secret []byte) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// runChecked runs c when the keys in the tables are stored under this Limiter's secret.
+// runChecked runs c when the keys in the tables are stored under this Limiter's secret, as far as that is known.
 func (l *Limiter) runChecked(ctx context.Context, c *call) error {
 	closed := l.pool != nil && c.change == nil && l.batcher.IsClosed() // then nothing is to be sent
-	if l.fingerprint.agreed.Load() || closed {
+	if closed {
 		return c.run(ctx, l)
 	}
 	ctx, cancel := l.bounded(ctx) // the comparison and the call together
@@ -75,9 +75,6 @@ func (l *Limiter) runChecked(ctx context.Context, c *call) error {
 // mayTransact returns an error when InTx must not begin, because the keys are stored under another secret. Whatever else
 // goes wrong here the transaction will meet itself, and may be able to mend.
 func (l *Limiter) mayTransact(ctx context.Context) error {
-	if l.fingerprint.agreed.Load() {
-		return nil
-	}
 	bounded, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.compare(bounded, "transaction", false); errors.Is(err, ErrHashKeyMismatch) {
@@ -86,10 +83,10 @@ func (l *Limiter) mayTransact(ctx context.Context) error {
 	return nil
 }
 
-// mayName returns an error when a call on a reservation must not name the requests. One that names none needs no secret,
-// and one on what is no reservation sends nothing.
-func (l *Limiter) mayName(ctx context.Context, verb, id string, requests []Request) error {
-	if len(requests) == 0 || !validID.MatchString(id) || l.fingerprint.agreed.Load() {
+// mayName returns an error when a call on the reservation id must not name requests. One on what is no reservation sends
+// nothing.
+func (l *Limiter) mayName(ctx context.Context, verb, id string) error {
+	if !validID.MatchString(id) {
 		return nil
 	}
 	began := l.reports.began()

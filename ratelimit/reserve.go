@@ -101,10 +101,13 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	if err != nil {
 		return during("settle", err)
 	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	if err := l.mayName(ctx, "settle", id, actual); err != nil {
-		return err
+	if !l.fingerprint.agreed.Load() && len(actual) > 0 {
+		bounded, cancel := l.bounded(ctx)
+		defer cancel()
+		ctx = bounded
+		if err := l.mayName(ctx, "settle", id); err != nil {
+			return err
+		}
 	}
 	return end(ctx, l, "settle", id, Settled, func(r *store.Reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
