@@ -230,7 +230,7 @@ func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelim
 	if shadow {
 		ctx = ratelimit.WithShadow(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.config.DecisionTimeout)
+	ctx, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, m.config.Route), m.config.DecisionTimeout)
 	defer cancel()
 	return m.limiter.Take(ctx, requests(asks)...)
 }

@@ -92,6 +92,7 @@ func allPrivileges() []privileges {
 		{"tiers", mayRead, mayChange},
 		{"rule_changes", mayRead, mayAdd},
 		{"rules_version", mayRead, mayBump},
+		{"denials", mayChange, mayRead},
 		{versionTable, mayRead, mayRead},
 	}
 }

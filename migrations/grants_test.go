@@ -26,6 +26,7 @@ var granted = map[string]struct{ application, operator string }{
 	"tiers":            {"SELECT", "SELECT INSERT UPDATE DELETE"},
 	"rule_changes":     {"SELECT", "SELECT INSERT"},
 	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
+	"denials":          {"SELECT INSERT UPDATE DELETE", "SELECT"},
 	"goose_db_version": {"SELECT", "SELECT"},
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // patient ends a test that hangs, and decides nothing.
@@ -75,6 +76,22 @@ func newStore(t *testing.T, pool *pgxpool.Pool) *rules.Store {
 	store, err := rules.NewStore(pool, rules.StoreConfig{})
 	require.NoError(t, err)
 	return store
+}
+
+// refuse returns a counter on pool that knows of one refusal.
+func refuse(t *testing.T, pool *pgxpool.Pool) *denials.Counter {
+	t.Helper()
+	counter, err := denials.New(pool, denials.Config{Keys: true})
+	require.NoError(t, err)
+	counter.Refused(t.Context(), ratelimit.Refusal{Limit: "logins", Key: "ada", Cost: 1, At: time.Now()})
+	return counter
+}
+
+// writeDenials has the counter write what it counted.
+func writeDenials(ctx context.Context, counter *denials.Counter) error {
+	ended, end := context.WithCancel(ctx)
+	end()
+	return counter.Run(ended)
 }
 
 func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
@@ -152,6 +169,17 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 		require.ErrorIs(t, <-done, context.Canceled)
 	})
 
+	t.Run("WritesDenials", func(t *testing.T) { // not parallel: one story
+		counter := refuse(t, pool)
+		require.NoError(t, writeDenials(ctx, counter))
+		top, err := counter.Top(ctx, denials.TopConfig{})
+		require.NoError(t, err)
+		require.Len(t, top, 1)
+		deleted, err := counter.Prune(ctx, time.Now().Add(ratelimit.Day))
+		require.NoError(t, err)
+		require.Positive(t, deleted)
+	})
+
 	t.Run("ChangesNoRule", func(t *testing.T) { // not parallel: one story
 		_, err := newStore(t, pool).Pause(ctx, rules.Edit{Author: "eve", Reason: "none"},
 			rules.Pause{Limit: "logins", Until: time.Now().Add(time.Hour)})
@@ -197,6 +225,7 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 		{"Delete", func() error { _, err := store.Delete(ctx, why, "logins", ""); return err }},
 		{"List", func() error { _, err := store.List(ctx); return err }},
 		{"History", func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err }},
+		{"Top", func() error { _, err := refuse(t, pool).Top(ctx, denials.TopConfig{}); return err }},
 		{"Charge", func() error { return limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80)) }},
 		{"Credit", func() error { return limiter.Credit(ctx, logins.For("ada"), spread.For("ada")) }},
 		{"Reset", func() error { return limiter.Reset(ctx, logins.For("ada"), spread.For("ada")) }},
@@ -231,8 +260,12 @@ func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
 	set, err := rules.NewSet(pool, rules.Config{})
 	require.NoError(t, err)
 	require.NoError(t, set.Load(ctx))
+	counter := refuse(t, pool)
+	_, err = counter.Top(ctx, denials.TopConfig{})
+	require.NoError(t, err)
 	requireVersion(t, pool, "", latest)
 
+	requireNoRight(t, writeDenials(ctx, counter))
 	_, err = limiter.Take(ctx, logins.For("ada"))
 	requireNoRight(t, err)
 	requireNoRight(t, limiter.Reset(ctx, logins.For("ada")))

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"regexp"
 	"time"
@@ -66,6 +67,15 @@ type Config struct {
 	Policies Policies
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer
+	// Refused is told of each bucket that refused a Take or a Reserve, once a call, those among them that were answered
+	// from the deny cache; a Check is not told. It is for counting who was refused, and unlike the Observer it hears the
+	// key. It runs on the caller's goroutine before the call returns: it must be quick, must not call the Limiter, and may
+	// run on many goroutines at once. Defaults to nil, nobody.
+	//
+	// What a transaction of InTx was refused is told when the transaction has ended, and also when it was rolled back, as
+	// a refusal mostly makes the caller do: what its last attempt was refused, and nothing where that lost a conflict.
+	// A refusal in a transaction that you began is told at once, with Pending set.
+	Refused func(ctx context.Context, refusal Refusal)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time
 }

@@ -63,7 +63,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
 		fingerprint: newFingerprint(config.HashKey),
 	}
-	l.reports = reports{observer: config.Observer, cache: l.cache}
+	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
 		Apart:      config.NoBatching || l.isConnection,

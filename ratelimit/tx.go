@@ -91,8 +91,14 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if l.reports.observer != nil {
 		began = time.Now()
 	}
+	var last *afterCommit // of the last attempt; nil when that lost a conflict
+	defer func() { l.reports.refusedIn(ctx, last) }()
 	attempt := func() (again, error) {
-		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error { return fn(tx) })
+		last = nil
+		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error {
+			last = tx.after
+			return fn(tx)
+		})
 		if tickets.waited > 0 {
 			l.reports.tell(ctx, Queued{Waited: tickets.waited})
 			tickets.waited = 0
@@ -101,6 +107,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		case err == nil:
 		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
+			last = nil
 			l.queues.conflict(tickets.asked)
 			if tickets.queued {
 				return atOnce, err // it will wait for its turn
