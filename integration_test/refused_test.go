@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -177,6 +179,41 @@ func TestRefusedIsNotToldOfAttemptsThatLostAConflict(t *testing.T) {
 			require.ErrorIs(t, err, test.err)
 			require.Equal(t, min(test.lost+1, 4), attempts)
 			require.Len(t, h.told, test.told)
+		})
+	}
+}
+
+// An attempt that lost its connection is made again, and tells nothing.
+func TestRefusedIsNotToldOfAttemptsThatLostTheirConnection(t *testing.T) {
+	t.Parallel()
+	for name, told := range map[string]int{"RefusedAgain": 1, "NeverConnectedAgain": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var isAway atomic.Bool
+			b := setup(t, func(c *pgxpool.Config) {
+				c.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
+					if isAway.Load() {
+						return false, errUndone
+					}
+					return true, nil
+				}
+			})
+			limiter, h := b.hooked(t, ratelimit.Config{})
+			takeAll(t, limiter, tight.For("key"))
+			attempts := 0
+			err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+				attempts++
+				d, err := limiter.WithTx(tx).Take(t.Context(), tight.For("key"))
+				if err == nil && attempts == 1 {
+					isAway.Store(told == 0)
+					_, err = tx.Exec(t.Context(), "SELECT pg_terminate_backend(pg_backend_pid())")
+				}
+				return errors.Join(err, d.Err())
+			})
+			require.Equal(t, told == 1, errors.Is(err, ratelimit.ErrLimited), err)
+			require.Equal(t, 1+told, attempts)
+			require.Len(t, h.told, told)
+			isAway.Store(false)
 		})
 	}
 }

@@ -71,8 +71,8 @@ func TestFlushesAddUp(t *testing.T) {
 		one.refuse(noon, "mallory", 2)
 		two.refuse(late, "mallory", 3)
 		two.refuse(noon, "trudy", 1)
-		require.NoError(t, one.flush(t.Context(), false))
 		require.NoError(t, two.flush(t.Context(), false))
+		require.NoError(t, one.flush(t.Context(), false)) // the latest is not written last
 	}
 	require.NoError(t, one.flush(t.Context(), true))
 	require.NoError(t, two.flush(t.Context(), true))
@@ -127,6 +127,23 @@ func TestAMinuteEnds(t *testing.T) {
 			require.Equal(t, sum+1, b.sum(t))
 		})
 	}
+}
+
+// Minutes that are written make room for later ones, however many there are.
+func TestMinutesThatAreWrittenAreNotDropped(t *testing.T) {
+	t.Parallel()
+	const minutes = 3 * maxMinutes
+	b := setup(t)
+	for n := range minutes {
+		b.refuse(noon.Add(time.Duration(n)*time.Minute), "mallory", 1)
+		b.pass(time.Minute)
+		require.NoError(t, b.flush(t.Context(), false))
+	}
+	b.refuse(noon.Add((minutes-maxMinutes)*time.Minute), "mallory", 1) // in a transaction that has ended only now
+	require.NoError(t, b.flush(t.Context(), true))
+	require.EqualValues(t, minutes+1, b.sum(t))
+	require.Zero(t, b.Dropped())
+	require.LessOrEqual(t, len(b.minutes), maxMinutes)
 }
 
 func TestNewRefusesWhatCannotBe(t *testing.T) {

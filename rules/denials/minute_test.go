@@ -2,10 +2,13 @@ package denials
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -120,6 +123,28 @@ func TestKeysAreToldApart(t *testing.T) {
 		require.LessOrEqual(t, len(told), maxKeys+1)
 	})
 
+	t.Run("AndEarlyOnlyAFew", func(t *testing.T) {
+		t.Parallel()
+		const few, rounds = earlyOnce, 8
+		m, told := minuteAt(noon, few), make(map[id]tally)
+		times := 1
+		for round := range rounds { // in each, all places are taken by keys that are heavier by far
+			had := make(map[*stripe]int)
+			for n := 0; len(had) < stripes || slices.Min(slices.Collect(maps.Values(had))) < few; n++ {
+				key := fmt.Sprint(round, " ", n)
+				if s := m.stripe(key); had[s] < few {
+					had[s]++
+					refuse(m, key, times)
+				}
+			}
+			for of := range m.collect(round == rounds-1) {
+				told[of] = tally{}
+			}
+			times *= 3
+		}
+		require.Len(t, told, stripes*(earlyKeys+few)+1)
+	})
+
 	t.Run("AfterWhatMayNotHaveBeenWritten", func(t *testing.T) {
 		t.Parallel()
 		m := minuteAt(noon, places)
@@ -130,6 +155,19 @@ func TestKeysAreToldApart(t *testing.T) {
 		m.forget()
 		require.Empty(t, m.collect(true), "nothing is moved that may not be there")
 	})
+}
+
+// A key may be a part of a request's memory, which is not to stay for it.
+func TestNothingOfTheCallersMemoryIsKept(t *testing.T) {
+	t.Parallel()
+	m := minuteAt(noon, 1)
+	r := ratelimit.Refusal{Limit: strings.Clone("logins"), Route: strings.Clone("POST /login"), Key: strings.Clone("mallory"), At: noon}
+	m.count(&r)
+	for of := range m.collect(true) {
+		require.NotSame(t, unsafe.StringData(r.Limit), unsafe.StringData(of.limit))
+		require.NotSame(t, unsafe.StringData(r.Route), unsafe.StringData(of.route))
+		require.NotSame(t, unsafe.StringData(r.Key), unsafe.StringData(of.key))
+	}
 }
 
 // Names that are not told apart are few, and all text can be stored, whoever chose it.

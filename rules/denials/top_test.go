@@ -108,6 +108,18 @@ func TestPrune(t *testing.T) {
 	require.EqualValues(t, (minutes-3)*keys, each[0]+each[1]+each[2]+each[3])
 	require.Empty(t, b.rows(t))
 
+	b.refuse(noon, "free", 1)
+	b.refuse(noon, "held", 1)
+	require.NoError(t, b.flush(t.Context(), true))
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.denials WHERE key = 'held' FOR UPDATE")
+	require.NoError(t, err)
+	deleted, err = b.Prune(t.Context(), noon.Add(time.Hour))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, deleted, "it waits for no row")
+	require.NoError(t, tx.Rollback(t.Context()))
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = b.Prune(ctx, noon)

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -114,30 +115,34 @@ func TestConcurrentRefusalsAreAllCounted(t *testing.T) {
 	require.Zero(t, b.Dropped())
 }
 
-// Flushes of several processes write the same rows at once, each in one order, so that none is part of a deadlock.
-func TestFlushesOfManyProcessesDoNotDeadlock(t *testing.T) {
+// A flush locks its rows in one order, as that of every process does, so that they are part of no deadlock.
+func TestFlushesLockRowsInOneOrder(t *testing.T) {
 	t.Parallel()
-	const processes, flushes, keys = 4, 10, 60
-	pool := postgrestest.New(t)
-	var group sync.WaitGroup
-	errs := make([]error, processes)
-	counters := make([]*bundle, processes)
-	for p := range processes {
-		counters[p] = on(t, pool, Config{Keys: true})
-		group.Go(func() {
-			for range flushes {
-				for key := range keys {
-					counters[p].refuse(noon, fmt.Sprint(key), 1)
-				}
-				if err := counters[p].flush(context.Background(), true); err != nil {
-					errs[p] = err
-				}
-			}
-		})
+	b := setup(t)
+	alphabet := strings.Split("abcdefghijklmnopqrstuvwxyz", "")
+	two := on(t, b.pool, Config{Keys: true})
+	for _, key := range alphabet {
+		b.refuse(noon, key, 1)
+		two.refuse(noon, key, 1)
 	}
-	group.Wait()
-	for _, err := range errs {
-		require.NoError(t, err)
-	}
-	require.EqualValues(t, processes*flushes*keys, counters[0].sum(t))
+	require.NoError(t, b.flush(t.Context(), true))
+	held, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = held.Exec(t.Context(), "SELECT FROM ratelimit.denials WHERE key = 'm' FOR UPDATE")
+	require.NoError(t, err)
+	flushed := make(chan error, 1)
+	go func() { flushed <- two.flush(context.WithoutCancel(t.Context()), true) }()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
+		return err == nil && waiting
+	}, patient, time.Millisecond)
+	rows, err := b.pool.Query(t.Context(), "SELECT key FROM ratelimit.denials ORDER BY key FOR SHARE SKIP LOCKED")
+	require.NoError(t, err)
+	free, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, alphabet[13:], free)
+	require.NoError(t, held.Rollback(t.Context()))
+	require.NoError(t, <-flushed)
 }
