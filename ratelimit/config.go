@@ -16,8 +16,10 @@ type Config struct {
 	// Schema is the schema that migrations.Up made the table in. Defaults to "ratelimit".
 	Schema string
 	// HashKey, when set, is a secret under which keys are stored as their HMAC-SHA-256 (base64url), so that
-	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. Changing it is a reset of
-	// every limit. 16 bytes at least.
+	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. 16 bytes at least.
+	//
+	// All programs on a schema have the same, or none. A fingerprint of it is in the table fingerprint, and calls of a
+	// program with another return ErrHashKeyMismatch; see the package documentation.
 	HashKey []byte
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
 	// other transactions. Waits for rows that they hold do not count. Defaults to 50.

@@ -80,6 +80,11 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := notInTx(l.pool); err != nil {
 		return err
 	}
+	if !l.fingerprint.agreed.Load() {
+		if err := l.mayTransact(ctx); err != nil {
+			return err
+		}
+	}
 	reconnects := 0
 	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
 	var began time.Time
