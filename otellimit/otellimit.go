@@ -24,10 +24,11 @@
 //
 //	ratelimit.rule         the limit's name. What is counted once a call over several limits has the first that
 //	                       refused, else the first
-//	ratelimit.result       allowed, reserved, denied, vetoed (another limit of the call refused), contended, error, or
-//	                       shadow_denied (a limit that is not enforced refused). Of answers: what ratelimit.Answered
-//	                       lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that is
-//	                       not enforced
+//	ratelimit.result       allowed, reserved, denied, paused (refused until the limit's pause ends), vetoed (another limit
+//	                       of the call refused), off (the limit's rule is off), contended, error, or shadow_denied and
+//	                       shadow_paused (a limit that is not enforced, by the program or by its rule, would refuse). Of
+//	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
+//	                       shadow_ for a limit that is not enforced
 //	ratelimit.route        what the guard is in front of
 //	ratelimit.algorithm    token_bucket or fixed_window
 //	ratelimit.verb         take, check, reserve; for errors and conflicts also settle, transaction and the like
@@ -38,6 +39,9 @@
 //
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.
+//
+// A span also has ratelimit.policies, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
+// as overrides are, so no metric has them.
 //
 // A span lies where the call lay, also when it is told later, as in ratelimit.Limiter.InTx, which tells when it
 // has committed.

@@ -238,6 +238,31 @@ func TestSpans(t *testing.T) {
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
 
+// TestRulesAreNamedBySpansAlone promises that what rules of Config.Policies decide is counted by its result, and that their
+// names, which may be many, are in spans and in no metric.
+func TestRulesAreNamedBySpansAlone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	tried, paused := decided("take", true), decided("take", false)
+	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
+	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
+	b.Observe(t.Context(), tried)
+	b.Observe(t.Context(), paused)
+	require.Equal(t, map[string]float64{
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":      1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=take": 1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":       1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=paused,ratelimit.rule=perDay,ratelimit.verb=take":        1,
+	}, b.points(t, "ratelimit.requests"))
+	require.Equal(t, map[string]float64{
+		"ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take": 2,
+		"ratelimit.result=paused,ratelimit.rule=perDay,ratelimit.verb=take":   2,
+	}, b.points(t, "ratelimit.decision.duration"))
+	spans := b.spans.Ended()
+	require.Contains(t, labels(spans[0]), `ratelimit.policies=["perDay/pro"]`)
+	require.Contains(t, labels(spans[1]), `ratelimit.policies=["perDay"]`)
+}
+
 func labels(span sdktrace.ReadOnlySpan) string {
 	set := attribute.NewSet(span.Attributes()...)
 	return set.Encoded(attribute.DefaultEncoder())

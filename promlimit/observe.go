@@ -42,6 +42,9 @@ func (o *Observer) decided(e ratelimit.Decided) {
 		labels := o.labels(r)
 		o.requests.WithLabelValues(labels...).Inc()
 		o.cost.WithLabelValues(labels...).Add(r.Cost)
+		if r.Policy != "" {
+			o.policyRequests.WithLabelValues(labels[0], o.policies.label(r.Policy), r.Result).Inc()
+		}
 	}
 	rule, result := o.rules.label(telemetry.Rule(e.Decision)), telemetry.Result(e)
 	o.duration.WithLabelValues(rule, e.Verb, result).Observe(e.Elapsed.Seconds())

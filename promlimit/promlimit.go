@@ -8,6 +8,7 @@
 //
 //	ratelimit_requests_total{rule,algorithm,verb,result,cached}     requests to a limit
 //	ratelimit_cost_tokens_total{rule,algorithm,verb,result,cached}  tokens they asked for
+//	ratelimit_policy_requests_total{rule,policy,result}             requests that a rule of ratelimit.Config.Policies decided
 //	ratelimit_decision_duration_seconds{rule,verb,result}           how long a call took, once a call
 //	ratelimit_reservation_wait_seconds{rule,verb}                   how long reserved work waits, once a call
 //	ratelimit_settlement_delta_tokens_total{rule,direction}         difference between what was reserved and used
@@ -25,9 +26,12 @@
 //
 //	rule        the limit's name, up to Config.MaxRules of them. What is counted once a call over several limits has
 //	            the first that refused, else the first
-//	result      allowed, reserved, denied, vetoed (another limit of the call refused), contended, error, or
-//	            shadow_denied (a limit that is not enforced refused). Of answers: what ratelimit.Answered lists, such as
-//	            refused, failed_open and bad_key, preceded by shadow_ for a limit that is not enforced
+//	policy      the name of that rule, up to Config.MaxRules of them
+//	result      allowed, reserved, denied, paused (refused until the limit's pause ends), vetoed (another limit of the
+//	            call refused), off (the limit's rule is off), contended, error, or shadow_denied and shadow_paused (a
+//	            limit that is not enforced, by the program or by its rule, would refuse). Of answers: what
+//	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
+//	            is not enforced
 //	route       what the guard is in front of, up to Config.MaxRules of them
 //	algorithm   token_bucket or fixed_window; empty when the call failed
 //	verb        take, check, reserve; for errors and conflicts also settle, transaction and the like
@@ -57,7 +61,7 @@ const defaultMaxRules = 500
 // Config is how an Observer counts. The zero Config is ready for use. A prefix and labels of the
 // application's own come from prometheus.WrapRegistererWith.
 type Config struct {
-	// MaxRules bounds the values of the label rule, and those of route: limits first seen when there are that
+	// MaxRules bounds the values of the label rule, and those of policy and of route: limits first seen when there are that
 	// many share the value "<other>". It matters where names come from outside the program. Defaults to 500.
 	MaxRules int
 }
@@ -78,10 +82,10 @@ func (c Config) validate() error {
 
 // Observer is a ratelimit.Observer and a prometheus.Collector. It is safe for concurrent use.
 type Observer struct {
-	rules, routes *names
+	rules, policies, routes *names
 
 	// in the order of the package's documentation
-	requests, cost                     *prometheus.CounterVec
+	requests, cost, policyRequests     *prometheus.CounterVec
 	duration, wait                     *prometheus.HistogramVec
 	delta                              *prometheus.CounterVec
 	storeErrors, contended, conflicts  *prometheus.CounterVec
@@ -101,9 +105,12 @@ func New(config Config) (*Observer, error) {
 	request := []string{"rule", "algorithm", "verb", "result", "cached"}
 	return &Observer{
 		rules:    newNames(config.MaxRules),
+		policies: newNames(config.MaxRules),
 		routes:   newNames(config.MaxRules),
 		requests: counters("ratelimit_requests_total", "Requests to a limit, by result.", request...),
 		cost:     counters("ratelimit_cost_tokens_total", "Tokens that requests asked for, by result.", request...),
+		policyRequests: counters("ratelimit_policy_requests_total", "Requests that a rule of Config.Policies decided, by result.",
+			"rule", "policy", "result"),
 		duration: histograms("ratelimit_decision_duration_seconds", "How long a call took, as its caller saw it.",
 			telemetry.Seconds(), "rule", "verb", "result"),
 		wait: histograms("ratelimit_reservation_wait_seconds", "How long reserved work waits for its tokens.",
@@ -139,7 +146,7 @@ func histogram(name, help string, buckets []float64) prometheus.HistogramOpts {
 
 func (o *Observer) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		o.requests, o.cost, o.duration, o.wait, o.delta, o.storeErrors, o.contended, o.conflicts,
+		o.requests, o.cost, o.policyRequests, o.duration, o.wait, o.delta, o.storeErrors, o.contended, o.conflicts,
 		o.batchSize, o.batchDuration, o.queueing, o.pruned, o.mended, o.answers,
 	}
 }

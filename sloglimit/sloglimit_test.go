@@ -69,6 +69,12 @@ func TestObserve(t *testing.T) {
 	reserved.Delay, pending.Pending, cached.Cached = 3*time.Second, true, true
 	shadow := refused()
 	shadow.Shadow = true
+	tried, paused := allowed("take"), refused()
+	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Rule: "perDay/pro", Mode: ratelimit.Shadow}
+	paused.Decision.States[0].NotAsked = true
+	paused.Decision.States[1] = ratelimit.State{
+		Limit: perDay, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Unix(100, 0), PauseReason: "ada asked too much",
+	}
 	limits := []any{"perUser", "perDay"}
 	lost := &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access"}
 	for name, c := range map[string]struct {
@@ -91,6 +97,14 @@ func TestObserve(t *testing.T) {
 		"shadow": {shadow, map[string]any{
 			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "shadow": true,
+		}},
+		"tried by its rule": {tried, map[string]any{
+			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "would_refuse": []any{"perDay"},
+			"rules": []any{"perDay/pro"}, "remaining": 2.0, "elapsed_s": 0.001,
+		}},
+		"paused": {paused, map[string]any{ // and why is nobody's business who reads logs
+			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
+			"retry_after_s": 1.5, "rules": []any{"perDay"}, "remaining": 2.0, "elapsed_s": 0.001, "paused": true,
 		}},
 		"shadowFailed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("lost"), Shadow: true}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser", "error_type": "other", "error": "lost",
