@@ -17,7 +17,7 @@ var (
 	allowedState = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, Remaining: 59, ResetAfter: time.Second}
 	triedState   = ratelimit.State{Limit: rpd, Cost: 1, Mode: ratelimit.Shadow, RetryAfter: time.Hour}
 	offState     = ratelimit.State{Limit: rpd, Cost: 1, Allowed: true, Mode: ratelimit.Off, NotAsked: true}
-	leftAlone    = ratelimit.State{Limit: rpm, Cost: 1, Mode: ratelimit.On, NotAsked: true}
+	leftAlone    = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, NotAsked: true}
 	pausedState  = ratelimit.State{
 		Limit: rpd, Cost: 1, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90*time.Second + time.Microsecond,
 		PausedUntil: ten.Add(90*time.Second + time.Microsecond), PauseReason: "the provider is down",

@@ -29,6 +29,7 @@ const (
 	remainingKey = attribute.Key("ratelimit.remaining")
 	retryKey     = attribute.Key("ratelimit.retry_after_s")
 	waitKey      = attribute.Key("ratelimit.wait_s")
+	kindKey      = attribute.Key("ratelimit.kind")
 	errorKey     = attribute.Key("error.type")
 )
 
@@ -58,6 +59,22 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.Answered:
 		o.answers.Add(ctx, 1, metric.WithAttributes(
 			routeKey.String(e.Route), ruleKey.String(e.Limit), resultKey.String(telemetry.Answer(e))))
+	case ratelimit.RulesLoaded:
+		o.rulesLoaded(ctx, e)
+	}
+}
+
+func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
+	result := telemetry.Load(e)
+	o.ruleLoads.Add(ctx, 1, metric.WithAttributes(resultKey.String(result)))
+	o.ruleDuration.Record(ctx, e.Elapsed.Seconds(), metric.WithAttributes(resultKey.String(result)))
+	o.ruleVersion.Record(ctx, e.Version)
+	if result == "failed" { // what was loaded before decides
+		return
+	}
+	o.ruleLate.Record(ctx, e.Late.Seconds())
+	for kind, n := range map[string]int{"rules": e.Rules, "overrides": e.Overrides, "kept": e.Kept} {
+		o.ruleCount.Record(ctx, int64(n), metric.WithAttributes(kindKey.String(kind)))
 	}
 }
 

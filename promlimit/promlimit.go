@@ -21,6 +21,12 @@
 //	ratelimit_pruned_buckets_total{}                                full buckets deleted
 //	ratelimit_mended_buckets_total{rule}                            buckets that a wrong clock had left in the future
 //	ratelimit_answers_total{route,rule,result}                      what guards made of requests: httplimit, grpclimit, connectlimit
+//	ratelimit_rules_loads_total{result}                             loads of rules from tables
+//	ratelimit_rules_load_duration_seconds{result}                   how long a load took
+//	ratelimit_rules_late_seconds{}                                  how long after its beginning the latest change was heard of
+//	ratelimit_rules_loaded_timestamp_seconds{}                      when the rules that decide were loaded
+//	ratelimit_rules_version{}                                       which rules decide
+//	ratelimit_rules{kind}                                           how many there are: rules, overrides, and kept, which cannot be read
 //
 // Each label has few values, and there is never a key:
 //
@@ -31,7 +37,8 @@
 //	            call refused), off (the limit's rule is off), contended, error, or shadow_denied and shadow_paused (a
 //	            limit that is not enforced, by the program or by its rule, would refuse). Of answers: what
 //	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
-//	            is not enforced
+//	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed
+//	kind        rules, overrides or kept
 //	route       what the guard is in front of, up to Config.MaxRules of them
 //	algorithm   token_bucket or fixed_window; empty when the call failed
 //	verb        take, check, reserve; for errors and conflicts also settle, transaction and the like
@@ -91,7 +98,9 @@ type Observer struct {
 	storeErrors, contended, conflicts  *prometheus.CounterVec
 	batchSize, batchDuration, queueing prometheus.Histogram
 	pruned                             prometheus.Counter
-	mended, answers                    *prometheus.CounterVec
+	mended, answers, ruleLoads         *prometheus.CounterVec
+	ruleDuration, ruleLate             *prometheus.HistogramVec
+	ruleTime, ruleVersion, ruleCount   *prometheus.GaugeVec
 }
 
 var _ prometheus.Collector = (*Observer)(nil)
@@ -129,7 +138,20 @@ func New(config Config) (*Observer, error) {
 		mended: counters("ratelimit_mended_buckets_total", "Buckets that a wrong clock had left in the future.", "rule"),
 		answers: counters("ratelimit_answers_total", "What guards in front of handlers made of requests, by result.",
 			"route", "rule", "result"),
+		ruleLoads: counters("ratelimit_rules_loads_total", "Loads of rules from tables, by result.", "result"),
+		ruleDuration: histograms("ratelimit_rules_load_duration_seconds", "How long a load of rules took.",
+			telemetry.Seconds(), "result"),
+		ruleLate: histograms("ratelimit_rules_late_seconds", "How long after its beginning the latest change of rules was heard of.",
+			telemetry.Waits()),
+		ruleTime:    gauges("ratelimit_rules_loaded_timestamp_seconds", "When the rules that decide were loaded."),
+		ruleVersion: gauges("ratelimit_rules_version", "Version of the rules that decide."),
+		ruleCount:   gauges("ratelimit_rules", "Rules and overrides that decide, and those kept as they cannot be read.", "kind"),
 	}, nil
+}
+
+// gauges has no value until it is given one, as in a program without rules.
+func gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 }
 
 func counters(name, help string, labels ...string) *prometheus.CounterVec {
@@ -148,6 +170,7 @@ func (o *Observer) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		o.requests, o.cost, o.policyRequests, o.duration, o.wait, o.delta, o.storeErrors, o.contended, o.conflicts,
 		o.batchSize, o.batchDuration, o.queueing, o.pruned, o.mended, o.answers,
+		o.ruleLoads, o.ruleDuration, o.ruleLate, o.ruleTime, o.ruleVersion, o.ruleCount,
 	}
 }
 

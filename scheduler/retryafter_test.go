@@ -56,6 +56,6 @@ func TestRetryAfter(t *testing.T) {
 			}
 		})
 	}
-	_, ok := scheduler.RetryAfter(&http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"30"}}}, now, 0)
+	_, ok := scheduler.RetryAfter(&http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"30"}}}, now, 0)
 	require.False(t, ok, "no wait is allowed")
 }

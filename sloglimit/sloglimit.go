@@ -31,13 +31,14 @@ type Config struct {
 	// a guard found at fault, as without a key.
 	// Defaults to slog.LevelInfo.
 	Refused slog.Leveler
-	// Failed is the level of calls that failed, of those that gave up under contention, and of what a guard made
-	// of them. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
+	// Failed is the level of calls that failed, of those that gave up under contention, of what a guard made of them, and
+	// of rules that could not be loaded. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
-	// Mended is the level of buckets that a wrong clock had left in the future. Defaults to slog.LevelWarn.
+	// Mended is the level of buckets that a wrong clock had left in the future, and of rules that were heard of late, until
+	// when others decided. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
-	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes,
-	// settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
+	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes, rules that were
+	// loaded, settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
 
@@ -83,6 +84,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Mended, "ratelimit: clock mended", slog.String("limit", e.Limit))
 	case ratelimit.Answered:
 		o.answered(ctx, e)
+	case ratelimit.RulesLoaded:
+		o.rulesLoaded(ctx, e)
 	default:
 		if o.enabled(ctx, o.config.Detail) {
 			o.detail(ctx, event)
@@ -193,6 +196,31 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	}
 	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
 	o.log(ctx, level, message, appendSet(attrs, "shadow", e.Shadow)...)
+}
+
+// rulesLoaded writes which rules decide from now on, and what is wrong with the others.
+func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
+	level := o.config.Detail
+	switch {
+	case e.Err != nil:
+		level = o.config.Failed
+	case e.Late > 0:
+		level = o.config.Mended
+	}
+	attrs := []slog.Attr{
+		slog.String("result", telemetry.Load(e)), slog.Int64("version", e.Version), slog.Int("rules", e.Rules), slog.Int("overrides", e.Overrides),
+		seconds("elapsed_s", e.Elapsed),
+	}
+	if e.Late > 0 {
+		attrs = append(attrs, seconds("late_s", e.Late))
+	}
+	if e.Kept > 0 {
+		attrs = append(attrs, slog.Int("kept", e.Kept))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)), slog.String("error", telemetry.ErrorText(e.Err)))
+	}
+	o.log(ctx, level, "ratelimit: rules", attrs...)
 }
 
 func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {

@@ -147,6 +147,16 @@ func TestObserve(t *testing.T) {
 		"pruned": {ratelimit.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: pruned", "buckets": 5.0, "elapsed_s": 1.0,
 		}},
+		"rules loaded": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Elapsed: time.Second}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 2.0, "elapsed_s": 1.0,
+		}},
+		"rules late": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Late: 4 * time.Second}, map[string]any{
+			"level": "WARN", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0, "late_s": 4.0,
+		}},
+		"rules kept": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Kept: 1, Err: errors.New("its Rate is -1")}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
+			"kept": 1.0, "error_type": "other", "error": "its Rate is -1",
+		}},
 		"mended": {ratelimit.Mended{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock mended", "limit": "perUser"}},
 	} {
 		t.Run(name, func(t *testing.T) {

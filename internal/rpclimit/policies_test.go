@@ -94,7 +94,7 @@ func TestAPauseIsNamedSo(t *testing.T) {
 	other := ratelimit.Define("other", ratelimit.PerHour(2))
 	tried := ratelimit.Define("tried", ratelimit.PerHour(2))
 	r := b.gate.Refused(ratelimit.Decision{RetryAfter: 90 * time.Second, States: []ratelimit.State{
-		{Limit: other, Mode: ratelimit.On, NotAsked: true},
+		{Limit: other, Allowed: true, Mode: ratelimit.On, NotAsked: true},
 		{Limit: tried, Mode: ratelimit.Shadow},
 		{Limit: perUser, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90 * time.Second, PausedUntil: time.Unix(90, 0), PauseReason: "secret"},
 	}})

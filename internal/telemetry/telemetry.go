@@ -89,16 +89,11 @@ func refusal(s *ratelimit.State, shadow bool) string {
 }
 
 // Refuses reports whether a limit refuses the call that s is part of. One in shadow mode does not, whatever it would, and
-// neither does one that was left alone because another is paused.
-func Refuses(s *ratelimit.State) bool { return s.Mode != ratelimit.Shadow && isShort(s) }
+// neither does one that was left alone.
+func Refuses(s *ratelimit.State) bool { return !s.Allowed && s.Mode != ratelimit.Shadow }
 
 // WouldRefuse reports whether a limit in shadow mode would refuse the call that s is part of, if it were enforced.
-func WouldRefuse(s *ratelimit.State) bool { return s.Mode == ratelimit.Shadow && isShort(s) }
-
-// isShort reports whether a limit that was asked did not have what was asked of it, or is paused.
-func isShort(s *ratelimit.State) bool {
-	return !s.Allowed && s.Mode != ratelimit.Off && (!s.NotAsked || !s.PausedUntil.IsZero())
-}
+func WouldRefuse(s *ratelimit.State) bool { return !s.Allowed && s.Mode == ratelimit.Shadow }
 
 // Refusing returns the names of the limits that refuse a call, and of those in shadow mode that would.
 func Refusing(d ratelimit.Decision) (refused, wouldRefuse []string) {
@@ -184,6 +179,18 @@ func Answer(a ratelimit.Answered) string {
 		return "shadow_" + a.Result
 	}
 	return a.Result
+}
+
+// Load returns what became of a load of rules: "loaded", "kept" where some cannot be read and stay as they were, or
+// "failed" where all do.
+func Load(e ratelimit.RulesLoaded) string {
+	switch {
+	case e.Kept > 0:
+		return "kept"
+	case e.Err != nil:
+		return "failed"
+	}
+	return "loaded"
 }
 
 // Direction returns which way a settlement moved tokens, and how many.

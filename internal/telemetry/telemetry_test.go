@@ -76,7 +76,7 @@ func TestRequestsOfRules(t *testing.T) {
 	tried := ratelimit.State{Limit: perDay, Rule: "tried", Mode: ratelimit.Shadow}
 	enough := ratelimit.State{Limit: perDay, Rule: "enough", Mode: ratelimit.Shadow, Allowed: true}
 	paused := ratelimit.State{Limit: perDay, Rule: "paused", Mode: ratelimit.On, NotAsked: true, PausedUntil: until}
-	leftAlone := ratelimit.State{Limit: perUser, Rule: "leftAlone", Mode: ratelimit.On, NotAsked: true}
+	leftAlone := ratelimit.State{Limit: perUser, Rule: "leftAlone", Mode: ratelimit.On, Allowed: true, NotAsked: true}
 	for name, c := range map[string]struct {
 		verb        string
 		allowed     bool
@@ -173,6 +173,13 @@ func TestAnswer(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key"}))
 	require.Equal(t, "shadow_bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key", Shadow: true}))
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "loaded", telemetry.Load(ratelimit.RulesLoaded{Version: 3}))
+	require.Equal(t, "kept", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
+	require.Equal(t, "failed", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Err: io.EOF}))
 }
 
 func TestDirection(t *testing.T) {
