@@ -91,8 +91,8 @@ func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Re
 	limited, cancel := context.WithTimeout(ctx, g.config.Timeout)
 	defer cancel()
 	d, err := g.limiter.Take(limited, requests...)
-	if _, tried := telemetry.Refusing(d); len(tried) > 0 { // by its rule alone, which enforces nothing
-		g.tell(ctx, ratelimit.Answered{Route: method, Limit: tried[0], Result: guard.Refused, Shadow: true})
+	if _, tried := telemetry.Refusing(d); len(tried) > 0 { // by a rule that enforces nothing
+		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: tried[0], Result: guard.Refused, Shadow: true})
 	}
 	switch {
 	case err != nil:

@@ -134,5 +134,5 @@ func TestModesRefuseNobody(t *testing.T) {
 	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("off").Cost(1000)))
 	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
 	const of = " /test.Echo/Say? perUser"
-	require.Equal(t, []string{"allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "allowed" + of, "refused" + of}, b.results())
+	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
 }
