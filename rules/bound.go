@@ -125,22 +125,34 @@ func (b *bounds) add(policy ratelimit.Policy) {
 	g.capacity, g.speed = max(g.capacity, capacity), min(g.speed, rate)
 }
 
-// rules returns a rule for each group, and one that is never full where a group cannot be bounded by a policy.
+// rules returns a rule for each policy that bounds.
 func (b *bounds) rules() (rules []*ratelimit.Rule) {
-	for _, g := range b.groups {
+	for _, policy := range b.policies() {
+		if rule := b.rule(policy); rule != nil {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+// policies returns one for each group, and one that is never full where a group cannot be bounded by a policy.
+func (b *bounds) policies() (policies []ratelimit.Policy) {
+	for i := range b.groups {
+		g := &b.groups[i]
 		if !g.used {
 			continue
 		}
-		if rule := b.rule(g.policy()); rule != nil {
-			rules = append(rules, rule)
+		policy := g.policy()
+		if b.rule(policy) == nil {
+			b.unknown = true
 			continue
 		}
-		b.unknown = true
+		policies = append(policies, policy)
 	}
 	if b.unknown {
-		rules = append(rules, b.rule(ratelimit.TokenBucket{Rate: maxTokens, Period: maxPeriod}))
+		policies = append(policies, ratelimit.TokenBucket{Rate: maxTokens, Period: maxPeriod})
 	}
-	return rules
+	return policies
 }
 
 // rule returns nil when the policy cannot be.

@@ -1,13 +1,19 @@
 package rules
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// maxChain is how many changes of a rule are kept apart. What is older is one era, the slowest of them.
-const maxChain = 8
+const (
+	// maxChain is how many changes of a rule, and overrides of a key, are kept apart. What is older of a rule is one era,
+	// the slowest of them.
+	maxChain = 8
+	// maxEras is how many eras a rule has where several chains come together.
+	maxEras = 16
+)
 
 // terms are what a rule or an override says, ready for a ratelimit.Era.
 type terms struct {
@@ -108,6 +114,24 @@ func (c chain) eras(code ratelimit.Policy) []ratelimit.Era {
 		}
 		eras[i] = e
 	}
+	return latest(eras, code)
+}
+
+// latest returns the last maxEras of eras. What is older is the first of them: the slowest.
+func latest(eras []ratelimit.Era, code ratelimit.Policy) []ratelimit.Era {
+	older := len(eras) - maxEras
+	if older <= 0 {
+		return eras
+	}
+	pace := func(e ratelimit.Era) float64 {
+		if e.Policy == nil {
+			return speed(code)
+		}
+		return speed(e.Policy)
+	}
+	slowest := slices.MinFunc(eras[:older+1], func(a, b ratelimit.Era) int { return cmp.Compare(pace(a), pace(b)) })
+	eras = eras[older:]
+	eras[0].Policy, eras[0].Mode = slowest.Policy, slowest.Mode
 	return eras
 }
 
@@ -127,7 +151,7 @@ func overridden(overrides []held, plan string, chainOf func(plan string) chain) 
 	merged := base.between(minInstant, overrides[0].from)
 	for i := range overrides {
 		o := &overrides[i]
-		next := int64(maxInstant)
+		next := maxInstant
 		if i+1 < len(overrides) {
 			next = overrides[i+1].from
 		}

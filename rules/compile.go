@@ -96,7 +96,7 @@ func (s *snapshot) of(name string) *limitRules {
 // termsOf returns the policy of a row, ready for an era.
 func termsOf(limit string, r Rule) (*terms, error) {
 	r.Limit = limit
-	if _, err := r.compile(); err != nil {
+	if err := r.check(); err != nil {
 		return nil, err
 	}
 	policy, err := r.policy()

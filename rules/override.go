@@ -66,8 +66,7 @@ func (o *Override) check() error {
 	}
 	policy := *o.Policy
 	policy.Limit = o.Limit
-	_, err := policy.compile()
-	return err
+	return policy.check()
 }
 
 // Pause is a time in which a key, or all keys of a limit, are given nothing: Take and Check refuse until its end, and

@@ -78,7 +78,7 @@ func (r Rule) withDefaults() Rule {
 
 // validate returns an error that wraps ErrInvalid and says what to change.
 func (r *Rule) validate() error {
-	_, err := r.compile()
+	err := r.check()
 	switch {
 	case err != nil:
 	case !validPlan.MatchString(r.Plan):
@@ -94,21 +94,22 @@ func (r *Rule) validate() error {
 	return nil
 }
 
-// compile returns the limit with the policy of the rule, once its words and numbers are checked.
-func (r *Rule) compile() (ratelimit.Limit, error) {
+// check checks the words and numbers of the policy.
+func (r *Rule) check() error {
 	switch r.Mode {
 	case "", ratelimit.On, ratelimit.Shadow, ratelimit.Off:
 	default:
-		return ratelimit.Limit{}, fmt.Errorf("its Mode is %.20q; use on, shadow or off", string(r.Mode))
+		return fmt.Errorf("its Mode is %.20q; use on, shadow or off", string(r.Mode))
 	}
 	if err := checkOnChange(r.OnChange); err != nil {
-		return ratelimit.Limit{}, err
+		return err
 	}
 	policy, err := r.policy()
 	if err != nil {
-		return ratelimit.Limit{}, err
+		return err
 	}
-	return ratelimit.NewLimit(r.Limit, policy)
+	_, err = ratelimit.NewLimit(r.Limit, policy)
+	return err
 }
 
 // policy returns the numbers of the rule as the core has them.

@@ -81,10 +81,10 @@ func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
 	}
 	if of.keys != nil {
 		if k := of.keys[key]; k != nil {
-			return of.keyRule(k, limit, plan, key)
+			return of.keyRule(k, &limit, plan, key)
 		}
 	}
-	return of.base(plan).rule(limit)
+	return of.base(plan).rule(&limit)
 }
 
 // Load loads the tables now: for who wants to begin with them, as Run loads them by itself. When it returns an error, the
