@@ -177,6 +177,22 @@ func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
 }
 
+// TestOnlyWhatIsEnforcedCostsTooMuch promises that a 413 names the limit that is in the way, and none that holds as little but
+// is off or only tried.
+func TestOnlyWhatIsEnforcedCostsTooMuch(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	s.set(t, perUser, "", mode(ratelimit.Off))
+	s.set(t, rpm, "", mode(ratelimit.Shadow))
+	costly := func(limit ratelimit.Limit) httplimit.Rule {
+		return httplimit.Rule{Limit: limit, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}
+	}
+	handler := b.limited(t, rules(costly(perUser), costly(rpm), costly(perPlan)), respond())
+	require.Contains(t, do(handler, request(t, "X-Tokens", "101")).Body.String(), `"violated-policies":["perPlan"]`)
+	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Tokens", "100")).Code)
+	require.Equal(t, []string{"too_costly perPlan", "allowed perUser rpm perPlan", "shadow_refused rpm"}, b.told.results())
+}
+
 // TestAPausedLimitAnswers429UntilThePauseEnds promises that a pause refuses whoever asks, takes nothing from the other limits,
 // says when it ends and not why, and ends by itself.
 func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
