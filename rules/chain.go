@@ -78,7 +78,6 @@ func (c chain) over(base chain) chain {
 			part = base.between(s.from, c.until(i)).scaled(s.times)
 		}
 		part[0].change = s.change
-		part[0].slowest = part[0].slowest || s.slowest
 		merged = append(merged, part...)
 	}
 	return merged
