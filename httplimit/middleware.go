@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -31,6 +32,10 @@ type Config struct {
 	// together do not return together. How much is decided by the key, and by chance for requests with
 	// global rules only. Defaults to 0.
 	RetryJitter float64
+	// AnyCapacity leaves out the check that each limit, as it is defined in the code, can hold what its rule is known to
+	// cost. Set it where the limiter has Config.Policies with other capacities. What a limit does not hold when a request
+	// comes is answered 413 all the same. Defaults to false.
+	AnyCapacity bool
 	// Skip reports whether a request passes without asking any rule. Defaults to nil, none does.
 	Skip func(r *http.Request) bool
 	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
@@ -88,7 +93,7 @@ func (c Config) validate() error {
 	case c.DecisionTimeout < 0:
 		return fmt.Errorf("field DecisionTimeout is %v; use a duration above 0, or 0 for the default", c.DecisionTimeout)
 	}
-	return validateRules(c.Rules)
+	return validateRules(c.Rules, c.AnyCapacity)
 }
 
 // middleware is a Config that is in use.
@@ -204,9 +209,14 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 	var refusal *Refusal
 	switch {
 	case err != nil:
-		outcome.Result, admission.undecided = m.failure(r.Context(), err), true
+		fault := &fault{result: m.failure(r.Context(), err), err: err}
+		if fault.result == TooCostly {
+			fault.limit = m.exceeded(asks)
+			outcome.Limits = fault.limits()
+		}
+		outcome.Result, admission.undecided = fault.result, fault.result != TooCostly
 		if outcome.Result != FailedOpen {
-			answer := (&fault{result: outcome.Result, err: err}).refusal()
+			answer := fault.refusal()
 			refusal = &answer
 		}
 	case !d.Allowed:
@@ -219,10 +229,24 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		}
 	}
 	m.tell(r.Context(), outcome)
+	if _, tried := telemetry.Refusing(d); len(tried) > 0 {
+		m.tell(r.Context(), Outcome{Result: Refused, Shadow: true, Limits: tried, Decision: d, Elapsed: outcome.Elapsed})
+	}
 	if m.config.Shadow {
 		return admission, nil
 	}
 	return admission, refusal
+}
+
+// exceeded returns the first limit that can never hold what is asked of it, with the policy that says so, and the zero
+// Limit where none is found: the policy may have changed since.
+func (m *middleware) exceeded(asks []ask) ratelimit.Limit {
+	for i := range asks {
+		if limit := m.limiter.Resolve(asks[i].request()); asks[i].cost > limit.Capacity() {
+			return limit
+		}
+	}
+	return ratelimit.Limit{}
 }
 
 // take asks the core, within the time a decision may take.

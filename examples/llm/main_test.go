@@ -36,6 +36,15 @@ func TestRun(t *testing.T) {
 		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n")
 	})
 
+	t.Run("LeavesTheUpstreamAloneWhileItAsks", func(t *testing.T) {
+		t.Parallel()
+		out, err := playOn(t, options{scale: short(), overload: true})
+		require.NoError(t, err, out)
+		require.Contains(t, out, "the upstream asks to be left alone for 3s")
+		require.NotContains(t, out, "turned away 0 requests")
+		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n")
+	})
+
 	t.Run("FailsWhenSlotsNeverGoStale", func(t *testing.T) {
 		t.Parallel()
 		out, err := playOn(t, options{scale: short(), killWorkers: true, neverStale: true})

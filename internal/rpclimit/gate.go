@@ -91,12 +91,15 @@ func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Re
 	limited, cancel := context.WithTimeout(ctx, g.config.Timeout)
 	defer cancel()
 	d, err := g.limiter.Take(limited, requests...)
+	if _, tried := telemetry.Refusing(d); len(tried) > 0 { // by its rule alone, which enforces nothing
+		g.tell(ctx, ratelimit.Answered{Route: method, Limit: tried[0], Result: guard.Refused, Shadow: true})
+	}
 	switch {
 	case err != nil:
 		return ctx, g.undecided(ctx, method, requests, err)
 	case !d.Allowed:
 		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Refused})
-		return ctx, g.refused(d)
+		return ctx, g.Refused(d)
 	}
 	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Allowed})
 	return context.WithValue(ctx, decisionKey{}, d), nil

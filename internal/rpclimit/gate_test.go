@@ -56,9 +56,15 @@ func (b *bundle) results() []string {
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
+	return setupWith(t, nil)
+}
+
+// setupWith is setup with a source of policies.
+func setupWith(t *testing.T, policies ratelimit.Policies) *bundle {
+	t.Helper()
 	b := &bundle{pool: postgrestest.New(t)}
 	var err error
-	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1})
+	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1, Policies: policies})
 	require.NoError(t, err)
 	b.gate, err = rpclimit.New(b.limiter, rpclimit.Config{FailOpen: true, Timeout: patient, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
