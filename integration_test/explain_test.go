@@ -16,7 +16,7 @@ const (
 	oneBucket      = `'roomy', 'key 17', 0`
 	threeBuckets   = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{0,0,0}'`
 	oneReservation = `'00000000-0000-4000-8000-000000000000'`
-	threeTakes     = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`
+	threeTakes     = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
 )
 
 // housekeeping are the statements that look for rows by something else, and not while anybody waits, or for none.
@@ -31,10 +31,10 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		upserts    int  // that arbitrate by the primary key
 		reads      bool // by the index
 	}{
-		"bucket_take.sql":        {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 2, false},
-		"bucket_take_alone.sql":  {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 1, true},
+		"bucket_take.sql":        {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
+		"bucket_take_alone.sql":  {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
 		"buckets_take.sql":       {threeTakes, 2, false},
-		"buckets_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000`, 1, true},
+		"buckets_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 1, true},
 		"buckets_lock.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":     {threeBuckets, 0, true},
 		"buckets_save.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}'`, 1, false},
@@ -45,7 +45,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_read.sql":       {threeBuckets + `, NULL`, 0, true},
 		"buckets_fill.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
 		"buckets_charge.sql":     {threeBuckets + `, '{1,-1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
-		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 0, false},
+		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}'`, 0, false},
 		"reservation_lock.sql":   {oneReservation + `, NULL`, 1, false},
 		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 1, false},
 	}

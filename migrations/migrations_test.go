@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 4
+const latest = 5
 
 func TestUp(t *testing.T) {
 	t.Parallel()

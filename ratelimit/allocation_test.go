@@ -79,7 +79,7 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 	measure("TakeWithoutBatching", 13, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
 	measure("PlanAndDecide", 2, func() (Decision, error) {
 		c := &call{}
-		if err := c.plan.arrange(&Config{}, nil, []Request{request}, false); err != nil {
+		if err := c.plan.arrange(t.Context(), &Limiter{}, verbTake, []Request{request}); err != nil {
 			return Decision{}, err
 		}
 		state := bucket.State{Value: 5, TS: instant.UnixMicro()}

@@ -9,6 +9,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
+// The verbs that decide, as observers are told them.
+const (
+	verbTake    = "take"
+	verbCheck   = "check"
+	verbReserve = "reserve"
+)
+
 // call is one call of a verb over requests.
 type call struct {
 	store.Call
@@ -35,11 +42,11 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	if l != nil && l.cache != nil && l.pool != nil {
 		began := l.reports.began()
 		if d, known := l.cache.refuseOne(ctx, l, requests); known {
-			l.reports.decided(ctx, Decided{Verb: "take", Decision: d, Cached: true}, began)
+			l.reports.decided(ctx, Decided{Verb: verbTake, Decision: d, Cached: true}, began)
 			return d, nil
 		}
 	}
-	c, err := l.begin(ctx, "take", requests)
+	c, err := l.begin(ctx, verbTake, requests)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -53,7 +60,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 // It reads with a SELECT. In a SERIALIZABLE transaction that read takes part in conflict detection as
 // any read of yours, which Take avoids.
 func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
-	c, err := l.begin(ctx, "check", requests)
+	c, err := l.begin(ctx, verbCheck, requests)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -105,7 +112,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	}
 	c := &call{}
 	c.Verb = verb
-	if err := c.plan.arrange(&l.config, l.policies, requests, verb == "reserve"); err != nil {
+	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
 		return nil, err
 	}
 	c.Asks = c.plan.asks
@@ -130,7 +137,16 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	if err := c.run(ctx, l); err != nil {
+	err = c.run(ctx, l)
+	for err == nil && c.change == nil && !c.Look {
+		refused := c.plan.refusedInShadow(c.Answers)
+		if refused == nil {
+			break
+		}
+		c = c.withoutShadows(refused)
+		err = c.run(ctx, l)
+	}
+	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)
 	}
 	switch {
@@ -151,6 +167,8 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		}
 	}
 	switch {
+	case len(c.Asks) == 0: // the answers are known
+		return nil
 	case c.change != nil:
 		ctx, cancel := l.bounded(ctx)
 		defer cancel()
@@ -168,7 +186,7 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 	if l.pool != nil && !changedNothing(err) { // who knows what it took
 		l.reports.invalidate(c.Asks)
 	}
-	name := c.plan.limits[c.plan.asked[0].bucket].name // the first asked: buckets are in the order of locking
+	name := c.plan.firstLimit()
 	err = during(fmt.Sprintf("%s %q", c.Verb, name), explain(err, l.config.Schema, l.pool == nil))
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err

@@ -36,13 +36,16 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 	if err != nil {
 		return err
 	}
-	costs, err := actualCosts(&l.config, l.policies, requests)
+	costs, err := actualCosts(ctx, l, verb, requests)
 	if err != nil {
 		return during(verb, err)
 	}
 	charge := store.Charge{Asks: c.Asks, Amounts: make([]float64, len(c.Asks)), Until: make([]int64, len(c.Asks))}
 	for i := range c.Asks {
 		charge.Amounts[i], charge.Until[i] = sign*costs[c.Asks[i].Key].cost, until(&c.Asks[i])
+		if c.plan.of[i].mode == Off { // nothing is taken from it, so nothing is given back
+			charge.Amounts[i] = 0
+		}
 	}
 	c.change = func(ctx context.Context, s *store.Session) error { return s.Charge(ctx, charge) }
 	_, err = l.do(ctx, c)
@@ -51,32 +54,34 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 
 // actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
 // named twice. They may be above what the limit can hold, as debts may.
-func actualCosts(config *Config, policies *policies, actual []Request) (map[bucket.Key]actualCost, error) {
+func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request) (map[bucket.Key]actualCost, error) {
 	costs := make(map[bucket.Key]actualCost, len(actual))
 	for i := range actual {
 		r := &actual[i]
-		key, err := storedKey(config.HashKey, r)
+		key, err := storedKey(l.config.HashKey, r)
 		if err != nil {
 			return nil, err
 		}
-		if err := checkCost(&r.limit, r.cost, bucket.MaxTokens); err != nil {
+		var now int64
+		s := l.subjectOf(ctx, verb, r, key, &now)
+		if err := checkCost(&s.limit, r.cost, bucket.MaxTokens); err != nil {
 			return nil, err
 		}
-		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{cost: r.cost, terms: r.limit.termsFor(key)}
+		k, a := bucket.Key{Name: r.limit.name, Key: key}, actualCost{r.cost, s, s.limit.termsFor(key)}
 		if same, found := costs[k]; found {
-			if same.terms != a.terms {
+			if same.terms != a.terms && !same.subject.isRuledAs(&s) {
 				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 			}
 			a.cost += same.cost
 		}
 		costs[k] = a
-		policies.note(r.limit.name, &r.limit.terms)
 	}
 	return costs, nil
 }
 
 // actualCost is what work cost, and the terms of the limit that it is told with.
 type actualCost struct {
-	cost  float64
-	terms bucket.Terms
+	cost    float64
+	subject subject
+	terms   bucket.Terms
 }

@@ -80,7 +80,7 @@ type LimitedError struct {
 func (e *LimitedError) Error() string {
 	var names []string
 	for _, s := range e.Decision.States {
-		if !s.Allowed {
+		if !s.Allowed && s.Mode != Shadow {
 			names = append(names, s.Limit.name)
 		}
 	}
@@ -92,49 +92,59 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
 // asDecision returns the decision on a call that asks for this limit alone.
 func (s State) asDecision(at time.Time) Decision {
-	return Decision{
-		Allowed: s.Allowed, RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter,
-		At: at, States: []State{s},
-	}
+	d := Decision{Allowed: true, At: at, States: []State{s}}
+	d.add(&s, true)
+	return d
 }
 
 // decide turns what was answered for each bucket into the decision on the call as asked.
 func (p *plan) decide(answers []bucket.Answer) Decision {
-	if len(p.asked) == 1 {
-		s := stateOf(&p.limits[0], &p.asks[0], &answers[0])
-		return Decision{
-			Allowed: s.Allowed, RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter,
-			At: s.Value.AsOf, States: []State{s},
-		}
+	if len(p.asked) == 1 && len(p.known) == 0 {
+		return p.stateOf(0, &answers[0]).asDecision(time.UnixMicro(answers[0].Now))
 	}
-	states := make([]State, len(p.asks))
-	for i := range p.asks {
-		states[i] = stateOf(&p.limits[i], &p.asks[i], &answers[i])
+	states, now := make([]State, len(answers)), p.now
+	for i := range answers {
+		states[i], now = p.stateOf(i, &answers[i]), answers[0].Now
 	}
-	return p.decision(states, answers[0].Now)
+	return p.decision(states, now)
 }
 
 // decision turns the states of the buckets at now into the decision on the call as asked.
 func (p *plan) decision(states []State, now int64) Decision {
 	d := Decision{Allowed: true, At: time.UnixMicro(now), States: make([]State, len(p.asked))}
-	for i := range states {
-		d.add(states[i], i == 0)
-	}
 	for i, of := range p.asked {
-		d.States[i] = states[of.bucket]
+		if of.bucket >= 0 {
+			d.States[i] = states[of.bucket]
+		} else {
+			d.States[i] = p.known[^of.bucket]
+		}
 		d.States[i].Cost = of.cost
+		d.add(&d.States[i], i == 0)
 	}
 	return d
 }
 
 // add folds one limit's state into the decision on all of them.
-func (d *Decision) add(s State, isFirst bool) {
-	d.Allowed = d.Allowed && s.Allowed
-	d.RetryAfter = max(d.RetryAfter, s.RetryAfter)
-	d.ResetAfter = max(d.ResetAfter, s.ResetAfter)
+func (d *Decision) add(s *State, isFirst bool) {
 	if isFirst || s.Remaining < d.Remaining {
 		d.Remaining = s.Remaining
 	}
+	d.ResetAfter = max(d.ResetAfter, s.ResetAfter)
+	if s.Mode != Shadow {
+		d.Allowed = d.Allowed && s.Allowed
+		d.RetryAfter = max(d.RetryAfter, s.RetryAfter)
+	}
+}
+
+// stateOf returns what the answer means for the i-th bucket.
+func (p *plan) stateOf(i int, r *bucket.Answer) State {
+	of := &p.of[i]
+	s := stateOf(of.holding(p.asks[i].Terms), &p.asks[i], r)
+	s.Mode = of.mode
+	if of.rule != nil {
+		s.Rule = of.rule.name
+	}
+	return s
 }
 
 // stateOf returns what the answer means for one bucket.
@@ -142,7 +152,7 @@ func stateOf(limit *Limit, a *bucket.Ask, r *bucket.Answer) State {
 	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
 	return State{
 		Limit: *limit, Cost: a.Cost, Allowed: r.Allowed,
-		RetryAfter: o.RetryAfter, Remaining: max(o.Tokens, 0), ResetAfter: o.FullAfter,
+		RetryAfter: o.RetryAfter, Remaining: max(o.Tokens, 0), ResetAfter: o.FullAfter, Mode: On,
 		Value: Value{Limit: *limit, Tokens: o.Tokens, AsOf: time.UnixMicro(r.Now), terms: a.Terms, state: o.State, rows: o.Rows},
 	}
 }

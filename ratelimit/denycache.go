@@ -112,8 +112,12 @@ func (d *denyCache) find(k bucket.Key, limit *bucket.Terms) (found *entry, now i
 func (e *entry) denies() bool { return !math.IsInf(e.cost, 1) }
 
 // state sets s to the answer to a request that the entry refuses, or that is refused because of another limit.
-func (e *entry) state(s *State, limit *Limit, cost float64, now int64) {
-	v := &s.Value
+func (e *entry) state(s *State, of *subject, cost float64, now int64) {
+	v, limit := &s.Value, &of.limit
+	s.Mode = of.mode
+	if of.rule != nil {
+		s.Rule = of.rule.name
+	}
 	v.Limit, v.AsOf, v.terms, v.state, v.rows = *limit, time.UnixMicro(now), e.bucket, e.answer.State, e.answer.Rows
 	v.Tokens = v.tokens(now)
 	s.Limit, s.Cost, s.Remaining = *limit, cost, max(v.Tokens, 0)
@@ -127,14 +131,14 @@ func (e *entry) state(s *State, limit *Limit, cost float64, now int64) {
 }
 
 // refuse returns the decision on a call for one bucket if it is known to be a refusal.
-func (d *denyCache) refuse(k bucket.Key, limit *Limit, cost float64) (Decision, bool) {
-	e, now, ok := d.find(k, &limit.terms)
+func (d *denyCache) refuse(k bucket.Key, of *subject, cost float64) (Decision, bool) {
+	e, now, ok := d.find(k, &of.limit.terms)
 	if !ok || cost < e.cost {
 		return Decision{}, false
 	}
 	states := make([]State, 1)
 	s := &states[0]
-	e.state(s, limit, cost, now)
+	e.state(s, of, cost, now)
 	return Decision{RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter, At: s.Value.AsOf, States: states}, true
 }
 
@@ -142,12 +146,12 @@ func (d *denyCache) refuse(k bucket.Key, limit *Limit, cost float64) (Decision, 
 func (d *denyCache) refuseAll(p *plan) (Decision, bool) {
 	states, refused, at := make([]State, len(p.asks)), false, int64(math.MaxInt64)
 	for i := range p.asks {
-		a, limit := &p.asks[i], &p.limits[i]
-		e, now, ok := d.find(a.Key, &limit.terms)
+		a, of := &p.asks[i], &p.of[i]
+		e, now, ok := d.find(a.Key, &of.limit.terms)
 		if !ok {
 			return Decision{}, false
 		}
-		e.state(&states[i], limit, a.Cost, now)
+		e.state(&states[i], of, a.Cost, now)
 		refused = refused || a.Cost >= e.cost
 		at = min(at, now)
 	}
@@ -163,7 +167,7 @@ func (d *denyCache) keep(c *call, askedAt time.Duration, epochs []uint32) {
 	for i := range c.Asks {
 		a, r := &c.Asks[i], &c.Answers[i]
 		o := a.Terms.Outlook(r, a.Cost, 0)
-		e := &entry{limit: c.plan.limits[i].terms, bucket: a.Terms, cost: math.Inf(1), answer: *r, askedAt: askedAt, heardAt: heardAt}
+		e := &entry{limit: c.plan.of[i].holding(a.Terms).terms, bucket: a.Terms, cost: math.Inf(1), answer: *r, askedAt: askedAt, heardAt: heardAt}
 		e.answer.State = o.State
 		e.full = r.Now + o.FullAfter.Microseconds()
 		if !r.Allowed {
@@ -212,19 +216,21 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 		return Decision{}, false
 	}
 	r := &requests[0]
-	if !(r.cost > 0 && r.cost <= r.limit.terms.Capacity) {
-		return Decision{}, false
-	}
 	key, err := storedKey(l.config.HashKey, r)
 	if err != nil {
 		return Decision{}, false
 	}
-	return d.refuse(bucket.Key{Name: r.limit.name, Key: key}, &r.limit, r.cost)
+	var now int64
+	s := l.subjectOf(ctx, verbTake, r, key, &now)
+	if !(r.cost > 0 && r.cost <= s.limit.terms.Capacity) || s.mode != On || s.isPaused(now) {
+		return Decision{}, false
+	}
+	return d.refuse(bucket.Key{Name: r.limit.name, Key: key}, &s, r.cost)
 }
 
 // decide answers c, from memory if that will do; else with batcher, and remembers what it has to.
 func (d *denyCache) decide(ctx context.Context, c *call, batcher *batch.Batcher[store.Call]) error {
-	if c.Look || c.Reserve != nil || batcher.IsClosed() {
+	if c.Look || c.Reserve != nil || batcher.IsClosed() || !c.plan.isPlain() {
 		return batcher.Do(ctx, c.Queueable())
 	}
 	if len(c.plan.asked) > 1 {

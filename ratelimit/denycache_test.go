@@ -31,7 +31,7 @@ func newCacheStand(entries int) *cacheStand {
 func calling(t testing.TB, requests ...Request) *call {
 	t.Helper()
 	c := &call{}
-	require.NoError(t, c.plan.arrange(&Config{}, nil, requests, false))
+	require.NoError(t, c.plan.arrange(t.Context(), &Limiter{}, verbTake, requests))
 	c.Asks = c.plan.asks
 	return c
 }
@@ -43,7 +43,7 @@ func refusedAt(instant time.Time, tokens float64) bucket.Answer {
 
 // knows returns the decision on a request if the cache knows that it is a refusal.
 func (d *denyCache) knows(r Request) (Decision, bool) {
-	return d.refuse(bucket.Key{Name: r.limit.name, Key: r.key}, &r.limit, r.cost)
+	return d.refuse(bucket.Key{Name: r.limit.name, Key: r.key}, &subject{limit: r.limit, mode: On}, r.cost)
 }
 
 // refused remembers that a bucket held tokens when the cache was made, and refused the request.

@@ -130,7 +130,7 @@ func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]boo
 func lockDue(ctx context.Context, tx *Limiter, ids []string) ([]*store.Reservation, error) {
 	locked, err := tx.session.LockDue(ctx, ids)
 	for _, r := range locked {
-		r.TermsNow = termsNow(tx.policies, r)
+		r.TermsNow, r.PausedUntil = tx.termsNow(ctx, "expire", r)
 	}
 	return locked, err
 }
@@ -211,7 +211,7 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 // database: a row is deleted when it is full under all of them. Name the limit once for each policy. Those that
 // this Limiter was used with under the name are counted without, up to 16 of them; those that only
 // other processes use have to be named, or rows of theirs are deleted that are not full, and the tokens taken from
-// them are there again.
+// them are there again. The rules of Config.Policies are counted, with the policies that they have replaced.
 //
 // It works through the table in small transactions at READ COMMITTED, beside live traffic: it never waits
 // for a row. When another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
@@ -248,6 +248,25 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	return deleted, nil
 }
 
+// ruledTerms returns the terms by which a row is full under the rules of a name. It may have been filled in one era for a
+// while and in another since, so that it has to hold the most of all at the pace of each.
+func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
+	if source == nil {
+		return nil
+	}
+	for _, rule := range source.RulesOf(name) {
+		most, from := 0.0, len(terms)
+		for i := range rule.eras {
+			row := rule.eras[i].limit.terms.OfShard()
+			terms, most = append(terms, row), max(most, row.Capacity)
+		}
+		for i := range terms[from:] {
+			terms[from+i].Capacity = most
+		}
+	}
+	return terms
+}
+
 // countBlocks returns the size of the buckets table.
 func countBlocks(ctx context.Context, l *Limiter) (int64, error) {
 	ctx, cancel := l.bounded(ctx)
@@ -261,7 +280,7 @@ func pruneFrom(ctx context.Context, l *Limiter, first int64, named map[string][]
 	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
-			used[name] = append(tx.policies.seen(name), terms...)
+			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
 		}
 		deleted, gotLock, err = tx.session.Prune(ctx, first, used)
 		return err

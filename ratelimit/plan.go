@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -9,8 +10,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -24,84 +23,128 @@ const (
 
 // plan is a call's requests as the store needs them: every bucket once, in the order of locking.
 type plan struct {
-	asks   []bucket.Ask
-	limits []Limit // of the asks
-	asked  []asked // in the order asked
+	asks  []bucket.Ask
+	of    []subject // of the asks
+	asked []asked   // in the order asked
+	known []State   // of requests that no bucket has to answer
 
-	costless bool // whether nothing is to be taken
+	reserves  bool
+	costless  bool  // whether nothing is to be taken
+	now       int64 // about what time it is for the database, where a rule needed to know
+	notBefore int64 // the end of the pauses
 
 	oneAsk   [1]bucket.Ask // the room for them when there is one, as there mostly is
-	oneLimit [1]Limit
+	oneOf    [1]subject
 	oneAsked [1]asked
 }
 
 // asked is a request of the call.
 type asked struct {
-	bucket int // index into asks
+	bucket int // index into asks; below 0 it is the complement of one into known
 	cost   float64
+	key    string // as stored
 }
 
-// arrange checks requests and arranges them.
-func (p *plan) arrange(config *Config, policies *policies, requests []Request, reserve bool) error {
+// arrange checks requests and arranges them for a verb.
+func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []Request) error {
 	if len(requests) == 0 || len(requests) > maxRequests {
 		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
 	}
+	p.reserves = verb == verbReserve
 	p.makeRoom(len(requests))
+	paused := false
 	for i := range requests {
 		r := &requests[i]
-		key, err := storedKey(config.HashKey, r)
+		key, err := storedKey(l.config.HashKey, r)
 		if err != nil {
 			return err
 		}
-		if rule := config.ruleFor(r, key); rule != nil {
-			resolved := *r
-			resolved.limit = rule.holding(config.estimate()).limit
-			r = &resolved
-		}
-		if err := checkCost(&r.limit, r.cost, math.Inf(1)); err != nil {
+		s := l.subjectOf(ctx, verb, r, key, &p.now)
+		if err := checkCost(&s.limit, r.cost, math.Inf(1)); err != nil {
 			return err
 		}
-		policies.note(r.limit.name, &r.limit.terms)
-		if p.asked[i], err = p.add(r, key); err != nil {
+		if p.asked[i], err = p.add(r, s, key); err != nil {
 			return err
 		}
+		paused = paused || s.isPaused(p.now)
 	}
+	if decides := verb == verbTake || verb == verbCheck; decides || p.reserves {
+		if paused {
+			p.pause(decides)
+		}
+		p.leaveOut()
+	}
+	return p.finish()
+}
+
+// finish checks what is asked of each bucket, and sorts them.
+func (p *plan) finish() error {
 	p.costless = true
 	for i := range p.asks {
-		p.costless = p.costless && p.asks[i].Cost == 0
-		if err := limitDebt(&p.asks[i], &p.limits[i], reserve); err != nil {
-			return err
+		a, s := &p.asks[i], &p.of[i]
+		if a.Unenforced {
+			continue
 		}
+		if err := limitDebt(a, &s.limit, p.reserves); err != nil {
+			if s.mode != Shadow {
+				return err
+			}
+			p.release(i, State{Limit: s.limit, RetryAfter: longestWait, Rule: s.rule.name, Mode: Shadow, NotAsked: true})
+			continue
+		}
+		p.costless = p.costless && a.Cost == 0
 	}
+	p.drop()
 	p.sort()
 	return nil
+}
+
+// firstLimit returns the name of the limit that was asked first: buckets are in the order of locking.
+func (p *plan) firstLimit() string {
+	if i := p.asked[0].bucket; i >= 0 {
+		return p.asks[i].Key.Name
+	}
+	return p.known[^p.asked[0].bucket].Limit.name
+}
+
+// plans returns the plan that the key of each bucket is on, and none when no key is.
+func (p *plan) plans() (plans []string) {
+	for i := range p.of {
+		if plan := p.of[i].plan; plan != "" {
+			if plans == nil {
+				plans = make([]string, len(p.of))
+			}
+			plans[i] = plan
+		}
+	}
+	return plans
 }
 
 // makeRoom makes room for n requests.
 func (p *plan) makeRoom(n int) {
 	if n == 1 {
-		p.asks, p.limits, p.asked = p.oneAsk[:0], p.oneLimit[:0], p.oneAsked[:]
+		p.asks, p.of, p.asked = p.oneAsk[:0], p.oneOf[:0], p.oneAsked[:]
 		return
 	}
-	p.asks, p.limits, p.asked = make([]bucket.Ask, 0, n), make([]Limit, 0, n), make([]asked, n)
+	p.asks, p.of, p.asked = make([]bucket.Ask, 0, n), make([]subject, 0, n), make([]asked, n)
 }
 
 // add adds a request to the plan, or its cost to that for the bucket of the same name and key.
-func (p *plan) add(r *Request, key string) (asked, error) {
-	k, terms := bucket.Key{Name: r.limit.name, Key: key}, r.limit.termsFor(key)
+func (p *plan) add(r *Request, s subject, key string) (asked, error) {
+	k, terms := bucket.Key{Name: r.limit.name, Key: key}, s.limit.termsFor(key)
 	for i := range p.asks {
 		same := &p.asks[i]
 		if same.Key != k {
 			continue
 		}
-		if same.Terms != terms {
+		if same.Terms != terms && !p.of[i].isRuledAs(&s) {
 			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 		}
 		same.Cost += r.cost
-		return asked{i, r.cost}, nil
+		return asked{i, r.cost, key}, nil
 	}
-	p.asks, p.limits = append(p.asks, bucket.Ask{Key: k, Terms: terms, Cost: r.cost}), append(p.limits, r.limit)
-	return asked{len(p.asks) - 1, r.cost}, nil
+	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Cost: r.cost}), append(p.of, s)
+	return asked{len(p.asks) - 1, r.cost, key}, nil
 }
 
 // limitDebt sets how low the bucket may go, and checks that the cost can ever be met.
@@ -122,7 +165,7 @@ func limitDebt(a *bucket.Ask, limit *Limit, reserve bool) error {
 
 // sort puts the buckets in the order in which every call locks them: that of the primary key.
 func (p *plan) sort() {
-	if len(p.asks) == 1 {
+	if len(p.asks) <= 1 {
 		return
 	}
 	order := make([]int, len(p.asks))
@@ -130,13 +173,20 @@ func (p *plan) sort() {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(i, j int) int { return p.asks[i].Key.Compare(p.asks[j].Key) })
-	asks, limits, place := make([]bucket.Ask, len(order)), make([]Limit, len(order)), make([]int, len(order))
+	asks, of, place := make([]bucket.Ask, len(order)), make([]subject, len(order)), make([]int, len(order))
 	for to, from := range order {
-		asks[to], limits[to], place[from] = p.asks[from], p.limits[from], to
+		asks[to], of[to], place[from] = p.asks[from], p.of[from], to
 	}
-	p.asks, p.limits = asks, limits
+	p.asks, p.of = asks, of
+	p.move(place)
+}
+
+// move has the requests name the buckets by their new places.
+func (p *plan) move(place []int) {
 	for i := range p.asked {
-		p.asked[i].bucket = place[p.asked[i].bucket]
+		if p.asked[i].bucket >= 0 {
+			p.asked[i].bucket = place[p.asked[i].bucket]
+		}
 	}
 }
 
@@ -196,117 +246,12 @@ func hashKey(secret []byte, name, key string) string {
 // termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
 func (l Limit) termsFor(key string) bucket.Terms {
 	t := l.terms
-	if !t.PhaseByKey {
+	if !t.NeedsSeed() {
 		return t
 	}
 	h := fnv.New64a()
 	h.Write([]byte(l.name))
 	h.Write([]byte{0})
 	h.Write([]byte(key))
-	t.Phase = bucket.PhaseOf(int64(h.Sum64()%uint64(t.Step)), t.Step)
-	return t
-}
-
-const (
-	maxNames    = 10_000 // of limits whose policies a Limiter remembers
-	maxPolicies = 16     // of one name
-)
-
-// policies remembers which policies a Limiter was used with under each name, so that what names a limit by its
-// name alone, as a reservation does, is decided under the policy the limit has now. To note the policy that was
-// noted last costs a look into a map and a comparison.
-type policies struct {
-	names sync.Map // of *usage by name
-	count atomic.Int64
-}
-
-// usage is how a name was used.
-type usage struct {
-	last atomic.Pointer[bucket.Terms]              // the latest policy
-	seen [maxPolicies]atomic.Pointer[bucket.Terms] // the distinct policies; the oldest one gives way to a new one
-
-	mu   sync.Mutex
-	next int // the place of the next policy in seen
-}
-
-// note notes that the limit called name was used with these terms.
-func (p *policies) note(name string, t *bucket.Terms) {
-	if p == nil {
-		return
-	}
-	found, ok := p.names.Load(name)
-	if !ok {
-		if p.count.Load() >= maxNames {
-			return
-		}
-		var loaded bool
-		if found, loaded = p.names.LoadOrStore(name, &usage{}); !loaded {
-			p.count.Add(1)
-		}
-	}
-	found.(*usage).note(t)
-}
-
-// last returns the terms that the limit called name was last used with, if it was used at all.
-func (p *policies) last(name string) (bucket.Terms, bool) {
-	if p == nil {
-		return bucket.Terms{}, false
-	}
-	found, ok := p.names.Load(name)
-	if !ok {
-		return bucket.Terms{}, false
-	}
-	last := found.(*usage).last.Load()
-	if last == nil { // it is being noted
-		return bucket.Terms{}, false
-	}
-	return *last, true
-}
-
-// seen returns the distinct terms that the limit called name was used with.
-func (p *policies) seen(name string) (seen []bucket.Terms) {
-	if p == nil {
-		return nil
-	}
-	found, ok := p.names.Load(name)
-	if !ok {
-		return nil
-	}
-	u := found.(*usage)
-	for i := range u.seen {
-		if t := u.seen[i].Load(); t != nil {
-			seen = append(seen, *t)
-		}
-	}
-	return seen
-}
-
-func (u *usage) note(t *bucket.Terms) {
-	if last := u.last.Load(); last != nil && *last == *t {
-		return
-	}
-	if known := u.find(t); known != nil {
-		u.last.Store(known)
-		return
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	known := u.find(t) // somebody may have been quicker
-	if known == nil {
-		added := *t
-		known = &added
-		u.seen[u.next%maxPolicies].Store(known)
-		u.next++
-	}
-	u.last.Store(known)
-}
-
-// find returns the terms in seen that are equal to t, or nil.
-func (u *usage) find(t *bucket.Terms) *bucket.Terms {
-	for i := range u.seen {
-		if known := u.seen[i].Load(); known != nil && *known == *t {
-			return known
-		}
-	}
-	return nil
+	return t.Seeded(h.Sum64())
 }

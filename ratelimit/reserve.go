@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -58,11 +57,12 @@ func (r Reservation) Delay() time.Duration {
 // settle or cancel later, and when the policy changes; a database clock that steps back makes the work
 // due later by as much. Errors are those of Take, and ErrNoReservations.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
-	c, err := l.begin(ctx, "reserve", requests)
+	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {
 		return Reservation{}, err
 	}
-	c.Reserve = &store.Keeping{StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired}
+	c.Reserve = &store.Keeping{StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired,
+		NotBefore: c.plan.notBefore, Plans: c.plan.plans()}
 	d, err := l.do(ctx, c)
 	if err != nil {
 		return Reservation{}, err
@@ -97,7 +97,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err
 	}
-	costs, err := actualCosts(&l.config, l.policies, actual)
+	costs, err := actualCosts(ctx, l, "settle", actual)
 	if err != nil {
 		return during("settle", err)
 	}
@@ -109,6 +109,9 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
 			amounts[i], r.TermsNow[i] = actual.cost-r.Costs[i], actual.terms
+			if actual.subject.mode == Off { // which is not charged
+				amounts[i] = min(amounts[i], 0)
+			}
 		}
 		return amounts, nil
 	})
@@ -160,7 +163,7 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 		if err != nil {
 			return err
 		}
-		r.TermsNow = termsNow(l.policies, r)
+		r.TermsNow, r.PausedUntil = l.termsNow(ctx, verb, r)
 		return fn(ctx, tx, r)
 	})
 	if err == nil {
@@ -176,21 +179,6 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 // isAnyOf reports whether err is one of targets.
 func isAnyOf(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
-}
-
-// termsNow returns the terms that the limits of r have now: those that were last used under their names, and
-// those that r was made under for names that this Limiter was not used with.
-func termsNow(policies *policies, r *store.Reservation) []bucket.Terms {
-	now := make([]bucket.Terms, len(r.Names))
-	for i, name := range r.Names {
-		last, known := policies.last(name)
-		if !known {
-			now[i] = r.TermsMade(i)
-			continue
-		}
-		now[i] = Limit{name: name, terms: last}.termsFor(r.Keys[i])
-	}
-	return now
 }
 
 // finish saves the final state of a locked reservation and charges its buckets, in the transaction of tx.

@@ -2,7 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
-	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -87,7 +87,8 @@ type Rule struct {
 	limit       string
 	name        string
 	eras        []era
-	pausedUntil int64 // microseconds since 1970
+	begun       *atomic.Int32 // the latest era that is known to have begun
+	pausedUntil int64         // microseconds since 1970
 	pauseReason string
 }
 
@@ -110,32 +111,65 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Rule{limit: limit.name, name: config.Name, eras: make([]era, len(config.Eras)), pauseReason: config.PauseReason}
+	r := &Rule{limit: limit.name, name: config.Name, eras: make([]era, len(config.Eras)), begun: &atomic.Int32{}}
+	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
+		of, change, err := e.check(limit)
+		if err != nil {
+			return invalid("era %d: %w", i, err)
+		}
 		from := clampInstant(e.From)
-		if i > 1 && from <= r.eras[i-1].from {
+		switch {
+		case i == 0:
+			from = bucket.MinInstant
+		case from <= r.eras[i-1].from:
 			return invalid("era %d is from %v on, which is not after the one before it; sort them", i, e.From)
 		}
-		if !slices.Contains([]Mode{"", On, Shadow, Off}, e.Mode) {
-			return invalid("era %d has the mode %.20q; use on, shadow or off", i, string(e.Mode))
-		}
-		if !slices.Contains([]OnChange{"", KeepTokens, ScaleTokens, AddTokens, ResetTokens}, e.OnChange) {
-			return invalid("era %d has the change %.20q; use keep, scale, add or reset", i, string(e.OnChange))
-		}
-		of := limit
-		if !isNil(e.Policy) {
-			var err error
-			if of, err = NewLimit(limit.name, e.Policy); err != nil {
-				return invalid("era %d: %w", i, err)
-			}
-		}
-		if e.Mode == "" {
-			e.Mode = On
-		}
-		r.eras[i] = era{from: from, limit: of, mode: e.Mode}
+		r.eras[i], changes[i] = of, change
+		r.eras[i].from = from
 	}
-	r.eras[0].from = bucket.MinInstant
+	r.link(changes)
 	return r.Paused(config.PausedUntil, config.PauseReason), nil
+}
+
+// check returns the era of the limit.
+func (e Era) check(limit Limit) (era, bucket.Change, error) {
+	of := era{limit: limit, mode: e.Mode}
+	switch e.Mode {
+	case "":
+		of.mode = On
+	case On, Shadow, Off:
+	default:
+		return era{}, 0, fmt.Errorf("its mode is %.20q; use on, shadow or off", string(e.Mode))
+	}
+	changes := map[OnChange]bucket.Change{
+		"": bucket.Keep, KeepTokens: bucket.Keep, ScaleTokens: bucket.Scale, AddTokens: bucket.Add, ResetTokens: bucket.Reset,
+	}
+	change, known := changes[e.OnChange]
+	if !known {
+		return era{}, 0, fmt.Errorf("its change is %.20q; use keep, scale, add or reset", string(e.OnChange))
+	}
+	if isNil(e.Policy) {
+		return of, change, nil
+	}
+	var err error
+	of.limit, err = NewLimit(limit.name, e.Policy)
+	return of, change, err
+}
+
+// link tells the terms of each era what the others are.
+func (r *Rule) link(changes []bucket.Change) {
+	if len(r.eras) == 1 {
+		return
+	}
+	eras := make([]bucket.Era, len(r.eras))
+	for i, e := range r.eras {
+		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms, Change: changes[i]}
+	}
+	linked := bucket.NewEras(eras)
+	for i := range r.eras {
+		r.eras[i].limit.terms = linked.Holding(r.eras[i].from)
+	}
 }
 
 // Paused returns the rule with another pause; the zero time is none.
@@ -150,50 +184,3 @@ func (r *Rule) Paused(until time.Time, reason string) *Rule {
 
 // Name returns what people call the rule.
 func (r *Rule) Name() string { return r.name }
-
-// holding returns the era that holds at an instant.
-func (r *Rule) holding(now int64) *era {
-	for i := len(r.eras) - 1; i > 0; i-- {
-		if r.eras[i].from <= now {
-			return &r.eras[i]
-		}
-	}
-	return &r.eras[0]
-}
-
-// StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of
-// [Limit.Global]. Overrides and pauses of a key name it so. It returns ErrInvalidKey as a call would.
-func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.config.HashKey, &r) }
-
-// Resolve returns the limit of the request with the policy that a call would now be decided under: to show it, or to
-// check a cost against its capacity. It asks Config.Policies, and not the database.
-func (l *Limiter) Resolve(r Request) Limit {
-	key, err := storedKey(l.config.HashKey, &r)
-	if err != nil {
-		return r.limit
-	}
-	if rule := l.config.ruleFor(&r, key); rule != nil {
-		return rule.holding(l.config.estimate()).limit
-	}
-	return r.limit
-}
-
-// ruleFor returns the rule that Config.Policies has for the request, if any.
-func (c *Config) ruleFor(r *Request, key string) *Rule {
-	if c.Policies == nil || r.limit.policy == nil {
-		return nil
-	}
-	rule := c.Policies.RuleFor(r.limit, r.plan, key)
-	if rule == nil || rule.limit != r.limit.name {
-		return nil
-	}
-	return rule
-}
-
-// estimate returns about what time it is for the database, in microseconds since 1970.
-func (c *Config) estimate() int64 {
-	if now := c.asOf(); now != nil {
-		return *now
-	}
-	return time.Now().UnixMicro()
-}

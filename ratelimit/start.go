@@ -41,6 +41,10 @@ func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 		switch state := ReservationState(r.State); {
 		case state == Cancelled:
 			return fmt.Errorf("%w: it was %s", ErrReservationEnded, state)
+		case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
+			r.ExpiresUs = max(r.ExpiresUs, r.PausedUntil+l.config.ExpireAfter.Microseconds())
+			slot = slotOf(r, time.Duration(r.PausedUntil-r.NowUs)*time.Microsecond, r.StartedUs != nil)
+			return tx.session.SaveReservation(ctx, r)
 		case state == Expired && r.Release: // what it took is given back, whether it was started or not
 			wait, err = renew(ctx, tx, r)
 		case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
@@ -122,7 +126,7 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 		return wait, nil
 	}
 	tx.reports.invalidate(asks)
-	r.Reopen(store.ReadyAt(asks, answers))
+	r.Reopen(max(store.ReadyAt(asks, answers), r.PausedUntil))
 	return time.Duration(r.ReadyUs-answers[0].Now) * time.Microsecond, nil
 }
 

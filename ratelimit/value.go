@@ -66,10 +66,9 @@ func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
 // the longest there is; so is every cost of the zero Value. RetryAfter, the method, says with an error what is wrong.
 // Of a limit with Shards it takes from all rows together, as a call does that finds too few tokens in the one it tries.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
-	const longest = time.Duration(bucket.Horizon) * time.Microsecond
 	now := clampInstant(instant)
 	if v.Limit.policy == nil {
-		return v, State{Cost: cost, RetryAfter: longest}.asDecision(time.UnixMicro(now))
+		return v, State{Cost: cost, RetryAfter: longestWait}.asDecision(time.UnixMicro(now))
 	}
 	ask, answer := v.ask(cost), v.answer(now)
 	invalid := checkCost(&v.Limit, cost, v.terms.Capacity) != nil
@@ -87,7 +86,7 @@ func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	}
 	s := stateOf(&v.Limit, &ask, &answer)
 	if invalid {
-		s.RetryAfter = longest
+		s.RetryAfter = longestWait
 	}
 	return s.Value, s.asDecision(s.Value.AsOf)
 }

@@ -9,6 +9,8 @@ type Ask struct {
 	Cost   float64
 	Lowest float64 // the least value that may remain
 	Most   float64 // what a credit may fill the bucket to, where that is more than its capacity
+
+	Unenforced bool // whether the limit refuses nobody and delays nobody
 }
 
 // Answer is what was decided on an Ask.
@@ -18,6 +20,7 @@ type Answer struct {
 	Now     int64   // the instant of the decision
 	Rows    []State // of each row, when the bucket is spread over several
 	Held    bool    // whether somebody holds the row, so that nothing was decided
+	Absent  bool    // whether there is no row, and State is that of a full one
 }
 
 // Sharded reports whether the bucket is spread over several rows.
@@ -38,8 +41,49 @@ func (a *Ask) FirstRow() Key {
 	return a.Key
 }
 
-// RowCount returns how many rows the ask is about.
-func (a *Ask) RowCount() int { return int(max(a.Terms.Shards, 1)) }
+// RowCount returns how many rows the ask is about. They are more than the bucket has now while some that it had before may
+// still have to be settled.
+func (a *Ask) RowCount() int { return int(max(a.Terms.MostShards(), 1)) }
+
+// Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
+// or the row is of another era. Nothing was taken then.
+func (a *Ask) Outside(r Answer) bool {
+	if a.Terms.Eras == nil || r.Allowed {
+		return false
+	}
+	since, until := a.Terms.Span()
+	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
+}
+
+// AnyOutside reports whether any of the asks is Outside of its answer.
+func AnyOutside(asks []Ask, answers []Answer) bool {
+	for i := range answers {
+		if asks[i].Outside(answers[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// AnyEras reports whether the terms of one of the buckets have changed at some instant, or will.
+func AnyEras(asks []Ask) bool {
+	for i := range asks {
+		if asks[i].Terms.Eras != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// AnyReshaped reports whether one of the buckets has to be looked at as a whole, because the number of its rows has changed.
+func AnyReshaped(asks []Ask) bool {
+	for i := range asks {
+		if asks[i].Terms.Reshaped() {
+			return true
+		}
+	}
+	return false
+}
 
 // IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row
 // meanwhile then.
@@ -137,24 +181,35 @@ func RowsOf(asks []Ask) (rows []Ask, from []int) {
 	rows, from = make([]Ask, 0, len(asks)), make([]int, len(asks))
 	for i := range asks {
 		from[i] = len(rows)
-		if !asks[i].Sharded() {
+		n := asks[i].RowCount()
+		if n == 1 {
 			rows = append(rows, asks[i])
 			continue
 		}
-		for shard := range asks[i].Terms.Shards {
-			rows = append(rows, asks[i].OfShard(shard))
+		for shard := range n {
+			rows = append(rows, asks[i].OfShard(int32(shard)))
 		}
 	}
 	return rows, from
 }
 
-// GroupRows returns the answers for the buckets from those for all of their rows, and what is left of these.
+// GroupRows returns the answers for the buckets from those for all of their rows, and what is left of these. The terms of
+// the asks become those that hold at the instant of the answers, and what the rows hold is settled by them.
 func GroupRows(asks []Ask, found []Answer) (answers, rest []Answer) {
 	answers = make([]Answer, len(asks))
 	for i := range asks {
-		n := asks[i].RowCount()
-		answers[i].Now = found[0].Now
-		answers[i].SetRows(&asks[i], StatesOf(found[:n]))
+		a, n, now := &asks[i], asks[i].RowCount(), found[0].Now
+		states := StatesOf(found[:n])
+		if a.Terms.Eras != nil {
+			absent := make([]bool, n)
+			for j := range absent {
+				absent[j] = found[j].Absent
+			}
+			a.Terms = a.Terms.At(now)
+			states = a.Terms.SettleRows(states, absent, now)
+		}
+		answers[i].Now = now
+		answers[i].SetRows(a, states)
 		found = found[n:]
 	}
 	return answers, found

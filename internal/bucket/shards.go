@@ -13,6 +13,7 @@ const MaxShards = 64
 func (t Terms) OfShard() Terms {
 	n := float64(max(t.Shards, 1))
 	t.Capacity, t.Rate, t.MaxDebt, t.Shards = t.Capacity/n, t.Rate/n, t.MaxDebt/n, 1
+	t.OfRow = t.Eras != nil
 	return t
 }
 
@@ -99,7 +100,7 @@ func sum(rows []State, tokens func(State) float64) float64 {
 // the sum any more.
 func (t Terms) WaitOf(rows []State, now int64, cost, lowest float64) time.Duration {
 	rows = t.FixClocks(rows, now)
-	begin := t.Begin(now)
+	begin := t.step(now)
 	enough := func(n int64) bool { return t.TokensOf(rows, begin+n*t.Step)-cost >= lowest }
 	if enough(0) {
 		return 0

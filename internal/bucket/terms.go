@@ -50,7 +50,13 @@ type Terms struct {
 	MaxDebt    float64 // how far below zero a reservation may go
 	Reserves   bool    // whether reservations are taken at all
 	PhaseByKey bool    // whether Phase is derived from the key
+	OfRow      bool    // whether they are of one of the rows that a bucket is spread over
+	Levelled   bool    // whether all rows are known to be settled, or absent because they are full
 	Shards     int32   // the rows a bucket is spread over
+
+	Era  int32  // which of the Eras they are
+	Eras *Eras  // the terms that hold at other instants; nil: these hold at all
+	Seed uint64 // what Phase is derived from in each era
 }
 
 // State is a bucket's row: Value tokens were held at TS, microseconds since 1970.
@@ -60,8 +66,17 @@ type State struct {
 }
 
 // Begin returns the instant at which the step that holds now began, and for instants before the first step when
-// that will.
+// that will. A step that had begun before the terms did begins with them.
 func (t Terms) Begin(now int64) int64 {
+	begin := t.step(now)
+	if t.Eras != nil {
+		begin = max(begin, t.since())
+	}
+	return begin
+}
+
+// step is Begin, whenever the terms began.
+func (t Terms) step(now int64) int64 {
 	return t.Phase + (now-t.Phase)/t.Step*t.Step
 }
 
@@ -136,7 +151,7 @@ func (t Terms) Wait(s State, now int64, cost, lowest float64) time.Duration {
 	estimate := math.Ceil((cost + lowest - s.Value) * t.Steps / t.Rate)
 	limit := t.elapsed(s, now) + Horizon/t.Step + 2 // counted from s.TS, and past the horizon of now
 	n := first(int64(min(max(estimate, 1), float64(limit))), limit, enough)
-	at := t.Begin(s.TS) + n*t.Step
+	at := t.step(s.TS) + n*t.Step
 	return time.Duration(min(at-now, Horizon)) * time.Microsecond
 }
 

@@ -12,8 +12,12 @@ func PhaseOf(start, step int64) int64 {
 // RefundUntil returns the begin of the last step that may be given back what was taken at an instant: the window of
 // that instant, as the next one has its own tokens. A token bucket may be given it back at any time.
 func (t Terms) RefundUntil(taken int64) int64 {
-	if t.Step > 1 {
-		return t.Begin(taken)
+	if t.Step <= 1 {
+		return math.MaxInt64
 	}
-	return math.MaxInt64
+	begin := t.step(taken)
+	if since := t.since(); begin < since && begin+t.Step > since { // the terms began in this window
+		return since
+	}
+	return begin
 }

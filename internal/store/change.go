@@ -17,7 +17,7 @@ type Charge struct {
 
 // Charge takes what the charge says, once. A bucket may go below zero.
 func (s *Session) Charge(ctx context.Context, c Charge) error {
-	if bucket.AnySharded(c.Asks) || !decidesInSQL {
+	if !decidesInSQL || bucket.AnySharded(c.Asks) || bucket.AnyEras(c.Asks) {
 		return s.ChargeAll(ctx, []Charge{c})
 	}
 	if s.queue != nil {
@@ -55,17 +55,17 @@ func (s *Session) ChargeAll(ctx context.Context, charges []Charge) error {
 
 // Fill sets the buckets to their capacity, once.
 func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
-	rows, _ := bucket.RowsOf(asks)
-	if !decidesInSQL {
+	if !decidesInSQL || bucket.AnyEras(asks) {
 		return s.ensureTx(ctx, func(tx *Session) error {
-			l, err := tx.lock(ctx, &pgx.Batch{}, rows)
+			l, err := tx.lock(ctx, &pgx.Batch{}, asks)
 			if err != nil {
 				return err
 			}
-			l.fill()
+			l.fill(asks)
 			return tx.save(ctx, l)
 		})
 	}
+	rows, _ := bucket.RowsOf(asks)
 	if s.queue != nil {
 		s.queue.Enter(ctx, rows)
 	}

@@ -25,7 +25,7 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	byBucket := make(map[bucket.Key]*group, len(calls))
 	for i, c := range calls {
 		c.seq = i
-		if !c.Look && !c.takesFromOne() {
+		if !c.Look && (!c.takesFromOne() || c.Asks[0].Terms.Reshaped()) {
 			for j := range c.Asks {
 				shared[c.Asks[j].Key] = true
 			}
@@ -33,7 +33,7 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	}
 	for _, c := range calls {
 		a := &c.Asks[0]
-		if c.Look || !c.takesFromOne() || shared[a.Key] {
+		if c.Look || !c.takesFromOne() || shared[a.Key] || a.Terms.Reshaped() {
 			others = append(others, c)
 			continue
 		}
@@ -91,14 +91,14 @@ func (g *group) sumCosts() bool {
 // their windows begin.
 func (g *group) hasOtherPolicy(o *group) bool {
 	a, b := g.row.Terms, o.row.Terms
-	a.Phase, b.Phase = 0, 0
+	a.Phase, b.Phase, a.Seed, b.Seed = 0, 0, 0, 0
 	return g.row.Key.Name == o.row.Key.Name && a != b
 }
 
 // isHeld reports whether somebody holds the row that the group asked for, or was quicker: it has enough and did not
 // give.
 func (g *group) isHeld() bool {
-	return !g.found || !g.answer.Allowed && g.row.IsStale(g.answer)
+	return !g.found || !g.row.Outside(g.answer) && !g.answer.Allowed && g.row.IsStale(g.answer)
 }
 
 // nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
@@ -152,7 +152,7 @@ func (g *group) answerCalls() (open []*Call) {
 	}
 	for i, c := range rest {
 		ask := &c.Asks[0]
-		if g.setAnswer(c, a); !g.found || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
+		if g.setAnswer(c, a); !g.found || g.row.Outside(g.answer) || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
 			return rest[i:] // those behind it too: what it takes is missing when it is their turn
 		}
 		c.Answer(nil)

@@ -87,12 +87,83 @@ func (s *Session) lockFree(ctx context.Context, batch *pgx.Batch, calls ...[]buc
 	if err == nil && statement == s.statements.lock && slices.Contains(l.locked, false) {
 		err = fmt.Errorf("the statement left out some of %d rows", len(l.rows))
 	}
+	if err != nil {
+		return l, err
+	}
 	for i := range l.rows { // what is decided on them brings them back to the present
-		if err == nil && l.locked[i] && l.rows[i].Terms.FromFuture(l.states[i], l.now) {
+		if l.locked[i] && l.rows[i].Terms.FromFuture(l.states[i], l.now) {
 			s.owner.Mended(ctx, l.rows[i].Key.Name)
 		}
 	}
-	return l, err
+	return s.settle(ctx, l, calls)
+}
+
+// settle settles the rows that l has locked by the terms that hold now, which the asks of the calls get. Where these say
+// that a bucket has other rows than were thought, it locks again.
+func (s *Session) settle(ctx context.Context, l *lockedRows, calls [][]bucket.Ask) (*lockedRows, error) {
+	l.advance()
+	again := false
+	for _, asks := range calls {
+		for i := range asks {
+			a := &asks[i]
+			if a.Terms.Eras == nil {
+				continue
+			}
+			rows := a.RowCount()
+			a.Terms = a.Terms.At(l.now)
+			again = again || a.RowCount() > rows
+		}
+	}
+	if again {
+		return s.lockFree(ctx, &pgx.Batch{}, calls...)
+	}
+	for _, asks := range calls {
+		for i := range asks {
+			a := &asks[i]
+			if _, missing := l.missing(asks[i : i+1]); missing || a.Terms.Eras == nil {
+				continue
+			}
+			if l.settle(a) && s.mode == ownTx {
+				s.levelled.note(a)
+			}
+		}
+	}
+	return l, nil
+}
+
+// advance moves the instant of the decision into the latest era that a row has seen: the statement has waited for it
+// meanwhile.
+func (l *lockedRows) advance() {
+	for i := range l.rows {
+		t, ts := l.rows[i].Terms, l.states[i].TS
+		if t.Eras == nil || !l.locked[i] || l.made[i] || ts <= l.now || t.FromFuture(l.states[i], l.now) {
+			continue
+		}
+		since, _ := t.At(ts).Span()
+		l.now = max(l.now, since)
+	}
+}
+
+// settle settles the rows of a bucket. It reports whether they are known to be settled for whoever comes next, where the
+// bucket had another number of rows.
+func (l *lockedRows) settle(a *bucket.Ask) (wasLevelled bool) {
+	first := l.index[a.FirstRow()]
+	found := l.states[first : first+a.RowCount()]
+	absent := make([]bool, len(found))
+	for i := range found {
+		absent[i] = l.made[first+i] && !l.changed[first+i]
+	}
+	wasLevelled = a.Terms.Reshaped() && (!slices.Contains(absent, false) || a.Terms.IsLevelled(found, absent))
+	settled := a.Terms.SettleRows(found, absent, l.now)
+	full := a.Terms.OfShard().Full(l.now)
+	for i, state := range settled {
+		if absent[i] && state == full || state == found[i] {
+			found[i] = state
+			continue
+		}
+		found[i], l.changed[first+i] = state, true
+	}
+	return wasLevelled
 }
 
 // queueLock queues a statement that locks rows: buckets_lock.sql, which waits for them, or buckets_lock_free.sql.
@@ -138,7 +209,7 @@ func (l *lockedRows) missing(asks []bucket.Ask) (row bucket.Key, found bool) {
 // of returns the rows of a bucket.
 func (l *lockedRows) of(a *bucket.Ask) (states []bucket.State, changed []bool) {
 	first := l.index[a.FirstRow()]
-	end := first + a.RowCount()
+	end := first + int(max(a.Terms.Shards, 1))
 	return l.states[first:end], l.changed[first:end]
 }
 
@@ -192,12 +263,15 @@ func (l *lockedRows) charge(a *bucket.Ask, amount float64, until int64) {
 	a.Terms.CreditRows(states, l.now, -amount, a.Most)
 }
 
-// fill sets the rows to their capacity.
-func (l *lockedRows) fill() {
-	for i := range l.rows {
-		t := l.rows[i].Terms
-		l.states[i] = bucket.State{Value: t.Capacity, TS: max(t.FixClock(l.states[i], l.now).TS, t.Begin(l.now))}
-		l.changed[i] = true
+// fill sets the rows of the buckets to their capacity.
+func (l *lockedRows) fill(asks []bucket.Ask) {
+	for i := range asks {
+		row := asks[i].Terms.OfShard()
+		states, changed := l.of(&asks[i])
+		for j := range states {
+			states[j] = bucket.State{Value: row.Capacity, TS: max(row.FixClock(states[j], l.now).TS, row.Begin(l.now))}
+			changed[j] = true
+		}
 	}
 }
 

@@ -24,6 +24,9 @@ type Keeping struct {
 	StaleAfter  time.Duration // after it is ready; 0: never
 	ExpireAfter time.Duration // after it is ready
 	Release     bool          // whether what it took is given back when it expires
+
+	NotBefore int64    // the instant before which it is not ready
+	Plans     []string // of each bucket's key; empty when none is on one
 }
 
 // Reservation is a row of the reservations table. Element n of every slice is about the n-th bucket.
@@ -41,16 +44,19 @@ type Reservation struct {
 	Rates, Steps      []float64
 	StepUs, PhaseUs   []int64
 	Lowest            []float64
-	Shards            []int32 // empty when each bucket is one row, as before there were shards
+	Shards            []int32  // empty when each bucket is one row, as before there were shards
+	Plans             []string // empty when no key was on one
 
 	NowUs int64
-	// TermsNow are the terms that the limits have now, as far as this process knows: the owner of the session sets them.
-	TermsNow []bucket.Terms
+	// TermsNow are the terms that the limits have now, as far as this process knows, and PausedUntil the end of the latest
+	// of their pauses: the owner of the session sets them.
+	TermsNow    []bucket.Terms
+	PausedUntil int64
 }
 
 // newReservation returns the reservation of what was taken.
 func newReservation(asks []bucket.Ask, answers []bucket.Answer, keep *Keeping) *Reservation {
-	r := &Reservation{ID: newID(), State: Open, ReadyUs: ReadyAt(asks, answers), Release: keep.Release}
+	r := &Reservation{ID: newID(), State: Open, ReadyUs: max(ReadyAt(asks, answers), keep.NotBefore), Release: keep.Release}
 	if keep.StaleAfter > 0 {
 		stale := r.ReadyUs + keep.StaleAfter.Microseconds()
 		r.StaleUs = &stale
@@ -63,7 +69,9 @@ func newReservation(asks []bucket.Ask, answers []bucket.Answer, keep *Keeping) *
 func ReadyAt(asks []bucket.Ask, answers []bucket.Answer) int64 {
 	var delay time.Duration
 	for i := range asks {
-		delay = max(delay, asks[i].ReadyAfter(answers[i]))
+		if !asks[i].Unenforced {
+			delay = max(delay, asks[i].ReadyAfter(answers[i]))
+		}
 	}
 	return answers[0].Now + delay.Microseconds()
 }
@@ -91,7 +99,7 @@ func (s *Session) queueReservation(batch *pgx.Batch, c *Call) {
 		}
 	}
 	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
-		p.names, p.keys, p.costs, p.capacities, p.rates, p.steps, p.stepUs, p.phases, p.lowest, shards)
+		p.names, p.keys, p.costs, p.capacities, p.rates, p.steps, p.stepUs, p.phases, p.lowest, shards, append([]string{}, c.Reserve.Plans...))
 	c.Reservation = r
 }
 
@@ -123,7 +131,7 @@ func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation,
 func (r *Reservation) columns() []any {
 	return []any{
 		&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
-		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.NowUs,
+		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.Plans, &r.NowUs,
 	}
 }
 
@@ -144,6 +152,14 @@ func (r *Reservation) TermsMade(i int) bucket.Terms {
 		Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
 		MaxDebt: -r.Lowest[i], Reserves: true,
 	}
+}
+
+// Plan returns the plan that the key of the i-th bucket was on.
+func (r *Reservation) Plan(i int) string {
+	if i < len(r.Plans) {
+		return r.Plans[i]
+	}
+	return ""
 }
 
 // Asks returns what the reservation took, under the terms that its limits have now, to take or charge it again.

@@ -50,9 +50,9 @@ func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 		if i == len(rows) {
 			return a, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(rows))
 		}
-		a.State = rows[i].Terms.Full(a.Now)
+		a.State, a.Absent = rows[i].Terms.Full(a.Now), true
 		if value != nil && ts != nil {
-			a.State = bucket.State{Value: *value, TS: *ts}
+			a.State, a.Absent = bucket.State{Value: *value, TS: *ts}, false
 		}
 		i++
 		return a, nil
@@ -73,6 +73,7 @@ type columns struct {
 	shards                                  []int32
 	costs, capacities, rates, steps, lowest []float64
 	stepUs, phases, tolerances              []int64
+	since, until                            []*int64 // nil when the terms of all always hold
 }
 
 func columnsOf(asks []bucket.Ask) columns {
@@ -85,7 +86,24 @@ func columnsOf(asks []bucket.Ask) columns {
 		c.stepUs, c.steps = append(c.stepUs, a.Terms.Step), append(c.steps, a.Terms.Steps)
 		c.phases, c.tolerances = append(c.phases, a.Terms.Phase), append(c.tolerances, a.Terms.Tolerance())
 	}
+	if bucket.AnyEras(asks) {
+		c.since, c.until = make([]*int64, len(asks)), make([]*int64, len(asks))
+		for i := range asks {
+			c.since[i], c.until[i] = spanOf(asks[i].Terms)
+		}
+	}
 	return c
+}
+
+// spanOf returns the first and the last instant at which the terms hold, as parameters of a statement: null for terms
+// that always do.
+func spanOf(t bucket.Terms) (since, until *int64) {
+	if t.Eras == nil {
+		return nil, nil
+	}
+	first, next := t.Span()
+	last := next - 1
+	return &first, &last
 }
 
 // rowParameters returns the parameters of the statements that read rows.
@@ -124,13 +142,15 @@ func (s *Session) takeParameters(a *bucket.Ask) []any {
 	}
 	return []any{
 		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, s.now(), p.tolerance,
+		p.since, p.until,
 	}
 }
 
 // takeSeveralParameters returns those of buckets_take.sql and buckets_take_alone.sql.
 func (s *Session) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
-	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, s.now(), c.tolerances}
+	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, s.now(), c.tolerances,
+		c.since, c.until}
 }
 
 // limitParameters keep those parameters that are the same for all buckets of a limit, as pgx wants them: each is an
@@ -147,13 +167,14 @@ type limitKey struct {
 }
 
 // boxed are parameters of a limit, each in an interface.
-type boxed struct{ name, capacity, rate, step, steps, phase, tolerance any }
+type boxed struct{ name, capacity, rate, step, steps, phase, tolerance, since, until any }
 
 const maxLimitParameters = 1024
 
 // of returns the parameters for the limit of the bucket.
 func (l *limitParameters) of(a *bucket.Ask) *boxed {
 	key := limitKey{a.Key.Name, a.Terms}
+	key.terms.Seed = 0
 	if key.terms.PhaseByKey {
 		key.terms.Phase = 0
 	}
@@ -164,8 +185,10 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 		return p
 	}
 	t := a.Terms
+	since, until := spanOf(t)
 	p = &boxed{
 		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, phase: t.Phase, tolerance: t.Tolerance(),
+		since: since, until: until,
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,6 +26,7 @@ func (s *Session) takeSharded(ctx context.Context, asks []bucket.Ask) ([]bucket.
 			return nil, err
 		}
 		looked = len(found) > 0
+		settleRows(all, found)
 		taken, certain := bucket.AllAllowed(answers), looked || isCertain(asks, answers)
 		fromRows(asks, rows, answers, found, from)
 		switch {
@@ -36,6 +37,15 @@ func (s *Session) takeSharded(ctx context.Context, asks []bucket.Ask) ([]bucket.
 		}
 	}
 	return s.takeAllShards(ctx, asks, looked)
+}
+
+// settleRows settles what was found in rows, each for itself.
+func settleRows(rows []bucket.Ask, found []bucket.Answer) {
+	for i := range found {
+		if t := rows[i].Terms; t.Eras != nil {
+			found[i].State = t.At(found[i].Now).Settle(found[i].State)
+		}
+	}
 }
 
 // takeAllShards takes from all rows of the buckets together. Outside a transaction a look comes first, unless

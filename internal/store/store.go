@@ -51,6 +51,7 @@ type Store struct {
 	schema     string
 	statements statements
 	limits     limitParameters
+	levelled   levelled
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 }
 

@@ -21,15 +21,20 @@ const EndTimeout = 5 * time.Second
 // ErrStale says that another call was quicker between a statement's look and its deed. The statement is run again.
 var ErrStale = errors.New("overtaken by another call")
 
+// errOutside says that a statement that decides by itself was given terms which do not hold for a bucket, or do no longer.
+// Nothing was taken. The call is decided on locked rows, which are settled then.
+var errOutside = errors.New("other terms hold for a bucket")
+
 // Take takes what the asks cost from all of their buckets, or from none of them, once: in the transaction that the
 // session is of, else as its own. One of them costs something. The answers are put into room when that has the capacity.
 func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	isOne := len(asks) == 1 && asks[0].Terms.Shards <= 1
 	switch {
-	case !decidesInSQL:
+	case !decidesInSQL || bucket.AnyReshaped(asks):
 		return s.takeByLocking(ctx, asks)
 	case !isOne && bucket.AnySharded(asks):
-		return s.takeSharded(ctx, asks)
+		answers, err := s.takeSharded(ctx, asks)
+		return s.orByLocking(ctx, asks, answers, err)
 	}
 	if s.queue != nil {
 		s.queue.Enter(ctx, asks)
@@ -42,9 +47,17 @@ func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 		answers, _, err = s.takeAllOrNothing(ctx, asks, nil)
 	}
 	if err != nil || isOne && answers[0].Allowed {
-		return answers, err
+		return s.orByLocking(ctx, asks, answers, err)
 	}
 	return answers, s.fixClocks(ctx, asks, answers)
+}
+
+// orByLocking returns the answers and err, but where the statement was Outside those of a decision on locked rows.
+func (s *Session) orByLocking(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer, err error) ([]bucket.Answer, error) {
+	if errors.Is(err, errOutside) {
+		return s.takeByLocking(ctx, asks)
+	}
+	return answers, err
 }
 
 // TakeOrRead is Take for asks that may cost nothing.
@@ -78,6 +91,8 @@ func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.
 // row.
 func checkAnswers(asks []bucket.Ask, answers []bucket.Answer) error {
 	switch {
+	case len(asks) == len(answers) && bucket.AnyOutside(asks, answers):
+		return errOutside
 	case len(asks) == 1 && (len(answers) == 0 || !answers[0].Allowed && asks[0].IsStale(answers[0])):
 		return ErrStale
 	case len(answers) != len(asks):
@@ -104,6 +119,11 @@ func (s *Session) takeAllOrNothing(ctx context.Context, asks, look []bucket.Ask)
 	s.queueTake(batch, asks)
 	if answers, found, err = s.sendTake(ctx, batch, asks, look); err == nil {
 		err = checkAnswers(asks, answers)
+	}
+	if s.mode != alone && errors.Is(err, errOutside) { // it may have taken from the others
+		if undoErr := s.undo(ctx); undoErr != nil {
+			err = undoErr
+		}
 	}
 	if err != nil || s.mode == alone || bucket.AllAllowed(answers) {
 		return answers, found, err

@@ -105,6 +105,7 @@ func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, gr
 	for _, g := range groups {
 		if g.whole.Sharded() {
 			n := g.whole.RowCount()
+			settleRows(g.rows(), answers[:n])
 			g.states, answers = bucket.StatesOf(answers[:n]), answers[n:]
 		}
 	}
@@ -120,8 +121,9 @@ func (s *Session) queueGroups(batch *pgx.Batch, groups []*group) {
 	}
 	first := &groups[0].row
 	t := first.Terms
+	since, until := spanOf(t)
 	batch.Queue(s.statements.spend, first.Key.Name, keys, shards, costs,
-		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance())
+		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance(), since, until)
 }
 
 // receiveGroups gives each group of a limit its answer. Answers come in the order asked, but for those that

@@ -7,8 +7,10 @@
 -- $10 lowest                  the least value that may remain: 0, or minus what may be owed
 -- $11 as_of_us                the instant to decide at; null: the database's clock
 -- $12 tolerance_us            a ts this far past the current step was written by a wrong clock
+-- $13 since_us, $14 until_us  the first and the last instant at which these terms hold; null: they always do
 --
--- Returns one row: allowed, and the bucket's value and ts after the decision, and now_us.
+-- Returns one row: allowed, and the bucket's value and ts after the decision, and now_us. Where the terms do not hold at
+-- now, or the row is of a time at which they did not, nothing is taken: other terms have a say.
 --
 -- take decides on the newest version of the row, under its lock. It reads through no snapshot, so it
 -- takes no SIREAD lock and cannot cause a serialization failure between different buckets. A refusal
@@ -16,20 +18,23 @@
 -- through the snapshot. Its row is there and locked by then, so the zeros are never inserted.
 WITH take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-    VALUES ($1::text, $2::text, $3::integer, $5::float8 - $4::float8,
-        $9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint)
+    SELECT $1::text, $2::text, $3::integer, $5::float8 - $4::float8,
+        greatest($9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint, $13::bigint)
+    WHERE ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)
     ON CONFLICT (name, key, shard) DO UPDATE SET
         value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
         ts = CASE WHEN b.ts > excluded.ts + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
     WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+        AND ($13::bigint IS NULL OR b.ts BETWEEN $13::bigint AND $14::bigint)
     RETURNING b.value, b.ts
 ), refused AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT $1::text, $2::text, $3::integer, 0, 0
-    WHERE NOT EXISTS (SELECT FROM take)
+    WHERE NOT EXISTS (SELECT FROM take) AND ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)
     ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
     RETURNING b.value, b.ts
 )
 SELECT answer.allowed, answer.value, answer.ts,
     coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM refused) AS answer
+FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM refused
+    UNION ALL SELECT false, 0, 0 WHERE NOT ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)) AS answer

@@ -11,19 +11,22 @@
 WITH seen AS MATERIALIZED (
     SELECT b.value, b.ts FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
 ), begun AS MATERIALIZED (
-    SELECT $9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint AS ts
+    SELECT greatest($9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint, $13::bigint) AS ts
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT $1::text, $2::text, $3::integer, $5::float8 - $4::float8, begun.ts
     FROM begun LEFT JOIN seen ON true
-    WHERE seen.ts IS NULL
-        OR least($5::float8, seen.value + ((greatest(begun.ts - seen.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+    WHERE ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)
+        AND (seen.ts IS NULL
+            OR least($5::float8, seen.value + ((greatest(begun.ts - seen.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8 AND ($13::bigint IS NULL OR seen.ts BETWEEN $13::bigint AND $14::bigint))
     ON CONFLICT (name, key, shard) DO UPDATE SET
         value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
         ts = CASE WHEN b.ts > excluded.ts + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
     WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+        AND ($13::bigint IS NULL OR b.ts BETWEEN $13::bigint AND $14::bigint)
     RETURNING b.value, b.ts
 )
 SELECT answer.allowed, answer.value, answer.ts,
     coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM seen WHERE NOT EXISTS (SELECT FROM take)) AS answer
+FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM seen WHERE NOT EXISTS (SELECT FROM take)
+    UNION ALL SELECT false, 0, 0 WHERE NOT EXISTS (SELECT FROM seen) AND NOT ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)) AS answer

@@ -11,15 +11,16 @@
 -- one, the division by zero undoes the statement (SQLSTATE 22012), and it is made again. At SERIALIZABLE these
 -- reads would take part in conflict detection, which is why a caller's transaction uses buckets_take.sql.
 WITH asked AS MATERIALIZED (
-    SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS ts
+    SELECT u.*, clock.now_us, greatest(u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, u.since_us) AS ts, (u.since_us IS NULL OR clock.now_us BETWEEN u.since_us AND u.until_us) AS holds
     FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
-            $7::bigint[], $8::float8[], $9::bigint[], $10::float8[], $12::bigint[])
-        WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, tolerance_us, ord),
+            $7::bigint[], $8::float8[], $9::bigint[], $10::float8[], $12::bigint[], $13::bigint[], $14::bigint[])
+        WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, tolerance_us, since_us, until_us, ord),
         (SELECT coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ), seen AS MATERIALIZED (
     SELECT a.ord, b.value, b.ts,
         CASE WHEN b.ts IS NULL THEN a.capacity
-            ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) END - a.cost >= a.lowest AS enough
+            ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) END - a.cost >= a.lowest
+            AND a.holds AND (b.ts IS NULL OR (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us)) AS enough
     FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ), likely AS MATERIALIZED (
     SELECT bool_and(s.enough) AS allowed FROM seen AS s
@@ -35,10 +36,11 @@ WITH asked AS MATERIALIZED (
     FROM likely AS v CROSS JOIN asked AS a JOIN seen AS s ON s.ord = a.ord LEFT JOIN locked AS b ON b.ord = a.ord
 ), next AS MATERIALIZED (
     SELECT s.*, least(s.capacity, s.found_value + ((greatest(s.ts - s.found_ts, 0) + s.step_us - 1) / s.step_us)::float8 * s.rate / s.steps) - s.cost AS next_value,
-        CASE WHEN s.found_ts > s.ts + s.tolerance_us THEN s.ts ELSE greatest(s.found_ts, s.ts) END AS next_ts
+        CASE WHEN s.found_ts > s.ts + s.tolerance_us THEN s.ts ELSE greatest(s.found_ts, s.ts) END AS next_ts,
+        s.holds AND (s.missing OR (s.since_us IS NULL OR s.found_ts BETWEEN s.since_us AND s.until_us)) AS fits
     FROM state AS s
 ), verdict AS MATERIALIZED (
-    SELECT bool_and(n.next_value >= n.lowest AND NOT n.held) AS allowed, count(*) FILTER (WHERE n.missing) AS missing FROM next AS n
+    SELECT bool_and(n.next_value >= n.lowest AND NOT n.held AND n.fits) AS allowed, count(*) FILTER (WHERE n.missing) AS missing FROM next AS n
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT n.name, n.key, n.shard, n.next_value, n.next_ts
@@ -54,7 +56,7 @@ WITH asked AS MATERIALIZED (
 ), taken AS MATERIALIZED (
     SELECT CASE WHEN v.allowed AND v.missing <> (SELECT count(*) FROM made) THEN 1 / (v.missing - v.missing) ELSE 1 END AS all_or_nothing FROM verdict AS v
 )
-SELECT n.next_value >= n.lowest AND NOT n.held AS allowed,
+SELECT n.next_value >= n.lowest AND NOT n.held AND n.fits AS allowed,
     CASE WHEN v.allowed THEN n.next_value ELSE n.found_value END AS value,
     CASE WHEN v.allowed THEN n.next_ts ELSE n.found_ts END AS ts,
     n.now_us, n.held

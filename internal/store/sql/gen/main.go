@@ -138,5 +138,6 @@ func columns(row string) map[string]string {
 	return map[string]string{
 		"capacity": row + ".capacity", "rate": row + ".rate", "step": row + ".step_us", "steps": row + ".steps",
 		"phase": row + ".phase_us", "tolerance": row + ".tolerance_us",
+		"since": row + ".since_us", "until": row + ".until_us",
 	}
 }

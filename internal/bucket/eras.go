@@ -1,0 +1,246 @@
+package bucket
+
+import (
+	"math"
+	"slices"
+)
+
+// Change is what becomes of the tokens of a bucket when other terms begin to hold.
+type Change uint8
+
+const (
+	// Keep leaves the tokens as they are, up to the new capacity.
+	Keep Change = iota
+	// Scale keeps their share of the capacity.
+	Scale
+	// Add adds what the capacity gains, or takes away what it loses.
+	Add
+	// Reset fills the bucket.
+	Reset
+)
+
+// Era is terms and the instant from which they hold, up to the next era's.
+type Era struct {
+	From   int64
+	Terms  Terms
+	Change Change // at From; that of the first era does not matter
+}
+
+// Eras are the terms of a limit at all instants. They do not change once they are made.
+type Eras struct {
+	eras     []Era
+	reshaped []bool // whether in each era a row may be part of what was held in another number of rows
+	seeded   bool   // whether the phase of any is derived from the key
+}
+
+// NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
+// others by Eras.
+func NewEras(eras []Era) *Eras {
+	e := &Eras{eras: slices.Clone(eras), reshaped: make([]bool, len(eras))}
+	for i := range e.eras {
+		era := &e.eras[i]
+		era.Terms.Eras, era.Terms.Era, era.Terms.Shards = e, int32(i), max(era.Terms.Shards, 1)
+		e.seeded = e.seeded || era.Terms.PhaseByKey
+		if i == 0 {
+			era.From = math.MinInt64
+			continue
+		}
+		before := &e.eras[i-1]
+		e.reshaped[i] = era.Change != Reset && (e.reshaped[i-1] || era.Terms.Shards != before.Terms.Shards)
+	}
+	return e
+}
+
+// Holding returns the terms that hold at an instant.
+func (e *Eras) Holding(now int64) Terms {
+	i := len(e.eras) - 1
+	for i > 0 && e.eras[i].From > now {
+		i--
+	}
+	return e.eras[i].Terms
+}
+
+// Span returns the instant from which the terms hold, and that from which they hold no more.
+func (t Terms) Span() (since, until int64) {
+	since, until = math.MinInt64, math.MaxInt64
+	if t.Eras != nil {
+		since = t.Eras.eras[t.Era].From
+		if next := int(t.Era) + 1; next < len(t.Eras.eras) {
+			until = t.Eras.eras[next].From
+		}
+	}
+	return since, until
+}
+
+// since returns the instant from which the terms hold.
+func (t Terms) since() int64 {
+	since, _ := t.Span()
+	return since
+}
+
+// Reshaped reports whether rows of the bucket may be missing, or old, although it is not full, because it was kept in
+// another number of rows: those have to be looked at as a whole.
+func (t Terms) Reshaped() bool {
+	return t.Eras != nil && !t.Levelled && !t.OfRow && t.Eras.reshaped[t.Era]
+}
+
+// At returns the terms that hold at an instant, of the same bucket or row.
+func (t Terms) At(now int64) Terms {
+	if since, until := t.Span(); now >= since && now < until {
+		return t
+	}
+	return t.of(t.Eras.Holding(now))
+}
+
+// of returns the terms of an era as they are for the bucket or the row that t is of.
+func (t Terms) of(era Terms) Terms {
+	era = era.Seeded(t.Seed)
+	if t.OfRow {
+		era = era.OfShard()
+	}
+	return era
+}
+
+// NeedsSeed reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
+func (t Terms) NeedsSeed() bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
+
+// Seeded returns the terms with the phase that follows from seed, where they have such a one.
+func (t Terms) Seeded(seed uint64) Terms {
+	if t.PhaseByKey {
+		t.Phase = PhaseOf(int64(seed%uint64(t.Step)), t.Step)
+	}
+	if t.Eras != nil {
+		t.Seed = seed
+	}
+	return t
+}
+
+// within returns the terms of the i-th era.
+func (t Terms) within(i int32) Terms { return t.of(t.Eras.eras[i].Terms) }
+
+// MostShards returns how many rows may hold what the bucket holds.
+func (t Terms) MostShards() int32 {
+	most := t.Shards
+	for i := int32(0); t.Reshaped() && i < t.Era; i++ {
+		most = max(most, t.Eras.eras[i].Terms.Shards)
+	}
+	return most
+}
+
+// changed returns the tokens that a bucket or a row has under the terms t of an era, at its first instant, when it had so
+// many under the terms before.
+func (t Terms) changed(tokens float64, before Terms) float64 {
+	change := t.Eras.eras[t.Era].Change
+	switch {
+	case change == Reset || tokens >= before.Capacity:
+		return t.Capacity
+	case change == Scale && before.Capacity > 0:
+		tokens *= t.Capacity / before.Capacity
+	case change == Add:
+		tokens += t.Capacity - before.Capacity
+	}
+	return min(t.Capacity, tokens)
+}
+
+// IsSettled reports whether the state of a row is of the era of the terms, and not of one before it.
+func (t Terms) IsSettled(s State) bool { return t.Eras == nil || s.TS >= t.since() }
+
+// Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
+// its terms, and what became of the tokens then is what the change says. The number of rows stays the same in all eras
+// that s has seen, or else SettleRows is for it.
+func (t Terms) Settle(s State) State {
+	if t.IsSettled(s) {
+		return s
+	}
+	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
+		from, before, after := t.Eras.eras[i].From, t.within(i-1), t.within(i)
+		s = State{Value: after.changed(before.Tokens(s, from), before), TS: from}
+	}
+	return s
+}
+
+// SettleRows is Settle for the rows of a bucket: found are MostShards of them, and absent tells which of those are not
+// there, as a full one is. It returns the Shards rows of the bucket now.
+func (t Terms) SettleRows(found []State, absent []bool, now int64) []State {
+	rows, missing := slices.Clone(found), slices.Clone(absent)
+	for len(rows) < int(t.MostShards()) { // not read: the terms have begun to hold meanwhile
+		rows, missing = append(rows, State{}), append(missing, true)
+	}
+	if t.Eras != nil && !t.Levelled {
+		first := t.lastReset()
+		for i := range rows {
+			missing[i] = missing[i] || rows[i].TS < t.Eras.eras[first].From
+		}
+		for i := first + 1; i <= t.Era; i++ {
+			t.within(i).enter(rows, missing, t.within(i-1))
+		}
+	}
+	rows = rows[:max(t.Shards, 1)]
+	full := t.OfShard().Full(now)
+	for i := range rows {
+		if missing[i] {
+			rows[i] = full
+		}
+	}
+	return rows
+}
+
+// IsLevelled reports whether the rows that are there have been settled in the era of t.
+func (t Terms) IsLevelled(rows []State, absent []bool) bool {
+	for i := range min(int(t.Shards), len(rows)) {
+		if !absent[i] && t.IsSettled(rows[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// lastReset returns the latest era up to that of t which began with full buckets, or the first.
+func (t Terms) lastReset() int32 {
+	for i := t.Era; i > 0; i-- {
+		if t.Eras.eras[i].Change == Reset {
+			return i
+		}
+	}
+	return 0
+}
+
+// enter settles the rows of a bucket at the beginning of the era of t, from the era before.
+func (t Terms) enter(rows []State, missing []bool, before Terms) {
+	if t.Shards != before.Shards {
+		t.reshape(rows, missing, before)
+		return
+	}
+	from, part, partBefore := t.since(), t.OfShard(), before.OfShard()
+	for i := range rows {
+		switch {
+		case i >= int(t.Shards): // of a time when there were more
+			missing[i] = true
+		case !missing[i] && rows[i].TS < from:
+			rows[i] = State{Value: part.changed(partBefore.Tokens(rows[i], from), partBefore), TS: from}
+		}
+	}
+}
+
+// reshape is enter for an era with another number of rows: what the rows held together is spread evenly over the new ones,
+// unless that has been done.
+func (t Terms) reshape(rows []State, missing []bool, before Terms) {
+	from, known := t.since(), false
+	for i := range rows {
+		if i < int(t.Shards) && !missing[i] && rows[i].TS >= from {
+			return
+		}
+		known = known || i < int(before.Shards) && !missing[i]
+	}
+	held := slices.Clone(rows[:before.Shards])
+	for i := range held {
+		if missing[i] {
+			held[i] = before.OfShard().Full(from)
+		}
+	}
+	each := t.changed(before.TokensOf(held, from), before) / float64(t.Shards)
+	for i := range rows {
+		missing[i] = !known || i >= int(t.Shards)
+		rows[i] = State{Value: each, TS: from}
+	}
+}
