@@ -71,7 +71,7 @@ type Document struct {
 }
 
 // maxFileBytes is how long a file may be.
-const maxFileBytes = 4 << 20
+const maxFileBytes = 2 << 20
 
 // ReadFile returns what the file at path says, as Read does.
 func ReadFile(path string) (*Document, error) {
@@ -87,7 +87,7 @@ func ReadFile(path string) (*Document, error) {
 	return d, nil
 }
 
-// Read returns what a rules file says, in YAML or JSON, up to 4 MiB. It is strict: a field that is not known, one that is
+// Read returns what a rules file says, in YAML or JSON, up to 2 MiB. It is strict: a field that is not known, one that is
 // given twice, also under two of its names, and a value of another type are errors. An error wraps ErrInvalid and
 // names the line. What Read returns is valid, by itself: whether its tiers name attributes that the program declares is for NewTiers.
 func Read(r io.Reader) (*Document, error) {
@@ -171,7 +171,7 @@ func anyLimit(name string) (ratelimit.Limit, bool) {
 
 // documentOf reads a whole file.
 func documentOf(root *node) (*Document, error) {
-	d, b := &Document{}, &builder{}
+	d, b := &Document{}, newBuilder()
 	switch {
 	case root.kind == list:
 		if err := b.records(root.items); err != nil {
@@ -193,11 +193,9 @@ func documentOf(root *node) (*Document, error) {
 			return nil, err
 		}
 		for _, item := range overrides {
-			o, err := readOverride(item)
-			if err != nil {
+			if err := b.override(d, item); err != nil {
 				return nil, err
 			}
-			d.Overrides = append(d.Overrides, *o)
 		}
 	default:
 		b.alone = true

@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -181,6 +182,30 @@ func TestReadAliases(t *testing.T) {
 	require.Equal(t, ratelimit.On, read(t, "[{limit: a, rate: 1, is_active: true}]").Rules[0].Mode)
 }
 
+func deepIndentation() string {
+	var b strings.Builder
+	for i := range 40 {
+		b.WriteString(strings.Repeat(" ", i) + "a:\n")
+	}
+	return b.String()
+}
+
+func manyFields(format string) string {
+	var b strings.Builder
+	for i := range 1 << 16 {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+func manyTiers() string {
+	var b strings.Builder
+	for i := range 1001 {
+		fmt.Fprintf(&b, "- {key_pattern: '%d:{user_id}', rps: 1}\n", i)
+	}
+	return b.String()
+}
+
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, text, want string }{
@@ -227,15 +252,24 @@ func TestReadRefuses(t *testing.T) {
 		{"BadTier", "tiers: [{limit: a, key: '{user}{tenant}'}]\nmatch: all", "nothing between {user} and {tenant}"},
 		{"NamelessTier", "match: all\ntiers:\n  - key: '{user}'\n", "line 3: it has no limit"},
 		{"BadOverride", "overrides:\n  - {limit: a, key: ada, multiplier: 2, on_plan: pro}\n", "line 2: rules: invalid: override"},
-		{"TwoDocuments", "[{limit: a, rps: 1}]\n---\n[{limit: b, rps: 1}]\n", "line 3: a second document begins"},
-		{"Anchor", "- &a {limit: a, rps: 1}\n- *a\n", "line 1: anchors, aliases, tags and merges are not read"},
+		{"TwoDocuments", "[{limit: a, rps: 1}]\n---\n[{limit: b, rps: 1}]\n", "line 2: the document ends here"},
+		{"Anchor", "- &a {limit: a, rps: 1}\n- *a\n", "line 1: anchors, aliases, tags, merges"},
 		{"Syntax", "- limit: a\n  rate: [1\n", "line 2:"},
 		{"BrokenJSON", "{\"rules\": [}", "line 1:"},
 		{"NotUTF8", "- {limit: \xff}", "not UTF-8"},
 		{"DeepYAML", strings.Repeat("- ", 40) + "a", "nested more than 32 deep"},
 		{"DeepJSON", strings.Repeat("[", 40) + strings.Repeat("]", 40), "line 1: it is nested more than 32 deep"},
-		{"DeepBrackets", strings.Repeat("[", 5000), "more than 1000 brackets"},
-		{"Long", strings.Repeat("#", 4<<20+1), "more than 4194304 bytes"},
+		{"DeepBrackets", strings.Repeat("[\n", 5000), "line 33: it is nested more than 32 deep"},
+		{"DeepIndentation", deepIndentation(), "it is nested more than 32 deep"},
+		{"ManyTags", strings.Repeat("!!a ", 1<<18), "line 1: anchors, aliases, tags, merges, directives and keys with a ? are not read"},
+		{"Merge", "- limit: a\n  <<: {rps: 1}\n", "line 2: anchors"},
+		{"ExplicitKey", "- ? limit\n  : a\n", "line 1: anchors"},
+		{"ManyTiers", manyTiers(), "more than 1000 tiers"},
+		{"TwoOverrides", "overrides:\n- {limit: a, key: b, multiplier: 2}\n- {limit: a, key: b, multiplier: 3}", "line 3: there is an override of this key of \"a\" already"},
+		{"ManyDocuments", strings.Repeat("---\na\n", 1<<17), "line 3: the document ends here"},
+		{"ManyFields", manyFields("a%d: 1\n"), "line 65: the map has more than 64 fields"},
+		{"ManyFieldsInBraces", "{" + manyFields("a%d: 1,") + "}", "line 1: the map has more than 64 fields"},
+		{"Long", strings.Repeat("#", 2<<20+1), "more than 2097152 bytes"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -12,9 +12,23 @@ import (
 
 // builder gathers what the records of a file say.
 type builder struct {
-	alone bool // whether the file is a single record
-	rules []Rule
-	asked []asked
+	alone      bool // whether the file is a single record
+	rules      []Rule
+	asked      []asked
+	ids        seen[RuleID]
+	overridden seen[Bucket]
+}
+
+func newBuilder() *builder { return &builder{ids: seen[RuleID]{}, overridden: seen[Bucket]{}} }
+
+// seen is what a file has said already.
+type seen[T comparable] map[T]bool
+
+// add reports whether it is new.
+func (s seen[T]) add(t T) bool {
+	was := s[t]
+	s[t] = true
+	return !was
 }
 
 // form is how a record says whom it is asked of.
@@ -160,8 +174,12 @@ func (b *builder) finish(d *Document) error {
 		if a.form == row && !forAll[a.tier.Limit] {
 			a.tier.When = map[string]string{"plan": a.plan}
 		}
-		if a.form == plain || !slices.ContainsFunc(d.Tiers.Tiers, func(t Tier) bool { return reflect.DeepEqual(t, a.tier) }) {
+		same := func(t Tier) bool { return reflect.DeepEqual(t, a.tier) } // as of the rows of several plans
+		if a.form == plain || !slices.ContainsFunc(d.Tiers.Tiers, same) {
 			d.Tiers.Tiers = append(d.Tiers.Tiers, a.tier)
+		}
+		if len(d.Tiers.Tiers) > maxTiers {
+			return fmt.Errorf("line %d: there are more than %d tiers", a.line, maxTiers)
 		}
 	}
 	if d.Tiers.Match == "" {

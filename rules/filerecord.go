@@ -44,10 +44,8 @@ func (b *builder) record(n *node) error {
 	if err == nil {
 		err = r.validate()
 	}
-	for i := range b.rules {
-		if err == nil && b.rules[i].Limit == r.Limit && b.rules[i].Plan == r.Plan {
-			err = fmt.Errorf("the rule for the limit %q and the plan %q is there already; keep one", r.Limit, r.Plan)
-		}
+	if id := (RuleID{r.Limit, r.Plan}); err == nil && !b.ids.add(id) {
+		err = fmt.Errorf("the rule for the limit %q and the plan %q is there already; keep one", r.Limit, r.Plan)
 	}
 	if ended := f.end(); ended != nil {
 		return ended
@@ -138,8 +136,8 @@ func (b *builder) tierRecords(items []*node) error {
 	return nil
 }
 
-// readOverride reads a record of overrides.
-func readOverride(n *node) (*Override, error) {
+// override reads a record of overrides.
+func (b *builder) override(d *Document, n *node) error {
 	f := newFields(n)
 	o := &Override{Limit: f.text("limit", "name"), Key: f.text("key"), OnPlan: f.text("on_plan"), OnChange: readOnChange(f), Until: f.instant("until")}
 	o.Multiplier = f.above("multiplier")
@@ -148,14 +146,19 @@ func readOverride(n *node) (*Override, error) {
 		o.Policy = &Rule{}
 		readPolicy(inside, o.Policy)
 		if err := inside.end(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := f.end(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := o.validate(); err != nil {
-		return nil, fmt.Errorf("line %d: %w", n.line, err)
+	err := o.validate()
+	if err == nil && !b.overridden.add(Bucket{o.Limit, o.Key}) {
+		err = fmt.Errorf("there is an override of this key of %q already; keep one", o.Limit)
 	}
-	return o, nil
+	if err != nil {
+		return fmt.Errorf("line %d: %w", n.line, err)
+	}
+	d.Overrides = append(d.Overrides, *o)
+	return nil
 }

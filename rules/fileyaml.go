@@ -3,61 +3,80 @@ package rules
 import (
 	"errors"
 	"fmt"
-	"regexp"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
 
-// What takes the parser a time that is not in proportion to the length of the file.
-const maxOpen = 1000
-
-var manyEntries = regexp.MustCompile(`(?m)^[ \t]*(?:[-?:][ \t]+){32}`)
-
-// parseYAML returns a YAML file as nodes. It reads one document without anchors, aliases, tags and merges, so that a
-// short file is a short document.
+// parseYAML returns a YAML file as nodes. It reads one document without anchors, aliases, tags, merges and directives, so
+// that a short file is a short document.
 func parseYAML(text []byte) (_ *node, err error) {
-	open := 0
-	for _, c := range text {
-		switch c {
-		case '[', '{':
-			open++
-		case ']', '}':
-			open--
-		}
-		if open > maxOpen {
-			return nil, fmt.Errorf("more than %d brackets are open at once", maxOpen)
-		}
-	}
-	if manyEntries.Match(text) {
-		return nil, fmt.Errorf("lists are nested more than %d deep", maxDepth)
-	}
 	defer func() {
 		if p := recover(); p != nil { // a fault of the parser is a fault of the file
 			err = errors.New("the file is not YAML that can be read; write it in a simpler way")
 		}
 	}()
-	file, err := parser.ParseBytes(text, 0)
+	tokens := lexer.Tokenize(string(text))
+	if err := checkTokens(tokens); err != nil {
+		return nil, err
+	}
+	file, err := parser.Parse(tokens, 0)
 	if err != nil {
 		return nil, yamlError(err)
 	}
-	var body ast.Node
-	for _, document := range file.Docs {
-		if document.Body == nil {
-			continue
-		}
-		if body != nil {
-			return nil, fmt.Errorf("line %d: a second document begins; write one", lineOf(document.Body))
-		}
-		body = document.Body
-	}
-	if body == nil {
+	if len(file.Docs) != 1 || file.Docs[0].Body == nil {
 		return nil, errors.New("the file is empty")
 	}
-	return yamlNode(body, 0)
+	return yamlNode(file.Docs[0].Body, 0)
+}
+
+// checkTokens refuses what is not read, and that for which the parser takes more than its time: what is nested deeply, maps
+// with many fields, and many documents.
+func checkTokens(tokens token.Tokens) error {
+	open, entries, line := 0, 0, 0 // entries are those of lists within lists, on one line
+	fields := map[int]int{}        // of the maps that are open, by the columns of their names
+	for i, t := range tokens {
+		if t.Position.Line != line {
+			entries, line = 0, t.Position.Line
+		}
+		switch t.Type {
+		case token.AnchorType, token.AliasType, token.TagType, token.MergeKeyType, token.DirectiveType, token.MappingKeyType:
+			return fmt.Errorf("line %d: anchors, aliases, tags, merges, directives and keys with a ? are not read; write out what they stand for", line)
+		case token.DocumentHeaderType, token.DocumentEndType:
+			if slices.ContainsFunc(tokens[:i], func(t *token.Token) bool { return t.Type != token.CommentType }) {
+				return fmt.Errorf("line %d: the document ends here; write one in each file, without ... at its end", line)
+			}
+		case token.SequenceStartType, token.MappingStartType:
+			open++
+		case token.SequenceEndType, token.MappingEndType:
+			open--
+		case token.SequenceEntryType:
+			entries++
+			maps.DeleteFunc(fields, func(column, _ int) bool { return column > t.Position.Column })
+		case token.MappingValueType:
+			entries++
+			if i > 0 && open == 0 {
+				at := tokens[i-1].Position.Column
+				maps.DeleteFunc(fields, func(column, _ int) bool { return column > at })
+				fields[at]++
+				if fields[at] > maxFields {
+					return fmt.Errorf("line %d: the map has more than %d fields", line, maxFields)
+				}
+			}
+		case token.CollectEntryType:
+			entries = 0
+		}
+		if max(open, entries, len(fields)) > maxDepth {
+			return tooDeep(line)
+		}
+	}
+	return nil
 }
 
 // yamlError returns a parser's error in one line.
@@ -113,7 +132,7 @@ func yamlNode(from ast.Node, depth int) (*node, error) {
 		n.kind = object
 		return n, n.addYAML(from, depth+1)
 	default:
-		return nil, fmt.Errorf("line %d: anchors, aliases, tags and merges are not read; write out what they stand for", n.line)
+		return nil, fmt.Errorf("line %d: there is %s, which is not read", n.line, from.Type())
 	}
 	return n, nil
 }
