@@ -71,6 +71,7 @@ func checkTokens(tokens token.Tokens) error {
 			}
 		case token.CollectEntryType:
 			entries = 0
+		default: // words, and what stands for them
 		}
 		if max(open, entries, len(fields)) > maxDepth {
 			return tooDeep(line)
