@@ -128,7 +128,7 @@ type Answered struct {
 type RulesLoaded struct {
 	// Version is that of the rules that decide from now on. When nothing could be loaded they are those of before.
 	Version int64
-	// Rules and Overrides are how many there are.
+	// Rules and Overrides are how many there are, with the overrides that ended lately.
 	Rules, Overrides int
 	// Elapsed is how long the load took.
 	Elapsed time.Duration

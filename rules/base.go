@@ -54,16 +54,16 @@ func (of *limitRules) base(plan string) *base {
 }
 
 // rule returns the rule for a limit as it is defined in the code, and nil where that decides.
-func (b *base) rule(limit ratelimit.Limit) *ratelimit.Rule {
+func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Rule {
 	if b.empty {
 		return nil
 	}
 	for i, known := 0, *b.compiled.Load(); i < len(known); i++ {
-		if known[i].limit == limit {
+		if known[i].limit == *limit {
 			return known[i].rule
 		}
 	}
-	return b.compile(limit)
+	return b.compile(*limit)
 }
 
 // compile makes the rule, and remembers it.
@@ -129,20 +129,24 @@ func newCache(keys int) cache {
 }
 
 // keyRule returns the rule of a key that has an override or a pause.
-func (of *limitRules) keyRule(k *keyRules, limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
+func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan, key string) *ratelimit.Rule {
 	b := of.base(plan)
 	place := &of.cache.places[maphash.String(of.cache.seed, key)%uint64(len(of.cache.places))]
-	if known := place.Load(); known != nil && known.base == b && known.key == key && known.limit == limit {
+	if known := place.Load(); known != nil && known.base == b && known.key == key && known.limit == *limit {
 		return known.rule
 	}
+	rule := of.compileKey(k, *limit, b, plan)
+	if isComparable(*limit) {
+		place.Store(&cachedRule{key, b, *limit, rule})
+	}
+	return rule
+}
+
+func (of *limitRules) compileKey(k *keyRules, limit ratelimit.Limit, b *base, plan string) *ratelimit.Rule {
+	of.noted.note(limit)
 	so, name := b.chain, b.name
 	if len(k.overrides) > 0 {
 		so, name = overridden(k.overrides, plan, of.effective), of.name+", override"
 	}
-	rule := ruleOf(limit, name, so, of.pause.later(k.pause))
-	of.noted.note(limit)
-	if isComparable(limit) {
-		place.Store(&cachedRule{key, b, limit, rule})
-	}
-	return rule
+	return ruleOf(limit, name, so, of.pause.later(k.pause))
 }

@@ -1,13 +1,19 @@
 package rules
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// maxChain is how many changes of a rule are kept apart. What is older is one era, the slowest of them.
-const maxChain = 8
+const (
+	// maxChain is how many changes of a rule, and overrides of a key, are kept apart. What is older of a rule is one era,
+	// the slowest of them.
+	maxChain = 8
+	// maxEras is how many eras a rule has where several chains come together.
+	maxEras = 16
+)
 
 // terms are what a rule or an override says, ready for a ratelimit.Era.
 type terms struct {
@@ -34,6 +40,7 @@ func unsaid() chain { return chain{{from: minInstant}} }
 
 // state says what holds from an instant on, in place of what was to begin then or later.
 func (c chain) state(s span) chain {
+	s.from = max(s.from, minInstant+1)
 	for len(c) > 1 && c[len(c)-1].from >= s.from {
 		c = c[:len(c)-1]
 	}
@@ -108,6 +115,24 @@ func (c chain) eras(code ratelimit.Policy) []ratelimit.Era {
 		}
 		eras[i] = e
 	}
+	return latest(eras, code)
+}
+
+// latest returns the last maxEras of eras. What is older is the first of them: the slowest.
+func latest(eras []ratelimit.Era, code ratelimit.Policy) []ratelimit.Era {
+	older := len(eras) - maxEras
+	if older <= 0 {
+		return eras
+	}
+	pace := func(e ratelimit.Era) float64 {
+		if e.Policy == nil {
+			return speed(code)
+		}
+		return speed(e.Policy)
+	}
+	slowest := slices.MinFunc(eras[:older+1], func(a, b ratelimit.Era) int { return cmp.Compare(pace(a), pace(b)) })
+	eras = eras[older:]
+	eras[0].Policy, eras[0].Mode = slowest.Policy, slowest.Mode
 	return eras
 }
 

@@ -88,6 +88,19 @@ func TestChain(t *testing.T) {
 		require.Equal(t, []era{{0, 0, "", on}}, told(chain{{from: minInstant, says: of(40), slowest: true}}), "of which the code's is one")
 	})
 
+	t.Run("TheErasAreBounded", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid()
+		for n := range int64(30) {
+			so = so.state(span{from: 100 * (n + 1), says: of(float64(15 - n%15))})
+		}
+		eras := told(so)
+		require.Len(t, eras, 16)
+		require.Equal(t, era{3000, 1, "", on}, eras[15])
+		require.Equal(t, era{1600, 15, "", on}, eras[1])
+		require.Equal(t, era{0, 1, "", on}, eras[0], "the slowest of those before")
+	})
+
 	t.Run("KeepsTheModeOfEachEra", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})
@@ -101,15 +114,15 @@ func TestScale(t *testing.T) {
 		policy, scaled ratelimit.Policy
 		times          float64
 	}{
-		"Rate":           {ratelimit.PerHour(10), ratelimit.PerHour(20), 2},
-		"APointer":       {&ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, ratelimit.PerHour(20), 2},
-		"NoCapacity":     {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.NoCapacity}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: ratelimit.NoCapacity}, 2},
-		"Debt":           {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 4, MaxReserved: 2}, ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 2, MaxReserved: 1}, 0.5},
-		"NoDebt":         {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, 2},
-		"Windows":        {ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Shards: 2}, ratelimit.FixedWindow{Rate: 30, Period: time.Hour, Shards: 2}, 3},
-		"AsMuchAsMay":    {ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour, Capacity: 1e11}, ratelimit.TokenBucket{Rate: 1e7, Period: time.Hour, Capacity: 1e12}, 1e6},
-		"AsLittleAsMay":  {ratelimit.TokenBucket{Rate: 1e-7, Period: time.Hour}, ratelimit.TokenBucket{Rate: 1e-9, Period: time.Hour}, 1e-6},
-		"AStart": {ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: time.Unix(7, 0)}, ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: time.Unix(7, 0)}, 2},
+		"Rate":          {ratelimit.PerHour(10), ratelimit.PerHour(20), 2},
+		"APointer":      {&ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, ratelimit.PerHour(20), 2},
+		"NoCapacity":    {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.NoCapacity}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: ratelimit.NoCapacity}, 2},
+		"Debt":          {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 4, MaxReserved: 2}, ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 2, MaxReserved: 1}, 0.5},
+		"NoDebt":        {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, 2},
+		"Windows":       {ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Shards: 2}, ratelimit.FixedWindow{Rate: 30, Period: time.Hour, Shards: 2}, 3},
+		"AsMuchAsMay":   {ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour, Capacity: 1e11}, ratelimit.TokenBucket{Rate: 1e7, Period: time.Hour, Capacity: 1e12}, 1e6},
+		"AsLittleAsMay": {ratelimit.TokenBucket{Rate: 1e-7, Period: time.Hour}, ratelimit.TokenBucket{Rate: 1e-9, Period: time.Hour}, 1e-6},
+		"AStart":        {ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: time.Unix(7, 0)}, ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: time.Unix(7, 0)}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -35,6 +36,8 @@ type limitRules struct {
 	pause pause
 	cache cache
 	noted *definition
+
+	bounded atomic.Pointer[bounded]
 }
 
 // keyRules is what is loaded of one key.
@@ -233,7 +236,7 @@ func (o *loadedOverride) held() (held, error) {
 	if err := override.check(); err != nil {
 		return held{}, err
 	}
-	h := held{from: o.from, until: maxInstant, times: override.Multiplier, plan: override.OnPlan, change: override.OnChange}
+	h := held{from: max(o.from, minInstant+1), until: maxInstant, times: override.Multiplier, plan: override.OnPlan, change: override.OnChange}
 	if o.row.UntilUs != nil {
 		h.until = *o.row.UntilUs
 	}

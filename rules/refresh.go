@@ -13,8 +13,10 @@ import (
 )
 
 const (
-	// firstPause is how long Run waits after the first failure, and twice as long after each more, up to Config.Poll.
+	// firstPause is how long Run waits after the first failure, and twice as long after each more that follows soon, up to
+	// lastPause or Config.Poll.
 	firstPause = 100 * time.Millisecond
+	lastPause  = 10 * time.Second
 	// versionTimeout bounds the question for the version, and so how long a connection that is dead without saying so
 	// keeps the news away.
 	versionTimeout = 5 * time.Second
@@ -36,13 +38,13 @@ func (s *Set) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("rules: run: %w", ctx.Err())
 		}
-		if err == nil || time.Since(began) > s.config.Poll {
+		if err == nil || time.Since(began) > lastPause {
 			pause = firstPause
 		}
 		if err := wait(ctx, pause/2+rand.N(pause/2)); err != nil {
 			return fmt.Errorf("rules: run: %w", err)
 		}
-		pause = min(2*pause, max(s.config.Poll, firstPause))
+		pause = min(2*pause, lastPause, max(s.config.Poll, firstPause))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -51,6 +52,14 @@ func setupOn(t testing.TB, pool *pgxpool.Pool) *fixture {
 type events struct {
 	mu   sync.Mutex
 	told []ratelimit.RulesLoaded
+	news chan<- int64
+}
+
+// tell has the version of each load told.
+func (e *events) tell(news chan<- int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.news = news
 }
 
 func (e *events) Observe(_ context.Context, event ratelimit.Event) {
@@ -58,6 +67,9 @@ func (e *events) Observe(_ context.Context, event ratelimit.Event) {
 	defer e.mu.Unlock()
 	if loaded, ok := event.(ratelimit.RulesLoaded); ok {
 		e.told = append(e.told, loaded)
+		if e.news != nil {
+			e.news <- loaded.Version
+		}
 	}
 }
 
@@ -67,6 +79,17 @@ func (e *events) last(t testing.TB) ratelimit.RulesLoaded {
 	defer e.mu.Unlock()
 	require.NotEmpty(t, e.told)
 	return e.told[len(e.told)-1]
+}
+
+func (e *events) count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.told)
+}
+
+func migrate(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 }
 
 // perMinute is a rule of n tokens a minute.

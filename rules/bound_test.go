@@ -1,0 +1,170 @@
+package rules
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// isFull reports whether a row that held value so many nanoseconds ago is full under a policy, whatever the phase of its
+// windows.
+func isFull(policy ratelimit.Policy, value, elapsed float64) bool {
+	n, _ := numbersOf(policy)
+	periods := elapsed / float64(n.period)
+	if n.window {
+		periods = math.Floor(periods)
+	}
+	shards := float64(n.shards)
+	return value+periods*n.rate/shards >= n.capacity/shards*(1-1e-12)
+}
+
+// drawPolicy draws any policy that may be.
+func drawPolicy(random *rand.Rand) ratelimit.Policy {
+	for {
+		rate, period := math.Exp(random.Float64()*48-20), time.Duration(math.Exp(random.Float64()*36+6))/1000*1000
+		capacity, shards := rate*math.Exp(random.Float64()*10-5), 1<<random.IntN(7)
+		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, Shards: shards}
+		if random.IntN(2) == 0 {
+			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, Shards: shards}
+		}
+		if _, err := ratelimit.NewLimit("drawn", policy); err == nil {
+			return policy
+		}
+	}
+}
+
+// TestBoundsAreFullLast has buckets live through eras, each full by the last of them or not, and asks whether what bounds
+// the chain agrees that they are full only when they are.
+func TestBoundsAreFullLast(t *testing.T) {
+	t.Parallel()
+	decided := 0
+	for seed := range uint64(400) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		eras := make([]ratelimit.Policy, 1+random.IntN(3))
+		b, all := bounds{name: "drawn"}, point{speed: math.Inf(1)}
+		for i := range eras {
+			eras[i] = drawPolicy(random)
+			p, ok := pointOf(eras[i])
+			require.True(t, ok)
+			all = all.with(p)
+		}
+		b.add(all)
+		bounding := b.policies()
+		require.Len(t, bounding, 1)
+		for range 200 {
+			some, _ := numbersOf(eras[random.IntN(len(eras))])
+			value := some.capacity / float64(some.shards) * (2*random.Float64() - 1)
+			spans, elapsed := make([]float64, len(eras)), 0.0
+			for i := range spans {
+				spans[i] = math.Exp(random.Float64() * 41) // 20 years
+				elapsed += spans[i]
+			}
+			if !isFull(bounding[0], value, elapsed) {
+				continue
+			}
+			decided++
+			require.True(t, isFullAfter(eras, spans, value), "%v for %g, from %g, is full under %v", eras, spans, value, bounding)
+		}
+	}
+	require.Greater(t, decided, 2000, "the draw is of some use")
+}
+
+// isFullAfter reports whether a row that held value is full after it has lived through the eras. One that is full stays so.
+func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full bool) {
+	for i, policy := range eras {
+		n, _ := numbersOf(policy)
+		shards := float64(n.shards)
+		capacity := n.capacity / shards
+		if full {
+			value = capacity
+		}
+		periods := spans[i] / float64(n.period)
+		if n.window {
+			periods = math.Floor(periods)
+		}
+		value = min(capacity, value+periods*n.rate/shards)
+		full = value >= capacity*(1-1e-12)
+	}
+	return full
+}
+
+func TestRulesOf(t *testing.T) {
+	t.Parallel()
+	code := ratelimit.Define("messages", ratelimit.PerMinute(10))
+	// set returns a Set of what is loaded.
+	set := func(l loaded) *Set {
+		s := &Set{}
+		l.now = time.Now().UnixMicro()
+		s.current.Store(compile(&l, nil, &s.limits))
+		return s
+	}
+	// most returns the largest capacity of the rules.
+	most := func(s *Set) (capacity float64) {
+		for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
+			n, _ := numbersOf(policy)
+			capacity = max(capacity, n.capacity)
+		}
+		return capacity
+	}
+	override := func(key string, times float64) loadedOverride {
+		return loadedOverride{"messages", key, 5, overrideRow{Multiplier: &times}}
+	}
+	rule := func(rate float64) loadedRule {
+		return loadedRule{name: "messages", from: 5, row: ruleRowOf(Rule{Rate: rate, Period: time.Minute})}
+	}
+
+	t.Run("KnowsRulesAndOverrides", func(t *testing.T) {
+		t.Parallel()
+		s := set(loaded{rules: []loadedRule{rule(20)}, overrides: []loadedOverride{{
+			"messages", "ana", 5, overrideRow{Policy: new(policyRowOf(Rule{Rate: 70, Period: time.Minute}))},
+		}}})
+		require.Equal(t, maxTokens, most(s), "the code's is not known, and no bucket is full")
+		s.RuleFor(code, "", "bob")
+		require.InEpsilon(t, 70, most(s), 1e-9)
+		require.Empty(t, s.RulesOf("other"))
+		require.Len(t, s.RulesOf("messages"), 2)
+	})
+
+	t.Run("FewAreEnough", func(t *testing.T) {
+		t.Parallel()
+		l := loaded{rules: []loadedRule{rule(20)}}
+		for n := range 10_000 {
+			l.overrides = append(l.overrides, override(fmt.Sprint(n), 1+float64(n%7)/10))
+		}
+		s := set(l)
+		s.RuleFor(code, "", "0")
+		require.InEpsilon(t, 32, most(s), 1e-9)
+		require.LessOrEqual(t, len(s.RulesOf("messages")), 2)
+		require.Same(t, s.RulesOf("messages")[0], s.RulesOf("messages")[0], "they are remembered, as Prune asks often")
+	})
+
+	t.Run("KnowsAMultipleOfTheCodes", func(t *testing.T) {
+		t.Parallel()
+		s := set(loaded{overrides: []loadedOverride{override("ana", 3)}})
+		require.Equal(t, maxTokens, most(s))
+		s.RuleFor(code, "", "ana")
+		require.InEpsilon(t, 30, most(s), 1e-9)
+		for n := range 40 {
+			s.RuleFor(ratelimit.Define("messages", ratelimit.PerMinute(float64(n+1))), "", "ana")
+		}
+		require.Equal(t, maxTokens, most(s), "there are too many to know")
+	})
+
+	t.Run("KnowsTheLimitsOfTheConfiguration", func(t *testing.T) {
+		t.Parallel()
+		pool, err := pgxpool.New(t.Context(), "postgres://nobody@localhost:1/none")
+		require.NoError(t, err)
+		defer pool.Close()
+		s, err := NewSet(pool, Config{Limits: []ratelimit.Limit{code}})
+		require.NoError(t, err)
+		s.current.Store(compile(&loaded{rules: []loadedRule{rule(20)}}, nil, &s.limits))
+		require.InEpsilon(t, 20, most(s), 1e-9)
+	})
+}
