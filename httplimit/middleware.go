@@ -9,8 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/pgratelimit/pgratelimit/internal/guard"
-	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -211,71 +209,4 @@ func (m *middleware) apart(ctx context.Context, enforced, watched []ask) []ask {
 		kept = append(kept, watched[i])
 	}
 	return kept
-}
-
-// decide asks the enforced rules, all or nothing.
-func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) {
-	admission := &Admission{middleware: m}
-	if len(asks) == 0 {
-		return admission, nil
-	}
-	began := time.Now()
-	d, err := m.take(r.Context(), asks, m.config.Shadow)
-	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
-	var refusal *Refusal
-	switch {
-	case err != nil:
-		fault := &fault{result: m.failure(r.Context(), err), err: err}
-		if fault.result == TooCostly {
-			fault.limit = m.exceeded(asks)
-			outcome.Limits = fault.limits()
-		}
-		outcome.Result, admission.undecided = fault.result, fault.result != TooCostly
-		if outcome.Result != FailedOpen {
-			answer := fault.refusal()
-			refusal = &answer
-		}
-	case !d.Allowed:
-		answer := m.refusal(asks, d)
-		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
-	default:
-		admission.charges = charged(asks, d)
-		if !m.config.Shadow {
-			admission.decision = d
-		}
-	}
-	m.tell(r.Context(), outcome)
-	if _, tried := telemetry.Refusing(d); len(tried) > 0 {
-		m.tell(r.Context(), Outcome{Result: Refused, Shadow: true, Limits: tried, Decision: d, Elapsed: outcome.Elapsed})
-	}
-	if m.config.Shadow {
-		return admission, nil
-	}
-	return admission, refusal
-}
-
-// exceeded returns the first limit that can never hold what is asked of it, with the policy that says so, and the zero
-// Limit where none is found: the policy may have changed since.
-func (m *middleware) exceeded(asks []ask) ratelimit.Limit {
-	for i := range asks {
-		if limit := m.limiter.Resolve(asks[i].request()); asks[i].cost > limit.Capacity() {
-			return limit
-		}
-	}
-	return ratelimit.Limit{}
-}
-
-// take asks the core, within the time a decision may take.
-func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Decision, error) {
-	if shadow {
-		ctx = ratelimit.WithShadow(ctx)
-	}
-	ctx, cancel := context.WithTimeout(ctx, m.config.DecisionTimeout)
-	defer cancel()
-	return m.limiter.Take(ctx, requests(asks)...)
-}
-
-// failure says what an error of the core makes of a request. ctx is the request's, without our timeout.
-func (m *middleware) failure(ctx context.Context, err error) Result {
-	return Result(guard.Result(ctx, err, m.config.FailOpen))
 }

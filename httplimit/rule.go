@@ -101,7 +101,9 @@ func validateRules(rules []Rule, anyCapacity bool) error {
 		name := rules[i].Limit.Name()
 		err := rules[i].validate()
 		if err == nil && !anyCapacity {
-			err = rules[i].validateCapacity()
+			if err = rules[i].validateCapacity(); err != nil {
+				err = fmt.Errorf("%w; or set AnyCapacity, where the limiter has Policies with other capacities", err)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("field Rules[%d]%s: %w", i, inParentheses(name), err)

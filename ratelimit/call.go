@@ -116,6 +116,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 		return nil, err
 	}
 	c.Asks = c.plan.asks
+	l.store.SetLevelled(c.Asks)
 	return c, nil
 }
 
@@ -137,14 +138,14 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	err = c.run(ctx, l)
+	err = l.runChecked(ctx, c)
 	for err == nil && c.change == nil && !c.Look {
 		refused := c.plan.refusedInShadow(c.Answers)
 		if refused == nil {
 			break
 		}
 		again := c.withoutShadows(refused)
-		err = again.run(ctx, l)
+		err = l.runChecked(ctx, again)
 		c.again(again)
 	}
 	if err != nil {

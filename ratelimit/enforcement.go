@@ -60,7 +60,7 @@ func (p *plan) release(i int, answer State) {
 		}
 	}
 	a := &p.asks[i]
-	a.Cost, a.Lowest, a.Unenforced, p.of[i].released = 0, -math.MaxFloat64, true, true
+	a.Cost, a.Lowest, a.MayOwe, a.Unenforced, p.of[i].released = 0, -math.MaxFloat64, false, true, true
 }
 
 // drop removes the buckets that are asked for nothing, unless a reservation has to name them.

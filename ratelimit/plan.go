@@ -161,7 +161,7 @@ func limitDebt(a *bucket.Ask, limit *Limit, reserve bool) error {
 	if !a.Terms.Reserves {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.name)
 	}
-	a.Lowest = -a.Terms.MaxDebt
+	a.Lowest, a.MayOwe = -a.Terms.MaxDebt, true
 	most := a.Terms.Capacity + a.Terms.MaxDebt
 	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.Lowest { // the sum was rounded up
 		most = math.Nextafter(a.Cost, 0)

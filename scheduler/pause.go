@@ -20,8 +20,8 @@ type Pauser interface {
 // nothing then. Of a request with a key that bucket is paused, and of one for [ratelimit.Limit.Global] the limit.
 //
 // A pause that this program knows of and that ends no sooner stays, so of many workers that are refused at once few
-// write. Whoever hears of the pause reserves nothing before its end and starts nothing that is reserved; it ends by
-// itself. It is a change of its own, made whatever becomes of the job.
+// write. Whoever hears of the pause takes nothing and starts nothing until its end, and what is reserved meanwhile is
+// ready no earlier; it ends by itself. It is a change of its own, made whatever becomes of the job.
 func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.Response, most time.Duration, request ratelimit.Request) (until time.Time, err error) {
 	if _, asks := RetryAfter(response, time.Now(), most); !asks {
 		return time.Time{}, nil

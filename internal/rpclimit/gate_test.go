@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -49,7 +50,7 @@ func (b *bundle) results() []string {
 	defer b.mu.Unlock()
 	all := make([]string, len(b.told))
 	for i, a := range b.told {
-		all[i] = a.Result + " " + a.Route + " " + a.Limit
+		all[i] = telemetry.Answer(a) + " " + a.Route + " " + a.Limit
 	}
 	return all
 }

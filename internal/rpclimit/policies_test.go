@@ -35,9 +35,19 @@ func (p *plans) RulesOf(string) (all []*ratelimit.Rule) {
 // set states how much each plan of perUser has an hour.
 func (p *plans) set(t *testing.T, perHour map[string]float64) {
 	t.Helper()
-	rules := make(map[string]*ratelimit.Rule)
+	eras := make(map[string]ratelimit.Era)
 	for plan, rate := range perHour {
-		rule, err := ratelimit.NewRule(perUser, ratelimit.RuleConfig{Name: plan, Eras: []ratelimit.Era{{Policy: ratelimit.PerHour(rate)}}})
+		eras[plan] = ratelimit.Era{Policy: ratelimit.PerHour(rate)}
+	}
+	p.setEras(t, eras)
+}
+
+// setEras states what holds for each plan of perUser.
+func (p *plans) setEras(t *testing.T, eras map[string]ratelimit.Era) {
+	t.Helper()
+	rules := make(map[string]*ratelimit.Rule)
+	for plan, era := range eras {
+		rule, err := ratelimit.NewRule(perUser, ratelimit.RuleConfig{Name: plan, Eras: []ratelimit.Era{era}})
 		require.NoError(t, err)
 		rules[plan] = rule
 	}
@@ -109,4 +119,20 @@ func TestAPauseIsNamedSo(t *testing.T) {
 	}})
 	require.Equal(t, "limited by perUser: retry after 1s", r.Message)
 	require.Equal(t, []string{"perUser: 2 per 1h0m0s"}, descriptions(r))
+}
+
+// TestModesRefuseNobody promises that a limit which its rule only tries, or has switched off, lets calls through, and that
+// what the one would refuse is told.
+func TestModesRefuseNobody(t *testing.T) {
+	t.Parallel()
+	p := &plans{}
+	b := setupWith(t, p)
+	p.setEras(t, map[string]ratelimit.Era{"tried": {Mode: ratelimit.Shadow}, "off": {Mode: ratelimit.Off}})
+	for range 3 {
+		require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("tried")))
+	}
+	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("off").Cost(1000)))
+	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
+	const of = " /test.Echo/Say? perUser"
+	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
 }
