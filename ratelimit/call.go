@@ -143,8 +143,9 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		if refused == nil {
 			break
 		}
-		c = c.withoutShadows(refused)
-		err = c.run(ctx, l)
+		again := c.withoutShadows(refused)
+		err = again.run(ctx, l)
+		c.again(again)
 	}
 	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)
