@@ -117,7 +117,8 @@ func (p *play) askDuring(ctx context.Context, askers []*asker, do func(ctx conte
 			})
 		}
 	}
-	return instant, group.Wait()
+	err = group.Wait()
+	return instant, err
 }
 
 // reportChange prints and judges what the customers got before the instant and from it on.
