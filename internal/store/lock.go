@@ -190,7 +190,7 @@ func (l *lockedRows) settle(a *bucket.Ask) (wasLevelled bool) {
 		found[i], l.changed[first+i] = state, true
 	}
 	for i := len(settled); i < len(found); i++ {
-		l.surplus[first+i] = !absent[i]
+		l.surplus[first+i] = all && !absent[i]
 	}
 	return wasLevelled
 }
