@@ -12,20 +12,12 @@ import (
 // settle settles the rows that l has locked by the terms that hold now, which the asks of the calls get. Where these say
 // that a bucket has other rows than were thought, it locks again.
 func (s *Session) settle(ctx context.Context, l *lockedRows, calls [][]bucket.Ask) (*lockedRows, error) {
-	l.advance()
-	again := false
-	for _, asks := range calls {
-		for i := range asks {
-			a := &asks[i]
-			if a.Terms.Eras == nil {
-				continue
-			}
-			rows := a.RowCount()
-			a.SetNow(l.now)
-			again = again || a.RowCount() > rows
+	for slices.Contains(l.locked, true) { // else nothing says what time it is
+		l.advance()
+		if !setNow(calls, l.now) {
+			s.settleAll(l, calls)
+			break
 		}
-	}
-	if again {
 		more := newLockedRows(calls)
 		for i := range more.rows {
 			j, known := l.index[more.rows[i].Key]
@@ -35,8 +27,26 @@ func (s *Session) settle(ctx context.Context, l *lockedRows, calls [][]bucket.As
 			return nil, err
 		}
 		l = more
-		l.advance()
 	}
+	return l, nil
+}
+
+// setNow gives the asks the terms that hold now. It reports whether any is about more rows by these.
+func setNow(calls [][]bucket.Ask, now int64) (more bool) {
+	for _, asks := range calls {
+		for i := range asks {
+			if a := &asks[i]; a.Terms.Eras != nil {
+				rows := a.RowCount()
+				a.SetNow(now)
+				more = more || a.RowCount() > rows
+			}
+		}
+	}
+	return more
+}
+
+// settleAll settles the rows of the buckets of which all are locked.
+func (s *Session) settleAll(l *lockedRows, calls [][]bucket.Ask) {
 	for _, asks := range calls {
 		for i := range asks {
 			a := &asks[i]
@@ -48,7 +58,6 @@ func (s *Session) settle(ctx context.Context, l *lockedRows, calls [][]bucket.As
 			}
 		}
 	}
-	return l, nil
 }
 
 // advance moves the instant of the decision into the latest era that a row has seen: the statement has waited for it
