@@ -28,7 +28,7 @@ func TestHotRowStaysSmall(t *testing.T) {
 	hot := ratelimit.Define("hot", hoard(1e6))
 	require.NoError(t, b.limiter.Reset(t.Context(), hot.For("key")))
 	installLoop(t, b)
-	b.exec(t, `CALL takes('hot', 'key', 0, 1, 1e6, 1e6, 1, 3155760000000000, 0, 0, NULL, 60000000, $1)`, onTheServer)
+	b.exec(t, `CALL takes('hot', 'key', 0, 1, 1e6, 1e6, 1, 3155760000000000, 0, 0, NULL, 60000000, NULL, NULL, $1)`, onTheServer)
 	single := b.with(t, ratelimit.Config{NoBatching: true})
 	require.NoError(t, together(takers, func(int) error {
 		for range perTaker {
@@ -52,14 +52,14 @@ func TestHotRowStaysSmall(t *testing.T) {
 	require.Less(t, size, int64(megabyte))
 }
 
-// installLoop makes a procedure that executes the very statement of Take, with its $1 to $12, and commits,
+// installLoop makes a procedure that executes the very statement of Take, with its $1 to $14, and commits,
 // n times.
 func installLoop(t *testing.T, b *bundle) {
 	t.Helper()
 	statement, err := os.ReadFile("../internal/store/sql/bucket_take.sql")
 	require.NoError(t, err)
 	b.exec(t, fmt.Sprintf(`
-		CREATE PROCEDURE takes(text, text, integer, float8, float8, float8, bigint, float8, bigint, float8, bigint, bigint, n integer)
+		CREATE PROCEDURE takes(text, text, integer, float8, float8, float8, bigint, float8, bigint, float8, bigint, bigint, bigint, bigint, n integer)
 		LANGUAGE plpgsql AS $procedure$
 		DECLARE outcome record;
 		BEGIN
