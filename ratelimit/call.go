@@ -116,6 +116,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 		return nil, err
 	}
 	c.Asks = c.plan.asks
+	l.store.SetLevelled(c.Asks)
 	return c, nil
 }
 
@@ -143,8 +144,9 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		if refused == nil {
 			break
 		}
-		c = c.withoutShadows(refused)
-		err = c.run(ctx, l)
+		again := c.withoutShadows(refused)
+		err = again.run(ctx, l)
+		c.again(again)
 	}
 	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)

@@ -132,7 +132,8 @@ func TestClockWasAhead(t *testing.T) {
 	})
 }
 
-// TestPolicyChanges is about a bucket whose limit gets another policy while its row stays.
+// TestPolicyChanges is about a bucket whose limit gets another definition in the code while its row stays: nobody says since
+// when it is another. A rule of Config.Policies says it.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -149,6 +150,27 @@ func TestPolicyChanges(t *testing.T) {
 			{at: 0, take: 1000, left: 0},
 			{at: 30 * time.Second, policy: ratelimit.PerMinute(10), left: 5},
 		})
+	})
+	t.Run("AStoredRateCountsFromItsInstant", func(t *testing.T) {
+		t.Parallel()
+		// Half a minute at the rate before, and a second at the one after it.
+		for name, test := range map[string]struct{ before, after, left float64 }{
+			"raised": {10, 1000, 5 + 1000.0/60}, "lowered": {1000, 10, 10},
+		} {
+			limit := ratelimit.Define("stored."+name, ratelimit.PerMinute(test.before))
+			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{
+				{}, {From: opening.Add(30 * time.Second), Policy: ratelimit.PerMinute(test.after)},
+			}})
+			require.NoError(t, err)
+			now := opening
+			limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }, Policies: storedRule{rule}})
+			require.NoError(t, err)
+			d, err := limiter.Take(t.Context(), limit.Global().Cost(test.before))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+			now = opening.Add(31 * time.Second)
+			require.InDelta(t, test.left, held(t, limiter, limit.Global()), 1e-9)
+		}
 	})
 	t.Run("ANewRateLeavesWhatWasTakenBefore", func(t *testing.T) {
 		t.Parallel()
@@ -198,3 +220,9 @@ func TestPolicyChanges(t *testing.T) {
 		})
 	})
 }
+
+// storedRule is a source with one rule.
+type storedRule struct{ rule *ratelimit.Rule }
+
+func (s storedRule) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return s.rule }
+func (s storedRule) RulesOf(string) []*ratelimit.Rule                        { return []*ratelimit.Rule{s.rule} }

@@ -60,18 +60,22 @@ func (p *plan) release(i int, answer State) {
 		}
 	}
 	a := &p.asks[i]
-	a.Cost, a.Lowest, a.Unenforced = 0, -math.MaxFloat64, true
+	a.Cost, a.Lowest, a.MayOwe, a.Unenforced, p.of[i].released = 0, -math.MaxFloat64, false, true, true
 }
 
 // drop removes the buckets that are asked for nothing, unless a reservation has to name them.
 func (p *plan) drop() {
-	if p.reserves || !slices.ContainsFunc(p.asks, func(a bucket.Ask) bool { return a.Unenforced }) {
+	released := false
+	for i := range p.of {
+		released = released || p.of[i].released
+	}
+	if p.reserves || !released {
 		return
 	}
 	place, n := make([]int, len(p.asks)), 0
 	for i := range p.asks {
 		place[i] = n
-		if !p.asks[i].Unenforced {
+		if !p.of[i].released {
 			p.asks[n], p.of[n] = p.asks[i], p.of[i]
 			n++
 		}
@@ -109,6 +113,11 @@ func (c *call) withoutShadows(refused []int) *call {
 	p.costless = bucket.AllCostless(p.asks)
 	again.Asks, again.Look = p.asks, p.costless && !p.reserves
 	return again
+}
+
+// again takes over what was answered when the call was made again.
+func (c *call) again(made *call) {
+	c.plan, c.Asks, c.Answers, c.Look, c.Reservation = made.plan, made.Asks, made.Answers, made.Look, made.Reservation
 }
 
 // isPlain reports whether each request asks a bucket of a limit that is enforced.

@@ -248,23 +248,30 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	return deleted, nil
 }
 
-// ruledTerms returns the terms by which a row is full under the rules of a name. It may have been filled in one era for a
-// while and in another since, so that it has to hold the most of all at the pace of each.
-func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
+// ruledTerms returns the terms by which a row is full under the rules of a name. It may have been filled under one policy for
+// a while and under another since, and its debt may have grown between them, so that it has to hold the most of all at the
+// pace of each. Where the number of rows has changed, none may be deleted by itself.
+func ruledTerms(source Policies, name string) (terms []bucket.Terms, prunable bool) {
 	if source == nil {
-		return nil
+		return nil, true
 	}
+	most, growth := 0.0, 1.0
 	for _, rule := range source.RulesOf(name) {
-		most, from := 0.0, len(terms)
 		for i := range rule.eras {
 			row := rule.eras[i].limit.terms.OfShard()
+			if row.Eras != nil && row.Eras.EverReshaped() {
+				return nil, false
+			}
+			if row.Eras != nil && i == 0 {
+				growth = max(growth, row.Eras.DebtGrowth())
+			}
 			terms, most = append(terms, row), max(most, row.Capacity)
 		}
-		for i := range terms[from:] {
-			terms[from+i].Capacity = most
-		}
 	}
-	return terms
+	for i := range terms {
+		terms[i].Capacity, terms[i].Rate = most, terms[i].Rate/growth
+	}
+	return terms, true
 }
 
 // countBlocks returns the size of the buckets table.
@@ -280,7 +287,9 @@ func pruneFrom(ctx context.Context, l *Limiter, first int64, named map[string][]
 	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
-			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
+			if ruled, prunable := ruledTerms(l.config.Policies, name); prunable {
+				used[name] = slices.Concat(tx.policies.seen(name), terms, ruled)
+			}
 		}
 		deleted, gotLock, err = tx.session.Prune(ctx, first, used)
 		return err

@@ -74,7 +74,13 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		}
 		p.leaveOut()
 	}
-	return p.finish()
+	if err := p.finish(); err != nil {
+		return err
+	}
+	if len(p.asks) == 0 && p.now == 0 { // no bucket says what time it is
+		p.now = l.config.estimate()
+	}
+	return nil
 }
 
 // finish checks what is asked of each bucket, and sorts them.
@@ -82,7 +88,7 @@ func (p *plan) finish() error {
 	p.costless = true
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
-		if a.Unenforced {
+		if s.released {
 			continue
 		}
 		if err := limitDebt(a, &s.limit, p.reserves); err != nil {
@@ -143,7 +149,7 @@ func (p *plan) add(r *Request, s subject, key string) (asked, error) {
 		same.Cost += r.cost
 		return asked{i, r.cost, key}, nil
 	}
-	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Cost: r.cost}), append(p.of, s)
+	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Cost: r.cost, Unenforced: s.mode == Shadow}), append(p.of, s)
 	return asked{len(p.asks) - 1, r.cost, key}, nil
 }
 
@@ -155,7 +161,7 @@ func limitDebt(a *bucket.Ask, limit *Limit, reserve bool) error {
 	if !a.Terms.Reserves {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.name)
 	}
-	a.Lowest = -a.Terms.MaxDebt
+	a.Lowest, a.MayOwe = -a.Terms.MaxDebt, true
 	most := a.Terms.Capacity + a.Terms.MaxDebt
 	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.Lowest { // the sum was rounded up
 		most = math.Nextafter(a.Cost, 0)

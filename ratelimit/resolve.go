@@ -15,6 +15,8 @@ type subject struct {
 	rule  *Rule // nil: the definition in the code
 	plan  string
 	mode  Mode
+
+	released bool // whether its bucket is asked for nothing
 }
 
 // StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of

@@ -20,8 +20,8 @@ type Policies interface {
 	// HMAC where Config.HashKey is set; see [Limiter.StoredKey].
 	RuleFor(limit Limit, plan, key string) *Rule
 
-	// RulesOf returns rules that bound those that RuleFor returns for the limits of a name: a bucket is not full before
-	// it is under each of them. Prune asks it.
+	// RulesOf returns rules that bound those that RuleFor returns for the limits of a name, for Prune: one with as large a
+	// capacity as any, one that is as slow as any, and those whose changes scale debts or the number of rows.
 	RulesOf(name string) []*Rule
 }
 

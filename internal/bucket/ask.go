@@ -11,6 +11,15 @@ type Ask struct {
 	Most   float64 // what a credit may fill the bucket to, where that is more than its capacity
 
 	Unenforced bool // whether the limit refuses nobody and delays nobody
+	MayOwe     bool // whether Lowest is what the terms allow to be owed
+}
+
+// SetNow sets the terms to those that hold at an instant.
+func (a *Ask) SetNow(now int64) {
+	a.Terms = a.Terms.At(now)
+	if a.MayOwe {
+		a.Lowest = -a.Terms.MaxDebt
+	}
 }
 
 // Answer is what was decided on an Ask.
@@ -205,7 +214,7 @@ func GroupRows(asks []Ask, found []Answer) (answers, rest []Answer) {
 			for j := range absent {
 				absent[j] = found[j].Absent
 			}
-			a.Terms = a.Terms.At(now)
+			a.SetNow(now)
 			states = a.Terms.SettleRows(states, absent, now)
 		}
 		answers[i].Now = now

@@ -60,6 +60,21 @@ func (e *Eras) Holding(now int64) Terms {
 	return e.eras[i].Terms
 }
 
+// DebtGrowth returns how many times a debt may grow by the changes of all eras.
+func (e *Eras) DebtGrowth() float64 {
+	growth := 1.0
+	for i := 1; i < len(e.eras); i++ {
+		before, after := e.eras[i-1].Terms.Capacity, e.eras[i].Terms.Capacity
+		if e.eras[i].Change == Scale && before > 0 {
+			growth *= max(1, after/before)
+		}
+	}
+	return growth
+}
+
+// EverReshaped reports whether Terms of any era are Reshaped.
+func (e *Eras) EverReshaped() bool { return slices.Contains(e.reshaped, true) }
+
 // Span returns the instant from which the terms hold, and that from which they hold no more.
 func (t Terms) Span() (since, until int64) {
 	since, until = math.MinInt64, math.MaxInt64
@@ -185,14 +200,15 @@ func (t Terms) SettleRows(found []State, absent []bool, now int64) []State {
 	return rows
 }
 
-// IsLevelled reports whether the rows that are there have been settled in the era of t.
+// IsLevelled reports whether all rows of the bucket are there, and settled in the era of t: what was held in another number
+// of rows has been spread over them.
 func (t Terms) IsLevelled(rows []State, absent []bool) bool {
-	for i := range min(int(t.Shards), len(rows)) {
-		if !absent[i] && t.IsSettled(rows[i]) {
-			return true
+	for i := range t.Shards {
+		if absent[i] || !t.IsSettled(rows[i]) {
+			return false
 		}
 	}
-	return false
+	return true
 }
 
 // lastReset returns the latest era up to that of t which began with full buckets, or the first.
@@ -225,12 +241,12 @@ func (t Terms) enter(rows []State, missing []bool, before Terms) {
 // reshape is enter for an era with another number of rows: what the rows held together is spread evenly over the new ones,
 // unless that has been done.
 func (t Terms) reshape(rows []State, missing []bool, before Terms) {
+	if t.IsLevelled(rows, missing) {
+		return
+	}
 	from, known := t.since(), false
-	for i := range rows {
-		if i < int(t.Shards) && !missing[i] && rows[i].TS >= from {
-			return
-		}
-		known = known || i < int(before.Shards) && !missing[i]
+	for i := range before.Shards {
+		known = known || !missing[i]
 	}
 	held := slices.Clone(rows[:before.Shards])
 	for i := range held {

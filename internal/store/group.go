@@ -18,8 +18,12 @@ type group struct {
 	states []bucket.State // the rows of a bucket that is spread over several
 }
 
+// maxStatements bounds the statements of a batch, each of which takes under one policy of one limit. Calls under more of
+// them are decided on locked rows.
+const maxStatements = 32
+
 // groupByKey puts together the calls of a batch whose costs can be asked for as one sum: a group for each bucket, in the
-// order of locking, with one policy for each name. It returns the other calls, too.
+// order of locking. It returns the other calls, too.
 func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	shared := make(map[bucket.Key]bool) // with calls that need more than one bucket, or may owe
 	byBucket := make(map[bucket.Key]*group, len(calls))
@@ -52,11 +56,17 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	slices.SortFunc(groups, func(a, b *group) int { return a.row.Key.Compare(b.row.Key) })
 	kept := groups[:0]
 	for _, g := range groups {
-		if n := len(kept); !g.sumCosts() || n > 0 && kept[n-1].hasOtherPolicy(g) {
+		if g.sumCosts() {
+			kept = append(kept, g)
+		} else {
 			others = append(others, g.calls...)
-			continue
 		}
-		kept = append(kept, g)
+	}
+	if policies := byPolicy(kept); len(policies) > maxStatements {
+		for _, g := range policies[maxStatements] {
+			others = append(others, g.calls...)
+		}
+		kept = slices.Concat(policies[:maxStatements]...)
 	}
 	slices.SortFunc(others, bySeq)
 	return kept, others
@@ -87,12 +97,11 @@ func (g *group) sumCosts() bool {
 	return sum > 0 && capacity-(capacity-sum) == sum
 }
 
-// hasOtherPolicy reports whether two groups are of one name under two policies, which differ in more than where
-// their windows begin.
-func (g *group) hasOtherPolicy(o *group) bool {
+// isUnder reports whether two groups are of one limit under one policy, which may differ in where their windows begin.
+func (g *group) isUnder(o *group) bool {
 	a, b := g.row.Terms, o.row.Terms
 	a.Phase, b.Phase, a.Seed, b.Seed = 0, 0, 0, 0
-	return g.row.Key.Name == o.row.Key.Name && a != b
+	return g.row.Key.Name == o.row.Key.Name && a == b
 }
 
 // isHeld reports whether somebody holds the row that the group asked for, or was quicker: it has enough and did not
@@ -119,16 +128,23 @@ func (g *group) rows() []bucket.Ask {
 	return rows
 }
 
-// byLimit returns the groups of each limit, which are sorted by it.
-func byLimit(groups []*group) (limits [][]*group) {
-	for rest := groups; len(rest) > 0; {
-		n := 1
-		for n < len(rest) && rest[n].row.Key.Name == rest[0].row.Key.Name {
-			n++
+// byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
+func byPolicy(groups []*group) (policies [][]*group) {
+	for _, g := range groups {
+		i := len(policies) - 1 // as mostly: groups are sorted by the limit
+		for i >= 0 && !policies[i][0].isUnder(g) {
+			i--
 		}
-		limits, rest = append(limits, rest[:n]), rest[n:]
+		switch {
+		case i >= 0:
+			policies[i] = append(policies[i], g)
+		case len(policies) > maxStatements:
+			policies[maxStatements] = append(policies[maxStatements], g)
+		default:
+			policies = append(policies, []*group{g})
+		}
 	}
-	return limits
+	return policies
 }
 
 // answerCalls answers the calls of the group that can be answered, and returns the others.

@@ -20,6 +20,7 @@ type lockedRows struct {
 	now     int64
 	made    []bool // which of them were not there before
 	changed []bool
+	surplus []bool             // which of them the bucket has no more
 	locked  []bool             // which of them are locked: all of them, but for those that lockFree left out
 	index   map[bucket.Key]int // of the first row of each bucket
 }
@@ -37,7 +38,7 @@ func newLockedRows(calls [][]bucket.Ask) *lockedRows {
 		l.index[l.rows[i].Key] = i
 	}
 	l.states, l.made = make([]bucket.State, len(l.rows)), make([]bool, len(l.rows))
-	l.changed, l.locked = make([]bool, len(l.rows)), make([]bool, len(l.rows))
+	l.changed, l.locked, l.surplus = make([]bool, len(l.rows)), make([]bool, len(l.rows)), make([]bool, len(l.rows))
 	return l
 }
 
@@ -60,25 +61,47 @@ func (s *Session) lock(ctx context.Context, batch *pgx.Batch, calls ...[]bucket.
 // may hold rows already, it waits for all of them, in the order of locking.
 func (s *Session) lockFree(ctx context.Context, batch *pgx.Batch, calls ...[]bucket.Ask) (*lockedRows, error) {
 	l := newLockedRows(calls)
+	if err := s.lockRows(ctx, batch, l); err != nil {
+		return nil, err
+	}
+	for i := range l.rows { // what is decided on them brings them back to the present
+		if l.locked[i] && l.rows[i].Terms.FromFuture(l.states[i], l.now) {
+			s.owner.Mended(ctx, l.rows[i].Key.Name)
+		}
+	}
+	return s.settle(ctx, l, calls)
+}
+
+// lockRows locks and reads the rows of l as lockFree says.
+func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, l *lockedRows) error {
 	if s.queue != nil {
 		s.queue.Enter(ctx, l.rows)
 	}
 	statement := s.statements.lock
+	before, waited := batch.Len(), false
 	if s.mode == ownTx {
-		s.queueWait(batch, l.rows)
+		waited = s.queueWait(batch, l.rows)
 		if s.waits < manyWaits {
 			statement = s.statements.lockFree
 		} else {
 			batch.Queue(s.statements.boundWait, longWait(s.waits))
 		}
 	}
-	before := batch.Len()
+	between := batch.Len() - before
 	s.queueLock(batch, statement, l.rows)
 	err := s.send(ctx, batch, func(results pgx.BatchResults) error {
-		if err := skip(results, before); err != nil {
+		err := skip(results, before)
+		if err == nil && waited { // which may have made the row
+			between--
+			err = l.receive(results)
+		}
+		if err == nil {
+			err = skip(results, between)
+		}
+		if err != nil {
 			return err
 		}
-		err := l.receive(results)
+		err = l.receive(results)
 		if err != nil && s.mode == ownTx { // a caller's transaction waits as long as its own settings say
 			return &shortWaitError{err, l.rows}
 		}
@@ -87,15 +110,7 @@ func (s *Session) lockFree(ctx context.Context, batch *pgx.Batch, calls ...[]buc
 	if err == nil && statement == s.statements.lock && slices.Contains(l.locked, false) {
 		err = fmt.Errorf("the statement left out some of %d rows", len(l.rows))
 	}
-	if err != nil {
-		return l, err
-	}
-	for i := range l.rows { // what is decided on them brings them back to the present
-		if l.locked[i] && l.rows[i].Terms.FromFuture(l.states[i], l.now) {
-			s.owner.Mended(ctx, l.rows[i].Key.Name)
-		}
-	}
-	return s.settle(ctx, l, calls)
+	return err
 }
 
 // settle settles the rows that l has locked by the terms that hold now, which the asks of the calls get. Where these say
@@ -110,12 +125,21 @@ func (s *Session) settle(ctx context.Context, l *lockedRows, calls [][]bucket.As
 				continue
 			}
 			rows := a.RowCount()
-			a.Terms = a.Terms.At(l.now)
+			a.SetNow(l.now)
 			again = again || a.RowCount() > rows
 		}
 	}
 	if again {
-		return s.lockFree(ctx, &pgx.Batch{}, calls...)
+		more := newLockedRows(calls)
+		for i := range more.rows {
+			j, known := l.index[more.rows[i].Key]
+			more.made[i] = known && l.made[j]
+		}
+		if err := s.lockRows(ctx, &pgx.Batch{}, more); err != nil {
+			return nil, err
+		}
+		l = more
+		l.advance()
 	}
 	for _, asks := range calls {
 		for i := range asks {
@@ -139,8 +163,9 @@ func (l *lockedRows) advance() {
 		if t.Eras == nil || !l.locked[i] || l.made[i] || ts <= l.now || t.FromFuture(l.states[i], l.now) {
 			continue
 		}
-		since, _ := t.At(ts).Span()
-		l.now = max(l.now, since)
+		if since, _ := t.At(ts).Span(); since-l.now <= bucket.ClockTolerance.Microseconds() {
+			l.now = max(l.now, since)
+		}
 	}
 }
 
@@ -153,7 +178,7 @@ func (l *lockedRows) settle(a *bucket.Ask) (wasLevelled bool) {
 	for i := range found {
 		absent[i] = l.made[first+i] && !l.changed[first+i]
 	}
-	wasLevelled = a.Terms.Reshaped() && (!slices.Contains(absent, false) || a.Terms.IsLevelled(found, absent))
+	wasLevelled = a.Terms.Reshaped() && a.Terms.IsLevelled(found, absent)
 	settled := a.Terms.SettleRows(found, absent, l.now)
 	full := a.Terms.OfShard().Full(l.now)
 	for i, state := range settled {
@@ -162,6 +187,9 @@ func (l *lockedRows) settle(a *bucket.Ask) (wasLevelled bool) {
 			continue
 		}
 		found[i], l.changed[first+i] = state, true
+	}
+	for i := len(settled); i < len(found); i++ {
+		l.surplus[first+i] = !absent[i]
 	}
 	return wasLevelled
 }
@@ -186,7 +214,7 @@ func (l *lockedRows) receive(results pgx.BatchResults) error {
 		if !asked {
 			return errors.New("the statement answered for a row that was not asked for")
 		}
-		l.states[i], l.made[i], l.locked[i] = found, made, true
+		l.states[i], l.made[i], l.locked[i] = found, made || l.made[i], true
 		return nil
 	})
 	return err
@@ -300,7 +328,7 @@ func (s *Session) queueSave(batch *pgx.Batch, l *lockedRows) {
 		switch {
 		case l.changed[i]:
 			rows, values, ts = append(rows, l.rows[i]), append(values, l.states[i].Value), append(ts, l.states[i].TS)
-		case l.made[i]:
+		case l.made[i], l.surplus[i]:
 			unmade = append(unmade, l.rows[i])
 		}
 	}

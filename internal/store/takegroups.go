@@ -46,9 +46,9 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 // takeGroups takes what the groups want and reads what the others are about, in one round trip.
 func (s *Session) takeGroups(ctx context.Context, groups []*group, others []*Call) error {
 	batch := &pgx.Batch{}
-	limits := byLimit(groups)
-	for _, ofLimit := range limits {
-		s.queueGroups(batch, ofLimit)
+	policies := byPolicy(groups)
+	for _, ofPolicy := range policies {
+		s.queueGroups(batch, ofPolicy)
 	}
 	var rows []bucket.Ask
 	for _, c := range others {
@@ -64,8 +64,8 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, others []*Cal
 		s.queueRead(batch, s.statements.read, rows)
 	}
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
-		for _, ofLimit := range limits {
-			if err := receiveGroups(results, ofLimit); err != nil {
+		for _, ofPolicy := range policies {
+			if err := receiveGroups(results, ofPolicy); err != nil {
 				return &shortWaitError{err, askedRows(groups)}
 			}
 		}
@@ -112,7 +112,7 @@ func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, gr
 	return nil
 }
 
-// queueGroups queues the statement for the groups of one limit.
+// queueGroups queues the statement for the groups of one policy.
 func (s *Session) queueGroups(batch *pgx.Batch, groups []*group) {
 	n := len(groups)
 	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
@@ -126,7 +126,7 @@ func (s *Session) queueGroups(batch *pgx.Batch, groups []*group) {
 		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance(), since, until)
 }
 
-// receiveGroups gives each group of a limit its answer. Answers come in the order asked, but for those that
+// receiveGroups gives each group of a policy its answer. Answers come in the order asked, but for those that
 // are left out and, behind the others, those that are refusals.
 func receiveGroups(results pgx.BatchResults, groups []*group) error {
 	for _, g := range groups { // of an attempt before

@@ -134,3 +134,28 @@ func TestWhatASecondRoundGaveBeforeItFailedIsNotGiven(t *testing.T) {
 		require.Equal(t, 1.0, spent(t, pool, limit{name: c.Asks[0].Key.Name, terms: c.Asks[0].Terms.OfShard()}))
 	}
 }
+
+// The keys of one limit may be on plans of their own: a batch decides on each by its own terms, as quickly as on keys that
+// are all on one, unless there are too many of them.
+func TestABatchDecidesOnKeysOnDifferentPlans(t *testing.T) {
+	t.Parallel()
+	for name, plans := range map[string]int{"two": 2, "as many as there are keys": 100} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSession(postgrestest.New(t), standing)
+			var calls []*Call
+			for key := range 100 {
+				capacity := float64(1 + key%plans)
+				plan := tokenBucket("api", 1, time.Hour, capacity, 0)
+				calls = append(calls, taking(plan.ask(fmt.Sprint(key), capacity)), taking(plan.ask(fmt.Sprint(key), 1)))
+			}
+			groups, others := groupByKey(calls)
+			require.Equal(t, min(plans, maxStatements), len(byPolicy(groups)))
+			require.Equal(t, plans <= maxStatements, len(others) == 0)
+			require.Empty(t, runBatch(t, s, calls...))
+			for i, c := range calls {
+				require.Equal(t, i%2 == 0, c.isAllowed(t), "call %d: the capacity of its plan, and no more", i)
+			}
+		})
+	}
+}

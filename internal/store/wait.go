@@ -102,14 +102,15 @@ func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) erro
 }
 
 // queueWait queues the wait for the row that the session is to wait for, when it is one of rows. It is the first
-// statement that locks a bucket's row. It makes the row when it is not there.
-func (s *Session) queueWait(batch *pgx.Batch, rows []bucket.Ask) {
+// statement that locks a bucket's row. It makes the row when it is not there. It reports whether there is one to wait for.
+func (s *Session) queueWait(batch *pgx.Batch, rows []bucket.Ask) bool {
 	for i := range rows {
 		if s.waitFor != nil && rows[i].Key == *s.waitFor {
 			s.queueLock(batch, s.statements.lock, rows[i:i+1])
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // findHeld returns a heldError in place of the lock timeout of a statement that waits for rows only so long. It is for a

@@ -60,7 +60,7 @@ func (m macros) pattern(t *testing.T, expression string) *regexp.Regexp {
 	t.Helper()
 	const argument = "ARGUMENT"
 	arguments := columns("")
-	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until"} {
+	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until", "at"} {
 		arguments[other] = ""
 	}
 	for name := range arguments {
