@@ -182,7 +182,7 @@ func (t Terms) SettleRows(found []State, absent []bool, now int64) []State {
 		rows, missing = append(rows, State{}), append(missing, true)
 	}
 	if t.Eras != nil && !t.Levelled {
-		first := t.lastReset()
+		first := t.lastLevelled(rows, missing)
 		for i := range rows {
 			missing[i] = missing[i] || rows[i].TS < t.Eras.eras[first].From
 		}
@@ -221,6 +221,18 @@ func (t Terms) lastReset() int32 {
 	return 0
 }
 
+// lastLevelled returns the latest era up to that of t which began with full buckets, or which changed the number of rows and
+// in which they were levelled; or else the first.
+func (t Terms) lastLevelled(rows []State, missing []bool) int32 {
+	reset := t.lastReset()
+	for i := t.Era; i > reset; i-- {
+		if era := t.within(i); era.Shards != t.Eras.eras[i-1].Terms.Shards && era.IsLevelled(rows, missing) {
+			return i
+		}
+	}
+	return reset
+}
+
 // enter settles the rows of a bucket at the beginning of the era of t, from the era before.
 func (t Terms) enter(rows []State, missing []bool, before Terms) {
 	if t.Shards != before.Shards {
@@ -238,12 +250,8 @@ func (t Terms) enter(rows []State, missing []bool, before Terms) {
 	}
 }
 
-// reshape is enter for an era with another number of rows: what the rows held together is spread evenly over the new ones,
-// unless that has been done.
+// reshape is enter for an era with another number of rows: what the rows held together is spread evenly over the new ones.
 func (t Terms) reshape(rows []State, missing []bool, before Terms) {
-	if t.IsLevelled(rows, missing) {
-		return
-	}
 	from, known := t.since(), false
 	for i := range before.Shards {
 		known = known || !missing[i]
