@@ -98,14 +98,14 @@ func TestAReservationOwesWhatThePolicyOfItsInstantAllows(t *testing.T) {
 	for reads := range int64(5) {
 		c := eraChange{before: policy(100), after: policy(5)}
 		limiter := b.with(t, ratelimit.Config{
-			Policies: ruled{"limit": c.rule(t, changingLimit("limit"))}, AsOf: jumping(reads), StaleAfter: time.Hour, ExpireAfter: 2 * time.Hour,
+			Policies: eraRules{"limit": c.rule(t, changingLimit("limit"))}, AsOf: jumping(reads), StaleAfter: time.Hour, ExpireAfter: 2 * time.Hour,
 		})
 		key := t.Name() + string(rune('a'+reads))
 		r, err := limiter.Reserve(t.Context(), changingLimit("limit").For(key).Cost(10))
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		limiter = b.with(t, ratelimit.Config{
-			Policies: ruled{"limit": c.rule(t, changingLimit("limit"))}, AsOf: jumping(reads), StaleAfter: time.Hour, ExpireAfter: 2 * time.Hour,
+			Policies: eraRules{"limit": c.rule(t, changingLimit("limit"))}, AsOf: jumping(reads), StaleAfter: time.Hour, ExpireAfter: 2 * time.Hour,
 		})
 		r, err = limiter.Reserve(t.Context(), changingLimit("limit").For(key).Cost(14))
 		require.NoError(t, err)
@@ -138,7 +138,7 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 			d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
 			rule, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: test.change.before}}})
 			require.NoError(t, err)
-			late := b.with(t, ratelimit.Config{Policies: ruled{"limit": rule}, AsOf: d.clock.now})
+			late := b.with(t, ratelimit.Config{Policies: eraRules{"limit": rule}, AsOf: d.clock.now})
 			shards := max(1, test.change.before.(ratelimit.TokenBucket).Shards)
 			for shard := test.absent; shard < shards; shard++ {
 				value := 0.0

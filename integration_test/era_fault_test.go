@@ -102,7 +102,7 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 				b := setup(t)
 				for reads := range int64(6) {
 					d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
-					rules := ruled{"limit": test.change.rule(t, changingLimit("limit"))}
+					rules := eraRules{"limit": test.change.rule(t, changingLimit("limit"))}
 					limiter := b.with(t, ratelimit.Config{Policies: rules, AsOf: jumping(reads)})
 					key := t.Name() + string(rune('a'+reads))
 					for shard, value := range test.rows {
@@ -123,5 +123,52 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A bucket that is full when its rows change, and that a call finds and does not take from, stays full.
+func TestAFullBucketStaysFullInOtherRows(t *testing.T) {
+	t.Parallel()
+	window := ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Start: changeInstant.Add(-time.Minute), Shards: 8}
+	for name, after := range map[string]ratelimit.Policy{"Bucket": slowly(80, 8), "Window": window} {
+		for at, span := range map[string]time.Duration{"AtTheChange": 0, "Later": time.Second} {
+			t.Run(name+at, func(t *testing.T) {
+				t.Parallel()
+				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": {before: slowly(80, 1), after: after}})
+				request := changingLimit("limit").For("key")
+				d.plant(t, "limit", "key", 0, 80, changeInstant.Add(-time.Second))
+				requireAllowed(t, taking(tight.For("key")), d.limiter)
+				d.at(span)
+				requireRefused(t, d.limiter, []ratelimit.Request{request, tight.For("key")})
+				d.requireTokens(t, 80, request)
+				require.Equal(t, 80, admitted(t, d.limiter, request, 1, 100))
+			})
+		}
+	}
+}
+
+// What a bucket holds in the rows of the era that holds counts, whatever the eras before did to the number of rows.
+func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
+	t.Parallel()
+	for name, shards := range map[string][]int{"OneOneTwo": {1, 1, 2}, "TwoOneEight": {2, 1, 8}, "EightOneEight": {8, 1, 8}, "FourFourEightEight": {4, 4, 8, 8}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			config := ratelimit.RuleConfig{}
+			for i, n := range shards {
+				config.Eras = append(config.Eras, ratelimit.Era{From: changeInstant.Add(time.Duration(i) * time.Minute), Policy: slowly(80, n)})
+			}
+			rule, err := ratelimit.NewRule(changingLimit("limit"), config)
+			require.NoError(t, err)
+			d := setup(t).desk(t, ratelimit.Config{Policies: eraRules{"limit": rule}})
+			request := changingLimit("limit").For("key")
+			d.at(-time.Second)
+			given := 0
+			for i := range len(shards) + 1 {
+				given += admitted(t, d.limiter, request, 1, 20)
+				d.at(time.Duration(i)*time.Minute + time.Second)
+			}
+			given += admitted(t, d.limiter, request, 2, 50)
+			require.Equal(t, 80, given)
+		})
 	}
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// ruled is a source of policies: the rule of each name.
-type ruled map[string]*ratelimit.Rule
+// eraRules is a source of policies: the rule of each name.
+type eraRules map[string]*ratelimit.Rule
 
-func (r ruled) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule { return r[limit.Name()] }
+func (r eraRules) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule { return r[limit.Name()] }
 
-func (r ruled) RulesOf(name string) []*ratelimit.Rule {
+func (r eraRules) RulesOf(name string) []*ratelimit.Rule {
 	if rule := r[name]; rule != nil {
 		return []*ratelimit.Rule{rule}
 	}
@@ -46,7 +46,7 @@ func (c eraChange) rule(t *testing.T, limit ratelimit.Limit) *ratelimit.Rule {
 // changing returns a desk whose limits change at noon. The clock stands at a second before.
 func (b *bundle) changing(t *testing.T, config ratelimit.Config, changes map[string]eraChange) *desk {
 	t.Helper()
-	rules := ruled{}
+	rules := eraRules{}
 	for name, c := range changes {
 		rules[name] = c.rule(t, changingLimit(name))
 	}
