@@ -16,8 +16,8 @@ type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended] and
-// [Answered]. More may be added: ignore those you do not know.
+// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended],
+// [Answered] and [RulesLoaded]. More may be added: ignore those you do not know.
 type Event interface{ event() }
 
 // Decided is a decision: allowed or refused. Refused is not failed.
@@ -124,6 +124,23 @@ type Answered struct {
 	Err error
 }
 
+// RulesLoaded is a load of the rules that are stored in tables, by package rules.
+type RulesLoaded struct {
+	// Version is that of the rules that decide from now on. When nothing could be loaded they are those of before.
+	Version int64
+	// Rules and Overrides are how many there are, with the overrides that ended lately.
+	Rules, Overrides int
+	// Elapsed is how long the load took.
+	Elapsed time.Duration
+	// Late is how long after its beginning the latest change was heard of: until then this process decided by what held
+	// before. 0: in time.
+	Late time.Duration
+	// Err is why nothing could be loaded, or, where Kept is above 0, what is wrong with what was kept.
+	Err error
+	// Kept is how many rules and overrides cannot be read, and stay as they were.
+	Kept int
+}
+
 type shadowKey struct{}
 
 // WithShadow marks calls with the returned context as trials of a limit that is not enforced yet: they take and
@@ -138,15 +155,16 @@ func inShadow(ctx context.Context) bool {
 	return shadow
 }
 
-func (Decided) event()    {}
-func (Settlement) event() {}
-func (Failed) event()     {}
-func (Conflicted) event() {}
-func (Batched) event()    {}
-func (Queued) event()     {}
-func (Pruned) event()     {}
-func (Mended) event()     {}
-func (Answered) event()   {}
+func (Decided) event()     {}
+func (Settlement) event()  {}
+func (Failed) event()      {}
+func (Conflicted) event()  {}
+func (Batched) event()     {}
+func (Queued) event()      {}
+func (Pruned) event()      {}
+func (Mended) event()      {}
+func (Answered) event()    {}
+func (RulesLoaded) event() {}
 
 // Observers returns an Observer that tells each of observers, in this order; nil ones are left out. It is
 // nil when none is left, and so nobody.

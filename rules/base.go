@@ -1,0 +1,152 @@
+package rules
+
+import (
+	"hash/maphash"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	// maxCompiled is how many definitions in the code of one limit are remembered with each plan: usually there is one.
+	maxCompiled = 16
+	// maxCached bounds the rules of keys that are remembered of one limit, a power of two.
+	maxCached = 4096
+)
+
+// base is what holds for a plan where a key has no override.
+type base struct {
+	of    *limitRules
+	name  string // of the rule, as it is told
+	chain chain
+	empty bool // whether it leaves all to the definition in the code
+
+	compiled atomic.Pointer[[]compiledRule]
+}
+
+// compiledRule is a rule for a limit as it is defined in the code.
+type compiledRule struct {
+	limit ratelimit.Limit
+	rule  *ratelimit.Rule
+}
+
+func (of *limitRules) baseOf(plan string, so chain) *base {
+	name := of.name
+	if plan != "" {
+		name += ", plan " + plan
+	}
+	b := &base{of: of, name: name, chain: so, empty: len(so) == 1 && so[0].says == nil && of.pause.until == 0}
+	b.compiled.Store(&[]compiledRule{})
+	return b
+}
+
+// base returns what holds for a plan.
+func (of *limitRules) base(plan string) *base {
+	if plan != "" {
+		if b := of.bases[plan]; b != nil {
+			return b
+		}
+	}
+	return of.other
+}
+
+// rule returns the rule for a limit as it is defined in the code, and nil where that decides.
+func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Rule {
+	if b.empty {
+		return nil
+	}
+	for i, known := 0, *b.compiled.Load(); i < len(known); i++ {
+		if known[i].limit == *limit {
+			return known[i].rule
+		}
+	}
+	return b.compile(*limit)
+}
+
+// compile makes the rule, and remembers it.
+func (b *base) compile(limit ratelimit.Limit) *ratelimit.Rule {
+	rule := ruleOf(limit, b.name, b.chain, b.of.pause)
+	b.of.noted.note(limit)
+	for isComparable(limit) {
+		known := b.compiled.Load()
+		if len(*known) >= maxCompiled {
+			break
+		}
+		more := append(slices.Clone(*known), compiledRule{limit, rule})
+		if b.compiled.CompareAndSwap(known, &more) {
+			break
+		}
+	}
+	return rule
+}
+
+// ruleOf makes a rule of a chain. It returns nil where there is no such rule, which the checks before do not let happen.
+func ruleOf(limit ratelimit.Limit, name string, so chain, p pause) *ratelimit.Rule {
+	config := ratelimit.RuleConfig{Name: name, Eras: so.eras(limit.Policy())}
+	if p.until != 0 {
+		config.PausedUntil, config.PauseReason = time.UnixMicro(p.until), p.reason
+	}
+	rule, err := ratelimit.NewRule(limit, config)
+	if err != nil {
+		return nil
+	}
+	return rule
+}
+
+// isComparable reports whether limits can be compared, as those of this repository's policies can.
+func isComparable(limit ratelimit.Limit) bool {
+	return limit.Policy() != nil && reflect.TypeOf(limit.Policy()).Comparable()
+}
+
+// cache remembers the rules of keys that were asked for. A key has one place in it, which it may have to give up to
+// another.
+type cache struct {
+	seed   maphash.Seed
+	places []atomic.Pointer[cachedRule]
+}
+
+// cachedRule is the rule of a key.
+type cachedRule struct {
+	key   string
+	base  *base
+	limit ratelimit.Limit
+	rule  *ratelimit.Rule
+}
+
+// newCache returns a cache for so many keys.
+func newCache(keys int) cache {
+	if keys == 0 {
+		return cache{}
+	}
+	n := 8
+	for n < 2*keys && n < maxCached {
+		n *= 2
+	}
+	return cache{seed: maphash.MakeSeed(), places: make([]atomic.Pointer[cachedRule], n)}
+}
+
+// keyRule returns the rule of a key that has an override or a pause.
+func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan, key string) *ratelimit.Rule {
+	b := of.base(plan)
+	place := &of.cache.places[maphash.String(of.cache.seed, key)%uint64(len(of.cache.places))]
+	if known := place.Load(); known != nil && known.base == b && known.key == key && known.limit == *limit {
+		return known.rule
+	}
+	rule := of.compileKey(k, *limit, b, plan)
+	if isComparable(*limit) {
+		place.Store(&cachedRule{key, b, *limit, rule})
+	}
+	return rule
+}
+
+func (of *limitRules) compileKey(k *keyRules, limit ratelimit.Limit, b *base, plan string) *ratelimit.Rule {
+	of.noted.note(limit)
+	so, name := b.chain, b.name
+	if len(k.overrides) > 0 {
+		so, name = overridden(k.overrides, plan, of.effective), of.name+", override"
+	}
+	return ruleOf(limit, name, so, of.pause.later(k.pause))
+}

@@ -1,0 +1,144 @@
+package rules_test
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// manyOverrides is how many overrides a set has to bear.
+const manyOverrides = 100_000
+
+// overrideMany gives so many keys an override, by hand.
+func (f *fixture) overrideMany(t testing.TB, n int) {
+	t.Helper()
+	f.exec(t, `INSERT INTO ratelimit.overrides (name, key, multiplier, author, reason)
+		SELECT 'messages', 'customer-' || n, 1 + n % 10, 'ana', 'a test' FROM generate_series(1, $1::int) AS n`, n)
+	f.exec(t, `INSERT INTO ratelimit.overrides (name, key, kind, rate, period_us, shards, mode, author, reason)
+		SELECT 'messages', 'partner-' || n, 'token bucket', n, 60000000, 1, 'on', 'ana', 'a test' FROM generate_series(1, $1::int / 10) AS n`, n)
+}
+
+// TestManyOverrides loads what is a lot: it may not take so much memory or time that nobody would.
+func TestManyOverrides(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
+	require.NoError(t, err)
+	f.overrideMany(t, manyOverrides)
+	f.load(t)
+	require.Equal(t, manyOverrides*11/10, f.events.last(t).Overrides)
+	at := applied.From.Add(time.Hour)
+	require.Equal(t, 100.0, f.capacity(t, at, messages.For("customer-14")))
+	require.Equal(t, 250.0, f.capacity(t, at, messages.For("customer-14").Plan("pro")))
+	require.Equal(t, 77.0, f.capacity(t, at, messages.For("partner-77")))
+	for n := range 20_000 { // more than are remembered
+		require.NotNil(t, f.set.RuleFor(messages, "", fmt.Sprint("customer-", n+1)))
+	}
+	require.LessOrEqual(t, len(f.set.RulesOf("messages")), 64)
+}
+
+// BenchmarkRuleFor is what each decision pays.
+func BenchmarkRuleFor(b *testing.B) {
+	f := setup(b)
+	_, err := f.store.Put(b.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50), perMinute("logins", "", 5))
+	require.NoError(b, err)
+	f.overrideMany(b, manyOverrides)
+	f.load(b)
+	logins, other := ratelimit.Define("logins", ratelimit.PerMinute(5)), ratelimit.Define("other", ratelimit.PerMinute(5))
+	for _, c := range []struct {
+		name      string
+		limit     ratelimit.Limit
+		plan, key string
+	}{
+		{"NoRule", other, "", "ana"},
+		{"Rule", logins, "", "ana"},
+		{"RuleBesideOverrides", messages, "", "ana"},
+		{"PlanBesideOverrides", messages, "pro", "ana"},
+		{"Override", messages, "", "customer-77"},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				f.set.RuleFor(c.limit, c.plan, c.key)
+			}
+		})
+	}
+	b.Run("OverrideNotRemembered", func(b *testing.B) {
+		keys := make([]string, manyOverrides)
+		for i := range keys {
+			keys[i] = fmt.Sprint("customer-", i+1)
+		}
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			f.set.RuleFor(messages, "", keys[i%len(keys)])
+		}
+	})
+}
+
+// BenchmarkLoad is what each change costs each program, and what it keeps in memory.
+func BenchmarkLoad(b *testing.B) {
+	for _, n := range []int{1000, manyOverrides} {
+		b.Run(fmt.Sprint(n, "Overrides"), func(b *testing.B) {
+			f := setup(b)
+			f.overrideMany(b, n)
+			before := heap()
+			for b.Loop() {
+				f.load(b)
+			}
+			b.ReportMetric(float64(heap()-before)/float64(n*11/10), "B/override")
+			runtime.KeepAlive(f.set)
+		})
+	}
+}
+
+// BenchmarkNews is how long after a change has been made a program that listens decides by it.
+func BenchmarkNews(b *testing.B) {
+	f := setup(b)
+	f.overrideMany(b, 1000)
+	f.run(b, rules.Config{})
+	f.listening(b, 1)
+	news := make(chan int64, 1000)
+	f.events.tell(news)
+	var took []time.Duration
+	for b.Loop() {
+		applied, err := f.store.Put(b.Context(), why, perMinute("messages", "", 5))
+		require.NoError(b, err)
+		made := time.Now()
+		for <-news < applied.Version {
+		}
+		took = append(took, time.Since(made))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestRuleForAllocatesNothing holds for each decision but the first of a limit, a plan or a key.
+func TestRuleForAllocatesNothing(t *testing.T) { //nolint:paralleltest // testing.AllocsPerRun counts those of all goroutines
+	f := setup(t)
+	_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
+	require.NoError(t, err)
+	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+	require.NoError(t, err)
+	f.load(t)
+	for _, key := range []string{"ana", "bob"} {
+		for _, plan := range []string{"", "pro", "unknown"} {
+			require.Zero(t, testing.AllocsPerRun(100, func() { f.set.RuleFor(messages, plan, key) }))
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package rules
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// of returns terms of n tokens a minute.
+func of(n float64) *terms { return &terms{policy: ratelimit.PerMinute(n), mode: ratelimit.On} }
+
+// told returns what a chain says of a limit of 10 a minute, from when on, and with which change.
+func told(so chain) (eras []era) {
+	for _, e := range so.eras(ratelimit.PerMinute(10)) {
+		rate := 0.0
+		if e.Policy != nil {
+			rate = e.Policy.(ratelimit.TokenBucket).Rate
+		}
+		eras = append(eras, era{e.From.UnixMicro(), rate, e.OnChange, e.Mode})
+	}
+	eras[0].from = 0 // the beginning of time
+	return eras
+}
+
+type era struct {
+	from   int64
+	rate   float64 // 0: the code's
+	change ratelimit.OnChange
+	mode   ratelimit.Mode
+}
+
+func TestChain(t *testing.T) {
+	t.Parallel()
+	const scale, add, reset, on = ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens, ratelimit.On
+
+	t.Run("AChangeFollowsOneThatBeginsBefore", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid().state(span{from: 100, says: of(1), change: scale}).state(span{from: 200, says: of(2)})
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, scale, on}, {200, 2, "", on}}, told(so))
+	})
+
+	t.Run("AChangeTakesThePlaceOfThoseThatBeginAsItDoesOrLater", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200, says: of(2)}).state(span{from: 300, says: of(3)})
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 4, "", on}}, told(so.state(span{from: 200, says: of(4)})))
+	})
+
+	t.Run("ADeletedRuleLeavesItToTheCode", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200})
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 0, "", ""}}, told(so))
+	})
+
+	t.Run("APlanLeavesItToTheRuleWithoutAPlan", func(t *testing.T) {
+		t.Parallel()
+		base := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 300, says: of(3), change: add}).state(span{from: 500, says: of(5), change: reset})
+		plan := unsaid().state(span{from: 200, says: of(20), change: scale}).state(span{from: 400, change: add})
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 20, scale, on}, {400, 3, add, on}, {500, 5, reset, on}}, told(plan.over(base)))
+	})
+
+	t.Run("AnOverrideBeginsAndEndsAsItSays", func(t *testing.T) {
+		t.Parallel()
+		base := unsaid().state(span{from: 100, says: of(1), change: add}).state(span{from: 300, says: of(3), change: add})
+		pro := unsaid().state(span{from: 350, says: of(7)})
+		chainOf := func(plan string) chain {
+			if plan == "pro" {
+				return pro.over(base)
+			}
+			return base
+		}
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, add, on}, {200, 2, scale, on}, {300, 6, add, on}, {400, 3, scale, on}},
+			told(overridden([]held{{from: 200, until: 400, times: 2, change: scale}}, "", chainOf)), "a multiple")
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, add, on}, {200, 9, reset, on}, {400, 3, reset, on}},
+			told(overridden([]held{{from: 200, until: 400, says: of(9), change: reset}}, "", chainOf)), "a policy")
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, add, on}, {200, 1, "", on}, {300, 3, add, on}, {350, 7, "", on}, {400, 3, "", on}},
+			told(overridden([]held{{from: 200, until: 400, plan: "pro"}}, "", chainOf)), "a plan")
+		require.Equal(t, []era{{0, 0, "", ""}, {50, 20, "", ""}, {100, 9, scale, on}},
+			told(overridden([]held{{from: 50, until: 400, times: 2}, {from: 100, until: maxInstant, says: of(9), change: scale}}, "", chainOf)),
+			"one takes the place of another, the first a multiple of the code's")
+	})
+
+	t.Run("WhatIsDroppedIsTheSlowest", func(t *testing.T) {
+		t.Parallel()
+		require.Equal(t, []era{{0, 4, "", on}}, told(chain{{from: minInstant, says: of(4), slowest: true}}))
+		require.Equal(t, []era{{0, 0, "", on}}, told(chain{{from: minInstant, says: of(40), slowest: true}}), "of which the code's is one")
+	})
+
+	t.Run("TheErasAreBounded", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid()
+		for n := range int64(30) {
+			so = so.state(span{from: 100 * (n + 1), says: of(float64(15 - n%15))})
+		}
+		eras := told(so)
+		require.Len(t, eras, 16)
+		require.Equal(t, era{3000, 1, "", on}, eras[15])
+		require.Equal(t, era{1600, 15, "", on}, eras[1])
+		require.Equal(t, era{0, 1, "", on}, eras[0], "the slowest of those before")
+	})
+
+	t.Run("KeepsTheModeOfEachEra", func(t *testing.T) {
+		t.Parallel()
+		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})
+		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", ratelimit.Shadow}, {200, 0, "", ""}}, told(so))
+	})
+}
+
+func TestScale(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		policy, scaled ratelimit.Policy
+		times          float64
+	}{
+		"Rate":          {ratelimit.PerHour(10), ratelimit.PerHour(20), 2},
+		"APointer":      {&ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, ratelimit.PerHour(20), 2},
+		"NoCapacity":    {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.NoCapacity}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: ratelimit.NoCapacity}, 2},
+		"Debt":          {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 4, MaxReserved: 2}, ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 2, MaxReserved: 1}, 0.5},
+		"NoDebt":        {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, 2},
+		"Windows":       {ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Shards: 2}, ratelimit.FixedWindow{Rate: 30, Period: time.Hour, Shards: 2}, 3},
+		"AsMuchAsMay":   {ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour, Capacity: 1e11}, ratelimit.TokenBucket{Rate: 1e7, Period: time.Hour, Capacity: 1e12}, 1e6},
+		"AsLittleAsMay": {ratelimit.TokenBucket{Rate: 1e-7, Period: time.Hour}, ratelimit.TokenBucket{Rate: 1e-9, Period: time.Hour}, 1e-6},
+		"AStart":        {ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: time.Unix(7, 0)}, ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: time.Unix(7, 0)}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, c.scaled, scale(c.policy, c.times))
+		})
+	}
+}

@@ -1,0 +1,329 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// maxReported bounds the rows that an error names.
+const maxReported = 10
+
+// snapshot is a set that was loaded. It does not change.
+type snapshot struct {
+	version   int64
+	limits    map[string]*limitRules
+	tiers     TierSet
+	rules     int
+	overrides int
+	kept      int   // rules and overrides that are those of the snapshot before, as they cannot be read
+	wake      int64 // when the next pause begins; maxInstant for never
+	ahead     time.Duration
+	err       error // what is wrong with those that were kept
+}
+
+// limitRules is what is loaded of one limit.
+type limitRules struct {
+	name  string
+	plans map[string]chain // what was stated of each plan
+	bases map[string]*base // what holds for each of these plans
+	other *base            // what holds for every other plan, and none
+	keys  map[string]*keyRules
+	pause pause
+	cache cache
+	noted *definition
+}
+
+// keyRules is what is loaded of one key.
+type keyRules struct {
+	overrides []held
+	pause     pause
+}
+
+type pause struct {
+	until  int64 // 0: none
+	reason string
+}
+
+// later returns the pause that ends later.
+func (p pause) later(q pause) pause {
+	if q.until > p.until {
+		return q
+	}
+	return p
+}
+
+// compiler makes a snapshot of what was loaded.
+type compiler struct {
+	next    *snapshot
+	last    *snapshot // the one before; nil at first
+	bad     []error
+	badKeys map[Bucket]bool
+}
+
+// compile makes a snapshot of what was loaded. Of what cannot be read it keeps what the last snapshot has.
+func compile(l *loaded, last *snapshot, noted *definitions) *snapshot {
+	c := compiler{
+		next: &snapshot{version: l.version, limits: make(map[string]*limitRules), wake: maxInstant, rules: len(l.rules)},
+		last: last, badKeys: make(map[Bucket]bool),
+	}
+	c.rules(l)
+	c.overrides(l.overrides)
+	c.pauses(l)
+	for _, of := range c.next.limits {
+		of.finish(noted.of(of.name))
+	}
+	c.tiers(l)
+	c.next.overrides = len(l.overrides)
+	if c.next.kept = len(c.bad); c.next.kept > 0 {
+		c.next.err = errors.Join(c.bad[:min(len(c.bad), maxReported)]...)
+	}
+	return c.next
+}
+
+func (s *snapshot) of(name string) *limitRules {
+	of := s.limits[name]
+	if of == nil {
+		of = &limitRules{name: name, plans: make(map[string]chain)}
+		s.limits[name] = of
+	}
+	return of
+}
+
+// termsOf returns the policy of a row, ready for an era.
+func termsOf(limit string, r Rule) (*terms, error) {
+	r.Limit = limit
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	policy, err := r.policy()
+	return &terms{policy: policy, mode: r.Mode}, err
+}
+
+// rules makes the chains of the rules. What a row says of its rule is what holds last, and the history says what held
+// before. A rule without a row is not there any more: if the history does not say since when, it never was.
+func (c *compiler) rules(l *loaded) {
+	told := c.history(l.history)
+	for i := range l.rules {
+		r := &l.rules[i]
+		id := RuleID{r.name, r.plan}
+		h := told[id]
+		if h == nil {
+			h = &toldRule{chain: unsaid()}
+		}
+		delete(told, id)
+		says, err := termsOf(r.name, r.row.rule(r.name, r.plan))
+		if err = errors.Join(h.err, err); err != nil {
+			c.keepRule(id, h.chain, err)
+			continue
+		}
+		c.next.of(r.name).plans[r.plan] = h.chain.state(span{from: r.from, says: says, change: ratelimit.OnChange(r.row.OnChange)})
+	}
+	for id, h := range told {
+		switch {
+		case !h.deleted, h.made < l.now-kept.Microseconds():
+		case h.err != nil:
+			c.keepRule(id, h.chain, h.err)
+		default:
+			c.next.of(id.Limit).plans[id.Plan] = h.chain
+		}
+	}
+}
+
+// toldRule is what the history tells of a rule.
+type toldRule struct {
+	chain   chain
+	made    int64 // when the last change was made
+	deleted bool  // whether it was the last change
+	err     error // of entries that cannot be read, and are left out
+}
+
+func (c *compiler) history(changes []loadedChange) map[RuleID]*toldRule {
+	told := make(map[RuleID]*toldRule)
+	for i := range changes {
+		change := &changes[i]
+		id := RuleID{change.name, change.plan}
+		h := told[id]
+		if h == nil {
+			h = &toldRule{chain: unsaid()}
+			told[id] = h
+		}
+		h.made, h.deleted = change.made, change.row == nil && change.err == nil
+		said, err := change.span()
+		switch {
+		case err != nil:
+			h.err = errors.Join(h.err, err)
+		case change.dropped:
+			h.chain = chain{{from: minInstant, says: said.says, slowest: true}}
+		default:
+			h.chain = h.chain.state(said)
+		}
+	}
+	return told
+}
+
+// span returns what holds from the change on.
+func (c *loadedChange) span() (span, error) {
+	s := span{from: c.from}
+	if c.err != nil {
+		return s, fmt.Errorf("its history: %w", c.err)
+	}
+	if c.row == nil {
+		return s, nil
+	}
+	says, err := termsOf(c.name, c.row.rule(c.name, c.plan))
+	if err != nil {
+		return s, fmt.Errorf("its history: %w", err)
+	}
+	s.says, s.change = says, ratelimit.OnChange(c.row.OnChange)
+	return s, nil
+}
+
+// keepRule keeps the rule as it was loaded before, or else as the history tells it.
+func (c *compiler) keepRule(id RuleID, told chain, err error) {
+	c.bad = append(c.bad, fmt.Errorf("rule %q, plan %q: %w", id.Limit, id.Plan, err))
+	if c.last != nil && c.last.limits[id.Limit] != nil {
+		if so, ok := c.last.limits[id.Limit].plans[id.Plan]; ok {
+			told = so
+		}
+	}
+	c.next.of(id.Limit).plans[id.Plan] = told
+}
+
+func (c *compiler) overrides(overrides []loadedOverride) {
+	for i := range overrides {
+		o := &overrides[i]
+		b := Bucket{o.name, o.key}
+		if c.badKeys[b] {
+			continue
+		}
+		h, err := o.held()
+		if err != nil {
+			c.badKeys[b] = true
+			c.bad = append(c.bad, fmt.Errorf("override of a key of %q: %w", o.name, err))
+			continue
+		}
+		k := c.next.of(o.name).key(o.key)
+		if n := len(k.overrides); n > 0 && h.from <= k.overrides[n-1].from {
+			continue // two that begin at once, which the tables do not hold
+		}
+		k.overrides = append(k.overrides, h)
+		if len(k.overrides) > maxChain {
+			k.overrides = k.overrides[1:]
+		}
+	}
+	for b := range c.badKeys {
+		k := c.next.of(b.Limit).key(b.Key)
+		k.overrides = nil
+		if c.last == nil || c.last.limits[b.Limit] == nil {
+			continue
+		}
+		if was := c.last.limits[b.Limit].keys[b.Key]; was != nil {
+			k.overrides = was.overrides
+		}
+	}
+}
+
+// held returns the override as its chain needs it.
+func (o *loadedOverride) held() (held, error) {
+	override := o.row.override(o.name, o.key)
+	if err := override.check(); err != nil {
+		return held{}, err
+	}
+	h := held{from: o.from, until: maxInstant, times: override.Multiplier, plan: override.OnPlan, change: override.OnChange}
+	if o.row.UntilUs != nil {
+		h.until = *o.row.UntilUs
+	}
+	if h.until <= h.from {
+		return held{}, errors.New("it ends before it begins")
+	}
+	if override.Policy != nil {
+		says, err := termsOf(o.name, *override.Policy)
+		if err != nil {
+			return held{}, err
+		}
+		h.says = says
+	}
+	return h, nil
+}
+
+func (c *compiler) pauses(l *loaded) {
+	for i := range l.pauses {
+		p := &l.pauses[i]
+		if p.from > l.now {
+			c.next.wake = min(c.next.wake, p.from)
+			continue
+		}
+		of := c.next.of(p.name)
+		if p.key == "" {
+			of.pause = pause{p.until, p.reason}
+			continue
+		}
+		of.key(p.key).pause = pause{p.until, p.reason}
+	}
+}
+
+func (c *compiler) tiers(l *loaded) {
+	set := TierSet{Match: Match(l.match), Tiers: make([]Tier, len(l.tiers))}
+	for i := range l.tiers {
+		set.Tiers[i] = l.tiers[i].tier()
+	}
+	if err := set.validate(); err != nil {
+		c.bad = append(c.bad, err)
+		if c.last != nil {
+			set = c.last.tiers
+		} else {
+			set = TierSet{}
+		}
+	}
+	c.next.tiers = set
+}
+
+func (of *limitRules) key(key string) *keyRules {
+	k := of.keys[key]
+	if k == nil {
+		if of.keys == nil {
+			of.keys = make(map[string]*keyRules)
+		}
+		k = &keyRules{}
+		of.keys[key] = k
+	}
+	return k
+}
+
+// finish makes what holds for each plan.
+func (of *limitRules) finish(noted *definition) {
+	of.noted = noted
+	of.other = of.baseOf("", of.chainOf(""))
+	of.bases = make(map[string]*base, len(of.plans))
+	for plan, stated := range of.plans {
+		if plan != "" {
+			of.bases[plan] = of.baseOf(plan, stated.over(of.chainOf("")))
+		}
+	}
+	of.cache = newCache(len(of.keys))
+}
+
+// chainOf returns what was stated of a plan.
+func (of *limitRules) chainOf(plan string) chain {
+	if stated, ok := of.plans[plan]; ok {
+		return stated
+	}
+	return unsaid()
+}
+
+// effective returns what holds for a plan.
+func (of *limitRules) effective(plan string) chain {
+	if b, ok := of.bases[plan]; ok {
+		return b.chain
+	}
+	return of.other.chain
+}
+
+// lateness returns how long after its beginning the latest change was heard of.
+func (l *loaded) lateness() time.Duration {
+	return time.Duration(min(max(l.late, 0), math.MaxInt64/1000)) * time.Microsecond
+}

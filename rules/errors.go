@@ -1,0 +1,41 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var (
+	// ErrInvalid is returned by the methods of a Store, before any change, and by Validate, when a change says what cannot
+	// be; the message says what to write instead.
+	ErrInvalid = errors.New("rules: invalid")
+
+	// ErrNotFound is returned by Delete, RemoveOverride and Resume when there is nothing to take away. Nothing was changed.
+	ErrNotFound = errors.New("rules: not found")
+
+	// ErrInvalidConfig is returned by NewStore and NewSet when the pool or a field of the configuration cannot be used.
+	ErrInvalidConfig = errors.New("rules: invalid configuration")
+)
+
+// SQLSTATE values of a schema that lacks the tables.
+const (
+	codeUndefinedTable  = "42P01"
+	codeUndefinedColumn = "42703"
+)
+
+// explain adds to err what to do about it where the server's words do not say.
+func explain(err error, schema string) error {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (pgErr.Code == codeUndefinedTable || pgErr.Code == codeUndefinedColumn) {
+		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, schema, err)
+	}
+	return err
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrInvalid, fmt.Errorf(format, args...))
+}

@@ -1,0 +1,131 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"time"
+)
+
+// Match is which of the tiers that fit a request are asked.
+type Match string
+
+const (
+	// MatchAll asks all of them. It is what the empty Match means.
+	MatchAll Match = "all"
+	// MatchFirst asks the first one.
+	MatchFirst Match = "first"
+)
+
+// TierSet is the list of tiers as it is stored.
+type TierSet struct {
+	// Match is which of the tiers that fit are asked. Defaults to MatchAll.
+	Match Match
+	// Tiers are in the order in which they are looked at.
+	Tiers []Tier
+}
+
+// Tier says which requests are asked of a limit, for which key, and what they cost.
+type Tier struct {
+	// Limit is the limit's name.
+	Limit string
+	// Key is the pattern that the key is made with. Empty: the bucket that everybody shares.
+	Key string
+	// Endpoint is the route that the tier is for. Empty: any.
+	Endpoint string
+	// When are values that attributes of the request have to have.
+	When map[string]string
+	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". Defaults to "fixed".
+	CostSource string
+	// FixedCost is the cost where it is fixed.
+	FixedCost float64
+	// DefaultCost is the cost of a request that does not name one.
+	DefaultCost float64
+}
+
+// StoredRule is a rule as it was stated last.
+type StoredRule struct {
+	Rule
+	// Version is that of the rules when it was stated. 0: it was written by hand.
+	Version int64
+	// From is the instant from which it holds.
+	From time.Time
+}
+
+// StoredOverride is a span in which an override holds, or held. An override that was replaced has the beginning of its
+// successor as its Until.
+type StoredOverride struct {
+	Override
+	Edit
+}
+
+// StoredPause is a pause, which may be over.
+type StoredPause struct {
+	Pause
+	Edit
+}
+
+// Listing is what the tables say.
+type Listing struct {
+	// Version counts the changes that were made.
+	Version int64
+	// Rules are in the order of their limits and plans.
+	Rules []StoredRule
+	// Overrides are in the order of their limits, keys and beginnings, with those that ended lately.
+	Overrides []StoredOverride
+	// Pauses are in the order of their limits and keys.
+	Pauses []StoredPause
+	// Tiers is the list of tiers.
+	Tiers TierSet
+}
+
+const (
+	maxTiers   = 1000
+	maxPattern = 1024
+	maxSource  = 256
+	maxCost    = 1e12
+)
+
+var validSource = regexp.MustCompile(`^(fixed|(header|query):[!-~]+)$`)
+
+func (s *TierSet) validate() error {
+	switch {
+	case s.Match != "" && s.Match != MatchAll && s.Match != MatchFirst:
+		return invalid("tiers: Match is %.20q; use %q or %q", string(s.Match), MatchAll, MatchFirst)
+	case len(s.Tiers) > maxTiers:
+		return invalid("%d tiers; use up to %d", len(s.Tiers), maxTiers)
+	}
+	for i := range s.Tiers {
+		if err := s.Tiers[i].check(); err != nil {
+			return invalid("tier %d, of %.80q: %w", i, s.Tiers[i].Limit, err)
+		}
+	}
+	return nil
+}
+
+// check checks what the table can hold.
+func (t *Tier) check() error {
+	for attribute, value := range t.When {
+		if !isText(attribute, maxPattern) || !isText(value, maxPattern) {
+			return fmt.Errorf("its When has %.80q; use up to %d bytes of UTF-8 without NUL", attribute, maxPattern)
+		}
+	}
+	switch {
+	case !validName.MatchString(t.Limit):
+		return errors.New("its Limit is no name of a limit; use 1 to 64 letters, digits and _ . : / -")
+	case !isText(t.Key, maxPattern):
+		return fmt.Errorf("its Key has %d bytes; use up to %d of UTF-8 without NUL", len(t.Key), maxPattern)
+	case !isText(t.Endpoint, maxPattern):
+		return fmt.Errorf("its Endpoint has %d bytes; use up to %d of UTF-8 without NUL", len(t.Endpoint), maxPattern)
+	case t.CostSource != "" && (len(t.CostSource) > maxSource || !validSource.MatchString(t.CostSource)):
+		return fmt.Errorf("its CostSource is %.80q; use fixed, header:<name> or query:<name>", t.CostSource)
+	case !isCost(t.FixedCost):
+		return fmt.Errorf("its FixedCost is %v; use a number from 0 to %g", t.FixedCost, maxCost)
+	case !isCost(t.DefaultCost):
+		return fmt.Errorf("its DefaultCost is %v; use a number from 0 to %g", t.DefaultCost, maxCost)
+	}
+	return nil
+}
+
+func isCost(cost float64) bool { return cost >= 0 && cost <= maxCost && !math.IsNaN(cost) }

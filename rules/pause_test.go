@@ -1,0 +1,101 @@
+package rules_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+func TestPause(t *testing.T) {
+	t.Parallel()
+	now := time.Now().Truncate(time.Microsecond)
+	hour, day := now.Add(time.Hour), now.Add(24*time.Hour)
+	of := func(key string, until time.Time) rules.Pause {
+		return rules.Pause{Limit: "messages", Key: key, Until: until}
+	}
+	// rule returns the rule as it would be with another pause, to compare with.
+	rule := func(t *testing.T, name string, until time.Time, reason string) *ratelimit.Rule {
+		t.Helper()
+		r, err := ratelimit.NewRule(messages, ratelimit.RuleConfig{Name: name, PausedUntil: until, PauseReason: reason})
+		require.NoError(t, err)
+		return r
+	}
+
+	t.Run("OfAKeyOrALimitTheLaterEndCounts", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "an hour"}, of("", hour), of("short", now.Add(time.Minute)))
+		require.NoError(t, err)
+		_, err = f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "a day"}, of("long", day))
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RuleFor(messages, "", "ana"))
+		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RuleFor(messages, "pro", ""), "of the bucket everybody shares too")
+		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RuleFor(messages, "", "short"))
+		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RuleFor(messages, "", "long"))
+
+		_, err = f.store.Resume(t.Context(), why, "messages", "")
+		require.NoError(t, err)
+		f.load(t)
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"))
+		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RuleFor(messages, "", "long"))
+	})
+
+	t.Run("LeavesThePolicyAsItIs", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 50))
+		require.NoError(t, err)
+		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
+		require.NoError(t, err)
+		f.load(t)
+		unpaused := f.set.RuleFor(messages, "", "ana")
+		_, err = f.store.Pause(t.Context(), why, of("ana", hour))
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, unpaused.Paused(hour, "a test"), f.set.RuleFor(messages, "", "ana"))
+		require.Equal(t, 50.0, f.capacity(t, applied.From, messages.For("bob")))
+	})
+
+	t.Run("TakesThePlaceOfTheOneBefore", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		for _, until := range []time.Time{day, hour} {
+			_, err := f.store.Pause(t.Context(), why, of("", until))
+			require.NoError(t, err)
+		}
+		f.load(t)
+		require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RuleFor(messages, "", "ana"))
+	})
+
+	t.Run("BeginsWhenItSays", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		edit := why
+		edit.From = now.Add(30 * time.Minute)
+		_, err := f.store.Pause(t.Context(), edit, of("", hour))
+		require.NoError(t, err)
+		f.load(t)
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "it lies ahead")
+
+		f.run(t, rules.Config{Poll: time.Hour})
+		f.listening(t, 1)
+		f.exec(t, `WITH moved AS (UPDATE ratelimit.pauses SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 1000000)
+			UPDATE ratelimit.rules_version SET version = version + 1 RETURNING pg_notify('ratelimit_rules', '')`)
+		f.eventually(t, func() bool { return f.set.RuleFor(messages, "", "ana") != nil })
+	})
+
+	t.Run("IsOverInTime", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		_, err := f.store.Pause(t.Context(), why, of("", hour))
+		require.NoError(t, err)
+		f.exec(t, `UPDATE ratelimit.pauses SET from_us = 1, until_us = 2`)
+		f.load(t)
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "there is nothing left to say")
+	})
+}

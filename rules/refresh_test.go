@@ -1,0 +1,327 @@
+package rules_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// run runs a Set until the test ends, in place of that of the fixture.
+func (f *fixture) run(t testing.TB, config rules.Config) *rules.Set {
+	t.Helper()
+	config.Observer = f.events
+	set, err := rules.NewSet(f.pool, config)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- set.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+	})
+	f.set = set
+	return set
+}
+
+func (f *fixture) eventually(t testing.TB, done func() bool) {
+	t.Helper()
+	require.Eventually(t, done, deadline, 5*time.Millisecond)
+}
+
+// listening waits until n connections listen.
+func (f *fixture) listening(t testing.TB, n int) {
+	t.Helper()
+	f.eventually(t, func() bool { return len(f.listeners(t)) == n })
+}
+
+// listeners returns the processes of the connections that have loaded the rules and wait for news.
+func (f *fixture) listeners(t testing.TB) (pids []int) {
+	t.Helper()
+	rows, err := f.pool.Query(t.Context(), `SELECT pid FROM pg_stat_activity
+		WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle' AND pid <> ALL ($1)`, f.pooled(t))
+	require.NoError(t, err)
+	pids, err = pgx.CollectRows(rows, pgx.RowTo[int])
+	require.NoError(t, err)
+	return pids
+}
+
+// pooled returns the processes of the connections of the pool.
+func (f *fixture) pooled(t testing.TB) (pids []int) {
+	t.Helper()
+	for _, conn := range f.pool.AcquireAllIdle(t.Context()) {
+		pids = append(pids, int(conn.Conn().PgConn().PID()))
+		conn.Release()
+	}
+	return pids
+}
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+
+	t.Run("EverySetHearsOfAChange", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		sets := []*rules.Set{
+			f.run(t, rules.Config{Poll: time.Hour}), f.run(t, rules.Config{Poll: time.Hour}),
+			f.run(t, rules.Config{Poll: 20 * time.Millisecond, NoListen: true}),
+		}
+		f.listening(t, 2)
+		for version := int64(1); version <= 3; version++ {
+			_, err := f.store.Put(t.Context(), why, perMinute("messages", "", float64(version)))
+			require.NoError(t, err)
+			for _, set := range sets {
+				f.eventually(t, func() bool { return set.Version() == version })
+				require.NotNil(t, set.RuleFor(messages, "", "ana"))
+			}
+		}
+	})
+
+	t.Run("HearsOfWhatAPollFinds", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
+		f.listening(t, 1)
+		f.exec(t, `INSERT INTO ratelimit.rules (name, rate, period_us) VALUES ('messages', 5, 60000000)`)
+		f.exec(t, `INSERT INTO ratelimit.rules_version (version) VALUES (7)`) // by hand, without NOTIFY
+		f.eventually(t, func() bool { return set.Version() == 7 })
+		require.NotNil(t, set.RuleFor(messages, "", "ana"))
+	})
+
+	t.Run("ListensAgainWhenTheConnectionIsCut", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		set := f.run(t, rules.Config{Poll: time.Hour})
+		for version := int64(1); version <= 3; version++ {
+			f.listening(t, 1)
+			f.exec(t, `SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) AS pid`, f.listeners(t))
+			_, err := f.store.Put(t.Context(), why, perMinute("messages", "", float64(version)))
+			require.NoError(t, err)
+			f.eventually(t, func() bool { return set.Version() == version })
+		}
+	})
+
+	t.Run("AsksOverThePoolWhileItCannotListen", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		refused := errors.New("no")
+		set := f.run(t, rules.Config{Poll: 50 * time.Millisecond, Connect: func(context.Context) (*pgx.Conn, error) { return nil, refused }})
+		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		f.eventually(t, func() bool { return set.Version() == 1 })
+	})
+
+	t.Run("ConnectsAsItIsTold", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		set := f.run(t, rules.Config{Poll: time.Hour, Connect: func(ctx context.Context) (*pgx.Conn, error) {
+			return pgx.Connect(ctx, f.pool.Config().ConnString())
+		}})
+		f.listening(t, 1)
+		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		f.eventually(t, func() bool { return set.Version() == 1 })
+	})
+
+	t.Run("DoesNotSeeAnOpenTransaction", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(t.Context()) }()
+		_, err = f.store.WithTx(tx).Put(t.Context(), why, perMinute("messages", "", 5), perMinute("messages", "pro", 5))
+		require.NoError(t, err)
+		f.load(t)
+		require.Zero(t, f.set.Version())
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"))
+		require.NoError(t, tx.Commit(t.Context()))
+		f.load(t)
+		require.Equal(t, int64(1), f.set.Version())
+		require.Equal(t, 2, f.events.last(t).Rules)
+	})
+
+	t.Run("GoesOnTryingWithoutADatabase", func(t *testing.T) {
+		t.Parallel()
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		require.NoError(t, listener.Close()) // nobody listens there now
+		pool, err := pgxpool.New(t.Context(), "postgres://nobody@"+listener.Addr().String()+"/none")
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		f := setupOn(t, pool)
+		require.Error(t, f.set.Load(t.Context()))
+		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
+		f.eventually(t, func() bool { return f.events.count() > 3 })
+		require.Error(t, f.events.last(t).Err)
+		require.Nil(t, set.RuleFor(messages, "", "ana"))
+		require.Nil(t, set.RulesOf("messages"))
+		require.Zero(t, set.Version())
+		require.Equal(t, time.Duration(math.MaxInt64), set.Age())
+	})
+
+	t.Run("LoadsOnceThereIsADatabase", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		f := setupOn(t, pool)
+		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
+		f.eventually(t, func() bool { return f.events.count() > 1 })
+		migrate(t, pool)
+		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		f.eventually(t, func() bool { return set.Version() == 1 })
+	})
+
+	t.Run("KnowsItsAge", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		set := f.run(t, rules.Config{Poll: 10 * time.Millisecond})
+		f.eventually(t, func() bool { return set.Age() < time.Hour })
+		first := time.Now()
+		f.eventually(t, func() bool { return set.Age() < time.Since(first) }) // it was asked again since
+	})
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+
+	t.Run("TellsOfIt", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.load(t)
+		require.Zero(t, f.events.last(t).Version)
+		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		f.load(t)
+		event := f.events.last(t)
+		require.Equal(t, int64(1), event.Version)
+		require.Equal(t, 1, event.Rules)
+		require.Positive(t, event.Elapsed)
+		require.NoError(t, event.Err)
+
+		_, err = f.store.Put(t.Context(), why, perMinute("messages", "pro", 5))
+		require.NoError(t, err)
+		f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 60000000 WHERE version = 2`)
+		f.load(t)
+		require.InDelta(t, 59, f.events.last(t).Late.Seconds(), 50, "it was heard of nearly a minute after it began")
+	})
+
+	t.Run("SeesAllTablesAtOneInstant", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(t.Context()) }()
+		_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.overrides`)
+		require.NoError(t, err)
+		loaded := make(chan error, 1)
+		go func() { loaded <- f.set.Load(context.WithoutCancel(t.Context())) }()
+		f.eventually(t, func() bool { // it has read the rules, and waits for the overrides
+			var waits bool
+			err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
+				AND relation = 'ratelimit.overrides'::regclass)`).Scan(&waits)
+			return err == nil && waits
+		})
+		_, err = f.store.WithTx(tx).Apply(t.Context(), why, rules.Changes{
+			Put: []rules.Rule{perMinute("messages", "", 5)}, Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
+		})
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+		require.NoError(t, <-loaded)
+		require.Zero(t, f.set.Version())
+		require.Nil(t, f.set.RuleFor(messages, "", "bob"))
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "no half of the change is seen")
+	})
+
+	t.Run("KeepsWhatWasLoadedWhenItFails", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		f.load(t)
+		f.exec(t, `ALTER TABLE ratelimit.overrides RENAME TO elsewhere`)
+		require.Error(t, f.set.Load(t.Context()))
+		require.Error(t, f.events.last(t).Err)
+		require.Equal(t, int64(1), f.events.last(t).Version)
+		require.Equal(t, 5.0, f.capacity(t, applied.From, messages.For("ana")))
+	})
+
+	t.Run("ABadRowKeepsItsRuleAndOthersGoOn", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		_, err := f.store.Apply(t.Context(), why, rules.Changes{
+			Put: []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
+			Override: []rules.Override{
+				{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 7, Period: time.Minute}},
+				{Limit: "messages", Key: "bob", Policy: &rules.Rule{Rate: 8, Period: time.Minute}},
+			},
+		})
+		require.NoError(t, err)
+		f.load(t)
+		for _, table := range []string{"rules", "overrides"} {
+			rows, err := f.pool.Query(t.Context(), `SELECT conname FROM pg_constraint WHERE conrelid = ('ratelimit.' || $1::text)::regclass AND contype = 'c'`, table)
+			require.NoError(t, err)
+			constraints, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			for _, constraint := range constraints {
+				f.exec(t, `ALTER TABLE ratelimit.`+table+` DROP CONSTRAINT `+constraint)
+			}
+		}
+		f.exec(t, `UPDATE ratelimit.rules SET rate = CASE plan WHEN '' THEN 'NaN'::float8 ELSE 60 END`)
+		f.exec(t, `UPDATE ratelimit.overrides SET rate = CASE key WHEN 'ana' THEN -1 ELSE 9 END`)
+		f.load(t)
+		later := time.Now().Add(time.Hour)
+		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")))
+		require.Equal(t, 60.0, f.capacity(t, later, messages.For("eve").Plan("pro")))
+		require.Equal(t, 7.0, f.capacity(t, later, messages.For("ana")))
+		require.Equal(t, 9.0, f.capacity(t, later, messages.For("bob")))
+		event := f.events.last(t)
+		require.Equal(t, 2, event.Kept)
+		require.ErrorContains(t, event.Err, `its Rate is NaN`)
+		require.ErrorContains(t, event.Err, `override of a key of "messages"`)
+		require.NotContains(t, event.Err.Error(), "ana", "no event holds a key")
+
+		f.set, err = rules.NewSet(f.pool, rules.Config{Observer: f.events})
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")), "a new process has it from the history")
+		require.Equal(t, 5.0, f.capacity(t, later, messages.For("ana")), "and the override is left out")
+	})
+
+	t.Run("ARowWithoutHistoryCountsFromItsFrom", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		now := time.Now()
+		f.exec(t, `INSERT INTO ratelimit.rules (name, rate, period_us, from_us) VALUES ('messages', 5, 60000000, $1)`, now.UnixMicro())
+		f.load(t)
+		require.Equal(t, 10.0, f.capacity(t, now.Add(-time.Second), messages.For("ana")))
+		require.Equal(t, 5.0, f.capacity(t, now.Add(time.Second), messages.For("ana")))
+		f.exec(t, `DELETE FROM ratelimit.rules`)
+		f.load(t)
+		require.Nil(t, f.set.RuleFor(messages, "", "ana"))
+	})
+
+	t.Run("TiersAreThoseOfTheTable", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		want := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{
+			{Limit: "messages", Key: "{user}", Endpoint: "POST /messages", When: map[string]string{"plan": "pro"}, CostSource: "header:X-Cost", DefaultCost: 2},
+			{Limit: "logins", CostSource: "fixed", FixedCost: 1},
+		}}
+		require.Zero(t, f.set.Tiers())
+		_, err := f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: make([]rules.Tier, 0)})
+		require.NoError(t, err)
+		_, err = f.store.ReplaceTiers(t.Context(), why, want)
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, want, f.set.Tiers())
+	})
+}

@@ -1,0 +1,185 @@
+package rules
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// The years 1 to 9999, in microseconds since 1970, as in the tables.
+const (
+	minInstant = int64(-62135596800000000)
+	maxInstant = int64(253402300799999999)
+)
+
+// policyRow is a policy in the columns of a table and in the history, where the names are those of the columns.
+type policyRow struct {
+	Kind        string   `json:"kind"`
+	Rate        float64  `json:"rate"`
+	PeriodUs    int64    `json:"period_us"`
+	Capacity    *float64 `json:"capacity,omitempty"`
+	MaxReserved *float64 `json:"max_reserved,omitempty"`
+	Shards      int      `json:"shards"`
+	StartUs     *int64   `json:"start_us,omitempty"`
+	Mode        string   `json:"mode"`
+}
+
+// ruleRow is what a row of rules says of its limit and plan.
+type ruleRow struct {
+	policyRow
+	OnChange    string `json:"on_change"`
+	Unit        string `json:"unit,omitempty"`
+	Description string `json:"description,omitempty"`
+}
+
+// overrideRow is what a row of overrides says of its key.
+type overrideRow struct {
+	Multiplier *float64   `json:"multiplier,omitempty"`
+	Plan       *string    `json:"plan,omitempty"`
+	Policy     *policyRow `json:"policy,omitempty"`
+	OnChange   string     `json:"on_change"`
+	UntilUs    *int64     `json:"until_us,omitempty"`
+}
+
+// pauseRow is what a row of pauses says of its key.
+type pauseRow struct {
+	UntilUs int64 `json:"until_us"`
+}
+
+// tierRow is a row of tiers.
+type tierRow struct {
+	Name        string            `json:"name"`
+	Key         string            `json:"key"`
+	Endpoint    string            `json:"endpoint,omitempty"`
+	Conditions  map[string]string `json:"conditions,omitempty"`
+	CostSource  string            `json:"cost_source"`
+	FixedCost   float64           `json:"fixed_cost"`
+	DefaultCost float64           `json:"default_cost"`
+}
+
+// tiersRow is the whole list of tiers in the history.
+type tiersRow struct {
+	Match string    `json:"match"`
+	Tiers []tierRow `json:"tiers"`
+}
+
+func policyRowOf(r Rule) policyRow {
+	r = r.withDefaults()
+	row := policyRow{
+		Kind: string(r.Kind), Rate: r.Rate, PeriodUs: r.Period.Microseconds(),
+		Capacity: r.Capacity, MaxReserved: r.MaxReserved, Shards: r.Shards, Mode: string(r.Mode),
+	}
+	if start := time.UnixMicro(r.Start.UnixMicro()); !start.IsZero() {
+		row.StartUs = new(start.UnixMicro())
+	}
+	return row
+}
+
+func ruleRowOf(r Rule) ruleRow {
+	r = r.withDefaults()
+	return ruleRow{policyRow: policyRowOf(r), OnChange: string(r.OnChange), Unit: r.Unit, Description: r.Description}
+}
+
+func overrideRowOf(o Override) overrideRow {
+	row := overrideRow{OnChange: string(o.OnChange), UntilUs: microsOf(o.Until)}
+	if o.OnChange == "" {
+		row.OnChange = string(ratelimit.KeepTokens)
+	}
+	switch {
+	case o.Policy != nil:
+		row.Policy = new(policyRowOf(*o.Policy))
+	case o.OnPlan != "":
+		row.Plan = &o.OnPlan
+	default:
+		row.Multiplier = &o.Multiplier
+	}
+	return row
+}
+
+func tierRowOf(t Tier) tierRow {
+	row := tierRow{
+		Name: t.Limit, Key: t.Key, Endpoint: t.Endpoint, Conditions: t.When,
+		CostSource: t.CostSource, FixedCost: t.FixedCost, DefaultCost: t.DefaultCost,
+	}
+	if row.CostSource == "" {
+		row.CostSource = "fixed"
+	}
+	if row.Conditions == nil {
+		row.Conditions = map[string]string{}
+	}
+	return row
+}
+
+// rule returns the policy as a rule of no limit.
+func (p *policyRow) rule() Rule {
+	r := Rule{
+		Kind: Kind(p.Kind), Rate: p.Rate, Period: microseconds(p.PeriodUs), Capacity: p.Capacity, MaxReserved: p.MaxReserved,
+		Shards: p.Shards, Mode: ratelimit.Mode(p.Mode),
+	}
+	if p.StartUs != nil {
+		r.Start = time.UnixMicro(*p.StartUs).UTC()
+	}
+	return r
+}
+
+func (w *ruleRow) rule(limit, plan string) Rule {
+	r := w.policyRow.rule()
+	r.Limit, r.Plan, r.OnChange, r.Unit, r.Description = limit, plan, ratelimit.OnChange(w.OnChange), w.Unit, w.Description
+	return r
+}
+
+func (w *overrideRow) override(limit, key string) Override {
+	o := Override{Limit: limit, Key: key, OnChange: ratelimit.OnChange(w.OnChange), Until: timeOf(w.UntilUs)}
+	if w.Multiplier != nil {
+		o.Multiplier = *w.Multiplier
+	}
+	if w.Plan != nil {
+		o.OnPlan = *w.Plan
+	}
+	if w.Policy != nil {
+		o.Policy = new(w.Policy.rule())
+	}
+	return o
+}
+
+func (w *tierRow) tier() Tier {
+	t := Tier{
+		Limit: w.Name, Key: w.Key, Endpoint: w.Endpoint, When: w.Conditions,
+		CostSource: w.CostSource, FixedCost: w.FixedCost, DefaultCost: w.DefaultCost,
+	}
+	if len(t.When) == 0 {
+		t.When = nil
+	}
+	return t
+}
+
+// microseconds returns a span that is as long as a time.Duration can be where it would be longer.
+func microseconds(n int64) time.Duration {
+	const most = int64(1<<63-1) / int64(time.Microsecond)
+	return time.Duration(min(max(n, -most), most)) * time.Microsecond
+}
+
+// microsOf returns nil for the zero time.
+func microsOf(at time.Time) *int64 {
+	if at.IsZero() {
+		return nil
+	}
+	return new(at.UnixMicro())
+}
+
+// timeOf returns the zero time for nil.
+func timeOf(us *int64) time.Time {
+	if us == nil {
+		return time.Time{}
+	}
+	return time.UnixMicro(*us).UTC()
+}
+
+// asJSON returns v as it stands in the history; nil for nil, which is a removal.
+func asJSON(v any) ([]byte, error) {
+	if v == nil {
+		return nil, nil
+	}
+	return json.Marshal(v)
+}

@@ -1,0 +1,148 @@
+package rules
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	defaultPoll = 10 * time.Second
+	minPoll     = 10 * time.Millisecond
+	// loadTimeout bounds each look at the tables.
+	loadTimeout = 30 * time.Second
+)
+
+// Config is how a Set keeps up with the tables. Its zero value is ready for use.
+type Config struct {
+	// Schema is the schema that migrations.Up made the tables in. Defaults to "ratelimit".
+	Schema string
+	// Poll is how often a Set asks for the version of the rules besides listening. Defaults to 10 seconds.
+	Poll time.Duration
+	// NoListen has the Set ask only, on connections of the pool: for poolers in transaction mode, through which nobody can
+	// listen. Set Poll below the lead of the changes then.
+	NoListen bool
+	// Connect makes the one connection that Run listens on, to Postgres itself. Defaults to nil: it connects as the pool
+	// does.
+	Connect func(ctx context.Context) (*pgx.Conn, error)
+	// Observer is told of each [ratelimit.RulesLoaded]. Defaults to nil, nobody.
+	Observer ratelimit.Observer
+}
+
+// Set is what a program has loaded of the tables. It is the [ratelimit.Policies] of Limiters, and safe for concurrent use.
+// Run keeps it up to date; before the first load it leaves everything to the definitions in the code.
+type Set struct {
+	pool    *pgxpool.Pool
+	config  Config
+	sql     statements
+	current atomic.Pointer[snapshot]
+	sure    atomic.Pointer[time.Time] // when the tables were last known to say what current says
+	loading sync.Mutex                // held by who loads
+	limits  definitions
+}
+
+// NewSet returns a Set that loads from pool. It makes no connection.
+func NewSet(pool *pgxpool.Pool, config Config) (*Set, error) {
+	if pool == nil {
+		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
+	}
+	if config.Schema == "" {
+		config.Schema = defaultSchema
+	}
+	if config.Poll == 0 {
+		config.Poll = defaultPoll
+	}
+	if err := checkSchema(config.Schema); err != nil {
+		return nil, err
+	}
+	if config.Poll < minPoll {
+		return nil, fmt.Errorf("%w: Poll is %v; use %v or more, or 0 for the default", ErrInvalidConfig, config.Poll, minPoll)
+	}
+	return &Set{pool: pool, config: config, sql: statementsFor(config.Schema)}, nil
+}
+
+// RuleFor returns the rule for a bucket, or nil where the definition in the code decides; see [ratelimit.Policies].
+func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
+	current := s.current.Load()
+	if current == nil {
+		return nil
+	}
+	of := current.limits[limit.Name()]
+	if of == nil {
+		return nil
+	}
+	if of.keys != nil {
+		if k := of.keys[key]; k != nil {
+			return of.keyRule(k, &limit, plan, key)
+		}
+	}
+	return of.base(plan).rule(&limit)
+}
+
+// Load loads the tables now: for who wants to begin with them, as Run loads them by itself. When it returns an error, the
+// Set is as it was.
+func (s *Set) Load(ctx context.Context) error { return s.load(ctx, s.pool) }
+
+// Version returns the version of the rules that are loaded: it grows with every change. It is 0 before the first load.
+func (s *Set) Version() int64 {
+	if current := s.current.Load(); current != nil {
+		return current.version
+	}
+	return 0
+}
+
+// Age returns how long ago the Set was last known to be what the tables say, and before the first load the longest
+// duration there is. While Run works and the database answers it is below Config.Poll and a second or so.
+func (s *Set) Age() time.Duration {
+	if sure := s.sure.Load(); sure != nil {
+		return time.Since(*sure)
+	}
+	return math.MaxInt64
+}
+
+// Tiers returns the list of tiers that is loaded. Leave it as it is: others read it too.
+func (s *Set) Tiers() TierSet {
+	if current := s.current.Load(); current != nil {
+		return current.tiers
+	}
+	return TierSet{}
+}
+
+// load loads the tables over db, and tells the observer how it went.
+func (s *Set) load(ctx context.Context, db beginner) error {
+	s.loading.Lock()
+	defer s.loading.Unlock()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	last := s.current.Load()
+	l, err := load(ctx, db, &s.sql, s.Version())
+	if err != nil {
+		err = fmt.Errorf("rules: load: %w", explain(err, s.config.Schema))
+		s.tell(ctx, ratelimit.RulesLoaded{Version: s.Version(), Elapsed: time.Since(began), Err: err})
+		return err
+	}
+	next := compile(l, last, &s.limits)
+	next.ahead = time.UnixMicro(l.now).Sub(began)
+	s.current.Store(next)
+	s.sure.Store(&began)
+	s.tell(ctx, ratelimit.RulesLoaded{
+		Version: next.version, Rules: next.rules, Overrides: next.overrides, Elapsed: time.Since(began),
+		Late: l.lateness(), Err: next.err, Kept: next.kept,
+	})
+	return nil
+}
+
+func (s *Set) tell(ctx context.Context, event ratelimit.RulesLoaded) {
+	if !isNil(s.config.Observer) {
+		s.config.Observer.Observe(ctx, event)
+	}
+}

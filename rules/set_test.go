@@ -1,0 +1,127 @@
+package rules_test
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+func TestSet(t *testing.T) {
+	t.Parallel()
+
+	t.Run("TheMostSpecificPolicyDecides", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		ana, bob := messages.For("ana"), messages.For("bob")
+		now := time.Now()
+		require.Equal(t, 10.0, f.capacity(t, now, ana), "nothing is loaded")
+		f.load(t)
+		require.Equal(t, 10.0, f.capacity(t, now, ana), "nothing is stored")
+
+		first, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
+		require.NoError(t, err)
+		applied, err := f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, int64(2), f.set.Version())
+		after := applied.From.Add(time.Second)
+		require.Equal(t, 60.0, f.capacity(t, after, ana))
+		require.Equal(t, 150.0, f.capacity(t, after, ana.Plan("pro")))
+		require.Equal(t, 20.0, f.capacity(t, after, bob))
+		require.Equal(t, 50.0, f.capacity(t, after, bob.Plan("pro")))
+		require.Equal(t, 20.0, f.capacity(t, after, bob.Plan("unknown")))
+		require.Equal(t, 10.0, f.capacity(t, first.From.Add(-time.Microsecond), bob.Plan("pro")))
+	})
+
+	t.Run("AnOverrideMayBeOfTheBucketEverybodyShares", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		applied, err := f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Multiplier: 3})
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, 30.0, f.capacity(t, applied.From, messages.Global()))
+		require.Equal(t, 10.0, f.capacity(t, applied.From, messages.For("ana")))
+	})
+
+	t.Run("DefinitionsOfOneNameAreKeptApart", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		applied, err := f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+		require.NoError(t, err)
+		_, err = f.store.Put(t.Context(), why, perMinute("messages", "pro", 50))
+		require.NoError(t, err)
+		f.load(t)
+		for range 2 { // made, and remembered
+			for n := range 40 { // more than are remembered
+				code := ratelimit.Define("messages", ratelimit.PerMinute(float64(n+1)))
+				require.Equal(t, 3*float64(n+1), f.capacity(t, applied.From, code.For("ana")))
+				require.Equal(t, float64(n+1), f.capacity(t, applied.From.Add(-time.Hour), code.For("bob").Plan("pro")))
+				require.Equal(t, float64(n+1), f.capacity(t, applied.From, code.For("bob")))
+			}
+		}
+	})
+
+	t.Run("NamesTheRule", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
+		require.NoError(t, err)
+		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, "messages", f.set.RuleFor(messages, "", "bob").Name())
+		require.Equal(t, "messages, plan pro", f.set.RuleFor(messages, "pro", "bob").Name())
+		require.Equal(t, "messages, override", f.set.RuleFor(messages, "pro", "ana").Name())
+	})
+
+	t.Run("DecidesForTheLimiter", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 2))
+		require.NoError(t, err)
+		f.load(t)
+		limiter := f.at(t, applied.From.Add(time.Minute))
+		for _, allowed := range []bool{true, true, false} {
+			d, err := limiter.Take(t.Context(), messages.For("ana"))
+			require.NoError(t, err)
+			require.Equal(t, allowed, d.Allowed)
+		}
+	})
+
+	t.Run("MayBeAskedWhileItLoads", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		var group errgroup.Group
+		var done atomic.Bool
+		for worker := range 4 {
+			group.Go(func() error {
+				for n := 0; !done.Load(); n++ {
+					key := fmt.Sprint((n + worker) % 64)
+					rule := f.set.RuleFor(messages, []string{"", "pro"}[n%2], key)
+					if rule != nil && rule.Name() == "" {
+						return fmt.Errorf("the rule of %s has no name", key)
+					}
+					f.set.RulesOf("messages")
+				}
+				return nil
+			})
+		}
+		for n := range 20 {
+			_, err := f.store.Apply(t.Context(), why, rules.Changes{
+				Put:      []rules.Rule{perMinute("messages", "", 20), perMinute("messages", "pro", 50)},
+				Override: []rules.Override{{Limit: "messages", Key: fmt.Sprint(n), Multiplier: 3}},
+			})
+			require.NoError(t, err)
+			f.load(t)
+		}
+		done.Store(true)
+		require.NoError(t, group.Wait())
+	})
+}

@@ -1,0 +1,123 @@
+package rules_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// deadline only ends a test that hangs.
+const deadline = 2 * time.Minute
+
+// messages holds 10 tokens in the code.
+var messages = ratelimit.Define("messages", ratelimit.PerMinute(10))
+
+// why is who makes the changes of these tests.
+var why = rules.Edit{Author: "ana", Reason: "a test"}
+
+// fixture is a database with all tables, and what works on it.
+type fixture struct {
+	pool   *pgxpool.Pool
+	store  *rules.Store
+	set    *rules.Set
+	events *events
+}
+
+func setup(t testing.TB) *fixture {
+	t.Helper()
+	return setupOn(t, postgrestest.New(t))
+}
+
+func setupOn(t testing.TB, pool *pgxpool.Pool) *fixture {
+	t.Helper()
+	f := &fixture{pool: pool, events: &events{}}
+	var err error
+	f.store, err = rules.NewStore(pool, rules.StoreConfig{})
+	require.NoError(t, err)
+	f.set, err = rules.NewSet(pool, rules.Config{Observer: f.events})
+	require.NoError(t, err)
+	return f
+}
+
+// events remembers what a Set told.
+type events struct {
+	mu   sync.Mutex
+	told []ratelimit.RulesLoaded
+	news chan<- int64
+}
+
+// tell has the version of each load told.
+func (e *events) tell(news chan<- int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.news = news
+}
+
+func (e *events) Observe(_ context.Context, event ratelimit.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if loaded, ok := event.(ratelimit.RulesLoaded); ok {
+		e.told = append(e.told, loaded)
+		if e.news != nil {
+			e.news <- loaded.Version
+		}
+	}
+}
+
+func (e *events) last(t testing.TB) ratelimit.RulesLoaded {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	require.NotEmpty(t, e.told)
+	return e.told[len(e.told)-1]
+}
+
+func (e *events) count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.told)
+}
+
+func migrate(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+}
+
+// perMinute is a rule of n tokens a minute.
+func perMinute(limit, plan string, n float64) rules.Rule {
+	return rules.Rule{Limit: limit, Plan: plan, Rate: n, Period: time.Minute}
+}
+
+func (f *fixture) load(t testing.TB) {
+	t.Helper()
+	require.NoError(t, f.set.Load(t.Context()))
+}
+
+func (f *fixture) exec(t testing.TB, sql string, args ...any) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+// at returns a limiter that decides by the set, on a clock that stands still.
+func (f *fixture) at(t testing.TB, now time.Time) *ratelimit.Limiter {
+	t.Helper()
+	limiter, err := ratelimit.New(f.pool, ratelimit.Config{Policies: f.set, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	return limiter
+}
+
+// capacity returns the capacity that a request would be decided under at an instant.
+func (f *fixture) capacity(t testing.TB, at time.Time, request ratelimit.Request) float64 {
+	t.Helper()
+	return f.at(t, at).Resolve(request).Capacity()
+}

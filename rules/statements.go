@@ -1,0 +1,142 @@
+package rules
+
+import (
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// statements are the statements of a schema.
+type statements struct {
+	bump, notify, note                   string
+	putRule, deleteRule                  string
+	cutOverrides, endOverride            string
+	forgetOverrides, putOverride         string
+	putPause, deletePause                string
+	clearTiers, putTier, matchTiers      string
+	version                              string
+	loadVersion, loadRules, loadHistory  string
+	loadOverrides, loadPauses, loadTiers string
+	loadLate, history                    string
+	listRules, listOverrides, listPauses string
+}
+
+// statementsFor returns the statements with the schema's name in place of ratelimit.
+func statementsFor(schema string) statements {
+	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
+	return statements{
+		bump: in(bump), notify: notify, note: in(note),
+		putRule: in(putRule), deleteRule: in(deleteRule),
+		cutOverrides: in(cutOverrides), endOverride: in(endOverride),
+		forgetOverrides: in(forgetOverrides), putOverride: in(putOverride),
+		putPause: in(putPause), deletePause: in(deletePause),
+		clearTiers: in(clearTiers), putTier: in(putTier), matchTiers: in(matchTiers),
+		version:     in(version),
+		loadVersion: in(loadVersion), loadRules: in(loadRules), loadHistory: in(loadHistory),
+		loadOverrides: in(loadOverrides), loadPauses: in(loadPauses), loadTiers: in(loadTiers),
+		loadLate: in(loadLate), history: in(history),
+		listRules: in(listRules), listOverrides: in(listOverrides), listPauses: in(listPauses),
+	}
+}
+
+// What a Store writes.
+const (
+	// bump adds 1 to the version, and locks it to the end of the transaction. It returns the new version, and the time
+	// once it has the lock, in microseconds since 1970.
+	bump = `INSERT INTO ratelimit.rules_version AS v (id, version) VALUES (true, 1)
+		ON CONFLICT (id) DO UPDATE SET version = v.version + 1
+		RETURNING v.version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+
+	notify = `SELECT pg_notify($1, $2::bigint::text)`
+
+	note = `INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
+
+	putRule = `INSERT INTO ratelimit.rules (name, plan, kind, rate, period_us, capacity, max_reserved, shards, start_us, mode,
+			on_change, unit, description, version, from_us)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+		ON CONFLICT (name, plan) DO UPDATE SET (kind, rate, period_us, capacity, max_reserved, shards, start_us, mode,
+			on_change, unit, description, version, from_us) = (excluded.kind, excluded.rate, excluded.period_us,
+			excluded.capacity, excluded.max_reserved, excluded.shards, excluded.start_us, excluded.mode, excluded.on_change,
+			excluded.unit, excluded.description, excluded.version, excluded.from_us)`
+
+	deleteRule = `DELETE FROM ratelimit.rules WHERE name = $1 AND plan = $2`
+
+	// cutOverrides takes back what would begin at $3 or later.
+	cutOverrides = `DELETE FROM ratelimit.overrides WHERE name = $1 AND key = $2 AND from_us >= $3`
+
+	// endOverride ends at $3 what would go on.
+	endOverride = `UPDATE ratelimit.overrides SET until_us = $3
+		WHERE name = $1 AND key = $2 AND (until_us IS NULL OR until_us > $3)`
+
+	// forgetOverrides deletes what ended before $3: it is in the history.
+	forgetOverrides = `DELETE FROM ratelimit.overrides WHERE name = $1 AND key = $2 AND until_us < $3`
+
+	putOverride = `INSERT INTO ratelimit.overrides (name, key, multiplier, plan, kind, rate, period_us, capacity, max_reserved,
+			shards, start_us, mode, on_change, author, reason, from_us, until_us)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
+
+	putPause = `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT (name, key) DO UPDATE SET (author, reason, from_us, until_us) =
+			(excluded.author, excluded.reason, excluded.from_us, excluded.until_us)`
+
+	deletePause = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2`
+
+	clearTiers = `DELETE FROM ratelimit.tiers`
+
+	putTier = `INSERT INTO ratelimit.tiers (position, name, key, endpoint, conditions, cost_source, fixed_cost, default_cost)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`
+
+	matchTiers = `UPDATE ratelimit.rules_version SET tiers_match = $1`
+)
+
+const (
+	ruleColumns     = `kind, rate, period_us, capacity, max_reserved, shards, start_us, mode, on_change, unit, description`
+	overrideColumns = `multiplier, plan, kind, rate, period_us, capacity, max_reserved, shards, start_us, mode, on_change`
+)
+
+// What a Set and a Store read.
+const (
+	version = `SELECT coalesce((SELECT version FROM ratelimit.rules_version), 0)`
+
+	loadVersion = `SELECT coalesce(max(version), 0), coalesce(max(tiers_match), 'all'),
+		(extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM ratelimit.rules_version`
+
+	loadRules = `SELECT name, plan, from_us, ` + ruleColumns + ` FROM ratelimit.rules`
+
+	// loadHistory returns the last $1 changes of each rule, the oldest first, and before them the slowest of those before:
+	// its n, which counts back from the last change, is above $1.
+	loadHistory = `WITH changes AS (
+			SELECT name, plan, from_us, made_us, says,
+				row_number() OVER (PARTITION BY name, plan ORDER BY version DESC, position DESC) AS n
+			FROM ratelimit.rule_changes WHERE what = 'rule'),
+		slowest AS (
+			SELECT DISTINCT ON (name, plan) * FROM changes
+			WHERE n > $1 AND jsonb_typeof(says -> 'rate') = 'number' AND jsonb_typeof(says -> 'period_us') = 'number'
+			ORDER BY name, plan, (says ->> 'rate')::numeric / nullif((says ->> 'period_us')::numeric, 0))
+		SELECT * FROM changes WHERE n <= $1 UNION ALL SELECT * FROM slowest ORDER BY name, plan, n DESC`
+
+	// loadOverrides returns what ended at $1 or later, or goes on.
+	loadOverrides = `SELECT name, key, from_us, until_us, ` + overrideColumns + ` FROM ratelimit.overrides
+		WHERE until_us IS NULL OR until_us >= $1 ORDER BY name, key, from_us`
+
+	loadPauses = `SELECT name, key, from_us, until_us, reason FROM ratelimit.pauses WHERE until_us > $1`
+
+	loadTiers = `SELECT name, key, endpoint, conditions, cost_source, fixed_cost, default_cost FROM ratelimit.tiers ORDER BY position`
+
+	// loadLate returns how late at $2 the changes after the version $1 are heard of.
+	loadLate = `SELECT coalesce(max($2::bigint - from_us), 0) FROM ratelimit.rule_changes WHERE version > $1 AND what IN ('rule', 'override')`
+
+	listRules = `SELECT name, plan, from_us, ` + ruleColumns + `, version FROM ratelimit.rules ORDER BY name, plan`
+
+	listOverrides = `SELECT name, key, from_us, until_us, ` + overrideColumns + `, author, reason FROM ratelimit.overrides
+		ORDER BY name, key, from_us`
+
+	listPauses = `SELECT name, key, from_us, until_us, reason, author FROM ratelimit.pauses ORDER BY name, key`
+
+	// history returns the newest $6 entries before the version $1.
+	history = `SELECT version, what, name, plan, key, says, from_us, made_us, author, reason FROM ratelimit.rule_changes
+		WHERE version < $1 AND ($2::text IS NULL OR name = $2) AND ($3::text IS NULL OR plan = $3)
+			AND ($4::text IS NULL OR key = $4) AND ($5::text IS NULL OR what = $5)
+		ORDER BY version DESC, position DESC LIMIT $6`
+)

@@ -1,0 +1,145 @@
+package rules
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// defaultLead is how long before it holds a change is made. It has to exceed the time that the news takes.
+const defaultLead = 2 * time.Second
+
+const defaultSchema = "ratelimit"
+
+var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+// StoreConfig is how a Store works. Its zero value is ready for use.
+type StoreConfig struct {
+	// Schema is the schema that migrations.Up made the tables in. Defaults to "ratelimit".
+	Schema string
+	// Lead is how long after it is made a change holds that does not say from when, so that every program has heard of it
+	// by then. Defaults to 2 seconds; below 0 there is none.
+	Lead time.Duration
+}
+
+// Store reads and writes the tables of rules. It is safe for concurrent use; the one that WithTx returns is for the
+// transaction's goroutine.
+type Store struct {
+	pool   ratelimit.Pool // nil for a Store of WithTx
+	tx     pgx.Tx
+	lead   time.Duration
+	schema string
+	sql    statements
+}
+
+// Edit is who makes a change, why, and from when it holds.
+type Edit struct {
+	// Author is who makes it, for the history. It must not be blank.
+	Author string
+	// Reason is why, for the history. It must not be blank.
+	Reason string
+	// From is the instant, on the database's clock, from which the change holds: now or later. Defaults to the zero time:
+	// that of the change and [StoreConfig.Lead] later, and for a pause at once. Tiers hold as soon as they are heard of,
+	// and Resume takes no From.
+	From time.Time
+}
+
+// Applied is what became of a change.
+type Applied struct {
+	// Version is that of the rules after the change.
+	Version int64
+	// From is the instant from which rules and overrides hold.
+	From time.Time
+}
+
+// NewStore returns a Store whose changes are transactions on pool. It makes no connection; that the tables are there
+// shows at the first call.
+func NewStore(pool ratelimit.Pool, config StoreConfig) (*Store, error) {
+	if isNil(pool) {
+		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
+	}
+	if config.Schema == "" {
+		config.Schema = defaultSchema
+	}
+	if err := checkSchema(config.Schema); err != nil {
+		return nil, err
+	}
+	switch {
+	case config.Lead == 0:
+		config.Lead = defaultLead
+	case config.Lead < 0:
+		config.Lead = 0
+	}
+	return &Store{pool: pool, lead: config.Lead, schema: config.Schema, sql: statementsFor(config.Schema)}, nil
+}
+
+// WithTx returns a Store whose changes are part of tx: they are made when it commits, and undone when it is rolled back.
+// From when they hold counts from the call, so commit soon, or say From. The call locks the version of the rules until the
+// transaction ends; every other change waits for it. A call that returns an error has changed nothing, and leaves the
+// transaction usable unless the server did not answer.
+func (s *Store) WithTx(tx pgx.Tx) *Store {
+	bound := *s
+	bound.pool, bound.tx = nil, tx
+	return &bound
+}
+
+// Put states rules: it adds those that are new, and replaces the others.
+func (s *Store) Put(ctx context.Context, edit Edit, rules ...Rule) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{Put: rules})
+}
+
+// Delete takes a rule away: from then on the rule without a plan decides for those on the plan, and the definition in the
+// code where there is none. It returns ErrNotFound when there is no such rule.
+func (s *Store) Delete(ctx context.Context, edit Edit, limit, plan string) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{Delete: []RuleID{{Limit: limit, Plan: plan}}})
+}
+
+// Override gives keys policies of their own, in place of the overrides that they have.
+func (s *Store) Override(ctx context.Context, edit Edit, overrides ...Override) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{Override: overrides})
+}
+
+// RemoveOverride ends the override of a key, and takes back one that lies ahead. It returns ErrNotFound when there is
+// neither.
+func (s *Store) RemoveOverride(ctx context.Context, edit Edit, limit, key string) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{RemoveOverride: []Bucket{{Limit: limit, Key: key}}})
+}
+
+// Pause pauses keys or limits, in place of the pauses that they have.
+func (s *Store) Pause(ctx context.Context, edit Edit, pauses ...Pause) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{Pause: pauses})
+}
+
+// Resume ends a pause, of a limit where key is empty, or takes back one that lies ahead. It returns ErrNotFound when there
+// is none.
+func (s *Store) Resume(ctx context.Context, edit Edit, limit, key string) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{Resume: []Bucket{{Limit: limit, Key: key}}})
+}
+
+// ReplaceTiers states the whole list of tiers.
+func (s *Store) ReplaceTiers(ctx context.Context, edit Edit, tiers TierSet) (Applied, error) {
+	return s.Apply(ctx, edit, Changes{Tiers: &tiers})
+}
+
+func checkSchema(schema string) error {
+	if !validSchema.MatchString(schema) {
+		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, schema)
+	}
+	return nil
+}
+
+// channelOf returns the channel on which changes of the rules in a schema are told. Its name has to fit into 63 bytes;
+// two schemas that share one hear of each other's changes, and ask for a version that is the same.
+func channelOf(schema string) string { return schema[:min(len(schema), 57)] + "_rules" }
+
+// isNil reports whether v is nil or holds a nil pointer.
+func isNil(v any) bool {
+	r := reflect.ValueOf(v)
+	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
+}

@@ -1,0 +1,344 @@
+package rules_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// tables returns all that is stored, in a form that can be compared.
+func (f *fixture) tables(t testing.TB) string {
+	t.Helper()
+	var all []string
+	for _, table := range []string{"rules", "overrides", "pauses", "tiers", "rule_changes", "rules_version"} {
+		rows, err := f.pool.Query(t.Context(), fmt.Sprintf("SELECT '%s ' || x::text FROM ratelimit.%[1]s x ORDER BY 1", table))
+		require.NoError(t, err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		all = append(all, lines...)
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestApply(t *testing.T) {
+	t.Parallel()
+
+	t.Run("MakesAllChangesOrNone", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		changes := rules.Changes{
+			Put:      []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
+			Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
+			Pause:    []rules.Pause{{Limit: "logins", Until: time.Now().Add(time.Hour)}},
+			Tiers:    &rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", FixedCost: 1}}},
+		}
+		applied, err := f.store.Apply(t.Context(), why, changes)
+		require.NoError(t, err)
+		require.Equal(t, int64(1), applied.Version)
+		list, err := f.store.List(t.Context())
+		require.NoError(t, err)
+		require.Len(t, list.Rules, 2)
+		require.Len(t, list.Overrides, 1)
+		require.Len(t, list.Pauses, 1)
+		require.Equal(t, rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", CostSource: "fixed", FixedCost: 1}}}, list.Tiers)
+		require.Equal(t, applied.From, list.Rules[0].From)
+		require.Equal(t, int64(1), list.Rules[0].Version)
+		require.Equal(t, "ana", list.Overrides[0].Author)
+		require.Equal(t, "a test", list.Pauses[0].Reason)
+
+		before := f.tables(t)
+		changes.Delete = []rules.RuleID{{Limit: "messages", Plan: "none"}}
+		_, err = f.store.Apply(t.Context(), why, changes)
+		require.ErrorIs(t, err, rules.ErrNotFound)
+		require.Equal(t, before, f.tables(t))
+	})
+
+	t.Run("HoldsFromALittleAheadOnTheDatabasesClock", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		lead := func(config rules.StoreConfig) time.Duration {
+			store, err := rules.NewStore(f.pool, config)
+			require.NoError(t, err)
+			applied, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
+			require.NoError(t, err)
+			history, err := store.History(t.Context(), rules.HistoryQuery{Most: 1})
+			require.NoError(t, err)
+			return applied.From.Sub(history[0].Made)
+		}
+		require.Equal(t, 2*time.Second, lead(rules.StoreConfig{}))
+		require.Equal(t, time.Minute, lead(rules.StoreConfig{Lead: time.Minute}))
+		require.Equal(t, time.Duration(0), lead(rules.StoreConfig{Lead: -1}))
+	})
+
+	t.Run("RefusesWhatCannotBeBeforeAnyChange", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		good := perMinute("messages", "", 5)
+		soon := time.Now().Add(time.Hour)
+		override := func(o rules.Override) rules.Changes { return rules.Changes{Override: []rules.Override{o}} }
+		for want, changes := range map[string]rules.Changes{
+			"there is no change":           {},
+			"Rate is 0":                    {Put: []rules.Rule{good, perMinute("messages", "pro", 0)}},
+			"Period is 0s":                 {Put: []rules.Rule{{Limit: "messages", Rate: 1}}},
+			"name \"no name\"":             {Put: []rules.Rule{perMinute("no name", "", 5)}},
+			"Plan is \"a b\"":              {Put: []rules.Rule{perMinute("messages", "a b", 5)}},
+			"Kind is \"leaky\"":            {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Kind: "leaky"}}},
+			"Mode is \"of\"":               {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Mode: "of"}}},
+			"OnChange is \"half\"":         {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, OnChange: "half"}}},
+			"it has a Start":               {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Start: soon}}},
+			"admits nothing":               {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Capacity: new(0.0), MaxReserved: new(0.0)}}},
+			"Unit has 65 bytes":            {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Unit: strings.Repeat("u", 65)}}},
+			"Description has":              {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Description: "a\x00"}}},
+			"changed twice":                {Put: []rules.Rule{good}, Delete: []rules.RuleID{{Limit: "messages"}}},
+			"rule \"\"":                    {Delete: []rules.RuleID{{}}},
+			"it has 0 of":                  override(rules.Override{Limit: "messages", Key: "ana"}),
+			"it has 2 of":                  override(rules.Override{Limit: "messages", Key: "ana", Multiplier: 2, OnPlan: "pro"}),
+			"Multiplier is NaN":            override(rules.Override{Limit: "messages", Key: "ana", Multiplier: math.NaN()}),
+			"Multiplier is -1":             override(rules.Override{Limit: "messages", Key: "ana", Multiplier: -1}),
+			"OnPlan is":                    override(rules.Override{Limit: "messages", Key: "ana", OnPlan: "a b"}),
+			"Key has 257 bytes":            override(rules.Override{Limit: "messages", Key: strings.Repeat("k", 257), Multiplier: 2}),
+			"Key has 1 bytes":              override(rules.Override{Limit: "messages", Key: "\xff", Multiplier: 2}),
+			"its Rate is 0":                override(rules.Override{Limit: "messages", Key: "ana", Policy: &rules.Rule{Period: 1e9}}),
+			"leave these to the override":  override(rules.Override{Limit: "messages", Key: "ana", Policy: &good}),
+			"ends at":                      override(rules.Override{Limit: "messages", Key: "ana", Multiplier: 2, Until: soon.Add(-2 * time.Hour)}),
+			"pause of \"messages\": it en": {Pause: []rules.Pause{{Limit: "messages", Until: soon.Add(-2 * time.Hour)}}},
+			"it has no Until":              {Pause: []rules.Pause{{Limit: "messages"}}},
+			"pause of \"no name\"":         {Resume: []rules.Bucket{{Limit: "no name"}}},
+			"tier 0":                       {Tiers: &rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", CostSource: "cookie:x"}}}},
+			"Match is":                     {Tiers: &rules.TierSet{Match: "some"}},
+			"10001 changes":                {Delete: make([]rules.RuleID, 10_001)},
+		} {
+			_, err := f.store.Apply(t.Context(), why, changes)
+			require.ErrorIs(t, err, rules.ErrInvalid, want)
+			require.ErrorContains(t, err, want)
+		}
+		for want, edit := range map[string]rules.Edit{
+			"no Author":         {Reason: "why"},
+			"no Reason":         {Author: "ana", Reason: " \t"},
+			"Author has":        {Author: strings.Repeat("a", 257), Reason: "why"},
+			"which is past":     {Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)},
+			"use an instant fr": {Author: "ana", Reason: "why", From: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)},
+		} {
+			_, err := f.store.Put(t.Context(), edit, good)
+			require.ErrorIs(t, err, rules.ErrInvalid, want)
+			require.ErrorContains(t, err, want)
+		}
+		_, err := f.store.Apply(t.Context(), rules.Edit{Author: "ana", Reason: "why", From: soon}, rules.Changes{Resume: []rules.Bucket{{Limit: "messages"}}})
+		require.ErrorContains(t, err, "Resume with a From")
+		require.Empty(t, f.tables(t))
+	})
+
+	t.Run("SaysWhatIsNotThere", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		_, err := f.store.Delete(t.Context(), why, "messages", "pro")
+		require.ErrorIs(t, err, rules.ErrNotFound)
+		_, err = f.store.RemoveOverride(t.Context(), why, "messages", "ana")
+		require.ErrorIs(t, err, rules.ErrNotFound)
+		_, err = f.store.Resume(t.Context(), why, "messages", "")
+		require.ErrorIs(t, err, rules.ErrNotFound)
+		require.Empty(t, f.tables(t))
+	})
+
+	t.Run("LosesNoChangeOfConcurrentWriters", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		group, ctx := errgroup.WithContext(t.Context())
+		const writers, each = 8, 25
+		for w := range writers {
+			group.Go(func() error {
+				for i := range each {
+					if _, err := f.store.Put(ctx, why, perMinute("messages", fmt.Sprint(i%3), float64(w*each+i+1))); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		require.NoError(t, group.Wait())
+		history, err := f.store.History(t.Context(), rules.HistoryQuery{Most: 1000})
+		require.NoError(t, err)
+		require.Len(t, history, writers*each)
+		rates := make(map[float64]bool)
+		for i, entry := range history {
+			require.Equal(t, int64(writers*each-i), entry.Version)
+			rates[entry.Rule.Rate] = true
+			if i > 0 {
+				require.False(t, entry.From.After(history[i-1].From), "they hold in the order of their versions")
+			}
+		}
+		require.Len(t, rates, writers*each)
+		f.load(t)
+		require.Equal(t, int64(writers*each), f.set.Version())
+	})
+
+	t.Run("WorksInTheSchemaItIsGiven", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewEmpty(t)
+		schema := strings.Repeat("s", 63)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: schema}))
+		store, err := rules.NewStore(pool, rules.StoreConfig{Schema: schema})
+		require.NoError(t, err)
+		_, err = store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		set, err := rules.NewSet(pool, rules.Config{Schema: schema})
+		require.NoError(t, err)
+		require.NoError(t, set.Load(t.Context()))
+		require.NotNil(t, set.RuleFor(messages, "", "ana"))
+	})
+
+	t.Run("SaysThatTheTablesAreMissing", func(t *testing.T) {
+		t.Parallel()
+		f := setupOn(t, postgrestest.NewEmpty(t))
+		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
+		require.ErrorIs(t, f.set.Load(t.Context()), ratelimit.ErrNotMigrated)
+		_, err = f.store.List(t.Context())
+		require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
+	})
+
+	t.Run("RefusesAConfigurationThatCannotBe", func(t *testing.T) {
+		t.Parallel()
+		_, err := rules.NewStore(nil, rules.StoreConfig{})
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		_, err = rules.NewStore(postgrestest.New(t), rules.StoreConfig{Schema: "a b"})
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		_, err = rules.NewSet(nil, rules.Config{})
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		_, err = rules.NewSet(postgrestest.New(t), rules.Config{Poll: -1})
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		_, err = rules.NewSet(postgrestest.New(t), rules.Config{Schema: "A"})
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+	})
+}
+
+func TestWithTx(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ARollbackLeavesNothing", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		undo := errors.New("undo")
+		err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			store := f.store.WithTx(tx)
+			_, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
+			require.NoError(t, err)
+			_, err = store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
+			require.NoError(t, err)
+			list, err := store.List(t.Context())
+			require.NoError(t, err)
+			require.Len(t, list.Rules, 1, "the transaction sees its own changes")
+			history, err := store.History(t.Context(), rules.HistoryQuery{})
+			require.NoError(t, err)
+			require.Len(t, history, 2)
+			return undo
+		})
+		require.ErrorIs(t, err, undo)
+		require.Empty(t, f.tables(t))
+	})
+
+	t.Run("AnErrorLeavesTheTransactionUsable", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			store := f.store.WithTx(tx)
+			_, err := store.Apply(t.Context(), why, rules.Changes{
+				Put: []rules.Rule{perMinute("messages", "", 5)}, Resume: []rules.Bucket{{Limit: "messages"}},
+			})
+			require.ErrorIs(t, err, rules.ErrNotFound)
+			_, err = store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)}, perMinute("messages", "", 5))
+			require.ErrorIs(t, err, rules.ErrInvalid)
+			_, err = store.Put(t.Context(), why, perMinute("messages", "pro", 5))
+			return err
+		})
+		require.NoError(t, err)
+		list, err := f.store.List(t.Context())
+		require.NoError(t, err)
+		require.Len(t, list.Rules, 1)
+		require.Equal(t, "pro", list.Rules[0].Plan)
+		require.Equal(t, int64(1), list.Version)
+	})
+
+	t.Run("WorksInATransactionOfTheLimiter", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		require.NoError(t, f.at(t, time.Now()).InTx(t.Context(), func(tx pgx.Tx) error {
+			_, err := f.store.WithTx(tx).Put(t.Context(), why, perMinute("messages", "", 5))
+			return err
+		}))
+		list, err := f.store.List(t.Context())
+		require.NoError(t, err)
+		require.Len(t, list.Rules, 1)
+	})
+}
+
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	until := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
+	entries := []string{}
+	note := func(_ rules.Applied, err error) {
+		require.NoError(t, err)
+		rows, err := f.pool.Query(t.Context(), "SELECT x::text FROM ratelimit.rule_changes x ORDER BY version, position")
+		require.NoError(t, err)
+		now, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.Greater(t, len(now), len(entries))
+		require.Equal(t, entries, now[:len(entries)], "what is there stays as it is")
+		entries = now
+	}
+	ctx := context.WithoutCancel(t.Context())
+	note(f.store.Put(ctx, rules.Edit{Author: "ana", Reason: "first"}, perMinute("messages", "", 5)))
+	note(f.store.Put(ctx, rules.Edit{Author: "bob", Reason: "second"}, perMinute("messages", "", 6), perMinute("messages", "pro", 60)))
+	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", OnPlan: "pro", Until: until}))
+	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 1, Period: 1e9, Kind: rules.FixedWindow}}))
+	note(f.store.RemoveOverride(ctx, why, "messages", "ana"))
+	note(f.store.Pause(ctx, why, rules.Pause{Limit: "messages", Until: until}))
+	note(f.store.Resume(ctx, why, "messages", ""))
+	note(f.store.ReplaceTiers(ctx, why, rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", When: map[string]string{"plan": "pro"}}}}))
+	note(f.store.Delete(ctx, why, "messages", "pro"))
+
+	history, err := f.store.History(ctx, rules.HistoryQuery{})
+	require.NoError(t, err)
+	require.Len(t, history, 10)
+	require.Equal(t, "pro", history[0].Plan)
+	require.Nil(t, history[0].Rule, "it was deleted")
+	require.Equal(t, rules.MatchFirst, history[1].Tiers.Match)
+	require.Equal(t, map[string]string{"plan": "pro"}, history[1].Tiers.Tiers[0].When)
+	require.Nil(t, history[2].Pause)
+	require.Equal(t, until, history[3].Pause.Until)
+	require.Nil(t, history[4].Override)
+	require.Equal(t, rules.FixedWindow, history[5].Override.Policy.Kind)
+	require.Equal(t, until, history[6].Override.Until)
+	require.Equal(t, 60.0, history[7].Rule.Rate)
+	require.Equal(t, "bob", history[8].Author)
+	require.Equal(t, "first", history[9].Reason)
+	require.Equal(t, 5.0, history[9].Rule.Rate)
+
+	some := func(query rules.HistoryQuery) int {
+		found, err := f.store.History(ctx, query)
+		require.NoError(t, err)
+		return len(found)
+	}
+	require.Equal(t, 4, some(rules.HistoryQuery{Of: rules.OfRule}))
+	require.Equal(t, 2, some(rules.HistoryQuery{Of: rules.OfRule, Plan: new("")}))
+	require.Equal(t, 3, some(rules.HistoryQuery{Limit: "messages", Key: new("ana")}))
+	require.Equal(t, 3, some(rules.HistoryQuery{Before: 3}))
+	require.Equal(t, 2, some(rules.HistoryQuery{Most: 2}))
+	require.Equal(t, 0, some(rules.HistoryQuery{Limit: "other"}))
+	_, err = f.store.History(ctx, rules.HistoryQuery{Most: -1})
+	require.ErrorIs(t, err, rules.ErrInvalid)
+}
