@@ -1,6 +1,7 @@
 package bucket_test
 
 import (
+	"maps"
 	"math"
 	"testing"
 	"time"
@@ -113,7 +114,8 @@ func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent 
 	absent = make([]bool, len(rows)) // a row that has been made for the decision is full
 	for i := range absent {
 		_, there := h.rows[i]
-		absent[i] = !there && rows[i] == terms.OfShard().Full(now)
+		whole := terms.Reshaped() && len(h.rows) > 0 // and all of its rows are written
+		absent[i] = !there && !whole && rows[i] == terms.OfShard().Full(now)
 	}
 	if unsure {
 		h.open++
@@ -185,6 +187,7 @@ func (h *erasHistory) step() {
 			h.rows[i] = rows[i]
 		}
 	}
+	maps.DeleteFunc(h.rows, func(i int, _ bucket.State) bool { return i >= len(rows) })
 }
 
 // take takes from all rows together.
