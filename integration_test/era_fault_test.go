@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -170,5 +171,29 @@ func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
 			given += admitted(t, d.limiter, request, 2, 50)
 			require.Equal(t, 80, given)
 		})
+	}
+}
+
+// What is given back to a bucket that has more rows by now comes on top of what it held, and of nothing else.
+func TestACreditAfterAChangeCountsOnce(t *testing.T) {
+	t.Parallel()
+	for name, shards := range map[string][2]int{"OneRow": {1, 1}, "MoreRows": {1, 8}, "FewerRows": {8, 1}, "TwoOfFour": {4, 2}} {
+		for _, capacity := range []float64{80, 800, 40} {
+			t.Run(fmt.Sprint(name, capacity), func(t *testing.T) {
+				t.Parallel()
+				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
+					"limit": {before: slowly(80, shards[0]), after: slowly(capacity, shards[1])},
+				})
+				request := changingLimit("limit").For("key")
+				for shard := range shards[0] {
+					d.plant(t, "limit", "key", shard, 16/float64(shards[0]), changeInstant.Add(-time.Second))
+				}
+				d.at(time.Second)
+				require.NoError(t, d.limiter.Credit(t.Context(), request.Cost(3)))
+				require.InDelta(t, 19, tokens(t, d.limiter, request), 1e-3)
+				require.NoError(t, d.limiter.Credit(t.Context(), request.Cost(3)))
+				require.InDelta(t, 22, tokens(t, d.limiter, request), 1e-3)
+			})
+		}
 	}
 }
