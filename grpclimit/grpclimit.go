@@ -24,10 +24,14 @@
 //	a misuse             Internal: no limits named, or ones that contradict each other
 //	gone meanwhile       Canceled or DeadlineExceeded, when the call's own context ended
 //
-// ErrorInfo has the reasons RATE_LIMITED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and INVALID_KEY.
+// ErrorInfo has the reasons RATE_LIMITED, LIMIT_PAUSED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and INVALID_KEY.
 // With RetryInfo comes the trailer grpc-retry-pushback-ms, so that clients whose retry policy lists the code wait
 // as long; those of languages without it find the wait in RetryInfo. No answer holds a key or the text of a failure, which
 // is logged. When a call ends without a decision, its tokens may have been taken: the answer can be lost on its way.
+//
+// Where the limiter has [ratelimit.Config.Policies], they decide, and the answer names the policy that did. A request says
+// which plan its caller is on: PerCustomer.For(customer).Plan("pro"). A limit that is paused refuses until its pause ends,
+// and why it is paused is not told. One that its rule only tries, or has switched off, refuses nobody.
 //
 // The limiter's Observer is told what became of each call, and of each message that is charged for, as a
 // [ratelimit.Answered] whose route is the method; of one that your functions answer with a code of their own it is not.

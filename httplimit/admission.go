@@ -61,8 +61,8 @@ func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 
 // Settle books what the request really cost of the limits, each of them: what the rule took beyond actual
 // is given back, and what it took too little is taken now, below zero if need be. A limit is settled once:
-// again changes nothing. A rule that took nothing, because it did not apply, the store had failed or
-// it is in shadow mode and refused, stays at nothing. What belongs to a fixed window that has ended is not given back.
+// again changes nothing. A rule that took nothing, because it did not apply, the store had failed, it is in shadow mode
+// and refused, or its limit is off, stays at nothing. What belongs to a fixed window that has ended is not given back.
 //
 // It goes on when ctx is cancelled, since the work is done whether or not the client waits, for up to
 // Config.DecisionTimeout. After an error it is open whether the difference was booked, and settling again
@@ -154,7 +154,7 @@ func (m *middleware) book(ctx context.Context, charges []*charge, actual float64
 	for _, c := range charges {
 		difference := actual - c.ask.cost
 		switch {
-		case math.Abs(difference) < max(c.ask.limit.Capacity(), 1)*negligible:
+		case math.Abs(difference) < max(m.limiter.Resolve(c.ask.request()).Capacity(), 1)*negligible:
 		case difference > 0:
 			more = append(more, c.ask.request().Cost(difference))
 		default:
@@ -171,11 +171,17 @@ func (m *middleware) book(ctx context.Context, charges []*charge, actual float64
 	return errors.Join(failed...)
 }
 
-// charged returns what asks took by the decision.
+// charged returns what asks took by the decision: nothing where it is a refusal, nor from limits that their rules switch
+// off, nor from those that their rules only try and that did not have enough.
 func charged(asks []ask, d ratelimit.Decision) []*charge {
-	charges := make([]*charge, len(asks))
+	if !d.Allowed {
+		return nil
+	}
+	charges := make([]*charge, 0, len(asks))
 	for i, a := range asks {
-		charges[i] = &charge{ask: a, at: d.At}
+		if s := &d.States[i]; s.Allowed && !s.NotAsked {
+			charges = append(charges, &charge{ask: a, at: d.At})
+		}
 	}
 	return charges
 }

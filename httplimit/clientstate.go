@@ -27,9 +27,11 @@ type ClientStateConfig struct {
 	// site verified, such as a session or a signed token: whoever could choose it would read the state of
 	// others. Required.
 	Key Key
+	// Plan names the caller's plan, and must be the Plan that the limits are taken by. Defaults to nil, no plan.
+	Plan Key
 	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice, and none with
-	// Shards above 1, of whose rows the answer could only give the sum. Where plans have different limits, make a
-	// handler for each plan. Required.
+	// Shards above 1, of whose rows the answer could only give the sum. Where plans have limits of different names, make
+	// a handler for each plan. Required.
 	Limits []ratelimit.Limit
 	// Timeout bounds the reading. Defaults to 2 seconds.
 	Timeout time.Duration
@@ -99,6 +101,10 @@ func isSharded(limit ratelimit.Limit) bool {
 // It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] says. What a request
 // asks for has no influence: the caller is who Key says, and the limits are those of the configuration.
 //
+// Each state has the policy that decides on the caller. Where that is of a rule of [ratelimit.Config.Policies], it may
+// change from one poll to the next. A limit is left out while such a rule has it off, in shadow mode, paused or with
+// Shards, as a page could not compute its state then; left_out has the names.
+//
 //	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or not so that it can be relied on
 //	405   another method
 //	503   the state could not be read, or Key failed otherwise; with Retry-After
@@ -130,7 +136,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, http.StatusMethodNotAllowed)
 		return
 	}
-	values, err := h.read(r)
+	state, err := h.read(r)
 	switch {
 	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
 		h.refuse(w, http.StatusForbidden)
@@ -143,30 +149,65 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, http.StatusServiceUnavailable)
 		return
 	}
-	h.answer(w, "application/json", http.StatusOK, map[string]any{"limits": values})
+	h.answer(w, "application/json", http.StatusOK, state)
+}
+
+// callerState is the state of a caller's limits, as it is sent.
+type callerState struct {
+	Limits  []ratelimit.Value `json:"limits"`
+	LeftOut []string          `json:"left_out,omitempty"`
 }
 
 // read returns the state of the caller's limits.
-func (h *clientState) read(r *http.Request) ([]ratelimit.Value, error) {
+func (h *clientState) read(r *http.Request) (state callerState, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.config.Timeout)
 	defer cancel()
 	key, err := h.config.Key.Of(r.WithContext(ctx))
 	if err != nil {
-		return nil, err
+		return state, err
+	}
+	plan := ""
+	if h.config.Plan != nil {
+		if plan, err = h.config.Plan.Of(r.WithContext(ctx)); err != nil && !errors.Is(err, ErrNoKey) {
+			return state, err
+		}
 	}
 	requests := make([]ratelimit.Request, len(h.config.Limits))
 	for i, limit := range h.config.Limits {
-		requests[i] = limit.For(key).Cost(0)
+		requests[i] = limit.For(key).Plan(plan).Cost(0)
 	}
-	decision, err := h.config.Limiter.Check(ctx, requests...)
-	if err != nil {
-		return nil, err
+	decision, err := h.check(ctx, requests)
+	state.Limits = make([]ratelimit.Value, 0, len(decision.States))
+	told := make(map[string]bool, len(decision.States))
+	for _, s := range decision.States {
+		if s.Mode != ratelimit.Off && s.Mode != ratelimit.Shadow && !s.NotAsked && !isSharded(s.Limit) {
+			state.Limits, told[s.Limit.Name()] = append(state.Limits, s.Value), true
+		}
 	}
-	values := make([]ratelimit.Value, len(decision.States))
-	for i, state := range decision.States {
-		values[i] = state.Value
+	for _, limit := range h.config.Limits {
+		if !told[limit.Name()] {
+			state.LeftOut = append(state.LeftOut, limit.Name())
+		}
 	}
-	return values, nil
+	return state, err
+}
+
+// check asks the limits that are not paused: one that is keeps the others from being asked.
+func (h *clientState) check(ctx context.Context, requests []ratelimit.Request) (ratelimit.Decision, error) {
+	for len(requests) > 0 { // each round there are fewer
+		decision, err := h.config.Limiter.Check(ctx, requests...)
+		if err != nil || !telemetry.IsPaused(decision) {
+			return decision, err
+		}
+		var others []ratelimit.Request
+		for i, s := range decision.States {
+			if s.PausedUntil.IsZero() {
+				others = append(others, requests[i])
+			}
+		}
+		requests = others
+	}
+	return ratelimit.Decision{}, nil
 }
 
 // refuse answers with the status and nothing else.

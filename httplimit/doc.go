@@ -39,14 +39,23 @@
 // A request that is not let through is answered with Cache-Control: no-store, RateLimit-Reason, and a body
 // as problem+json, plain text or a page, by its Accept field:
 //
-//	429 quota-exceeded            a limit refused; Retry-After is the longest wait among those that did
-//	429 abnormal-usage-detected   the same, for rules with Abuse
-//	400 bad-key                   the request does not say who it is from
-//	400 bad-cost                  it states a cost that cannot be taken
-//	413 too-costly                it costs more than a limit can ever hold; no Retry-After, as no wait helps
-//	503 not-decided               the store failed, was too slow, or too contended; Retry-After is 1
+//	429 quota-exceeded              a limit refused; Retry-After is the longest wait among those that did
+//	429 abnormal-usage-detected     the same, for rules with Abuse
+//	429 temporary-reduced-capacity  a limit is paused; Retry-After is when its pause ends, and why is not told
+//	400 bad-key                     the request does not say who it is from
+//	400 bad-cost                    it states a cost that cannot be taken
+//	413 too-costly                  it costs more than a limit can ever hold; no Retry-After, as no wait helps
+//	503 not-decided                 the store failed, was too slow, or too contended; Retry-After is 1
 //
 // Retry-After is in whole seconds, rounded up: a lone caller who waits that long is let through.
+//
+// # Policies that are not in the code
+//
+// Where the limiter has [ratelimit.Config.Policies], they decide: fields, 413s, refusals and the client's state are
+// those of the policy that decided, for the plan that [Rule.Plan] says, and change with it without a restart. What New
+// knows of capacities is what the code defines, so set [Config.AnyCapacity] where stored rules have others.
+// A limit that its rule only tries, or has switched off, turns nobody away, and no field tells of it. What it would have
+// refused is counted as what a rule with Shadow would have.
 //
 // # What is counted
 //

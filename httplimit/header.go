@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -19,6 +20,10 @@ import (
 // one with room for the fewest more of such requests. Their Limit is its capacity. Their reset is when it is full; in the trio and the
 // epoch form, on a refusal, when the request would be allowed, so that whoever waits for it does not wait for
 // longer than Retry-After says.
+//
+// Each limit is stated with the policy that decided, which may be that of a rule of ratelimit.Config.Policies. Limits
+// that such a rule only tries or has switched off are left out, and a limit that is paused has nothing left until its
+// pause ends.
 type Headers int
 
 const (
@@ -57,36 +62,57 @@ const (
 // set sets the fields of a decision, whose state i counts what unit(i) names. The Lists of an outer middleware
 // are added to.
 func (h Headers) set(header http.Header, d ratelimit.Decision, unit func(int) string, ratioCap float64) {
-	if len(d.States) == 0 {
+	states := tellable(d, unit)
+	if len(states) == 0 {
 		return
 	}
 	switch h {
 	case DraftHeaders:
-		setDraft(header, d, unit, ratioCap)
+		setDraft(header, d, states, ratioCap)
 	case TrioHeaders:
-		set(header, "RateLimit-%s", d, reset(d, seconds))
+		set(header, "RateLimit-%s", states, seconds)
 	case EpochHeaders:
-		set(header, "X-RateLimit-%s", d, reset(d, func(wait time.Duration) int64 { return epoch(d.At, wait) }))
+		set(header, "X-RateLimit-%s", states, func(wait time.Duration) int64 { return epoch(d.At, wait) })
 	case OpenAIHeaders:
-		setOpenAI(header, d, unit)
+		setOpenAI(header, states)
 	case NoHeaders:
 	}
 }
 
-// set sets the three fields for the state of d that matters most.
-func set(header http.Header, format string, d ratelimit.Decision, reset string) {
-	s := d.States[tightest(d.States)]
-	header.Set(fmt.Sprintf(format, "Limit"), strconv.FormatInt(integer(s.Limit.Capacity()), 10))
-	header.Set(fmt.Sprintf(format, "Remaining"), strconv.FormatInt(integer(s.Remaining), 10))
-	header.Set(fmt.Sprintf(format, "Reset"), reset)
+// stated is a state that the fields tell of, and what it counts.
+type stated struct {
+	ratelimit.State
+
+	unit string
 }
 
-func reset(d ratelimit.Decision, in func(time.Duration) int64) string {
-	s := d.States[tightest(d.States)]
-	if s.Allowed {
-		return strconv.FormatInt(in(s.ResetAfter), 10)
+// tellable returns the states that clients are told of. Of a limit that is off, or was left alone because another is
+// paused, nothing is known, and one in shadow mode is not enforced. One that is paused has nothing until then.
+func tellable(d ratelimit.Decision, unit func(int) string) []stated {
+	states := make([]stated, 0, len(d.States))
+	for i, s := range d.States {
+		isPaused := telemetry.Refuses(&s) && !s.PausedUntil.IsZero()
+		switch {
+		case s.Mode == ratelimit.Shadow, s.Mode == ratelimit.Off, s.NotAsked && !isPaused:
+			continue
+		case isPaused:
+			s.Remaining, s.ResetAfter = 0, s.RetryAfter
+		}
+		states = append(states, stated{s, unit(i)})
 	}
-	return strconv.FormatInt(in(max(s.RetryAfter, time.Second)), 10)
+	return states
+}
+
+// set sets the three fields for the state that matters most.
+func set(header http.Header, format string, states []stated, in func(time.Duration) int64) {
+	s := states[tightest(states)]
+	wait := s.ResetAfter
+	if !s.Allowed {
+		wait = max(s.RetryAfter, time.Second)
+	}
+	header.Set(fmt.Sprintf(format, "Limit"), strconv.FormatInt(integer(s.Limit.Capacity()), 10))
+	header.Set(fmt.Sprintf(format, "Remaining"), strconv.FormatInt(integer(s.Remaining), 10))
+	header.Set(fmt.Sprintf(format, "Reset"), strconv.FormatInt(in(wait), 10))
 }
 
 // epoch returns the instant wait after at in whole seconds since 1970, rounded up.
@@ -96,8 +122,8 @@ func epoch(at time.Time, wait time.Duration) int64 {
 }
 
 // tightest returns the index of the state that refused for longest, or has room for the fewest more requests.
-func tightest(states []ratelimit.State) int {
-	room := func(s ratelimit.State) float64 {
+func tightest(states []stated) int {
+	room := func(s stated) float64 {
 		if s.Cost > 0 {
 			return s.Remaining / s.Cost
 		}
@@ -112,10 +138,10 @@ func tightest(states []ratelimit.State) int {
 	return best
 }
 
-func setOpenAI(header http.Header, d ratelimit.Decision, unit func(int) string) {
-	byUnit := make(map[string][]ratelimit.State, 2)
-	for i, s := range d.States {
-		name := unit(i)
+func setOpenAI(header http.Header, states []stated) {
+	byUnit := make(map[string][]stated, 2)
+	for _, s := range states {
+		name := s.unit
 		if name == "" {
 			name = "requests"
 		}
@@ -139,25 +165,25 @@ func roundUp(d, unit time.Duration) time.Duration {
 
 // setDraft sets the two Lists of the draft. A policy that is asked twice in a call, for two keys, is stated once, as
 // the tighter of them. An outer middleware's items stay before those of an inner one that allows.
-func setDraft(header http.Header, d ratelimit.Decision, unit func(int) string, ratioCap float64) {
-	stated := make(map[string]int, len(d.States))
+func setDraft(header http.Header, d ratelimit.Decision, states []stated, ratioCap float64) {
+	tighter := make(map[string]stated, len(states))
 	var order []string
-	for i, s := range d.States {
+	for _, s := range states {
 		name := s.Limit.Name()
-		first, twice := stated[name]
+		first, twice := tighter[name]
 		if !twice {
 			order = append(order, name)
 		}
-		if !twice || tightest([]ratelimit.State{d.States[first], s}) == 1 {
-			stated[name] = i
+		if !twice || tightest([]stated{first, s}) == 1 {
+			tighter[name] = s
 		}
 	}
 	var policies, limits []string
 	for _, name := range order {
-		i := stated[name]
-		policies = append(policies, policyItem(d.States[i].Limit, unit(i)))
-		if d.Allowed || !d.States[i].Allowed {
-			limits = append(limits, limitItem(d.States[i], d.At, ratioCap))
+		s := tighter[name]
+		policies = append(policies, policyItem(s.Limit, s.unit))
+		if d.Allowed || !s.Allowed {
+			limits = append(limits, limitItem(s.State, d.At, ratioCap))
 		}
 	}
 	if d.Allowed {

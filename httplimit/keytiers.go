@@ -14,7 +14,8 @@ import (
 // without a tier, or with one that has no limit, gets fallback, so make that the smallest; a bad tier
 // (ErrBadKey) is an error.
 //
-// Buckets belong to a limit's name: with a name for each tier, who changes tiers starts with a full bucket.
+// Buckets belong to a limit's name: with a name for each tier, who changes tiers starts with a full bucket. Where the
+// limiter has Config.Policies, [Rule.Plan] gives the tiers of one name policies of their own.
 //
 // It panics when choose is nil or a limit is the zero Limit.
 func Tiers(limits map[string]ratelimit.Limit, choose Key, fallback ratelimit.Limit) func(*http.Request) (ratelimit.Limit, error) {

@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -31,6 +30,10 @@ type Config struct {
 	// together do not return together. How much is decided by the key, and by chance for requests with
 	// global rules only. Defaults to 0.
 	RetryJitter float64
+	// AnyCapacity leaves out the check that each limit, as it is defined in the code, can hold what its rule is known to
+	// cost. Set it where the limiter has Config.Policies with other capacities. What a limit does not hold when a request
+	// comes is answered 413 all the same. Defaults to false.
+	AnyCapacity bool
 	// Skip reports whether a request passes without asking any rule. Defaults to nil, none does.
 	Skip func(r *http.Request) bool
 	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
@@ -88,7 +91,7 @@ func (c Config) validate() error {
 	case c.DecisionTimeout < 0:
 		return fmt.Errorf("field DecisionTimeout is %v; use a duration above 0, or 0 for the default", c.DecisionTimeout)
 	}
-	return validateRules(c.Rules)
+	return validateRules(c.Rules, c.AnyCapacity)
 }
 
 // middleware is a Config that is in use.
@@ -190,52 +193,4 @@ func (m *middleware) apart(ctx context.Context, enforced, watched []ask) []ask {
 		kept = append(kept, watched[i])
 	}
 	return kept
-}
-
-// decide asks the enforced rules, all or nothing.
-func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) {
-	admission := &Admission{middleware: m}
-	if len(asks) == 0 {
-		return admission, nil
-	}
-	began := time.Now()
-	d, err := m.take(r.Context(), asks, m.config.Shadow)
-	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
-	var refusal *Refusal
-	switch {
-	case err != nil:
-		outcome.Result, admission.undecided = m.failure(r.Context(), err), true
-		if outcome.Result != FailedOpen {
-			answer := (&fault{result: outcome.Result, err: err}).refusal()
-			refusal = &answer
-		}
-	case !d.Allowed:
-		answer := m.refusal(asks, d)
-		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
-	default:
-		admission.charges = charged(asks, d)
-		if !m.config.Shadow {
-			admission.decision = d
-		}
-	}
-	m.tell(r.Context(), outcome)
-	if m.config.Shadow {
-		return admission, nil
-	}
-	return admission, refusal
-}
-
-// take asks the core, within the time a decision may take.
-func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Decision, error) {
-	if shadow {
-		ctx = ratelimit.WithShadow(ctx)
-	}
-	ctx, cancel := context.WithTimeout(ctx, m.config.DecisionTimeout)
-	defer cancel()
-	return m.limiter.Take(ctx, requests(asks)...)
-}
-
-// failure says what an error of the core makes of a request. ctx is the request's, without our timeout.
-func (m *middleware) failure(ctx context.Context, err error) Result {
-	return Result(guard.Result(ctx, err, m.config.FailOpen))
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -21,7 +22,8 @@ type Refusal struct {
 	Status int
 	// RetryAfter is how many seconds to wait: never too few, and 0 when no wait would help.
 	RetryAfter int64
-	// Reason is what the RateLimit-Reason field says: a word for machines.
+	// Reason is what the RateLimit-Reason field says: a word for machines. Why a limit is paused is not in it, nor in
+	// the Detail, since that is for those who paused it; State.PauseReason in the Decision says it.
 	Reason string
 	// Type, Title and Detail are those of the problem (RFC 9457). They hold no key.
 	Type, Title, Detail string
@@ -48,12 +50,22 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 		Result: Refused, Status: http.StatusTooManyRequests, RetryAfter: max(seconds(wait), 1),
 		Reason: "quota-exceeded", Title: "Request cannot be satisfied as assigned quota has been exceeded", Decision: d,
 	}
+	isPaused := telemetry.IsPaused(d)
+	if isPaused {
+		f.Reason, f.Title = "temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints"
+	}
 	var details []string
-	for _, s := range d.States {
-		if !s.Allowed {
-			f.Violated = append(f.Violated, s.Limit.Name())
+	for i := range d.States {
+		s := &d.States[i]
+		switch {
+		case !telemetry.Refuses(s):
+			continue
+		case isPaused:
+			details = append(details, s.Limit.Name()+" is paused")
+		default:
 			details = append(details, s.Limit.Name()+": "+inWords(s.Limit))
 		}
+		f.Violated = append(f.Violated, s.Limit.Name())
 	}
 	f.Type = problemTypes + f.Reason
 	f.Detail = fmt.Sprintf("%s; retry in %d s", strings.Join(details, ", "), f.RetryAfter)
@@ -190,8 +202,8 @@ func (m *middleware) setHeaders(header http.Header, asks []ask, d ratelimit.Deci
 // refusal returns the answer to a decision that refuses.
 func (m *middleware) refusal(asks []ask, d ratelimit.Decision) Refusal {
 	f := newRefusal(d, m.jitter(asks, d.RetryAfter))
-	for i, s := range d.States {
-		if !s.Allowed && asks[i].rule.Abuse {
+	for i := range d.States {
+		if asks[i].rule.Abuse && telemetry.Refuses(&d.States[i]) && !telemetry.IsPaused(d) {
 			f.abuse()
 			break
 		}

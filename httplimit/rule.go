@@ -3,6 +3,7 @@ package httplimit
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 
@@ -16,12 +17,15 @@ type Rule struct {
 	Limit ratelimit.Limit
 	// LimitFor chooses the limit by the request, as for the plans of customers, in place of Limit. Give the
 	// limits of different plans different names: under one name a caller who changes plans keeps the bucket,
-	// which then has two policies. A limit that another rule has for the same request is a mistake, and so is the
-	// zero Limit: nobody passes then. Errors are answered as those of Key.
+	// which then has two policies. For plans under one name, see Plan. A limit that another rule has for the same
+	// request is a mistake, and so is the zero Limit: nobody passes then. Errors are answered as those of Key.
 	LimitFor func(r *http.Request) (ratelimit.Limit, error)
 	// Key says who pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other 503, also with
 	// FailOpen: nobody shares a bucket by mistake, and nobody passes without one.
 	Key Key
+	// Plan says which plan the caller is on, as your own code has verified it: see [ratelimit.Request.Plan]. A caller on
+	// none (ErrNoKey) is asked without one; other errors are answered as those of Key. Defaults to nil, no plan.
+	Plan Key
 	// Global makes everybody pay from one bucket, in place of Key.
 	Global bool
 	// Cost is how much a request takes. Defaults to FixedCost(1).
@@ -36,7 +40,7 @@ type Rule struct {
 	Unit string
 	// Abuse words a refusal as detected abuse rather than as an exceeded quota.
 	Abuse bool
-	// Shadow makes the rule one that is watched and not enforced. It is asked by itself when the enforced
+	// Shadow makes the rule one that is watched and not enforced, whatever its limit's stored rule says. It is asked by itself when the enforced
 	// rules have allowed a request, which waits for it, and takes as if it were enforced; what it refuses is
 	// told to Config.Observe and to the limiter's Observer alike, and the request goes on. It sends no fields.
 	Shadow bool
@@ -56,22 +60,23 @@ func (r *Rule) validate() error {
 		return errors.New("it needs a Key that says who pays, or Global for one bucket for everybody, and not both")
 	case r.Unit != "" && !validUnit.MatchString(r.Unit):
 		return fmt.Errorf("its Unit is %.40q; use up to 32 lower-case letters, digits and hyphens", r.Unit)
-	case hasLimit && r.Limit.Capacity() == 0:
-		return errors.New("its limit has NoCapacity, from which only reservations can take")
 	}
 	if v, ok := r.Cost.(interface{ validate() error }); ok {
 		if err := v.validate(); err != nil {
 			return err
 		}
 	}
-	if hasLimit {
-		return r.validateCosts()
-	}
 	return nil
 }
 
-// validateCosts returns an error when the Limit could never take a cost that is known already.
-func (r *Rule) validateCosts() error {
+// validateCapacity returns an error when the Limit, as it is defined, could never take a cost that is known already.
+func (r *Rule) validateCapacity() error {
+	if r.Limit.Policy() == nil {
+		return nil
+	}
+	if r.Limit.Capacity() == 0 {
+		return errors.New("its limit has NoCapacity, from which only reservations can take")
+	}
 	cost := r.Cost
 	if cost == nil {
 		cost = FixedCost(1)
@@ -86,15 +91,21 @@ func (r *Rule) validateCosts() error {
 	return nil
 }
 
-// validateRules checks the rules, each and beside the others.
-func validateRules(rules []Rule) error {
+// validateRules checks the rules, each and beside the others, and unless anyCapacity their costs beside their limits.
+func validateRules(rules []Rule, anyCapacity bool) error {
 	if len(rules) == 0 || len(rules) > maxRules {
 		return fmt.Errorf("field Rules has %d; use from 1 to %d", len(rules), maxRules)
 	}
 	seen := make(map[string]bool, len(rules))
 	for i := range rules {
 		name := rules[i].Limit.Name()
-		if err := rules[i].validate(); err != nil {
+		err := rules[i].validate()
+		if err == nil && !anyCapacity {
+			if err = rules[i].validateCapacity(); err != nil {
+				err = fmt.Errorf("%w; or set AnyCapacity, where the limiter has Policies with other capacities", err)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("field Rules[%d]%s: %w", i, inParentheses(name), err)
 		}
 		if name != "" && seen[name] {
@@ -119,6 +130,7 @@ type ask struct {
 	index int // of the rule
 	limit ratelimit.Limit
 	key   string // empty when the rule is global
+	plan  string // empty when there is none
 	cost  float64
 }
 
@@ -140,14 +152,16 @@ func (r *Rule) ask(request *http.Request, index int) (ask, *fault) {
 			return ask{}, unasked(a.limit, err)
 		}
 	}
+	if r.Plan != nil {
+		if a.plan, err = r.Plan.Of(request); err != nil && !errors.Is(err, ErrNoKey) {
+			return ask{}, unasked(a.limit, err)
+		}
+	}
 	if r.Cost != nil {
 		if a.cost, err = r.Cost.Of(request); err != nil {
 			return ask{}, unasked(a.limit, err)
 		}
-	}
-	if a.cost > a.limit.Capacity() {
-		return ask{}, unasked(a.limit, fmt.Errorf("%w: %v of %q, which never holds more than %v",
-			ratelimit.ErrCostExceedsCapacity, a.cost, a.limit.Name(), a.limit.Capacity()))
+		a.cost = min(a.cost, math.MaxFloat64) // what is infinite is too much, and no mistake
 	}
 	return a, nil
 }
@@ -192,7 +206,7 @@ func (a ask) request() ratelimit.Request {
 	if !a.rule.Global {
 		request = a.limit.For(a.key)
 	}
-	return request.Cost(a.cost)
+	return request.Plan(a.plan).Cost(a.cost)
 }
 
 // requests returns what the core is asked by all of asks.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 )
 
 // watch asks the rules in shadow mode of a request that is let through, each by itself, so that none of them
@@ -27,15 +29,13 @@ func (m *middleware) watchOne(ctx context.Context, asks []ask) []*charge {
 	began := time.Now()
 	d, err := m.take(ctx, asks, true)
 	outcome := Outcome{Result: Allowed, Shadow: true, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
-	var taken []*charge
+	_, tried := telemetry.Refusing(d)
 	switch {
 	case err != nil:
 		outcome.Result = m.failure(ctx, err)
-	case !d.Allowed:
+	case !d.Allowed || len(tried) > 0: // its rule may be in shadow mode, too
 		outcome.Result = Refused
-	default:
-		taken = charged(asks, d)
 	}
 	m.tell(ctx, outcome)
-	return taken
+	return charged(asks, d)
 }

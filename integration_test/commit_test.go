@@ -15,7 +15,9 @@ import (
 func newCutStand(t *testing.T) (*stand, *cutter) {
 	t.Helper()
 	c := &cutter{}
-	return newStand(t, c.on), c
+	s := newStand(t, c.on)
+	require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint, with a COMMIT
+	return s, c
 }
 
 // losses are the two sides on which the answer to a request can be lost, and what then was sent in truth.

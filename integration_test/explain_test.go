@@ -19,8 +19,12 @@ const (
 	threeTakes     = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
 )
 
-// housekeeping are the statements that look for rows by something else, and not while anybody waits, or for none.
-var housekeeping = map[string]bool{"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_lock.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true}
+// housekeeping are the statements that look for rows by something else, and not while anybody waits, for none, or for the
+// only one.
+var housekeeping = map[string]bool{
+	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
+	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_lock.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true,
+}
 
 // Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
 // of the parameters: a scan would be slow, and at SERIALIZABLE a conflict with everybody.

@@ -82,7 +82,7 @@ func TestSettleOverSeveralLimits(t *testing.T) {
 	})
 	t.Run("KnowsHashedKeys", func(t *testing.T) {
 		t.Parallel()
-		d := b.desk(t, ratelimit.Config{HashKey: []byte("a secret of some length")})
+		d := setup(t).desk(t, ratelimit.Config{HashKey: []byte("a secret of some length")})
 		key := lookups.For(t.Name() + "\x00")
 		r := d.reserve(t, key.Cost(8))
 		require.NoError(t, d.limiter.Settle(t.Context(), r.ID, key.Cost(1)))

@@ -166,6 +166,7 @@ func TestReservationsWithoutTheirMigration(t *testing.T) {
 		b.exec(t, up)
 	}
 	migrate("00001_buckets.sql")
+	migrate("00007_fingerprint.sql") // which every call needs
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	before := b.rows(t, "")
 	for name, verb := range reservationVerbs {

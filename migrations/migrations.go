@@ -15,6 +15,29 @@
 // [Up] and [Down] hold a session's advisory lock while they work. Give them a pool that is connected
 // to Postgres itself, or to a pooler in session mode: a pooler in transaction mode hands the session
 // to others between two statements.
+//
+// # Roles
+//
+// The tables belong to the role that makes them. The programs that use them need less, and what they lack an attacker lacks
+// who gets into one: [Grants] returns the statements for a role of programs with limits, which changes no rule, one of
+// people who change rules, whose history they cannot change, and one that only reads. With a role that migrates:
+//
+//	CREATE ROLE ratelimit_owner LOGIN;
+//	CREATE ROLE app LOGIN;
+//	CREATE ROLE support LOGIN;
+//	CREATE ROLE status_page LOGIN;
+//	CREATE SCHEMA ratelimit AUTHORIZATION ratelimit_owner;
+//
+// and, where migrations run, on a pool that is connected as ratelimit_owner:
+//
+//	err := migrations.Up(ctx, pool, cfg)
+//	// ...
+//	statements, err := migrations.Grants(cfg, migrations.Roles{Application: "app", Operator: "support", Reader: "status_page"})
+//	// ...
+//	_, err = pool.Exec(ctx, statements)
+//
+// Where the application owns the tables today, name the new owner as Roles.Owner, and run the statements as a superuser.
+// A program may go on to call Up when it starts: when everything is applied it only reads.
 package migrations
 
 import (

@@ -17,6 +17,7 @@ import (
 const (
 	ruleKey      = attribute.Key("ratelimit.rule")
 	rulesKey     = attribute.Key("ratelimit.rules")
+	policiesKey  = attribute.Key("ratelimit.policies")
 	resultKey    = attribute.Key("ratelimit.result")
 	algorithmKey = attribute.Key("ratelimit.algorithm")
 	verbKey      = attribute.Key("ratelimit.verb")
@@ -28,6 +29,7 @@ const (
 	remainingKey = attribute.Key("ratelimit.remaining")
 	retryKey     = attribute.Key("ratelimit.retry_after_s")
 	waitKey      = attribute.Key("ratelimit.wait_s")
+	kindKey      = attribute.Key("ratelimit.kind")
 	errorKey     = attribute.Key("error.type")
 )
 
@@ -57,13 +59,29 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.Answered:
 		o.answers.Add(ctx, 1, metric.WithAttributes(
 			routeKey.String(e.Route), ruleKey.String(e.Limit), resultKey.String(telemetry.Answer(e))))
+	case ratelimit.RulesLoaded:
+		o.rulesLoaded(ctx, e)
+	}
+}
+
+func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
+	result := telemetry.Load(e)
+	o.ruleLoads.Add(ctx, 1, metric.WithAttributes(resultKey.String(result)))
+	o.ruleDuration.Record(ctx, e.Elapsed.Seconds(), metric.WithAttributes(resultKey.String(result)))
+	o.ruleVersion.Record(ctx, e.Version)
+	if result == "failed" { // what was loaded before decides
+		return
+	}
+	o.ruleLate.Record(ctx, e.Late.Seconds())
+	for kind, n := range map[string]int{"rules": e.Rules, "overrides": e.Overrides, "kept": e.Kept} {
+		o.ruleCount.Record(ctx, int64(n), metric.WithAttributes(kindKey.String(kind)))
 	}
 }
 
 func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	for r := range telemetry.Requests(e) {
 		cost := r.Cost
-		r.Cost = 0
+		r.Cost, r.Policy = 0, ""
 		attributes := o.requestSets.of(r)
 		o.requests.Add(ctx, 1, attributes)
 		o.cost.Add(ctx, cost, attributes)
@@ -163,12 +181,19 @@ func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
 	case telemetry.Result(e) == telemetry.Reserved:
 		attributes = append(attributes, waitKey.Float64(e.Delay.Seconds()))
 	}
-	if len(e.Decision.States) > 1 {
-		rules := make([]string, len(e.Decision.States))
-		for i, s := range e.Decision.States {
-			rules[i] = s.Limit.Name()
+	var rules, policies []string
+	for i := range e.Decision.States {
+		s := &e.Decision.States[i]
+		rules = append(rules, s.Limit.Name())
+		if s.Rule != "" {
+			policies = append(policies, s.Rule)
 		}
+	}
+	if len(rules) > 1 {
 		attributes = append(attributes, rulesKey.StringSlice(rules))
+	}
+	if len(policies) > 0 {
+		attributes = append(attributes, policiesKey.StringSlice(policies))
 	}
 	return attributes
 }

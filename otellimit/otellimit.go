@@ -19,15 +19,22 @@
 //	ratelimit.pruned               {bucket}   full buckets deleted
 //	ratelimit.mended               {bucket}   buckets that a wrong clock had left in the future
 //	ratelimit.answers              {request}  what guards made of requests: httplimit, grpclimit, connectlimit
+//	ratelimit.rules.loads          {load}     loads of rules from tables, by result
+//	ratelimit.rules.load.duration  s          how long a load took
+//	ratelimit.rules.late           s          how long after its beginning the latest change was heard of
+//	ratelimit.rules.version        {version}  which rules decide
+//	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
 //
 // Their attributes, each of few values; there is never a key:
 //
 //	ratelimit.rule         the limit's name. What is counted once a call over several limits has the first that
 //	                       refused, else the first
-//	ratelimit.result       allowed, reserved, denied, vetoed (another limit of the call refused), contended, error, or
-//	                       shadow_denied (a limit that is not enforced refused). Of answers: what ratelimit.Answered
-//	                       lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that is
-//	                       not enforced
+//	ratelimit.result       allowed, reserved, denied, paused (refused until the limit's pause ends), vetoed (another limit
+//	                       of the call refused), off (the limit's rule is off), contended, error, or shadow_denied and
+//	                       shadow_paused (a limit that is not enforced, by the program or by its rule, would refuse). Of
+//	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
+//	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed
+//	ratelimit.kind         rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
 //	ratelimit.algorithm    token_bucket or fixed_window
 //	ratelimit.verb         take, check, reserve; for errors and conflicts also settle, transaction and the like
@@ -38,6 +45,9 @@
 //
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.
+//
+// A span also has ratelimit.policies, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
+// as overrides are, so no metric has them.
 //
 // A span lies where the call lay, also when it is told later, as in ratelimit.Limiter.InTx, which tells when it
 // has committed.
@@ -105,6 +115,9 @@ type instruments struct {
 	batchSize               metric.Int64Histogram
 	batchDuration, queueing metric.Float64Histogram
 	pruned, mended, answers metric.Int64Counter
+	ruleLoads               metric.Int64Counter
+	ruleDuration, ruleLate  metric.Float64Histogram
+	ruleVersion, ruleCount  metric.Int64Gauge
 }
 
 // maker makes instruments until one fails.
@@ -130,6 +143,11 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 		pruned:        m.count("ratelimit.pruned", "{bucket}", "Full buckets that were deleted."),
 		mended:        m.count("ratelimit.mended", "{bucket}", "Buckets that a wrong clock had left in the future."),
 		answers:       m.count("ratelimit.answers", "{request}", "What guards in front of handlers made of requests, by result."),
+		ruleLoads:     m.count("ratelimit.rules.loads", "{load}", "Loads of rules from tables, by result."),
+		ruleDuration:  m.seconds("ratelimit.rules.load.duration", "How long a load of rules took.", telemetry.Seconds()),
+		ruleLate:      m.seconds("ratelimit.rules.late", "How long after its beginning the latest change of rules was heard of.", telemetry.Waits()),
+		ruleVersion:   m.level("ratelimit.rules.version", "{version}", "Version of the rules that decide."),
+		ruleCount:     m.level("ratelimit.rules.count", "{rule}", "Rules and overrides that decide, and those kept as they cannot be read."),
 	}
 	return made, m.err
 }
@@ -142,6 +160,12 @@ func (m *maker) failed(name string, err error) {
 
 func (m *maker) count(name, unit, description string) metric.Int64Counter {
 	made, err := m.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
+	m.failed(name, err)
+	return made
+}
+
+func (m *maker) level(name, unit, description string) metric.Int64Gauge {
+	made, err := m.meter.Int64Gauge(name, metric.WithUnit(unit), metric.WithDescription(description))
 	m.failed(name, err)
 	return made
 }

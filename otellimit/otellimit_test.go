@@ -76,6 +76,10 @@ func (b *bundle) points(t *testing.T, name string) map[string]float64 {
 		for _, p := range data.DataPoints {
 			points[label(p.Attributes)] = float64(p.Value)
 		}
+	case metricdata.Gauge[int64]:
+		for _, p := range data.DataPoints {
+			points[label(p.Attributes)] = float64(p.Value)
+		}
 	case metricdata.Sum[float64]:
 		for _, p := range data.DataPoints {
 			points[label(p.Attributes)] = p.Value
@@ -184,6 +188,8 @@ func TestOtherEvents(t *testing.T) {
 		ratelimit.Mended{Limit: "perUser"},
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
 		ratelimit.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
+		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
+		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
 		struct{ ratelimit.Event }{}, // of a later version
 	} {
 		b.Observe(t.Context(), e)
@@ -199,6 +205,11 @@ func TestOtherEvents(t *testing.T) {
 			"ratelimit.result=failed_open,ratelimit.route=/chat,ratelimit.rule=perUser": 1,
 			"ratelimit.result=shadow_bad_key,ratelimit.route=/chat,ratelimit.rule=":     1,
 		},
+		"ratelimit.rules.loads":         {"ratelimit.result=kept": 1, "ratelimit.result=failed": 1},
+		"ratelimit.rules.load.duration": {"ratelimit.result=kept": 1, "ratelimit.result=failed": 2},
+		"ratelimit.rules.late":          {"": 4},
+		"ratelimit.rules.version":       {"": 7},
+		"ratelimit.rules.count":         {"ratelimit.kind=rules": 3, "ratelimit.kind=overrides": 2, "ratelimit.kind=kept": 1},
 	} {
 		require.Equal(t, want, b.points(t, name), name)
 	}
@@ -238,6 +249,31 @@ func TestSpans(t *testing.T) {
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
 
+// TestRulesAreNamedBySpansAlone promises that what rules of Config.Policies decide is counted by its result, and that their
+// names, which may be many, are in spans and in no metric.
+func TestRulesAreNamedBySpansAlone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	tried, paused := decided("take", true), decided("take", false)
+	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
+	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
+	b.Observe(t.Context(), tried)
+	b.Observe(t.Context(), paused)
+	require.Equal(t, map[string]float64{
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":      1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=take": 1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":       1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=paused,ratelimit.rule=perDay,ratelimit.verb=take":        1,
+	}, b.points(t, "ratelimit.requests"))
+	require.Equal(t, map[string]float64{
+		"ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take": 2,
+		"ratelimit.result=paused,ratelimit.rule=perDay,ratelimit.verb=take":   2,
+	}, b.points(t, "ratelimit.decision.duration"))
+	spans := b.spans.Ended()
+	require.Contains(t, labels(spans[0]), `ratelimit.policies=["perDay/pro"]`)
+	require.Contains(t, labels(spans[1]), `ratelimit.policies=["perDay"]`)
+}
+
 func labels(span sdktrace.ReadOnlySpan) string {
 	set := attribute.NewSet(span.Attributes()...)
 	return set.Encoded(attribute.DefaultEncoder())
@@ -258,6 +294,7 @@ func TestDocumentationNamesTheMetrics(t *testing.T) {
 		ratelimit.Pruned{},
 		ratelimit.Mended{},
 		ratelimit.Answered{},
+		ratelimit.RulesLoaded{},
 	} {
 		b.Observe(t.Context(), e)
 	}

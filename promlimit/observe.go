@@ -34,7 +34,24 @@ func (o *Observer) Observe(_ context.Context, event ratelimit.Event) {
 		o.mended.WithLabelValues(o.rules.label(e.Limit)).Inc()
 	case ratelimit.Answered:
 		o.answers.WithLabelValues(o.routes.label(e.Route), o.rules.label(e.Limit), telemetry.Answer(e)).Inc()
+	case ratelimit.RulesLoaded:
+		o.rulesLoaded(e)
 	}
+}
+
+func (o *Observer) rulesLoaded(e ratelimit.RulesLoaded) {
+	result := telemetry.Load(e)
+	o.ruleLoads.WithLabelValues(result).Inc()
+	o.ruleDuration.WithLabelValues(result).Observe(e.Elapsed.Seconds())
+	o.ruleVersion.WithLabelValues().Set(float64(e.Version))
+	if result == "failed" { // what was loaded before decides
+		return
+	}
+	o.ruleLate.WithLabelValues().Observe(e.Late.Seconds())
+	o.ruleTime.WithLabelValues().SetToCurrentTime()
+	o.ruleCount.WithLabelValues("rules").Set(float64(e.Rules))
+	o.ruleCount.WithLabelValues("overrides").Set(float64(e.Overrides))
+	o.ruleCount.WithLabelValues("kept").Set(float64(e.Kept))
 }
 
 func (o *Observer) decided(e ratelimit.Decided) {
@@ -42,6 +59,9 @@ func (o *Observer) decided(e ratelimit.Decided) {
 		labels := o.labels(r)
 		o.requests.WithLabelValues(labels...).Inc()
 		o.cost.WithLabelValues(labels...).Add(r.Cost)
+		if r.Policy != "" {
+			o.policyRequests.WithLabelValues(labels[0], o.policies.label(r.Policy), r.Result).Inc()
+		}
 	}
 	rule, result := o.rules.label(telemetry.Rule(e.Decision)), telemetry.Result(e)
 	o.duration.WithLabelValues(rule, e.Verb, result).Observe(e.Elapsed.Seconds())

@@ -48,7 +48,12 @@ func story() []ratelimit.Event {
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
 	shadow := decided("check", false)
 	shadow.Shadow = true
+	// One rule of Config.Policies refuses nobody yet, and one has paused its limit.
+	tried, paused := decided("take", true), decided("take", false)
+	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
+	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
 	return []ratelimit.Event{
+		tried, paused,
 		decided("take", true), decided("take", true), decided("take", false), cached, reserved, shadow,
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
@@ -66,6 +71,8 @@ func story() []ratelimit.Event {
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
 		ratelimit.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
 		ratelimit.Answered{Result: "failed_closed"},
+		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
+		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
 		struct{ ratelimit.Event }{}, // of a later version
 	}
 }
@@ -94,17 +101,23 @@ ratelimit_conflicts_total{verb="transaction"} 1
 # TYPE ratelimit_cost_tokens_total counter
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 8
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="paused",rule="perDay",verb="take"} 4
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 4
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="take"} 4
 ratelimit_cost_tokens_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 6
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 9
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 3
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 3
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 6
 ratelimit_cost_tokens_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 3
 # HELP ratelimit_mended_buckets_total Buckets that a wrong clock had left in the future.
 # TYPE ratelimit_mended_buckets_total counter
 ratelimit_mended_buckets_total{rule="perUser"} 1
+# HELP ratelimit_policy_requests_total Requests that a rule of Config.Policies decided, by result.
+# TYPE ratelimit_policy_requests_total counter
+ratelimit_policy_requests_total{policy="perDay",result="paused",rule="perDay"} 1
+ratelimit_policy_requests_total{policy="perDay/pro",result="shadow_denied",rule="perDay"} 1
 # HELP ratelimit_pruned_buckets_total Full buckets that were deleted.
 # TYPE ratelimit_pruned_buckets_total counter
 ratelimit_pruned_buckets_total 6
@@ -114,14 +127,28 @@ ratelimit_requests_total{algorithm="",cached="false",result="contended",rule="pe
 ratelimit_requests_total{algorithm="",cached="false",result="error",rule="perUser",verb="take"} 1
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 2
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="paused",rule="perDay",verb="take"} 1
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 1
 ratelimit_requests_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="take"} 1
 ratelimit_requests_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 2
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 3
 ratelimit_requests_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 1
 ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 2
 ratelimit_requests_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 1
+# HELP ratelimit_rules Rules and overrides that decide, and those kept as they cannot be read.
+# TYPE ratelimit_rules gauge
+ratelimit_rules{kind="kept"} 1
+ratelimit_rules{kind="overrides"} 2
+ratelimit_rules{kind="rules"} 3
+# HELP ratelimit_rules_loads_total Loads of rules from tables, by result.
+# TYPE ratelimit_rules_loads_total counter
+ratelimit_rules_loads_total{result="failed"} 1
+ratelimit_rules_loads_total{result="kept"} 1
+# HELP ratelimit_rules_version Version of the rules that decide.
+# TYPE ratelimit_rules_version gauge
+ratelimit_rules_version 7
 # HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
 # TYPE ratelimit_settlement_delta_tokens_total counter
 ratelimit_settlement_delta_tokens_total{direction="charged",rule="perUser"} 5
@@ -133,7 +160,8 @@ ratelimit_store_errors_total{error_type="other",verb="take"} 1
 `),
 		"ratelimit_requests_total", "ratelimit_cost_tokens_total", "ratelimit_settlement_delta_tokens_total", "ratelimit_store_errors_total",
 		"ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total",
-		"ratelimit_answers_total"))
+		"ratelimit_answers_total", "ratelimit_policy_requests_total",
+		"ratelimit_rules", "ratelimit_rules_loads_total", "ratelimit_rules_version"))
 }
 
 func TestHistograms(t *testing.T) {
@@ -161,7 +189,11 @@ func TestHistograms(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]sum{
-		"decision_duration_seconds allowed perUser take":       {2, 4},
+		"decision_duration_seconds allowed perUser take":       {3, 6},
+		"decision_duration_seconds paused perDay take":         {1, 2},
+		"rules_load_duration_seconds kept":                     {1, 1},
+		"rules_load_duration_seconds failed":                   {1, 2},
+		"rules_late_seconds":                                   {1, 4},
 		"decision_duration_seconds denied perDay take":         {2, 4},
 		"decision_duration_seconds shadow_denied perDay check": {1, 2},
 		"decision_duration_seconds reserved perUser reserve":   {1, 2},

@@ -12,6 +12,7 @@ import (
 type afterCommit struct {
 	changed []bucket.Key // buckets that tokens were taken from or given back to
 	events  []Event
+	refused []Refusal // to be told however it ends, with what nested transactions undid
 }
 
 // mark is how much there was at some moment.
@@ -27,6 +28,7 @@ func (a *afterCommit) undo(to mark) {
 // reports are who hears what the calls of a Limiter did: the observer, and the deny cache.
 type reports struct {
 	observer Observer
+	refused  func(context.Context, Refusal)
 	cache    *denyCache
 	inTx     bool         // whether the calls are part of a transaction
 	after    *afterCommit // of that transaction; nil when nobody will say whether it has committed
@@ -78,6 +80,9 @@ func (r *reports) ended(after *afterCommit) {
 func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.cache != nil && (c.change != nil || d.Allowed && !c.Look) {
 		r.invalidate(c.Asks)
+	}
+	if r.refused != nil {
+		r.refusals(ctx, c, d)
 	}
 	if r.observer == nil || c.change != nil || c.untold {
 		return

@@ -10,16 +10,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
 // so that what is counted is the package's own.
 type answering struct {
 	Pool
-	rows oneRow
+	rows  oneRow
+	looks int // for the fingerprint, which is what a statement without arguments asks for
 }
 
-func (p *answering) Query(context.Context, string, ...any) (pgx.Rows, error) {
+func (p *answering) Query(_ context.Context, _ string, arguments ...any) (pgx.Rows, error) {
+	if len(arguments) == 0 {
+		p.looks++
+	}
 	p.rows.left = 1
 	return &p.rows, nil
 }
@@ -48,6 +53,10 @@ func (r *oneRow) Next() bool {
 }
 
 func (r *oneRow) Scan(to ...any) error {
+	if fingerprint, ok := to[0].(*string); ok {
+		*fingerprint = store.NoSecret
+		return nil
+	}
 	now := instant.UnixMicro()
 	*to[0].(*bool), *to[1].(*float64), *to[2].(*int64), *to[3].(*int64) = r.allowed, r.value, now, now
 	return nil
@@ -77,6 +86,15 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 	measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{DenyCache: 10}), false)
 	measure("Take", 13, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
 	measure("TakeWithoutBatching", 13, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
+	t.Run("TheFingerprintIsReadOnce", func(t *testing.T) {
+		pool := &answering{rows: oneRow{allowed: true, value: 5}}
+		call := take(pool, Config{NoBatching: true})
+		for range 3 {
+			_, err := call()
+			require.NoError(t, err)
+		}
+		require.Equal(t, 1, pool.looks)
+	})
 	measure("PlanAndDecide", 2, func() (Decision, error) {
 		c := &call{}
 		if err := c.plan.arrange(t.Context(), &Limiter{}, verbTake, []Request{request}); err != nil {

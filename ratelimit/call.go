@@ -138,14 +138,14 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	err = c.run(ctx, l)
+	err = l.runChecked(ctx, c)
 	for err == nil && c.change == nil && !c.Look {
 		refused := c.plan.refusedInShadow(c.Answers)
 		if refused == nil {
 			break
 		}
 		again := c.withoutShadows(refused)
-		err = again.run(ctx, l)
+		err = l.runChecked(ctx, again)
 		c.again(again)
 	}
 	if err != nil {

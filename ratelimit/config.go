@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"regexp"
 	"time"
@@ -15,8 +16,10 @@ type Config struct {
 	// Schema is the schema that migrations.Up made the table in. Defaults to "ratelimit".
 	Schema string
 	// HashKey, when set, is a secret under which keys are stored as their HMAC-SHA-256 (base64url), so that
-	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. Changing it is a reset of
-	// every limit. 16 bytes at least.
+	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. 16 bytes at least.
+	//
+	// All programs on a schema have the same, or none. A fingerprint of it is in the table fingerprint, and calls of a
+	// program with another return ErrHashKeyMismatch; see the package documentation.
 	HashKey []byte
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
 	// other transactions. Waits for rows that they hold do not count. Defaults to 50.
@@ -64,6 +67,15 @@ type Config struct {
 	Policies Policies
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	Observer Observer
+	// Refused is told of each bucket that refused a Take or a Reserve, once a call, those among them that were answered
+	// from the deny cache; a Check is not told. It is for counting who was refused, and unlike the Observer it hears the
+	// key. It runs on the caller's goroutine before the call returns: it must be quick, must not call the Limiter, and may
+	// run on many goroutines at once. Defaults to nil, nobody.
+	//
+	// What a transaction of InTx was refused is told when the transaction has ended, and also when it was rolled back, as
+	// a refusal mostly makes the caller do: what its last attempt was refused, and nothing where that lost a conflict.
+	// A refusal in a transaction that you began is told at once, with Pending set.
+	Refused func(ctx context.Context, refusal Refusal)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time
 }

@@ -225,7 +225,11 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 	if !(r.cost > 0 && r.cost <= s.limit.terms.Capacity) || s.mode != On || s.isPaused(now) {
 		return Decision{}, false
 	}
-	return d.refuse(bucket.Key{Name: r.limit.name, Key: key}, &s, r.cost)
+	refused, known := d.refuse(bucket.Key{Name: r.limit.name, Key: key}, &s, r.cost)
+	if known && l.reports.refused != nil {
+		l.reports.refusal(ctx, &refused.States[0], Refusal{Key: key, Cost: r.cost, At: refused.At, Cached: true})
+	}
+	return refused, known
 }
 
 // decide answers c, from memory if that will do; else with batcher, and remembers what it has to.

@@ -82,11 +82,32 @@
 // is context.DeadlineExceeded to errors.Is, and says so. Calls in a transaction have the time of their contexts alone, so
 // give those a deadline.
 //
+// # One secret for all programs
+//
+// With Config.HashKey the rows of a key go by its HMAC, so a program with another secret would find full buckets of its
+// own, and each limit would be twice as large. Therefore the first call that writes outside of a caller's transaction
+// stores a fingerprint of the secret, or that there is none, in the table fingerprint. From then on calls that name
+// requests, and InTx, return [ErrHashKeyMismatch] in programs with another secret, with one where none was used, and with
+// none where one was. Nothing is taken then, a caller's transaction goes on, and what goes by an ID or by a limit's name
+// works: Cancel, Start, Started, Renew, Settle without requests, Expire and Prune.
+//
+// A Limiter looks until it has seen its own fingerprint once: its first call takes one round trip more, and the very first
+// call of an installation four more than that. A call in a caller's transaction looks in that transaction, and goes on when
+// there is no fingerprint yet, as does a call that only looks; the Limiter looks again after a second. A program whose calls
+// are all in transactions that it begins by itself therefore never stores the fingerprint: let it make one call on the
+// Limiter, or in InTx, when it starts.
+//
+// Another secret is a reset of every limit, as no row of the old one is found any more. To change it, stop the programs
+// that have the old one, as they do not look again, and run DELETE FROM ratelimit.fingerprint: the next program that calls
+// stores its own. Reservations that are open end by their IDs, without requests. The old rows refill unused, and Prune
+// deletes them. Of versions that are older than this table no program looks, and none has stored anything: after an
+// upgrade, the first call decides for all.
+//
 // # Roles and servers
 //
-// The role of the application needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and
-// reservations; the error of a call that lacks one of them (SQLSTATE 42501) says so. The tables belong to the role that
-// runs migrations.Up.
+// The role of the application needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on its tables buckets and
+// reservations, and SELECT and INSERT on fingerprint; the error of a call that lacks one of them (SQLSTATE 42501) says so.
+// migrations.Grants returns the statements that grant them. The tables belong to the role that runs migrations.Up.
 //
 // Every call but Check and Value writes, so connect to the primary: with target_session_attrs=read-write when several
 // servers are named. A connection whose server has become read-only since fails with SQLSTATE 25006, and pgx puts

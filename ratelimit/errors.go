@@ -59,6 +59,11 @@ var (
 	// ErrNotMigrated is returned when the schema lacks a table or a column. Run migrations.Up.
 	ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
 
+	// ErrHashKeyMismatch is returned by calls that name requests, and by InTx, when the keys in the tables are stored under
+	// another secret than Config.HashKey, under none where one is set, or under one where none is: each program would have
+	// full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says what to do.
+	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
+
 	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
 	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a
 	// refusal: the limit may well have tokens.
@@ -157,7 +162,7 @@ func explain(err error, schema string, inTx bool) error {
 	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
 		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, schema, err)
 	case codeInsufficientPrivilege:
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations", err, schema)
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint: migrations.Grants has the statements", err, schema)
 	case codeReadOnly:
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
 	}

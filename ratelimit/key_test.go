@@ -92,8 +92,9 @@ func TestHashedKeysAreNotStored(t *testing.T) {
 	pool := postgrestest.New(t)
 	hashKey := []byte("0123456789abcdef")
 	limiter := newLimiter(t, pool, ratelimit.Config{HashKey: hashKey})
-	clear(hashKey) // the limiter has its own
-	other := newLimiter(t, pool, ratelimit.Config{HashKey: []byte("0123456789abcdeF")})
+	clear(hashKey)                   // the limiter has its own
+	elsewhere := postgrestest.New(t) // as a second secret is refused on the same tables
+	other := newLimiter(t, elsewhere, ratelimit.Config{HashKey: []byte("0123456789abcdeF")})
 	sendMessage := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
 	freeTrials := ratelimit.Define("freeTrials", ratelimit.PerDay(10))
 
@@ -105,7 +106,7 @@ func TestHashedKeysAreNotStored(t *testing.T) {
 	require.NoError(t, err)
 	_, err = other.Take(t.Context(), sendMessage.For(secret))
 	require.NoError(t, err)
-	keys := storedKeys(t, pool)
+	keys := append(storedKeys(t, pool), storedKeys(t, elsewhere)...)
 	require.Len(t, keys, 3, "another limit and another secret have another hash")
 	guesses := []string{secret, "sendMessage" + secret, "sendMessage\x00" + secret, "freeTrials\x00" + secret}
 	for i, key := range keys {

@@ -41,6 +41,7 @@ type Limiter struct {
 	queues       *queues
 	reports      reports
 	policies     *policies
+	fingerprint  *fingerprint
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
@@ -60,8 +61,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: store.New(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
+		fingerprint: newFingerprint(config.HashKey),
 	}
-	l.reports = reports{observer: config.Observer, cache: l.cache}
+	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
 		Apart:      config.NoBatching || l.isConnection,

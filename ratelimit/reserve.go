@@ -101,6 +101,14 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	if err != nil {
 		return during("settle", err)
 	}
+	if !l.fingerprint.agreed.Load() && len(actual) > 0 {
+		bounded, cancel := l.bounded(ctx)
+		defer cancel()
+		ctx = bounded
+		if err := l.mayName(ctx, "settle", id); err != nil {
+			return err
+		}
+	}
 	return end(ctx, l, "settle", id, Settled, func(r *store.Reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
 		for key, actual := range costs {

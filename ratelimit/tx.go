@@ -80,14 +80,27 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := notInTx(l.pool); err != nil {
 		return err
 	}
+	if !l.fingerprint.agreed.Load() {
+		if err := l.mayTransact(ctx); err != nil {
+			return err
+		}
+	}
 	reconnects := 0
 	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
 	var began time.Time
 	if l.reports.observer != nil {
 		began = time.Now()
 	}
+	var last *afterCommit // of the last attempt; nil when that lost a conflict
+	if l.reports.refused != nil {
+		defer func() { l.reports.refusedIn(ctx, last) }()
+	}
 	attempt := func() (again, error) {
-		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error { return fn(tx) })
+		last = nil
+		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error {
+			last = tx.after
+			return fn(tx)
+		})
 		if tickets.waited > 0 {
 			l.reports.tell(ctx, Queued{Waited: tickets.waited})
 			tickets.waited = 0
@@ -96,6 +109,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		case err == nil:
 		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
+			last = nil
 			l.queues.conflict(tickets.asked)
 			if tickets.queued {
 				return atOnce, err // it will wait for its turn

@@ -51,6 +51,17 @@
 // as River schedules them. With [Config.RetriesPay] each attempt after one that was started reserves again
 // and waits; one that snoozed itself goes on where it was. A job that was retried by hand after its tokens had been given back pays again either way.
 //
+// # When a policy changes
+//
+// A request says which plan its key is on, as in Tokens.For(org).Plan("pro"), and rules of [ratelimit.Config.Policies]
+// decide. The plan is kept with the reservation, so a slot that is taken again, or settled by [Scheduler.Maintain], follows
+// the rule that the plan has by then. A limit that is off costs a job nothing.
+//
+// A limit that is paused has jobs wait: those that are enqueued are ready no earlier than the pause ends, and those that
+// come up meanwhile are snoozed until then. [Scheduler.PauseFor] pauses the limit in front of an upstream that answers 429
+// or 503 with Retry-After, for every program, and for no longer than it asks. The job that was refused is best given a new
+// slot: [Slot.Cancel], and river.JobSnooze until then.
+//
 // # What ends a slot
 //
 // A job that succeeds has settled: with its real cost, if it called [Slot.Settle], else with the estimate. One

@@ -27,16 +27,18 @@ type Config struct {
 	Logger *slog.Logger
 	// Allowed is the level of decisions to allow. Defaults to slog.LevelDebug.
 	Allowed slog.Leveler
-	// Refused is the level of decisions to refuse, and of requests that a guard found at fault, as without a key.
+	// Refused is the level of decisions to refuse, of those that a limit in shadow mode would refuse, and of requests that
+	// a guard found at fault, as without a key.
 	// Defaults to slog.LevelInfo.
 	Refused slog.Leveler
-	// Failed is the level of calls that failed, of those that gave up under contention, and of what a guard made
-	// of them. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
+	// Failed is the level of calls that failed, of those that gave up under contention, of what a guard made of them, and
+	// of rules that could not be loaded. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
-	// Mended is the level of buckets that a wrong clock had left in the future. Defaults to slog.LevelWarn.
+	// Mended is the level of buckets that a wrong clock had left in the future, and of rules that were heard of late, until
+	// when others decided. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
-	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes,
-	// settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
+	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes, rules that were
+	// loaded, settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
 
@@ -82,6 +84,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Mended, "ratelimit: clock mended", slog.String("limit", e.Limit))
 	case ratelimit.Answered:
 		o.answered(ctx, e)
+	case ratelimit.RulesLoaded:
+		o.rulesLoaded(ctx, e)
 	default:
 		if o.enabled(ctx, o.config.Detail) {
 			o.detail(ctx, event)
@@ -90,35 +94,56 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 }
 
 func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
+	refused, wouldRefuse := telemetry.Refusing(e.Decision)
 	level, message := o.config.Allowed, "ratelimit: allowed"
-	if !e.Decision.Allowed {
+	if len(wouldRefuse) > 0 || !e.Decision.Allowed && e.Shadow {
+		level, message = o.config.Refused, "ratelimit: would refuse"
+	}
+	if !e.Decision.Allowed && !e.Shadow {
 		level, message = o.config.Refused, "ratelimit: refused"
-		if e.Shadow {
-			message = "ratelimit: would refuse"
-		}
 	}
 	if !o.enabled(ctx, level) {
 		return
 	}
-	var limits, refused []string
-	for _, s := range e.Decision.States {
-		limits = append(limits, s.Limit.Name())
-		if !s.Allowed {
-			refused = append(refused, s.Limit.Name())
-		}
-	}
-	attrs := []slog.Attr{slog.String("verb", e.Verb), slog.Any("limits", limits)}
+	attrs := []slog.Attr{slog.String("verb", e.Verb), slog.Any("limits", limits(e.Decision))}
 	if !e.Decision.Allowed {
 		attrs = append(attrs, slog.Any("refused_by", refused), seconds("retry_after_s", e.Decision.RetryAfter))
+	}
+	if len(wouldRefuse) > 0 {
+		attrs = append(attrs, slog.Any("would_refuse", wouldRefuse))
+	}
+	if rules := rules(e.Decision); len(rules) > 0 {
+		attrs = append(attrs, slog.Any("rules", rules))
 	}
 	if telemetry.Result(e) == telemetry.Reserved {
 		attrs = append(attrs, seconds("delay_s", e.Delay))
 	}
 	attrs = append(attrs, slog.Float64("remaining", e.Decision.Remaining), seconds("elapsed_s", e.Elapsed))
+	attrs = appendSet(attrs, "paused", telemetry.IsPaused(e.Decision))
 	attrs = appendSet(attrs, "cached", e.Cached)
 	attrs = appendSet(attrs, "pending", e.Pending)
 	attrs = appendSet(attrs, "shadow", e.Shadow)
 	o.log(ctx, level, message, attrs...)
+}
+
+// limits returns the names of the limits that were asked.
+func limits(d ratelimit.Decision) []string {
+	all := make([]string, len(d.States))
+	for i := range d.States {
+		all[i] = d.States[i].Limit.Name()
+	}
+	return all
+}
+
+// rules returns the names of the rules of ratelimit.Config.Policies that decided.
+func rules(d ratelimit.Decision) []string {
+	var all []string
+	for i := range d.States {
+		if name := d.States[i].Rule; name != "" {
+			all = append(all, name)
+		}
+	}
+	return all
 }
 
 // answered writes what a guard made of a request.
@@ -171,6 +196,31 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	}
 	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
 	o.log(ctx, level, message, appendSet(attrs, "shadow", e.Shadow)...)
+}
+
+// rulesLoaded writes which rules decide from now on, and what is wrong with the others.
+func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
+	level := o.config.Detail
+	switch {
+	case e.Err != nil:
+		level = o.config.Failed
+	case e.Late > 0:
+		level = o.config.Mended
+	}
+	attrs := []slog.Attr{
+		slog.String("result", telemetry.Load(e)), slog.Int64("version", e.Version), slog.Int("rules", e.Rules), slog.Int("overrides", e.Overrides),
+		seconds("elapsed_s", e.Elapsed),
+	}
+	if e.Late > 0 {
+		attrs = append(attrs, seconds("late_s", e.Late))
+	}
+	if e.Kept > 0 {
+		attrs = append(attrs, slog.Int("kept", e.Kept))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)), slog.String("error", telemetry.ErrorText(e.Err)))
+	}
+	o.log(ctx, level, "ratelimit: rules", attrs...)
 }
 
 func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {

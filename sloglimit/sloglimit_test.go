@@ -69,6 +69,12 @@ func TestObserve(t *testing.T) {
 	reserved.Delay, pending.Pending, cached.Cached = 3*time.Second, true, true
 	shadow := refused()
 	shadow.Shadow = true
+	tried, paused := allowed("take"), refused()
+	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Rule: "perDay/pro", Mode: ratelimit.Shadow}
+	paused.Decision.States[0].NotAsked = true
+	paused.Decision.States[1] = ratelimit.State{
+		Limit: perDay, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Unix(100, 0), PauseReason: "ada asked too much",
+	}
 	limits := []any{"perUser", "perDay"}
 	lost := &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access"}
 	for name, c := range map[string]struct {
@@ -91,6 +97,14 @@ func TestObserve(t *testing.T) {
 		"shadow": {shadow, map[string]any{
 			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "shadow": true,
+		}},
+		"tried by its rule": {tried, map[string]any{
+			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "would_refuse": []any{"perDay"},
+			"rules": []any{"perDay/pro"}, "remaining": 2.0, "elapsed_s": 0.001,
+		}},
+		"paused": {paused, map[string]any{ // and why is nobody's business who reads logs
+			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
+			"retry_after_s": 1.5, "rules": []any{"perDay"}, "remaining": 2.0, "elapsed_s": 0.001, "paused": true,
 		}},
 		"shadowFailed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("lost"), Shadow: true}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser", "error_type": "other", "error": "lost",
@@ -132,6 +146,16 @@ func TestObserve(t *testing.T) {
 		"queued": {ratelimit.Queued{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
 		"pruned": {ratelimit.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: pruned", "buckets": 5.0, "elapsed_s": 1.0,
+		}},
+		"rules loaded": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Elapsed: time.Second}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 2.0, "elapsed_s": 1.0,
+		}},
+		"rules late": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Late: 4 * time.Second}, map[string]any{
+			"level": "WARN", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0, "late_s": 4.0,
+		}},
+		"rules kept": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Kept: 1, Err: errors.New("its Rate is -1")}, map[string]any{
+			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
+			"kept": 1.0, "error_type": "other", "error": "its Rate is -1",
 		}},
 		"mended": {ratelimit.Mended{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock mended", "limit": "perUser"}},
 	} {

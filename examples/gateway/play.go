@@ -74,6 +74,9 @@ func on(ctx context.Context, w io.Writer, c config, do func(*play) error) (asked
 		totals:   newTotals(),
 	}
 	loopback := httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}} // where the play asks from
+	if _, err := c.pool.Exec(ctx, "DELETE FROM ratelimit.fingerprint"); err != nil {             // else another HashKey is refused
+		return 0, err
+	}
 	c.source, c.customers, c.patience = httplimit.XForwardedFor(loopback), registered(), patience
 	c.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	err = demo.During(ctx, patientServer(p.upstream, c.log), patience, func(behind string) error {

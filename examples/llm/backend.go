@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -30,6 +31,8 @@ const (
 type backend struct {
 	pool      *pgxpool.Pool
 	limiter   *ratelimit.Limiter
+	rules     *rules.Set   // what there is of pauses, and of policies that are not in limits.go
+	pauses    *rules.Store // where to put them
 	limits    limits
 	scheduler *scheduler.Scheduler
 	inserts   *river.Client[pgx.Tx] // works no jobs
@@ -43,7 +46,13 @@ func newBackend(pool *pgxpool.Pool, limits limits, staleAfter time.Duration, mod
 	b := &backend{pool: pool, limits: limits, modelURL: modelURL}
 	b.model = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: maxWorkers}}
 	var err error
-	if b.limiter, err = ratelimit.New(pool, ratelimit.Config{StaleAfter: staleAfter}); err != nil {
+	if b.rules, err = rules.NewSet(pool, rules.Config{}); err != nil {
+		return nil, err
+	}
+	if b.pauses, err = rules.NewStore(pool, rules.StoreConfig{}); err != nil {
+		return nil, err
+	}
+	if b.limiter, err = ratelimit.New(pool, ratelimit.Config{StaleAfter: staleAfter, Policies: b.rules}); err != nil {
 		return nil, err
 	}
 	if b.scheduler, err = scheduler.New(b.limiter, scheduler.Config{Hold: hold}); err != nil {

@@ -14,6 +14,8 @@ import (
 type figures struct {
 	// Seen from the upstream.
 	refused          int     // requests it refused
+	overloaded       bool    // whether it asked to be left alone
+	turnedAway       int     // requests that it did not want meanwhile
 	metered          int     // tokens it counted
 	requests, tokens float64 // the share of what it allows that was used while it was busy
 	fullest          float64 // the share of its tokens that was used in the fullest minute
@@ -60,6 +62,7 @@ func (p *play) measure(ctx context.Context) (*figures, error) {
 	}
 	calls, refused, fullest := p.upstream.meter()
 	f.refused, f.fullest = refused, float64(fullest)/upstreamTokens
+	f.overloaded, f.turnedAway = p.overload, p.upstream.turnedAway()
 	f.utilise(calls, p.minute, p.back)
 	f.addUp(turns)
 	if err := p.followStarts(ctx, f); err != nil {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +35,20 @@ func TestRun(t *testing.T) {
 		require.NoError(t, err, out)
 		require.Contains(t, out, "the workers are stopped")
 		require.NotContains(t, out, "moved           0 jobs")
+		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n")
+	})
+
+	t.Run("LeavesTheUpstreamAloneWhileItAsks", func(t *testing.T) {
+		t.Parallel()
+		out, err := playOn(t, options{scale: short(), overload: true})
+		require.NoError(t, err, out)
+		require.Contains(t, out, "the upstream asks to be left alone for 3s")
+		turned := regexp.MustCompile(`turned away (\d+) requests`).FindStringSubmatch(out)
+		require.Len(t, turned, 2, out)
+		n, err := strconv.Atoi(turned[1])
+		require.NoError(t, err)
+		require.Positive(t, n)
+		require.LessOrEqual(t, n, maxWorkers, "no more than were on their way; some 80 are due in the time")
 		require.Contains(t, out, "249 done, 0 lost, 0 run twice\n")
 	})
 

@@ -74,6 +74,7 @@ func (p *play) run(ctx context.Context) error {
 			}
 		})
 	}
+	everybody.Go(func() { _ = p.backend.rules.Run(ctx) }) // until ctx ends
 	everybody.Go(func() {
 		if err := p.work(ctx, total); err != nil {
 			failed <- err
@@ -98,14 +99,14 @@ func (p *play) introduce() (total int) {
 // expected is how long the run should take.
 func (p *play) expected() time.Duration {
 	expected := p.span
-	if p.killWorkers {
+	if p.killWorkers || p.overload {
 		expected += p.outageSpan()
 	}
 	return expected.Round(time.Second)
 }
 
-// outageSpan is how long -kill-workers stops the workers: what piles up meanwhile is much more than the
-// upstream would take at once.
+// outageSpan is how long -kill-workers stops the workers, and -overload the upstream: what piles up meanwhile is much more
+// than the upstream would take at once.
 func (p *play) outageSpan() time.Duration { return p.minute / 2 }
 
 // work runs the workers until total questions are answered, with an outage after a quarter of them when that
@@ -183,8 +184,13 @@ func (p *play) watch(ctx context.Context, total int, failed <-chan error) error 
 	progress, look := time.NewTicker(progressEvery), time.NewTicker(pollInterval)
 	defer progress.Stop()
 	defer look.Stop()
-	shown := 0
+	shown, overload := 0, p.overload
 	for p.backend.answered.Load() < int64(total) {
+		if overload && p.backend.answered.Load() >= int64(total)/4 {
+			overload = false
+			p.upstream.overload(p.outageSpan())
+			p.say("%5.0f s  the upstream asks to be left alone for %v\n", time.Since(p.begun).Seconds(), p.outageSpan())
+		}
 		select {
 		case err := <-failed:
 			return err

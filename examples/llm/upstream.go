@@ -38,7 +38,9 @@ type upstream struct {
 	recent   int                  // the index of the first that arrived within the last minute
 	arrived  map[string]time.Time // when each request arrived first, whether accepted or not, by its ID
 	refused  int
-	fullest  int // the most tokens that a minute held
+	busy     time.Time // until then it asks to be left alone
+	turned   int       // how many it turned away until then
+	fullest  int       // the most tokens that a minute held
 }
 
 // call is a request that was accepted.
@@ -53,6 +55,11 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var request completionRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&request); err != nil || r.Method != http.MethodPost {
 		http.Error(w, "POST a prompt and maxTokens as JSON", http.StatusBadRequest)
+		return
+	}
+	if wait := u.turnAway(time.Now()); wait > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((wait+time.Second-1)/time.Second), 10))
+		http.Error(w, "overloaded", http.StatusTooManyRequests)
 		return
 	}
 	reply := completionReply{PromptTokens: countTokens(request.Prompt)}
@@ -103,6 +110,31 @@ func (u *upstream) admit(id string, tokens int, now time.Time) (*call, time.Dura
 		}
 	}
 	return nil, u.minute // more than a whole minute has
+}
+
+// overload has the upstream ask to be left alone for a while.
+func (u *upstream) overload(span time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.busy = time.Now().Add(span)
+}
+
+// turnAway returns how long the upstream asks to be left alone.
+func (u *upstream) turnAway(now time.Time) time.Duration {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	wait := u.busy.Sub(now)
+	if wait > 0 {
+		u.turned++
+	}
+	return wait
+}
+
+// turnedAway returns how many requests came while the upstream asked to be left alone.
+func (u *upstream) turnedAway() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.turned
 }
 
 // settle corrects what a request counts for.

@@ -17,6 +17,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
+// longestPause is for how long the upstream is left alone at most, whatever it says.
+const longestPause = 10 * time.Minute
+
 // completionArgs are a job: have the turn answered.
 type completionArgs struct {
 	Turn string `json:"turn"`
@@ -48,7 +51,7 @@ func (w *completionWorker) Work(ctx context.Context, job *river.Job[completionAr
 		return fmt.Errorf("read turn %s: %w", job.Args.Turn, err)
 	}
 	sent := time.Now()
-	reply, err := b.complete(ctx, job.Args.Turn, request)
+	reply, err := b.complete(ctx, slot, job.Args.Turn, request)
 	if err != nil {
 		return err
 	}
@@ -78,8 +81,8 @@ func (w *completionWorker) Work(ctx context.Context, job *river.Job[completionAr
 	return err
 }
 
-// complete asks the upstream. When that refuses, the job comes back when the upstream says.
-func (b *backend) complete(ctx context.Context, turn string, request completionRequest) (completionReply, error) {
+// complete asks the upstream. When that refuses, the job is put off.
+func (b *backend) complete(ctx context.Context, slot *scheduler.Slot, turn string, request completionRequest) (completionReply, error) {
 	var reply completionReply
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -98,10 +101,27 @@ func (b *backend) complete(ctx context.Context, turn string, request completionR
 	switch response.StatusCode {
 	case http.StatusOK:
 		return reply, json.NewDecoder(response.Body).Decode(&reply)
-	case http.StatusTooManyRequests:
-		ms, _ := strconv.Atoi(response.Header.Get("Retry-After-Ms"))
-		return reply, river.JobSnooze(max(time.Duration(ms)*time.Millisecond, pollInterval))
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		return reply, b.putOff(ctx, slot, response)
 	}
 	text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
 	return reply, fmt.Errorf("the upstream answered %s: %s", response.Status, text)
+}
+
+// putOff has a job come back when the upstream says, which has not taken it. When the upstream asks to be left alone, its
+// limit is paused, so that nobody else asks it meanwhile either: not the other workers, nor those of other processes. What
+// the job reserved goes back, and when it comes back it gets a new moment, behind what is waiting already.
+func (b *backend) putOff(ctx context.Context, slot *scheduler.Slot, response *http.Response) error {
+	until, err := b.scheduler.PauseFor(ctx, b.pauses, response, longestPause, b.limits.requests.Global())
+	if err != nil {
+		return err
+	}
+	if until.IsZero() {
+		ms, _ := strconv.Atoi(response.Header.Get("Retry-After-Ms"))
+		return river.JobSnooze(max(time.Duration(ms)*time.Millisecond, pollInterval))
+	}
+	if err := slot.Cancel(ctx); err != nil {
+		return err
+	}
+	return river.JobSnooze(max(time.Until(until), pollInterval))
 }

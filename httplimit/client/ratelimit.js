@@ -103,7 +103,7 @@ const SAMPLES = 8; // of the server's clock
 /**
  * Polls the server for the caller's own states and answers from them in between.
  * @param {object} options
- * @param {string} options.url where the server answers with {limits: State[]}
+ * @param {string} options.url where the server answers with {limits: State[]}, and names those it leaves out in left_out
  * @param {number} [options.pollMs] time between polls while the page is seen
  * @param {number} [options.tickMs] time between calls of the listeners while the page is seen
  * @param {number} [options.timeoutMs] how long an answer may take
@@ -155,11 +155,11 @@ export function createClient({
         retryAfterMs = Number(response.headers.get('Retry-After')) * 1000 || 0; // a date is left to the back-off
         throw Object.assign(new Error(`${url} answered ${response.status}`), { status: response.status });
       }
-      const { limits } = await response.json();
+      const { limits, left_out: leftOut } = await response.json();
       const next = new Map(limits.map((s) => [s.limit, s]));
       limits.forEach((s) => evaluate(s, s.now_us, 0)); // throws when they are not what they should be
       if (late()) return;
-      learn(limits[0].now_us, sent, received);
+      if (limits.length > 0 || !leftOut) learn(limits[0].now_us, sent, received);
       states = next;
     } catch (e) {
       failure = e;

@@ -88,15 +88,18 @@ func New(limiter *ratelimit.Limiter, config Config) (*Gate, error) {
 // Admit takes what a call of method asks for, from all of its limits or from none. It returns the context for
 // the handler, with the decision in it, or why the call is not let through.
 func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Request) (context.Context, *Rejection) {
-	limited, cancel := context.WithTimeout(ctx, g.config.Timeout)
+	limited, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, strings.ToValidUTF8(method, "?")), g.config.Timeout)
 	defer cancel()
 	d, err := g.limiter.Take(limited, requests...)
+	if _, tried := telemetry.Refusing(d); len(tried) > 0 { // by a rule that enforces nothing
+		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: tried[0], Result: guard.Refused, Shadow: true})
+	}
 	switch {
 	case err != nil:
 		return ctx, g.undecided(ctx, method, requests, err)
 	case !d.Allowed:
 		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Refused})
-		return ctx, g.refused(d)
+		return ctx, g.Refused(d)
 	}
 	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Allowed})
 	return context.WithValue(ctx, decisionKey{}, d), nil

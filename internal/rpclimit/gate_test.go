@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -49,16 +50,22 @@ func (b *bundle) results() []string {
 	defer b.mu.Unlock()
 	all := make([]string, len(b.told))
 	for i, a := range b.told {
-		all[i] = a.Result + " " + a.Route + " " + a.Limit
+		all[i] = telemetry.Answer(a) + " " + a.Route + " " + a.Limit
 	}
 	return all
 }
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
+	return setupWith(t, nil)
+}
+
+// setupWith is setup with a source of policies.
+func setupWith(t *testing.T, policies ratelimit.Policies) *bundle {
+	t.Helper()
 	b := &bundle{pool: postgrestest.New(t)}
 	var err error
-	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1})
+	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1, Policies: policies})
 	require.NoError(t, err)
 	b.gate, err = rpclimit.New(b.limiter, rpclimit.Config{FailOpen: true, Timeout: patient, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)

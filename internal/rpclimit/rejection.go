@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -48,21 +49,30 @@ func (r *Rejection) retry(after time.Duration) *Rejection {
 	return r
 }
 
-// refused returns the rejection of a call that its limits refused. It names them, and no key.
-func (g *Gate) refused(d ratelimit.Decision) *Rejection {
+// Refused returns the rejection of a call that its limits refused. It names them, and no key, nor why one is paused.
+func (g *Gate) Refused(d ratelimit.Decision) *Rejection {
+	reason, message, isPaused := "RATE_LIMITED", "limited by ", telemetry.IsPaused(d)
+	if isPaused {
+		reason, message = "LIMIT_PAUSED", "paused: "
+	}
 	quota := &errdetails.QuotaFailure{}
 	var names []string
-	for _, s := range d.States {
-		if s.Allowed {
+	for i := range d.States {
+		s := &d.States[i]
+		if !telemetry.Refuses(s) {
 			continue
+		}
+		description := s.Limit.String()
+		if isPaused {
+			description = s.Limit.Name() + " is paused"
 		}
 		names = append(names, s.Limit.Name())
 		quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{
-			Subject: "limit:" + s.Limit.Name(), Description: s.Limit.String(), QuotaId: s.Limit.Name(),
+			Subject: "limit:" + s.Limit.Name(), Description: description, QuotaId: s.Limit.Name(),
 		})
 	}
-	message := "limited by " + strings.Join(names, ", ") + ": retry after " + d.RetryAfter.String()
-	r := g.rejection(code.Code_RESOURCE_EXHAUSTED, "RATE_LIMITED", message).retry(d.RetryAfter)
+	message += strings.Join(names, ", ") + ": retry after " + d.RetryAfter.String()
+	r := g.rejection(code.Code_RESOURCE_EXHAUSTED, reason, message).retry(d.RetryAfter)
 	r.Details = append(r.Details, quota)
 	return r
 }

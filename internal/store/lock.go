@@ -179,10 +179,11 @@ func (l *lockedRows) settle(a *bucket.Ask) (wasLevelled bool) {
 		absent[i] = l.made[first+i] && !l.changed[first+i]
 	}
 	wasLevelled = a.Terms.Reshaped() && a.Terms.IsLevelled(found, absent)
+	all := a.Terms.Reshaped() && !wasLevelled && slices.Contains(absent, false) // rows are levelled together, or none is
 	settled := a.Terms.SettleRows(found, absent, l.now)
 	full := a.Terms.OfShard().Full(l.now)
 	for i, state := range settled {
-		if absent[i] && state == full || state == found[i] {
+		if !all && (absent[i] && state == full || state == found[i]) {
 			found[i] = state
 			continue
 		}

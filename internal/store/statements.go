@@ -55,6 +55,10 @@ var (
 	reservationsExpiredSQL string
 	//go:embed sql/reservations_forget.sql
 	reservationsForgetSQL string
+	//go:embed sql/fingerprint_read.sql
+	fingerprintReadSQL string
+	//go:embed sql/fingerprint_insert.sql
+	fingerprintInsertSQL string
 )
 
 // statements are the SQL texts for one schema.
@@ -66,12 +70,15 @@ type statements struct {
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsLock               string
 	reservationsForget                                  string
+
+	fingerprintRead, fingerprintInsert string
 }
 
 func newStatements(schema string) statements {
 	tables := strings.NewReplacer(
 		DefaultSchema+".buckets", pgx.Identifier{schema, "buckets"}.Sanitize(),
-		DefaultSchema+".reservations", pgx.Identifier{schema, "reservations"}.Sanitize())
+		DefaultSchema+".reservations", pgx.Identifier{schema, "reservations"}.Sanitize(),
+		DefaultSchema+".fingerprint", pgx.Identifier{schema, "fingerprint"}.Sanitize())
 	in := tables.Replace
 	return statements{
 		take:             in(bucketTakeSQL),
@@ -97,5 +104,8 @@ func newStatements(schema string) statements {
 		reservationsExpired: in(reservationsExpiredSQL),
 		reservationsLock:    in(reservationsLockSQL),
 		reservationsForget:  in(reservationsForgetSQL),
+
+		fingerprintRead:   in(fingerprintReadSQL),
+		fingerprintInsert: in(fingerprintInsertSQL),
 	}
 }

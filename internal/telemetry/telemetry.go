@@ -19,13 +19,19 @@ const (
 	Contended = "contended" // every attempt conflicted; neither allowed nor refused
 	Error     = "error"     // the store did not answer; neither allowed nor refused
 
+	Paused = "paused" // this limit is paused, and refused for that
+	Off    = "off"    // the rule of this limit is off, so that it was not asked
+
 	ShadowDenied = "shadow_denied" // this limit would have refused, if it were enforced
+	ShadowPaused = "shadow_paused" // so it would, because it is paused
 )
 
 // Request is what became of a call's request to one limit.
 type Request struct {
 	// Rule is the limit's name.
 	Rule string
+	// Policy is the name of the rule of ratelimit.Config.Policies that decided, and empty when the code's definition did.
+	Policy string
 	// Algorithm is "token_bucket" or "fixed_window", and empty when a call failed.
 	Algorithm string
 	// Verb and Cached are those of the event.
@@ -40,16 +46,72 @@ type Request struct {
 // Requests yields what became of each request of a call, in the order asked.
 func Requests(d ratelimit.Decided) iter.Seq[Request] {
 	return func(yield func(Request) bool) {
-		for _, s := range d.Decision.States {
-			r := Request{Rule: s.Limit.Name(), Algorithm: algorithm(s.Limit), Verb: d.Verb, Cached: d.Cached, Cost: s.Cost, Result: Result(d)}
-			if !d.Decision.Allowed && s.Allowed {
-				r.Result = Vetoed
+		for i := range d.Decision.States {
+			s := &d.Decision.States[i]
+			r := Request{
+				Rule: s.Limit.Name(), Policy: s.Rule, Algorithm: algorithm(s.Limit),
+				Verb: d.Verb, Cached: d.Cached, Cost: s.Cost, Result: resultOf(d, s),
 			}
 			if !yield(r) {
 				return
 			}
 		}
 	}
+}
+
+// resultOf returns the result of the request to one limit of a call.
+func resultOf(d ratelimit.Decided, s *ratelimit.State) string {
+	switch {
+	case s.Mode == ratelimit.Off:
+		return Off
+	case WouldRefuse(s):
+		return refusal(s, true)
+	case Refuses(s):
+		return refusal(s, d.Shadow)
+	case !d.Decision.Allowed:
+		return Vetoed
+	}
+	return Result(d)
+}
+
+// refusal returns the result of a request that a limit refuses, or would. It may be nil where none is known.
+func refusal(s *ratelimit.State, shadow bool) string {
+	paused := s != nil && !s.PausedUntil.IsZero()
+	switch {
+	case paused && shadow:
+		return ShadowPaused
+	case paused:
+		return Paused
+	case shadow:
+		return ShadowDenied
+	}
+	return Denied
+}
+
+// Refuses reports whether a limit refuses the call that s is part of. One in shadow mode does not, whatever it would, and
+// neither does one that was left alone.
+func Refuses(s *ratelimit.State) bool { return !s.Allowed && s.Mode != ratelimit.Shadow }
+
+// WouldRefuse reports whether a limit in shadow mode would refuse the call that s is part of, if it were enforced.
+func WouldRefuse(s *ratelimit.State) bool { return !s.Allowed && s.Mode == ratelimit.Shadow }
+
+// Refusing returns the names of the limits that refuse a call, and of those in shadow mode that would.
+func Refusing(d ratelimit.Decision) (refused, wouldRefuse []string) {
+	for i := range d.States {
+		switch s := &d.States[i]; {
+		case Refuses(s):
+			refused = append(refused, s.Limit.Name())
+		case WouldRefuse(s):
+			wouldRefuse = append(wouldRefuse, s.Limit.Name())
+		}
+	}
+	return refused, wouldRefuse
+}
+
+// IsPaused reports whether a call is refused because a limit is paused. The other limits are not asked then.
+func IsPaused(d ratelimit.Decision) bool {
+	s := decisive(d)
+	return s != nil && Refuses(s) && !s.PausedUntil.IsZero()
 }
 
 // Failure returns what became of the request of a call that failed, and false when the call was not a
@@ -69,10 +131,8 @@ func Failure(f ratelimit.Failed) (Request, bool) {
 // Result returns the result of the whole call.
 func Result(d ratelimit.Decided) string {
 	switch {
-	case !d.Decision.Allowed && d.Shadow:
-		return ShadowDenied
 	case !d.Decision.Allowed:
-		return Denied
+		return refusal(decisive(d.Decision), d.Shadow)
 	case d.Verb == reserve:
 		return Reserved
 	}
@@ -84,15 +144,23 @@ const reserve = "reserve"
 
 // Rule returns the limit under which a call over several is told of: the first that refused, else the first.
 func Rule(d ratelimit.Decision) string {
-	for _, s := range d.States {
-		if !s.Allowed {
-			return s.Limit.Name()
+	if s := decisive(d); s != nil {
+		return s.Limit.Name()
+	}
+	return ""
+}
+
+// decisive returns the state of the limit under which a call is told of, and nil when there is none.
+func decisive(d ratelimit.Decision) *ratelimit.State {
+	for i := range d.States {
+		if Refuses(&d.States[i]) {
+			return &d.States[i]
 		}
 	}
 	if len(d.States) == 0 {
-		return ""
+		return nil
 	}
-	return d.States[0].Limit.Name()
+	return &d.States[0]
 }
 
 func algorithm(limit ratelimit.Limit) string {
@@ -111,6 +179,18 @@ func Answer(a ratelimit.Answered) string {
 		return "shadow_" + a.Result
 	}
 	return a.Result
+}
+
+// Load returns what became of a load of rules: "loaded", "kept" where some cannot be read and stay as they were, or
+// "failed" where all do.
+func Load(e ratelimit.RulesLoaded) string {
+	switch {
+	case e.Kept > 0:
+		return "kept"
+	case e.Err != nil:
+		return "failed"
+	}
+	return "loaded"
 }
 
 // Direction returns which way a settlement moved tokens, and how many.

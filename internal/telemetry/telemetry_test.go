@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -63,6 +65,90 @@ func TestRequests(t *testing.T) {
 	require.Equal(t, "fixed_window", last.Algorithm)
 }
 
+// TestRequestsOfRules promises what is told of limits that a rule of Config.Policies has switched off, only tries, or has
+// paused.
+func TestRequestsOfRules(t *testing.T) {
+	t.Parallel()
+	until := time.Unix(100, 0)
+	on := ratelimit.State{Limit: perUser, Rule: "on", Mode: ratelimit.On, Allowed: true}
+	full := ratelimit.State{Limit: perDay, Rule: "full", Mode: ratelimit.On}
+	off := ratelimit.State{Limit: perDay, Rule: "off", Mode: ratelimit.Off, Allowed: true, NotAsked: true}
+	tried := ratelimit.State{Limit: perDay, Rule: "tried", Mode: ratelimit.Shadow}
+	enough := ratelimit.State{Limit: perDay, Rule: "enough", Mode: ratelimit.Shadow, Allowed: true}
+	paused := ratelimit.State{Limit: perDay, Rule: "paused", Mode: ratelimit.On, NotAsked: true, PausedUntil: until}
+	leftAlone := ratelimit.State{Limit: perUser, Rule: "leftAlone", Mode: ratelimit.On, Allowed: true, NotAsked: true}
+	for name, c := range map[string]struct {
+		verb        string
+		allowed     bool
+		shadow      bool
+		states      []ratelimit.State
+		want        []string
+		result      string
+		rule        string
+		refused     []string
+		wouldRefuse []string
+	}{
+		"off":          {"take", true, false, []ratelimit.State{on, off}, []string{"on allowed", "off off"}, "allowed", "perUser", nil, nil},
+		"off reserved": {"reserve", true, false, []ratelimit.State{off, on}, []string{"off off", "on reserved"}, "reserved", "perDay", nil, nil},
+		"enough":       {"take", true, false, []ratelimit.State{on, enough}, []string{"on allowed", "enough allowed"}, "allowed", "perUser", nil, nil},
+		"tried": {
+			"take", true, false,
+			[]ratelimit.State{on, tried},
+			[]string{"on allowed", "tried shadow_denied"},
+			"allowed", "perUser", nil,
+			[]string{"perDay"},
+		},
+		"tried, and refused by another": {
+			"take", false, false,
+			[]ratelimit.State{tried, full, on},
+			[]string{"tried shadow_denied", "full denied", "on vetoed"},
+			"denied", "perDay",
+			[]string{"perDay"},
+			[]string{"perDay"},
+		},
+		"tried in a call that is tried": {
+			"take", false, true,
+			[]ratelimit.State{tried, full},
+			[]string{"tried shadow_denied", "full shadow_denied"},
+			"shadow_denied", "perDay",
+			[]string{"perDay"},
+			[]string{"perDay"},
+		},
+		"paused": {
+			"take", false, false,
+			[]ratelimit.State{leftAlone, paused},
+			[]string{"leftAlone vetoed", "paused paused"},
+			"paused", "perDay",
+			[]string{"perDay"},
+			nil,
+		},
+		"paused in a call that is tried": {
+			"take", false, true,
+			[]ratelimit.State{leftAlone, paused},
+			[]string{"leftAlone vetoed", "paused shadow_paused"},
+			"shadow_paused", "perDay",
+			[]string{"perDay"},
+			nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := ratelimit.Decided{Verb: c.verb, Shadow: c.shadow, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
+			var got []string
+			for r := range telemetry.Requests(d) {
+				got = append(got, r.Policy+" "+r.Result)
+			}
+			require.Equal(t, c.want, got)
+			require.Equal(t, c.result, telemetry.Result(d))
+			require.Equal(t, c.rule, telemetry.Rule(d.Decision))
+			refused, wouldRefuse := telemetry.Refusing(d.Decision)
+			require.Equal(t, c.refused, refused)
+			require.Equal(t, c.wouldRefuse, wouldRefuse)
+			require.Equal(t, strings.HasSuffix(c.result, "paused"), telemetry.IsPaused(d.Decision))
+		})
+	}
+}
+
 // Contended and failed are two counts, and only what asks for tokens is a request.
 func TestFailure(t *testing.T) {
 	t.Parallel()
@@ -87,6 +173,13 @@ func TestAnswer(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key"}))
 	require.Equal(t, "shadow_bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key", Shadow: true}))
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "loaded", telemetry.Load(ratelimit.RulesLoaded{Version: 3}))
+	require.Equal(t, "kept", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
+	require.Equal(t, "failed", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Err: io.EOF}))
 }
 
 func TestDirection(t *testing.T) {

@@ -205,6 +205,16 @@ export async function ForgetsTheStateOfWhoSignedOut() {
   }
 }
 
+export async function ForgetsALimitThatIsLeftOut() {
+  const { stage, client } = await started({ value: 2 });
+  client.refresh();
+  await stage.answer({ body: '{"limits": [], "left_out": ["calls"]}' });
+  equal([client.error, client.check('calls'), client.state('calls')], [null, null, undefined]);
+  await stage.pass(POLL * 1.25);
+  await stage.answer({ value: 1 });
+  equal(client.check('calls').remaining, 1, 'and knows it again');
+}
+
 export async function KeepsTheLaterOfTwoAnswers() {
   const { stage, client } = await started();
   client.refresh();

@@ -1,0 +1,240 @@
+package httplimit_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What a call over several limits may be told of each.
+var (
+	allowedState = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, Remaining: 59, ResetAfter: time.Second}
+	triedState   = ratelimit.State{Limit: rpd, Cost: 1, Mode: ratelimit.Shadow, RetryAfter: time.Hour}
+	offState     = ratelimit.State{Limit: rpd, Cost: 1, Allowed: true, Mode: ratelimit.Off, NotAsked: true}
+	leftAlone    = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, NotAsked: true}
+	pausedState  = ratelimit.State{
+		Limit: rpd, Cost: 1, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90*time.Second + time.Microsecond,
+		PausedUntil: ten.Add(90*time.Second + time.Microsecond), PauseReason: "the provider is down",
+	}
+)
+
+func decision(allowed bool, states ...ratelimit.State) ratelimit.Decision {
+	d := ratelimit.Decision{Allowed: allowed, At: ten, States: states}
+	for _, s := range states {
+		if !allowed && s.Mode != ratelimit.Shadow {
+			d.RetryAfter = max(d.RetryAfter, s.RetryAfter)
+		}
+	}
+	return d
+}
+
+// TestFieldsLeaveOutWhatIsNotEnforced promises that a client is told of no limit that its rule only tries or has switched off,
+// and that a pause is told as having nothing until it ends.
+func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
+	t.Parallel()
+	const (
+		draft  = httplimit.DraftHeaders
+		policy = `"rpm";q=60;w=60`
+		daily  = `"rpd";q=1000;w=86400`
+	)
+	for name, c := range map[string]struct {
+		form     httplimit.Headers
+		decision ratelimit.Decision
+		want     map[string]string
+	}{
+		"Shadow":      {draft, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=59;t=59`}},
+		"Off":         {draft, decision(true, offState, allowedState), map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=59;t=59`}},
+		"OnlyShadow":  {draft, decision(true, triedState), map[string]string{}},
+		"OnlyOff":     {httplimit.TrioHeaders, decision(true, offState), map[string]string{}},
+		"Paused":      {draft, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Policy": daily, "Ratelimit": `"rpd";r=0;t=91`}},
+		"PausedTrio":  {httplimit.TrioHeaders, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Limit": "1000", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "91"}},
+		"ShadowTrio":  {httplimit.TrioHeaders, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Limit": "60", "Ratelimit-Remaining": "59", "Ratelimit-Reset": "1"}},
+		"ShadowEpoch": {httplimit.EpochHeaders, decision(true, triedState, allowedState), map[string]string{"X-Ratelimit-Limit": "60", "X-Ratelimit-Remaining": "59", "X-Ratelimit-Reset": "1773050401"}},
+		"PausedOpenAI": {httplimit.OpenAIHeaders, decision(false, pausedState), map[string]string{
+			"X-Ratelimit-Limit-Requests": "1000", "X-Ratelimit-Remaining-Requests": "0", "X-Ratelimit-Reset-Requests": "1m30.001s",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			header, want := http.Header{}, http.Header{}
+			for field, value := range c.want {
+				want.Set(field, value)
+			}
+			c.form.Set(header, c.decision)
+			require.Equal(t, want, header)
+		})
+	}
+}
+
+// TestARefusalByAPauseSaysWhenItEnds promises 429 and a Retry-After until the pause's end, and that why it is paused stays
+// inside.
+func TestARefusalByAPauseSaysWhenItEnds(t *testing.T) {
+	t.Parallel()
+	refusal := httplimit.NewRefusal(decision(false, leftAlone, pausedState))
+	w := httptest.NewRecorder()
+	refusal.ServeHTTP(w, request(t))
+	require.Equal(t, http.StatusTooManyRequests, w.Code)
+	require.Equal(t, "91", w.Header().Get("Retry-After"))
+	require.Equal(t, "temporary-reduced-capacity", w.Header().Get("RateLimit-Reason"))
+	require.JSONEq(t, `{
+		"type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+		"title": "Request cannot be satisfied due to temporary server capacity constraints",
+		"status": 429, "detail": "rpd is paused; retry in 91 s", "violated-policies": ["rpd"]
+	}`, w.Body.String())
+	require.Equal(t, "the provider is down", refusal.Decision.States[1].PauseReason, "who answers may tell")
+}
+
+// TestARefusalNamesOnlyWhatIsEnforced promises that a limit which its rule only tries is not named as one that refused.
+func TestARefusalNamesOnlyWhatIsEnforced(t *testing.T) {
+	t.Parallel()
+	refused := ratelimit.State{Limit: rpm, Cost: 1, Mode: ratelimit.On, RetryAfter: 2 * time.Second}
+	refusal := httplimit.NewRefusal(decision(false, triedState, refused, offState))
+	require.Equal(t, []string{"rpm"}, refusal.Violated)
+	require.Equal(t, "rpm: 60 per minute; retry in 2 s", refusal.Detail)
+	require.Equal(t, "quota-exceeded", refusal.Reason)
+}
+
+// mode is an era that keeps the code's policy.
+func mode(m ratelimit.Mode) ratelimit.Era { return ratelimit.Era{Mode: m} }
+
+// TestAStoredRuleMayOnlyBeTried promises that a limit whose rule is in shadow mode takes what it has, refuses nobody, is told of
+// to nobody but the observers, and gives back no more than it took.
+func TestAStoredRuleMayOnlyBeTried(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	s.set(t, perUser, "", mode(ratelimit.Shadow))
+	rule := userRule
+	rule.Refund = httplimit.CountOnlyFailures
+	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
+	b.take(t, perUser.For("ada").Cost(2))
+	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}, rule), inline(func(e exchange) {
+		status, err := strconv.Atoi(e.r.Header.Get("X-Status"))
+		require.NoError(t, err)
+		e.w.WriteHeader(status)
+	}))
+	for _, tokens := range []string{"1", "2", "4"} { // as much as there is, more than there is, and more than there ever is
+		w := do(handler, request(t, "X-Tokens", tokens, "X-Status", "500"))
+		require.Equal(t, http.StatusInternalServerError, w.Code)
+		policies, limits := requireDraftFields(t, w.Header())
+		require.NotContains(t, policies, "perUser")
+		require.NotContains(t, limits, "perUser")
+	}
+	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")))
+	require.Equal(t, 3.0, b.charged(t, everyone.Global()))
+	do(handler, request(t, "X-Tokens", "2", "X-Status", "200"))
+	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")), "nothing was taken, so nothing is given back")
+	require.Equal(t, []string{
+		"allowed everyone perUser",
+		"allowed everyone perUser", "shadow_refused perUser",
+		"allowed everyone perUser", "shadow_refused perUser",
+		"allowed everyone perUser", "shadow_refused perUser",
+	}, b.told.results())
+}
+
+// TestAShadowRuleWhoseStoredRuleIsTriedToo promises that what both would refuse is told once.
+func TestAShadowRuleWhoseStoredRuleIsTriedToo(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	s.set(t, perUser, "", mode(ratelimit.Shadow))
+	b.take(t, perUser.For("ada").Cost(3))
+	rule := userRule
+	rule.Shadow = true
+	require.Equal(t, http.StatusOK, do(b.limited(t, rules(rule), respond()), request(t)).Code)
+	require.Equal(t, []string{"shadow_refused perUser"}, b.told.results())
+}
+
+// TestALimitThatIsOffIsNotInTheWay promises that a limit whose rule is off lets everything through, whatever it costs, takes
+// nothing and is in no field.
+func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	b.take(t, perUser.For("ada").Cost(3))
+	rule := userRule
+	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
+	rule.Refund = httplimit.RefundOn5xx
+	handler := b.limited(t, rules(rule), inline(func(e exchange) {
+		s.drop(perUser, "") // what was not taken then is not settled when the limit is on again
+		require.NoError(t, e.admission.Settle(t.Context(), 2, perUser))
+		state, known := e.admission.State(perUser)
+		require.True(t, known)
+		require.Equal(t, ratelimit.Off, state.Mode)
+		e.w.WriteHeader(http.StatusInternalServerError)
+	}))
+	for _, tokens := range []string{"1", "1000", "1e999"} {
+		s.set(t, perUser, "", mode(ratelimit.Off))
+		w := do(handler, request(t, "X-Tokens", tokens))
+		require.Equal(t, http.StatusInternalServerError, w.Code)
+		requireNoFields(t, w.Header())
+	}
+	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")))
+	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
+}
+
+// TestOnlyWhatIsEnforcedCostsTooMuch promises that a 413 names the limit that is in the way, and none that holds as little but
+// is off or only tried.
+func TestOnlyWhatIsEnforcedCostsTooMuch(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	s.set(t, perUser, "", mode(ratelimit.Off))
+	s.set(t, rpm, "", mode(ratelimit.Shadow))
+	costly := func(limit ratelimit.Limit) httplimit.Rule {
+		return httplimit.Rule{Limit: limit, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}
+	}
+	handler := b.limited(t, rules(costly(perUser), costly(rpm), costly(perPlan)), respond())
+	require.Contains(t, do(handler, request(t, "X-Tokens", "101")).Body.String(), `"violated-policies":["perPlan"]`)
+	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Tokens", "100")).Code)
+	require.Equal(t, []string{"too_costly perPlan", "allowed perUser rpm perPlan", "shadow_refused rpm"}, b.told.results())
+}
+
+// TestAPausedLimitAnswers429UntilThePauseEnds promises that a pause refuses whoever asks, takes nothing from the other limits,
+// says when it ends and not why, and ends by itself.
+func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
+	rule := s.RuleFor(perUser, "", "").Paused(ten.Add(90*time.Second+time.Microsecond), "the provider is down")
+	s.rules.Store(storedKey{"perUser", ""}, rule)
+	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true, Abuse: true}, httplimit.Rule{Limit: perUser, Key: user, Abuse: true}), respond())
+	w := do(handler, request(t))
+	require.Equal(t, http.StatusTooManyRequests, w.Code)
+	require.Equal(t, "91", w.Header().Get("Retry-After"))
+	require.Equal(t, "temporary-reduced-capacity", w.Header().Get("RateLimit-Reason"))
+	require.Equal(t, `"perUser";r=0;t=91`, w.Header().Get("RateLimit"))
+	require.NotContains(t, w.Body.String(), "provider")
+	require.Equal(t, []string{"refused perUser"}, b.told.results())
+	require.Zero(t, b.charged(t, everyone.Global()))
+
+	b.setClock(ten.Add(91 * time.Second))
+	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
+}
+
+// TestClientStateLeavesOutWhatIsNotEnforced promises that a page is told of no limit that is off, only tried, or paused, and of
+// the others all the same.
+func TestClientStateLeavesOutWhatIsNotEnforced(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	s.set(t, perPlan, "", mode(ratelimit.Off))
+	s.set(t, rpm, "", mode(ratelimit.Shadow))
+	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
+	s.rules.Store(storedKey{"perUser", ""}, s.RuleFor(perUser, "", "").Paused(ten.Add(time.Minute), ""))
+	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
+		Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perUser, perPlan, windowed, rpm},
+	})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"limits": [{"limit": "windowed", "algorithm": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
+		"value": 10, "ts_us": 1773050400000000, "now_us": 1773050400000000}], "left_out": ["perUser", "perPlan", "rpm"]}`,
+		do(handler, request(t)).Body.String())
+	b.setClock(ten.Add(time.Minute))
+	require.Contains(t, do(handler, request(t)).Body.String(), `"left_out":["perPlan","rpm"]`)
+
+	alone, err := httplimit.NewClientState(httplimit.ClientStateConfig{Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perPlan}})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"limits": [], "left_out": ["perPlan"]}`, do(alone, request(t)).Body.String())
+}

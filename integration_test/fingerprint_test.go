@@ -1,0 +1,333 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// secrets are the HashKeys of programs that must not share tables.
+var secrets = map[string]ratelimit.Config{
+	"None":  {},
+	"One":   {HashKey: []byte("a secret of some length")},
+	"Other": {HashKey: []byte("another one, as it happens")},
+}
+
+// asks tells of a call whether it names requests. The others go by the ID of a reservation, or by the name of a limit.
+func asks(call string) bool {
+	switch call {
+	case "Cancel", "Start", "Started", "Renew", "Prune", "Expire":
+		return false
+	}
+	return true
+}
+
+// A program with another secret would have full buckets of its own: it is told, and takes nothing.
+func TestAnotherSecretIsRefused(t *testing.T) {
+	t.Parallel()
+	for first, ours := range secrets {
+		for second, theirs := range secrets {
+			if first == second {
+				continue
+			}
+			t.Run(first+"Then"+second, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				b.limiter = b.with(t, ours)
+				reserve := func() string {
+					r, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
+					require.NoError(t, err)
+					return r.ID
+				}
+				id := reserve()
+				stranger := b.with(t, theirs)
+				for name, call := range everyCall() {
+					if !asks(name) {
+						require.NoError(t, call(t.Context(), b.with(t, theirs), reserve(), roomy.For("key")), name)
+						continue
+					}
+					before := b.rows(t, "")
+					requireOnePrefix(t, call(t.Context(), stranger, id, roomy.For("key")), ratelimit.ErrHashKeyMismatch, name)
+					require.Equal(t, before, b.rows(t, ""), name)
+				}
+				ran := false
+				err := stranger.InTx(t.Context(), func(pgx.Tx) error { ran = true; return nil })
+				requireOnePrefix(t, err, ratelimit.ErrHashKeyMismatch, "InTx")
+				require.False(t, ran)
+				require.NoError(t, b.limiter.Settle(t.Context(), id, roomy.For("key").Cost(2)), "who was first goes on")
+			})
+		}
+	}
+}
+
+// The error says how to begin anew, and that takes effect with the next call.
+func TestAnotherSecretIsLetInAfterTheReset(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.limiter = b.with(t, secrets["One"])
+	stranger := b.with(t, secrets["Other"])
+	requireAllowed(t, taking(tight.For("key")), b.limiter)
+	_, err := stranger.Take(t.Context(), tight.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+	_, reset, found := strings.Cut(err.Error(), "run ")
+	require.True(t, found)
+	b.exec(t, reset)
+	requireAllowed(t, taking(tight.For("key")), stranger)
+	_, err = b.with(t, secrets["One"]).Take(t.Context(), tight.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+}
+
+// counting counts the statements about the fingerprint.
+type counting struct{ n atomic.Int64 }
+
+func (c *counting) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, `"fingerprint"`) {
+		c.n.Add(1)
+	}
+	return ctx
+}
+
+func (*counting) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Of two programs that start at once, one has its secret in the tables, and the other gets nothing.
+func TestFirstUseIsARaceThatOneWins(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []string{"read committed", "serializable"} {
+		t.Run(isolation, func(t *testing.T) {
+			t.Parallel()
+			const callers = 32
+			statements := &counting{}
+			b := setup(t, func(c *pgxpool.Config) {
+				c.ConnConfig.Tracer = statements
+				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
+			})
+			limiters := []*ratelimit.Limiter{b.with(t, secrets["One"]), b.with(t, secrets["Other"])}
+			var allowed, refused [2]atomic.Int64
+			require.NoError(t, together(callers*len(limiters), func(worker int) error {
+				program := worker % len(limiters)
+				d, err := limiters[program].Take(t.Context(), roomy.For("key"))
+				switch {
+				case errors.Is(err, ratelimit.ErrHashKeyMismatch):
+					refused[program].Add(1)
+				case err != nil || !d.Allowed:
+					return fmt.Errorf("allowed %v: %w", d.Allowed, err)
+				default:
+					allowed[program].Add(1)
+				}
+				return nil
+			}))
+			winner := 0
+			if allowed[1].Load() > 0 {
+				winner = 1
+			}
+			require.EqualValues(t, callers, allowed[winner].Load())
+			require.EqualValues(t, callers, refused[1-winner].Load())
+			require.Len(t, b.rows(t, ""), 1)
+
+			before := statements.n.Load()
+			late := b.with(t, secrets[[]string{"One", "Other"}[winner]])
+			require.NoError(t, together(callers, func(int) error { return late.Reset(t.Context(), roomy.For("key")) }))
+			require.EqualValues(t, 1, statements.n.Load()-before, "concurrent first calls look once")
+		})
+	}
+}
+
+// A call in the caller's transaction looks, in that transaction, and stores nothing there.
+func TestFingerprintInTheCallersTransaction(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(level.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 1 }) // or a second connection would do
+			b.exec(t, `CREATE TABLE notes (note text)`)
+			stored := func() (n int) {
+				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.fingerprint`).Scan(&n))
+				return n
+			}
+			one := b.with(t, secrets["One"])
+			tx := b.begin(t, level.level)
+			requireAllowed(t, taking(tight.For("key")), one.WithTx(tx))
+			require.NoError(t, tx.Rollback(t.Context()))
+			tx = b.begin(t, level.level)
+			requireAllowed(t, taking(tight.For("key")), one.WithTx(tx))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Zero(t, stored())
+
+			requireAllowed(t, taking(roomy.For("key")), one)
+			require.Equal(t, 1, stored())
+			other := b.with(t, secrets["Other"])
+			tx = b.begin(t, level.level)
+			_, err := tx.Exec(t.Context(), `INSERT INTO notes VALUES ('before')`)
+			require.NoError(t, err)
+			for range 2 {
+				_, err = other.WithTx(tx).Take(t.Context(), tight.For("key"))
+				requireOnePrefix(t, err, ratelimit.ErrHashKeyMismatch, "Take")
+			}
+			_, err = tx.Exec(t.Context(), `INSERT INTO notes VALUES ('after')`)
+			require.NoError(t, err, "the transaction goes on")
+			require.NoError(t, tx.Commit(t.Context()))
+		})
+	}
+}
+
+// A look at a fingerprint that is not there does not make a transaction lose against the program that stores it.
+func TestStoringTheFingerprintBeatsNobody(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(level.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level.level)
+			})
+			b.exec(t, `CREATE TABLE notes (note text)`)
+			tx := b.begin(t, level.level)
+			_, err := tx.Exec(t.Context(), `INSERT INTO notes SELECT 'one more than ' || count(*) FROM notes`)
+			require.NoError(t, err)
+			requireAllowed(t, taking(roomy.For("in the transaction")), b.limiter.WithTx(tx))
+			requireAllowed(t, taking(roomy.For("beside it")), b.with(t, ratelimit.Config{}))
+			requireAllowed(t, taking(other.For("in the transaction")), b.limiter.WithTx(tx))
+			require.NoError(t, tx.Commit(t.Context()))
+		})
+	}
+}
+
+// A Limiter that found no fingerprint in a transaction, and so goes on, looks again after a second.
+func TestTransactionsLookAgainForTheFingerprint(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stranger := b.with(t, secrets["Other"])
+	take := func() error {
+		return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+			_, err := stranger.WithTx(tx).Take(t.Context(), roomy.For("key"))
+			return err
+		})
+	}
+	require.NoError(t, take())
+	requireAllowed(t, taking(roomy.For("key")), b.with(t, secrets["One"]))
+	eventually(t, "the stranger hears of it", func() bool { return errors.Is(take(), ratelimit.ErrHashKeyMismatch) })
+}
+
+// What InTx stores is not part of its transaction, and stays when that is rolled back.
+func TestFingerprintOutlivesARollback(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	one, giveUp := b.with(t, secrets["One"]), errors.New("give up")
+	err := one.InTx(t.Context(), func(tx pgx.Tx) error {
+		_, err := one.WithTx(tx).Take(t.Context(), roomy.For("key"))
+		return errors.Join(err, giveUp)
+	})
+	require.ErrorIs(t, err, giveUp)
+	require.Empty(t, b.rows(t, ""))
+	_, err = b.with(t, secrets["Other"]).Check(t.Context(), roomy.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+}
+
+// Each schema has a fingerprint of its own, however the pool sends its statements.
+func TestFingerprintOfEachSchema(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{Schema: "user"})) // a reserved word
+			one, other := secrets["One"], secrets["Other"]
+			other.Schema = "user"
+			requireAllowed(t, taking(roomy.For("key")), b.with(t, one))
+			requireAllowed(t, taking(roomy.For("key")), b.with(t, other))
+			requireAllowed(t, taking(roomy.For("key")), b.with(t, other))
+			one.Schema = "user"
+			_, err := b.with(t, one).Take(t.Context(), roomy.For("key"))
+			require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+			require.ErrorContains(t, err, `DELETE FROM "user"."fingerprint"`)
+		})
+	}
+}
+
+// A first call that fails leaves the next one to try again, within its own time, and those that waited for it go on.
+func TestFirstCallThatFailsIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	lock := func() pgx.Tx {
+		tx := b.begin(t, pgx.ReadCommitted)
+		_, err := tx.Exec(t.Context(), `LOCK TABLE ratelimit.fingerprint IN ACCESS EXCLUSIVE MODE`)
+		require.NoError(t, err)
+		return tx
+	}
+
+	limiter := b.with(t, ratelimit.Config{Timeout: 50 * time.Millisecond})
+	tx := lock()
+	_, err := limiter.Take(t.Context(), roomy.For("key"))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, tx.Rollback(t.Context()))
+	limiter = b.with(t, ratelimit.Config{})
+
+	tx = lock()
+	first, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	gaveUp, waited := make(chan error, 1), make(chan error, 1)
+	take := func(ctx context.Context, told chan<- error) {
+		_, err := limiter.Take(ctx, roomy.For("key"))
+		told <- err
+	}
+	go take(first, gaveUp)
+	eventually(t, "the first looks", func() bool { return waiting(t, b.pool) == 1 })
+	go take(t.Context(), waited)
+	cancel()
+	require.ErrorIs(t, <-gaveUp, context.Canceled)
+	eventually(t, "the second looks", func() bool { return waiting(t, b.pool) == 1 })
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-waited)
+}
+
+// Calls that only look store nothing, so that they work where nothing can be written.
+func TestLooksStoreNoFingerprint(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	reading := setup(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+		c.ConnConfig.Database = b.pool.Config().ConnConfig.Database
+	})
+	requireAllowed(t, checking(roomy.For("key")), reading.limiter)
+	requireAllowed(t, taking(roomy.For("key")), b.limiter)
+	requireAllowed(t, checking(roomy.For("key")), reading.with(t, ratelimit.Config{}))
+	_, err := reading.with(t, secrets["One"]).Check(t.Context(), roomy.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+}
+
+// The first call of a Limiter pays for one look, and no other does.
+func TestFirstCallTakesOneRoundTripMore(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	b, w := setupCounted(t)
+	take := func(limiter *ratelimit.Limiter) int {
+		return w.count(func() { requireAllowed(t, taking(roomy.For("key")), limiter) })
+	}
+	take(b.with(t, ratelimit.Config{})) // to prepare the statements
+	limiter := b.with(t, ratelimit.Config{})
+	require.Equal(t, []int{2, 1, 1}, []int{take(limiter), take(limiter), take(limiter)})
+
+	limiter = b.with(t, ratelimit.Config{})
+	tx := b.begin(t, pgx.ReadCommitted)
+	take(b.with(t, ratelimit.Config{}).WithTx(tx)) // to prepare the statements
+	require.Equal(t, []int{2, 1}, []int{take(limiter.WithTx(tx)), take(limiter.WithTx(tx))})
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, 1, take(limiter), "what a transaction has seen holds")
+
+	closed := b.with(t, ratelimit.Config{})
+	require.NoError(t, closed.Close(t.Context()))
+	require.Zero(t, w.count(func() {
+		_, err := closed.Take(t.Context(), roomy.For("key"))
+		require.ErrorIs(t, err, ratelimit.ErrClosed)
+	}))
+}

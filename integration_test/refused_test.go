@@ -1,0 +1,234 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// hook keeps what Config.Refused is told, for a test that calls from one goroutine.
+type hook struct{ told []ratelimit.Refusal }
+
+func (h *hook) refused(_ context.Context, r ratelimit.Refusal) { h.told = append(h.told, r) }
+
+// hooked returns a limiter that tells the hook, and the stored key of one of its requests.
+func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limiter, *hook) {
+	t.Helper()
+	h := &hook{}
+	config.Refused = h.refused
+	return b.with(t, config), h
+}
+
+// Each bucket that refused a call is told once, with its key as stored, what was asked of it, and when.
+func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	secret := []byte("sixteen bytes at least")
+	for name, test := range map[string]struct {
+		config ratelimit.Config
+		again  bool // whether what is told is the second refusal, from memory
+	}{
+		"Plain":         {},
+		"Hashed":        {config: ratelimit.Config{HashKey: secret}},
+		"Alone":         {config: ratelimit.Config{NoBatching: true}},
+		"Cached":        {config: ratelimit.Config{DenyCache: denyEntries}, again: true},
+		"HashedCached":  {config: ratelimit.Config{DenyCache: denyEntries, HashKey: secret}, again: true},
+		"CachedNotYet":  {config: ratelimit.Config{DenyCache: denyEntries}},
+		"OtherObserver": {config: ratelimit.Config{Observer: &heardCosts{}}},
+	} {
+		for calls, of := range map[string]func(tight, roomy ratelimit.Request) []ratelimit.Request{
+			"OneLimit":  func(tight, _ ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{tight} },
+			"TwoLimits": func(tight, roomy ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{roomy, tight} },
+			"OneBucketTwice": func(tight, roomy ratelimit.Request) []ratelimit.Request {
+				return []ratelimit.Request{tight.Cost(0.25), roomy, tight.Cost(0.75)}
+			},
+		} {
+			t.Run(name+"/"+calls, func(t *testing.T) {
+				t.Parallel()
+				limiter, h := b.hooked(t, test.config)
+				empty := tight.For(t.Name())
+				requests := of(empty, roomy.For(t.Name()))
+				takeAll(t, limiter, empty)
+				_, err := limiter.Check(t.Context(), requests...)
+				require.NoError(t, err)
+				require.Empty(t, h.told, "what was allowed, or only looked at, is not told")
+
+				d, err := limiter.Take(t.Context(), requests...)
+				require.NoError(t, err)
+				for test.again && !h.told[0].Cached { // what is remembered for a second may be too old
+					h.told = nil
+					d, err = limiter.Take(ratelimit.WithShadow(ratelimit.WithRoute(t.Context(), "GET /")), requests...)
+					require.NoError(t, err)
+					require.Len(t, h.told, 1)
+				}
+				key, err := limiter.StoredKey(empty)
+				require.NoError(t, err)
+				want := ratelimit.Refusal{Limit: tight.Name(), Key: key, Cost: 1, At: d.At, Cached: test.again, Shadow: test.again}
+				if test.again {
+					want.Route = "GET /"
+				}
+				require.Equal(t, []ratelimit.Refusal{want}, h.told)
+			})
+		}
+	}
+}
+
+func TestRefusedIsToldOfReserve(t *testing.T) {
+	t.Parallel()
+	limiter, h := setup(t).hooked(t, ratelimit.Config{})
+	bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: century, MaxReserved: 1})
+	_, err := limiter.Reserve(t.Context(), bounded.For("key").Cost(2))
+	require.NoError(t, err)
+	require.Empty(t, h.told, "what has to wait is not refused")
+	r, err := limiter.Reserve(t.Context(), bounded.For("key"), bounded.For("other").Cost(0.5))
+	require.NoError(t, err)
+	require.False(t, r.Allowed)
+	_, err = limiter.Value(t.Context(), bounded.For("key"))
+	require.NoError(t, err)
+	require.Equal(t, []ratelimit.Refusal{{Limit: "bounded", Key: "key", Cost: 1, At: r.At}}, h.told)
+}
+
+// A refusal in a transaction of InTx is told once it has ended, also when the refusal has made it roll back.
+func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for name, refused := range map[string]func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error{
+		"AndCommitted":  func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { _ = take(tx); return nil },
+		"AndRolledBack": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { return take(tx) },
+		"AndPanicked":   func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
+		"InANestedOneThatIsUndone": func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
+			_ = pgx.BeginFunc(ctx, tx, take)
+			return nil
+		},
+		"AndEndedByItsFunction": func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
+			return errors.Join(take(tx), tx.Rollback(ctx))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limiter, h := b.hooked(t, ratelimit.Config{})
+			empty := tight.For(t.Name())
+			takeAll(t, limiter, empty)
+			var want ratelimit.Refusal
+			require.Equal(t, name == "AndPanicked", ended(func() {
+				_ = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					err := refused(t.Context(), tx, func(tx pgx.Tx) error {
+						d, err := limiter.WithTx(tx).Take(ratelimit.WithRoute(t.Context(), "POST /"), empty)
+						want = ratelimit.Refusal{Limit: tight.Name(), Key: t.Name(), Route: "POST /", Cost: 1, At: d.At}
+						return errors.Join(err, d.Err())
+					})
+					if len(h.told) > 0 {
+						return fmt.Errorf("told before the transaction had ended: %v", h.told)
+					}
+					return err
+				})
+			}))
+			require.Equal(t, []ratelimit.Refusal{want}, h.told)
+		})
+	}
+}
+
+// An attempt that lost a conflict tells nothing: it is made again, or its caller was told neither yes nor no.
+func TestRefusedIsNotToldOfAttemptsThatLostAConflict(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, "CREATE TABLE public.contested (key text PRIMARY KEY, n integer NOT NULL)")
+	for name, test := range map[string]struct {
+		lost   int  // attempts
+		filled bool // whether the bucket is full by the last attempt
+		err    error
+		told   int
+	}{
+		"RefusedAgain":     {lost: 3, err: ratelimit.ErrLimited, told: 1},
+		"AllowedInTheLast": {lost: 2, filled: true, told: 0},
+		"AllOfThemLost":    {lost: 4, err: ratelimit.ErrContended, told: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limiter, h := b.hooked(t, ratelimit.Config{MaxAttempts: 4})
+			empty := tight.For(t.Name())
+			takeAll(t, limiter, empty)
+			b.exec(t, "INSERT INTO public.contested VALUES ($1, 0)", t.Name())
+			attempts := 0
+			err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+				attempts++
+				if test.filled && attempts > test.lost {
+					if err := b.limiter.Reset(t.Context(), empty); err != nil {
+						return err
+					}
+				}
+				d, err := limiter.WithTx(tx).Take(t.Context(), empty)
+				if err != nil {
+					return err
+				}
+				if attempts <= test.lost {
+					b.exec(t, "UPDATE public.contested SET n = n + 1 WHERE key = $1", t.Name())
+					_, err = tx.Exec(t.Context(), "UPDATE public.contested SET n = n + 1 WHERE key = $1", t.Name())
+					return err
+				}
+				return d.Err()
+			})
+			require.ErrorIs(t, err, test.err)
+			require.Equal(t, min(test.lost+1, 4), attempts)
+			require.Len(t, h.told, test.told)
+		})
+	}
+}
+
+// An attempt that lost its connection is made again, and tells nothing.
+func TestRefusedIsNotToldOfAttemptsThatLostTheirConnection(t *testing.T) {
+	t.Parallel()
+	for name, told := range map[string]int{"RefusedAgain": 1, "NeverConnectedAgain": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var isAway atomic.Bool
+			b := setup(t, func(c *pgxpool.Config) {
+				c.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
+					if isAway.Load() {
+						return false, errUndone
+					}
+					return true, nil
+				}
+			})
+			limiter, h := b.hooked(t, ratelimit.Config{})
+			takeAll(t, limiter, tight.For("key"))
+			attempts := 0
+			err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+				attempts++
+				d, err := limiter.WithTx(tx).Take(t.Context(), tight.For("key"))
+				if err == nil && attempts == 1 {
+					isAway.Store(told == 0)
+					_, err = tx.Exec(t.Context(), "SELECT pg_terminate_backend(pg_backend_pid())")
+				}
+				return errors.Join(err, d.Err())
+			})
+			require.Equal(t, told == 1, errors.Is(err, ratelimit.ErrLimited), err)
+			require.Equal(t, 1+told, attempts)
+			require.Len(t, h.told, told)
+			isAway.Store(false)
+		})
+	}
+}
+
+// Of a transaction that the caller began nobody says how it ends: what it is refused is told at once.
+func TestRefusedIsToldAtOnceInATransactionOfTheCallers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limiter, h := b.hooked(t, ratelimit.Config{})
+	takeAll(t, limiter, tight.For("key"))
+	tx := b.begin(t, pgx.ReadCommitted)
+	d, err := limiter.WithTx(tx).Take(t.Context(), tight.For("key"), roomy.For("key"))
+	require.NoError(t, err)
+	want := []ratelimit.Refusal{{Limit: tight.Name(), Key: "key", Cost: 1, At: d.At, Pending: true}}
+	require.Equal(t, want, h.told)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, want, h.told)
+}

@@ -1,0 +1,138 @@
+package rpclimit_test
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+
+	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// plans are the rules of plans, which change while the program runs.
+type plans struct {
+	of atomic.Pointer[map[string]*ratelimit.Rule]
+}
+
+func (p *plans) RuleFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Rule {
+	if rules := p.of.Load(); rules != nil {
+		return (*rules)[plan]
+	}
+	return nil
+}
+
+func (p *plans) RulesOf(string) (all []*ratelimit.Rule) {
+	for _, rule := range *p.of.Load() {
+		all = append(all, rule)
+	}
+	return all
+}
+
+// set states how much each plan of perUser has an hour.
+func (p *plans) set(t *testing.T, perHour map[string]float64) {
+	t.Helper()
+	eras := make(map[string]ratelimit.Era)
+	for plan, rate := range perHour {
+		eras[plan] = ratelimit.Era{Policy: ratelimit.PerHour(rate)}
+	}
+	p.setEras(t, eras)
+}
+
+// setEras states what holds for each plan of perUser.
+func (p *plans) setEras(t *testing.T, eras map[string]ratelimit.Era) {
+	t.Helper()
+	rules := make(map[string]*ratelimit.Rule)
+	for plan, era := range eras {
+		rule, err := ratelimit.NewRule(perUser, ratelimit.RuleConfig{Name: plan, Eras: []ratelimit.Era{era}})
+		require.NoError(t, err)
+		rules[plan] = rule
+	}
+	p.of.Store(&rules)
+}
+
+// descriptions returns what a rejection says of the limits that refused.
+func descriptions(r *rpclimit.Rejection) (all []string) {
+	for _, d := range r.Details {
+		if quota, ok := d.(*errdetails.QuotaFailure); ok {
+			for _, v := range quota.GetViolations() {
+				all = append(all, v.GetDescription())
+			}
+		}
+	}
+	return all
+}
+
+// reason returns that of a rejection.
+func reason(r *rpclimit.Rejection) string {
+	for _, d := range r.Details {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			return info.GetReason()
+		}
+	}
+	return ""
+}
+
+// TestPoliciesDecide promises that what a call is told is by the policy of its plan, as it is when it comes.
+func TestPoliciesDecide(t *testing.T) {
+	t.Parallel()
+	p := &plans{}
+	b := setupWith(t, p)
+	ask := func(user, plan string, cost float64) *rpclimit.Rejection {
+		_, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)})
+		return rejection
+	}
+	require.Equal(t, code.Code_INVALID_ARGUMENT, ask("ada", "pro", 7).Code, "the code's holds 2")
+	p.set(t, map[string]float64{"pro": 10, "free": 5})
+	require.Nil(t, ask("ada", "pro", 7))
+	require.Equal(t, []string{"perUser: 10 per 1h0m0s"}, descriptions(ask("ada", "pro", 7)))
+	require.Equal(t, "COST_EXCEEDS_CAPACITY", reason(ask("bob", "free", 7)))
+	require.Nil(t, ask("bob", "free", 5))
+	require.Equal(t, []string{"perUser: 5 per 1h0m0s"}, descriptions(ask("bob", "free", 5)))
+	p.set(t, map[string]float64{"pro": 6})
+	require.Equal(t, "COST_EXCEEDS_CAPACITY", reason(ask("ada", "pro", 7)))
+}
+
+// TestAPauseIsNamedSo promises that a call which a pause refused says so and when it ends, and neither why nor which limits
+// were left alone or only tried.
+func TestAPauseIsNamedSo(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	other := ratelimit.Define("other", ratelimit.PerHour(2))
+	tried := ratelimit.Define("tried", ratelimit.PerHour(2))
+	r := b.gate.Refused(ratelimit.Decision{RetryAfter: 90 * time.Second, States: []ratelimit.State{
+		{Limit: other, Allowed: true, Mode: ratelimit.On, NotAsked: true},
+		{Limit: tried, Mode: ratelimit.Shadow},
+		{Limit: perUser, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90 * time.Second, PausedUntil: time.Unix(90, 0), PauseReason: "secret"},
+	}})
+	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, r.Code)
+	require.Equal(t, "LIMIT_PAUSED", reason(r))
+	require.Equal(t, "paused: perUser: retry after 1m30s", r.Message)
+	require.Equal(t, []string{"perUser is paused"}, descriptions(r))
+	require.Equal(t, "90", r.RetryAfterSeconds())
+
+	r = b.gate.Refused(ratelimit.Decision{RetryAfter: time.Second, States: []ratelimit.State{
+		{Limit: tried, Mode: ratelimit.Shadow}, {Limit: perUser, Mode: ratelimit.On, RetryAfter: time.Second},
+	}})
+	require.Equal(t, "limited by perUser: retry after 1s", r.Message)
+	require.Equal(t, []string{"perUser: 2 per 1h0m0s"}, descriptions(r))
+}
+
+// TestModesRefuseNobody promises that a limit which its rule only tries, or has switched off, lets calls through, and that
+// what the one would refuse is told.
+func TestModesRefuseNobody(t *testing.T) {
+	t.Parallel()
+	p := &plans{}
+	b := setupWith(t, p)
+	p.setEras(t, map[string]ratelimit.Era{"tried": {Mode: ratelimit.Shadow}, "off": {Mode: ratelimit.Off}})
+	for range 3 {
+		require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("tried")))
+	}
+	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("off").Cost(1000)))
+	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
+	const of = " /test.Echo/Say? perUser"
+	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
+}

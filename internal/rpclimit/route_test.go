@@ -1,0 +1,28 @@
+package rpclimit_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Config.Refused of the limiter is told which method was refused, as text that a database can keep.
+func TestRefusalsAreToldWithTheMethod(t *testing.T) {
+	t.Parallel()
+	var told []string
+	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{Refused: func(_ context.Context, r ratelimit.Refusal) {
+		told = append(told, r.Limit+" "+r.Route)
+	}})
+	require.NoError(t, err)
+	gate, err := rpclimit.New(limiter, rpclimit.Config{})
+	require.NoError(t, err)
+	for range 3 {
+		gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For("alice")})
+	}
+	require.Equal(t, []string{"perUser /test.Echo/Say?"}, told)
+}

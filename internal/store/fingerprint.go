@@ -1,0 +1,45 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// NoSecret is the fingerprint of a program that stores keys as they are.
+const NoSecret = "none"
+
+// Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet.
+func (s *Session) Fingerprint(ctx context.Context) (string, error) {
+	rows, err := s.conn.Query(ctx, s.statements.fingerprintRead)
+	if err != nil {
+		return "", err
+	}
+	stored, err := pgx.CollectOneRow(rows, pgx.RowTo[string])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil
+	}
+	return stored, err
+}
+
+// StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so
+// that whoever comes later writes nothing. s is a session on the pool. The fingerprint is stored at READ COMMITTED,
+// whatever the database's default is: no transaction that looked at SERIALIZABLE loses against it.
+func (s *Session) StoreFingerprint(ctx context.Context, verb, own string) (stored string, err error) {
+	err = s.retry(ctx, verb, func() (err error) {
+		stored, err = s.Fingerprint(ctx)
+		return err
+	})
+	if err != nil || stored != "" {
+		return stored, err
+	}
+	err = s.retryTx(ctx, verb, func(tx *Session) error {
+		if _, err := tx.conn.Exec(ctx, tx.statements.fingerprintInsert, own); err != nil {
+			return err
+		}
+		stored, err = tx.Fingerprint(ctx)
+		return err
+	})
+	return stored, err
+}

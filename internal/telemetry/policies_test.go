@@ -1,0 +1,70 @@
+package telemetry_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// stored is the one rule there is, which changes while the program runs.
+type stored struct {
+	rule atomic.Pointer[ratelimit.Rule]
+}
+
+func (s *stored) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return s.rule.Load() }
+func (s *stored) RulesOf(string) []*ratelimit.Rule                        { return []*ratelimit.Rule{s.rule.Load()} }
+
+// told remembers what became of requests.
+type told struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (o *told) Observe(_ context.Context, event ratelimit.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if d, ok := event.(ratelimit.Decided); ok {
+		for r := range telemetry.Requests(d) {
+			o.all = append(o.all, r.Policy+" "+r.Algorithm+" "+r.Result)
+		}
+	}
+}
+
+// TestWhatDecidedIsTold promises that a request is told with the rule that decided it, and with the kind of that rule's policy.
+func TestWhatDecidedIsTold(t *testing.T) {
+	t.Parallel()
+	s, o := &stored{}, &told{}
+	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
+	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	ofOne := ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: now}
+	for _, config := range []*ratelimit.RuleConfig{
+		nil,
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
+		{Name: "tried", Eras: []ratelimit.Era{{Policy: ofOne, Mode: ratelimit.Shadow}}},
+		{Name: "off", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}},
+		{Name: "paused", PausedUntil: now.Add(time.Minute)},
+	} {
+		s.rule.Store(nil)
+		if config != nil {
+			rule, err := ratelimit.NewRule(perUser, *config)
+			require.NoError(t, err)
+			s.rule.Store(rule)
+		}
+		_, err := limiter.Take(t.Context(), perUser.For("ada"))
+		require.NoError(t, err)
+	}
+	require.Equal(t, []string{
+		" token_bucket allowed", "window fixed_window allowed", "window fixed_window denied", "tried fixed_window shadow_denied",
+		"off token_bucket off", "paused token_bucket paused",
+	}, o.all)
+}

@@ -1,0 +1,62 @@
+package ratelimit
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A limit that is only tried turns nobody away, and the hook is told so; so it is of WithShadow.
+func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		mark   func(context.Context) context.Context
+		mode   Mode
+		shadow bool
+	}{
+		{nil, "", false},
+		{nil, On, false},
+		{nil, Shadow, true},
+		{nil, Off, true},
+		{WithShadow, On, true},
+	} {
+		ctx := t.Context()
+		if test.mark != nil {
+			ctx = test.mark(ctx)
+		}
+		var told []Refusal
+		r := &reports{refused: func(_ context.Context, refusal Refusal) { told = append(told, refusal) }}
+		c := calling(t, Define("tried", PerMinute(1)).For("key"), Define("asked", PerMinute(1)).For("key"))
+		c.Verb = "take"
+		d := Decision{Allowed: test.shadow, At: instant, States: []State{
+			{Limit: c.plan.of[c.plan.asked[0].bucket].limit, Rule: "by plan", Mode: test.mode}, {Allowed: true},
+		}}
+		r.refusals(ctx, c, &d)
+		require.Equal(t, []Refusal{{Limit: "tried", Key: "key", Rule: "by plan", Cost: 1, At: instant, Shadow: test.shadow}}, told)
+	}
+}
+
+// The hook costs a refusal no allocation.
+func TestRefusedAllocatesNothing(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
+	request := Define("sendMessage", PerMinute(10)).For("alice")
+	perRefusal := func(config Config) float64 {
+		config.AsOf = func() time.Time { return instant }
+		limiter, err := New(&answering{rows: oneRow{value: 0.5}}, config)
+		require.NoError(t, err)
+		ctx := WithRoute(t.Context(), "POST /messages")
+		refuse := func() { _, _ = limiter.Take(ctx, request) }
+		refuse()
+		return testing.AllocsPerRun(1000, refuse)
+	}
+	var told int
+	hook := func(_ context.Context, r Refusal) {
+		if r.Key == "alice" && r.Route == "POST /messages" {
+			told++
+		}
+	}
+	require.Equal(t, perRefusal(Config{}), perRefusal(Config{Refused: hook}))
+	require.Equal(t, perRefusal(Config{DenyCache: 10}), perRefusal(Config{DenyCache: 10, Refused: hook}))
+	require.Equal(t, 2*1002, told)
+}

@@ -1,0 +1,207 @@
+package denials
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var perDay = ratelimit.Define("perDay", ratelimit.PerDay(1))
+
+// What a Limiter refuses is in the table, with keys as they are stored, and without them unless they are asked for.
+func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		config  Config
+		hashKey []byte
+	}{
+		"Keys":       {config: Config{Keys: true}},
+		"HashedKeys": {config: Config{Keys: true}, hashKey: []byte("sixteen bytes at least")},
+		"NoKeys":     {},
+		"Schema":     {config: Config{Keys: true, Schema: "limits"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: test.config.Schema}))
+			b := on(t, pool, test.config)
+			at := noon.Add(59 * time.Second)
+			limiter, err := ratelimit.New(pool, ratelimit.Config{
+				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, DenyCache: 100, AsOf: func() time.Time { return at },
+			})
+			require.NoError(t, err)
+			ctx := ratelimit.WithRoute(t.Context(), "GET /")
+			for range 4 { // the first is allowed
+				_, err = limiter.Take(ctx, perDay.For("alice"))
+				require.NoError(t, err)
+			}
+			_, err = limiter.Take(ratelimit.WithShadow(ctx), perDay.For("alice"))
+			require.NoError(t, err)
+			stored, err := limiter.StoredKey(perDay.For("alice"))
+			require.NoError(t, err)
+			if !test.config.Keys {
+				stored = ""
+			}
+			require.NoError(t, b.flush(t.Context(), true))
+			of := func(shadow bool) id { return id{pair{"perDay", "GET /", shadow}, stored} }
+			require.Equal(t, []row{
+				{Minute: noon, ID: of(false), Refused: 3, Cost: 3, LastUs: at.UnixMicro()},
+				{Minute: noon, ID: of(true), Refused: 1, Cost: 1, LastUs: at.UnixMicro()},
+			}, b.rows(t))
+			require.Zero(t, b.Dropped())
+		})
+	}
+}
+
+// Two processes, and several flushes of a minute, add up.
+func TestFlushesAddUp(t *testing.T) {
+	t.Parallel()
+	one := setup(t)
+	two := on(t, one.pool, Config{Keys: true})
+	late := noon.Add(50 * time.Second)
+	for range 3 {
+		one.refuse(noon, "mallory", 2)
+		two.refuse(late, "mallory", 3)
+		two.refuse(noon, "trudy", 1)
+		require.NoError(t, two.flush(t.Context(), false))
+		require.NoError(t, one.flush(t.Context(), false)) // the latest is not written last
+	}
+	require.NoError(t, one.flush(t.Context(), true))
+	require.NoError(t, two.flush(t.Context(), true))
+	logins := func(key string) id { return id{pair{limit: "logins", route: "POST /login"}, key} }
+	require.Equal(t, []row{
+		{Minute: noon, ID: logins("mallory"), Refused: 15, Cost: 30, LastUs: late.UnixMicro()},
+		{Minute: noon, ID: logins("trudy"), Refused: 3, Cost: 6, LastUs: noon.UnixMicro()},
+	}, one.rows(t))
+}
+
+// The keys of a minute are written when it is over: a later one has begun, or it has been open for long enough. What
+// comes later still is in the sums, and has no rows of its own.
+func TestAMinuteEnds(t *testing.T) {
+	t.Parallel()
+	keyRows := func(t *testing.T, b *bundle) (n int) {
+		t.Helper()
+		for _, r := range b.rows(t) {
+			if r.ID.key != "" && r.Minute.Equal(noon) {
+				n++
+			}
+		}
+		return n
+	}
+	const keys = 20 * stripes
+	for name, test := range map[string]struct {
+		pass func(b *bundle)
+		over bool
+	}{
+		"NotYet":                {func(b *bundle) { b.pass(longest - 1) }, false},
+		"ByItsAge":              {func(b *bundle) { b.pass(longest) }, true},
+		"ByALaterOne":           {func(b *bundle) { b.refuse(noon.Add(time.Minute), "x", 1); b.pass(overAfter) }, true},
+		"NotByOneThatJustBegan": {func(b *bundle) { b.refuse(noon.Add(time.Minute), "x", 1); b.pass(overAfter - 1) }, false},
+		"NotByAnEarlierOne":     {func(b *bundle) { b.refuse(noon.Add(-time.Minute), "x", 1); b.pass(overAfter) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			for key := range keys {
+				b.refuse(noon, fmt.Sprint(key), 1)
+			}
+			test.pass(b)
+			require.NoError(t, b.flush(t.Context(), false))
+			if !test.over {
+				require.LessOrEqual(t, keyRows(t, b), stripes*earlyOnce)
+				return
+			}
+			require.Equal(t, keys, keyRows(t, b))
+			sum := b.sum(t)
+			b.refuse(noon, "late", 1)
+			require.NoError(t, b.flush(t.Context(), false))
+			require.Equal(t, keys, keyRows(t, b))
+			require.Equal(t, sum+1, b.sum(t))
+		})
+	}
+}
+
+// Minutes that are written make room for later ones, however many there are.
+func TestMinutesThatAreWrittenAreNotDropped(t *testing.T) {
+	t.Parallel()
+	const minutes = 3 * maxMinutes
+	b := setup(t)
+	for n := range minutes {
+		b.refuse(noon.Add(time.Duration(n)*time.Minute), "mallory", 1)
+		b.pass(time.Minute)
+		require.NoError(t, b.flush(t.Context(), false))
+	}
+	b.refuse(noon.Add((minutes-maxMinutes)*time.Minute), "mallory", 1) // in a transaction that has ended only now
+	require.NoError(t, b.flush(t.Context(), true))
+	require.EqualValues(t, minutes+1, b.sum(t))
+	require.Zero(t, b.Dropped())
+	require.LessOrEqual(t, len(b.minutes), maxMinutes)
+}
+
+func TestNewRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	_, err := New(nil, Config{})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	b := on(t, postgrestest.NewEmpty(t), Config{})
+	_, err = New(b.pool, Config{Schema: "a b"})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	b.refuse(noon, "key", 1)
+	require.ErrorIs(t, b.flush(t.Context(), true), ratelimit.ErrNotMigrated)
+	_, err = b.Top(t.Context(), TopConfig{})
+	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
+	_, err = b.Prune(t.Context(), noon)
+	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
+}
+
+// Run writes now and then, and a last time when it is to end.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	for name, every := range map[string]time.Duration{"WritesAtItsEnd": time.Hour, "WritesAsItRuns": time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.every = every
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- b.Run(ctx) }()
+			b.refuse(noon, "mallory", 3)
+			if every < time.Hour {
+				require.Eventually(t, func() bool {
+					var written int64
+					err := b.pool.QueryRow(t.Context(), "SELECT coalesce(sum(refused), 0)::bigint FROM ratelimit.denials").Scan(&written)
+					return err == nil && written == 3
+				}, patient, time.Millisecond)
+			}
+			cancel()
+			require.NoError(t, <-ended)
+			require.EqualValues(t, 3, b.sum(t))
+		})
+	}
+}
+
+// A transaction that is rolled back because of a refusal has written it down all the same.
+func TestARefusalThatRollsBackIsCounted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limiter, err := ratelimit.New(b.pool, ratelimit.Config{Refused: b.Refused})
+	require.NoError(t, err)
+	for range 3 {
+		_ = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			d, err := limiter.WithTx(tx).Take(t.Context(), perDay.Global())
+			if err != nil {
+				return err
+			}
+			return d.Err()
+		})
+	}
+	require.NoError(t, b.flush(t.Context(), true))
+	require.EqualValues(t, 2, b.sum(t))
+}

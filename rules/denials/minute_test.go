@@ -1,0 +1,219 @@
+package denials
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// noon is the beginning of some minute.
+var noon = time.Date(2026, time.March, 9, 12, 0, 0, 0, time.UTC)
+
+func minuteAt(at time.Time, places int) *minute { return newMinute(at.UnixMicro(), at, places) }
+
+// Whatever is counted and collected in whichever order, sums over the rows of a limit and route are exact after each
+// time, and no key has more than it was refused.
+func TestTheRowsOfAMinuteAddUp(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		m := minuteAt(noon, rapid.IntRange(0, 4).Draw(rt, "places"))
+		exact, exactKeys := make(map[pair]tally), make(map[id]tally)
+		table := make(map[id]tally)
+		flush := func(done bool) {
+			for of, row := range m.collect(done) {
+				add(table, of, row)
+			}
+			sums := make(map[pair]tally)
+			for of, row := range table {
+				sum := sums[of.pair]
+				sum.add(row)
+				sums[of.pair] = sum
+				require.GreaterOrEqual(rt, row.refused, int64(0), of)
+				if of.key != "" {
+					require.LessOrEqual(rt, row.refused, exactKeys[of].refused, of)
+					require.LessOrEqual(rt, row.cost, exactKeys[of].cost, of)
+					require.LessOrEqual(rt, row.lastUs, exactKeys[of].lastUs, of)
+				}
+			}
+			require.Equal(rt, exact, sums)
+		}
+		key := rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 200))
+		for i := range rapid.IntRange(0, 300).Draw(rt, "refusals") {
+			r := ratelimit.Refusal{
+				Limit: rapid.SampledFrom([]string{"logins", "uploads"}).Draw(rt, "limit"),
+				Route: rapid.SampledFrom([]string{"", "POST /"}).Draw(rt, "route"),
+				Key:   fmt.Sprint(key.Draw(rt, "key")), Shadow: rapid.Bool().Draw(rt, "shadow"),
+				Cost: float64(rapid.IntRange(0, 5).Draw(rt, "cost")), At: noon.Add(time.Duration(i) * time.Millisecond),
+			}
+			if r.Key == "0" {
+				r.Key = "" // Global
+			}
+			require.True(rt, m.count(&r))
+			of := id{pair{r.Limit, r.Route, r.Shadow}, r.Key}
+			one := tally{1, r.Cost, r.At.UnixMicro()}
+			sum := exact[of.pair]
+			sum.add(one)
+			exact[of.pair] = sum
+			add(exactKeys, of, one)
+			if rapid.IntRange(0, 30).Draw(rt, "flush") == 0 {
+				flush(rapid.IntRange(0, 5).Draw(rt, "done") == 0)
+			}
+		}
+		flush(true)
+	})
+}
+
+func TestKeysAreToldApart(t *testing.T) {
+	t.Parallel()
+	refuse := func(m *minute, key string, times int) {
+		for range times {
+			m.count(&ratelimit.Refusal{Limit: "logins", Key: key, Cost: 2, At: noon})
+		}
+	}
+	row := func(key string) id { return id{pair{limit: "logins"}, key} }
+	us := noon.UnixMicro()
+
+	t.Run("WhenTheMinuteIsOver", func(t *testing.T) {
+		t.Parallel()
+		m := minuteAt(noon, places)
+		for key := range 16 * (earlyOnce + 1) {
+			refuse(m, fmt.Sprint(key), key+1)
+		}
+		refuse(m, "mallory", 1000)
+		rows := m.collect(false)
+		require.Equal(t, tally{1000, 2000, us}, rows[row("mallory")], "the heaviest are told at once")
+		require.LessOrEqual(t, len(rows), 16*earlyOnce+1)
+		require.Positive(t, rows[row("")].refused)
+		rows = m.collect(true)
+		require.Negative(t, rows[row("")].refused)
+		require.NotContains(t, rows, row("mallory"))
+		refuse(m, "late", 1)
+		require.Equal(t, map[id]tally{row(""): {1, 2, us}}, m.collect(true), "who comes later has no row of his own")
+	})
+
+	t.Run("NotWhenTheyAreNotToBe", func(t *testing.T) {
+		t.Parallel()
+		m := minuteAt(noon, 0)
+		refuse(m, "mallory", 3)
+		require.Equal(t, map[id]tally{row(""): {3, 6, us}}, m.collect(true))
+	})
+
+	t.Run("ButNotMoreThanTenThousand", func(t *testing.T) {
+		t.Parallel()
+		m, told := minuteAt(noon, places), make(map[id]tally)
+		for round := range 10 { // each with keys of its own, of which some are heavy
+			for key := range 3000 {
+				refuse(m, fmt.Sprint(round, " ", key), 1+3000/(key+1))
+			}
+			for of := range m.collect(round == 9) {
+				told[of] = tally{}
+			}
+		}
+		require.Greater(t, len(told), maxKeys*9/10)
+		require.LessOrEqual(t, len(told), maxKeys+1)
+	})
+
+	t.Run("AndEarlyOnlyAFew", func(t *testing.T) {
+		t.Parallel()
+		const few, rounds = earlyOnce, 8
+		m, told := minuteAt(noon, few), make(map[id]tally)
+		times := 1
+		for round := range rounds { // in each, all places are taken by keys that are heavier by far
+			had := make(map[*stripe]int)
+			for n := 0; len(had) < stripes || slices.Min(slices.Collect(maps.Values(had))) < few; n++ {
+				key := fmt.Sprint(round, " ", n)
+				if s := m.stripe(key); had[s] < few {
+					had[s]++
+					refuse(m, key, times)
+				}
+			}
+			for of := range m.collect(round == rounds-1) {
+				told[of] = tally{}
+			}
+			times *= 3
+		}
+		require.Len(t, told, stripes*(earlyKeys+few)+1)
+	})
+
+	t.Run("AfterWhatMayNotHaveBeenWritten", func(t *testing.T) {
+		t.Parallel()
+		m := minuteAt(noon, places)
+		for key := range 16 * (earlyOnce + 1) {
+			refuse(m, fmt.Sprint(key), 1)
+		}
+		m.collect(false)
+		m.forget()
+		require.Empty(t, m.collect(true), "nothing is moved that may not be there")
+	})
+}
+
+// A key may be a part of a request's memory, which is not to stay for it.
+func TestNothingOfTheCallersMemoryIsKept(t *testing.T) {
+	t.Parallel()
+	m := minuteAt(noon, 1)
+	r := ratelimit.Refusal{Limit: strings.Clone("logins"), Route: strings.Clone("POST /login"), Key: strings.Clone("mallory"), At: noon}
+	m.count(&r)
+	for of := range m.collect(true) {
+		require.NotSame(t, unsafe.StringData(r.Limit), unsafe.StringData(of.limit))
+		require.NotSame(t, unsafe.StringData(r.Route), unsafe.StringData(of.route))
+		require.NotSame(t, unsafe.StringData(r.Key), unsafe.StringData(of.key))
+	}
+}
+
+// Names that are not told apart are few, and all text can be stored, whoever chose it.
+func TestNamesAreBounded(t *testing.T) {
+	t.Parallel()
+	m := minuteAt(noon, places)
+	n := int64(0)
+	for limit := range 40 {
+		for route := range 200 {
+			for _, shadow := range []bool{true, false} {
+				m.count(&ratelimit.Refusal{Limit: fmt.Sprint("limit", limit), Route: fmt.Sprint("/", route), Shadow: shadow, At: noon})
+				n++
+			}
+		}
+	}
+	long := strings.Repeat("é", 300)
+	for _, text := range []string{"", "\xff", "a\x00b", long, "é" + long} {
+		m.count(&ratelimit.Refusal{Limit: text, Route: text, Key: text, At: noon})
+		n++
+	}
+	rows := m.collect(true)
+	require.Equal(t, n, refusedIn(rows))
+	for of := range rows {
+		require.NotEmpty(t, of.limit)
+		require.LessOrEqual(t, len(of.limit), maxNameBytes)
+		require.LessOrEqual(t, len(of.route), maxRouteBytes)
+		require.LessOrEqual(t, len(of.key), maxKeyBytes)
+		for _, text := range []string{of.limit, of.route, of.key} {
+			require.True(t, utf8.ValidString(text))
+			require.NotContains(t, text, "\x00")
+		}
+	}
+	pairs := make(map[pair]bool)
+	for of := range rows {
+		pairs[of.pair] = true
+	}
+	require.LessOrEqual(t, len(pairs), maxPairs)
+	require.Contains(t, pairs, pair{limit: "limit0", route: "/0"})
+	require.Contains(t, pairs, pair{limit: "limit7", route: other})
+	require.Contains(t, pairs, pair{limit: "limit39", route: other})
+
+	crowd := minuteAt(noon, places)
+	for limit := range 3000 {
+		crowd.count(&ratelimit.Refusal{Limit: fmt.Sprint("limit", limit), At: noon})
+	}
+	rows = crowd.collect(true)
+	require.Len(t, rows, maxPairs-1) // the last one is for shadows
+	require.EqualValues(t, 3000-(maxPairs-otherLimits), rows[id{pair: pair{limit: other, route: other}}].refused)
+}

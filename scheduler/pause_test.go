@@ -1,0 +1,95 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+var _ scheduler.Pauser = (*rules.Store)(nil)
+
+// pauser remembers what it is to pause.
+type pauser struct {
+	pauses []rules.Pause
+	edit   rules.Edit
+	err    error
+}
+
+func (p *pauser) Pause(_ context.Context, edit rules.Edit, pauses ...rules.Pause) (rules.Applied, error) {
+	p.pauses, p.edit = append(p.pauses, pauses...), edit
+	return rules.Applied{}, p.err
+}
+
+func TestPauseFor(t *testing.T) {
+	t.Parallel()
+	var c *clock
+	f := setup(t, func(s *settings) { c = onClock(s); s.limiter.HashKey = []byte("0123456789abcdef") })
+
+	pauseFor := func(t *testing.T, p scheduler.Pauser, status int, retryAfter string, request ratelimit.Request) (time.Time, error) {
+		t.Helper()
+		answer := &http.Response{StatusCode: status, Header: http.Header{"Retry-After": {retryAfter}}, Body: http.NoBody}
+		defer answer.Body.Close()
+		return f.scheduler.PauseFor(t.Context(), p, answer, time.Hour, request)
+	}
+
+	t.Run("PausesTheLimitUntilTheUpstreamSays", func(t *testing.T) {
+		t.Parallel()
+		p := &pauser{}
+		until, err := pauseFor(t, p, 429, "30", perSecond.Global())
+		require.NoError(t, err)
+		require.Equal(t, c.now().Add(30*time.Second), until)
+		require.Equal(t, []rules.Pause{{Limit: "perSecond", Until: until}}, p.pauses)
+		require.Equal(t, rules.Edit{Author: "scheduler", Reason: "the upstream answered 429 and to come back later"}, p.edit)
+	})
+
+	t.Run("PausesOneKeyAsItIsStored", func(t *testing.T) {
+		t.Parallel()
+		p := &pauser{}
+		until, err := pauseFor(t, p, 503, "7200", perSecond.For("acme"))
+		require.NoError(t, err)
+		key, err := f.limiter.StoredKey(perSecond.For("acme"))
+		require.NoError(t, err)
+		require.Equal(t, []rules.Pause{{Limit: "perSecond", Key: key, Until: c.now().Add(time.Hour)}}, p.pauses)
+		require.Equal(t, c.now().Add(time.Hour), until)
+	})
+
+	t.Run("PausesNothingUnlessItIsAsked", func(t *testing.T) {
+		t.Parallel()
+		p := &pauser{}
+		until, err := pauseFor(t, p, 500, "30", perSecond.Global())
+		require.NoError(t, err)
+		require.Zero(t, until)
+		require.Empty(t, p.pauses)
+	})
+
+	t.Run("SaysWhenThePauseIsNotMade", func(t *testing.T) {
+		t.Parallel()
+		lost := errors.New("lost")
+		_, err := pauseFor(t, &pauser{err: lost}, 429, "30", perSecond.Global())
+		require.ErrorIs(t, err, lost)
+		_, err = pauseFor(t, &pauser{}, 429, "30", perSecond.For(""))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	})
+
+	t.Run("IsHeardOfByWhoeverLoadsTheRules", func(t *testing.T) {
+		t.Parallel()
+		store, err := rules.NewStore(f.pool, rules.StoreConfig{})
+		require.NoError(t, err)
+		set, err := rules.NewSet(f.pool, rules.Config{})
+		require.NoError(t, err)
+		other := ratelimit.Define("other", ratelimit.PerSecond(1))
+		_, err = pauseFor(t, store, 429, "3600", other.Global())
+		require.NoError(t, err)
+		require.Nil(t, set.RuleFor(other, "", ""))
+		require.NoError(t, set.Load(t.Context()))
+		require.NotNil(t, set.RuleFor(other, "", ""))
+	})
+}
