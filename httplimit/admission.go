@@ -103,6 +103,9 @@ func (a *Admission) book(ctx context.Context, verb string, actual float64, wante
 // knows reports whether a rule has the limit, or may have chosen it.
 func (a *Admission) knows(limit string) bool {
 	for ; a != nil; a = a.outer {
+		if a.middleware.config.Requests != nil {
+			return true
+		}
 		for _, rule := range a.middleware.config.Rules {
 			if rule.LimitFor != nil || rule.Limit.Name() == limit {
 				return true
@@ -180,6 +183,7 @@ func charged(asks []ask, d ratelimit.Decision) []*charge {
 	charges := make([]*charge, 0, len(asks))
 	for i, a := range asks {
 		if s := &d.States[i]; s.Allowed && !s.NotAsked {
+			a.cost = s.Cost
 			charges = append(charges, &charge{ask: a, at: d.At})
 		}
 	}

@@ -12,11 +12,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config is which limits guard a handler, and how refusals are answered. It needs Rules; the rest may stay zero.
+// Config is which limits guard a handler, and how refusals are answered. It needs Rules or Requests; the rest may stay
+// zero.
 type Config struct {
-	// Rules are the limits, from 1 to 64. A request is let through when all that apply to it have enough for
+	// Rules are the limits, up to 64. A request is let through when all that apply to it have enough for
 	// it, and then takes from all of them in one call; otherwise it takes from none.
 	Rules []Rule
+	// Requests returns what a request is asked besides, each limit once, in the same call: for limits that are not known
+	// when the program is written, as those of tables; see [FromRules]. Its errors are answered as those of a Key, and
+	// those that wrap ratelimit.ErrInvalidKey 400, too. Where it returns none and no rule applies, the request passes.
+	// Defaults to nil, nothing.
+	Requests func(r *http.Request) ([]ratelimit.Request, error)
 	// Route is what the limiter's Observer is told that the rules guard, as "POST /chat". Up to 200 bytes of UTF-8.
 	// Defaults to "", which is enough for one middleware.
 	Route string
@@ -88,6 +94,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("field RatioCap is %v; use a number above 0, or 0 for no cap", c.RatioCap)
 	case !(c.RetryJitter >= 0 && c.RetryJitter <= maxRetryJitter):
 		return fmt.Errorf("field RetryJitter is %v; use a share from 0 to %v", c.RetryJitter, maxRetryJitter)
+	case len(c.Rules) == 0 && c.Requests == nil:
+		return fmt.Errorf("field Rules has 0; use from 1 to %d, or Requests", maxRules)
 	case c.DecisionTimeout < 0:
 		return fmt.Errorf("field DecisionTimeout is %v; use a duration above 0, or 0 for the default", c.DecisionTimeout)
 	}
@@ -179,7 +187,15 @@ func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
 			enforced = append(enforced, a)
 		}
 	}
-	return enforced, m.apart(r.Context(), enforced, watched), nil
+	all, fault := m.askGiven(r, enforced)
+	if fault != nil {
+		m.tell(r.Context(), Outcome{Result: fault.result, Shadow: m.config.Shadow, Limits: fault.limits(), Err: fault.err})
+		if !m.config.Shadow {
+			return nil, nil, fault
+		}
+		all = enforced
+	}
+	return all, m.apart(r.Context(), all, watched), nil
 }
 
 // apart returns those of watched that ask limits of their own, and tells of the others: they change nothing for the request.

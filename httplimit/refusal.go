@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +30,9 @@ type Refusal struct {
 	Type, Title, Detail string
 	// Violated names the limits that refused.
 	Violated []string
+	// Rules names the rules of ratelimit.Config.Policies that decided for the limits of Violated, in the same order: ""
+	// where the definition in the code did. It is nil where that is so for all.
+	Rules []string
 	// Decision is the decision, when there is one.
 	Decision ratelimit.Decision
 	// Err is the cause when there is none. It is for logs, and not for the client.
@@ -65,7 +69,10 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 		default:
 			details = append(details, s.Limit.Name()+": "+inWords(s.Limit))
 		}
-		f.Violated = append(f.Violated, s.Limit.Name())
+		f.Violated, f.Rules = append(f.Violated, s.Limit.Name()), append(f.Rules, s.Rule)
+	}
+	if !slices.ContainsFunc(f.Rules, func(name string) bool { return name != "" }) {
+		f.Rules = nil
 	}
 	f.Type = problemTypes + f.Reason
 	f.Detail = fmt.Sprintf("%s; retry in %d s", strings.Join(details, ", "), f.RetryAfter)
@@ -157,7 +164,8 @@ func (f Refusal) body(as string) (contentType string, body []byte) {
 		Status   int      `json:"status"`
 		Detail   string   `json:"detail,omitempty"`
 		Violated []string `json:"violated-policies,omitempty"`
-	}{f.Type, f.Title, f.Status, f.Detail, f.Violated})
+		Rules    []string `json:"violated-rules,omitempty"`
+	}{f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules})
 	if err != nil { // strings and a number always marshal
 		return plainText, []byte(f.Title)
 	}

@@ -93,8 +93,8 @@ func (r *Rule) validateCapacity() error {
 
 // validateRules checks the rules, each and beside the others, and unless anyCapacity their costs beside their limits.
 func validateRules(rules []Rule, anyCapacity bool) error {
-	if len(rules) == 0 || len(rules) > maxRules {
-		return fmt.Errorf("field Rules has %d; use from 1 to %d", len(rules), maxRules)
+	if len(rules) > maxRules {
+		return fmt.Errorf("field Rules has %d; use up to %d", len(rules), maxRules)
 	}
 	seen := make(map[string]bool, len(rules))
 	for i := range rules {
@@ -132,6 +132,7 @@ type ask struct {
 	key   string // empty when the rule is global
 	plan  string // empty when there is none
 	cost  float64
+	given *ratelimit.Request // by Config.Requests; nil when it is made of the rest
 }
 
 // ask returns what the rule, which is Rules[index], asks for a request, and otherwise the reason why it cannot.
@@ -202,6 +203,9 @@ func requestFault(err error) (_ Result, ofRequest bool) {
 
 // request returns what the core is asked.
 func (a ask) request() ratelimit.Request {
+	if a.given != nil {
+		return *a.given
+	}
 	request := a.limit.Global()
 	if !a.rule.Global {
 		request = a.limit.For(a.key)

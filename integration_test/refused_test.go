@@ -30,7 +30,7 @@ func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limit
 // Each bucket that refused a call is told once, with its key as stored, what was asked of it, and when.
 func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	plain, hashed := setup(t), setup(t) // programs with different secrets have a database each
 	secret := []byte("sixteen bytes at least")
 	for name, test := range map[string]struct {
 		config ratelimit.Config
@@ -53,6 +53,10 @@ func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 		} {
 			t.Run(name+"/"+calls, func(t *testing.T) {
 				t.Parallel()
+				b := plain
+				if test.config.HashKey != nil {
+					b = hashed
+				}
 				limiter, h := b.hooked(t, test.config)
 				empty := tight.For(t.Name())
 				requests := of(empty, roomy.For(t.Name()))

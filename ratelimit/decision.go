@@ -51,6 +51,8 @@ type State struct {
 	Value Value
 	// Rule is the name of the rule of Config.Policies that decided. It is empty when the definition in the code did.
 	Rule string
+	// Unit is what the rule says that a token is, such as "requests". It is empty where it says nothing.
+	Unit string
 	// Mode is On, or that of the rule. Where it is Shadow, Allowed is what would be decided: a refusal does not make that
 	// of the Decision false, and has taken nothing from this limit. Where it is Off, the limit was not asked.
 	Mode Mode
@@ -140,10 +142,7 @@ func (d *Decision) add(s *State, isFirst bool) {
 func (p *plan) stateOf(i int, r *bucket.Answer) State {
 	of := &p.of[i]
 	s := stateOf(of.holding(p.asks[i].Terms), &p.asks[i], r)
-	s.Mode = of.mode
-	if of.rule != nil {
-		s.Rule = of.rule.name
-	}
+	of.tell(&s, p.asks[i].Terms)
 	return s
 }
 

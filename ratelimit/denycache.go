@@ -114,10 +114,7 @@ func (e *entry) denies() bool { return !math.IsInf(e.cost, 1) }
 // state sets s to the answer to a request that the entry refuses, or that is refused because of another limit.
 func (e *entry) state(s *State, of *subject, cost float64, now int64) {
 	v, limit := &s.Value, &of.limit
-	s.Mode = of.mode
-	if of.rule != nil {
-		s.Rule = of.rule.name
-	}
+	of.tell(s, limit.terms)
 	v.Limit, v.AsOf, v.terms, v.state, v.rows = *limit, time.UnixMicro(now), e.bucket, e.answer.State, e.answer.Rows
 	v.Tokens = v.tokens(now)
 	s.Limit, s.Cost, s.Remaining = *limit, cost, max(v.Tokens, 0)
@@ -144,7 +141,7 @@ func (d *denyCache) refuse(k bucket.Key, of *subject, cost float64) (Decision, b
 
 // refuseAll returns the decision on a call for several buckets if it is known to be a refusal.
 func (d *denyCache) refuseAll(p *plan) (Decision, bool) {
-	states, refused, at := make([]State, len(p.asks)), false, int64(math.MaxInt64)
+	states, refused, at := make([]State, len(p.asks)), false, int64(math.MinInt64)
 	for i := range p.asks {
 		a, of := &p.asks[i], &p.of[i]
 		e, now, ok := d.find(a.Key, &of.limit.terms)
@@ -153,7 +150,7 @@ func (d *denyCache) refuseAll(p *plan) (Decision, bool) {
 		}
 		e.state(&states[i], of, a.Cost, now)
 		refused = refused || a.Cost >= e.cost
-		at = min(at, now)
+		at = max(at, now)
 	}
 	if !refused {
 		return Decision{}, false

@@ -24,14 +24,13 @@ func (p *plan) pause(decides bool) {
 		if !decides {
 			continue
 		}
-		answer := State{Limit: s.limit, Allowed: true, Mode: s.mode, NotAsked: true}
-		if s.rule != nil {
-			answer.Rule = s.rule.name
-		}
+		answer := State{Limit: s.limit, Allowed: true, NotAsked: true}
+		s.tell(&answer, s.limit.terms)
 		if until > 0 {
 			wait := time.Duration(min(until-p.now, bucket.Horizon)) * time.Microsecond
 			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
 			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), s.rule.pauseReason
+			answer.Rule = s.rule.name
 		}
 		p.known = append(p.known, answer)
 		p.asked[i].bucket = ^(len(p.known) - 1)
@@ -45,7 +44,9 @@ func (p *plan) pause(decides bool) {
 func (p *plan) leaveOut() {
 	for i := range p.of {
 		if s := &p.of[i]; s.mode == Off {
-			p.release(i, State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), Rule: s.rule.name, Mode: Off, NotAsked: true})
+			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
+			s.tell(&answer, s.limit.terms)
+			p.release(i, answer)
 		}
 	}
 }

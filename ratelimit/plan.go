@@ -95,7 +95,9 @@ func (p *plan) finish() error {
 			if s.mode != Shadow {
 				return err
 			}
-			p.release(i, State{Limit: s.limit, RetryAfter: longestWait, Rule: s.rule.name, Mode: Shadow, NotAsked: true})
+			answer := State{Limit: s.limit, RetryAfter: longestWait, NotAsked: true}
+			s.tell(&answer, s.limit.terms)
+			p.release(i, answer)
 			continue
 		}
 		p.costless = p.costless && a.Cost == 0

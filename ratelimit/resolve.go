@@ -110,12 +110,30 @@ func (s *subject) isRuledAs(o *subject) bool {
 	return s.rule != nil && o.rule != nil && s.plan == o.plan
 }
 
+// eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
+// resolved in.
+func (s *subject) eraOf(t bucket.Terms) *era {
+	if t.Eras == nil { // there is one
+		return &s.rule.eras[0]
+	}
+	return &s.rule.eras[t.Era]
+}
+
+// tell tells the state which rule has decided, by its terms.
+func (s *subject) tell(state *State, t bucket.Terms) {
+	state.Mode = s.mode
+	if s.rule != nil {
+		e := s.eraOf(t)
+		state.Rule, state.Unit = e.name, e.unit
+	}
+}
+
 // holding returns the limit with the policy of the terms, which may be those of another era by now.
 func (s *subject) holding(t bucket.Terms) *Limit {
-	if t.Eras == nil || s.rule == nil {
+	if s.rule == nil {
 		return &s.limit
 	}
-	return &s.rule.eras[t.Era].limit
+	return &s.eraOf(t).limit
 }
 
 // termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this

@@ -63,13 +63,18 @@ type Era struct {
 	Policy Policy
 	// Mode defaults to On.
 	Mode Mode
+	// Name is what people call the policy. It is told with each decision, as State.Rule. Defaults to RuleConfig.Name, and
+	// where neither Policy nor Mode is set, so that the definition in the code decides, to none.
+	Name string
+	// Unit is what a token is, for people and programs: "requests", "tokens". It is told as State.Unit.
+	Unit string
 	// OnChange defaults to KeepTokens. That of the first era is not looked at.
 	OnChange OnChange
 }
 
 // RuleConfig is what a rule says.
 type RuleConfig struct {
-	// Name is what people call the rule. It is told with each decision, as State.Rule.
+	// Name is what people call the rule: the name of its eras and its pause.
 	Name string
 	// Eras are the policies of the rule, in the order of their From. Defaults to one: what the limit is defined with.
 	Eras []Era
@@ -97,6 +102,8 @@ type era struct {
 	from  int64
 	limit Limit
 	mode  Mode
+	name  string
+	unit  string
 }
 
 // NewRule returns a rule for the buckets of a limit. It returns an error that wraps ErrInvalidRule and says what to
@@ -125,6 +132,9 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 		case from <= r.eras[i-1].from:
 			return invalid("era %d is from %v on, which is not after the one before it; sort them", i, e.From)
 		}
+		if of.name == "" && !(isNil(e.Policy) && of.mode == On) {
+			of.name = config.Name
+		}
 		r.eras[i], changes[i] = of, change
 		r.eras[i].from = from
 	}
@@ -134,7 +144,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 
 // check returns the era of the limit.
 func (e Era) check(limit Limit) (era, bucket.Change, error) {
-	of := era{limit: limit, mode: e.Mode}
+	of := era{limit: limit, mode: e.Mode, name: e.Name, unit: e.Unit}
 	switch e.Mode {
 	case "":
 		of.mode = On

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -43,86 +44,149 @@ func (d *definition) known() (policies []ratelimit.Policy, ok bool) {
 	return slices.Clone(d.limits), len(d.limits) > 0 && !d.many
 }
 
-// RulesOf returns rules under which no bucket of a limit is full before it is so under each rule, plan and override that
-// is loaded, now and in all eras; see [ratelimit.Policies]. They are few, however many overrides there are. While it does
-// not know how the limit is defined in the code, and an override is a multiple of that, no bucket is full.
+// count returns a number that changes when known returns something else.
+func (d *definition) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.limits) + count(d.many)
+}
+
+// RulesOf returns rules under which no bucket of a limit is full before it is so by what is loaded, in all eras; see
+// [ratelimit.Policies]. They are few, however many overrides there are. Until the Set has been asked for the limit, or was
+// told of it by Config.Limits, it does not know how that is defined in the code, and no bucket is full.
 func (s *Set) RulesOf(name string) []*ratelimit.Rule {
 	current := s.current.Load()
 	if current == nil || current.limits[name] == nil {
 		return nil
 	}
-	b := bounds{name: name}
-	b.addAll(current.limits[name])
-	return b.rules()
+	of := current.limits[name]
+	known := of.noted.count()
+	if last := of.bounded.Load(); last != nil && last.known == known {
+		return last.rules
+	}
+	rules := boundsOf(of).rules()
+	of.bounded.Store(&bounded{known, rules})
+	return rules
 }
 
-// bounds collects policies as what they are to one row: the tokens that it holds, and those that arrive in a nanosecond.
+// bounded are the rules that bound a limit of which so many definitions are known.
+type bounded struct {
+	known int
+	rules []*ratelimit.Rule
+}
+
+// point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
+// nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket that
+// lived under several policies, one after the other, is full when it is so by the point of all.
+type point struct{ capacity, speed, lag float64 }
+
+// with returns the point of both.
+func (p point) with(q point) point {
+	return point{max(p.capacity, q.capacity), min(p.speed, q.speed), p.lag + q.lag}
+}
+
+// times returns the point of so many times the policies.
+func (p point) times(n float64) point { return point{p.capacity * n, p.speed * n, p.lag * n} }
+
+// pointOf returns the point of a policy; ok is false of a kind that this package does not know.
+func pointOf(policy ratelimit.Policy) (p point, ok bool) {
+	n, ok := numbersOf(policy)
+	shards := float64(n.shards)
+	p = point{capacity: n.capacity / shards, speed: n.rate / float64(n.period) / shards}
+	if n.window {
+		p.lag = n.rate / shards
+	}
+	return p, ok
+}
+
+// maxPlans is up to how many plans a key is looked at on each; with more it is looked at as if it were on all of them.
+const maxPlans = 16
+
+// bounds collects the points of a limit.
 type bounds struct {
 	name    string
-	unknown bool // whether there are policies that it cannot judge
-	groups  [64]bound
+	unknown bool // whether there is something that it cannot judge
+	code    point
+	groups  [64]point // without lags, by the size of the capacity; those without a speed are not in use
 }
 
-// bound is at least as large, and at most as fast, as each policy of its group: those with capacities of the same size.
-type bound struct {
-	capacity, speed float64
-	used            bool
-}
-
-func (b *bounds) addAll(of *limitRules) {
-	code, known := of.noted.known()
-	for _, so := range of.plans {
-		for _, s := range so {
-			if s.says != nil {
-				b.add(s.says.policy)
-			}
+// boundsOf collects what is loaded of a limit.
+func boundsOf(of *limitRules) *bounds {
+	b := &bounds{name: of.name, code: point{speed: math.Inf(1)}}
+	policies, known := of.noted.known()
+	for _, policy := range policies {
+		p, ok := pointOf(policy)
+		b.code, known = b.code.with(p), known && ok
+	}
+	b.unknown = !known
+	points := map[string]point{"": b.chain(of.other.chain)}
+	all := points[""]
+	for plan, base := range of.bases {
+		points[plan] = b.chain(base.chain)
+		all = all.with(points[plan])
+	}
+	ofPlan := func(plan string) point {
+		if p, ok := points[plan]; ok {
+			return p
 		}
+		return points[""]
+	}
+	on := []point{all}
+	if len(points) <= maxPlans {
+		on = slices.Collect(maps.Values(points))
+	}
+	for _, p := range points {
+		b.add(p)
 	}
 	for _, k := range of.keys {
-		for i := range k.overrides {
-			switch o := &k.overrides[i]; {
-			case o.says != nil:
-				b.add(o.says.policy)
-			case o.times != 0:
-				b.unknown = b.unknown || !known
-				b.addTimes(of, o.times, code)
-			}
+		for _, p := range on {
+			b.add(k.point(p, ofPlan))
 		}
 	}
+	return b
 }
 
-// addTimes adds what an override that multiplies may make of anything.
-func (b *bounds) addTimes(of *limitRules, times float64, code []ratelimit.Policy) {
-	for _, policy := range code {
-		b.add(scale(policy, times))
-	}
-	for _, so := range of.plans {
-		for _, s := range so {
-			if s.says != nil {
-				b.add(scale(s.says.policy, times))
-			}
+// chain returns the point of a chain.
+func (b *bounds) chain(so chain) point {
+	all := point{speed: math.Inf(1)}
+	for _, s := range so {
+		if s.says == nil || s.slowest {
+			all = all.with(b.code)
+		}
+		if s.says != nil {
+			p, ok := pointOf(s.says.policy)
+			all, b.unknown = all.with(p), b.unknown || !ok
 		}
 	}
+	return all
 }
 
-// add adds a policy. Windows may lag behind a steady stream by what comes with one of them, so they count as a bucket that
-// holds as much more.
-func (b *bounds) add(policy ratelimit.Policy) {
-	n, ok := numbersOf(policy)
-	if !ok {
-		b.unknown = true
-		return
+// point returns the point of a key that is otherwise under the policies of p.
+func (k *keyRules) point(p point, ofPlan func(plan string) point) point {
+	all := p
+	for i := range k.overrides {
+		switch o := &k.overrides[i]; {
+		case o.says != nil:
+			own, _ := pointOf(o.says.policy)
+			all = all.with(own)
+		case o.plan != "":
+			all = all.with(ofPlan(o.plan))
+		default:
+			all = all.with(p.times(o.times))
+		}
 	}
-	capacity := n.capacity
-	if n.window {
-		capacity += n.rate
+	return all
+}
+
+// add adds a point to those with a capacity of its size. A bucket that holds more by the lag is full later than it.
+func (b *bounds) add(p point) {
+	p.capacity, p.lag = p.capacity+p.lag, 0
+	size := math.Log2(max(p.capacity, minTokens) / minTokens) // up to 71
+	g := &b.groups[min(int(size)*len(b.groups)/72, len(b.groups)-1)]
+	if g.speed == 0 {
+		*g = p
 	}
-	capacity, rate := capacity/float64(n.shards), n.rate/float64(n.period)/float64(n.shards)
-	g := &b.groups[min(max(int(math.Log2(max(capacity, minTokens)*1e9)), 0)*len(b.groups)/72, len(b.groups)-1)]
-	if !g.used {
-		*g = bound{capacity: capacity, speed: rate, used: true}
-	}
-	g.capacity, g.speed = max(g.capacity, capacity), min(g.speed, rate)
+	*g = g.with(p)
 }
 
 // rules returns a rule for each policy that bounds.
@@ -135,21 +199,21 @@ func (b *bounds) rules() (rules []*ratelimit.Rule) {
 	return rules
 }
 
-// policies returns one for each group, and one that is never full where a group cannot be bounded by a policy.
+// policies returns one for each group, and one that is never full where something cannot be bounded by a policy.
 func (b *bounds) policies() (policies []ratelimit.Policy) {
-	for i := range b.groups {
-		g := &b.groups[i]
-		if !g.used {
+	unknown := b.unknown
+	for _, g := range b.groups {
+		if g.speed == 0 || math.IsInf(g.speed, 1) {
 			continue
 		}
 		policy := g.policy()
 		if b.rule(policy) == nil {
-			b.unknown = true
+			unknown = true
 			continue
 		}
 		policies = append(policies, policy)
 	}
-	if b.unknown {
+	if unknown {
 		policies = append(policies, ratelimit.TokenBucket{Rate: maxTokens, Period: maxPeriod})
 	}
 	return policies
@@ -164,11 +228,11 @@ func (b *bounds) rule(policy ratelimit.Policy) *ratelimit.Rule {
 	return ruleOf(limit, b.name, unsaid(), pause{})
 }
 
-// policy returns the bound as a policy, rounded towards what is full later.
-func (g *bound) policy() ratelimit.Policy {
-	policy := ratelimit.TokenBucket{Capacity: max(math.Nextafter(g.capacity, math.Inf(1)), minTokens)}
+// policy returns the point as a policy, rounded towards what is full later.
+func (p point) policy() ratelimit.Policy {
+	policy := ratelimit.TokenBucket{Capacity: max(math.Nextafter(p.capacity, math.Inf(1)), minTokens)}
 	for _, period := range []time.Duration{time.Hour, time.Microsecond, maxPeriod} {
-		rate := math.Nextafter(g.speed*float64(period), 0)
+		rate := math.Nextafter(p.speed*float64(period), 0)
 		if rate >= minTokens && rate <= maxTokens {
 			policy.Rate, policy.Period = rate, period
 			break

@@ -40,6 +40,7 @@ func unsaid() chain { return chain{{from: minInstant}} }
 
 // state says what holds from an instant on, in place of what was to begin then or later.
 func (c chain) state(s span) chain {
+	s.from = max(s.from, minInstant+1)
 	for len(c) > 1 && c[len(c)-1].from >= s.from {
 		c = c[:len(c)-1]
 	}
@@ -77,7 +78,6 @@ func (c chain) over(base chain) chain {
 			part = base.between(s.from, c.until(i)).scaled(s.times)
 		}
 		part[0].change = s.change
-		part[0].slowest = part[0].slowest || s.slowest
 		merged = append(merged, part...)
 	}
 	return merged

@@ -150,10 +150,10 @@ func TestErasAreBounded(t *testing.T) {
 		require.NoError(t, err)
 	}
 	f.load(t)
-	require.Equal(t, 27.0, f.capacity(t, hour.Add(20*time.Second), messages.For("ana")))
+	require.Equal(t, 3.0, f.capacity(t, hour.Add(-time.Hour), messages.For("ana")), "the slowest of those that are dropped")
+	require.Equal(t, 3.0, f.capacity(t, hour.Add(2*time.Second), messages.For("ana")))
 	require.Equal(t, 20.0, f.capacity(t, hour.Add(3*time.Second), messages.For("ana")))
-	require.Equal(t, 3.0, f.capacity(t, hour.Add(2*time.Second), messages.For("ana")), "the slowest of those that are dropped")
-	require.Equal(t, 3.0, f.capacity(t, hour.Add(-time.Hour), messages.For("ana")))
+	require.Equal(t, 27.0, f.capacity(t, hour.Add(20*time.Second), messages.For("ana")))
 }
 
 func TestOldEntriesAreForgotten(t *testing.T) {

@@ -8,42 +8,6 @@ import (
 	"time"
 )
 
-// Match is which of the tiers that fit a request are asked.
-type Match string
-
-const (
-	// MatchAll asks all of them. It is what the empty Match means.
-	MatchAll Match = "all"
-	// MatchFirst asks the first one.
-	MatchFirst Match = "first"
-)
-
-// TierSet is the list of tiers as it is stored.
-type TierSet struct {
-	// Match is which of the tiers that fit are asked. Defaults to MatchAll.
-	Match Match
-	// Tiers are in the order in which they are looked at.
-	Tiers []Tier
-}
-
-// Tier says which requests are asked of a limit, for which key, and what they cost.
-type Tier struct {
-	// Limit is the limit's name.
-	Limit string
-	// Key is the pattern that the key is made with. Empty: the bucket that everybody shares.
-	Key string
-	// Endpoint is the route that the tier is for. Empty: any.
-	Endpoint string
-	// When are values that attributes of the request have to have.
-	When map[string]string
-	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". Defaults to "fixed".
-	CostSource string
-	// FixedCost is the cost where it is fixed.
-	FixedCost float64
-	// DefaultCost is the cost of a request that does not name one.
-	DefaultCost float64
-}
-
 // StoredRule is a rule as it was stated last.
 type StoredRule struct {
 	Rule

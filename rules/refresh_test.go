@@ -265,6 +265,7 @@ func TestLoad(t *testing.T) {
 			},
 		})
 		require.NoError(t, err)
+		f.exec(t, `INSERT INTO ratelimit.rules (name, plan, rate, period_us) VALUES ('messages', 'hand', 70, 60000000)`)
 		f.load(t)
 		for _, table := range []string{"rules", "overrides"} {
 			rows, err := f.pool.Query(t.Context(), `SELECT conname FROM pg_constraint WHERE conrelid = ('ratelimit.' || $1::text)::regclass AND contype = 'c'`, table)
@@ -275,16 +276,17 @@ func TestLoad(t *testing.T) {
 				f.exec(t, `ALTER TABLE ratelimit.`+table+` DROP CONSTRAINT `+constraint)
 			}
 		}
-		f.exec(t, `UPDATE ratelimit.rules SET rate = CASE plan WHEN '' THEN 'NaN'::float8 ELSE 60 END`)
+		f.exec(t, `UPDATE ratelimit.rules SET rate = CASE plan WHEN 'pro' THEN 60 ELSE 'NaN'::float8 END`)
 		f.exec(t, `UPDATE ratelimit.overrides SET rate = CASE key WHEN 'ana' THEN -1 ELSE 9 END`)
 		f.load(t)
 		later := time.Now().Add(time.Hour)
 		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")))
 		require.Equal(t, 60.0, f.capacity(t, later, messages.For("eve").Plan("pro")))
+		require.Equal(t, 70.0, f.capacity(t, later, messages.For("eve").Plan("hand")))
 		require.Equal(t, 7.0, f.capacity(t, later, messages.For("ana")))
 		require.Equal(t, 9.0, f.capacity(t, later, messages.For("bob")))
 		event := f.events.last(t)
-		require.Equal(t, 2, event.Kept)
+		require.Equal(t, 3, event.Kept)
 		require.ErrorContains(t, event.Err, `its Rate is NaN`)
 		require.ErrorContains(t, event.Err, `override of a key of "messages"`)
 		require.NotContains(t, event.Err.Error(), "ana", "no event holds a key")
@@ -293,6 +295,7 @@ func TestLoad(t *testing.T) {
 		require.NoError(t, err)
 		f.load(t)
 		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")), "a new process has it from the history")
+		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve").Plan("hand")), "which does not know this one")
 		require.Equal(t, 5.0, f.capacity(t, later, messages.For("ana")), "and the override is left out")
 	})
 

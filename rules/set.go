@@ -33,6 +33,9 @@ type Config struct {
 	// Connect makes the one connection that Run listens on, to Postgres itself. Defaults to nil: it connects as the pool
 	// does.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
+	// Limits are those that the program uses, as they are defined in the code: a program that prunes, and takes nothing,
+	// has to name them. Of others the Set hears when it is asked for them. Defaults to none.
+	Limits []ratelimit.Limit
 	// Observer is told of each [ratelimit.RulesLoaded]. Defaults to nil, nobody.
 	Observer ratelimit.Observer
 }
@@ -66,7 +69,11 @@ func NewSet(pool *pgxpool.Pool, config Config) (*Set, error) {
 	if config.Poll < minPoll {
 		return nil, fmt.Errorf("%w: Poll is %v; use %v or more, or 0 for the default", ErrInvalidConfig, config.Poll, minPoll)
 	}
-	return &Set{pool: pool, config: config, sql: statementsFor(config.Schema)}, nil
+	s := &Set{pool: pool, config: config, sql: statementsFor(config.Schema)}
+	for _, limit := range config.Limits {
+		s.limits.of(limit.Name()).note(limit)
+	}
+	return s, nil
 }
 
 // RuleFor returns the rule for a bucket, or nil where the definition in the code decides; see [ratelimit.Policies].

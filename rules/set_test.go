@@ -31,13 +31,13 @@ func TestSet(t *testing.T) {
 		require.NoError(t, err)
 		f.load(t)
 		require.Equal(t, int64(2), f.set.Version())
+		require.Equal(t, 10.0, f.capacity(t, first.From.Add(-time.Microsecond), bob.Plan("pro")))
 		after := applied.From.Add(time.Second)
 		require.Equal(t, 60.0, f.capacity(t, after, ana))
 		require.Equal(t, 150.0, f.capacity(t, after, ana.Plan("pro")))
 		require.Equal(t, 20.0, f.capacity(t, after, bob))
 		require.Equal(t, 50.0, f.capacity(t, after, bob.Plan("pro")))
 		require.Equal(t, 20.0, f.capacity(t, after, bob.Plan("unknown")))
-		require.Equal(t, 10.0, f.capacity(t, first.From.Add(-time.Microsecond), bob.Plan("pro")))
 	})
 
 	t.Run("AnOverrideMayBeOfTheBucketEverybodyShares", func(t *testing.T) {
@@ -93,6 +93,28 @@ func TestSet(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, allowed, d.Allowed)
 		}
+	})
+
+	t.Run("PruneGoesByIt", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 1000))
+		require.NoError(t, err)
+		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 50})
+		require.NoError(t, err)
+		f.load(t)
+		now := applied.From.Add(time.Hour)
+		for _, key := range []string{"ana", "bob"} {
+			_, err = f.at(t, now).Take(t.Context(), messages.For(key).Cost(1000))
+			require.NoError(t, err)
+		}
+		deleted := func(at time.Time) int64 {
+			n, err := f.at(t, at).Prune(t.Context(), messages)
+			require.NoError(t, err)
+			return n
+		}
+		require.Zero(t, deleted(now.Add(10*time.Minute)), "they would be full long since by the definition in the code")
+		require.Equal(t, int64(2), deleted(now.Add(100*24*time.Hour)))
 	})
 
 	t.Run("MayBeAskedWhileItLoads", func(t *testing.T) {

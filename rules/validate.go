@@ -41,7 +41,8 @@ func Validate(rules []Rule, registered ...Registered) error {
 }
 
 // Validate checks what is loaded as the function Validate does: what holds now and what lies ahead, with overrides and
-// tiers besides. Of the overrides of a limit, which are checked for a key on no plan, at most 100 at fault are named.
+// tiers besides. Of the overrides of a limit, which are checked for a key on no plan, at most 100 at fault are named. Before
+// the first load there is nothing to check.
 func (s *Set) Validate(registered ...Registered) error {
 	current := s.current.Load()
 	if current == nil {

@@ -2,13 +2,13 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // config is what a gateway needs to know.
@@ -29,28 +30,37 @@ type config struct {
 	source    httplimit.Source // where the address of a client is read
 	patience  time.Duration    // how long a decision, and the upstream, may take; 0 is the default
 	asOf      func() time.Time // in place of the database's clock; nil in a service
+	observe   func(ctx context.Context, outcome httplimit.Outcome)
 	log       *slog.Logger
 }
 
-// gateway limits what reaches the upstream.
+// gateway limits what reaches the upstream, by limits that are in tables.
 type gateway struct {
+	http.Handler // the routes
 	config
+	set             *rules.Set
 	limiter         *ratelimit.Limiter
 	address, caller httplimit.Key
 	visitors        *httplimit.Sessions
 }
 
-// newHandler returns the routes of a gateway.
-func newHandler(c config) (http.Handler, error) {
+// newGateway returns a gateway. Its limits stay as they are but during whileUpToDate.
+func newGateway(ctx context.Context, c config) (*gateway, error) {
 	observer, err := promlimit.New(promlimit.Config{})
 	if err != nil {
 		return nil, err
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(observer)
+	set, err := loadRules(ctx, c.pool, observer)
+	if err != nil {
+		return nil, err
+	}
 	// The table holds no address and no name, only their HMAC. A service reads its secrets from where it keeps
 	// its others: with a new HashKey every limit starts full.
-	limiter, err := ratelimit.New(c.pool, ratelimit.Config{HashKey: secret(), Observer: observer, DenyCache: 10_000, AsOf: c.asOf})
+	limiter, err := ratelimit.New(c.pool, ratelimit.Config{
+		HashKey: secret(), Policies: set, Observer: observer, DenyCache: 10_000, AsOf: c.asOf,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +71,7 @@ func newHandler(c config) (http.Handler, error) {
 	// A visitor without an API key pays as his address until a Verify hook vouches for his session, so that
 	// throwing away the cookie gains nothing.
 	caller := httplimit.FirstOf(customerOf, visitors.Key())
-	g := &gateway{config: c, limiter: limiter, address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller, visitors: visitors}
+	g := &gateway{config: c, set: set, limiter: limiter, address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller, visitors: visitors}
 
 	mux := http.NewServeMux()
 	if err := errors.Join(g.addAPI(mux), g.addLimits(mux)); err != nil {
@@ -69,8 +79,9 @@ func newHandler(c config) (http.Handler, error) {
 	}
 	mux.Handle("GET /ratelimit.js", client.Handler())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{})) // a service's is not for everybody
-	addPage(mux, g.withSession)
-	return c.customers.identify(mux), nil
+	g.addPage(mux)
+	g.Handler = c.customers.identify(mux)
+	return g, nil
 }
 
 // withSession gives requests without an API key a session, which may set a cookie. What everybody may share, such as
@@ -92,53 +103,55 @@ func secret() []byte {
 	return b
 }
 
+// limit returns middleware that asks what the tiers say. It has to be inside the mux, whose routes they name.
+func (g *gateway) limit(headers httplimit.Headers) (func(http.Handler) http.Handler, error) {
+	site, err := rules.NewSite(g.set, rules.SiteConfig{Limits: []ratelimit.Limit{perKey}})
+	if err != nil {
+		return nil, err
+	}
+	return httplimit.New(g.limiter, httplimit.Config{
+		Requests: httplimit.FromRules(site, g.attributes),
+		Headers:  headers, DecisionTimeout: g.patience, Observe: g.observe, Logger: g.log,
+	})
+}
+
 // addAPI adds the upstream behind the limits.
 func (g *gateway) addAPI(mux *http.ServeMux) error {
 	upstream, err := url.Parse(g.upstream)
 	if err != nil {
 		return err
 	}
-	limited, err := httplimit.New(g.limiter, httplimit.Config{Rules: rules(g.address, g.caller), DecisionTimeout: g.patience, Logger: g.log})
+	limited, err := g.limit(httplimit.DraftHeaders)
 	if err != nil {
 		return err
 	}
-	mux.Handle("/v1/", g.withSession(limited(requireKnown(g.proxy(upstream)))))
+	mux.Handle("/v1/", g.withSession(stateCost(limited(requireKnown(g.proxy(upstream))))))
 	return nil
 }
 
 // addLimits adds what tells callers how much of their plan is left.
 func (g *gateway) addLimits(mux *http.ServeMux) error {
-	limited, err := httplimit.New(g.limiter, httplimit.Config{
-		Rules: []httplimit.Rule{{Limit: perPoll, Key: g.address}}, Headers: httplimit.NoHeaders, DecisionTimeout: g.patience, Logger: g.log,
+	limited, err := g.limit(httplimit.NoHeaders)
+	if err != nil {
+		return err
+	}
+	state, err := httplimit.NewClientState(httplimit.ClientStateConfig{
+		Limiter: g.limiter, Key: g.caller, Plan: planOf, Limits: []ratelimit.Limit{perKey}, Timeout: g.patience, Logger: g.log,
 	})
 	if err != nil {
 		return err
 	}
-	states := map[string]http.Handler{}
-	for plan, limit := range map[string]ratelimit.Limit{planFree: perFree, planPro: perPro} {
-		states[plan], err = httplimit.NewClientState(httplimit.ClientStateConfig{
-			Limiter: g.limiter, Key: g.caller, Limits: []ratelimit.Limit{limit}, Timeout: g.patience, Logger: g.log,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	mux.Handle("GET /limits", g.withSession(limited(requireKnown(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		states[identityOf(r).plan].ServeHTTP(w, r)
-	})))))
+	mux.Handle("GET /limits", g.withSession(limited(requireKnown(state))))
 	return nil
 }
 
 // proxy hands requests on to the upstream, with what they cost, and without what is only for us.
 func (g *gateway) proxy(upstream *url.URL) http.Handler {
-	cost := statedCost()
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
 			r.Out.Header.Del("Authorization")
 			r.Out.Header.Del("Cookie")
-			tokens, _ := cost.Of(r.In) // it rejects nothing
-			r.Out.Header.Set(costHeader, strconv.FormatFloat(tokens, 'f', -1, 64))
 		},
 		ModifyResponse: func(r *http.Response) error {
 			r.Header.Del("RateLimit") // the upstream's own would stand beside ours

@@ -33,12 +33,12 @@ func TestAPI(t *testing.T) {
 		url := serveGateway(t, new(upstream))
 		got := get(t, url+"/v1/x", nil)
 		policies, left := got.header.Get("RateLimit-Policy"), got.header.Get("RateLimit")
-		for _, limit := range []string{`"gateway.address"`, `"gateway.free"`, `"gateway.all"`} {
+		for _, limit := range []string{`"gateway.address"`, `"gateway.key"`, `"gateway.all"`} {
 			require.Contains(t, policies, limit)
 			require.Contains(t, left, limit)
 		}
-		require.NotContains(t, policies+left, daily.Name())
-		require.Contains(t, left, `"gateway.free";r=59`)
+		require.NotContains(t, policies+left, "gateway.daily")
+		require.Contains(t, left, `"gateway.key";r=59`)
 	})
 
 	t.Run("HandsNoSecretsOn", func(t *testing.T) {
@@ -67,8 +67,8 @@ func TestAPI(t *testing.T) {
 		t.Parallel()
 		upstream, err := url.Parse(serveBehind(t, new(upstream)))
 		require.NoError(t, err)
-		proxy := (&gateway{config: config{log: slog.New(slog.DiscardHandler)}}).proxy(upstream)
-		server := httptest.NewServer(proxy)
+		g := &gateway{config: config{log: slog.New(slog.DiscardHandler)}}
+		server := httptest.NewServer(stateCost(g.proxy(upstream)))
 		t.Cleanup(server.Close)
 		got := get(t, server.URL+"/v1/x", map[string]string{costHeader: "1000000"})
 		require.JSONEq(t, `{"path": "/v1/x", "tokens": 100}`, got.body)
@@ -113,12 +113,12 @@ func TestLimits(t *testing.T) {
 	for name, test := range map[string]struct {
 		authorization string
 		status        int
-		limit         string
+		rate          int
 	}{
-		"OfAVisitor":  {"", http.StatusOK, perFree.Name()},
-		"OfAFreeKey":  {"Bearer free-key", http.StatusOK, perFree.Name()},
-		"OfAProKey":   {"Bearer pro-key", http.StatusOK, perPro.Name()},
-		"OfAStranger": {"Bearer guess", http.StatusUnauthorized, ""},
+		"OfAVisitor":  {"", http.StatusOK, 60},
+		"OfAFreeKey":  {"Bearer free-key", http.StatusOK, 60},
+		"OfAProKey":   {"Bearer pro-key", http.StatusOK, 600},
+		"OfAStranger": {"Bearer guess", http.StatusUnauthorized, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -128,8 +128,8 @@ func TestLimits(t *testing.T) {
 			}
 			got := get(t, url+"/limits", fields)
 			require.Equal(t, test.status, got.status, got.body)
-			if test.limit != "" {
-				require.Contains(t, got.body, fmt.Sprintf(`"limit":%q`, test.limit))
+			if test.rate > 0 {
+				require.Contains(t, got.body, fmt.Sprintf(`"limit":"gateway.key","algorithm":"token bucket","rate":%d,`, test.rate))
 			}
 		})
 	}

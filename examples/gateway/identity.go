@@ -31,8 +31,8 @@ type identity struct {
 
 type identityKey struct{}
 
-func identityOf(r *http.Request) identity {
-	who, _ := r.Context().Value(identityKey{}).(identity)
+func identityOf(ctx context.Context) identity {
+	who, _ := ctx.Value(identityKey{}).(identity)
 	return who
 }
 
@@ -53,7 +53,7 @@ func (c customers) identify(next http.Handler) http.Handler {
 // requireKnown answers strangers, behind the limits.
 func requireKnown(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if identityOf(r).stranger {
+		if identityOf(r.Context()).stranger {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "nobody has this API key", http.StatusUnauthorized)
 			return
@@ -63,11 +63,11 @@ func requireKnown(next http.Handler) http.Handler {
 }
 
 // planOf is the Key that chooses the plan, which is not whose bucket it is.
-func planOf(r *http.Request) (string, error) { return identityOf(r).plan, nil }
+func planOf(r *http.Request) (string, error) { return identityOf(r.Context()).plan, nil }
 
 // customerOf is the Key of who has an API key.
 func customerOf(r *http.Request) (string, error) {
-	if name := identityOf(r).name; name != "" {
+	if name := identityOf(r.Context()).name; name != "" {
 		return name, nil
 	}
 	return "", httplimit.ErrNoKey

@@ -1,38 +1,82 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	_ "embed"
 	"net/http"
-	"time"
+	"strconv"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// The tiers. A request passes when all that apply to it have enough, and then takes from all of them in one
-// call.
+// rulesFile is what the tables begin with: all limits, and of which requests they are asked.
+//
+//go:embed rules.yaml
+var rulesFile []byte
+
+// perKey is the limit of which callers are told what is left. Its policies are in the tables, by plan; this one decides
+// for a plan that has none there.
 //
 //nolint:gochecknoglobals // a Limit is a value that nothing changes, as a compiled regexp is
-var (
-	// perAddress counts the requests of an address, whoever it says it is, so that guessing keys and asking
-	// without one is bounded too.
-	perAddress = ratelimit.Define("gateway.address", ratelimit.PerMinute(120))
+var perKey = ratelimit.Define("gateway.key", ratelimit.PerMinute(60))
 
-	// perFree and perPro are the plans: what an API key may spend, in the tokens that a request states. Visitors
-	// without a key have the free plan.
-	perFree = ratelimit.Define("gateway.free", ratelimit.PerMinute(60))
-	perPro  = ratelimit.Define("gateway.pro", ratelimit.PerMinute(600))
+// begin puts into the tables what rulesFile says, unless somebody has changed them before: what an operator has stated
+// stays when a gateway starts again. It holds at once, as no gateway has decided anything yet.
+func begin(ctx context.Context, pool *pgxpool.Pool) error {
+	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
+	if err != nil {
+		return err
+	}
+	listing, err := store.List(ctx)
+	if err != nil || listing.Version > 0 {
+		return err
+	}
+	file, err := rules.Read(bytes.NewReader(rulesFile))
+	if err != nil {
+		return err
+	}
+	_, err = store.Apply(ctx, rules.Edit{Author: "gateway", Reason: "what rules.yaml says"}, rules.Changes{Put: file.Rules, Tiers: &file.Tiers})
+	return err
+}
 
-	// overall is what the upstream can bear of everybody together.
-	overall = ratelimit.Define("gateway.all", ratelimit.PerMinute(5000))
+// loadRules returns what the tables say of limits, which begin with what rulesFile says.
+func loadRules(ctx context.Context, pool *pgxpool.Pool, observer ratelimit.Observer) (*rules.Set, error) {
+	if err := begin(ctx, pool); err != nil {
+		return nil, err
+	}
+	set, err := rules.NewSet(pool, rules.Config{Observer: observer})
+	if err != nil {
+		return nil, err
+	}
+	return set, set.Load(ctx)
+}
 
-	// daily is being tried on the free plan, and refuses nobody yet. Its days are those of UTC.
-	daily = ratelimit.Define("gateway.free-daily", ratelimit.FixedWindow{
-		Rate: 80, Period: ratelimit.Day, Start: time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC),
-	})
+// whileUpToDate calls do while the gateway hears of changes of its limits.
+func (g *gateway) whileUpToDate(ctx context.Context, do func() error) error {
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { _ = g.set.Run(ctx) }) // its error is that of ctx
+	defer running.Wait()
+	defer stop()
+	return do()
+}
 
-	// perPoll is how often an address may ask what it has left, which is a query each time.
-	perPoll = ratelimit.Define("gateway.poll", ratelimit.PerMinute(120))
-)
+// attributes says what the tiers may ask of a request.
+func (g *gateway) attributes(r *http.Request) (a rules.Attributes, err error) {
+	who := identityOf(r.Context())
+	a = rules.Attributes{Plan: who.plan, Endpoint: r.Pattern}
+	if a.Address, err = g.address(r); err != nil || who.stranger {
+		return a, err
+	}
+	a.User, err = g.caller(r)
+	return a, err
+}
 
 // What a request may state to cost, in the header that names it.
 const (
@@ -40,19 +84,14 @@ const (
 	maxCost    = 100
 )
 
-// statedCost returns what a request costs: 1 when it states nothing, and the most when it states too much.
-func statedCost() httplimit.StatedCost { return httplimit.StatedCost{Header: costHeader, Max: maxCost} }
-
-// rules returns what a request is asked for. address is who it comes from, and caller who pays for it.
-func rules(address, caller httplimit.Key) []httplimit.Rule {
-	cost := statedCost()
-	plans := map[string]ratelimit.Limit{planFree: perFree, planPro: perPro}
-	known := func(r *http.Request) bool { return !identityOf(r).stranger }
-	free := func(r *http.Request) bool { return identityOf(r).plan == planFree }
-	return []httplimit.Rule{
-		{Limit: perAddress, Key: address},
-		{LimitFor: httplimit.Tiers(plans, planOf, perFree), Key: caller, Cost: cost, Unit: "tokens", When: known},
-		{Limit: overall, Global: true, Cost: cost, Unit: "tokens", When: known},
-		{Limit: daily, Key: caller, Cost: cost, Unit: "tokens", When: free, Shadow: true},
-	}
+// stateCost has every request state what it is charged, which tiers take as it stands: 1 where it states nothing, and the
+// most where it states too much.
+func stateCost(next http.Handler) http.Handler {
+	cost := httplimit.StatedCost{Header: costHeader, Max: maxCost}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tokens, _ := cost.Of(r) // it rejects nothing
+		r = r.Clone(r.Context())
+		r.Header.Set(costHeader, strconv.FormatFloat(tokens, 'f', -1, 64))
+		next.ServeHTTP(w, r)
+	})
 }

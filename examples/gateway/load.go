@@ -39,9 +39,15 @@ type seen struct {
 	asked    int
 	served   int            // 200
 	unknown  int            // 401: the limits let it through, and nobody has the key
-	refused  map[string]int // 429, by the limit that refused
+	refused  map[string]int // 429, by the rule that refused
+	told     map[string]int // what RateLimit-Policy said of perKey
 	mistaken []string       // answers that should not be
+
+	status string // of the last answer, and
+	header http.Header
 }
+
+func newSeen() *seen { return &seen{refused: map[string]int{}, told: map[string]int{}} }
 
 func (s *seen) admitted() int { return s.served + s.unknown }
 
@@ -50,7 +56,7 @@ func (p *play) ask(ctx context.Context, parties []*party) ([]*seen, error) {
 	var asks []func() error
 	all := make([]*seen, len(parties))
 	for n, party := range parties {
-		s := &seen{refused: map[string]int{}}
+		s := newSeen()
 		all[n] = s
 		for i := range party.buckets * party.asks {
 			asks = append(asks, func() error {
@@ -93,6 +99,8 @@ func (p *play) send(request *http.Request, s *seen) error {
 // note counts an answer.
 func (s *seen) note(response *http.Response, body []byte) {
 	s.asked++
+	s.status, s.header = response.Status, response.Header
+	s.told[toldOf(response.Header)]++
 	if response.Header.Get("RateLimit") == "" || response.Header.Get("RateLimit-Policy") == "" {
 		s.mistaken = append(s.mistaken, response.Status+" without RateLimit fields")
 	}
@@ -103,13 +111,13 @@ func (s *seen) note(response *http.Response, body []byte) {
 		s.unknown++
 	case http.StatusTooManyRequests:
 		var problem struct {
-			Violated []string `json:"violated-policies"`
+			Violated []string `json:"violated-rules"`
 		}
 		if err := json.Unmarshal(body, &problem); err != nil || len(problem.Violated) == 0 || response.Header.Get("Retry-After") == "" {
 			s.mistaken = append(s.mistaken, fmt.Sprintf("429 without a reason or a wait: %.200q", body))
 		}
-		for _, limit := range problem.Violated {
-			s.refused[limit]++
+		for _, rule := range problem.Violated {
+			s.refused[rule]++
 		}
 	default:
 		s.mistaken = append(s.mistaken, fmt.Sprintf("%s: %.200q", response.Status, body))

@@ -1,7 +1,7 @@
-// Command gateway is a gateway in front of an API, with limits per address, per API key by its plan, and for
-// everybody. It finds or starts a Postgres, plays honest and dishonest clients against itself over HTTP, prints
-// what was admitted beside what the limits allow, and exits with 0 when the two are equal. With -listen it
-// serves the gateway, and a page that shows a visitor what is left.
+// Command gateway is a gateway in front of an API, with limits per address, per API key by its plan, per route, and for
+// everybody, all of which are in tables. It finds or starts a Postgres, plays honest and dishonest clients against itself
+// over HTTP, changes a plan while they ask, prints what was admitted beside what the limits allow, and exits with 0 when the
+// two are equal. With -listen it serves the gateway, and a page that shows a visitor what is left.
 //
 // README.md says what it shows and which files to copy.
 package main
@@ -56,7 +56,7 @@ func run(ctx context.Context, w io.Writer, o options) error {
 func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string) error {
 	log := slog.New(slog.NewTextHandler(w, nil))
 	return demo.During(ctx, httpServer(new(upstream), log), shutdownTimeout, func(behind string) error {
-		handler, err := newHandler(config{pool: pool, upstream: behind, customers: listenCustomers(), source: httplimit.Peer, log: log})
+		g, err := newGateway(ctx, config{pool: pool, upstream: behind, customers: listenCustomers(), source: httplimit.Peer, log: log})
 		if err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string
 			return err
 		}
 		fmt.Fprintf(w, "%s, with the API keys free-key and pro-key; Ctrl-C ends it\n", url)
-		return demo.Serve(ctx, httpServer(handler, log), listener, shutdownTimeout)
+		return g.whileUpToDate(ctx, func() error { return demo.Serve(ctx, httpServer(g, log), listener, shutdownTimeout) })
 	})
 }
 

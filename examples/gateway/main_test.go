@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -18,31 +17,31 @@ import (
 )
 
 // table is what the program promises to print. README.md shows it too.
-const table = `at      who asks, all at once                           stopped by       asked admitted allowed refused shadow
-0s      4 keys on the free plan                         gateway.free       400      240     240     160      0
-0s      2 keys on the pro plan, 10 tokens a request     gateway.pro        200      120     120      80      0
-0s      4 visitors without a key                        gateway.free       320      240     240      80      0
-0s      3 pro keys in an office with one address        gateway.address    180      120     120      60      0
-0s      a visitor who forges addresses and cookies      gateway.free       150       60      60      90      0
-0s      a visitor who has 2^64 addresses of IPv6        gateway.free       100       60      60      40      0
-0s      somebody who guesses keys and forges addresses  gateway.address    200      120     120      80      0
-0s      a pro key that states a cost of 1000000         gateway.pro         20        6       6      14      0
-30s     4 keys on the free plan                         gateway.free       400      120     120     280     40
-30s     2 keys on the pro plan, 10 tokens a request     gateway.pro        200       60      60     140      0
-30s     4 visitors without a key                        gateway.free       320      120     120     200     40
-30s     3 pro keys in an office with one address        gateway.address    180       60      60     120      0
-30s     a visitor who forges addresses and cookies      gateway.free       150       30      30     120     10
-30s     a visitor who has 2^64 addresses of IPv6        gateway.free       100       30      30      70     10
-30s     somebody who guesses keys and forges addresses  gateway.address    200       60      60     140      0
-30s     a pro key that states a cost of 1000000         gateway.pro         20        3       3      17      0
-1h0m30s 12 pro keys that spend all they have at once    gateway.all         72       50      50      22      0
+const table = `at      who asks, all at once                           stopped by              asked admitted allowed refused shadow
+0s      4 keys on the free plan                         gateway.key, plan free    400      240     240     160      0
+0s      2 keys on the pro plan, 10 tokens a request     gateway.key, plan pro     200      120     120      80      0
+0s      4 visitors without a key                        gateway.key, plan free    320      240     240      80      0
+0s      3 pro keys in an office with one address        gateway.address           180      120     120      60      0
+0s      a visitor who forges addresses and cookies      gateway.key, plan free    150       60      60      90      0
+0s      a visitor who has 2^64 addresses of IPv6        gateway.key, plan free    100       60      60      40      0
+0s      somebody who guesses keys and forges addresses  gateway.address           200      120     120      80      0
+0s      a pro key that states a cost of 1000000         gateway.key, plan pro      20        6       6      14      0
+30s     4 keys on the free plan                         gateway.key, plan free    400      120     120     280    320
+30s     2 keys on the pro plan, 10 tokens a request     gateway.key, plan pro     200       60      60     140      0
+30s     4 visitors without a key                        gateway.key, plan free    320      120     120     200    240
+30s     3 pro keys in an office with one address        gateway.address           180       60      60     120      0
+30s     a visitor who forges addresses and cookies      gateway.key, plan free    150       30      30     120    130
+30s     a visitor who has 2^64 addresses of IPv6        gateway.key, plan free    100       30      30      70     80
+30s     somebody who guesses keys and forges addresses  gateway.address           200       60      60     140      0
+30s     a pro key that states a cost of 1000000         gateway.key, plan pro      20        3       3      17      0
+1h0m30s 12 pro keys that spend all they have at once    gateway.all                72       50      50      22      0
 
-limit               admitted /metrics   refused /metrics
-gateway.address         1499     1499       400      400
-gateway.all             1319     1319        22       22
-gateway.free             900      900      1040     1040
-gateway.free-daily       800      800       100      100
-gateway.pro              419      419       251      251
+rule                    admitted /metrics   refused /metrics
+gateway.address             1499     1499       400      400
+gateway.all                 1319     1319        22       22
+gateway.daily                800      800       770      770
+gateway.key, plan free       900      900      1040     1040
+gateway.key, plan pro        419      419       251      251
 
 The upstream served 1319 requests for 8780 tokens; the clients got 1319 answers for 8780.
 `
@@ -55,16 +54,18 @@ func TestRun(t *testing.T) {
 		var out bytes.Buffer
 		require.NoError(t, run(t.Context(), &out, options{server: postgrestest.NewEmptyDatabase(t)}), &out)
 		require.Contains(t, out.String(), table)
+		require.Regexp(t, changes, out.String())
 		require.Contains(t, out.String(), "Everything was admitted and refused as the limits allow")
 	})
 
 	t.Run("FailsWhenMoreIsAdmittedThanAllowed", func(t *testing.T) {
 		t.Parallel()
-		acts := acts()
+		acts, err := acts()
+		require.NoError(t, err)
 		acts[0].parties[0].left-- // what is allowed is one less for each of 4 keys
-		clock := &clock{now: time.Date(2026, time.March, 2, 9, 0, 0, 0, time.UTC)}
+		clock := newClock()
 		var out bytes.Buffer
-		_, err := on(t.Context(), &out, config{pool: postgrestest.New(t), asOf: clock.Now}, func(p *play) error {
+		_, err = on(t.Context(), &out, config{pool: postgrestest.New(t), asOf: clock.Now}, func(p *play) error {
 			return p.run(t.Context(), &out, acts[:1], clock)
 		})
 		require.ErrorContains(t, err, "at 0s, 4 keys on the free plan: 240 were admitted, the limits allow 236")

@@ -10,10 +10,10 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// counted is how many requests took from a limit, and how many it refused.
+// counted is how many requests took from a limit by a rule, and how many that refused.
 type counted struct{ took, refused int }
 
-// scrape reads from /metrics what was counted of each limit.
+// scrape reads from /metrics what was counted of each rule.
 func (p *play) scrape(ctx context.Context) (map[string]counted, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+"/metrics", http.NoBody)
 	if err != nil {
@@ -29,18 +29,18 @@ func (p *play) scrape(ctx context.Context) (map[string]counted, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read /metrics: %w", err)
 	}
-	limits := map[string]counted{}
-	for _, metric := range families["ratelimit_requests_total"].GetMetric() {
-		limit, n := limits[label(metric, "rule")], int(metric.GetCounter().GetValue())
+	rules := map[string]counted{}
+	for _, metric := range families["ratelimit_policy_requests_total"].GetMetric() {
+		rule, n := rules[label(metric, "policy")], int(metric.GetCounter().GetValue())
 		switch label(metric, "result") {
 		case "allowed":
-			limit.took += n
+			rule.took += n
 		case "denied", "shadow_denied":
-			limit.refused += n
+			rule.refused += n
 		}
-		limits[label(metric, "rule")] = limit
+		rules[label(metric, "policy")] = rule
 	}
-	return limits, nil
+	return rules, nil
 }
 
 func label(metric *dto.Metric, name string) string {

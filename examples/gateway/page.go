@@ -10,15 +10,21 @@ import (
 var web embed.FS
 
 // addPage adds the page that shows visitors what they have left, and its parts.
-func addPage(mux *http.ServeMux, withSession func(http.Handler) http.Handler) {
+func (g *gateway) addPage(mux *http.ServeMux) {
 	page := template.Must(template.ParseFS(web, "web/page.html"))
-	mux.Handle("GET /{$}", withSession(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle("GET /{$}", g.withSession(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		caller, err := g.caller(r)
+		if err != nil {
+			http.Error(w, "the request does not say who it is from", http.StatusBadRequest)
+			return
+		}
 		h := w.Header()
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
+		limit := g.limiter.Resolve(perKey.For(caller).Plan(identityOf(r.Context()).plan))
 		_ = page.Execute(w, map[string]any{ // the client may be gone
-			"Limit": perFree.Name(), "Policy": perFree.Policy().String(), "Capacity": perFree.Capacity(), "CostHeader": costHeader,
+			"Limit": limit.Name(), "Policy": limit.Policy().String(), "Capacity": limit.Capacity(), "CostHeader": costHeader,
 		})
 	})))
 	for _, file := range []string{"page.js", "style.css"} {

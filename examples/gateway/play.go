@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/examples/internal/demo"
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // patience is how long anything may take in the play, where a busy machine is no reason to refuse.
@@ -26,6 +27,8 @@ type play struct {
 	url      string // of the gateway
 	client   *http.Client
 	upstream *upstream
+	gateway  *gateway
+	rulings  rulings
 
 	totals totals
 
@@ -40,24 +43,36 @@ type act struct {
 }
 
 // acts is the play. The parties of an hour later find all limits full.
-func acts() []act {
+func acts() ([]act, error) {
+	byName, err := rulesByName()
+	if err != nil {
+		return nil, err
+	}
 	everybody, late := slices.Concat(honest(), dishonest()), stampede()
 	for _, p := range slices.Concat(everybody, late) {
-		p.fill()
+		p.fill(byName)
 	}
-	return []act{{0, everybody}, {30 * time.Second, everybody}, {time.Hour, late}}
+	return []act{{0, everybody}, {30 * time.Second, everybody}, {time.Hour, late}}, nil
+}
+
+// newClock returns a clock that is moved on by hand. It is a day ahead of the database's, on which the rules begin to hold.
+func newClock() *clock {
+	return &clock{now: time.Now().UTC().Truncate(ratelimit.Day).Add(ratelimit.Day + 9*time.Hour)}
 }
 
 // selfTest plays against gateways on free ports of this machine, and returns an error when they admit more or less than
 // the limits allow. For the acts the gateway has a clock that is moved on by hand, and then the database's.
 func selfTest(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
-	begun := time.Now()
-	byHand := &clock{now: time.Date(2026, time.March, 2, 9, 0, 0, 0, time.UTC)}
-	acted, err := on(ctx, w, config{pool: pool, asOf: byHand.Now}, func(p *play) error { return p.run(ctx, w, acts(), byHand) })
+	begun, byHand := time.Now(), newClock()
+	acts, err := acts()
 	if err != nil {
 		return err
 	}
-	asked, err := on(ctx, w, config{pool: pool}, func(p *play) error { return p.runRealTime(ctx, w) })
+	acted, err := on(ctx, w, config{pool: pool, asOf: byHand.Now}, func(p *play) error { return p.run(ctx, w, acts, byHand) })
+	if err != nil {
+		return err
+	}
+	asked, err := on(ctx, w, config{pool: pool}, func(p *play) error { return p.runChange(ctx, w) })
 	if err != nil {
 		return err
 	}
@@ -65,8 +80,8 @@ func selfTest(ctx context.Context, w io.Writer, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// on calls do with a play against a gateway of its own, and returns how many requests that made. The buckets are its own, too,
-// as every gateway here has another HashKey.
+// on calls do with a play against a gateway of its own, and returns how many requests that made. The buckets are its own, too:
+// every gateway here has another HashKey, and the bucket that everybody shares is filled first.
 func on(ctx context.Context, w io.Writer, c config, do func(*play) error) (asked int, err error) {
 	p := &play{
 		client:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: atOnce}, Timeout: patience},
@@ -77,18 +92,21 @@ func on(ctx context.Context, w io.Writer, c config, do func(*play) error) (asked
 	if _, err := c.pool.Exec(ctx, "DELETE FROM ratelimit.fingerprint"); err != nil {             // else another HashKey is refused
 		return 0, err
 	}
-	c.source, c.customers, c.patience = httplimit.XForwardedFor(loopback), registered(), patience
+	c.source, c.customers, c.patience, c.observe = httplimit.XForwardedFor(loopback), registered(), patience, p.rulings.observe
 	c.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	err = demo.During(ctx, patientServer(p.upstream, c.log), patience, func(behind string) error {
 		c.upstream = behind
-		handler, err := newHandler(c)
-		if err != nil {
+		if p.gateway, err = newGateway(ctx, c); err != nil {
 			return err
 		}
-		return demo.During(ctx, patientServer(handler, c.log), patience, func(url string) error {
+		everybody := ratelimit.Define(ofAll, ratelimit.PerMinute(1)) // the tables have its policy
+		if err := p.gateway.limiter.Reset(ctx, everybody.Global()); err != nil {
+			return err
+		}
+		return demo.During(ctx, patientServer(p.gateway, c.log), patience, func(url string) error {
 			defer p.client.CloseIdleConnections()
 			p.url = url
-			return do(p)
+			return p.gateway.whileUpToDate(ctx, func() error { return do(p) })
 		})
 	})
 	return p.asked, err

@@ -11,12 +11,12 @@ import (
 )
 
 func printHead(w io.Writer) {
-	fmt.Fprintf(w, "%-7s %-47s %-15s %6s %8s %7s %7s %6s\n", "at", "who asks, all at once", "stopped by", "asked", "admitted", "allowed", "refused", "shadow")
+	fmt.Fprintf(w, "%-7s %-47s %-22s %6s %8s %7s %7s %6s\n", "at", "who asks, all at once", "stopped by", "asked", "admitted", "allowed", "refused", "shadow")
 }
 
 // printLine prints what became of a party.
 func printLine(w io.Writer, at time.Duration, p *party, s *seen, want expected) {
-	fmt.Fprintf(w, "%-7s %-47s %-15s %6d %8d %7d %7d %6d\n", short(at), p.who, p.tier.Name(), s.asked, s.admitted(), want.admitted, s.refused[p.tier.Name()], want.trialed)
+	fmt.Fprintf(w, "%-7s %-47s %-22s %6d %8d %7d %7d %6d\n", short(at), p.who, p.tier, s.asked, s.admitted(), want.admitted, s.refused[p.tier], want.trialed)
 }
 
 // short returns a span without zeros at its end: 30s, 1h0m30s, 1h.
@@ -39,9 +39,9 @@ func judge(at time.Duration, p *party, s *seen, want expected) error {
 		}
 	}
 	expect(s.admitted() == want.admitted, "%d were admitted, the limits allow %d", s.admitted(), want.admitted)
-	expect(s.refused[p.tier.Name()] == s.asked-want.admitted, "%d were refused by %s, want %d", s.refused[p.tier.Name()], p.tier.Name(), s.asked-want.admitted)
-	expect(len(s.refused) <= 1, "refused by %v, want only %s", slices.Sorted(maps.Keys(s.refused)), p.tier.Name())
-	expect(p.plan.Name() != "" || s.served == 0, "%d got through without a plan", s.served)
+	expect(s.refused[p.tier] == s.asked-want.admitted, "%d were refused by %s, want %d", s.refused[p.tier], p.tier, s.asked-want.admitted)
+	expect(len(s.refused) <= 1, "refused by %v, want only %s", slices.Sorted(maps.Keys(s.refused)), p.tier)
+	expect(p.plan != "" || s.served == 0, "%d got through without a plan", s.served)
 	expect(len(s.mistaken) == 0, "%d wrong answers, as %s", len(s.mistaken), first(s.mistaken))
 	return errors.Join(errs...)
 }
@@ -59,10 +59,10 @@ func newTotals() totals { return totals{limits: map[string]counted{}} }
 // add adds what a party saw. What the limit on trial would have refused no client sees.
 func (t *totals) add(p *party, s *seen, want expected) {
 	t.served += s.served
-	took := []string{perAddress.Name()}
-	if p.plan.Name() != "" {
+	took := []string{ofAddress}
+	if p.plan != "" {
 		t.tokens += s.served * p.cost
-		took = append(took, p.plan.Name(), overall.Name())
+		took = append(took, "gateway.key, plan "+p.plan, ofAll)
 	}
 	for _, limit := range took {
 		t.count(limit, counted{took: s.admitted()})
@@ -70,8 +70,8 @@ func (t *totals) add(p *party, s *seen, want expected) {
 	for limit, n := range s.refused {
 		t.count(limit, counted{refused: n})
 	}
-	if p.plan.Name() == perFree.Name() {
-		t.count(daily.Name(), counted{s.admitted() - want.trialed, want.trialed})
+	if p.plan == planFree {
+		t.count(ofDaily, counted{want.tried, want.trialed})
 	}
 }
 
@@ -82,11 +82,11 @@ func (t *totals) count(limit string, more counted) {
 
 // compare prints what the clients saw of each limit beside what /metrics counted.
 func (t *totals) compare(w io.Writer, metrics map[string]counted) error {
-	fmt.Fprintf(w, "\n%-18s  %8s %8s  %8s %8s\n", "limit", "admitted", "/metrics", "refused", "/metrics")
+	fmt.Fprintf(w, "\n%-22s  %8s %8s  %8s %8s\n", "rule", "admitted", "/metrics", "refused", "/metrics")
 	var errs []error
 	for _, limit := range slices.Sorted(maps.Keys(t.limits)) {
 		clients, server := t.limits[limit], metrics[limit]
-		fmt.Fprintf(w, "%-18s  %8d %8d  %8d %8d\n", limit, clients.took, server.took, clients.refused, server.refused)
+		fmt.Fprintf(w, "%-22s  %8d %8d  %8d %8d\n", limit, clients.took, server.took, clients.refused, server.refused)
 		if clients != server {
 			errs = append(errs, fmt.Errorf("of %s the clients saw %+v, /metrics counted %+v", limit, clients, server))
 		}

@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
@@ -30,14 +32,26 @@ func serveBehind(t *testing.T, behind http.Handler) string {
 
 func serveGatewayBefore(t *testing.T, upstream string) string {
 	t.Helper()
-	pool := postgrestest.New(t)
-	handler, err := newHandler(config{
+	return serveGatewayOn(t, postgrestest.New(t), upstream, nil)
+}
+
+// serveGatewayOn serves a gateway whose limits are in the tables of pool. asOf is its clock, or nil for the database's.
+func serveGatewayOn(t *testing.T, pool *pgxpool.Pool, upstream string, asOf func() time.Time) string {
+	t.Helper()
+	g, err := newGateway(t.Context(), config{
 		pool: pool, upstream: upstream, customers: listenCustomers(), source: httplimit.Peer,
-		patience: patience, log: slog.New(slog.DiscardHandler),
+		patience: patience, asOf: asOf, log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
+	server := httptest.NewServer(g)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- g.whileUpToDate(t.Context(), func() error { <-t.Context().Done(); return nil })
+	}()
+	t.Cleanup(func() {
+		server.Close()
+		require.NoError(t, <-ended)
+	})
 	return server.URL
 }
 

@@ -276,18 +276,17 @@ func (l *lockedRows) charge(a *bucket.Ask, amount float64, until int64) {
 		return
 	}
 	states, changed := l.of(a)
-	for i := range changed {
+	first := l.index[a.FirstRow()]
+	for i := range states {
+		isNew := l.made[first+i] && !changed[i]
 		changed[i] = true
+		if isNew && amount < 0 { // it is full, and was so before
+			states[i] = bucket.State{Value: max(states[i].Value, a.Most/float64(len(states))), TS: min(a.Terms.Begin(l.now), bucket.LongAgo)}
+		}
 	}
 	if amount > 0 {
 		a.Terms.ChargeRows(states, l.now, amount)
 		return
-	}
-	first := l.index[a.FirstRow()]
-	for i := range states {
-		if l.made[first+i] { // it is full, and was so before
-			states[i] = bucket.State{Value: max(states[i].Value, a.Most/float64(len(states))), TS: min(a.Terms.Begin(l.now), bucket.LongAgo)}
-		}
 	}
 	a.Terms.CreditRows(states, l.now, -amount, a.Most)
 }

@@ -1,0 +1,249 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Tier is one of the limits that a site asks of its requests: of which requests, for which key, and at what cost.
+type Tier struct {
+	// Limit is the limit's name.
+	Limit string
+	// Key is the pattern of the key, such as "{user}" or "{tenant}/{user}": names of attributes in braces, with other text
+	// between them. Defaults to "": the bucket that everybody shares, as ratelimit.Limit.Global.
+	Key string
+	// Endpoint is the route that the tier is for, as it is registered: "GET /api/search". A path alone is that route
+	// with any method. Defaults to "": every route.
+	Endpoint string
+	// When has attributes and what they must be, all of them: {"plan": "enterprise"}. "*" is anything that is not empty,
+	// and "" is nothing. Defaults to nil: no condition.
+	When map[string]string
+	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". What a client states counts as
+	// it stands, so let a proxy of yours set the header. Defaults to "fixed".
+	CostSource string
+	// FixedCost is the cost where CostSource is "fixed". Defaults to 1.
+	FixedCost float64
+	// DefaultCost is the cost of a request that states none, or none that is a number above 0. A stated cost below 1
+	// counts as 1, or as DefaultCost where that is smaller. Defaults to 1.
+	DefaultCost float64
+}
+
+// Match is which of the tiers that fit a request it is asked of.
+type Match string
+
+const (
+	// MatchAll asks each limit: of several tiers that have the same limit, by the first that fits. It is what the empty
+	// Match means.
+	MatchAll Match = "all"
+	// MatchFirst asks one limit, by the first tier that fits.
+	MatchFirst Match = "first"
+)
+
+// TierSet is the list of tiers of a site.
+type TierSet struct {
+	// Match is which of the tiers that fit are asked. Defaults to MatchAll.
+	Match Match
+	// Tiers are in the order in which they are looked at.
+	Tiers []Tier
+}
+
+// Attributes are what tiers know of a request. Take them from what your own code has verified: who may choose his user
+// may choose his bucket.
+type Attributes struct {
+	// User is who is signed in. Patterns call it user.
+	User string
+	// Tenant is the customer that the user belongs to. Patterns call it tenant.
+	Tenant string
+	// Plan is the plan that the customer is on: its rules decide. Patterns call it plan.
+	Plan string
+	// Address is the client's address. Patterns call it address.
+	Address string
+	// Endpoint is the route that matched, as http.Request.Pattern. It is never the path, which has many spellings.
+	// Patterns call it endpoint.
+	Endpoint string
+	// More has the attributes that a program declares besides, by their names.
+	More map[string]string
+}
+
+// ErrNoTier is returned by Requests when no tier fits. Nothing limits such a request, and the caller has to say whether
+// it passes. A last tier without Endpoint and When fits every request.
+var ErrNoTier = errors.New("rules: no tier fits the request")
+
+// Tiers are the tiers of a site, checked and ready to ask. They do not change.
+type Tiers struct {
+	match Match
+	tiers []tier
+}
+
+// tier is a Tier that has been checked.
+type tier struct {
+	limit    ratelimit.Limit
+	key      *pattern // nil: the bucket that everybody shares
+	endpoint string
+	when     []condition
+	cost     cost
+}
+
+// condition is what an attribute must be.
+type condition struct{ attribute, value string }
+
+// NewTiers returns the tiers of a set, ready to ask. limitOf returns the limit of a name, from the code or from a stored
+// rule, and false where there is none. attributes are the names that Attributes.More may have, such as "region" or
+// "header:x-api-key". An error wraps ErrInvalid and says what to change.
+func NewTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), attributes ...string) (*Tiers, error) {
+	if err := set.validate(); err != nil {
+		return nil, err
+	}
+	known := append(ownAttributes(), attributes...)
+	for i, name := range known {
+		if !validAttribute.MatchString(name) || slices.Contains(known[:i], name) {
+			return nil, invalid("the attribute %.40q: use a name of its own, of 1 to 64 letters, digits and _ . : -", name)
+		}
+	}
+	t := &Tiers{match: set.Match, tiers: make([]tier, len(set.Tiers))}
+	for i := range set.Tiers {
+		of := &set.Tiers[i]
+		limit, ok := limitOf(of.Limit)
+		if !ok {
+			return nil, invalid("tier %d: nobody knows the limit %.80q; define it in the program, or store a rule for it", i, of.Limit)
+		}
+		var err error
+		if t.tiers[i], err = newTier(of, limit, known); err != nil {
+			return nil, invalid("tier %d, of %q: %w", i, limit.Name(), err)
+		}
+	}
+	if err := t.validateKeys(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// ownAttributes returns the attributes that every program has.
+func ownAttributes() []string { return []string{"user", "tenant", "plan", "address", "endpoint"} }
+
+// newTier makes a tier ready, whose words and numbers are checked.
+func newTier(of *Tier, limit ratelimit.Limit, known []string) (t tier, err error) {
+	t = tier{limit: limit, endpoint: of.Endpoint}
+	if of.Key != "" {
+		if t.key, err = newPattern(of.Key, known); err != nil {
+			return tier{}, fmt.Errorf("its Key is %.80q: %w", of.Key, err)
+		}
+	}
+	for name, value := range of.When {
+		if !slices.Contains(known, name) {
+			return tier{}, fmt.Errorf("its When has the attribute %.40q; there are %s", name, strings.Join(known, ", "))
+		}
+		t.when = append(t.when, condition{name, value})
+	}
+	t.cost = newCost(of)
+	return t, nil
+}
+
+// Requests returns what to ask of the limits for a request: in one Take, which takes from all of them or from none.
+// The rules of a.Plan decide. stated returns what the request states for a CostSource, such as the values of the header
+// for "header:x-cost"; nil states nothing.
+//
+// Nobody shares a bucket by mistake. Where a tier that fits has a key, and the request lacks an attribute of it, the
+// error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before
+// or beside the one whose When has it as "*". Where a tier is for an endpoint and the request has none, the error wraps
+// ratelimit.ErrInvalidRequest. Where no tier fits it is ErrNoTier. No error holds an attribute's value.
+func (t *Tiers) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
+	var requests []ratelimit.Request
+	for i := range t.tiers {
+		tier := &t.tiers[i]
+		if slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r.Limit().Name() == tier.limit.Name() }) {
+			continue
+		}
+		fits, err := tier.fits(&a)
+		if err != nil {
+			return nil, err
+		}
+		if !fits {
+			continue
+		}
+		request, err := tier.request(&a, stated)
+		if err != nil {
+			return nil, err
+		}
+		requests = append(requests, request)
+		if t.match == MatchFirst {
+			break
+		}
+	}
+	if len(requests) == 0 {
+		return nil, ErrNoTier
+	}
+	return requests, nil
+}
+
+// fits reports whether the tier is asked of a request.
+func (t *tier) fits(a *Attributes) (bool, error) {
+	for _, c := range t.when {
+		if is := a.value(c.attribute); is != c.value && (c.value != "*" || is == "") {
+			return false, nil
+		}
+	}
+	switch {
+	case t.endpoint == "":
+		return true, nil
+	case a.Endpoint == "":
+		return false, fmt.Errorf("%w: a tier of %q is for an endpoint, and the request has none; put the limit behind the router, "+
+			"and name an Endpoint for requests that match no route", ratelimit.ErrInvalidRequest, t.limit.Name())
+	}
+	_, path, _ := strings.Cut(a.Endpoint, " ")
+	return t.endpoint == a.Endpoint || t.endpoint == path, nil
+}
+
+// request returns what is asked of the tier's limit.
+func (t *tier) request(a *Attributes, stated func(source string) []string) (ratelimit.Request, error) {
+	request := t.limit.Global()
+	if t.key != nil {
+		key, missing := t.key.expand(a)
+		if missing != "" {
+			return ratelimit.Request{}, fmt.Errorf("%w: the key of %q needs the attribute %q, and the request has none",
+				ratelimit.ErrInvalidKey, t.limit.Name(), missing)
+		}
+		request = t.limit.For(key)
+	}
+	return request.Cost(t.cost.of(stated)).Plan(a.Plan), nil
+}
+
+// value returns an attribute by its name.
+func (a *Attributes) value(name string) string {
+	switch name {
+	case "user":
+		return a.User
+	case "tenant":
+		return a.Tenant
+	case "plan":
+		return a.Plan
+	case "address":
+		return a.Address
+	case "endpoint":
+		return a.Endpoint
+	}
+	return a.More[name]
+}
+
+// Refusal returns the tier that has refused, which is the name of its limit, and the name of the rule that decided, which
+// is empty where the definition in the code did. Of several it is the one with the longest wait. Both are empty where the
+// decision is to allow.
+func Refusal(d ratelimit.Decision) (tier, rule string) {
+	longest := -1
+	for i := range d.States {
+		if s := &d.States[i]; s.Allowed || s.Mode == ratelimit.Shadow || d.Allowed {
+			continue
+		}
+		if longest < 0 || d.States[i].RetryAfter > d.States[longest].RetryAfter {
+			longest = i
+		}
+	}
+	if longest < 0 {
+		return "", ""
+	}
+	return d.States[longest].Limit.Name(), d.States[longest].Rule
+}

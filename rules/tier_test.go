@@ -1,0 +1,289 @@
+package rules_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+var (
+	calls  = ratelimit.Define("calls", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 1000})
+	search = ratelimit.Define("search", ratelimit.PerSecond(100))
+	whole  = ratelimit.Define("whole", ratelimit.PerSecond(1000))
+)
+
+// defined returns the limit of a name that this file defines.
+func defined(name string) (ratelimit.Limit, bool) {
+	for _, limit := range []ratelimit.Limit{calls, search, whole} {
+		if limit.Name() == name {
+			return limit, true
+		}
+	}
+	return ratelimit.Limit{}, false
+}
+
+func newTiers(t *testing.T, match rules.Match, tiers ...rules.Tier) *rules.Tiers {
+	t.Helper()
+	made, err := rules.NewTiers(rules.TierSet{Match: match, Tiers: tiers}, defined, "region", "header:x-api-key")
+	require.NoError(t, err)
+	return made
+}
+
+var ada = rules.Attributes{
+	User: "ada", Tenant: "acme", Plan: "pro", Address: "203.0.113.7", Endpoint: "GET /api/search",
+	More: map[string]string{"region": "eu", "header:x-api-key": "k-1"},
+}
+
+func TestTierFits(t *testing.T) {
+	t.Parallel()
+	nobody := rules.Attributes{Address: "203.0.113.7", Endpoint: "/"}
+	tests := []struct {
+		name string
+		tier rules.Tier
+		of   rules.Attributes
+		want bool
+	}{
+		{"NoCondition", rules.Tier{}, ada, true},
+		{"TheRoute", rules.Tier{Endpoint: "GET /api/search"}, ada, true},
+		{"ThePathOfTheRoute", rules.Tier{Endpoint: "/api/search"}, ada, true},
+		{"TheRouteWithoutMethod", rules.Tier{Endpoint: "/"}, nobody, true},
+		{"AnotherMethod", rules.Tier{Endpoint: "POST /api/search"}, ada, false},
+		{"AnotherPath", rules.Tier{Endpoint: "/api"}, ada, false},
+		{"ThePlan", rules.Tier{When: map[string]string{"plan": "pro"}}, ada, true},
+		{"AnotherPlan", rules.Tier{When: map[string]string{"plan": "free"}}, ada, false},
+		{"AllConditions", rules.Tier{When: map[string]string{"plan": "pro", "region": "eu"}}, ada, true},
+		{"OneConditionOfTwo", rules.Tier{When: map[string]string{"plan": "pro", "region": "us"}}, ada, false},
+		{"Present", rules.Tier{When: map[string]string{"user": "*"}}, ada, true},
+		{"NotPresent", rules.Tier{When: map[string]string{"user": "*"}}, nobody, false},
+		{"Absent", rules.Tier{When: map[string]string{"user": ""}}, nobody, true},
+		{"NotAbsent", rules.Tier{When: map[string]string{"user": ""}}, ada, false},
+		{"MoreIsAbsent", rules.Tier{When: map[string]string{"region": ""}}, nobody, true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.tier.Limit = "calls"
+			requests, err := newTiers(t, rules.MatchAll, test.tier).Requests(test.of, nil)
+			if !test.want {
+				require.ErrorIs(t, err, rules.ErrNoTier)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, []ratelimit.Request{calls.Global().Plan(test.of.Plan)}, requests)
+		})
+	}
+}
+
+func TestTierAsksOfAllOrOfTheFirst(t *testing.T) {
+	t.Parallel()
+	tiers := []rules.Tier{
+		{Limit: "search", Endpoint: "/api/search"},
+		{Limit: "calls", Key: "{user}", When: map[string]string{"plan": "free"}},
+		{Limit: "calls", Key: "{user}", FixedCost: 2, Endpoint: "GET /api/search"},
+		{Limit: "calls", Key: "{user}"},
+		{Limit: "whole"},
+	}
+	all, err := newTiers(t, rules.MatchAll, tiers...).Requests(ada, nil)
+	require.NoError(t, err)
+	require.Equal(t, []ratelimit.Request{
+		search.Global().Plan("pro"), calls.For("ada").Cost(2).Plan("pro"), whole.Global().Plan("pro"),
+	}, all, "each limit once, by the first of its tiers that fits")
+
+	first, err := newTiers(t, rules.MatchFirst, tiers...).Requests(ada, nil)
+	require.NoError(t, err)
+	require.Equal(t, []ratelimit.Request{search.Global().Plan("pro")}, first)
+}
+
+func TestTierKey(t *testing.T) {
+	t.Parallel()
+	odd := rules.Attributes{User: `a/b\c|d`, Tenant: "a/b", Address: "::1", More: map[string]string{"header:x-api-key": "k 1"}}
+	for key, want := range map[string]string{
+		"{user}":              `a/b\c|d`,
+		"u:{user}":            `u:a/b\c|d`,
+		"{header:x-api-key}":  "k 1",
+		"{tenant}/{user}":     `a\/b/a\/b\\c|d`,
+		"{tenant}|{user}":     `a/b|a/b\\c\|d`,
+		"<{address}, {user}>": `<::1, a/b\\c|d>`,
+	} {
+		requests, err := newTiers(t, rules.MatchAll, rules.Tier{Limit: "calls", Key: key}).Requests(odd, nil)
+		require.NoError(t, err)
+		require.Equal(t, []ratelimit.Request{calls.For(want)}, requests, key)
+	}
+}
+
+// Two requests with different attributes never have one key, whatever the pattern and the attributes.
+func TestTierKeysDiffer(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.StringOfN(rapid.SampledFrom([]rune(`a/\|`)), 1, 4, -1)
+		separator := rapid.SampledFrom([]string{"/", "|", "a", "//", "/|", ":/"})
+		pattern := "{tenant}" + separator.Draw(t, "first") + "{user}" + separator.Draw(t, "second") + "{address}"
+		key := func(of rules.Attributes) ratelimit.Request {
+			tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "calls", Key: pattern}}}, defined)
+			require.NoError(t, err)
+			requests, err := tiers.Requests(of, nil)
+			require.NoError(t, err)
+			return requests[0]
+		}
+		attributes := func(of string) rules.Attributes {
+			return rules.Attributes{Tenant: text.Draw(t, of+" tenant"), User: text.Draw(t, of+" user"), Address: text.Draw(t, of+" address")}
+		}
+		one, other := attributes("one"), attributes("other")
+		same := one.Tenant == other.Tenant && one.User == other.User && one.Address == other.Address
+		require.Equal(t, same, key(one) == key(other), "%s of %+v and %+v", pattern, one, other)
+	})
+}
+
+func TestTierCost(t *testing.T) {
+	t.Parallel()
+	stated := rules.Tier{Limit: "calls", CostSource: "header:x-weight", DefaultCost: 3}
+	tests := []struct {
+		name   string
+		tier   rules.Tier
+		values []string
+		want   float64
+	}{
+		{"Fixed", rules.Tier{CostSource: "fixed", FixedCost: 4, DefaultCost: 3}, []string{"5"}, 4},
+		{"FixedByDefault", rules.Tier{}, []string{"5"}, 1},
+		{"Stated", stated, []string{" 5 "}, 5},
+		{"TheGreatest", stated, []string{"5", "7", "x"}, 7},
+		{"Absent", stated, nil, 3},
+		{"AbsentByDefault", rules.Tier{CostSource: "query:weight"}, nil, 1},
+		{"NotANumber", stated, []string{"many", "NaN", ""}, 3},
+		{"Zero", stated, []string{"0"}, 3},
+		{"Negative", stated, []string{"-5"}, 3},
+		{"LessThanOne", stated, []string{"1e-9"}, 1},
+		{"LessThanASmallDefault", rules.Tier{CostSource: "query:weight", DefaultCost: 0.25}, []string{"0.1"}, 0.25},
+		{"MoreThanAFloatHolds", stated, []string{"1e999"}, math.MaxFloat64},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.tier.Limit = "calls"
+			var asked string
+			requests, err := newTiers(t, rules.MatchAll, test.tier).Requests(rules.Attributes{}, func(source string) []string {
+				asked = source
+				return test.values
+			})
+			require.NoError(t, err)
+			require.Equal(t, []ratelimit.Request{calls.Global().Cost(test.want)}, requests)
+			require.Equal(t, strings.TrimPrefix(test.tier.CostSource, "fixed"), asked)
+		})
+	}
+	requests, err := newTiers(t, rules.MatchAll, stated).Requests(rules.Attributes{}, nil)
+	require.NoError(t, err)
+	require.Equal(t, []ratelimit.Request{calls.Global().Cost(3)}, requests, "without a source")
+}
+
+// Whoever lacks an attribute shares no bucket, and does not pass unasked.
+func TestTierRequestsNeedTheirAttributes(t *testing.T) {
+	t.Parallel()
+	secret := rules.Attributes{Tenant: "secret tenant"}
+	_, err := newTiers(t, rules.MatchAll, rules.Tier{Limit: "calls", Key: "{tenant}/{user}"}, rules.Tier{Limit: "whole"}).Requests(secret, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	require.ErrorContains(t, err, `the key of "calls" needs the attribute "user"`)
+	require.NotContains(t, err.Error(), "secret")
+
+	for _, match := range []rules.Match{rules.MatchAll, rules.MatchFirst} {
+		_, err = newTiers(t, match, rules.Tier{Limit: "search", Endpoint: "/api/search"}, rules.Tier{Limit: "whole"}).Requests(secret, nil)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+		require.ErrorContains(t, err, "put the limit behind the router")
+	}
+	_, err = newTiers(t, rules.MatchAll).Requests(ada, nil)
+	require.ErrorIs(t, err, rules.ErrNoTier)
+}
+
+func TestNewTiersRefuses(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name string
+		tier rules.Tier
+		want string
+	}{
+		{"UnknownLimit", rules.Tier{Limit: "other"}, `nobody knows the limit "other"`},
+		{"UnknownAttribute", rules.Tier{Key: "{customer}"}, `it names the attribute "customer"; there are user, tenant, plan, address, endpoint, region`},
+		{"UnknownCondition", rules.Tier{When: map[string]string{"customer": "1"}}, `its When has the attribute "customer"; there are user,`},
+		{"NoAttribute", rules.Tier{Key: "user"}, "it names no attribute; write one as {user}"},
+		{"NoSeparator", rules.Tier{Key: "{tenant}{user}"}, "there is nothing between {tenant} and {user}"},
+		{"OddSeparator", rules.Tier{Key: "{tenant}–{user}"}, "separated by something that is not ASCII"},
+		{"Brace", rules.Tier{Key: "{user}}"}, "a brace"},
+		{"OpenBrace", rules.Tier{Key: "{{user}"}, "a brace"},
+		{"Escape", rules.Tier{Key: `{tenant}\{user}`}, "other separators"},
+		{"EmptyAttribute", rules.Tier{Key: "{}"}, `it names the attribute ""`},
+		{"CostSource", rules.Tier{CostSource: "body:tokens"}, `its CostSource is "body:tokens"; use fixed, header:<name> or query:<name>`},
+		{"CostSourceWithoutName", rules.Tier{CostSource: "header:"}, "header:<name>"},
+		{"NegativeCost", rules.Tier{FixedCost: -1}, "its FixedCost is -1; use a number from 0"},
+		{"CostIsNoNumber", rules.Tier{DefaultCost: math.NaN()}, "its DefaultCost is NaN"},
+		{"LongKey", rules.Tier{Key: strings.Repeat("k", 1025) + "{user}"}, "use up to 1024 of UTF-8 without NUL"},
+		{"EndpointWithNUL", rules.Tier{Endpoint: "/\x00"}, "use up to 1024 of UTF-8 without NUL"},
+		{"ConditionWithNUL", rules.Tier{When: map[string]string{"plan": "\x00"}}, "use up to 1024 bytes of UTF-8 without NUL"},
+		{"CostSourceWithSpace", rules.Tier{CostSource: "header:x tokens"}, "use fixed, header:<name> or query:<name>"},
+		{"EndlessCost", rules.Tier{FixedCost: math.Inf(1)}, "its FixedCost is +Inf"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			if test.tier.Limit == "" {
+				test.tier.Limit = "calls"
+			}
+			_, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{test.tier}}, defined, "region")
+			require.ErrorIs(t, err, rules.ErrInvalid)
+			require.ErrorContains(t, err, test.want)
+		})
+	}
+	_, err := rules.NewTiers(rules.TierSet{Match: "any"}, defined)
+	require.ErrorIs(t, err, rules.ErrInvalid)
+	for _, name := range []string{"", "user", "a b", "{x}"} {
+		_, err := rules.NewTiers(rules.TierSet{}, defined, name)
+		require.ErrorIs(t, err, rules.ErrInvalid, name)
+	}
+}
+
+// A user who calls himself 203.0.113.7 does not get that address's bucket.
+func TestTierKeysOfOneLimitAreApart(t *testing.T) {
+	t.Parallel()
+	signedIn, anonymous := map[string]string{"user": "*"}, map[string]string{"user": ""}
+	for _, keys := range [][2]string{{"{user}", "{address}"}, {"u:{user}", "{address}"}, {"u:{user}", "u:{address}"}, {"u{user}", "u:{address}"}} {
+		_, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{
+			{Limit: "calls", Key: keys[0], When: signedIn}, {Limit: "calls", Key: keys[1], When: anonymous},
+		}}, defined)
+		require.ErrorIs(t, err, rules.ErrInvalid, keys)
+		require.ErrorContains(t, err, "begin each with a word of its own")
+	}
+	tiers := newTiers(t, rules.MatchFirst,
+		rules.Tier{Limit: "calls", Key: "user:{user}", When: signedIn},
+		rules.Tier{Limit: "calls", Key: "address:{address}", When: anonymous},
+		rules.Tier{Limit: "search", Key: "{address}"})
+	for want, of := range map[string]rules.Attributes{
+		"user:203.0.113.7": {User: "203.0.113.7"}, "address:203.0.113.7": {Address: "203.0.113.7"},
+	} {
+		requests, err := tiers.Requests(of, nil)
+		require.NoError(t, err)
+		require.Equal(t, []ratelimit.Request{calls.For(want)}, requests)
+	}
+}
+
+func TestRefusal(t *testing.T) {
+	t.Parallel()
+	state := func(of ratelimit.Limit, rule string, wait time.Duration) ratelimit.State {
+		return ratelimit.State{Limit: of, Rule: rule, Allowed: wait == 0, RetryAfter: wait}
+	}
+	shadow := state(whole, "whole rule", time.Hour)
+	shadow.Mode = ratelimit.Shadow
+	for want, states := range map[string][]ratelimit.State{
+		"calls calls/pro": {state(search, "search", 0), state(calls, "calls/pro", time.Second), shadow},
+		"search ":         {state(calls, "calls/pro", time.Second), state(search, "", 2*time.Second)},
+		" ":               {state(calls, "calls/pro", 0), shadow},
+	} {
+		tier, rule := rules.Refusal(ratelimit.Decision{Allowed: want == " ", States: states})
+		require.Equal(t, want, fmt.Sprintf("%s %s", tier, rule))
+	}
+}

@@ -1,0 +1,100 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var (
+	validAttribute = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}$`)
+	placeholder    = regexp.MustCompile(`\{([^{}]*)\}`)
+)
+
+const keyEscape = `\`
+
+// pattern is the Key of a tier: literals[0] names[0] literals[1] ... names[n-1] literals[n].
+type pattern struct {
+	text       string
+	literals   []string
+	names      []string
+	separators string // what is escaped in values: the bytes with which the literals between them begin
+}
+
+// newPattern returns a pattern over the attributes that are known.
+func newPattern(text string, known []string) (*pattern, error) {
+	p := &pattern{text: text}
+	end := 0
+	for _, at := range placeholder.FindAllStringSubmatchIndex(text, -1) {
+		p.literals, p.names = append(p.literals, text[end:at[0]]), append(p.names, text[at[2]:at[3]])
+		end = at[1]
+	}
+	p.literals = append(p.literals, text[end:])
+	for _, literal := range p.literals {
+		if strings.ContainsAny(literal, `{}\`) {
+			return nil, errors.New(`it has a brace or a \ outside of a {name}; use other separators`)
+		}
+	}
+	if len(p.names) == 0 {
+		return nil, errors.New("it names no attribute; write one as {user}, or leave the key empty for the bucket that everybody shares")
+	}
+	for i, name := range p.names {
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("it names the attribute %.40q; there are %s", name, strings.Join(known, ", "))
+		}
+		if i == 0 {
+			continue
+		}
+		if p.literals[i] == "" {
+			return nil, fmt.Errorf("there is nothing between {%s} and {%s}; separate them, as by a /", p.names[i-1], name)
+		}
+		if c := p.literals[i][0]; c < ' ' || c > '~' {
+			return nil, fmt.Errorf("{%s} and {%s} are separated by something that is not ASCII; use a sign such as /", p.names[i-1], name)
+		}
+		p.separators += p.literals[i][:1]
+	}
+	return p, nil
+}
+
+// expand returns the key of a request, or the name of the attribute that it lacks. Different attributes have different
+// keys: in a value, what separates it from the next one is escaped, so that "a/b" with "c" is not "a" with "b/c". A
+// single value needs no escapes, and has none.
+func (p *pattern) expand(a *Attributes) (key, missing string) {
+	var b strings.Builder
+	for i, name := range p.names {
+		value := a.value(name)
+		if value == "" {
+			return "", name
+		}
+		b.WriteString(p.literals[i])
+		for j := range len(value) {
+			if c := value[j : j+1]; p.separators != "" && (c == keyEscape || strings.Contains(p.separators, c)) {
+				b.WriteString(keyEscape)
+			}
+			b.WriteByte(value[j])
+		}
+	}
+	b.WriteString(p.literals[len(p.names)])
+	return b.String(), ""
+}
+
+// validateKeys returns an error where a limit has two patterns of which one request may spell the key of the other's.
+func (t *Tiers) validateKeys() error {
+	byLimit := make(map[string][]*pattern, len(t.tiers))
+	for i := range t.tiers {
+		name, p := t.tiers[i].limit.Name(), t.tiers[i].key
+		if p == nil || slices.ContainsFunc(byLimit[name], func(q *pattern) bool { return q.text == p.text }) {
+			continue
+		}
+		for _, q := range byLimit[name] {
+			if strings.HasPrefix(p.literals[0], q.literals[0]) || strings.HasPrefix(q.literals[0], p.literals[0]) {
+				return invalid("tier %d, of %q: its Key is %q and that of another tier is %q, so that one could spell the key of the other; "+
+					"begin each with a word of its own, such as user:{user} and address:{address}", i, name, p.text, q.text)
+			}
+		}
+		byLimit[name] = append(byLimit[name], p)
+	}
+	return nil
+}

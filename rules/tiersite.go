@@ -1,0 +1,142 @@
+package rules
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Site asks of requests what the tiers say that a [Set] has loaded, for a site whose limits are all in tables. It is safe
+// for concurrent use, and asks what a change says as soon as the Set has loaded it.
+//
+// Tiers that cannot be used, as they name an attribute or a limit that nobody knows, leave those before in place; the Set's
+// Observer is told. Where there are none before, Requests returns an error.
+type Site struct {
+	set     *Set
+	config  SiteConfig
+	current atomic.Pointer[siteTiers]
+	making  sync.Mutex // held by who makes the next
+}
+
+// SiteConfig is what a program knows of its tiers. Its zero value is ready for use.
+type SiteConfig struct {
+	// Limits are the limits that the program defines. Tiers name these, and those that have a stored rule. A limit that
+	// has rules for plans only and is not defined has for every other plan the rule with the smallest capacity.
+	Limits []ratelimit.Limit
+	// Attributes are the names that Attributes.More has, such as "region" or "header:x-api-key".
+	Attributes []string
+	// Tiers are asked while the tables have none: before the first load, too. Their limits are of Limits. Defaults to none.
+	Tiers TierSet
+}
+
+// siteTiers are the tiers that were made of what a Set had loaded.
+type siteTiers struct {
+	of    *snapshot
+	tiers *Tiers
+	err   error // where there are none
+}
+
+// NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid.
+func NewSite(set *Set, config SiteConfig) (*Site, error) {
+	if set == nil {
+		return nil, fmt.Errorf("%w: the Set is nil; pass what NewSet returned", ErrInvalidConfig)
+	}
+	config.Limits, config.Attributes = slices.Clone(config.Limits), slices.Clone(config.Attributes) // the caller may go on with its own
+	s := &Site{set: set, config: config}
+	tiers, err := NewTiers(config.Tiers, s.limitIn(nil), config.Attributes...)
+	if err != nil {
+		return nil, fmt.Errorf("field Tiers: %w", err)
+	}
+	first := &siteTiers{tiers: tiers}
+	if len(config.Tiers.Tiers) == 0 {
+		first = &siteTiers{err: errors.New("rules: the tiers are not loaded yet; call Set.Load, or Set.Run on a goroutine of its own")}
+	}
+	s.current.Store(first)
+	return s, nil
+}
+
+// Requests returns what to ask of the limits for a request, as [Tiers.Requests] does. Before the first load of the Set,
+// and while what it has loaded cannot be used, it returns an error unless there are tiers from before, or those of
+// SiteConfig.
+func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
+	current := s.current.Load()
+	if s.set.current.Load() != current.of {
+		current = s.renew()
+	}
+	if current.err != nil {
+		return nil, current.err
+	}
+	return current.tiers.Requests(a, stated)
+}
+
+// renew makes tiers of what is loaded, unless somebody else has.
+func (s *Site) renew() *siteTiers {
+	s.making.Lock()
+	defer s.making.Unlock()
+	current, loaded := s.current.Load(), s.set.current.Load()
+	if current.of == loaded {
+		return current
+	}
+	set := loaded.tiers
+	if len(set.Tiers) == 0 {
+		set = s.config.Tiers
+	}
+	next := &siteTiers{of: loaded}
+	next.tiers, next.err = NewTiers(set, s.limitIn(loaded), s.config.Attributes...)
+	if next.err != nil {
+		s.set.tell(context.Background(), ratelimit.RulesLoaded{Version: loaded.version, Err: next.err})
+		if current.err == nil {
+			next.tiers, next.err = current.tiers, nil
+		}
+	}
+	s.current.Store(next)
+	return next
+}
+
+// limitIn returns what knows the limits of the program, and those of the rules that were loaded.
+func (s *Site) limitIn(loaded *snapshot) func(name string) (ratelimit.Limit, bool) {
+	return func(name string) (ratelimit.Limit, bool) {
+		for _, limit := range s.config.Limits {
+			if limit.Name() == name {
+				return limit, true
+			}
+		}
+		if loaded == nil || loaded.limits[name] == nil {
+			return ratelimit.Limit{}, false
+		}
+		return loaded.limits[name].standIn()
+	}
+}
+
+// standIn returns a limit in place of a definition in the code, of which there is none: with the policy that was first
+// stated for all plans, or else with the one of a plan that has the smallest capacity. It returns false where no rule is
+// stated any more.
+func (of *limitRules) standIn() (ratelimit.Limit, bool) {
+	var found []ratelimit.Limit
+	for _, plan := range slices.Sorted(maps.Keys(of.plans)) { // the empty one first
+		stated := of.plans[plan]
+		i := slices.IndexFunc(stated, func(s span) bool { return s.says != nil })
+		if i < 0 || stated[len(stated)-1].says == nil {
+			continue
+		}
+		limit, err := ratelimit.NewLimit(of.name, stated[i].says.policy)
+		if err != nil {
+			continue
+		}
+		if plan == "" {
+			return limit, true
+		}
+		found = append(found, limit)
+	}
+	if len(found) == 0 {
+		return ratelimit.Limit{}, false
+	}
+	return slices.MinFunc(found, func(a, b ratelimit.Limit) int { return cmp.Compare(a.Capacity(), b.Capacity()) }), true
+}
