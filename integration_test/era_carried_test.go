@@ -18,7 +18,7 @@ func TestPruneBringsNoOldRowsBack(t *testing.T) {
 			t.Parallel()
 			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": {before: slowly(80, 8), after: slowly(80, shards)}})
 			for shard := range 8 {
-				d.plant(t, "limit", "key", shard, 0, changeInstant.Add(-time.Second))
+				d.plant(t, "key", shard, 0, changeInstant.Add(-time.Second))
 			}
 			request := changingLimit("limit").For("key")
 			d.at(time.Second)
@@ -52,7 +52,7 @@ func TestPruneForgivesNoDebtThatAChangeScales(t *testing.T) {
 			t.Parallel()
 			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test})
 			request := changingLimit("limit").For("key")
-			d.plant(t, "limit", "key", 0, -90, changeInstant.Add(-time.Second))
+			d.plant(t, "key", 0, -90, changeInstant.Add(-time.Second))
 			for minutes := 1; minutes < 1200; minutes += 7 {
 				d.at(time.Duration(minutes) * time.Minute)
 				before := tokens(t, d.limiter, request)
@@ -145,7 +145,7 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 				if shard == test.shard {
 					value = 1
 				}
-				d.plant(t, "limit", "key", shard, value, changeInstant.Add(-time.Second))
+				d.plant(t, "key", shard, value, changeInstant.Add(-time.Second))
 			}
 			request := changingLimit("limit").For("key")
 			d.at(time.Second)

@@ -47,7 +47,7 @@ func TestABucketThatIsPutTogetherHoldsNoMoreThanItsRowsDid(t *testing.T) {
 			t.Parallel()
 			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": {before: slowly(80, 8), after: slowly(80, 1)}})
 			for shard := 1; shard < 8; shard++ { // and the first one is full
-				d.plant(t, "limit", "key", shard, 0, changeInstant.Add(-time.Second))
+				d.plant(t, "key", shard, 0, changeInstant.Add(-time.Second))
 			}
 			d.at(time.Second)
 			require.Equal(t, 10, take(t, d, changingLimit("limit").For("key")))
@@ -107,7 +107,7 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 					limiter := b.with(t, ratelimit.Config{Policies: rules, AsOf: jumping(reads)})
 					key := t.Name() + string(rune('a'+reads))
 					for shard, value := range test.rows {
-						b.plant(t, "limit", key, shard, value, changeInstant.Add(-time.Second))
+						b.plant(t, key, shard, value, changeInstant.Add(-time.Second))
 					}
 					request := changingLimit("limit").For(key)
 					decision, err := call(t.Context(), limiter, request)
@@ -137,7 +137,7 @@ func TestAFullBucketStaysFullInOtherRows(t *testing.T) {
 				t.Parallel()
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": {before: slowly(80, 1), after: after}})
 				request := changingLimit("limit").For("key")
-				d.plant(t, "limit", "key", 0, 80, changeInstant.Add(-time.Second))
+				d.plant(t, "key", 0, 80, changeInstant.Add(-time.Second))
 				requireAllowed(t, taking(tight.For("key")), d.limiter)
 				d.at(span)
 				requireRefused(t, d.limiter, []ratelimit.Request{request, tight.For("key")})
@@ -186,7 +186,7 @@ func TestACreditAfterAChangeCountsOnce(t *testing.T) {
 				})
 				request := changingLimit("limit").For("key")
 				for shard := range shards[0] {
-					d.plant(t, "limit", "key", shard, 16/float64(shards[0]), changeInstant.Add(-time.Second))
+					d.plant(t, "key", shard, 16/float64(shards[0]), changeInstant.Add(-time.Second))
 				}
 				d.at(time.Second)
 				require.NoError(t, d.limiter.Credit(t.Context(), request.Cost(3)))

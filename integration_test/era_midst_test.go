@@ -47,7 +47,7 @@ func TestTheChangeComesWhileAReservationEnds(t *testing.T) {
 					request := changingLimit("limit").For(key)
 					d.at(-time.Second)
 					for shard := range shards[0] {
-						b.plant(t, "limit", key, shard, (held+reserved)/float64(shards[0]), d.clock.now())
+						b.plant(t, key, shard, (held+reserved)/float64(shards[0]), d.clock.now())
 					}
 					r := d.reserve(t, request.Cost(reserved), roomy.For(key))
 					jumper := b.with(t, ratelimit.Config{Policies: eraRules{"limit": c.rule(t, changingLimit("limit"))}, AsOf: jumping(reads)})

@@ -30,7 +30,7 @@ func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 				})
 				request := changingLimit("limit").For("key")
 				for shard := range shards[0] {
-					d.plant(t, "limit", "key", shard, 40/float64(shards[0]), d.clock.now())
+					d.plant(t, "key", shard, 40/float64(shards[0]), d.clock.now())
 				}
 				tx := d.begin(t, level.level)
 				requireAllowed(t, taking(request.Cost(30)), d.limiter.WithTx(tx)) // more than a row has: all are locked
@@ -69,7 +69,7 @@ func TestATransactionThatBeganBeforeTheChangeTakesAfterIt(t *testing.T) {
 					})
 					request := changingLimit("limit").For("key")
 					for shard := range shards[0] {
-						d.plant(t, "limit", "key", shard, 40/float64(shards[0]), d.clock.now())
+						d.plant(t, "key", shard, 40/float64(shards[0]), d.clock.now())
 					}
 					tx := d.begin(t, level.level)
 					require.NoError(t, tx.QueryRow(t.Context(), `SELECT`).Scan()) // it has its snapshot
@@ -112,7 +112,7 @@ func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 				})
 				request := changingLimit("limit").For("key")
 				for shard := range shards[0] {
-					d.plant(t, "limit", "key", shard, 24/float64(shards[0]), d.clock.now())
+					d.plant(t, "key", shard, 24/float64(shards[0]), d.clock.now())
 				}
 				d.at(time.Second)
 				before := d.rows(t, "key")
@@ -143,7 +143,7 @@ func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 				request := changingLimit("limit").For("key")
 				for shard := range shards[0] {
 					if shard%2 == 0 {
-						d.plant(t, "limit", "key", shard, 3, d.clock.now())
+						d.plant(t, "key", shard, 3, d.clock.now())
 					}
 				}
 				held := tokens(t, d.limiter, request)
@@ -170,7 +170,7 @@ func TestARememberedRefusalEndsWithItsPolicy(t *testing.T) {
 			})
 			request := changingLimit("limit").For("key")
 			for shard := range shards[0] {
-				d.plant(t, "limit", "key", shard, 0, d.clock.now())
+				d.plant(t, "key", shard, 0, d.clock.now())
 			}
 			several := []ratelimit.Request{roomy.For("key"), request}
 			for range 3 {
@@ -202,7 +202,7 @@ func TestWhatIsSaidOfABucketIsByThePolicyThatHolds(t *testing.T) {
 			})
 			request := changingLimit("limit").For("key")
 			for shard := range shards[0] {
-				d.plant(t, "limit", "key", shard, 9/float64(shards[0]), d.clock.now().Add(-time.Second))
+				d.plant(t, "key", shard, 9/float64(shards[0]), d.clock.now().Add(-time.Second))
 			}
 			says := func(capacity, held float64, retry, reset time.Duration) {
 				t.Helper()

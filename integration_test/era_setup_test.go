@@ -66,11 +66,11 @@ func slowly(capacity float64, shards int) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: capacity, Period: century, Capacity: capacity, Shards: shards}
 }
 
-// plant writes a row of a bucket, as calls before have left it.
-func (b *bundle) plant(t *testing.T, name, key string, shard int, value float64, ts time.Time) {
+// plant writes a row of a bucket of the limit that changes, as calls before have left it.
+func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts time.Time) {
 	t.Helper()
-	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4, $5)`, b.schema),
-		name, key, shard, value, ts.UnixMicro())
+	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts) VALUES ('limit', $1, $2, $3, $4)`, b.schema),
+		key, shard, value, ts.UnixMicro())
 }
 
 // admitted takes one token at a time, by so many callers at once, and returns how many are given.

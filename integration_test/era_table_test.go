@@ -166,7 +166,7 @@ func (e *eraTable) past(t *testing.T, row *eraRow) {
 		if terms.Step > 1 {
 			ts = changeInstant.Add(-20 * time.Second)
 		}
-		e.plant(t, "limit", row.key, shard, math.Round(value*1024)/1024, ts)
+		e.plant(t, row.key, shard, math.Round(value*1024)/1024, ts)
 	}
 	e.adopt(t, row)
 }
