@@ -59,17 +59,18 @@ func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 // A transaction that began before the change decides by the policy of the instant of its call.
 func TestATransactionThatBeganBeforeTheChangeTakesAfterIt(t *testing.T) {
 	t.Parallel()
+	b := setup(t)
 	for name, shards := range rowChanges() {
 		for _, level := range levels {
 			for _, settled := range []bool{false, true} {
 				t.Run(fmt.Sprint(name, level.name, settled), func(t *testing.T) {
 					t.Parallel()
-					d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
+					d := b.changing(t, ratelimit.Config{}, map[string]eraChange{
 						"limit": {before: slowly(80, shards[0]), after: slowly(40, shards[1]), onChange: ratelimit.ScaleTokens},
 					})
-					request := changingLimit("limit").For("key")
+					request := changingLimit("limit").For(t.Name())
 					for shard := range shards[0] {
-						d.plant(t, "key", shard, 40/float64(shards[0]), d.clock.now())
+						d.plant(t, t.Name(), shard, 40/float64(shards[0]), d.clock.now())
 					}
 					tx := d.begin(t, level.level)
 					require.NoError(t, tx.QueryRow(t.Context(), `SELECT`).Scan()) // it has its snapshot
@@ -103,19 +104,20 @@ func (d *desk) requireAbout(t *testing.T, want float64, request ratelimit.Reques
 // What a transaction has settled is not settled when it is rolled back, and is not remembered to be.
 func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 	t.Parallel()
+	b := setup(t)
 	for name, shards := range rowChanges() {
 		for _, level := range levels {
 			t.Run(name+level.name, func(t *testing.T) {
 				t.Parallel()
-				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
+				d := b.changing(t, ratelimit.Config{}, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(80, shards[1])},
 				})
-				request := changingLimit("limit").For("key")
+				request := changingLimit("limit").For(t.Name())
 				for shard := range shards[0] {
-					d.plant(t, "key", shard, 24/float64(shards[0]), d.clock.now())
+					d.plant(t, t.Name(), shard, 24/float64(shards[0]), d.clock.now())
 				}
 				d.at(time.Second)
-				before := d.rows(t, "key")
+				before := d.rows(t, t.Name())
 				undone(t, d.bundle, level.level, func(ctx context.Context, tx *ratelimit.Limiter) {
 					for range 3 {
 						requireAllowed(t, taking(request), tx)
@@ -123,7 +125,7 @@ func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 					require.NoError(t, tx.Charge(ctx, request.Cost(5)))
 					require.NoError(t, tx.Credit(ctx, request.Cost(2)))
 				})
-				require.Equal(t, before, d.rows(t, "key"))
+				require.Equal(t, before, d.rows(t, t.Name()))
 				require.Equal(t, 24, admitted(t, d.limiter, request, 4, 20))
 			})
 		}

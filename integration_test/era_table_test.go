@@ -20,7 +20,7 @@ import (
 // the decisions and what is stored are those of the exact model.
 func TestAChangeAgreesWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	const each = 60
+	const each = 45
 	for name, first := range map[string]time.Duration{
 		"AMicrosecondBefore": -time.Microsecond, "AtTheInstant": 0, "AMicrosecondAfter": time.Microsecond, "Later": 7 * time.Second,
 	} {
