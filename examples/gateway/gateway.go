@@ -27,6 +27,7 @@ type config struct {
 	pool      *pgxpool.Pool
 	upstream  string           // URL where requests go that pass
 	customers customers        // who has an API key
+	hashKey   []byte           // under which keys are stored, the same for all gateways on the tables
 	source    httplimit.Source // where the address of a client is read
 	patience  time.Duration    // how long a decision, and the upstream, may take; 0 is the default
 	asOf      func() time.Time // in place of the database's clock; nil in a service
@@ -56,10 +57,9 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The table holds no address and no name, only their HMAC. A service reads its secrets from where it keeps
-	// its others: with a new HashKey every limit starts full.
+	// The table holds no address and no name, only their HMAC.
 	limiter, err := ratelimit.New(c.pool, ratelimit.Config{
-		HashKey: secret(), Policies: set, Observer: observer, DenyCache: 10_000, AsOf: c.asOf,
+		HashKey: c.hashKey, Policies: set, Observer: observer, DenyCache: 10_000, AsOf: c.asOf,
 	})
 	if err != nil {
 		return nil, err
@@ -97,6 +97,8 @@ func (g *gateway) withSession(next http.Handler) http.Handler {
 	})
 }
 
+// secret returns a new one. A service reads its secrets from where it keeps its others: with a new HashKey every limit
+// would start full, so that a gateway with another than the one before is refused.
 func secret() []byte {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails

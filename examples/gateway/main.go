@@ -56,7 +56,9 @@ func run(ctx context.Context, w io.Writer, o options) error {
 func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string) error {
 	log := slog.New(slog.NewTextHandler(w, nil))
 	return demo.During(ctx, httpServer(new(upstream), log), shutdownTimeout, func(behind string) error {
-		g, err := newGateway(ctx, config{pool: pool, upstream: behind, customers: listenCustomers(), source: httplimit.Peer, log: log})
+		g, err := newGateway(ctx, config{
+			pool: pool, upstream: behind, hashKey: secret(), customers: listenCustomers(), source: httplimit.Peer, log: log,
+		})
 		if err != nil {
 			return err
 		}

@@ -92,6 +92,7 @@ func on(ctx context.Context, w io.Writer, c config, do func(*play) error) (asked
 	if _, err := c.pool.Exec(ctx, "DELETE FROM ratelimit.fingerprint"); err != nil {             // else another HashKey is refused
 		return 0, err
 	}
+	c.hashKey = secret()
 	c.source, c.customers, c.patience, c.observe = httplimit.XForwardedFor(loopback), registered(), patience, p.rulings.observe
 	c.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	err = demo.During(ctx, patientServer(p.upstream, c.log), patience, func(behind string) error {

@@ -39,7 +39,7 @@ func serveGatewayBefore(t *testing.T, upstream string) string {
 func serveGatewayOn(t *testing.T, pool *pgxpool.Pool, upstream string, asOf func() time.Time) string {
 	t.Helper()
 	g, err := newGateway(t.Context(), config{
-		pool: pool, upstream: upstream, customers: listenCustomers(), source: httplimit.Peer,
+		pool: pool, upstream: upstream, customers: listenCustomers(), source: httplimit.Peer, hashKey: []byte("the same for all gateways"),
 		patience: patience, asOf: asOf, log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
