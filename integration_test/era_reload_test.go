@@ -1,0 +1,105 @@
+package integration_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// reloading is a source that has just heard of a change: some calls in flight are by the rule of before, and others by one
+// or another copy of the new one.
+type reloading struct {
+	rules []*ratelimit.Rule
+	asked atomic.Int64
+}
+
+func (r *reloading) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule {
+	if limit.Name() != "limit" {
+		return nil
+	}
+	return r.rules[int(r.asked.Add(1))%len(r.rules)]
+}
+
+func (r *reloading) RulesOf(string) []*ratelimit.Rule { return r.rules }
+
+// Calls of one batch may be under several rules for one bucket. Each is answered, and together they get what the bucket
+// held, and at most what the policy before holds in addition.
+func TestCallsAtOnceUnderSeveralRules(t *testing.T) {
+	t.Parallel()
+	for name, shards := range rowChanges() {
+		for how, at := range map[string]time.Duration{"Before": -time.Microsecond, "AtTheInstant": 0, "After": time.Second} {
+			for _, noBatching := range []bool{false, true} {
+				if noBatching && at != 0 {
+					continue
+				}
+				if noBatching {
+					how += "NoBatching"
+				}
+				t.Run(name+how, func(t *testing.T) {
+					t.Parallel()
+					b := setup(t)
+					c := eraChange{before: slowly(80, shards[0]), after: slowly(160, shards[1])}
+					old, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: c.before}}})
+					require.NoError(t, err)
+					source := &reloading{rules: []*ratelimit.Rule{c.rule(t, changingLimit("limit")), old, c.rule(t, changingLimit("limit"))}}
+					d := b.desk(t, ratelimit.Config{Policies: source, NoBatching: noBatching})
+					d.at(-time.Second)
+					for shard := range shards[0] {
+						b.plant(t, "key", shard, 40/float64(shards[0]), d.clock.now())
+					}
+					d.at(at)
+					given := callsOfAllKinds(t, d.limiter, changingLimit("limit").For("key"))
+					require.GreaterOrEqual(t, given, 30, "nothing is lost but what a row cannot hold by the policy before")
+					require.LessOrEqual(t, given, 40+80)
+					if at < 0 {
+						require.Equal(t, 40, given)
+					}
+				})
+			}
+		}
+	}
+}
+
+// callsOfAllKinds makes calls of all kinds at once, and returns how many tokens they were given.
+func callsOfAllKinds(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) int {
+	t.Helper()
+	var given atomic.Int64
+	count := func(decision ratelimit.Decision, err error) error {
+		if err == nil && decision.Allowed {
+			given.Add(1)
+		}
+		return err
+	}
+	calls := []func(ctx context.Context) error{
+		func(ctx context.Context) error { return count(limiter.Take(ctx, request)) },
+		func(ctx context.Context) error { return count(limiter.Take(ctx, request, roomy.For("key"))) },
+		func(ctx context.Context) error {
+			_, err := limiter.Check(ctx, request)
+			return err
+		},
+		func(ctx context.Context) error {
+			r, err := limiter.Reserve(ctx, request, roomy.For("key"))
+			if err != nil {
+				return err
+			}
+			return limiter.Cancel(ctx, r.ID)
+		},
+		func(ctx context.Context) error { return limiter.Charge(ctx, request.Cost(0)) },
+		func(ctx context.Context) error { return count(limiter.Take(ctx, request)) },
+	}
+	const workers, rounds = 6, 5
+	require.NoError(t, together(workers, func(worker int) error {
+		for i := range rounds * len(calls) {
+			if err := calls[(worker+i)%len(calls)](t.Context()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	return int(given.Load()) + admitted(t, limiter, request, 1, 60) // what was reserved meanwhile is back
+}

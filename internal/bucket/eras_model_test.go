@@ -1,0 +1,277 @@
+package bucket_test
+
+import (
+	"maps"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+)
+
+// TestErasAgreeWithTheExactModel holds the algebra of a bucket whose terms change to the exact model: what it holds, what
+// it gives and how long it says to wait, whenever it is asked and however long it sleeps.
+func TestErasAgreeWithTheExactModel(t *testing.T) {
+	t.Parallel()
+	decisions, open := 0, 0
+	for name, draw := range map[string]func(buckettest.Source) bucket.Terms{"Everyday": buckettest.Everyday, "Dyadic": buckettest.Dyadic} {
+		t.Run(name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				h := newErasHistory(t, draw)
+				for range 30 {
+					h.step()
+				}
+				decisions, open = decisions+h.decisions, open+h.open
+			})
+		})
+	}
+	require.Less(t, open, decisions/20, "of %d decisions rounding decides", decisions)
+	t.Logf("%d decisions, %d open", decisions, open)
+}
+
+// erasHistory is a bucket in eras, as it is stored and as it is exactly.
+type erasHistory struct {
+	*rapid.T
+
+	src   shrinking
+	list  []bucket.Era
+	eras  *bucket.Eras
+	model *buckettest.ExactBucket
+	rows  map[int]bucket.State // as they are stored
+	now   int64
+	plain bool // whether all eras have one row
+
+	decisions, open int
+}
+
+func newErasHistory(t *rapid.T, draw func(buckettest.Source) bucket.Terms) *erasHistory {
+	h := &erasHistory{T: t, src: shrinking{t}, rows: make(map[int]bucket.State), now: opening - minute, plain: true}
+	h.list = buckettest.DrawEras(h.src, draw)
+	h.eras = bucket.NewEras(h.list)
+	h.model = buckettest.NewExactBucket(buckettest.ExactlyEras(h.list))
+	for _, e := range h.list {
+		h.plain = h.plain && e.Terms.Shards == 1
+		t.Logf("from %d: %v, %+v", e.From, e.Change, e.Terms)
+	}
+	return h
+}
+
+// advance moves the clock, mostly to where something is about to happen, and sometimes back.
+func (h *erasHistory) advance() {
+	terms := h.eras.Holding(h.now)
+	period := float64(buckettest.Period(terms))
+	switch h.src.Pick(9) {
+	case 0:
+	case 1:
+		h.now++
+	case 2, 3:
+		h.now += int64(h.src.Unit() * 3 * period / max(terms.Rate, 1))
+	case 4:
+		h.now += int64(h.src.Unit() * 2 * period)
+	case 5, 6: // a change, or a microsecond before or after it
+		if from := buckettest.One(h.src, h.list...).From; from > math.MinInt64 {
+			h.now = max(h.now, from+int64(h.src.Pick(3)-1))
+		}
+	case 7:
+		h.now = terms.Begin(h.now) + terms.Step - int64(h.src.Pick(2))
+	default:
+		back := int64(h.src.Unit() * float64(minute))
+		if h.plain && h.src.Pick(4) == 0 {
+			back *= 1000
+		}
+		if h.now -= back; !h.plain { // a row that is full may be there since any instant, or not at all
+			h.now += back
+		}
+	}
+}
+
+// settle returns the terms that hold, and the rows of the bucket under them, as the store does on locked rows. They are
+// compared with the model, which is brought to the same instant.
+func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent []bool, now int64) {
+	terms, now = h.eras.Holding(h.now), h.now
+	for _, s := range h.rows {
+		if s.TS > now && !terms.FromFuture(s, h.now) {
+			since, _ := terms.At(s.TS).Span()
+			now = max(now, since)
+		}
+	}
+	terms = terms.At(now)
+	found, missing := make([]bucket.State, terms.MostShards()), make([]bool, terms.MostShards())
+	for i := range found {
+		s, there := h.rows[i]
+		found[i], missing[i] = s, !there
+	}
+	rows = terms.SettleRows(found, missing, now)
+	require.Len(h, rows, int(max(terms.Shards, 1)))
+	rows = terms.FixClocks(rows, now)
+
+	exactNow, unsure := h.model.Bring(h.now)
+	require.Equal(h, exactNow, now, "the instant of the decision")
+	absent = make([]bool, len(rows)) // a row that has been made for the decision is full
+	for i := range absent {
+		_, there := h.rows[i]
+		whole := terms.Reshaped() && len(h.rows) > 0 // and all of its rows are written
+		absent[i] = !there && !whole && rows[i] == terms.OfShard().Full(now)
+	}
+	if unsure {
+		h.open++
+		h.model.Adopt(rows, absent, now)
+	}
+	h.holds(terms, rows, now, "once settled")
+	return terms, rows, absent, now
+}
+
+// holds compares what the rows hold with the model.
+func (h *erasHistory) holds(terms bucket.Terms, rows []bucket.State, now int64, when string) {
+	want := h.model.Tokens(now)
+	off := buckettest.Off(terms.TokensOf(rows, now), want)
+	if off > h.model.Off+h.slack(terms) {
+		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, terms.TokensOf(rows, now), want.FloatString(12))
+	}
+	for _, s := range rows {
+		require.GreaterOrEqual(h, s.TS, h.list[terms.Era].From, "a row that is settled is of the era") // that of the first is not looked at
+	}
+}
+
+// slack is how far off a number of these terms may be.
+func (h *erasHistory) slack(terms bucket.Terms) float64 {
+	return 0x1p-46 * (terms.Capacity + terms.Rate + terms.MaxDebt)
+}
+
+// step makes one call.
+func (h *erasHistory) step() {
+	h.advance()
+	before := h.model.Clone()
+	terms, rows, absent, now := h.settle()
+	keep := make([]bool, len(rows))
+	for i := range keep {
+		keep[i] = !absent[i]
+	}
+	amount := terms.Capacity * h.src.Unit() * buckettest.One(h.src, 0.1, 0.5, 1, 1)
+	amount = math.Round(amount*1024) / 1024
+	chance := h.src.Pick(20)
+	h.Logf("at %d, in era %d: call %d, amount %v, on %+v, absent %v", now, terms.Era, chance, amount, rows, absent)
+	switch {
+	case chance == 0: // a look, which stores nothing
+		h.model = before
+		return
+	case chance == 1:
+		for i := range rows {
+			rows[i] = bucket.State{Value: terms.OfShard().Capacity, TS: max(rows[i].TS, terms.OfShard().Begin(now))}
+		}
+		h.model.Fill(now)
+		keep = nil
+	case chance < 4 && amount > 0:
+		terms.ChargeRows(rows, now, amount)
+		h.model.Spend(amount, now)
+		keep = nil
+	case chance < 7 && amount > 0:
+		terms.CreditRows(rows, now, amount, 0)
+		h.model.Credit(amount, now)
+		keep = nil
+	case chance < 10 && terms.Shards > 1 && !terms.Reshaped():
+		h.takeOne(terms, rows, keep, now, amount/float64(terms.Shards))
+	default:
+		lowest := -terms.MaxDebt * float64(h.src.Pick(2))
+		if h.take(terms, rows, now, amount, lowest) {
+			keep = nil
+		}
+	}
+	h.holds(terms, rows, now, "after the call")
+	for i := range rows {
+		if keep == nil || keep[i] {
+			h.rows[i] = rows[i]
+		}
+	}
+	maps.DeleteFunc(h.rows, func(i int, _ bucket.State) bool { return i >= len(rows) })
+}
+
+// take takes from all rows together.
+func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, cost, lowest float64) (allowed bool) {
+	if !buckettest.Possible(terms, cost, lowest) || cost == 0 {
+		return false
+	}
+	spare := buckettest.Spare(h.model.Tokens(now), cost, lowest)
+	answer := bucket.Answer{Now: now}
+	allowed = terms.TakeRows(rows, now, cost, lowest)
+	answer.Allowed = allowed
+	answer.SetRows(&bucket.Ask{Terms: terms}, rows)
+	h.decided(terms, allowed, spare, cost, now)
+	if allowed {
+		h.model.Spend(cost, now)
+		cost, lowest = 0, 0
+	}
+	o := terms.Outlook(&answer, cost, lowest)
+	if !allowed {
+		h.waits(terms, now, o.RetryAfter, cost+lowest)
+	} else {
+		require.Zero(h, o.RetryAfter)
+	}
+	h.waits(terms, now, o.FullAfter, terms.Capacity)
+	return allowed
+}
+
+// decided compares a decision with how much more there is than is asked for.
+func (h *erasHistory) decided(terms bucket.Terms, allowed bool, spare, cost float64, now int64) {
+	h.decisions++
+	if math.Abs(spare) <= h.model.Off+h.slack(terms) {
+		h.open++
+		return
+	}
+	if spare > 0 != allowed {
+		h.Fatalf("%v at %d in era %d: allowed %v, with %v to spare", cost, now, terms.Era, allowed, spare)
+	}
+}
+
+// takeOne takes from one row, as a call does that finds enough there.
+func (h *erasHistory) takeOne(terms bucket.Terms, rows []bucket.State, keep []bool, now int64, cost float64) {
+	i, shard := h.src.Pick(len(rows)), terms.OfShard()
+	if !(cost > 0) || cost > shard.Capacity {
+		return
+	}
+	spare := buckettest.Spare(h.model.RowTokens(int64(i), now), cost, 0)
+	next, allowed := shard.Take(rows[i], now, cost, 0)
+	h.decided(shard, allowed, spare, cost, now)
+	if allowed {
+		h.model.SpendOne(int64(i), cost, now)
+		rows[i], keep[i] = next, true
+	}
+}
+
+// waits checks that the bucket holds so many tokens after the wait, and not a microsecond before, while no other era begins.
+func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, tokens float64) {
+	slack := h.model.Off + h.slack(terms)
+	if at := wait.Microseconds(); at < bucket.Horizon/2 {
+		require.GreaterOrEqual(h, buckettest.Spare(h.model.Tokens(now+at), tokens, 0), -slack, "after %v from %d", wait, now)
+		if at > 0 {
+			require.LessOrEqual(h, buckettest.Spare(h.model.Tokens(now+at-1), tokens, 0), slack, "a microsecond before %v from %d", wait, now)
+		}
+	}
+}
+
+// TestARefundIsOfTheWindowThatHolds holds RefundUntil to the exact model: what was taken at an instant comes back until the
+// window, as it is by now, has ended.
+func TestARefundIsOfTheWindowThatHolds(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		src := shrinking{t}
+		list := buckettest.DrawEras(src, buckettest.Everyday)
+		last := &list[len(list)-1]
+		last.From = max(last.From, opening)
+		exact, terms := buckettest.ExactlyEras(list), bucket.NewEras(list).Holding(last.From)
+		period := buckettest.Period(last.Terms)
+		for range 20 {
+			now := last.From + int64(src.Unit()*2*float64(period))
+			taken := now - buckettest.One(src, 0, 1, int64(src.Unit()*2*float64(period)), now-last.From, max(0, now-last.From-1), now-last.From+1, now-terms.Begin(now), now-terms.Begin(now)+1)
+			if taken > now {
+				continue
+			}
+			require.Equal(t, exact.MayRefund(len(list)-1, taken, now), terms.Begin(now) <= terms.RefundUntil(taken),
+				"taken at %d, and given back at %d, in an era from %d of %+v", taken, now, last.From, last.Terms)
+		}
+	})
+}
