@@ -101,6 +101,10 @@ func (p point) times(n float64) point {
 	return p
 }
 
+// isOfAllRows reports whether a change between the policies may be one of all rows of a bucket together, so that none of
+// them is to be deleted by itself: to another number of rows, or of several rows to a larger capacity.
+func (p point) isOfAllRows() bool { return p.few != p.most || p.most > 1 && p.least < p.capacity }
+
 // growth returns how many times larger a debt may become by the changes.
 func (p point) growth() float64 {
 	if p.scaled == 0 {
@@ -163,15 +167,14 @@ func boundsOf(of *limitRules) *bounds {
 	for _, k := range of.keys {
 		for _, p := range on {
 			q := k.point(p, ofPlan)
-			b.unknown = b.unknown || len(k.overrides) > 0 && q.few != q.most
+			b.unknown = b.unknown || len(k.overrides) > 0 && q.isOfAllRows()
 			b.add(q)
 		}
 	}
 	return b
 }
 
-// chain returns the point of a chain. Where a change leaves the bucket in another number of rows, none of them is to be
-// deleted by itself.
+// chain returns the point of a chain.
 func (b *bounds) chain(so chain) point {
 	all := nowhere()
 	for i, s := range so {
@@ -186,7 +189,7 @@ func (b *bounds) chain(so chain) point {
 			all, b.unknown = all.with(p), b.unknown || !ok
 		}
 	}
-	b.unknown = b.unknown || len(so) > 1 && all.few != all.most
+	b.unknown = b.unknown || len(so) > 1 && all.isOfAllRows()
 	return all
 }
 

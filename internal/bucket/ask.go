@@ -84,7 +84,7 @@ func AnyEras(asks []Ask) bool {
 	return false
 }
 
-// AnyReshaped reports whether one of the buckets has to be looked at as a whole, because the number of its rows has changed.
+// AnyReshaped reports whether one of the buckets has to be looked at as a whole; see Terms.Reshaped.
 func AnyReshaped(asks []Ask) bool {
 	for i := range asks {
 		if asks[i].Terms.Reshaped() {

@@ -29,7 +29,7 @@ type Era struct {
 // Eras are the terms of a limit at all instants. They do not change once they are made.
 type Eras struct {
 	eras     []Era
-	reshaped []bool // whether in each era a row may be part of what was held in another number of rows
+	reshaped []bool // whether in each era rows may be left that can be settled together only
 	seeded   bool   // whether the phase of any is derived from the key
 }
 
@@ -46,9 +46,16 @@ func NewEras(eras []Era) *Eras {
 			continue
 		}
 		before := &e.eras[i-1]
-		e.reshaped[i] = era.Change != Reset && (e.reshaped[i-1] || era.Terms.Shards != before.Terms.Shards)
+		e.reshaped[i] = era.Change != Reset && (e.reshaped[i-1] || era.isOfAllRows(before))
 	}
 	return e
+}
+
+// isOfAllRows reports whether a bucket is brought to the era as a whole, and not row by row: where the number of rows changes,
+// and where a row that is full would gain what the bucket is not to.
+func (e *Era) isOfAllRows(before *Era) bool {
+	n, gains := e.Terms.Shards, e.Terms.Capacity > before.Terms.Capacity
+	return e.Change != Reset && (n != before.Terms.Shards || n > 1 && e.Change == Keep && gains)
 }
 
 // Holding returns the terms that hold at an instant.
@@ -94,7 +101,7 @@ func (t Terms) since() int64 {
 }
 
 // Reshaped reports whether rows of the bucket may be missing, or old, although it is not full, because it was kept in
-// another number of rows: those have to be looked at as a whole.
+// another number of rows, or of a smaller capacity: those have to be looked at as a whole.
 func (t Terms) Reshaped() bool {
 	return t.Eras != nil && !t.Levelled && !t.OfRow && t.Eras.reshaped[t.Era]
 }
@@ -226,7 +233,7 @@ func (t Terms) lastReset() int32 {
 func (t Terms) lastLevelled(rows []State, missing []bool) int32 {
 	reset := t.lastReset()
 	for i := t.Era; i > reset; i-- {
-		if era := t.within(i); era.Shards != t.Eras.eras[i-1].Terms.Shards && era.IsLevelled(rows, missing) {
+		if t.Eras.eras[i].isOfAllRows(&t.Eras.eras[i-1]) && t.within(i).IsLevelled(rows, missing) {
 			return i
 		}
 	}
@@ -235,7 +242,7 @@ func (t Terms) lastLevelled(rows []State, missing []bool) int32 {
 
 // enter settles the rows of a bucket at the beginning of the era of t, from the era before.
 func (t Terms) enter(rows []State, missing []bool, before Terms) {
-	if t.Shards != before.Shards {
+	if t.Eras.eras[t.Era].isOfAllRows(&t.Eras.eras[before.Era]) {
 		t.reshape(rows, missing, before)
 		return
 	}
@@ -250,7 +257,7 @@ func (t Terms) enter(rows []State, missing []bool, before Terms) {
 	}
 }
 
-// reshape is enter for an era with another number of rows: what the rows held together is spread evenly over the new ones.
+// reshape is enter for an era that a bucket enters as a whole: what the rows held together is spread evenly over the new ones.
 func (t Terms) reshape(rows []State, missing []bool, before Terms) {
 	from, known := t.since(), false
 	for i := range before.Shards {

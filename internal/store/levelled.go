@@ -9,8 +9,8 @@ import (
 // maxLevelled bounds the buckets that are remembered to be levelled. Those that are forgotten are looked at again.
 const maxLevelled = 10_000
 
-// levelled remembers buckets whose number of rows has changed, and whose rows have all been settled since then: a row that
-// is absent is full, and need not be looked at together with the others.
+// levelled remembers buckets whose rows had to be settled together, and have all been: a row that is absent is full then, and
+// need not be looked at with the others.
 type levelled struct {
 	mu    sync.RWMutex
 	since map[levelledKey]struct{}

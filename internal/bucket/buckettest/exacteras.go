@@ -15,7 +15,8 @@ import (
 //	after from   tokens arrive by the new terms; a window of theirs that had begun before from gives nothing
 //
 // and shares no code with what it is the measure of. Where the number of rows stays, each row is such a bucket of its own,
-// with a share of the terms; where it changes, the bucket is one as a whole, and its rows are even afterwards.
+// with a share of the terms; where it changes, and where keep meets a larger capacity, the bucket is one as a whole, and its
+// rows are even afterwards.
 
 // ExactEras are the terms of a limit at all instants.
 type ExactEras []exactEra
@@ -44,6 +45,12 @@ func (eras ExactEras) At(now int64) (i int) {
 		i++
 	}
 	return i
+}
+
+// isOfAll reports whether a bucket enters the era as a whole.
+func (e exactEra) isOfAll(before exactEra) bool {
+	isRaised := e.change == bucket.Keep && e.capacity.Cmp(before.capacity) > 0
+	return e.rows != before.rows || e.rows > 1 && isRaised
 }
 
 // ofRow returns the policy of one row.
@@ -184,7 +191,7 @@ func (b *ExactBucket) enter(next int) (unsure bool) {
 				rows[i] = exactBucket{} // full from here on
 			}
 		}
-	case before.rows == after.rows:
+	case !after.isOfAll(before):
 		for i, row := range b.rows {
 			held := before.ofRow().held(row, from)
 			unsure = unsure || b.isOpen(total(row.value, before.ofRow().arrived(row.ts, from)), before.ofRow())
