@@ -52,8 +52,8 @@
 // # Policies that are not in the code
 //
 // Where the limiter has [ratelimit.Config.Policies], they decide: fields, 413s, refusals and the client's state are
-// those of the policy that decided, for the plan that [Rule.Plan] says, and change with it without a restart. What New
-// knows of capacities is what the code defines, so set [Config.AnyCapacity] where stored rules have others.
+// those of the policy that decided, for the plan that [Rule.Plan] says, and change with it without a restart. New
+// checks no cost against the capacity in the code then.
 // A limit that its rule only tries, or has switched off, turns nobody away, and no field tells of it. What it would have
 // refused is counted as what a rule with Shadow would have.
 //

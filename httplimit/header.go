@@ -98,7 +98,11 @@ func tellable(d ratelimit.Decision, unit func(int) string) []stated {
 		case isPaused:
 			s.Remaining, s.ResetAfter = 0, s.RetryAfter
 		}
-		states = append(states, stated{s, unit(i)})
+		in := unit(i)
+		if in == "" && validUnit.MatchString(s.Unit) { // what a stored rule says
+			in = s.Unit
+		}
+		states = append(states, stated{s, in})
 	}
 	return states
 }

@@ -36,10 +36,6 @@ type Config struct {
 	// together do not return together. How much is decided by the key, and by chance for requests with
 	// global rules only. Defaults to 0.
 	RetryJitter float64
-	// AnyCapacity leaves out the check that each limit, as it is defined in the code, can hold what its rule is known to
-	// cost. Set it where the limiter has Config.Policies with other capacities. What a limit does not hold when a request
-	// comes is answered 413 all the same. Defaults to false.
-	AnyCapacity bool
 	// Skip reports whether a request passes without asking any rule. Defaults to nil, none does.
 	Skip func(r *http.Request) bool
 	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
@@ -84,7 +80,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func (c Config) validate() error {
+func (c Config) validate(hasPolicies bool) error {
 	switch {
 	case len(c.Route) > maxRouteBytes || !utf8.ValidString(c.Route):
 		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
@@ -99,7 +95,7 @@ func (c Config) validate() error {
 	case c.DecisionTimeout < 0:
 		return fmt.Errorf("field DecisionTimeout is %v; use a duration above 0, or 0 for the default", c.DecisionTimeout)
 	}
-	return validateRules(c.Rules, c.AnyCapacity)
+	return validateRules(c.Rules, hasPolicies)
 }
 
 // middleware is a Config that is in use.
@@ -121,7 +117,7 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 		return nil, fmt.Errorf("%w: httplimit: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
 	}
 	config = config.withDefaults()
-	if err := config.validate(); err != nil {
+	if err := config.validate(limiter.HasPolicies()); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
 	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}

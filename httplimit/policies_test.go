@@ -96,16 +96,17 @@ func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
 	}, b.told.results())
 }
 
-// TestAnyCapacity promises that a limit which the code keeps shut can be opened by a rule, and that until then its requests
-// are answered as those that cost too much.
-func TestAnyCapacity(t *testing.T) {
+// TestRulesMayHaveOtherCapacities promises that a limit which the code keeps shut can be opened by a rule, and that until then
+// its requests are answered as those that cost too much.
+func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	shut := ratelimit.Define("shut", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity})
 	config := rules(planned(shut), httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)})
-	_, err := httplimit.New(b.limiter, config)
+	without, err := ratelimit.New(b.pool, ratelimit.Config{})
+	require.NoError(t, err)
+	_, err = httplimit.New(without, config)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-	config.AnyCapacity = true
 	handler := b.limited(t, config, respond())
 	require.Contains(t, do(handler, request(t)).Body.String(), "shut holds 0")
 	s.set(t, shut, "pro", of(ratelimit.PerHour(5)))
@@ -142,6 +143,10 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 	}
 	require.Equal(t, "900", fields(httplimit.TrioHeaders, "ada", "pro").Get("RateLimit-Limit"))
 	require.Equal(t, "5", fields(httplimit.OpenAIHeaders, "bob", "free").Get("X-RateLimit-Limit-requests"))
+
+	s.set(t, perPlan, "batch", ratelimit.Era{Policy: ratelimit.PerMinute(600), Unit: "tokens"})
+	require.Equal(t, `"perPlan";q=600;w=60;qu="tokens"`, fields(httplimit.DraftHeaders, "eve", "batch").Get("RateLimit-Policy"))
+	require.Equal(t, "599", fields(httplimit.OpenAIHeaders, "eve2", "batch").Get("X-RateLimit-Remaining-tokens"))
 
 	s.set(t, perPlan, "free", of(ratelimit.PerDay(2)))
 	w := do(b.limited(t, rules(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))

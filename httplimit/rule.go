@@ -91,8 +91,9 @@ func (r *Rule) validateCapacity() error {
 	return nil
 }
 
-// validateRules checks the rules, each and beside the others, and unless anyCapacity their costs beside their limits.
-func validateRules(rules []Rule, anyCapacity bool) error {
+// validateRules checks the rules, each and beside the others, and their costs beside their limits, unless the limiter has
+// policies that may have other capacities.
+func validateRules(rules []Rule, hasPolicies bool) error {
 	if len(rules) > maxRules {
 		return fmt.Errorf("field Rules has %d; use up to %d", len(rules), maxRules)
 	}
@@ -100,10 +101,8 @@ func validateRules(rules []Rule, anyCapacity bool) error {
 	for i := range rules {
 		name := rules[i].Limit.Name()
 		err := rules[i].validate()
-		if err == nil && !anyCapacity {
-			if err = rules[i].validateCapacity(); err != nil {
-				err = fmt.Errorf("%w; or set AnyCapacity, where the limiter has Policies with other capacities", err)
-			}
+		if err == nil && !hasPolicies {
+			err = rules[i].validateCapacity()
 		}
 		if err != nil {
 			return fmt.Errorf("field Rules[%d]%s: %w", i, inParentheses(name), err)

@@ -61,8 +61,10 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err != nil {
 		return Reservation{}, err
 	}
-	c.Reserve = &store.Keeping{StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired,
-		NotBefore: c.plan.notBefore, Plans: c.plan.plans()}
+	c.Reserve = &store.Keeping{
+		StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired,
+		NotBefore: c.plan.notBefore, Plans: c.plan.plans(),
+	}
 	d, err := l.do(ctx, c)
 	if err != nil {
 		return Reservation{}, err

@@ -35,6 +35,9 @@ func (l *Limiter) Resolve(r Request) Limit {
 	return l.subjectOf(context.Background(), "resolve", &r, key, &now).limit
 }
 
+// HasPolicies reports whether the Limiter has Config.Policies, so that a definition in the code may not be what decides.
+func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != nil }
+
 // subjectOf returns what the request is about. It sets now to about what time it is for the database where that matters.
 func (l *Limiter) subjectOf(ctx context.Context, verb string, r *Request, key string, now *int64) subject {
 	if r.limit.policy == nil {

@@ -34,11 +34,7 @@ type compiledRule struct {
 }
 
 func (of *limitRules) baseOf(plan string, so chain) *base {
-	name := of.name
-	if plan != "" {
-		name += ", plan " + plan
-	}
-	b := &base{of: of, name: name, chain: so, empty: len(so) == 1 && so[0].says == nil && of.pause.until == 0}
+	b := &base{of: of, name: nameOf(of.name, plan), chain: so, empty: len(so) == 1 && so[0].says == nil && of.pause.until == 0}
 	b.compiled.Store(&[]compiledRule{})
 	return b
 }

@@ -77,22 +77,44 @@ type bounded struct {
 
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
 // nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket that
-// lived under several policies, one after the other, is full when it is so by the point of all.
-type point struct{ capacity, speed, lag float64 }
+// lived under several policies, one after the other, is full when it is so by the point of all: with least, the smallest
+// capacity of them, and scaled, how many changes between them scale what is owed; few and most are the numbers of rows.
+type point struct {
+	capacity, speed, lag, least float64
+	scaled, few, most           int
+}
+
+// nowhere is the point of no policy.
+func nowhere() point { return point{speed: math.Inf(1), least: math.Inf(1), few: math.MaxInt} }
 
 // with returns the point of both.
 func (p point) with(q point) point {
-	return point{max(p.capacity, q.capacity), min(p.speed, q.speed), p.lag + q.lag}
+	return point{
+		capacity: max(p.capacity, q.capacity), speed: min(p.speed, q.speed), lag: p.lag + q.lag, least: min(p.least, q.least),
+		scaled: p.scaled + q.scaled, few: min(p.few, q.few), most: max(p.most, q.most),
+	}
 }
 
 // times returns the point of so many times the policies.
-func (p point) times(n float64) point { return point{p.capacity * n, p.speed * n, p.lag * n} }
+func (p point) times(n float64) point {
+	p.capacity, p.speed, p.lag, p.least = p.capacity*n, p.speed*n, p.lag*n, p.least*n
+	return p
+}
+
+// growth returns how many times larger a debt may become by the changes.
+func (p point) growth() float64 {
+	if p.scaled == 0 {
+		return 1
+	}
+	return math.Pow(p.capacity/p.least, float64(p.scaled))
+}
 
 // pointOf returns the point of a policy; ok is false of a kind that this package does not know.
 func pointOf(policy ratelimit.Policy) (p point, ok bool) {
 	n, ok := numbersOf(policy)
 	shards := float64(n.shards)
-	p = point{capacity: n.capacity / shards, speed: n.rate / float64(n.period) / shards}
+	p = point{capacity: n.capacity / shards, speed: n.rate / float64(n.period) / shards, few: n.shards, most: n.shards}
+	p.least = p.capacity
 	if n.window {
 		p.lag = n.rate / shards
 	}
@@ -112,7 +134,7 @@ type bounds struct {
 
 // boundsOf collects what is loaded of a limit.
 func boundsOf(of *limitRules) *bounds {
-	b := &bounds{name: of.name, code: point{speed: math.Inf(1)}}
+	b := &bounds{name: of.name, code: nowhere()}
 	policies, known := of.noted.known()
 	for _, policy := range policies {
 		p, ok := pointOf(policy)
@@ -140,16 +162,22 @@ func boundsOf(of *limitRules) *bounds {
 	}
 	for _, k := range of.keys {
 		for _, p := range on {
-			b.add(k.point(p, ofPlan))
+			q := k.point(p, ofPlan)
+			b.unknown = b.unknown || len(k.overrides) > 0 && q.few != q.most
+			b.add(q)
 		}
 	}
 	return b
 }
 
-// chain returns the point of a chain.
+// chain returns the point of a chain. Where a change leaves the bucket in another number of rows, none of them is to be
+// deleted by itself.
 func (b *bounds) chain(so chain) point {
-	all := point{speed: math.Inf(1)}
-	for _, s := range so {
+	all := nowhere()
+	for i, s := range so {
+		if i > 0 && s.change == ratelimit.ScaleTokens {
+			all.scaled++
+		}
 		if s.says == nil || s.slowest {
 			all = all.with(b.code)
 		}
@@ -158,6 +186,7 @@ func (b *bounds) chain(so chain) point {
 			all, b.unknown = all.with(p), b.unknown || !ok
 		}
 	}
+	b.unknown = b.unknown || len(so) > 1 && all.few != all.most
 	return all
 }
 
@@ -165,6 +194,9 @@ func (b *bounds) chain(so chain) point {
 func (k *keyRules) point(p point, ofPlan func(plan string) point) point {
 	all := p
 	for i := range k.overrides {
+		if k.overrides[i].change == ratelimit.ScaleTokens { // at its beginning, and at its end
+			all.scaled += 2
+		}
 		switch o := &k.overrides[i]; {
 		case o.says != nil:
 			own, _ := pointOf(o.says.policy)
@@ -180,7 +212,7 @@ func (k *keyRules) point(p point, ofPlan func(plan string) point) point {
 
 // add adds a point to those with a capacity of its size. A bucket that holds more by the lag is full later than it.
 func (b *bounds) add(p point) {
-	p.capacity, p.lag = p.capacity+p.lag, 0
+	p.capacity, p.lag, p.speed, p.scaled = p.capacity+p.lag, 0, p.speed/p.growth(), 0
 	size := math.Log2(max(p.capacity, minTokens) / minTokens) // up to 71
 	g := &b.groups[min(int(size)*len(b.groups)/72, len(b.groups)-1)]
 	if g.speed == 0 {

@@ -132,6 +132,30 @@ func TestRulesOf(t *testing.T) {
 		require.Len(t, s.RulesOf("messages"), 2)
 	})
 
+	t.Run("KnowsThatAScaledDebtGrows", func(t *testing.T) {
+		t.Parallel()
+		change := func(change ratelimit.OnChange) *Set {
+			row := ruleRowOf(Rule{Rate: 1000, Period: time.Minute, OnChange: change})
+			return set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
+		}
+		slowest := func(s *Set) float64 {
+			s.RuleFor(code, "", "bob")
+			pace := math.Inf(1)
+			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
+				pace = min(pace, speed(policy))
+			}
+			return pace
+		}
+		require.InEpsilon(t, 100, slowest(change(ratelimit.KeepTokens))/slowest(change(ratelimit.ScaleTokens)), 1e-6)
+	})
+
+	t.Run("LeavesRowsWhoseNumberChanges", func(t *testing.T) {
+		t.Parallel()
+		s := set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: ruleRowOf(Rule{Rate: 10, Period: time.Minute, Shards: 4})}}})
+		s.RuleFor(code, "", "bob")
+		require.Equal(t, maxTokens, most(s), "no bucket is full")
+	})
+
 	t.Run("FewAreEnough", func(t *testing.T) {
 		t.Parallel()
 		l := loaded{rules: []loadedRule{rule(20)}}

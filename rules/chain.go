@@ -19,6 +19,8 @@ const (
 type terms struct {
 	policy ratelimit.Policy
 	mode   ratelimit.Mode
+	name   string // as it is told
+	unit   string
 }
 
 // span is what holds from an instant until the next span of its chain begins. The first span of a chain holds from the
@@ -101,16 +103,16 @@ func (c chain) eras(code ratelimit.Policy) []ratelimit.Era {
 	for i, s := range c {
 		e := ratelimit.Era{From: timeOf(&s.from), OnChange: s.change}
 		if s.says != nil {
-			e.Policy, e.Mode = s.says.policy, s.says.mode
+			e.Policy, e.Mode, e.Name, e.Unit = s.says.policy, s.says.mode, s.says.name, s.says.unit
 		}
 		if s.slowest && (e.Policy == nil || speed(code) < speed(e.Policy)) {
-			e.Policy, e.Mode = nil, ratelimit.On
+			e.Policy, e.Mode, e.Name, e.Unit = nil, ratelimit.On, "", ""
 		}
 		if s.times != 0 {
 			if e.Policy == nil {
 				e.Policy = code
 			}
-			e.Policy = scale(e.Policy, s.times)
+			e.Policy, e.Name = scale(e.Policy, s.times), "" // which is that of the override
 		}
 		eras[i] = e
 	}
@@ -131,7 +133,7 @@ func latest(eras []ratelimit.Era, code ratelimit.Policy) []ratelimit.Era {
 	}
 	slowest := slices.MinFunc(eras[:older+1], func(a, b ratelimit.Era) int { return cmp.Compare(pace(a), pace(b)) })
 	eras = eras[older:]
-	eras[0].Policy, eras[0].Mode = slowest.Policy, slowest.Mode
+	eras[0].Policy, eras[0].Mode, eras[0].Name, eras[0].Unit = slowest.Policy, slowest.Mode, slowest.Name, slowest.Unit
 	return eras
 }
 

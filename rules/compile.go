@@ -103,7 +103,15 @@ func termsOf(limit string, r Rule) (*terms, error) {
 		return nil, err
 	}
 	policy, err := r.policy()
-	return &terms{policy: policy, mode: r.Mode}, err
+	return &terms{policy: policy, mode: r.Mode, name: nameOf(limit, r.Plan), unit: r.Unit}, err
+}
+
+// nameOf returns how a rule is called in what is told of decisions.
+func nameOf(limit, plan string) string {
+	if plan == "" {
+		return limit
+	}
+	return limit + ", plan " + plan
 }
 
 // rules makes the chains of the rules. What a row says of its rule is what holds last, and the history says what held

@@ -58,6 +58,7 @@ func (o *loadedOverride) held() (held, error) {
 		if err != nil {
 			return held{}, err
 		}
+		says.name = o.name + ", override"
 		h.says = says
 	}
 	return h, nil

@@ -81,6 +81,33 @@ func TestSet(t *testing.T) {
 		require.Equal(t, "messages, override", f.set.RuleFor(messages, "pro", "ana").Name())
 	})
 
+	t.Run("TellsTheRuleThatHasDecided", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		rule := perMinute("messages", "", 20)
+		rule.Unit = "tokens"
+		applied, err := f.store.Put(t.Context(), why, rule)
+		require.NoError(t, err)
+		overridden, err := f.store.Override(t.Context(), rules.Edit{Author: "ada", Reason: "a trial", From: applied.From.Add(time.Hour)},
+			rules.Override{Limit: "messages", Key: "ana", Multiplier: 3, Until: applied.From.Add(2 * time.Hour)})
+		require.NoError(t, err)
+		f.load(t)
+		for _, told := range []struct {
+			at         time.Time
+			rule, unit string
+		}{
+			{applied.From.Add(-time.Second), "", ""},
+			{applied.From, "messages", "tokens"},
+			{overridden.From, "messages, override", "tokens"},
+			{applied.From.Add(2 * time.Hour), "messages", "tokens"},
+		} {
+			d, err := f.at(t, told.at).Take(t.Context(), messages.For("ana").Cost(0.5))
+			require.NoError(t, err)
+			require.Equal(t, told.rule, d.States[0].Rule)
+			require.Equal(t, told.unit, d.States[0].Unit)
+		}
+	})
+
 	t.Run("DecidesForTheLimiter", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

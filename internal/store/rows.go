@@ -149,8 +149,10 @@ func (s *Session) takeParameters(a *bucket.Ask) []any {
 // takeSeveralParameters returns those of buckets_take.sql and buckets_take_alone.sql.
 func (s *Session) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
-	return []any{c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, s.now(), c.tolerances,
-		c.since, c.until}
+	return []any{
+		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, s.now(), c.tolerances,
+		c.since, c.until,
+	}
 }
 
 // limitParameters keep those parameters that are the same for all buckets of a limit, as pgx wants them: each is an

@@ -150,7 +150,7 @@ func TestABatchDecidesOnKeysOnDifferentPlans(t *testing.T) {
 				calls = append(calls, taking(plan.ask(fmt.Sprint(key), capacity)), taking(plan.ask(fmt.Sprint(key), 1)))
 			}
 			groups, others := groupByKey(calls)
-			require.Equal(t, min(plans, maxStatements), len(byPolicy(groups)))
+			require.Len(t, byPolicy(groups), min(plans, maxStatements))
 			require.Equal(t, plans <= maxStatements, len(others) == 0)
 			require.Empty(t, runBatch(t, s, calls...))
 			for i, c := range calls {
