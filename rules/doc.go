@@ -21,6 +21,18 @@
 // Of the policies that fit a request the most specific one decides: an override of its key, then the rule of its plan, then
 // the rule without a plan, then the definition in the code. Where one ends, the next takes over at that instant.
 //
+// # Tiers, files, denials
+//
+// A [Tier] says that requests of some kind are asked of a limit, for a key made of their attributes, at a cost. A [Site]
+// asks what the tiers in the tables say, or those of the code where there are none. Its requests are for one Take, which
+// takes from all of them or from none.
+//
+// [ReadFile] reads rules, tiers and overrides from YAML or JSON. What it returns is stored by [Store.Apply], which makes
+// all of it hold or nothing. A rule that a file no longer has stays until it is deleted.
+//
+// Package denials counts who was refused by which limit. It is told by Config.Refused of package ratelimit, and needs no
+// rules. It writes sums, the heaviest keys apart, so that what it writes is bounded whoever is refused.
+//
 // # When something fails
 //
 // A program without a database, or before the first load, decides by the definitions in its code. A load that fails leaves
