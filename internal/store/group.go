@@ -14,6 +14,7 @@ type group struct {
 	calls  []*Call
 	answer bucket.Answer
 	found  bool           // whether the answer is there: another may have been quicker
+	absent bool           // whether there is none because other terms may hold
 	tried  int32          // rows of the bucket that were held
 	states []bucket.State // the rows of a bucket that is spread over several
 }
@@ -107,8 +108,14 @@ func (g *group) isUnder(o *group) bool {
 // isHeld reports whether somebody holds the row that the group asked for, or was quicker: it has enough and did not
 // give.
 func (g *group) isHeld() bool {
-	return !g.found || !g.row.Outside(g.answer) && !g.answer.Allowed && g.row.IsStale(g.answer)
+	if g.isOutside() {
+		return false
+	}
+	return !g.found || !g.answer.Allowed && g.row.IsStale(g.answer)
 }
+
+// isOutside reports whether other terms have to decide.
+func (g *group) isOutside() bool { return g.absent || g.found && g.row.Outside(g.answer) }
 
 // nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
 // there is one that was not asked yet.
@@ -168,7 +175,7 @@ func (g *group) answerCalls() (open []*Call) {
 	}
 	for i, c := range rest {
 		ask := &c.Asks[0]
-		if g.setAnswer(c, a); !g.found || g.row.Outside(g.answer) || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
+		if g.setAnswer(c, a); !g.found || g.isOutside() || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
 			return rest[i:] // those behind it too: what it takes is missing when it is their turn
 		}
 		c.Answer(nil)

@@ -91,7 +91,7 @@ func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.
 // row.
 func checkAnswers(asks []bucket.Ask, answers []bucket.Answer) error {
 	switch {
-	case len(asks) == len(answers) && bucket.AnyOutside(asks, answers):
+	case len(asks) == len(answers) && bucket.AnyOutside(asks, answers), len(answers) == 0 && bucket.AnyEras(asks):
 		return errOutside
 	case len(asks) == 1 && (len(answers) == 0 || !answers[0].Allowed && asks[0].IsStale(answers[0])):
 		return ErrStale

@@ -33,6 +33,7 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 		if g.found = len(answers) == 1; g.found {
 			g.answer = answers[0]
 		}
+		g.absent = !g.found && g.row.Terms.Eras != nil
 		if g.isHeld() {
 			return ErrStale
 		}

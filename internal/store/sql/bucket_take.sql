@@ -9,8 +9,8 @@
 -- $12 tolerance_us            a ts this far past the current step was written by a wrong clock
 -- $13 since_us, $14 until_us  the first and the last instant at which these terms hold; null: they always do
 --
--- Returns one row: allowed, and the bucket's value and ts after the decision, and now_us. Where the terms do not hold at
--- now, or the row is of a time at which they did not, nothing is taken: other terms have a say.
+-- Returns one row: allowed, and the bucket's value and ts after the decision, and now_us. Where the row is of a time at
+-- which the terms did not hold, nothing is taken, and where they do not hold now there is no answer.
 --
 -- take decides on the newest version of the row, under its lock. It reads through no snapshot, so it
 -- takes no SIREAD lock and cannot cause a serialization failure between different buckets. A refusal
@@ -36,5 +36,4 @@ WITH take AS (
 )
 SELECT answer.allowed, answer.value, answer.ts,
     coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM refused
-    UNION ALL SELECT false, 0, 0 WHERE NOT ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)) AS answer
+FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM refused) AS answer

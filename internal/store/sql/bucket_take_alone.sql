@@ -1,7 +1,7 @@
 -- Take from one bucket in a transaction of the statement's own, at READ COMMITTED.
 --
 -- Parameters as in bucket_take.sql. Returns one row: allowed, value and ts after the decision, now_us; or
--- none when somebody made the row meanwhile.
+-- none when somebody made the row meanwhile, or when there is none and the terms do not hold.
 --
 -- A look through the snapshot comes first, so that a refusal writes nothing, locks nothing and logs
 -- nothing. Where it finds enough, take decides on the newest version of the row, under its lock; should
@@ -28,5 +28,4 @@ WITH seen AS MATERIALIZED (
 )
 SELECT answer.allowed, answer.value, answer.ts,
     coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
-FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM seen WHERE NOT EXISTS (SELECT FROM take)
-    UNION ALL SELECT false, 0, 0 WHERE NOT EXISTS (SELECT FROM seen) AND NOT ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)) AS answer
+FROM (SELECT true AS allowed, value, ts FROM take UNION ALL SELECT false, value, ts FROM seen WHERE NOT EXISTS (SELECT FROM take)) AS answer
