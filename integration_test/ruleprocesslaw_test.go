@@ -156,7 +156,7 @@ func (h lawTokens) widened(before *lawEra, from int64, late lateness) lawTokens 
 	if late.decisions == 0 {
 		return h
 	}
-	return lawTokens{0, h.most + before.capacity() + math.Ceil(before.arrived(from, from+late.us))}
+	return lawTokens{math.Inf(-1), h.most + before.capacity() + math.Ceil(before.arrived(from, from+late.us))}
 }
 
 // fromRule returns the era that a change has made.
