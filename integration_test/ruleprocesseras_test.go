@@ -129,7 +129,7 @@ func (f *fleet) overridePlan(t *testing.T, l law, pro rules.Rule, until *time.Ti
 	onPlan.Plan = "pro"
 	_, err := f.store.Put(t.Context(), edit, onPlan)
 	require.NoError(t, err)
-	*until = time.Now().Add(2*eraLead + eraSpan) // by about what the database's clock says
+	*until = time.Now().Add(3*eraLead + eraSpan) // by about what the database's clock says
 	applied, err := f.store.Override(t.Context(), edit, rules.Override{
 		Limit: "api", Key: ruledKeys[0], OnPlan: "pro", OnChange: ratelimit.ScaleTokens, Until: *until,
 	})

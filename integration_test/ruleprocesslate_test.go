@@ -65,6 +65,7 @@ type ruleUser struct {
 	limiter   *ratelimit.Limiter
 	news      gate // that the Set's connections go through
 	decisions gate // that the Limiter's go through
+	loads     cutter
 	told      loadsTold
 }
 
@@ -103,9 +104,9 @@ func startRuleUser(t *testing.T, url string, config rules.Config, prepare ...fun
 	}
 	config.Observer = &u.told
 	var err error
-	u.set, err = rules.NewSet(openThrough(t, url, &u.news), config)
+	u.set, err = rules.NewSet(openThrough(t, url, u.news.on, u.loads.on), config)
 	require.NoError(t, err)
-	b := &bundle{pool: openThrough(t, url, &u.decisions), schema: "ratelimit"}
+	b := &bundle{pool: openThrough(t, url, u.decisions.on), schema: "ratelimit"}
 	u.limiter = b.with(t, ratelimit.Config{Policies: u.set})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
@@ -117,12 +118,14 @@ func startRuleUser(t *testing.T, url string, config rules.Config, prepare ...fun
 	return u
 }
 
-func openThrough(t *testing.T, url string, g *gate) *pgxpool.Pool {
+func openThrough(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
 	config.MaxConns = 4
-	g.on(config)
+	for _, c := range configure {
+		c(config)
+	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
