@@ -65,7 +65,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 			}
 			r, err := users[0].limiter.Reserve(t.Context(), ruledCode.For("ada").Cost(10))
 			require.NoError(t, err)
-			require.InDelta(t, test.begun-10, r.Decision.States[0].Value.Tokens, 1e-3)
+			require.InDelta(t, test.begun-10, r.States[0].Value.Tokens, 1e-3)
 			require.InDelta(t, test.begun-10, b.row(t, "api", "ada").Value, 1e-3)
 
 			ended, err := store.RemoveOverride(t.Context(), edit, "api", "ada")
@@ -107,7 +107,8 @@ func TestAnOverrideEndsByItself(t *testing.T) {
 
 			tripled.OnChange, rule.OnChange = ratelimit.ScaleTokens, ratelimit.ScaleTokens
 			l := law{
-				{name: "before", from: emptied.at, version: first.Version, rule: per5s(100)}, fromRule("the override", tripled, applied),
+				{name: "before", from: emptied.at, version: first.Version, rule: per5s(100)},
+				fromRule("the override", tripled, applied),
 				{name: "its end", from: override.Until.UnixMicro(), version: applied.Version, rule: rule},
 			}
 			l.requireKept(t, decisions, b.row(t, "api", "ada"), 0)
