@@ -13,7 +13,7 @@ import (
 )
 
 // pooler is what PgBouncer is in transaction mode: a client has a session of the server for a transaction, and for the next
-// one another. What the server says to a session that no client has is lost, as notifications are.
+// one another. Notifications are lost: they come when no client has the session.
 type pooler struct {
 	sessions chan *pgproto3.Frontend
 }
@@ -145,7 +145,9 @@ func (c *pooled) hand(message pgproto3.BackendMessage) (over bool) {
 	if over = isReady && ready.TxStatus == 'I' && c.asked == 0 && !c.begun; over {
 		c.session = nil
 	}
-	c.client.Send(message)
-	_ = c.client.Flush()
+	if _, isNews := message.(*pgproto3.NotificationResponse); !isNews {
+		c.client.Send(message)
+		_ = c.client.Flush()
+	}
 	return over
 }
