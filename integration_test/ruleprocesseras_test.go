@@ -1,0 +1,185 @@
+package integration_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const (
+	// eraLead is how long before it holds these tests make a change.
+	eraLead = time.Second
+	// eraSpan is how long of the database's clock an era lasts at least.
+	eraSpan = 300 * time.Millisecond
+)
+
+// per5s is a token bucket that gains n in five seconds, so that nothing is lost to a full one in an era.
+func per5s(n float64) rules.Rule {
+	return rules.Rule{Limit: "api", Rate: n, Period: 5 * time.Second}
+}
+
+// windowOf1000 gains 50 with each window, and holds 1000.
+func windowOf1000() rules.Rule {
+	return rules.Rule{
+		Limit: "api", Kind: rules.FixedWindow, Rate: 50, Period: 100 * time.Millisecond, Capacity: new(1000.0), Start: clockNoon,
+	}
+}
+
+// TestPoliciesChangeInAllProcessesAtOneInstant has sixteen workers in three processes take as fast as they can while the rule
+// of their limit changes, in its numbers and its kind, and the plan of one of the keys.
+func TestPoliciesChangeInAllProcessesAtOneInstant(t *testing.T) {
+	t.Parallel()
+	heavy(t, "three processes, a second for each change")
+	b := setup(t)
+	l := emptied(t, b)
+	f := startFleet(t, b, b.newStore(t, eraLead), 2, 5)
+	f.processes = append(f.processes, startRuleProcess(t, b.pool.Config().ConnString(), 6))
+	f.awaitTaken(t, time.UnixMicro(l[0].from).Add(eraSpan))
+
+	scaled := per5s(500)
+	scaled.OnChange = ratelimit.ScaleTokens
+	for _, change := range []struct {
+		name string
+		rule rules.Rule
+	}{{"a tenth", per5s(10)}, {"a hundred times", per5s(1000)}, {"windows", windowOf1000()}, {"a bucket again", scaled}} {
+		l = append(l, fromRule(change.name, change.rule, f.put(t, change.rule)))
+	}
+	pro, until := per5s(200), time.Time{}
+	overridden := f.overridePlan(t, slices.Clone(l), pro, &until)
+	f.awaitTaken(t, until.Add(eraSpan))
+	f.end(t)
+	f.report(t, overridden)
+
+	var decisions []taken
+	for _, p := range f.processes {
+		for i := range overridden {
+			end := overridden.end(i, 1<<62)
+			require.True(t, slices.ContainsFunc(p.took, func(d taken) bool { return d.at >= overridden[i].from && d.at < end }),
+				"every process has decided in the era of %q", overridden[i].name)
+		}
+		decisions = append(decisions, p.took...)
+	}
+	t.Logf("%d decisions", len(decisions))
+	decisions = append(decisions, b.wake(t))
+	for key, holds := range map[string]law{"ada": overridden, "bob": l, sleeper: l} {
+		began := 0.0
+		if key == sleeper {
+			began = -sleeperOwes
+		}
+		holds.requireKept(t, decisions, b.row(t, "api", key), began)
+	}
+}
+
+// emptied states the first rule, and takes all that the buckets hold then.
+func emptied(t *testing.T, b *bundle) law {
+	t.Helper()
+	first := per5s(100)
+	applied, err := b.newStore(t, -1).Put(t.Context(), edit, first)
+	require.NoError(t, err)
+	limiter := b.with(t, ratelimit.Config{Policies: b.newSet(t, nil)})
+	tx := b.begin(t, "read committed")
+	var d ratelimit.Decision
+	for _, key := range append(slices.Clone(ruledKeys), sleeper) {
+		d, err = limiter.WithTx(tx).Take(t.Context(), ruledCode.For(key).Cost(100))
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+	}
+	// All buckets count from one instant.
+	_, err = tx.Exec(t.Context(), `UPDATE ratelimit.buckets SET ts = $1, value = CASE WHEN key = $2 THEN $3 ELSE value END`,
+		d.At.UnixMicro(), sleeper, -sleeperOwes)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	return law{{name: "the first", from: d.At.UnixMicro(), version: applied.Version, rule: first}}
+}
+
+// sleeper is a key that nobody takes from while the rule changes, and which owes so much that it does not get full meanwhile.
+const (
+	sleeper     = "eve"
+	sleeperOwes = 700.0
+)
+
+// wake takes from the key that has slept over all changes.
+func (b *bundle) wake(t *testing.T) taken {
+	t.Helper()
+	set := b.newSet(t, nil)
+	d, err := b.with(t, ratelimit.Config{Policies: set}).Take(t.Context(), ruledCode.For(sleeper))
+	require.NoError(t, err)
+	return taken{sleeper, d.At.UnixMicro(), d.Allowed, 1, set.Version(), d.States[0].Limit.Policy().String()}
+}
+
+// put changes the rule, and returns when every process has decided under it for a while.
+func (f *fleet) put(t *testing.T, rule rules.Rule) rules.Applied {
+	t.Helper()
+	applied, err := f.store.Put(t.Context(), edit, rule)
+	require.NoError(t, err)
+	f.awaitLoaded(t, applied.Version)
+	f.awaitTaken(t, applied.From.Add(eraSpan))
+	return applied
+}
+
+// overridePlan puts the first key on a plan for a while, of which until tells the end. It returns the eras of that key.
+func (f *fleet) overridePlan(t *testing.T, l law, pro rules.Rule, until *time.Time) law {
+	t.Helper()
+	onPlan := pro
+	onPlan.Plan = "pro"
+	_, err := f.store.Put(t.Context(), edit, onPlan)
+	require.NoError(t, err)
+	*until = time.Now().Add(3*eraLead + eraSpan) // by about what the database's clock says
+	applied, err := f.store.Override(t.Context(), edit, rules.Override{
+		Limit: "api", Key: ruledKeys[0], OnPlan: "pro", OnChange: ratelimit.ScaleTokens, Until: *until,
+	})
+	require.NoError(t, err)
+	f.awaitLoaded(t, applied.Version)
+	f.awaitTaken(t, applied.From.Add(eraSpan))
+	pro.OnChange = ratelimit.ScaleTokens
+	back := l[len(l)-1].rule
+	return append(l, fromRule("a plan", pro, applied), fromRule("its end", back, rules.Applied{Version: applied.Version, From: *until}))
+}
+
+// report logs when the processes have loaded the changes.
+func (f *fleet) report(t *testing.T, l law) {
+	t.Helper()
+	for i, p := range f.processes {
+		for _, e := range l[1:] {
+			load, _ := p.loaded(e.version)
+			t.Logf("process %d loaded %q %v before it began, and told that it was %v late", i, e.name,
+				time.UnixMicro(e.from).Sub(load.at), time.Duration(load.lateUs)*time.Microsecond)
+		}
+	}
+}
+
+// TestNewsOfAChange measures how long it takes from a change until every process has loaded it, while all of them take as
+// fast as they can.
+func TestNewsOfAChange(t *testing.T) {
+	t.Parallel()
+	heavy(t, "three processes")
+	b := setup(t)
+	emptied(t, b)
+	f := startFleet(t, b, b.newStore(t, 0), 3, 5)
+	f.awaitLoaded(t, 1)
+	var news []time.Duration
+	late := 0
+	for i := range 60 {
+		began := time.Now()
+		applied, err := f.store.Put(t.Context(), edit, rules.Rule{Limit: "other", Rate: float64(1 + i), Period: time.Second})
+		require.NoError(t, err)
+		f.awaitLoaded(t, applied.Version)
+		for _, p := range f.processes {
+			load, _ := p.loaded(applied.Version)
+			require.Equal(t, applied.Version, load.version, "each change is news of its own")
+			news = append(news, max(load.at.Sub(began), 0))
+			if load.lateUs > 0 {
+				late++
+			}
+		}
+	}
+	f.end(t)
+	slices.Sort(news)
+	t.Logf("%d pieces of news, from the call that makes the change: p50 %v, p99 %v, the longest %v; the lead is %v, %d came late",
+		len(news), news[len(news)/2], news[len(news)*99/100], news[len(news)-1], 2*time.Second, late)
+}

@@ -1,0 +1,165 @@
+package integration_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// lawEra is a policy, the instant from which it has to hold, and the version of the rules that says so.
+type lawEra struct {
+	name    string
+	from    int64
+	version int64
+	rule    rules.Rule
+}
+
+// law is what has to hold for a key: eras in the order of their beginnings. It shares no code with what decides.
+type law []lawEra
+
+// lawTokens is what a bucket may hold: from at least so many tokens to at most so many. They differ only where the
+// bucket may have been full, as what arrives is lost then, and nobody knows how much that was.
+type lawTokens struct{ least, most float64 }
+
+// holding returns which of the eras holds at an instant.
+func (l law) holding(at int64) int {
+	i := len(l) - 1
+	for i > 0 && l[i].from > at {
+		i--
+	}
+	return i
+}
+
+// end returns when the i-th era ends, or last.
+func (l law) end(i int, last int64) int64 {
+	if i+1 < len(l) {
+		return l[i+1].from
+	}
+	return last
+}
+
+func (e *lawEra) capacity() float64 {
+	if e.rule.Capacity != nil {
+		return *e.rule.Capacity
+	}
+	return e.rule.Rate
+}
+
+// policy is how a decision under the era names what has decided.
+func (e *lawEra) policy() string {
+	if e.rule.Kind == rules.FixedWindow {
+		return ratelimit.FixedWindow{Rate: e.rule.Rate, Period: e.rule.Period, Capacity: e.capacity()}.String()
+	}
+	return ratelimit.TokenBucket{Rate: e.rule.Rate, Period: e.rule.Period, Capacity: e.capacity()}.String()
+}
+
+// arrived returns the tokens that arrive after an instant and up to another, both in the era.
+func (e *lawEra) arrived(after, upTo int64) float64 {
+	if e.rule.Kind != rules.FixedWindow {
+		return e.rule.Rate * float64(upTo-after) / float64(e.rule.Period.Microseconds())
+	}
+	begun := func(at int64) int64 {
+		return (at - e.rule.Start.UnixMicro()) / e.rule.Period.Microseconds()
+	}
+	return e.rule.Rate * float64(begun(upTo)-begun(after))
+}
+
+// enter returns what the tokens of the era before become at the beginning of the era.
+func (e *lawEra) enter(tokens float64, before *lawEra) float64 {
+	if tokens >= before.capacity() {
+		return e.capacity()
+	}
+	if e.rule.OnChange == ratelimit.ScaleTokens {
+		tokens *= e.capacity() / before.capacity()
+	}
+	return min(tokens, e.capacity())
+}
+
+// lateness is what was decided in an era by a policy before it, in processes that had not heard of the change.
+type lateness struct {
+	decisions int
+	us        int64 // how long after the beginning of the era the last of them was decided
+}
+
+// lateIn checks that every decision was made under the policy of its era, by whoever knew of that. It returns, by era, what was
+// decided under a former policy by processes that did not.
+func (l law) lateIn(t *testing.T, key string, decisions []taken) map[int]lateness {
+	t.Helper()
+	late := make(map[int]lateness)
+	for _, d := range decisions {
+		i := l.holding(d.at)
+		if d.key != key || d.policy == l[i].policy() {
+			continue
+		}
+		require.Less(t, d.version, l[i].version, "%s: %v from its beginning the policy of %q was known, and %q decided",
+			key, time.Duration(d.at-l[i].from)*time.Microsecond, l[i].name, d.policy)
+		require.True(t, l.wasBefore(i, d.policy), "%s: %q decided in the era of %q, and was none before it", key, d.policy, l[i].name)
+		late[i] = lateness{late[i].decisions + 1, max(late[i].us, d.at-l[i].from)}
+	}
+	return late
+}
+
+func (l law) wasBefore(i int, policy string) bool {
+	for j := range i {
+		if l[j].policy() == policy {
+			return true
+		}
+	}
+	return false
+}
+
+// requireKept checks that in each era no more was admitted than the bucket can have held, that it began with at its first
+// instant, and that in the end its row holds what the law says.
+func (l law) requireKept(t *testing.T, decisions []taken, end row, began float64) {
+	t.Helper()
+	late := l.lateIn(t, end.Key, decisions)
+	admitted := make([]float64, len(l))
+	for _, d := range decisions {
+		if d.key == end.Key && d.allowed {
+			admitted[l.holding(d.at)] += d.cost
+		}
+	}
+	const rounding = 1e-6
+	holds := lawTokens{began, began}
+	for i := range l {
+		e := &l[i]
+		if i > 0 {
+			holds = lawTokens{e.enter(holds.least, &l[i-1]), e.enter(holds.most, &l[i-1])}
+			holds = holds.widened(&l[i-1], e.from, late[i])
+		}
+		arrived := e.arrived(e.from, l.end(i, end.TS))
+		t.Logf("%s, %-16s %-28s began with %7.2f, %7.2f arrived, %7.2f admitted, %d late in %v", end.Key, e.name+":", e.policy(), holds.most, arrived,
+			admitted[i], late[i].decisions, time.Duration(late[i].us)*time.Microsecond)
+		require.LessOrEqual(t, admitted[i], max(holds.most+arrived, 0)+rounding, "%s: %q admitted more than there was", end.Key, e.name)
+		holds = holds.after(e, arrived, admitted[i])
+	}
+	require.InDelta(t, (holds.least+holds.most)/2, end.Value, (holds.most-holds.least)/2+rounding, "%s: what is left", end.Key)
+}
+
+// after returns what is held after tokens have arrived, and others were admitted.
+func (h lawTokens) after(e *lawEra, arrived, admitted float64) lawTokens {
+	if admitted == 0 {
+		return lawTokens{min(h.least+arrived, e.capacity()), min(h.most+arrived, e.capacity())}
+	}
+	lost := max(h.most+arrived-e.capacity(), 0)
+	return lawTokens{max(h.least+arrived-admitted-lost, 0), min(h.most+arrived-admitted, e.capacity())}
+}
+
+// widened returns what is held where a process goes on under the era before for a while: it admits up to the capacity and the
+// rate of that more, or has what is above that capacity lost.
+func (h lawTokens) widened(before *lawEra, from int64, late lateness) lawTokens {
+	if late.decisions == 0 {
+		return h
+	}
+	return lawTokens{math.Inf(-1), h.most + before.capacity() + math.Ceil(before.arrived(from, from+late.us))}
+}
+
+// fromRule returns the era that a change has made.
+func fromRule(name string, rule rules.Rule, applied rules.Applied) lawEra {
+	return lawEra{name: name, from: applied.From.UnixMicro(), version: applied.Version, rule: rule}
+}

@@ -1,0 +1,123 @@
+package integration_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// ruleUsers starts two programs on a database, and returns them when they know a version of the rules.
+func ruleUsers(t *testing.T, b *bundle, version int64) (users [2]*ruleUser) {
+	t.Helper()
+	for i := range users {
+		users[i] = startRuleUser(t, b.pool.Config().ConnString(), rules.Config{})
+		users[i].knows(t, version)
+	}
+	return users
+}
+
+// valueFrom waits until a program sees what a bucket holds at an instant of the database's clock or later, and returns that.
+func (u *ruleUser) valueFrom(t *testing.T, at time.Time) (tokens float64) {
+	t.Helper()
+	eventually(t, "the instant has come", func() bool {
+		value, err := u.limiter.Value(t.Context(), ruledCode.For("ada"))
+		require.NoError(t, err)
+		tokens = value.Tokens
+		return !value.AsOf.Before(at)
+	})
+	return tokens
+}
+
+// A key that owes tokens goes on owing when it gets a policy of its own, and again when that ends: as many, or the same share
+// of its capacity.
+func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		change       ratelimit.OnChange
+		begun, ended float64
+	}{
+		{change: ratelimit.KeepTokens, begun: -50, ended: -60},
+		{change: ratelimit.ScaleTokens, begun: -100, ended: -55},
+		{change: ratelimit.AddTokens, begun: 50, ended: -60},
+		{change: ratelimit.ResetTokens, begun: 200, ended: 100},
+	} {
+		t.Run(string(test.change), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			first, err := b.newStore(t, -1).Put(t.Context(), edit, rules.Rule{Limit: "api", Rate: 100, Period: century})
+			require.NoError(t, err)
+			users, store := ruleUsers(t, b, first.Version), b.newStore(t, 500*time.Millisecond)
+			users[0].take(t, "ada", 100)
+			_, err = users[1].limiter.Reserve(t.Context(), ruledCode.For("ada").Cost(50))
+			require.NoError(t, err)
+
+			begun, err := store.Override(t.Context(), edit, rules.Override{
+				Limit: "api", Key: "ada", OnChange: test.change, Policy: &rules.Rule{Rate: 200, Period: century},
+			})
+			require.NoError(t, err)
+			for _, u := range users {
+				u.knows(t, begun.Version)
+				require.InDelta(t, test.begun, u.valueFrom(t, begun.From), 1e-3)
+			}
+			r, err := users[0].limiter.Reserve(t.Context(), ruledCode.For("ada").Cost(10))
+			require.NoError(t, err)
+			require.InDelta(t, test.begun-10, r.States[0].Value.Tokens, 1e-3)
+			require.InDelta(t, test.begun-10, b.row(t, "api", "ada").Value, 1e-3)
+
+			ended, err := store.RemoveOverride(t.Context(), edit, "api", "ada")
+			require.NoError(t, err)
+			for _, u := range users {
+				u.knows(t, ended.Version)
+				require.InDelta(t, test.ended, u.valueFrom(t, ended.From), 1e-3)
+			}
+			require.InDelta(t, test.begun-10, b.row(t, "api", "ada").Value, 1e-3, "a look writes nothing")
+		})
+	}
+}
+
+// An override that says until when it holds ends in every program at that instant, and nobody writes anything then.
+func TestAnOverrideEndsByItself(t *testing.T) {
+	t.Parallel()
+	for name, override := range map[string]rules.Override{
+		"Multiplier": {Multiplier: 3},
+		"OnPlan":     {OnPlan: "pro"},
+		"Policy":     {Policy: &rules.Rule{Rate: 300, Period: 5 * time.Second}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			rule, tripled := per5s(100), per5s(300)
+			pro := tripled
+			pro.Plan = "pro"
+			first, err := b.newStore(t, -1).Put(t.Context(), edit, rule, pro)
+			require.NoError(t, err)
+			users := ruleUsers(t, b, first.Version)
+			emptied := users[0].take(t, "ada", 100)
+
+			override.Limit, override.Key, override.OnChange = "api", "ada", ratelimit.ScaleTokens
+			override.Until = time.UnixMicro(emptied.at).Add(3 * time.Second)
+			applied, err := b.newStore(t, 500*time.Millisecond).Override(t.Context(), edit, override)
+			require.NoError(t, err)
+			changes := b.count(t, `SELECT count(*) FROM ratelimit.rule_changes`)
+			decisions := takeTogether(t, override.Until.Add(500*time.Millisecond), users[:]...)
+
+			tripled.OnChange, rule.OnChange = ratelimit.ScaleTokens, ratelimit.ScaleTokens
+			l := law{
+				{name: "before", from: emptied.at, version: first.Version, rule: per5s(100)},
+				fromRule("the override", tripled, applied),
+				{name: "its end", from: override.Until.UnixMicro(), version: applied.Version, rule: rule},
+			}
+			l.requireKept(t, decisions, b.row(t, "api", "ada"), 0)
+			require.Equal(t, changes, b.count(t, `SELECT count(*) FROM ratelimit.rule_changes`))
+			for _, u := range users {
+				require.Equal(t, applied.Version, u.set.Version())
+				last := u.take(t, "ada", 0)
+				require.Equal(t, l[2].policy(), last.policy)
+			}
+		})
+	}
+}
