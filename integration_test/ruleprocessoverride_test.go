@@ -82,6 +82,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 // An override that says until when it holds ends in every program at that instant, and nobody writes anything then.
 func TestAnOverrideEndsByItself(t *testing.T) {
 	t.Parallel()
+	heavy(t, "it waits seconds for the end")
 	for name, override := range map[string]rules.Override{
 		"Multiplier": {Multiplier: 3},
 		"OnPlan":     {OnPlan: "pro"},
