@@ -233,7 +233,11 @@ func (of *limitRules) effective(plan string) chain {
 	return of.other.chain
 }
 
-// lateness returns how long after its beginning the latest change was heard of.
+// neverLate is what loaded.late is when nothing is new.
+const neverLate = int64(math.MinInt64 / 2)
+
+// lateness returns how long after its beginning the latest change is in use, when it is from now on.
 func (l *loaded) lateness() time.Duration {
-	return time.Duration(min(max(l.late, 0), math.MaxInt64/1000)) * time.Microsecond
+	late := l.late + time.Since(l.asked).Microseconds()
+	return time.Duration(min(max(late, 0), math.MaxInt64/1000)) * time.Microsecond
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -11,7 +12,8 @@ import (
 // loaded is what the tables hold, as it was read.
 type loaded struct {
 	version, now int64
-	late         int64 // how long after its beginning the latest change is heard of, in microseconds
+	asked        time.Time // before now was read
+	late         int64     // how long before now the latest change began, in microseconds; nothing is new: neverLate
 	match        string
 	rules        []loadedRule
 	history      []loadedChange
@@ -60,7 +62,7 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (l *lo
 		return nil, err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	l = &loaded{}
+	l = &loaded{asked: time.Now(), late: neverLate}
 	if err := tx.QueryRow(ctx, sql.loadVersion).Scan(&l.version, &l.match, &l.now); err != nil {
 		return nil, err
 	}
@@ -71,7 +73,7 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (l *lo
 	batch.Queue(sql.loadPauses, l.now).Query(l.readPauses)
 	batch.Queue(sql.loadTiers).Query(l.readTiers)
 	if known > 0 {
-		batch.Queue(sql.loadLate, known, l.now).QueryRow(func(row pgx.Row) error { return row.Scan(&l.late) })
+		batch.Queue(sql.loadLate, known, l.now, neverLate).QueryRow(func(row pgx.Row) error { return row.Scan(&l.late) })
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, err

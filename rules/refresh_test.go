@@ -214,6 +214,25 @@ func TestLoad(t *testing.T) {
 		require.InDelta(t, 59, f.events.last(t).Late.Seconds(), 50, "it was heard of nearly a minute after it began")
 	})
 
+	t.Run("TellsOfAChangeThatBeganWhileItWasRead", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.load(t)
+		soon := f.now(t).Add(2 * time.Second)
+		_, err := f.store.Put(t.Context(), rules.Edit{Author: "ada", Reason: "an incident", From: soon}, perMinute("messages", "", 5))
+		require.NoError(t, err)
+		holder, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = holder.Exec(t.Context(), `LOCK TABLE ratelimit.overrides`)
+		require.NoError(t, err)
+		loaded := make(chan error, 1)
+		go func() { loaded <- f.set.Load(t.Context()) }()
+		require.Eventually(t, func() bool { return f.now(t).After(soon) }, time.Minute, time.Millisecond)
+		require.NoError(t, holder.Rollback(t.Context()))
+		require.NoError(t, <-loaded)
+		require.Positive(t, f.events.last(t).Late)
+	})
+
 	t.Run("SeesAllTablesAtOneInstant", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

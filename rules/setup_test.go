@@ -48,6 +48,13 @@ func setupOn(t testing.TB, pool *pgxpool.Pool) *fixture {
 	return f
 }
 
+// now returns what time it is for the database.
+func (f *fixture) now(t testing.TB) (now time.Time) {
+	t.Helper()
+	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&now))
+	return now
+}
+
 // events remembers what a Set told.
 type events struct {
 	mu   sync.Mutex

@@ -124,8 +124,8 @@ const (
 
 	loadTiers = `SELECT name, key, endpoint, conditions, cost_source, fixed_cost, default_cost FROM ratelimit.tiers ORDER BY position`
 
-	// loadLate returns how late at $2 the changes after the version $1 are heard of.
-	loadLate = `SELECT coalesce(max($2::bigint - from_us), 0) FROM ratelimit.rule_changes WHERE version > $1 AND what IN ('rule', 'override')`
+	// loadLate returns how long before $2 the changes after the version $1 began, and $3 when there is none.
+	loadLate = `SELECT coalesce(max($2::bigint - from_us), $3::bigint) FROM ratelimit.rule_changes WHERE version > $1 AND what IN ('rule', 'override')`
 
 	listRules = `SELECT name, plan, from_us, ` + ruleColumns + `, version FROM ratelimit.rules ORDER BY name, plan`
 
