@@ -54,6 +54,9 @@ type beginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
+// unknown is the version of what was loaded before there was a load.
+const unknown = -1
+
 // load reads all tables as they are at one instant. It needs two round trips whatever they hold. What is newer than known
 // tells how late the news is.
 func load(ctx context.Context, db beginner, sql *statements, known int64) (l *loaded, err error) {
@@ -72,7 +75,7 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (l *lo
 	batch.Queue(sql.loadOverrides, l.now-kept.Microseconds()).Query(l.readOverrides)
 	batch.Queue(sql.loadPauses, l.now).Query(l.readPauses)
 	batch.Queue(sql.loadTiers).Query(l.readTiers)
-	if known > 0 {
+	if known != unknown {
 		batch.Queue(sql.loadLate, known, l.now, neverLate).QueryRow(func(row pgx.Row) error { return row.Scan(&l.late) })
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {

@@ -131,7 +131,11 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	last := s.current.Load()
-	l, err := load(ctx, db, &s.sql, s.Version())
+	known := int64(unknown)
+	if last != nil {
+		known = last.version
+	}
+	l, err := load(ctx, db, &s.sql, known)
 	if err != nil {
 		err = fmt.Errorf("rules: load: %w", explain(err, s.config.Schema))
 		s.tell(ctx, ratelimit.RulesLoaded{Version: s.Version(), Elapsed: time.Since(began), Err: err})
