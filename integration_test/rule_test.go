@@ -199,6 +199,9 @@ func TestAPlanDecidesAndTheBucketIsOne(t *testing.T) {
 	_, err := r.Take(t.Context(), limit.For("eve").Cost(51))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	require.True(t, r.takes(t, limit.For("eve").Plan("pro").Cost(51)).Allowed, "the cost is checked against the plan's capacity")
+	_, err = r.Take(t.Context(), limit.For("eve"), limit.For("eve").Plan("pro"))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+	require.ErrorContains(t, err, `on the plans "" and "pro"`)
 	require.InDelta(t, 500, r.Resolve(limit.For("eve").Plan("pro")).Capacity(), 0)
 }
 

@@ -122,6 +122,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
 	case c.DenyCache < 0 || c.DenyCache > maxDenyCache:
 		return fmt.Errorf("%w: DenyCache is %d; use a number of buckets up to %d, or 0 for no cache", ErrInvalidConfig, c.DenyCache, maxDenyCache)
+	case c.Policies != nil && isNil(c.Policies):
+		return fmt.Errorf("%w: Policies holds a nil %T; pass what was made, or nothing", ErrInvalidConfig, c.Policies)
 	case c.StaleAfter < 0 || c.StaleAfter > bucket.MaxSpan:
 		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
 	case c.ExpireAfter < 0 || c.ExpireAfter > bucket.MaxSpan:

@@ -145,7 +145,12 @@ func (p *plan) add(r *Request, s subject, key string) (asked, error) {
 		if same.Key != k {
 			continue
 		}
-		if same.Terms != terms && !p.of[i].isRuledAs(&s) {
+		switch {
+		case same.Terms == terms, p.of[i].isRuledAs(&s):
+		case p.of[i].plan != s.plan:
+			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q on the plans %.40q and %.40q; say which one its key is on",
+				ErrInvalidRequest, k.Name, p.of[i].plan, s.plan)
+		default:
 			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 		}
 		same.Cost += r.cost

@@ -277,6 +277,7 @@ func TestNewChecksItsArguments(t *testing.T) {
 		{"ShortHashKey", untouched{}, ratelimit.Config{HashKey: []byte("short-secret")}, "HashKey has 12 bytes; use 16 random ones or more"},
 		{"EmptyHashKey", untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
 		{"NegativeMaxAttempts", untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
+		{"NilPolicies", untouched{}, ratelimit.Config{Policies: (*noPolicies)(nil)}, "Policies holds a nil *ratelimit_test.noPolicies"},
 		{"NegativeStaleAfter", untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; use a span up to 100 years"},
 		{"HugeStaleAfter", untouched{}, ratelimit.Config{StaleAfter: century + 1}, "use a span up to 100 years"},
 		{"NegativeExpireAfter", untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; use a span up to 100 years"},
@@ -298,3 +299,9 @@ func TestNewChecksItsArguments(t *testing.T) {
 		require.NoError(t, err, "%+v", config)
 	}
 }
+
+// noPolicies is a source that may be nil.
+type noPolicies struct{}
+
+func (*noPolicies) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return nil }
+func (*noPolicies) RulesOf(string) []*ratelimit.Rule                        { return nil }
