@@ -1,0 +1,66 @@
+package ratelimit_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+func TestNewRuleRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
+	later := at.Add(time.Hour)
+	for name, test := range map[string]struct {
+		limit ratelimit.Limit
+		eras  []ratelimit.Era
+		says  string
+	}{
+		"ZeroLimit":     {ratelimit.Limit{}, nil, "make it with Define or NewLimit"},
+		"Unsorted":      {limit, []ratelimit.Era{{}, {From: later}, {From: at}}, "era 2 is from"},
+		"AtOnce":        {limit, []ratelimit.Era{{}, {From: at}, {From: at}}, "sort them"},
+		"BeforeTheYear": {limit, []ratelimit.Era{{}, {}}, "era 1 is from"},
+		"Policy":        {limit, []ratelimit.Era{{Policy: ratelimit.PerMinute(-1)}}, "era 0: ratelimit: invalid limit"},
+		"Mode":          {limit, []ratelimit.Era{{Mode: "maybe"}}, "use on, shadow or off"},
+		"Change":        {limit, []ratelimit.Era{{}, {From: at, OnChange: "double"}}, "use keep, scale, add or reset"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := ratelimit.NewRule(test.limit, ratelimit.RuleConfig{Name: "a rule", Eras: test.eras})
+			require.ErrorIs(t, err, ratelimit.ErrInvalidRule)
+			require.ErrorContains(t, err, test.says)
+			require.ErrorContains(t, err, "a rule")
+		})
+	}
+}
+
+// A rule says what a call would be decided under at an instant, and without eras it is the definition in the code.
+func TestResolveFollowsTheEras(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
+	for name, test := range map[string]struct {
+		eras []ratelimit.Era
+		want []float64 // the capacity before noon, at noon, and an hour later
+	}{
+		"None":     {nil, []float64{10, 10, 10}},
+		"One":      {[]ratelimit.Era{{Policy: ratelimit.PerMinute(5)}}, []float64{5, 5, 5}},
+		"Change":   {[]ratelimit.Era{{}, {From: at, Policy: ratelimit.PerMinute(5)}}, []float64{10, 5, 5}},
+		"AndBack":  {[]ratelimit.Era{{}, {From: at, Policy: ratelimit.PerMinute(5)}, {From: at.Add(time.Hour)}}, []float64{10, 5, 10}},
+		"FromLong": {[]ratelimit.Era{{From: at.Add(time.Hour), Policy: ratelimit.PerMinute(5)}}, []float64{5, 5, 5}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: test.eras})
+			require.NoError(t, err)
+			now := at
+			limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: storedRule{rule}, AsOf: func() time.Time { return now }})
+			require.NoError(t, err)
+			for i, after := range []time.Duration{-time.Microsecond, 0, time.Hour} {
+				now = at.Add(after)
+				require.InDelta(t, test.want[i], limiter.Resolve(limit.For("ada")).Capacity(), 0)
+			}
+		})
+	}
+}
