@@ -126,7 +126,7 @@ func (p *play) reportChange(ctx context.Context, w io.Writer, askers []*asker, i
 	fmt.Fprintf(w, "\nOn the database's clock, while two customers ask without a pause: the pro plan goes from %.0f to %.0f tokens a minute, and one key to twice that.\n\n",
 		askers[0].rates[0], askers[0].rates[1])
 	line := func(columns ...any) {
-		fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%-20s  %-7s  %-25s %6v %8v %8v %8v %6v", columns...), " "))
+		fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%-20s  %-7s  %-37s %6v %8v %8v %8v %6v", columns...), " "))
 	}
 	line("who", "decided", "by what clients are told", "asked", "admitted", "a second", "arrived", "left")
 	var errs []error

@@ -23,11 +23,11 @@ import (
 const changes = `
 On the database's clock, while two customers ask without a pause: the pro plan goes from 600 to 1800 tokens a minute, and one key to twice that\.
 
-who                   decided  by what clients are told   asked admitted a second  arrived   left
-a pro key             before   "gateway\.key";q=600;w=60   +\d+ +\d+ +\d+\.\d +\d+\.\d\d
-a pro key             after    "gateway\.key";q=1800;w=60  +\d+ +\d+ +\d+\.\d +\d+\.\d\d +\d+\.\d\d
-one with an override  before   "gateway\.key";q=600;w=60   +\d+ +\d+ +\d+\.\d +\d+\.\d\d
-one with an override  after    "gateway\.key";q=3600;w=60  +\d+ +\d+ +\d+\.\d +\d+\.\d\d +\d+\.\d\d
+who                   decided  by what clients are told               asked admitted a second  arrived   left
+a pro key             before   "gateway\.key";q=600;w=60;qu="tokens"  +\d+ +\d+ +\d+\.\d +\d+\.\d\d
+a pro key             after    "gateway\.key";q=1800;w=60;qu="tokens"  +\d+ +\d+ +\d+\.\d +\d+\.\d\d +\d+\.\d\d
+one with an override  before   "gateway\.key";q=600;w=60;qu="tokens"  +\d+ +\d+ +\d+\.\d +\d+\.\d\d
+one with an override  after    "gateway\.key";q=3600;w=60;qu="tokens"  +\d+ +\d+ +\d+\.\d +\d+\.\d\d +\d+\.\d\d
 
 That key is paused for 30s: 429 Too Many Requests, Retry-After: \d+\. It is resumed: 200 OK\.
 
