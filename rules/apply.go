@@ -18,6 +18,9 @@ const kept = 30 * 24 * time.Hour
 // before any change, when one of them says what cannot be or would hold from an instant that is past, and ErrNotFound when
 // there is nothing to take away.
 func (s *Store) Apply(ctx context.Context, edit Edit, changes Changes) (applied Applied, err error) {
+	if err := s.check(); err != nil {
+		return Applied{}, err
+	}
 	if err := changes.validate(edit); err != nil {
 		return Applied{}, err
 	}

@@ -17,7 +17,8 @@ var (
 	// ErrNotFound is returned by Delete, RemoveOverride and Resume when there is nothing to take away. Nothing was changed.
 	ErrNotFound = errors.New("rules: not found")
 
-	// ErrInvalidConfig is returned by NewStore and NewSet when the pool or a field of the configuration cannot be used.
+	// ErrInvalidConfig is returned by NewStore, NewSet and NewSite when an argument or a field of the configuration cannot
+	// be used, and by calls on a Store, a Set or a Site that these did not make, or on a Store that WithTx bound to nil.
 	ErrInvalidConfig = errors.New("rules: invalid configuration")
 )
 
