@@ -50,6 +50,50 @@ func TestSetThatCannotWork(t *testing.T) {
 	}
 }
 
+// What ends before it begins is told when it would begin, and why then.
+func TestEndsBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	later := why
+	later.From = time.Now().Add(time.Hour)
+	none, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	slow, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: time.Hour})
+	require.NoError(t, err)
+	override := rules.Changes{Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2, Until: time.Now().Add(30 * time.Minute)}}}
+	past := rules.Changes{Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2, Until: now.Add(-time.Minute)}}}
+	pause := rules.Changes{Pause: []rules.Pause{{Limit: "messages", Until: time.Now().Add(30 * time.Minute)}}}
+	for _, test := range []struct {
+		store   *rules.Store
+		edit    rules.Edit
+		changes rules.Changes
+		want    string
+	}{
+		{slow, why, override, "(1h0m0s after it is made, the Lead of the Store, so that every program has heard of it by then); use a later Until"},
+		{none, why, past, "(as it is made then); use a later Until"},
+		{slow, later, override, "(the From of the Edit); use a later Until"},
+		{slow, later, pause, "(the From of the Edit); use a later Until"},
+		{none, rules.Edit{Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)}, pause, "which is past"},
+		{none, rules.Edit{Author: "ana", Reason: "why", From: time.Now().AddDate(20_000, 0, 0)}, pause, "its From is 2"},
+	} {
+		_, err := test.store.Apply(t.Context(), test.edit, test.changes)
+		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, test.want)
+		require.NotContains(t, err.Error(), "m=+")
+	}
+}
+
+func TestEditNamesTheAuthorFirst(t *testing.T) {
+	t.Parallel()
+	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	for range 20 {
+		_, err = store.Put(t.Context(), rules.Edit{}, perMinute("messages", "", 5))
+		require.ErrorContains(t, err, "the Edit has no Author")
+	}
+}
+
 func TestSiteThatCannotWork(t *testing.T) {
 	t.Parallel()
 	for _, site := range []*rules.Site{nil, {}} {
