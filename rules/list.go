@@ -158,6 +158,8 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error
 	switch {
 	case query.Most < 0 || query.Most > maxEntries:
 		return nil, invalid("history: Most is %d; use up to %d, or 0 for the default", query.Most, maxEntries)
+	case query.Of != "" && query.Of != OfRule && query.Of != OfOverride && query.Of != OfPause && query.Of != OfTiers:
+		return nil, invalid("history: Of is %.20q; use %s, %s, %s or %s, or leave it empty for all", query.Of, OfRule, OfOverride, OfPause, OfTiers)
 	case query.Most == 0:
 		query.Most = defaultEntries
 	}

@@ -1,12 +1,16 @@
 package rules_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -91,6 +95,64 @@ func TestEditNamesTheAuthorFirst(t *testing.T) {
 	for range 20 {
 		_, err = store.Put(t.Context(), rules.Edit{}, perMinute("messages", "", 5))
 		require.ErrorContains(t, err, "the Edit has no Author")
+	}
+}
+
+func TestHistoryOfNothing(t *testing.T) {
+	t.Parallel()
+	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	_, err = store.History(t.Context(), rules.HistoryQuery{Of: "rules"})
+	require.ErrorIs(t, err, rules.ErrInvalid)
+	require.ErrorContains(t, err, `Of is "rules"; use rule, override, pause or tiers`)
+}
+
+// A pattern that no program can use is refused before it is stored; whether an attribute is declared, the program knows.
+func TestReplaceTiersRefusesPatterns(t *testing.T) {
+	t.Parallel()
+	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	for key, want := range map[string]string{
+		"{user":          "it has a brace",
+		"user":           "it names no attribute",
+		"{}":             `it names the attribute ""`,
+		"{user}{tenant}": "there is nothing between",
+	} {
+		_, err := store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: key}}})
+		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
+	f := setup(t)
+	_, err = f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{region}"}}})
+	require.NoError(t, err)
+}
+
+// A tier for a path that is no route fits nothing, and the error says what an Endpoint is.
+func TestNoTierSaysWhatAnEndpointIs(t *testing.T) {
+	t.Parallel()
+	tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Endpoint: "/search/*"}}},
+		func(string) (ratelimit.Limit, bool) { return messages, true })
+	require.NoError(t, err)
+	_, err = tiers.Requests(rules.Attributes{Endpoint: "GET /search/{id}"}, nil)
+	require.ErrorIs(t, err, rules.ErrNoTier)
+	require.ErrorContains(t, err, "the pattern of a route")
+}
+
+// Who lacks a privilege is told where the statements are that grant it.
+func TestNamesTheGrants(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t, func(config *pgxpool.Config) {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET ROLE pg_monitor") // it is there, and may nothing here
+			return err
+		}
+	})
+	f := setupOn(t, pool)
+	_, put := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+	_, list := f.store.List(t.Context())
+	for _, err := range []error{put, list, f.set.Load(t.Context())} {
+		require.ErrorContains(t, err, "SQLSTATE 42501")
+		require.ErrorContains(t, err, "migrations.Grants has the statements")
 	}
 }
 
