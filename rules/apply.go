@@ -18,6 +18,9 @@ const kept = 30 * 24 * time.Hour
 // before any change, when one of them says what cannot be or would hold from an instant that is past, and ErrNotFound when
 // there is nothing to take away.
 func (s *Store) Apply(ctx context.Context, edit Edit, changes Changes) (applied Applied, err error) {
+	if err := s.check(); err != nil {
+		return Applied{}, err
+	}
 	if err := changes.validate(edit); err != nil {
 		return Applied{}, err
 	}
@@ -67,7 +70,7 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 		w.from, w.pauseFrom = edit.From.UnixMicro(), edit.From.UnixMicro()
 	}
 	if w.from < w.now {
-		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: use now or later, or leave it out", edit.From)
+		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: use now or later, or leave it out", timeOf(&w.from))
 	}
 	if err := w.write(changes); err != nil {
 		return Applied{}, err
@@ -155,7 +158,7 @@ func (w *writer) overrides(c *Changes) error {
 	for _, override := range c.Override {
 		o := overrideRowOf(override)
 		if o.UntilUs != nil && *o.UntilUs <= w.from {
-			return invalid("override of a key of %q: it ends at %v, before it begins; use a later Until", override.Limit, override.Until)
+			return invalid("override of a key of %q: %w", override.Limit, w.endsEarly(*o.UntilUs, w.from))
 		}
 		p := policyColumns(o.Policy)
 		w.queue(w.sql.forgetOverrides, override.Limit, override.Key, w.now-kept.Microseconds())
@@ -182,33 +185,25 @@ func (w *writer) overrides(c *Changes) error {
 	return nil
 }
 
+// endsEarly returns the error for what would end no later than it begins.
+func (w *writer) endsEarly(until, from int64) error {
+	why := "as it is made then"
+	switch {
+	case !w.edit.From.IsZero():
+		why = "the From of the Edit"
+	case from > w.now:
+		lead := time.Duration(from-w.now) * time.Microsecond
+		why = fmt.Sprintf("%v after it is made, the Lead of the Store, so that every program has heard of it by then", lead)
+	}
+	return fmt.Errorf("it ends at %v, before it begins at %v (%s); use a later Until", timeOf(&until), timeOf(&from), why)
+}
+
 // policyColumns returns the columns from kind to mode, all of them null for nil.
 func policyColumns(p *policyRow) []any {
 	if p == nil {
 		return make([]any, 8)
 	}
 	return []any{p.Kind, p.Rate, p.PeriodUs, p.Capacity, p.MaxReserved, p.Shards, p.StartUs, p.Mode}
-}
-
-func (w *writer) pauses(c *Changes) error {
-	for _, p := range c.Pause {
-		until := p.Until.UnixMicro()
-		if until <= w.pauseFrom {
-			return invalid("pause of %q: it ends at %v, before it begins; use a later Until", p.Limit, p.Until)
-		}
-		w.queue(w.sql.putPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until)
-		if err := w.note("pause", p.Limit, "", p.Key, pauseRow{until}, w.pauseFrom); err != nil {
-			return err
-		}
-	}
-	for _, b := range c.Resume {
-		w.queue(w.sql.deletePause, b.Limit, b.Key)
-		w.check(func(tag pgconn.CommandTag) error { return found(tag.RowsAffected(), "such pause of %q", b.Limit) })
-		if err := w.note("pause", b.Limit, "", b.Key, nil, w.now); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (w *writer) tiers(c *Changes) error {

@@ -55,7 +55,7 @@ func (d *definition) count() int {
 // [ratelimit.Policies]. They are few, however many overrides there are. Until the Set has been asked for the limit, or was
 // told of it by Config.Limits, it does not know how that is defined in the code, and no bucket is full.
 func (s *Set) RulesOf(name string) []*ratelimit.Rule {
-	current := s.current.Load()
+	current := s.loaded()
 	if current == nil || current.limits[name] == nil {
 		return nil
 	}

@@ -61,12 +61,11 @@ func (c *Changes) validate(edit Edit) error {
 }
 
 func (e *Edit) validate() error {
-	for field, text := range map[string]string{"Author": e.Author, "Reason": e.Reason} {
-		if strings.TrimSpace(text) == "" {
-			return invalid("the Edit has no %s; say who makes the change, and why", field)
-		}
-	}
 	switch {
+	case strings.TrimSpace(e.Author) == "":
+		return invalid("the Edit has no Author; say who makes the change, and in Reason why")
+	case strings.TrimSpace(e.Reason) == "":
+		return invalid("the Edit has no Reason; say why the change is made")
 	case !isText(e.Author, maxAuthor):
 		return invalid("the Author has %d bytes; use up to %d of UTF-8 without NUL", len(e.Author), maxAuthor)
 	case !isText(e.Reason, maxText):

@@ -77,12 +77,12 @@ const maxFileBytes = 2 << 20
 func ReadFile(path string) (*Document, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("rules: %w", err)
 	}
 	defer file.Close()
 	d, err := Read(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("rules: %s: %w", path, err)
 	}
 	return d, nil
 }
@@ -94,7 +94,7 @@ func Read(r io.Reader) (*Document, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read rules: %w", err)
+		return nil, fmt.Errorf("rules: read: %w", err)
 	case len(text) > maxFileBytes:
 		return nil, invalid("the file has more than %d bytes; store so many rules by a program", maxFileBytes)
 	case !utf8.Valid(text):
@@ -169,6 +169,16 @@ func anyLimit(name string) (ratelimit.Limit, bool) {
 	return limit, err == nil
 }
 
+// parts returns the names of the lists in a file.
+func parts() []string { return []string{"rules", "tiers", "overrides"} }
+
+// hasParts reports whether a map is a whole file, and not a single record, whose match is a map.
+func hasParts(root *node) bool {
+	return slices.ContainsFunc(root.fields, func(f field) bool {
+		return slices.Contains(parts(), f.name) || f.name == "match" && f.value.kind == scalar
+	})
+}
+
 // documentOf reads a whole file.
 func documentOf(root *node) (*Document, error) {
 	d, b := &Document{}, newBuilder()
@@ -179,7 +189,7 @@ func documentOf(root *node) (*Document, error) {
 		}
 	case root.kind != object:
 		return nil, fmt.Errorf("line %d: the file is neither a list of rules nor a map with rules, tiers and overrides", root.line)
-	case newFields(root).has("rules", "tiers", "overrides"):
+	case hasParts(root):
 		f := newFields(root)
 		d.Tiers.Match = Match(f.oneOf(string(MatchAll), string(MatchFirst))("match"))
 		records, tiers, overrides := f.list("rules"), f.list("tiers"), f.list("overrides")

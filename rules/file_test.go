@@ -222,6 +222,11 @@ func TestReadRefuses(t *testing.T) {
 		{"TwoModes", "[{limit: a, rps: 1, mode: on, is_active: true}]", "a mode and is_active"},
 		{"TwoForms", "[{limit: a, rps: 1, key_pattern: global, limit_keys: []}]", "keep one form"},
 		{"TwoRules", "- {limit: a, rps: 1}\n- {limit: a, rps: 2}", `line 2: the rule for the limit "a" and the plan "" is there already`},
+		{"UnknownPartAlone", "rule:\n  - {limit: a, rate: 1}\n", `line 1: there is no field "rule"; there are rules, tiers, overrides, algorithm_config, limit`},
+		{"UnknownPartOfPauses", "pauses:\n  - {limit: a}\n", `line 1: there is no field "pauses"; there are rules, tiers, overrides`},
+		{"UnknownPartWithMatch", "match: all\nrule:\n  - {limit: a, rate: 1}\n", `line 2: there is no field "rule"; there are match, rules, tiers, overrides`},
+		{"UnknownFieldForRate", "rules:\n  - limit: a\n    rat: 1\n", `line 3: there is no field "rat"; there are`},
+		{"UnknownFieldForLimit", "match: all\ntiers:\n  - limt: a\n", `line 3: there is no field "limt"; there are limit, name`},
 		{"NoRate", "- {limit: a}", "line 1: it has no rate; give it rate and period, or rps"},
 		{"NoLimit", "- {rps: 1}", "line 1: it has no limit"},
 		{"NoName", "- {rps: 1, limit_keys: []}", "it has no name"},
@@ -282,6 +287,22 @@ func TestReadRefuses(t *testing.T) {
 	}
 	_, err := rules.ReadFile(filepath.Join(t.TempDir(), "none.yaml"))
 	require.ErrorIs(t, err, os.ErrNotExist)
+	require.True(t, strings.HasPrefix(err.Error(), "rules: open "), err)
+	_, err = rules.ReadFile(t.TempDir())
+	require.True(t, strings.HasPrefix(err.Error(), "rules: "), err)
+	path := filepath.Join(t.TempDir(), "rules.yaml")
+	require.NoError(t, os.WriteFile(path, []byte("rules: 1"), 0o600))
+	_, err = rules.ReadFile(path)
+	require.ErrorIs(t, err, rules.ErrInvalid)
+	require.True(t, strings.HasPrefix(err.Error(), "rules: "+path+": "), err)
+}
+
+// A list with nothing below its name is an empty one.
+func TestReadEmptyLists(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"rules:\n", "rules:\ntiers:\noverrides:\n", `{"rules": null}`, "overrides:\n"} {
+		require.Equal(t, &rules.Document{}, read(t, text), text)
+	}
 }
 
 // Where a file does not say how tiers are matched, its form does, or it is refused.

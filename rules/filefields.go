@@ -17,6 +17,7 @@ type fields struct {
 	fields []field
 	known  []string
 	err    error
+	lacks  error // what is missing, unless err or a field that is not known says why
 }
 
 func newFields(n *node) *fields {
@@ -41,7 +42,17 @@ func (f *fields) end() error {
 			f.fail(other.line, "there is no field %.80q; there are %s", other.name, strings.Join(f.known, ", "))
 		}
 	}
+	if f.err == nil {
+		return f.lacks
+	}
 	return f.err
+}
+
+// lack notes what is missing: a field that is not known may have been meant to be it, so that its error comes first.
+func (f *fields) lack(line int, what string) {
+	if f.lacks == nil {
+		f.lacks = fmt.Errorf("line %d: %s", line, what)
+	}
 }
 
 // one returns the field that has one of the names, if there is one and it is not null.

@@ -22,6 +22,9 @@ func (b *builder) records(items []*node) error {
 // record reads a record of rules, which may be a tier as well.
 func (b *builder) record(n *node) error {
 	f := newFields(n)
+	if b.alone {
+		f.known = parts()
+	}
 	byKeys, byRow := f.has("limit_keys", "match", "algorithm_config"), f.has("key_pattern", "scope")
 	f.liftConfig()
 	r := Rule{Limit: f.text("limit", "name"), Plan: f.text("plan")}
@@ -89,7 +92,7 @@ func readPolicy(f *fields, r *Rule) {
 	case rate != nil:
 		r.Rate = *rate
 	default:
-		f.fail(f.line, "it has no rate; give it rate and period, or rps")
+		f.lack(f.line, "it has no rate; give it rate and period, or rps")
 	}
 	if r.Period == 0 {
 		r.Period = time.Second
@@ -126,7 +129,7 @@ func (b *builder) tierRecords(items []*node) error {
 		t := Tier{Limit: f.text("limit", "name"), Key: f.text("key"), Endpoint: f.text("endpoint"), When: f.words("when")}
 		readCost(f, &t)
 		if t.Limit == "" {
-			f.fail(item.line, "it has no limit; name the limit that the tier asks")
+			f.lack(item.line, "it has no limit; name the limit that the tier asks")
 		}
 		if err := f.end(); err != nil {
 			return err

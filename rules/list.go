@@ -11,6 +11,9 @@ import (
 
 // List returns what the tables say, as it is at one instant.
 func (s *Store) List(ctx context.Context) (Listing, error) {
+	if err := s.check(); err != nil {
+		return Listing{}, err
+	}
 	var list Listing
 	err := s.read(ctx, func(tx pgx.Tx) error {
 		var match string
@@ -149,9 +152,14 @@ type Entry struct {
 
 // History returns entries of the history, the newest first. It is only added to, and what a rollback undid is not in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
 	switch {
 	case query.Most < 0 || query.Most > maxEntries:
 		return nil, invalid("history: Most is %d; use up to %d, or 0 for the default", query.Most, maxEntries)
+	case query.Of != "" && query.Of != OfRule && query.Of != OfOverride && query.Of != OfPause && query.Of != OfTiers:
+		return nil, invalid("history: Of is %.20q; use %s, %s, %s or %s, or leave it empty for all", query.Of, OfRule, OfOverride, OfPause, OfTiers)
 	case query.Most == 0:
 		query.Most = defaultEntries
 	}

@@ -75,6 +75,11 @@ func (t *Tier) check() error {
 			return fmt.Errorf("its When has %.80q; use up to %d bytes of UTF-8 without NUL", attribute, maxPattern)
 		}
 	}
+	if t.Key != "" && isText(t.Key, maxPattern) {
+		if _, err := parsePattern(t.Key); err != nil {
+			return fmt.Errorf("its Key is %.80q: %w", t.Key, err)
+		}
+	}
 	switch {
 	case !validName.MatchString(t.Limit):
 		return errors.New("its Limit is no name of a limit; use 1 to 64 letters, digits and _ . : / -")

@@ -69,33 +69,6 @@ func (o *Override) check() error {
 	return policy.check()
 }
 
-// Pause is a time in which a key, or all keys of a limit, are given nothing: Take and Check refuse until its end, and
-// what is reserved is ready no earlier. It begins as soon as a program hears of it, unless [Edit.From] says later. Of a
-// pause of the limit and one of the key, the one that ends later counts.
-type Pause struct {
-	// Limit is the limit's name.
-	Limit string
-	// Key is the key as stored; see [ratelimit.Limiter.StoredKey]. Empty: every bucket of the limit.
-	Key string
-	// Until is the end.
-	Until time.Time
-}
-
-func (p *Pause) validate() error {
-	err := checkBucket(p.Limit, p.Key)
-	switch {
-	case err != nil:
-	case p.Until.IsZero():
-		err = errors.New("it has no Until; say when it ends")
-	default:
-		err = checkInstant("Until", p.Until)
-	}
-	if err != nil {
-		return invalid("pause of %.80q: %w", p.Limit, err)
-	}
-	return nil
-}
-
 // Bucket names one bucket.
 type Bucket struct {
 	// Limit is the limit's name.
@@ -117,7 +90,7 @@ func checkBucket(limit, key string) error {
 // checkInstant checks that an instant can be stored: the years 1 to 9999.
 func checkInstant(field string, at time.Time) error {
 	if at.Before(time.UnixMicro(minInstant)) || at.After(time.UnixMicro(maxInstant)) {
-		return fmt.Errorf("its %s is %v; use an instant from year 1 to year 9999", field, at)
+		return fmt.Errorf("its %s is %v; use an instant from year 1 to year 9999", field, at.Round(0).UTC())
 	}
 	return nil
 }

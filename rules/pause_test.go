@@ -72,6 +72,46 @@ func TestPause(t *testing.T) {
 		require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RuleFor(messages, "", "ana"))
 	})
 
+	t.Run("EndsNoSoonerThanTheOneBeforeWhereItSaysSo", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		put := func(reason string, from, until time.Time) {
+			t.Helper()
+			p := of("ana", until)
+			p.NoSooner = true
+			_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: reason, From: from}, p)
+			require.NoError(t, err)
+		}
+		put("first", time.Time{}, hour)
+		put("later", time.Time{}, day)
+		put("sooner", time.Time{}, hour)
+		put("inside", hour, day)
+		list, err := f.store.List(t.Context())
+		require.NoError(t, err)
+		require.Len(t, list.Pauses, 1)
+		require.True(t, list.Pauses[0].Until.Equal(day))
+		require.Equal(t, "later", list.Pauses[0].Reason)
+		began := list.Pauses[0].From
+		entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
+		require.NoError(t, err)
+		require.Len(t, entries, 2, "what changes nothing is not told")
+		require.Equal(t, list.Pauses[0].Pause, *entries[0].Pause)
+		require.Equal(t, "later", entries[0].Reason)
+
+		put("from then on", hour, day.Add(time.Hour))
+		list, err = f.store.List(t.Context())
+		require.NoError(t, err)
+		require.True(t, list.Pauses[0].Until.Equal(day.Add(time.Hour)))
+		require.Equal(t, began, list.Pauses[0].From, "it goes on until then")
+
+		f.exec(t, `UPDATE ratelimit.pauses SET from_us = 1, until_us = 2`)
+		put("anew", hour, day)
+		list, err = f.store.List(t.Context())
+		require.NoError(t, err)
+		require.True(t, list.Pauses[0].From.Equal(hour), "one that is over counts no more")
+		require.True(t, list.Pauses[0].Until.Equal(day))
+	})
+
 	t.Run("BeginsWhenItSays", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

@@ -24,8 +24,11 @@ const (
 
 // Run keeps the Set up to date until ctx ends; call it on a goroutine of its own. It listens on one connection, which it
 // makes again when it is lost, and asks for the version every Config.Poll besides. While nothing can be loaded the Set
-// stays as it is. Its error is that of ctx.
+// stays as it is. Its error is that of ctx, or wraps ErrInvalidConfig.
 func (s *Set) Run(ctx context.Context) error {
+	if err := s.check(); err != nil {
+		return err
+	}
 	pause := firstPause
 	for {
 		began := time.Now()

@@ -76,9 +76,25 @@ func NewSet(pool *pgxpool.Pool, config Config) (*Set, error) {
 	return s, nil
 }
 
+// check returns an error for a Set that can load nothing.
+func (s *Set) check() error {
+	if s == nil || s.pool == nil {
+		return fmt.Errorf("%w: the Set was not made by NewSet; use the one that NewSet returned", ErrInvalidConfig)
+	}
+	return nil
+}
+
+// loaded returns what is loaded, and nil where nothing is.
+func (s *Set) loaded() *snapshot {
+	if s == nil {
+		return nil
+	}
+	return s.current.Load()
+}
+
 // RuleFor returns the rule for a bucket, or nil where the definition in the code decides; see [ratelimit.Policies].
 func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
-	current := s.current.Load()
+	current := s.loaded()
 	if current == nil {
 		return nil
 	}
@@ -96,11 +112,16 @@ func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
 
 // Load loads the tables now: for who wants to begin with them, as Run loads them by itself. When it returns an error, the
 // Set is as it was.
-func (s *Set) Load(ctx context.Context) error { return s.load(ctx, s.pool) }
+func (s *Set) Load(ctx context.Context) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return s.load(ctx, s.pool)
+}
 
 // Version returns the version of the rules that are loaded: it grows with every change. It is 0 before the first load.
 func (s *Set) Version() int64 {
-	if current := s.current.Load(); current != nil {
+	if current := s.loaded(); current != nil {
 		return current.version
 	}
 	return 0
@@ -109,6 +130,9 @@ func (s *Set) Version() int64 {
 // Age returns how long ago the Set was last known to be what the tables say, and before the first load the longest
 // duration there is. While Run works and the database answers it is below Config.Poll and a second or so.
 func (s *Set) Age() time.Duration {
+	if s == nil {
+		return math.MaxInt64
+	}
 	if sure := s.sure.Load(); sure != nil {
 		return time.Since(*sure)
 	}
@@ -117,7 +141,7 @@ func (s *Set) Age() time.Duration {
 
 // Tiers returns the list of tiers that is loaded. Leave it as it is: others read it too.
 func (s *Set) Tiers() TierSet {
-	if current := s.current.Load(); current != nil {
+	if current := s.loaded(); current != nil {
 		return current.tiers
 	}
 	return TierSet{}

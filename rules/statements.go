@@ -12,7 +12,7 @@ type statements struct {
 	putRule, deleteRule                  string
 	cutOverrides, endOverride            string
 	forgetOverrides, putOverride         string
-	putPause, deletePause                string
+	putPause, extendPause, deletePause   string
 	clearTiers, putTier, matchTiers      string
 	version                              string
 	loadVersion, loadRules, loadHistory  string
@@ -29,7 +29,7 @@ func statementsFor(schema string) statements {
 		putRule: in(putRule), deleteRule: in(deleteRule),
 		cutOverrides: in(cutOverrides), endOverride: in(endOverride),
 		forgetOverrides: in(forgetOverrides), putOverride: in(putOverride),
-		putPause: in(putPause), deletePause: in(deletePause),
+		putPause: in(putPause), extendPause: in(extendPause), deletePause: in(deletePause),
 		clearTiers: in(clearTiers), putTier: in(putTier), matchTiers: in(matchTiers),
 		version:     in(version),
 		loadVersion: in(loadVersion), loadRules: in(loadRules), loadHistory: in(loadHistory),
@@ -79,6 +79,16 @@ const (
 	putPause = `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)
 		ON CONFLICT (name, key) DO UPDATE SET (author, reason, from_us, until_us) =
 			(excluded.author, excluded.reason, excluded.from_us, excluded.until_us)`
+
+	// extendPause puts a pause unless one begins no later and ends no sooner, and notes it in the history.
+	extendPause = `WITH put AS (
+			INSERT INTO ratelimit.pauses AS p (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)
+			ON CONFLICT (name, key) DO UPDATE SET (author, reason, from_us, until_us) = (excluded.author, excluded.reason,
+				CASE WHEN p.until_us < excluded.from_us THEN excluded.from_us ELSE least(p.from_us, excluded.from_us) END, greatest(p.until_us, excluded.until_us))
+			WHERE p.from_us > excluded.from_us OR p.until_us < excluded.until_us
+			RETURNING from_us, until_us)
+		INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
+		SELECT $7::bigint, $8::int, 'pause', $1, '', $2, jsonb_build_object('until_us', until_us), from_us, $9::bigint, $3, $4 FROM put`
 
 	deletePause = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2`
 

@@ -84,9 +84,26 @@ func NewStore(pool ratelimit.Pool, config StoreConfig) (*Store, error) {
 // transaction ends; every other change waits for it. A call that returns an error has changed nothing, and leaves the
 // transaction usable unless the server did not answer.
 func (s *Store) WithTx(tx pgx.Tx) *Store {
+	if s == nil {
+		return nil
+	}
 	bound := *s
-	bound.pool, bound.tx = nil, tx
+	bound.pool, bound.tx = nil, nil
+	if !isNil(tx) {
+		bound.tx = tx
+	}
 	return &bound
+}
+
+// check returns an error for a Store that can do nothing.
+func (s *Store) check() error {
+	switch {
+	case s == nil || s.schema == "":
+		return fmt.Errorf("%w: the Store was not made by NewStore; use the one that NewStore returned", ErrInvalidConfig)
+	case s.pool == nil && s.tx == nil:
+		return fmt.Errorf("%w: the transaction of the Store is nil; pass WithTx what Begin returned", ErrInvalidConfig)
+	}
+	return nil
 }
 
 // Put states rules: it adds those that are new, and replaces the others.

@@ -71,7 +71,8 @@ type Attributes struct {
 
 // ErrNoTier is returned by Requests when no tier fits. Nothing limits such a request, and the caller has to say whether
 // it passes. A last tier without Endpoint and When fits every request.
-var ErrNoTier = errors.New("rules: no tier fits the request")
+var ErrNoTier = errors.New("rules: no tier fits the request; " +
+	"the Endpoint of a tier is the pattern of a route, such as GET /search/{id}, and is compared as it is")
 
 // Tiers are the tiers of a site, checked and ready to ask. They do not change.
 type Tiers struct {

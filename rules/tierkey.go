@@ -25,6 +25,20 @@ type pattern struct {
 
 // newPattern returns a pattern over the attributes that are known.
 func newPattern(text string, known []string) (*pattern, error) {
+	p, err := parsePattern(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range p.names {
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("it names the attribute %.40q; there are %s", name, strings.Join(known, ", "))
+		}
+	}
+	return p, nil
+}
+
+// parsePattern returns a pattern over attributes that somebody may declare.
+func parsePattern(text string) (*pattern, error) {
 	p := &pattern{text: text}
 	end := 0
 	for _, at := range placeholder.FindAllStringSubmatchIndex(text, -1) {
@@ -41,8 +55,8 @@ func newPattern(text string, known []string) (*pattern, error) {
 		return nil, errors.New("it names no attribute; write one as {user}, or leave the key empty for the bucket that everybody shares")
 	}
 	for i, name := range p.names {
-		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("it names the attribute %.40q; there are %s", name, strings.Join(known, ", "))
+		if !validAttribute.MatchString(name) {
+			return nil, fmt.Errorf("it names the attribute %.40q; a name has 1 to 64 letters, digits and _ . : -", name)
 		}
 		if i == 0 {
 			continue

@@ -66,6 +66,9 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 // and while what it has loaded cannot be used, it returns an error unless there are tiers from before, or those of
 // SiteConfig.
 func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
+	if s == nil || s.set == nil {
+		return nil, fmt.Errorf("%w: the Site was not made by NewSite; use the one that NewSite returned", ErrInvalidConfig)
+	}
 	current := s.current.Load()
 	if s.set.current.Load() != current.of {
 		current = s.renew()

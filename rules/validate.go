@@ -44,7 +44,7 @@ func Validate(rules []Rule, registered ...Registered) error {
 // tiers besides. Of the overrides of a limit, which are checked for a key on no plan, at most 100 at fault are named. Before
 // the first load there is nothing to check.
 func (s *Set) Validate(registered ...Registered) error {
-	current := s.current.Load()
+	current := s.loaded()
 	if current == nil {
 		return nil
 	}

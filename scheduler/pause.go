@@ -19,8 +19,8 @@ type Pauser interface {
 // and at most for so long, and returns until when. It returns the zero time when the response does not ask, and pauses
 // nothing then. Of a request with a key that bucket is paused, and of one for [ratelimit.Limit.Global] the limit.
 //
-// A pause that this program knows of and that ends no sooner stays, so of many workers that are refused at once few
-// write. Whoever hears of the pause takes nothing and starts nothing until its end, and what is reserved meanwhile is
+// A pause that ends no sooner stays, such as one of an operator; where this program knows of it nothing is written, so
+// that of many workers that are refused at once few write, and until is its end. Whoever hears of the pause takes nothing and starts nothing until its end, and what is reserved meanwhile is
 // ready no earlier; it ends by itself. It is a change of its own, made whatever becomes of the job.
 func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.Response, most time.Duration, request ratelimit.Request) (until time.Time, err error) {
 	if _, asks := RetryAfter(response, time.Now(), most); !asks {
@@ -41,7 +41,7 @@ func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.
 	name := request.Limit().Name()
 	_, err = pauser.Pause(ctx, rules.Edit{
 		Author: "scheduler", Reason: fmt.Sprintf("the upstream answered %d and to come back later", response.StatusCode),
-	}, rules.Pause{Limit: name, Key: key, Until: until})
+	}, rules.Pause{Limit: name, Key: key, Until: until, NoSooner: true})
 	if err != nil {
 		return time.Time{}, fmt.Errorf("scheduler: pause %q: %w", name, err)
 	}

@@ -46,7 +46,7 @@ func TestPauseFor(t *testing.T) {
 		until, err := pauseFor(t, p, 429, "30", perSecond.Global())
 		require.NoError(t, err)
 		require.Equal(t, c.now().Add(30*time.Second), until)
-		require.Equal(t, []rules.Pause{{Limit: "perSecond", Until: until}}, p.pauses)
+		require.Equal(t, []rules.Pause{{Limit: "perSecond", Until: until, NoSooner: true}}, p.pauses)
 		require.Equal(t, rules.Edit{Author: "scheduler", Reason: "the upstream answered 429 and to come back later"}, p.edit)
 	})
 
@@ -57,7 +57,7 @@ func TestPauseFor(t *testing.T) {
 		require.NoError(t, err)
 		key, err := f.limiter.StoredKey(perSecond.For("acme"))
 		require.NoError(t, err)
-		require.Equal(t, []rules.Pause{{Limit: "perSecond", Key: key, Until: c.now().Add(time.Hour)}}, p.pauses)
+		require.Equal(t, []rules.Pause{{Limit: "perSecond", Key: key, Until: c.now().Add(time.Hour), NoSooner: true}}, p.pauses)
 		require.Equal(t, c.now().Add(time.Hour), until)
 	})
 
@@ -77,6 +77,21 @@ func TestPauseFor(t *testing.T) {
 		require.ErrorIs(t, err, lost)
 		_, err = pauseFor(t, &pauser{}, 429, "30", perSecond.For(""))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	})
+
+	t.Run("LeavesALongerPauseThatItHasNotHeardOf", func(t *testing.T) {
+		t.Parallel()
+		store, err := rules.NewStore(f.pool, rules.StoreConfig{})
+		require.NoError(t, err)
+		day := time.Now().Add(24 * time.Hour)
+		_, err = store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "maintenance"}, rules.Pause{Limit: "busy", Until: day})
+		require.NoError(t, err)
+		_, err = pauseFor(t, store, 429, "3600", ratelimit.Define("busy", ratelimit.PerSecond(1)).Global())
+		require.NoError(t, err)
+		entries, err := store.History(t.Context(), rules.HistoryQuery{Limit: "busy"})
+		require.NoError(t, err)
+		require.Len(t, entries, 1)
+		require.Equal(t, "ana", entries[0].Author)
 	})
 
 	t.Run("IsHeardOfByWhoeverLoadsTheRules", func(t *testing.T) {

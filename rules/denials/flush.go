@@ -150,7 +150,7 @@ func (c *Counter) explain(err error) error {
 	case "42P01", "3F000": // there is no such table, or schema
 		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, c.config.Schema, err)
 	case "42501":
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its table denials", err, c.config.Schema)
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its table denials: migrations.Grants has the statements", err, c.config.Schema)
 	}
 	return err
 }

@@ -1,0 +1,166 @@
+package rules_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// What nobody made answers with what to do.
+func TestStoreThatCannotWork(t *testing.T) {
+	t.Parallel()
+	made, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	var none *rules.Store
+	var noTx *pgxpool.Tx
+	for want, stores := range map[string][]*rules.Store{
+		"use the one that NewStore returned": {none, {}, none.WithTx(nil), new(rules.Store).WithTx(nil)},
+		"pass WithTx what Begin returned":    {made.WithTx(nil), made.WithTx(noTx)},
+	} {
+		for _, store := range stores {
+			_, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
+			require.ErrorIs(t, err, rules.ErrInvalidConfig)
+			require.ErrorContains(t, err, want)
+			_, err = store.List(t.Context())
+			require.ErrorIs(t, err, rules.ErrInvalidConfig)
+			_, err = store.History(t.Context(), rules.HistoryQuery{})
+			require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		}
+	}
+}
+
+// A Set that nobody made leaves everything to the definitions in the code, and says so when it is to load.
+func TestSetThatCannotWork(t *testing.T) {
+	t.Parallel()
+	for _, set := range []*rules.Set{nil, {}} {
+		for _, err := range []error{set.Load(t.Context()), set.Run(t.Context())} {
+			require.ErrorIs(t, err, rules.ErrInvalidConfig)
+			require.ErrorContains(t, err, "use the one that NewSet returned")
+		}
+		require.Nil(t, set.RuleFor(messages, "", "ana"))
+		require.Nil(t, set.RulesOf("messages"))
+		require.Zero(t, set.Version())
+		require.Empty(t, set.Tiers().Tiers)
+		require.Greater(t, set.Age(), 24*365*time.Hour)
+		require.NoError(t, set.Validate())
+	}
+}
+
+// What ends before it begins is told when it would begin, and why then.
+func TestEndsBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	later := why
+	later.From = time.Now().Add(time.Hour)
+	none, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	slow, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: time.Hour})
+	require.NoError(t, err)
+	override := rules.Changes{Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2, Until: time.Now().Add(30 * time.Minute)}}}
+	past := rules.Changes{Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2, Until: now.Add(-time.Minute)}}}
+	pause := rules.Changes{Pause: []rules.Pause{{Limit: "messages", Until: time.Now().Add(30 * time.Minute)}}}
+	for _, test := range []struct {
+		store   *rules.Store
+		edit    rules.Edit
+		changes rules.Changes
+		want    string
+	}{
+		{slow, why, override, "(1h0m0s after it is made, the Lead of the Store, so that every program has heard of it by then); use a later Until"},
+		{none, why, past, "(as it is made then); use a later Until"},
+		{slow, later, override, "(the From of the Edit); use a later Until"},
+		{slow, later, pause, "(the From of the Edit); use a later Until"},
+		{none, rules.Edit{Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)}, pause, "which is past"},
+		{none, rules.Edit{Author: "ana", Reason: "why", From: time.Now().AddDate(20_000, 0, 0)}, pause, "its From is 2"},
+	} {
+		_, err := test.store.Apply(t.Context(), test.edit, test.changes)
+		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, test.want)
+		require.NotContains(t, err.Error(), "m=+")
+	}
+}
+
+func TestEditNamesTheAuthorFirst(t *testing.T) {
+	t.Parallel()
+	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	for range 20 {
+		_, err = store.Put(t.Context(), rules.Edit{}, perMinute("messages", "", 5))
+		require.ErrorContains(t, err, "the Edit has no Author")
+	}
+}
+
+func TestHistoryOfNothing(t *testing.T) {
+	t.Parallel()
+	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	_, err = store.History(t.Context(), rules.HistoryQuery{Of: "rules"})
+	require.ErrorIs(t, err, rules.ErrInvalid)
+	require.ErrorContains(t, err, `Of is "rules"; use rule, override, pause or tiers`)
+}
+
+// A pattern that no program can use is refused before it is stored; whether an attribute is declared, the program knows.
+func TestReplaceTiersRefusesPatterns(t *testing.T) {
+	t.Parallel()
+	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
+	require.NoError(t, err)
+	for key, want := range map[string]string{
+		"{user":          "it has a brace",
+		"user":           "it names no attribute",
+		"{}":             `it names the attribute ""`,
+		"{user}{tenant}": "there is nothing between",
+	} {
+		_, err := store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: key}}})
+		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
+	f := setup(t)
+	_, err = f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{region}"}}})
+	require.NoError(t, err)
+}
+
+// A tier for a path that is no route fits nothing, and the error says what an Endpoint is.
+func TestNoTierSaysWhatAnEndpointIs(t *testing.T) {
+	t.Parallel()
+	tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Endpoint: "/search/*"}}},
+		func(string) (ratelimit.Limit, bool) { return messages, true })
+	require.NoError(t, err)
+	_, err = tiers.Requests(rules.Attributes{Endpoint: "GET /search/{id}"}, nil)
+	require.ErrorIs(t, err, rules.ErrNoTier)
+	require.ErrorContains(t, err, "the pattern of a route")
+}
+
+// Who lacks a privilege is told where the statements are that grant it.
+func TestNamesTheGrants(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t, func(config *pgxpool.Config) {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET ROLE pg_monitor") // it is there, and may nothing here
+			return err
+		}
+	})
+	f := setupOn(t, pool)
+	_, put := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+	_, list := f.store.List(t.Context())
+	for _, err := range []error{put, list, f.set.Load(t.Context())} {
+		require.ErrorContains(t, err, "SQLSTATE 42501")
+		require.ErrorContains(t, err, "migrations.Grants has the statements")
+	}
+}
+
+func TestSiteThatCannotWork(t *testing.T) {
+	t.Parallel()
+	for _, site := range []*rules.Site{nil, {}} {
+		_, err := site.Requests(ada, nil)
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		require.ErrorContains(t, err, "use the one that NewSite returned")
+	}
+}

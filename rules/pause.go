@@ -1,0 +1,65 @@
+package rules
+
+import (
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Pause is a time in which a key, or all keys of a limit, are given nothing: Take and Check refuse until its end, and
+// what is reserved is ready no earlier. It begins as soon as a program hears of it, unless [Edit.From] says later. Of a
+// pause of the limit and one of the key, the one that ends later counts.
+type Pause struct {
+	// Limit is the limit's name.
+	Limit string
+	// Key is the key as stored; see [ratelimit.Limiter.StoredKey]. Empty: every bucket of the limit.
+	Key string
+	// Until is the end.
+	Until time.Time
+	// NoSooner has the pause end no sooner than one that is there: one that begins no later and ends no sooner stays as it
+	// is, and nothing of this one is in the history. Defaults to false: this one takes the place of the other. It is false
+	// in what Store.List and Store.History return.
+	NoSooner bool
+}
+
+func (p *Pause) validate() error {
+	err := checkBucket(p.Limit, p.Key)
+	switch {
+	case err != nil:
+	case p.Until.IsZero():
+		err = errors.New("it has no Until; say when it ends")
+	default:
+		err = checkInstant("Until", p.Until)
+	}
+	if err != nil {
+		return invalid("pause of %.80q: %w", p.Limit, err)
+	}
+	return nil
+}
+
+func (w *writer) pauses(c *Changes) error {
+	for _, p := range c.Pause {
+		until := p.Until.UnixMicro()
+		if until <= w.pauseFrom {
+			return invalid("pause of %q: %w", p.Limit, w.endsEarly(until, w.pauseFrom))
+		}
+		if p.NoSooner {
+			w.queue(w.sql.extendPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until, w.version, w.position, w.now)
+			w.position++
+			continue
+		}
+		w.queue(w.sql.putPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until)
+		if err := w.note("pause", p.Limit, "", p.Key, pauseRow{until}, w.pauseFrom); err != nil {
+			return err
+		}
+	}
+	for _, b := range c.Resume {
+		w.queue(w.sql.deletePause, b.Limit, b.Key)
+		w.check(func(tag pgconn.CommandTag) error { return found(tag.RowsAffected(), "such pause of %q", b.Limit) })
+		if err := w.note("pause", b.Limit, "", b.Key, nil, w.now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
