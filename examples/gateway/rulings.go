@@ -72,7 +72,9 @@ func policyItem(limit ratelimit.Limit) string {
 	return perMinute(bucket.Rate)
 }
 
-func perMinute(rate float64) string { return fmt.Sprintf(`"%s";q=%.0f;w=60;qu="tokens"`, perKey.Name(), rate) }
+func perMinute(rate float64) string {
+	return fmt.Sprintf(`"%s";q=%.0f;w=60;qu="tokens"`, perKey.Name(), rate)
+}
 
 // toldOf returns what the field RateLimit-Policy says of perKey.
 func toldOf(header http.Header) string {
