@@ -30,8 +30,8 @@ var errOutside = errors.New("other terms hold for a bucket")
 func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	isOne := len(asks) == 1 && asks[0].Terms.Shards <= 1
 	switch {
-	case !decidesInSQL || bucket.AnyReshaped(asks):
-		return s.takeByLocking(ctx, asks)
+	case !decidesInSQL || bucket.AnyReshaped(asks), s.mode == ownTx && len(asks) > 1 && bucket.AnySharded(asks) && bucket.AnyEras(asks):
+		return s.takeByLocking(ctx, asks) // in the last case one row of each would be locked, which may not be settled by itself
 	case !isOne && bucket.AnySharded(asks):
 		answers, err := s.takeSharded(ctx, asks)
 		return s.orByLocking(ctx, asks, answers, err)
