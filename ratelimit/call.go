@@ -116,7 +116,9 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 		return nil, err
 	}
 	c.Asks = c.plan.asks
-	l.store.SetLevelled(c.Asks)
+	if c.plan.ruled {
+		l.store.SetLevelled(c.Asks)
+	}
 	return c, nil
 }
 
@@ -139,7 +141,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		c.began = time.Now()
 	}
 	err = l.runChecked(ctx, c)
-	for err == nil && c.change == nil && !c.Look {
+	for err == nil && c.plan.ruled && c.change == nil && !c.Look {
 		refused := c.plan.refusedInShadow(c.Answers)
 		if refused == nil {
 			break

@@ -29,6 +29,7 @@ type plan struct {
 	known []State   // of requests that no bucket has to answer
 
 	reserves  bool
+	ruled     bool  // whether any of them is under a rule
 	costless  bool  // whether nothing is to be taken
 	now       int64 // about what time it is for the database, where a rule needed to know
 	notBefore int64 // the end of the pauses
@@ -66,7 +67,10 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		if p.asked[i], err = p.add(r, s, key); err != nil {
 			return err
 		}
-		paused = paused || s.isPaused(p.now)
+		p.ruled, paused = p.ruled || s.rule != nil, paused || s.isPaused(p.now)
+	}
+	if !p.ruled {
+		return p.finish()
 	}
 	if decides := verb == verbTake || verb == verbCheck; decides || p.reserves {
 		if paused {
@@ -102,7 +106,9 @@ func (p *plan) finish() error {
 		}
 		p.costless = p.costless && a.Cost == 0
 	}
-	p.drop()
+	if p.ruled {
+		p.drop()
+	}
 	p.sort()
 	return nil
 }
@@ -259,7 +265,7 @@ func hashKey(secret []byte, name, key string) string {
 // termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
 func (l Limit) termsFor(key string) bucket.Terms {
 	t := l.terms
-	if !t.NeedsSeed() {
+	if !t.PhaseByKey && (t.Eras == nil || !t.NeedsSeed()) {
 		return t
 	}
 	h := fnv.New64a()
