@@ -61,7 +61,7 @@ func fingerprintOf(secret []byte) string {
 // runChecked runs c when the keys in the tables are stored under this Limiter's secret, as far as that is known.
 func (l *Limiter) runChecked(ctx context.Context, c *call) error {
 	closed := l.pool != nil && c.change == nil && l.batcher.IsClosed()
-	if closed || len(c.Asks) == 0 || l.fingerprint.agreed.Load() { // or nothing is to be sent
+	if closed || len(c.Asks) == 0 || !c.plan.keyed || l.fingerprint.agreed.Load() { // or nothing is to be sent
 		return c.run(ctx, l)
 	}
 	ctx, cancel := l.bounded(ctx) // the comparison and the call together

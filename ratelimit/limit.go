@@ -70,11 +70,20 @@ func (l Limit) For(key string) Request { return Request{limit: l, key: key, cost
 // Global returns a request for one token from the one bucket of the limit that has no key.
 func (l Limit) Global() Request { return Request{limit: l, global: true, cost: 1} }
 
+// ForStored returns a request for one token from the bucket of a key as it is stored, which [Limiter.StoredKey] and
+// [Refusal] say: an HMAC where [Config.HashKey] is set, and "" of Global. It is for tools and pages that read keys in
+// tables. Never pass it what a client chose: the client would choose the bucket. A Limiter needs no secret for a call
+// that names all of its keys so.
+func (l Limit) ForStored(key string) Request {
+	return Request{limit: l, key: key, stored: true, cost: 1}
+}
+
 // Request is what one call asks of one limit. Make it with [Limit.For] or [Limit.Global].
 type Request struct {
 	limit  Limit
 	key    string
 	global bool
+	stored bool // whether key is in its stored form
 	cost   float64
 	plan   string
 }

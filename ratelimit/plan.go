@@ -30,6 +30,7 @@ type plan struct {
 
 	reserves  bool
 	ruled     bool  // whether any of them is under a rule
+	keyed     bool  // whether any key is not in its stored form, so that the secret counts
 	costless  bool  // whether nothing is to be taken
 	now       int64 // about what time it is for the database, where a rule needed to know
 	notBefore int64 // the end of the pauses
@@ -68,6 +69,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 			return err
 		}
 		p.ruled, paused = p.ruled || s.rule != nil, paused || s.isPaused(p.now)
+		p.keyed = p.keyed || !r.stored
 	}
 	if !p.ruled {
 		return p.finish()
@@ -232,10 +234,14 @@ func storedKey(secret []byte, r *Request) (string, error) {
 	invalid := func(problem string) (string, error) {
 		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.name, problem)
 	}
-	hashed := len(secret) > 0
+	hashed := len(secret) > 0 && !r.stored
 	switch {
 	case r.global || r.limit.policy == nil: // the latter is reported by checkCost
 		return "", nil
+	case r.key == "" && r.stored: // that of Global
+		return "", nil
+	case r.stored && (len(r.key) > maxKeyBytes || !utf8.ValidString(r.key) || strings.IndexByte(r.key, 0) >= 0):
+		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
 		return invalid("it is empty; name who is being limited, or use Global for the bucket everybody shares")
 	case hashed && len(r.key) > maxHashedKeyBytes:

@@ -103,7 +103,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	if err != nil {
 		return during("settle", err)
 	}
-	if !l.fingerprint.agreed.Load() && len(actual) > 0 {
+	if !l.fingerprint.agreed.Load() && slices.ContainsFunc(actual, func(r Request) bool { return !r.stored }) {
 		bounded, cancel := l.bounded(ctx)
 		defer cancel()
 		ctx = bounded
