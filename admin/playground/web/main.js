@@ -17,7 +17,7 @@ const COARSE_MS = 500; // between pictures, for who wants little motion
 const stillness = matchMedia('(prefers-reduced-motion: reduce)');
 const dark = matchMedia('(prefers-color-scheme: dark)');
 const lanes = new Map(['token', 'window', 'leaky'].map((id) => [id, createLane(id)]));
-let preset, settings, history, drawn = '';
+let preset, settings, history, drawn = '', ran = false;
 
 const player = createPlayer({
   now: () => performance.now(),
@@ -63,7 +63,12 @@ function showTime() {
   $('speed').value = Math.round((Math.log(player.speed / SLOWEST) / Math.log(FASTEST / SLOWEST)) * SPEED_STEPS);
   set($('speed'), { 'aria-valuetext': `${number(player.speed)} simulated seconds a second` });
   if (!running) showLink();
+  if (ran && !running && player.ended) say(`The end. ${told()}`);
+  ran = running;
 }
+
+/** What each limit said last, and holds. */
+const told = () => `${time(player.at)}. ${[...lanes.values()].map((lane) => lane.summary).join(' ')}`;
 
 /** Keeps the address up to date, so that it can be copied. */
 function showLink() {
@@ -86,8 +91,7 @@ function follow(fragment) {
 
 function step(move) {
   move();
-  const told = [...lanes.values()].map((lane) => lane.summary).join(' ');
-  say(`${time(player.at)}. ${told}`);
+  say(told());
 }
 
 function toggle() {
@@ -121,7 +125,7 @@ const actions = {
 
 function build() {
   for (const p of PRESETS) {
-    const radio = html('input', { type: 'radio', name: 'preset', id: `preset-${p.id}`, value: p.id });
+    const radio = html('input', { type: 'radio', autocomplete: 'off', name: 'preset', id: `preset-${p.id}`, value: p.id });
     radio.addEventListener('change', () => pick(p));
     $('presets').append(radio, html('label', { for: `preset-${p.id}` }, p.title));
   }

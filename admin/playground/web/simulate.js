@@ -102,8 +102,25 @@ export function countUpTo(list, at, of = (x) => x.at) {
 
 const stateAt = (lane, n) => (n > 0 ? lane.events[n - 1].state : lane.start);
 
-/** Returns what a lane holds at an instant. */
-export const tokensAt = (lane, at) => evaluate(stateAt(lane, countUpTo(lane.events, at)), at, 0).tokens;
+/**
+ * Returns what a lane holds over time, as points of an instant and tokens: so many at equal distances, and two at each
+ * request, before and after it.
+ */
+export function levels(lane, span, columns) {
+  const points = [];
+  let n = 0;
+  const held = (at) => points.push([at, evaluate(stateAt(lane, n), at, 0).tokens]);
+  for (let i = 0; i <= columns; i++) {
+    const at = Math.round((i / columns) * (span - 1)); // the instant after the last may be another window's
+    for (; n < lane.events.length && lane.events[n].at <= at; n++) {
+      const { at: asked, tokens } = lane.events[n];
+      held(asked);
+      points.push([asked, tokens]);
+    }
+    held(at);
+  }
+  return points;
+}
 
 /** Returns what a lane shows at an instant. Nothing later is in it. */
 export function look(lane, at, { cost, verb }) {
