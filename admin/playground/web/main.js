@@ -99,16 +99,12 @@ function toggle() {
   say(player.running ? 'Time runs.' : `Time stands still at ${time(player.at)}.`);
 }
 
-function theme() {
-  const now = document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light');
-  const next = now === 'dark' ? 'light' : 'dark';
-  document.documentElement.dataset.theme = next;
-  showTheme();
-}
+const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light')) === 'dark';
+const showTheme = () => set($('theme'), { 'aria-pressed': isDark() });
 
-function showTheme() {
-  const isDark = (document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light')) === 'dark';
-  set($('theme'), { 'aria-pressed': isDark });
+function theme() {
+  document.documentElement.dataset.theme = isDark() ? 'light' : 'dark';
+  showTheme();
 }
 
 const neighbour = (by) => pick(PRESETS[(PRESETS.indexOf(preset) + by + PRESETS.length) % PRESETS.length]);
@@ -131,12 +127,17 @@ function build() {
   }
   $('lanes').append(...[...lanes.values()].map((lane) => lane.element));
   $('controls').append(...controls.elements);
-  for (const [key, , does] of SHORTCUTS) $('shortcuts').append(html('div', {}, html('dt', {}, html('kbd', {}, key)), html('dd', {}, does)));
+  for (const [key, does] of SHORTCUTS) {
+    $('shortcuts').append(html('div', {}, html('dt', {}, html('kbd', {}, key === ' ' ? 'Space' : key)), html('dd', {}, does)));
+  }
   for (const id of ['forward', 'back', 'restart', 'theme']) $(id).addEventListener('click', actions[id]);
   $('run').addEventListener('click', toggle);
   $('undo').addEventListener('click', () => pick(preset));
   $('scrub').addEventListener('input', () => player.seek(Number($('scrub').value)));
-  $('speed').addEventListener('input', () => player.setSpeed(Number((SLOWEST * (FASTEST / SLOWEST) ** ($('speed').value / SPEED_STEPS)).toPrecision(2))));
+  $('speed').addEventListener('input', () => {
+    const speed = SLOWEST * (FASTEST / SLOWEST) ** ($('speed').value / SPEED_STEPS);
+    player.setSpeed(Number(speed.toPrecision(2)));
+  });
   listen(actions, () => $('keys').checked);
   dark.addEventListener('change', showTheme);
   addEventListener('hashchange', () => { if (location.hash !== drawn) follow(location.hash); });

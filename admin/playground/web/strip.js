@@ -9,7 +9,7 @@ const HEIGHT = 122;
 /** Returns an empty strip. draw(lane, span) shows a history, and show(at) how far it has come. */
 export function createStrip() {
   const part = (name) => svg('path', { class: name, 'vector-effect': 'non-scaling-stroke' });
-  const held = part('held'), owed = part('owed'), level = part('level'), zero = part('zero'), line = part('line');
+  const held = part('held'), owed = part('owed'), level = part('curve'), zero = part('zero'), line = part('line');
   const admitted = part('admitted'), refused = part('refused'), reserved = part('reserved'), runs = part('runs');
   const veil = svg('rect', { y: 0, height: HEIGHT, class: 'veil' });
   const cursor = svg('line', { y1: 0, y2: HEIGHT, class: 'cursor', 'vector-effect': 'non-scaling-stroke' });
