@@ -2,8 +2,10 @@ package playground_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +21,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/admin/playground"
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
 )
+
+var browser browsertest.Shared
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := browser.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // page is the playground in a tab of a browser.
 type page struct {
@@ -39,13 +52,11 @@ func serve(t *testing.T) string {
 	return server.URL + "/admin/playground/"
 }
 
-// open opens an address in a browser of the test's own. When the test ends there have been no problems.
+// open opens an address in a tab of the test's own. When the test ends there have been no problems.
 func open(t *testing.T, url string) *page {
 	t.Helper()
 	p := &page{}
-	tab, cancel := chromedp.NewContext(browsertest.New(t), chromedp.WithListener(p.listen))
-	t.Cleanup(cancel)
-	p.tab = tab
+	p.tab = browser.Tab(t, chromedp.WithListener(p.listen))
 	p.goTo(t, url)
 	t.Cleanup(func() { require.Empty(t, p.seen(&p.problems)) })
 	return p
