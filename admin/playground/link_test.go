@@ -40,13 +40,20 @@ func TestALinkCarriesWhatIsShown(t *testing.T) {
 	require.Equal(t, url+"#preset=three", play[string](t, p, `return location.href;`))
 
 	t.Run("AlsoToAPageThatIsOpen", func(t *testing.T) {
-		play[bool](t, p, `
-			const changed = new Promise((resolve) => addEventListener('hashchange', resolve));
-			location.hash = '#preset=half&at=3';
-			await changed;
-			return true;`)
+		p.follow(t, "#preset=half&at=3")
 		require.Equal(t, "3 s", p.text(t, "time"))
 		require.Contains(t, p.text(t, "story"), "A third party")
+	})
+	t.Run("BackAndForward", func(t *testing.T) {
+		move := func(way string) string {
+			return play[string](t, p, `
+				const followed = new Promise((resolve) => addEventListener('hashchange', resolve, { once: true }));
+				history.`+way+`();
+				await followed;
+				return location.hash + ' ' + document.getElementById('story').textContent;`)
+		}
+		require.Regexp(t, "^#preset=three Three tokens", move("back"))
+		require.Regexp(t, "^#preset=half&at=3 A third party", move("forward"))
 	})
 	t.Run("AnySettingsThereAndBack", func(t *testing.T) {
 		require.Empty(t, play[string](t, p, `
@@ -97,13 +104,18 @@ func TestABadLinkIsRefused(t *testing.T) {
 		"#<script>alert(1)</script>":            "it has a setting that there is not",
 		"#preset=" + strings.Repeat("x", 1_000): "longer than 1000 characters",
 	} {
-		p.goTo(t, url+fragment)
+		p.follow(t, fragment)
 		text := p.text(t, "refused")
 		require.Contains(t, text, "The link is not used: ", fragment)
 		require.Contains(t, text, says, fragment)
 		require.Contains(t, p.text(t, "story"), "A full bucket of 50", fragment)
 		require.Contains(t, p.text(t, "lane-token"), "10 tokens a second, at most 50 kept", fragment)
 	}
+	p.press(t, "n")
+	require.Empty(t, p.text(t, "refused"), "that was the link, and this is another example")
+
+	p.goTo(t, url+"#preset=nothing")
+	require.Contains(t, p.text(t, "refused"), "The link is not used: ")
 }
 
 // TestSettings moves and types what may be set, and what may not.
@@ -112,8 +124,24 @@ func TestSettings(t *testing.T) {
 	p := open(t, serve(t))
 	t.Run("AreSaidToBeWrong", func(t *testing.T) {
 		play[bool](t, p, `const f = document.getElementById('capacity'); f.value = '100001'; f.dispatchEvent(new Event('input')); return true;`)
-		require.Equal(t, "Capacity is a number from 0 to 100000", p.text(t, "capacity-wrong"))
+		require.Equal(t, "Capacity is a number from 0 to 100000, with at most six decimals and no exponent", p.text(t, "capacity-wrong"))
 		require.Contains(t, p.text(t, "lane-token"), "at most 50 kept", "what was wrong is not used")
+	})
+	t.Run("ChangeWhatIsShownNow", func(t *testing.T) {
+		p.follow(t, "#preset=sixty&at=1")
+		require.Contains(t, p.text(t, "lane-token"), "Admitted 60 Refused 1 ")
+		set := `
+			const slider = document.getElementById('capacity-slider');
+			slider.value = 0;
+			slider.dispatchEvent(new Event('input'));`
+		play[bool](t, p, set+`return true;`)
+		require.Equal(t, "1 s", p.text(t, "time"))
+		require.Contains(t, p.text(t, "lane-token"), "Admitted 0 Refused 61 ")
+		require.Equal(t, "Stop", play[string](t, p, `
+			document.getElementById('undo').click();
+			document.getElementById('run').click();`+set+`
+			return document.getElementById('run').textContent;`), "time goes on")
+		p.press(t, "0")
 	})
 	t.Run("FollowTheSliders", func(t *testing.T) {
 		wrong := play[[]string](t, p, `

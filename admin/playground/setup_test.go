@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -89,6 +90,18 @@ func (p *page) seen(list *[]string) []string {
 func (p *page) goTo(t *testing.T, url string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Navigate("about:blank"), chromedp.Navigate(url)))
+}
+
+// follow goes to a fragment of the page that is open, as a link on it does.
+func (p *page) follow(t *testing.T, fragment string) {
+	t.Helper()
+	play[bool](t, p, `
+		const fragment = `+strconv.Quote(fragment)+`;
+		if (location.hash === fragment) return true;
+		const followed = new Promise((resolve) => addEventListener('hashchange', resolve, { once: true }));
+		location.hash = fragment;
+		await followed;
+		return true;`)
 }
 
 // play runs the body of an async function in the page and returns what it returns.
