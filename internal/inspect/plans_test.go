@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -79,5 +78,3 @@ func TestPlansAreBounded(t *testing.T) {
 		})
 	}
 }
-
-var _ inspect.DB = (*explaining)(nil)

@@ -104,7 +104,12 @@ func TestTopRefused(t *testing.T) {
 	counter, err := denials.New(f.pool, denials.Config{})
 	require.NoError(t, err)
 	for _, config := range []denials.TopConfig{
-		{}, {By: denials.ByRoute}, {By: denials.ByKey}, {Limit: "words"}, {Shadow: true}, {Most: 1},
+		{},
+		{By: denials.ByRoute},
+		{By: denials.ByKey},
+		{Limit: "words"},
+		{Shadow: true},
+		{Most: 1},
 		{Since: noon.Add(time.Minute), Until: noon.Add(3 * time.Minute)},
 	} {
 		want, err := counter.Top(t.Context(), config)

@@ -100,7 +100,7 @@ func queries() []query {
 	key, middle := "key 7", "7fffffff"
 	return []query{
 		{"Now", 0, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Now(ctx); return err }},
-		{"Limits", 100, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Limits(ctx, "", 1000); return err }},
+		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Limits(ctx, "", 1000); return err }},
 		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error {
 			_, err := r.Bucket(ctx, "limit-050", key)
 			return err
