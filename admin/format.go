@@ -16,8 +16,9 @@ import (
 // functions are what the templates call.
 func functions() template.FuncMap {
 	return template.FuncMap{
-		"link": link, "number": number, "whole": whole, "span": span, "clock": clock, "stamp": stamp, "when": when, "spell": spell,
-		"policy": policyWords, "percent": percent, "plural": plural, "says": says, "modeClass": modeClass,
+		"link": link, "number": number, "whole": whole[int64], "count": whole[int], "span": span, "clock": clock, "stamp": stamp, "when": when, "spell": spell,
+		"policy": policyWords, "plural": plural[int64], "several": plural[int], "modeClass": modeClass,
+		"ruleWords": ruleWords, "overrideWords": overrideWords, "isPast": isPast, "dict": dict,
 	}
 }
 
@@ -211,6 +212,21 @@ func spell(key string) []glyphs {
 		}
 	}
 	return out
+}
+
+// isPast reports whether an instant is over.
+func isPast(at, now time.Time) bool { return !at.IsZero() && !at.After(now) }
+
+// dict returns names with their values, for a template that needs more than one.
+func dict(pairs ...any) (map[string]any, error) {
+	if len(pairs)%2 != 0 {
+		return nil, fmt.Errorf("dict: a name has no value")
+	}
+	values := make(map[string]any, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		values[fmt.Sprint(pairs[i])] = pairs[i+1]
+	}
+	return values, nil
 }
 
 func modeClass(mode ratelimit.Mode) string {

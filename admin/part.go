@@ -3,9 +3,11 @@ package admin
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -68,12 +70,28 @@ func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error
 // isDown reports whether no part could be read.
 func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 
+// isSaid reports whether what err says is of what somebody asked, and not of the database.
+func isSaid(err error) bool {
+	for _, asked := range []error{
+		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
+		ratelimit.ErrInvalidLimit, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
+	} {
+		if errors.Is(err, asked) {
+			return true
+		}
+	}
+	return false
+}
+
 // faultOf returns what is wrong, and what to do, for people. It holds nothing of what the error says: that is in the log.
 func faultOf(err error) string {
 	switch kind := telemetry.ErrorType(err); {
-	case errors.Is(err, rules.ErrInvalid), errors.Is(err, rules.ErrNotFound), errors.Is(err, ratelimit.ErrInvalidKey),
-		errors.Is(err, ratelimit.ErrInvalidCost), errors.Is(err, ratelimit.ErrCostExceedsCapacity):
-		return err.Error()
+	case isSaid(err):
+		return strings.TrimPrefix(err.Error(), rules.ErrInvalid.Error()+": ")
+	case errors.Is(err, errChanged):
+		return "Somebody has changed this rule since you looked at it. Open it again, and make your change there."
+	case errors.Is(err, ratelimit.ErrCommitUnknown):
+		return "The database went away in the midst of the change, so that it may be made or not. Look, before you make it again."
 	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
 		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):

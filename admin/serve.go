@@ -59,7 +59,6 @@ func (h *Handler) routing() map[string]route {
 		"delete-rule":     change((*visit).deleteRule),
 		"admin.css":       {get: file("text/css; charset=utf-8", "web/admin.css")},
 		"admin.js":        {get: file("text/javascript; charset=utf-8", "web/admin.js")},
-		"chart.js":        {get: file("text/javascript; charset=utf-8", "web/chart.js")},
 		"ratelimit.js":    {get: module},
 	}
 }
@@ -113,7 +112,7 @@ func (v *visit) serve() {
 		v.redirect(http.StatusMovedPermanently, target)
 		return
 	}
-	if path.Base(directory) == "playground" && v.routes[name].post == nil && (name == "" || v.routes[name].get == nil) {
+	if path.Base(directory) == "playground" {
 		v.play(name)
 		return
 	}
