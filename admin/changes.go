@@ -40,6 +40,10 @@ func changing(do func(*visit) (done, error)) func(*visit) {
 			v.say(http.StatusBadRequest, "The form could not be read. Go back, and send it again. Nothing was changed.")
 			return
 		}
+		if !isText(v.r.PostForm) {
+			v.say(http.StatusBadRequest, notText+" Nothing was changed.")
+			return
+		}
 		result, err := do(v)
 		if err != nil {
 			v.problem(statusOf(err), err, v.r.PostForm.Get("limit"))

@@ -60,7 +60,7 @@ func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error
 		g.mu.Lock()
 		g.failed++
 		g.mu.Unlock()
-		if g.r.Context().Err() == nil { // else the visitor is gone
+		if g.r.Context().Err() == nil && !isSaid(err) { // else the visitor is gone, or asked what cannot be
 			g.log(what+" could not be read", err)
 		}
 	})

@@ -5,12 +5,16 @@ import (
 	"net/url"
 	"path"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 )
 
-// maxForm is how many bytes a form may have: what a rule can say, and some.
-const maxForm = 64 << 10
+const (
+	maxForm = 128 << 10 // bytes of a form: a key before it is hashed, and some
+	maxName = 64        // bytes of a name in the tables
+	maxKey  = 256       // bytes of a key in the tables
+)
 
 // contentSecurityPolicy lets nothing in but what this package serves.
 const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
@@ -140,10 +144,34 @@ func (v *visit) serve() {
 		v.say(http.StatusMethodNotAllowed, "This address does not take "+v.r.Method+"; it takes "+allowed+". Nothing was changed.")
 	case route.changes && !v.mayChange():
 		v.say(http.StatusForbidden, "You may look, and not change anything. Nothing was changed.")
+	case !isText(v.r.URL.Query()):
+		v.say(http.StatusBadRequest, notText)
 	default:
 		v.r.Body = http.MaxBytesReader(v.w, v.r.Body, maxForm)
 		do(v)
 	}
+}
+
+// notText is what is said of names and keys that no table can hold.
+const notText = "A name or a key of the request is no text, or too long: tables hold UTF-8 without NUL, up to 64 bytes of a name and 256 of a key."
+
+// isText reports whether the tables could hold what a query or a form says.
+func isText(fields url.Values) bool {
+	for name, all := range fields {
+		most := maxForm
+		switch name {
+		case "limit", "name", "plan", "after_limit":
+			most = maxName
+		case "key", "prefix", "after", "after_key":
+			most = maxKey
+		}
+		for _, text := range all {
+			if len(text) > most || !utf8.ValidString(text) || strings.IndexByte(text, 0) >= 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // play answers with the playground, whose files are all in one directory.
