@@ -30,8 +30,8 @@ type Minute struct {
 	Cost    float64
 }
 
-// How many rows of refusals a query looks at: by keys it has to tell as many apart, and takes longer for each.
-const lookRefusals, lookKeys = 1_000_000, 200_000
+// How many rows a query looks at. By keys there may be as many to tell apart, which takes longer.
+const lookRefusals, lookRefusedKeys = 1_000_000, 150_000
 
 // Refusals returns what was refused, by the minute, in their order. Minutes in which nothing was are left out. It looks at a
 // million rows, the latest minutes first: since is the instant from which on, query.Since or later.
@@ -39,7 +39,7 @@ func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Mi
 	if err := query.check(); err != nil {
 		return nil, time.Time{}, err
 	}
-	if since, err = r.since(ctx, query.Since, query.Until, lookRefusals); err != nil {
+	if since, err = r.since(ctx, query.Since, query.Until, r.look.refusals); err != nil {
 		return nil, time.Time{}, err
 	}
 	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key, query.Shadow)
@@ -64,16 +64,16 @@ func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
 	return m, err
 }
 
-// TopRefused returns what was refused most, the most first. It looks at a million rows, and by keys at 200,000, the latest
+// TopRefused returns what was refused most, the most first. It looks at a million rows, and by keys at 150,000, the latest
 // minutes first: since is the instant from which on, config.Since or later. The error wraps ratelimit.ErrInvalidRequest
 // when config cannot be answered.
 func (r *Reader) TopRefused(ctx context.Context, config denials.TopConfig) (sums []denials.Sum, since time.Time, err error) {
 	if err := config.Check(); err != nil {
 		return nil, time.Time{}, err
 	}
-	look := lookRefusals
+	look := r.look.refusals
 	if config.By == denials.ByKey {
-		look = lookKeys
+		look = r.look.refusedKeys
 	}
 	if config.Since, err = r.since(ctx, config.Since, config.Until, look); err != nil {
 		return nil, time.Time{}, err
@@ -82,8 +82,8 @@ func (r *Reader) TopRefused(ctx context.Context, config denials.TopConfig) (sums
 	return sums, config.Since, err
 }
 
-// since returns the instant from which on the minutes before until have so many rows at most, and since when they have
-// from there on. Of a minute that has more by itself, all are looked at: programs write some 11,000 each.
+// since returns since, or the later instant from which on there are so many rows at most. Of a minute that has more by
+// itself all are looked at: a program writes some 11,000.
 func (r *Reader) since(ctx context.Context, since, until time.Time, look int) (time.Time, error) {
 	var end *time.Time
 	if !until.IsZero() {

@@ -83,12 +83,12 @@ func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Rese
 	if query.After != nil {
 		afterUs, afterID = query.After.ExpiresAt.UnixMicro(), query.After.ID
 	}
-	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, lookReservations,
+	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, r.look.reservations,
 		query.State, query.Waiting, query.Limit, query.Key, most+1)
 	if err != nil || len(rows) == 0 {
 		return Reservations{}, err
 	}
-	isCut := rows[len(rows)-1].n == lookReservations
+	isCut := rows[len(rows)-1].n == r.look.reservations
 	if len(rows) > most {
 		rows, isCut = rows[:most], true
 	}

@@ -40,9 +40,8 @@ type statements struct {
 
 func newStatements(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
-	// Of one limit, the search has to end with its last bucket, by a condition on the index.
-	const from = "(b.name, b.key) >= ($1, $2)"
-	ofLimit := strings.NewReplacer(from, from+" AND b.name <= $1").Replace
+	// The search of one limit ends with its last bucket, and the planner knows how many it has.
+	ofLimit := strings.NewReplacer("(b.name, b.key) >= ($1, $2)", "b.name = $1 AND b.key >= $2").Replace
 	return statements{
 		limits: in(limitsSQL), buckets: in(bucketsSQL), bucket: in(bucketSQL),
 		debts: in(debtsSQL), debtsOfLimit: in(ofLimit(debtsSQL)),
