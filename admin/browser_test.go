@@ -185,6 +185,12 @@ func TestPictures(t *testing.T) {
 	}
 	f := setup(t)
 	id := f.furnish(t)
+	f.exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
+	f.exec(t, `UPDATE ratelimit.overrides SET from_us = from_us - 3600000000`)
+	f.load(t)
+	for i, key := range []string{"acme", "globex", "initech", "umbrella", "10.0.0.12", "10.0.3.4"} {
+		f.take(t, messages.For(key).Cost(float64(12*i+20)))
+	}
 	b := f.browse(t)
 	for name, picture := range map[string]struct {
 		page          string
@@ -195,7 +201,7 @@ func TestPictures(t *testing.T) {
 		"admin-key":   {pagesOf(id)["key"], 1100, 800, "dark"},
 		"admin-phone": {pagesOf(id)["key"], 390, 844, "light"},
 	} {
-		f.exec(t, `UPDATE ratelimit.buckets SET value = 40, ts = (extract(epoch FROM now() - interval '25 seconds') * 1000000)::bigint
+		f.exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
 			WHERE name = 'messages' AND key = 'ada'`)
 		b.width(t, picture.width, picture.height)
 		b.scheme(t, picture.scheme)
