@@ -16,6 +16,7 @@ const (
 	mostBuckets = 25 // of one page
 	mostTop     = 10
 	mostWaiting = 20
+	lookDebts   = 50_000 // rows of buckets
 )
 
 // limitBody is what the page of a limit shows.
@@ -132,7 +133,7 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 
 // debts returns who owes now. What was owed when a bucket was last changed may have been repaid since.
 func (v *visit) debts(ctx context.Context, limit ratelimit.Limit, name string) (list debtList, err error) {
-	found, err := v.reader.Debts(ctx, inspect.DebtQuery{Limit: name, Most: mostRules})
+	found, err := v.reader.Debts(ctx, inspect.DebtQuery{Limit: name, Look: lookDebts, Most: mostRules})
 	if err != nil {
 		return list, err
 	}
