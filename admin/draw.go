@@ -2,6 +2,7 @@ package admin
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -100,12 +101,12 @@ func curveOf(v ratelimit.Value, changed time.Time) curve {
 	}
 	x := func(at time.Time) float64 { return round2(chartWidth * float64(at.Sub(c.From)) / float64(whole)) }
 	path := func(from, to time.Time) string {
-		var d strings.Builder
+		var points []string
 		for i := range chartSteps + 1 {
 			at := from.Add(time.Duration(float64(to.Sub(from)) * float64(i) / chartSteps))
-			d.WriteString(map[bool]string{true: "M", false: "L"}[i == 0] + decimal(x(at)) + " " + decimal(y(v.At(at))))
+			points = append(points, decimal(x(at))+" "+decimal(y(v.At(at))))
 		}
-		return d.String()
+		return "M" + strings.Join(slices.Compact(points), "L")
 	}
 	if changed.Before(c.From) {
 		changed = c.From

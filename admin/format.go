@@ -148,7 +148,8 @@ func when(at, now time.Time) string {
 func policyWords(limit ratelimit.Limit) string {
 	var rate float64
 	var period time.Duration
-	kind, shards := "", 0
+	var shards int
+	kind := ""
 	switch p := limit.Policy().(type) {
 	case ratelimit.TokenBucket:
 		rate, period, shards = p.Rate, p.Period, p.Shards
@@ -181,8 +182,9 @@ func each(period time.Duration) string {
 		return "day"
 	case ratelimit.Week:
 		return "week"
+	default:
+		return span(period)
 	}
-	return span(period)
 }
 
 // glyphs is a piece of a key. Where Code is set it stands for a character that cannot be seen, or that turns text around.
@@ -235,6 +237,7 @@ func modeClass(mode ratelimit.Mode) string {
 		return "shadow"
 	case ratelimit.Off:
 		return "off"
+	default:
+		return "on"
 	}
-	return "on"
 }

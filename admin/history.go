@@ -116,7 +116,7 @@ func ruleWords(r rules.Rule) string {
 
 // overrideWords returns what an override says.
 func overrideWords(o rules.Override) string {
-	words := ""
+	var words string
 	switch {
 	case o.Policy != nil:
 		words = ruleWords(*o.Policy)

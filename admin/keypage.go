@@ -106,7 +106,12 @@ func (v *visit) key() {
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	})
-	body.Refusals = v.refusals(g, inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key}, body.Now)
+	since, until := lastHour(body.Now)
+	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusals, error) {
+		query := inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key, Since: since, Until: until}
+		minutes, seen, err := v.reader.Refusals(ctx, query)
+		return barsOf(minutes, since, seen), err
+	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait.Wait()
 	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})

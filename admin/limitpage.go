@@ -16,6 +16,7 @@ const (
 	mostBuckets = 25 // of one page
 	mostTop     = 10
 	mostWaiting = 20
+	lookDebts   = 50_000 // rows of buckets
 )
 
 // limitBody is what the page of a limit shows.
@@ -27,15 +28,14 @@ type limitBody struct {
 	Plans    []string
 	Rules    *part[listing]
 	// Pause is the one of the whole limit.
-	Pause    *rules.StoredPause
-	Global   *part[*level]
-	Buckets  *part[bucketList]
-	Debts    *part[debtList]
-	Refusals *part[refusals]
-	Shadow   *part[refusals]
-	Top      *part[topList]
-	Waiting  *part[inspect.Reservations]
-	Now      time.Time
+	Pause   *rules.StoredPause
+	Global  *part[*level]
+	Buckets *part[bucketList]
+	Debts   *part[debtList]
+	Hours   *part[map[string]hour]
+	Top     *part[topList]
+	Waiting *part[inspect.Reservations]
+	Now     time.Time
 }
 
 // bucketRow is a bucket, and what it holds.
@@ -98,8 +98,7 @@ func (v *visit) limit() {
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
 	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debts(ctx, limit, body.Name) })
-	body.Refusals = v.refusals(g, inspect.RefusalQuery{Limit: body.Name}, body.Now)
-	body.Shadow = v.refusals(g, inspect.RefusalQuery{Limit: body.Name, Shadow: true}, body.Now)
+	body.Hours = v.hours(g, []string{body.Name}, body.Now)
 	body.Top = v.top(g, body.Name, body.Now)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})
@@ -134,7 +133,7 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 
 // debts returns who owes now. What was owed when a bucket was last changed may have been repaid since.
 func (v *visit) debts(ctx context.Context, limit ratelimit.Limit, name string) (list debtList, err error) {
-	found, err := v.reader.Debts(ctx, inspect.DebtQuery{Limit: name, Most: mostRules})
+	found, err := v.reader.Debts(ctx, inspect.DebtQuery{Limit: name, Look: lookDebts, Most: mostRules})
 	if err != nil {
 		return list, err
 	}

@@ -21,7 +21,9 @@ type overviewBody struct {
 	// Limits are in the order of their names, and Next is the name after which the next page begins.
 	Limits []limitRow
 	Next   string
-	Now    time.Time
+	// Hours is empty but for its fault.
+	Hours *part[map[string]hour]
+	Now   time.Time
 }
 
 // limitRow is a limit among others.
@@ -32,9 +34,8 @@ type limitRow struct {
 	Pause *rules.StoredPause
 	// Global is the bucket that everybody shares; nil: it was never used.
 	Global *part[*level]
-	// Refusals are those of the last hour, and Shadow those that turned nobody away.
-	Refusals *part[refusals]
-	Shadow   *part[refusals]
+	// Hour is what was refused in the last hour.
+	Hour hour
 }
 
 // overview shows all limits.
@@ -57,17 +58,19 @@ func (v *visit) overview() {
 	if body.Now = list.Now; body.Now.IsZero() {
 		body.Now = time.Now() // nothing could be read, and nothing is computed from it
 	}
+	body.Hours = v.hours(g, names, body.Now)
 	for _, name := range names {
 		body.Limits = append(body.Limits, limitRow{
 			Name: name, Policies: v.policiesOf(name, list), Pause: list.pauseOf(name, ""),
 			Global: ask(g, "a bucket", func(ctx context.Context) (*level, error) {
 				return v.globalLevel(ctx, name, list.Rules)
 			}),
-			Refusals: v.refusals(g, inspect.RefusalQuery{Limit: name}, body.Now),
-			Shadow:   v.refusals(g, inspect.RefusalQuery{Limit: name, Shadow: true}, body.Now),
 		})
 	}
 	g.wait.Wait()
+	for i := range body.Limits {
+		body.Limits[i].Hour = body.Hours.Shows[body.Limits[i].Name]
+	}
 	g.show("overview.html", page{Title: "Limits", Here: "limits", Body: body})
 }
 
@@ -99,11 +102,29 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Store
 	return levelOf(value), nil
 }
 
-// refusals reads what was refused in the last hour.
-func (v *visit) refusals(g *gather, query inspect.RefusalQuery, now time.Time) *part[refusals] {
-	query.Since, query.Until = lastHour(now)
-	return ask(g, "the refusals", func(ctx context.Context) (refusals, error) {
-		minutes, since, err := v.reader.Refusals(ctx, query)
-		return barsOf(minutes, query.Since, since), err
+// hour is what a limit refused in the last hour, and what it would have refused were it not on trial.
+type hour struct{ Refused, Shadow refusals }
+
+// hours reads what limits refused in the last hour.
+func (v *visit) hours(g *gather, names []string, now time.Time) *part[map[string]hour] {
+	since, until := lastHour(now)
+	return ask(g, "the refusals", func(ctx context.Context) (map[string]hour, error) {
+		found, seen, err := v.reader.RefusalsByLimit(ctx, names, since, until)
+		if err != nil {
+			return nil, err
+		}
+		of := func(name string, shadow bool) (minutes []inspect.Minute) {
+			for _, m := range found {
+				if m.Limit == name && m.Shadow == shadow {
+					minutes = append(minutes, m.Minute)
+				}
+			}
+			return minutes
+		}
+		hours := make(map[string]hour, len(names))
+		for _, name := range names {
+			hours[name] = hour{barsOf(of(name, false), since, seen), barsOf(of(name, true), since, seen)}
+		}
+		return hours, nil
 	})
 }

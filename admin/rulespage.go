@@ -166,7 +166,10 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 		if err != nil {
 			return effect{}, err
 		}
-		minutes, _, err := v.reader.Refusals(ctx, inspect.RefusalQuery{Limit: body.Limit, Since: since, Until: until})
+		minutes, later, err := v.reader.Refusals(ctx, inspect.RefusalQuery{Limit: body.Limit, Since: seen, Until: until})
+		if later.After(seen) { // programs have written meanwhile
+			seen = later
+		}
 		all := barsOf(minutes, since, seen)
 		return effectOf(old, next, all, sums, len(plansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
 	})

@@ -1,7 +1,6 @@
 package admin_test
 
 import (
-	"context"
 	"io"
 	"log/slog"
 	"net/http"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -236,4 +236,7 @@ func pagesOf(id string) map[string]string {
 	}
 }
 
-var _ context.Context
+func migrate(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+}

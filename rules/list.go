@@ -22,9 +22,6 @@ type ListQuery struct {
 	Most int
 }
 
-// last comes after every name and every key of the tables.
-var last = strings.Repeat("\U0010FFFF", maxKey/4+1)
-
 // List returns what the tables say, as it is at one instant.
 func (s *Store) List(ctx context.Context) (Listing, error) { return s.ListSome(ctx, ListQuery{}) }
 
@@ -37,6 +34,7 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 	if query.Most < 0 {
 		return Listing{}, invalid("list: Most is %d; use a number above 0, or 0 for all", query.Most)
 	}
+	last := strings.Repeat("\U0010FFFF", maxKey/4+1) // comes after every name and every key of the tables
 	name, toName, key, toKey := "", last, "", last
 	if query.Limit != "" {
 		name, toName = query.Limit, query.Limit

@@ -31,7 +31,7 @@ type Minute struct {
 }
 
 // How many rows a query looks at. By keys there may be as many to tell apart, which takes longer.
-const lookRefusals, lookRefusedKeys = 1_000_000, 150_000
+const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
 
 // Refusals returns what was refused, by the minute, in their order. Minutes in which nothing was are left out. It looks at a
 // million rows, the latest minutes first: since is the instant from which on, query.Since or later.
@@ -44,6 +44,37 @@ func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Mi
 	}
 	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key, query.Shadow)
 	return minutes, since, err
+}
+
+// LimitMinute is what a limit refused in a minute.
+type LimitMinute struct {
+	Minute
+	// Limit is the limit's name.
+	Limit string
+	// Shadow is whether it turned nobody away.
+	Shadow bool
+}
+
+// RefusalsByLimit is Refusals for several limits at once, with what turned nobody away. It looks at 200,000 rows.
+func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
+	for _, limit := range limits {
+		query := RefusalQuery{Limit: limit, Since: since, Until: until}
+		if err := query.check(); err != nil {
+			return nil, time.Time{}, err
+		}
+	}
+	seen, err := r.since(ctx, since, until, min(r.look.refusals, lookLimits))
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	minutes, err := collect(ctx, r, "refusals by limit", rowToLimitMinute, r.sql.refusalsByLimit, seen, until, limits)
+	return minutes, seen, err
+}
+
+func rowToLimitMinute(row pgx.CollectableRow) (m LimitMinute, err error) {
+	err = row.Scan(&m.Limit, &m.Shadow, &m.Begin, &m.Refused, &m.Cost)
+	m.Begin = m.Begin.UTC()
+	return m, err
 }
 
 func (q *RefusalQuery) check() error {

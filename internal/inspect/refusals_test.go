@@ -125,3 +125,21 @@ func TestTopRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 	}
 }
+
+func TestRefusalsByLimit(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.refused(t, 0, "logins", "ada", false, 1)
+	f.refused(t, 0, "logins", "", false, 2)
+	f.refused(t, 0, "logins", "ada", true, 4)
+	f.refused(t, 1, "words", "ada", false, 8)
+	f.refused(t, 2, "others", "ada", false, 16)
+	minutes, since, err := f.RefusalsByLimit(t.Context(), []string{"logins", "words", "unused"}, noon, noon.Add(time.Hour))
+	require.NoError(t, err)
+	require.Equal(t, noon, since)
+	require.ElementsMatch(t, []inspect.LimitMinute{
+		{Minute: minute(0, 3), Limit: "logins"}, {Minute: minute(0, 4), Limit: "logins", Shadow: true}, {Minute: minute(1, 8), Limit: "words"},
+	}, minutes)
+	_, _, err = f.RefusalsByLimit(t.Context(), []string{"logins"}, noon, noon.Add(48*time.Hour))
+	require.ErrorIs(t, err, inspect.ErrInvalid)
+}

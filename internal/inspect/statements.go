@@ -26,6 +26,8 @@ var (
 	reservationSQL string
 	//go:embed sql/refusals.sql
 	refusalsSQL string
+	//go:embed sql/refusals_by_limit.sql
+	refusalsByLimitSQL string
 	//go:embed sql/refusals_since.sql
 	refusalsSinceSQL string
 )
@@ -36,6 +38,7 @@ type statements struct {
 	debts, debtsOfLimit       string
 	reservations, reservation string
 	refusals, refusalsSince   string
+	refusalsByLimit           string
 }
 
 func newStatements(schema string) statements {
@@ -47,5 +50,6 @@ func newStatements(schema string) statements {
 		debts: in(debtsSQL), debtsOfLimit: in(ofLimit(debtsSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
+		refusalsByLimit: in(refusalsByLimitSQL),
 	}
 }
