@@ -102,7 +102,7 @@ func termsOf(limit string, r Rule) (*terms, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	policy, err := r.policy()
+	policy, err := r.Policy()
 	return &terms{policy: policy, mode: r.Mode, name: nameOf(limit, r.Plan), unit: r.Unit}, err
 }
 

@@ -130,7 +130,7 @@ func (d *Document) validate() error {
 
 // validateCosts returns an error where a rule has less capacity than a tier is known to ask: nobody would pass.
 func (d *Document) validateCosts(r *Rule) error {
-	policy, err := r.policy()
+	policy, err := r.Policy()
 	if err != nil {
 		return err
 	}

@@ -104,7 +104,7 @@ func (r *Rule) check() error {
 	if err := checkOnChange(r.OnChange); err != nil {
 		return err
 	}
-	policy, err := r.policy()
+	policy, err := r.Policy()
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,9 @@ func (r *Rule) check() error {
 	return err
 }
 
-// policy returns the numbers of the rule as the core has them.
-func (r *Rule) policy() (ratelimit.Policy, error) {
+// Policy returns the numbers of the rule as a limit in the code has them, for tools that show or try a rule. It returns an
+// error that says what to change where a word of the rule, or a number of tokens, cannot be; ratelimit.NewLimit checks the others.
+func (r *Rule) Policy() (ratelimit.Policy, error) {
 	capacity, err := amount("Capacity", r.Capacity, ratelimit.NoCapacity)
 	if err != nil {
 		return nil, err

@@ -31,7 +31,7 @@ func Validate(rules []Rule, registered ...Registered) error {
 			v.errs = append(v.errs, err)
 			continue
 		}
-		policy, err := r.policy()
+		policy, err := r.Policy()
 		if err == nil {
 			err = v.check(r.Limit, policy)
 		}
