@@ -57,34 +57,45 @@ type Sum struct {
 	Last time.Time
 }
 
+// DB is what Top reads from: a pool, a connection or a transaction.
+type DB interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
 // Top returns what was refused most, the most first, as far as it is written. It reads all rows of the minutes asked for.
 // The error wraps ratelimit.ErrInvalidRequest when TopConfig cannot be answered.
 func (c *Counter) Top(ctx context.Context, config TopConfig) ([]Sum, error) {
+	sums, _, err := Top(ctx, c.pool, c.config.Schema, config)
+	return sums, err
+}
+
+// Top is [Counter.Top] for who counts nothing, as a page.
+func Top(ctx context.Context, db DB, schema string, config TopConfig) (sums []Sum, since time.Time, err error) {
 	if config.Until.IsZero() {
 		config.Until = time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
 	}
 	config.By, config.Most = cmp.Or(config.By, ByLimit), cmp.Or(config.Most, defaultMost)
 	switch {
 	case config.By != ByLimit && config.By != ByRoute && config.By != ByKey:
-		return nil, fmt.Errorf("%w: denials: By is %.20q; use limit, route or key", ratelimit.ErrInvalidRequest, string(config.By))
+		return nil, since, fmt.Errorf("%w: denials: By is %.20q; use limit, route or key", ratelimit.ErrInvalidRequest, string(config.By))
 	case config.Most < 0 || config.Most > maxMost:
-		return nil, fmt.Errorf("%w: denials: Most is %d; use 1 to %d, or 0 for %d", ratelimit.ErrInvalidRequest, config.Most, maxMost, defaultMost)
+		return nil, since, fmt.Errorf("%w: denials: Most is %d; use 1 to %d, or 0 for %d", ratelimit.ErrInvalidRequest, config.Most, maxMost, defaultMost)
 	}
-	rows, err := c.pool.Query(ctx, c.sql.top, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
+	rows, err := db.Query(ctx, newStatements(schema).top, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
 		clean(config.Limit, maxNameBytes+1), config.Shadow, config.Most)
 	if err != nil {
-		return nil, fmt.Errorf("denials: top: %w", c.explain(err))
+		return nil, since, fmt.Errorf("denials: top: %w", explain(err, schema))
 	}
-	sums, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sum, err error) {
+	sums, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sum, err error) {
 		var lastUs int64
 		err = row.Scan(&s.Limit, &s.Route, &s.Key, &s.Refused, &s.Cost, &lastUs)
 		s.Last = time.UnixMicro(lastUs)
 		return s, err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("denials: top: %w", c.explain(err))
+		return nil, since, fmt.Errorf("denials: top: %w", explain(err, schema))
 	}
-	return sums, nil
+	return sums, config.Since, nil
 }
 
 // pruneRows is how many rows a statement deletes at most.
@@ -98,7 +109,7 @@ func (c *Counter) Prune(ctx context.Context, before time.Time) (deleted int64, e
 		tag, err := c.pool.Exec(ctx, c.sql.prune, before, pruneRows)
 		deleted += tag.RowsAffected()
 		if err != nil {
-			return deleted, fmt.Errorf("denials: prune: %w", c.explain(err))
+			return deleted, fmt.Errorf("denials: prune: %w", explain(err, c.config.Schema))
 		}
 		if tag.RowsAffected() < pruneRows {
 			return deleted, nil
