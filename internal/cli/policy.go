@@ -1,0 +1,278 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const policiesText = `get, check, take, reset, credit, top and prune need the policy of a limit. It comes from
+
+  1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too
+  2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --kind, --rate,
+     --period, --capacity, --max-reserved, --shards and --start
+
+Where the tables decide by themselves, the second is not needed. Where they say so many times what the definition in the
+code says, or have a rule for another plan only, it is. No policy is ever guessed: a take under a wrong one leaves a wrong
+number of tokens. get then shows what is stored, and the others end with exit code 2.
+
+KEY is what the program calls For with. The bucket of Global has no key: leave KEY out. Where programs have
+Config.HashKey, give the same secret with --hash-key-file or RATELIMIT_HASH_KEY, or the key as it is stored with --stored.`
+
+// bucketFlags say which bucket is meant, and how its limit is defined in the code.
+type bucketFlags struct {
+	stored bool
+	definition
+}
+
+// definition is how a limit is defined in the code, as far as it was said.
+type definition struct {
+	plan, file            string
+	kind                  string
+	rate                  float64
+	period                spanFlag
+	capacity, maxReserved float64
+	shards                int
+	start                 instantFlag
+	changed               func(flag string) bool
+}
+
+// withBucket gives a command the flags for a bucket.
+func (a *app) withBucket(cmd *cobra.Command, f *bucketFlags) *cobra.Command {
+	a.withKey(cmd, &f.stored)
+	return withDefinition(cmd, &f.definition)
+}
+
+// withKey gives a command the flags for a KEY.
+func (a *app) withKey(cmd *cobra.Command, stored *bool) {
+	cmd.Flags().BoolVar(stored, "stored", false, "KEY is as it is stored, so that no secret is needed")
+	a.withHashKey(cmd)
+}
+
+func (a *app) withHashKey(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey, byte for byte but for a last line break; else RATELIMIT_HASH_KEY")
+}
+
+func withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
+	flags := cmd.Flags()
+	d.changed = flags.Changed
+	flags.StringVar(&d.plan, "plan", "", "plan that the key is on")
+	flags.StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies")
+	flags.StringVar(&d.kind, "kind", string(rules.TokenBucket), "how tokens arrive: token bucket or fixed window")
+	flags.Float64Var(&d.rate, "rate", 0, "tokens that arrive each period")
+	flags.Var(&d.period, "period", "period of the rate: 1m, hour, 7d")
+	flags.Float64Var(&d.capacity, "capacity", 0, "most that the bucket holds; without it as much as the rate")
+	flags.Float64Var(&d.maxReserved, "max-reserved", 0, "tokens that may be owed; without it no bound")
+	flags.IntVar(&d.shards, "shards", 1, "rows of the bucket")
+	flags.Var(&d.start, "start", "start of some window, as 2026-01-01T00:00:00Z")
+	return cmd
+}
+
+// errNoDefinition is returned where nothing says how a limit is defined.
+var errNoDefinition = errors.New("nothing says how it is defined")
+
+// of returns the limit of a name as it is defined, and what says so. It returns errNoDefinition where nothing does.
+func (d *definition) of(name, storedKey string) (limit ratelimit.Limit, from string, err error) {
+	rule, from, err := d.rule(name, storedKey)
+	if err != nil {
+		return ratelimit.Limit{}, "", err
+	}
+	policy, err := rule.Policy()
+	if err != nil {
+		return ratelimit.Limit{}, "", misused("limit %q: %w", name, err)
+	}
+	limit, err = ratelimit.NewLimit(name, policy)
+	return limit, from, err
+}
+
+func (d *definition) rule(name, storedKey string) (r *rules.Rule, from string, err error) {
+	said := false
+	for _, flag := range []string{"kind", "rate", "period", "capacity", "max-reserved", "shards", "start"} {
+		said = said || d.changed(flag)
+	}
+	switch {
+	case said && d.file != "":
+		return nil, "", misused("both -f and flags say how the limit is defined; use one of them")
+	case d.file != "":
+		return d.ruleOfFile(name, storedKey)
+	case !said:
+		return nil, "", errNoDefinition
+	case !d.changed("rate"), !d.changed("period"):
+		return nil, "", misused("the definition lacks a rate or a period; give --rate and --period, such as --rate 10 --period 1m")
+	}
+	r = &rules.Rule{
+		Limit: name, Kind: rules.Kind(strings.ReplaceAll(d.kind, "_", " ")), Rate: d.rate, Period: time.Duration(d.period),
+		Shards: d.shards, Start: d.start.at,
+	}
+	if d.changed("capacity") {
+		r.Capacity = &d.capacity
+	}
+	if d.changed("max-reserved") {
+		r.MaxReserved = &d.maxReserved
+	}
+	return r, "flags", nil
+}
+
+// ruleOfFile returns the rule of the file for the plan, or else that for every plan.
+func (d *definition) ruleOfFile(name, storedKey string) (r *rules.Rule, from string, err error) {
+	document, err := rules.ReadFile(d.file)
+	if err != nil {
+		return nil, "", misused("%w", err)
+	}
+	for i := range document.Overrides {
+		if o := &document.Overrides[i]; o.Limit == name && o.Key == storedKey {
+			return nil, "", misused("%s has an override for this key, which counts once it is stored; run ratelimit rules apply, or say with --rate and --period what the key has", d.file)
+		}
+	}
+	for i := range document.Rules {
+		if c := &document.Rules[i]; c.Limit == name && (c.Plan == d.plan || c.Plan == "" && r == nil) {
+			r = c
+		}
+	}
+	if r == nil {
+		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, d.file, name, d.plan)
+	}
+	return r, d.file, nil
+}
+
+// bucket is a bucket that was asked for, and what it is asked under.
+type bucket struct {
+	limiter *ratelimit.Limiter
+	request ratelimit.Request // of one token
+	stored  string            // the key
+	now     time.Time         // on the database's clock
+	known   bool              // whether there is a policy
+	from    string            // what the definition in the code is known from: a file or flags; empty: from nothing
+	why     error             // why there is no policy
+}
+
+// bucket finds the bucket that LIMIT [KEY] name, under the policy that decides now.
+func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []string) (*bucket, error) {
+	name := args[0]
+	probe, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
+	if err != nil {
+		return nil, err
+	}
+	b := &bucket{}
+	if b.stored, err = a.storedKey(ctx, db, probe, f.stored, args); err != nil {
+		return nil, err
+	}
+	set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema})
+	if err != nil {
+		return nil, err
+	}
+	if err := set.Load(ctx); err != nil {
+		return nil, err
+	}
+	if b.now, err = db.now(ctx); err != nil {
+		return nil, err
+	}
+	limit, from, err := f.of(name, b.stored)
+	policy, alone := standsAlone(db, set, b, name, f.plan)
+	switch {
+	case err == nil && alone:
+		a.note("the rule in the tables decides, and not what %s says", from)
+	case err == nil:
+	case !errors.Is(err, errNoDefinition):
+		return nil, err
+	case alone:
+		limit, err = ratelimit.NewLimit(name, policy)
+	default:
+		b.why, limit, err = err, probe, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	b.known, b.from = b.why == nil, from
+	b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	b.request = limit.ForStored(b.stored).Plan(f.plan)
+	return b, err
+}
+
+// standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
+// in the code.
+func standsAlone(db *database, set *rules.Set, b *bucket, name, plan string) (ratelimit.Policy, bool) {
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }})
+	if err != nil {
+		return nil, false
+	}
+	var found [2]ratelimit.Policy
+	for i := range found {
+		limit, err := ratelimit.NewLimit(name, ratelimit.PerSecond(float64(i+1)))
+		if err != nil {
+			return nil, false
+		}
+		found[i] = limiter.Resolve(limit.ForStored(b.stored).Plan(plan)).Policy()
+	}
+	return found[0], found[0] == found[1]
+}
+
+// storedKey returns the KEY of args as it is stored, once the secret is known to be the one of the tables. It stores
+// nothing, unlike a call that takes: this program must not be the first to say what the secret is.
+func (a *app) storedKey(ctx context.Context, db *database, probe ratelimit.Limit, stored bool, args []string) (string, error) {
+	switch {
+	case len(args) < 2:
+		if stored {
+			return "", misused("--stored is given without a KEY; leave it out for the bucket that everybody shares")
+		}
+		return "", nil
+	case stored:
+		return args[1], nil
+	}
+	secret, err := a.hashKey()
+	if err != nil {
+		return "", err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, HashKey: secret, Timeout: -1, NoBatching: true})
+	if err != nil {
+		return "", err
+	}
+	request := probe.For(args[1])
+	if _, err := limiter.Value(ctx, request); err != nil {
+		return "", err
+	}
+	return limiter.StoredKey(request)
+}
+
+// hashKey returns the secret of Config.HashKey, or nil.
+func (a *app) hashKey() ([]byte, error) {
+	if a.options.hashKeyFile == "" {
+		if secret := a.env("RATELIMIT_HASH_KEY"); secret != "" {
+			a.secrets = append(a.secrets, secret)
+			return []byte(secret), nil
+		}
+		return nil, nil
+	}
+	secret, err := os.ReadFile(a.options.hashKeyFile)
+	if err != nil {
+		return nil, misused("--hash-key-file: %w", err)
+	}
+	secret = bytes.TrimSuffix(bytes.TrimSuffix(secret, []byte("\n")), []byte("\r"))
+	if len(secret) == 0 {
+		return nil, misused("--hash-key-file: %s is empty", a.options.hashKeyFile)
+	}
+	return secret, nil
+}
+
+// need returns an error that says how to say the policy, where there is none.
+func (b *bucket) need(name string) error {
+	if b.known {
+		return nil
+	}
+	return misused("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --rate and --period as they are in the code; see ratelimit help policies", name, b.why)
+}
+
+// now returns what time it is for the database.
+func (db *database) now(ctx context.Context) (now time.Time, err error) {
+	err = db.pool.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&now)
+	return now, err
+}
