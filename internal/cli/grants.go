@@ -17,7 +17,7 @@ func (a *app) grantsCommand() *cobra.Command {
 		Short: "Print the statements that give roles what they need",
 		Long: `Print the statements that give roles what they need, and nothing more. It asks no database: pipe it to psql, as the
 owner of the tables. The roles have to be there.`,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit grants --application app --operator support --reader status_page | psql",
 	}, func(context.Context, []string) error {
 		statements, err := migrations.Grants(migrations.Config{Schema: a.options.schema}, roles)

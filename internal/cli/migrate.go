@@ -36,7 +36,7 @@ func (a *app) migrateUp() *cobra.Command {
 		Long: `Apply the migrations that are missing, each in a transaction of its own. Do it before programs of a newer version start.
 The tables belong to the role that does it. It may be done at any time, several times, and while programs run. Without
 --timeout it takes as long as it takes.`,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit migrate up",
 	}, func(ctx context.Context, _ []string) error {
 		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
@@ -70,7 +70,7 @@ func (a *app) migrateDown() *cobra.Command {
 		Short: "Remove the tables and all that is in them",
 		Long: `Remove the tables and all that is in them: every bucket, reservation and rule, and the history of the rules. Every limit
 is full again after the next up. Programs that run fail until then.`,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit migrate down --schema trial --yes",
 	}, func(ctx context.Context, _ []string) error {
 		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?", a.options.schema); err != nil {
@@ -100,7 +100,7 @@ func (a *app) migrateStatus() *cobra.Command {
 		Use:     "status",
 		Short:   "Say which migrations are applied",
 		Long:    "Say which migrations are applied, and which are missing. It only reads.",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit migrate status -o json",
 	}, func(ctx context.Context, _ []string) error {
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {

@@ -62,7 +62,7 @@ func (a *app) pauseCommand() *cobra.Command {
 		Long: `Have every bucket of a limit, or that of one KEY, give nothing until an end: take and check refuse, and what is reserved
 is ready no earlier. It holds as soon as each program hears of it, takes the place of a pause that is there, and ends by
 itself. Programs need Config.Policies for it. Without KEY it stops everybody, and asks.`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: limitAndKey,
 		Example: `  ratelimit pause sendMessage ada --for 1h --reason "the key was published"
   ratelimit pause completions --until 2026-12-31T18:00:00Z --reason "the provider is down" --yes`,
 	}, func(ctx context.Context, args []string) error {
@@ -153,7 +153,7 @@ func (a *app) resumeCommand() *cobra.Command {
 		Use:     "resume LIMIT [KEY]",
 		Short:   "End a pause",
 		Long:    "End a pause of a limit, or of one KEY, now. A pause of the limit and one of the key are ended one by one.",
-		Args:    cobra.RangeArgs(1, 2),
+		Args:    limitAndKey,
 		Example: `  ratelimit resume sendMessage ada --reason "there is a new key"`,
 	}, func(ctx context.Context, args []string) error {
 		edit, err := a.edit(&e)

@@ -138,10 +138,40 @@ func (d *definition) ruleOfFile(name, storedKey string) (r *rules.Rule, from str
 			r = c
 		}
 	}
-	if r == nil {
+	switch {
+	case r != nil && r.Mode != "" && r.Mode != ratelimit.On:
+		return nil, "", misused("the rule of %s has the mode %s, which counts once it is stored; run ratelimit rules apply", d.file, r.Mode)
+	case r == nil:
 		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, d.file, name, d.plan)
 	}
 	return r, d.file, nil
+}
+
+// plansOf returns a limit as the file defines it for each of its plans.
+func (d *definition) plansOf(name string) (limits []ratelimit.Limit, err error) {
+	if d.file == "" {
+		return nil, nil
+	}
+	document, err := rules.ReadFile(d.file)
+	if err != nil {
+		return nil, misused("%w", err)
+	}
+	for i := range document.Rules {
+		r := &document.Rules[i]
+		if r.Limit != name {
+			continue
+		}
+		policy, err := r.Policy()
+		if err != nil {
+			return nil, misused("limit %q: %w", name, err)
+		}
+		limit, err := ratelimit.NewLimit(name, policy)
+		if err != nil {
+			return nil, err
+		}
+		limits = append(limits, limit)
+	}
+	return limits, nil
 }
 
 // bucket is a bucket that was asked for, and what it is asked under.

@@ -31,7 +31,7 @@ are the same are left alone. Where somebody else changes rules between the two, 
 
 The change holds 2 seconds later in every program alike, or from --from on. Rules and overrides that the file does not have
 stay, unless --delete-missing or --delete-missing-overrides is given. Pauses always stay.`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		Example: `  ratelimit rules apply -f rules.yaml --dry-run
   ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
 	}, func(ctx context.Context, _ []string) error {

@@ -208,7 +208,7 @@ func (a *app) rulesDiff() *cobra.Command {
 		Short: "Show how the tables differ from a file",
 		Long: `Show what apply would change so that the tables say what a file says. It changes nothing. What only the tables have is
 a difference with --delete-missing and --delete-missing-overrides; without them it stays, and is told on standard error.`,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit rules diff -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
 		d, _, err := a.compare(ctx, &f)
@@ -247,7 +247,7 @@ func (a *app) rulesValidate() *cobra.Command {
 		Use:     "validate",
 		Short:   "Check a rules file",
 		Long:    "Check a rules file, and say what is wrong with it and in which line. It asks no database.",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit rules validate -f rules.yaml",
 	}, func(context.Context, []string) error {
 		if file == "" {

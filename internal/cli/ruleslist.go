@@ -180,7 +180,7 @@ func (a *app) rulesList() *cobra.Command {
 		Short: "Show all rules, overrides, pauses and tiers",
 		Long: `Show all rules, overrides, pauses and tiers that hold now or lie ahead. With -o yaml it prints the rules, overrides and
 tiers as a file that apply reads: a start for keeping them in git. Pauses are not in such a file.`,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit rules list -o yaml > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
@@ -229,7 +229,7 @@ func (a *app) rulesGet() *cobra.Command {
 		Use:     "get LIMIT",
 		Short:   "Show the rules, overrides, pauses and tiers of a limit",
 		Long:    "Show the rules, overrides, pauses and tiers of a limit. get without rules shows a bucket.",
-		Args:    cobra.ExactArgs(1),
+		Args:    oneArgument("a LIMIT"),
 		Example: "  ratelimit rules get sendMessage",
 	}, func(ctx context.Context, args []string) error {
 		if _, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)); err != nil {

@@ -115,7 +115,7 @@ func (a *app) checkCommand() *cobra.Command {
 		Use:   "check LIMIT [KEY]",
 		Short: "Say whether a bucket would give tokens, and take nothing",
 		Long:  "Say what take would say, and take nothing. Without KEY it asks the bucket that everybody shares.",
-		Args:  cobra.RangeArgs(1, 2),
+		Args:  limitAndKey,
 		Example: `  ratelimit check sendMessage ada --cost 3
   ratelimit check sendMessage ada --rate 10 --period minute --capacity 3`,
 	}, func(ctx context.Context, args []string) error {
@@ -133,7 +133,7 @@ func (a *app) takeCommand() *cobra.Command {
 		Short: "Take tokens from a bucket",
 		Long: `Take tokens from a bucket, as a program does: all that is asked for, or nothing. Without KEY it takes from the bucket
 that everybody shares. It does not ask, as taking is what a script wants of it; the tokens come back with time.`,
-		Args:    cobra.RangeArgs(1, 2),
+		Args:    limitAndKey,
 		Example: "  ratelimit take nightlyExport && ./export.sh",
 	}, func(ctx context.Context, args []string) error {
 		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Take)
@@ -190,7 +190,7 @@ func (a *app) resetCommand() *cobra.Command {
 		Short: "Fill a bucket and forget what it owes",
 		Long: `Fill a bucket to its capacity and forget what it owes, so that work that is reserved comes on top. A pause stays: see
 resume. Without KEY it fills the bucket that everybody shares.`,
-		Args:    cobra.RangeArgs(1, 2),
+		Args:    limitAndKey,
 		Example: "  ratelimit reset failedLogins ada --yes",
 	}, func(ctx context.Context, args []string) error {
 		which := "the bucket that everybody shares"
@@ -213,7 +213,7 @@ func (a *app) creditCommand() *cobra.Command {
 		Short: "Give tokens back to a bucket",
 		Long: `Give tokens back to a bucket, up to its capacity. It is not idempotent: after an error look with get before you do it
 again. Without KEY it gives to the bucket that everybody shares.`,
-		Args:    cobra.RangeArgs(1, 2),
+		Args:    limitAndKey,
 		Example: "  ratelimit credit sendMessage ada --cost 2",
 	}, func(ctx context.Context, args []string) error {
 		return a.give(ctx, &f, args, "credited", func(ctx context.Context, b *bucket) error {

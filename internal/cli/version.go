@@ -44,7 +44,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Show which build this is",
 		Long:    "Show which build this is. It asks no database.",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Example: "  ratelimit version",
 	}, func(context.Context, []string) error {
 		b := buildOf()
