@@ -63,6 +63,9 @@ func (t *table) field(name, value string) {
 	}
 }
 
+// gap adds an empty line, behind which the columns have widths of their own.
+func (t *table) gap() { t.text.WriteByte('\n') }
+
 // write lays the table out.
 func (t *table) write(to io.Writer) error {
 	w := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)

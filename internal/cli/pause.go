@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -92,6 +93,9 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 	if err != nil {
 		return err
 	}
+	if err := a.noteUnknown(ctx, db, args[0]); err != nil {
+		return err
+	}
 	if lasts > 0 {
 		now, err := db.now(ctx)
 		if err != nil {
@@ -105,6 +109,27 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 	}
 	v := changedView{Limit: args[0], Key: target.key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
 	return a.show(v, v.fill("paused"))
+}
+
+// noteUnknown says that nothing is known of a limit, which may be misspelt: a program may know it all the same.
+func (a *app) noteUnknown(ctx context.Context, db *database, limit string) error {
+	list, now, err := db.listing(ctx)
+	if err != nil {
+		return err
+	}
+	all := listingViewOf(&list, now)
+	if of := all.of(limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
+		return nil
+	}
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	if buckets, err := reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
+		return err
+	}
+	a.note("no rule and no bucket is of a limit %q; see that it is spelled as in the program (%s)", limit, all.names())
+	return nil
 }
 
 func (v *changedView) fill(done string) func(t *table) {
