@@ -20,6 +20,9 @@ owner of the tables. The roles have to be there.`,
 		Args:    noArguments,
 		Example: "  ratelimit grants --application app --operator support --reader status_page | psql",
 	}, func(context.Context, []string) error {
+		if roles == (migrations.Roles{}) {
+			return misused("no role is named; give --application, --operator, --reader or --owner")
+		}
 		statements, err := migrations.Grants(migrations.Config{Schema: a.options.schema}, roles)
 		if err != nil {
 			return err
