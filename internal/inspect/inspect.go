@@ -32,7 +32,11 @@ type Reader struct {
 	db     DB
 	schema string
 	sql    statements
+	look   looks
 }
+
+// looks are how many rows the queries look at that do not say it themselves.
+type looks struct{ reservations, refusals, refusedKeys int }
 
 const (
 	defaultSchema = "ratelimit"
@@ -51,7 +55,10 @@ func New(db DB, schema string) (*Reader, error) {
 	case !validSchema.MatchString(schema):
 		return nil, invalid("schema %.80q; use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", schema)
 	}
-	return &Reader{db: db, schema: schema, sql: newStatements(schema)}, nil
+	return &Reader{
+		db: db, schema: schema, sql: newStatements(schema),
+		look: looks{reservations: lookReservations, refusals: lookRefusals, refusedKeys: lookRefusedKeys},
+	}, nil
 }
 
 // Now returns what time it is on the database's clock.
@@ -63,9 +70,10 @@ func (r *Reader) Now(ctx context.Context) (time.Time, error) {
 	return instant(now[0]), nil
 }
 
-// collect returns the rows that a statement returns.
+// collect returns the rows that a statement returns. The statement is planned each time, for its parameters: a plan for
+// any parameters takes the minutes of an hour, or the buckets of a limit, for few.
 func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, err := r.db.Query(ctx, sql, args...)
+	rows, err := r.db.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
 		return nil, r.explain(doing, err)
 	}
@@ -107,7 +115,7 @@ func checkText(what, text string, most int) error {
 	return nil
 }
 
-// most returns how many to return: byDefault for 0.
+// checkMost returns most, and byDefault for 0.
 func checkMost(what string, most, byDefault, highest int) (int, error) {
 	if most < 0 || most > highest {
 		return 0, invalid("%s is %d; use 1 to %d, or 0 for %d", what, most, highest, byDefault)

@@ -30,17 +30,20 @@ type Minute struct {
 	Cost    float64
 }
 
-// lookRefusals is how many rows of refusals a query looks at.
-const lookRefusals = 1_000_000
+// How many rows a query looks at. By keys there may be as many to tell apart, which takes longer.
+const lookRefusals, lookRefusedKeys = 1_000_000, 150_000
 
 // Refusals returns what was refused, by the minute, in their order. Minutes in which nothing was are left out. It looks at a
-// million rows at most, the latest minutes first: since is from when on, query.Since or later.
+// million rows, the latest minutes first: since is the instant from which on, query.Since or later.
 func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Minute, since time.Time, err error) {
 	if err := query.check(); err != nil {
 		return nil, time.Time{}, err
 	}
-	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, query.Since, query.Until, query.Limit, query.Key, query.Shadow)
-	return minutes, query.Since, err
+	if since, err = r.since(ctx, query.Since, query.Until, r.look.refusals); err != nil {
+		return nil, time.Time{}, err
+	}
+	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key, query.Shadow)
+	return minutes, since, err
 }
 
 func (q *RefusalQuery) check() error {
@@ -61,8 +64,34 @@ func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
 	return m, err
 }
 
-// TopRefused returns what was refused most, the most first. It looks at a million rows at most, the latest minutes first:
-// since is from when on, config.Since or later.
+// TopRefused returns what was refused most, the most first. It looks at a million rows, and by keys at 150,000, the latest
+// minutes first: since is the instant from which on, config.Since or later. The error wraps ratelimit.ErrInvalidRequest
+// when config cannot be answered.
 func (r *Reader) TopRefused(ctx context.Context, config denials.TopConfig) (sums []denials.Sum, since time.Time, err error) {
-	return denials.Top(ctx, r.db, r.schema, config)
+	if err := config.Check(); err != nil {
+		return nil, time.Time{}, err
+	}
+	look := r.look.refusals
+	if config.By == denials.ByKey {
+		look = r.look.refusedKeys
+	}
+	if config.Since, err = r.since(ctx, config.Since, config.Until, look); err != nil {
+		return nil, time.Time{}, err
+	}
+	sums, err = denials.Top(ctx, r.db, r.schema, config)
+	return sums, config.Since, err
+}
+
+// since returns since, or the later instant from which on there are so many rows at most. Of a minute that has more by
+// itself all are looked at: a program writes some 11,000.
+func (r *Reader) since(ctx context.Context, since, until time.Time, look int) (time.Time, error) {
+	var end *time.Time
+	if !until.IsZero() {
+		end = &until
+	}
+	later, err := collect(ctx, r, "refusals", pgx.RowTo[time.Time], r.sql.refusalsSince, since, end, look)
+	if err != nil || len(later) == 0 {
+		return since, err
+	}
+	return later[0].UTC(), nil
 }

@@ -66,11 +66,11 @@ type Reservations struct {
 }
 
 // lookReservations is how many reservations a query looks at.
-const lookReservations = 10_000
+const lookReservations = 50_000
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// Reservations returns reservations. It looks at 10,000 at most.
+// Reservations returns reservations. It looks at 50,000 at most.
 func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Reservations, error) {
 	if err := query.check(); err != nil {
 		return Reservations{}, err
@@ -83,12 +83,12 @@ func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Rese
 	if query.After != nil {
 		afterUs, afterID = query.After.ExpiresAt.UnixMicro(), query.After.ID
 	}
-	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, lookReservations,
+	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, r.look.reservations,
 		query.State, query.Waiting, query.Limit, query.Key, most+1)
 	if err != nil || len(rows) == 0 {
 		return Reservations{}, err
 	}
-	isCut := rows[len(rows)-1].n == lookReservations
+	isCut := rows[len(rows)-1].n == r.look.reservations
 	if len(rows) > most {
 		rows, isCut = rows[:most], true
 	}

@@ -26,6 +26,8 @@ var (
 	reservationSQL string
 	//go:embed sql/refusals.sql
 	refusalsSQL string
+	//go:embed sql/refusals_since.sql
+	refusalsSinceSQL string
 )
 
 // statements are the SQL texts for one schema.
@@ -33,17 +35,17 @@ type statements struct {
 	limits, buckets, bucket   string
 	debts, debtsOfLimit       string
 	reservations, reservation string
-	refusals                  string
+	refusals, refusalsSince   string
 }
 
 func newStatements(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
-	// Of one limit, the condition has to be one that the index knows: else a search would go on through the others.
+	// The search of one limit ends with its last bucket, and the planner knows how many it has.
 	ofLimit := strings.NewReplacer("(b.name, b.key) >= ($1, $2)", "b.name = $1 AND b.key >= $2").Replace
 	return statements{
 		limits: in(limitsSQL), buckets: in(bucketsSQL), bucket: in(bucketSQL),
 		debts: in(debtsSQL), debtsOfLimit: in(ofLimit(debtsSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
-		refusals: in(refusalsSQL),
+		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
 	}
 }
