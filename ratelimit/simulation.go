@@ -14,6 +14,8 @@ type Simulation struct {
 	limiter Limiter
 	memory  *bucket.Memory
 	at      time.Time
+	call    call    // the room for the next one
+	states  []State // so, too
 }
 
 // NewSimulation returns a Simulation on the buckets of memory. Of config it uses HashKey, Policies and Refused. An error wraps
@@ -33,11 +35,13 @@ func NewSimulation(memory *bucket.Memory, config Config) (*Simulation, error) {
 }
 
 // Take decides as [Limiter.Take] does, at an instant that is taken for the time of the database. Its errors are those that
-// are found before any SQL.
+// are found before any SQL. The States of the decision are good until the next call.
 func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request) (Decision, error) {
 	s.at = at
-	c := &call{}
-	c.Verb = verbTake
+	c := &s.call
+	asks, of, asked := c.plan.asks, c.plan.of, c.plan.asked
+	*c = call{}
+	c.Verb, c.plan.asks, c.plan.of, c.plan.asked = verbTake, asks, of, asked
 	if err := c.plan.arrange(ctx, &s.limiter, verbTake, requests); err != nil {
 		return Decision{}, err
 	}
@@ -52,7 +56,7 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 		s.decide(again)
 		c.again(again)
 	}
-	d := c.plan.decide(c.Answers)
+	d := s.decision(&c.plan, c.Answers)
 	if s.limiter.reports.refused != nil {
 		s.limiter.reports.refusals(ctx, c, &d)
 	}
@@ -62,6 +66,29 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 // decide decides on the call, unless its answers are known.
 func (s *Simulation) decide(c *call) {
 	if len(c.Asks) > 0 {
-		c.Answers = s.memory.Take(c.Asks, clampInstant(s.at.Truncate(time.Microsecond)))
+		c.Answers = s.memory.Take(c.Asks, s.limiter.config.estimate())
 	}
+}
+
+// decision is plan.decide in the room that there is.
+func (s *Simulation) decision(p *plan, answers []bucket.Answer) Decision {
+	now := p.now
+	if len(answers) > 0 {
+		now = answers[0].Now
+	}
+	d := Decision{Allowed: true, At: time.UnixMicro(now)}
+	s.states = s.states[:0]
+	for i, of := range p.asked {
+		var state State
+		if of.bucket >= 0 {
+			state = p.stateOf(of.bucket, &answers[of.bucket])
+		} else {
+			state = p.known[^of.bucket]
+		}
+		state.Cost = of.cost
+		d.add(&state, i == 0)
+		s.states = append(s.states, state)
+	}
+	d.States = s.states
+	return d
 }

@@ -1,10 +1,13 @@
 package bucket
 
+import "slices"
+
 // Memory keeps buckets in memory: what the table is to a Limiter, for simulations. A bucket that is not there is full. It is
 // for one goroutine.
 type Memory struct {
-	limits map[string]*rowsOfLimit
-	count  int
+	limits  map[string]*rowsOfLimit
+	count   int
+	answers []Answer // the room for those to the next call
 }
 
 // rowsOfLimit are the rows of a limit's buckets. Most buckets have one.
@@ -21,9 +24,11 @@ func (m *Memory) Count() int { return m.count }
 
 // Take decides on a call at an instant, all or nothing. The terms of the asks become those that hold then. Of a bucket with
 // several rows it takes from all of them together. A refusal changes nothing but the rows that a wrong clock has left in
-// the future, which it brings back.
+// the future, which it brings back. The answers are good until the next call.
 func (m *Memory) Take(asks []Ask, now int64) []Answer {
-	answers := make([]Answer, len(asks))
+	answers := slices.Grow(m.answers[:0], len(asks))[:len(asks)]
+	clear(answers)
+	m.answers = answers
 	now = m.advance(asks, now)
 	all := true
 	for i := range asks {

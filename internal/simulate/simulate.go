@@ -21,12 +21,17 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"time"
+	"fmt"
 
+	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
+
+// defaultTop is how many keys a report names.
+const defaultTop = 10
 
 var (
 	// ErrInvalidConfig is returned by Run, before anything is read, when a field of the Config cannot be used, or the rules
@@ -84,19 +89,6 @@ type Config struct {
 	Progress func(Progress)
 }
 
-// Refusal is a limit that refused a line.
-type Refusal struct {
-	Time       time.Time     `json:"time"`
-	Limit      string        `json:"limit"`
-	Key        string        `json:"key"`            // as stored; empty: the bucket that everybody shares
-	Rule       string        `json:"rule,omitempty"` // the name of the rule that decided
-	Cost       float64       `json:"cost"`
-	RetryAfter time.Duration `json:"-"`
-	Shadow     bool          `json:"shadow,omitempty"` // whether the limit is on trial, so that nobody is turned away
-	Source     string        `json:"source"`
-	Line       int64         `json:"line"` // from 1 on, in its source
-}
-
 // Progress is how far a replay is.
 type Progress struct {
 	// Lines are those that were read, and Bytes what was read of the sources, as they are stored.
@@ -107,91 +99,56 @@ type Progress struct {
 	Done bool
 }
 
-// Report is what became of the lines.
-//
-//	Lines    = Unparsed.Count + Failed.Count + Unlimited + Decided
-//	Decided  = Admitted + Refused
-type Report struct {
-	Format Format `json:"format"`
-	// From and To are the earliest and the latest instant of a line.
-	From time.Time `json:"from"`
-	To   time.Time `json:"to"`
-	// Lines are those that were read, without empty ones.
-	Lines int64 `json:"lines"`
-	// Decided are those that limits were asked for, of which some were Admitted and the others Refused.
-	Decided  int64 `json:"decided"`
-	Admitted int64 `json:"admitted"`
-	Refused  int64 `json:"refused"`
-	// Unlimited are lines that no tier fits: nothing limits such a request.
-	Unlimited int64 `json:"unlimited"`
-	// Buckets are the distinct buckets that were taken from.
-	Buckets int `json:"buckets"`
-	// OutOfOrder are lines whose instant is before that of a line above, and StepBack is the largest such step.
-	OutOfOrder int64         `json:"out_of_order"`
-	StepBack   time.Duration `json:"-"`
-	// Limits are those that were asked, by their names.
-	Limits []LimitReport `json:"limits"`
-	// Keys are those that were refused most, the most refused first.
-	Keys []KeyReport `json:"keys"`
-	// Unparsed are lines that could not be read, and Failed those whose limits could not be asked, as they lack an attribute
-	// or cost more than the limit can ever give.
-	Unparsed Problems `json:"unparsed"`
-	Failed   Problems `json:"failed"`
-}
-
-// LimitReport is what a limit has decided.
-//
-//	Asked = Admitted + Refused
-type LimitReport struct {
-	Limit string `json:"limit"`
-	// Asked are the lines that the limit was asked for. It had enough for those Admitted, of which another limit may have
-	// refused some: nothing was taken then.
-	Asked    int64 `json:"asked"`
-	Admitted int64 `json:"admitted"`
-	Refused  int64 `json:"refused"`
-	// Shadow is how many of the Refused went through all the same, as the limit was on trial.
-	Shadow int64 `json:"shadow"`
-	// Share is Refused of Asked, from 0 to 1.
-	Share float64 `json:"share"`
-	// FirstRefusal and LastRefusal are the zero time where nothing was refused.
-	FirstRefusal time.Time `json:"first_refusal,omitzero"`
-	LastRefusal  time.Time `json:"last_refusal,omitzero"`
-	// Peak is the second in which the limit was asked most.
-	Peak Peak `json:"peak"`
-}
-
-// Peak is a second of the log.
-type Peak struct {
-	At      time.Time `json:"at"`
-	Asked   int64     `json:"asked"`
-	Refused int64     `json:"refused"`
-}
-
-// KeyReport is a key that was refused.
-type KeyReport struct {
-	Limit        string    `json:"limit"`
-	Key          string    `json:"key"` // as stored; empty: the bucket that everybody shares
-	Refused      int64     `json:"refused"`
-	FirstRefusal time.Time `json:"first_refusal"`
-	LastRefusal  time.Time `json:"last_refusal"`
-}
-
-// Problems are lines with which something is wrong: how many, and the first of them.
-type Problems struct {
-	Count int64     `json:"count"`
-	First []Problem `json:"first"`
-}
-
-// Problem is what is wrong with a line. It holds no text of the line.
-type Problem struct {
-	Source string `json:"source"`
-	Line   int64  `json:"line"`
-	Reason string `json:"reason"`
-}
-
 // Run replays the sources, one after the other as one log. Lines with which something is wrong are counted in the Report
 // and left out. It returns an error that wraps ErrInvalidConfig or ErrUnreadable, that of a source which cannot be opened or
-// read, that of Config.Refused, or that of ctx, with the Report as far as it got.
+// read, that of Config.Refused, or that of ctx, which is asked between lines; with the Report as far as it got, which is nil
+// for ErrInvalidConfig only.
 func Run(ctx context.Context, config Config, sources ...Source) (*Report, error) {
-	return nil, errors.New("simulate: not yet")
+	config = config.withDefaults()
+	if err := config.validate(sources); err != nil {
+		return nil, err
+	}
+	r, err := newReplay(&config, sources)
+	if err != nil {
+		return nil, err
+	}
+	for i := range sources {
+		if err := r.replay(ctx, &sources[i]); err != nil {
+			return r.end(), err
+		}
+	}
+	report := r.end()
+	if report.Lines > 0 && report.Unparsed.Count == report.Lines {
+		first := report.Unparsed.First[0]
+		return report, fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields",
+			ErrUnreadable, first.Line, first.Source, first.Reason)
+	}
+	return report, nil
+}
+
+func (c Config) withDefaults() Config {
+	c.Format = cmp.Or(c.Format, Detect)
+	c.IPv4Bits = cmp.Or(c.IPv4Bits, address.IPv4Bits)
+	c.IPv6Bits = cmp.Or(c.IPv6Bits, address.IPv6Bits)
+	c.Top = max(cmp.Or(c.Top, defaultTop), 0)
+	return c
+}
+
+func (c *Config) validate(sources []Source) error {
+	switch c.Format {
+	case Detect, Common, Combined, JSON:
+	default:
+		return fmt.Errorf("%w: Format is %.20q; use detect, common, combined or json", ErrInvalidConfig, string(c.Format))
+	}
+	switch {
+	case c.IPv4Bits < 1 || c.IPv4Bits > 32:
+		return fmt.Errorf("%w: IPv4Bits is %d; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)
+	case c.IPv6Bits < 1 || c.IPv6Bits > 128:
+		return fmt.Errorf("%w: IPv6Bits is %d; use 1 to 128", ErrInvalidConfig, c.IPv6Bits)
+	case c.Limit != "" && c.By == "":
+		return fmt.Errorf("%w: Limit is %.80q without By; say by what attribute it is asked, such as address", ErrInvalidConfig, c.Limit)
+	case len(sources) == 0:
+		return fmt.Errorf("%w: there is no log; pass a file, or what Reader returns", ErrInvalidConfig)
+	}
+	return nil
 }
