@@ -66,20 +66,36 @@ func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
 // the longest there is; so is every cost of the zero Value. RetryAfter, the method, says with an error what is wrong.
 // Of a limit with Shards it takes from all rows together, as a call does that finds too few tokens in the one it tries.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
+	after, r := v.step(instant, cost, false)
+	return after, r.Decision
+}
+
+// Reserve returns what the bucket would hold, and what a call would be told, if cost tokens were reserved at an instant. It
+// is to Limiter.Reserve what the method Take is to Limiter.Take, to the last bit of ReadyAt, for a Limiter that gives
+// reservations no time to become stale in. Nothing is kept to be settled, so ID is empty.
+//
+// A cost that is no number of tokens, or more than the limit can ever give and owe, is refused with a RetryAfter of 250
+// years; so is every cost of a limit with NoReservations, and of the zero Value.
+func (v Value) Reserve(instant time.Time, cost float64) (Value, Reservation) {
+	return v.step(instant, cost, true)
+}
+
+// step is Reserve, or else Take, which owes nothing and names no ReadyAt.
+func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reservation) {
 	now := clampInstant(instant)
 	if v.Limit.policy == nil {
-		return v, State{Cost: cost, RetryAfter: longestWait}.asDecision(time.UnixMicro(now))
+		return v, Reservation{Decision: State{Cost: cost, RetryAfter: longestWait}.asDecision(time.UnixMicro(now))}
 	}
 	ask, answer := v.ask(cost), v.answer(now)
-	invalid := checkCost(&v.Limit, cost, v.terms.Capacity) != nil
+	invalid := limitDebt(&ask, &v.Limit, reserve) != nil
 	switch {
 	case invalid:
 	case cost == 0: // which writes nothing
-		answer.Allowed = v.tokens(now) >= 0
+		answer.Allowed = v.tokens(now) >= ask.Lowest
 	case answer.Rows != nil:
-		answer.Allowed = v.terms.TakeRows(answer.Rows, now, cost, 0)
+		answer.Allowed = v.terms.TakeRows(answer.Rows, now, cost, ask.Lowest)
 	default:
-		answer.State, answer.Allowed = v.terms.Take(answer.State, now, cost, 0)
+		answer.State, answer.Allowed = v.terms.Take(answer.State, now, cost, ask.Lowest)
 	}
 	if answer.Rows != nil {
 		answer.SetRows(&ask, answer.Rows) // each row has grown by itself, whatever was decided
@@ -88,7 +104,11 @@ func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	if invalid {
 		s.RetryAfter = longestWait
 	}
-	return s.Value, s.asDecision(s.Value.AsOf)
+	r := Reservation{Decision: s.asDecision(s.Value.AsOf)}
+	if reserve && r.Allowed {
+		r.ReadyAt = r.At.Add(ask.ReadyAfter(answer))
+	}
+	return s.Value, r
 }
 
 // Full returns the value, at an instant, of a bucket that nobody has used: the first one of a simulation. The request's

@@ -31,8 +31,9 @@
 //
 // The module has no dependencies and uses no global state. evaluate(state, at, cost) is the pure function
 // beneath: the answers of the Go package to the last bit, for a state that came another way, as in the page; take(state,
-// at, cost) is what would be left, and the answer, if the cost were taken. That is so for limits without Shards. Of one with Shards a state holds the sum of the rows, from which the answers would
-// be those for rows that are level; NewClientState refuses it.
+// at, cost) is what would be left, and the answer, if the cost were taken, and reserve(state, at, cost, maxReserved) if it
+// were reserved. That is so for limits without Shards. Of one with Shards a state holds the sum of the rows, from which
+// the answers would be those for rows that are level; NewClientState refuses it.
 //
 // The page's clock is not used. The server's is estimated from the round trips of the polls, right to half of
 // the shortest of the last eight, on performance.now(), which nobody sets. So an answer may be early or late
@@ -53,6 +54,9 @@ import (
 
 //go:embed ratelimit.js
 var module []byte
+
+// Module returns the text of the module, for a page that carries it with it.
+func Module() []byte { return bytes.Clone(module) }
 
 // Handler serves the module to GET and HEAD. Browsers keep it and ask each time whether it is still the one:
 // the page, the module and the state it reads change together.

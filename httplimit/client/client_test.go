@@ -31,6 +31,7 @@ func TestHandler(t *testing.T) {
 		require.Equal(t, "no-cache", got.Header().Get("Cache-Control"))
 		require.Empty(t, got.Header().Get("Access-Control-Allow-Origin"))
 		require.Contains(t, got.Body.String(), "export function evaluate(")
+		require.Equal(t, string(client.Module()), got.Body.String())
 	})
 	t.Run("SendsNothingToWhoHasIt", func(t *testing.T) {
 		t.Parallel()

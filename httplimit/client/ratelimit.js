@@ -26,6 +26,8 @@
 
 const HORIZON = 250 * 365 * 86_400e6; // the longest wait that is told
 const CLOCK_TOLERANCE = 60e6; // how far ts may be ahead before it is taken for the mark of a wrong clock
+const MAX_TOKENS = 1e12; // what may be owed where a policy sets no bound, and what arrives in 100 years:
+const MAX_SPAN_NS = 36_525 * 86_400e9;
 
 /**
  * Returns what a state means for a cost at an instant of the server's clock. It throws a RangeError for a cost
@@ -36,9 +38,9 @@ const CLOCK_TOLERANCE = 60e6; // how far ts may be ahead before it is taken for 
  * @returns {Answer}
  */
 export function evaluate(state, at = state.now_us, cost = 1) {
-  const { tokens, wait } = read(state, at, cost);
-  const retryAfterUs = wait(cost);
-  return { ok: retryAfterUs === 0, tokens, remaining: Math.max(tokens, 0), retryAfterUs, resetAfterUs: wait(state.capacity) };
+  const { tokens, wait } = read(state, at, cost, 0);
+  const retryAfterUs = wait(cost, 0);
+  return { ok: retryAfterUs === 0, tokens, remaining: Math.max(tokens, 0), retryAfterUs, resetAfterUs: wait(state.capacity, 0) };
 }
 
 /**
@@ -51,18 +53,40 @@ export function evaluate(state, at = state.now_us, cost = 1) {
  * @returns {{state: State, answer: Answer}}
  */
 export function take(state, at = state.now_us, cost = 1) {
-  const { now, ts, begin, tokens } = read(state, at, cost);
-  const answer = evaluate(state, at, cost);
+  const { state: next, answer } = step(state, at, cost, 0);
+  return { state: next, answer };
+}
+
+/**
+ * Returns what the state would be, and the answer to it, if the cost were reserved at an instant of the server's clock:
+ * taken even where it is not there yet, as Value.Reserve of the Go package. The answer says besides from which instant
+ * the work may run, null when it was refused. It throws as evaluate does, for what the limit can never give and owe.
+ * @param {State} state
+ * @param {number} [at] defaults to when the server read the state
+ * @param {number} [cost]
+ * @param {number} [maxReserved] how many tokens may be owed: MaxReserved of the policy, 0 for its NoDebt
+ * @returns {{state: State, answer: Answer & {readyAtUs: number|null}}}
+ */
+export function reserve(state, at = state.now_us, cost = 1, maxReserved = Infinity) {
+  if (!(maxReserved >= 0)) throw new RangeError(`${maxReserved} is no number of tokens that ${state.limit} may owe`);
+  const debt = Math.min(maxReserved, MAX_TOKENS, state.rate * (MAX_SPAN_NS / (state.period_us * 1000)));
+  const { state: next, answer, readyAtUs } = step(state, at, cost, debt);
+  return { state: next, answer: { ...answer, readyAtUs } };
+}
+
+// The step of the algebra: the cost is taken when the bucket then owes no more than debt.
+function step(state, at, cost, debt) {
+  const { now, ts, begin, tokens, wait } = read(state, at, cost, debt);
+  const retryAfterUs = wait(cost, -debt), ok = retryAfterUs === 0;
   const next = { ...state, ts_us: ts, now_us: now };
-  if (!answer.ok || cost === 0) return { state: next, answer };
-  next.value = tokens - cost;
-  next.ts_us = Math.max(ts, begin);
-  return { state: next, answer: evaluate(next, now, 0) };
+  if (ok && cost > 0) Object.assign(next, { value: tokens - cost, ts_us: Math.max(ts, begin) });
+  const after = evaluate(next, now, 0); // which waits until nothing is owed
+  return { state: next, answer: { ...after, ok, retryAfterUs }, readyAtUs: ok ? now + after.retryAfterUs : null };
 }
 
 // Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below
 // passes 2^53, and % is exact, so nothing rounds that does not round in Go.
-function read(state, at, cost) {
+function read(state, at, cost, debt) {
   const { algorithm, rate, period_us: period, capacity, start_us: start = 0, value } = state;
   const now = Math.floor(at);
   if (algorithm !== 'token bucket' && algorithm !== 'fixed window') {
@@ -72,7 +96,9 @@ function read(state, at, cost) {
   if (!(cost >= 0) || (cost > 0 && cost < Math.max(capacity * 2 ** -40, 1e-9))) {
     throw new RangeError(`a cost of ${cost} of ${state.limit} is no number of tokens from 0 up, or too small`);
   }
-  if (cost > capacity) throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity} at once`);
+  if (cost > capacity + debt || capacity - cost < -debt) { // the sum may have been rounded up
+    throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity + debt} at once`);
+  }
 
   const [step, steps] = algorithm === 'fixed window' ? [period, 1] : [1, period];
   const beginOf = (t) => t - ((((t - start) % step) + step) % step);
@@ -82,8 +108,8 @@ function read(state, at, cost) {
   const elapsed = (gap - (gap % step)) / step + (gap % step > 0 ? 1 : 0);
   const tokensAfter = (more) => Math.min(capacity, value + ((elapsed + more) * rate) / steps);
 
-  const wait = (needed) => {
-    const enough = (more) => tokensAfter(more) - needed >= 0;
+  const wait = (needed, lowest) => {
+    const enough = (more) => tokensAfter(more) - needed >= lowest;
     if (enough(0)) return 0;
     let low = 0; // not enough
     let high = Math.floor(HORIZON / step) + 2; // enough, or past the horizon

@@ -23,6 +23,7 @@ const (
 	pagesOfLimits = 40 // of 64 limits, each page read at an instant of its own
 	limitsOnPage  = 64
 	century       = 36525 * ratelimit.Day
+	longest       = 250 * 365 * ratelimit.Day // the longest wait that is told
 )
 
 // question is asked of one state, in Go and in the browser.
@@ -31,6 +32,8 @@ type question struct {
 	Limit string  `json:"limit"`
 	At    int64   `json:"at"` // microseconds since 1970
 	Cost  float64 `json:"cost"`
+
+	MaxReserved float64 `json:"maxReserved"` // of the limit's policy, 0 for no bound
 }
 
 // reply is what both must say.
@@ -42,12 +45,14 @@ type reply struct {
 	ResetAfter int64   `json:"resetAfterUs"`
 	Error      string  `json:"error"`
 	Next       *next   `json:"next"`
+	Reserved   *next   `json:"reserved"`
 }
 
 // next is what is held, and what is answered, once the cost was taken.
 type next struct {
-	State json.RawMessage `json:"state"`
-	Reply reply           `json:"answer"`
+	State   json.RawMessage `json:"state"`
+	Reply   reply           `json:"answer"`
+	ReadyAt *int64          `json:"readyAtUs"`
 }
 
 // TestVectors asks the module in a browser, and the core, what random states of random limits mean, at random
@@ -81,7 +86,17 @@ func TestVectors(t *testing.T) {
 	mux.HandleFunc("GET /questions", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(text) })
 
 	got := play[[]reply](t, newSite(t, mux).browser, `
-		const { evaluate, take } = await import('/ratelimit.js');
+		const { evaluate, take, reserve } = await import('/ratelimit.js');
+		const debts = new Map([[0, undefined], [`+fmt.Sprint(ratelimit.NoDebt)+`, 0]]);
+		const reserved = (state, q) => {
+			const most = debts.has(q.maxReserved) ? debts.get(q.maxReserved) : q.maxReserved;
+			try {
+				const { state: next, answer } = reserve(state, q.at, q.cost, most);
+				return { state: next, answer, readyAtUs: answer.readyAtUs };
+			} catch (e) {
+				if (e.name !== 'RangeError') throw e;
+			}
+		};
 		const read = async (url) => (await fetch(url)).json();
 		const pages = [];
 		for (let i = 0; i < `+fmt.Sprint(pagesOfLimits)+`; i++) {
@@ -90,23 +105,49 @@ func TestVectors(t *testing.T) {
 		return (await read('/questions')).map((q) => {
 			const state = pages[q.page].get(q.limit);
 			try {
-				return { ...evaluate(state, q.at, q.cost), next: take(state, q.at, q.cost) };
-			} catch (e) { return { error: e.name }; }
+				return { ...evaluate(state, q.at, q.cost), next: take(state, q.at, q.cost), reserved: reserved(state, q) };
+			} catch (e) { return { error: e.name, reserved: reserved(state, q) }; }
 		});`)
 	require.Len(t, got, len(questions))
 	counts := make(map[string]int)
 	for i, q := range questions {
-		if next := replies[i].Next; next != nil {
-			require.JSONEq(t, string(next.State), string(got[i].Next.State), "%+v", q)
-			got[i].Next.State = next.State
+		sameState(t, replies[i].Next, got[i].Next, q)
+		if want := replies[i].Reserved; got[i].Reserved == nil { // what can never be reserved
+			require.False(t, want.Reply.OK, "%+v", q)
+			require.Equal(t, longest.Microseconds(), want.Reply.RetryAfter, "%+v", q)
+			replies[i].Reserved = nil
 		}
+		sameState(t, replies[i].Reserved, got[i].Reserved, q)
 		require.Equal(t, replies[i], got[i], "%+v", q)
 		counts[replies[i].kind()]++
+		counts[replies[i].Reserved.kind()]++
 	}
 	t.Logf("%d answers agree: %v", len(got), counts)
-	for _, kind := range []string{"ok", "wait", "horizon", "owing", "RangeError"} {
+	for _, kind := range []string{"ok", "wait", "horizon", "owing", "RangeError", "ready", "delayed", "not reserved", "never reserved"} {
 		require.Greater(t, counts[kind], len(got)/200, kind)
 	}
+}
+
+// sameState requires the two to be of one state, and has got write it as want does.
+func sameState(t *testing.T, want, got *next, q question) {
+	t.Helper()
+	if want != nil && got != nil {
+		require.JSONEq(t, string(want.State), string(got.State), "%+v", q)
+		got.State = want.State
+	}
+}
+
+// kind is that of an answer to a reservation.
+func (n *next) kind() string {
+	switch {
+	case n == nil:
+		return "never reserved"
+	case !n.Reply.OK:
+		return "not reserved"
+	case n.Reply.Tokens < 0:
+		return "delayed"
+	}
+	return "ready"
 }
 
 func (r reply) kind() string {
@@ -115,7 +156,7 @@ func (r reply) kind() string {
 		return r.Error
 	case r.OK:
 		return "ok"
-	case r.RetryAfter == 250*365*ratelimit.Day.Microseconds():
+	case r.RetryAfter == longest.Microseconds():
 		return "horizon"
 	case r.Tokens < 0:
 		return "owing"
@@ -129,14 +170,14 @@ func answer(t *testing.T, value ratelimit.Value, q question) reply {
 	at := time.UnixMicro(q.At)
 	wait, err := value.RetryAfter(at, q.Cost)
 	if err != nil {
-		return reply{Error: "RangeError"}
+		return reply{Error: "RangeError", Reserved: reserved(t, value, q)}
 	}
 	full, err := value.RetryAfter(at, value.Limit.Capacity())
 	require.NoError(t, err)
 	tokens := value.At(at)
 	return reply{
 		OK: wait == 0, Tokens: tokens, Remaining: max(tokens, 0),
-		RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(), Next: taken(t, value, q),
+		RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(), Next: taken(t, value, q), Reserved: reserved(t, value, q),
 	}
 }
 
@@ -144,6 +185,23 @@ func answer(t *testing.T, value ratelimit.Value, q question) reply {
 func taken(t *testing.T, value ratelimit.Value, q question) *next {
 	t.Helper()
 	after, d := value.Take(time.UnixMicro(q.At), q.Cost)
+	return nextOf(t, after, d)
+}
+
+// reserved has the core reserve what the question asks for.
+func reserved(t *testing.T, value ratelimit.Value, q question) *next {
+	t.Helper()
+	after, r := value.Reserve(time.UnixMicro(q.At), q.Cost)
+	n := nextOf(t, after, r.Decision)
+	if r.Allowed {
+		ready := r.ReadyAt.UnixMicro()
+		n.ReadyAt = &ready
+	}
+	return n
+}
+
+func nextOf(t *testing.T, after ratelimit.Value, d ratelimit.Decision) *next {
+	t.Helper()
 	text, err := json.Marshal(after)
 	require.NoError(t, err)
 	return &next{State: text, Reply: reply{
@@ -201,10 +259,11 @@ func (d *draw) limit(name string) ratelimit.Limit {
 			rate, period = d.between(1e-9, 1e12), time.Duration(d.span(century.Microseconds()))*time.Microsecond
 			capacity = one(d, 0, d.between(1e-9, 1e12))
 		}
-		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity}
+		debt := one(d, 0, 0, ratelimit.NoDebt, rate/3, 3, capacity, d.between(1e-9, 1e12))
+		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt}
 		if d.IntN(2) == 0 {
 			start := one(d, time.Time{}, time.UnixMicro(d.Int64N(1<<53)), time.UnixMicro(-d.Int64N(1<<53)), time.UnixMicro(0))
-			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, Start: start}
+			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start}
 		}
 		if limit, err := ratelimit.NewLimit(name, policy); err == nil {
 			return limit
@@ -219,17 +278,36 @@ func (d *draw) questions(page int, value ratelimit.Value) []question {
 		0, capacity, capacity * d.Float64(), math.Nextafter(capacity, 0), capacity * 0x1p-40, capacity * 0x1p-41,
 		math.Nextafter(capacity, math.Inf(1)), 1, 1e-9, -1,
 	}
+	debt := maxReserved(value.Limit)
+	if most := capacity + debt; debt > 0 {
+		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), debt)
+	}
 	ats := []int64{now, now + 1, now - 1, now + d.span(1e6), now + d.span(1e15), now - d.span(1e15), 0, d.Int64N(1 << 52)}
 	var questions []question
 	for range 6 {
 		cost, at := one(d, costs...), min(max(one(d, ats...), 0), 1<<52)
-		questions = append(questions, question{page, value.Limit.Name(), at, cost})
+		questions = append(questions, question{page, value.Limit.Name(), at, cost, debt})
 		wait, err := value.RetryAfter(time.UnixMicro(at), cost)
 		if turn := at + wait.Microseconds(); err == nil && wait > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, value.Limit.Name(), turn - 1, cost}, question{page, value.Limit.Name(), turn, cost})
+			questions = append(questions, question{page, value.Limit.Name(), turn - 1, cost, debt}, question{page, value.Limit.Name(), turn, cost, debt})
+		}
+		_, reserved := value.Reserve(time.UnixMicro(at), cost)
+		if turn := at + reserved.RetryAfter.Microseconds(); reserved.RetryAfter > 0 && turn < 1<<52 {
+			questions = append(questions, question{page, value.Limit.Name(), turn - 1, cost, debt}, question{page, value.Limit.Name(), turn, cost, debt})
 		}
 	}
 	return questions
+}
+
+// maxReserved returns the MaxReserved of the limit's policy.
+func maxReserved(limit ratelimit.Limit) float64 {
+	switch policy := limit.Policy().(type) {
+	case ratelimit.TokenBucket:
+		return policy.MaxReserved
+	case ratelimit.FixedWindow:
+		return policy.MaxReserved
+	}
+	return 0
 }
 
 // insert writes the rows for alice.

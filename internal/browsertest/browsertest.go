@@ -1,4 +1,5 @@
-// Package browsertest finds a browser of the Chromium family and starts it for a test, without a window.
+// Package browsertest finds a browser of the Chromium family and starts it for a test, without a window. Axe looks for what
+// keeps people from using the page that it shows.
 //
 // It takes the program that RATELIMIT_BROWSER names, else the first of Chromium, Google Chrome and Microsoft
 // Edge in PATH and in the places where they are installed. Without one a test is skipped, with the reason, on

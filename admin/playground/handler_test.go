@@ -1,0 +1,90 @@
+package playground_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/admin/playground"
+	"github.com/pgratelimit/pgratelimit/httplimit/client"
+)
+
+func TestHandler(t *testing.T) {
+	t.Parallel()
+	handler := playground.Handler()
+	serve := func(method, path string, headers ...string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+		for i := 0; i < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	t.Run("ServesItsFilesBelowAnyPrefix", func(t *testing.T) {
+		t.Parallel()
+		for path, contentType := range map[string]string{
+			"/":                         "text/html; charset=utf-8",
+			"/a/b/playground/":          "text/html; charset=utf-8",
+			"/playground/index.html":    "text/html; charset=utf-8",
+			"/playground/style.css":     "text/css; charset=utf-8",
+			"/playground/main.js":       "text/javascript; charset=utf-8",
+			"/a/playground/presets.js":  "text/javascript; charset=utf-8",
+			"/playground/ratelimit.js":  "text/javascript; charset=utf-8",
+			"/playground/player.js?v=1": "text/javascript; charset=utf-8",
+		} {
+			got := serve(http.MethodGet, path)
+			require.Equal(t, http.StatusOK, got.Code, path)
+			require.Equal(t, contentType, got.Header().Get("Content-Type"), path)
+			require.NotEmpty(t, got.Body.String(), path)
+		}
+		require.Equal(t, string(client.Module()), serve(http.MethodGet, "/playground/ratelimit.js").Body.String())
+	})
+	t.Run("HasNothingElse", func(t *testing.T) {
+		t.Parallel()
+		for _, path := range []string{"/playground", "/playground/web", "/playground/handler.go", "/playground/..", "/playground/main"} {
+			got := serve(http.MethodGet, path)
+			require.Equal(t, http.StatusNotFound, got.Code, path)
+			require.Equal(t, "nosniff", got.Header().Get("X-Content-Type-Options"))
+		}
+	})
+	t.Run("LetsThePageDoNothingElse", func(t *testing.T) {
+		t.Parallel()
+		got := serve(http.MethodGet, "/playground/").Header()
+		require.Equal(t, "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "+
+			"base-uri 'none'; form-action 'none'; frame-ancestors 'self'", got.Get("Content-Security-Policy"))
+		require.Equal(t, "nosniff", got.Get("X-Content-Type-Options"))
+	})
+	t.Run("SendsNothingToWhoHasIt", func(t *testing.T) {
+		t.Parallel()
+		got := serve(http.MethodGet, "/main.js")
+		require.Equal(t, "no-cache", got.Header().Get("Cache-Control"))
+		tag := got.Header().Get("ETag")
+		require.Regexp(t, `^"[A-Za-z0-9_-]{43}"$`, tag)
+		require.Equal(t, http.StatusNotModified, serve(http.MethodGet, "/main.js", "If-None-Match", tag).Code)
+		require.Equal(t, http.StatusOK, serve(http.MethodGet, "/load.js", "If-None-Match", tag).Code)
+	})
+	t.Run("OnlyReads", func(t *testing.T) {
+		t.Parallel()
+		require.Equal(t, http.StatusOK, serve(http.MethodHead, "/").Code)
+		got := serve(http.MethodPost, "/")
+		require.Equal(t, http.StatusMethodNotAllowed, got.Code)
+		require.Equal(t, "GET, HEAD", got.Header().Get("Allow"))
+	})
+}
+
+// TestThePageAsksForItsFilesOnly counts what the browser sends.
+func TestThePageAsksForItsFilesOnly(t *testing.T) {
+	t.Parallel()
+	url := serve(t)
+	p := open(t, url)
+	p.press(t, "n. ")
+	p.press(t, " ]d")
+	for _, asked := range p.seen(&p.requests) {
+		if asked != "about:blank" && asked != "data:," {
+			require.Regexp(t, "^"+url+`([a-z]+\.(js|css))?$`, asked)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package playground_test
+
+import (
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+)
+
+// TestKeyboard does everything without a mouse.
+func TestKeyboard(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	t.Run("SpaceRunsAndStops", func(t *testing.T) {
+		p.press(t, " ")
+		require.Equal(t, "Stop", p.text(t, "run"))
+		play[bool](t, p, `
+			const begun = () => document.getElementById('time').value !== '0 s';
+			while (!begun()) await new Promise(requestAnimationFrame);
+			return true;`)
+		p.press(t, " ")
+		require.Equal(t, "Run", p.text(t, "run"))
+		require.Contains(t, p.text(t, "said"), "Time stands still at")
+	})
+	t.Run("StepsBackAndForth", func(t *testing.T) {
+		p.press(t, "0")
+		require.Equal(t, "0 s", p.text(t, "time"))
+		p.press(t, "...")
+		require.Equal(t, "0.05 s", p.text(t, "time"))
+		p.press(t, ",")
+		require.Equal(t, "0.033 s", p.text(t, "time"))
+		require.Contains(t, p.text(t, "said"), "0.033 s. Token bucket: Admitted at 0.033 s, 47.33 of 50.")
+	})
+	t.Run("ChangesThePace", func(t *testing.T) {
+		p.press(t, "]")
+		require.Equal(t, "0.5×", p.text(t, "speed-told"))
+		p.press(t, "[[[[")
+		require.Equal(t, "0.1×", p.text(t, "speed-told"))
+		p.press(t, "]]]]]]]]]]]]")
+		require.Equal(t, "60×", p.text(t, "speed-told"))
+	})
+	t.Run("GoesThroughTheExamples", func(t *testing.T) {
+		p.press(t, "n")
+		require.Contains(t, p.text(t, "story"), "A meter holds ten quarters")
+		require.Contains(t, p.text(t, "said"), "Parking meter. A meter holds")
+		p.press(t, "pp")
+		require.Contains(t, p.text(t, "story"), "Jobs reserve")
+	})
+	t.Run("LeavesFieldsTheirKeys", func(t *testing.T) {
+		play[bool](t, p, `document.getElementById('rate').focus(); document.getElementById('rate').select(); return true;`)
+		p.press(t, "0.5")
+		require.Equal(t, "0.5", play[string](t, p, `return document.getElementById('rate').value;`))
+		require.Contains(t, p.text(t, "lane-token"), "0.5 tokens a minute")
+		play[bool](t, p, `document.activeElement.blur(); return true;`)
+	})
+	t.Run("CanBeSwitchedOff", func(t *testing.T) {
+		play[bool](t, p, `document.querySelector('details').open = true; document.getElementById('keys').click(); document.activeElement.blur(); return true;`)
+		before := p.text(t, "story")
+		p.press(t, "n")
+		require.Equal(t, before, p.text(t, "story"))
+	})
+	t.Run("ReachesEveryControl", func(t *testing.T) {
+		missing := play[[]string](t, p, `
+			document.activeElement.blur();
+			const seen = new Set();
+			window.addEventListener('focusin', (e) => seen.add(e.target));
+			window.reached = () => [...document.querySelectorAll('button, input, select, a, summary')]
+				.filter((e) => e.checkVisibility() && !seen.has(e) && !(e.type === 'radio' && !e.checked)).map((e) => e.id || e.tagName);
+			return window.reached();`)
+		for range len(missing) + 1 {
+			p.press(t, "\t")
+		}
+		require.NotEmpty(t, missing)
+		require.Empty(t, play[[]string](t, p, `return window.reached();`))
+	})
+}
+
+// TestReducedMotion lets time run for somebody who wants little of that: no frame is asked for, and pictures are half a
+// second apart.
+func TestReducedMotion(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	p.prefer(t, "prefers-reduced-motion", "reduce")
+	delays := play[[]float64](t, p, `
+		const delays = [];
+		window.requestAnimationFrame = () => delays.push(0);
+		window.setTimeout = (run, ms) => delays.push(ms);
+		document.getElementById('run').click();
+		return delays;`)
+	require.Equal(t, []float64{500}, delays)
+	require.Equal(t, "0s", play[string](t, p, `return getComputedStyle(document.getElementById('run')).transitionDuration;`))
+	p.prefer(t)
+	require.Equal(t, []float64{500, 0}, play[[]float64](t, p, `
+		const delays = [500];
+		window.requestAnimationFrame = () => delays.push(0);
+		document.getElementById('run').click();
+		document.getElementById('run').click();
+		return delays;`))
+}
+
+// TestAPhonesWidth shows every example, and what is folded, without scrolling to the side.
+func TestAPhonesWidth(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	ids := presetIDs(t, p)
+	for _, width := range []int64{320, 360, 390, 768, 1280} {
+		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, 800)))
+		for _, id := range ids {
+			wide := play[float64](t, p, `
+				document.querySelector('details').open = true;
+				const preset = document.getElementById('preset-`+id+`');
+				preset.click();
+				const scrub = document.getElementById('scrub');
+				scrub.value = scrub.max * 0.7;
+				scrub.dispatchEvent(new Event('input'));
+				return document.scrollingElement.scrollWidth;`)
+			require.LessOrEqual(t, wide, float64(width), id)
+		}
+	}
+}
+
+// TestDarkAndLight follows the system, and the switch where it was used.
+func TestDarkAndLight(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	look := func() string {
+		return play[string](t, p, `
+			for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); // before which pages hear what is preferred
+			return getComputedStyle(document.body).backgroundColor + ' ' + document.getElementById('theme').ariaPressed;`)
+	}
+	const light, dark = "rgb(247, 245, 240) false", "rgb(20, 23, 28) true"
+	p.prefer(t, "prefers-color-scheme", "light")
+	require.Equal(t, light, look())
+	p.prefer(t, "prefers-color-scheme", "dark")
+	require.Equal(t, dark, look())
+	p.press(t, "d")
+	require.Equal(t, light, look())
+	p.prefer(t, "prefers-color-scheme", "light")
+	require.NoError(t, chromedp.Do(p.tab, chromedp.Click("#theme")))
+	require.Equal(t, dark, look())
+}
+
+// TestAccessibility has axe-core look at the page, light and dark, wide and narrow.
+func TestAccessibility(t *testing.T) {
+	t.Parallel()
+	url := serve(t)
+	p := open(t, url)
+	for _, scheme := range []string{"light", "dark"} {
+		p.prefer(t, "prefers-color-scheme", scheme)
+		for _, width := range []int64{360, 1280} {
+			require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, 900)))
+			for _, fragment := range []string{"", "#preset=model&at=60", "#preset=credit&pattern=bursty&at=3", "#preset=nothing"} {
+				p.goTo(t, url+fragment)
+				play[bool](t, p, `
+					document.querySelector('details').open = true;
+					const rate = document.getElementById('rate');
+					rate.value = '-1'; // with what is said of it
+					rate.dispatchEvent(new Event('input'));
+					return true;`)
+				require.Empty(t, browsertest.Axe(t, p.tab), "%s, %d wide, %s", scheme, width, fragment)
+			}
+		}
+	}
+}

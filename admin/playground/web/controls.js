@@ -1,0 +1,103 @@
+// The settings as sliders, fields and choices.
+import { html, set, write } from './draw.js';
+import { number } from './format.js';
+import { CHOICES, NUMBERS, numberOf, problem } from './settings.js';
+
+const STEPS = 300; // of a slider: equal steps are equal ratios
+
+function atStep(name, step) {
+  const { min, max, whole, optional } = NUMBERS[name];
+  if (optional && step === STEPS) return null;
+  if (min === 0 && step === 0) return 0;
+  const low = min || 1;
+  const value = low * (max / low) ** (step / STEPS);
+  const digits = Number(value.toPrecision(2));
+  return Math.min(Math.max(whole ? Math.round(digits) : digits, min), max);
+}
+
+function stepOf(name, value) {
+  const { min, max } = NUMBERS[name];
+  if (value === null) return STEPS;
+  const low = min || 1;
+  return value < low ? 0 : Math.round((Math.log(value / low) / Math.log(max / low)) * STEPS);
+}
+
+/** Returns whether a setting makes a difference. */
+function matters(name, { pattern, verb, leaky }, preset) {
+  const own = pattern === 'preset';
+  const used = (setting) => own && preset.uses?.includes(setting);
+  switch (name) {
+    case 'load': return !own || used('load');
+    case 'burst': return pattern === 'bursty';
+    case 'seed': return pattern === 'poisson' || used('seed');
+    case 'maxReserved': return verb === 'reserve' || leaky === 'queue' || used('maxReserved');
+    default: return true;
+  }
+}
+
+/**
+ * Returns the controls. change(name, value) is called when one is moved, with what is allowed only.
+ * show(settings, preset) shows what is set.
+ */
+export function createControls(change) {
+  const limit = html('fieldset', {}, html('legend', {}, 'Limit'));
+  const load = html('fieldset', {}, html('legend', {}, 'Load'));
+  const shown = {};
+
+  function addNumber(to, name) {
+    const { label, unit, min, max, whole, optional } = NUMBERS[name];
+    const field = html('input', { id: name, type: 'number', min, max, step: whole ? 1 : 'any', inputmode: 'decimal', 'aria-describedby': `${name}-unit ${name}-wrong` });
+    const slider = html('input', { id: `${name}-slider`, type: 'range', min: 0, max: STEPS, step: 1, 'aria-label': `${label}, slider` });
+    const wrong = html('span', { id: `${name}-wrong`, class: 'wrong' });
+    field.addEventListener('input', () => {
+      const value = field.value === '' && optional && !field.validity.badInput ? null : numberOf(field.value);
+      const error = problem(name, value);
+      write(wrong, error ? error.replace(name, label) : '');
+      set(field, { 'aria-invalid': Boolean(error) });
+      if (!error) change(name, value, field);
+    });
+    slider.addEventListener('input', () => change(name, atStep(name, Number(slider.value)), slider));
+    const row = html('div', { class: 'field' },
+      html('label', { for: name }, label), field, html('span', { id: `${name}-unit`, class: 'unit' }, unit), slider, wrong);
+    to.append(row);
+    shown[name] = (value, source) => {
+      const text = value === null ? 'no bound' : `${number(value)} ${unit}`;
+      if (source !== field) {
+        field.value = value ?? '';
+        write(wrong, '');
+        set(field, { 'aria-invalid': false });
+      }
+      if (source !== slider) slider.value = stepOf(name, value);
+      set(slider, { 'aria-valuetext': text });
+      return row;
+    };
+  }
+
+  function addChoice(to, name) {
+    const { label, of } = CHOICES[name];
+    const select = html('select', { id: name }, ...Object.entries(of).map(([value, text]) => html('option', { value }, text)));
+    select.addEventListener('change', () => change(name, select.value, select));
+    const row = html('div', { class: 'field choice' }, html('label', { for: name }, label), select);
+    to.append(row);
+    shown[name] = (value) => {
+      select.value = value;
+      return row;
+    };
+    return select;
+  }
+
+  for (const name of ['rate', 'period', 'capacity', 'cost']) addNumber(limit, name);
+  addChoice(limit, 'verb');
+  addNumber(limit, 'maxReserved');
+  addChoice(limit, 'leaky');
+  const pattern = addChoice(load, 'pattern');
+  for (const name of ['load', 'burst', 'seed', 'span']) addNumber(load, name);
+
+  return {
+    elements: [limit, load],
+    show(settings, preset, source) {
+      pattern.querySelector('[value=preset]').hidden = !preset.script;
+      for (const [name, show] of Object.entries(shown)) show(settings[name], source).hidden = !matters(name, settings, preset);
+    },
+  };
+}

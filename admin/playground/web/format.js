@@ -1,0 +1,36 @@
+// Numbers and times as the page writes them.
+
+const plain = (most) => new Intl.NumberFormat('en', { maximumFractionDigits: most });
+const whole = plain(0), tenths = plain(1), hundredths = plain(2), thousandths = plain(3);
+
+/** A number of tokens, rounded down so that it never shows one that is not there. */
+export function tokens(n) {
+  if (Math.abs(n) >= 100) return whole.format(Math.floor(n + 1e-6));
+  return hundredths.format(Math.floor(n * 100 + 1e-4) / 100);
+}
+
+/** A number as it was set. */
+export const number = (n) => thousandths.format(n);
+
+/** An instant, or a span that has gone by, in microseconds: to the millisecond. */
+export const time = (us) => `${thousandths.format(Math.round(us / 1000) / 1000)} s`;
+
+/** A wait in microseconds: to the millisecond, rounded up, but for a last microsecond. */
+export const wait = (us) => `${thousandths.format(Math.max(Math.ceil((us - 1) / 1000), 1) / 1000)} s`;
+
+/** A share as "10 of 60", with "1 in 6" where few are admitted. */
+export function share({ asked, admitted }) {
+  if (asked === 0) return 'none asked';
+  const text = `${whole.format(admitted)} of ${whole.format(asked)}`;
+  return admitted > 0 && admitted * 3 <= asked ? `${text}, 1\u00a0in\u00a0${tenths.format(asked / admitted)}` : text;
+}
+
+/** A number of tokens, as it was set, with its word. */
+export const worded = (n) => `${number(n)} ${n === 1 ? 'token' : 'tokens'}`;
+
+export const count = (n) => whole.format(n);
+
+/** A period in words: "second", "minute", or "12 s". */
+export function period(seconds) {
+  return { 1: 'a second', 60: 'a minute', 3600: 'an hour' }[seconds] ?? `every ${number(seconds)} s`;
+}

@@ -1,0 +1,143 @@
+// The page: which preset and settings, at which instant, and what of the page follows from them.
+import { createControls } from './controls.js';
+import { html, set, write } from './draw.js';
+import { number, time } from './format.js';
+import { SHORTCUTS, listen } from './keys.js';
+import { createLane } from './lane.js';
+import { MOST } from './load.js';
+import { FASTEST, SLOWEST, createPlayer } from './player.js';
+import { PRESETS } from './presets.js';
+import { DEFAULTS, fromFragment, toFragment } from './settings.js';
+import { simulate } from './simulate.js';
+
+const $ = (id) => document.getElementById(id);
+const SPEED_STEPS = 100;
+const COARSE_MS = 500; // between pictures, for who wants little motion
+
+const stillness = matchMedia('(prefers-reduced-motion: reduce)');
+const dark = matchMedia('(prefers-color-scheme: dark)');
+const lanes = new Map(['token', 'window', 'leaky'].map((id) => [id, createLane(id)]));
+let preset, settings, history, drawn = '';
+
+const player = createPlayer({
+  now: () => performance.now(),
+  frame: (run) => (stillness.matches ? setTimeout(run, COARSE_MS) : requestAnimationFrame(run)),
+  changed: showTime,
+});
+const controls = createControls((name, value, source) => use(preset, { ...settings, [name]: value }, 0, source));
+
+/** Tells who cannot see it, and not while time runs. */
+const say = (text) => write($('said'), text);
+
+/** Begins a simulation, at an instant of it. source is the control that was moved, which shows what was typed. */
+function use(nextPreset, nextSettings, at, source) {
+  [preset, settings] = [nextPreset, nextSettings];
+  history = simulate(settings, preset.script);
+  for (const lane of history.lanes) lanes.get(lane.id).load(lane, history);
+  controls.show(settings, preset, source);
+  const changed = Object.keys(DEFAULTS).some((name) => settings[name] !== preset.settings[name]);
+  write($('story'), preset.story);
+  $('changed').hidden = !changed;
+  $('capped').hidden = history.arrivals.length < MOST;
+  $(`preset-${preset.id}`).checked = true;
+  set($('scrub'), { max: history.span });
+  write($('end'), time(history.span));
+  player.load(history, at);
+}
+
+function pick(next) {
+  use(next, next.settings, 0);
+  player.setSpeed(next.speed);
+  say(`${next.title}. ${next.story}`);
+}
+
+function showTime() {
+  const { at, running } = player;
+  for (const lane of lanes.values()) lane.show(at);
+  write($('time'), time(at));
+  $('scrub').value = at;
+  set($('scrub'), { 'aria-valuetext': `${time(at)} of ${time(history.span)}` });
+  write($('run'), running ? 'Stop' : 'Run');
+  set($('run'), { 'data-running': running });
+  write($('speed-told'), `${number(player.speed)}×`);
+  $('speed').value = Math.round((Math.log(player.speed / SLOWEST) / Math.log(FASTEST / SLOWEST)) * SPEED_STEPS);
+  set($('speed'), { 'aria-valuetext': `${number(player.speed)} simulated seconds a second` });
+  if (!running) showLink();
+}
+
+/** Keeps the address up to date, so that it can be copied. */
+function showLink() {
+  const fragment = toFragment(preset, settings, player.at);
+  set($('link'), { href: fragment });
+  if (fragment === drawn || fragment === location.hash) return;
+  drawn = fragment;
+  try {
+    window.history.replaceState(null, '', fragment);
+  } catch { /* a page that has no address of its own */ }
+}
+
+function follow(fragment) {
+  const link = fromFragment(fragment, PRESETS);
+  use(link.preset, link.settings, link.at);
+  player.setSpeed(link.preset.speed);
+  $('refused').hidden = !link.error;
+  write($('refused'), link.error && `The link is not used: ${link.error}. This is the first example.`);
+}
+
+function step(move) {
+  move();
+  const told = [...lanes.values()].map((lane) => lane.summary).join(' ');
+  say(`${time(player.at)}. ${told}`);
+}
+
+function toggle() {
+  player.toggle();
+  say(player.running ? 'Time runs.' : `Time stands still at ${time(player.at)}.`);
+}
+
+function theme() {
+  const now = document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light');
+  const next = now === 'dark' ? 'light' : 'dark';
+  document.documentElement.dataset.theme = next;
+  showTheme();
+}
+
+function showTheme() {
+  const isDark = (document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light')) === 'dark';
+  set($('theme'), { 'aria-pressed': isDark });
+}
+
+const neighbour = (by) => pick(PRESETS[(PRESETS.indexOf(preset) + by + PRESETS.length) % PRESETS.length]);
+const actions = {
+  toggle, theme,
+  forward: () => step(() => player.forward()),
+  back: () => step(() => player.back()),
+  restart: () => step(() => player.seek(0)),
+  slower: () => player.setSpeed(player.speed / 2),
+  faster: () => player.setSpeed(player.speed * 2),
+  next: () => neighbour(1),
+  previous: () => neighbour(-1),
+};
+
+function build() {
+  for (const p of PRESETS) {
+    const radio = html('input', { type: 'radio', name: 'preset', id: `preset-${p.id}`, value: p.id });
+    radio.addEventListener('change', () => pick(p));
+    $('presets').append(radio, html('label', { for: `preset-${p.id}` }, p.title));
+  }
+  $('lanes').append(...[...lanes.values()].map((lane) => lane.element));
+  $('controls').append(...controls.elements);
+  for (const [key, , does] of SHORTCUTS) $('shortcuts').append(html('div', {}, html('dt', {}, html('kbd', {}, key)), html('dd', {}, does)));
+  for (const id of ['forward', 'back', 'restart', 'theme']) $(id).addEventListener('click', actions[id]);
+  $('run').addEventListener('click', toggle);
+  $('undo').addEventListener('click', () => pick(preset));
+  $('scrub').addEventListener('input', () => player.seek(Number($('scrub').value)));
+  $('speed').addEventListener('input', () => player.setSpeed(Number((SLOWEST * (FASTEST / SLOWEST) ** ($('speed').value / SPEED_STEPS)).toPrecision(2))));
+  listen(actions, () => $('keys').checked);
+  dark.addEventListener('change', showTheme);
+  addEventListener('hashchange', () => { if (location.hash !== drawn) follow(location.hash); });
+  showTheme();
+  follow(location.hash);
+}
+
+build();

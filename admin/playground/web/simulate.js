@@ -1,0 +1,131 @@
+// A simulation: the same requests put to three limits side by side. Every decision is one of ratelimit.js.
+import { evaluate, reserve, take } from './ratelimit.js';
+import { arrivalsOf } from './load.js';
+
+/**
+ * @typedef {object} Event what a limit said to a request
+ * @property {number} at microseconds since the simulation began
+ * @property {number} cost
+ * @property {'take'|'reserve'} verb
+ * @property {boolean} ok
+ * @property {boolean} never whether no wait would help
+ * @property {number} tokens what is held afterwards
+ * @property {number} retryAfterUs 0 when ok, null when never
+ * @property {number|null} readyAtUs when the work runs, null when refused
+ * @property {import('./ratelimit.js').State} state afterwards
+ * @property {number} admitted how many were admitted so far, with this one
+ *
+ * @typedef {object} Lane a limit and what it said
+ * @property {string} id
+ * @property {import('./ratelimit.js').State} start what it held at first
+ * @property {number} maxReserved
+ * @property {boolean} queues whether it reserves whatever a request asks
+ * @property {Event[]} events
+ * @property {{at: number, most: number}[]} runs when work began, and the most tokens any period up to then has seen
+ */
+
+function full(limit, algorithm, { rate, period }, capacity) {
+  return { limit, algorithm, rate, period_us: Math.round(period * 1e6), capacity, value: capacity, ts_us: 0, now_us: 0 };
+}
+
+/** Returns the three limits, full. A leaky bucket has room for one request, the largest that comes. */
+function lanesOf(settings, arrivals) {
+  const { capacity, rate, leaky, maxReserved } = settings;
+  const one = arrivals.reduce((most, { cost }) => Math.max(most, cost), 0) || settings.cost;
+  const owed = maxReserved ?? Infinity;
+  const queues = leaky === 'queue';
+  return [
+    { id: 'token', start: full('token', 'token bucket', settings, capacity), maxReserved: owed, queues: false },
+    { id: 'window', start: full('window', 'fixed window', settings, rate), maxReserved: owed, queues: false },
+    { id: 'leaky', start: full('leaky', 'token bucket', settings, one), maxReserved: queues ? capacity || owed : owed, queues },
+  ];
+}
+
+/** Returns the state and the answer after a request. The answer to what can never be given has never. */
+function step(lane, state, { at, cost, verb }) {
+  try {
+    if (lane.queues || verb === 'reserve') return reserve(state, at, cost, lane.maxReserved);
+    const { state: next, answer } = take(state, at, cost);
+    return { state: next, answer: { ...answer, readyAtUs: answer.ok ? at : null } };
+  } catch (e) {
+    if (!(e instanceof RangeError)) throw e;
+    const answer = { ...evaluate(state, at, 0), ok: false, never: true, retryAfterUs: null, readyAtUs: null };
+    return { state: { ...state, now_us: at }, answer };
+  }
+}
+
+function run(lane, arrivals) {
+  let state = lane.start, admitted = 0;
+  const events = arrivals.map((arrival) => {
+    const { state: next, answer } = step(lane, state, arrival);
+    state = next;
+    if (answer.ok) admitted++;
+    const { ok, never = false, tokens, retryAfterUs, readyAtUs } = answer;
+    const verb = lane.queues ? 'reserve' : arrival.verb;
+    return { ...arrival, verb, ok, never, tokens, retryAfterUs, readyAtUs, state, admitted };
+  });
+  return { ...lane, events, runs: runsOf(events, lane.start.period_us) };
+}
+
+/** Work runs in the order it was admitted in. */
+function runsOf(events, period) {
+  const runs = [];
+  let first = 0, inPeriod = 0, most = 0;
+  for (const { readyAtUs: at, cost } of events.filter((e) => e.ok)) {
+    for (inPeriod += cost; first < runs.length && runs[first].at <= at - period; first++) inPeriod -= runs[first].cost;
+    most = Math.max(most, inPeriod);
+    runs.push({ at, cost, most });
+  }
+  return runs;
+}
+
+/** Returns the whole history of a simulation. */
+export function simulate(settings, script) {
+  const arrivals = arrivalsOf(settings, script);
+  const lanes = lanesOf(settings, arrivals).map((lane) => run(lane, arrivals));
+  const span = Math.round(settings.span * 1e6);
+  const later = settings.verb === 'reserve' || arrivals.some((a) => a.verb === 'reserve') ? lanes[0].runs.map((r) => r.at) : [];
+  const instants = new Set([0, ...arrivals.map((a) => a.at), ...later.filter((at) => at < span), span]);
+  return { settings, span, arrivals, lanes, instants: [...instants].sort((a, b) => a - b) };
+}
+
+/** Returns how many of a sorted list, whose instants of() names, are not after at. */
+export function countUpTo(list, at, of = (x) => x.at) {
+  let low = 0, high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (of(list[middle]) <= at) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+const stateAt = (lane, n) => (n > 0 ? lane.events[n - 1].state : lane.start);
+
+/** Returns what a lane holds at an instant. */
+export const tokensAt = (lane, at) => evaluate(stateAt(lane, countUpTo(lane.events, at)), at, 0).tokens;
+
+/** Returns what a lane shows at an instant. Nothing later is in it. */
+export function look(lane, at, { cost, verb }) {
+  const n = countUpTo(lane.events, at);
+  const state = stateAt(lane, n);
+  const begun = countUpTo(lane.runs, at);
+  const admitted = n > 0 ? lane.events[n - 1].admitted : 0;
+  const admittedUpTo = (instant) => {
+    const asked = countUpTo(lane.events, instant);
+    return { asked, admitted: asked > 0 ? lane.events[asked - 1].admitted : 0 };
+  };
+  const period = lane.start.period_us;
+  const before = admittedUpTo(at - period - 1), until = admittedUpTo(at - 1);
+  const refused = lane.events.findIndex((e) => !e.ok);
+  return {
+    tokens: evaluate(state, at, 0).tokens,
+    now: step(lane, state, { at, cost, verb }).answer,
+    last: n > 0 ? lane.events[n - 1] : null,
+    asked: n, admitted, refused: n - admitted, waiting: admitted - begun,
+    firstPeriod: admittedUpTo(Math.min(at, period - 1)),
+    lastPeriod: at >= period ? { asked: until.asked - before.asked, admitted: until.admitted - before.admitted } : null,
+    firstRefusal: refused >= 0 && refused < n ? lane.events[refused].at : null,
+    busiest: begun > 0 ? lane.runs[begun - 1].most : 0,
+  };
+}
