@@ -16,18 +16,18 @@ import (
 
 // decision is what check and take print.
 type decision struct {
-	Limit, Key  string
-	Allowed     bool
-	Cost        float64
-	Remaining   float64
-	RetryAfterS float64 `json:"retry_after_s"`
-	ResetAfterS float64 `json:"reset_after_s"`
-	At          time.Time
-	Policy      policy
-	DecidedBy   string `json:"decided_by"`
-	Mode        string
-	PausedUntil time.Time `json:"paused_until"`
-	PauseReason string    `json:"pause_reason"`
+	Limit, Key   string
+	Allowed      bool
+	Cost         float64
+	Remaining    float64
+	RetryAfterUs int64 `json:"retry_after_us"`
+	ResetAfterUs int64 `json:"reset_after_us"`
+	At           time.Time
+	Policy       policy
+	DecidedBy    string `json:"decided_by"`
+	Mode         string
+	PausedUntil  time.Time `json:"paused_until"`
+	PauseReason  string    `json:"pause_reason"`
 }
 
 type policy struct {
@@ -80,7 +80,7 @@ func TestTakeAndCheck(t *testing.T) {
 		require.Equal(t, "fixed window", taken.Policy.Kind)
 		refused := read[decision](t, f, 3, with(policy, "take", "sends", "ada", "--cost", "2")...)
 		require.False(t, refused.Allowed)
-		require.Positive(t, refused.RetryAfterS)
+		require.Positive(t, refused.RetryAfterUs)
 		require.Equal(t, 3, f.run(t, with(policy, "check", "sends", "ada", "--cost", "2")...).code)
 		require.Contains(t, f.run(t, with(policy, "take", "sends", "ada", "--cost", "2")...).out, "retry after")
 		require.Equal(t, 3.0, read[decision](t, f, 0, with(policy, "check", "sends")...).Remaining, "the shared bucket is another")
@@ -206,7 +206,7 @@ overrides:
 		f.ok(t, "pause", "sends", "ada", "--for", "1h", "--reason", "the key was published")
 		d := read[decision](t, f, 3, "take", "sends", "ada")
 		require.Equal(t, "the key was published", d.PauseReason)
-		require.InDelta(t, 3600, d.RetryAfterS, 60)
+		require.InDelta(t, 3600e6, d.RetryAfterUs, 60e6)
 		require.WithinDuration(t, d.At.Add(time.Hour), d.PausedUntil, time.Minute)
 		require.Contains(t, f.run(t, "check", "sends", "ada").out, "paused because")
 		f.ok(t, "take", "sends", "bob")

@@ -58,6 +58,9 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	if err != nil {
 		return err
 	}
+	if f.config.By == "" && len(document.Tiers.Tiers) == 0 {
+		return misused("%s has no tiers, which say whose buckets are asked; add some, or give --by address", f.file)
+	}
 	config := f.config
 	config.Rules, config.Format, config.Progress = *document, simulate.Format(f.format), a.progress()
 	if config.Top == 0 {
@@ -87,13 +90,7 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	}
 	a.noteProblems("could not be read", report.Unparsed)
 	a.noteProblems("could not be asked", report.Failed)
-	return a.show(reportView{report, report.StepBack.Seconds()}, func(t *table) { fillReport(t, report) })
-}
-
-// reportView is the report for programs.
-type reportView struct {
-	*simulate.Report
-	StepBackS float64 `json:"step_back_s"`
+	return a.show(report, func(t *table) { fillReport(t, report) })
 }
 
 // sources returns the logs that are named; standard input is "-", and what is meant where none is.
@@ -119,17 +116,11 @@ func (a *app) sources(args []string) ([]simulate.Source, error) {
 	return sources, nil
 }
 
-// refusalView is a refusal for programs.
-type refusalView struct {
-	simulate.Refusal
-	RetryAfterS float64 `json:"retry_after_s"`
-}
-
 // refusalsTo returns what writes each refusal as a line.
 func refusalsTo(w io.Writer) func(simulate.Refusal) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
-	return func(r simulate.Refusal) error { return encoder.Encode(refusalView{r, r.RetryAfter.Seconds()}) }
+	return func(r simulate.Refusal) error { return encoder.Encode(r) }
 }
 
 // told is how often a log of the process, rather than a terminal, is told how far a replay is.

@@ -12,19 +12,19 @@ import (
 
 // decisionView is a decision for programs.
 type decisionView struct {
-	Limit       string         `json:"limit"`
-	Key         string         `json:"key"` // as stored
-	Allowed     bool           `json:"allowed"`
-	Cost        float64        `json:"cost"`
-	Remaining   float64        `json:"remaining"`
-	RetryAfterS float64        `json:"retry_after_s"`
-	ResetAfterS float64        `json:"reset_after_s"`
-	At          time.Time      `json:"at"`
-	Policy      policyView     `json:"policy"`
-	DecidedBy   string         `json:"decided_by"`
-	Mode        ratelimit.Mode `json:"mode"`
-	PausedUntil time.Time      `json:"paused_until,omitzero"`
-	PauseReason string         `json:"pause_reason,omitzero"`
+	Limit        string         `json:"limit"`
+	Key          string         `json:"key"` // as stored
+	Allowed      bool           `json:"allowed"`
+	Cost         float64        `json:"cost"`
+	Remaining    float64        `json:"remaining"`
+	RetryAfterUs int64          `json:"retry_after_us"`
+	ResetAfterUs int64          `json:"reset_after_us"`
+	At           time.Time      `json:"at"`
+	Policy       policyView     `json:"policy"`
+	DecidedBy    string         `json:"decided_by"`
+	Mode         ratelimit.Mode `json:"mode"`
+	PausedUntil  time.Time      `json:"paused_until,omitzero"`
+	PauseReason  string         `json:"pause_reason,omitzero"`
 
 	retryAfter, resetAfter time.Duration
 	notAsked               bool
@@ -34,7 +34,7 @@ func (b *bucket) decisionView(d ratelimit.Decision) decisionView {
 	s := d.States[0]
 	return decisionView{
 		Limit: b.request.Limit().Name(), Key: b.stored, Allowed: d.Allowed, Cost: s.Cost, Remaining: d.Remaining,
-		RetryAfterS: d.RetryAfter.Seconds(), ResetAfterS: d.ResetAfter.Seconds(), At: d.At.UTC(), Policy: viewOfPolicy(s.Limit),
+		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: viewOfPolicy(s.Limit),
 		DecidedBy: b.decidedBy(s.Rule), Mode: s.Mode, PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
 		retryAfter: d.RetryAfter, resetAfter: d.ResetAfter, notAsked: s.NotAsked,
 	}
