@@ -71,7 +71,7 @@ func TestTakeAndCheck(t *testing.T) {
 	t.Run("TakesUnderThePolicyOfTheFlags", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		policy := window("3")
+		policy := window()
 		checked := read[decision](t, f, 0, with(policy, "check", "sends", "ada", "--cost", "3")...)
 		require.True(t, checked.Allowed)
 		taken := read[decision](t, f, 0, with(policy, "take", "sends", "ada", "--cost", "2")...)
@@ -162,7 +162,7 @@ func TestTakeAndCheck(t *testing.T) {
 		require.Contains(t, f.fails(t, 2, "take", "plans", "ada"), "no policy is known")
 		require.Contains(t, f.fails(t, 2, "take", "plans", "ada", "--plan", "free"), "no policy is known")
 		require.Contains(t, f.fails(t, 2, "take", "times", "ada"), "no policy is known")
-		d := read[decision](t, f, 0, with(window("3"), "take", "times", "ada")...)
+		d := read[decision](t, f, 0, with(window(), "take", "times", "ada")...)
 		require.Equal(t, 29.0, d.Remaining)
 		require.Equal(t, "override", d.DecidedBy)
 	})
@@ -281,7 +281,7 @@ func TestGet(t *testing.T) {
 	t.Run("WithoutAPolicyShowsWhatIsStored", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		f.ok(t, with(window("3"), "take", "sends", "ada")...)
+		f.ok(t, with(window(), "take", "sends", "ada")...)
 		r := f.run(t, "get", "sends", "ada")
 		require.Equal(t, 0, r.code)
 		require.Contains(t, r.err, "no policy is known for this bucket, so the level is as it was")

@@ -43,7 +43,7 @@ func TestMigrate(t *testing.T) {
 		f.ok(t, "migrate", "up", "--schema", "trial")
 		f.ok(t, "migrate", "status", "--schema", "trial")
 		require.Equal(t, 4, f.run(t, "migrate", "status").code)
-		args := with(window("3"), "take", "a", "b", "--schema", "trial")
+		args := with(window(), "take", "a", "b", "--schema", "trial")
 		f.ok(t, args...)
 		f.ok(t, "rules", "list", "--schema", "trial")
 	})

@@ -201,9 +201,9 @@ func file(t *testing.T, name, text string) string {
 	return path
 }
 
-// window are flags that define a limit of so many tokens, whose window does not end while a test runs.
-func window(rate string) []string {
-	return []string{"--kind", "fixed window", "--rate", rate, "--period", "7d", "--start", time.Now().UTC().Format(time.RFC3339)}
+// window are flags that define a limit of 3 tokens, whose window does not end while a test runs.
+func window() []string {
+	return []string{"--kind", "fixed window", "--rate", "3", "--period", "7d", "--start", time.Now().UTC().Format(time.RFC3339)}
 }
 
 // weekly is a rule of n tokens, whose window does not end while a test runs.

@@ -182,5 +182,5 @@ func TestPrune(t *testing.T) {
 	for _, more := range [][]string{{"--capacity", "1"}, {"--max-reserved", "0"}, {"--shards", "2"}, {"--plan", "pro"}} {
 		f.ok(t, append(with(fast, "prune", "none", "--yes"), more...)...)
 	}
-	f.ok(t, with(window("3"), "prune", "none", "--yes")...)
+	f.ok(t, with(window(), "prune", "none", "--yes")...)
 }

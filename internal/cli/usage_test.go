@@ -124,9 +124,18 @@ func TestDatabase(t *testing.T) {
 		t.Parallel()
 		const dsn = "postgres://ana:s3cr3t-word@127.0.0.1:1/limits"
 		for _, args := range [][]string{
-			{"rules", "list", "-database-url=" + dsn}, {dsn, "rules", "list"}, {"rules", dsn}, {"rules", "list", dsn},
-			{"take", dsn}, {"get", dsn, "ada"}, {"rules", "list", "--database", dsn}, {"rules", "list", "--schema", dsn},
-			{"rules", "list", "-o", dsn}, {"rules", "validate", "-f", dsn}, {"simulate", "-f", dsn}, {"get", "x", "--period", dsn},
+			{"rules", "list", "-database-url=" + dsn},
+			{dsn, "rules", "list"},
+			{"rules", dsn},
+			{"rules", "list", dsn},
+			{"take", dsn},
+			{"get", dsn, "ada"},
+			{"rules", "list", "--database", dsn},
+			{"rules", "list", "--schema", dsn},
+			{"rules", "list", "-o", dsn},
+			{"rules", "validate", "-f", dsn},
+			{"simulate", "-f", dsn},
+			{"get", "x", "--period", dsn},
 		} {
 			r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + dsn}, "", args...)
 			require.NotEqual(t, 0, r.code, "%v", args)
