@@ -145,6 +145,23 @@ func TestTakeAndCheck(t *testing.T) {
 		require.Contains(t, r.out, "remaining   4")
 	})
 
+	t.Run("ALimitThatIsMisspeltIsToldWhichThereAre", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.put(t, weekly("sends", "", 5))
+		require.Contains(t, f.fails(t, 2, "take", "snds", "ada"), "they know sends")
+		require.Contains(t, f.run(t, "get", "snds", "ada").err, "they know sends")
+	})
+
+	t.Run("ARuleThatCannotBeReadIsNoted", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.put(t, weekly("sends", "", 5))
+		_, err := f.pool.Exec(t.Context(), "ALTER TABLE ratelimit.rules DROP CONSTRAINT rules_rate_check; UPDATE ratelimit.rules SET rate = 'NaN'")
+		require.NoError(t, err)
+		require.Contains(t, f.run(t, "get", "sends", "ada").err, "1 rules or overrides in the tables cannot be read")
+	})
+
 	t.Run("ARuleThatLiesAheadDecidesNothingYet", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
@@ -297,7 +314,9 @@ func TestGet(t *testing.T) {
 		f := setup(t)
 		f.put(t, weekly("sends", "", 5))
 		f.deny(t, "sends", "", "ada", 7, 5*time.Minute)
-		require.Contains(t, f.ok(t, "get", "sends", "ada"), "7 times in the last hour")
+		require.Contains(t, f.ok(t, "get", "sends", "ada"), "7 times in the last hour, the latest")
+		f.deny(t, "sends", "", "", 9, 5*time.Minute)
+		require.Contains(t, f.ok(t, "get", "sends"), "9 times in the last hour (with keys that are not told apart)")
 	})
 
 	t.Run("AHostileKeyBreaksNothing", func(t *testing.T) {

@@ -246,6 +246,10 @@ func (v *bucketView) fillRefusals(t *table) {
 		last = m.Begin
 	}
 	if refused > 0 {
-		t.field("refused", fmt.Sprintf("%d times in the last hour, the latest in the minute of %s", refused, instantFrom(last, v.At)))
+		whose := ""
+		if v.Key == "" { // which the counts of keys that are not told apart have, too
+			whose = " (with keys that are not told apart)"
+		}
+		t.field("refused", fmt.Sprintf("%d times in the last hour%s, the latest in the minute of %s", refused, whose, instantFrom(last, v.At)))
 	}
 }

@@ -196,11 +196,8 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	if b.stored, err = a.storedKey(ctx, db, probe, f.stored, args); err != nil {
 		return nil, err
 	}
-	set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema})
+	set, err := a.loadRules(ctx, db)
 	if err != nil {
-		return nil, err
-	}
-	if err := set.Load(ctx); err != nil {
 		return nil, err
 	}
 	if b.now, err = db.now(ctx); err != nil {
@@ -217,7 +214,8 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	case alone:
 		limit, err = ratelimit.NewLimit(name, policy)
 	default:
-		b.why, limit, err = err, probe, nil
+		b.why, limit = db.whyUnknown(ctx, err), probe
+		err = nil
 	}
 	if err != nil {
 		return nil, err
@@ -226,6 +224,34 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
 	b.request = limit.ForStored(b.stored).Plan(f.plan)
 	return b, err
+}
+
+// loadRules returns the rules in the tables.
+func (a *app) loadRules(ctx context.Context, db *database, limits ...ratelimit.Limit) (*rules.Set, error) {
+	set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema, Limits: limits, Observer: unreadable{a}})
+	if err != nil {
+		return nil, err
+	}
+	return set, set.Load(ctx)
+}
+
+// unreadable notes rules in the tables that say what cannot be, so that what they said before decides.
+type unreadable struct{ app *app }
+
+// Observe hears of a load.
+func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
+	if loaded, ok := event.(ratelimit.RulesLoaded); ok && loaded.Kept > 0 {
+		u.app.note("%d rules or overrides in the tables cannot be read, and what they said before counts; put them again: %v", loaded.Kept, loaded.Err)
+	}
+}
+
+// whyUnknown adds to the reason why no policy is known which limits the tables know, for who has misspelt one.
+func (db *database) whyUnknown(ctx context.Context, why error) error {
+	list, now, err := db.listing(ctx)
+	if err != nil {
+		return why
+	}
+	return fmt.Errorf("%w (of limits in tables %s)", why, listingViewOf(&list, now).names())
 }
 
 // standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined

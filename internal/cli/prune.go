@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
@@ -78,11 +77,8 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 		limits = append(append(limits, b.request.Limit()), plans...)
 	}
 	if len(limits) > 0 {
-		set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema, Limits: limits})
+		set, err := a.loadRules(ctx, db, limits...)
 		if err != nil {
-			return v, err
-		}
-		if err := set.Load(ctx); err != nil {
 			return v, err
 		}
 		limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})

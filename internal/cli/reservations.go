@@ -10,7 +10,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // reservationView is a reservation for programs.
@@ -172,11 +171,8 @@ Work that asks Start first does not run then. Cancelling again changes nothing.`
 			return err
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema})
+			set, err := a.loadRules(ctx, db)
 			if err != nil {
-				return err
-			}
-			if err := set.Load(ctx); err != nil {
 				return err
 			}
 			limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})

@@ -133,11 +133,8 @@ func (a *app) topDebts(ctx context.Context, db *database, reader *inspect.Reader
 	if err != nil {
 		return err
 	}
-	set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema})
+	set, err := a.loadRules(ctx, db)
 	if err != nil {
-		return err
-	}
-	if err := set.Load(ctx); err != nil {
 		return err
 	}
 	views := make([]debtView, 0, len(found))
