@@ -143,6 +143,15 @@ func TestDatabase(t *testing.T) {
 		}
 	})
 
+	t.Run("APasswordThatIsNotEncodedIsTold", func(t *testing.T) {
+		t.Parallel()
+		for _, dsn := range []string{"postgres://ana:12/34@127.0.0.1:1/limits", "postgres://ana:12?34@127.0.0.1:1/limits", "postgres://ana:12#34@127.0.0.1:1/limits"} {
+			r := run(t.Context(), []string{"DATABASE_URL=" + dsn}, "", "rules", "list")
+			require.Equal(t, 2, r.code)
+			require.Contains(t, r.err, "percent-encode the special characters of the password")
+		}
+	})
+
 	t.Run("ThatDoesNotAnswerIsAFailure", func(t *testing.T) {
 		t.Parallel()
 		r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@127.0.0.1:1/limits"}, "", "rules", "list")
