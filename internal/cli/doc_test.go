@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -92,6 +93,14 @@ func TestDocument(t *testing.T) {
 		}
 	})
 
+	t.Run("HasTheFieldsOfJSON", func(t *testing.T) {
+		t.Parallel()
+		for name, view := range cli.Views() {
+			row := "| " + name + " | " + strings.Join(fieldsOf(reflect.TypeOf(view)), ", ") + " |"
+			require.True(t, strings.Contains(document, row+"\n"), "docs/cli.md lacks %s", row)
+		}
+	})
+
 	t.Run("HasTheExitCodesOfTheHelp", func(t *testing.T) {
 		t.Parallel()
 		help := run(t.Context(), nil, "", "help", "exit-codes").out
@@ -101,6 +110,21 @@ func TestDocument(t *testing.T) {
 			require.Regexp(t, `(?m)^ +`+row[1]+`  `+regexp.QuoteMeta(row[2])+`$`, help)
 		}
 	})
+}
+
+// fieldsOf returns the names that the fields of a type have in JSON.
+func fieldsOf(of reflect.Type) (names []string) {
+	for i := range of.NumField() {
+		field := of.Field(i)
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		switch {
+		case field.Anonymous:
+			names = append(names, fieldsOf(field.Type)...)
+		case name != "" && name != "-":
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // wait returns when all rules hold that are stated.
