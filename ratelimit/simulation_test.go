@@ -30,6 +30,7 @@ func note(told *[]ratelimit.Refusal) func(context.Context, ratelimit.Refusal) {
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	change := start.Add(20 * time.Second)
 	limits := []ratelimit.Limit{
 		ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 7, Period: 10 * time.Second, Capacity: 5}),
 		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 4, Period: 5 * time.Second, Capacity: 6}),
@@ -46,7 +47,7 @@ func TestSimulation(t *testing.T) {
 	rule(2, ratelimit.Era{Mode: ratelimit.Shadow})
 	rule(3, ratelimit.Era{Mode: ratelimit.Off})
 	rule(4, ratelimit.Era{}, ratelimit.Era{
-		From: start.Add(20 * time.Second), OnChange: ratelimit.ScaleTokens,
+		From: change, OnChange: ratelimit.ScaleTokens,
 		Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4},
 	})
 
@@ -60,13 +61,15 @@ func TestSimulation(t *testing.T) {
 	simulation, err := ratelimit.NewSimulation(memory, config)
 	require.NoError(t, err)
 
-	random, refused := rand.New(rand.NewPCG(1, 2)), 0
-	for i := range 600 {
+	random, refused, changed := rand.New(rand.NewPCG(1, 2)), 0, false
+	for i := range 900 {
 		step := time.Duration(random.IntN(150_000)) * time.Microsecond
 		switch {
-		case i%50 == 49:
-			step = -3 * time.Second
-		case i%200 == 199:
+		case !changed && now.After(change.Add(time.Second)):
+			changed, step = true, -2*time.Second // before the change, when buckets have seen it
+		case i%100 == 99:
+			step = -time.Second
+		case i > 700 && i%20 == 0:
 			step = -2 * time.Minute // which looks like a clock that was wrong
 		}
 		now = now.Add(step)
@@ -92,6 +95,7 @@ func TestSimulation(t *testing.T) {
 	}
 	require.Equal(t, told, toldInMemory)
 	require.Greater(t, refused, 50)
+	require.True(t, changed)
 	require.Equal(t, 8, memory.Count(), "two keys of each limit that is in use")
 }
 

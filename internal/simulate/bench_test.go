@@ -14,17 +14,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/simulate"
 )
 
-// BenchmarkMillionLines replays 1,000,000 generated lines of 200,000 addresses, in the combined format, for which one limit or
-// three are asked. It reports the lines of a second of CPU time, the writing of the lines included, the most memory that the
+// BenchmarkMillionLines replays 1,000,000 generated lines of 200,000 addresses, in the combined format and as JSON, for which
+// one limit or three are asked. It reports the lines of a second of CPU time, the writing of the lines included, the most memory that the
 // process has had, and the bytes that were kept for each bucket, those for its refusals included. Run each by itself:
 //
 //	go test ./internal/simulate -run xxx -bench MillionLines/OneLimit -benchtime 1x -cpu 1
 //	go test ./internal/simulate -run xxx -bench MillionLines/ThreeLimits -benchtime 1x -cpu 1
 func BenchmarkMillionLines(b *testing.B) {
-	b.Run("OneLimit", func(b *testing.B) {
-		million(b, simulate.Config{By: "address", Rules: document(b, `{limit: address, rate: 30, period: minute, capacity: 5}`)})
-	})
-	b.Run("ThreeLimits", func(b *testing.B) { million(b, simulate.Config{Rules: document(b, threeLimits)}) })
+	one := simulate.Config{By: "address", Rules: document(b, `{limit: address, rate: 30, period: minute, capacity: 5}`)}
+	b.Run("OneLimit", func(b *testing.B) { million(b, one, false) })
+	b.Run("ThreeLimits", func(b *testing.B) { million(b, simulate.Config{Rules: document(b, threeLimits)}, false) })
+	b.Run("JSON", func(b *testing.B) { million(b, one, true) })
 }
 
 const threeLimits = `
@@ -39,7 +39,7 @@ tiers:
   - {limit: site}
 `
 
-func million(b *testing.B, config simulate.Config) {
+func million(b *testing.B, config simulate.Config, json bool) {
 	b.Helper()
 	const n, addresses = 1_000_000, 200_000
 	var cpu time.Duration
@@ -53,8 +53,10 @@ func million(b *testing.B, config simulate.Config) {
 				b.StartTimer()
 			}
 		}
+		generated := newTraffic(n, addresses)
+		generated.json = json
 		began := cpuTime(b)
-		report := run(b, config, simulate.Reader("generated", newTraffic(n, addresses)))
+		report := run(b, config, simulate.Reader("generated", generated))
 		cpu += cpuTime(b) - began
 		require.EqualValues(b, n, report.Decided)
 		buckets = float64(report.Buckets)

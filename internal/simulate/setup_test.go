@@ -40,12 +40,13 @@ func run(t testing.TB, config simulate.Config, sources ...simulate.Source) *simu
 	return report
 }
 
-// traffic writes lines of the combined format, about so many a second, of so many addresses, some of which come more often.
+// traffic writes lines of the combined format, or of JSON, about so many a second, of so many addresses, some of which come more often.
 type traffic struct {
 	left, addresses int
 	random          *rand.Rand
 	at              time.Time
 	buffer          []byte
+	json            bool
 }
 
 func newTraffic(lines, addresses int) *traffic {
@@ -82,6 +83,11 @@ func (g *traffic) line(b []byte) []byte {
 		host = g.random.IntN(1 + g.addresses/100)
 	}
 	path := [...]string{"/", "/search?q=limits&page=2", "/items/42", "/assets/app.js"}[g.random.IntN(4)]
+	if g.json {
+		b = at.AppendFormat(append(b, `{"level":"info","time":"`...), time.RFC3339Nano)
+		return fmt.Appendf(b, `","remote_addr":"10.%d.%d.%d","method":"GET","uri":"%s","status":200,"size":5,"user_agent":"curl/8"}`+"\n",
+			host>>16&255, host>>8&255, host&255, path)
+	}
 	b = fmt.Appendf(b, "10.%d.%d.%d - - [", host>>16&255, host>>8&255, host&255)
 	b = at.AppendFormat(b, "02/Jan/2006:15:04:05 -0700")
 	return fmt.Appendf(b, "] \"GET %s HTTP/1.1\" 200 %d \"https://example.com/\" \"Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0 Safari/537.36\"\n",
