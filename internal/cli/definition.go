@@ -135,4 +135,3 @@ func (d *definition) plansOf(name string) (limits []ratelimit.Limit, err error) 
 	}
 	return limits, nil
 }
-
