@@ -95,9 +95,10 @@ func TestDocument(t *testing.T) {
 
 	t.Run("HasTheFieldsOfJSON", func(t *testing.T) {
 		t.Parallel()
+		rows := regexp.MustCompile(`(?m)^\| .* \|$`).FindAllString(document, -1)
 		for name, view := range cli.Views() {
 			row := "| " + name + " | " + strings.Join(fieldsOf(reflect.TypeOf(view)), ", ") + " |"
-			require.True(t, strings.Contains(document, row+"\n"), "docs/cli.md lacks %s", row)
+			require.Contains(t, rows, row)
 		}
 	})
 
