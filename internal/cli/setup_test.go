@@ -45,8 +45,9 @@ func TestMain(m *testing.M) {
 var used usage
 
 type usage struct {
-	mu   sync.Mutex
-	seen map[string]bool
+	mu     sync.Mutex
+	seen   map[string]bool
+	served bool // whether there is a server to test with
 }
 
 // note remembers the command and the flags of a run.
@@ -79,7 +80,7 @@ func nameOf(cmd *cobra.Command, f *pflag.Flag) string {
 
 // unused returns what no test has used.
 func (u *usage) unused() (names []string) {
-	if len(u.seen) == 0 { // there is no server to test with
+	if !u.served {
 		return nil
 	}
 	var walk func(cmd *cobra.Command)
@@ -137,6 +138,9 @@ func setup(t *testing.T) *fixture {
 
 func on(t *testing.T, url string) *fixture {
 	t.Helper()
+	used.mu.Lock()
+	used.served = true
+	used.mu.Unlock()
 	pool, err := pgxpool.New(t.Context(), url)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
