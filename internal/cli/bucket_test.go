@@ -145,6 +145,24 @@ func TestTakeAndCheck(t *testing.T) {
 		require.Contains(t, r.out, "remaining   4")
 	})
 
+	t.Run("ABucketOfBeforeTheRuleDependsOnTheCode", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		code := []string{"--rate", "10", "--period", "week"}
+		for _, limit := range []string{"slow", "fast"} {
+			f.ok(t, with(code, "take", limit, "ada", "--cost", "9")...)
+		}
+		f.put(t, rules.Rule{Limit: "slow", Rate: 50, Period: ratelimit.Week}, rules.Rule{Limit: "fast", Rate: 1e9, Period: time.Second, Capacity: new(50.0)})
+		require.Contains(t, f.fails(t, 2, "take", "slow", "ada"), "last used before they had a rule")
+		require.Contains(t, f.run(t, "get", "slow", "ada").err, "last used before they had a rule")
+		d := read[decision](t, f, 0, with(code, "take", "slow", "ada")...)
+		require.InDelta(t, 0, d.Remaining, 0.1)
+		require.Equal(t, "rule", d.DecidedBy)
+		require.Equal(t, 3, f.run(t, "take", "slow", "ada").code, "from then on the rule decides alone")
+		require.Equal(t, 49.0, read[decision](t, f, 0, "take", "fast", "ada").Remaining, "it has filled up, whatever was before")
+		f.ok(t, "take", "slow", "bob")
+	})
+
 	t.Run("ALimitThatIsMisspeltIsToldWhichThereAre", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

@@ -5,23 +5,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-const policiesText = `get, check, take, reset, credit, top and prune need the policy of a limit. It comes from
+const policiesText = `get, check, take, reset, credit and prune need the policy of a limit. It comes from
 
   1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too
   2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --kind, --rate,
      --period, --capacity, --max-reserved, --shards and --start
 
 Where the tables decide by themselves, the second is not needed. Where they say so many times what the definition in the
-code says, or have a rule for another plan only, it is. No policy is ever guessed: a take under a wrong one leaves a wrong
+code says, or have a rule for another plan only, it is; and where a bucket was last used before they had a rule, as long as
+what it holds depends on what held then. No policy is ever guessed: a take under a wrong one leaves a wrong
 number of tokens. get then shows what is stored, and the others end with exit code 2.
 
 KEY is what the program calls For with. The bucket of Global has no key: leave KEY out. Where programs have
@@ -79,7 +82,10 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 		return nil, err
 	}
 	limit, from, err := f.of(name, b.stored)
-	policy, alone := standsAlone(db, set, b, name, f.plan)
+	policy, alone, probing := standsAlone(db, set, b, name, f.plan)
+	if probing != nil {
+		return nil, probing
+	}
 	switch {
 	case err == nil && alone:
 		a.note("the rule in the tables decides, and not what %s says", from)
@@ -88,9 +94,11 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 		return nil, err
 	case alone:
 		limit, err = ratelimit.NewLimit(name, policy)
+		if depends, asked := dependsOnCode(ctx, db, set, b, name, f.plan); asked != nil || depends {
+			b.why, err = errOlder, errors.Join(err, asked)
+		}
 	default:
-		b.why, limit = db.whyUnknown(ctx, err), probe
-		err = nil
+		b.why, limit, err = db.whyUnknown(ctx, err), probe, nil
 	}
 	if err != nil {
 		return nil, err
@@ -129,22 +137,70 @@ func (db *database) whyUnknown(ctx context.Context, why error) error {
 	return fmt.Errorf("%w (of limits in tables %s)", why, listingViewOf(&list, now).names())
 }
 
+// errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.
+var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on the definition in the code, which nothing says")
+
+// probes are definitions in the code that are far apart: under one a bucket that holds so many tokens gains next to nothing,
+// under the other it is full at once.
+func probes(name string, tokens float64) ([2]ratelimit.Limit, error) {
+	room := 1 + 2*math.Abs(tokens)
+	few, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{Rate: room, Period: 90 * 365 * ratelimit.Day, Capacity: room})
+	if err != nil {
+		return [2]ratelimit.Limit{}, err
+	}
+	many, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1e12))
+	return [2]ratelimit.Limit{few, many}, err
+}
+
 // standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
 // in the code.
-func standsAlone(db *database, set *rules.Set, b *bucket, name, plan string) (ratelimit.Policy, bool) {
+func standsAlone(db *database, set *rules.Set, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
 	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }})
 	if err != nil {
-		return nil, false
+		return nil, false, err
 	}
-	var found [2]ratelimit.Policy
-	for i := range found {
-		limit, err := ratelimit.NewLimit(name, ratelimit.PerSecond(float64(i+1)))
+	limits, err := probes(name, 0)
+	if err != nil {
+		return nil, false, err
+	}
+	one, other := limiter.Resolve(limits[0].ForStored(b.stored).Plan(plan)), limiter.Resolve(limits[1].ForStored(b.stored).Plan(plan))
+	return one.Policy(), one.Policy() == other.Policy(), nil
+}
+
+// dependsOnCode reports whether what a bucket holds depends on how its limit is defined in the code, although the tables
+// decide now: where it was last used before they had a rule, and has not filled up since.
+func dependsOnCode(ctx context.Context, db *database, set *rules.Set, b *bucket, name, plan string) (bool, error) {
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return false, err
+	}
+	stored, err := reader.Bucket(ctx, name, b.stored)
+	if err != nil || len(stored.Rows) == 0 {
+		return false, err
+	}
+	tokens := 0.0
+	for _, row := range stored.Rows {
+		tokens += row.Tokens
+	}
+	limits, err := probes(name, tokens)
+	if err != nil {
+		return false, err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
+		Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
+	})
+	if err != nil {
+		return false, err
+	}
+	var held [2]float64
+	for i, limit := range limits {
+		value, err := limiter.Value(ctx, limit.ForStored(b.stored).Plan(plan))
 		if err != nil {
-			return nil, false
+			return false, err
 		}
-		found[i] = limiter.Resolve(limit.ForStored(b.stored).Plan(plan)).Policy()
+		held[i] = value.Tokens
 	}
-	return found[0], found[0] == found[1]
+	return held[0] != held[1], nil
 }
 
 // storedKey returns the KEY of args as it is stored, once the secret is known to be the one of the tables. It stores

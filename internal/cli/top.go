@@ -181,9 +181,9 @@ func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.
 			v.At = row.At
 		}
 	}
-	policy, alone := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, "")
-	if !alone {
-		return v, nil
+	policy, alone, err := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, "")
+	if err != nil || !alone {
+		return v, err
 	}
 	limit, err := ratelimit.NewLimit(stored.Limit, policy)
 	if err != nil {
