@@ -38,14 +38,7 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 			require.NoError(t, err)
 			allowed, delayed, reserved := 0, 0, 0
 			for range steps {
-				span := time.Duration(random.ExpFloat64() * float64(1500*time.Millisecond)).Truncate(time.Microsecond)
-				switch random.IntN(30) {
-				case 0:
-					span = -20 * span
-				case 1:
-					span = time.Duration(random.IntN(3)-1) * time.Hour
-				}
-				clock.set(clock.now().Add(span))
+				span := lurch(random, clock, 1500*time.Millisecond)
 				costs := []float64{0, 7, 7, 0.01 + 6.9*random.Float64()}
 				cost := costs[random.IntN(len(costs))]
 				if span < 0 {

@@ -34,14 +34,7 @@ func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 			require.NoError(t, err)
 			allowed := 0
 			for range steps {
-				span := time.Duration(random.ExpFloat64() * float64(2*time.Second)).Truncate(time.Microsecond)
-				switch random.IntN(30) {
-				case 0:
-					span = -20 * span
-				case 1:
-					span = time.Duration(random.IntN(3)-1) * time.Hour
-				}
-				clock.set(clock.now().Add(span))
+				span := lurch(random, clock, 2*time.Second)
 				if random.IntN(40) == 0 { // into a debt, or back from it
 					require.NoError(t, limiter.Charge(t.Context(), limit.For("key").Cost(20*random.Float64())))
 					pure, err = limiter.Value(t.Context(), limit.For("key"))
@@ -65,6 +58,19 @@ func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 			require.Less(t, allowed, steps*19/20)
 		})
 	}
+}
+
+// lurch sets the clock on by a random span of that mean, which it returns: now and then backwards, or by an hour.
+func lurch(random *rand.Rand, clock *clock, mean time.Duration) time.Duration {
+	span := time.Duration(random.ExpFloat64() * float64(mean)).Truncate(time.Microsecond)
+	switch random.IntN(30) {
+	case 0:
+		span = -20 * span
+	case 1:
+		span = time.Duration(random.IntN(3)-1) * time.Hour
+	}
+	clock.set(clock.now().Add(span))
+	return span
 }
 
 // Of a limit with Shards the pure step takes from all rows together: it allows what the database allows.

@@ -17,15 +17,15 @@ var (
 // bundler puts modules into one script, in the order in which they need one another. Each is a function that returns what
 // it exports, so that names that are not exported do not meet.
 type bundler struct {
-	files map[string][]byte
-	done  []string // modules that are in out, or on their way
-	out   bytes.Buffer
+	files   map[string][]byte
+	exports map[string][]string // of the modules that are in out, or on their way
+	out     bytes.Buffer
 }
 
 // bundle returns the module called main, and all that it needs, as one script. It knows no more of the language than the
 // forms above, and returns an error for a module that uses others.
 func bundle(files map[string][]byte, main string) ([]byte, error) {
-	b := bundler{files: files}
+	b := bundler{files: files, exports: make(map[string][]string)}
 	b.out.WriteString("const modules = {};\n")
 	if err := b.add(main); err != nil {
 		return nil, err
@@ -40,16 +40,15 @@ func bundle(files map[string][]byte, main string) ([]byte, error) {
 
 // add adds the module called name, after those that it needs.
 func (b *bundler) add(name string) error {
-	if slices.Contains(b.done, name) {
+	if _, added := b.exports[name]; added {
 		return nil
 	}
-	b.done = append(b.done, name)
+	b.exports[name] = nil
 	text, found := b.files[name]
 	if !found {
 		return fmt.Errorf("playground: there is no module %s", name)
 	}
 	var body strings.Builder
-	var exports []string
 	for line := range strings.Lines(string(text)) {
 		bare := strings.TrimRight(line, "\r\n")
 		switch {
@@ -61,18 +60,23 @@ func (b *bundler) add(name string) error {
 			if err := b.add(parts[2]); err != nil {
 				return err
 			}
+			for wanted := range strings.SplitSeq(parts[1], ", ") {
+				if !slices.Contains(b.exports[parts[2]], wanted) {
+					return fmt.Errorf("playground: %s: %s exports no %s, each on a line of its own, before it is needed", name, parts[2], wanted)
+				}
+			}
 			fmt.Fprintf(&body, "const { %s } = modules['%s'];\n", parts[1], parts[2])
 		case strings.HasPrefix(bare, "export "):
 			parts := exportLine.FindStringSubmatch(bare)
 			if parts == nil {
 				return fmt.Errorf("playground: %s: %q is no export of a constant or a function", name, bare)
 			}
-			exports = append(exports, parts[1])
+			b.exports[name] = append(b.exports[name], parts[1])
 			body.WriteString(strings.TrimPrefix(line, "export "))
 		default:
 			body.WriteString(line)
 		}
 	}
-	fmt.Fprintf(&b.out, "modules['%s'] = (() => {\n%sreturn { %s };\n})();\n", name, body.String(), strings.Join(exports, ", "))
+	fmt.Fprintf(&b.out, "modules['%s'] = (() => {\n%sreturn { %s };\n})();\n", name, body.String(), strings.Join(b.exports[name], ", "))
 	return nil
 }

@@ -43,12 +43,14 @@ func TestBundleRefusesWhatItDoesNotKnow(t *testing.T) {
 		"import './other.js';":                             "no import of names",
 		"import { one } from 'https://example.com/one.js'": "no import of names",
 		"import { one } from './missing.js';":              "no module missing.js",
+		"import { two } from './other.js';":                "other.js exports no two",
+		"import { self } from './main.js';":                "main.js exports no self",
 		"export default 1;":                                "no export of a constant",
 		"export { one };":                                  "no export of a constant",
 		"const a = '</script>';":                           "would end the script",
 		"const a = '<!-- ';":                               "would end the script",
 	} {
-		_, err := bundle(map[string][]byte{"main.js": []byte(text), "other.js": []byte("export const one = 1;\n")}, "main.js")
+		_, err := bundle(map[string][]byte{"main.js": []byte(text), "other.js": []byte("export const one = 1, two = 2;\n")}, "main.js")
 		require.ErrorContains(t, err, problem, text)
 	}
 	script, err := bundle(map[string][]byte{
@@ -80,11 +82,11 @@ return {  };
 func TestEveryFileIsUsed(t *testing.T) {
 	t.Parallel()
 	files := read()
-	b := bundler{files: files}
+	b := bundler{files: files, exports: make(map[string][]string)}
 	require.NoError(t, b.add("main.js"))
 	for name := range files {
 		if strings.HasSuffix(name, ".js") {
-			require.Contains(t, b.done, name)
+			require.Contains(t, b.exports, name)
 		}
 		lines := bytes.Count(files[name], []byte("\n"))
 		require.Less(t, lines, 300, "%s is longer than a sitting", name)

@@ -69,6 +69,10 @@ func TestTheFileWorksByItself(t *testing.T) {
 			return true;`
 		play[bool](t, p, choose)
 		play[bool](t, served, choose)
-		require.Equal(t, served.text(t, "lanes"), p.text(t, "lanes"))
+		const all = `
+			document.getElementById('said').textContent = ''; // which tells what was chosen last
+			const values = [...document.querySelectorAll('input, select')].map((e) => [e.id, e.value, e.checked].join(' '));
+			return [document.body.innerText, ...values];`
+		require.Equal(t, play[[]string](t, served, all), play[[]string](t, p, all))
 	}
 }

@@ -17,7 +17,7 @@ func TestKeyboard(t *testing.T) {
 		p.press(t, " ")
 		require.Equal(t, "Stop", p.text(t, "run"))
 		play[bool](t, p, `
-			const begun = () => document.getElementById('time').value !== '0 s';
+			const begun = () => document.getElementById('scrub').value !== '0';
 			while (!begun()) await new Promise(requestAnimationFrame);
 			return true;`)
 		p.press(t, " ")
@@ -53,6 +53,8 @@ func TestKeyboard(t *testing.T) {
 		p.press(t, "0.5")
 		require.Equal(t, "0.5", play[string](t, p, `return document.getElementById('rate').value;`))
 		require.Contains(t, p.text(t, "lane-token"), "0.5 tokens a minute")
+		p.press(t, "n")
+		require.Contains(t, p.text(t, "story"), "Jobs reserve")
 		play[bool](t, p, `document.activeElement.blur(); return true;`)
 	})
 	t.Run("CanBeSwitchedOff", func(t *testing.T) {
@@ -75,6 +77,35 @@ func TestKeyboard(t *testing.T) {
 		require.NotEmpty(t, missing)
 		require.Empty(t, play[[]string](t, p, `return window.reached();`))
 	})
+}
+
+// TestLittleIsAnnounced runs an example to its end on a clock of the test's own, and counts what is said meanwhile to
+// those who cannot see it.
+func TestLittleIsAnnounced(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	require.Equal(t, []string{"refused", "said"}, play[[]string](t, p, `
+		return [...document.querySelectorAll('[aria-live], output, [role=status], [role=alert], [role=log], [role=timer]')].map((e) => e.id);`))
+	said := play[[]string](t, p, `
+		const said = document.getElementById('said'), heard = [];
+		let frame, ms = performance.now();
+		performance.now = () => ms;
+		window.requestAnimationFrame = (run) => { frame = run; };
+		const note = () => { if (heard.at(-1) !== said.textContent) heard.push(said.textContent); };
+		document.getElementById('run').click();
+		let frames = 0;
+		for (; frame; frames++, ms += 100) {
+			note();
+			const run = frame;
+			frame = null;
+			run();
+		}
+		note();
+		return [...heard, String(frames > 100)];`)
+	require.Len(t, said, 3)
+	require.Equal(t, "Time runs.", said[0])
+	require.Regexp(t, `^The end\. 3.s\. Token bucket: Refused at 2\.983`, said[1])
+	require.Equal(t, "true", said[2])
 }
 
 // TestReducedMotion lets time run for somebody who wants little of that: no frame is asked for, and pictures are half a

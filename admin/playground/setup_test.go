@@ -90,10 +90,12 @@ func play[T any](t *testing.T, p *page, body string) T {
 	return result
 }
 
-// text returns what an element shows, with single spaces.
+// text returns what an element shows, with single spaces, and "" where it is hidden.
 func (p *page) text(t *testing.T, id string) string {
 	t.Helper()
-	return strings.Join(strings.Fields(play[string](t, p, `return document.getElementById('`+id+`').innerText;`)), " ")
+	return strings.Join(strings.Fields(play[string](t, p, `
+		const element = document.getElementById('`+id+`');
+		return element.checkVisibility() ? element.innerText : '';`)), " ")
 }
 
 // press presses keys.

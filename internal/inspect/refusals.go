@@ -30,7 +30,8 @@ type Minute struct {
 	Cost    float64
 }
 
-// How many rows a query looks at. By keys there may be as many to tell apart, which takes longer.
+// How many rows a query looks at. By keys there may be as many to tell apart, which takes longer, and the sums of several
+// limits are a part of a page.
 const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
 
 // Refusals returns what was refused, by the minute, in their order. Minutes in which nothing was are left out. It looks at a

@@ -66,11 +66,11 @@ type Reservations struct {
 }
 
 // lookReservations is how many reservations a query looks at.
-const lookReservations = 50_000
+const lookReservations = 25_000
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// Reservations returns reservations. It looks at 50,000 at most.
+// Reservations returns reservations. It looks at 25,000 at most.
 func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Reservations, error) {
 	if err := query.check(); err != nil {
 		return Reservations{}, err

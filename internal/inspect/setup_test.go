@@ -127,6 +127,10 @@ func queries() []query {
 		refusals("", inspect.RefusalQuery{}),
 		refusals("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),
 		refusals("OfKey", inspect.RefusalQuery{Limit: "limit-007", Key: &key}),
+		{"RefusalsByLimit", 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+			_, _, err := r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, noon.Add(time.Hour))
+			return err
+		}},
 		top("ByLimit", denials.TopConfig{}),
 		top("ByRoute", denials.TopConfig{By: denials.ByRoute}),
 		top("ByKey", denials.TopConfig{By: denials.ByKey}),

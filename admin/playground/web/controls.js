@@ -46,8 +46,10 @@ export function createControls(change) {
 
   function addNumber(to, name) {
     const { label, unit, min, max, whole, optional } = NUMBERS[name];
-    const field = html('input', { id: name, type: 'number', min, max, step: whole ? 1 : 'any', inputmode: 'decimal', 'aria-describedby': `${name}-unit ${name}-wrong` });
-    const slider = html('input', { id: `${name}-slider`, type: 'range', min: 0, max: STEPS, step: 1, 'aria-label': `${label}, slider` });
+    const field = html('input', {
+      id: name, type: 'number', autocomplete: 'off', min, max, step: whole ? 1 : 'any', inputmode: 'decimal', 'aria-describedby': `${name}-unit ${name}-wrong`,
+    });
+    const slider = html('input', { id: `${name}-slider`, type: 'range', autocomplete: 'off', min: 0, max: STEPS, step: 1, 'aria-label': `${label}, slider` });
     const wrong = html('span', { id: `${name}-wrong`, class: 'wrong' });
     field.addEventListener('input', () => {
       const value = field.value === '' && optional && !field.validity.badInput ? null : numberOf(field.value);
@@ -75,7 +77,7 @@ export function createControls(change) {
 
   function addChoice(to, name) {
     const { label, of } = CHOICES[name];
-    const select = html('select', { id: name }, ...Object.entries(of).map(([value, text]) => html('option', { value }, text)));
+    const select = html('select', { id: name, autocomplete: 'off' }, ...Object.entries(of).map(([value, text]) => html('option', { value }, text)));
     select.addEventListener('change', () => change(name, select.value, select));
     const row = html('div', { class: 'field choice' }, html('label', { for: name }, label), select);
     to.append(row);
@@ -90,13 +92,13 @@ export function createControls(change) {
   addChoice(limit, 'verb');
   addNumber(limit, 'maxReserved');
   addChoice(limit, 'leaky');
-  const pattern = addChoice(load, 'pattern');
+  const own = addChoice(load, 'pattern').querySelector('[value=preset]');
   for (const name of ['load', 'burst', 'seed', 'span']) addNumber(load, name);
 
   return {
     elements: [limit, load],
     show(settings, preset, source) {
-      pattern.querySelector('[value=preset]').hidden = !preset.script;
+      own.hidden = own.disabled = !preset.script;
       for (const [name, show] of Object.entries(shown)) show(settings[name], source).hidden = !matters(name, settings, preset);
     },
   };

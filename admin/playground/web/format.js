@@ -3,20 +3,22 @@
 const plain = (most) => new Intl.NumberFormat('en', { maximumFractionDigits: most });
 const whole = plain(0), tenths = plain(1), hundredths = plain(2), thousandths = plain(3);
 
-/** A number of tokens, rounded down so that it never shows one that is not there. */
-export function tokens(n) {
-  if (Math.abs(n) >= 100) return whole.format(Math.floor(n + 1e-6));
-  return hundredths.format(Math.floor(n * 100 + 1e-4) / 100);
-}
+/** A number of tokens, rounded down, so that none shows before it is there. */
+export const tokens = (n) => (Math.abs(n) >= 100 ? whole.format(Math.floor(n)) : hundredths.format(Math.floor(n * 100) / 100));
+
+/** A number of tokens that are owed. */
+export const owed = (n) => (n >= 100 ? whole : hundredths).format(n);
 
 /** A number as it was set. */
 export const number = (n) => thousandths.format(n);
 
 /** An instant, or a span that has gone by, in microseconds: to the millisecond. */
-export const time = (us) => `${thousandths.format(Math.round(us / 1000) / 1000)} s`;
+export const time = (us) => `${thousandths.format(Math.round(us / 1000) / 1000)}\u00a0s`;
 
 /** A wait in microseconds: to the millisecond, rounded up, but for a last microsecond. */
-export const wait = (us) => `${thousandths.format(Math.max(Math.ceil((us - 1) / 1000), 1) / 1000)} s`;
+export function wait(us) {
+  return us < 1000 ? `${whole.format(us)}\u00a0µs` : `${thousandths.format(Math.ceil((us - 1) / 1000) / 1000)}\u00a0s`;
+}
 
 /** A share as "10 of 60", with "1 in 6" where few are admitted. */
 export function share({ asked, admitted }) {
@@ -32,5 +34,5 @@ export const count = (n) => whole.format(n);
 
 /** A period in words: "second", "minute", or "12 s". */
 export function period(seconds) {
-  return { 1: 'a second', 60: 'a minute', 3600: 'an hour' }[seconds] ?? `every ${number(seconds)} s`;
+  return { 1: 'a second', 60: 'a minute', 3600: 'an hour' }[seconds] ?? `every ${number(seconds)}\u00a0s`;
 }

@@ -1,19 +1,19 @@
 // Shortcuts of the keyboard. Each is a single key, so they can be switched off on the page.
 
-/** What each key does, in the order of the list on the page. */
+/** What each key does, and the action that does it, in the order of the list on the page. */
 export const SHORTCUTS = [
-  ['Space', [' '], 'run or stop', 'toggle'],
-  ['.', ['.'], 'step to the next event', 'forward'],
-  [',', [','], 'step back', 'back'],
-  ['0', ['0'], 'back to the beginning', 'restart'],
-  ['[', ['['], 'slower', 'slower'],
-  [']', [']'], 'faster', 'faster'],
-  ['n', ['n'], 'next example', 'next'],
-  ['p', ['p'], 'previous example', 'previous'],
-  ['d', ['d'], 'dark or light', 'theme'],
+  [' ', 'run or stop', 'toggle'],
+  ['.', 'step to the next event', 'forward'],
+  [',', 'step back', 'back'],
+  ['0', 'back to the beginning', 'restart'],
+  ['[', 'slower', 'slower'],
+  [']', 'faster', 'faster'],
+  ['n', 'next example', 'next'],
+  ['p', 'previous example', 'previous'],
+  ['d', 'dark or light', 'theme'],
 ];
 
-const BY_KEY = new Map(SHORTCUTS.flatMap(([, keys, , action]) => keys.map((key) => [key, action])));
+const BY_KEY = new Map(SHORTCUTS.map(([key, , action]) => [key, action]));
 
 /** Keys that an element has a use for itself are left to it. */
 function isTaken(element, key) {

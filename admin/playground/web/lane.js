@@ -1,17 +1,17 @@
 // A lane of the page: a bucket, its strip, what it would say now, and its figures.
 import { createBucket } from './bucket.js';
 import { html, set, write } from './draw.js';
-import { count, number, period, share, time, tokens, wait, worded } from './format.js';
+import { count, number, owed, period, share, time, tokens, wait, worded } from './format.js';
 import { look } from './simulate.js';
 import { createStrip, deepestOf } from './strip.js';
 
 const TITLES = { token: 'Token bucket', window: 'Fixed window', leaky: 'Leaky bucket' };
 
 /** Returns what a limit is, in words. */
-function policyOf({ id, start, queues }, settings) {
+function policyOf({ id, start, queues, maxReserved }, settings) {
   const each = `${worded(start.rate)} ${period(settings.period)}`;
   if (id === 'window') return `${each}, all at once`;
-  if (id === 'leaky') return `${each}, ${queues ? 'the rest waits in a queue' : 'room for one request'}`;
+  if (id === 'leaky') return `${each}, ${queues ? `a queue of ${maxReserved < Infinity ? number(maxReserved) : 'any length'}` : 'room for one request'}`;
   return start.capacity > 0 ? `${each}, at most ${number(start.capacity)} kept` : `${each}, none kept`;
 }
 
@@ -45,7 +45,7 @@ export function createLane(id) {
   }
   const element = html('section', { class: 'lane', id: `lane-${id}`, 'aria-labelledby': `title-${id}` },
     html('div', { class: 'vessel' }, bucket.element, level),
-    html('div', { class: 'told' }, html('h3', { id: `title-${id}` }, TITLES[id]), policy, now, last),
+    html('div', { class: 'told' }, html('h2', { id: `title-${id}` }, TITLES[id]), policy, now, last),
     strip.element, figures);
   let lane, history, deepest;
 
@@ -71,7 +71,7 @@ export function createLane(id) {
       const { settings } = history;
       const seen = look(lane, at, settings);
       const { capacity } = lane.start;
-      const held = seen.tokens < 0 ? `owes ${tokens(-seen.tokens)}` : `${tokens(seen.tokens)} of ${number(capacity)}`;
+      const held = seen.tokens < 0 ? `owes ${owed(-seen.tokens)}` : `${tokens(seen.tokens)} of ${number(capacity)}`;
       bucket.draw(seen.tokens, capacity, deepest);
       strip.show(at);
       set(bucket.element, { 'aria-label': `${TITLES[id]}: ${held} tokens` });
@@ -80,7 +80,7 @@ export function createLane(id) {
       write(now, `A request now: ${answer}`);
       now.dataset.answer = !seen.now.ok ? 'refused' : seen.now.readyAtUs > at ? 'waits' : 'admitted';
       write(last, lastOf(seen.last));
-      const each = `${number(settings.period)} s`;
+      const each = `${number(settings.period)}\u00a0s`;
       figure('admitted', 'Admitted', count(seen.admitted));
       figure('refused', 'Refused', count(seen.refused));
       figure('waiting', 'Waiting', seen.admitted && lane.events.some((e) => e.readyAtUs > e.at) ? count(seen.waiting) : null);

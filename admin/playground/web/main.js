@@ -17,7 +17,7 @@ const COARSE_MS = 500; // between pictures, for who wants little motion
 const stillness = matchMedia('(prefers-reduced-motion: reduce)');
 const dark = matchMedia('(prefers-color-scheme: dark)');
 const lanes = new Map(['token', 'window', 'leaky'].map((id) => [id, createLane(id)]));
-let preset, settings, history, drawn = '';
+let preset, settings, history, drawn = '', ran = false;
 
 const player = createPlayer({
   now: () => performance.now(),
@@ -63,7 +63,12 @@ function showTime() {
   $('speed').value = Math.round((Math.log(player.speed / SLOWEST) / Math.log(FASTEST / SLOWEST)) * SPEED_STEPS);
   set($('speed'), { 'aria-valuetext': `${number(player.speed)} simulated seconds a second` });
   if (!running) showLink();
+  if (ran && !running && player.ended) say(`The end. ${told()}`);
+  ran = running;
 }
+
+/** What each limit said last, and holds. */
+const told = () => `${time(player.at)}. ${[...lanes.values()].map((lane) => lane.summary).join(' ')}`;
 
 /** Keeps the address up to date, so that it can be copied. */
 function showLink() {
@@ -86,8 +91,7 @@ function follow(fragment) {
 
 function step(move) {
   move();
-  const told = [...lanes.values()].map((lane) => lane.summary).join(' ');
-  say(`${time(player.at)}. ${told}`);
+  say(told());
 }
 
 function toggle() {
@@ -95,16 +99,12 @@ function toggle() {
   say(player.running ? 'Time runs.' : `Time stands still at ${time(player.at)}.`);
 }
 
-function theme() {
-  const now = document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light');
-  const next = now === 'dark' ? 'light' : 'dark';
-  document.documentElement.dataset.theme = next;
-  showTheme();
-}
+const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light')) === 'dark';
+const showTheme = () => set($('theme'), { 'aria-pressed': isDark() });
 
-function showTheme() {
-  const isDark = (document.documentElement.dataset.theme ?? (dark.matches ? 'dark' : 'light')) === 'dark';
-  set($('theme'), { 'aria-pressed': isDark });
+function theme() {
+  document.documentElement.dataset.theme = isDark() ? 'light' : 'dark';
+  showTheme();
 }
 
 const neighbour = (by) => pick(PRESETS[(PRESETS.indexOf(preset) + by + PRESETS.length) % PRESETS.length]);
@@ -121,18 +121,23 @@ const actions = {
 
 function build() {
   for (const p of PRESETS) {
-    const radio = html('input', { type: 'radio', name: 'preset', id: `preset-${p.id}`, value: p.id });
+    const radio = html('input', { type: 'radio', autocomplete: 'off', name: 'preset', id: `preset-${p.id}`, value: p.id });
     radio.addEventListener('change', () => pick(p));
     $('presets').append(radio, html('label', { for: `preset-${p.id}` }, p.title));
   }
   $('lanes').append(...[...lanes.values()].map((lane) => lane.element));
   $('controls').append(...controls.elements);
-  for (const [key, , does] of SHORTCUTS) $('shortcuts').append(html('div', {}, html('dt', {}, html('kbd', {}, key)), html('dd', {}, does)));
+  for (const [key, does] of SHORTCUTS) {
+    $('shortcuts').append(html('div', {}, html('dt', {}, html('kbd', {}, key === ' ' ? 'Space' : key)), html('dd', {}, does)));
+  }
   for (const id of ['forward', 'back', 'restart', 'theme']) $(id).addEventListener('click', actions[id]);
   $('run').addEventListener('click', toggle);
   $('undo').addEventListener('click', () => pick(preset));
   $('scrub').addEventListener('input', () => player.seek(Number($('scrub').value)));
-  $('speed').addEventListener('input', () => player.setSpeed(Number((SLOWEST * (FASTEST / SLOWEST) ** ($('speed').value / SPEED_STEPS)).toPrecision(2))));
+  $('speed').addEventListener('input', () => {
+    const speed = SLOWEST * (FASTEST / SLOWEST) ** ($('speed').value / SPEED_STEPS);
+    player.setSpeed(Number(speed.toPrecision(2)));
+  });
   listen(actions, () => $('keys').checked);
   dark.addEventListener('change', showTheme);
   addEventListener('hashchange', () => { if (location.hash !== drawn) follow(location.hash); });

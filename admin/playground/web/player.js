@@ -1,6 +1,8 @@
 // Simulated time: it runs, at any speed, stands still, and goes on by steps.
 
-export const SLOWEST = 0.1, FASTEST = 60; // simulated seconds in a second
+/** Simulated seconds in a second. */
+export const SLOWEST = 0.1;
+export const FASTEST = 60;
 
 /**
  * @param {object} options

@@ -9,9 +9,7 @@ function* parts(...list) {
   }
 }
 
-/**
- * The jobs of a model: one every other second on the average, of one to twelve times the cost each.
- */
+/** The jobs of a model: as many a second as the load, on the average, of one to twelve times the cost each. */
 function* jobs({ seed, load }) {
   const random = randomOf(seed);
   for (let at = 0; ;) {

@@ -38,7 +38,7 @@ export function problem(name, value) {
 }
 
 /** Returns the number that a text is, NaN for what is none: no signs, exponents or blanks. */
-export const numberOf = (text) => (/^\d{1,9}(\.\d{1,6})?$/.test(text) ? Number(text) : NaN);
+export const numberOf = (text) => (/^(\d{1,9}(\.\d{0,6})?|\.\d{1,6})$/.test(text) ? Number(text) : NaN);
 
 /** Returns the fragment of a link to a preset with these settings, at an instant in microseconds. */
 export function toFragment(preset, settings, at) {

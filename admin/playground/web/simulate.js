@@ -89,12 +89,12 @@ export function simulate(settings, script) {
   return { settings, span, arrivals, lanes, instants: [...instants].sort((a, b) => a - b) };
 }
 
-/** Returns how many of a sorted list, whose instants of() names, are not after at. */
-export function countUpTo(list, at, of = (x) => x.at) {
+/** Returns how many of a list, which is sorted by their instants, are not after at. */
+function countUpTo(list, at) {
   let low = 0, high = list.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (of(list[middle]) <= at) low = middle + 1;
+    if (list[middle].at <= at) low = middle + 1;
     else high = middle;
   }
   return low;
@@ -102,30 +102,45 @@ export function countUpTo(list, at, of = (x) => x.at) {
 
 const stateAt = (lane, n) => (n > 0 ? lane.events[n - 1].state : lane.start);
 
-/** Returns what a lane holds at an instant. */
-export const tokensAt = (lane, at) => evaluate(stateAt(lane, countUpTo(lane.events, at)), at, 0).tokens;
+/**
+ * Returns what a lane holds over time, as points of an instant and tokens: so many at equal distances, and two at each
+ * request, before and after it.
+ */
+export function levels(lane, span, columns) {
+  const points = [];
+  let n = 0;
+  const held = (at) => points.push([at, evaluate(stateAt(lane, n), at, 0).tokens]);
+  for (let i = 0; i <= columns; i++) {
+    const at = Math.round((i / columns) * (span - 1)); // the instant after the last may be another window's
+    for (; n < lane.events.length && lane.events[n].at <= at; n++) {
+      const { at: asked, tokens } = lane.events[n];
+      held(asked);
+      points.push([asked, tokens]);
+    }
+    held(at);
+  }
+  return points;
+}
 
 /** Returns what a lane shows at an instant. Nothing later is in it. */
 export function look(lane, at, { cost, verb }) {
-  const n = countUpTo(lane.events, at);
-  const state = stateAt(lane, n);
-  const begun = countUpTo(lane.runs, at);
-  const admitted = n > 0 ? lane.events[n - 1].admitted : 0;
   const admittedUpTo = (instant) => {
-    const asked = countUpTo(lane.events, instant);
-    return { asked, admitted: asked > 0 ? lane.events[asked - 1].admitted : 0 };
+    const n = countUpTo(lane.events, instant);
+    return { asked: n, admitted: n > 0 ? lane.events[n - 1].admitted : 0 };
   };
+  const { asked, admitted } = admittedUpTo(at);
+  const state = stateAt(lane, asked), begun = countUpTo(lane.runs, at);
   const period = lane.start.period_us;
   const before = admittedUpTo(at - period - 1), until = admittedUpTo(at - 1);
   const refused = lane.events.findIndex((e) => !e.ok);
   return {
     tokens: evaluate(state, at, 0).tokens,
     now: step(lane, state, { at, cost, verb }).answer,
-    last: n > 0 ? lane.events[n - 1] : null,
-    asked: n, admitted, refused: n - admitted, waiting: admitted - begun,
+    last: lane.events[asked - 1] ?? null,
+    asked, admitted, refused: asked - admitted, waiting: admitted - begun,
     firstPeriod: admittedUpTo(Math.min(at, period - 1)),
     lastPeriod: at >= period ? { asked: until.asked - before.asked, admitted: until.admitted - before.admitted } : null,
-    firstRefusal: refused >= 0 && refused < n ? lane.events[refused].at : null,
+    firstRefusal: refused >= 0 && refused < asked ? lane.events[refused].at : null,
     busiest: begun > 0 ? lane.runs[begun - 1].most : 0,
   };
 }

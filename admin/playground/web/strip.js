@@ -1,6 +1,6 @@
 // A lane as a strip over time: above what it holds, below each request, admitted or refused, and when work runs.
 import { set, svg } from './draw.js';
-import { tokensAt } from './simulate.js';
+import { levels } from './simulate.js';
 
 const WIDTH = 1000, COLUMNS = 500;
 const FULL = 8, FLOOR = 74, ASKED = 98; // where the bucket is full, the floor of the drawing of levels, and the line of requests
@@ -9,7 +9,7 @@ const HEIGHT = 122;
 /** Returns an empty strip. draw(lane, span) shows a history, and show(at) how far it has come. */
 export function createStrip() {
   const part = (name) => svg('path', { class: name, 'vector-effect': 'non-scaling-stroke' });
-  const held = part('held'), owed = part('owed'), level = part('level'), zero = part('zero'), line = part('line');
+  const held = part('held'), owed = part('owed'), level = part('curve'), zero = part('zero'), line = part('line');
   const admitted = part('admitted'), refused = part('refused'), reserved = part('reserved'), runs = part('runs');
   const veil = svg('rect', { y: 0, height: HEIGHT, class: 'veil' });
   const cursor = svg('line', { y1: 0, y2: HEIGHT, class: 'cursor', 'vector-effect': 'non-scaling-stroke' });
@@ -18,13 +18,12 @@ export function createStrip() {
   let span = 1;
   const x = (at) => ((at / span) * WIDTH).toFixed(2);
 
-  function levels(lane, deepest) {
+  function drawLevels(lane, deepest) {
     const { capacity } = lane.start;
     const room = capacity - deepest || 1;
     const y = (tokens) => FULL + ((capacity - tokens) / room) * (FLOOR - FULL);
-    const tokens = [];
-    for (let i = 0; i <= COLUMNS; i++) tokens.push(tokensAt(lane, Math.round((i / COLUMNS) * span)));
-    const curve = (of) => tokens.map((n, i) => `${((i / COLUMNS) * WIDTH).toFixed(1)} ${y(of(n)).toFixed(1)}`).join('L');
+    const points = levels(lane, span, COLUMNS);
+    const curve = (of) => points.map(([at, tokens]) => `${x(at)} ${y(of(tokens)).toFixed(1)}`).join('L');
     const bottom = y(0).toFixed(1);
     const area = (of) => `M0 ${bottom}L${curve(of)}L${WIDTH} ${bottom}Z`;
     set(level, { d: `M${curve((n) => n)}` });
@@ -38,7 +37,7 @@ export function createStrip() {
     draw(lane, history) {
       span = history.span;
       const deepest = deepestOf(lane);
-      levels(lane, deepest);
+      drawLevels(lane, deepest);
       const marks = { admitted: [], refused: [], reserved: [], runs: [] };
       for (const e of lane.events) {
         if (!e.ok) marks.refused.push(`M${x(e.at)} ${ASKED + 4}v13`);
@@ -53,8 +52,7 @@ export function createStrip() {
       set(refused, { d: marks.refused.join('') });
       set(reserved, { d: marks.reserved.join('') });
       set(runs, { d: marks.runs.join('') });
-      const n = lane.events.length;
-      element.dataset.marks = n > 250 ? 'many' : n > 60 ? 'some' : 'few';
+      element.dataset.marks = densityOf(lane.events, span);
     },
     show(at) {
       const from = x(at);
@@ -62,6 +60,13 @@ export function createStrip() {
       set(cursor, { x1: from, x2: from });
     },
   };
+}
+
+/** Returns how close most requests are to the next, at the usual width. */
+function densityOf(events, span) {
+  const gaps = events.slice(1).map((e, i) => e.at - events[i].at).sort((a, b) => a - b);
+  const usual = ((gaps[Math.floor(gaps.length / 4)] ?? span) / span) * COLUMNS;
+  return usual < 3 ? 'many' : usual < 6 ? 'some' : 'few';
 }
 
 /** Returns the most that a lane ever owes, as a number below 0, or 0. */
