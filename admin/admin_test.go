@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -149,4 +151,27 @@ func TestProgramWithoutRules(t *testing.T) {
 	require.Contains(t, got.body, "no rules in tables")
 	require.Equal(t, http.StatusSeeOther, f.post(t, "/admin/reset", "limit", "messages", "key", "ada").status, "a reset needs no rules")
 	require.NotContains(t, f.log.String(), "ada")
+}
+
+func TestSchemaOfAnotherName(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.NewEmpty(t)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "limits"}))
+	set, err := rules.NewSet(pool, rules.Config{Schema: "limits"})
+	require.NoError(t, err)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Schema: "limits", Policies: set})
+	require.NoError(t, err)
+	f := &fixture{pool: pool, limiter: limiter, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
+	f.take(t, messages.For("ada"))
+	f.server = httptest.NewServer(muxOf("/admin/", f.handler(t, set)))
+	t.Cleanup(f.server.Close)
+	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+		got := f.get(t, page)
+		require.Less(t, got.status, http.StatusInternalServerError, name)
+		require.NotContains(t, got.body, `class="fault"`, name)
+	}
+	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "ada")
+	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
+	require.Equal(t, http.StatusSeeOther, got.status)
+	require.Contains(t, f.get(t, "/admin/history").body, "Ana")
 }

@@ -14,6 +14,8 @@ var fault = regexp.MustCompile(`<p class="fault">[^<]*`)
 // 20,000 overrides and 100,000 changes in the tables:
 //
 //	go test ./admin -run xxx -bench Page -benchtime 10x
+//
+// docs/admin.md has the figures.
 func BenchmarkPage(b *testing.B) {
 	f := setup(b)
 	id := f.furnish(b)

@@ -23,6 +23,8 @@ type exceptionRow struct {
 	Limit, Key string
 	Says       string
 	rules.Edit
+	// Whole is whether it is of every bucket of the limit.
+	Whole bool
 	// State is "ahead", "holds" or "over".
 	State string
 }
@@ -80,7 +82,9 @@ func cut(list *listing) *rules.Bucket {
 
 func pauseRows(list *listing) (rows []exceptionRow) {
 	for _, p := range list.Pauses {
-		row := exceptionRow{Limit: p.Limit, Key: p.Key, Says: "until " + clock(p.Until) + " UTC", Edit: p.Edit, State: "holds"}
+		row := exceptionRow{
+			Limit: p.Limit, Key: p.Key, Says: "paused until " + clock(p.Until) + " UTC", Edit: p.Edit, Whole: p.Key == "", State: "holds",
+		}
 		switch {
 		case !p.Until.After(list.Now):
 			row.State = "over"

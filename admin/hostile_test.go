@@ -18,7 +18,9 @@ import (
 var (
 	scripts = regexp.MustCompile(`(?i)<script[^>]*>`)
 	title   = regexp.MustCompile(`<title>(.*?)</title>`)
-	inline  = regexp.MustCompile(`(?i)<[^>]*\s(on\w+|style)=`)
+	// attribute is where forms keep a key as it is, for the server.
+	attribute = regexp.MustCompile(` value="[^"]*"`)
+	inline    = regexp.MustCompile(`(?i)<[^>]*\s(on\w+|style)=`)
 )
 
 // hidden are characters that hide or turn around other text.
@@ -68,6 +70,7 @@ func (f *fixture) isShownAsText(t *testing.T, key, page string) {
 	got := f.get(t, page)
 	require.Equal(t, http.StatusOK, got.status, page)
 	f.isHarmless(t, got)
+	require.False(t, strings.ContainsAny(attribute.ReplaceAllString(got.body, ""), hidden), "what is hidden is spelled out on %s", page)
 	require.NotContains(t, title.FindString(got.body), html.EscapeString(key))
 	text, codes := admin.Spell(key)
 	shown := strings.ReplaceAll(html.UnescapeString(regexp.MustCompile(`<span class="code"[^>]*>[^<]*</span>`).ReplaceAllString(got.body, "")), "\ufffd", "")

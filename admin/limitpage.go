@@ -27,6 +27,8 @@ type limitBody struct {
 	Policies []policyLine
 	Plans    []string
 	Rules    *part[listing]
+	// Exceptions are the first pauses and overrides.
+	Exceptions []exceptionRow
 	// Pause is the one of the whole limit.
 	Pause   *rules.StoredPause
 	Global  *part[*level]
@@ -88,6 +90,7 @@ func (v *visit) limit() {
 	}
 	limit, known := v.limitOf(body.Name, list.Rules)
 	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, list), list.pauseOf(body.Name, "")
+	body.Exceptions = append(first(pauseRows(&list)), first(overrideRows(&list))...)
 	body.Plans = plansOf(body.Name, list.Rules)
 	var after *string
 	if query.Has("after") {
@@ -106,6 +109,9 @@ func (v *visit) limit() {
 	g.wait.Wait()
 	g.show("limit.html", page{Title: "Limit " + body.Name, Here: "limits", Body: body})
 }
+
+// first returns as many rows as one page shows of several kinds.
+func first(rows []exceptionRow) []exceptionRow { return rows[:min(len(rows), mostTop)] }
 
 func plansOf(name string, list []rules.StoredRule) (plans []string) {
 	for i := range list {
