@@ -2,9 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"sync"
@@ -45,17 +42,7 @@ type comparison struct {
 var errGaveUp = errors.New("the caller gave up")
 
 func newFingerprint(secret []byte) *fingerprint {
-	return &fingerprint{own: fingerprintOf(secret), made: time.Now()}
-}
-
-// fingerprintOf returns what the tables keep of a secret, from which it cannot be learnt.
-func fingerprintOf(secret []byte) string {
-	if len(secret) == 0 {
-		return store.NoSecret
-	}
-	mac := hmac.New(sha256.New, secret)
-	mac.Write([]byte("pgratelimit: the fingerprint of HashKey")) // without the NUL that is in whatever hashKey hashes
-	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+	return &fingerprint{own: store.FingerprintOf(secret), made: time.Now()}
 }
 
 // runChecked runs c when the keys in the tables are stored under this Limiter's secret, as far as that is known.

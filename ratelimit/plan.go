@@ -142,6 +142,10 @@ func (p *plan) makeRoom(n int) {
 		p.asks, p.of, p.asked = p.oneAsk[:0], p.oneOf[:0], p.oneAsked[:]
 		return
 	}
+	if cap(p.asked) >= n { // a simulation brings room
+		p.asks, p.of, p.asked = p.asks[:0], p.of[:0], p.asked[:n]
+		return
+	}
 	p.asks, p.of, p.asked = make([]bucket.Ask, 0, n), make([]subject, 0, n), make([]asked, n)
 }
 
@@ -186,7 +190,7 @@ func limitDebt(a *bucket.Ask, limit *Limit, reserve bool) error {
 
 // sort puts the buckets in the order in which every call locks them: that of the primary key.
 func (p *plan) sort() {
-	if len(p.asks) <= 1 {
+	if slices.IsSortedFunc(p.asks, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) }) {
 		return
 	}
 	order := make([]int, len(p.asks))

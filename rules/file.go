@@ -124,7 +124,7 @@ func (d *Document) validate() error {
 			return err
 		}
 	}
-	_, err := NewTiers(d.Tiers, anyLimit, d.attributes()...)
+	_, err := NewTiers(d.Tiers, anyLimit, d.Attributes()...)
 	return err
 }
 
@@ -148,8 +148,9 @@ func (d *Document) validateCosts(r *Rule) error {
 	return nil
 }
 
-// attributes returns the attributes that the tiers name besides those that every program has, sorted.
-func (d *Document) attributes() []string {
+// Attributes returns the attributes that the tiers name besides those that every program has, sorted: what SiteConfig has to
+// declare.
+func (d *Document) Attributes() []string {
 	var named []string
 	for _, t := range d.Tiers.Tiers {
 		for _, at := range placeholder.FindAllStringSubmatch(t.Key, -1) {

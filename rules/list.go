@@ -4,15 +4,47 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
+// ListQuery is which part of the tables ListSome returns. Its zero value is all of them.
+type ListQuery struct {
+	// Limit is the limit's name. Empty: all.
+	Limit string
+	// Key is that of overrides and pauses; the pauses of limits themselves are listed besides. Nil: all.
+	Key *string
+	// After is the override or pause after which to begin: that of the last one before. The zero Bucket: with the first.
+	After Bucket
+	// Most is how many rules, overrides and pauses to return, of each. 0: all.
+	Most int
+}
+
 // List returns what the tables say, as it is at one instant.
-func (s *Store) List(ctx context.Context) (Listing, error) {
+func (s *Store) List(ctx context.Context) (Listing, error) { return s.ListSome(ctx, ListQuery{}) }
+
+// ListSome returns a part of what the tables say, as it is at one instant: for people, who look at one limit, or at so
+// many overrides at a time. The tiers are there in full.
+func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) {
 	if err := s.check(); err != nil {
 		return Listing{}, err
+	}
+	if query.Most < 0 {
+		return Listing{}, invalid("list: Most is %d; use a number above 0, or 0 for all", query.Most)
+	}
+	last := strings.Repeat("\U0010FFFF", maxKey/4+1) // comes after every name and every key of the tables
+	name, toName, key, toKey := "", last, "", last
+	if query.Limit != "" {
+		name, toName = query.Limit, query.Limit
+	}
+	if query.Key != nil {
+		key, toKey = *query.Key, *query.Key
+	}
+	after, most := query.After, new(query.Most)
+	if query.Most == 0 {
+		most = nil
 	}
 	var list Listing
 	err := s.read(ctx, func(tx pgx.Tx) error {
@@ -23,9 +55,9 @@ func (s *Store) List(ctx context.Context) (Listing, error) {
 		}
 		list.Tiers.Match = Match(match)
 		var batch pgx.Batch
-		batch.Queue(s.sql.listRules).Query(list.readRules)
-		batch.Queue(s.sql.listOverrides).Query(list.readOverrides)
-		batch.Queue(s.sql.listPauses).Query(list.readPauses)
+		batch.Queue(s.sql.listRules, name, toName, most).Query(list.readRules)
+		batch.Queue(s.sql.listOverrides, name, toName, key, toKey, after.Limit, after.Key, most).Query(list.readOverrides)
+		batch.Queue(s.sql.listPauses, name, toName, key, toKey, after.Limit, after.Key, most).Query(list.readPauses)
 		batch.Queue(s.sql.loadTiers).Query(list.readTiers)
 		return tx.SendBatch(ctx, &batch).Close()
 	})

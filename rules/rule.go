@@ -94,6 +94,19 @@ func (r *Rule) validate() error {
 	return nil
 }
 
+// AsLimit returns the limit with the policy of the rule, as it would be defined in the code. It returns an error that wraps
+// ErrInvalid and says what to change.
+func (r Rule) AsLimit() (ratelimit.Limit, error) {
+	if err := r.validate(); err != nil {
+		return ratelimit.Limit{}, err
+	}
+	policy, err := r.policy()
+	if err != nil {
+		return ratelimit.Limit{}, err
+	}
+	return ratelimit.NewLimit(r.Limit, policy)
+}
+
 // check checks the words and numbers of the policy.
 func (r *Rule) check() error {
 	switch r.Mode {

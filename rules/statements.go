@@ -137,12 +137,20 @@ const (
 	// loadLate returns how long before $2 the changes after the version $1 began, and $3 when there is none.
 	loadLate = `SELECT coalesce(max($2::bigint - from_us), $3::bigint) FROM ratelimit.rule_changes WHERE version > $1 AND what IN ('rule', 'override')`
 
-	listRules = `SELECT name, plan, from_us, ` + ruleColumns + `, version FROM ratelimit.rules ORDER BY name, plan`
+	// listRules returns those of the names from $1 to $2, at most $3 of them; null: all.
+	listRules = `SELECT name, plan, from_us, ` + ruleColumns + `, version FROM ratelimit.rules
+		WHERE name BETWEEN $1 AND $2 ORDER BY name, plan LIMIT $3`
 
+	// listOverrides returns those of the names from $1 to $2 and the keys from $3 to $4 that come after the name $5 and the key
+	// $6, at most $7 of them; null: all.
 	listOverrides = `SELECT name, key, from_us, until_us, ` + overrideColumns + `, author, reason FROM ratelimit.overrides
-		ORDER BY name, key, from_us`
+		WHERE name BETWEEN $1 AND $2 AND key BETWEEN $3 AND $4 AND (name, key) > ($5, $6)
+		ORDER BY name, key, from_us LIMIT $7`
 
-	listPauses = `SELECT name, key, from_us, until_us, reason, author FROM ratelimit.pauses ORDER BY name, key`
+	// listPauses returns what listOverrides does of the pauses, and those of the limits themselves.
+	listPauses = `SELECT name, key, from_us, until_us, reason, author FROM ratelimit.pauses
+		WHERE name BETWEEN $1 AND $2 AND (key BETWEEN $3 AND $4 OR key = '') AND (name, key) > ($5, $6)
+		ORDER BY name, key LIMIT $7`
 
 	// history returns the newest $6 entries before the version $1.
 	history = `SELECT version, what, name, plan, key, says, from_us, made_us, author, reason FROM ratelimit.rule_changes

@@ -20,6 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // config is what a gateway needs to know.
@@ -27,6 +28,7 @@ type config struct {
 	pool      *pgxpool.Pool
 	upstream  string           // URL where requests go that pass
 	customers customers        // who has an API key
+	operators operators        // who may see the admin page
 	hashKey   []byte           // under which keys are stored, the same for all gateways on the tables
 	source    httplimit.Source // where the address of a client is read
 	patience  time.Duration    // how long a decision, and the upstream, may take; 0 is the default
@@ -41,6 +43,7 @@ type gateway struct {
 	config
 	set             *rules.Set
 	limiter         *ratelimit.Limiter
+	denials         *denials.Counter // for the admin page
 	address, caller httplimit.Key
 	visitors        *httplimit.Sessions
 }
@@ -57,9 +60,13 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	counter, err := denials.New(c.pool, denials.Config{Keys: true, Logger: c.log})
+	if err != nil {
+		return nil, err
+	}
 	// The table holds no address and no name, only their HMAC.
 	limiter, err := ratelimit.New(c.pool, ratelimit.Config{
-		HashKey: c.hashKey, Policies: set, Observer: observer, DenyCache: 10_000, AsOf: c.asOf,
+		HashKey: c.hashKey, Policies: set, Observer: observer, DenyCache: 10_000, Refused: counter.Refused, AsOf: c.asOf,
 	})
 	if err != nil {
 		return nil, err
@@ -71,10 +78,13 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	// A visitor without an API key pays as his address until a Verify hook vouches for his session, so that
 	// throwing away the cookie gains nothing.
 	caller := httplimit.FirstOf(customerOf, visitors.Key())
-	g := &gateway{config: c, set: set, limiter: limiter, address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller, visitors: visitors}
+	g := &gateway{
+		config: c, set: set, limiter: limiter, denials: counter,
+		address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller, visitors: visitors,
+	}
 
 	mux := http.NewServeMux()
-	if err := errors.Join(g.addAPI(mux), g.addLimits(mux)); err != nil {
+	if err := errors.Join(g.addAPI(mux), g.addLimits(mux), g.addAdmin(mux)); err != nil {
 		return nil, err
 	}
 	mux.Handle("GET /ratelimit.js", client.Handler())

@@ -57,11 +57,16 @@ func loadRules(ctx context.Context, pool *pgxpool.Pool, observer ratelimit.Obser
 	return set, set.Load(ctx)
 }
 
-// whileUpToDate calls do while the gateway hears of changes of its limits.
+// whileUpToDate calls do while the gateway hears of changes of its limits, and writes down what it refuses.
 func (g *gateway) whileUpToDate(ctx context.Context, do func() error) error {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { _ = g.set.Run(ctx) }) // its error is that of ctx
+	running.Go(func() {
+		if err := g.denials.Run(ctx); err != nil {
+			g.log.Warn("the last refusals are not written", "error", err)
+		}
+	})
 	defer running.Wait()
 	defer stop()
 	return do()

@@ -1,7 +1,7 @@
 // Command gateway is a gateway in front of an API, with limits per address, per API key by its plan, per route, and for
 // everybody, all of which are in tables. It finds or starts a Postgres, plays honest and dishonest clients against itself
 // over HTTP, changes a plan while they ask, prints what was admitted beside what the limits allow, and exits with 0 when the
-// two are equal. With -listen it serves the gateway, and a page that shows a visitor what is left.
+// two are equal. With -listen it serves the gateway, a page that shows a visitor what is left, the admin page and the playground.
 //
 // README.md says what it shows and which files to copy.
 package main
@@ -55,9 +55,11 @@ func run(ctx context.Context, w io.Writer, o options) error {
 // listen serves the gateway until ctx ends, to clients that connect to it directly.
 func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string) error {
 	log := slog.New(slog.NewTextHandler(w, nil))
+	operators := newOperators()
 	return demo.During(ctx, httpServer(new(upstream), log), shutdownTimeout, func(behind string) error {
 		g, err := newGateway(ctx, config{
-			pool: pool, upstream: behind, hashKey: secret(), customers: listenCustomers(), source: httplimit.Peer, log: log,
+			pool: pool, upstream: behind, hashKey: secret(), customers: listenCustomers(), operators: operators,
+			source: httplimit.Peer, log: log,
 		})
 		if err != nil {
 			return err
@@ -67,6 +69,8 @@ func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string
 			return err
 		}
 		fmt.Fprintf(w, "%s, with the API keys free-key and pro-key; Ctrl-C ends it\n", url)
+		fmt.Fprintf(w, "%s/admin/ asks for your name and a password: %s to look, %s to change limits\n", url, operators.look, operators.change)
+		fmt.Fprintf(w, "%s/playground/ shows what limits do\n", url)
 		return g.whileUpToDate(ctx, func() error { return demo.Serve(ctx, httpServer(g, log), listener, shutdownTimeout) })
 	})
 }

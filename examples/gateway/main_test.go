@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -85,13 +86,28 @@ func TestRun(t *testing.T) {
 			_ = write.CloseWithError(err)
 		}()
 		lines := bufio.NewReader(read)
-		line, err := lines.ReadString('\n')
-		require.NoError(t, err)
+		line := func(pattern string) string {
+			line, err := lines.ReadString('\n')
+			require.NoError(t, err)
+			printed := regexp.MustCompile(pattern).FindStringSubmatch(line)
+			require.Len(t, printed, 2, line)
+			return printed[1]
+		}
+		port := line(`^http://localhost:(\d+), with the API keys free-key and pro-key; Ctrl-C`)
+		passwords := line(`^http://localhost:` + port + `/admin/ asks for your name and a password: (\w+ to look, \w+ to change limits)\n$`)
+		line(`^http://localhost:` + port + `(/playground/) shows what limits do\n$`)
 		go func() { _, _ = io.Copy(io.Discard, lines) }()
-		printed := regexp.MustCompile(`^http://localhost:(\d+), with the API keys free-key and pro-key; Ctrl-C`).FindStringSubmatch(line)
-		require.Len(t, printed, 2, line)
-		got := get(t, "http://127.0.0.1:"+printed[1]+"/v1/hello", map[string]string{"Authorization": "Bearer pro-key"})
-		require.Equal(t, http.StatusOK, got.status, got.body)
+		url := "http://127.0.0.1:" + port
+		require.Eventually(t, func() bool { // a machine that is slow may take longer than a decision may
+			return get(t, url+"/v1/hello", map[string]string{"Authorization": "Bearer pro-key"}).status == http.StatusOK
+		}, patience, time.Millisecond)
+		words := strings.Fields(passwords)
+		got := get(t, url+"/admin/", map[string]string{"Authorization": as("ana", words[0])})
+		require.Contains(t, got.body, "read-only")
+		got = get(t, url+"/admin/", map[string]string{"Authorization": as("ana", words[3])})
+		require.Equal(t, http.StatusOK, got.status)
+		require.NotContains(t, got.body, "read-only")
+		require.Equal(t, http.StatusOK, get(t, url+"/playground/", nil).status)
 		stop()
 		require.NoError(t, <-done)
 	})

@@ -40,7 +40,7 @@ func serveGatewayOn(t *testing.T, pool *pgxpool.Pool, upstream string, asOf func
 	t.Helper()
 	g, err := newGateway(t.Context(), config{
 		pool: pool, upstream: upstream, customers: listenCustomers(), source: httplimit.Peer, hashKey: []byte("the same for all gateways"),
-		patience: patience, asOf: asOf, log: slog.New(slog.DiscardHandler),
+		operators: operators{look: "look", change: "change"}, patience: patience, asOf: asOf, log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
 	server := httptest.NewServer(g)

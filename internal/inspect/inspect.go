@@ -4,11 +4,19 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"regexp"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // ErrInvalid is in the chain of errors that a query returns that cannot be answered.
@@ -23,135 +31,107 @@ type DB interface {
 type Reader struct {
 	db     DB
 	schema string
+	sql    statements
+	look   looks
 }
 
-// Bucket is a bucket as it is stored.
-type Bucket struct {
-	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
-	Limit, Key string
-	// Rows are its rows in the order of their shards: one, unless the limit has several.
-	Rows []Row
+// looks are how many rows the queries look at that do not say it themselves.
+type looks struct{ reservations, refusals, refusedKeys int }
+
+const (
+	defaultSchema = "ratelimit"
+	// What the tables can hold of a name and a key.
+	maxNameBytes, maxKeyBytes = 64, 256
+)
+
+var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+// New returns a Reader of the tables in a schema; "" is "ratelimit". It sends nothing. The error wraps ErrInvalid.
+func New(db DB, schema string) (*Reader, error) {
+	schema = cmp.Or(schema, defaultSchema)
+	switch {
+	case db == nil:
+		return nil, invalid("the DB is nil; pass a pool, a connection or a transaction")
+	case !validSchema.MatchString(schema):
+		return nil, invalid("schema %.80q; use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", schema)
+	}
+	return &Reader{
+		db: db, schema: schema, sql: newStatements(schema),
+		look: looks{reservations: lookReservations, refusals: lookRefusals, refusedKeys: lookRefusedKeys},
+	}, nil
 }
 
-// Row is a row of a bucket.
-type Row struct {
-	// Shard is its number, from 0.
-	Shard int
-	// Tokens is what it held at At: negative while something is owed.
-	Tokens float64
-	// At is when it was last changed, on the database's clock.
-	At time.Time
+// Now returns what time it is on the database's clock.
+func (r *Reader) Now(ctx context.Context) (time.Time, error) {
+	now, err := collect(ctx, r, "now", pgx.RowTo[int64], nowSQL)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return instant(now[0]), nil
 }
 
-// BucketQuery is which buckets to return, in the order of their keys.
-type BucketQuery struct {
-	// Limit is the limit's name.
-	Limit string
-	// Prefix is what the keys begin with, byte for byte. Empty: all.
-	Prefix string
-	// After is the key after which to begin: that of the last bucket before. Nil: with the first.
-	After *string
-	// Most is how many to return, up to 1000. Defaults to 50.
-	Most int
+// collect returns the rows that a statement returns. The statement is planned each time, for its parameters: a plan for
+// any parameters takes the minutes of an hour, or the buckets of a limit, for few.
+func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, err := r.db.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if err != nil {
+		return nil, r.explain(doing, err)
+	}
+	found, err := pgx.CollectRows(rows, scan)
+	if err != nil {
+		return nil, r.explain(doing, err)
+	}
+	return found, nil
 }
 
-// DebtQuery is where to look for buckets that owe tokens.
-type DebtQuery struct {
-	// Limit is the limit's name. Empty: all limits.
-	Limit string
-	// After is where the search before ended. Nil: at the beginning.
-	After *Position
-	// Look is how many rows to look at, up to 1,000,000. Defaults to 100,000.
-	Look int
+// explain adds to err what was being done, and what to do about it.
+func (r *Reader) explain(doing string, err error) error {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		switch pgErr.Code {
+		case "42P01", "42703", "3F000": // there is no such table, column or schema
+			err = fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, r.schema, err)
+		case "42501":
+			err = fmt.Errorf("%w; the role needs the privileges of a Reader on schema %q: migrations.Grants has the statements", err, r.schema)
+		}
+	}
+	return fmt.Errorf("inspect: %s: %w", doing, err)
 }
 
-// Position is a place in the order of buckets.
-type Position struct {
-	// Limit and Key name the bucket.
-	Limit, Key string
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// Debts is what a search for debts has found.
-type Debts struct {
-	// Buckets held less than nothing when they were last changed, in the order of their keys. What has arrived since then
-	// depends on the policy: project each to now.
-	Buckets []Bucket
-	// Next is where the next search goes on. Nil: everything was looked at.
-	Next *Position
+// checkName returns an error when no limit can have the name.
+func checkName(name string) error { return checkText("the limit", name, maxNameBytes) }
+
+// checkKey returns an error when no bucket can have the key.
+func checkKey(what, key string) error { return checkText(what, key, maxKeyBytes) }
+
+func checkText(what, text string, most int) error {
+	if len(text) > most || !utf8.ValidString(text) || strings.IndexByte(text, 0) >= 0 {
+		return invalid("%s is %.80q; use up to %d bytes of UTF-8 without NUL", what, text, most)
+	}
+	return nil
 }
 
-// Reservation is a reservation as it is stored.
-type Reservation struct {
-	// ID is its identity.
-	ID string
-	// State is "open", "settled", "cancelled" or "expired".
-	State string
-	// ReadyAt is when the work may begin, and StaleAt when it has lost its slot; zero: never.
-	ReadyAt, StaleAt time.Time
-	// StartedAt is when the work began. Zero: it has not.
-	StartedAt time.Time
-	// ExpiresAt is when it ends by itself, or its record goes.
-	ExpiresAt time.Time
-	// Release is whether it then gives back what it took.
-	Release bool
-	// Items are what it took.
-	Items []Item
+// checkMost returns most, and byDefault for 0.
+func checkMost(what string, most, byDefault, highest int) (int, error) {
+	if most < 0 || most > highest {
+		return 0, invalid("%s is %d; use 1 to %d, or 0 for %d", what, most, highest, byDefault)
+	}
+	return cmp.Or(most, byDefault), nil
 }
 
-// Item is what a reservation took from one bucket.
-type Item struct {
-	// Limit, Key and Plan name the bucket; Key is as stored.
-	Limit, Key, Plan string
-	// Cost is what was reserved of it.
-	Cost float64
-}
+// next returns the first text after one, in the order of its bytes: the tables hold no NUL.
+func next(text string) string { return text + "\x01" }
 
-// ReservationQuery is which reservations to return, in the order of their ends.
-type ReservationQuery struct {
-	// State is "open", "settled", "cancelled" or "expired". Empty: all.
-	State string
-	// Limit is the limit's name, and Key the key as stored, one of theirs has to be. Nil Key: any; empty Limit: any.
-	Limit string
-	Key   *string
-	// Waiting asks for those that are open and whose work may not begin yet.
-	Waiting bool
-	// After is the last one before. Nil: with the first.
-	After *ReservationPosition
-	// Most is how many to return, up to 1000. Defaults to 50.
-	Most int
-}
+func instant(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
-// ReservationPosition is a place in the order of reservations.
-type ReservationPosition struct {
-	ExpiresAt time.Time
-	ID        string
-}
-
-// Reservations is what a query for reservations has found.
-type Reservations struct {
-	// List has at most as many as were asked for. It may have fewer, and none, although there are more: see Next.
-	List []Reservation
-	// Next is where the next query goes on. Nil: there are no more.
-	Next *ReservationPosition
-}
-
-// RefusalQuery is which refusals to sum up by the minute.
-type RefusalQuery struct {
-	// Limit is the limit's name. Empty: all.
-	Limit string
-	// Key is the key as stored. Nil: all.
-	Key *string
-	// Since and Until are between which instants the minutes begin: a day at most.
-	Since, Until time.Time
-	// Shadow asks for those that turned nobody away.
-	Shadow bool
-}
-
-// Minute is what was refused in a minute.
-type Minute struct {
-	// Begin is when it begins.
-	Begin time.Time
-	// Refused is how often, and Cost what was asked for, in tokens.
-	Refused int64
-	Cost    float64
+// optional returns an instant, the zero time for null.
+func optional(us *int64) time.Time {
+	if us == nil {
+		return time.Time{}
+	}
+	return instant(*us)
 }

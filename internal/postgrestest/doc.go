@@ -26,6 +26,11 @@
 // fails; only the template database that the others are cloned from stays, one for each state of the
 // migrations.
 //
+// # PgBouncer
+//
+// [StartPgBouncer] puts one in front of a test's database, where the program is in PATH or where packages put it. It ends as the
+// servers do.
+//
 // # Without a server
 //
 // A test is skipped, with the whole reason, on a developer's machine, and fails when CI is set. What

@@ -2,6 +2,9 @@ package store
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 
 	"github.com/jackc/pgx/v5"
@@ -9,6 +12,16 @@ import (
 
 // NoSecret is the fingerprint of a program that stores keys as they are.
 const NoSecret = "none"
+
+// FingerprintOf returns what the tables keep of a secret, from which it cannot be learnt.
+func FingerprintOf(secret []byte) string {
+	if len(secret) == 0 {
+		return NoSecret
+	}
+	mac := hmac.New(sha256.New, secret)
+	mac.Write([]byte("pgratelimit: the fingerprint of HashKey")) // without the NUL that is in whatever a Limiter hashes
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
 
 // Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet.
 func (s *Session) Fingerprint(ctx context.Context) (string, error) {

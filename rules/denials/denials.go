@@ -75,13 +75,12 @@ type Counter struct {
 // New returns a Counter that writes on connections of the pool. It makes none; that the table is there shows when it
 // writes. The error wraps ratelimit.ErrInvalidConfig and says what to change.
 func New(pool *pgxpool.Pool, config Config) (*Counter, error) {
-	config.Schema = cmp.Or(config.Schema, "ratelimit")
-	switch {
-	case pool == nil:
+	if pool == nil {
 		return nil, fmt.Errorf("%w: denials: the pool is nil; pass what pgxpool.New returned", ratelimit.ErrInvalidConfig)
-	case !validSchema.MatchString(config.Schema):
-		return nil, fmt.Errorf("%w: denials: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _",
-			ratelimit.ErrInvalidConfig, config.Schema)
+	}
+	var err error
+	if config.Schema, err = schemaOf(config.Schema); err != nil {
+		return nil, err
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
@@ -94,6 +93,16 @@ func New(pool *pgxpool.Pool, config Config) (*Counter, error) {
 		c.places = places
 	}
 	return c, nil
+}
+
+// schemaOf returns the schema of that name; "" is "ratelimit".
+func schemaOf(name string) (string, error) {
+	name = cmp.Or(name, "ratelimit")
+	if !validSchema.MatchString(name) {
+		return "", fmt.Errorf("%w: denials: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _",
+			ratelimit.ErrInvalidConfig, name)
+	}
+	return name, nil
 }
 
 // Refused counts a refusal, in the minute of its decision. It is for [ratelimit.Config.Refused], waits for no database,

@@ -74,7 +74,7 @@ func (c *Counter) flush(ctx context.Context, last bool) error {
 	}
 	for i, m := range minutes {
 		if err := c.write(ctx, m, i < over); err != nil {
-			return fmt.Errorf("denials: write: %w", c.explain(err))
+			return fmt.Errorf("denials: write: %w", explain(err, c.config.Schema))
 		}
 	}
 	return nil
@@ -141,16 +141,16 @@ func columns(startUs int64, rows map[id]tally) []any {
 }
 
 // explain adds to err what to do about it.
-func (c *Counter) explain(err error) error {
+func explain(err error, schema string) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return err
 	}
 	switch pgErr.Code {
 	case "42P01", "3F000": // there is no such table, or schema
-		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, c.config.Schema, err)
+		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, schema, err)
 	case "42501":
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its table denials: migrations.Grants has the statements", err, c.config.Schema)
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its table denials: migrations.Grants has the statements", err, schema)
 	}
 	return err
 }

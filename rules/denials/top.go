@@ -57,23 +57,48 @@ type Sum struct {
 	Last time.Time
 }
 
+// Check returns an error that wraps ratelimit.ErrInvalidRequest when Top cannot answer the TopConfig.
+func (c *TopConfig) Check() error {
+	switch c.By {
+	case "", ByLimit, ByRoute, ByKey:
+	default:
+		return fmt.Errorf("%w: denials: By is %.20q; use limit, route or key", ratelimit.ErrInvalidRequest, string(c.By))
+	}
+	if c.Most < 0 || c.Most > maxMost {
+		return fmt.Errorf("%w: denials: Most is %d; use 1 to %d, or 0 for %d", ratelimit.ErrInvalidRequest, c.Most, maxMost, defaultMost)
+	}
+	return nil
+}
+
 // Top returns what was refused most, the most first, as far as it is written. It reads all rows of the minutes asked for.
-// The error wraps ratelimit.ErrInvalidRequest when TopConfig cannot be answered.
+// The error wraps ratelimit.ErrInvalidRequest when config cannot be answered.
 func (c *Counter) Top(ctx context.Context, config TopConfig) ([]Sum, error) {
+	return Top(ctx, c.pool, c.config.Schema, config)
+}
+
+// DB is what Top reads from: a pool, a connection or a transaction.
+type DB interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Top is [Counter.Top] for who counts nothing, such as a page. schema is that of the table; "" is "ratelimit". The error
+// wraps ratelimit.ErrInvalidConfig when it is no name of a schema.
+func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, error) {
+	schema, err := schemaOf(schema)
+	if err != nil {
+		return nil, err
+	}
+	if err := config.Check(); err != nil {
+		return nil, err
+	}
 	if config.Until.IsZero() {
 		config.Until = time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
 	}
-	config.By, config.Most = cmp.Or(config.By, ByLimit), cmp.Or(config.Most, defaultMost)
-	switch {
-	case config.By != ByLimit && config.By != ByRoute && config.By != ByKey:
-		return nil, fmt.Errorf("%w: denials: By is %.20q; use limit, route or key", ratelimit.ErrInvalidRequest, string(config.By))
-	case config.Most < 0 || config.Most > maxMost:
-		return nil, fmt.Errorf("%w: denials: Most is %d; use 1 to %d, or 0 for %d", ratelimit.ErrInvalidRequest, config.Most, maxMost, defaultMost)
-	}
-	rows, err := c.pool.Query(ctx, c.sql.top, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
-		clean(config.Limit, maxNameBytes+1), config.Shadow, config.Most)
+	// Planned each time, for these minutes: a plan for any takes them for few rows, and sorts what it should hash.
+	rows, err := db.Query(ctx, newStatements(schema).top, pgx.QueryExecModeExec, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
+		clean(config.Limit, maxNameBytes+1), config.Shadow, cmp.Or(config.Most, defaultMost))
 	if err != nil {
-		return nil, fmt.Errorf("denials: top: %w", c.explain(err))
+		return nil, fmt.Errorf("denials: top: %w", explain(err, schema))
 	}
 	sums, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s Sum, err error) {
 		var lastUs int64
@@ -82,7 +107,7 @@ func (c *Counter) Top(ctx context.Context, config TopConfig) ([]Sum, error) {
 		return s, err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("denials: top: %w", c.explain(err))
+		return nil, fmt.Errorf("denials: top: %w", explain(err, schema))
 	}
 	return sums, nil
 }
@@ -98,7 +123,7 @@ func (c *Counter) Prune(ctx context.Context, before time.Time) (deleted int64, e
 		tag, err := c.pool.Exec(ctx, c.sql.prune, before, pruneRows)
 		deleted += tag.RowsAffected()
 		if err != nil {
-			return deleted, fmt.Errorf("denials: prune: %w", c.explain(err))
+			return deleted, fmt.Errorf("denials: prune: %w", explain(err, c.config.Schema))
 		}
 		if tag.RowsAffected() < pruneRows {
 			return deleted, nil

@@ -78,6 +78,31 @@ func TestTop(t *testing.T) {
 	}
 }
 
+// Who has no Counter gets what one answers, of the schema that is named.
+func TestTopWithoutACounter(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.refuse(noon, "mallory", 3)
+	require.NoError(t, b.flush(t.Context(), true))
+	config := TopConfig{By: ByKey}
+	want, err := b.Top(t.Context(), config)
+	require.NoError(t, err)
+	require.Len(t, want, 1)
+	for _, schema := range []string{"", "ratelimit"} {
+		top, err := Top(t.Context(), b.pool, schema, config)
+		require.NoError(t, err)
+		require.Equal(t, want, top)
+	}
+	_, err = Top(t.Context(), b.pool, "another", config)
+	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
+	_, err = Top(t.Context(), b.pool, "a b", config)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	config.By = "name"
+	require.ErrorIs(t, config.Check(), ratelimit.ErrInvalidRequest)
+	_, err = Top(t.Context(), b.pool, "", config)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+}
+
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

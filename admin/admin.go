@@ -1,0 +1,135 @@
+// Package admin is a page for the people who look after limits: what each limit holds and refuses, who owes and who waits,
+// which rules hold and who changed them; and, for those who may, the changes themselves.
+//
+//	page, err := admin.New(limiter, set, admin.Config{
+//		Pool:   pool,
+//		Limits: []ratelimit.Limit{SendMessage, FreeTrials},
+//		Authorize: func(r *http.Request) (admin.Identity, error) {
+//			user, err := sessions.User(r) // what your code has verified
+//			return admin.Identity{Name: user.Email, MayChange: user.IsOperator}, err
+//		},
+//	})
+//	mux.Handle("/admin/limits/", page)
+//
+// It can stand under any prefix, with http.StripPrefix or without: its links are relative, and the last element of the
+// path says which page is meant. Nobody sees anything whom Authorize does not let in, and there is no default.
+//
+// # What it does with the database
+//
+// Each part of a page is a bounded number of reads with two seconds for all of them. A part that takes longer, or fails,
+// says so in its place, and the others are shown. When no part can be read, the status is 503. Changes go through the
+// Limiter and through a rules.Store, with the name of Identity as their author.
+//
+// # What it tells
+//
+// Keys are shown as they are stored, and as text: what would hide or turn around other text is spelled out. A key is in no
+// log line and no title. It is in the query of its page's address, which is sent to no other site.
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/admin/playground"
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// Identity is who looks at the page.
+type Identity struct {
+	// Name is the author of the changes, in the history and in logs. Where it is blank nothing can be changed.
+	Name string
+	// MayChange is whether changes are allowed. Defaults to false: the page is read-only.
+	MayChange bool
+}
+
+// Config is what the page shows, and to whom.
+type Config struct {
+	// Pool is what is read from, and what rules are changed on. Required.
+	Pool *pgxpool.Pool
+	// Authorize returns who makes a request, from what your code has verified: a session, or a header that a proxy of yours
+	// sets and clients cannot. With an error the answer is 403, and the error is not shown. Required.
+	Authorize func(*http.Request) (Identity, error)
+	// Limits are the limits as they are defined in the code, which no table says. Of others the page knows the policy only
+	// where they have a stored rule. Defaults to none.
+	Limits []ratelimit.Limit
+	// Logger is told what could not be read, and which buckets were reset, credited and cancelled by whom; no key is in it.
+	// Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+// ErrInvalidConfig is returned by New when an argument or a field of Config cannot be used.
+var ErrInvalidConfig = errors.New("admin: invalid configuration")
+
+// Handler serves the page. It is safe for concurrent use.
+type Handler struct {
+	limiter    *ratelimit.Limiter
+	set        *rules.Set
+	store      *rules.Store // nil: the program has no rules in tables
+	reader     *inspect.Reader
+	config     Config
+	defined    map[string]ratelimit.Limit
+	routes     map[string]route
+	playground http.Handler
+	crossSite  *http.CrossOriginProtection
+	pages      pages
+}
+
+// New returns the page of a limiter. set is that of the limiter's Config.Policies, and may be nil: then there is nothing
+// about rules. The error wraps ErrInvalidConfig and says what to change.
+func New(limiter *ratelimit.Limiter, set *rules.Set, config Config) (*Handler, error) {
+	if err := config.validate(limiter, set); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	h := &Handler{
+		limiter: limiter, set: set, config: config, defined: make(map[string]ratelimit.Limit, len(config.Limits)),
+		playground: playground.Handler(), crossSite: http.NewCrossOriginProtection(),
+	}
+	for _, limit := range config.Limits {
+		h.defined[limit.Name()] = limit
+	}
+	var err error
+	if h.reader, err = inspect.New(config.Pool, limiter.Schema()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	if set != nil {
+		if h.store, err = rules.NewStore(config.Pool, rules.StoreConfig{Schema: limiter.Schema()}); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+		}
+	}
+	if h.pages, err = parsePages(); err != nil {
+		return nil, err
+	}
+	h.routes = h.routing()
+	return h, nil
+}
+
+func (c Config) validate(limiter *ratelimit.Limiter, set *rules.Set) error {
+	switch {
+	case limiter == nil:
+		return errors.New("no limiter; pass what ratelimit.New returned")
+	case limiter.InTransaction():
+		return errors.New("the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
+	case set != nil && !limiter.HasPolicies():
+		return errors.New("the limiter does not decide by the set; give it to ratelimit.Config.Policies, or pass nil for it here")
+	case c.Pool == nil:
+		return errors.New("Config has no Pool; pass the one that the limiter works on")
+	case c.Authorize == nil:
+		return errors.New("Config has no Authorize; it says who may see the page, and nobody may without: " +
+			"return the name of who is signed in, and an error for everybody else")
+	}
+	for _, limit := range c.Limits {
+		if limit.Name() == "" {
+			return errors.New("one of Config.Limits is the zero Limit; make limits with Define or NewLimit")
+		}
+	}
+	return nil
+}

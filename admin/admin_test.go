@@ -1,0 +1,177 @@
+package admin_test
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+func TestNewSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	plain, err := ratelimit.New(pool, ratelimit.Config{})
+	require.NoError(t, err)
+	set, err := rules.NewSet(pool, rules.Config{})
+	require.NoError(t, err)
+	anybody := func(*http.Request) (admin.Identity, error) { return admin.Identity{}, nil }
+	for want, ask := range map[string]func() (*admin.Handler, error){
+		"no Authorize": func() (*admin.Handler, error) { return admin.New(plain, nil, admin.Config{Pool: pool}) },
+		"no Pool":      func() (*admin.Handler, error) { return admin.New(plain, nil, admin.Config{Authorize: anybody}) },
+		"no limiter": func() (*admin.Handler, error) {
+			return admin.New(nil, nil, admin.Config{Pool: pool, Authorize: anybody})
+		},
+		"does not decid": func() (*admin.Handler, error) {
+			return admin.New(plain, set, admin.Config{Pool: pool, Authorize: anybody})
+		},
+		"zero Limit": func() (*admin.Handler, error) {
+			return admin.New(plain, nil, admin.Config{Pool: pool, Authorize: anybody, Limits: []ratelimit.Limit{{}}})
+		},
+	} {
+		handler, err := ask()
+		require.ErrorIs(t, err, admin.ErrInvalidConfig)
+		require.ErrorContains(t, err, want)
+		require.Nil(t, handler)
+	}
+}
+
+// TestAnyPrefix follows a link from the first page under each way to mount it.
+func TestAnyPrefix(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.take(t, messages.For("ada"))
+	handler := f.handler(t, f.set)
+	for name, mount := range map[string]struct {
+		at    string
+		serve func(t *testing.T) http.Handler
+	}{
+		"Root":        {"/", func(*testing.T) http.Handler { return handler }},
+		"Pattern":     {"/admin/", func(*testing.T) http.Handler { return muxOf("/admin/", handler) }},
+		"Deep":        {"/ops/limits/of-today/", func(*testing.T) http.Handler { return muxOf("/ops/limits/of-today/", handler) }},
+		"StripPrefix": {"/ops/limits/", func(*testing.T) http.Handler { return muxOf("/ops/limits/", http.StripPrefix("/ops/limits", handler)) }},
+		"Chi": {"/ops/limits/", func(*testing.T) http.Handler {
+			router := chi.NewRouter()
+			router.Mount("/ops/limits", handler)
+			return router
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(mount.serve(t))
+			t.Cleanup(server.Close)
+			at := &fixture{server: server}
+			first := at.get(t, mount.at)
+			require.Equal(t, http.StatusOK, first.status)
+			require.Contains(t, first.body, `href="limit?name=messages"`)
+			require.Contains(t, at.get(t, mount.at+"limit?name=messages").body, `href="key?key=ada&amp;limit=messages"`)
+			require.Equal(t, http.StatusOK, at.get(t, mount.at+"key?key=ada&limit=messages").status)
+			require.Equal(t, "text/css; charset=utf-8", at.get(t, mount.at+"admin.css").header.Get("Content-Type"))
+			play := at.get(t, mount.at+"playground/")
+			require.Equal(t, http.StatusOK, play.status)
+			require.Contains(t, play.header.Get("Content-Type"), "text/html")
+			require.Equal(t, http.StatusNotFound, at.get(t, mount.at+"nothing-here").status)
+		})
+	}
+
+	t.Run("WithoutSlash", func(t *testing.T) {
+		t.Parallel()
+		server := httptest.NewServer(http.StripPrefix("/ops/limits", handler))
+		t.Cleanup(server.Close)
+		got := (&fixture{server: server}).get(t, "/ops/limits?after=a")
+		require.Equal(t, http.StatusMovedPermanently, got.status)
+		require.Equal(t, "./limits/?after=a", got.header.Get("Location"))
+	})
+}
+
+func muxOf(pattern string, handler http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(pattern, handler)
+	return mux
+}
+
+func TestNobodySeesThePageWhomAuthorizeRefuses(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	handler, err := admin.New(f.limiter, f.set, admin.Config{
+		Pool: f.pool, Limits: limits,
+		Authorize: func(*http.Request) (admin.Identity, error) {
+			return admin.Identity{Name: operator, MayChange: true}, errors.New("no session: secret-reason")
+		},
+	})
+	require.NoError(t, err)
+	server := httptest.NewServer(muxOf("/admin/", handler))
+	t.Cleanup(server.Close)
+	stranger := &fixture{server: server}
+	read, sent, _ := handler.Routes()
+	for _, name := range append(read, "playground/", "playground/index.html") {
+		got := stranger.get(t, "/admin/"+name)
+		require.Equal(t, http.StatusForbidden, got.status, name)
+		require.NotContains(t, got.body, "secret-reason")
+		require.NotContains(t, got.body, "messages")
+	}
+	for _, name := range sent {
+		require.Equal(t, http.StatusForbidden, stranger.post(t, "/admin/"+name).status, name)
+	}
+}
+
+func TestProgramWithoutRules(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	limiter, err := ratelimit.New(f.pool, ratelimit.Config{})
+	require.NoError(t, err)
+	f.limiter = limiter
+	f.take(t, messages.For("ada").Cost(10))
+	server := httptest.NewServer(muxOf("/admin/", f.handler(t, nil)))
+	t.Cleanup(server.Close)
+	f.server = server
+	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+		got := f.get(t, page)
+		want := http.StatusOK
+		switch name {
+		case "reservation", "preview":
+			want = http.StatusNotFound
+		}
+		require.Equal(t, want, got.status, name)
+	}
+	for _, page := range []string{"/admin/rules", "/admin/exceptions", "/admin/history", address("rule", "limit", "messages", "plan", "")} {
+		require.Contains(t, f.get(t, page).body, "no rules in tables", page)
+	}
+	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
+	require.Equal(t, http.StatusBadRequest, got.status)
+	require.Contains(t, got.body, "no rules in tables")
+	require.Equal(t, http.StatusSeeOther, f.post(t, "/admin/reset", "limit", "messages", "key", "ada").status, "a reset needs no rules")
+	require.NotContains(t, f.log.String(), "ada")
+}
+
+func TestSchemaOfAnotherName(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.NewEmpty(t)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "limits"}))
+	set, err := rules.NewSet(pool, rules.Config{Schema: "limits"})
+	require.NoError(t, err)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Schema: "limits", Policies: set})
+	require.NoError(t, err)
+	f := &fixture{pool: pool, limiter: limiter, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
+	f.take(t, messages.For("ada"))
+	f.server = httptest.NewServer(muxOf("/admin/", f.handler(t, set)))
+	t.Cleanup(f.server.Close)
+	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+		got := f.get(t, page)
+		require.Less(t, got.status, http.StatusInternalServerError, name)
+		require.NotContains(t, got.body, `class="fault"`, name)
+	}
+	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "ada")
+	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
+	require.Equal(t, http.StatusSeeOther, got.status)
+	require.Contains(t, f.get(t, "/admin/history").body, "Ana")
+}

@@ -1,0 +1,218 @@
+package admin_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+)
+
+// tab is a tab of a browser that looks at the page.
+type tab struct {
+	ctx context.Context //nolint:containedctx // chromedp's contexts are its tabs
+	url string
+
+	mutex    sync.Mutex
+	problems []string // what the browser told of errors, and of what the policy stopped
+}
+
+// browse opens a tab. When the test ends the browser has told of no problem.
+func (f *fixture) browse(t *testing.T) *tab {
+	t.Helper()
+	b := &tab{url: f.server.URL}
+	ctx, cancel := chromedp.NewContext(browsertest.New(t), chromedp.WithListener(b.listen))
+	t.Cleanup(cancel)
+	b.ctx = ctx
+	t.Cleanup(func() {
+		b.mutex.Lock()
+		defer b.mutex.Unlock()
+		require.Empty(t, b.problems)
+	})
+	return b
+}
+
+func (b *tab) listen(event any) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	switch e := event.(type) {
+	case *runtime.EventExceptionThrown:
+		b.problems = append(b.problems, e.ExceptionDetails.Text)
+	case *log.EventEntryAdded:
+		b.problems = append(b.problems, e.Entry.Text)
+	}
+}
+
+func (b *tab) open(t *testing.T, address string) {
+	t.Helper()
+	require.NoError(t, chromedp.Do(b.ctx, chromedp.Navigate(b.url+address)))
+}
+
+// scheme sets what the visitor prefers, light or dark.
+func (b *tab) scheme(t *testing.T, scheme string) {
+	t.Helper()
+	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+	})
+	require.NoError(t, err)
+}
+
+func (b *tab) width(t *testing.T, width, height int64) {
+	t.Helper()
+	require.NoError(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(width, height)))
+}
+
+// play runs the body of an async function in the page and returns what it returns.
+func play[T any](t *testing.T, b *tab, body string) T {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, 2*time.Minute)
+	defer cancel()
+	result, err := chromedp.Run(ctx, chromedp.Evaluate[T]("(async () => {"+body+"})()", chromedp.EvalAwaitPromise))
+	require.NoError(t, err)
+	return result
+}
+
+// unfold opens what is folded, so that forms are looked at, too.
+const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = true; });`
+
+// TestPagesInABrowser looks at every page: it stops at no policy, has no serious fault for people who use it with a screen
+// reader or a keyboard, and fits the width of a phone.
+func TestPagesInABrowser(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	id := f.furnish(t)
+	b := f.browse(t)
+	for name, page := range pagesOf(id) {
+		b.width(t, 1200, 900)
+		b.open(t, page)
+		for _, scheme := range []string{"light", "dark"} {
+			b.scheme(t, scheme)
+			play[bool](t, b, unfold+`return true;`)
+			require.Empty(t, browsertest.Axe(t, b.ctx), "%s, %s", name, scheme)
+		}
+		for _, width := range []int64{360, 390, 768} {
+			b.width(t, width, 800)
+			require.LessOrEqual(t, play[float64](t, b, `return document.documentElement.scrollWidth;`), float64(width), "%s at %d", name, width)
+		}
+		b.width(t, 360, 800)
+		require.Empty(t, browsertest.Axe(t, b.ctx), "%s on a phone", name)
+	}
+}
+
+// TestHostileKeysInABrowser opens pages with keys that would run, if they could.
+func TestHostileKeysInABrowser(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.furnish(t)
+	b := f.browse(t)
+	b.open(t, address("limit", "name", "messages"))
+	seen := play[[]string](t, b, `return [...document.querySelectorAll('tbody th .key')].map((e) => e.textContent);`)
+	require.Contains(t, seen, hostile[0])
+	require.Contains(t, seen, "adaU+202Egnp.exe")
+	require.Equal(t, 1.0, play[float64](t, b, `return document.scripts.length;`))
+	for _, key := range hostile {
+		b.open(t, address("key", "limit", "messages", "key", key))
+		require.Equal(t, "A bucket of messages · Rate limits", play[string](t, b, `return document.title;`))
+		require.Equal(t, 0.0, play[float64](t, b, `return document.images.length;`))
+		require.Equal(t, key, play[string](t, b, unfold+`return document.querySelector('form[action=reset] [name=key]').value;`))
+	}
+}
+
+// TestLiveLevelIsThatOfGo compares what the script shows, as tokens arrive, with the projection of the same bucket in Go.
+func TestLiveLevelIsThatOfGo(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	b := f.browse(t)
+	for _, request := range []struct{ page string }{
+		{address("key", "limit", "messages", "key", "ada")},
+		{address("key", "limit", "free-trials", "key", "")},
+		{address("key", "limit", "llm/tokens", "key", "acme")},
+	} {
+		f.take(t, messages.For("ada").Cost(77.7), trials.Global().Cost(3), tokens.For("acme").Cost(1234.5))
+		b.open(t, request.page)
+		const live = `
+			const section = document.querySelector('[data-live]');
+			while (!section.dataset.at || section.querySelector('.live').hidden) await new Promise(requestAnimationFrame);
+			return [section.dataset.limit, section.dataset.at, section.dataset.tokens, section.querySelector('.past').getAttribute('d').slice(0, 1)];`
+		seen := play[[]string](t, b, live)
+		us, err := strconv.ParseInt(seen[1], 10, 64)
+		require.NoError(t, err)
+		got, err := strconv.ParseFloat(seen[2], 64)
+		require.NoError(t, err)
+		require.Equal(t, "M", seen[3])
+		v := f.value(t, messages.For("ada"))
+		switch seen[0] {
+		case "free-trials":
+			v = f.value(t, trials.Global())
+		case "llm/tokens":
+			v = f.value(t, tokens.For("acme"))
+		}
+		require.Equal(t, v.At(time.UnixMicro(us)), got, seen[0])
+	}
+}
+
+// TestPressesButtons changes things as people do, without a script of the page.
+func TestPressesButtons(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.take(t, logins.For("ada").Cost(10))
+	b := f.browse(t)
+	_, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
+	require.NoError(t, err)
+	b.open(t, "/admin/")
+	require.NoError(t, chromedp.Do(b.ctx,
+		chromedp.SendKeys(`input[name=typed]`, "ada\r"), chromedp.WaitVisible(`h1 .key`),
+		chromedp.Click(`details:has(form[action=reset]) summary`), chromedp.Click(`form[action=reset] button`),
+		chromedp.WaitVisible(`[role=status]`)))
+	require.Equal(t, 10.0, f.value(t, logins.For("ada")).Tokens)
+}
+
+// TestPictures writes the pictures of docs/admin.md, with RATELIMIT_PICTURES=1.
+func TestPictures(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("RATELIMIT_PICTURES") == "" {
+		t.Skip("RATELIMIT_PICTURES is not set; with it the pictures of the documentation are made anew")
+	}
+	f := setup(t)
+	id := f.furnish(t)
+	f.exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
+	f.exec(t, `UPDATE ratelimit.overrides SET from_us = from_us - 3600000000`)
+	f.load(t)
+	for i, key := range []string{"acme", "globex", "initech", "umbrella", "10.0.0.12", "10.0.3.4"} {
+		f.take(t, messages.For(key).Cost(float64(12*i+20)))
+	}
+	b := f.browse(t)
+	for name, picture := range map[string]struct {
+		page          string
+		width, height int64
+		scheme        string
+	}{
+		"admin-limit": {pagesOf(id)["limit"], 1100, 780, "light"},
+		"admin-key":   {pagesOf(id)["key"], 1100, 800, "dark"},
+		"admin-phone": {pagesOf(id)["key"], 390, 844, "light"},
+	} {
+		f.exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
+			WHERE name = 'messages' AND key = 'ada'`)
+		b.width(t, picture.width, picture.height)
+		b.scheme(t, picture.scheme)
+		b.open(t, picture.page)
+		play[bool](t, b, `
+			const live = document.querySelector('.live');
+			while (live?.hidden) await new Promise(requestAnimationFrame);
+			return true;`)
+		png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+		require.NoError(t, err)
+		require.Less(t, len(png), 200_000, name)
+		require.NoError(t, os.WriteFile(filepath.Join("..", "docs", "images", name+".png"), png, 0o600))
+	}
+}

@@ -1,0 +1,168 @@
+package admin_test
+
+import (
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// value returns what a bucket holds.
+func (f *fixture) value(t *testing.T, request ratelimit.Request) ratelimit.Value {
+	t.Helper()
+	v, err := f.limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return v
+}
+
+// changed sends a form, follows it to its page, and returns that.
+func (f *fixture) changed(t *testing.T, name string, pairs ...string) string {
+	t.Helper()
+	got := f.post(t, "/admin/"+name, pairs...)
+	require.Equal(t, http.StatusSeeOther, got.status, got.body)
+	page := f.get(t, "/admin/"+got.header.Get("Location"))
+	require.Equal(t, http.StatusOK, page.status)
+	require.Contains(t, page.body, `role="status"`)
+	f.load(t)
+	return page.body
+}
+
+func TestBucketIsResetAndCredited(t *testing.T) {
+	t.Parallel()
+	for name, secret := range map[string][]byte{"Plain": nil, "Hashed": []byte("0123456789abcdef")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, func(c *ratelimit.Config) { c.HashKey = secret })
+			f.take(t, logins.For("ada").Cost(10))
+			found := f.post(t, "/admin/find", "limit", "failed-logins", "typed", "ada")
+			require.Equal(t, http.StatusSeeOther, found.status)
+			key, err := f.limiter.StoredKey(logins.For("ada"))
+			require.NoError(t, err)
+			require.Equal(t, "key?"+values("limit", "failed-logins", "key", key).Encode(), found.header.Get("Location"))
+
+			f.changed(t, "credit", "limit", "failed-logins", "key", key, "tokens", "4")
+			require.InDelta(t, 4, f.value(t, logins.For("ada")).Tokens, 0.1)
+			f.changed(t, "reset", "limit", "failed-logins", "key", key)
+			require.Equal(t, 10.0, f.value(t, logins.For("ada")).Tokens)
+			require.Contains(t, f.log.String(), `author="Ana <ana@example.com>"`)
+			require.NotContains(t, f.log.String(), "ada\n")
+			require.NotContains(t, f.log.String(), key)
+		})
+	}
+}
+
+func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.take(t, messages.For("ada"))
+	bucket := []string{"limit", "messages", "key", "ada"}
+	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
+
+	f.changed(t, "pause", with("for", "2", "for_unit", "hour", "reason", "a leak")...)
+	d, err := f.limiter.Take(t.Context(), messages.For("ada"))
+	require.NoError(t, err)
+	require.False(t, d.Allowed)
+	require.Equal(t, "a leak", d.States[0].PauseReason)
+	require.InDelta(t, 2*time.Hour, d.RetryAfter, float64(time.Minute))
+
+	f.changed(t, "resume", with("reason", "a new key")...)
+	d, err = f.limiter.Take(t.Context(), messages.For("ada"))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+
+	f.changed(t, "override", with("says", "policy", "rate", "7", "period", "1", "period_unit", "hour", "capacity", "9",
+		"kind", "token bucket", "for", "1", "for_unit", "day", "reason", "a launch")...)
+	list, err := f.store.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, list.Overrides, 1)
+	require.InDelta(t, ratelimit.Day, list.Overrides[0].Until.Sub(list.Overrides[0].From), float64(time.Minute))
+	require.Equal(t, 7.0, list.Overrides[0].Policy.Rate)
+	f.changed(t, "remove-override", with("reason", "it is over")...)
+
+	rule := []string{
+		"limit", "messages", "plan", "pro", "rate", "600", "period", "1", "period_unit", "minute", "capacity", "1,000",
+		"kind", "token bucket", "mode", "shadow", "on_change", "scale", "reason", "the offer", "version", "",
+	}
+	f.changed(t, "put-rule", rule...)
+	f.changed(t, "delete-rule", "limit", "messages", "plan", "pro", "reason", "no more")
+
+	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
+	require.NoError(t, err)
+	var reasons []string
+	for _, e := range entries {
+		require.Equal(t, operator, e.Author)
+		reasons = append(reasons, e.Reason)
+	}
+	require.Equal(t, []string{"no more", "the offer", "it is over", "a launch", "a new key", "a leak"}, reasons)
+	require.Equal(t, ratelimit.ScaleTokens, entries[1].Rule.OnChange)
+	page := f.get(t, "/admin/history").body
+	for _, reason := range reasons {
+		require.Contains(t, page, reason)
+	}
+	require.Equal(t, 6, strings.Count(page, "Ana &lt;ana@example.com&gt;")-1, "each entry and the head of the page")
+}
+
+func TestReservationIsCancelled(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	r, err := f.limiter.Reserve(t.Context(), tokens.For("acme").Cost(50_000))
+	require.NoError(t, err)
+	require.Contains(t, f.get(t, address("reservation", "id", r.ID)).body, "ends by itself")
+	page := f.changed(t, "cancel", "id", r.ID)
+	require.Contains(t, page, "cancelled")
+	require.Equal(t, 120_000.0, f.value(t, tokens.For("acme")).Tokens)
+	require.Equal(t, http.StatusNotFound, f.post(t, "/admin/cancel", "id", "d070ae61-584c-4b2d-9e70-dc8ddc6059f2").status)
+}
+
+// TestRuleThatSomebodyElseChanged is the second of two people who changed a rule at once.
+func TestRuleThatSomebodyElseChanged(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	rule := func(rate, version string) []string {
+		return []string{
+			"limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
+			"kind", "token bucket", "mode", "on", "on_change", "keep", "reason", "why", "version", version,
+		}
+	}
+	f.changed(t, "put-rule", rule("70", "")...)
+	got := f.post(t, "/admin/put-rule", rule("80", "")...)
+	require.Equal(t, http.StatusConflict, got.status)
+	require.Contains(t, got.body, "Somebody has changed this rule")
+	f.changed(t, "put-rule", rule("80", "1")...)
+}
+
+func TestFormSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	bucket := []string{"limit", "messages", "key", "ada", "reason", "x"}
+	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
+	for want, form := range map[string][]string{
+		"Tokens is no number above 0":     append([]string{"credit"}, with("tokens", "-1")...),
+		"tokens is no number above 0":     append([]string{"credit"}, with("tokens", "NaN")...),
+		"The pause has no end":            append([]string{"pause"}, with()...),
+		"has no reason":                   {"pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour"},
+		"For is no span":                  append([]string{"pause"}, with("for", "1e300", "for_unit", "week")...),
+		"The override says nothing":       append([]string{"override"}, with()...),
+		"names no plan":                   append([]string{"override"}, with("says", "on_plan")...),
+		"Rate is no number above 0":       append([]string{"override"}, with("says", "policy")...),
+		"From is no instant":              append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
+		"Nobody knows the policy":         {"reset", "limit", "unheard-of", "key", "ada"},
+		"The form names no key":           {"reset", "limit", "messages"},
+		"is no text, or too long":         {"reset", "limit", "messages", "key", "a\x00b"},
+		"Multiplier is no number above 0": append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
+		"rules: not found":                append([]string{"resume"}, with()...),
+		"use 1 to 64 letters, digits":     {"pause", "limit", "a limit", "key", "k", "for", "1", "for_unit", "hour", "reason", "x"},
+		"Capacity is no number from 0 up": append([]string{"override"}, with("says", "policy", "rate", "1", "period", "1", "period_unit", "hour", "capacity", "x")...),
+	} {
+		got := f.post(t, "/admin/"+form[0], form[1:]...)
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, got.status, want)
+		require.Contains(t, strings.ToLower(got.body), strings.ToLower(want))
+	}
+	require.False(t, math.IsNaN(f.value(t, messages.For("ada")).Tokens))
+}

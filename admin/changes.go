@@ -1,0 +1,169 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// done is what a change has done, and where its author goes on.
+type done struct {
+	// What is a name of doneText.
+	What string
+	// Page and Query are the address of the page that shows it.
+	Page  string
+	Query []string
+}
+
+// doneText returns the sentence for what a change has done.
+func doneText(what string) string {
+	return map[string]string{
+		"reset":           "The bucket is full.",
+		"credit":          "The tokens are in the bucket.",
+		"cancel":          "The reservation is cancelled, and what it took is given back.",
+		"pause":           "It is paused, as soon as each process hears of it.",
+		"resume":          "The pause is over, as soon as each process hears of it.",
+		"override":        "The key has an override. It holds from the instant below.",
+		"remove-override": "The override ends.",
+		"put-rule":        "The rule is stored. It holds from the instant below.",
+		"delete-rule":     "The rule is deleted, and the next one takes over.",
+	}[what]
+}
+
+// changing answers to a form that changes something: with the page that shows it, or with why nothing was changed.
+func changing(do func(*visit) (done, error)) func(*visit) {
+	return func(v *visit) {
+		if err := v.r.ParseForm(); err != nil {
+			v.say(http.StatusBadRequest, "The form could not be read. Go back, and send it again. Nothing was changed.")
+			return
+		}
+		if !isText(v.r.PostForm) {
+			v.say(http.StatusBadRequest, notText+" Nothing was changed.")
+			return
+		}
+		result, err := do(v)
+		if err != nil {
+			v.problem(statusOf(err), err, v.r.PostForm.Get("limit"))
+			return
+		}
+		address, err := link(result.Page, append(result.Query, "done", result.What)...)
+		if err != nil {
+			v.say(http.StatusInternalServerError, "It was done, and the page that shows it has no address.")
+			return
+		}
+		v.redirect(http.StatusSeeOther, address)
+	}
+}
+
+// problemBody is what the page shows that says why nothing was changed.
+type problemBody struct{ Sentence, Limit string }
+
+// problem answers with why nothing was changed.
+func (v *visit) problem(status int, err error, limit string) {
+	body := problemBody{Sentence: sentenceOf(err), Limit: limit}
+	if status >= http.StatusInternalServerError {
+		v.log("a change failed", err)
+	}
+	v.show(status, "problem.html", page{Title: "Nothing was changed", Body: body})
+}
+
+func statusOf(err error) int {
+	switch {
+	case errors.Is(err, rules.ErrNotFound), errors.Is(err, ratelimit.ErrNotReserved):
+		return http.StatusNotFound
+	case errors.Is(err, errChanged), errors.Is(err, ratelimit.ErrReservationEnded):
+		return http.StatusConflict
+	case errors.Is(err, errForm), isSaid(err):
+		return http.StatusBadRequest
+	}
+	return http.StatusServiceUnavailable
+}
+
+// form returns what was filled in.
+func (v *visit) form() form { return form(v.r.PostForm) }
+
+// bucketPage returns where somebody goes on who has changed a bucket, or with no key a limit.
+func (v *visit) bucketPage(what string) done {
+	limit := v.r.PostForm.Get("limit")
+	if !v.r.PostForm.Has("key") {
+		return done{what, "limit", []string{"name", limit}}
+	}
+	query := []string{"limit", limit, "key", v.r.PostForm.Get("key")}
+	if plan := v.form().text("plan"); plan != "" {
+		query = append(query, "plan", plan)
+	}
+	return done{what, "key", query}
+}
+
+// deadline bounds what a change may take.
+func (v *visit) deadline() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(v.r.Context(), 2*partTimeout)
+}
+
+// request returns the request for the bucket that the form names.
+func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
+	limit, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
+	switch {
+	case err != nil:
+		return ratelimit.Request{}, err
+	case limit.Name() == "":
+		return ratelimit.Request{}, wrong("Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
+	case !v.r.PostForm.Has("key"):
+		return ratelimit.Request{}, wrong("The form names no key. Open the page of a bucket, and begin there.")
+	}
+	return limit.ForStored(v.r.PostForm.Get("key")).Plan(v.form().text("plan")), nil
+}
+
+// reset fills a bucket.
+func (v *visit) reset() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	request, err := v.request(ctx)
+	if err == nil {
+		err = v.limiter.Reset(ctx, request)
+	}
+	if err != nil {
+		return done{}, err
+	}
+	v.note("a bucket was reset", "limit", request.Limit().Name())
+	return v.bucketPage("reset"), nil
+}
+
+// credit gives tokens to a bucket.
+func (v *visit) credit() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	tokens, err := v.form().positive("tokens")
+	if err != nil {
+		return done{}, err
+	}
+	request, err := v.request(ctx)
+	if err == nil {
+		err = v.limiter.Credit(ctx, request.Cost(tokens))
+	}
+	if err != nil {
+		return done{}, err
+	}
+	v.note("a bucket was credited", "limit", request.Limit().Name(), "tokens", tokens)
+	return v.bucketPage("credit"), nil
+}
+
+// cancel ends a reservation whose work will not run.
+func (v *visit) cancel() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	id := v.form().text("id")
+	if err := v.limiter.Cancel(ctx, id); err != nil {
+		return done{}, err
+	}
+	v.note("a reservation was cancelled", "id", id)
+	return done{"cancel", "reservation", []string{"id", id}}, nil
+}
+
+// note tells the Logger what was done to a bucket, of which no table tells who did it.
+func (v *visit) note(what string, args ...any) {
+	v.config.Logger.InfoContext(v.r.Context(), "admin: "+what, append(args, "author", v.who.Name)...)
+}

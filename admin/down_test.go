@@ -1,0 +1,75 @@
+package admin_test
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// isReported checks that a page says that nothing could be read, and what to do.
+func isReported(t *testing.T, page string, got answer, sentence string) {
+	t.Helper()
+	require.Equal(t, http.StatusServiceUnavailable, got.status, page)
+	require.Equal(t, "5", got.header.Get("Retry-After"))
+	require.Contains(t, got.body, sentence, page)
+	require.NotContains(t, got.body, "127.0.0.1", "nothing of the connection is told")
+	require.NotContains(t, got.body, "SQLSTATE")
+}
+
+func TestDatabaseIsDown(t *testing.T) {
+	t.Parallel()
+	server := postgrestest.StartOwn(t, nil)
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	migrate(t, pool)
+	f := setupOn(t, pool, func(c *ratelimit.Config) { c.Timeout = time.Second })
+	id := f.furnish(t)
+	require.NoError(t, server.Stop(t.Context(), postgrestest.Immediate))
+	for name, page := range pagesOf(id) {
+		began := time.Now()
+		isReported(t, name, f.get(t, page), "The database cannot be reached.")
+		require.Less(t, time.Since(began), 20*time.Second, name)
+	}
+	require.Equal(t, http.StatusServiceUnavailable, f.get(t, address("state", "limit", "messages", "key", "ada")).status)
+	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")
+	require.Equal(t, http.StatusServiceUnavailable, got.status)
+	require.Contains(t, got.body, "Nothing was changed")
+	require.NotContains(t, f.log.String(), "ada")
+}
+
+func TestTablesAreMissing(t *testing.T) {
+	t.Parallel()
+	f := setupOn(t, postgrestest.NewEmpty(t))
+	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+		if got := f.get(t, page); got.status != http.StatusOK { // what time it is needs no table
+			isReported(t, name, got, "Run migrations.Up")
+		} else {
+			require.Contains(t, got.body, "Run migrations.Up", name)
+		}
+	}
+}
+
+// TestSlowPartLeavesTheOthers locks one table: what is read from it fails after two seconds, and the rest is shown.
+func TestSlowPartLeavesTheOthers(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.furnish(t)
+	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.denials IN ACCESS EXCLUSIVE MODE`)
+	require.NoError(t, err)
+	got := f.get(t, address("limit", "name", "messages"))
+	require.Equal(t, http.StatusOK, got.status)
+	require.Contains(t, got.body, "The database took longer than 2 seconds.")
+	require.Contains(t, got.body, "of 100", "what buckets hold is there")
+	require.Contains(t, got.body, "60 each minute", "and the policies are")
+}

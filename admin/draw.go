@@ -1,0 +1,126 @@
+package admin
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// hourly is how many minutes charts of refusals show: the last whole hour, and the minute that is not over.
+const hourly = 61
+
+// refusals are what was refused by the minute, without gaps.
+type refusals struct {
+	// Bars are in the order of the minutes.
+	Bars []bar
+	// Refused is how often, and Cost what was asked for, in tokens. Highest is the most in a minute.
+	Refused, Highest int64
+	Cost             float64
+	// Since is when the first minute begins. Late is whether that is later than it was asked for, as there is too much to
+	// look at.
+	Since time.Time
+	Late  bool
+}
+
+// bar is a minute of a chart that is 61 wide and 100 high.
+type bar struct {
+	Begin   time.Time
+	Refused int64
+	X       int
+	Y       float64
+	Height  float64
+}
+
+// lastHour returns from when to when charts of refusals show them.
+func lastHour(now time.Time) (since, until time.Time) {
+	minute := now.Truncate(time.Minute)
+	return minute.Add(-(hourly - 1) * time.Minute), minute.Add(time.Minute)
+}
+
+// barsOf fills the gaps of what was refused.
+func barsOf(minutes []inspect.Minute, since, seen time.Time) refusals {
+	r := refusals{Since: seen, Late: seen.After(since), Bars: make([]bar, hourly)}
+	for i := range r.Bars {
+		r.Bars[i] = bar{Begin: since.Add(time.Duration(i) * time.Minute), X: i, Y: 100}
+	}
+	for _, m := range minutes {
+		r.Refused, r.Cost, r.Highest = r.Refused+m.Refused, r.Cost+m.Cost, max(r.Highest, m.Refused)
+		if i := int(m.Begin.Sub(since) / time.Minute); i >= 0 && i < len(r.Bars) {
+			r.Bars[i].Refused = m.Refused
+		}
+	}
+	for i := range r.Bars {
+		if b := &r.Bars[i]; b.Refused > 0 {
+			b.Height = math.Max(math.Round(float64(b.Refused)/float64(r.Highest)*1000)/10, 3) // one refusal is seen, too
+			b.Y = 100 - b.Height
+		}
+	}
+	return r
+}
+
+// The chart of a level, in units of its drawing.
+const (
+	chartWidth, chartHeight = 720, 200
+	chartSteps              = 180
+	shortest                = 10 * time.Second
+	longest                 = 30 * ratelimit.Day
+)
+
+// curve is the level of a bucket over time, as it was since its last change and as it will be if nobody takes anything.
+type curve struct {
+	// Past and Future are SVG paths that meet at Now, in a drawing of 720 by 200, and Area is what is below them.
+	Past, Future, Area string
+	// Now, Zero and Full are where the present, nothing and the capacity are.
+	Now, Zero, Full float64
+	// From, At and To are the instants at the left end, at Now and at the right end.
+	From, At, To time.Time
+	// Capacity is the most the bucket holds.
+	Capacity float64
+}
+
+// curveOf draws what a bucket holds around the instant of the reading. It was changed last at an instant, before which
+// nothing is known.
+func curveOf(v ratelimit.Value, changed time.Time) curve {
+	full, err := v.RetryAfter(v.AsOf, math.Max(v.Limit.Capacity(), 0))
+	if err != nil {
+		full = 0
+	}
+	half := min(max(full*5/4, shortest), longest)
+	c := curve{From: v.AsOf.Add(-half / 2), At: v.AsOf, To: v.AsOf.Add(half), Capacity: math.Max(v.Limit.Capacity(), 0)}
+	whole := c.To.Sub(c.From)
+	lowest := math.Min(0, v.At(changed))
+	lowest = math.Min(lowest, v.Tokens)
+	y := func(tokens float64) float64 {
+		high := math.Max(c.Capacity, 1e-9)
+		return round2(10 + (chartHeight-20)*(high-tokens)/(high-lowest))
+	}
+	x := func(at time.Time) float64 { return round2(chartWidth * float64(at.Sub(c.From)) / float64(whole)) }
+	path := func(from, to time.Time) string {
+		var points []string
+		for i := range chartSteps + 1 {
+			at := from.Add(time.Duration(float64(to.Sub(from)) * float64(i) / chartSteps))
+			points = append(points, decimal(x(at))+" "+decimal(y(v.At(at))))
+		}
+		return "M" + strings.Join(slices.Compact(points), "L")
+	}
+	if changed.Before(c.From) {
+		changed = c.From
+	}
+	if changed.Before(c.At) {
+		c.Past = path(changed, c.At)
+	}
+	c.Future = path(c.At, c.To)
+	c.Now, c.Zero, c.Full = x(c.At), y(0), y(c.Capacity)
+	c.Area = "M" + decimal(x(changed)) + " " + decimal(c.Zero) + strings.ReplaceAll(c.Past+c.Future, "M", "L") +
+		"L" + decimal(chartWidth) + " " + decimal(c.Zero) + "Z"
+	return c
+}
+
+func round2(x float64) float64 { return math.Round(x*100) / 100 }
+
+func decimal(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }

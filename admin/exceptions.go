@@ -1,0 +1,111 @@
+package admin
+
+import (
+	"context"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const mostExceptions = 50
+
+// exceptionsBody is what the page of pauses and overrides shows.
+type exceptionsBody struct {
+	Limit     string
+	List      *part[listing]
+	Pauses    []exceptionRow
+	Overrides []exceptionRow
+	// Next is after which bucket the next page begins; nil: this is the last.
+	Next *rules.Bucket
+}
+
+// exceptionRow is a pause or an override.
+type exceptionRow struct {
+	Limit, Key string
+	Says       string
+	rules.Edit
+	// Whole is whether it is of every bucket of the limit.
+	Whole bool
+	// State is "ahead", "holds" or "over".
+	State string
+}
+
+// exceptions lists what holds for single keys, and what is paused.
+func (v *visit) exceptions() {
+	query := v.r.URL.Query()
+	body := exceptionsBody{Limit: query.Get("limit")}
+	after := rules.Bucket{Limit: query.Get("after_limit"), Key: query.Get("after_key")}
+	g := v.gather()
+	body.List = ask(g, "the pauses and overrides", func(ctx context.Context) (listing, error) {
+		return v.list(ctx, rules.ListQuery{Limit: body.Limit, After: after, Most: mostExceptions + 1})
+	})
+	g.wait.Wait()
+	body.Next = cut(&body.List.Shows)
+	body.Pauses, body.Overrides = pauseRows(&body.List.Shows), overrideRows(&body.List.Shows)
+	g.show("exceptions.html", page{Title: "Pauses and overrides", Here: "exceptions", Body: body})
+}
+
+// cut leaves out what comes after the last bucket of which everything is there, and returns that bucket where there is
+// more.
+func cut(list *listing) *rules.Bucket {
+	var next *rules.Bucket
+	shorter := func(b rules.Bucket) {
+		if next == nil || b.Limit < next.Limit || b.Limit == next.Limit && b.Key < next.Key {
+			next = &b
+		}
+	}
+	if n := len(list.Overrides); n > mostExceptions {
+		last := list.Overrides[n-1].Override
+		n-- // the spans of the last key may go on
+		for n > 0 && list.Overrides[n-1].Limit == last.Limit && list.Overrides[n-1].Key == last.Key {
+			n--
+		}
+		if n == 0 {
+			n = len(list.Overrides)
+		}
+		shorter(rules.Bucket{Limit: list.Overrides[n-1].Limit, Key: list.Overrides[n-1].Key})
+	}
+	if n := len(list.Pauses); n > mostExceptions {
+		shorter(rules.Bucket{Limit: list.Pauses[n-2].Limit, Key: list.Pauses[n-2].Key})
+	}
+	if next == nil {
+		return nil
+	}
+	isIn := func(limit, key string) bool { return limit < next.Limit || limit == next.Limit && key <= next.Key }
+	for n := len(list.Overrides); n > 0 && !isIn(list.Overrides[n-1].Limit, list.Overrides[n-1].Key); n-- {
+		list.Overrides = list.Overrides[:n-1]
+	}
+	for n := len(list.Pauses); n > 0 && !isIn(list.Pauses[n-1].Limit, list.Pauses[n-1].Key); n-- {
+		list.Pauses = list.Pauses[:n-1]
+	}
+	return next
+}
+
+func pauseRows(list *listing) (rows []exceptionRow) {
+	for _, p := range list.Pauses {
+		row := exceptionRow{
+			Limit: p.Limit, Key: p.Key, Says: "paused until " + clock(p.Until) + " UTC", Edit: p.Edit, Whole: p.Key == "", State: "holds",
+		}
+		switch {
+		case !p.Until.After(list.Now):
+			row.State = "over"
+		case p.From.After(list.Now):
+			row.State = "ahead"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func overrideRows(list *listing) (rows []exceptionRow) {
+	for _, o := range list.Overrides {
+		row := exceptionRow{Limit: o.Limit, Key: o.Key, Says: overrideWords(o.Override), Edit: o.Edit, State: "holds"}
+		switch {
+		case !o.Until.IsZero() && !o.Until.After(list.Now):
+			row.State = "over"
+		case o.From.After(list.Now):
+			row.State = "ahead"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}

@@ -1,0 +1,43 @@
+package admin
+
+import (
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// Routes returns the last elements of the paths of the pages that are read, and of the forms that are sent.
+func (h *Handler) Routes() (read, sent, changes []string) {
+	for name, route := range h.routes {
+		if route.get != nil {
+			read = append(read, name)
+		}
+		if route.post != nil {
+			sent = append(sent, name)
+		}
+		if route.changes {
+			changes = append(changes, name)
+		}
+	}
+	return read, sent, changes
+}
+
+// AtMost returns what the preview of a rule says could have been given of what was refused.
+func AtMost(before, after rules.Rule, cost float64, sums []denials.Sum) float64 {
+	return effectOf(before, after, refusals{Cost: cost}, sums, false).AtMost
+}
+
+// The words of the pages.
+var (
+	Number = number
+	Span   = span
+	Spell  = func(key string) (text string, codes []string) {
+		for _, g := range spell(key) {
+			if g.Code {
+				codes = append(codes, g.Text)
+			} else {
+				text += g.Text
+			}
+		}
+		return text, codes
+	}
+)

@@ -1,0 +1,194 @@
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// errForm is in the chain of errors of what a form says.
+var errForm = errors.New("admin")
+
+// wrong returns an error for what a form says.
+func wrong(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{errForm}, args...)...)
+}
+
+// form is what somebody filled in.
+type form url.Values
+
+// text returns a field.
+func (f form) text(name string) string { return strings.TrimSpace(url.Values(f).Get(name)) }
+
+// amount returns a number of tokens, and nil where the field is left out.
+func (f form) amount(name string) (*float64, error) {
+	text := f.text(name)
+	if text == "" {
+		return nil, nil //nolint:nilnil // the field may be left out
+	}
+	n, err := strconv.ParseFloat(strings.ReplaceAll(text, ",", ""), 64)
+	if err != nil || n < 0 || math.IsInf(n, 0) || math.IsNaN(n) {
+		return nil, wrong("%s is no number from 0 up. Write it as 100 or 2.5.", label(name))
+	}
+	return &n, nil
+}
+
+// positive returns a number that is above 0.
+func (f form) positive(name string) (float64, error) {
+	n, err := f.amount(name)
+	if err != nil || n == nil || *n <= 0 {
+		return 0, wrong("%s is no number above 0. Write it as 100 or 2.5.", label(name))
+	}
+	return *n, nil
+}
+
+// label returns a field's name as people read it.
+func label(name string) string {
+	name = strings.ReplaceAll(name, "_", " ")
+	return strings.ToUpper(name[:1]) + name[1:]
+}
+
+// duration returns a span, given as a number and a unit, and 0 where the number is left out.
+func (f form) duration(name string) (time.Duration, error) {
+	if f.text(name) == "" {
+		return 0, nil
+	}
+	n, err := f.positive(name)
+	if err != nil {
+		return 0, err
+	}
+	const most = 36_525 * ratelimit.Day // 100 years
+	span := n * float64(unitOf(f.text(name+"_unit")))
+	if span < float64(time.Microsecond) || span > float64(most) {
+		return 0, wrong("%s is no span from a microsecond to 100 years. Write a number, and choose its unit.", label(name))
+	}
+	return time.Duration(span).Round(time.Microsecond), nil
+}
+
+// units are those of spans, the longest first.
+func units() []string { return []string{"week", "day", "hour", "minute", "second"} }
+
+func unitOf(name string) time.Duration {
+	switch name {
+	case "week":
+		return ratelimit.Week
+	case "day":
+		return ratelimit.Day
+	case "hour":
+		return time.Hour
+	case "minute":
+		return time.Minute
+	case "second":
+		return time.Second
+	}
+	return 0
+}
+
+// inUnits returns a span as a number and the longest unit that it is a whole number of, or seconds.
+func inUnits(span time.Duration) (number, unit string) {
+	for _, unit := range units() {
+		if d := unitOf(unit); span >= d && span%d == 0 {
+			return strconv.FormatInt(int64(span/d), 10), unit
+		}
+	}
+	return strconv.FormatFloat(span.Seconds(), 'f', -1, 64), "second"
+}
+
+// localTime is how browsers write an instant without a zone. The pages say that it is UTC.
+const localTime = "2006-01-02T15:04"
+
+// instant returns an instant in UTC, and the zero time where the field is left out.
+func (f form) instant(name string) (time.Time, error) {
+	text := f.text(name)
+	if text == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range []string{localTime, localTime + ":05", time.RFC3339Nano} {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at.UTC(), nil
+		}
+	}
+	return time.Time{}, wrong("%s is no instant. Write it as 2026-01-31T18:00, in UTC.", label(name))
+}
+
+// policy returns the policy that the fields of a rule say.
+func (f form) policy() (r rules.Rule, err error) {
+	r.Kind, r.Mode = rules.Kind(f.text("kind")), ratelimit.Mode(f.text("mode"))
+	if r.Rate, err = f.positive("rate"); err != nil {
+		return r, err
+	}
+	if r.Period, err = f.duration("period"); err != nil {
+		return r, err
+	}
+	if r.Capacity, err = f.amount("capacity"); err != nil {
+		return r, err
+	}
+	if r.MaxReserved, err = f.amount("max_reserved"); err != nil {
+		return r, err
+	}
+	if r.Start, err = f.instant("start"); err != nil {
+		return r, err
+	}
+	if text := f.text("shards"); text != "" {
+		if r.Shards, err = strconv.Atoi(text); err != nil {
+			return r, wrong("Shards is no whole number. Use a power of two up to 64, or leave it out.")
+		}
+	}
+	return r, nil
+}
+
+// rule returns the rule that a form says.
+func (f form) rule() (rules.Rule, error) {
+	r, err := f.policy()
+	r.Limit, r.Plan, r.OnChange = f.text("limit"), f.text("plan"), ratelimit.OnChange(f.text("on_change"))
+	r.Unit, r.Description = f.text("unit"), f.text("description")
+	return r, err
+}
+
+// fill writes a rule into the form as the fields say it.
+func (f form) fill(r rules.Rule) {
+	set := url.Values(f).Set
+	set("limit", r.Limit)
+	set("plan", r.Plan)
+	set("kind", string(r.Kind))
+	set("mode", string(r.Mode))
+	set("on_change", string(r.OnChange))
+	set("unit", r.Unit)
+	set("description", r.Description)
+	if r.Rate > 0 {
+		set("rate", decimal(r.Rate))
+	}
+	if r.Period > 0 {
+		period, unit := inUnits(r.Period)
+		set("period", period)
+		set("period_unit", unit)
+	}
+	if r.Capacity != nil {
+		set("capacity", decimal(*r.Capacity))
+	}
+	if r.MaxReserved != nil {
+		set("max_reserved", decimal(*r.MaxReserved))
+	}
+	if r.Shards > 1 {
+		set("shards", strconv.Itoa(r.Shards))
+	}
+	if !r.Start.IsZero() {
+		set("start", r.Start.UTC().Format(time.RFC3339Nano))
+	}
+}
+
+// edit returns who makes a change, why, and from when it holds.
+func (v *visit) edit() (rules.Edit, error) {
+	from, err := v.form().instant("from")
+	if err == nil && v.form().text("reason") == "" {
+		err = wrong("The change has no reason. Say in a few words why it is made; the history keeps them.")
+	}
+	return rules.Edit{Author: strings.TrimSpace(v.who.Name), Reason: v.form().text("reason"), From: from}, err
+}

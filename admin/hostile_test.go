@@ -1,0 +1,131 @@
+package admin_test
+
+import (
+	"html"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+var (
+	scripts = regexp.MustCompile(`(?i)<script[^>]*>`)
+	title   = regexp.MustCompile(`<title>(.*?)</title>`)
+	// attribute is where forms keep a key as it is, for the server.
+	attribute = regexp.MustCompile(` value="[^"]*"`)
+	inline    = regexp.MustCompile(`(?i)<[^>]*\s(on\w+|style)=`)
+)
+
+// hidden are characters that hide or turn around other text.
+const hidden = "\u202e\u200b\u2066"
+
+// TestHostileKeysAreText looks for the keys on every page that may show one, and for what they would break.
+func TestHostileKeysAreText(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for _, key := range hostile {
+		f.take(t, messages.For(key).Cost(50), tokens.For(key).Cost(120_000))
+		r, err := f.limiter.Reserve(t.Context(), tokens.For(key).Cost(80_000))
+		require.NoError(t, err)
+		edit := rules.Edit{Author: key, Reason: key}
+		_, err = f.store.Override(t.Context(), edit, rules.Override{Limit: "messages", Key: key, Multiplier: 2})
+		require.NoError(t, err)
+		_, err = f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
+		require.NoError(t, err)
+		f.exec(t, `INSERT INTO ratelimit.denials VALUES (date_trunc('minute', now()), 'messages', 'x', $1, false, 7, 7, 1)`, key)
+		f.isShownAsText(t, key, address("key", "limit", "messages", "key", key))
+		f.isShownAsText(t, key, address("reservation", "id", r.ID))
+	}
+	f.load(t)
+	for _, page := range []string{
+		address("limit", "name", "messages"), address("limit", "name", "llm/tokens"), "/admin/exceptions", "/admin/history",
+		address("reservations", "state", ""),
+	} {
+		for _, key := range hostile {
+			f.isShownAsText(t, key, page)
+		}
+	}
+	for _, key := range hostile {
+		require.Equal(t, http.StatusOK, f.get(t, address("limit", "name", key[:min(len(key), 64)])).status)
+		f.isHarmless(t, f.get(t, address("limit", "name", "messages", "prefix", key)))
+		f.isHarmless(t, f.post(t, "/admin/find", "limit", "messages", "typed", key))
+		f.isHarmless(t, f.get(t, address("reservation", "id", key)))
+		f.isHarmless(t, f.get(t, address("history", "limit", key[:min(len(key), 64)], "of", key)))
+		f.isHarmless(t, f.get(t, address("rule", "limit", key[:min(len(key), 64)], "plan", key[:min(len(key), 64)])))
+		f.isHarmless(t, f.get(t, address("preview", "limit", "messages", "plan", "", "rate", key, "description", key, key, key)))
+		require.NotContains(t, f.log.String(), key)
+	}
+}
+
+// isShownAsText checks that a page shows a key, and only as text.
+func (f *fixture) isShownAsText(t *testing.T, key, page string) {
+	t.Helper()
+	got := f.get(t, page)
+	require.Equal(t, http.StatusOK, got.status, page)
+	f.isHarmless(t, got)
+	require.False(t, strings.ContainsAny(attribute.ReplaceAllString(got.body, ""), hidden), "what is hidden is spelled out on %s", page)
+	require.NotContains(t, title.FindString(got.body), html.EscapeString(key))
+	text, codes := admin.Spell(key)
+	shown := strings.ReplaceAll(html.UnescapeString(regexp.MustCompile(`<span class="code"[^>]*>[^<]*</span>`).ReplaceAllString(got.body, "")), "\ufffd", "")
+	require.Contains(t, shown, text, page)
+	for _, code := range codes {
+		require.Contains(t, html.UnescapeString(got.body), ">"+code+"</span>", page)
+	}
+}
+
+// isHarmless checks that an answer has no script but the page's own.
+func (f *fixture) isHarmless(t *testing.T, got answer) {
+	t.Helper()
+	require.Less(t, got.status, http.StatusInternalServerError)
+	if got.header.Get("Content-Type") != "text/html; charset=utf-8" {
+		return
+	}
+	require.Equal(t, []string{`<script type="module" src="admin.js">`}, scripts.FindAllString(got.body, -1))
+	require.NotContains(t, strings.ToLower(got.body), "<img")
+	require.False(t, inline.MatchString(strings.ReplaceAll(got.body, html.EscapeString(hostile[2]), "")))
+}
+
+func TestSpell(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]struct {
+		text  string
+		codes []string
+	}{
+		"ada":           {"ada", nil},
+		"a b":           {"a b", nil},
+		" a ":           {"a", []string{"U+0020", "U+0020"}},
+		"a\u202eb":      {"ab", []string{"U+202E"}},
+		"\x00\n\t":      {"", []string{"U+0000", "U+000A", "U+0009"}},
+		"\xff":          {"", []string{"FF"}},
+		"日本\u3000x":     {"日本x", []string{"U+3000"}},
+		hidden:          {"", []string{"U+202E", "U+200B", "U+2066"}},
+		"<b>\ufffd</b>": {"<b>\ufffd</b>", nil},
+	} {
+		text, codes := admin.Spell(key)
+		require.Equal(t, want.text, text, "%q", key)
+		require.Equal(t, want.codes, codes, "%q", key)
+	}
+}
+
+func TestWords(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[float64]string{
+		0: "0", 1: "1", 0.5: "0.5", 12.345: "12.35", 123.46: "123.5", 1234567: "1,234,567", -45000: "-45,000", -0.25: "-0.25",
+		1e12: "1,000,000,000,000", 1e-9: "1e-09", 999.96: "1,000",
+	} {
+		require.Equal(t, want, admin.Number(n))
+	}
+	for d, want := range map[time.Duration]string{
+		0: "0 µs", 1500 * time.Microsecond: "1 ms", 2500 * time.Millisecond: "2.5 s", 59 * time.Second: "59 s", 90 * time.Second: "1 min 30 s",
+		time.Hour: "1 h", 25*time.Hour + time.Minute: "1 d 1 h", 366 * ratelimit.Day: "1.0 years",
+	} {
+		require.Equal(t, want, admin.Span(d))
+	}
+}

@@ -1,0 +1,205 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// keyBody is what the page of a bucket shows.
+type keyBody struct {
+	Limit, Key string
+	Known      bool
+	// Plan is the plan whose rule the level is computed by, and Plans are those that have one.
+	Plan  string
+	Plans []string
+	Rules *part[listing]
+	// Pause is that of the key, or of the limit.
+	Pause      *rules.StoredPause
+	LimitPause *rules.StoredPause
+	State      *part[keyState]
+	Waiting    *part[inspect.Reservations]
+	Refusals   *part[refusals]
+	History    *part[[]entryRow]
+	Now        time.Time
+}
+
+// keyState is what a bucket holds, and what decides on it.
+type keyState struct {
+	*level
+	// Policy is what decides, and Rule its name: empty for the definition in the code.
+	Policy string
+	Rule   string
+	Unit   string
+	Mode   ratelimit.Mode
+	// Stored is whether the bucket has a row: without one it is full.
+	Stored  bool
+	Changed time.Time
+	// FullIn is how long until it is full, and OneIn until it gives a token.
+	FullIn, OneIn time.Duration
+	Curve         curve
+	// Sharded is whether it is spread over rows.
+	Sharded bool
+}
+
+// find leads from a key, as people type it, to its page. The key is in a form, so that it is in no address: where keys are
+// hashed, the page's address has the hash.
+func (v *visit) find() {
+	if err := v.r.ParseForm(); err != nil {
+		v.say(http.StatusBadRequest, "The form could not be read. Go back, and send it again.")
+		return
+	}
+	name, typed := v.r.PostForm.Get("limit"), v.r.PostForm.Get("typed")
+	limit, known := v.defined[name]
+	if !known { // which policy it has plays no part in how a key is stored
+		var err error
+		if limit, err = ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
+			v.say(http.StatusBadRequest, faultOf(err))
+			return
+		}
+	}
+	key, err := v.limiter.StoredKey(limit.For(typed))
+	if err != nil {
+		v.problem(http.StatusBadRequest, err, name)
+		return
+	}
+	address, err := link("key", "limit", name, "key", key)
+	if err != nil {
+		v.say(http.StatusInternalServerError, faultOf(err))
+		return
+	}
+	v.redirect(http.StatusSeeOther, address)
+}
+
+// key shows one bucket.
+func (v *visit) key() {
+	query := v.r.URL.Query()
+	body := keyBody{Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan")}
+	if body.Limit == "" || !query.Has("key") {
+		v.say(http.StatusNotFound, "The address names no bucket. Go back to the list of limits, and choose one.")
+		return
+	}
+	g := v.gather()
+	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
+		return v.list(ctx, rules.ListQuery{Limit: body.Limit, Key: &body.Key, Most: mostRules})
+	})
+	g.wait.Wait()
+	list := body.Rules.Shows
+	if body.Now = list.Now; body.Now.IsZero() {
+		body.Now = time.Now() // nothing could be read, and nothing is computed from it
+	}
+	limit, known := v.limitOf(body.Limit, list.Rules)
+	body.Known, body.Plans = known, plansOf(body.Limit, list.Rules)
+	body.LimitPause = list.pauseOf(body.Limit, "")
+	if body.Key != "" {
+		body.Pause = list.pauseOf(body.Limit, body.Key)
+	}
+	body.State = ask(g, "the bucket", func(ctx context.Context) (keyState, error) {
+		return v.stateOf(ctx, limit, body.Limit, body.Key, body.Plan)
+	})
+	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
+		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
+	})
+	since, until := lastHour(body.Now)
+	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusals, error) {
+		query := inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key, Since: since, Until: until}
+		minutes, seen, err := v.reader.Refusals(ctx, query)
+		return barsOf(minutes, since, seen), err
+	})
+	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
+	g.wait.Wait()
+	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})
+}
+
+// stateOf returns what a bucket holds. Of a limit that nobody knows it is what the row says.
+func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, plan string) (s keyState, err error) {
+	stored, err := v.reader.Bucket(ctx, name, key)
+	if err != nil {
+		return s, err
+	}
+	s.Stored, s.Sharded = len(stored.Rows) > 0, len(stored.Rows) > 1
+	tokens := 0.0
+	for _, row := range stored.Rows {
+		tokens += row.Tokens
+		if row.At.After(s.Changed) {
+			s.Changed = row.At
+		}
+	}
+	if limit.Name() == "" {
+		s.level = &level{Tokens: tokens}
+		return s, nil
+	}
+	request := limit.ForStored(key).Plan(plan)
+	value, err := v.limiter.Value(ctx, request)
+	if err != nil {
+		return s, err
+	}
+	decision, err := v.limiter.Check(ctx, request.Cost(0))
+	if err != nil {
+		return s, err
+	}
+	told := decision.States[0]
+	s.level, s.Policy, s.Rule, s.Unit, s.Mode = levelOf(value), policyWords(value.Limit), told.Rule, told.Unit, told.Mode
+	if s.Changed.IsZero() {
+		s.Changed = value.AsOf
+	}
+	s.Curve = curveOf(value, s.Changed)
+	s.FullIn, err = value.RetryAfter(value.AsOf, s.Capacity)
+	if err == nil && s.Capacity > 0 {
+		s.OneIn, err = value.RetryAfter(value.AsOf, min(1, s.Capacity))
+	}
+	if errors.Is(err, ratelimit.ErrCostExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalidCost) {
+		err = nil // it holds nothing, and there is no wait to tell
+	}
+	return s, err
+}
+
+// state tells a bucket to the script of its page, as package httplimit/client reads it.
+func (v *visit) state() {
+	query := v.r.URL.Query()
+	name := query.Get("limit")
+	ctx, cancel := context.WithTimeout(v.r.Context(), partTimeout)
+	defer cancel()
+	value, err := v.value(ctx, name, query.Get("key"), query.Get("plan"))
+	if err != nil {
+		v.log("a bucket could not be read", err)
+		v.w.Header().Set("Retry-After", "5")
+		v.say(http.StatusServiceUnavailable, faultOf(err))
+		return
+	}
+	text, err := json.Marshal(map[string]any{"limits": []ratelimit.Value{value}})
+	if err != nil || value.Limit.Name() == "" {
+		v.say(http.StatusNotFound, "Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
+		return
+	}
+	v.w.Header().Set("Content-Type", "application/json")
+	_, _ = v.w.Write(text) // a client that is gone does not need it
+}
+
+// value returns what a bucket holds, and the zero Value of a limit that nobody knows.
+func (v *visit) value(ctx context.Context, name, key, plan string) (ratelimit.Value, error) {
+	limit, err := v.knownLimit(ctx, name)
+	if err != nil || limit.Name() == "" {
+		return ratelimit.Value{}, err
+	}
+	return v.limiter.Value(ctx, limit.ForStored(key).Plan(plan))
+}
+
+// knownLimit returns the limit of a name, and the zero Limit where nobody knows it.
+func (v *visit) knownLimit(ctx context.Context, name string) (ratelimit.Limit, error) {
+	if limit, ok := v.defined[name]; ok || v.store == nil || name == "" {
+		return limit, nil
+	}
+	list, err := v.store.ListSome(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules})
+	if err != nil {
+		return ratelimit.Limit{}, err
+	}
+	limit, _ := v.limitOf(name, list.Rules)
+	return limit, nil
+}

@@ -1,0 +1,117 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// mostRules is how many rules, overrides or pauses a page lists.
+const mostRules = 100
+
+// listing is a part of the rules in tables, as they are at Now on the database's clock.
+type listing struct {
+	rules.Listing
+	Now time.Time
+}
+
+// list reads a part of the rules, and what time it is. A program without rules has none.
+func (v *visit) list(ctx context.Context, query rules.ListQuery) (list listing, err error) {
+	if list.Now, err = v.reader.Now(ctx); err != nil || v.store == nil {
+		return list, err
+	}
+	list.Listing, err = v.store.ListSome(ctx, query)
+	return list, err
+}
+
+// limitOf returns the limit of a name, as it is defined in the code, or else by its rules, and false where nobody knows it.
+// Where only plans have rules it is the one with the smallest capacity, as package rules decides then.
+func (h *Handler) limitOf(name string, list []rules.StoredRule) (ratelimit.Limit, bool) {
+	if limit, ok := h.defined[name]; ok {
+		return limit, true
+	}
+	var known []ratelimit.Limit
+	for i := range list {
+		if list[i].Limit != name {
+			continue
+		}
+		limit, err := list[i].AsLimit()
+		switch {
+		case err != nil: // somebody wrote it by hand
+		case list[i].Plan == "":
+			return limit, true
+		default:
+			known = append(known, limit)
+		}
+	}
+	if len(known) == 0 {
+		return ratelimit.Limit{}, false
+	}
+	return slices.MinFunc(known, func(a, b ratelimit.Limit) int { return cmp.Compare(a.Capacity(), b.Capacity()) }), true
+}
+
+// policyLine is a policy of a limit, and where it comes from.
+type policyLine struct {
+	// Plan is the plan that it is for, and InCode whether it is the definition in the code.
+	Plan   string
+	InCode bool
+	// Words are what it says.
+	Words string
+	// Mode is "on", "shadow" or "off".
+	Mode ratelimit.Mode
+	// Unit is what a token is.
+	Unit string
+	// Rule is the stored rule. Nil: it is in the code.
+	Rule *rules.StoredRule
+	// Ahead is whether it does not hold yet, and From when it does.
+	Ahead bool
+	From  time.Time
+}
+
+// policiesOf returns the policies of a limit, that of the code first.
+func (h *Handler) policiesOf(name string, list listing) (lines []policyLine) {
+	if limit, ok := h.defined[name]; ok {
+		lines = append(lines, policyLine{InCode: true, Words: policyWords(limit), Mode: ratelimit.On})
+	}
+	for i := range list.Rules {
+		r := &list.Rules[i]
+		if r.Limit != name {
+			continue
+		}
+		line := policyLine{
+			Plan: r.Plan, Words: "a row that says what cannot be", Mode: cmp.Or(r.Mode, ratelimit.On), Unit: r.Unit,
+			Rule: r, From: r.From, Ahead: r.From.After(list.Now),
+		}
+		if limit, err := r.AsLimit(); err == nil {
+			line.Words = policyWords(limit)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// level is what a bucket holds.
+type level struct {
+	Tokens, Capacity, Percent float64
+	// Owes is what is missing to nothing.
+	Owes float64
+}
+
+func levelOf(v ratelimit.Value) *level {
+	capacity := max(v.Limit.Capacity(), 0)
+	return &level{Tokens: v.Tokens, Capacity: capacity, Percent: percent(v.Tokens, capacity), Owes: max(-v.Tokens, 0)}
+}
+
+// pauseOf returns the pause of a bucket, or with the key "" of a limit, that is not over.
+func (l *listing) pauseOf(limit, key string) *rules.StoredPause {
+	for i := range l.Pauses {
+		if p := &l.Pauses[i]; p.Limit == limit && p.Key == key && p.Until.After(l.Now) {
+			return p
+		}
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package admin
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// mostLimits is how many limits the first page shows at a time.
+const mostLimits = 25
+
+// overviewBody is what the page of all limits shows.
+type overviewBody struct {
+	// Names is empty but for its fault, and Rules has what holds for limits.
+	Names *part[[]string]
+	Rules *part[listing]
+	// Limits are in the order of their names, and Next is the name after which the next page begins.
+	Limits []limitRow
+	Next   string
+	// Hours is empty but for its fault.
+	Hours *part[map[string]hour]
+	Now   time.Time
+}
+
+// limitRow is a limit among others.
+type limitRow struct {
+	Name     string
+	Policies []policyLine
+	// Pause is why nobody is given anything.
+	Pause *rules.StoredPause
+	// Global is the bucket that everybody shares; nil: it was never used.
+	Global *part[*level]
+	// Hour is what was refused in the last hour.
+	Hour hour
+}
+
+// overview shows all limits.
+func (v *visit) overview() {
+	after := v.r.URL.Query().Get("after")
+	g := v.gather()
+	body := overviewBody{
+		Names: ask(g, "the limits", func(ctx context.Context) ([]string, error) { return v.reader.Limits(ctx, after, mostLimits+1) }),
+		Rules: ask(g, "the rules", func(ctx context.Context) (listing, error) {
+			return v.list(ctx, rules.ListQuery{Key: new("")}) // of overrides and pauses those of limits alone
+		}),
+	}
+	g.wait.Wait()
+	list := body.Rules.Shows
+	names := namesAfter(after, body.Names.Shows, slices.Collect(maps.Keys(v.defined)), list.Rules)
+	if len(names) > mostLimits {
+		names = names[:mostLimits]
+		body.Next = names[mostLimits-1]
+	}
+	if body.Now = list.Now; body.Now.IsZero() {
+		body.Now = time.Now() // nothing could be read, and nothing is computed from it
+	}
+	body.Hours = v.hours(g, names, body.Now)
+	for _, name := range names {
+		body.Limits = append(body.Limits, limitRow{
+			Name: name, Policies: v.policiesOf(name, list), Pause: list.pauseOf(name, ""),
+			Global: ask(g, "a bucket", func(ctx context.Context) (*level, error) {
+				return v.globalLevel(ctx, name, list.Rules)
+			}),
+		})
+	}
+	g.wait.Wait()
+	for i := range body.Limits {
+		body.Limits[i].Hour = body.Hours.Shows[body.Limits[i].Name]
+	}
+	g.show("overview.html", page{Title: "Limits", Here: "limits", Body: body})
+}
+
+// namesAfter returns the names that come after one, each once, in their order.
+func namesAfter(after string, stored, defined []string, list []rules.StoredRule) []string {
+	names := append(slices.Clone(stored), defined...)
+	for i := range list {
+		names = append(names, list[i].Limit)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	return slices.DeleteFunc(names, func(name string) bool { return name <= after })
+}
+
+// globalLevel returns what the bucket holds that everybody shares, or nil where there is none or the policy is not known.
+func (v *visit) globalLevel(ctx context.Context, name string, list []rules.StoredRule) (*level, error) {
+	limit, known := v.limitOf(name, list)
+	if !known {
+		return nil, nil //nolint:nilnil // there may be nothing to show
+	}
+	stored, err := v.reader.Bucket(ctx, name, "")
+	if err != nil || len(stored.Rows) == 0 {
+		return nil, err
+	}
+	value, err := v.limiter.Value(ctx, limit.Global())
+	if err != nil {
+		return nil, err
+	}
+	return levelOf(value), nil
+}
+
+// hour is what a limit refused in the last hour, and what it would have refused were it not on trial.
+type hour struct{ Refused, Shadow refusals }
+
+// hours reads what limits refused in the last hour.
+func (v *visit) hours(g *gather, names []string, now time.Time) *part[map[string]hour] {
+	since, until := lastHour(now)
+	return ask(g, "the refusals", func(ctx context.Context) (map[string]hour, error) {
+		found, seen, err := v.reader.RefusalsByLimit(ctx, names, since, until)
+		if err != nil {
+			return nil, err
+		}
+		of := func(name string, shadow bool) (minutes []inspect.Minute) {
+			for _, m := range found {
+				if m.Limit == name && m.Shadow == shadow {
+					minutes = append(minutes, m.Minute)
+				}
+			}
+			return minutes
+		}
+		hours := make(map[string]hour, len(names))
+		for _, name := range names {
+			hours[name] = hour{barsOf(of(name, false), since, seen), barsOf(of(name, true), since, seen)}
+		}
+		return hours, nil
+	})
+}

@@ -1,0 +1,109 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const (
+	// partTimeout is how long the parts of a page may take.
+	partTimeout = 2 * time.Second
+	// atOnce is how many connections a page uses at once.
+	atOnce = 4
+)
+
+// part is what a part of a page shows, or why it cannot.
+type part[T any] struct {
+	Shows T
+	Fault string
+}
+
+// gather reads the parts of a page side by side.
+type gather struct {
+	*visit
+	wait  sync.WaitGroup
+	slots chan struct{}
+
+	mu            sync.Mutex
+	asked, failed int
+}
+
+func (v *visit) gather() *gather { return &gather{visit: v, slots: make(chan struct{}, atOnce)} }
+
+// ask reads a part, which is there once wait has returned. A part that fails takes no other with it.
+func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error)) *part[T] {
+	p := &part[T]{}
+	g.asked++
+	g.wait.Go(func() {
+		ctx, cancel := context.WithTimeout(g.r.Context(), partTimeout)
+		defer cancel()
+		var err error
+		select {
+		case g.slots <- struct{}{}:
+			p.Shows, err = read(ctx)
+			<-g.slots
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if err == nil {
+			return
+		}
+		p.Fault = faultOf(err)
+		g.mu.Lock()
+		g.failed++
+		g.mu.Unlock()
+		if g.r.Context().Err() == nil && !isSaid(err) { // else the visitor is gone, or asked what cannot be
+			g.log(what+" could not be read", err)
+		}
+	})
+	return p
+}
+
+// isDown reports whether no part could be read.
+func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
+
+// isSaid reports whether what err says is of what somebody asked, and not of the database.
+func isSaid(err error) bool {
+	for _, asked := range []error{
+		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
+		ratelimit.ErrInvalidLimit, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
+	} {
+		if errors.Is(err, asked) {
+			return true
+		}
+	}
+	return false
+}
+
+// faultOf returns what is wrong, and what to do, for people. It holds nothing of what the error says: that is in the log.
+func faultOf(err error) string {
+	switch kind := telemetry.ErrorType(err); {
+	case isSaid(err):
+		return strings.TrimPrefix(err.Error(), rules.ErrInvalid.Error()+": ")
+	case errors.Is(err, errChanged):
+		return "Somebody has changed this rule since you looked at it. Open it again, and make your change there."
+	case errors.Is(err, ratelimit.ErrCommitUnknown):
+		return "The database went away in the midst of the change, so that it may be made or not. Look, before you make it again."
+	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
+		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
+	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
+		return "The keys in the tables are stored under another HashKey than this program has. Give it the HashKey that the other programs have."
+	case kind == "42501":
+		return "The role of this program lacks a privilege. migrations.Grants has the statements that grant it."
+	case kind == "timeout", kind == "57014":
+		return "The database took longer than 2 seconds. Load the page again; if it stays so, see what the database is busy with."
+	case kind == "connection", kind == "closed", kind == "57P01", kind == "57P03", kind == "53300":
+		return "The database cannot be reached. Nobody is admitted meanwhile. See that it runs and takes connections, and load the page again."
+	case errors.Is(err, ratelimit.ErrContended), kind == "40001", kind == "40P01":
+		return "Others were at the same rows. Try again."
+	}
+	return "The database answered with an error. The program's log says which; load the page again when it is mended."
+}

@@ -1,0 +1,135 @@
+package admin
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// change is what a rule says otherwise than the one before.
+type change struct{ What, Before, After string }
+
+// changesOf returns what differs, in words.
+func changesOf(before, after rules.Rule) (changes []change) {
+	add := func(what, before, after string) {
+		if before != after {
+			changes = append(changes, change{what, before, after})
+		}
+	}
+	capacity := func(r rules.Rule) string {
+		if r.Capacity == nil {
+			return number(r.Rate)
+		}
+		return number(*r.Capacity)
+	}
+	debt := func(r rules.Rule) string {
+		if r.MaxReserved == nil {
+			return "no bound"
+		}
+		return number(*r.MaxReserved)
+	}
+	rate := func(r rules.Rule) string {
+		if r.Rate == 0 {
+			return "not known"
+		}
+		return number(r.Rate) + " each " + each(r.Period)
+	}
+	add("Kind", string(cmp.Or(before.Kind, rules.TokenBucket)), string(cmp.Or(after.Kind, rules.TokenBucket)))
+	add("Rate", rate(before), rate(after))
+	add("Capacity", capacity(before), capacity(after))
+	add("Most that may be owed", debt(before), debt(after))
+	add("Rows of a bucket", whole(max(before.Shards, 1)), whole(max(after.Shards, 1)))
+	add("Start of a window", clock(before.Start), clock(after.Start))
+	add("Mode", string(cmp.Or(before.Mode, ratelimit.On)), string(cmp.Or(after.Mode, ratelimit.On)))
+	add("Unit", cmp.Or(before.Unit, "none"), cmp.Or(after.Unit, "none"))
+	add("Description", cmp.Or(before.Description, "none"), cmp.Or(after.Description, "none"))
+	return changes
+}
+
+// mostSums is how many keys a preview counts one by one.
+const mostSums = 1000
+
+// effect is what a rule would have meant for what was refused in the last hour, as far as sums can tell.
+type effect struct {
+	// Refused is how often, and Cost how many tokens.
+	Refused int64
+	Cost    float64
+	// Raised is whether the rule gives more and nothing less. AtMost is how many of the tokens it could have given then:
+	// no key can be given more than its capacity and what arrives in the time.
+	Raised bool
+	AtMost float64
+	// Keys is how many keys were counted one by one. Apart is how many tokens of the others there are, all of which count.
+	Keys  int
+	Apart float64
+	// Lowered is whether the rule gives less of something, of which refusals cannot tell.
+	Lowered bool
+	// OfAll is whether the refusals are those of all plans, and the rule is for one.
+	OfAll bool
+	// Since is from when on refusals were looked at.
+	Since time.Time
+}
+
+// effectOf bounds what a rule would have meant. The tokens that a bucket gives in a span are at most
+//
+//	capacity + rate * span / period                 token bucket
+//	capacity + rate * windows begun in the span     fixed window
+//
+// so of what a key was refused no more could have been given. It does not count what the key was given.
+func effectOf(before, after rules.Rule, all refusals, sums []denials.Sum, ofAll bool) effect {
+	e := effect{Refused: all.Refused, Cost: all.Cost, OfAll: ofAll, Since: all.Since}
+	slower := after.Rate/float64(after.Period) < before.Rate/float64(before.Period)
+	faster := after.Rate/float64(after.Period) > before.Rate/float64(before.Period)
+	smaller, larger := capacityOf(after) < capacityOf(before), capacityOf(after) > capacityOf(before)
+	opened := isOn(before) && !isOn(after)
+	e.Lowered = (slower || smaller || (!isOn(before) && isOn(after))) && !opened
+	e.Raised = (faster || larger || opened) && !e.Lowered
+	most := math.Inf(1)
+	if !opened {
+		most = mostGiven(after, hourly*time.Minute)
+	}
+	e.Apart = all.Cost
+	for _, sum := range sums {
+		if sum.Key == "" { // of keys that were not told apart, and of everybody's bucket
+			continue
+		}
+		e.Keys++
+		e.Apart -= sum.Cost
+		e.AtMost += math.Min(sum.Cost, most)
+	}
+	e.Apart = math.Max(e.Apart, 0)
+	e.AtMost = math.Min(e.AtMost+e.Apart, all.Cost)
+	return e
+}
+
+// mostGiven returns the most that a bucket can give in a span.
+func mostGiven(r rules.Rule, span time.Duration) float64 {
+	periods := float64(span) / float64(r.Period)
+	if r.Kind == rules.FixedWindow {
+		periods = math.Floor(periods) + 1
+	}
+	return capacityOf(r) + r.Rate*periods
+}
+
+func capacityOf(r rules.Rule) float64 {
+	if r.Capacity == nil {
+		return r.Rate
+	}
+	return *r.Capacity
+}
+
+// isOn reports whether a rule refuses anybody.
+func isOn(r rules.Rule) bool { return r.Mode == "" || r.Mode == ratelimit.On }
+
+// sentenceOf returns what is wrong with a form, for people.
+func sentenceOf(err error) string {
+	if sentence, isForm := strings.CutPrefix(err.Error(), errForm.Error()+": "); isForm && errors.Is(err, errForm) {
+		return sentence
+	}
+	return faultOf(err)
+}

@@ -1,0 +1,93 @@
+package admin_test
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// preview opens the preview of a rule of 60 a minute and 100 at most, and returns what it says.
+func (f *fixture) preview(t *testing.T, rate, capacity, mode string) string {
+	t.Helper()
+	got := f.get(t, address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
+		"capacity", capacity, "kind", "token bucket", "mode", mode, "on_change", "keep"))
+	require.Equal(t, http.StatusOK, got.status)
+	return strings.Join(strings.Fields(got.body), " ")
+}
+
+func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	require.Contains(t, f.preview(t, "90", "100", "on"), "Nothing was refused")
+	// Two keys, of which one was refused less than the rule gives in an hour, and what was not told apart.
+	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
+		FROM (VALUES ('ada', 100000), ('bob', 40), ('', 7)) AS v (k, n)`)
+	before := f.written(t)
+
+	raised := f.preview(t, "90", "120", "on")
+	require.Contains(t, raised, `<td class="before">60 each minute</td><td class="after">90 each minute</td>`)
+	require.Contains(t, raised, `<td class="before">100</td><td class="after">120</td>`)
+	require.Contains(t, raised, "100,047 requests were refused")
+	require.Contains(t, raised, "At most 5,657 of these tokens", "120 + 61 minutes of 90, and 40, and 7")
+
+	require.Contains(t, f.preview(t, "30", "100", "on"), "ratelimit simulate")
+	require.Contains(t, f.preview(t, "90", "50", "on"), "ratelimit simulate", "it gives less of something")
+	require.NotContains(t, f.preview(t, "60", "100", "on"), "ratelimit simulate")
+	require.Contains(t, f.preview(t, "60", "100", "on"), "It says what the rule before it says.")
+	require.Contains(t, f.preview(t, "60", "100", "off"), "At most 100,047 of these tokens", "it would refuse nobody")
+	require.Contains(t, f.preview(t, "-1", "100", "on"), "Rate is no number above 0")
+	require.Equal(t, before, f.written(t), "a preview changes nothing")
+	require.Contains(t, f.preview(t, "90", "120", "on"), `action="put-rule"`)
+}
+
+// TestAtMostIsABound plays an hour under a rule and under a larger one: of what the first refused, no more than the bound
+// goes through under the second.
+func TestAtMostIsABound(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		before := rules.Rule{Limit: "a", Kind: rules.TokenBucket, Rate: 1 + random.Float64()*20, Period: time.Minute}
+		if seed%3 == 0 {
+			before.Kind = rules.FixedWindow
+		}
+		before.Capacity = new(before.Rate * (0.5 + random.Float64()))
+		after := before
+		after.Rate *= 1 + random.Float64()*2
+		after.Capacity = new(*before.Capacity * (1 + random.Float64()*2))
+		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+		old, larger := fullOf(t, before, now), fullOf(t, after, now)
+		refused, wouldPass := 0.0, 0.0
+		for at := now; at.Before(now.Add(time.Hour)); at = at.Add(time.Duration(random.ExpFloat64() * float64(5*time.Second))) {
+			cost := 1 + random.Float64()*4*float64(seed%2)
+			cost = min(cost, *before.Capacity)
+			var d, e ratelimit.Decision
+			old, d = old.Take(at, cost)
+			larger, e = larger.Take(at, cost)
+			if !d.Allowed {
+				refused += cost
+				if e.Allowed {
+					wouldPass += cost
+				}
+			}
+		}
+		most := admin.AtMost(before, after, refused, []denials.Sum{{Key: "ada", Cost: refused}})
+		require.LessOrEqual(t, wouldPass, most+1e-6, "seed %d", seed)
+		require.LessOrEqual(t, most, refused)
+	}
+}
+
+func fullOf(t *testing.T, r rules.Rule, now time.Time) ratelimit.Value {
+	t.Helper()
+	limit, err := r.AsLimit()
+	require.NoError(t, err)
+	return limit.For("ada").Full(now)
+}

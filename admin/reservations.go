@@ -1,0 +1,101 @@
+package admin
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const mostReservations = 25
+
+// reservationsBody is what the page of reservations shows.
+type reservationsBody struct {
+	State, Limit string
+	States       []string
+	List         *part[inspect.Reservations]
+	Clock        *part[time.Time]
+	// First is whether it is the first page.
+	First bool
+}
+
+// reservationBody is what the page of a reservation shows.
+type reservationBody struct {
+	ID    string
+	Found *part[reservationLife]
+}
+
+// reservationLife is a reservation with its life so far.
+type reservationLife struct {
+	inspect.Reservation
+	Found bool
+	Steps []lifeStep
+	Now   time.Time
+}
+
+// lifeStep is a step in the life of a reservation.
+type lifeStep struct {
+	What string
+	At   time.Time
+	// Done is whether it has happened.
+	Done bool
+}
+
+// reservations lists reservations in the order of their ends.
+func (v *visit) reservations() {
+	query := v.r.URL.Query()
+	body := reservationsBody{
+		State: query.Get("state"), Limit: query.Get("limit"), First: !query.Has("after"),
+		States: []string{string(ratelimit.Open), string(ratelimit.Settled), string(ratelimit.Cancelled), string(ratelimit.Expired)},
+	}
+	if !query.Has("state") {
+		body.State = string(ratelimit.Open)
+	}
+	asked := inspect.ReservationQuery{State: body.State, Limit: body.Limit, Most: mostReservations}
+	if us, err := strconv.ParseInt(query.Get("ends"), 10, 64); err == nil && query.Has("after") {
+		asked.After = &inspect.ReservationPosition{ExpiresAt: time.UnixMicro(us), ID: query.Get("after")}
+	}
+	g := v.gather()
+	body.Clock = ask(g, "the time", v.reader.Now)
+	body.List = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
+		return v.reader.Reservations(ctx, asked)
+	})
+	g.wait.Wait()
+	g.show("reservations.html", page{Title: "Reservations", Here: "reservations", Body: body})
+}
+
+// reservation shows the life of one reservation.
+func (v *visit) reservation() {
+	body := reservationBody{ID: v.r.URL.Query().Get("id")}
+	g := v.gather()
+	body.Found = ask(g, "the reservation", func(ctx context.Context) (life reservationLife, err error) {
+		if life.Now, err = v.reader.Now(ctx); err != nil {
+			return life, err
+		}
+		life.Reservation, life.Found, err = v.reader.Reservation(ctx, body.ID)
+		life.Steps = stepsOf(life.Reservation, life.Now)
+		return life, err
+	})
+	g.wait.Wait()
+	if body.Found.Fault == "" && !body.Found.Shows.Found {
+		g.visit.show(http.StatusNotFound, "reservation.html", page{Title: "Reservation", Here: "reservations", Body: body})
+		return
+	}
+	g.show("reservation.html", page{Title: "Reservation", Here: "reservations", Body: body})
+}
+
+// stepsOf returns the life of a reservation. When it was made is not stored, nor is when it ended.
+func stepsOf(r inspect.Reservation, now time.Time) []lifeStep {
+	steps := []lifeStep{
+		{What: "reserved", Done: true},
+		{What: "ready", At: r.ReadyAt, Done: !r.ReadyAt.After(now)},
+		{What: "started", At: r.StartedAt, Done: !r.StartedAt.IsZero()},
+	}
+	if r.State != string(ratelimit.Open) {
+		return append(steps, lifeStep{What: r.State, Done: true})
+	}
+	return append(steps, lifeStep{What: "ends by itself", At: r.ExpiresAt})
+}

@@ -1,0 +1,172 @@
+package admin
+
+import (
+	"errors"
+	"strconv"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// errChanged is returned where somebody else has changed a rule since it was looked at.
+var errChanged = errors.New("admin: the rule has changed")
+
+// stored returns an error where the program has no rules in tables.
+func (v *visit) stored() error {
+	if v.store == nil {
+		return wrong("%s", noRules)
+	}
+	return nil
+}
+
+// noRules says why nothing is said about rules.
+const noRules = "This program has no rules in tables: its limits are as they are defined in the code. " +
+	"Pass the rules.Set of its limiter to admin.New."
+
+// pause gives a bucket, or a limit, nothing for a while.
+func (v *visit) pause() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	span, err := v.form().duration("for")
+	if err == nil && span == 0 {
+		err = wrong("The pause has no end. Say for how long it is.")
+	}
+	edit, err := v.editUnless(err)
+	if err != nil {
+		return done{}, err
+	}
+	now, err := v.reader.Now(ctx)
+	if err != nil {
+		return done{}, err
+	}
+	_, err = v.store.Pause(ctx, edit, rules.Pause{
+		Limit: v.r.PostForm.Get("limit"), Key: v.r.PostForm.Get("key"), Until: now.Add(span),
+	})
+	return v.bucketPage("pause"), err
+}
+
+// editUnless returns the edit of a form, unless there is an error or there are no rules.
+func (v *visit) editUnless(err error) (rules.Edit, error) {
+	if err := v.stored(); err != nil {
+		return rules.Edit{}, err
+	}
+	if err != nil {
+		return rules.Edit{}, err
+	}
+	return v.edit()
+}
+
+// resume ends a pause.
+func (v *visit) resume() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	edit, err := v.editUnless(nil)
+	if err == nil {
+		_, err = v.store.Resume(ctx, edit, v.r.PostForm.Get("limit"), v.r.PostForm.Get("key"))
+	}
+	return v.bucketPage("resume"), err
+}
+
+// override gives a key a policy of its own.
+func (v *visit) override() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	o := rules.Override{Limit: v.r.PostForm.Get("limit"), Key: v.r.PostForm.Get("key")}
+	span, err := v.form().duration("for")
+	if err == nil {
+		err = v.fillOverride(&o)
+	}
+	edit, err := v.editUnless(err)
+	if err != nil {
+		return done{}, err
+	}
+	if span > 0 {
+		begins := edit.From
+		if begins.IsZero() {
+			if begins, err = v.reader.Now(ctx); err != nil {
+				return done{}, err
+			}
+		}
+		o.Until = begins.Add(span)
+	}
+	_, err = v.store.Override(ctx, edit, o)
+	return v.bucketPage("override"), err
+}
+
+// fillOverride reads which of the three things the override says.
+func (v *visit) fillOverride(o *rules.Override) (err error) {
+	switch v.form().text("says") {
+	case "multiplier":
+		o.Multiplier, err = v.form().positive("multiplier")
+	case "on_plan":
+		if o.OnPlan = v.form().text("on_plan"); o.OnPlan == "" {
+			err = wrong("The override names no plan. Write the name of one that has a rule.")
+		}
+	case "policy":
+		var policy rules.Rule
+		policy, err = v.form().policy()
+		o.Policy = &policy
+	default:
+		err = wrong("The override says nothing. Choose a multiple, a plan, or a policy of the key's own.")
+	}
+	return err
+}
+
+// removeOverride ends the override of a key.
+func (v *visit) removeOverride() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	edit, err := v.editUnless(nil)
+	if err == nil {
+		_, err = v.store.RemoveOverride(ctx, edit, v.r.PostForm.Get("limit"), v.r.PostForm.Get("key"))
+	}
+	return v.bucketPage("remove-override"), err
+}
+
+// putRule stores a rule, unless somebody has changed it since it was looked at.
+func (v *visit) putRule() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	r, err := v.form().rule()
+	edit, err := v.editUnless(err)
+	if err != nil {
+		return done{}, err
+	}
+	list, err := v.store.ListSome(ctx, rules.ListQuery{Limit: r.Limit, Key: new("")})
+	if err != nil {
+		return done{}, err
+	}
+	if seen := v.form().text("version"); seen != versionOf(list.Rules, r.Limit, r.Plan) {
+		return done{}, errChanged
+	}
+	_, err = v.store.Put(ctx, edit, r)
+	return done{"put-rule", "rule", []string{"limit", r.Limit, "plan", r.Plan}}, err
+}
+
+// versionOf returns the version in which a rule was stated, and nothing where there is none.
+func versionOf(list []rules.StoredRule, limit, plan string) string {
+	if r := ruleOf(list, limit, plan); r != nil {
+		return strconv.FormatInt(r.Version, 10)
+	}
+	return ""
+}
+
+func ruleOf(list []rules.StoredRule, limit, plan string) *rules.StoredRule {
+	for i := range list {
+		if r := &list[i]; r.Limit == limit && r.Plan == plan {
+			return r
+		}
+	}
+	return nil
+}
+
+// deleteRule takes a rule away.
+func (v *visit) deleteRule() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	limit, plan := v.form().text("limit"), v.form().text("plan")
+	edit, err := v.editUnless(nil)
+	if err == nil {
+		_, err = v.store.Delete(ctx, edit, limit, plan)
+	}
+	return done{"delete-rule", "rule", []string{"limit", limit, "plan", plan}}, err
+}

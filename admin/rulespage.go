@@ -1,0 +1,176 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// rulesBody is what the page of rules shows.
+type rulesBody struct {
+	List    *part[listing]
+	Lines   []ruleLine
+	Version int64
+	// Age is how long ago this process heard that what it has loaded is what the tables say.
+	Age time.Duration
+	Set bool
+	// More is whether there are more rules than are shown.
+	More bool
+}
+
+// ruleLine is a stored rule.
+type ruleLine struct {
+	rules.StoredRule
+	Words string
+	Ahead bool
+}
+
+// rules lists the stored rules and tiers.
+func (v *visit) rules() {
+	g := v.gather()
+	body := rulesBody{List: ask(g, "the rules", func(ctx context.Context) (listing, error) {
+		return v.list(ctx, rules.ListQuery{Key: new(""), Most: mostStored})
+	})}
+	g.wait.Wait()
+	for _, r := range body.List.Shows.Rules {
+		body.Lines = append(body.Lines, ruleLine{r, ruleWords(r.Rule), r.From.After(body.List.Shows.Now)})
+	}
+	body.More = len(body.Lines) == mostStored
+	if v.set != nil {
+		body.Version, body.Age, body.Set = v.set.Version(), v.set.Age(), true
+	}
+	g.show("rules.html", page{Title: "Rules", Here: "rules", Body: body})
+}
+
+// mostStored is how many stored rules the page of rules lists.
+const mostStored = 500
+
+// ruleBody is what the page of a rule shows, and its preview.
+type ruleBody struct {
+	Limit, Plan string
+	// Form is what the fields say.
+	Form    url.Values
+	Units   []string
+	Problem string
+	List    *part[listing]
+	// Stored is the rule as it is. Nil: there is none, and Without is what decides.
+	Stored  *rules.StoredRule
+	Without string
+	Version string
+	History *part[[]entryRow]
+	Now     time.Time
+	// Changes are what the new rule changes, and Effect what it would have meant.
+	Changes []change
+	Effect  *part[effect]
+}
+
+// rule shows a rule with its history, and a form to change it.
+func (v *visit) rule() {
+	query := v.r.URL.Query()
+	v.rulePage(query.Get("limit"), query.Get("plan"), nil)
+}
+
+// rulePage shows the page of a rule. fields are what somebody has filled in; nil: the rule as it is.
+func (v *visit) rulePage(limit, plan string, fields url.Values) {
+	g := v.gather()
+	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
+	body.List = ask(g, "the rules", func(ctx context.Context) (listing, error) {
+		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new(""), Most: mostRules})
+	})
+	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
+	g.wait.Wait()
+	list := body.List.Shows
+	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(list.Rules, limit, plan)
+	body.Now = list.Now
+	if old, known := v.limitOf(limit, list.Rules); known && body.Stored == nil {
+		body.Without = policyWords(old)
+	}
+	if fields != nil {
+		v.compare(g, &body)
+		g.wait.Wait()
+		g.show("rule.html", page{Title: "Preview of a rule of " + limit, Here: "rules", Body: body})
+		return
+	}
+	body.Form = url.Values{}
+	switch {
+	case body.Stored != nil:
+		form(body.Form).fill(body.Stored.Rule)
+	default:
+		form(body.Form).fill(v.likeCode(limit, plan))
+	}
+	g.show("rule.html", page{Title: "Rule", Here: "rules", Body: body})
+}
+
+// likeCode returns a rule that says what the definition in the code does.
+func (v *visit) likeCode(limit, plan string) rules.Rule {
+	r := rules.Rule{Limit: limit, Plan: plan, Kind: rules.TokenBucket, Mode: ratelimit.On, OnChange: ratelimit.KeepTokens}
+	var capacity, maxReserved float64
+	switch p := v.defined[limit].Policy().(type) {
+	case ratelimit.TokenBucket:
+		r.Rate, r.Period, r.Shards, capacity, maxReserved = p.Rate, p.Period, p.Shards, p.Capacity, p.MaxReserved
+	case ratelimit.FixedWindow:
+		r.Kind, r.Start = rules.FixedWindow, p.Start
+		r.Rate, r.Period, r.Shards, capacity, maxReserved = p.Rate, p.Period, p.Shards, p.Capacity, p.MaxReserved
+	}
+	r.Capacity, r.MaxReserved = storedAmount(capacity), storedAmount(maxReserved)
+	return r
+}
+
+// storedAmount returns a number of tokens as a rule has it: nil for the default, and 0 for none.
+func storedAmount(n float64) *float64 {
+	if n == 0 {
+		return nil
+	}
+	return new(max(n, 0))
+}
+
+// preview shows what a rule would change, and changes nothing.
+func (v *visit) preview() {
+	query := v.r.URL.Query()
+	if v.store == nil {
+		v.problem(http.StatusNotFound, wrong("%s", noRules), query.Get("limit"))
+		return
+	}
+	v.rulePage(query.Get("limit"), query.Get("plan"), query)
+}
+
+// compare says what the filled-in rule changes against the one that is there.
+func (v *visit) compare(g *gather, body *ruleBody) {
+	next, err := form(body.Form).rule()
+	if err == nil {
+		_, err = next.AsLimit()
+	}
+	if err != nil {
+		body.Problem = sentenceOf(err)
+		return
+	}
+	old := v.likeCode(body.Limit, body.Plan)
+	if body.Stored != nil {
+		old = body.Stored.Rule
+	} else if r := ruleOf(body.List.Shows.Rules, body.Limit, ""); r != nil {
+		old = r.Rule
+	}
+	body.Changes = changesOf(old, next)
+	since, until := lastHour(cmp.Or(body.Now, time.Now()))
+	body.Effect = ask(g, "the refusals", func(ctx context.Context) (effect, error) {
+		sums, seen, err := v.reader.TopRefused(ctx, denials.TopConfig{
+			By: denials.ByKey, Limit: body.Limit, Since: since, Until: until, Most: mostSums,
+		})
+		if err != nil {
+			return effect{}, err
+		}
+		minutes, later, err := v.reader.Refusals(ctx, inspect.RefusalQuery{Limit: body.Limit, Since: seen, Until: until})
+		if later.After(seen) { // programs have written meanwhile
+			seen = later
+		}
+		all := barsOf(minutes, since, seen)
+		return effectOf(old, next, all, sums, len(plansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
+	})
+}

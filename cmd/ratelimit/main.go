@@ -1,0 +1,20 @@
+// Command ratelimit looks after the limits in a Postgres database: it migrates, shows and changes rules, reads and takes
+// from buckets, replays access logs and examines the server. See docs/cli.md, or run it with help.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return cli.Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv)
+}

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// app is one run of the program.
+type app struct {
+	in          io.Reader
+	out, errOut io.Writer
+	env         func(name string) string
+	secrets     []string // never shown
+	running     bool     // whether the arguments were fine
+	options     options
+}
+
+// options are the flags of all commands.
+type options struct {
+	databaseURL, schema string
+	timeout             time.Duration
+	hashKeyFile         string
+	format              string
+	yes                 bool
+}
+
+// Run runs the program with its arguments and returns its exit code. env returns the value of a variable, as os.Getenv.
+func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string) int {
+	a := &app{in: stdin, out: stdout, errOut: stderr, env: env}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	var e *exit
+	if err != nil && !a.running && !errors.As(err, &e) { // what cobra found wrong
+		err = &exit{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+	}
+	a.report(ctx, err)
+	return codeOf(ctx, err)
+}
+
+// report says on standard error what went wrong.
+func (a *app) report(ctx context.Context, err error) {
+	var e *exit
+	switch {
+	case err == nil, errors.As(err, &e) && e.err == nil:
+		return
+	case ctx.Err() != nil:
+		err = fmt.Errorf("interrupted: %w", err)
+	}
+	text := strings.TrimPrefix(a.scrub(err.Error()), "ratelimit: ")
+	fmt.Fprintf(a.errOut, "ratelimit: %s\n", lines(text))
+}
+
+// note says something on standard error beside the answer.
+func (a *app) note(format string, args ...any) {
+	fmt.Fprintf(a.errOut, "note: %s\n", lines(a.scrub(fmt.Sprintf(format, args...))))
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "ratelimit",
+		Short: "Look after the rate limits in a Postgres database",
+		Long: `ratelimit looks after the rate limits in a Postgres database: tables, rules, buckets, reservations, and the server.
+
+The database is named by --database-url, RATELIMIT_DATABASE_URL, DATABASE_URL or the variables of libpq (PGHOST, PGDATABASE,
+PGSERVICE and others), the first of these that is there. It is never printed.`,
+		Version:           buildOf().Version,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		DisableAutoGenTag: true,
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; better in RATELIMIT_DATABASE_URL, as others see the arguments of a process")
+	flags.StringVar(&a.options.schema, "schema", "ratelimit", "schema of the tables")
+	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "how long the database may take; 0: for ever")
+	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
+		a.creditCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.pruneCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
+	root.AddCommand(topics()...)
+	asGroup(root)
+	return root
+}
+
+// topics are what help says besides the commands.
+func topics() []*cobra.Command {
+	return []*cobra.Command{
+		{Use: "exit-codes", Short: "The exit codes of all commands", Long: exitCodesText()},
+		{Use: "policies", Short: "Which policy a bucket is asked under", Long: policiesText},
+		{Use: "environment", Short: "The variables that are read", Long: environmentText},
+	}
+}
+
+const environmentText = `The variables that are read, where the flag beside them is not given:
+
+  RATELIMIT_DATABASE_URL  --database-url
+  DATABASE_URL            --database-url, where the one above is not set
+  PGHOST, PGPORT, ..      where neither is set, as every client of Postgres reads them
+  RATELIMIT_HASH_KEY      the secret of Config.HashKey, as it is; --hash-key-file names a file with it
+  RATELIMIT_AUTHOR        --author; else SUDO_USER, else USER unless that is root`
+
+// asGroup makes a command that has others say so when none of them is named.
+func asGroup(cmd *cobra.Command) {
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.SuggestionsMinimumDistance = 2
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return misused("name a command; see %s --help", cmd.CommandPath())
+		}
+		hint := ""
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
+		}
+		return misused("there is no command %q of %s%s; see %s --help", args[0], cmd.CommandPath(), hint, cmd.CommandPath())
+	}
+}
+
+// task is what a command does once its arguments are checked.
+type task func(ctx context.Context, args []string) error
+
+// command returns a command that runs do. exits are the exit codes that are its own.
+func (a *app) command(cmd cobra.Command, do task, exits ...string) *cobra.Command {
+	exits = append(exits, "1 failure", "2 wrong usage")
+	if len(exits) == 2 {
+		exits = append([]string{"0 done"}, exits...)
+	}
+	cmd.Long += "\n\nExit codes: " + strings.Join(exits, ", ") + "; see ratelimit help exit-codes."
+	cmd.DisableFlagsInUseLine = true
+	cmd.Use += " [flags]"
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		a.running = true
+		if err := a.checkOptions(cmd); err != nil {
+			return err
+		}
+		return do(cmd.Context(), args)
+	}
+	return &cmd
+}
+
+// checkOptions checks the flags that several commands have.
+func (a *app) checkOptions(cmd *cobra.Command) error {
+	switch a.options.format {
+	case "", asTable, asJSON:
+	case asYAML:
+		if cmd.CommandPath() != "ratelimit rules list" {
+			return misused("only rules list has -o yaml; use -o table or -o json")
+		}
+	default:
+		return misused("the output is %.20q; use -o table or -o json", a.options.format)
+	}
+	if a.options.timeout < 0 {
+		return misused("the timeout is %v; use 0 for none", a.options.timeout)
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// withYes gives a command that destroys something the flag --yes.
+func (a *app) withYes(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().BoolVarP(&a.options.yes, "yes", "y", false, "do it without asking")
+	return cmd
+}
+
+// mayAsk returns an error where nobody can be asked and --yes is not given. It is called before anything is done.
+func (a *app) mayAsk() error {
+	if a.options.yes || a.isTerminal() {
+		return nil
+	}
+	return misused("nobody can be asked, as standard input is no terminal; look at what it would do, and give --yes")
+}
+
+func (a *app) isTerminal() bool {
+	file, ok := a.in.(interface{ Fd() uintptr })
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// confirm asks, unless --yes is given, and returns an error unless the answer is yes.
+func (a *app) confirm(ctx context.Context, format string, args ...any) error {
+	if err := a.mayAsk(); err != nil || a.options.yes {
+		return err
+	}
+	fmt.Fprintf(a.errOut, "%s [y/N] ", shown(fmt.Sprintf(format, args...)))
+	said := make(chan string, 1)
+	go func() { // it ends with the process, when nobody answers
+		line, _ := bufio.NewReader(a.in).ReadString('\n')
+		said <- line
+	}()
+	select {
+	case line := <-said:
+		if yes := strings.ToLower(strings.TrimSpace(line)); yes != "y" && yes != "yes" {
+			return misused("not confirmed; nothing was done")
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

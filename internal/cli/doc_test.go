@@ -1,0 +1,139 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// block is a block of commands of the document, and what it shows as their output, if it does.
+type block struct{ commands, output string }
+
+var fences = regexp.MustCompile("(?ms)^```(sh|output)\n(.*?)^```$")
+
+func blocks(t *testing.T, document string) (found []block) {
+	t.Helper()
+	for _, match := range fences.FindAllStringSubmatch(document, -1) {
+		if match[1] == "sh" {
+			found = append(found, block{commands: match[2]})
+			continue
+		}
+		require.NotEmpty(t, found)
+		found[len(found)-1].output = match[2]
+	}
+	return found
+}
+
+// varying is what differs from run to run: instants, how far away they are, and numbers with fractions that depend on the time.
+var varying = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ( \([^)]*\))?|\b(\d+m)?\d+(\.\d+)?m?s\b|remaining +\S+`)
+
+// steady returns what does not differ from run to run.
+func steady(output string) string {
+	lines := strings.Split(output, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimRight(varying.ReplaceAllString(line, "…"), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "cli.md"))
+	require.NoError(t, err)
+	document := string(text)
+
+	t.Run("EveryBlockRuns", func(t *testing.T) {
+		t.Parallel()
+		shell, err := exec.LookPath("bash")
+		if err != nil {
+			t.Skip("there is no bash")
+		}
+		f := on(t, postgrestest.NewEmptyDatabase(t))
+		bin, work := t.TempDir(), t.TempDir()
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "ratelimit"), "../../cmd/ratelimit")
+		out, err := build.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		found := blocks(t, document)
+		require.Greater(t, len(found), 10)
+		for _, b := range found {
+			f.wait(t)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			cmd := exec.CommandContext(ctx, shell, "-e", "-o", "pipefail", "-c", b.commands)
+			cmd.Dir = work
+			cmd.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "RATELIMIT_DATABASE_URL="+f.url)
+			var out, errOut bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &errOut
+			err := cmd.Run()
+			cancel()
+			require.NoError(t, err, "%s\n%s%s", b.commands, &out, &errOut)
+			if b.output != "" {
+				require.Equal(t, steady(b.output), steady(out.String()), b.commands)
+			}
+		}
+	})
+
+	t.Run("NamesEveryCommand", func(t *testing.T) {
+		t.Parallel()
+		for _, cmd := range cli.Root().Commands() {
+			if cmd.Runnable() && cmd.Name() != "help" {
+				require.Contains(t, document, cmd.Name(), "docs/cli.md does not tell of %s", cmd.CommandPath())
+			}
+		}
+	})
+
+	t.Run("HasTheFieldsOfJSON", func(t *testing.T) {
+		t.Parallel()
+		rows := regexp.MustCompile(`(?m)^\| .* \|$`).FindAllString(document, -1)
+		for name, view := range cli.Views() {
+			row := "| " + name + " | " + strings.Join(fieldsOf(reflect.TypeOf(view)), ", ") + " |"
+			require.Contains(t, rows, row)
+		}
+	})
+
+	t.Run("HasTheExitCodesOfTheHelp", func(t *testing.T) {
+		t.Parallel()
+		help := run(t.Context(), nil, "", "help", "exit-codes").out
+		rows := regexp.MustCompile(`(?m)^\| (\d+) \| (.*) \|$`).FindAllStringSubmatch(document, -1)
+		require.Len(t, rows, 8)
+		for _, row := range rows {
+			require.Regexp(t, `(?m)^ +`+row[1]+`  `+regexp.QuoteMeta(row[2])+`$`, help)
+		}
+	})
+}
+
+// fieldsOf returns the names that the fields of a type have in JSON.
+func fieldsOf(of reflect.Type) (names []string) {
+	for i := range of.NumField() {
+		field := of.Field(i)
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		switch {
+		case field.Anonymous:
+			names = append(names, fieldsOf(field.Type)...)
+		case name != "" && name != "-":
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// wait returns when all rules hold that are stated.
+func (f *fixture) wait(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var hold bool
+		err := f.pool.QueryRow(t.Context(), `SELECT coalesce(max(from_us), 0) <= extract(epoch FROM clock_timestamp()) * 1e6 FROM ratelimit.rule_changes`).Scan(&hold)
+		return err != nil || hold // or there are no tables yet
+	}, time.Minute, 10*time.Millisecond)
+}

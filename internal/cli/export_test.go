@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/internal/simulate"
+)
+
+// Root returns the commands of the program, for tests that walk them.
+func Root() *cobra.Command {
+	root := (&app{env: func(string) string { return "" }}).root()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	return root
+}
+
+// Shown is shown.
+func Shown(s string) string { return shown(s) }
+
+// Views are what -o json prints, by the names that docs/cli.md gives them.
+func Views() map[string]any {
+	return map[string]any{
+		"`get`": bucketView{}, "a row of a bucket": rowView{}, "a minute of refusals": minuteView{},
+		"`check`, `take`": decisionView{}, "`reset`, `credit`": levelView{}, "a policy": policyView{},
+		"`pause`, `resume`": changedView{}, "`rules list`, `rules get`": listingView{}, "a rule": ruleView{},
+		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{}, "a tier": tierView{},
+		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": entryView{},
+		"`top --by refusals`: of each": sumView{}, "`top --by debt`: of each": debtView{}, "`top --by reservations`: of each": reservedView{},
+		"`reservations list`: of each": reservationView{}, "an item of a reservation": itemView{},
+		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`version`": build{},
+		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
+		"`doctor`": doctor.Report{}, "a finding": doctor.Finding{},
+	}
+}

@@ -1,0 +1,101 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+)
+
+// everyCommand calls fn with each command and topic.
+func everyCommand(cmd *cobra.Command, fn func(cmd *cobra.Command)) {
+	fn(cmd)
+	for _, sub := range cmd.Commands() {
+		everyCommand(sub, fn)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+
+	t.Run("IsAsTheGoldenFilesSay", func(t *testing.T) {
+		t.Parallel()
+		golden := make(map[string]bool)
+		everyCommand(cli.Root(), func(cmd *cobra.Command) {
+			words := strings.Fields(cmd.CommandPath())[1:]
+			name := strings.Join(append([]string{"ratelimit"}, words...), "-") + ".txt"
+			golden[name] = true
+			r := run(t.Context(), nil, "", append([]string{"help"}, words...)...)
+			require.Equal(t, 0, r.code)
+			require.Empty(t, r.err)
+			path := filepath.Join("testdata", "help", name)
+			if *update {
+				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				require.NoError(t, os.WriteFile(path, []byte(r.out), 0o600))
+			}
+			want, err := os.ReadFile(path)
+			require.NoError(t, err, "go test ./internal/cli -run Help -update writes it")
+			require.Equal(t, string(want), r.out, "go test ./internal/cli -run Help -update writes it anew")
+		})
+		files, err := os.ReadDir(filepath.Join("testdata", "help"))
+		require.NoError(t, err)
+		for _, file := range files {
+			require.True(t, golden[file.Name()], "%s is of no command", file.Name())
+		}
+	})
+
+	t.Run("SaysTheExitCodesOfEachCommand", func(t *testing.T) {
+		t.Parallel()
+		everyCommand(cli.Root(), func(cmd *cobra.Command) {
+			path := cmd.CommandPath()
+			if cmd.HasSubCommands() || cmd.IsAdditionalHelpTopicCommand() || strings.Contains(path, "completion") || strings.HasSuffix(path, "help") {
+				return
+			}
+			require.Contains(t, cmd.Long, "Exit codes: ", path)
+			require.NotEmpty(t, cmd.Example, path)
+		})
+	})
+
+	t.Run("OfATopicNeedsNoFurtherWord", func(t *testing.T) {
+		t.Parallel()
+		for _, topic := range []string{"exit-codes", "environment", "policies", "completion"} {
+			r := run(t.Context(), nil, "", topic)
+			require.Equal(t, 0, r.code)
+			require.Equal(t, run(t.Context(), nil, "", "help", topic).out, r.out)
+		}
+	})
+
+	t.Run("TheFlagSaysTheSameAsTheCommand", func(t *testing.T) {
+		t.Parallel()
+		byFlag := run(t.Context(), nil, "", "take", "--help")
+		require.Equal(t, 0, byFlag.code)
+		require.Equal(t, run(t.Context(), nil, "", "help", "take").out, byFlag.out)
+	})
+
+	t.Run("CompletesWithoutADatabase", func(t *testing.T) {
+		t.Parallel()
+		for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+			r := run(t.Context(), nil, "", "completion", shell)
+			require.Equal(t, 0, r.code)
+			require.Contains(t, r.out, "ratelimit")
+			require.Equal(t, 0, run(t.Context(), nil, "", "completion", shell, "--no-descriptions").code)
+		}
+		r := run(t.Context(), nil, "", "__complete", "rules", "")
+		require.Contains(t, r.out, "apply")
+	})
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	f := &fixture{}
+	require.Contains(t, f.ok(t, "version"), "go1.")
+	v := read[struct{ Version, Go, Platform string }](t, f, 0, "version")
+	require.NotEmpty(t, v.Version)
+	require.Contains(t, f.ok(t, "--version"), v.Version)
+	require.Equal(t, 0, run(t.Context(), nil, "", "help", "exit-codes").code)
+}

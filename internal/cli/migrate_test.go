@@ -1,0 +1,61 @@
+package cli_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+
+	t.Run("UpAndStatusAndDown", func(t *testing.T) {
+		t.Parallel()
+		f := on(t, postgrestest.NewEmptyDatabase(t))
+		type status struct {
+			Schema          string
+			Version, Newest int64
+			Missing         []string
+		}
+		before := read[status](t, f, 4, "migrate", "status")
+		require.Zero(t, before.Version)
+		require.Len(t, before.Missing, int(before.Newest))
+		r := f.run(t, "migrate", "status")
+		require.Equal(t, 4, r.code)
+		require.Contains(t, r.out, "ratelimit migrate up")
+
+		require.Contains(t, f.ok(t, "migrate", "up"), "applied: schema ratelimit is at version 7, and was at 0")
+		require.Contains(t, f.ok(t, "migrate", "up", "--timeout", "1m"), "nothing to apply")
+		require.Equal(t, status{"ratelimit", before.Newest, before.Newest, []string{}}, read[status](t, f, 0, "migrate", "status"))
+
+		f.fails(t, 2, "migrate", "down")
+		require.Equal(t, before.Newest, read[status](t, f, 0, "migrate", "status").Version, "nobody has confirmed")
+		require.Contains(t, f.ok(t, "migrate", "down", "--yes"), "removed")
+		require.Zero(t, read[status](t, f, 4, "migrate", "status").Version)
+	})
+
+	t.Run("TheSchemaIsTheFlags", func(t *testing.T) {
+		t.Parallel()
+		f := on(t, postgrestest.NewEmptyDatabase(t))
+		f.ok(t, "migrate", "up", "--schema", "trial")
+		f.ok(t, "migrate", "status", "--schema", "trial")
+		require.Equal(t, 4, f.run(t, "migrate", "status").code)
+		args := with(window(), "take", "a", "b", "--schema", "trial")
+		f.ok(t, args...)
+		f.ok(t, "rules", "list", "--schema", "trial")
+	})
+}
+
+func TestGrants(t *testing.T) {
+	t.Parallel()
+	f := &fixture{}
+	out := f.ok(t, "grants", "--application", "app", "--operator", "support", "--reader", "page", "--owner", "keeper", "--schema", "trial")
+	for _, want := range []string{`TO "app"`, `TO "support"`, `TO "page"`, `"keeper"`, `"trial"."buckets"`} {
+		require.Contains(t, out, want)
+	}
+	require.True(t, strings.HasSuffix(out, ";\n"))
+	require.Contains(t, f.fails(t, 2, "grants", "--reader", strings.Repeat("x", 100)), "invalid role")
+}

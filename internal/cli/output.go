@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/text/unicode/bidi"
+)
+
+// The forms of an answer.
+const (
+	asTable = "table"
+	asJSON  = "json"
+	asYAML  = "yaml" // of rules list only
+)
+
+// withOutput gives a command the flag -o.
+func (a *app) withOutput(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, "table for people, json for programs")
+	return cmd
+}
+
+// show prints an answer: the value as JSON, or what fill makes of it.
+func (a *app) show(value any, fill func(t *table)) error {
+	if a.options.format == asJSON {
+		encoder := json.NewEncoder(a.out)
+		encoder.SetEscapeHTML(false)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(value)
+	}
+	var t table
+	fill(&t)
+	return t.write(a.out)
+}
+
+// table is lines of cells. No cell can break a line or move what stands beside it.
+type table struct{ text bytes.Buffer }
+
+// row adds a line of a list, the first of which is its head.
+func (t *table) row(cells ...string) {
+	for i, cell := range cells {
+		if i > 0 {
+			t.text.WriteByte('\t')
+		}
+		t.text.WriteString(shown(cell))
+	}
+	t.text.WriteByte('\n')
+}
+
+// field adds a line with a name and a value, unless that is empty.
+func (t *table) field(name, value string) {
+	if value != "" {
+		t.row(name, value)
+	}
+}
+
+// gap adds an empty line, behind which the columns have widths of their own.
+func (t *table) gap() { t.text.WriteByte('\n') }
+
+// write lays the table out.
+func (t *table) write(to io.Writer) error {
+	w := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
+	if _, err := w.Write(t.text.Bytes()); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// shown returns a text as a terminal can show it: as it is, or quoted where it has characters that move the cursor, turn
+// the direction of writing, or cannot be seen.
+func shown(s string) string {
+	if plain(s) {
+		return s
+	}
+	return strconv.QuoteToASCII(s)
+}
+
+func plain(s string) bool {
+	if !utf8.ValidString(s) || s != strings.TrimSpace(s) || strings.HasPrefix(s, `"`) {
+		return false
+	}
+	for _, r := range s {
+		if !strconv.IsPrint(r) || turns(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// turns reports whether a character is written from right to left.
+func turns(r rune) bool {
+	if r < 0x80 {
+		return false
+	}
+	properties, _ := bidi.LookupRune(r)
+	class := properties.Class()
+	return class == bidi.R || class == bidi.AL || class == bidi.AN
+}
+
+// lines returns a message of several lines with each of them as a terminal can show it.
+func lines(s string) string {
+	parts := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	for i, part := range parts {
+		if !plain(strings.TrimSpace(part)) {
+			parts[i] = strings.Trim(strconv.QuoteToASCII(part), `"`)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// keyText returns a key for people.
+func keyText(key string) string {
+	switch {
+	case key == "":
+		return "(shared)"
+	case strings.HasPrefix(key, "("):
+		return strconv.QuoteToASCII(key)
+	}
+	return key
+}
+
+// number returns tokens for people, to the millionth.
+func number(tokens float64) string {
+	if math.Abs(tokens) < 1e12 {
+		if tokens = math.Round(tokens*1e6) / 1e6; tokens == 0 {
+			return "0"
+		}
+	}
+	return strconv.FormatFloat(tokens, 'f', -1, 64)
+}
+
+// span returns a wait for people, to the next millisecond.
+func span(d time.Duration) string {
+	if rest := d % time.Millisecond; rest > 0 {
+		d += time.Millisecond - rest
+	}
+	return d.String()
+}
+
+// instant returns an instant for people; the zero time is nothing.
+func instant(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return at.UTC().Format("2006-01-02 15:04:05Z")
+}
+
+// instantFrom returns an instant for people with how far it is from now.
+func instantFrom(at, now time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	switch away := at.Sub(now).Round(time.Second); {
+	case away > 0:
+		return fmt.Sprintf("%s (in %v)", instant(at), away)
+	case away < 0:
+		return fmt.Sprintf("%s (%v ago)", instant(at), -away)
+	}
+	return instant(at) + " (now)"
+}

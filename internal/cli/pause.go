@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// editFlags say who makes a change, and why.
+type editFlags struct {
+	author, reason string
+	from           instantFlag
+}
+
+func withEdit(cmd *cobra.Command, e *editFlags) *cobra.Command {
+	cmd.Flags().StringVar(&e.author, "author", "", "who makes the change, for the history; else RATELIMIT_AUTHOR or the user of the system")
+	cmd.Flags().StringVar(&e.reason, "reason", "", "why the change is made, for the history (needed)")
+	return cmd
+}
+
+// edit returns who makes a change and why. It is called before anything is done.
+func (a *app) edit(e *editFlags) (rules.Edit, error) {
+	author := e.author
+	for _, name := range []string{"RATELIMIT_AUTHOR", "SUDO_USER", "USER"} {
+		if author == "" && (name == "RATELIMIT_AUTHOR" || a.env(name) != "root") {
+			author = a.env(name)
+		}
+	}
+	switch {
+	case strings.TrimSpace(author) == "":
+		return rules.Edit{}, misused("nobody is named as the author of the change; give --author, or set RATELIMIT_AUTHOR")
+	case strings.TrimSpace(e.reason) == "":
+		return rules.Edit{}, misused("the change has no reason; say with --reason why it is made")
+	}
+	return rules.Edit{Author: author, Reason: e.reason, From: e.from.at}, nil
+}
+
+// changedView is a change that was made, for programs.
+type changedView struct {
+	Limit   string    `json:"limit"`
+	Key     string    `json:"key"` // as stored; empty: every bucket of the limit
+	Until   time.Time `json:"until,omitzero"`
+	Author  string    `json:"author"`
+	Reason  string    `json:"reason"`
+	Version int64     `json:"version"`
+}
+
+func (a *app) pauseCommand() *cobra.Command {
+	var e editFlags
+	var stored bool
+	var lasts spanFlag
+	var until instantFlag
+	cmd := a.command(cobra.Command{
+		Use:   "pause LIMIT [KEY]",
+		Short: "Have a limit, or one key of it, give nothing for a time",
+		Long: `Have every bucket of a limit, or that of one KEY, give nothing until an end: take and check refuse, and what is reserved
+is ready no earlier. It holds as soon as each program hears of it, takes the place of a pause that is there, and ends by
+itself. Programs need Config.Policies for it. Without KEY it stops everybody, and asks.`,
+		Args: limitAndKey,
+		Example: `  ratelimit pause sendMessage ada --for 1h --reason "the key was published"
+  ratelimit pause completions --until 2026-12-31T18:00:00Z --reason "the provider is down" --yes`,
+	}, func(ctx context.Context, args []string) error {
+		edit, err := a.edit(&e)
+		switch {
+		case err != nil:
+			return err
+		case (lasts == 0) == until.at.IsZero():
+			return misused("say when the pause ends, with one of --for and --until")
+		case len(args) == 1:
+			if err := a.confirm(ctx, "Have every bucket of %s give nothing?", args[0]); err != nil {
+				return err
+			}
+		}
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			return a.pause(ctx, db, edit, stored, args, time.Duration(lasts), until.at)
+		})
+	})
+	cmd.Flags().Var(&lasts, "for", "how long, such as 10m or 2h")
+	cmd.Flags().Var(&until, "until", "until when, as 2026-12-31T18:00:00Z")
+	a.withKey(cmd, &stored)
+	return a.withYes(a.withOutput(withEdit(cmd, &e)))
+}
+
+func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored bool, args []string, lasts time.Duration, until time.Time) error {
+	target, err := a.target(ctx, db, stored, args)
+	if err != nil {
+		return err
+	}
+	if err := a.noteUnknown(ctx, db, args[0]); err != nil {
+		return err
+	}
+	if lasts > 0 {
+		now, err := db.now(ctx)
+		if err != nil {
+			return err
+		}
+		until = now.Add(lasts)
+	}
+	applied, err := target.store.Pause(ctx, edit, rules.Pause{Limit: args[0], Key: target.key, Until: until})
+	if err != nil {
+		return err
+	}
+	v := changedView{Limit: args[0], Key: target.key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
+	return a.show(v, v.fill("paused"))
+}
+
+// noteUnknown says that nothing is known of a limit, which may be misspelt: a program may know it all the same.
+func (a *app) noteUnknown(ctx context.Context, db *database, limit string) error {
+	list, now, err := db.listing(ctx)
+	if err != nil {
+		return err
+	}
+	all := listingViewOf(&list, now)
+	if of := all.of(limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
+		return nil
+	}
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	if buckets, err := reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
+		return err
+	}
+	a.note("no rule and no bucket is of a limit %q; see that it is spelled as in the program (%s)", limit, all.names())
+	return nil
+}
+
+func (v *changedView) fill(done string) func(t *table) {
+	return func(t *table) {
+		t.field("answer", done)
+		t.field("limit", v.Limit)
+		t.field("key", keyOrAll(v.Key))
+		t.field("until", instant(v.Until))
+		t.field("author", v.Author)
+		t.field("reason", v.Reason)
+		t.field("rules version", fmt.Sprint(v.Version))
+	}
+}
+
+// keyOrAll returns the key of a pause for people.
+func keyOrAll(key string) string {
+	if key == "" {
+		return "(every key)"
+	}
+	return keyText(key)
+}
+
+// target is what pause and resume change.
+type target struct {
+	store *rules.Store
+	key   string // as stored; empty: every bucket
+}
+
+func (a *app) target(ctx context.Context, db *database, stored bool, args []string) (target, error) {
+	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
+	if err != nil {
+		return target{}, err
+	}
+	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1))
+	if err != nil {
+		return target{}, err
+	}
+	key, err := a.storedKey(ctx, db, probe, stored, args)
+	return target{store, key}, err
+}
+
+func (a *app) resumeCommand() *cobra.Command {
+	var e editFlags
+	var stored bool
+	cmd := a.command(cobra.Command{
+		Use:     "resume LIMIT [KEY]",
+		Short:   "End a pause",
+		Long:    "End a pause of a limit, or of one KEY, now. A pause of the limit and one of the key are ended one by one.",
+		Args:    limitAndKey,
+		Example: `  ratelimit resume sendMessage ada --reason "there is a new key"`,
+	}, func(ctx context.Context, args []string) error {
+		edit, err := a.edit(&e)
+		if err != nil {
+			return err
+		}
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			target, err := a.target(ctx, db, stored, args)
+			if err != nil {
+				return err
+			}
+			applied, err := target.store.Resume(ctx, edit, args[0], target.key)
+			if err != nil {
+				return err
+			}
+			v := changedView{Limit: args[0], Key: target.key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
+			return a.show(v, v.fill("resumed"))
+		})
+	}, "0 done", "6 there is no such pause")
+	a.withKey(cmd, &stored)
+	return a.withOutput(withEdit(cmd, &e))
+}

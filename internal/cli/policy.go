@@ -1,0 +1,265 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const policiesText = `get, check, take, reset, credit and prune need the policy of a limit. It comes from
+
+  1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too
+  2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --kind, --rate,
+     --period, --capacity, --max-reserved, --shards and --start
+
+Where the tables decide by themselves, the second is not needed. Where they say so many times what the definition in the
+code says, or have a rule for another plan only, it is; and where a bucket was last used before they had a rule, as long as
+what it holds depends on what held then. No policy is ever guessed: a take under a wrong one leaves a wrong
+number of tokens. get then shows what is stored, and the others end with exit code 2.
+
+KEY is what the program calls For with. The bucket of Global has no key: leave KEY out. Where programs have
+Config.HashKey, give the same secret with --hash-key-file or RATELIMIT_HASH_KEY, or the key as it is stored with --stored.`
+
+// bucketFlags say which bucket is meant, and how its limit is defined in the code.
+type bucketFlags struct {
+	stored bool
+	definition
+}
+
+// withBucket gives a command the flags for a bucket.
+func (a *app) withBucket(cmd *cobra.Command, f *bucketFlags) *cobra.Command {
+	a.withKey(cmd, &f.stored)
+	return withDefinition(cmd, &f.definition)
+}
+
+// withKey gives a command the flags for a KEY.
+func (a *app) withKey(cmd *cobra.Command, stored *bool) {
+	cmd.Flags().BoolVar(stored, "stored", false, "KEY is as it is stored, so that no secret is needed")
+	a.withHashKey(cmd)
+}
+
+func (a *app) withHashKey(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey, byte for byte but for a last line break; else RATELIMIT_HASH_KEY")
+}
+
+// bucket is a bucket that was asked for, and what it is asked under.
+type bucket struct {
+	limiter *ratelimit.Limiter
+	request ratelimit.Request // of one token
+	stored  string            // the key
+	now     time.Time         // on the database's clock
+	known   bool              // whether there is a policy
+	from    string            // what the definition in the code is known from: a file or flags; empty: from nothing
+	why     error             // why there is no policy
+}
+
+// bucket finds the bucket that LIMIT [KEY] name, under the policy that decides now.
+func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []string) (*bucket, error) {
+	name := args[0]
+	probe, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
+	if err != nil {
+		return nil, err
+	}
+	b := &bucket{}
+	if b.stored, err = a.storedKey(ctx, db, probe, f.stored, args); err != nil {
+		return nil, err
+	}
+	set, err := a.loadRules(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	if b.now, err = db.now(ctx); err != nil {
+		return nil, err
+	}
+	limit, from, err := f.of(name, b.stored)
+	policy, alone, probing := standsAlone(db, set, b, name, f.plan)
+	if probing != nil {
+		return nil, probing
+	}
+	switch {
+	case err == nil && alone:
+		a.note("the rule in the tables decides, and not what %s says", from)
+	case err == nil:
+	case !errors.Is(err, errNoDefinition):
+		return nil, err
+	case alone:
+		limit, err = ratelimit.NewLimit(name, policy)
+		if depends, asked := dependsOnCode(ctx, db, set, b, name, f.plan); asked != nil || depends {
+			b.why, err = errOlder, errors.Join(err, asked)
+		}
+	default:
+		b.why, limit, err = db.whyUnknown(ctx, err), probe, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	b.known, b.from = b.why == nil, from
+	b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	b.request = limit.ForStored(b.stored).Plan(f.plan)
+	return b, err
+}
+
+// loadRules returns the rules in the tables.
+func (a *app) loadRules(ctx context.Context, db *database, limits ...ratelimit.Limit) (*rules.Set, error) {
+	set, err := rules.NewSet(db.pool, rules.Config{Schema: db.schema, Limits: limits, Observer: unreadable{a}})
+	if err != nil {
+		return nil, err
+	}
+	return set, set.Load(ctx)
+}
+
+// unreadable notes rules in the tables that say what cannot be, so that what they said before decides.
+type unreadable struct{ app *app }
+
+// Observe hears of a load.
+func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
+	if loaded, ok := event.(ratelimit.RulesLoaded); ok && loaded.Kept > 0 {
+		u.app.note("%d rules or overrides in the tables cannot be read, and what they said before counts; put them again: %v", loaded.Kept, loaded.Err)
+	}
+}
+
+// whyUnknown adds to the reason why no policy is known which limits the tables know, for who has misspelt one.
+func (db *database) whyUnknown(ctx context.Context, why error) error {
+	list, now, err := db.listing(ctx)
+	if err != nil {
+		return why
+	}
+	return fmt.Errorf("%w (of limits in tables %s)", why, listingViewOf(&list, now).names())
+}
+
+// errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.
+var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on the definition in the code, which nothing says")
+
+// probes are definitions in the code that are far apart: under one a bucket that holds so many tokens gains next to nothing,
+// under the other it is full at once.
+func probes(name string, tokens float64) ([2]ratelimit.Limit, error) {
+	room := 1 + 2*math.Abs(tokens)
+	few, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{Rate: room, Period: 90 * 365 * ratelimit.Day, Capacity: room})
+	if err != nil {
+		return [2]ratelimit.Limit{}, err
+	}
+	many, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1e12))
+	return [2]ratelimit.Limit{few, many}, err
+}
+
+// standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
+// in the code.
+func standsAlone(db *database, set *rules.Set, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }})
+	if err != nil {
+		return nil, false, err
+	}
+	limits, err := probes(name, 0)
+	if err != nil {
+		return nil, false, err
+	}
+	one, other := limiter.Resolve(limits[0].ForStored(b.stored).Plan(plan)), limiter.Resolve(limits[1].ForStored(b.stored).Plan(plan))
+	return one.Policy(), one.Policy() == other.Policy(), nil
+}
+
+// dependsOnCode reports whether what a bucket holds depends on how its limit is defined in the code, although the tables
+// decide now: where it was last used before they had a rule, and has not filled up since.
+func dependsOnCode(ctx context.Context, db *database, set *rules.Set, b *bucket, name, plan string) (bool, error) {
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return false, err
+	}
+	stored, err := reader.Bucket(ctx, name, b.stored)
+	if err != nil || len(stored.Rows) == 0 {
+		return false, err
+	}
+	tokens := 0.0
+	for _, row := range stored.Rows {
+		tokens += row.Tokens
+	}
+	limits, err := probes(name, tokens)
+	if err != nil {
+		return false, err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
+		Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
+	})
+	if err != nil {
+		return false, err
+	}
+	var held [2]float64
+	for i, limit := range limits {
+		value, err := limiter.Value(ctx, limit.ForStored(b.stored).Plan(plan))
+		if err != nil {
+			return false, err
+		}
+		held[i] = value.Tokens
+	}
+	return held[0] != held[1], nil
+}
+
+// storedKey returns the KEY of args as it is stored, once the secret is known to be the one of the tables. It stores
+// nothing, unlike a call that takes: this program must not be the first to say what the secret is.
+func (a *app) storedKey(ctx context.Context, db *database, probe ratelimit.Limit, stored bool, args []string) (string, error) {
+	switch {
+	case len(args) < 2:
+		if stored {
+			return "", misused("--stored is given without a KEY; leave it out for the bucket that everybody shares")
+		}
+		return "", nil
+	case stored:
+		return args[1], nil
+	}
+	secret, err := a.hashKey()
+	if err != nil {
+		return "", err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, HashKey: secret, Timeout: -1, NoBatching: true})
+	if err != nil {
+		return "", err
+	}
+	request := probe.For(args[1])
+	if _, err := limiter.Value(ctx, request); err != nil {
+		return "", err
+	}
+	return limiter.StoredKey(request)
+}
+
+// hashKey returns the secret of Config.HashKey, or nil.
+func (a *app) hashKey() ([]byte, error) {
+	if a.options.hashKeyFile == "" {
+		if secret := a.env("RATELIMIT_HASH_KEY"); secret != "" {
+			a.secrets = append(a.secrets, secret)
+			return []byte(secret), nil
+		}
+		return nil, nil
+	}
+	secret, err := os.ReadFile(a.options.hashKeyFile)
+	if err != nil {
+		return nil, misused("--hash-key-file: %w", err)
+	}
+	secret = bytes.TrimSuffix(bytes.TrimSuffix(secret, []byte("\n")), []byte("\r"))
+	if len(secret) == 0 {
+		return nil, misused("--hash-key-file: %s is empty", a.options.hashKeyFile)
+	}
+	return secret, nil
+}
+
+// need returns an error that says how to say the policy, where there is none.
+func (b *bucket) need(name string) error {
+	if b.known {
+		return nil
+	}
+	return misused("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --rate and --period as they are in the code; see ratelimit help policies", name, b.why)
+}
+
+// now returns what time it is for the database.
+func (db *database) now(ctx context.Context) (now time.Time, err error) {
+	err = db.pool.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&now)
+	return now, err
+}

@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// prunedView is what was deleted, for programs.
+type prunedView struct {
+	Limits  []string `json:"limits"`
+	Buckets int64    `json:"buckets"`
+	Denials int64    `json:"denials"`
+}
+
+func (a *app) pruneCommand() *cobra.Command {
+	var d definition
+	var older spanFlag
+	var cmd *cobra.Command
+	cmd = a.command(cobra.Command{
+		Use:   "prune [LIMIT ...]",
+		Short: "Delete the rows of buckets that are full, and old counts of refusals",
+		Long: `Delete the rows of buckets of the named limits that are full, which changes no decision, as a bucket without a row is
+full. With --denials-older-than it deletes old counts of refusals.
+
+A row is deleted when it is full under each policy of its limit: those in the tables, with the ones they took the place of,
+and the definition that is given. Where programs define a limit in several ways, as plans of their own, prune in such a
+program: this one does not know them, and tokens that were taken would be there again. Without --timeout it takes as long
+as it takes.`,
+		Args: cobra.ArbitraryArgs,
+		Example: `  ratelimit prune sendMessage freeTrials -f rules.yaml --yes
+  ratelimit prune --denials-older-than 30d --yes`,
+	}, func(ctx context.Context, args []string) error {
+		if len(args) == 0 && older == 0 {
+			return misused("nothing is named to prune; name limits, or give --denials-older-than")
+		}
+		if err := a.confirm(ctx, "Delete rows of full buckets of %d limits, and old counts of refusals where asked?", len(args)); err != nil {
+			return err
+		}
+		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
+			v, err := a.prune(ctx, db, &d, args, time.Duration(older))
+			if err != nil {
+				return err
+			}
+			return a.show(v, func(t *table) {
+				t.field("buckets deleted", fmt.Sprint(v.Buckets))
+				t.field("counts deleted", fmt.Sprint(v.Denials))
+			})
+		})
+	})
+	cmd.Flags().Var(&older, "denials-older-than", "delete counts of refusals that are older, such as 30d")
+	return a.withYes(a.withOutput(withDefinition(cmd, &d)))
+}
+
+func (a *app) prune(ctx context.Context, db *database, d *definition, args []string, older time.Duration) (v prunedView, err error) {
+	v.Limits = append([]string{}, args...)
+	var limits []ratelimit.Limit
+	for _, name := range args {
+		// A key that nobody has, so that no override of one key answers for the others.
+		b, err := a.bucket(ctx, db, &bucketFlags{stored: true, definition: *d}, []string{name, rand.Text()})
+		if err != nil {
+			return v, err
+		}
+		if err := b.need(name); err != nil {
+			return v, err
+		}
+		plans, err := d.plansOf(name)
+		if err != nil {
+			return v, err
+		}
+		limits = append(append(limits, b.request.Limit()), plans...)
+	}
+	if len(limits) > 0 {
+		set, err := a.loadRules(ctx, db, limits...)
+		if err != nil {
+			return v, err
+		}
+		limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})
+		if err != nil {
+			return v, err
+		}
+		if v.Buckets, err = limiter.Prune(ctx, limits...); err != nil {
+			return v, err
+		}
+	}
+	if older > 0 {
+		v.Denials, err = pruneDenials(ctx, db, older)
+	}
+	return v, err
+}
+
+func pruneDenials(ctx context.Context, db *database, older time.Duration) (int64, error) {
+	now, err := db.now(ctx)
+	if err != nil {
+		return 0, err
+	}
+	counter, err := denials.New(db.pool, denials.Config{Schema: db.schema})
+	if err != nil {
+		return 0, err
+	}
+	return counter.Prune(ctx, now.Add(-older))
+}

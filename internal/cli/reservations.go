@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// reservationView is a reservation for programs.
+type reservationView struct {
+	ID        string     `json:"id"`
+	State     string     `json:"state"`
+	ReadyAt   time.Time  `json:"ready_at"`
+	StaleAt   time.Time  `json:"stale_at,omitzero"`
+	StartedAt time.Time  `json:"started_at,omitzero"`
+	ExpiresAt time.Time  `json:"expires_at"`
+	Release   bool       `json:"release"`
+	Items     []itemView `json:"items"`
+}
+
+// itemView is what a reservation took from one bucket, for programs.
+type itemView struct {
+	Limit string  `json:"limit"`
+	Key   string  `json:"key"` // as stored
+	Plan  string  `json:"plan"`
+	Cost  float64 `json:"cost"`
+}
+
+func reservationViews(list []inspect.Reservation) []reservationView {
+	views := make([]reservationView, len(list))
+	for i, r := range list {
+		views[i] = reservationView{r.ID, r.State, r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt, r.Release, []itemView{}}
+		for _, item := range r.Items {
+			views[i].Items = append(views[i].Items, itemView(item))
+		}
+	}
+	return views
+}
+
+// words returns the reservation for people who look at one of its buckets.
+func (v *reservationView) words(limit, key string, now time.Time) string {
+	cost := 0.0
+	for _, item := range v.Items {
+		if item.Limit == limit && item.Key == key {
+			cost += item.Cost
+		}
+	}
+	return fmt.Sprintf("%s: %s, %s", v.ID, number(cost), v.life(now))
+}
+
+// life returns where the reservation is in its life.
+func (v *reservationView) life(now time.Time) string {
+	switch {
+	case v.State != "open":
+		return v.State
+	case !v.StartedAt.IsZero():
+		return "started " + instantFrom(v.StartedAt, now)
+	case v.ReadyAt.After(now):
+		return "waits until " + instantFrom(v.ReadyAt, now)
+	case !v.StaleAt.IsZero() && !v.StaleAt.After(now):
+		return "has lost its slot " + instantFrom(v.StaleAt, now)
+	}
+	return "may start since " + instantFrom(v.ReadyAt, now)
+}
+
+func (a *app) reservationsCommands() *cobra.Command {
+	cmd := &cobra.Command{Use: "reservations", Short: "Show who has reserved tokens, and cancel reservations"}
+	cmd.AddCommand(a.reservationsList(), a.reservationsCancel())
+	asGroup(cmd)
+	return cmd
+}
+
+func (a *app) reservationsList() *cobra.Command {
+	query := inspect.ReservationQuery{}
+	var key string
+	var cmd *cobra.Command
+	cmd = a.command(cobra.Command{
+		Use:   "list",
+		Short: "Show reservations",
+		Long: `Show reservations: what they took, and where they are in their life. Those come first that end first: open ones when they
+expire, others when their record goes.`,
+		Args:    noArguments,
+		Example: "  ratelimit reservations list --limit completions --waiting",
+	}, func(ctx context.Context, _ []string) error {
+		if query.State == "all" {
+			query.State = ""
+		}
+		if cmd.Flags().Changed("key") {
+			query.Key = &key
+		}
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			reader, err := inspect.New(db.pool, db.schema)
+			if err != nil {
+				return err
+			}
+			found, more, err := reservations(ctx, reader, query)
+			if err != nil {
+				return err
+			}
+			now, err := reader.Now(ctx)
+			if err != nil {
+				return err
+			}
+			if more {
+				a.note("there are more; narrow the search with --limit and --key, or give a larger --most")
+			}
+			views := reservationViews(found)
+			return a.show(views, func(t *table) { fillReservations(t, views, now) })
+		})
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&query.State, "state", "open", "only those that are open, settled, cancelled or expired; or all")
+	flags.StringVar(&query.Limit, "limit", "", "only those that took from this limit")
+	flags.StringVar(&key, "key", "", "only those that took from this key, as it is stored")
+	flags.BoolVar(&query.Waiting, "waiting", false, "only those whose work may not begin yet")
+	flags.IntVarP(&query.Most, "most", "n", 50, "how many, up to 1000")
+	return a.withOutput(cmd)
+}
+
+// reservations returns as many reservations as a query asks for, and whether there are more.
+func reservations(ctx context.Context, reader *inspect.Reader, query inspect.ReservationQuery) (found []inspect.Reservation, more bool, err error) {
+	most := query.Most
+	for {
+		page, err := reader.Reservations(ctx, query)
+		if err != nil {
+			return nil, false, err
+		}
+		found = append(found, page.List...)
+		switch {
+		case page.Next == nil:
+			return found, false, nil
+		case len(found) >= most:
+			return found, true, nil
+		}
+		query.After, query.Most = page.Next, most-len(found)
+	}
+}
+
+func fillReservations(t *table, views []reservationView, now time.Time) {
+	if len(views) == 0 {
+		t.row("no such reservation")
+		return
+	}
+	t.row("ID", "TOOK", "LIFE", "ENDS")
+	for i := range views {
+		v := &views[i]
+		took := make([]string, len(v.Items))
+		for j, item := range v.Items {
+			took[j] = fmt.Sprintf("%s of %s %s", number(item.Cost), item.Limit, shown(keyText(item.Key)))
+		}
+		t.row(v.ID, strings.Join(took, ", "), v.life(now), instantFrom(v.ExpiresAt, now))
+	}
+}
+
+func (a *app) reservationsCancel() *cobra.Command {
+	cmd := a.command(cobra.Command{
+		Use:   "cancel ID",
+		Short: "Cancel a reservation and give back what it took",
+		Long: `Cancel a reservation whose work will not run, and give back what it took. Those that were made later keep their time.
+Work that asks Start first does not run then. Cancelling again changes nothing.`,
+		Args:    oneArgument("an ID, as reservations list shows it"),
+		Example: "  ratelimit reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
+	}, func(ctx context.Context, args []string) error {
+		if err := a.confirm(ctx, "Cancel the reservation %s, so that its work does not run?", args[0]); err != nil {
+			return err
+		}
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			set, err := a.loadRules(ctx, db)
+			if err != nil {
+				return err
+			}
+			limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})
+			if err != nil {
+				return err
+			}
+			if err := limiter.Cancel(ctx, args[0]); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.out, "cancelled: %s\n", shown(args[0]))
+			return err
+		})
+	}, "0 done", "6 there is no such reservation")
+	return a.withYes(cmd)
+}

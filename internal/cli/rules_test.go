@@ -1,0 +1,252 @@
+package cli_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const firstFile = `
+match: all
+rules:
+  - {limit: search, plan: free, rate: 5, period: minute}
+  - {limit: search, plan: pro, rate: 300, period: minute}
+  - {limit: site, rps: 1000, burst: 2000, unit: requests}
+tiers:
+  - {limit: search, key: "{user}", endpoint: GET /search, when: {user: "*"}}
+  - {limit: site}
+overrides:
+  - {limit: search, key: ada, multiplier: 10}
+`
+
+const secondFile = `
+match: all
+rules:
+  - {limit: search, plan: free, rate: 5, period: minute}
+  - {limit: search, plan: pro, rate: 600, period: minute, capacity: 50, on_change: scale, description: more for those who pay}
+  - {limit: mail, rate: 10, period: day, kind: fixed window, shards: 4, max_reserved: 7, mode: shadow, start: 2026-01-01T00:00:00Z}
+overrides:
+  - {limit: search, key: ada, on_plan: pro, until: 2099-01-01T00:00:00Z}
+  - {limit: search, key: bob, policy: {rate: 1, period: hour}}
+  - {limit: search, key: gone, multiplier: 2, until: 2020-01-01T00:00:00Z}
+`
+
+// change is a change that diff, apply and history print.
+type change struct {
+	Of, Change, Limit, Plan, Key string
+	Old, New                     json.RawMessage
+}
+
+// brief returns changes as +rule search/free and the like.
+func brief(changes []change) (lines []string) {
+	for _, c := range changes {
+		lines = append(lines, strings.TrimSpace(c.Change+" "+c.Of+" "+c.Limit+" "+c.Plan+c.Key))
+	}
+	return lines
+}
+
+// applied is what apply prints.
+type applied struct {
+	Applied bool
+	Version int64
+	From    time.Time
+	Changes []change
+}
+
+func TestRulesApply(t *testing.T) {
+	t.Parallel()
+
+	t.Run("MakesTheTablesSayWhatTheFileSays", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		first, second := file(t, "first.yaml", firstFile), file(t, "second.yaml", secondFile)
+		all := []string{"add rule search free", "add rule search pro", "add rule site", "add override search ada", "replace tiers"}
+		require.Equal(t, all, brief(read[[]change](t, f, 4, "rules", "diff", "-f", first)))
+		require.Equal(t, all, brief(read[applied](t, f, 4, "rules", "apply", "-f", first, "--dry-run").Changes))
+		require.Empty(t, read[[]change](t, f, 0, "rules", "history"), "nothing was changed")
+
+		a := read[applied](t, f, 0, "rules", "apply", "-f", first, "--reason", "the first", "--yes")
+		require.True(t, a.Applied)
+		require.Equal(t, int64(1), a.Version)
+		require.Equal(t, all, brief(a.Changes))
+		require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", first))
+		require.Empty(t, f.ok(t, "rules", "diff", "-f", first))
+		require.Contains(t, f.ok(t, "rules", "apply", "-f", first, "--reason", "again", "--yes"), "nothing to change")
+		require.Equal(t, int64(1), read[applied](t, f, 0, "rules", "apply", "-f", first, "--reason", "again", "-y").Version)
+
+		r := f.run(t, "rules", "diff", "--file", second)
+		require.Equal(t, 4, r.code)
+		require.Contains(t, r.out, "~ rule search, plan pro        300 per minute -> 600 per minute, capacity 50, on change scale, description \"more for those who pay\"\n")
+		require.Contains(t, r.out, "+ rule mail                    10 per day, fixed window, a window starts at 2026-01-01 00:00:00Z, up to 7 owed, 4 shards, mode shadow\n")
+		require.Contains(t, r.out, "~ override of search, key ada  10 times -> as on plan pro, until 2099-01-01 00:00:00Z\n")
+		require.Contains(t, r.out, "+ override of search, key bob  1 per hour\n")
+		require.NotContains(t, r.out, "gone")
+		require.NotContains(t, r.out, "site")
+		require.Contains(t, r.err, "in the tables only, and it stays: rule site")
+
+		some := []string{"replace rule search pro", "add rule mail", "replace override search ada", "add override search bob"}
+		a = read[applied](t, f, 0, "rules", "apply", "-f", second, "--reason", "the second", "--author", "bob", "--yes")
+		require.Equal(t, some, brief(a.Changes))
+		require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", second))
+	})
+
+	t.Run("DeletesWhatIsMissingOnlyWhenTold", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", firstFile), "--reason", "the first", "--yes")
+		path := file(t, "rules.yaml", "rules: [{limit: site, rps: 1000, burst: 2000, unit: requests}]")
+		require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", path))
+		r := f.run(t, "rules", "apply", "-f", path, "--dry-run", "--delete-missing")
+		require.Equal(t, 4, r.code)
+		require.Contains(t, r.out, "- rule search, plan free  5 per minute")
+		require.Contains(t, r.err, "it stays: override of search, key ada")
+		require.Equal(t, []string{"delete rule search free", "delete rule search pro", "replace tiers"}, brief(read[[]change](t, f, 4, "rules", "diff", "-f", path, "--delete-missing")))
+		require.Equal(t, []string{"delete override search ada"}, brief(read[[]change](t, f, 4, "rules", "diff", "-f", path, "--delete-missing-overrides")))
+		a := read[applied](t, f, 0, "rules", "apply", "-f", path, "--delete-missing", "--delete-missing-overrides", "--reason", "less", "--yes")
+		require.Len(t, a.Changes, 4)
+		out := f.ok(t, "rules", "list")
+		require.NotContains(t, out, "free")
+		require.NotContains(t, out, "TIER")
+	})
+
+	t.Run("IsRefusedBeforeAnythingIsDone", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")
+		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--reason", "x"), "give --yes")
+		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--yes"), "say with --reason why")
+		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", bad, "--reason", "x", "--yes"), "burts")
+		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--reason", "x", "--yes", "--from", "2020-01-01T00:00:00Z"), "which is past")
+		require.Contains(t, f.ok(t, "rules", "list"), "no rules, overrides, pauses or tiers")
+		from := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+		a := read[applied](t, f, 0, "rules", "apply", "-f", good, "--reason", "x", "--yes", "--from", from.Format(time.RFC3339))
+		require.Equal(t, from, a.From)
+		require.Contains(t, f.ok(t, "rules", "list"), "(in ")
+	})
+
+	t.Run("ChangesNothingWhereSomebodyElseWasFaster", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		ctx := t.Context()
+		tx, err := f.pool.Begin(ctx)
+		require.NoError(t, err)
+		_, err = f.store.WithTx(tx).Put(ctx, rules.Edit{Author: "eve", Reason: "meanwhile"}, weekly("site", "", 7))
+		require.NoError(t, err)
+		path := file(t, "rules.yaml", firstFile)
+		done := make(chan result, 1)
+		go func() { done <- run(ctx, f.env, "", "rules", "apply", "-f", path, "--reason", "x", "--yes") }()
+		require.Eventually(t, func() bool {
+			var waits bool
+			err := f.pool.QueryRow(ctx, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waits)
+			return err == nil && waits
+		}, time.Minute, time.Millisecond)
+		require.NoError(t, tx.Commit(ctx))
+		r := <-done
+		require.Equal(t, 1, r.code, r.out)
+		require.Contains(t, r.err, "somebody has changed the rules meanwhile")
+		list, err := f.store.List(context.WithoutCancel(ctx))
+		require.NoError(t, err)
+		require.Equal(t, int64(1), list.Version)
+		require.Len(t, list.Rules, 1)
+	})
+
+	t.Run("ARoleThatMayNotIsTold", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
+		require.Contains(t, f.fails(t, 1, "rules", "apply", "-f", file(t, "r.yaml", firstFile), "--reason", "x", "--yes"), "a role that may write")
+	})
+}
+
+func TestRulesShow(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ListAndGet", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", firstFile), "--reason", "the first\nline", "--yes")
+		f.ok(t, "pause", "search", "ada", "--for", "1h", "--reason", "a leak")
+		out := f.ok(t, "rules", "list")
+		for _, want := range []string{"search  free  5 per minute", "1000 per second, capacity 2000, unit requests", "OVERRIDE OF", "10 times", `"the first\nline"`, "PAUSE OF", "a leak", "TIER (match all)", `search by {user}, at GET /search, when user is "*"`} {
+			require.Contains(t, out, want)
+		}
+		type listing struct {
+			Version   int64
+			Rules     []struct{ Limit, Plan, Kind string }
+			Overrides []struct{ Limit, Key, Author string }
+			Pauses    []struct{ Limit, Key, Reason string }
+			Tiers     struct {
+				Match string
+				Tiers []struct{ Limit, Key string }
+			}
+		}
+		all := read[listing](t, f, 0, "rules", "list")
+		require.Len(t, all.Rules, 3)
+		require.Len(t, all.Tiers.Tiers, 2)
+		require.Equal(t, "a leak", all.Pauses[0].Reason)
+		one := read[listing](t, f, 0, "rules", "get", "site")
+		require.Len(t, one.Rules, 1)
+		require.Len(t, one.Tiers.Tiers, 1)
+		require.Empty(t, one.Overrides)
+		require.NotContains(t, f.ok(t, "rules", "get", "site"), "search")
+		require.Contains(t, f.fails(t, 6, "rules", "get", "sight"), `the tables say nothing of a limit "sight"; they know search, site`)
+		require.Equal(t, 2, f.run(t, "rules", "get", "not a name").code)
+	})
+
+	t.Run("TheYAMLOfAListChangesNothingWhenItIsApplied", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", secondFile), "--reason", "x", "--yes")
+		yaml := f.ok(t, "rules", "list", "-o", "yaml")
+		require.Empty(t, f.ok(t, "rules", "diff", "--delete-missing", "--delete-missing-overrides", "-f", file(t, "again.yaml", yaml)))
+	})
+
+	t.Run("Validate", func(t *testing.T) {
+		t.Parallel()
+		f := &fixture{}
+		require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.yaml", firstFile)), "has 3 rules, 2 tiers and 1 overrides")
+		require.Contains(t, f.fails(t, 5, "rules", "validate", "--file", file(t, "rules.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")), "line 2")
+		f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", "rules: [{limit: a, rate: -1}]"))
+	})
+
+	t.Run("History", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		require.NotContains(t, f.ok(t, "rules", "history"), "1")
+		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", firstFile), "--reason", "the first", "--yes")
+		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", secondFile), "--reason", "the second", "--author", "bob", "--yes", "--delete-missing")
+		f.ok(t, "pause", "search", "ada", "--for", "1h", "--reason", "a leak")
+		f.ok(t, "resume", "search", "ada", "--reason", "mended")
+		out := f.ok(t, "rules", "history")
+		require.Contains(t, out, "the second  rule search, plan pro        300 per minute -> 600 per minute, capacity 50")
+		require.Contains(t, out, "taken away: 1000 per second, capacity 2000")
+		require.Contains(t, out, "pause of search, key ada")
+		type entry struct {
+			change
+			Version        int64
+			Author, Reason string
+			Made, From     time.Time
+		}
+		entries := read[[]entry](t, f, 0, "rules", "history", "search", "--of", "rule", "--plan", "pro")
+		require.Len(t, entries, 2)
+		require.Equal(t, "bob", entries[0].Author)
+		require.Equal(t, "replace", entries[0].Change)
+		require.Equal(t, "add", entries[1].Change)
+		require.NotEqual(t, "null", string(entries[0].Old))
+		entries = read[[]entry](t, f, 0, "rules", "history", "search", "--key", "ada", "--of", "pause")
+		require.Equal(t, "delete", entries[0].Change)
+		require.Equal(t, "mended", entries[0].Reason)
+		entries = read[[]entry](t, f, 0, "rules", "history", "--most", "1", "--of", "rule")
+		require.Len(t, entries, 1)
+		require.NotEqual(t, "null", string(entries[0].Old), "what was before is not on the same page")
+		entries = read[[]entry](t, f, 0, "rules", "history", "--before", "2", "-n", "100")
+		require.Equal(t, int64(1), entries[0].Version)
+		require.Equal(t, 2, f.run(t, "rules", "history", "--of", "weather").code)
+	})
+}

@@ -1,0 +1,122 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// appliedView is what became of an apply, for programs.
+type appliedView struct {
+	Applied bool         `json:"applied"`
+	Version int64        `json:"version"` // of the rules now
+	From    time.Time    `json:"from,omitzero"`
+	Changes []changeView `json:"changes"`
+}
+
+func (a *app) rulesApply() *cobra.Command {
+	var f diffFlags
+	var e editFlags
+	var dryRun bool
+	cmd := a.command(cobra.Command{
+		Use:   "apply",
+		Short: "Make the tables say what a file says",
+		Long: `Make the tables say what a file says, in one transaction, once the difference has been shown and confirmed. Rules that
+are the same are left alone. Where somebody else changes rules between the two, nothing is changed.
+
+The change holds 2 seconds later in every program alike, or from --from on. Rules and overrides that the file does not have
+stay, unless --delete-missing or --delete-missing-overrides is given. Pauses always stay.`,
+		Args: noArguments,
+		Example: `  ratelimit rules apply -f rules.yaml --dry-run
+  ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
+	}, func(ctx context.Context, _ []string) error {
+		if dryRun {
+			return a.dryRun(ctx, &f)
+		}
+		edit, err := a.edit(&e)
+		if err != nil {
+			return err
+		}
+		if _, err := f.read(); err != nil {
+			return err
+		}
+		if err := a.mayAsk(); err != nil {
+			return err
+		}
+		return a.apply(ctx, &f, edit)
+	}, "0 done, or nothing to change", "4 there is a difference (--dry-run)")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the difference and change nothing")
+	cmd.Flags().Var(&e.from, "from", "instant from which the change holds, as 2026-12-31T18:00:00Z")
+	return a.withYes(a.withOutput(withEdit(withFile(cmd, &f), &e)))
+}
+
+func (a *app) dryRun(ctx context.Context, f *diffFlags) error {
+	d, version, err := a.compare(ctx, f)
+	if err != nil {
+		return err
+	}
+	a.noteMissing(d)
+	if err := a.show(appliedView{Version: version, Changes: d.views}, d.fill); err != nil || len(d.views) == 0 {
+		return err
+	}
+	return answer(exitDifference)
+}
+
+func (a *app) apply(ctx context.Context, f *diffFlags, edit rules.Edit) error {
+	d, version, err := a.compare(ctx, f)
+	if err != nil {
+		return err
+	}
+	a.noteMissing(d)
+	if len(d.views) == 0 {
+		return a.show(appliedView{Version: version, Changes: d.views}, func(t *table) { t.row("nothing to change") })
+	}
+	if a.options.format != asJSON || !a.options.yes {
+		if err := a.preview(d); err != nil {
+			return err
+		}
+	}
+	if err := a.confirm(ctx, "Make these %d changes?", len(d.views)); err != nil {
+		return err
+	}
+	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		applied, err := db.apply(ctx, edit, d.changes, version)
+		if err != nil {
+			return err
+		}
+		return a.show(appliedView{true, applied.Version, applied.From, d.views}, func(t *table) {
+			t.row(fmt.Sprintf("applied: %d changes, version %d, from %s on", len(d.views), applied.Version, instant(applied.From)))
+		})
+	})
+}
+
+// preview shows the difference before somebody is asked: beside the answer where that is for a program.
+func (a *app) preview(d *difference) error {
+	var t table
+	d.fill(&t)
+	if a.options.format == asJSON {
+		return t.write(a.errOut)
+	}
+	return t.write(a.out)
+}
+
+// apply makes changes to rules that are still those of a version.
+func (db *database) apply(ctx context.Context, edit rules.Edit, changes rules.Changes, version int64) (applied rules.Applied, err error) {
+	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
+	if err != nil {
+		return applied, err
+	}
+	err = pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		applied, err = store.WithTx(tx).Apply(ctx, edit, changes)
+		if err == nil && applied.Version != version+1 {
+			err = fmt.Errorf("somebody has changed the rules meanwhile (version %d, and it was %d); nothing was changed: look at the difference again", applied.Version-1, version)
+		}
+		return err
+	})
+	return applied, err
+}

@@ -1,0 +1,266 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// The ways in which a thing differs.
+const (
+	added    = "add"
+	replaced = "replace"
+	deleted  = "delete"
+)
+
+// says is a view that people can read.
+type says interface{ words() string }
+
+// changeView is a difference between a file and the tables, for programs.
+type changeView struct {
+	Of     string `json:"of"` // rule, override or tiers
+	Change string `json:"change"`
+	Limit  string `json:"limit,omitzero"`
+	Plan   string `json:"plan,omitzero"`
+	Key    string `json:"key,omitzero"` // as stored
+	Old    says   `json:"old"`          // null of what is added
+	New    says   `json:"new"`          // null of what is deleted
+}
+
+// words returns the difference for people.
+func (c *changeView) words() string {
+	switch c.Change {
+	case added:
+		return c.New.words()
+	case deleted:
+		return c.Old.words()
+	}
+	return c.Old.words() + " -> " + c.New.words()
+}
+
+// name returns what differs, for people.
+func (c *changeView) name() string { return nameOf(c.Of, c.Limit, c.Plan, c.Key) }
+
+func nameOf(of, limit, plan, key string) string {
+	switch {
+	case of == rules.OfTiers:
+		return "tiers"
+	case of == rules.OfPause:
+		return "pause of " + limit + ", key " + shown(keyOrAll(key))
+	case of == rules.OfOverride:
+		return "override of " + limit + ", key " + shown(keyText(key))
+	case plan != "":
+		return "rule " + limit + ", plan " + plan
+	}
+	return "rule " + limit
+}
+
+// difference is what makes the tables say what a file says.
+type difference struct {
+	views   []changeView
+	changes rules.Changes
+	missing []string // rules and overrides that only the tables have, and that stay
+}
+
+// diffFlags say which file is compared, and what becomes of what it lacks.
+type diffFlags struct {
+	file                         string
+	deleteRules, deleteOverrides bool
+}
+
+func withFile(cmd *cobra.Command, f *diffFlags) *cobra.Command {
+	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed)")
+	cmd.Flags().BoolVar(&f.deleteRules, "delete-missing", false, "delete rules, and tiers, that the file does not have")
+	cmd.Flags().BoolVar(&f.deleteOverrides, "delete-missing-overrides", false, "delete overrides that the file does not have")
+	return cmd
+}
+
+// read reads the file.
+func (f *diffFlags) read() (*rules.Document, error) {
+	if f.file == "" {
+		return nil, misused("no file is named; give -f rules.yaml")
+	}
+	document, err := rules.ReadFile(f.file)
+	if err != nil {
+		return nil, misused("%w", err)
+	}
+	return document, nil
+}
+
+// between compares a file with the tables as they are at now.
+func (f *diffFlags) between(list *rules.Listing, file *rules.Document, now time.Time) *difference {
+	d := &difference{views: []changeView{}}
+	d.compareRules(f, list, file)
+	d.compareOverrides(f, documentOf(list, now).Overrides, file, now)
+	if old, next := tiersViewOf(&list.Tiers), tiersViewOf(&file.Tiers); (len(next.Tiers) > 0 || f.deleteRules && len(old.Tiers) > 0) && !same(old, next) {
+		d.changes.Tiers = &file.Tiers
+		d.views = append(d.views, changeView{Of: rules.OfTiers, Change: replaced, Old: old, New: next})
+	}
+	return d
+}
+
+func (d *difference) compareRules(f *diffFlags, list *rules.Listing, file *rules.Document) {
+	stored := make(map[rules.RuleID]*ruleView)
+	for i := range list.Rules {
+		r := &list.Rules[i].Rule
+		stored[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = ruleViewOf(r)
+	}
+	inFile := make(map[rules.RuleID]bool)
+	for i := range file.Rules {
+		r := &file.Rules[i]
+		id, next := rules.RuleID{Limit: r.Limit, Plan: r.Plan}, ruleViewOf(r)
+		inFile[id] = true
+		view := changeView{Of: rules.OfRule, Change: added, Limit: r.Limit, Plan: r.Plan, New: next}
+		if old := stored[id]; old != nil {
+			if same(old, next) {
+				continue
+			}
+			view.Change, view.Old = replaced, old
+		}
+		d.views = append(d.views, view)
+		d.changes.Put = append(d.changes.Put, *r)
+	}
+	for i := range list.Rules {
+		r := &list.Rules[i].Rule
+		id := rules.RuleID{Limit: r.Limit, Plan: r.Plan}
+		switch view := (changeView{Of: rules.OfRule, Change: deleted, Limit: r.Limit, Plan: r.Plan, Old: stored[id]}); {
+		case inFile[id]:
+		case f.deleteRules:
+			d.views = append(d.views, view)
+			d.changes.Delete = append(d.changes.Delete, id)
+		default:
+			d.missing = append(d.missing, view.name())
+		}
+	}
+}
+
+// compareOverrides compares the overrides. One that the file has and that is over is left out.
+func (d *difference) compareOverrides(f *diffFlags, list []rules.Override, file *rules.Document, now time.Time) {
+	stored := make(map[rules.Bucket]*overrideView)
+	for i := range list {
+		stored[rules.Bucket{Limit: list[i].Limit, Key: list[i].Key}] = overrideViewOf(&list[i], rules.Edit{})
+	}
+	inFile := make(map[rules.Bucket]bool)
+	for i := range file.Overrides {
+		o := &file.Overrides[i]
+		id, next := rules.Bucket{Limit: o.Limit, Key: o.Key}, overrideViewOf(o, rules.Edit{})
+		inFile[id] = true
+		view := changeView{Of: rules.OfOverride, Change: added, Limit: o.Limit, Key: o.Key, New: next}
+		old := stored[id]
+		if old != nil {
+			view.Change, view.Old = replaced, old
+		}
+		if !o.Until.IsZero() && !o.Until.After(now) || old != nil && same(old, next) {
+			continue
+		}
+		d.views = append(d.views, view)
+		d.changes.Override = append(d.changes.Override, *o)
+	}
+	for i := range list {
+		id := rules.Bucket{Limit: list[i].Limit, Key: list[i].Key}
+		switch view := (changeView{Of: rules.OfOverride, Change: deleted, Limit: id.Limit, Key: id.Key, Old: stored[id]}); {
+		case inFile[id]:
+		case f.deleteOverrides:
+			d.views = append(d.views, view)
+			d.changes.RemoveOverride = append(d.changes.RemoveOverride, id)
+		default:
+			d.missing = append(d.missing, view.name())
+		}
+	}
+}
+
+// same reports whether two views say the same.
+func same(a, b any) bool {
+	one, err := json.Marshal(a)
+	other, err2 := json.Marshal(b)
+	return err == nil && err2 == nil && bytes.Equal(one, other)
+}
+
+// fill prints the difference for people.
+func (d *difference) fill(t *table) {
+	signs := map[string]string{added: "+", replaced: "~", deleted: "-"}
+	for i := range d.views {
+		t.row(signs[d.views[i].Change]+" "+d.views[i].name(), d.views[i].words())
+	}
+}
+
+// noteMissing says what only the tables have.
+func (a *app) noteMissing(d *difference) {
+	if n := len(d.missing); n > mostNames {
+		a.note("%d rules and overrides are in the tables only, and stay: --delete-missing and --delete-missing-overrides delete them", n)
+		return
+	}
+	for _, name := range d.missing {
+		a.note("in the tables only, and it stays: %s", name)
+	}
+}
+
+func (a *app) rulesDiff() *cobra.Command {
+	var f diffFlags
+	cmd := a.command(cobra.Command{
+		Use:   "diff",
+		Short: "Show how the tables differ from a file",
+		Long: `Show what apply would change so that the tables say what a file says. It changes nothing. What only the tables have is
+a difference with --delete-missing and --delete-missing-overrides; without them it stays, and is told on standard error.`,
+		Args:    noArguments,
+		Example: "  ratelimit rules diff -f rules.yaml",
+	}, func(ctx context.Context, _ []string) error {
+		d, _, err := a.compare(ctx, &f)
+		if err != nil {
+			return err
+		}
+		a.noteMissing(d)
+		if err := a.show(d.views, d.fill); err != nil || len(d.views) == 0 {
+			return err
+		}
+		return answer(exitDifference)
+	}, "0 no difference", "4 there is a difference")
+	return a.withOutput(withFile(cmd, &f))
+}
+
+// compare returns the difference between the file and the tables, and the version of the tables.
+func (a *app) compare(ctx context.Context, f *diffFlags) (d *difference, version int64, err error) {
+	document, err := f.read()
+	if err != nil {
+		return nil, 0, err
+	}
+	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		list, now, err := db.listing(ctx)
+		if err != nil {
+			return err
+		}
+		d, version = f.between(&list, document, now), list.Version
+		return nil
+	})
+	return d, version, err
+}
+
+func (a *app) rulesValidate() *cobra.Command {
+	var file string
+	cmd := a.command(cobra.Command{
+		Use:     "validate",
+		Short:   "Check a rules file",
+		Long:    "Check a rules file, and say what is wrong with it and in which line. It asks no database.",
+		Args:    noArguments,
+		Example: "  ratelimit rules validate -f rules.yaml",
+	}, func(context.Context, []string) error {
+		if file == "" {
+			return misused("no file is named; give -f rules.yaml")
+		}
+		document, err := rules.ReadFile(file)
+		if err != nil {
+			return &exit{exitFault, err}
+		}
+		_, err = fmt.Fprintf(a.out, "valid: %s has %d rules, %d tiers and %d overrides\n", shown(file),
+			len(document.Rules), len(document.Tiers.Tiers), len(document.Overrides))
+		return err
+	}, "0 valid", "5 not valid")
+	cmd.Flags().StringVarP(&file, "file", "f", "", "rules file, in YAML or JSON (needed)")
+	return cmd
+}

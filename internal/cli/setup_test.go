@@ -1,0 +1,219 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// update has the golden files written anew.
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
+			if unused := used.unused(); len(unused) > 0 {
+				fmt.Fprintf(os.Stderr, "no test uses these commands and flags:\n  %s\n", strings.Join(unused, "\n  "))
+				code = 1
+			}
+		}
+		os.Exit(code)
+	}))
+}
+
+// used are the commands and flags that tests have used.
+var used usage
+
+type usage struct {
+	mu     sync.Mutex
+	seen   map[string]bool
+	served bool // whether there is a server to test with
+}
+
+// note remembers the command and the flags of a run.
+func (u *usage) note(args []string) {
+	cmd, rest, err := cli.Root().Find(args)
+	if err != nil {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.seen == nil {
+		u.seen = make(map[string]bool)
+	}
+	u.seen[cmd.CommandPath()] = true
+	if cmd.ParseFlags(rest) != nil {
+		return
+	}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		u.seen[nameOf(cmd, f)] = true
+	})
+}
+
+// nameOf returns what a flag is remembered as: those of all commands once.
+func nameOf(cmd *cobra.Command, f *pflag.Flag) string {
+	if cmd.Root().PersistentFlags().Lookup(f.Name) == f {
+		return "--" + f.Name
+	}
+	return cmd.CommandPath() + " --" + f.Name
+}
+
+// unused returns what no test has used.
+func (u *usage) unused() (names []string) {
+	if !u.served {
+		return nil
+	}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if !u.seen[cmd.CommandPath()] {
+			names = append(names, cmd.CommandPath())
+		}
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" && !u.seen[nameOf(cmd, f)] {
+				names = append(names, nameOf(cmd, f))
+			}
+		})
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(cli.Root())
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// result is what a run of the program has said.
+type result struct {
+	code     int
+	out, err string
+}
+
+// run runs the program with variables NAME=value.
+func run(ctx context.Context, env []string, stdin string, args ...string) result {
+	used.note(args)
+	var out, errOut bytes.Buffer
+	code := cli.Run(ctx, args, strings.NewReader(stdin), &out, &errOut, func(name string) string {
+		for _, variable := range slices.Backward(env) {
+			if value, ok := strings.CutPrefix(variable, name+"="); ok {
+				return value
+			}
+		}
+		return ""
+	})
+	return result{code, out.String(), errOut.String()}
+}
+
+// fixture is a database of the test's own, and what works on it beside the program.
+type fixture struct {
+	url   string
+	env   []string
+	pool  *pgxpool.Pool
+	store *rules.Store // whose changes hold at once
+}
+
+func setup(t *testing.T) *fixture {
+	t.Helper()
+	return on(t, postgrestest.NewDatabase(t))
+}
+
+func on(t *testing.T, url string) *fixture {
+	t.Helper()
+	used.mu.Lock()
+	used.served = true
+	used.mu.Unlock()
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	return &fixture{url: url, env: []string{"RATELIMIT_DATABASE_URL=" + url, "USER=ana"}, pool: pool, store: store}
+}
+
+// run runs the program on the database.
+func (f *fixture) run(t *testing.T, args ...string) result {
+	t.Helper()
+	return run(t.Context(), f.env, "", args...)
+}
+
+// ok runs the program, which has to end with exit code 0, and returns what it printed.
+func (f *fixture) ok(t *testing.T, args ...string) string {
+	t.Helper()
+	r := f.run(t, args...)
+	require.Equal(t, 0, r.code, "%v: %s%s", args, r.out, r.err)
+	return r.out
+}
+
+// fails runs the program, which has to end with an exit code, and returns what it said on standard error.
+func (f *fixture) fails(t *testing.T, code int, args ...string) string {
+	t.Helper()
+	r := f.run(t, args...)
+	require.Equal(t, code, r.code, "%v: %s%s", args, r.out, r.err)
+	return r.err
+}
+
+// read runs the program with -o json and reads its answer.
+func read[T any](t *testing.T, f *fixture, code int, args ...string) (v T) {
+	t.Helper()
+	r := f.run(t, append(args, "-o", "json")...)
+	require.Equal(t, code, r.code, "%v: %s%s", args, r.out, r.err)
+	decoder := json.NewDecoder(strings.NewReader(r.out))
+	require.NoError(t, decoder.Decode(&v), r.out)
+	require.False(t, decoder.More(), "more than one document")
+	return v
+}
+
+// put states rules that hold at once.
+func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
+	t.Helper()
+	_, err := f.store.Put(t.Context(), rules.Edit{Author: "eve", Reason: "a test"}, stated...)
+	require.NoError(t, err)
+}
+
+// limiter returns a limiter of a program without rules.
+func (f *fixture) limiter(t *testing.T, config ratelimit.Config) *ratelimit.Limiter {
+	t.Helper()
+	limiter, err := ratelimit.New(f.pool, config)
+	require.NoError(t, err)
+	return limiter
+}
+
+// file writes a file and returns its path.
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// window are flags that define a limit of 3 tokens, whose window does not end while a test runs.
+func window() []string {
+	return []string{"--kind", "fixed window", "--rate", "3", "--period", "7d", "--start", time.Now().UTC().Format(time.RFC3339)}
+}
+
+// weekly is a rule of n tokens, whose window does not end while a test runs.
+func weekly(limit, plan string, n float64) rules.Rule {
+	return rules.Rule{Limit: limit, Plan: plan, Kind: rules.FixedWindow, Rate: n, Period: ratelimit.Week, Start: time.Now().UTC().Truncate(time.Second)}
+}
+
+// with returns arguments and more of them.
+func with(args []string, more ...string) []string { return append(slices.Clone(more), args...) }

@@ -1,0 +1,195 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/pgratelimit/pgratelimit/internal/simulate"
+)
+
+// simulateFlags say what is replayed.
+type simulateFlags struct {
+	file, refusals, format string
+	config                 simulate.Config
+}
+
+func (a *app) simulateCommand() *cobra.Command {
+	var f simulateFlags
+	cmd := a.command(cobra.Command{
+		Use:   "simulate -f rules.yaml [access.log ...]",
+		Short: "Replay access logs against rules: who would have been refused, and when",
+		Long: `Replay access logs against a rules file, without a database: who would have been refused, by which limit, and when. Each
+line is decided as a take at its instant, on buckets that are full at first. Without a file, or with -, it reads standard
+input. Lines are Common or Combined Log Format, or JSON; what is compressed with gzip is read as it is.
+
+Each line is asked what the tiers of the rules say. Where they have none, --by says whose buckets are asked. A log holds
+the requests that came: who had been refused might have come again. Memory grows with the distinct keys only. How far it
+is is told on standard error.`,
+		Args: cobra.ArbitraryArgs,
+		Example: `  ratelimit simulate -f rules.yaml --by address access.log
+  zcat access.log.*.gz | ratelimit simulate -f rules.yaml --refusals refused.jsonl -o json`,
+	}, func(ctx context.Context, args []string) error { return a.simulate(ctx, &f, args) })
+	flags := cmd.Flags()
+	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed)")
+	flags.StringVar(&f.refusals, "refusals", "", "write each refusal to this file, as a line of JSON")
+	flags.StringVar(&f.format, "format", string(simulate.Detect), "of the lines: detect, common, combined or json")
+	flags.StringToStringVar(&f.config.Fields, "field", nil, "name of a JSON field, by what it holds, as time=ts,address=request.remote_ip")
+	flags.StringArrayVar(&f.config.Routes, "route", nil, "pattern of a route, as \"GET /search/{id}\"; may be given again; without it those of the tiers")
+	flags.StringVar(&f.config.By, "by", "", "whose buckets are asked in place of the tiers: address, user or a pattern such as {tenant}/{user}")
+	flags.StringVar(&f.config.Limit, "limit", "", "limit that --by asks; without it the only one that the rules have")
+	flags.StringVar(&f.config.Plan, "plan", "", "plan of requests whose line names none")
+	flags.IntVar(&f.config.IPv4Bits, "ipv4-bits", 0, "how much of an IPv4 address counts; without it 32")
+	flags.IntVar(&f.config.IPv6Bits, "ipv6-bits", 0, "how much of an IPv6 address counts; without it 64")
+	flags.IntVarP(&f.config.Top, "top", "n", 10, "how many keys to name of those that are refused most")
+	a.withHashKey(cmd)
+	return a.withOutput(cmd)
+}
+
+func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (err error) {
+	document, err := (&diffFlags{file: f.file}).read()
+	if err != nil {
+		return err
+	}
+	if f.config.By == "" && len(document.Tiers.Tiers) == 0 {
+		return misused("%s has no tiers, which say whose buckets are asked; add some, or give --by address", f.file)
+	}
+	config := f.config
+	config.Rules, config.Format, config.Progress = *document, simulate.Format(f.format), a.progress()
+	if config.Top == 0 {
+		config.Top = -1
+	}
+	if config.HashKey, err = a.hashKey(); err != nil {
+		return err
+	}
+	sources, err := a.sources(args)
+	if err != nil {
+		return err
+	}
+	if f.refusals != "" {
+		file, err := os.Create(f.refusals)
+		if err != nil {
+			return misused("--refusals: %w", err)
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		config.Refused = refusalsTo(file)
+	}
+	report, err := simulate.Run(ctx, config, sources...)
+	if err != nil {
+		if errors.Is(err, simulate.ErrInvalidConfig) {
+			err = misused("%w", err)
+		}
+		return err
+	}
+	a.noteProblems("could not be read", report.Unparsed)
+	a.noteProblems("could not be asked", report.Failed)
+	return a.show(report, func(t *table) { fillReport(t, report) })
+}
+
+// sources returns the logs that are named; standard input is "-", and what is meant where none is.
+func (a *app) sources(args []string) ([]simulate.Source, error) {
+	if len(args) == 0 {
+		if a.isTerminal() {
+			return nil, misused("no log is named, and standard input is a terminal; name a file")
+		}
+		args = []string{"-"}
+	}
+	var sources []simulate.Source
+	for _, path := range args {
+		if path == "-" {
+			sources = append(sources, simulate.Reader("standard input", a.in))
+			continue
+		}
+		source, err := simulate.File(path)
+		if err != nil {
+			return nil, misused("%w", err)
+		}
+		sources = append(sources, source)
+	}
+	return sources, nil
+}
+
+// refusalsTo returns what writes each refusal as a line.
+func refusalsTo(w io.Writer) func(simulate.Refusal) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return func(r simulate.Refusal) error { return encoder.Encode(r) }
+}
+
+// told is how often a log of the process, rather than a terminal, is told how far a replay is.
+const told = 10 * time.Second
+
+// progress returns what tells on standard error how far a replay is: on one line of a terminal, and else now and then.
+func (a *app) progress() func(simulate.Progress) {
+	file, ok := a.errOut.(interface{ Fd() uintptr })
+	live := ok && term.IsTerminal(int(file.Fd()))
+	last := time.Now()
+	return func(p simulate.Progress) {
+		if !live && !p.Done && time.Since(last) < told {
+			return
+		}
+		last = time.Now()
+		text := fmt.Sprintf("%d lines", p.Lines)
+		if p.TotalBytes > 0 {
+			text += fmt.Sprintf(", %.0f %%", 100*float64(p.Bytes)/float64(p.TotalBytes))
+		}
+		switch {
+		case live && !p.Done:
+			fmt.Fprintf(a.errOut, "\r%s", text)
+		case live:
+			fmt.Fprintf(a.errOut, "\r%s\n", text)
+		default:
+			fmt.Fprintln(a.errOut, text)
+		}
+	}
+}
+
+func (a *app) noteProblems(what string, p simulate.Problems) {
+	if p.Count == 0 {
+		return
+	}
+	a.note("%d lines %s; the first of them:", p.Count, what)
+	for _, first := range p.First {
+		a.note("  %s:%d: %s", first.Source, first.Line, first.Reason)
+	}
+}
+
+func fillReport(t *table, r *simulate.Report) {
+	t.field("lines", fmt.Sprintf("%d, %s", r.Lines, r.Format))
+	t.field("from", instant(r.From))
+	t.field("to", instant(r.To))
+	t.field("admitted", fmt.Sprint(r.Admitted))
+	t.field("refused", fmt.Sprint(r.Refused))
+	if r.Unlimited > 0 {
+		t.field("asked of no limit", fmt.Sprint(r.Unlimited))
+	}
+	t.field("buckets", fmt.Sprint(r.Buckets))
+	if r.OutOfOrder > 0 {
+		t.field("out of order", fmt.Sprintf("%d lines, by %s at most", r.OutOfOrder, span(r.StepBack)))
+	}
+	t.gap()
+	t.row("LIMIT", "ASKED", "REFUSED", "SHARE", "FIRST", "LAST", "BUSIEST SECOND")
+	for _, l := range r.Limits {
+		refused := fmt.Sprint(l.Refused)
+		if l.Shadow > 0 {
+			refused += fmt.Sprintf(" (%d on trial)", l.Shadow)
+		}
+		t.row(l.Limit, fmt.Sprint(l.Asked), refused, fmt.Sprintf("%.1f %%", 100*l.Share), dash(instant(l.FirstRefusal)), dash(instant(l.LastRefusal)),
+			fmt.Sprintf("%s: %d asked, %d refused", instant(l.Peak.At), l.Peak.Asked, l.Peak.Refused))
+	}
+	if len(r.Keys) == 0 {
+		return
+	}
+	t.gap()
+	t.row("LIMIT", "KEY", "REFUSED", "FIRST", "LAST")
+	for _, k := range r.Keys {
+		t.row(k.Limit, keyText(k.Key), fmt.Sprint(k.Refused), instant(k.FirstRefusal), instant(k.LastRefusal))
+	}
+}

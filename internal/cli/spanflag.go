@@ -1,0 +1,102 @@
+package cli
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// spanFlag is a flag for a span of time: 10m, 1h30m, 7d, 2w, or minute, hour, day, week.
+type spanFlag time.Duration
+
+// String is the value as it is shown in a help text.
+func (s *spanFlag) String() string {
+	if *s == 0 {
+		return ""
+	}
+	return spanWord(time.Duration(*s))
+}
+
+// Type is what a help text calls the value.
+func (s *spanFlag) Type() string { return "span" }
+
+// Set reads the value.
+func (s *spanFlag) Set(text string) error {
+	d, err := parseSpan(text)
+	if err == nil && d <= 0 {
+		err = fmt.Errorf("use a span above 0")
+	}
+	*s = spanFlag(d)
+	return err
+}
+
+func parseSpan(text string) (time.Duration, error) {
+	for _, unit := range units() {
+		if text == unit.word {
+			return unit.span, nil
+		}
+	}
+	for suffix, unit := range map[string]time.Duration{"d": ratelimit.Day, "w": ratelimit.Week} {
+		if count, ok := strings.CutSuffix(text, suffix); ok {
+			n, err := strconv.ParseFloat(count, 64)
+			if err != nil || !(n >= 0 && n <= 40_000) {
+				return 0, fmt.Errorf("use up to 40000 days or weeks, as in 7d")
+			}
+			return time.Duration(n * float64(unit)), nil
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("use a span such as 90s, 10m, 1h30m, 7d, 2w, minute, hour, day or week")
+	}
+	return d, nil
+}
+
+type unit struct {
+	word string
+	span time.Duration
+}
+
+func units() []unit {
+	return []unit{{"week", ratelimit.Week}, {"day", ratelimit.Day}, {"hour", time.Hour}, {"minute", time.Minute}, {"second", time.Second}}
+}
+
+// spanWord returns a span as people say it behind "per": minute, 7 days, 1h30m.
+func spanWord(d time.Duration) string {
+	for _, unit := range units() {
+		if d == unit.span {
+			return unit.word
+		}
+		if d > unit.span && d%unit.span == 0 {
+			return fmt.Sprintf("%d %ss", d/unit.span, unit.word)
+		}
+	}
+	return d.String()
+}
+
+// instantFlag is a flag for an instant, as RFC 3339 writes it.
+type instantFlag struct{ at time.Time }
+
+// String is the value as it is shown in a help text.
+func (f *instantFlag) String() string {
+	if f.at.IsZero() {
+		return ""
+	}
+	return f.at.Format(time.RFC3339)
+}
+
+// Type is what a help text calls the value.
+func (f *instantFlag) Type() string { return "instant" }
+
+// Set reads the value.
+func (f *instantFlag) Set(text string) error {
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return fmt.Errorf("use an instant with its zone, such as 2026-12-31T18:00:00Z or 2026-12-31T18:00:00+01:00")
+	}
+	f.at = at
+	return nil
+}

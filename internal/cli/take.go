@@ -1,0 +1,225 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// decisionView is a decision for programs.
+type decisionView struct {
+	Limit        string         `json:"limit"`
+	Key          string         `json:"key"` // as stored
+	Allowed      bool           `json:"allowed"`
+	Cost         float64        `json:"cost"`
+	Remaining    float64        `json:"remaining"`
+	RetryAfterUs int64          `json:"retry_after_us"`
+	ResetAfterUs int64          `json:"reset_after_us"`
+	At           time.Time      `json:"at"`
+	Policy       policyView     `json:"policy"`
+	DecidedBy    string         `json:"decided_by"`
+	Mode         ratelimit.Mode `json:"mode"`
+	PausedUntil  time.Time      `json:"paused_until,omitzero"`
+	PauseReason  string         `json:"pause_reason,omitzero"`
+
+	retryAfter, resetAfter time.Duration
+	notAsked               bool
+}
+
+func (b *bucket) decisionView(d ratelimit.Decision) decisionView {
+	s := d.States[0]
+	return decisionView{
+		Limit: b.request.Limit().Name(), Key: b.stored, Allowed: d.Allowed, Cost: s.Cost, Remaining: d.Remaining,
+		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: viewOfPolicy(s.Limit),
+		DecidedBy: b.decidedBy(s.Rule), Mode: s.Mode, PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
+		retryAfter: d.RetryAfter, resetAfter: d.ResetAfter, notAsked: s.NotAsked,
+	}
+}
+
+// decidedBy returns what decided, for people: the rule, or what says how the limit is defined.
+func (b *bucket) decidedBy(rule string) string {
+	name := b.request.Limit().Name()
+	switch {
+	case rule == "" && b.from == "":
+		return "the rule in the tables"
+	case rule == "":
+		return b.from
+	case rule == name:
+		return "rule"
+	}
+	return rule[min(len(rule), len(name)+2):] // behind "name, "
+}
+
+func (v *decisionView) fill(t *table) {
+	said := "allowed"
+	switch {
+	case !v.Allowed:
+		said = "refused"
+	case v.Mode == ratelimit.Off:
+		said = "allowed, as the limit is off"
+	case v.Mode == ratelimit.Shadow:
+		said = "allowed; the limit is on trial"
+	}
+	t.field("answer", said)
+	t.field("limit", v.Limit)
+	t.field("key", keyText(v.Key))
+	t.field("cost", number(v.Cost))
+	if !v.notAsked {
+		t.field("remaining", number(v.Remaining))
+	}
+	if !v.Allowed {
+		t.field("retry after", span(v.retryAfter))
+	}
+	if !v.notAsked {
+		t.field("full after", span(v.resetAfter))
+	}
+	t.field("paused until", instantFrom(v.PausedUntil, v.At))
+	t.field("paused because", v.PauseReason)
+	t.field("policy", v.Policy.words())
+	t.field("decided by", v.DecidedBy)
+}
+
+// decide runs check or take.
+func (a *app) decide(ctx context.Context, f *bucketFlags, args []string, cost float64, ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error)) error {
+	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		b, err := a.bucket(ctx, db, f, args)
+		if err != nil {
+			return err
+		}
+		if err := b.need(args[0]); err != nil {
+			return err
+		}
+		d, err := ask(b.limiter, ctx, b.request.Cost(cost))
+		if err != nil {
+			return err
+		}
+		v := b.decisionView(d)
+		if err := a.show(v, v.fill); err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return answer(exitRefused)
+		}
+		return nil
+	})
+}
+
+func (a *app) checkCommand() *cobra.Command {
+	var f bucketFlags
+	var cost float64
+	cmd := a.command(cobra.Command{
+		Use:   "check LIMIT [KEY]",
+		Short: "Say whether a bucket would give tokens, and take nothing",
+		Long:  "Say what take would say, and take nothing. Without KEY it asks the bucket that everybody shares.",
+		Args:  limitAndKey,
+		Example: `  ratelimit check sendMessage ada --cost 3
+  ratelimit check sendMessage ada --rate 10 --period minute --capacity 3`,
+	}, func(ctx context.Context, args []string) error {
+		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Check)
+	}, "0 allowed", "3 refused")
+	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to ask for")
+	return a.withOutput(a.withBucket(cmd, &f))
+}
+
+func (a *app) takeCommand() *cobra.Command {
+	var f bucketFlags
+	var cost float64
+	cmd := a.command(cobra.Command{
+		Use:   "take LIMIT [KEY]",
+		Short: "Take tokens from a bucket",
+		Long: `Take tokens from a bucket, as a program does: all that is asked for, or nothing. Without KEY it takes from the bucket
+that everybody shares. It does not ask, as taking is what a script wants of it; the tokens come back with time.`,
+		Args:    limitAndKey,
+		Example: "  ratelimit take nightlyExport && ./export.sh",
+	}, func(ctx context.Context, args []string) error {
+		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Take)
+	}, "0 allowed", "3 refused")
+	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to take")
+	return a.withOutput(a.withBucket(cmd, &f))
+}
+
+// give runs reset or credit, and shows what the bucket holds then.
+func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done string, change func(ctx context.Context, b *bucket) error) error {
+	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		b, err := a.bucket(ctx, db, f, args)
+		if err != nil {
+			return err
+		}
+		if err := b.need(args[0]); err != nil {
+			return err
+		}
+		if err := change(ctx, b); err != nil {
+			return err
+		}
+		value, err := b.limiter.Value(ctx, b.request)
+		if err != nil {
+			return fmt.Errorf("%s, but what the bucket holds now cannot be read: %w", done, err)
+		}
+		v := levelView{
+			Limit: args[0], Key: b.stored, Tokens: value.Tokens, Capacity: value.Limit.Capacity(), At: value.AsOf.UTC(),
+			Policy: viewOfPolicy(value.Limit),
+		}
+		return a.show(v, func(t *table) {
+			t.field("answer", done)
+			t.field("limit", v.Limit)
+			t.field("key", keyText(v.Key))
+			t.field("level", fmt.Sprintf("%s of %s", number(v.Tokens), number(v.Capacity)))
+			t.field("policy", v.Policy.words())
+		})
+	})
+}
+
+// levelView is what a bucket holds, for programs.
+type levelView struct {
+	Limit    string     `json:"limit"`
+	Key      string     `json:"key"` // as stored
+	Tokens   float64    `json:"tokens"`
+	Capacity float64    `json:"capacity"`
+	At       time.Time  `json:"at"`
+	Policy   policyView `json:"policy"`
+}
+
+func (a *app) resetCommand() *cobra.Command {
+	var f bucketFlags
+	cmd := a.command(cobra.Command{
+		Use:   "reset LIMIT [KEY]",
+		Short: "Fill a bucket and forget what it owes",
+		Long: `Fill a bucket to its capacity and forget what it owes, so that work that is reserved comes on top. A pause stays: see
+resume. Without KEY it fills the bucket that everybody shares.`,
+		Args:    limitAndKey,
+		Example: "  ratelimit reset failedLogins ada --yes",
+	}, func(ctx context.Context, args []string) error {
+		which := "the bucket that everybody shares"
+		if len(args) > 1 {
+			which = "the bucket of " + shown(args[1])
+		}
+		if err := a.confirm(ctx, "Fill %s of %s, and forget what it owes?", which, args[0]); err != nil {
+			return err
+		}
+		return a.give(ctx, &f, args, "filled", func(ctx context.Context, b *bucket) error { return b.limiter.Reset(ctx, b.request) })
+	})
+	return a.withYes(a.withOutput(a.withBucket(cmd, &f)))
+}
+
+func (a *app) creditCommand() *cobra.Command {
+	var f bucketFlags
+	var cost float64
+	cmd := a.command(cobra.Command{
+		Use:   "credit LIMIT [KEY]",
+		Short: "Give tokens back to a bucket",
+		Long: `Give tokens back to a bucket, up to its capacity. It is not idempotent: after an error look with get before you do it
+again. Without KEY it gives to the bucket that everybody shares.`,
+		Args:    limitAndKey,
+		Example: "  ratelimit credit sendMessage ada --cost 2",
+	}, func(ctx context.Context, args []string) error {
+		return a.give(ctx, &f, args, "credited", func(ctx context.Context, b *bucket) error {
+			return b.limiter.Credit(ctx, b.request.Cost(cost))
+		})
+	})
+	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to give")
+	return a.withOutput(a.withBucket(cmd, &f))
+}

@@ -1,0 +1,277 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// topFlags say what top looks for.
+type topFlags struct {
+	by, group, limit string
+	since            spanFlag
+	shadow           bool
+	most, look       int
+}
+
+func (a *app) topCommand() *cobra.Command {
+	f := topFlags{since: spanFlag(lately)}
+	cmd := a.command(cobra.Command{
+		Use:   "top",
+		Short: "Show who is refused most, who owes most, or who has reserved most",
+		Long: `Show what is refused most (where programs count it with package rules/denials), which buckets owe most, or for which
+buckets most is reserved. Each looks at a bounded number of rows, and says when there are more.
+
+What a bucket owes now depends on its policy. It is that of the tables; where they do not decide, it shows what was owed
+when the bucket was last changed. Rules of plans do not count here, as no row says which plan a key is on.`,
+		Args: noArguments,
+		Example: `  ratelimit top --group key --since 15m
+  ratelimit top --by debt --limit completions`,
+	}, func(ctx context.Context, _ []string) error {
+		if f.most < 1 || f.most > 1000 {
+			return misused("--most is %d; use 1 to 1000", f.most)
+		}
+		show, ok := map[string]func(context.Context, *database, *inspect.Reader, *topFlags) error{
+			"refusals": a.topRefusals, "debt": a.topDebts, "reservations": a.topReservations,
+		}[f.by]
+		if !ok {
+			return misused("--by is %.40q; use refusals, debt or reservations", f.by)
+		}
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			reader, err := inspect.New(db.pool, db.schema)
+			if err != nil {
+				return err
+			}
+			return show(ctx, db, reader, &f)
+		})
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&f.by, "by", "refusals", "refusals, debt or reservations")
+	flags.StringVar(&f.group, "group", string(denials.ByLimit), "sum refusals up by limit, route or key")
+	flags.StringVar(&f.limit, "limit", "", "only this limit")
+	flags.Var(&f.since, "since", "how far back refusals count, up to 1000d")
+	flags.BoolVar(&f.shadow, "shadow", false, "refusals that turned nobody away, of limits on trial")
+	flags.IntVarP(&f.most, "most", "n", 10, "how many to show, up to 1000")
+	flags.IntVar(&f.look, "look", 100_000, "how many rows or reservations to look at, by debt and by reservations")
+	return a.withOutput(cmd)
+}
+
+// sumView is what was refused, for programs.
+type sumView struct {
+	Limit   string    `json:"limit"`
+	Route   string    `json:"route,omitzero"`
+	Key     string    `json:"key,omitzero"` // as stored
+	Refused int64     `json:"refused"`
+	Cost    float64   `json:"cost"`
+	Last    time.Time `json:"last"`
+}
+
+func (a *app) topRefusals(ctx context.Context, _ *database, reader *inspect.Reader, f *topFlags) error {
+	now, err := reader.Now(ctx)
+	if err != nil {
+		return err
+	}
+	asked := now.Add(-time.Duration(f.since))
+	sums, since, err := reader.TopRefused(ctx, denials.TopConfig{Since: asked, By: denials.By(f.group), Limit: f.limit, Shadow: f.shadow, Most: f.most})
+	if err != nil {
+		return err
+	}
+	if since.After(asked) {
+		a.note("there are too many counts to look at; these are since %s only", instantFrom(since, now))
+	}
+	views := make([]sumView, len(sums))
+	for i, s := range sums {
+		views[i] = sumView{s.Limit, s.Route, s.Key, s.Refused, s.Cost, s.Last}
+	}
+	return a.show(views, func(t *table) {
+		if len(views) == 0 {
+			t.row("nothing is counted as refused in the last " + spanWord(time.Duration(f.since)) + "; programs count with package rules/denials")
+			return
+		}
+		t.row("LIMIT", "WHAT", "REFUSED", "COST", "LAST")
+		for _, v := range views {
+			what := v.Route
+			if f.group == string(denials.ByKey) {
+				what = keyText(v.Key)
+				if v.Key == "" {
+					what = "(shared, and keys not told apart)"
+				}
+			}
+			t.row(v.Limit, dash(what), fmt.Sprint(v.Refused), number(v.Cost), instantFrom(v.Last, now))
+		}
+	})
+}
+
+// debtView is a bucket that owes, for programs.
+type debtView struct {
+	Limit     string    `json:"limit"`
+	Key       string    `json:"key"`  // as stored
+	Owed      float64   `json:"owed"` // at
+	At        time.Time `json:"at"`
+	Projected bool      `json:"projected"`        // whether at is now; else it is when the bucket was last changed
+	FreeAt    time.Time `json:"free_at,omitzero"` // when nothing is owed any more, where that is known
+}
+
+func (a *app) topDebts(ctx context.Context, db *database, reader *inspect.Reader, f *topFlags) error {
+	found, more, err := debts(ctx, reader, f)
+	if err != nil {
+		return err
+	}
+	if more {
+		a.note("only the first %d rows were looked at; give a larger --look, or --limit", f.look)
+	}
+	now, err := reader.Now(ctx)
+	if err != nil {
+		return err
+	}
+	set, err := a.loadRules(ctx, db)
+	if err != nil {
+		return err
+	}
+	views := make([]debtView, 0, len(found))
+	for i := range found {
+		v, err := db.debtOf(ctx, set, &found[i], now)
+		if err != nil {
+			return err
+		}
+		if v.Owed > 0 {
+			views = append(views, v)
+		}
+	}
+	slices.SortStableFunc(views, func(a, b debtView) int { return cmp.Compare(b.Owed, a.Owed) })
+	views = views[:min(len(views), f.most)]
+	return a.show(views, func(t *table) {
+		if len(views) == 0 {
+			t.row("no bucket owes anything")
+			return
+		}
+		t.row("LIMIT", "KEY", "OWED", "AT", "FREE AT")
+		for _, v := range views {
+			at := "now"
+			if !v.Projected {
+				at = instantFrom(v.At, now) + ", as stored"
+			}
+			t.row(v.Limit, keyText(v.Key), number(v.Owed), at, dash(instantFrom(v.FreeAt, now)))
+		}
+	})
+}
+
+// debts returns the buckets that owe, as far as it may look.
+func debts(ctx context.Context, reader *inspect.Reader, f *topFlags) (found []inspect.Bucket, more bool, err error) {
+	const most = 1000 // of which each is projected by itself
+	page, err := reader.Debts(ctx, inspect.DebtQuery{Limit: f.limit, Look: f.look, Most: most})
+	return page.Buckets, page.Next != nil, err
+}
+
+// debtOf returns what a bucket owes: now, where the tables decide its policy, and else as it is stored.
+func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.Bucket, now time.Time) (debtView, error) {
+	v := debtView{Limit: stored.Limit, Key: stored.Key}
+	for _, row := range stored.Rows {
+		v.Owed -= row.Tokens
+		if row.At.After(v.At) {
+			v.At = row.At
+		}
+	}
+	policy, alone, err := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, "")
+	if err != nil || !alone {
+		return v, err
+	}
+	limit, err := ratelimit.NewLimit(stored.Limit, policy)
+	if err != nil {
+		return v, err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	if err != nil {
+		return v, err
+	}
+	value, err := limiter.Value(ctx, limit.ForStored(stored.Key))
+	if err != nil {
+		return v, err
+	}
+	v.Owed, v.At, v.Projected = -value.Tokens, value.AsOf.UTC(), true
+	if wait, err := value.RetryAfter(value.AsOf, 0); err == nil {
+		v.FreeAt = v.At.Add(wait)
+	}
+	return v, nil
+}
+
+// reservedView is what is reserved of a bucket, for programs.
+type reservedView struct {
+	Limit        string  `json:"limit"`
+	Key          string  `json:"key"` // as stored
+	Reservations int     `json:"reservations"`
+	Cost         float64 `json:"cost"`
+	Waiting      int     `json:"waiting"` // those whose work may not begin yet
+}
+
+func (a *app) topReservations(ctx context.Context, _ *database, reader *inspect.Reader, f *topFlags) error {
+	query := inspect.ReservationQuery{State: "open", Limit: f.limit, Most: 1000}
+	now, err := reader.Now(ctx)
+	if err != nil {
+		return err
+	}
+	sums := make(map[rules.Bucket]*reservedView)
+	looked := 0
+	for {
+		page, err := reader.Reservations(ctx, query)
+		if err != nil {
+			return err
+		}
+		for i := range page.List {
+			sumUp(sums, &page.List[i], now, f.limit)
+		}
+		looked += len(page.List)
+		if query.After = page.Next; query.After == nil {
+			break
+		}
+		if looked >= f.look {
+			a.note("only the first %d open reservations were looked at; give a larger --look, or --limit", looked)
+			break
+		}
+	}
+	views := make([]reservedView, 0, len(sums))
+	for _, v := range sums {
+		views = append(views, *v)
+	}
+	slices.SortFunc(views, func(a, b reservedView) int {
+		return cmp.Or(cmp.Compare(b.Cost, a.Cost), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Key, b.Key))
+	})
+	views = views[:min(len(views), f.most)]
+	return a.show(views, func(t *table) {
+		if len(views) == 0 {
+			t.row("nothing is reserved")
+			return
+		}
+		t.row("LIMIT", "KEY", "RESERVED", "RESERVATIONS", "WAITING")
+		for _, v := range views {
+			t.row(v.Limit, keyText(v.Key), number(v.Cost), fmt.Sprint(v.Reservations), fmt.Sprint(v.Waiting))
+		}
+	})
+}
+
+// sumUp adds an open reservation to the buckets that it took from, those of one limit unless that is empty.
+func sumUp(sums map[rules.Bucket]*reservedView, r *inspect.Reservation, now time.Time, limit string) {
+	for _, item := range r.Items {
+		if limit != "" && item.Limit != limit {
+			continue
+		}
+		id := rules.Bucket{Limit: item.Limit, Key: item.Key}
+		if sums[id] == nil {
+			sums[id] = &reservedView{Limit: item.Limit, Key: item.Key}
+		}
+		sums[id].Reservations++
+		sums[id].Cost += item.Cost
+		if r.ReadyAt.After(now) {
+			sums[id].Waiting++
+		}
+	}
+}

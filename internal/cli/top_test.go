@@ -1,0 +1,186 @@
+package cli_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// deny writes that a key was refused so often, so long ago.
+func (f *fixture) deny(t *testing.T, limit, route, key string, refused int64, ago time.Duration) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.denials (minute, name, route, key, shadow, refused, cost, last_us)
+		SELECT date_trunc('minute', at), $1, $2::text, $3, $2::text = 'shadow', $4::bigint, $4::bigint * 2, (extract(epoch FROM at) * 1e6)::bigint
+		FROM (SELECT clock_timestamp() - $5::interval AS at) a`, limit, route, key, refused, ago)
+	require.NoError(t, err)
+}
+
+// reserve reserves under a policy that has 10 tokens a week, and returns the reservation's ID.
+func (f *fixture) reserve(t *testing.T, limit, key string, cost float64) string {
+	t.Helper()
+	limiter := f.limiter(t, ratelimit.Config{})
+	r, err := limiter.Reserve(t.Context(), ratelimit.Define(limit, ratelimit.PerWeek(10)).For(key).Cost(cost))
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	return r.ID
+}
+
+func TestTop(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ByRefusals", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		require.Contains(t, f.ok(t, "top"), "nothing is counted as refused in the last hour")
+		f.deny(t, "sends", "POST /chat", "", 9, 5*time.Minute)
+		f.deny(t, "sends", "", "ada", 7, 10*time.Minute)
+		f.deny(t, "sends", "", "old", 70, 3*time.Hour)
+		f.deny(t, "logins", "", "", 3, 5*time.Minute)
+		f.deny(t, "logins", "shadow", "", 5, 5*time.Minute)
+		type sum struct {
+			Limit, Route, Key string
+			Refused           int64
+			Cost              float64
+		}
+		require.Equal(t, []sum{{"sends", "", "", 16, 32}, {"logins", "", "", 3, 6}}, read[[]sum](t, f, 0, "top", "--by", "refusals"))
+		require.Equal(t, int64(86), read[[]sum](t, f, 0, "top", "--since", "1d", "--most", "1")[0].Refused)
+		require.Equal(t, []sum{{"logins", "", "", 5, 10}}, read[[]sum](t, f, 0, "top", "--shadow"))
+		require.Len(t, read[[]sum](t, f, 0, "top", "--limit", "logins"), 1)
+		require.Contains(t, f.ok(t, "top", "--group", "route"), "POST /chat")
+		require.Contains(t, f.ok(t, "top", "--group", "key"), "ada")
+		require.Equal(t, 2, f.run(t, "top", "--group", "country").code)
+	})
+
+	t.Run("ByDebt", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		require.Contains(t, f.ok(t, "top", "--by", "debt"), "no bucket owes anything")
+		f.reserve(t, "calls", "ada", 30)
+		f.reserve(t, "calls", "bob", 15)
+		f.reserve(t, "jobs", "\x1b[31mred", 50)
+		type debt struct {
+			Limit, Key string
+			Owed       float64
+			Projected  bool
+			FreeAt     time.Time `json:"free_at"`
+		}
+		owed := read[[]debt](t, f, 0, "top", "--by", "debt")
+		require.Equal(t, []debt{{"jobs", "\x1b[31mred", 40, false, time.Time{}}, {"calls", "ada", 20, false, time.Time{}}, {"calls", "bob", 5, false, time.Time{}}}, owed)
+		out := f.ok(t, "top", "--by", "debt")
+		require.Contains(t, out, "as stored")
+		require.NotContains(t, out, "\x1b")
+		f.put(t, rules.Rule{Limit: "calls", Rate: 10, Period: ratelimit.Week})
+		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
+		require.Len(t, owed, 2)
+		require.True(t, owed[0].Projected)
+		require.InDelta(t, 20, owed[0].Owed, 0.1)
+		require.WithinDuration(t, time.Now().Add(2*ratelimit.Week), owed[0].FreeAt, time.Hour)
+		r := f.run(t, "top", "--by", "debt", "--look", "1")
+		require.Contains(t, r.err, "only the first 1 rows were looked at")
+	})
+
+	t.Run("ByReservations", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		require.Contains(t, f.ok(t, "top", "--by", "reservations"), "nothing is reserved")
+		f.reserve(t, "calls", "ada", 4)
+		f.reserve(t, "calls", "ada", 30)
+		f.reserve(t, "calls", "bob", 5)
+		f.reserve(t, "jobs", "joan", 1)
+		type reserved struct {
+			Limit, Key            string
+			Reservations, Waiting int
+			Cost                  float64
+		}
+		all := read[[]reserved](t, f, 0, "top", "--by", "reservations")
+		require.Equal(t, []reserved{{"calls", "ada", 2, 1, 34}, {"calls", "bob", 1, 0, 5}, {"jobs", "joan", 1, 0, 1}}, all)
+		require.Equal(t, all[:1], read[[]reserved](t, f, 0, "top", "--by", "reservations", "-n", "1"))
+		require.Equal(t, all[2:], read[[]reserved](t, f, 0, "top", "--by", "reservations", "--limit", "jobs"))
+		require.Contains(t, f.ok(t, "top", "--by", "reservations"), "ada")
+	})
+}
+
+// reservation is what reservations list prints.
+type reservation struct {
+	ID, State string
+	ReadyAt   time.Time `json:"ready_at"`
+	Items     []struct {
+		Limit, Key string
+		Cost       float64
+	}
+}
+
+func TestReservations(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	require.Contains(t, f.ok(t, "reservations", "list"), "no such reservation")
+	first := f.reserve(t, "calls", "ada", 4)
+	waits := f.reserve(t, "calls", "ada", 30)
+	other := f.reserve(t, "jobs", "bob\n", 1)
+	ids := func(args ...string) (ids []string) {
+		for _, r := range read[[]reservation](t, f, 0, append([]string{"reservations", "list"}, args...)...) {
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	require.ElementsMatch(t, []string{first, waits, other}, ids())
+	require.Equal(t, []string{waits}, ids("--waiting"))
+	require.Equal(t, []string{other}, ids("--limit", "jobs"))
+	require.ElementsMatch(t, []string{first, waits}, ids("--limit", "calls", "--key", "ada"))
+	require.Empty(t, ids("--state", "settled"))
+	require.Contains(t, f.fails(t, 2, "reservations", "list", "--state", "lost"), "lost")
+	r := f.run(t, "reservations", "list", "--most", "2")
+	require.Contains(t, r.err, "there are more")
+	out := f.ok(t, "reservations", "list")
+	require.Contains(t, out, `1 of jobs "bob\n"`)
+	require.Contains(t, out, "waits until")
+	require.Contains(t, out, "may start since")
+
+	require.Contains(t, f.fails(t, 2, "reservations", "cancel", waits), "give --yes")
+	require.Contains(t, f.ok(t, "reservations", "cancel", waits, "--yes"), "cancelled")
+	f.ok(t, "reservations", "cancel", waits, "--yes")
+	require.Equal(t, []string{waits}, ids("--state", "cancelled"))
+	require.Len(t, ids("--state", "all"), 3)
+	level := read[level](t, f, 0, "credit", "calls", "ada", "--rate", "10", "--period", "7d", "--cost", "0")
+	require.InDelta(t, 6, level.Tokens, 0.1, "it gave back what it took")
+	require.Contains(t, f.fails(t, 6, "reservations", "cancel", "0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11", "--yes"), "no such reservation")
+	require.Contains(t, f.fails(t, 6, "reservations", "cancel", "x", "--yes"), "no such reservation")
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	type pruned struct {
+		Limits           []string
+		Buckets, Denials int64
+	}
+	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		SELECT name, key, 0, 0, (extract(epoch FROM clock_timestamp() - interval '1 hour') * 1e6)::bigint
+		FROM unnest(ARRAY['sends', 'sends', 'plans', 'ruled']) name, unnest(ARRAY['ada', 'bob']) key ON CONFLICT DO NOTHING`)
+	require.NoError(t, err)
+	fast := []string{"--rate", "10", "--period", "minute"}
+	require.Contains(t, f.fails(t, 2, with(fast, "prune", "sends")...), "give --yes")
+	require.Equal(t, pruned{[]string{"sends"}, 0, 0}, read[pruned](t, f, 0, "prune", "sends", "--yes", "--rate", "10", "--period", "week"), "not full yet")
+	require.Equal(t, pruned{[]string{"sends"}, 2, 0}, read[pruned](t, f, 0, with(fast, "prune", "sends", "--yes", "--timeout", "1m")...))
+
+	path := file(t, "rules.yaml", "rules: [{limit: plans, rate: 10, period: 1m}, {limit: plans, plan: slow, rate: 1, period: week}]")
+	require.Zero(t, read[pruned](t, f, 0, "prune", "plans", "--yes", "-f", path).Buckets, "it may be a key on the slow plan")
+
+	_, err = f.store.Override(t.Context(), rules.Edit{Author: "eve", Reason: "x"}, rules.Override{Limit: "ruled", Policy: &rules.Rule{Rate: 1, Period: time.Minute}})
+	require.NoError(t, err)
+	require.Contains(t, f.fails(t, 2, "prune", "ruled", "--yes"), "no policy is known", "the override of the shared bucket is of no other key")
+	f.put(t, rules.Rule{Limit: "ruled", Rate: 10, Period: time.Minute})
+	f.deny(t, "sends", "", "ada", 7, 48*time.Hour)
+	f.deny(t, "sends", "", "ada", 7, time.Hour)
+	p := read[pruned](t, f, 0, "prune", "ruled", "--denials-older-than", "1d", "--yes")
+	require.Equal(t, pruned{[]string{"ruled"}, 2, 1}, p)
+	require.Contains(t, f.ok(t, "prune", "--denials-older-than", "1m", "-y"), "counts deleted   1")
+	for _, more := range [][]string{{"--capacity", "1"}, {"--max-reserved", "0"}, {"--shards", "2"}, {"--plan", "pro"}} {
+		f.ok(t, append(with(fast, "prune", "none", "--yes"), more...)...)
+	}
+	f.ok(t, with(window(), "prune", "none", "--yes")...)
+}

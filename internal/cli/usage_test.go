@@ -1,0 +1,277 @@
+package cli_test
+
+import (
+	"context"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	nothing := file(t, "empty", "")
+	for _, c := range []struct{ args, says string }{
+		{"", "name a command"},
+		{"rulse list", "did you mean rules?"},
+		{"rules", "name a command"},
+		{"rules aply", "did you mean apply?"},
+		{"migrate dwon", "did you mean down?"},
+		{"reservations lst", "did you mean list?"},
+		{"take", "no limit is named"},
+		{"take a b c", "there are 3 arguments"},
+		{"rules list more", "takes no arguments"},
+		{"rules get", "needs a LIMIT"},
+		{"reservations cancel", "needs an ID"},
+		{"get sendMessage --rte 5", "unknown flag: --rte; see ratelimit get --help"},
+		{"get sendMessage -o xml", "use -o table or -o json"},
+		{"get sendMessage -o yaml", "only rules list has -o yaml"},
+		{"get sendMessage --timeout -1s", "the timeout is -1s"},
+		{"get sendMessage --period soon", "use a span such as"},
+		{"get sendMessage --period 99999999d", "use up to 40000 days"},
+		{"get sendMessage --period 0s", "use a span above 0"},
+		{"get sendMessage --start tomorrow", "use an instant with its zone"},
+		{"get sendMessage", "no database is named"},
+		{"rules validate", "give -f rules.yaml"},
+		{"rules diff", "give -f rules.yaml"},
+		{"rules apply", "nobody is named as the author"},
+		{"rules apply --author ana", "say with --reason why"},
+		{"pause sendMessage ada --author ana --reason x", "with one of --for and --until"},
+		{"pause sendMessage ada --author ana --reason x --for 1h --until 2030-01-01T00:00:00Z", "with one of --for and --until"},
+		{"resume sendMessage ada --author ana", "say with --reason why"},
+		{"prune", "name limits, or give --denials-older-than"},
+		{"top --by size", "use refusals, debt or reservations"},
+		{"top --most 0", "use 1 to 1000"},
+		{"simulate", "give -f rules.yaml"},
+		{"grants", "no role is named; give --application"},
+		{"grants --application app --schema Bad", "invalid schema name"},
+		{"doctor --hash-key-file " + nothing, "is empty"},
+		{"doctor", "no database is named"},
+		// What destroys something is refused before a database is looked for.
+		{"migrate down", "give --yes"},
+		{"reset sendMessage ada", "give --yes"},
+		{"prune sendMessage", "give --yes"},
+		{"pause sendMessage --author ana --reason x --for 1h", "give --yes"},
+		{"reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11", "give --yes"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			t.Parallel()
+			r := run(t.Context(), nil, "", strings.Fields(c.args)...)
+			require.Equal(t, 2, r.code, r.err)
+			require.Contains(t, r.err, c.says)
+			require.True(t, strings.HasPrefix(r.err, "ratelimit: "), r.err)
+			require.Equal(t, 1, strings.Count(r.err, "ratelimit: "), r.err)
+			require.Empty(t, r.out)
+		})
+	}
+}
+
+func TestAKeyThatIsEmptyIsRefused(t *testing.T) {
+	t.Parallel()
+	r := run(t.Context(), nil, "", "take", "sendMessage", "")
+	require.Equal(t, 2, r.code)
+	require.Contains(t, r.err, "the key is empty")
+}
+
+func TestDatabase(t *testing.T) {
+	t.Parallel()
+
+	t.Run("IsNeverShown", func(t *testing.T) {
+		t.Parallel()
+		for _, dsn := range []string{
+			"postgres://ana:s3cr3t-word@127.0.0.1:1/limits",
+			"postgres://ana:s3cr3t-word@127.0.0.1:bad/limits",
+			"postgres://ana:12/s3cr3t-word@127.0.0.1:1/limits",
+			"postgres://ana:12?s3cr3t-word@127.0.0.1:1/limits",
+			"postgres://ana:12#s3cr3t-word@127.0.0.1:1/limits",
+			"postgres://ana:s3cr3t-word%zz@127.0.0.1:1/limits",
+			"postgres://ana:pw s3cr3t-word@127.0.0.1:1/limits",
+			"postgres://ana:s3cr3t-word@[::1/limits",
+			"postgres://127.0.0.1:1/limits?user=ana&password=s3cr3t-word",
+			"postgres://127.0.0.1:1/limits?user=ana&password=s3cr3t-word&sslmode=nonsense",
+			"postgresql://s3cr3t-word@nowhere.invalid/limits?connect_timeout=x",
+			"host=127.0.0.1 port=1 user=ana password=s3cr3t-word",
+			"host=127.0.0.1 port=1 user=ana password='s3cr3t-word",
+			"host=127.0.0.1 port=1 user=ana password=pw s3cr3t-word",
+			"mysql://ana:s3cr3t-word@127.0.0.1:1/limits",
+			"s3cr3t-word",
+		} {
+			for _, args := range [][]string{
+				{"rules", "list", "--database-url", dsn},
+				{"rules", "list", "--database-url=" + dsn},
+				{"migrate", "up", "--timeout", "5s", "--database-url", dsn},
+				{"take", "sendMessage", "ada", "--rate", "1", "--period", "1s", "--database-url", dsn},
+				{"doctor", "--timeout", "20s", "--database-url", dsn},
+			} {
+				r := run(t.Context(), []string{"USER=ana"}, "", args...)
+				require.NotEqual(t, 0, r.code, "%v", args)
+				require.NotContains(t, r.out+r.err, "s3cr3t-word", "%v", args)
+				require.NotContains(t, r.out+r.err, "limits?", "%v", args)
+			}
+			r := run(t.Context(), []string{"DATABASE_URL=" + dsn}, "", "rules", "list")
+			require.NotEqual(t, 0, r.code)
+			require.NotContains(t, r.out+r.err, "s3cr3t-word")
+			require.Contains(t, r.err, "DATABASE_URL", "where it is from is said")
+		}
+	})
+
+	t.Run("IsNotShownWhereItIsNoFlagEither", func(t *testing.T) {
+		t.Parallel()
+		const dsn = "postgres://ana:s3cr3t-word@127.0.0.1:1/limits"
+		for _, args := range [][]string{
+			{"rules", "list", "-database-url=" + dsn},
+			{dsn, "rules", "list"},
+			{"rules", dsn},
+			{"rules", "list", dsn},
+			{"take", dsn},
+			{"get", dsn, "ada"},
+			{"rules", "list", "--database", dsn},
+			{"rules", "list", "--schema", dsn},
+			{"rules", "list", "-o", dsn},
+			{"rules", "validate", "-f", dsn},
+			{"simulate", "-f", dsn},
+			{"get", "x", "--period", dsn},
+		} {
+			r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + dsn}, "", args...)
+			require.NotEqual(t, 0, r.code, "%v", args)
+			require.NotContains(t, r.out+r.err, "s3cr3t-word", "%v", args)
+		}
+	})
+
+	t.Run("APasswordThatIsNotEncodedIsTold", func(t *testing.T) {
+		t.Parallel()
+		for _, dsn := range []string{"postgres://ana:12/34@127.0.0.1:1/limits", "postgres://ana:12?34@127.0.0.1:1/limits", "postgres://ana:12#34@127.0.0.1:1/limits"} {
+			r := run(t.Context(), []string{"DATABASE_URL=" + dsn}, "", "rules", "list")
+			require.Equal(t, 2, r.code)
+			require.Contains(t, r.err, "percent-encode the special characters of the password")
+		}
+	})
+
+	t.Run("ThatDoesNotAnswerIsAFailure", func(t *testing.T) {
+		t.Parallel()
+		r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@127.0.0.1:1/limits"}, "", "rules", "list")
+		require.Equal(t, 1, r.code)
+		require.Contains(t, r.err, "connection refused; see whether the server runs")
+		r = run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@nowhere.invalid/limits"}, "", "rules", "list")
+		require.Equal(t, 1, r.code)
+		require.NotContains(t, r.err, "nowhere")
+	})
+
+	t.Run("ThatIsNotThereOrLetsNobodyInIsAFailure", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		other, err := url.Parse(f.url)
+		require.NoError(t, err)
+		other.Path = "/which_is_not_there"
+		r := run(t.Context(), []string{"DATABASE_URL=" + other.String()}, "", "rules", "list")
+		require.Equal(t, 1, r.code)
+		require.Contains(t, r.err, "there is no database of that name")
+	})
+
+	t.Run("TheFlagComesBeforeTheVariables", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		wrong := "postgres://ana@127.0.0.1:1/limits"
+		for _, env := range [][]string{{"RATELIMIT_DATABASE_URL=" + f.url, "DATABASE_URL=" + wrong}, {"DATABASE_URL=" + f.url}} {
+			require.Equal(t, 0, run(t.Context(), env, "", "rules", "list").code)
+		}
+		require.Equal(t, 0, run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + wrong}, "", "rules", "list", "--database-url", f.url).code)
+	})
+
+	t.Run("WithoutTablesSaysWhatToDo", func(t *testing.T) {
+		t.Parallel()
+		f := on(t, postgrestest.NewEmptyDatabase(t))
+		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1}]")
+		for _, args := range []string{
+			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
+			"get a b", "get a", "take a b --rate 1 --period 1s", "check a --rate 1 --period 1s", "reset a --yes", "credit a",
+			"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by debt", "top --by reservations",
+			"reservations list", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", "prune a --yes",
+			"prune --denials-older-than 1d --yes",
+		} {
+			require.Contains(t, f.fails(t, 1, strings.Fields(args)...), "run ratelimit migrate up", args)
+			require.Contains(t, setupElsewhere(t, f, args), "elsewhere", args)
+		}
+		require.Equal(t, 2, f.run(t, "rules", "list", "--schema", "Bad-Name").code)
+	})
+
+	t.Run("AReadOnlyRoleIsToldWhatItLacks", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
+		require.Contains(t, f.fails(t, 1, "take", "a", "b", "--rate", "1", "--period", "1s"), "a role that may write")
+		f.ok(t, "rules", "list")
+		f.ok(t, "get", "a", "b")
+	})
+
+	t.Run("AnInterruptEndsACall", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		r := run(ctx, f.env, "", "rules", "list")
+		require.Equal(t, 130, r.code)
+		require.Contains(t, r.err, "interrupted")
+	})
+
+	t.Run("ATimeoutSaysThatWhatItDidIsNotKnown", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		_, err = tx.Exec(t.Context(), "LOCK TABLE ratelimit.buckets")
+		require.NoError(t, err)
+		said := f.fails(t, 1, "take", "a", "b", "--rate", "1", "--period", "1s", "--timeout", "200ms")
+		require.Contains(t, said, "may have been done or not; --timeout gives it longer")
+	})
+}
+
+// setupElsewhere runs a command on another schema, which has no tables either, and returns what it says.
+func setupElsewhere(t *testing.T, f *fixture, args string) string {
+	t.Helper()
+	return f.fails(t, 1, append(strings.Fields(args), "--schema", "elsewhere")...)
+}
+
+func withParameter(url, parameter string) string {
+	if strings.Contains(url, "?") {
+		return url + "&" + parameter
+	}
+	return url + "?" + parameter
+}
+
+func TestShown(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"ada":                       "ada",
+		"user one":                  "user one",
+		"Jürgen 北京":                 "Jürgen 北京",
+		" ada":                      `" ada"`,
+		"a\tb":                      `"a\tb"`,
+		"a\nb":                      `"a\nb"`,
+		"\x1b[2Jx":                  `"\x1b[2Jx"`,
+		"a\u202eb":                  `"a\u202eb"`,
+		"\u05d0\u05d1":              `"\u05d0\u05d1"`,
+		"\u0627\u0628":              `"\u0627\u0628"`,
+		"a\u200bb":                  `"a\u200bb"`,
+		"a\u00a0b":                  `"a\u00a0b"`,
+		"a\x80b":                    `"a\x80b"`,
+		`"quoted"`:                  `"\"quoted\""`,
+		"<script>alert(1)</script>": "<script>alert(1)</script>",
+	} {
+		require.Equal(t, want, cli.Shown(text), "%q", text)
+	}
+}
+
+func TestHashKeyFileIsRead(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	require.Contains(t, f.fails(t, 2, "get", "a", "b", "--hash-key-file", filepath.Join(t.TempDir(), "none")), "--hash-key-file")
+	require.Contains(t, f.fails(t, 2, "get", "a", "b", "--hash-key-file", file(t, "secret", "\n")), "is empty")
+	require.Contains(t, f.fails(t, 2, "get", "a", "b", "--hash-key-file", file(t, "secret", "short")), "HashKey has 5 bytes")
+}

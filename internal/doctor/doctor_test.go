@@ -1,0 +1,261 @@
+package doctor_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// TestRunOnAGoodServer expects nothing to be said of a server as the README has it made, for a role with the least privileges.
+func TestRunOnAGoodServer(t *testing.T) {
+	t.Parallel()
+	p := admit(t, safe())
+	requireGood(t, look(t, p.app, doctor.Config{}))
+}
+
+// TestRunOnABadServer makes a server bad in every way that the checks of its storage, its transactions and its secret know,
+// expects each to be named, does what the findings say, and expects nothing to be said any more.
+func TestRunOnABadServer(t *testing.T) {
+	t.Parallel()
+	settings := safe()
+	settings["autovacuum"], settings["max_prepared_transactions"] = "off", "2"
+	p := admit(t, settings)
+	p.do(t, "ALTER TABLE ratelimit.buckets SET (fillfactor = 100, autovacuum_enabled = false)")
+	p.do(t, "ALTER TABLE ratelimit.buckets RESET (autovacuum_vacuum_threshold)")
+	p.do(t, "ALTER TABLE ratelimit.reservations SET (fillfactor = 90)")
+	p.do(t, "REVOKE UPDATE, DELETE ON ratelimit.buckets FROM app")
+	p.do(t, "REVOKE SELECT ON ratelimit.rules FROM app")
+	p.do(t, "INSERT INTO ratelimit.fingerprint (hash_key) VALUES (repeat('x', 43))")
+	p.do(t, "ALTER SYSTEM SET synchronous_commit = off")
+	p.do(t, "SELECT pg_reload_conf()")
+	p.do(t, "BEGIN;\nCREATE TABLE held (id integer);\nPREPARE TRANSACTION 'it''s open'")
+	p.do(t, "GRANT pg_read_all_stats TO app")
+	config := doctor.Config{HashKey: []byte("a secret of these programs")}
+
+	// A transaction is not to be an hour old here: what counts as too old is set to a moment. It is open before the checks
+	// begin, so its age is more than that.
+	other := connect(t, p.owner.Config())
+	_, err := other.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ")
+	require.NoError(t, err)
+	_, err = other.Exec(t.Context(), "SELECT")
+	require.NoError(t, err)
+
+	requireFindings(t, look(t, p.app, config), map[string]string{ // an hour is not over
+		"durability": "synchronous_commit is off", "grants": `"app" lacks UPDATE, DELETE on buckets; SELECT on rules`,
+		"hashkey": "under another secret", "storage": "Autovacuum is off for the whole server",
+	})
+	config.MaxTransaction = time.Nanosecond
+	report := look(t, p.app, config)
+	requireFindings(t, report, map[string]string{
+		"durability": "", "grants": "", "hashkey": "", "storage": "", "transactions": "A transaction has been open for",
+	})
+	require.Equal(t, doctor.Fault, report.Worst())
+	storage := of(report, "storage")
+	require.Len(t, storage, 4, "%+v", storage)
+	require.Contains(t, storage[1].Says, "Autovacuum is off for ratelimit.buckets")
+	require.Contains(t, storage[2].Says, "ratelimit.buckets has a fillfactor of 100, no autovacuum_vacuum_threshold")
+	require.Contains(t, storage[3].Says, "ratelimit.reservations has a fillfactor of 90")
+	transactions := of(report, "transactions")
+	require.Len(t, transactions, 2, "%+v", transactions)
+	require.Contains(t, transactions[0].Do, fmt.Sprint(other.PgConn().PID()))
+	require.Contains(t, transactions[0].Says, "idle in transaction")
+	require.Contains(t, transactions[1].Says, "prepared")
+
+	for _, f := range report.Findings {
+		if f.Level != doctor.OK {
+			p.do(t, statements(t, f))
+		}
+	}
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // the server ends the session, and reads its settings again, in a moment
+		report, err := doctor.Run(t.Context(), p.app, config)
+		require.NoError(c, err)
+		require.Equal(c, doctor.OK, report.Worst(), "%+v", report)
+	}, 2*time.Minute, 50*time.Millisecond)
+	requireGood(t, look(t, p.app, config))
+}
+
+// requireFindings expects these checks, and no others, to have found something, which says so.
+func requireFindings(t *testing.T, report doctor.Report, want map[string]string) {
+	t.Helper()
+	found := make(map[string]bool)
+	for _, f := range report.Findings {
+		if f.Level != doctor.OK {
+			found[f.Check] = true
+		}
+	}
+	for check, says := range want {
+		require.True(t, found[check], "%s: %+v", check, report)
+		require.Contains(t, of(report, check)[0].Says, says)
+		delete(found, check)
+	}
+	require.Empty(t, found, "%+v", report)
+}
+
+func TestRunLooksAtTheHashKey(t *testing.T) {
+	t.Parallel()
+	secret := []byte("a secret of these programs")
+	for name, is := range map[string]struct {
+		stored, given []byte
+		level         doctor.Level
+		says          string
+	}{
+		"TheSame":      {secret, secret, doctor.OK, "under this HashKey"},
+		"None":         {nil, nil, doctor.OK, "as they are"},
+		"AnotherOne":   {secret, append([]byte("not "), secret...), doctor.Fault, "under another secret"},
+		"OneWhereNone": {nil, secret, doctor.Fault, "without a secret"},
+		"NotGiven":     {secret, nil, doctor.Note, "none was given here"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{HashKey: is.given}), "hashkey").Says, "No program")
+			limiter, err := ratelimit.New(pool, ratelimit.Config{HashKey: is.stored})
+			require.NoError(t, err)
+			_, err = limiter.Take(t.Context(), ratelimit.Define("l", ratelimit.PerHour(1)).Global())
+			require.NoError(t, err)
+			f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{HashKey: is.given}), "hashkey")
+			require.Equal(t, is.level, f.Level)
+			require.Contains(t, f.Says, is.says)
+			if is.level == doctor.Fault {
+				_, err := pool.Exec(t.Context(), statements(t, f))
+				require.NoError(t, err)
+				require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{HashKey: is.given}), "hashkey").Level)
+			}
+		})
+	}
+}
+
+func TestRunLooksAtTheClock(t *testing.T) {
+	t.Parallel()
+	config := postgrestest.New(t).Config().ConnConfig
+	for offset, says := range map[time.Duration]string{-time.Hour: "ahead of", time.Hour: "behind"} {
+		report := look(t, config, doctor.Config{Now: func() time.Time { return time.Now().Add(offset) }})
+		f := one(t, report, "clock")
+		require.Equal(t, doctor.Warning, f.Level)
+		require.Contains(t, f.Says, says)
+		require.Contains(t, f.Do, "NTP")
+	}
+}
+
+func TestRunWithoutPrivileges(t *testing.T) {
+	t.Parallel()
+	p := admit(t, safe())
+	p.do(t, "CREATE ROLE stranger LOGIN PASSWORD '"+password+"'")
+	stranger := p.app.Copy()
+	stranger.User = "stranger"
+
+	report := look(t, stranger, doctor.Config{})
+	require.Equal(t, doctor.Fault, one(t, report, "grants").Level)
+	for _, check := range []string{"migrations", "hashkey"} {
+		f := one(t, report, check)
+		require.Equal(t, doctor.Note, f.Level, "%+v", f)
+		require.Contains(t, f.Says, "permission denied for schema ratelimit")
+	}
+	p.do(t, statements(t, one(t, report, "grants")))
+	requireGood(t, look(t, stranger, doctor.Config{}))
+
+	t.Run("OfTransactionsOfOthers", func(t *testing.T) {
+		other := connect(t, p.owner.Config())
+		_, err := other.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ")
+		require.NoError(t, err)
+		_, err = other.Exec(t.Context(), "SELECT")
+		require.NoError(t, err)
+		f := one(t, look(t, stranger, doctor.Config{}), "transactions")
+		require.Equal(t, doctor.Note, f.Level)
+		p.do(t, statements(t, f))
+		require.Equal(t, doctor.OK, one(t, look(t, stranger, doctor.Config{}), "transactions").Level)
+	})
+
+	t.Run("OfARole", func(t *testing.T) {
+		superuser := p.owner.Config()
+		report := look(t, superuser, doctor.Config{})
+		require.Equal(t, doctor.Note, report.Worst())
+		require.Contains(t, one(t, report, "role").Says, "is a superuser")
+		requireGood(t, look(t, superuser, doctor.Config{Role: "app"}))
+		report = look(t, superuser, doctor.Config{Role: "nobody of that name"})
+		require.Equal(t, doctor.Fault, one(t, report, "role").Level)
+	})
+}
+
+// TestRunLooksAtUpdates updates rows of a table that has no room for it, and leaves the dead ones.
+func TestRunLooksAtUpdates(t *testing.T) {
+	t.Parallel()
+	p := admit(t, safe())
+	p.do(t, "ALTER TABLE ratelimit.buckets SET (fillfactor = 100, autovacuum_enabled = false)")
+	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 6000) i")
+	p.do(t, "CREATE INDEX extra ON ratelimit.buckets (value)") // no update is HOT then
+	for range 4 {
+		p.do(t, "UPDATE ratelimit.buckets SET value = value + 1")
+	}
+	p.do(t, "DROP INDEX ratelimit.extra")
+	p.again(t) // a session tells its statistics when it ends
+	var report doctor.Report
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		report = look(t, p.app, doctor.Config{})
+		require.Contains(c, of(report, "hot")[0].Says, "24000 updates")
+		require.Contains(c, of(report, "bloat")[0].Says, "24000 dead rows and 6000 live ones")
+	}, 2*time.Minute, 50*time.Millisecond)
+	requireFindings(t, report, map[string]string{
+		"storage": "Autovacuum is off for ratelimit.buckets", "hot": "100 % of the 24000 updates of ratelimit.buckets", "bloat": "24000 dead rows",
+	})
+	for _, f := range report.Findings {
+		if f.Level != doctor.OK {
+			p.do(t, statements(t, f))
+		}
+	}
+	p.again(t)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		require.Equal(c, doctor.OK, look(t, p.app, doctor.Config{}).Worst())
+	}, 2*time.Minute, 50*time.Millisecond)
+}
+
+func TestRunRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	connection, err := pgx.ParseConfig("postgres://ana:" + password + "@127.0.0.1:1/db")
+	require.NoError(t, err)
+	for text, config := range map[string]doctor.Config{
+		"HashKey has": {HashKey: []byte("short")}, "MaxTransaction is": {MaxTransaction: -1}, "Timeout is": {Timeout: -1},
+		"schema": {Schema: "no such; name"}, "role": {Role: "public"},
+	} {
+		_, err := doctor.Run(t.Context(), connection, config)
+		require.ErrorIs(t, err, doctor.ErrInvalidConfig)
+		require.ErrorContains(t, err, text)
+	}
+	_, err = doctor.Run(t.Context(), nil, doctor.Config{})
+	require.ErrorIs(t, err, doctor.ErrInvalidConfig)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = doctor.Run(ctx, connection, doctor.Config{})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// TestRunWithoutAServer expects a finding, which tells nobody how to connect.
+func TestRunWithoutAServer(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	wrong := pool.Config().ConnConfig
+	wrong.Password = password
+	for name, connection := range map[string]string{
+		"nobody listens": "postgres://ana:" + password + "@127.0.0.1:1/db?sslmode=disable",
+		"no such host":   "postgres://ana:" + password + "@host.invalid/db?sslmode=disable",
+	} {
+		config, err := pgx.ParseConfig(connection)
+		require.NoError(t, err)
+		report := look(t, config, doctor.Config{})
+		require.Len(t, report.Findings, 1, name)
+		require.Equal(t, doctor.Fault, report.Findings[0].Level)
+		require.NotContains(t, report.Findings[0].Says, "ana")
+	}
+	report := look(t, wrong, doctor.Config{})
+	require.Contains(t, one(t, report, "connection").Says, "password authentication failed")
+	require.NotContains(t, fmt.Sprint(report), password)
+}

@@ -1,0 +1,156 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	// oldestServer and newestServer are the versions of Postgres that this module is tested with.
+	oldestServer = 14
+	newestServer = 18
+	// maxClockOffset is how far apart the clocks of the server and of a program may be.
+	maxClockOffset = time.Second
+	// clockLooks is how often the server is asked for the time: the quickest answer counts.
+	clockLooks = 5
+)
+
+// lookAtConnection looks whether there is a server.
+func (e *examination) lookAtConnection(ctx context.Context) ([]Finding, error) {
+	err := e.read(ctx, func(context.Context, pgx.Tx) error { return nil })
+	switch {
+	case err == nil:
+		return ok("The server answers."), nil
+	case strings.Contains(err.Error(), "statement pooling"):
+		return []Finding{{
+			Level: Fault, Says: "A pooler in statement mode stands in between, through which there are no transactions.",
+			Do: "Set pool_mode = transaction, or session, in pgbouncer.ini, or connect to the server itself.",
+		}}, nil
+	}
+	return []Finding{{
+		Level: Fault, Says: "There is no connection: " + reason(err) + ".",
+		Do: "See that the server runs and can be reached from here, and that the host, the port, the database, the user and the password are right.",
+	}}, nil
+}
+
+// lookAtServer looks at the version of the server.
+func (e *examination) lookAtServer(ctx context.Context) (found []Finding, err error) {
+	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var version int
+		if err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::integer / 10000`).Scan(&version); err != nil {
+			return err
+		}
+		switch {
+		case version < oldestServer:
+			found = []Finding{{
+				Level: Fault, Says: fmt.Sprintf("The server is Postgres %d, which is too old: statements of the limiter need %d.", version, oldestServer),
+				Do: fmt.Sprintf("Move to Postgres %d to %d.", oldestServer, newestServer),
+			}}
+		case version > newestServer:
+			found = []Finding{{
+				Level: Note, Says: fmt.Sprintf("The server is Postgres %d, and this version was tested with %d to %d.", version, oldestServer, newestServer),
+				Do: "Look for a newer version of this module.",
+			}}
+		default:
+			found = ok("The server is Postgres %d.", version)
+		}
+		return nil
+	})
+	return found, err
+}
+
+// lookAtPrimary looks whether the server takes writes.
+func (e *examination) lookAtPrimary(ctx context.Context) (found []Finding, err error) {
+	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var standby, readOnly bool
+		err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean`).Scan(&standby, &readOnly)
+		switch {
+		case err != nil:
+			return err
+		case standby:
+			found = []Finding{{
+				Level: Fault, Says: "The server is a standby, which takes no writes: a Take fails.",
+				Do: "Connect to the primary: name all hosts in the connection string, and add target_session_attrs=read-write.",
+			}}
+		case readOnly:
+			found = []Finding{{
+				Level: Fault, Says: "Transactions are read only here (default_transaction_read_only), so that a Take fails.",
+				Do: "Find what sets default_transaction_read_only for the role, the database or the server, and reset it. Where it is the role:\n" +
+					"ALTER ROLE CURRENT_USER RESET default_transaction_read_only;",
+			}}
+		default:
+			found = ok("The server is a primary.")
+		}
+		return nil
+	})
+	return found, err
+}
+
+// lookAtClock compares the clock of the server, which decides, with that of this machine.
+func (e *examination) lookAtClock(ctx context.Context) (found []Finding, err error) {
+	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var offset, trip time.Duration
+		for i := range clockLooks {
+			var server time.Time
+			here, began := e.config.Now(), time.Now()
+			if err := tx.QueryRow(ctx, `SELECT pg_catalog.clock_timestamp()`).Scan(&server); err != nil {
+				return err
+			}
+			if took := time.Since(began); i == 0 || took < trip {
+				offset, trip = server.Sub(here.Add(took/2)), took
+			}
+		}
+		within := trip / 2
+		if offset.Abs()-within <= maxClockOffset {
+			found = ok("The clocks of the server and of this machine are %v apart, give or take %v.", offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond))
+			return nil
+		}
+		direction := "ahead of"
+		if offset < 0 {
+			direction = "behind"
+		}
+		found = []Finding{{
+			Level: Warning,
+			Says: fmt.Sprintf("The clock of the server is %v %s that of this machine, give or take %v. The server's decides; a program whose clock "+
+				"is wrong answers pauses at the wrong time, and shows waits that are wrong.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)),
+			Do: "Have both set their clocks by NTP, as with chrony. One that was ahead of the time leaves rows in the future, which mend themselves.",
+		}}
+		return nil
+	})
+	return found, err
+}
+
+// lookAtDurability looks at what a loss of power would undo.
+func (e *examination) lookAtDurability(ctx context.Context) (found []Finding, err error) {
+	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var statements, off []string
+		for _, name := range []string{"fsync", "full_page_writes", "synchronous_commit"} {
+			var value string
+			if err := tx.QueryRow(ctx, `SELECT pg_catalog.current_setting($1)`, name).Scan(&value); err != nil {
+				return err
+			}
+			if value == "off" {
+				off, statements = append(off, name), append(statements, "ALTER SYSTEM SET "+name+" = on;")
+			}
+		}
+		if len(off) == 0 {
+			found = ok("What is committed is on disk.")
+			return nil
+		}
+		says := "What is taken in the last moments before a loss of power may be given again"
+		if off[0] != "synchronous_commit" {
+			says = "A loss of power may destroy the database"
+		}
+		found = []Finding{{
+			Level: Note, Says: fmt.Sprintf("%s: %s is off.", says, strings.Join(off, " and ")),
+			Do: "Where that is not meant to be so, run as a superuser, unless the role or the database sets it:\n" +
+				strings.Join(statements, "\n") + "\nSELECT pg_reload_conf();",
+		}}
+		return nil
+	})
+	return found, err
+}

@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// examination is a Run under way.
+type examination struct {
+	connection *pgx.ConnConfig
+	config     Config
+	conn       *pgx.Conn // nil or closed: the next check makes another
+	tables     *tables
+}
+
+// connect makes a connection that works through every pooler, whatever way the programs run queries.
+func (e *examination) connect(ctx context.Context) (*pgx.Conn, error) {
+	connection := e.connection.Copy()
+	connection.DefaultQueryExecMode = pgx.QueryExecModeExec
+	connection.StatementCacheCapacity, connection.DescriptionCacheCapacity = 0, 0
+	if connection.ConnectTimeout <= 0 || connection.ConnectTimeout > e.config.Timeout {
+		connection.ConnectTimeout = e.config.Timeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.config.Timeout)
+	defer cancel()
+	return pgx.ConnectConfig(ctx, connection)
+}
+
+// close closes a connection, if there is one.
+func (e *examination) close(ctx context.Context, conn *pgx.Conn) {
+	if conn != nil && !conn.IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.config.Timeout)
+		defer cancel()
+		_ = conn.Close(ctx)
+	}
+}
+
+// read runs use in a transaction that only reads, in which each statement has Config.Timeout.
+func (e *examination) read(ctx context.Context, use func(ctx context.Context, tx pgx.Tx) error) error {
+	if e.conn == nil || e.conn.IsClosed() {
+		conn, err := e.connect(ctx)
+		if err != nil {
+			return err
+		}
+		e.conn = conn
+	}
+	return e.readOn(ctx, e.conn, use)
+}
+
+// readOn is read on a connection.
+func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx context.Context, tx pgx.Tx) error) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*e.config.Timeout) // of a server that does not answer at all
+	defer cancel()
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tx.Rollback(context.WithoutCancel(ctx))) }()
+	if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = "+strconv.FormatInt(max(e.config.Timeout.Milliseconds(), 1), 10)); err != nil {
+		return err
+	}
+	return use(ctx, tx)
+}
+
+// SQLSTATE values that say what stands in the way of a check.
+const (
+	codeInsufficientPrivilege = "42501"
+	codeUndefinedTable        = "42P01"
+	codeUndefinedColumn       = "42703"
+	codeInvalidSchemaName     = "3F000"
+	codeQueryCanceled         = "57014"
+)
+
+// sqlState returns the code of a server's error, or "".
+func sqlState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// reason returns what an error says, without the connection string or a part of it.
+func reason(err error) string {
+	var pgErr *pgconn.PgError
+	var network *net.OpError
+	var lookup *net.DNSError
+	switch {
+	case errors.As(err, &pgErr):
+		return fmt.Sprintf("%s (SQLSTATE %s)", pgErr.Message, pgErr.Code)
+	case errors.As(err, &lookup):
+		return "the name of the host is not known"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "no answer in time"
+	case errors.As(err, &network):
+		return network.Err.Error()
+	}
+	return "the connection was lost, or is not one of Postgres"
+}
+
+// trouble returns the finding that a check could not be made.
+func (e *examination) trouble(check string, err error) Finding {
+	f := Finding{Check: check, Level: Warning, Says: "This could not be looked at: " + reason(err) + "."}
+	switch sqlState(err) {
+	case codeInsufficientPrivilege:
+		f.Level, f.Do = Note, "Grant what the check grants names, or look as a role that may see it, such as a member of pg_monitor."
+	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
+		f.Level, f.Do = Note, "Mend first what the check migrations says."
+	case codeQueryCanceled:
+		f.Do = "Look again when the server is less busy, or when nobody alters the tables."
+	default:
+		f.Do = "Look again; if it stays so, the log of the server says more."
+	}
+	return f
+}

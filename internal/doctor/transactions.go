@@ -1,0 +1,139 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// maxSlotAge is how many transactions a replication slot in use may hold back.
+const maxSlotAge = 10_000_000
+
+// lookAtTransactions looks for what keeps dead rows from being removed: transactions that stay open, prepared ones, and
+// replication slots.
+func (e *examination) lookAtTransactions(ctx context.Context) (found []Finding, err error) {
+	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){e.openTransactions, e.preparedTransactions, heldSlots, hiddenTransactions} {
+			more, err := look(ctx, tx)
+			if err != nil {
+				return err
+			}
+			found = append(found, more...)
+		}
+		if len(found) == 0 {
+			found = ok("No transaction is older than %v.", e.config.MaxTransaction)
+		}
+		return nil
+	})
+	return few(found), err
+}
+
+// openTransactions returns the sessions of this database whose transaction is too old, the oldest first.
+func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	rows, err := tx.Query(ctx, `
+		SELECT pid, coalesce(usename::text, ''), coalesce(application_name, ''), coalesce(state, ''),
+			extract(epoch FROM pg_catalog.clock_timestamp() - xact_start)::float8
+		FROM pg_catalog.pg_stat_activity
+		WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid()
+			AND xact_start < pg_catalog.clock_timestamp() - make_interval(secs => $1)
+		ORDER BY xact_start LIMIT 100`, e.config.MaxTransaction.Seconds())
+	if err != nil {
+		return nil, err
+	}
+	var pid int32
+	var user, application, state string
+	var seconds float64
+	_, err = pgx.ForEachRow(rows, []any{&pid, &user, &application, &state, &seconds}, func() error {
+		by := ""
+		if application != "" {
+			by = fmt.Sprintf(" of the program %.40q", application)
+		}
+		found = append(found, Finding{
+			Level: Warning,
+			Says: fmt.Sprintf("A transaction has been open for %v: that of process %d%s, of the role %q, which is %s. While it is, dead rows stay and buckets grow.",
+				age(seconds), pid, by, user, state),
+			Do: "End it in the program, or here, and set idle_in_transaction_session_timeout for the role:\n" +
+				fmt.Sprintf("SELECT pg_terminate_backend(%d);", pid),
+		})
+		return nil
+	})
+	return found, err
+}
+
+func age(seconds float64) time.Duration {
+	d := time.Duration(seconds * float64(time.Second))
+	if d < time.Minute {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Second)
+}
+
+// preparedTransactions returns those that PREPARE TRANSACTION left, which outlive every session.
+func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	rows, err := tx.Query(ctx, `
+		SELECT gid, owner::text, extract(epoch FROM pg_catalog.clock_timestamp() - prepared)::float8 FROM pg_catalog.pg_prepared_xacts
+		WHERE database = current_database() AND prepared < pg_catalog.clock_timestamp() - make_interval(secs => $1)
+		ORDER BY prepared LIMIT 100`, e.config.MaxTransaction.Seconds())
+	if err != nil {
+		return nil, err
+	}
+	var id, owner string
+	var seconds float64
+	_, err = pgx.ForEachRow(rows, []any{&id, &owner, &seconds}, func() error {
+		found = append(found, Finding{
+			Level: Warning,
+			Says:  fmt.Sprintf("A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. While it is there, dead rows stay and buckets grow.", owner, age(seconds)),
+			Do:    "Find out what its coordinator wants, or run as its owner:\nROLLBACK PREPARED " + literal(id) + ";",
+		})
+		return nil
+	})
+	return found, err
+}
+
+// literal returns text as a literal of SQL.
+func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
+// heldSlots returns replication slots that keep dead rows for a standby.
+func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	rows, err := tx.Query(ctx, `
+		SELECT slot_name::text, active, age(xmin)::bigint FROM pg_catalog.pg_replication_slots
+		WHERE xmin IS NOT NULL AND (NOT active OR age(xmin) > $1) ORDER BY 3 DESC LIMIT 100`, maxSlotAge)
+	if err != nil {
+		return nil, err
+	}
+	var name string
+	var active bool
+	var behind int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &active, &behind}, func() error {
+		how := "which nobody reads"
+		if active {
+			how = "which is in use"
+		}
+		found = append(found, Finding{
+			Level: Warning, Says: fmt.Sprintf("The replication slot %q, %s, keeps dead rows of the last %d transactions.", name, how, behind),
+			Do: "End what runs for long on its standby, or, where nobody needs the slot any more, run as a superuser:\nSELECT pg_drop_replication_slot(" + literal(name) + ");",
+		})
+		return nil
+	})
+	return found, err
+}
+
+// hiddenTransactions returns a note where other roles have transactions open and the role may not see since when.
+func hiddenTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	var hidden int64
+	var user string
+	err = tx.QueryRow(ctx, `
+		SELECT count(*), current_user::text FROM pg_catalog.pg_stat_activity
+		WHERE datname = current_database() AND usesysid IS NOT NULL AND query = '<insufficient privilege>'
+			AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)`).Scan(&hidden, &user)
+	if err != nil || hidden == 0 {
+		return nil, err
+	}
+	return []Finding{{
+		Level: Note, Says: fmt.Sprintf("Other roles have %d transactions open, and the role %q may not see since when.", hidden, user),
+		Do: "Look as a role that may, or run as a superuser:\nGRANT pg_read_all_stats TO " + pgx.Identifier{user}.Sanitize() + ";",
+	}}, nil
+}

@@ -1,0 +1,120 @@
+package inspect
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Bucket is a bucket as it is stored.
+type Bucket struct {
+	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
+	Limit, Key string
+	// Rows are its rows in the order of their shards: one, unless the limit has several.
+	Rows []Row
+}
+
+// Row is a row of a bucket.
+type Row struct {
+	// Shard is its number, from 0.
+	Shard int
+	// Tokens is what it held at At: negative while something is owed.
+	Tokens float64
+	// At is when it was last changed, on the database's clock.
+	At time.Time
+}
+
+// BucketQuery is which buckets to return, in the order of their keys.
+type BucketQuery struct {
+	// Limit is the limit's name.
+	Limit string
+	// Prefix is what the keys begin with, byte for byte. Empty: all.
+	Prefix string
+	// After is the key after which to begin: that of the last bucket before. Nil: with the first.
+	After *string
+	// Most is how many to return, up to 1000. Defaults to 50.
+	Most int
+}
+
+const defaultMost, maxMost = 50, 1000
+
+// Limits returns the names of limits that have buckets, in their order: at most so many of those after a name, 1 to 1000,
+// and 0 for 50. A limit none of whose buckets has a row is not among them: they are full.
+func (r *Reader) Limits(ctx context.Context, after string, most int) (names []string, err error) {
+	if err := checkName(after); err != nil {
+		return nil, err
+	}
+	if most, err = checkMost("most", most, defaultMost, maxMost); err != nil {
+		return nil, err
+	}
+	return collect(ctx, r, "limits", pgx.RowTo[string], r.sql.limits, after, most)
+}
+
+// Buckets returns buckets of a limit. A bucket without a row is full, and not among them.
+func (r *Reader) Buckets(ctx context.Context, query BucketQuery) ([]Bucket, error) {
+	most, err := checkMost("Most", query.Most, defaultMost, maxMost)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkName(query.Limit); err != nil {
+		return nil, err
+	}
+	if err := checkKey("the prefix", query.Prefix); err != nil {
+		return nil, err
+	}
+	from := query.Prefix
+	if query.After != nil {
+		if err := checkKey("After", *query.After); err != nil {
+			return nil, err
+		}
+		from = max(from, next(*query.After))
+	}
+	rows, err := collect(ctx, r, "buckets", rowToBucketRow, r.sql.buckets, query.Limit, from, query.Prefix, most)
+	return grouped(rows), err
+}
+
+// Bucket returns a bucket. It has no Rows when it is full and has none.
+func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) {
+	bucket := Bucket{Limit: limit, Key: key}
+	if err := checkName(limit); err != nil {
+		return bucket, err
+	}
+	if err := checkKey("the key", key); err != nil {
+		return bucket, err
+	}
+	rows, err := collect(ctx, r, "bucket", rowToBucketRow, r.sql.bucket, limit, key)
+	for _, row := range rows {
+		bucket.Rows = append(bucket.Rows, row.Row)
+	}
+	return bucket, err
+}
+
+// bucketRow is a row, and the bucket it is of.
+type bucketRow struct {
+	limit, key string
+	Row
+}
+
+func (b *bucketRow) columns(atUs *int64) []any {
+	return []any{&b.limit, &b.key, &b.Shard, &b.Tokens, atUs}
+}
+
+func rowToBucketRow(row pgx.CollectableRow) (b bucketRow, err error) {
+	var atUs int64
+	err = row.Scan(b.columns(&atUs)...)
+	b.At = instant(atUs)
+	return b, err
+}
+
+// grouped returns the buckets of rows, which are in their order.
+func grouped(rows []bucketRow) (buckets []Bucket) {
+	for _, row := range rows {
+		if last := len(buckets) - 1; last < 0 || buckets[last].Limit != row.limit || buckets[last].Key != row.key {
+			buckets = append(buckets, Bucket{Limit: row.limit, Key: row.key})
+		}
+		last := &buckets[len(buckets)-1]
+		last.Rows = append(last.Rows, row.Row)
+	}
+	return buckets
+}

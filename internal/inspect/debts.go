@@ -1,0 +1,126 @@
+package inspect
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// DebtQuery is where to look for buckets that owe tokens.
+type DebtQuery struct {
+	// Limit is the limit's name. Empty: all limits.
+	Limit string
+	// After is where the search before ended. Nil: at the beginning.
+	After *Position
+	// Look is how many rows to look at, up to 1,000,000. Defaults to 100,000.
+	Look int
+	// Most is how many buckets to return, up to 10,000. Defaults to 1000.
+	Most int
+}
+
+// Position is a place in the order of buckets.
+type Position struct {
+	// Limit and Key name the bucket.
+	Limit, Key string
+}
+
+// Debts is what a search for debts has found.
+type Debts struct {
+	// Buckets held less than nothing when they were last changed, in one of their rows at least. They are in the order of
+	// their limits and keys. What has arrived since then depends on the policy: project each to now.
+	Buckets []Bucket
+	// Next is where the next search goes on. Nil: everything was looked at.
+	Next *Position
+}
+
+const (
+	defaultLook, maxLook   = 100_000, 1_000_000
+	defaultDebts, maxDebts = 1000, 10_000
+)
+
+// Debts searches for buckets that owe tokens. It ends after Look rows, or when it has found Most buckets. There may be
+// fewer, and none, although there are more: see [Debts.Next].
+func (r *Reader) Debts(ctx context.Context, query DebtQuery) (Debts, error) {
+	look, err := checkMost("Look", query.Look, defaultLook, maxLook)
+	if err != nil {
+		return Debts{}, err
+	}
+	most, err := checkMost("Most", query.Most, defaultDebts, maxDebts)
+	if err != nil {
+		return Debts{}, err
+	}
+	from, err := query.from()
+	if err != nil {
+		return Debts{}, err
+	}
+	sql := r.sql.debts
+	if query.Limit != "" {
+		sql = r.sql.debtsOfLimit
+	}
+	rows, err := collect(ctx, r, "debts", rowToDebt, sql, from.Limit, from.Key, look, most+1)
+	if err != nil || len(rows) == 0 {
+		return Debts{}, err
+	}
+	isCut := rows[len(rows)-1].n == look
+	if len(rows) > most {
+		rows, isCut = rows[:most], true
+	}
+	found := make([]bucketRow, len(rows))
+	for i := range rows {
+		found[i] = rows[i].bucketRow
+	}
+	debts := Debts{Buckets: grouped(found)}
+	if !isCut {
+		return debts, nil
+	}
+	err = r.complete(ctx, &debts)
+	return debts, err
+}
+
+// complete reads all rows of the last bucket, where a search ended, and leaves it out when it owes nothing.
+func (r *Reader) complete(ctx context.Context, debts *Debts) error {
+	last := &debts.Buckets[len(debts.Buckets)-1]
+	debts.Next = &Position{Limit: last.Limit, Key: last.Key}
+	var err error
+	if *last, err = r.Bucket(ctx, last.Limit, last.Key); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(last.Rows, func(row Row) bool { return row.Tokens < 0 }) {
+		debts.Buckets = debts.Buckets[:len(debts.Buckets)-1]
+	}
+	return nil
+}
+
+// from returns where the search begins.
+func (q *DebtQuery) from() (Position, error) {
+	if err := checkName(q.Limit); err != nil {
+		return Position{}, err
+	}
+	if q.After == nil {
+		return Position{Limit: q.Limit}, nil
+	}
+	if err := checkText("the limit of After", q.After.Limit, maxNameBytes); err != nil {
+		return Position{}, err
+	}
+	if err := checkKey("the key of After", q.After.Key); err != nil {
+		return Position{}, err
+	}
+	if q.Limit != "" && q.After.Limit != q.Limit {
+		return Position{}, invalid("After is of limit %q, and the search of %q; use the Next of a search of that limit", q.After.Limit, q.Limit)
+	}
+	return Position{Limit: q.After.Limit, Key: next(q.After.Key)}, nil
+}
+
+// debtRow is a row of a bucket that owes, or the last that was looked at.
+type debtRow struct {
+	bucketRow
+	n int // how many were looked at
+}
+
+func rowToDebt(row pgx.CollectableRow) (d debtRow, err error) {
+	var atUs int64
+	err = row.Scan(append(d.columns(&atUs), &d.n)...)
+	d.At = instant(atUs)
+	return d, err
+}

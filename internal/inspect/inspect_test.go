@@ -1,0 +1,216 @@
+package inspect_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// unreachable is a DB that fails the test that sends it anything.
+type unreachable struct{ t *testing.T }
+
+func (u unreachable) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
+	u.t.Errorf("it was sent %q", sql)
+	return nil, context.Canceled
+}
+
+// What cannot be answered is refused before anything is sent.
+func TestInvalid(t *testing.T) {
+	t.Parallel()
+	_, err := inspect.New(nil, "")
+	require.ErrorIs(t, err, inspect.ErrInvalid)
+	for _, schema := range []string{"Ratelimit", "a b", `a"b`, "a;b", strings.Repeat("a", 64), "1a", "a\x00"} {
+		_, err := inspect.New(unreachable{t}, schema)
+		require.ErrorIs(t, err, inspect.ErrInvalid, schema)
+	}
+	r, ctx := newReader(t, unreachable{t}, ""), t.Context()
+	longName, longKey, key := strings.Repeat("a", 65), strings.Repeat("a", 257), "key"
+	for _, bad := range []string{"a\x00", "a\xff", longKey} {
+		badName := strings.ReplaceAll(bad, longKey, longName)
+		for name, query := range map[string]func() error{
+			"Limits":         func() error { _, err := r.Limits(ctx, badName, 0); return err },
+			"Bucket":         func() error { _, err := r.Bucket(ctx, badName, key); return err },
+			"Bucket/Key":     func() error { _, err := r.Bucket(ctx, "words", bad); return err },
+			"Buckets":        func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Limit: badName}); return err },
+			"Buckets/Prefix": func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Prefix: bad}); return err },
+			"Buckets/After":  func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{After: &bad}); return err },
+			"Debts":          func() error { _, err := r.Debts(ctx, inspect.DebtQuery{Limit: badName}); return err },
+			"Debts/After": func() error {
+				_, err := r.Debts(ctx, inspect.DebtQuery{After: &inspect.Position{Limit: badName}})
+				return err
+			},
+			"Debts/AfterKey": func() error {
+				_, err := r.Debts(ctx, inspect.DebtQuery{After: &inspect.Position{Key: bad}})
+				return err
+			},
+			"Reservations":       func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Limit: badName}); return err },
+			"Reservations/Key":   func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Key: &bad}); return err },
+			"Reservations/State": func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{State: bad}); return err },
+			"Reservations/After": func() error {
+				_, err := r.Reservations(ctx, inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon, ID: bad}})
+				return err
+			},
+			"Refusals":     func() error { _, _, err := r.Refusals(ctx, inspect.RefusalQuery{Limit: badName}); return err },
+			"Refusals/Key": func() error { _, _, err := r.Refusals(ctx, inspect.RefusalQuery{Key: &bad}); return err },
+		} {
+			require.ErrorIs(t, query(), inspect.ErrInvalid, "%s of %q", name, bad)
+		}
+	}
+	for name, query := range map[string]func() error{
+		"Limits": func() error { _, err := r.Limits(ctx, "", 1001); return err },
+		"Fewer":  func() error { _, err := r.Limits(ctx, "", -1); return err },
+		"Buckets": func() error {
+			_, err := r.Buckets(ctx, inspect.BucketQuery{Limit: "words", Most: 1001})
+			return err
+		},
+		"Look":         func() error { _, err := r.Debts(ctx, inspect.DebtQuery{Look: 1_000_001}); return err },
+		"Debts":        func() error { _, err := r.Debts(ctx, inspect.DebtQuery{Most: 10_001}); return err },
+		"Reservations": func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Most: 1001}); return err },
+		"AnotherLimit": func() error {
+			_, err := r.Debts(ctx, inspect.DebtQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})
+			return err
+		},
+		"LongerThanADay": func() error {
+			_, _, err := r.Refusals(ctx, inspect.RefusalQuery{Since: noon, Until: noon.Add(24*time.Hour + 1)})
+			return err
+		},
+		"SinceEver": func() error { _, _, err := r.Refusals(ctx, inspect.RefusalQuery{Until: noon}); return err },
+	} {
+		require.ErrorIs(t, query(), inspect.ErrInvalid, name)
+	}
+	_, _, err = r.TopRefused(ctx, denials.TopConfig{By: "name"})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+}
+
+func TestNow(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	var before, after time.Time
+	require.NoError(t, f.pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
+	now, err := f.Now(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, f.pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&after))
+	require.False(t, now.Before(before) || now.After(after), "%v is not from %v to %v", now, before, after)
+	require.Equal(t, time.UTC, now.Location())
+}
+
+// Each query reads the schema it is told, whatever the search path has, and a name of it that SQL has a meaning for.
+func TestSchema(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `CREATE SCHEMA "user"`)
+	require.NoError(t, migrations.Up(t.Context(), f.pool, migrations.Config{Schema: "user"}))
+	f.put(t, "words", "ada", 1)
+	reader := newReader(t, f.pool, "user")
+	names, err := reader.Limits(t.Context(), "", 0)
+	require.NoError(t, err)
+	require.Empty(t, names)
+	f.exec(t, "DROP SCHEMA ratelimit CASCADE")
+	for _, query := range queries() {
+		require.NoError(t, query.run(t.Context(), reader), query.name)
+		if query.name != "Now" {
+			err := query.run(t.Context(), f.Reader)
+			require.ErrorIs(t, err, ratelimit.ErrNotMigrated, query.name)
+			require.ErrorContains(t, err, `schema "ratelimit"`, query.name)
+		}
+	}
+}
+
+// A role that may only read can ask everything, and one that may nothing is told what it lacks.
+func TestAsAReader(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.seed(t, 2000, 100)
+	all := queries()
+	role := strings.ReplaceAll(f.pool.Config().ConnConfig.Database, "ratelimit_", "")
+	role = role[max(0, len(role)-20):] + " reader" // the end of it is random
+	quoted := pgx.Identifier{role}.Sanitize()
+	f.exec(t, "CREATE ROLE "+quoted)
+	t.Cleanup(func() {
+		_, err := f.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+quoted+"; DROP ROLE "+quoted)
+		require.NoError(t, err)
+	})
+	as, err := f.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer as.Release()
+	_, err = as.Exec(t.Context(), "SET default_transaction_read_only = on")
+	require.NoError(t, err)
+	_, err = as.Exec(t.Context(), "SET ROLE "+quoted)
+	require.NoError(t, err)
+	reader := newReader(t, as, "")
+	for _, query := range all {
+		if query.name != "Now" {
+			err := query.run(t.Context(), reader)
+			require.ErrorContains(t, err, "SQLSTATE 42501", query.name)
+			require.ErrorContains(t, err, "migrations.Grants has the statements", query.name)
+		}
+	}
+	statements, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: role})
+	require.NoError(t, err)
+	f.exec(t, statements)
+	for _, query := range all {
+		require.NoError(t, query.run(t.Context(), reader), query.name)
+	}
+	_, err = as.Exec(t.Context(), "RESET ROLE")
+	require.NoError(t, err)
+	_, err = as.Exec(t.Context(), "RESET default_transaction_read_only")
+	require.NoError(t, err)
+}
+
+func TestOnAHotStandby(t *testing.T) {
+	t.Parallel()
+	server := postgrestest.StartOwn(t, nil)
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	f := &fixture{Reader: newReader(t, pool, ""), pool: pool}
+	f.seed(t, 2000, 100)
+	all := queries()
+	var directory string
+	require.NoError(t, pool.QueryRow(t.Context(), "SHOW data_directory").Scan(&directory))
+
+	// With this file a server recovers for ever, and can be read meanwhile, as the standby of a primary.
+	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
+	require.NoError(t, os.WriteFile(filepath.Join(directory, "standby.signal"), nil, 0o600))
+	require.NoError(t, server.Restart(t.Context()))
+	pool.Reset()
+	var recovers bool
+	require.Eventually(t, func() bool {
+		return pool.QueryRow(t.Context(), "SELECT pg_is_in_recovery()").Scan(&recovers) == nil
+	}, time.Minute, 10*time.Millisecond)
+	require.True(t, recovers)
+	for _, query := range all {
+		require.NoError(t, query.run(t.Context(), f.Reader), query.name)
+	}
+}
+
+// A Reader reads in a transaction what that has written.
+func TestInATransaction(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	tx, err := f.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "INSERT INTO ratelimit.buckets VALUES ('words', 'ada', 0, 1, 0)")
+	require.NoError(t, err)
+	b, err := newReader(t, tx, "").Bucket(t.Context(), "words", "ada")
+	require.NoError(t, err)
+	require.Len(t, b.Rows, 1)
+	require.NoError(t, tx.Rollback(t.Context()))
+	b, err = f.Bucket(t.Context(), "words", "ada")
+	require.NoError(t, err)
+	require.Empty(t, b.Rows)
+}

@@ -1,0 +1,80 @@
+package inspect_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// explaining is a DB that first explains each statement, as it is run.
+type explaining struct {
+	*pgxpool.Pool
+	mu    sync.Mutex
+	plans []string
+}
+
+func (e *explaining) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	var plan string
+	if err := e.QueryRow(ctx, "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) "+sql, args...).Scan(&plan); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	e.plans = append(e.plans, plan)
+	e.mu.Unlock()
+	return e.Pool.Query(ctx, sql, args...)
+}
+
+// node is a part of what EXPLAIN returns.
+type node struct {
+	Type     string  `json:"Node Type"`
+	Relation string  `json:"Relation Name"`
+	Rows     float64 `json:"Actual Rows"`
+	Loops    float64 `json:"Actual Loops"`
+	Filtered float64 `json:"Rows Removed by Filter"`
+	Rechecks float64 `json:"Rows Removed by Index Recheck"`
+	Plans    []node  `json:"Plans"`
+}
+
+// read returns how many rows of tables were read.
+func (n *node) read() (rows float64) {
+	if n.Relation != "" {
+		rows = (n.Rows + n.Filtered + n.Rechecks) * n.Loops
+	}
+	for i := range n.Plans {
+		rows += n.Plans[i].read()
+	}
+	return rows
+}
+
+// Each query reads as many rows as it says, however many there are: it goes through an index, and not beyond what it
+// looks at. Here the tables have 27,000, 20,000 and 30,000 rows, and what looks at a share of them looks at 1,000.
+func TestPlansAreBounded(t *testing.T) {
+	t.Parallel()
+	f := &fixture{pool: postgrestest.New(t)}
+	f.seed(t, 20_000, 500)
+	for _, query := range queries() {
+		t.Run(query.name, func(t *testing.T) {
+			t.Parallel()
+			db := &explaining{Pool: f.pool}
+			reader := newReader(t, db, "")
+			reader.LookAt(few)
+			require.NoError(t, query.run(t.Context(), reader))
+			var rows float64
+			for _, plan := range db.plans {
+				var roots []struct{ Plan node }
+				require.NoError(t, json.Unmarshal([]byte(plan), &roots))
+				rows += roots[0].Plan.read()
+			}
+			require.LessOrEqual(t, rows, float64(query.rows), strings.Join(db.plans, "\n"))
+			t.Logf("%.0f of %d", rows, query.rows)
+		})
+	}
+}

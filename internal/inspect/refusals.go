@@ -1,0 +1,129 @@
+package inspect
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// RefusalQuery is which refusals to sum up by the minute.
+type RefusalQuery struct {
+	// Limit is the limit's name. Empty: all.
+	Limit string
+	// Key is the key as stored. Nil: all.
+	Key *string
+	// Since and Until are between which instants the minutes begin: a day at most.
+	Since, Until time.Time
+	// Shadow asks for those that turned nobody away.
+	Shadow bool
+}
+
+// Minute is what was refused in a minute.
+type Minute struct {
+	// Begin is when it begins.
+	Begin time.Time
+	// Refused is how often, and Cost what was asked for, in tokens.
+	Refused int64
+	Cost    float64
+}
+
+// How many rows a query looks at. By keys there may be as many to tell apart, which takes longer, and the sums of several
+// limits are a part of a page.
+const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
+
+// Refusals returns what was refused, by the minute, in their order. Minutes in which nothing was are left out. It looks at a
+// million rows, the latest minutes first: since is the instant from which on, query.Since or later.
+func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Minute, since time.Time, err error) {
+	if err := query.check(); err != nil {
+		return nil, time.Time{}, err
+	}
+	if since, err = r.since(ctx, query.Since, query.Until, r.look.refusals); err != nil {
+		return nil, time.Time{}, err
+	}
+	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key, query.Shadow)
+	return minutes, since, err
+}
+
+// LimitMinute is what a limit refused in a minute.
+type LimitMinute struct {
+	Minute
+	// Limit is the limit's name.
+	Limit string
+	// Shadow is whether it turned nobody away.
+	Shadow bool
+}
+
+// RefusalsByLimit is Refusals for several limits at once, with what turned nobody away. It looks at 200,000 rows.
+func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
+	for _, limit := range limits {
+		query := RefusalQuery{Limit: limit, Since: since, Until: until}
+		if err := query.check(); err != nil {
+			return nil, time.Time{}, err
+		}
+	}
+	seen, err := r.since(ctx, since, until, min(r.look.refusals, lookLimits))
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	minutes, err := collect(ctx, r, "refusals by limit", rowToLimitMinute, r.sql.refusalsByLimit, seen, until, limits)
+	return minutes, seen, err
+}
+
+func rowToLimitMinute(row pgx.CollectableRow) (m LimitMinute, err error) {
+	err = row.Scan(&m.Limit, &m.Shadow, &m.Begin, &m.Refused, &m.Cost)
+	m.Begin = m.Begin.UTC()
+	return m, err
+}
+
+func (q *RefusalQuery) check() error {
+	if q.Key != nil {
+		if err := checkKey("the key", *q.Key); err != nil {
+			return err
+		}
+	}
+	if q.Until.Sub(q.Since) > 24*time.Hour {
+		return invalid("Since is %v, and Until %v; use a day at most", q.Since, q.Until)
+	}
+	return checkName(q.Limit)
+}
+
+func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
+	err = row.Scan(&m.Begin, &m.Refused, &m.Cost)
+	m.Begin = m.Begin.UTC()
+	return m, err
+}
+
+// TopRefused returns what was refused most, the most first. It looks at a million rows, and by keys at 150,000, the latest
+// minutes first: since is the instant from which on, config.Since or later. The error wraps ratelimit.ErrInvalidRequest
+// when config cannot be answered.
+func (r *Reader) TopRefused(ctx context.Context, config denials.TopConfig) (sums []denials.Sum, since time.Time, err error) {
+	if err := config.Check(); err != nil {
+		return nil, time.Time{}, err
+	}
+	look := r.look.refusals
+	if config.By == denials.ByKey {
+		look = r.look.refusedKeys
+	}
+	if config.Since, err = r.since(ctx, config.Since, config.Until, look); err != nil {
+		return nil, time.Time{}, err
+	}
+	sums, err = denials.Top(ctx, r.db, r.schema, config)
+	return sums, config.Since, err
+}
+
+// since returns since, or the later instant from which on there are so many rows at most. Of a minute that has more by
+// itself all are looked at: a program writes some 11,000.
+func (r *Reader) since(ctx context.Context, since, until time.Time, look int) (time.Time, error) {
+	var end *time.Time
+	if !until.IsZero() {
+		end = &until
+	}
+	later, err := collect(ctx, r, "refusals", pgx.RowTo[time.Time], r.sql.refusalsSince, since, end, look)
+	if err != nil || len(later) == 0 {
+		return since, err
+	}
+	return later[0].UTC(), nil
+}

@@ -1,0 +1,145 @@
+package inspect_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// refused writes a row of refusals, which asked for two tokens each.
+func (f *fixture) refused(t *testing.T, minute int, limit, key string, shadow bool, times int) {
+	t.Helper()
+	f.exec(t, `INSERT INTO ratelimit.denials VALUES ($1, $2, 'POST /login', $3, $4, $5::integer, 2 * $5::integer, $6)`,
+		noon.Add(time.Duration(minute)*time.Minute), limit, key, shadow, times, noon.UnixMicro())
+}
+
+func minute(n int, refused int64) inspect.Minute {
+	return inspect.Minute{Begin: noon.Add(time.Duration(n) * time.Minute), Refused: refused, Cost: float64(2 * refused)}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	key, hostileKey, empty := "ada", `%_\'"`, ""
+	f.refused(t, 0, "logins", key, false, 1)
+	f.refused(t, 0, "logins", empty, false, 2)
+	f.refused(t, 0, "logins", hostileKey, false, 4)
+	f.refused(t, 0, "words", key, false, 8)
+	f.refused(t, 0, "words", key, true, 16)
+	f.refused(t, 3, "logins", key, false, 32)
+	f.refused(t, 3, "logins", empty, false, 0)
+	f.refused(t, 4, "logins", key, true, 64)
+	f.refused(t, 9, "words", empty, false, 0)
+	hour := noon.Add(time.Hour)
+	for name, test := range map[string]struct {
+		query inspect.RefusalQuery
+		want  []inspect.Minute
+	}{
+		"All":         {inspect.RefusalQuery{Since: noon, Until: hour}, []inspect.Minute{minute(0, 15), minute(3, 32)}},
+		"OfLimit":     {inspect.RefusalQuery{Since: noon, Until: hour, Limit: "words"}, []inspect.Minute{minute(0, 8)}},
+		"OfKey":       {inspect.RefusalQuery{Since: noon, Until: hour, Key: &key}, []inspect.Minute{minute(0, 9), minute(3, 32)}},
+		"OfBoth":      {inspect.RefusalQuery{Since: noon, Until: hour, Limit: "logins", Key: &hostileKey}, []inspect.Minute{minute(0, 4)}},
+		"OfTheRest":   {inspect.RefusalQuery{Since: noon, Until: hour, Key: &empty}, []inspect.Minute{minute(0, 2)}},
+		"Shadow":      {inspect.RefusalQuery{Since: noon, Until: hour, Shadow: true}, []inspect.Minute{minute(0, 16), minute(4, 64)}},
+		"Since":       {inspect.RefusalQuery{Since: noon.Add(time.Microsecond), Until: hour}, []inspect.Minute{minute(3, 32)}},
+		"Until":       {inspect.RefusalQuery{Since: noon, Until: noon.Add(3 * time.Minute)}, []inspect.Minute{minute(0, 15)}},
+		"ADay":        {inspect.RefusalQuery{Since: hour.Add(-24 * time.Hour), Until: hour}, []inspect.Minute{minute(0, 15), minute(3, 32)}},
+		"OfNoTime":    {inspect.RefusalQuery{Since: noon, Until: noon}, []inspect.Minute{}},
+		"TheOtherWay": {inspect.RefusalQuery{Since: hour, Until: noon}, []inspect.Minute{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			minutes, since, err := f.Refusals(t.Context(), test.query)
+			require.NoError(t, err)
+			require.Equal(t, test.want, minutes)
+			require.Equal(t, test.query.Since, since)
+		})
+	}
+}
+
+// What there is too much of is looked at from the end, minutes as a whole.
+func TestRefusalsLooksNoFurther(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for n, keys := range []int{1, 2, 3, 4} { // ten rows
+		for k := range keys {
+			f.refused(t, n, "logins", []string{"a", "b", "c", "d"}[k], false, 1)
+		}
+	}
+	query := inspect.RefusalQuery{Since: noon.Add(-time.Hour), Until: noon.Add(time.Hour)}
+	all := []inspect.Minute{minute(0, 1), minute(1, 2), minute(2, 3), minute(3, 4)}
+	for look, first := range map[int]int{11: 0, 10: 0, 9: 1, 8: 2, 7: 2, 6: 3, 5: 3, 4: 3, 3: 3, 1: 3} { // of the last minute all
+		reader := newReader(t, f.pool, "")
+		reader.LookAt(look)
+		minutes, since, err := reader.Refusals(t.Context(), query)
+		require.NoError(t, err)
+		require.Equal(t, all[first:], minutes, "%d", look)
+		wantSince := query.Since
+		if look < 10 {
+			wantSince = all[first].Begin
+		}
+		require.Equal(t, wantSince, since, "%d", look)
+
+		sums, since, err := reader.TopRefused(t.Context(), denials.TopConfig{By: denials.ByKey, Since: query.Since})
+		require.NoError(t, err)
+		require.Equal(t, wantSince, since, "%d", look)
+		require.Len(t, sums, 4)
+		require.EqualValues(t, 4-first, sums[0].Refused, "of the key a, in each minute once")
+	}
+}
+
+// TopRefused answers as a Counter does.
+func TestTopRefused(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for n := range 5 {
+		f.refused(t, n, "logins", []string{"a", "b"}[n%2], false, 1+n)
+		f.refused(t, n, "words", "", n%2 == 0, 10)
+	}
+	counter, err := denials.New(f.pool, denials.Config{})
+	require.NoError(t, err)
+	for _, config := range []denials.TopConfig{
+		{},
+		{By: denials.ByRoute},
+		{By: denials.ByKey},
+		{Limit: "words"},
+		{Shadow: true},
+		{Most: 1},
+		{Since: noon.Add(time.Minute), Until: noon.Add(3 * time.Minute)},
+	} {
+		want, err := counter.Top(t.Context(), config)
+		require.NoError(t, err)
+		require.NotEmpty(t, want)
+		sums, since, err := f.TopRefused(t.Context(), config)
+		require.NoError(t, err)
+		require.Equal(t, want, sums, "%+v", config)
+		require.Equal(t, config.Since, since)
+	}
+	for _, config := range []denials.TopConfig{{By: "name"}, {Most: -1}, {Most: 1001}} {
+		_, _, err := f.TopRefused(t.Context(), config)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+	}
+}
+
+func TestRefusalsByLimit(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.refused(t, 0, "logins", "ada", false, 1)
+	f.refused(t, 0, "logins", "", false, 2)
+	f.refused(t, 0, "logins", "ada", true, 4)
+	f.refused(t, 1, "words", "ada", false, 8)
+	f.refused(t, 2, "others", "ada", false, 16)
+	minutes, since, err := f.RefusalsByLimit(t.Context(), []string{"logins", "words", "unused"}, noon, noon.Add(time.Hour))
+	require.NoError(t, err)
+	require.Equal(t, noon, since)
+	require.ElementsMatch(t, []inspect.LimitMinute{
+		{Minute: minute(0, 3), Limit: "logins"}, {Minute: minute(0, 4), Limit: "logins", Shadow: true}, {Minute: minute(1, 8), Limit: "words"},
+	}, minutes)
+	_, _, err = f.RefusalsByLimit(t.Context(), []string{"logins"}, noon, noon.Add(48*time.Hour))
+	require.ErrorIs(t, err, inspect.ErrInvalid)
+}

@@ -1,0 +1,162 @@
+package inspect
+
+import (
+	"context"
+	"math"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Reservation is a reservation as it is stored.
+type Reservation struct {
+	// ID is its identity.
+	ID string
+	// State is "open", "settled", "cancelled" or "expired".
+	State string
+	// ReadyAt is when the work may begin, and StaleAt when it has lost its slot; zero: never.
+	ReadyAt, StaleAt time.Time
+	// StartedAt is when the work began. Zero: it has not.
+	StartedAt time.Time
+	// ExpiresAt is when it ends by itself, or its record goes.
+	ExpiresAt time.Time
+	// Release is whether it then gives back what it took.
+	Release bool
+	// Items are what it took.
+	Items []Item
+}
+
+// Item is what a reservation took from one bucket.
+type Item struct {
+	// Limit, Key and Plan name the bucket; Key is as stored.
+	Limit, Key, Plan string
+	// Cost is what was reserved of it.
+	Cost float64
+}
+
+// ReservationQuery is which reservations to return, in the order of their ends.
+type ReservationQuery struct {
+	// State is "open", "settled", "cancelled" or "expired". Empty: all.
+	State string
+	// Limit is the limit's name, and Key the key as stored, one of theirs has to be. Nil Key: any; empty Limit: any.
+	Limit string
+	Key   *string
+	// Waiting asks for those that are open and whose work may not begin yet.
+	Waiting bool
+	// After is the last one before. Nil: with the first.
+	After *ReservationPosition
+	// Most is how many to return, up to 1000. Defaults to 50.
+	Most int
+}
+
+// ReservationPosition is a place in the order of reservations.
+type ReservationPosition struct {
+	ExpiresAt time.Time
+	ID        string
+}
+
+// Reservations is what a query for reservations has found.
+type Reservations struct {
+	// List has at most as many as were asked for. It may have fewer, and none, although there are more: see Next.
+	List []Reservation
+	// Next is where the next query goes on. Nil: there are no more.
+	Next *ReservationPosition
+}
+
+// lookReservations is how many reservations a query looks at.
+const lookReservations = 25_000
+
+var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// Reservations returns reservations. It looks at 25,000 at most.
+func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Reservations, error) {
+	if err := query.check(); err != nil {
+		return Reservations{}, err
+	}
+	most, err := checkMost("Most", query.Most, defaultMost, maxMost)
+	if err != nil {
+		return Reservations{}, err
+	}
+	afterUs, afterID := int64(math.MinInt64), "00000000-0000-0000-0000-000000000000"
+	if query.After != nil {
+		afterUs, afterID = query.After.ExpiresAt.UnixMicro(), query.After.ID
+	}
+	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, r.look.reservations,
+		query.State, query.Waiting, query.Limit, query.Key, most+1)
+	if err != nil || len(rows) == 0 {
+		return Reservations{}, err
+	}
+	isCut := rows[len(rows)-1].n == r.look.reservations
+	if len(rows) > most {
+		rows, isCut = rows[:most], true
+	}
+	var found Reservations
+	for _, row := range rows {
+		if row.matches {
+			found.List = append(found.List, row.Reservation)
+		}
+	}
+	if isCut {
+		last := rows[len(rows)-1]
+		found.Next = &ReservationPosition{ExpiresAt: last.ExpiresAt, ID: last.ID}
+	}
+	return found, nil
+}
+
+func (q *ReservationQuery) check() error {
+	if q.State != "" && !slices.Contains([]string{"open", "settled", "cancelled", "expired"}, q.State) {
+		return invalid("the state is %.20q; use open, settled, cancelled or expired", q.State)
+	}
+	if q.Key != nil {
+		if err := checkKey("the key", *q.Key); err != nil {
+			return err
+		}
+	}
+	if q.After != nil && !validID.MatchString(q.After.ID) {
+		return invalid("the ID of After is %.80q; use the Next of the query before", q.After.ID)
+	}
+	return checkName(q.Limit)
+}
+
+// Reservation returns the reservation with an ID. found is false when there is none.
+func (r *Reader) Reservation(ctx context.Context, id string) (_ Reservation, found bool, err error) {
+	if !validID.MatchString(id) {
+		return Reservation{}, false, nil
+	}
+	rows, err := collect(ctx, r, "reservation", rowToReservation, r.sql.reservation, id)
+	if err != nil || len(rows) == 0 {
+		return Reservation{}, false, err
+	}
+	return rows[0].Reservation, true, nil
+}
+
+// reservationRow is a reservation that was looked at.
+type reservationRow struct {
+	Reservation
+	matches bool
+	n       int // how many were looked at
+}
+
+func rowToReservation(row pgx.CollectableRow) (r reservationRow, err error) {
+	var (
+		readyUs, expiresUs int64
+		staleUs, startedUs *int64
+		names, keys, plans []string
+		costs              []float64
+	)
+	if err := row.Scan(&r.ID, &r.State, &readyUs, &staleUs, &startedUs, &expiresUs, &r.Release,
+		&names, &keys, &plans, &costs, &r.matches, &r.n); err != nil {
+		return r, err
+	}
+	r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt = instant(readyUs), optional(staleUs), optional(startedUs), instant(expiresUs)
+	for i := range names {
+		item := Item{Limit: names[i], Key: keys[i], Cost: costs[i]}
+		if i < len(plans) { // none when no key was on a plan
+			item.Plan = plans[i]
+		}
+		r.Items = append(r.Items, item)
+	}
+	return r, nil
+}

@@ -1,0 +1,182 @@
+package inspect_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// noon is when the tests' rows were written, long ago.
+var noon = time.Date(2024, time.November, 22, 12, 0, 0, 0, time.UTC)
+
+// fixture is a database of a test's own, and a Reader of it.
+type fixture struct {
+	*inspect.Reader
+	pool *pgxpool.Pool
+}
+
+func setup(t testing.TB) *fixture {
+	t.Helper()
+	pool := postgrestest.New(t)
+	return &fixture{Reader: newReader(t, pool, ""), pool: pool}
+}
+
+func newReader(t testing.TB, db inspect.DB, schema string) *inspect.Reader {
+	t.Helper()
+	reader, err := inspect.New(db, schema)
+	require.NoError(t, err)
+	return reader
+}
+
+func (f *fixture) exec(t testing.TB, sql string, args ...any) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+// put writes rows of a bucket, one for each of tokens.
+func (f *fixture) put(t testing.TB, limit, key string, tokens ...float64) {
+	t.Helper()
+	f.exec(t, `INSERT INTO ratelimit.buckets SELECT $1, $2, ord - 1, value, $4
+		FROM unnest($3::float8[]) WITH ORDINALITY AS r (value, ord)`, limit, key, tokens, noon.UnixMicro())
+}
+
+// reserve writes a reservation of one token of each bucket, which ends after a while, and returns its ID. It is ready an hour
+// after that.
+func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, limits, keys []string) {
+	t.Helper()
+	f.exec(t, `INSERT INTO ratelimit.reservations
+			(id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
+		SELECT $1::text::uuid, $2, $3::bigint + 3600000000, $3::bigint, true, $4, $5, n.ones, n.ones, n.ones, n.ones, n.ones, n.ones, n.ones
+		FROM (SELECT array_fill(1, ARRAY[cardinality($4::text[])]) AS ones) AS n`,
+		id, state, noon.Add(after).UnixMicro(), limits, keys)
+}
+
+// seed writes as many buckets, of a hundred limits, those of five with eight rows; one in a thousand owes. As many
+// reservations. And an hour in which as many keys were refused each minute as is said, none of them twice.
+func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
+	t.Helper()
+	f.exec(t, `INSERT INTO ratelimit.buckets
+		SELECT 'limit-' || lpad((n % 100)::text, 3, '0'), encode(sha256(n::text::bytea), 'hex'), shard,
+			CASE WHEN n % 1000 = 7 THEN -1 ELSE 5 END, $2::bigint + n
+		FROM generate_series(1, $1::integer) AS n, LATERAL generate_series(0, CASE WHEN n % 100 < 5 THEN 7 ELSE 0 END) AS shard`,
+		buckets, noon.UnixMicro())
+	f.exec(t, `INSERT INTO ratelimit.reservations
+			(id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
+		SELECT gen_random_uuid(), CASE WHEN n % 4 = 0 THEN 'open' ELSE 'settled' END, $2::bigint + n * 1000, $2::bigint + n * 1000,
+			true, ARRAY['limit-' || lpad((n % 100)::text, 3, '0')], ARRAY['key ' || n], '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}'
+		FROM generate_series(1, $1::integer) AS n ORDER BY random()`, buckets, noon.UnixMicro())
+	f.exec(t, `INSERT INTO ratelimit.denials
+		SELECT $2::timestamptz + minute * interval '1 minute', 'limit-' || lpad((n % 10)::text, 3, '0'), 'POST /login',
+			encode(sha256((minute * 10000 + n)::text::bytea), 'base64'), false, 1 + n % 50, 1, $3::bigint
+		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedKeys, noon, noon.UnixMicro())
+	f.exec(t, "VACUUM ANALYZE")
+}
+
+// few is how many rows the queries look at in a test of their plans, those that do not say it themselves.
+const few = 1000
+
+// query is one of those that are measured, explained, and asked by others.
+type query struct {
+	name string
+	// rows is how many rows of tables it may read when it looks at few.
+	rows int
+	run  func(ctx context.Context, r *inspect.Reader) error
+}
+
+// queries are what a page asks of a database that seed has filled, and the slowest of each kind.
+func queries() []query {
+	key, middle := "key 7", "7fffffff"
+	return []query{
+		{"Now", 0, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Now(ctx); return err }},
+		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Limits(ctx, "", 1000); return err }},
+		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error {
+			_, err := r.Bucket(ctx, "limit-050", key)
+			return err
+		}},
+		{"Reservation", 1, func(ctx context.Context, r *inspect.Reader) error {
+			_, _, err := r.Reservation(ctx, number(0))
+			return err
+		}},
+		buckets("", 50, 1, inspect.BucketQuery{Limit: "limit-050"}),
+		buckets("Prefix", 50, 1, inspect.BucketQuery{Limit: "limit-050", Prefix: "7f"}),
+		buckets("Middle", 50, 1, inspect.BucketQuery{Limit: "limit-050", After: &middle}),
+		buckets("Thousand", 1000, 1, inspect.BucketQuery{Limit: "limit-050", Most: 1000}),
+		buckets("ThousandOfEightRows", 1000, 8, inspect.BucketQuery{Limit: "limit-001", Most: 1000}),
+		debts("", 100_000, inspect.DebtQuery{}),
+		debts("Few", few, inspect.DebtQuery{Look: few}),
+		debts("Middle", few, inspect.DebtQuery{Look: few, After: &inspect.Position{Limit: "limit-050", Key: middle}}),
+		debts("OfLimit", 200, inspect.DebtQuery{Limit: "limit-007"}),
+		debts("OfLimitOfEightRows", 200*8, inspect.DebtQuery{Limit: "limit-001"}),
+		reservations("", inspect.ReservationQuery{}),
+		reservations("Last", inspect.ReservationQuery{
+			After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)},
+		}),
+		reservations("OfKey", inspect.ReservationQuery{Limit: "limit-007", Key: &key, State: "open", Waiting: true}),
+		refusals("", inspect.RefusalQuery{}),
+		refusals("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),
+		refusals("OfKey", inspect.RefusalQuery{Limit: "limit-007", Key: &key}),
+		{"RefusalsByLimit", 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+			_, _, err := r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, noon.Add(time.Hour))
+			return err
+		}},
+		top("ByLimit", denials.TopConfig{}),
+		top("ByRoute", denials.TopConfig{By: denials.ByRoute}),
+		top("ByKey", denials.TopConfig{By: denials.ByKey}),
+		top("ByKeyOfLimit", denials.TopConfig{By: denials.ByKey, Limit: "limit-007"}),
+	}
+}
+
+// buckets is a query for so many buckets of so many rows each: it reads each key, and one more, and then the rows.
+func buckets(name string, most, rows int, q inspect.BucketQuery) query {
+	return query{"Buckets/" + name, most + 1 + most*rows, func(ctx context.Context, r *inspect.Reader) error {
+		_, err := r.Buckets(ctx, q)
+		return err
+	}}
+}
+
+func debts(name string, look int, q inspect.DebtQuery) query {
+	return query{"Debts/" + name, look + 64, func(ctx context.Context, r *inspect.Reader) error {
+		_, err := r.Debts(ctx, q)
+		return err
+	}}
+}
+
+// reservations is a query for reservations. These are sorted by 64 or so at once.
+func reservations(name string, q inspect.ReservationQuery) query {
+	return query{"Reservations/" + name, few + 64, func(ctx context.Context, r *inspect.Reader) error {
+		_, err := r.Reservations(ctx, q)
+		return err
+	}}
+}
+
+// refusals is a query for the refusals of an hour. It reads them, and before that how many there are.
+func refusals(name string, q inspect.RefusalQuery) query {
+	q.Since, q.Until = noon, noon.Add(time.Hour)
+	return query{"Refusals/" + name, 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+		_, _, err := r.Refusals(ctx, q)
+		return err
+	}}
+}
+
+func top(name string, q denials.TopConfig) query {
+	q.Since, q.Until = noon, noon.Add(time.Hour)
+	return query{"TopRefused/" + name, 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+		_, _, err := r.TopRefused(ctx, q)
+		return err
+	}}
+}
+
+// number returns the ID of the n-th reservation of a test.
+func number(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }

@@ -1,0 +1,55 @@
+package inspect
+
+import (
+	_ "embed"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// nowSQL returns what time it is.
+const nowSQL = `SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+
+// The statements, for the default schema.
+var (
+	//go:embed sql/limits.sql
+	limitsSQL string
+	//go:embed sql/buckets.sql
+	bucketsSQL string
+	//go:embed sql/bucket.sql
+	bucketSQL string
+	//go:embed sql/debts.sql
+	debtsSQL string
+	//go:embed sql/reservations.sql
+	reservationsSQL string
+	//go:embed sql/reservation.sql
+	reservationSQL string
+	//go:embed sql/refusals.sql
+	refusalsSQL string
+	//go:embed sql/refusals_by_limit.sql
+	refusalsByLimitSQL string
+	//go:embed sql/refusals_since.sql
+	refusalsSinceSQL string
+)
+
+// statements are the SQL texts for one schema.
+type statements struct {
+	limits, buckets, bucket   string
+	debts, debtsOfLimit       string
+	reservations, reservation string
+	refusals, refusalsSince   string
+	refusalsByLimit           string
+}
+
+func newStatements(schema string) statements {
+	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
+	// The search of one limit ends with its last bucket, and the planner knows how many it has.
+	ofLimit := strings.NewReplacer("(b.name, b.key) >= ($1, $2)", "b.name = $1 AND b.key >= $2").Replace
+	return statements{
+		limits: in(limitsSQL), buckets: in(bucketsSQL), bucket: in(bucketSQL),
+		debts: in(debtsSQL), debtsOfLimit: in(ofLimit(debtsSQL)),
+		reservations: in(reservationsSQL), reservation: in(reservationSQL),
+		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
+		refusalsByLimit: in(refusalsByLimitSQL),
+	}
+}

@@ -1,0 +1,208 @@
+//go:build unix
+
+package postgrestest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// PoolMode is when PgBouncer gives a connection of the server to another client.
+type PoolMode string
+
+// The modes, as pool_mode has them.
+const (
+	// SessionPool keeps it while the client is connected.
+	SessionPool PoolMode = "session"
+	// TransactionPool keeps it for a transaction.
+	TransactionPool PoolMode = "transaction"
+	// StatementPool keeps it for a statement, and lets no transaction through.
+	StatementPool PoolMode = "statement"
+)
+
+var errNoPgBouncer = errors.New("no PgBouncer to use: apt-get install pgbouncer, or brew install pgbouncer")
+
+// pgbouncerPrograms are where PgBouncer is.
+func pgbouncerPrograms() []string {
+	return []string{"pgbouncer", "/usr/sbin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"}
+}
+
+// StartPgBouncer starts a PgBouncer of the test's own in front of the database at databaseURL, which names a host by TCP, and
+// returns the connection string of the same database through it. It ends with the test. Without a PgBouncer the test is
+// skipped, with the reason, on a developer's machine, and fails when CI is set.
+func StartPgBouncer(t testing.TB, databaseURL string, mode PoolMode) string {
+	t.Helper()
+	program, err := findPgBouncer(pgbouncerPrograms())
+	switch {
+	case err != nil && os.Getenv("CI") == "":
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
+	defer cancel()
+	b, err := startPgBouncer(ctx, program, databaseURL, mode)
+	if err != nil {
+		t.Fatalf("start PgBouncer: %v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("PgBouncer's log ends with:\n%s", b.log())
+		}
+		if err := b.stop(); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	return b.url
+}
+
+// findPgBouncer returns the first program that is there.
+func findPgBouncer(programs []string) (string, error) {
+	for _, program := range programs {
+		if path, err := exec.LookPath(program); err == nil {
+			return path, nil
+		}
+	}
+	return "", errNoPgBouncer
+}
+
+// pgbouncerScript starts PgBouncer $1 in its directory $2. It ends it, and deletes the directory, when its input ends, which
+// is when the process that holds the other end has closed it or is gone.
+const pgbouncerScript = `
+trap '' INT HUP TERM
+"$1" "$2/pgbouncer.ini" </dev/null >/dev/null 2>&1 &
+read -r line
+cd /
+kill -KILL $! 2>/dev/null
+wait
+rm -rf "$2"
+`
+
+// pgbouncer is a PgBouncer that runs.
+type pgbouncer struct {
+	url      string
+	dir      string
+	watchdog *watchdog
+}
+
+// startPgBouncer tries again with another port when somebody took the one that was free a moment ago.
+func startPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMode) (*pgbouncer, error) {
+	for attempt := 1; ; attempt++ {
+		b, err := tryPgBouncer(ctx, program, databaseURL, mode)
+		if err == nil || attempt == portAttempts || !strings.Contains(err.Error(), "in use") {
+			return b, err
+		}
+	}
+}
+
+func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMode) (_ *pgbouncer, err error) {
+	user, err := serverAccount()
+	if err != nil {
+		return nil, err
+	}
+	port, err := freePort(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b := &pgbouncer{}
+	if b.dir, err = makeDir(ctx, user, false); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.stop())
+		}
+	}()
+	if err := b.configure(databaseURL, port, mode, user); err != nil {
+		return nil, err
+	}
+	// Not the test's context, which ends before cleanups run.
+	cmd := user.command(context.WithoutCancel(ctx), "/", "sh", "-c", pgbouncerScript, "postgrestest-pgbouncer", program, b.dir)
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	b.watchdog = &watchdog{cmd: cmd, input: input}
+	return b, b.await(ctx)
+}
+
+// configure writes the files that PgBouncer reads. It lets everybody in as the role that they name: the clients are tests,
+// and the password of that role's is in the file.
+func (b *pgbouncer) configure(databaseURL string, port int, mode PoolMode, user *account) error {
+	config, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return errors.New("the connection string cannot be read") // the error could quote it
+	}
+	quote := func(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+	files := map[string]string{
+		"pgbouncer.ini": fmt.Sprintf(`[databases]
+%s = host=%s port=%d dbname=%s
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = trust
+auth_file = %s
+pool_mode = %s
+default_pool_size = 10
+logfile = %s
+`, config.Database, config.Host, config.Port, quote(config.Database), port, filepath.Join(b.dir, "users"), mode, filepath.Join(b.dir, "log")),
+		"users": fmt.Sprintf("%q %q\n", config.User, config.Password),
+	}
+	for name, content := range files {
+		path := filepath.Join(b.dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			return err
+		}
+		if err := user.own(path); err != nil {
+			return err
+		}
+	}
+	b.url = (&url.URL{
+		Scheme: "postgres", User: url.UserPassword(config.User, config.Password), Host: "127.0.0.1:" + strconv.Itoa(port),
+		Path: "/" + config.Database, RawQuery: "sslmode=disable",
+	}).String()
+	return nil
+}
+
+// await returns when a connection comes through.
+func (b *pgbouncer) await(ctx context.Context) error {
+	for {
+		conn, err := pgx.Connect(ctx, b.url)
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		if log := b.log(); strings.Contains(log, "FATAL") || !pause(ctx) {
+			return fmt.Errorf("%w\nits log ends with:\n%s", err, log)
+		}
+	}
+}
+
+func (b *pgbouncer) log() string {
+	content, err := os.ReadFile(filepath.Join(b.dir, "log"))
+	if err != nil {
+		return "" // it has written nothing yet
+	}
+	return lastLines(string(content))
+}
+
+// stop ends the process, and removes its directory.
+func (b *pgbouncer) stop() error {
+	if b.watchdog == nil {
+		return os.RemoveAll(b.dir)
+	}
+	return b.watchdog.Close()
+}

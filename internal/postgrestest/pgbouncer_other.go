@@ -1,0 +1,22 @@
+//go:build !unix
+
+package postgrestest
+
+import "testing"
+
+// PoolMode is when PgBouncer gives a connection of the server to another client.
+type PoolMode string
+
+// The modes, as pool_mode has them.
+const (
+	SessionPool     PoolMode = "session"
+	TransactionPool PoolMode = "transaction"
+	StatementPool   PoolMode = "statement"
+)
+
+// StartPgBouncer skips the test: programs are started on Unix only.
+func StartPgBouncer(t testing.TB, _ string, _ PoolMode) string {
+	t.Helper()
+	t.Skip("PgBouncer is started on Unix only")
+	return ""
+}

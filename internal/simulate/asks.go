@@ -1,0 +1,149 @@
+package simulate
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// asks makes the requests of lines.
+type asks struct {
+	config *Config
+	site   *rules.Site
+	routes *routes
+	wanted []string
+	line   *record                             // that is being asked
+	stated func(source string) (said []string) // of line
+}
+
+// newAsks returns what the rules ask of lines, and the Set that decides on them.
+func newAsks(config *Config) (*asks, *rules.Set, error) {
+	file := config.Rules
+	if config.By != "" {
+		tier, err := config.tier()
+		if err != nil {
+			return nil, nil, err
+		}
+		file.Tiers = rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{tier}}
+	}
+	if len(file.Tiers.Tiers) == 0 {
+		return nil, nil, fmt.Errorf("%w: the rules have no tiers, which say who is asked; add some, or set By to an attribute such as address",
+			ErrInvalidConfig)
+	}
+	set, err := rules.SetOf(file)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	attributes := file.Attributes()
+	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: attributes})
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	for _, t := range file.Tiers.Tiers { // else each line would say so
+		if !slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == t.Limit }) {
+			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, and there is no rule for it; add one, as the definitions in a program are not known here",
+				ErrInvalidConfig, t.Limit)
+		}
+	}
+	patterns, optional := config.Routes, false
+	if len(patterns) == 0 {
+		patterns, optional = endpointsOf(file.Tiers), true
+	}
+	routes, err := newRoutes(patterns, optional)
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &asks{config: config, site: site, routes: routes, wanted: withSources(attributes, file.Tiers)}
+	a.stated = a.statedBy
+	return a, set, nil
+}
+
+// tier returns the tier that By means.
+func (c *Config) tier() (rules.Tier, error) {
+	limit := c.Limit
+	if limit == "" {
+		limits := make(map[string]bool)
+		for _, r := range c.Rules.Rules {
+			limits[r.Limit] = true
+		}
+		names := slices.Sorted(maps.Keys(limits))
+		if len(names) != 1 {
+			return rules.Tier{}, fmt.Errorf("%w: By needs a Limit, as the rules have %d: %s; name one",
+				ErrInvalidConfig, len(names), strings.Join(names[:min(len(names), 10)], ", "))
+		}
+		limit = names[0]
+	}
+	key := c.By
+	if !strings.Contains(key, "{") {
+		key = "{" + key + "}"
+	}
+	return rules.Tier{Limit: limit, Key: key}, nil
+}
+
+// endpointsOf returns the endpoints that tiers name, each once.
+func endpointsOf(tiers rules.TierSet) (endpoints []string) {
+	for _, t := range tiers.Tiers {
+		if t.Endpoint != "" && !slices.Contains(endpoints, t.Endpoint) {
+			endpoints = append(endpoints, t.Endpoint)
+		}
+	}
+	return endpoints
+}
+
+// withSources returns the attributes and the sources of costs that lines may state, each once.
+func withSources(attributes []string, tiers rules.TierSet) []string {
+	wanted := slices.Clone(attributes)
+	for _, t := range tiers.Tiers {
+		if source := t.CostSource; strings.HasPrefix(source, "header:") && !slices.Contains(wanted, source) {
+			wanted = append(wanted, source)
+		}
+	}
+	return wanted
+}
+
+// of returns what a line is asked.
+func (a *asks) of(r *record) ([]ratelimit.Request, error) {
+	a.line = r
+	endpoint := r.endpoint
+	if endpoint == "" {
+		endpoint = a.routes.of(r.method, r.target)
+	}
+	return a.site.Requests(rules.Attributes{
+		User: r.user, Tenant: r.tenant, Plan: cmp.Or(r.plan, a.config.Plan), Address: a.network(r.address), Endpoint: endpoint, More: r.fields,
+	}, a.stated)
+}
+
+// network returns what counts of an address. What is none, such as a host name, counts as it is.
+func (a *asks) network(text string) string {
+	ip, err := netip.ParseAddr(text)
+	if err != nil {
+		withPort, err := netip.ParseAddrPort(text)
+		if err != nil {
+			return text
+		}
+		ip = withPort.Addr()
+	}
+	return address.Network(ip, a.config.IPv4Bits, a.config.IPv6Bits)
+}
+
+// statedBy returns what a line states for a source of costs.
+func (a *asks) statedBy(source string) []string {
+	name, ofQuery := strings.CutPrefix(source, "query:")
+	if !ofQuery {
+		if value := a.line.fields[source]; value != "" {
+			return []string{value}
+		}
+		return nil
+	}
+	_, query, _ := strings.Cut(a.line.target, "?")
+	values, _ := url.ParseQuery(query) // of one that is wrong in part, what is right
+	return values[name]
+}

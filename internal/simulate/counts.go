@@ -1,0 +1,133 @@
+package simulate
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// counts are what was decided, by limit.
+type counts struct {
+	limits map[string]*limitCounts
+}
+
+// limitCounts are what a limit has decided.
+type limitCounts struct {
+	report LimitReport
+	second Peak // that is under way
+	keys   map[string]*keyCounts
+}
+
+// keyCounts are the refusals of a key.
+type keyCounts struct {
+	refused     int64
+	first, last time.Time
+}
+
+func newCounts() *counts { return &counts{limits: make(map[string]*limitCounts)} }
+
+// of returns the counts of a limit.
+func (c *counts) of(name string) *limitCounts {
+	of := c.limits[name]
+	if of == nil {
+		of = &limitCounts{report: LimitReport{Limit: name}, keys: make(map[string]*keyCounts)}
+		c.limits[name] = of
+	}
+	return of
+}
+
+// decided counts what a limit said of a line at an instant. A limit that is not in use says nothing.
+func (c *counts) decided(at time.Time, s *ratelimit.State) {
+	of := c.of(s.Limit.Name())
+	if s.NotAsked && s.Allowed {
+		return
+	}
+	r, second := &of.report, &of.second
+	if at.Sub(second.At) >= time.Second {
+		of.endSecond()
+		*second = Peak{At: at.Truncate(time.Second)}
+	}
+	r.Asked++
+	second.Asked++
+	if s.Allowed {
+		r.Admitted++
+		return
+	}
+	r.Refused++
+	second.Refused++
+	if s.Mode == ratelimit.Shadow {
+		r.Shadow++
+	}
+	r.FirstRefusal, r.LastRefusal = widened(r.FirstRefusal, r.LastRefusal, at)
+}
+
+// endSecond takes the second that was under way for the peak, where it is.
+func (of *limitCounts) endSecond() {
+	if of.second.Asked > of.report.Peak.Asked {
+		of.report.Peak = of.second
+	}
+}
+
+// refused counts a refusal of a key.
+func (c *counts) refused(at time.Time, refusal *ratelimit.Refusal) {
+	keys := c.of(refusal.Limit).keys
+	k := keys[refusal.Key]
+	if k == nil {
+		k = &keyCounts{}
+		keys[strings.Clone(refusal.Key)] = k
+	}
+	k.refused++
+	k.first, k.last = widened(k.first, k.last, at)
+}
+
+// widened returns the span from first to last, with an instant in it. The zero time is no span yet.
+func widened(first, last, at time.Time) (time.Time, time.Time) {
+	if first.IsZero() || at.Before(first) {
+		first = at
+	}
+	if last.IsZero() || at.After(last) {
+		last = at
+	}
+	return first, last
+}
+
+// reports returns what the limits have decided, sorted by their names.
+func (c *counts) reports() []LimitReport {
+	reports := make([]LimitReport, 0, len(c.limits))
+	for _, name := range slices.Sorted(maps.Keys(c.limits)) {
+		of := c.limits[name]
+		of.endSecond()
+		if of.report.Asked > 0 {
+			of.report.Share = float64(of.report.Refused) / float64(of.report.Asked)
+		}
+		reports = append(reports, of.report)
+	}
+	return reports
+}
+
+// top returns the keys that were refused most, n at most, and of those that were refused as often the ones that were so first.
+func (c *counts) top(n int) []KeyReport {
+	top := make([]KeyReport, 0, min(n, 1000)+1)
+	for name, of := range c.limits {
+		for key, k := range of.keys {
+			next := KeyReport{name, key, k.refused, k.first, k.last}
+			if len(top) == n && (n == 0 || next.compare(top[n-1]) > 0) {
+				continue
+			}
+			at, _ := slices.BinarySearchFunc(top, next, KeyReport.compare)
+			top = slices.Insert(top, at, next)
+			top = top[:min(len(top), n)]
+		}
+	}
+	return top
+}
+
+// compare returns below 0 when k comes before o.
+func (k KeyReport) compare(o KeyReport) int {
+	return cmp.Or(cmp.Compare(o.Refused, k.Refused), k.FirstRefusal.Compare(o.FirstRefusal),
+		cmp.Compare(k.Limit, o.Limit), cmp.Compare(k.Key, o.Key))
+}

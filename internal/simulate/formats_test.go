@@ -1,0 +1,220 @@
+package simulate_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/simulate"
+)
+
+// seen returns how a line is read: the instant and the attributes that it has, or what is wrong with it.
+func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attributes, problem string) {
+	t.Helper()
+	names := []string{"address", "user", "tenant", "plan", "endpoint", "method", "path", "status", "size", "referer", "user_agent", "region"}
+	text := "match: all\nrules: [{limit: site, rate: 1}"
+	for _, name := range names {
+		text += fmt.Sprintf(", {limit: %s, rate: 1, period: week}", name)
+	}
+	text += "]\ntiers:\n  - {limit: site}\n"
+	for _, name := range names {
+		text += fmt.Sprintf("  - {limit: %[1]s, key: '{%[1]s}', when: {%[1]s: '*'}}\n", name)
+	}
+	config.Rules = document(t, text)
+	found := make(map[string]string)
+	config.Refused = func(r simulate.Refusal) error {
+		at, found[r.Limit] = r.Time, r.Key
+		return nil
+	}
+	report, err := simulate.Run(t.Context(), config, lines(line, line))
+	if err != nil {
+		require.ErrorIs(t, err, simulate.ErrUnreadable)
+		return at, "", report.Unparsed.First[0].Reason
+	}
+	require.Zero(t, report.Failed.Count, "%v", report.Failed)
+	var said []string
+	for _, name := range names {
+		if value, ok := found[name]; ok {
+			said = append(said, name+"="+value)
+		}
+	}
+	return at, strings.Join(said, " "), ""
+}
+
+func TestFormats(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for name, is := range map[string]struct {
+		config simulate.Config
+		line   string
+		at     time.Time
+		want   string
+	}{
+		"Common": {
+			line: `203.0.113.7 - ada [01/Mar/2026:12:00:00 +0000] "GET /search?q=1 HTTP/1.1" 200 2326`, at: noon,
+			want: "address=203.0.113.7 user=ada endpoint=GET /search method=GET path=/search status=200 size=2326",
+		},
+		"CommonWithZone": {
+			line: `203.0.113.7 - - [01/Mar/2026:07:30:00 -0430] "GET / HTTP/1.1" 304 -`, at: noon,
+			want: "address=203.0.113.7 endpoint=GET / method=GET path=/ status=304",
+		},
+		"CommonAcrossMidnight": {
+			line: `203.0.113.7 - - [01/Jan/2026:00:30:00 +0545] "GET / HTTP/2.0" 304 -`, at: time.Date(2025, 12, 31, 18, 45, 0, 0, time.UTC),
+			want: "address=203.0.113.7 endpoint=GET / method=GET path=/ status=304",
+		},
+		"CommonOnLeapDay": {
+			line: `203.0.113.7 - - [29/Feb/2028:12:00:00 +0000] "GET / HTTP/1.1" 304 -`, at: time.Date(2028, 2, 29, 12, 0, 0, 0, time.UTC),
+			want: "address=203.0.113.7 endpoint=GET / method=GET path=/ status=304",
+		},
+		"CommonOfUserWithSpaces": {
+			line: `203.0.113.7 - ada [admin] love [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 304 -`, at: noon,
+			want: "address=203.0.113.7 user=ada [admin] love endpoint=GET / method=GET path=/ status=304",
+		},
+		"CommonOfNoRequest": {
+			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "-" 408 -`, at: noon, want: "address=203.0.113.7 endpoint=- status=408",
+		},
+		"CommonOfTLS": {
+			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "\x16\x03\x01\x00\xee" 400 150`, at: noon, want: "address=203.0.113.7 endpoint=- status=400 size=150",
+		},
+		"CommonOfProxy": {
+			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET http://example.com/a%20b?x HTTP/1.1" 200 1`, at: noon,
+			want: "address=203.0.113.7 endpoint=GET /a%20b method=GET path=/a%20b status=200 size=1",
+		},
+		"CommonOfPathWithSpaces": {
+			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET /a b HTTP/1.1" 200 1`, at: noon,
+			want: "address=203.0.113.7 endpoint=GET /a b method=GET path=/a b status=200 size=1",
+		},
+		"Combined": {
+			line: `2001:db8:1:2:3:4:5:6 - - [01/Mar/2026:12:00:00 +0000] "POST /a HTTP/1.1" 201 1 "https://example.com/?\"x\"" "Mozilla \\ \"5.0\" \x41\t"`, at: noon,
+			want: "address=2001:db8:1:2::/64 endpoint=POST /a method=POST path=/a status=201 size=1 referer=https://example.com/?\"x\" user_agent=Mozilla \\ \"5.0\" A\t",
+		},
+		"CombinedWithMore": {
+			line: `::ffff:203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-" "203.0.113.9" 0.003`, at: noon,
+			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=201 size=1",
+		},
+		"CombinedOfWholeAddresses": {
+			config: simulate.Config{IPv6Bits: 128, Format: simulate.Combined},
+			line:   `2001:db8::1 - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
+			want: "address=2001:db8::1 endpoint=GET /a method=GET path=/a status=201 size=1",
+		},
+		"CombinedOfHostName": {
+			line: `client.example.com - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
+			want: "address=client.example.com endpoint=GET /a method=GET path=/a status=201 size=1",
+		},
+		"WithRoutes": {
+			config: simulate.Config{Routes: []string{"GET /items/{id}", "/static/"}},
+			line:   `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET /items/a%2Fb?x=1 HTTP/1.1" 200 1`, at: noon,
+			want: "address=203.0.113.7 endpoint=GET /items/{id} method=GET path=/items/a%2Fb status=200 size=1",
+		},
+		"WithRoutesThatDoNotMatch": {
+			config: simulate.Config{Routes: []string{"GET /items/{id}", "/static/"}},
+			line:   `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "DELETE /items/1 HTTP/1.1" 200 1`, at: noon,
+			want: "address=203.0.113.7 endpoint=DELETE /items/1 method=DELETE path=/items/1 status=200 size=1",
+		},
+		"JSON": {
+			line: `{"time":"2026-03-01T13:00:00.25+01:00","remote_addr":"203.0.113.7:5555","user":"ad\u0061","plan":"pro","tenant":"acme","method":"GET","path":"/a?x=1","status":200,"region":"eu"}`,
+			at:   noon.Add(250 * time.Millisecond),
+			want: "address=203.0.113.7 user=ada tenant=acme plan=pro endpoint=GET /a method=GET path=/a status=200 region=eu",
+		},
+		"JSONOfNginx": {
+			line: `{"timestamp":"01/Mar/2026:12:00:00 +0000","remote_addr":"203.0.113.7","remote_user":"-","request":"GET /a HTTP/1.1","status":"200"}`, at: noon,
+			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=200",
+		},
+		"JSONOfCaddy": {
+			line: `{"level":"info","ts":1772366400.125,"request":{"remote_ip":"203.0.113.7","method":"GET","uri":"/a?x"},"user_id":"","status":200,"size":7}`,
+			at:   noon.Add(125 * time.Millisecond), want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=200 size=7",
+		},
+		"JSONWithOtherNames": {
+			config: simulate.Config{Fields: map[string]string{"time": "event.at", "address": "from", "user": "who.id", "region": "where", "endpoint": "pattern"}},
+			line:   `{"event":{"at":1772366400000},"from":"203.0.113.7","who":{"id":42},"where":true,"pattern":"GET /a/{b}","user":"x"}`, at: noon,
+			want: "address=203.0.113.7 user=42 endpoint=GET /a/{b} region=true",
+		},
+		"JSONInMicroseconds": {line: `{"@timestamp":1772366400000001,"ip":"203.0.113.7"}`, at: noon.Add(time.Microsecond), want: "address=203.0.113.7 endpoint=-"},
+		"JSONInNanoseconds":  {line: `{"ts":"1772366400000001000","client_ip":"203.0.113.7"}`, at: noon.Add(time.Microsecond), want: "address=203.0.113.7 endpoint=-"},
+		"JSONWithoutZone":    {line: `{"ts":"2026-03-01 12:00:00.5","url":"/a"}`, at: noon.Add(time.Second / 2), want: "endpoint=/a path=/a"},
+		"JSONWithShortZone":  {line: `{"ts":"2026-03-01T12:00:00+0000","uri":null,"user":["a"]}`, at: noon, want: "endpoint=-"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			at, attributes, problem := seen(t, is.config, is.line)
+			require.Empty(t, problem)
+			require.Equal(t, is.want, attributes)
+			require.Equal(t, is.at, at)
+		})
+	}
+}
+
+func TestFormatsRefuse(t *testing.T) {
+	t.Parallel()
+	whole := `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5 "-" "curl"`
+	for line, want := range map[string]string{
+		whole[:0] + "x":                         "does not begin with an address",
+		whole[:14]:                              "no time",
+		whole[:30]:                              "no time",
+		whole[:52]:                              "no request",
+		whole[:63]:                              "no status",
+		whole[:68]:                              "no referer",
+		whole[:len(whole)-1]:                    "cut off",
+		strings.Replace(whole, "Mar", "Mrz", 1): "no time",
+		strings.Replace(whole, "Mar", "ebM", 1): "no time",
+		strings.Replace(whole, "01/Mar", "31/Apr", 1): "no time",
+		strings.Replace(whole, "01/Mar", "00/Mar", 1): "no time",
+		strings.Replace(whole, "12:00", "24:00", 1):   "no time",
+		strings.Replace(whole, "+0000", "00000", 1):   "no time",
+		strings.Replace(whole, "200", "2x0", 1):       "no status",
+	} {
+		_, _, problem := seen(t, simulate.Config{Format: simulate.Combined}, line)
+		require.Contains(t, problem, want, line)
+	}
+	for line, want := range map[string]string{
+		`{"time":"2026-03-01T12:00:00Z"`:  "cut off",
+		`["2026-03-01T12:00:00Z"]`:        "no JSON object",
+		`{"at":1}`:                        "no field for the time; there may be time, ts, timestamp, @timestamp",
+		`{"time":"noon"}`:                 "neither RFC 3339",
+		`{"time":-1}`:                     "neither RFC 3339",
+		`{"time":1e300}`:                  "neither RFC 3339",
+		`{"time":"0000-01-01T00:00:00Z"}`: "neither RFC 3339",
+		whole:                             "no JSON object",
+	} {
+		_, _, problem := seen(t, simulate.Config{Format: simulate.JSON}, line)
+		require.Contains(t, problem, want, line)
+	}
+	_, _, problem := seen(t, simulate.Config{}, "x")
+	require.Contains(t, problem, "none of the formats")
+}
+
+// FuzzRun holds whatever is in a log to the sums of the report. Nothing panics, and nothing hangs.
+func FuzzRun(f *testing.F) {
+	f.Add(at(0, "10.0.0.1", "GET /")+"\n"+at(9, "2001:db8::1", `POST /\x16`), uint8(0))
+	f.Add(`{"time":"2026-03-01T12:00:00Z","remote_addr":"10.0.0.1","request":{"uri":"/a"}}`, uint8(3))
+	f.Add("a b c [01/Mar/2026:12:00:00 +0000] [01/Mar/2026:12:00:00 +0000] \"\\", uint8(1))
+	f.Add("\x1f\x8b\x08\x00\n\xef\xbb\xbf", uint8(2))
+	f.Fuzz(func(t *testing.T, text string, format uint8) {
+		config := simulate.Config{
+			Format: []simulate.Format{simulate.Detect, simulate.Common, simulate.Combined, simulate.JSON}[format%4],
+			Rules: document(t, `
+match: all
+rules: [{limit: a, rate: 1}, {limit: b, rate: 1, kind: fixed window, capacity: 2}]
+tiers:
+  - {limit: a, key: "{address}"}
+  - {limit: b, key: "{endpoint}:{user_agent}", endpoint: "GET /a/{b}", cost_source: "query:n"}
+`),
+		}
+		report, err := simulate.Run(t.Context(), config, lines(text))
+		if err != nil && strings.HasPrefix(text, "\x1f\x8b") { // no gzip
+			return
+		}
+		require.LessOrEqual(t, report.Lines, int64(strings.Count(text, "\n"))+1)
+		require.Equal(t, report.Lines, report.Unparsed.Count+report.Failed.Count+report.Unlimited+report.Decided)
+		require.Equal(t, report.Decided, report.Admitted+report.Refused)
+		if err != nil {
+			require.ErrorIs(t, err, simulate.ErrUnreadable)
+		}
+		for _, p := range append(report.Unparsed.First, report.Failed.First...) {
+			require.LessOrEqual(t, len(p.Reason), 400)
+		}
+	})
+}

@@ -1,0 +1,187 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const (
+	// checkEvery is after how many lines the context and the time of the next progress are looked at.
+	checkEvery = 256
+	// progressEvery is how long Config.Progress is told nothing.
+	progressEvery = 200 * time.Millisecond
+)
+
+// replay is a replay under way.
+type replay struct {
+	config     *Config
+	asks       *asks
+	parser     *parser
+	simulation *ratelimit.Simulation
+	counts     *counts
+	report     Report
+	progress   Progress
+	told       time.Time // when Config.Progress was told last
+	refused    []ratelimit.Refusal
+}
+
+func newReplay(config *Config, sources []Source) (*replay, error) {
+	asks, set, err := newAsks(config)
+	if err != nil {
+		return nil, err
+	}
+	r := &replay{
+		config: config, asks: asks, parser: newParser(config.Format, config.Fields, asks.wanted),
+		counts: newCounts(), told: time.Now(),
+	}
+	r.simulation, err = ratelimit.NewSimulation(ratelimit.Config{
+		Policies: set, HashKey: config.HashKey,
+		Refused: func(_ context.Context, refusal ratelimit.Refusal) { r.refused = append(r.refused, refusal) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	for _, s := range sources {
+		if s.Size <= 0 {
+			r.progress.TotalBytes = 0
+			break
+		}
+		r.progress.TotalBytes += s.Size
+	}
+	return r, nil
+}
+
+// replay replays a source.
+func (r *replay) replay(ctx context.Context, source *Source) (err error) {
+	lines, err := source.open(&r.progress.Bytes)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lines.close()) }()
+	for {
+		if lines.number%checkEvery == 0 {
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("simulate: %w", err)
+			}
+			r.tell()
+		}
+		line, err := lines.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, errTooLong):
+			r.report.Lines++
+			r.report.Unparsed.add(source.Name, lines.number, err)
+			continue
+		case err != nil:
+			return fmt.Errorf("simulate: %s: %w", source.Name, err)
+		case len(line) == 0:
+			continue
+		}
+		r.report.Lines++
+		if err := r.decide(ctx, source.Name, lines.number, string(line)); err != nil {
+			return err
+		}
+	}
+}
+
+// decide decides on a line.
+func (r *replay) decide(ctx context.Context, source string, number int64, line string) error {
+	record, err := r.parser.parse(line)
+	if err != nil {
+		r.report.Unparsed.add(source, number, err)
+		return nil
+	}
+	r.arrived(record.at)
+	requests, err := r.asks.of(record)
+	if errors.Is(err, rules.ErrNoTier) {
+		r.report.Unlimited++
+		return nil
+	}
+	var d ratelimit.Decision
+	if err == nil {
+		r.refused = r.refused[:0]
+		d, err = r.simulation.Take(ctx, record.at, requests...)
+	}
+	if err != nil {
+		r.report.Failed.add(source, number, err)
+		return nil
+	}
+	r.report.Decided++
+	if d.Allowed {
+		r.report.Admitted++
+	} else {
+		r.report.Refused++
+	}
+	for i := range d.States {
+		r.counts.decided(record.at, &d.States[i])
+	}
+	for i := range r.refused {
+		r.counts.refused(record.at, &r.refused[i])
+		if err := r.tellRefused(source, number, record.at, &r.refused[i], &d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arrived counts the instant of a line.
+func (r *replay) arrived(at time.Time) {
+	p := &r.report
+	if back := p.To.Sub(at); !p.To.IsZero() && back > 0 {
+		p.OutOfOrder++
+		p.StepBack = max(p.StepBack, back)
+	}
+	p.From, p.To = widened(p.From, p.To, at)
+}
+
+// tellRefused tells Config.Refused of a refusal.
+func (r *replay) tellRefused(source string, number int64, at time.Time, refusal *ratelimit.Refusal, d *ratelimit.Decision) error {
+	if r.config.Refused == nil {
+		return nil
+	}
+	told := Refusal{
+		Time: at, Limit: refusal.Limit, Key: refusal.Key, Rule: refusal.Rule, Cost: refusal.Cost, Shadow: refusal.Shadow,
+		Source: source, Line: number,
+	}
+	for i := range d.States { // tiers ask a limit once
+		if s := &d.States[i]; s.Limit.Name() == refusal.Limit {
+			told.RetryAfter = s.RetryAfter
+		}
+	}
+	if err := r.config.Refused(told); err != nil {
+		return fmt.Errorf("simulate: tell a refusal: %w", err)
+	}
+	return nil
+}
+
+// tell tells Config.Progress how far the replay is, some times a second.
+func (r *replay) tell() {
+	if r.config.Progress == nil || !r.progress.Done && time.Since(r.told) < progressEvery {
+		return
+	}
+	r.progress.Lines = r.report.Lines
+	r.config.Progress(r.progress)
+	r.told = time.Now()
+}
+
+// end returns the report.
+func (r *replay) end() *Report {
+	r.progress.Done = true
+	r.tell()
+	p := &r.report
+	p.Format, p.Buckets = r.parser.format, r.simulation.Buckets()
+	p.Limits, p.Keys = r.counts.reports(), r.counts.top(r.config.Top)
+	for _, problems := range []*Problems{&p.Unparsed, &p.Failed} {
+		if problems.First == nil {
+			problems.First = []Problem{}
+		}
+	}
+	return p
+}

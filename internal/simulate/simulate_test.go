@@ -1,0 +1,294 @@
+package simulate_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/simulate"
+)
+
+// three holds 3 tokens a minute for each address.
+const three = `{limit: address, rate: 3, period: minute}`
+
+// at returns a line of an address at a second of an hour.
+func at(second int, address, request string) string {
+	when := time.Date(2026, 3, 1, 12, 0, second, 0, time.UTC).Format("02/Jan/2006:15:04:05 -0700")
+	return fmt.Sprintf(`%s - - [%s] "%s HTTP/1.1" 200 5 "-" "curl/8"`, address, when, request)
+}
+
+func second(n int) time.Time { return time.Date(2026, 3, 1, 12, 0, n, 0, time.UTC) }
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+
+	t.Run("SaysWhoWouldHaveBeenRefusedAndWhen", func(t *testing.T) {
+		t.Parallel()
+		var refusals []simulate.Refusal
+		report := run(t, simulate.Config{
+			Rules: document(t, three), By: "address",
+			Refused: func(r simulate.Refusal) error { refusals = append(refusals, r); return nil },
+		}, lines(
+			at(0, "10.0.0.1", "GET /"), at(0, "10.0.0.1", "GET /"), at(0, "10.0.0.2", "GET /"), at(1, "10.0.0.1", "GET /"),
+			at(1, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /"), at(20, "10.0.0.1", "GET /"), "",
+		))
+		require.Equal(t, simulate.Combined, report.Format)
+		require.EqualValues(t, 7, report.Lines)
+		require.EqualValues(t, 5, report.Admitted)
+		require.Equal(t, []time.Time{second(0), second(20)}, []time.Time{report.From, report.To})
+		require.Equal(t, 2, report.Buckets)
+		require.Equal(t, []simulate.LimitReport{{
+			Limit: "address", Asked: 7, Admitted: 5, Refused: 2, Share: 2.0 / 7, FirstRefusal: second(1), LastRefusal: second(2),
+			Peak: simulate.Peak{At: second(0), Asked: 3},
+		}}, report.Limits)
+		require.Equal(t, []simulate.KeyReport{{"address", "10.0.0.1", 2, second(1), second(2)}}, report.Keys)
+		require.Len(t, refusals, 2)
+		require.Equal(t, simulate.Refusal{
+			Time: second(1), Limit: "address", Key: "10.0.0.1", Rule: "address", Cost: 1, RetryAfter: 19 * time.Second,
+			Source: "access.log", Line: 5,
+		}, refusals[0])
+		require.Equal(t, 18*time.Second, refusals[1].RetryAfter)
+	})
+
+	t.Run("TakesFromAllLimitsOrFromNone", func(t *testing.T) {
+		t.Parallel()
+		report := run(t, simulate.Config{Rules: document(t, `
+match: all
+rules:
+  - {limit: address, rate: 2, period: hour}
+  - {limit: search, rate: 1, period: hour}
+  - {limit: trial, rate: 1, period: hour, mode: shadow}
+  - {limit: unused, rate: 1, period: hour, mode: off}
+tiers:
+  - {limit: address, key: "{address}"}
+  - {limit: search, key: "{address}", endpoint: "GET /search/{id}"}
+  - {limit: trial}
+  - {limit: unused}
+`)}, lines(at(0, "10.0.0.1", "GET /search/1?x=y"), at(1, "10.0.0.1", "GET /search/2"), at(2, "10.0.0.1", "POST /search/2"), at(3, "10.0.0.1", "GET /")))
+		require.EqualValues(t, 2, report.Refused, "the second by search, and took nothing from address; the fourth by address")
+		counts := make(map[string][4]int64)
+		for _, l := range report.Limits {
+			counts[l.Limit] = [...]int64{l.Asked, l.Admitted, l.Refused, l.Shadow}
+		}
+		require.Equal(t, map[string][4]int64{
+			"address": {4, 3, 1, 0}, "search": {2, 1, 1, 0}, "trial": {4, 1, 3, 3}, "unused": {0, 0, 0, 0},
+		}, counts)
+	})
+
+	t.Run("DecidesByTheMostSpecificRule", func(t *testing.T) {
+		t.Parallel()
+		config := simulate.Config{Rules: document(t, `
+match: all
+rules:
+  - {limit: user, rate: 1, period: hour}
+  - {limit: user, rate: 2, period: hour, plan: pro}
+overrides:
+  - {limit: user, key: ada, multiplier: 4, until: 2026-03-01T12:00:30Z}
+tiers:
+  - {limit: user, key: "{user}"}
+`)}
+		var text []string
+		for _, user := range []string{`"bob"`, `"eve","plan":"pro"`, `"ada"`, `"ada","plan":"pro"`} {
+			for s := range 10 {
+				text = append(text, fmt.Sprintf(`{"time":"2026-03-01T12:00:%02dZ","user":%s}`, s, user))
+			}
+		}
+		text = append(text, `{"time":"2026-03-01T12:00:31Z","user":"ada"}`)
+		refused := make(map[string]int)
+		config.Refused = func(r simulate.Refusal) error { refused[r.Key+" by "+r.Rule]++; return nil }
+		run(t, config, lines(text...))
+		require.Equal(t, map[string]int{
+			"bob by user": 9, "eve by user, plan pro": 8, "ada by user, override": 6 + 10, "ada by user": 1,
+		}, refused, "ada has 4 tokens, which a plan does not fill up again, and neither does the end of the override")
+	})
+
+	t.Run("CountsTheWorstKeysOnly", func(t *testing.T) {
+		t.Parallel()
+		var text []string
+		for key := range 30 {
+			for range 3 + key {
+				text = append(text, at(key, fmt.Sprintf("10.0.0.%d", key), "GET /"))
+			}
+		}
+		report := run(t, simulate.Config{Rules: document(t, three), By: "{address}", Top: 2}, lines(text...))
+		require.Equal(t, []simulate.KeyReport{
+			{"address", "10.0.0.29", 29, second(29), second(29)}, {"address", "10.0.0.28", 28, second(28), second(28)},
+		}, report.Keys)
+		report = run(t, simulate.Config{Rules: document(t, three), By: "address", Top: -1}, lines(text...))
+		require.Empty(t, report.Keys)
+		require.Equal(t, simulate.Peak{At: second(29), Asked: 32, Refused: 29}, report.Limits[0].Peak)
+	})
+
+	t.Run("CountsWhatNobodyLimits", func(t *testing.T) {
+		t.Parallel()
+		config := simulate.Config{Rules: document(t, `
+match: all
+rules: [{limit: user, rate: 1, period: hour}]
+tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
+`)}
+		report := run(t, config, lines(at(0, "10.0.0.1", "GET /"), `10.0.0.1 - ada [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5 "-" "-"`))
+		require.Equal(t, []int64{1, 1}, []int64{report.Unlimited, report.Admitted})
+	})
+
+	t.Run("CountsLinesWhoseLimitsCannotBeAsked", func(t *testing.T) {
+		t.Parallel()
+		report := run(t, simulate.Config{Rules: document(t, three), By: "user"}, lines(at(0, "10.0.0.1", "GET /")))
+		require.EqualValues(t, 1, report.Failed.Count)
+		require.Contains(t, report.Failed.First[0].Reason, `needs the attribute "user"`)
+	})
+
+	t.Run("GoesOnAfterLinesThatCannotBeRead", func(t *testing.T) {
+		t.Parallel()
+		report := run(t, simulate.Config{Rules: document(t, three), By: "address"}, lines(
+			"what is this", at(0, "10.0.0.1", "GET /"), "", strings.Repeat("x", 5<<20), at(1, "10.0.0.1", "GET /")[:40],
+			strings.Repeat("y", 1<<20), at(1, "10.0.0.1", "GET /"+strings.Repeat("z", 1<<20)), "1", "2", "3",
+		))
+		require.EqualValues(t, 2, report.Admitted)
+		require.EqualValues(t, 7, report.Unparsed.Count)
+		require.Len(t, report.Unparsed.First, 5)
+		require.Equal(t, simulate.Problem{"access.log", 4, "the line has more than 4194304 bytes"}, report.Unparsed.First[1])
+	})
+
+	t.Run("SaysSoWhenNothingCanBeRead", func(t *testing.T) {
+		t.Parallel()
+		report, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, three), By: "address"}, lines("a", "b"))
+		require.ErrorIs(t, err, simulate.ErrUnreadable)
+		require.EqualValues(t, 2, report.Unparsed.Count)
+		report = run(t, simulate.Config{Rules: document(t, three), By: "address"}, lines("", ""))
+		require.Zero(t, report.Lines, "nothing is no failure")
+	})
+
+	t.Run("TellsOfLinesThatStepBack", func(t *testing.T) {
+		t.Parallel()
+		report := run(t, simulate.Config{Rules: document(t, three), By: "address"},
+			lines(at(30, "10.0.0.1", "GET /"), at(30, "10.0.0.1", "GET /"), at(30, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(29, "10.0.0.1", "GET /")))
+		require.EqualValues(t, 2, report.OutOfOrder)
+		require.Equal(t, 29*time.Second, report.StepBack)
+		require.EqualValues(t, 2, report.Refused, "an instant before the last change counts as that change")
+	})
+}
+
+func TestRunReads(t *testing.T) {
+	t.Parallel()
+	config := simulate.Config{Rules: document(t, three), By: "address"}
+	text := strings.Join([]string{at(0, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), ""}, "\r\n")
+	var zipped bytes.Buffer
+	for range 2 { // logs that were rotated and then put together
+		w := gzip.NewWriter(&zipped)
+		_, err := w.Write([]byte(text))
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+	}
+
+	t.Run("FilesAndWhatIsCompressed", func(t *testing.T) {
+		t.Parallel()
+		dir := t.TempDir()
+		plain, packed := filepath.Join(dir, "access.log"), filepath.Join(dir, "access.log.1.gz")
+		require.NoError(t, os.WriteFile(plain, []byte("\xef\xbb\xbf"+text), 0o600))
+		require.NoError(t, os.WriteFile(packed, zipped.Bytes(), 0o600))
+		var sources []simulate.Source
+		for _, path := range []string{packed, plain} {
+			source, err := simulate.File(path)
+			require.NoError(t, err)
+			sources = append(sources, source)
+		}
+		var told simulate.Progress
+		config := config
+		config.Progress = func(p simulate.Progress) { told = p }
+		report := run(t, config, sources...)
+		require.EqualValues(t, 6, report.Lines)
+		require.EqualValues(t, 3, report.Refused)
+		size := int64(zipped.Len() + len(text) + 3)
+		require.Equal(t, simulate.Progress{Lines: 6, Bytes: size, TotalBytes: size, Done: true}, told)
+	})
+
+	t.Run("StandardInput", func(t *testing.T) {
+		t.Parallel()
+		report := run(t, config, simulate.Reader("-", bytes.NewReader(zipped.Bytes())))
+		require.EqualValues(t, 4, report.Lines)
+	})
+
+	t.Run("UntilTheSourceFails", func(t *testing.T) {
+		t.Parallel()
+		report, err := simulate.Run(t.Context(), config, simulate.Reader("-", bytes.NewReader(zipped.Bytes()[:zipped.Len()-4])))
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		require.EqualValues(t, 4, report.Lines)
+		_, err = simulate.File(filepath.Join(t.TempDir(), "none"))
+		require.ErrorIs(t, err, os.ErrNotExist)
+		_, err = simulate.File(t.TempDir())
+		require.ErrorContains(t, err, "is a directory")
+	})
+
+	t.Run("UntilTheContextEnds", func(t *testing.T) {
+		t.Parallel()
+		ctx, cancel := context.WithCancel(t.Context())
+		config := config
+		config.Refused = func(simulate.Refusal) error { cancel(); return nil }
+		report, err := simulate.Run(ctx, config, simulate.Reader("generated", newTraffic(100_000, 3)))
+		require.ErrorIs(t, err, context.Canceled)
+		require.Less(t, report.Lines, int64(10_000))
+	})
+
+	t.Run("UntilSomebodyWantsNoMore", func(t *testing.T) {
+		t.Parallel()
+		full := errors.New("the disk is full")
+		config := config
+		config.Refused = func(simulate.Refusal) error { return full }
+		report, err := simulate.Run(t.Context(), config, simulate.Reader("generated", newTraffic(1000, 3)))
+		require.ErrorIs(t, err, full)
+		require.EqualValues(t, 1, report.Refused)
+	})
+}
+
+func TestRunRefusesWhatCannotBeAsked(t *testing.T) {
+	t.Parallel()
+	tiers := "match: all\nrules: [{limit: a, rate: 1}]\ntiers: [{limit: a}]"
+	for text, config := range map[string]simulate.Config{
+		"no tiers":     {Rules: document(t, three)},
+		"a Limit, as":  {Rules: document(t, `[{limit: a, rate: 1}, {limit: b, rate: 1}]`), By: "address"},
+		"Limit is":     {Rules: document(t, tiers), Limit: "a"},
+		"no rule":      {Rules: document(t, three), By: "address", Limit: "b"},
+		"the Key":      {Rules: document(t, three), By: "{address"},
+		"Format is":    {Rules: document(t, tiers), Format: "xml"},
+		"IPv4Bits is":  {Rules: document(t, tiers), IPv4Bits: 33},
+		"IPv6Bits is":  {Rules: document(t, tiers), IPv6Bits: -1},
+		"Routes has":   {Rules: document(t, tiers), Routes: []string{"GET search"}},
+		"HashKey has":  {Rules: document(t, tiers), HashKey: []byte("short")},
+		"conflicts":    {Rules: document(t, tiers), Routes: []string{"GET /{a}/x", "GET /{b}/x"}},
+		"no such rule": {},
+	} {
+		_, err := simulate.Run(t.Context(), config, lines("a"))
+		require.ErrorIs(t, err, simulate.ErrInvalidConfig, text)
+		if text != "no such rule" && text != "the Key" {
+			require.ErrorContains(t, err, text)
+		}
+	}
+	_, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, tiers)})
+	require.ErrorContains(t, err, "there is no log")
+}
+
+func TestReportAsJSON(t *testing.T) {
+	t.Parallel()
+	report := run(t, simulate.Config{Rules: document(t, three), By: "address"},
+		lines(at(5, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /")))
+	text, err := json.Marshal(report)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"format": "combined", "from": "2026-03-01T12:00:02Z", "to": "2026-03-01T12:00:05Z", "lines": 2, "decided": 2,
+		"admitted": 2, "refused": 0, "unlimited": 0, "buckets": 1, "out_of_order": 1, "step_back_us": 3000000, "keys": [],
+		"limits": [{"limit": "address", "asked": 2, "admitted": 2, "refused": 0, "shadow": 0, "share": 0, "peak": {"at": "2026-03-01T12:00:05Z", "asked": 2, "refused": 0}}],
+		"unparsed": {"count": 0, "first": []}, "failed": {"count": 0, "first": []}}`, string(text))
+	text, err = json.Marshal(simulate.Refusal{Limit: "a", RetryAfter: 2 * time.Second})
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"retry_after_us":2000000`)
+}

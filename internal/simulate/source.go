@@ -1,0 +1,119 @@
+package simulate
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+const (
+	// readSize is how much is read at once.
+	readSize = 256 << 10
+	// maxLine bounds a line: what is longer is counted as one that cannot be read.
+	maxLine = 4 << 20
+)
+
+// Source is a log. What is compressed with gzip is read as what it holds, whatever its name is.
+type Source struct {
+	// Name is how the source is told of, such as a file's path.
+	Name string
+	// Size is how many bytes there are; 0: it is not known.
+	Size int64
+	// Open opens the source when it is its turn.
+	Open func() (io.ReadCloser, error)
+}
+
+// File returns the source that is the file at path. It returns an error when there is no such file.
+func File(path string) (Source, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return Source{}, fmt.Errorf("simulate: %w", err)
+	case info.IsDir():
+		return Source{}, fmt.Errorf("simulate: %s is a directory; name the files in it", path)
+	}
+	return Source{Name: path, Size: info.Size(), Open: func() (io.ReadCloser, error) { return os.Open(path) }}, nil
+}
+
+// Reader returns the source that is read from r, such as standard input. It does not close r.
+func Reader(name string, r io.Reader) Source {
+	return Source{Name: name, Open: func() (io.ReadCloser, error) { return io.NopCloser(r), nil }}
+}
+
+// lines reads a source line by line.
+type lines struct {
+	stored io.ReadCloser
+	text   *bufio.Reader
+	bytes  *int64 // how many were read of all sources
+	number int64  // of the line that was read last, from 1 on
+	long   []byte // the room for a line that is longer than what is read at once
+}
+
+// open opens a source. Bytes grows by what is read of it.
+func (s *Source) open(bytes *int64) (*lines, error) {
+	stored, err := s.Open()
+	if err != nil {
+		return nil, fmt.Errorf("simulate: %w", err)
+	}
+	l := &lines{stored: stored, bytes: bytes}
+	l.text = bufio.NewReaderSize(l, readSize)
+	if magic, err := l.text.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
+		unzipped, err := gzip.NewReader(l.text)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("simulate: %s: %w", s.Name, err), stored.Close())
+		}
+		l.text = bufio.NewReaderSize(unzipped, readSize)
+	}
+	if mark, err := l.text.Peek(3); err == nil && bytesAreMark(mark) {
+		_, _ = l.text.Discard(len(mark))
+	}
+	return l, nil
+}
+
+// bytesAreMark reports whether a text begins with the mark that some programs write before UTF-8.
+func bytesAreMark(b []byte) bool { return bytes.Equal(b, []byte("\xef\xbb\xbf")) }
+
+// Read reads what is stored, and counts it.
+func (l *lines) Read(p []byte) (int, error) {
+	n, err := l.stored.Read(p)
+	*l.bytes += int64(n)
+	return n, err
+}
+
+// errTooLong is returned for a line that is longer than maxLine, which is passed over.
+var errTooLong = fmt.Errorf("the line has more than %d bytes", maxLine)
+
+// next returns the next line without its end, good until the next call. At the end of the source the error is io.EOF.
+func (l *lines) next() (line []byte, err error) {
+	l.number++
+	line, err = l.text.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		line, err = l.rest(line)
+	}
+	if errors.Is(err, io.EOF) && len(line) > 0 {
+		err = nil // the last line has no end
+	}
+	return bytes.TrimRight(line, "\r\n"), err
+}
+
+// rest returns a line that began with part.
+func (l *lines) rest(part []byte) (line []byte, err error) {
+	l.long = append(l.long[:0], part...)
+	tooLong := false
+	for err = bufio.ErrBufferFull; errors.Is(err, bufio.ErrBufferFull); {
+		part, err = l.text.ReadSlice('\n')
+		if tooLong = tooLong || len(l.long)+len(part) > maxLine; !tooLong {
+			l.long = append(l.long, part...)
+		}
+	}
+	if tooLong && (err == nil || errors.Is(err, io.EOF)) {
+		return nil, errTooLong
+	}
+	return l.long, err
+}
+
+func (l *lines) close() error { return l.stored.Close() }

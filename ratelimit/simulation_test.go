@@ -1,0 +1,108 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// modes are rules of limits: on trial, not in use, and changed in the middle of the test.
+type modes map[string]*ratelimit.Rule
+
+func (m modes) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule { return m[limit.Name()] }
+func (m modes) RulesOf(string) []*ratelimit.Rule                           { return nil }
+
+// note returns a hook that remembers what it is told.
+func note(told *[]ratelimit.Refusal) func(context.Context, ratelimit.Refusal) {
+	return func(_ context.Context, refusal ratelimit.Refusal) { *told = append(*told, refusal) }
+}
+
+// TestSimulation holds a Simulation to the answers of a Limiter on Postgres, for the same calls at the same instants, some of
+// which step back: decisions over several limits, of every kind and mode, and the refusals that are told.
+func TestSimulation(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	change := start.Add(20 * time.Second)
+	limits := []ratelimit.Limit{
+		ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 7, Period: 10 * time.Second, Capacity: 5}),
+		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 4, Period: 5 * time.Second, Capacity: 6}),
+		ratelimit.Define("trial", ratelimit.TokenBucket{Rate: 1, Period: 5 * time.Second, Capacity: 2}),
+		ratelimit.Define("unused", ratelimit.PerHour(1)),
+		ratelimit.Define("changes", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 3}),
+	}
+	policies := make(modes)
+	rule := func(i int, eras ...ratelimit.Era) {
+		made, err := ratelimit.NewRule(limits[i], ratelimit.RuleConfig{Name: "rule of " + limits[i].Name(), Eras: eras})
+		require.NoError(t, err)
+		policies[limits[i].Name()] = made
+	}
+	rule(2, ratelimit.Era{Mode: ratelimit.Shadow})
+	rule(3, ratelimit.Era{Mode: ratelimit.Off})
+	rule(4, ratelimit.Era{}, ratelimit.Era{
+		From: change, OnChange: ratelimit.ScaleTokens,
+		Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4},
+	})
+
+	now := start
+	var told, toldInMemory []ratelimit.Refusal
+	config := ratelimit.Config{Policies: policies, AsOf: func() time.Time { return now }, Refused: note(&told)}
+	limiter, err := ratelimit.New(postgrestest.New(t), config)
+	require.NoError(t, err)
+	config.AsOf, config.Refused = nil, note(&toldInMemory)
+	simulation, err := ratelimit.NewSimulation(config)
+	require.NoError(t, err)
+
+	random, refused, changed := rand.New(rand.NewPCG(1, 2)), 0, false
+	for i := range 900 {
+		step := time.Duration(random.IntN(150_000)) * time.Microsecond
+		switch {
+		case !changed && now.After(change.Add(time.Second)):
+			changed, step = true, -2*time.Second // before the change, when buckets have seen it
+		case i%100 == 99:
+			step = -time.Second
+		case i > 700 && i%20 == 0:
+			step = -2 * time.Minute // which looks like a clock that was wrong
+		}
+		now = now.Add(step)
+		var requests []ratelimit.Request
+		for _, j := range random.Perm(len(limits))[:1+random.IntN(len(limits))] {
+			requests = append(requests, limits[j].For(fmt.Sprint(random.IntN(2))).Cost(float64(random.IntN(3))))
+		}
+		want, err := limiter.Take(t.Context(), requests...)
+		require.NoError(t, err)
+		got, err := simulation.Take(t.Context(), now, requests...)
+		require.NoError(t, err)
+		require.Equal(t, want.Allowed, got.Allowed, "call %d", i)
+		require.Equal(t, want.RetryAfter, got.RetryAfter, "call %d", i)
+		require.Equal(t, want.At, got.At, "call %d", i)
+		for k := range want.States {
+			w, g := &want.States[k], &got.States[k]
+			require.Equal(t, [...]any{w.Allowed, w.RetryAfter, w.Remaining, w.Mode, w.Rule, w.NotAsked, w.Value.Tokens},
+				[...]any{g.Allowed, g.RetryAfter, g.Remaining, g.Mode, g.Rule, g.NotAsked, g.Value.Tokens}, "call %d, %v", i, w.Limit)
+		}
+		if !want.Allowed {
+			refused++
+		}
+	}
+	require.Equal(t, told, toldInMemory)
+	require.Greater(t, refused, 50)
+	require.True(t, changed)
+	require.Equal(t, 8, simulation.Buckets(), "two keys of each limit that is in use")
+}
+
+func TestNewSimulation(t *testing.T) {
+	t.Parallel()
+	_, err := ratelimit.NewSimulation(ratelimit.Config{HashKey: []byte("short")})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
+	require.NoError(t, err)
+	_, err = simulation.Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+}
