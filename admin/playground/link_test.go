@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -156,7 +157,7 @@ func TestSettings(t *testing.T) {
 					const slider = document.getElementById(name + '-slider'), field = document.getElementById(name);
 					if (!slider.checkVisibility()) continue;
 					const before = slider.value;
-					for (const step of ['0', '1', '150', '299', '300', before]) {
+					for (const step of ['0', '1', '100', String(slider.max - 1), slider.max, before]) {
 						slider.value = step;
 						slider.dispatchEvent(new Event('input'));
 						const value = field.value === '' ? null : Number(field.value);
@@ -166,6 +167,14 @@ func TestSettings(t *testing.T) {
 			}
 			return wrong;`)
 		require.Empty(t, wrong)
+	})
+	t.Run("ChangeWithEachStepOfASlider", func(t *testing.T) {
+		p.follow(t, "#preset=sixty&pattern=bursty&burst=1")
+		play[bool](t, p, `document.getElementById('burst-slider').focus(); return true;`)
+		for _, burst := range []string{"2", "3", "4"} {
+			p.press(t, kb.ArrowRight)
+			require.Equal(t, burst, play[string](t, p, `return document.getElementById('burst').value;`))
+		}
 	})
 	t.Run("NeverMakeMoreThanThereIsRoomFor", func(t *testing.T) {
 		require.True(t, play[bool](t, p, `return document.getElementById('capped').hidden;`))
