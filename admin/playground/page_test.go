@@ -35,6 +35,12 @@ func TestKeyboard(t *testing.T) {
 		require.Equal(t, "0.033 s", p.text(t, "time"))
 		require.Contains(t, p.text(t, "said"), "0.033 s. Token bucket: Admitted at 0.033 s, 47.33 of 50.")
 	})
+	t.Run("StepsToWhatRunsLater", func(t *testing.T) {
+		p.follow(t, "#preset=boundary&leaky=queue&at=10.9")
+		p.press(t, ".")
+		require.Equal(t, "11 s", p.text(t, "time"))
+		p.follow(t, "#preset=sixty")
+	})
 	t.Run("ChangesThePace", func(t *testing.T) {
 		p.press(t, "]")
 		require.Equal(t, "0.5×", p.text(t, "speed-told"))

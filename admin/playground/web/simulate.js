@@ -84,8 +84,8 @@ export function simulate(settings, script) {
   const arrivals = arrivalsOf(settings, script);
   const lanes = lanesOf(settings, arrivals).map((lane) => run(lane, arrivals));
   const span = Math.round(settings.span * 1e6);
-  const later = settings.verb === 'reserve' || arrivals.some((a) => a.verb === 'reserve') ? lanes[0].runs.map((r) => r.at) : [];
-  const instants = new Set([0, ...arrivals.map((a) => a.at), ...later.filter((at) => at < span), span]);
+  const happens = [...arrivals, ...lanes.flatMap((lane) => lane.runs)].map(({ at }) => at);
+  const instants = new Set([0, ...happens.filter((at) => at < span), span]);
   return { settings, span, arrivals, lanes, instants: [...instants].sort((a, b) => a - b) };
 }
 
