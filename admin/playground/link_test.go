@@ -168,6 +168,18 @@ func TestSettings(t *testing.T) {
 			return wrong;`)
 		require.Empty(t, wrong)
 	})
+	t.Run("AreThoseThatMatter", func(t *testing.T) {
+		for fragment, shown := range map[string]bool{"": false, "&verb=reserve": true, "&leaky=queue": false, "&leaky=queue&capacity=0": true} {
+			p.follow(t, "#preset=sixty"+fragment+"&at=3")
+			before := p.text(t, "lanes")
+			require.Equal(t, shown, play[bool](t, p, `
+				const field = document.getElementById('maxReserved'), shown = field.checkVisibility();
+				field.value = '3';
+				field.dispatchEvent(new Event('input'));
+				return shown;`), fragment)
+			require.Equal(t, shown, before != p.text(t, "lanes"), fragment)
+		}
+	})
 	t.Run("ChangeWithEachStepOfASlider", func(t *testing.T) {
 		p.follow(t, "#preset=sixty&pattern=bursty&burst=1")
 		play[bool](t, p, `document.getElementById('burst-slider').focus(); return true;`)

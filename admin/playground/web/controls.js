@@ -16,14 +16,14 @@ function valuesOf({ min, max, whole, optional }) {
 }
 
 /** Returns whether a setting makes a difference. */
-function matters(name, { pattern, verb, leaky }, preset) {
+function matters(name, { pattern, verb, leaky, capacity }, preset) {
   const own = pattern === 'preset';
   const used = (setting) => own && preset.uses?.includes(setting);
   switch (name) {
     case 'load': return !own || used('load');
     case 'burst': return pattern === 'bursty';
     case 'seed': return pattern === 'poisson' || used('seed');
-    case 'maxReserved': return verb === 'reserve' || leaky === 'queue' || used('maxReserved');
+    case 'maxReserved': return verb === 'reserve' || (leaky === 'queue' && capacity === 0) || used('maxReserved');
     default: return true;
   }
 }

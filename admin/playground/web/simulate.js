@@ -28,7 +28,10 @@ function full(limit, algorithm, { rate, period }, capacity) {
   return { limit, algorithm, rate, period_us: Math.round(period * 1e6), capacity, value: capacity, ts_us: 0, now_us: 0 };
 }
 
-/** Returns the three limits, full. A leaky bucket has room for one request, the largest that comes. */
+/**
+ * Returns the three limits, full. A leaky bucket has room for one request, the largest that comes. Its queue is as long as the
+ * capacity, and where that is 0 as what may be owed.
+ */
 function lanesOf(settings, arrivals) {
   const { capacity, rate, leaky, maxReserved } = settings;
   const one = arrivals.reduce((most, { cost }) => Math.max(most, cost), 0) || settings.cost;
