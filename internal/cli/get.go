@@ -63,11 +63,7 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 		Example: `  ratelimit get sendMessage ada
   ratelimit get sendMessage ada --plan pro -o json`,
 	}, func(ctx context.Context, args []string) error {
-		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			b, err := a.bucket(ctx, db, &f, args)
-			if err != nil {
-				return err
-			}
+		return a.withBucketOf(ctx, &f, args, func(ctx context.Context, db *database, b *bucket) error {
 			v, err := b.view(ctx, db)
 			if err != nil {
 				return err

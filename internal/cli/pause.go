@@ -108,7 +108,7 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 		return err
 	}
 	v := changedView{Limit: args[0], Key: target.key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
-	return a.show(v, v.fill("paused"))
+	return a.showDone(v, v.fill("paused"))
 }
 
 // noteUnknown says that nothing is known of a limit, which may be misspelt: a program may know it all the same.
@@ -195,7 +195,7 @@ func (a *app) resumeCommand() *cobra.Command {
 				return err
 			}
 			v := changedView{Limit: args[0], Key: target.key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
-			return a.show(v, v.fill("resumed"))
+			return a.showDone(v, v.fill("resumed"))
 		})
 	}, "0 done", "6 there is no such pause")
 	a.withKey(cmd, &stored)
