@@ -113,7 +113,7 @@ func (d *definition) ruleOfFile(ctx context.Context, name, storedKey string) (r 
 	}
 	for i := range d.document.Overrides {
 		if o := &d.document.Overrides[i]; o.Limit == name && o.Key == storedKey {
-			return nil, "", misused("%s has an override for this key, which counts once it is stored; run ratelimit rules apply, or say with --rate and --period what the key has", d.file)
+			return nil, "", misused("%s has an override for this key, which counts once it is stored; run ratelimit rules apply, or say with --rate and --period what the key has", fileName(d.file))
 		}
 	}
 	for i := range d.document.Rules {
@@ -123,11 +123,11 @@ func (d *definition) ruleOfFile(ctx context.Context, name, storedKey string) (r 
 	}
 	switch {
 	case r != nil && r.Mode != "" && r.Mode != ratelimit.On:
-		return nil, "", misused("the rule of %s has the mode %s, which counts once it is stored; run ratelimit rules apply", d.file, r.Mode)
+		return nil, "", misused("the rule of %s has the mode %s, which counts once it is stored; run ratelimit rules apply", fileName(d.file), r.Mode)
 	case r == nil:
-		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, d.file, name, d.plan)
+		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, fileName(d.file), name, d.plan)
 	}
-	return r, d.file, nil
+	return r, fileName(d.file), nil
 }
 
 // load reads the file, once.

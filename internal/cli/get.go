@@ -116,7 +116,15 @@ func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
 
 // tables reads what the tables of rules say of the key.
 func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
-	list, now, err := db.listing(ctx)
+	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
+	if err != nil {
+		return err
+	}
+	list, err := store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
+	if err != nil {
+		return err
+	}
+	now, err := db.now(ctx)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,14 @@ import (
 // standardInput is what names it where a file is asked for.
 const standardInput = "-"
 
+// fileName returns a file that is asked for, for people.
+func fileName(path string) string {
+	if path == standardInput {
+		return "standard input"
+	}
+	return path
+}
+
 // readRules returns what a rules file says, or standard input.
 func (a *app) readRules(ctx context.Context, path string) (*rules.Document, error) {
 	if path != standardInput {
@@ -18,7 +26,7 @@ func (a *app) readRules(ctx context.Context, path string) (*rules.Document, erro
 	}
 	document, err := rules.Read(endsWith(ctx, a.in))
 	if err != nil {
-		return nil, fmt.Errorf("standard input: %w", err)
+		return nil, fmt.Errorf("%s: %w", fileName(path), err)
 	}
 	return document, nil
 }

@@ -32,7 +32,7 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 		{"rules list -o yaml", 0},
 		{"rules get search", 0},
 		{"rules history", 0},
-		{"take calls ada --rate 5 --period week --shards 2", 0},
+		{"take calls ada --rate 5 --period week", 0},
 		{"check calls ada --rate 5 --period week --cost 5", 3},
 		{"credit calls ada --rate 5 --period week", 0},
 		{"reset calls ada --rate 5 --period week --yes", 0},

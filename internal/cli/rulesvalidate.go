@@ -43,7 +43,7 @@ func (a *app) rulesValidate() *cobra.Command {
 		}
 		v := validityView{path, true, "", len(document.Rules), len(document.Tiers.Tiers), len(document.Overrides)}
 		return a.show(v, func(t *table) {
-			t.row(fmt.Sprintf("valid: %s has %s, %s and %s", path, count(v.Rules, "rule"), count(v.Tiers, "tier"), count(v.Overrides, "override")))
+			t.row(fmt.Sprintf("valid: %s has %s, %s and %s", fileName(path), count(v.Rules, "rule"), count(v.Tiers, "tier"), count(v.Overrides, "override")))
 		})
 	}, "0 valid", "5 not valid")
 	cmd.Flags().StringVarP(&path, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")

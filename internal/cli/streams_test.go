@@ -78,11 +78,12 @@ func TestStandardInputIsARulesFile(t *testing.T) {
 	f := setup(t)
 	const text = "\ufeffrules:\r\n  - {limit: mail, rate: 3, period: week}\r\n"
 	in := func(text string, args ...string) result { return run(t.Context(), f.env, text, args...) }
-	require.Contains(t, in(text, "rules", "validate", "-f", "-").out, "valid: - has 1 rule, 0 tiers and 0 overrides")
+	require.Contains(t, in(text, "rules", "validate", "-f", "-").out, "valid: standard input has 1 rule, 0 tiers and 0 overrides")
 	require.Equal(t, 4, in(text, "rules", "diff", "-f", "-").code)
 	r := in(text, "take", "mail", "ada", "-f", "-")
 	require.Equal(t, 0, r.code, r.err)
 	require.Contains(t, r.out, "policy      3 per week")
+	require.Contains(t, r.out, "decided by  standard input")
 	require.Equal(t, 0, in(text, "prune", "mail", "mail", "-f", "-", "--yes").code, "it is read once")
 	require.Equal(t, 4, in(text, "rules", "apply", "-f", "-", "--dry-run").code)
 	r = in(text, "rules", "apply", "-f", "-", "--reason", "x", "--yes")
