@@ -95,7 +95,7 @@ expire, others when their record goes.`,
 		default:
 			return misused("--state is %.40q; use open, settled, cancelled, expired or all", query.State)
 		}
-		if err := within1000(query.Most); err != nil {
+		if err := checkMost(query.Most); err != nil {
 			return err
 		}
 		if cmd.Flags().Changed("key") {
@@ -149,8 +149,8 @@ func reservations(ctx context.Context, reader *inspect.Reader, query inspect.Res
 	}
 }
 
-// within1000 checks --most.
-func within1000(most int) error {
+// checkMost checks --most.
+func checkMost(most int) error {
 	if most < 1 || most > 1000 {
 		return misused("--most is %d; use 1 to 1000", most)
 	}

@@ -59,6 +59,23 @@ func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
 	require.Contains(t, f.ok(t, "rules", "get", "mail"), "1 per second", "what could not be shown was not done")
 }
 
+func TestAnErrorLeavesNoDocument(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	rulesFile, bad := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1}]"), file(t, "bad.yaml", "rules: [{limit: mail, rate: -1}]")
+	for args, code := range map[string]int{
+		"take mail ada": 2, "get mail ada --cost": 2, "rules get none": 6, "resume mail ada --reason x": 6, "reset mail ada": 2,
+		"rules apply --yes --reason x -f " + bad: 2, "rules diff -f " + bad: 2, "rules apply --reason x -f " + rulesFile: 2,
+		"rules apply --yes --reason x --from 2020-01-01T00:00:00Z -f " + rulesFile: 2, "reservations cancel x --yes": 6,
+		"rules list --schema elsewhere": 1, "top --schema elsewhere": 1, "prune mail --yes": 2, "doctor --max-transaction x": 2,
+	} {
+		r := f.run(t, append(strings.Fields(args), "-o", "json")...)
+		require.Equal(t, code, r.code, "%s: %s", args, r.err)
+		require.Empty(t, r.out, args)
+		require.True(t, strings.HasPrefix(r.err, "ratelimit: "), "%s: %s", args, r.err)
+	}
+}
+
 func TestAFlagWithoutAValueIsRefused(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

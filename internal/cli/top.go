@@ -36,7 +36,7 @@ func (f *topFlags) check() error {
 	case time.Duration(f.since) > 1000*ratelimit.Day:
 		return misused("--since is %s; use up to 1000d", spanWord(time.Duration(f.since)))
 	}
-	return within1000(f.most)
+	return checkMost(f.most)
 }
 
 func (a *app) topCommand() *cobra.Command {
