@@ -279,6 +279,7 @@ func TestRulesShow(t *testing.T) {
 		out := f.ok(t, "rules", "get", "sends")
 		require.Contains(t, out, "10 per hour, until "+day.Format("2006-01-02 15:04:05Z"))
 		require.Contains(t, out, "(in 7 days)", "how far away it is")
+		require.Contains(t, f.ok(t, "rules", "history", "sends"), "5 per hour -> 20 per hour, from "+week.Format("2006-01-02 15:04:05Z"))
 		require.NotContains(t, f.ok(t, "rules", "list", "-o", "yaml"), "until")
 		require.Contains(t, f.fails(t, 2, "take", "new", "ada"), "a rule in the tables holds from "+day.Format(time.DateOnly))
 		put(time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC), hourly("far", 1))

@@ -56,15 +56,22 @@ func entryViewOf(e, before *rules.Entry) entryView {
 	return v
 }
 
+// soon is how far behind a change what it says may begin to hold without being told: longer than the Lead of a Store.
+const soon = time.Minute
+
 // words returns the change for people.
 func (v *entryView) words() string {
+	text := "taken away"
 	switch {
-	case v.New == nil && v.Old == nil:
-		return "taken away"
-	case v.New == nil:
-		return "taken away: " + v.Old.words()
+	case v.New != nil:
+		text = v.changeView.words()
+	case v.Old != nil:
+		text += ": " + v.Old.words()
 	}
-	return v.changeView.words()
+	if v.From.After(v.Made.Add(soon)) {
+		text += ", from " + instant(v.From)
+	}
+	return text
 }
 
 func (a *app) rulesHistory() *cobra.Command {
