@@ -195,7 +195,7 @@ func (a *app) scrub(text string) string {
 	return strings.Join(parts, exampleURL)
 }
 
-// explain adds to an error what to do about it with this program.
+// explain returns an error that says what to do about it with this program.
 func (a *app) explain(err error) error {
 	var server *pgconn.PgError
 	switch {
@@ -210,9 +210,9 @@ func (a *app) explain(err error) error {
 	case "42P01", "42703", "3F000":
 		return fmt.Errorf("the schema %q lacks a table or a column (%s); run ratelimit migrate up, or name another with --schema", a.options.schema, server.Message)
 	case "42501":
-		return fmt.Errorf("%w; ratelimit grants prints the statements that grant it", err)
+		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the owner of the tables to run", server.Message)
 	case "25006":
-		return fmt.Errorf("%w; connect to the primary, with a role that may write", err)
+		return fmt.Errorf("nothing may be written here (%s); connect to the primary, as with target_session_attrs=read-write, and with a role that may write", server.Message)
 	}
 	return err
 }
