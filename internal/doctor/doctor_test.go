@@ -186,6 +186,48 @@ func TestRunWithoutPrivileges(t *testing.T) {
 	})
 }
 
+// TestRunLooksAtWhatKeepsDeadRows expects those transactions to be named that keep dead rows of this database, and no others.
+func TestRunLooksAtWhatKeepsDeadRows(t *testing.T) {
+	t.Parallel()
+	p := admit(t, map[string]string{"autovacuum": "off"}) // which has transactions, too
+	p.do(t, "CREATE DATABASE other")
+	there := p.owner.Config()
+	there.Database = "other"
+	keeps := func(connection *pgx.ConnConfig, statements ...string) (doctor.Finding, bool) {
+		other := connect(t, connection)
+		for _, statement := range statements {
+			_, err := other.Exec(t.Context(), statement)
+			require.NoError(t, err)
+		}
+		f := one(t, look(t, p.owner.Config(), doctor.Config{MaxTransaction: time.Nanosecond}), "transactions")
+		hidden := one(t, look(t, p.app, doctor.Config{MaxTransaction: time.Nanosecond}), "transactions")
+		require.Equal(t, f.Level == doctor.OK, hidden.Level == doctor.OK, "who may not see since when is told that there are some")
+
+		// What Postgres does: a row is updated, and each version that nobody can see any more makes room for the next.
+		p.do(t, "TRUNCATE ratelimit.buckets")
+		p.do(t, "INSERT INTO ratelimit.buckets VALUES ('a', 'k', 0, 1, 1)")
+		for range 300 {
+			p.do(t, "UPDATE ratelimit.buckets SET value = value + 1")
+		}
+		var pages int64
+		require.NoError(t, p.owner.QueryRow(t.Context(), "SELECT pg_relation_size('ratelimit.buckets') / 8192").Scan(&pages))
+		require.Equal(t, f.Level == doctor.OK, pages == 1, "%d pages", pages)
+		require.NoError(t, other.Close(t.Context()))
+		return f, f.Level != doctor.OK
+	}
+
+	_, kept := keeps(p.owner.Config(), "BEGIN", "SELECT 1")
+	require.False(t, kept, "nothing but idle")
+	_, kept = keeps(there, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
+	require.False(t, kept, "it reads in another database")
+	f, kept := keeps(p.owner.Config(), "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
+	require.True(t, kept)
+	require.NotContains(t, f.Says, "in the database")
+	f, kept = keeps(there, "BEGIN", "CREATE TABLE new (id integer)")
+	require.True(t, kept, "it writes in another database")
+	require.Contains(t, f.Says, `in the database "other"`)
+}
+
 // TestRunLooksAtUpdates updates rows of a table that has no room for it, and leaves the dead ones.
 func TestRunLooksAtUpdates(t *testing.T) {
 	t.Parallel()
