@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -162,6 +163,18 @@ func TestRunWithoutPrivileges(t *testing.T) {
 	}
 	p.do(t, statements(t, one(t, report, "grants")))
 	requireGood(t, look(t, stranger, doctor.Config{}))
+
+	t.Run("OfItsOwn", func(t *testing.T) { // they are those of another role, or of everybody
+		p.do(t, "CREATE ROLE member LOGIN IN ROLE app PASSWORD '"+password+"'")
+		member := p.app.Copy()
+		member.User = "member"
+		requireGood(t, look(t, member, doctor.Config{}))
+		p.do(t, "ALTER ROLE member NOINHERIT")
+		f := one(t, look(t, member, doctor.Config{}), "grants")
+		require.Contains(t, f.Says, "USAGE on the schema")
+		p.do(t, strings.ReplaceAll(statements(t, f), `TO "member"`, "TO PUBLIC"))
+		requireGood(t, look(t, member, doctor.Config{}))
+	})
 
 	t.Run("OfTransactionsOfOthers", func(t *testing.T) {
 		other := connect(t, p.owner.Config())
