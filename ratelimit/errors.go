@@ -53,7 +53,7 @@ var (
 	ErrReservationEnded = errors.New("ratelimit: the reservation has ended")
 
 	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, and by calls
-	// on a Limiter that was not made by New or is bound to no transaction.
+	// on a Limiter that was not made by New or is bound to no transaction. So it is with NewSimulation and a Simulation.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned when the schema lacks a table or a column. Run migrations.Up.

@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"fmt"
+	"log"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -105,4 +106,26 @@ func TestNewSimulation(t *testing.T) {
 	require.NoError(t, err)
 	_, err = simulation.Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+	_, err = new(ratelimit.Simulation).Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global())
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+}
+
+func ExampleSimulation() {
+	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	two := ratelimit.Define("uploads", ratelimit.PerMinute(2))
+	noon := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	for _, came := range []time.Duration{0, time.Second, 2 * time.Second} {
+		d, err := simulation.Take(ctx, noon.Add(came), two.For("ada"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(came, d.Allowed, d.RetryAfter)
+	}
+	// Output:
+	// 0s true 0s
+	// 1s true 0s
+	// 2s false 28s
 }

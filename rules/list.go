@@ -34,6 +34,10 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 	if query.Most < 0 {
 		return Listing{}, invalid("list: Most is %d; use a number above 0, or 0 for all", query.Most)
 	}
+	after := query.After
+	if err := checkQuery("list", query.Limit, query.Key, &after.Limit, &after.Key); err != nil {
+		return Listing{}, err
+	}
 	last := strings.Repeat("\U0010FFFF", maxKey/4+1) // comes after every name and every key of the tables
 	name, toName, key, toKey := "", last, "", last
 	if query.Limit != "" {
@@ -42,7 +46,7 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 	if query.Key != nil {
 		key, toKey = *query.Key, *query.Key
 	}
-	after, most := query.After, new(query.Most)
+	most := new(query.Most)
 	if query.Most == 0 {
 		most = nil
 	}
@@ -65,6 +69,16 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 		return Listing{}, fmt.Errorf("rules: list: %w", explain(err, s.schema))
 	}
 	return list, nil
+}
+
+// checkQuery returns an error where the tables cannot hold what is asked for.
+func checkQuery(doing, limit string, others ...*string) error {
+	for _, text := range append(others, &limit) {
+		if text != nil && !isText(*text, maxKey) {
+			return invalid("%s: %.80q is in no table; ask for names and keys of up to %d bytes of UTF-8 without NUL", doing, *text, maxKey)
+		}
+	}
+	return nil
 }
 
 // read runs fn in a transaction that sees the tables as they are at one instant, or in the caller's.
@@ -197,6 +211,9 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error
 	}
 	if query.Before == 0 {
 		query.Before = 1<<63 - 1
+	}
+	if err := checkQuery("history", query.Limit, query.Plan, query.Key); err != nil {
+		return nil, err
 	}
 	var entries []Entry
 	err := s.read(ctx, func(tx pgx.Tx) error {

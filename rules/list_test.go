@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +44,16 @@ func TestListSomeIsAPartOfTheTables(t *testing.T) {
 	require.Empty(t, append(overridden(list), paused(list)...))
 	_, err = f.store.ListSome(t.Context(), rules.ListQuery{Most: -1})
 	require.ErrorIs(t, err, rules.ErrInvalid)
+	for _, text := range []string{"a\x00", "\xff", strings.Repeat("k", 257)} {
+		for _, query := range []rules.ListQuery{{Limit: text}, {Key: &text}, {After: rules.Bucket{Limit: text}}, {After: rules.Bucket{Limit: "a", Key: text}}} {
+			_, err = f.store.ListSome(t.Context(), query)
+			require.ErrorIs(t, err, rules.ErrInvalid, "%+v", query)
+		}
+		for _, query := range []rules.HistoryQuery{{Limit: text}, {Plan: &text}, {Key: &text}} {
+			_, err = f.store.History(t.Context(), query)
+			require.ErrorIs(t, err, rules.ErrInvalid, "%+v", query)
+		}
+	}
 }
 
 func overridden(list rules.Listing) (keys []string) {

@@ -56,13 +56,17 @@ type Report struct {
 
 // Worst returns the worst level of the findings, and OK where there are none.
 func (r Report) Worst() Level {
-	levels := []Level{OK, Note, Warning, Fault}
-	worst := 0
+	worst := OK
 	for _, f := range r.Findings {
-		worst = max(worst, slices.Index(levels, f.Level))
+		if f.Level.badness() > worst.badness() {
+			worst = f.Level
+		}
 	}
-	return levels[worst]
+	return worst
 }
+
+// badness returns a number that is the higher the worse a level is.
+func (l Level) badness() int { return slices.Index([]Level{OK, Note, Warning, Fault}, l) }
 
 // Config says what to look at. Its zero value looks at the schema "ratelimit" for the role that is connected.
 type Config struct {
@@ -104,6 +108,7 @@ func checks() []check {
 		{"migrations", (*examination).lookAtMigrations},
 		{"grants", (*examination).lookAtGrants},
 		{"hashkey", (*examination).lookAtHashKey},
+		{"indexes", (*examination).lookAtIndexes},
 		{"partitions", (*examination).lookAtPartitions},
 		{"storage", (*examination).lookAtStorage},
 		{"hot", (*examination).lookAtHot},

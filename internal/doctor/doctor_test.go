@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -164,6 +165,18 @@ func TestRunWithoutPrivileges(t *testing.T) {
 	p.do(t, statements(t, one(t, report, "grants")))
 	requireGood(t, look(t, stranger, doctor.Config{}))
 
+	t.Run("OfItsOwn", func(t *testing.T) { // they are those of another role, or of everybody
+		p.do(t, "CREATE ROLE member LOGIN IN ROLE app PASSWORD '"+password+"'")
+		member := p.app.Copy()
+		member.User = "member"
+		requireGood(t, look(t, member, doctor.Config{}))
+		p.do(t, "ALTER ROLE member NOINHERIT")
+		f := one(t, look(t, member, doctor.Config{}), "grants")
+		require.Contains(t, f.Says, "USAGE on the schema")
+		p.do(t, strings.ReplaceAll(statements(t, f), `TO "member"`, "TO PUBLIC"))
+		requireGood(t, look(t, member, doctor.Config{}))
+	})
+
 	t.Run("OfTransactionsOfOthers", func(t *testing.T) {
 		other := connect(t, p.owner.Config())
 		_, err := other.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -186,6 +199,48 @@ func TestRunWithoutPrivileges(t *testing.T) {
 		report = look(t, superuser, doctor.Config{Role: "nobody of that name"})
 		require.Equal(t, doctor.Fault, one(t, report, "role").Level)
 	})
+}
+
+// TestRunLooksAtWhatKeepsDeadRows expects those transactions to be named that keep dead rows of this database, and no others.
+func TestRunLooksAtWhatKeepsDeadRows(t *testing.T) {
+	t.Parallel()
+	p := admit(t, map[string]string{"autovacuum": "off"}) // which has transactions, too
+	p.do(t, "CREATE DATABASE other")
+	there := p.owner.Config()
+	there.Database = "other"
+	keeps := func(connection *pgx.ConnConfig, statements ...string) (doctor.Finding, bool) {
+		other := connect(t, connection)
+		for _, statement := range statements {
+			_, err := other.Exec(t.Context(), statement)
+			require.NoError(t, err)
+		}
+		f := one(t, look(t, p.owner.Config(), doctor.Config{MaxTransaction: time.Nanosecond}), "transactions")
+		hidden := one(t, look(t, p.app, doctor.Config{MaxTransaction: time.Nanosecond}), "transactions")
+		require.Equal(t, f.Level == doctor.OK, hidden.Level == doctor.OK, "who may not see since when is told that there are some")
+
+		// What Postgres does: a row is updated, and each version that nobody can see any more makes room for the next.
+		p.do(t, "TRUNCATE ratelimit.buckets")
+		p.do(t, "INSERT INTO ratelimit.buckets VALUES ('a', 'k', 0, 1, 1)")
+		for range 300 {
+			p.do(t, "UPDATE ratelimit.buckets SET value = value + 1")
+		}
+		var pages int64
+		require.NoError(t, p.owner.QueryRow(t.Context(), "SELECT pg_relation_size('ratelimit.buckets') / 8192").Scan(&pages))
+		require.Equal(t, f.Level == doctor.OK, pages == 1, "%d pages", pages)
+		require.NoError(t, other.Close(t.Context()))
+		return f, f.Level != doctor.OK
+	}
+
+	_, kept := keeps(p.owner.Config(), "BEGIN", "SELECT 1")
+	require.False(t, kept, "nothing but idle")
+	_, kept = keeps(there, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
+	require.False(t, kept, "it reads in another database")
+	f, kept := keeps(p.owner.Config(), "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1")
+	require.True(t, kept)
+	require.NotContains(t, f.Says, "in the database")
+	f, kept = keeps(there, "BEGIN", "CREATE TABLE new (id integer)")
+	require.True(t, kept, "it writes in another database")
+	require.Contains(t, f.Says, `in the database "other"`)
 }
 
 // TestRunLooksAtUpdates updates rows of a table that has no room for it, and leaves the dead ones.

@@ -1,6 +1,7 @@
 package doctor_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -81,6 +82,93 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Equal(t, doctor.Fault, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions").Level)
 		run(`CREATE TABLE ratelimit.buckets_2 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 2)`)
 		require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions").Level)
+	})
+
+	t.Run("WithoutIndexes", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		config := pool.Config().ConnConfig
+		run := func(statements string) {
+			_, err := pool.Exec(t.Context(), statements)
+			require.NoError(t, err)
+		}
+		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "indexes").Level)
+		run(`ALTER TABLE ratelimit.buckets DROP CONSTRAINT buckets_pkey;
+			ALTER TABLE ratelimit.tiers DROP CONSTRAINT tiers_pkey;
+			DROP INDEX ratelimit.reservations_expires`)
+		_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets VALUES ('a', 'k', 0, 1, 1) ON CONFLICT (name, key, shard) DO NOTHING")
+		require.Error(t, err, "as a Take")
+		report := look(t, config, doctor.Config{})
+		found := of(report, "indexes")
+		require.Len(t, found, 3)
+		require.Equal(t, doctor.Fault, found[0].Level)
+		require.Contains(t, found[0].Says, `"ratelimit"."buckets" has no primary key`)
+		require.Equal(t, doctor.Warning, found[1].Level)
+		require.Contains(t, found[1].Says, `"ratelimit"."reservations" has no index of expires_us`)
+		require.Contains(t, found[2].Do, `ADD PRIMARY KEY (position)`)
+		run(statements(t, found[1]) + statements(t, found[2]) + "CREATE UNIQUE INDEX ON ratelimit.buckets (name, key, shard)")
+		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "indexes").Level, "which does as well")
+
+		run("DROP SCHEMA ratelimit CASCADE; CREATE SCHEMA ratelimit; CREATE TABLE ratelimit.buckets (name text)")
+		require.Contains(t, one(t, look(t, config, doctor.Config{}), "indexes").Do, "ADD PRIMARY KEY (name, key, shard);")
+	})
+
+	t.Run("ThatNobodyHasCounted", func(t *testing.T) { // after pg_upgrade, or a crash
+		t.Parallel()
+		pool := postgrestest.New(t)
+		config := pool.Config().ConnConfig
+		run := func(statement string) {
+			_, err := pool.Exec(t.Context(), statement)
+			require.NoError(t, err)
+		}
+		run("ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false, fillfactor = 10)")
+		run("SET LOCAL track_counts = off; INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 110000) i")
+		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "bloat").Level)
+	})
+
+	t.Run("WithManyFaults", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		_, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets RENAME TO was;
+			CREATE TABLE ratelimit.buckets (LIKE ratelimit.was INCLUDING ALL) PARTITION BY HASH (name, key);
+			DO $$ BEGIN FOR i IN 0 .. 6 LOOP
+				EXECUTE format('CREATE TABLE ratelimit.buckets_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 7, REMAINDER %s)', i, i);
+			END LOOP; END $$;
+			ALTER TABLE ratelimit.reservations SET UNLOGGED;
+			ALTER TABLE ratelimit.reservations SET (autovacuum_enabled = off)`)
+		require.NoError(t, err)
+		storage := of(look(t, pool.Config().ConnConfig, doctor.Config{}), "storage")
+		require.Len(t, storage, 5)
+		require.Equal(t, doctor.Fault, storage[0].Level)
+		require.Contains(t, storage[0].Says, "Autovacuum is off for ratelimit.reservations")
+		require.Contains(t, storage[4].Says, "with 4 more")
+		_, err = pool.Exec(t.Context(), "DROP TABLE ratelimit.buckets")
+		require.NoError(t, err)
+		storage = of(look(t, pool.Config().ConnConfig, doctor.Config{}), "storage")
+		require.Contains(t, storage[1].Says, "ratelimit.reservations is UNLOGGED")
+		for _, f := range storage {
+			for statement := range strings.Lines(statements(t, f)) {
+				_, err = pool.Exec(t.Context(), statement)
+				require.NoError(t, err)
+			}
+		}
+		require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "storage").Level)
+	})
+
+	t.Run("WithASearchPath", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		_, err := pool.Exec(t.Context(), `CREATE SCHEMA tricks;
+			CREATE FUNCTION tricks.current_setting(text) RETURNS text LANGUAGE sql AS $$ SELECT 'off' $$;
+			CREATE FUNCTION tricks.format(text, name, name) RETURNS text LANGUAGE sql AS $$ SELECT (1 / 0) || $1 $$`)
+		require.NoError(t, err)
+		config := pool.Config().ConnConfig
+		want := look(t, config, doctor.Config{})
+		config.RuntimeParams["search_path"] = "tricks, pg_catalog"
+		got := look(t, config, doctor.Config{})
+		for _, check := range []string{"server", "storage", "hot", "bloat"} {
+			require.Equal(t, one(t, want, check).Level, one(t, got, check).Level, "%+v", one(t, got, check))
+		}
 	})
 
 	t.Run("WithAnotherName", func(t *testing.T) {

@@ -63,7 +63,9 @@ func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx c
 		return err
 	}
 	defer func() { err = errors.Join(err, tx.Rollback(context.WithoutCancel(ctx))) }()
-	if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = "+strconv.FormatInt(max(e.config.Timeout.Milliseconds(), 1), 10)); err != nil {
+	// With a search_path of its own, a role cannot have the checks call functions and operators that are not Postgres's.
+	settings := "SET LOCAL search_path = pg_catalog; SET LOCAL statement_timeout = " + strconv.FormatInt(max(e.config.Timeout.Milliseconds(), 1), 10)
+	if _, err := tx.Exec(ctx, settings, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
 	}
 	return use(ctx, tx)

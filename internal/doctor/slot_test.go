@@ -2,16 +2,22 @@ package doctor_test
 
 import (
 	"encoding/binary"
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // TestRunLooksAtReplicationSlots plays a standby that has said what it still reads, and went away.
@@ -40,6 +46,30 @@ func TestRunLooksAtReplicationSlots(t *testing.T) {
 	require.Contains(t, f.Says, `The replication slot "standby", which nobody reads, keeps dead rows`)
 	p.do(t, statements(t, f))
 	requireGood(t, look(t, p.app, doctor.Config{}))
+}
+
+// TestRunOnAStandby has a server recover for ever, which can be read meanwhile.
+func TestRunOnAStandby(t *testing.T) {
+	t.Parallel()
+	server := postgrestest.StartOwn(t, safe())
+	config, err := pgx.ParseConfig(server.URL())
+	require.NoError(t, err)
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	var directory string
+	require.NoError(t, pool.QueryRow(t.Context(), "SHOW data_directory").Scan(&directory))
+	pool.Close()
+	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
+	require.NoError(t, os.WriteFile(filepath.Join(directory, "standby.signal"), nil, 0o600))
+	require.NoError(t, server.Restart(t.Context()))
+
+	var report doctor.Report
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // it lets nobody in before it has recovered so far
+		report = look(t, config, doctor.Config{})
+		require.NotEqual(c, "connection", report.Findings[len(report.Findings)-1].Check)
+	}, 2*time.Minute, 20*time.Millisecond)
+	requireFindings(t, report, map[string]string{"primary": "The server is a standby", "role": "is a superuser"})
 }
 
 // standby connects to the slot, tells the server which transactions it still sees, and returns the connection.

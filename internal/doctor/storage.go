@@ -32,7 +32,9 @@ type leaf struct {
 	table    string // that it is, or that it is a partition of
 	name     string // quoted
 	settings []setting
+	unlogged bool
 	bytes    int64
+	counted  bool // whether live was counted by a VACUUM or an ANALYZE: statistics begin anew after a crash or an upgrade
 	live     int64
 	dead     int64
 	updates  int64
@@ -42,8 +44,8 @@ type leaf struct {
 // leaves returns the tables with settings of their own, or their partitions.
 func (e *examination) leaves(ctx context.Context, tx pgx.Tx) ([]leaf, error) {
 	rows, err := tx.Query(ctx, `
-		SELECT c.relname::text, format('%I.%I', ln.nspname, l.relname), coalesce(l.reloptions, '{}'), pg_catalog.pg_relation_size(l.oid),
-			greatest(coalesce(s.n_live_tup, 0), l.reltuples::bigint, 0), coalesce(s.n_dead_tup, 0), coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0)
+		SELECT c.relname::text, format('%I.%I', ln.nspname, l.relname), coalesce(l.reloptions, '{}'), l.relpersistence = 'u', pg_catalog.pg_relation_size(l.oid),
+			l.reltuples >= 0, greatest(coalesce(s.n_live_tup, 0), l.reltuples::bigint, 0), coalesce(s.n_dead_tup, 0), coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0)
 		FROM pg_catalog.pg_class c
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		CROSS JOIN LATERAL (
@@ -63,7 +65,7 @@ func (e *examination) leaves(ctx context.Context, tx pgx.Tx) ([]leaf, error) {
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l leaf, err error) {
 		var options []string
 		var bytes *int64 // of a table that was dropped meanwhile
-		err = row.Scan(&l.table, &l.name, &options, &bytes, &l.live, &l.dead, &l.updates, &l.hot)
+		err = row.Scan(&l.table, &l.name, &options, &l.unlogged, &bytes, &l.counted, &l.live, &l.dead, &l.updates, &l.hot)
 		l.settings = settingsOf(options)
 		if bytes != nil {
 			l.bytes = *bytes
@@ -110,13 +112,14 @@ func (e *examination) lookAtStorage(ctx context.Context) (found []Finding, err e
 	return few(found), err
 }
 
-// few returns the first findings, and what the others are.
+// few returns the first of the worst findings, and says how many others there are.
 func few(found []Finding) []Finding {
 	if len(found) <= maxNamed {
 		return found
 	}
+	slices.SortStableFunc(found, func(a, b Finding) int { return b.Level.badness() - a.Level.badness() })
 	last := found[maxNamed-1]
-	last.Says += fmt.Sprintf(" So it is, or worse, with %d more.", len(found)-maxNamed)
+	last.Says += fmt.Sprintf(" So it is, or less bad, with %d more.", len(found)-maxNamed)
 	return append(found[:maxNamed-1:maxNamed-1], last)
 }
 
@@ -126,6 +129,12 @@ func (l *leaf) lookAtSettings(made []setting) (found []Finding) {
 		found = append(found, Finding{
 			Level: Fault, Says: fmt.Sprintf("Autovacuum is off for %s: it grows with every Take, and calls become slow.", l.name),
 			Do: "Run as the owner of the table:\nALTER TABLE " + l.name + " RESET (autovacuum_enabled);\nVACUUM " + l.name + ";",
+		})
+	}
+	if l.unlogged {
+		found = append(found, Finding{
+			Level: Note, Says: fmt.Sprintf("%s is UNLOGGED: a crash of the server empties it, and a standby does not have it.", l.name),
+			Do: "Where that is not meant to be so, run as the owner of the table, which locks it meanwhile:\nALTER TABLE " + l.name + " SET LOGGED;",
 		})
 	}
 	var differs, wanted []string
@@ -222,7 +231,7 @@ func (e *examination) lookAtBloat(ctx context.Context) (found []Finding, err err
 					Level: Warning, Says: fmt.Sprintf("%s has %d dead rows and %d live ones: autovacuum does not keep up.", l.name, l.dead, l.live),
 					Do: "Mend what the checks storage and transactions say, and then run as the owner of the table:\nVACUUM " + l.name + ";",
 				})
-			case l.bytes > minBloat && each > maxRowBytes:
+			case l.counted && l.bytes > minBloat && each > maxRowBytes:
 				found = append(found, Finding{
 					Level: Warning, Says: fmt.Sprintf("%s has %d MiB for %d rows, which is %d bytes each: it was larger, or dead rows stayed for long.", l.name, l.bytes>>20, l.live, each),
 					Do: "Rows that come fill it again. To give it back to the system run as the owner of the table, at an hour when nobody calls, since it locks the table:\n" +
@@ -268,8 +277,12 @@ func (e *examination) lookAtPartitions(ctx context.Context) (found []Finding, er
 				Do: "Make the partitions of the remainders that are missing, with CREATE TABLE ... PARTITION OF.",
 			}}
 		case *strategy != "h" && !hasDefault:
+			level := Warning
+			if *strategy == "r" { // they may cover all
+				level = Note
+			}
 			found = []Finding{{
-				Level: Warning, Says: fmt.Sprintf("%s has %d partitions and no default one: a Take of a name or key that is in none of them fails.", table, leaves),
+				Level: level, Says: fmt.Sprintf("%s has %d partitions and no default one: a Take of a name or key that is in none of them fails.", table, leaves),
 				Do: "Run as the owner of the table:\nCREATE TABLE " + pgx.Identifier{e.config.Schema, "buckets_default"}.Sanitize() +
 					" PARTITION OF " + table + " DEFAULT WITH (" + e.with("buckets") + ");",
 			}}

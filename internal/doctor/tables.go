@@ -17,6 +17,7 @@ import (
 type tables struct {
 	version  int64 // the newest
 	settings map[string][]setting
+	indexes  map[string][]index // those that have to be there
 }
 
 // setting is a storage parameter of a table.
@@ -25,13 +26,17 @@ type setting struct{ name, value string }
 var (
 	comment    = regexp.MustCompile(`--[^\n]*`)
 	tableWith  = regexp.MustCompile(`CREATE TABLE ` + migrations.DefaultSchema + `\.(\w+) \([^;]*\) WITH \(([^;]*)\);`)
+	tableMade  = regexp.MustCompile(`CREATE TABLE ` + migrations.DefaultSchema + `\.(\w+) \(([^;]*?)\n\)`)
+	keyOfTable = regexp.MustCompile(`\n\s*PRIMARY KEY \(([^)]*)\)`)
+	keyColumn  = regexp.MustCompile(`\n\s*(\w+) [^,]* PRIMARY KEY`)
+	indexMade  = regexp.MustCompile(`CREATE INDEX \w+ ON ` + migrations.DefaultSchema + `\.(\w+) \(([^)]*)\)[^;]*;`)
 	grantOf    = regexp.MustCompile(`^GRANT (.+) ON (SCHEMA )?(\S+) TO .+;$`)
 	fileNumber = regexp.MustCompile(`^(\d+)_`)
 )
 
 // knownTables reads the migrations of this program.
 func knownTables() (*tables, error) {
-	known := &tables{settings: make(map[string][]setting)}
+	known := &tables{settings: make(map[string][]setting), indexes: make(map[string][]index)}
 	names, err := fs.Glob(migrations.FS, "*.sql")
 	if err != nil {
 		return nil, err
@@ -49,11 +54,35 @@ func knownTables() (*tables, error) {
 			return nil, err
 		}
 		up, _, _ := strings.Cut(string(text), "+goose Down")
-		for _, made := range tableWith.FindAllStringSubmatch(comment.ReplaceAllString(up, ""), -1) {
-			known.settings[made[1]] = settingsOf(strings.Split(made[2], ","))
-		}
+		known.add(comment.ReplaceAllString(up, ""))
 	}
 	return known, nil
+}
+
+// add adds what the statements of a migration make.
+func (t *tables) add(statements string) {
+	for _, made := range tableWith.FindAllStringSubmatch(statements, -1) {
+		t.settings[made[1]] = settingsOf(strings.Split(made[2], ","))
+	}
+	for _, made := range tableMade.FindAllStringSubmatch(statements, -1) {
+		for _, key := range []*regexp.Regexp{keyOfTable, keyColumn} {
+			if columns := key.FindStringSubmatch(made[2]); columns != nil {
+				t.indexes[made[1]] = append(t.indexes[made[1]], index{
+					columns: columns[1], unique: true,
+					statement: fmt.Sprintf("ALTER TABLE %s.%s ADD PRIMARY KEY (%s);", migrations.DefaultSchema, made[1], columns[1]),
+				})
+				break
+			}
+		}
+	}
+	for _, made := range indexMade.FindAllStringSubmatch(statements, -1) {
+		t.indexes[made[1]] = append(t.indexes[made[1]], index{columns: made[2], statement: made[0]})
+	}
+}
+
+// inSchema returns a statement for the default schema as one for that of the examination.
+func (e *examination) inSchema(statement string) string {
+	return strings.ReplaceAll(statement, migrations.DefaultSchema+".", pgx.Identifier{e.config.Schema}.Sanitize()+".")
 }
 
 // settingsOf returns parameters that are written as name = value, or as Postgres lists them.

@@ -24,32 +24,38 @@ func (e *examination) lookAtTransactions(ctx context.Context) (found []Finding, 
 			found = append(found, more...)
 		}
 		if len(found) == 0 {
-			found = ok("No transaction is older than %v.", e.config.MaxTransaction)
+			found = ok("No transaction that keeps dead rows is older than %v.", e.config.MaxTransaction)
 		}
 		return nil
 	})
 	return few(found), err
 }
 
-// openTransactions returns the sessions of this database whose transaction is too old, the oldest first.
+// openTransactions returns the sessions whose transaction is too old and keeps dead rows, the oldest first: those of this
+// database that have a snapshot, and those of every database that have written something, since the snapshots taken
+// meanwhile, here as well, begin with them. A vacuum keeps none.
 func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
-		SELECT pid, coalesce(usename::text, ''), coalesce(application_name, ''), coalesce(state, ''),
-			extract(epoch FROM pg_catalog.clock_timestamp() - xact_start)::float8
-		FROM pg_catalog.pg_stat_activity
-		WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid()
-			AND xact_start < pg_catalog.clock_timestamp() - make_interval(secs => $1)
-		ORDER BY xact_start LIMIT 100`, e.config.MaxTransaction.Seconds())
+		SELECT a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
+			extract(epoch FROM pg_catalog.clock_timestamp() - a.xact_start)::float8, coalesce(nullif(a.datname, current_database())::text, '')
+		FROM pg_catalog.pg_stat_activity a
+		WHERE (a.backend_xid IS NOT NULL OR a.datname = current_database() AND a.backend_xmin IS NOT NULL)
+			AND a.pid <> pg_catalog.pg_backend_pid() AND a.xact_start < pg_catalog.clock_timestamp() - make_interval(secs => $1)
+			AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+		ORDER BY a.xact_start LIMIT 100`, e.config.MaxTransaction.Seconds())
 	if err != nil {
 		return nil, err
 	}
 	var pid int32
-	var user, application, state string
+	var user, application, state, database string
 	var seconds float64
-	_, err = pgx.ForEachRow(rows, []any{&pid, &user, &application, &state, &seconds}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&pid, &user, &application, &state, &seconds, &database}, func() error {
 		by := ""
 		if application != "" {
 			by = fmt.Sprintf(" of the program %.40q", application)
+		}
+		if database != "" {
+			by += fmt.Sprintf(", in the database %q", database)
 		}
 		found = append(found, Finding{
 			Level: Warning,
@@ -71,22 +77,22 @@ func age(seconds float64) time.Duration {
 	return d.Round(time.Second)
 }
 
-// preparedTransactions returns those that PREPARE TRANSACTION left, which outlive every session.
+// preparedTransactions returns those that PREPARE TRANSACTION left in any database, which outlive every session.
 func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
-		SELECT gid, owner::text, extract(epoch FROM pg_catalog.clock_timestamp() - prepared)::float8 FROM pg_catalog.pg_prepared_xacts
-		WHERE database = current_database() AND prepared < pg_catalog.clock_timestamp() - make_interval(secs => $1)
+		SELECT gid, owner::text, extract(epoch FROM pg_catalog.clock_timestamp() - prepared)::float8, database::text FROM pg_catalog.pg_prepared_xacts
+		WHERE prepared < pg_catalog.clock_timestamp() - make_interval(secs => $1)
 		ORDER BY prepared LIMIT 100`, e.config.MaxTransaction.Seconds())
 	if err != nil {
 		return nil, err
 	}
-	var id, owner string
+	var id, owner, database string
 	var seconds float64
-	_, err = pgx.ForEachRow(rows, []any{&id, &owner, &seconds}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&id, &owner, &seconds, &database}, func() error {
 		found = append(found, Finding{
 			Level: Warning,
 			Says:  fmt.Sprintf("A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. While it is there, dead rows stay and buckets grow.", owner, age(seconds)),
-			Do:    "Find out what its coordinator wants, or run as its owner:\nROLLBACK PREPARED " + literal(id) + ";",
+			Do:    fmt.Sprintf("Find out what its coordinator wants, or run as its owner, in the database %q:\nROLLBACK PREPARED %s;", database, literal(id)),
 		})
 		return nil
 	})
@@ -127,8 +133,8 @@ func hiddenTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err er
 	var user string
 	err = tx.QueryRow(ctx, `
 		SELECT count(*), current_user::text FROM pg_catalog.pg_stat_activity
-		WHERE datname = current_database() AND usesysid IS NOT NULL AND query = '<insufficient privilege>'
-			AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)`).Scan(&hidden, &user)
+		WHERE usesysid IS NOT NULL AND query = '<insufficient privilege>'
+			AND (backend_xid IS NOT NULL OR datname = current_database() AND backend_xmin IS NOT NULL)`).Scan(&hidden, &user)
 	if err != nil || hidden == 0 {
 		return nil, err
 	}

@@ -24,6 +24,7 @@ var noon = time.Date(2024, time.November, 22, 12, 0, 0, 0, time.UTC)
 type fixture struct {
 	*inspect.Reader
 	pool *pgxpool.Pool
+	anew bool // whether seed leaves the tables without statistics
 }
 
 func setup(t testing.TB) *fixture {
@@ -67,6 +68,13 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 // reservations. And an hour in which as many keys were refused each minute as is said, none of them twice.
 func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 	t.Helper()
+	if f.anew {
+		for _, table := range []string{"buckets", "reservations", "denials"} {
+			f.exec(t, "ALTER TABLE ratelimit."+table+" SET (autovacuum_enabled = false)")
+		}
+	} else {
+		defer func() { f.exec(t, "VACUUM ANALYZE") }()
+	}
 	f.exec(t, `INSERT INTO ratelimit.buckets
 		SELECT 'limit-' || lpad((n % 100)::text, 3, '0'), encode(sha256(n::text::bytea), 'hex'), shard,
 			CASE WHEN n % 1000 = 7 THEN -1 ELSE 5 END, $2::bigint + n
@@ -81,11 +89,17 @@ func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 		SELECT $2::timestamptz + minute * interval '1 minute', 'limit-' || lpad((n % 10)::text, 3, '0'), 'POST /login',
 			encode(sha256((minute * 10000 + n)::text::bytea), 'base64'), false, 1 + n % 50, 1, $3::bigint
 		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedKeys, noon, noon.UnixMicro())
-	f.exec(t, "VACUUM ANALYZE")
 }
 
 // few is how many rows the queries look at in a test of their plans, those that do not say it themselves.
 const few = 1000
+
+// fewRefusals is how many rows of refusals a query may read: those, after it has seen how many the minutes have, of which
+// the last has more than it wants.
+const fewRefusals = 2*few + refusedEachMinute + 3
+
+// refusedEachMinute is how many keys were refused in each minute of a test of the plans.
+const refusedEachMinute = 500
 
 // query is one of those that are measured, explained, and asked by others.
 type query struct {
@@ -127,7 +141,7 @@ func queries() []query {
 		refusals("", inspect.RefusalQuery{}),
 		refusals("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),
 		refusals("OfKey", inspect.RefusalQuery{Limit: "limit-007", Key: &key}),
-		{"RefusalsByLimit", 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 			_, _, err := r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, noon.Add(time.Hour))
 			return err
 		}},
@@ -161,10 +175,10 @@ func reservations(name string, q inspect.ReservationQuery) query {
 	}}
 }
 
-// refusals is a query for the refusals of an hour. It reads them, and before that how many there are.
+// refusals is a query for the refusals of an hour.
 func refusals(name string, q inspect.RefusalQuery) query {
 	q.Since, q.Until = noon, noon.Add(time.Hour)
-	return query{"Refusals/" + name, 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+	return query{"Refusals/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 		_, _, err := r.Refusals(ctx, q)
 		return err
 	}}
@@ -172,7 +186,7 @@ func refusals(name string, q inspect.RefusalQuery) query {
 
 func top(name string, q denials.TopConfig) query {
 	q.Since, q.Until = noon, noon.Add(time.Hour)
-	return query{"TopRefused/" + name, 2*few + 1, func(ctx context.Context, r *inspect.Reader) error {
+	return query{"TopRefused/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 		_, _, err := r.TopRefused(ctx, q)
 		return err
 	}}

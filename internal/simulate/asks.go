@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -116,13 +117,22 @@ func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 	if endpoint == "" {
 		endpoint = a.routes.of(r.method, r.target)
 	}
-	return a.site.Requests(rules.Attributes{
+	requests, err := a.site.Requests(rules.Attributes{
 		User: r.user, Tenant: r.tenant, Plan: cmp.Or(r.plan, a.config.Plan), Address: a.network(r.address), Endpoint: endpoint, More: r.fields,
 	}, a.stated)
+	if err != nil && strings.Contains(r.address, ",") {
+		return nil, errAddresses
+	}
+	return requests, err
 }
 
-// network returns what counts of an address. What is none, such as a host name, counts as it is.
+var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that the program takes")
+
+// network returns what counts of an address. What is none, such as a host name, counts as it is, and a list for nothing.
 func (a *asks) network(text string) string {
+	if strings.Contains(text, ",") {
+		return ""
+	}
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
 		withPort, err := netip.ParseAddrPort(text)

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +11,8 @@ import (
 // What is wrong with a line that is not in the Common Log Format:
 //
 //	address identity user [02/Jan/2006:15:04:05 -0700] "request" status size "referer" "user agent"
+//
+// with the name of the server before it or not.
 var (
 	errNoAddress   = errors.New("it does not begin with an address, an identity and a user")
 	errNoTime      = errors.New("it has no time such as [02/Jan/2006:15:04:05 -0700] after the user")
@@ -22,9 +25,13 @@ var (
 // that they have to be.
 func (p *parser) parseCommon(line string, combined bool) error {
 	r := &p.record
-	address, rest, ok := strings.Cut(line, " ")
-	identity, rest, ok2 := strings.Cut(rest, " ")
-	if !ok || !ok2 || address == "" || identity == "" {
+	address, rest, _ := strings.Cut(line, " ")
+	identity, rest, ok := strings.Cut(rest, " ")
+	if isServer(address, identity) {
+		address = identity
+		identity, rest, ok = strings.Cut(rest, " ")
+	}
+	if !ok || address == "" || identity == "" {
 		return errNoAddress
 	}
 	user, at, rest, ok := p.cutTime(rest)
@@ -57,6 +64,19 @@ func (p *parser) parseCommon(line string, combined bool) error {
 		r.fields[name] = said(r.common(name, status, size, referer, agent))
 	}
 	return nil
+}
+
+// isServer reports whether a line begins with the name of a server, as Apache's vhost_combined does: what follows is an
+// address then, where an identity should be.
+func isServer(text, next string) bool {
+	if next == "-" || strings.HasSuffix(text, ",") { // which is a list of addresses
+		return false
+	}
+	if _, err := netip.ParseAddr(next); err != nil {
+		return false
+	}
+	_, err := netip.ParseAddr(text)
+	return err != nil
 }
 
 // common returns a further attribute of a line.

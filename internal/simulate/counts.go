@@ -10,6 +10,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
+// maxStepBack is how far a line that steps back counts for the second of the lines above.
+const maxStepBack = time.Minute
+
 // counts are what was decided, by limit.
 type counts struct {
 	limits map[string]*limitCounts
@@ -47,7 +50,7 @@ func (c *counts) decided(at time.Time, s *ratelimit.State) {
 		return
 	}
 	r, second := &of.report, &of.second
-	if at.Sub(second.At) >= time.Second {
+	if since := at.Sub(second.At); since >= time.Second || since < -maxStepBack {
 		of.endSecond()
 		*second = Peak{At: at.Truncate(time.Second)}
 	}

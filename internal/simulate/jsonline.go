@@ -7,20 +7,23 @@ import (
 	"strings"
 )
 
-// DefaultFields returns the names under which an attribute is looked for in JSON, the first that is there. Every other
-// attribute than these has the field of its own name.
+// DefaultFields returns the names under which an attribute is looked for in JSON, the first that is there: those that
+// Caddy, Traefik, Google Cloud and many others write. Every other attribute than these has the field of its own name.
 func DefaultFields(attribute string) []string {
 	switch attribute {
 	case "time":
 		return []string{"time", "ts", "timestamp", "@timestamp"}
 	case "address":
-		return []string{"remote_addr", "ip", "client_ip", "remote_ip", "address", "request.remote_ip"}
+		return []string{
+			"remote_addr", "ip", "client_ip", "remote_ip", "address",
+			"request.client_ip", "request.remote_ip", "ClientHost", "httpRequest.remoteIp",
+		}
 	case "user":
-		return []string{"user", "remote_user", "user_id"}
+		return []string{"user", "remote_user", "user_id", "ClientUsername"}
 	case "method":
-		return []string{"method", "request_method", "request.method"}
+		return []string{"method", "request_method", "request.method", "RequestMethod", "httpRequest.requestMethod"}
 	case "path":
-		return []string{"path", "url", "uri", "request_uri", "request.uri"}
+		return []string{"path", "url", "uri", "request_uri", "request.uri", "RequestPath", "httpRequest.requestUrl"}
 	}
 	return []string{attribute}
 }

@@ -1,7 +1,7 @@
 package simulate
 
 import (
-	"errors"
+	"fmt"
 	"strings"
 	"time"
 )
@@ -36,8 +36,6 @@ func newParser(format Format, names map[string]string, wanted []string) *parser 
 	}
 }
 
-var errNoFormat = errors.New("the line is in none of the formats common, combined and json")
-
 // parse reads a line. The record is good until the next call.
 func (p *parser) parse(line string) (*record, error) {
 	fields := p.record.fields
@@ -46,15 +44,20 @@ func (p *parser) parse(line string) (*record, error) {
 	if p.format != Detect {
 		return &p.record, p.parseAs(p.format, line)
 	}
+	var reason error
 	for _, format := range []Format{JSON, Combined, Common} {
-		if p.parseAs(format, line) == nil {
+		err := p.parseAs(format, line)
+		if err == nil {
 			p.format = format
 			return &p.record, nil
+		}
+		if format == JSON || !strings.HasPrefix(line, "{") { // of what is no object, Common says why
+			reason = err
 		}
 		clear(fields)
 		p.record = record{fields: fields}
 	}
-	return &p.record, errNoFormat
+	return &p.record, fmt.Errorf("the line is in none of the formats common, combined and json: %w", reason)
 }
 
 func (p *parser) parseAs(format Format, line string) error {

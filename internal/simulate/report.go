@@ -98,7 +98,8 @@ type LimitReport struct {
 	// FirstRefusal and LastRefusal are the earliest and the latest, and the zero time where nothing was refused.
 	FirstRefusal time.Time `json:"first_refusal,omitzero"`
 	LastRefusal  time.Time `json:"last_refusal,omitzero"`
-	// Peak is the second in which the limit was asked most. A line that steps back counts for the second of the lines above.
+	// Peak is the second in which the limit was asked most. A line that steps back by up to a minute counts for the second of
+	// the lines above.
 	Peak Peak `json:"peak"`
 }
 

@@ -4,8 +4,8 @@
 //
 // # What it keeps and costs
 //
-// Logs are read as a stream. What is kept grows with the distinct keys only: some 70 bytes for a bucket whose key has ten, and
-// some more for one that has refused. A core replays about 300,000 lines of the combined format in a second for one limit,
+// Logs are read as a stream. What is kept grows with the distinct keys only: 70 to 100 bytes for a bucket whose key has ten,
+// the more with a million of them, and some more for one that has refused. A core replays about 300,000 lines of the combined format in a second for one limit,
 // 200,000 for three, and 120,000 of JSON; BenchmarkMillionLines says how to measure it.
 //
 // # Lines that are out of order
@@ -41,6 +41,10 @@ var (
 
 	// ErrUnreadable is returned by Run when no line of the logs could be read; the message has the first reason.
 	ErrUnreadable = errors.New("simulate: no line could be read")
+
+	// ErrUnasked is returned by Run when lines could be read, and limits be asked for none of them; the message has the
+	// first reason.
+	ErrUnasked = errors.New("simulate: no line could be asked")
 )
 
 // Format is how a line of a log is written.
@@ -49,7 +53,8 @@ type Format string
 const (
 	// Detect takes the format that the first lines are in. It is what the empty Format means.
 	Detect Format = "detect"
-	// Common is the Common Log Format of Apache, nginx and others. What follows the size is not looked at.
+	// Common is the Common Log Format of Apache, nginx and others, with the name of the server before it or not. Anything may
+	// follow the size.
 	Common Format = "common"
 	// Combined is Common with the referer and the user agent, as nginx writes it by default.
 	Combined Format = "combined"
@@ -101,9 +106,9 @@ type Progress struct {
 }
 
 // Run replays the sources, one after the other as one log. Lines with which something is wrong are counted in the Report
-// and left out. It returns an error that wraps ErrInvalidConfig or ErrUnreadable, that of a source which cannot be opened or
-// read, that of Config.Refused, or that of ctx, which is asked between lines; with the Report as far as it got, which is nil
-// for ErrInvalidConfig only.
+// and left out. It returns an error that wraps ErrInvalidConfig, ErrUnreadable or ErrUnasked, that of a source which cannot
+// be opened or read, that of Config.Refused, or that of ctx, which is asked between lines; with the Report as far as it got,
+// which is nil for ErrInvalidConfig only.
 func Run(ctx context.Context, config Config, sources ...Source) (*Report, error) {
 	config = config.withDefaults()
 	if err := config.validate(sources); err != nil {
@@ -119,12 +124,23 @@ func Run(ctx context.Context, config Config, sources ...Source) (*Report, error)
 		}
 	}
 	report := r.end()
-	if report.Lines > 0 && report.Unparsed.Count == report.Lines {
-		first := report.Unparsed.First[0]
-		return report, fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields",
+	return report, report.none()
+}
+
+// none returns an error where there were lines, and something is wrong with all of them.
+func (r *Report) none() error {
+	switch {
+	case r.Lines == 0 || r.Unparsed.Count+r.Failed.Count < r.Lines:
+		return nil
+	case r.Failed.Count == 0:
+		first := r.Unparsed.First[0]
+		return fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields, or write the log as JSON, a line each",
 			ErrUnreadable, first.Line, first.Source, first.Reason)
+	default:
+		first := r.Failed.First[0]
+		return fmt.Errorf("%w: line %d of %s: %s; say the names of the JSON fields, or ask for what the lines have",
+			ErrUnasked, first.Line, first.Source, first.Reason)
 	}
-	return report, nil
 }
 
 func (c Config) withDefaults() Config {

@@ -130,6 +130,19 @@ tiers:
 		require.Equal(t, simulate.Peak{At: second(29), Asked: 32, Refused: 29}, report.Limits[0].Peak)
 	})
 
+	t.Run("CountsTheBusiestSecondOfLogsInAnyOrder", func(t *testing.T) {
+		t.Parallel()
+		config := simulate.Config{Rules: document(t, three), By: "address"}
+		var older []string
+		for s := range 50 {
+			older = append(older, strings.Replace(at(s, "10.0.0.1", "GET /"), "01/Mar", "28/Feb", 1))
+		}
+		newer := []string{at(7, "10.0.0.1", "GET /"), at(7, "10.0.0.1", "GET /"), at(5, "10.0.0.1", "GET /")} // which steps back
+		report := run(t, config, lines(newer...), lines(older...))
+		require.Equal(t, simulate.Peak{At: second(7), Asked: 3}, report.Limits[0].Peak)
+		require.EqualValues(t, 51, report.OutOfOrder)
+	})
+
 	t.Run("CountsWhatNobodyLimits", func(t *testing.T) {
 		t.Parallel()
 		config := simulate.Config{Rules: document(t, `
@@ -143,9 +156,15 @@ tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
 
 	t.Run("CountsLinesWhoseLimitsCannotBeAsked", func(t *testing.T) {
 		t.Parallel()
-		report := run(t, simulate.Config{Rules: document(t, three), By: "user"}, lines(at(0, "10.0.0.1", "GET /")))
+		config := simulate.Config{Rules: document(t, three), By: "user"}
+		of := strings.Replace(at(0, "10.0.0.1", "GET /"), " - - ", " - ada ", 1)
+		report := run(t, config, lines(at(0, "10.0.0.1", "GET /"), of))
 		require.EqualValues(t, 1, report.Failed.Count)
 		require.Contains(t, report.Failed.First[0].Reason, `needs the attribute "user"`)
+		report, err := simulate.Run(t.Context(), config, lines("x", at(0, "10.0.0.1", "GET /")))
+		require.ErrorIs(t, err, simulate.ErrUnasked)
+		require.ErrorContains(t, err, `line 2 of access.log: ratelimit: invalid key: the key of "address" needs the attribute "user"`)
+		require.EqualValues(t, 2, report.Lines)
 	})
 
 	t.Run("GoesOnAfterLinesThatCannotBeRead", func(t *testing.T) {

@@ -1,10 +1,27 @@
--- Looks at $3 + 1 rows at most of the minutes from $1 to before $2 (null: all later ones), the latest first. When there are as many, it returns the
--- first minute of which it has seen all rows; and that of the only minute it has seen.
-SELECT CASE WHEN min(looked.minute) < max(looked.minute) THEN min(looked.minute) + interval '1 minute' ELSE min(looked.minute) END
-FROM (
-    SELECT d.minute FROM ratelimit.denials AS d
-    WHERE d.minute >= $1 AND d.minute < coalesce($2::timestamptz, 'infinity')
-    ORDER BY d.minute DESC
-    LIMIT $3::integer + 1
-) AS looked
-HAVING count(looked.minute) > $3::integer
+-- Looks at the minutes from $1 to before $2 (null: all later ones), the latest first, until they have more than $3 rows. When
+-- they do, it returns the first minute of which it has seen all rows; and that of the only minute it has seen. It steps from
+-- one minute to the next through the primary key, as a plan for all at once would sort them where statistics are old.
+WITH RECURSIVE minutes AS (
+    SELECT latest.minute, counted.n
+    FROM (
+        SELECT d.minute FROM ratelimit.denials AS d
+        WHERE d.minute >= $1 AND d.minute < coalesce($2::timestamptz, 'infinity') ORDER BY d.minute DESC LIMIT 1
+    ) AS latest
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (SELECT FROM ratelimit.denials AS d WHERE d.minute = latest.minute LIMIT $3::integer + 1) AS looked
+    ) AS counted
+    UNION ALL
+    SELECT earlier.minute, minutes.n + counted.n
+    FROM minutes
+    CROSS JOIN LATERAL (
+        SELECT d.minute FROM ratelimit.denials AS d
+        WHERE d.minute >= $1 AND d.minute < minutes.minute ORDER BY d.minute DESC LIMIT 1
+    ) AS earlier
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (SELECT FROM ratelimit.denials AS d WHERE d.minute = earlier.minute LIMIT $3::integer + 1) AS looked
+    ) AS counted
+    WHERE minutes.n <= $3::integer
+)
+SELECT CASE WHEN count(*) > 1 THEN min(minute) + interval '1 minute' ELSE min(minute) END
+FROM minutes
+HAVING max(n) > $3::integer
