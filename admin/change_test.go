@@ -151,6 +151,8 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 		"The override says nothing":       append([]string{"override"}, with()...),
 		"names no plan":                   append([]string{"override"}, with("says", "on_plan")...),
 		"Rate is no number above 0":       append([]string{"override"}, with("says", "policy")...),
+		"For is no number above 0":        append([]string{"pause"}, with("for", "1,5", "for_unit", "hour")...),
+		"Rate is no number above 0. ":     append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
 		"From is no instant":              append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
 		"Nobody knows the policy":         {"reset", "limit", "unheard-of", "key", "ada"},
 		"The form names no key":           {"reset", "limit", "messages"},
