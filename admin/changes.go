@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -58,16 +59,32 @@ func changing(do func(*visit) (done, error)) func(*visit) {
 	}
 }
 
-// problemBody is what the page shows that says why nothing was changed.
-type problemBody struct{ Sentence, Limit string }
+// problemBody is what the page shows that says why nothing was changed. With Open the change may be made all the same.
+type problemBody struct {
+	Sentence, Limit string
+	Open            bool
+}
 
 // problem answers with why nothing was changed.
 func (v *visit) problem(status int, err error, limit string) {
-	body := problemBody{Sentence: sentenceOf(err), Limit: limit}
+	body := problemBody{Sentence: sentenceOf(err), Limit: limit, Open: isOpen(err)}
+	title := "Nothing was changed"
+	if body.Open {
+		title = "The change may be made, or not"
+	}
 	if status >= http.StatusInternalServerError {
 		v.log("a change failed", err)
 	}
-	v.show(status, "problem.html", page{Title: "Nothing was changed", Body: body})
+	v.show(status, "problem.html", page{Title: title, Body: body})
+}
+
+// isOpen reports whether a change may be made although it failed: the database did not answer.
+func isOpen(err error) bool {
+	switch telemetry.ErrorType(err) {
+	case "commit_unknown", "connection", "timeout", telemetry.Cancelled:
+		return true
+	}
+	return false
 }
 
 func statusOf(err error) int {

@@ -74,7 +74,7 @@ func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 func isSaid(err error) bool {
 	for _, asked := range []error{
 		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
-		ratelimit.ErrInvalidLimit, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
+		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidRequest, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
 	} {
 		if errors.Is(err, asked) {
 			return true
@@ -91,7 +91,7 @@ func faultOf(err error) string {
 	case errors.Is(err, errChanged):
 		return "Somebody has changed this rule since you looked at it. Open it again, and make your change there."
 	case errors.Is(err, ratelimit.ErrCommitUnknown):
-		return "The database went away in the midst of the change, so that it may be made or not. Look, before you make it again."
+		return "The database went away in the midst of the change."
 	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
 		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
@@ -102,7 +102,7 @@ func faultOf(err error) string {
 		return "The database took longer than 2 seconds. Load the page again; if it stays so, see what the database is busy with."
 	case kind == "connection", kind == "closed", kind == "57P01", kind == "57P03", kind == "53300":
 		return "The database cannot be reached. Nobody is admitted meanwhile. See that it runs and takes connections, and load the page again."
-	case errors.Is(err, ratelimit.ErrContended), kind == "40001", kind == "40P01":
+	case errors.Is(err, errBusy), errors.Is(err, ratelimit.ErrContended), errors.Is(err, ratelimit.ErrOverloaded), kind == "40001", kind == "40P01":
 		return "Others were at the same rows. Try again."
 	}
 	return "The database answered with an error. The program's log says which; load the page again when it is mended."

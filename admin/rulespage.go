@@ -82,7 +82,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
 	body.List = ask(g, "the rules", func(ctx context.Context) (listing, error) {
-		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new(""), Most: mostRules})
+		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
 	g.wait.Wait()

@@ -28,7 +28,7 @@ func (f *fixture) filled(t *testing.T) map[string][]string {
 		"override":        with("says", "multiplier", "multiplier", "3", "for", "1", "for_unit", "day"),
 		"remove-override": with(),
 		"put-rule":        rule,
-		"delete-rule":     {"limit", "messages", "plan", "pro", "reason", "a test"},
+		"delete-rule":     {"limit", "messages", "plan", "pro", "reason", "a test", "version", "1"},
 	}
 }
 
