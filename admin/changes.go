@@ -120,12 +120,15 @@ func (v *visit) deadline() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(v.r.Context(), 2*partTimeout)
 }
 
-// request returns the request for the bucket that the form names.
+// request returns the request for the bucket that the form names. Where plans have rules it has to say which of them the key
+// is on, or none, as a space: no table does, and with the capacity of another plan a reset or a credit could take away.
 func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
-	limit, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
+	limit, plans, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
 	switch {
 	case err != nil:
 		return ratelimit.Request{}, err
+	case len(plans) > 0 && v.r.PostForm.Get("plan") == "":
+		return ratelimit.Request{}, wrong("The form does not say which plan the key is on. Choose it, or no plan.")
 	case limit.Name() == "":
 		return ratelimit.Request{}, wrong("Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
 	case !v.r.PostForm.Has("key"):

@@ -18,9 +18,6 @@ type rulesBody struct {
 	List    *part[listing]
 	Lines   []ruleLine
 	Version int64
-	// Age is how long ago this process heard that what it has loaded is what the tables say.
-	Age time.Duration
-	Set bool
 	// More is whether there are more rules than are shown.
 	More bool
 }
@@ -44,7 +41,7 @@ func (v *visit) rules() {
 	}
 	body.More = len(body.Lines) == mostStored
 	if v.set != nil {
-		body.Version, body.Age, body.Set = v.set.Version(), v.set.Age(), true
+		body.Version = v.set.Version()
 	}
 	g.show("rules.html", page{Title: "Rules", Here: "rules", Body: body})
 }

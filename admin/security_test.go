@@ -20,8 +20,8 @@ func (f *fixture) filled(t *testing.T) map[string][]string {
 		"kind", "token bucket", "mode", "on", "on_change", "keep", "reason", "a test", "version", "",
 	}
 	return map[string][]string{
-		"reset":           with(),
-		"credit":          with("tokens", "3"),
+		"reset":           with("plan", " "),
+		"credit":          with("plan", "pro", "tokens", "3"),
 		"cancel":          {"id", id},
 		"pause":           with("for", "2", "for_unit", "hour"),
 		"resume":          {"limit", "messages", "key", "dmitri", "reason", "a test"},
