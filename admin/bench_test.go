@@ -42,7 +42,8 @@ func BenchmarkPage(b *testing.B) {
 	pages["limitMiddle"] = address("limit", "name", "messages", "after", "user-5")
 	pages["limitPrefix"] = address("limit", "name", "messages", "prefix", "user-9999")
 	pages["keyOfMany"] = address("key", "limit", "messages", "key", "user-500000")
-	pages["waiting"] = address("reservations", "state", "open", "limit", "messages")
+	pages["openOfLimit"] = address("reservations", "state", "open", "limit", "messages")
+	pages["debtsOfMany"] = address("debts", "limit", "messages")
 	for name, page := range pages {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

@@ -27,7 +27,9 @@ type keyBody struct {
 	Waiting    *part[inspect.Reservations]
 	Refusals   *part[refusals]
 	History    *part[[]entryRow]
-	Now        time.Time
+	// Older is the version before which the history goes on; 0: this is all.
+	Older int64
+	Now   time.Time
 }
 
 // keyState is what a bucket holds, and what decides on it.
@@ -116,6 +118,7 @@ func (v *visit) key() {
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait.Wait()
+	body.Older = older(body.History, mostWaiting)
 	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})
 }
 

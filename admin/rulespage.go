@@ -62,7 +62,9 @@ type ruleBody struct {
 	Without string
 	Version string
 	History *part[[]entryRow]
-	Now     time.Time
+	// Older is the version before which the history goes on; 0: this is all.
+	Older int64
+	Now   time.Time
 	// Changes are what the new rule changes, and Effect what it would have meant.
 	Changes []change
 	Effect  *part[effect]
@@ -78,11 +80,10 @@ func (v *visit) rule() {
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
-	body.List = ask(g, "the rules", func(ctx context.Context) (listing, error) {
-		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
-	})
+	body.List = v.rulesOf(g, limit)
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
 	g.wait.Wait()
+	body.Older = older(body.History, mostWaiting)
 	list := body.List.Shows
 	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(list.Rules, limit, plan)
 	body.Now = list.Now
