@@ -64,6 +64,20 @@ func TestDebtsFarBehind(t *testing.T) {
 	require.Contains(t, f.get(t, address("debts", "limit", "free-trials")).body, "Nobody.")
 }
 
+// TestMoreWhoWereRefused than the page of a limit lists.
+func TestMoreWhoWereRefused(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - interval '1 minute', 'messages', '', 'user-' || to_char(i, 'FM00'), false, i, i, 1
+		FROM generate_series(1, 30) AS i`)
+	limit := f.get(t, address("limit", "name", "messages")).body
+	require.Len(t, keyLink.FindAllString(limit, -1), 10)
+	require.Contains(t, limit, `href="refused?limit=messages"`)
+	all := keyLink.FindAllStringSubmatch(f.get(t, address("refused", "limit", "messages")).body, -1)
+	require.Len(t, all, 30)
+	require.Equal(t, "user-30", all[0][1])
+}
+
 // TestMoreDebtsThanOnePageShows goes through all of them.
 func TestMoreDebtsThanOnePageShows(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 const (
@@ -58,12 +57,6 @@ type bucketList struct {
 	First bool
 }
 
-// topList has who was refused most.
-type topList struct {
-	Sums []denials.Sum
-	Late time.Time
-}
-
 // limit shows one limit.
 func (v *visit) limit() {
 	query := v.r.URL.Query()
@@ -91,7 +84,7 @@ func (v *visit) limit() {
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
 	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debtsFor(ctx, limit, body.Name, nil, 0) })
 	body.Hours = v.hours(g, []string{body.Name}, body.Now)
-	body.Top = v.top(g, body.Name, body.Now)
+	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})
 	})
@@ -164,19 +157,4 @@ func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspe
 		}
 	}
 	return rows, nil
-}
-
-// top reads who was refused most in the last hour.
-func (v *visit) top(g *gather, name string, now time.Time) *part[topList] {
-	since, until := lastHour(now)
-	return ask(g, "the top refused", func(ctx context.Context) (list topList, err error) {
-		sums, seen, err := v.reader.TopRefused(ctx, denials.TopConfig{
-			By: denials.ByKey, Limit: name, Since: since, Until: until, Most: mostTop,
-		})
-		if seen.After(since) {
-			list.Late = seen
-		}
-		list.Sums = sums
-		return list, err
-	})
 }

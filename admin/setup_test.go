@@ -224,6 +224,7 @@ func pagesOf(id string) map[string]string {
 		"limit":        address("limit", "name", "messages"),
 		"llm":          address("limit", "name", "llm/tokens"),
 		"debts":        address("debts", "limit", "llm/tokens"),
+		"refused":      address("refused", "limit", "messages"),
 		"waiting":      address("reservations", "state", "waiting", "limit", "llm/tokens", "key", "acme"),
 		"history key":  address("history", "limit", "messages", "key", "ada"),
 		"key":          address("key", "limit", "messages", "key", "ada"),
