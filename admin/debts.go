@@ -15,7 +15,7 @@ const (
 	lookDebts = 10_000 // rows of buckets, at a time
 	mostDebts = 100    // of one page
 	// lookFor is how long the page of debts goes on to look.
-	lookFor = 500 * time.Millisecond
+	lookFor = 300 * time.Millisecond
 )
 
 // debtList has who owes.

@@ -12,7 +12,7 @@ import (
 const (
 	// lookTop is how many rows of refusals the page of a limit looks at for who was refused most, and lookAllTop how many
 	// the page does that is for that alone.
-	lookTop, lookAllTop = 40_000, 300_000
+	lookTop, lookAllTop = 40_000, 200_000
 	mostAllTop          = 100
 )
 

@@ -158,9 +158,9 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 	body.Changes = changesOf(old, next)
 	since, until := lastHour(cmp.Or(body.Now, time.Now()))
 	body.Effect = ask(g, "the refusals", func(ctx context.Context) (effect, error) {
-		sums, seen, err := v.reader.TopRefused(ctx, denials.TopConfig{
+		sums, seen, err := v.reader.TopRefusedOf(ctx, denials.TopConfig{
 			By: denials.ByKey, Limit: body.Limit, Since: since, Until: until, Most: mostSums,
-		})
+		}, lookSums)
 		if err != nil {
 			return effect{}, err
 		}

@@ -113,7 +113,7 @@ func TestLittleIsAnnounced(t *testing.T) {
 func TestReducedMotion(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
-	p.prefer(t, "prefers-reduced-motion", "reduce")
+	browsertest.Prefer(t, p.tab, "prefers-reduced-motion", "reduce")
 	delays := play[[]float64](t, p, `
 		const delays = [];
 		window.requestAnimationFrame = () => delays.push(0);
@@ -122,7 +122,7 @@ func TestReducedMotion(t *testing.T) {
 		return delays;`)
 	require.Equal(t, []float64{500}, delays)
 	require.Equal(t, "0s", play[string](t, p, `return getComputedStyle(document.getElementById('run')).transitionDuration;`))
-	p.prefer(t)
+	browsertest.Prefer(t, p.tab)
 	require.Equal(t, []float64{500, 0}, play[[]float64](t, p, `
 		const delays = [500];
 		window.requestAnimationFrame = () => delays.push(0);
@@ -162,13 +162,13 @@ func TestDarkAndLight(t *testing.T) {
 			return getComputedStyle(document.body).backgroundColor + ' ' + document.getElementById('theme').ariaPressed;`)
 	}
 	const light, dark = "rgb(247, 245, 240) false", "rgb(20, 23, 28) true"
-	p.prefer(t, "prefers-color-scheme", "light")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
 	require.Equal(t, light, look())
-	p.prefer(t, "prefers-color-scheme", "dark")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "dark")
 	require.Equal(t, dark, look())
 	p.press(t, "d")
 	require.Equal(t, light, look())
-	p.prefer(t, "prefers-color-scheme", "light")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Click("#theme")))
 	require.Equal(t, dark, look())
 }
@@ -179,7 +179,7 @@ func TestAccessibility(t *testing.T) {
 	url := serve(t)
 	p := open(t, url)
 	for _, scheme := range []string{"light", "dark"} {
-		p.prefer(t, "prefers-color-scheme", scheme)
+		browsertest.Prefer(t, p.tab, "prefers-color-scheme", scheme)
 		for _, width := range []int64{360, 1280} {
 			require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, 900)))
 			for _, fragment := range []string{"", "#preset=model&at=60", "#preset=credit&pattern=bursty&at=3", "#preset=nothing"} {
