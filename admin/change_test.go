@@ -202,6 +202,8 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 		"From is no instant":              append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
 		"Nobody knows the policy":         {"reset", "limit", "unheard-of", "key", "ada"},
 		"The form names no key":           {"reset", "limit", "messages"},
+		"The form names no key.":          {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
+		"form names no key. Open":         {"remove-override", "limit", "messages", "reason", "x"},
 		"is no text, or too long":         {"reset", "limit", "messages", "key", "a\x00b"},
 		"Multiplier is no number above 0": append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
 		"rules: not found":                append([]string{"resume"}, with()...),

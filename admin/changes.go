@@ -132,7 +132,7 @@ func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	case limit.Name() == "":
 		return ratelimit.Request{}, wrong("Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
 	case !v.r.PostForm.Has("key"):
-		return ratelimit.Request{}, wrong("The form names no key. Open the page of a bucket, and begin there.")
+		return ratelimit.Request{}, errNoKey
 	}
 	return limit.ForStored(v.r.PostForm.Get("key")).Plan(v.form().text("plan")), nil
 }

@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -73,6 +75,42 @@ func TestPageSaysWhenABucketGives(t *testing.T) {
 	require.NoError(t, err)
 	f.load(t)
 	require.Equal(t, "when the pause ends", f.gives(t, "messages", "ada"))
+}
+
+// TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, owing, off, and on trial.
+func TestPageShowsWhatTheLimiterSays(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, rules.Rule{Limit: "spread", Rate: 1, Period: ratelimit.Day, Capacity: new(64.0), Shards: 8},
+		rules.Rule{Limit: "windows", Kind: rules.FixedWindow, Rate: 50, Period: ratelimit.Day},
+		rules.Rule{Limit: "off", Rate: 5, Period: ratelimit.Day, Mode: ratelimit.Off},
+		rules.Rule{Limit: "shadow", Rate: 5, Period: ratelimit.Day, Mode: ratelimit.Shadow},
+		rules.Rule{Limit: "owing", Rate: 5, Period: ratelimit.Day})
+	limitOf := func(name string) ratelimit.Request {
+		limit, err := ratelimit.NewLimit(name, ratelimit.PerDay(1))
+		require.NoError(t, err)
+		return limit.For("ada")
+	}
+	for _, name := range []string{"spread", "windows", "off", "shadow"} {
+		for range 3 {
+			f.take(t, limitOf(name))
+		}
+	}
+	require.NoError(t, f.limiter.Charge(t.Context(), limitOf("owing").Cost(25)))
+	for _, name := range []string{"spread", "windows", "off", "shadow", "owing"} {
+		v := f.value(t, limitOf(name))
+		_, rest, found := strings.Cut(f.get(t, address("key", "limit", name, "key", "ada")).body, `data-figure="tokens">`)
+		require.True(t, found, name)
+		told, _, _ := strings.Cut(rest, "<")
+		require.Equal(t, admin.Number(math.Abs(v.Tokens)), strings.TrimPrefix(told, "−"), name)
+		require.Equal(t, v.Tokens < 0, strings.HasPrefix(told, "−"), name)
+		if name == "off" { // which takes nothing, and writes no row
+			require.Contains(t, f.get(t, address("limit", "name", name)).body, "No bucket has a row")
+			continue
+		}
+		require.Contains(t, f.get(t, address("limit", "name", name)).body, admin.Number(math.Abs(v.Tokens))+` <span class="of">`, name)
+	}
+	require.Contains(t, f.get(t, address("limit", "name", "owing")).body, "Buckets that owe tokens now")
 }
 
 // TestPauseThatLiesAhead is one that was made for later: nobody is refused yet.

@@ -19,6 +19,9 @@ func (v *visit) stored() error {
 	return nil
 }
 
+// errNoKey is returned where a form has to name a bucket, and does not.
+var errNoKey = wrong("The form names no key. Open the page of a bucket, and begin there.")
+
 // noRules says why nothing is said about rules.
 const noRules = "This program has no rules in tables: its limits are as they are defined in the code. " +
 	"Pass the rules.Set of its limiter to admin.New."
@@ -76,6 +79,9 @@ func (v *visit) override() (done, error) {
 	if err == nil {
 		err = v.fillOverride(&o)
 	}
+	if !v.r.PostForm.Has("key") { // an empty one is that of everybody's bucket
+		err = errNoKey
+	}
 	edit, err := v.editUnless(err)
 	if err != nil {
 		return done{}, err
@@ -117,6 +123,9 @@ func (v *visit) removeOverride() (done, error) {
 	ctx, cancel := v.deadline()
 	defer cancel()
 	edit, err := v.editUnless(nil)
+	if !v.r.PostForm.Has("key") {
+		err = errNoKey
+	}
 	if err == nil {
 		_, err = v.store.RemoveOverride(ctx, edit, v.r.PostForm.Get("limit"), v.r.PostForm.Get("key"))
 	}
