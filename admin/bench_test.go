@@ -22,6 +22,7 @@ func BenchmarkPage(b *testing.B) { benchmarkPages(b, `VACUUM ANALYZE`) } // as a
 func BenchmarkPageOfNewTables(b *testing.B) { benchmarkPages(b) }
 
 func benchmarkPages(b *testing.B, first ...string) {
+	b.Helper()
 	f := setup(b)
 	id := f.furnish(b)
 	for _, sql := range append([]string{

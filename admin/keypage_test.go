@@ -51,10 +51,10 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
 }
 
-// gives returns when the page says that a bucket gives a token.
-func (f *fixture) gives(t *testing.T, limit, key string) string {
+// gives returns when the page says that the bucket of ada gives a token.
+func (f *fixture) gives(t *testing.T, limit string) string {
 	t.Helper()
-	_, rest, found := strings.Cut(f.get(t, address("key", "limit", limit, "key", key)).body, `data-figure="one">`)
+	_, rest, found := strings.Cut(f.get(t, address("key", "limit", limit, "key", "ada")).body, `data-figure="one">`)
 	require.True(t, found)
 	told, _, _ := strings.Cut(rest, "<")
 	return told
@@ -65,16 +65,16 @@ func TestPageSaysWhenABucketGives(t *testing.T) {
 	f := setup(t)
 	f.put(t, rules.Rule{Limit: "blocked", Rate: 1, Period: time.Hour, Capacity: new(0.0)},
 		rules.Rule{Limit: "open", Rate: 1, Period: time.Hour, Capacity: new(1.0), Mode: ratelimit.Off})
-	require.Equal(t, "at once", f.gives(t, "messages", "ada"))
-	require.Equal(t, "never", f.gives(t, "blocked", "ada"))
+	require.Equal(t, "at once", f.gives(t, "messages"))
+	require.Equal(t, "never", f.gives(t, "blocked"))
 	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint)`)
-	require.Equal(t, "at once", f.gives(t, "open", "ada"), "it refuses nobody")
+	require.Equal(t, "at once", f.gives(t, "open"), "it refuses nobody")
 	f.take(t, logins.For("ada").Cost(10))
-	require.Contains(t, f.gives(t, "failed-logins", "ada"), "min")
+	require.Contains(t, f.gives(t, "failed-logins"), "min")
 	_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "messages", Key: "ada", Until: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	f.load(t)
-	require.Equal(t, "when the pause ends", f.gives(t, "messages", "ada"))
+	require.Equal(t, "when the pause ends", f.gives(t, "messages"))
 }
 
 // TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, owing, off, and on trial.
@@ -128,7 +128,7 @@ func TestPauseThatLiesAhead(t *testing.T) {
 		require.Contains(t, got.body, begins, page)
 		require.NotContains(t, got.body, `<span class="tag paused">paused</span>`, page)
 	}
-	require.Equal(t, "at once", f.gives(t, "messages", "ada"))
+	require.Equal(t, "at once", f.gives(t, "messages"))
 }
 
 // TestProcessThatHasNotLoadedTheRules decides otherwise than the tables say, and its pages say so.
