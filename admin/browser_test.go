@@ -56,18 +56,17 @@ func TestPagesInABrowser(t *testing.T) {
 	b := f.browse(t)
 	for name, page := range pagesOf(id) {
 		b.width(t, 1200, 900)
+		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "light")
 		b.open(t, page)
-		for _, scheme := range []string{"light", "dark"} {
-			browsertest.Prefer(t, b.ctx, "prefers-color-scheme", scheme)
-			play[bool](t, b, unfold+`return true;`)
-			require.Empty(t, browsertest.Axe(t, b.ctx), "%s, %s", name, scheme)
-		}
+		play[bool](t, b, unfold+`return true;`)
+		require.Empty(t, browsertest.Axe(t, b.ctx), name)
 		for _, width := range []int64{360, 390, 768} {
 			b.width(t, width, 800)
 			require.LessOrEqual(t, play[float64](t, b, `return document.documentElement.scrollWidth;`), float64(width), "%s at %d", name, width)
 		}
 		b.width(t, 360, 800)
-		require.Empty(t, browsertest.Axe(t, b.ctx), "%s on a phone", name)
+		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "dark")
+		require.Empty(t, browsertest.Axe(t, b.ctx), "%s, in the dark and of a phone's width", name)
 	}
 }
 

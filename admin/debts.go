@@ -44,12 +44,12 @@ func (v *visit) debts() {
 	}
 	g := v.gather()
 	body.Rules = v.rulesOf(g, body.Limit)
-	g.wait.Wait()
+	g.wait()
 	limit, _ := v.limitOf(body.Limit, body.Rules.Shows.Rules)
 	body.List = ask(g, "the debts", func(ctx context.Context) (debtList, error) {
 		return v.debtsFor(ctx, limit, body.Limit, afterOf(query), lookFor)
 	})
-	g.wait.Wait()
+	g.wait()
 	g.show("debts.html", page{Title: "Who owes of " + body.Limit, Here: "limits", Body: body})
 }
 

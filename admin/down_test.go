@@ -2,6 +2,8 @@ package admin_test
 
 import (
 	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,4 +74,25 @@ func TestSlowPartLeavesTheOthers(t *testing.T) {
 	require.Contains(t, got.body, "The database took longer than 2 seconds.")
 	require.Contains(t, got.body, "of 100", "what buckets hold is there")
 	require.Contains(t, got.body, "60 each minute", "and the policies are")
+}
+
+// TestPanicEndsTheRequestAlone has a hook of the limiter panic while parts are read side by side.
+func TestPanicEndsTheRequestAlone(t *testing.T) {
+	t.Parallel()
+	var broken atomic.Bool
+	f := setup(t, func(c *ratelimit.Config) {
+		c.AsOf = func() time.Time {
+			if broken.Load() {
+				panic("no clock")
+			}
+			return time.Now()
+		}
+	})
+	f.take(t, messages.For("ada"))
+	handler := f.handler(t, f.set)
+	broken.Store(true)
+	for _, page := range []string{address("key", "limit", "messages", "key", "ada"), address("limit", "name", "messages")} {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, page, http.NoBody)
+		require.PanicsWithValue(t, "no clock", func() { handler.ServeHTTP(httptest.NewRecorder(), request) }, "which net/http recovers")
+	}
 }

@@ -54,7 +54,7 @@ func (v *visit) history() {
 	g := v.gather()
 	body.Clock = ask(g, "the time", v.reader.Now)
 	body.Entries = v.entries(g, asked)
-	g.wait.Wait()
+	g.wait()
 	body.Next = older(body.Entries, mostEntries)
 	g.show("history.html", page{Title: "History", Here: "history", Body: body})
 }

@@ -93,7 +93,7 @@ func (v *visit) key() {
 	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Limit, Key: &body.Key, Most: mostRules})
 	})
-	g.wait.Wait()
+	g.wait()
 	list := body.Rules.Shows
 	if body.Now = list.Now; body.Now.IsZero() {
 		body.Now = time.Now() // nothing could be read, and nothing is computed from it
@@ -117,7 +117,7 @@ func (v *visit) key() {
 		return barsOf(minutes, since, seen), err
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
-	g.wait.Wait()
+	g.wait()
 	body.Older = older(body.History, mostWaiting)
 	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"sync"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -69,7 +68,7 @@ func (v *visit) limit() {
 	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Name, Most: mostRules})
 	})
-	g.wait.Wait()
+	g.wait()
 	list := body.Rules.Shows
 	if body.Now = list.Now; body.Now.IsZero() {
 		body.Now = time.Now() // nothing could be read, and nothing is computed from it
@@ -88,7 +87,7 @@ func (v *visit) limit() {
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})
 	})
-	g.wait.Wait()
+	g.wait()
 	g.show("limit.html", page{Title: "Limit " + body.Name, Here: "limits", Body: body})
 }
 
@@ -133,7 +132,7 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspect.Bucket) ([]bucketRow, error) {
 	rows := make([]bucketRow, len(found))
 	errs := make([]error, len(found))
-	var wait sync.WaitGroup
+	var all group
 	for i, bucket := range found {
 		rows[i] = bucketRow{Limit: bucket.Limit, Key: bucket.Key}
 		for _, row := range bucket.Rows {
@@ -145,12 +144,12 @@ func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspe
 		if limit.Name() == "" {
 			continue
 		}
-		wait.Go(func() { // calls that are made at once share a statement
+		all.run(func() { // calls that are made at once share a statement
 			value, err := v.limiter.Value(ctx, limit.ForStored(bucket.Key))
 			rows[i].Level, errs[i] = levelOf(value), err
 		})
 	}
-	wait.Wait()
+	all.wait()
 	for _, err := range errs {
 		if err != nil {
 			return nil, err

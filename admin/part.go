@@ -29,11 +29,40 @@ type part[T any] struct {
 // gather reads the parts of a page side by side.
 type gather struct {
 	*visit
-	wait  sync.WaitGroup
+	group
 	slots chan struct{}
+	asked int
 
-	mu            sync.Mutex
-	asked, failed int
+	failedMu sync.Mutex
+	failed   int
+}
+
+// group runs functions side by side. A panic of one goes on where they are waited for: net/http ends a request whose handler
+// panics, and a panic anywhere else would end the program.
+type group struct {
+	running  sync.WaitGroup
+	mu       sync.Mutex
+	panicked any
+}
+
+func (g *group) run(f func()) {
+	g.running.Go(func() {
+		defer func() {
+			if p := recover(); p != nil {
+				g.mu.Lock()
+				g.panicked = p
+				g.mu.Unlock()
+			}
+		}()
+		f()
+	})
+}
+
+func (g *group) wait() {
+	g.running.Wait()
+	if g.panicked != nil {
+		panic(g.panicked)
+	}
 }
 
 func (v *visit) gather() *gather { return &gather{visit: v, slots: make(chan struct{}, atOnce)} }
@@ -42,14 +71,14 @@ func (v *visit) gather() *gather { return &gather{visit: v, slots: make(chan str
 func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error)) *part[T] {
 	p := &part[T]{}
 	g.asked++
-	g.wait.Go(func() {
+	g.run(func() {
 		ctx, cancel := context.WithTimeout(g.r.Context(), partTimeout)
 		defer cancel()
 		var err error
 		select {
 		case g.slots <- struct{}{}:
+			defer func() { <-g.slots }()
 			p.Shows, err = read(ctx)
-			<-g.slots
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -57,9 +86,9 @@ func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error
 			return
 		}
 		p.Fault = faultOf(err)
-		g.mu.Lock()
+		g.failedMu.Lock()
 		g.failed++
-		g.mu.Unlock()
+		g.failedMu.Unlock()
 		if g.r.Context().Err() == nil && !isSaid(err) { // else the visitor is gone, or asked what cannot be
 			g.log(what+" could not be read", err)
 		}

@@ -39,10 +39,10 @@ func (v *visit) refused() {
 	}
 	g := v.gather()
 	clock := ask(g, "the time", v.reader.Now)
-	g.wait.Wait()
+	g.wait()
 	body.Now = cmp.Or(clock.Shows, time.Now()) // nothing could be read, and nothing is computed from it
 	body.Top = v.top(g, body.Limit, body.Now, lookAllTop, mostAllTop)
-	g.wait.Wait()
+	g.wait()
 	g.show("refused.html", page{Title: "Refused most of " + body.Limit, Here: "limits", Body: body})
 }
 

@@ -88,7 +88,7 @@ func (v *visit) reservations() {
 	body.List = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, asked)
 	})
-	g.wait.Wait()
+	g.wait()
 	g.show("reservations.html", page{Title: "Reservations", Here: "reservations", Body: body})
 }
 
@@ -104,7 +104,7 @@ func (v *visit) reservation() {
 		life.Steps = stepsOf(life.Reservation, life.Now)
 		return life, err
 	})
-	g.wait.Wait()
+	g.wait()
 	if body.Found.Fault == "" && !body.Found.Shows.Found {
 		g.visit.show(http.StatusNotFound, "reservation.html", page{Title: "Reservation", Here: "reservations", Body: body})
 		return

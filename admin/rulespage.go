@@ -35,7 +35,7 @@ func (v *visit) rules() {
 	body := rulesBody{List: ask(g, "the rules", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Key: new(""), Most: mostStored})
 	})}
-	g.wait.Wait()
+	g.wait()
 	for _, r := range body.List.Shows.Rules {
 		body.Lines = append(body.Lines, ruleLine{r, ruleWords(r.Rule), r.From.After(body.List.Shows.Now)})
 	}
@@ -82,7 +82,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
 	body.List = v.rulesOf(g, limit)
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
-	g.wait.Wait()
+	g.wait()
 	body.Older = older(body.History, mostWaiting)
 	list := body.List.Shows
 	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(list.Rules, limit, plan)
@@ -92,7 +92,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	}
 	if fields != nil {
 		v.compare(g, &body)
-		g.wait.Wait()
+		g.wait()
 		g.show("rule.html", page{Title: "Preview of a rule of " + limit, Here: "rules", Body: body})
 		return
 	}
