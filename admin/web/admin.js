@@ -31,6 +31,7 @@ function follow(section) {
 
   client.subscribe(() => {
     const state = client.state(limit);
+    if (!state && client.error === null) return; // before the first answer the page says what it was loaded with
     live.hidden = false;
     live.classList.toggle('stale', client.error !== null || !state);
     figure('state').textContent = client.error || !state ? 'not up to date' : 'live';
