@@ -218,7 +218,11 @@ func (w *writer) tiers(c *Changes) error {
 	for i, tier := range c.Tiers.Tiers {
 		t := tierRowOf(tier)
 		says.Tiers[i] = t
-		w.queue(w.sql.putTier, i, t.Name, t.Key, t.Endpoint, t.Conditions, t.CostSource, t.FixedCost, t.DefaultCost)
+		conditions, err := asJSON(t.Conditions)
+		if err != nil {
+			return err
+		}
+		w.queue(w.sql.putTier, i, t.Name, t.Key, t.Endpoint, conditions, t.CostSource, t.FixedCost, t.DefaultCost)
 	}
 	w.queue(w.sql.matchTiers, says.Match)
 	return w.note("tiers", "", "", "", says, w.now)

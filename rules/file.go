@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -100,7 +101,7 @@ func Read(r io.Reader) (*Document, error) {
 	case !utf8.Valid(text):
 		return nil, invalid("the file is not UTF-8")
 	}
-	root, err := parse(text)
+	root, err := parse(bytes.TrimPrefix(text, []byte("\ufeff"))) // the mark that editors on Windows begin a file with
 	if err != nil {
 		return nil, invalid("%w", err)
 	}

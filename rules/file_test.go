@@ -206,6 +206,11 @@ func manyTiers() string {
 	return b.String()
 }
 
+func TestReadsWhatEditorsOnWindowsWrite(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, read(t, "rules:\n  - {limit: a, rate: 1}\n"), read(t, "\ufeffrules:\r\n  - {limit: a, rate: 1}\r\n"))
+}
+
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, text, want string }{

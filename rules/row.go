@@ -176,10 +176,12 @@ func timeOf(us *int64) time.Time {
 	return time.UnixMicro(*us).UTC()
 }
 
-// asJSON returns v as it stands in the history; nil for nil, which is a removal.
-func asJSON(v any) ([]byte, error) {
+// asJSON returns v as it stands in a table; nil for nil. It is text, as bytes are a bytea where a query is run without asking
+// the server for the types of its parameters (exec and simple_protocol).
+func asJSON(v any) (*string, error) {
 	if v == nil {
-		return nil, nil
+		return nil, nil //nolint:nilnil // null in the table
 	}
-	return json.Marshal(v)
+	text, err := json.Marshal(v)
+	return new(string(text)), err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -35,6 +36,38 @@ func (f *fixture) tables(t testing.TB) string {
 
 func TestApply(t *testing.T) {
 	t.Parallel()
+
+	t.Run("WorksInEveryWayToRunQueries", func(t *testing.T) {
+		t.Parallel()
+		for _, mode := range []pgx.QueryExecMode{
+			pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+			pgx.QueryExecModeSimpleProtocol,
+		} {
+			f := setupOn(t, postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+			tiers := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}, CostSource: "fixed", FixedCost: 1}}}
+			_, err := f.store.Apply(t.Context(), why, rules.Changes{
+				Put:      []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
+				Override: []rules.Override{{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 2, Period: time.Hour}}},
+				Pause:    []rules.Pause{{Limit: "logins", Until: time.Now().Add(time.Hour)}},
+				Tiers:    &tiers,
+			})
+			require.NoError(t, err, mode)
+			require.NoError(t, f.set.Load(t.Context()), mode)
+			require.Equal(t, tiers, f.set.Tiers(), mode)
+			_, err = f.store.Apply(t.Context(), why, rules.Changes{
+				Delete: []rules.RuleID{{Limit: "messages", Plan: "pro"}}, RemoveOverride: []rules.Bucket{{Limit: "messages", Key: "ana"}},
+				Resume: []rules.Bucket{{Limit: "logins"}},
+			})
+			require.NoError(t, err, mode)
+			list, err := f.store.List(t.Context())
+			require.NoError(t, err, mode)
+			require.Equal(t, tiers, list.Tiers, mode)
+			require.Len(t, list.Rules, 1, mode)
+			entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
+			require.NoError(t, err, mode)
+			require.Len(t, entries, 8, mode)
+		}
+	})
 
 	t.Run("MakesAllChangesOrNone", func(t *testing.T) {
 		t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -40,13 +41,20 @@ func TestALinkCarriesWhatIsShown(t *testing.T) {
 	require.Equal(t, url+"#preset=three", play[string](t, p, `return location.href;`))
 
 	t.Run("AlsoToAPageThatIsOpen", func(t *testing.T) {
-		play[bool](t, p, `
-			const changed = new Promise((resolve) => addEventListener('hashchange', resolve));
-			location.hash = '#preset=half&at=3';
-			await changed;
-			return true;`)
+		p.follow(t, "#preset=half&at=3")
 		require.Equal(t, "3 s", p.text(t, "time"))
 		require.Contains(t, p.text(t, "story"), "A third party")
+	})
+	t.Run("BackAndForward", func(t *testing.T) {
+		move := func(way string) string {
+			return play[string](t, p, `
+				const followed = new Promise((resolve) => addEventListener('hashchange', resolve, { once: true }));
+				history.`+way+`();
+				await followed;
+				return location.hash + ' ' + document.getElementById('story').textContent;`)
+		}
+		require.Regexp(t, "^#preset=three Three tokens", move("back"))
+		require.Regexp(t, "^#preset=half&at=3 A third party", move("forward"))
 	})
 	t.Run("AnySettingsThereAndBack", func(t *testing.T) {
 		require.Empty(t, play[string](t, p, `
@@ -97,13 +105,18 @@ func TestABadLinkIsRefused(t *testing.T) {
 		"#<script>alert(1)</script>":            "it has a setting that there is not",
 		"#preset=" + strings.Repeat("x", 1_000): "longer than 1000 characters",
 	} {
-		p.goTo(t, url+fragment)
+		p.follow(t, fragment)
 		text := p.text(t, "refused")
 		require.Contains(t, text, "The link is not used: ", fragment)
 		require.Contains(t, text, says, fragment)
 		require.Contains(t, p.text(t, "story"), "A full bucket of 50", fragment)
 		require.Contains(t, p.text(t, "lane-token"), "10 tokens a second, at most 50 kept", fragment)
 	}
+	p.press(t, "n")
+	require.Empty(t, p.text(t, "refused"), "that was the link, and this is another example")
+
+	p.goTo(t, url+"#preset=nothing")
+	require.Contains(t, p.text(t, "refused"), "The link is not used: ")
 }
 
 // TestSettings moves and types what may be set, and what may not.
@@ -112,8 +125,24 @@ func TestSettings(t *testing.T) {
 	p := open(t, serve(t))
 	t.Run("AreSaidToBeWrong", func(t *testing.T) {
 		play[bool](t, p, `const f = document.getElementById('capacity'); f.value = '100001'; f.dispatchEvent(new Event('input')); return true;`)
-		require.Equal(t, "Capacity is a number from 0 to 100000", p.text(t, "capacity-wrong"))
+		require.Equal(t, "Capacity is a number from 0 to 100000, with at most six decimals and no exponent", p.text(t, "capacity-wrong"))
 		require.Contains(t, p.text(t, "lane-token"), "at most 50 kept", "what was wrong is not used")
+	})
+	t.Run("ChangeWhatIsShownNow", func(t *testing.T) {
+		p.follow(t, "#preset=sixty&at=1")
+		require.Contains(t, p.text(t, "lane-token"), "Admitted 60 Refused 1 ")
+		set := `
+			const slider = document.getElementById('capacity-slider');
+			slider.value = 0;
+			slider.dispatchEvent(new Event('input'));`
+		play[bool](t, p, set+`return true;`)
+		require.Equal(t, "1 s", p.text(t, "time"))
+		require.Contains(t, p.text(t, "lane-token"), "Admitted 0 Refused 61 ")
+		require.Equal(t, "Stop", play[string](t, p, `
+			document.getElementById('undo').click();
+			document.getElementById('run').click();`+set+`
+			return document.getElementById('run').textContent;`), "time goes on")
+		p.press(t, "0")
 	})
 	t.Run("FollowTheSliders", func(t *testing.T) {
 		wrong := play[[]string](t, p, `
@@ -128,7 +157,7 @@ func TestSettings(t *testing.T) {
 					const slider = document.getElementById(name + '-slider'), field = document.getElementById(name);
 					if (!slider.checkVisibility()) continue;
 					const before = slider.value;
-					for (const step of ['0', '1', '150', '299', '300', before]) {
+					for (const step of ['0', '1', '100', String(slider.max - 1), slider.max, before]) {
 						slider.value = step;
 						slider.dispatchEvent(new Event('input'));
 						const value = field.value === '' ? null : Number(field.value);
@@ -138,6 +167,26 @@ func TestSettings(t *testing.T) {
 			}
 			return wrong;`)
 		require.Empty(t, wrong)
+	})
+	t.Run("AreThoseThatMatter", func(t *testing.T) {
+		for fragment, shown := range map[string]bool{"": false, "&verb=reserve": true, "&leaky=queue": false, "&leaky=queue&capacity=0": true} {
+			p.follow(t, "#preset=sixty"+fragment+"&at=3")
+			before := p.text(t, "lanes")
+			require.Equal(t, shown, play[bool](t, p, `
+				const field = document.getElementById('maxReserved'), shown = field.checkVisibility();
+				field.value = '3';
+				field.dispatchEvent(new Event('input'));
+				return shown;`), fragment)
+			require.Equal(t, shown, before != p.text(t, "lanes"), fragment)
+		}
+	})
+	t.Run("ChangeWithEachStepOfASlider", func(t *testing.T) {
+		p.follow(t, "#preset=sixty&pattern=bursty&burst=1")
+		play[bool](t, p, `document.getElementById('burst-slider').focus(); return true;`)
+		for _, burst := range []string{"2", "3", "4"} {
+			p.press(t, kb.ArrowRight)
+			require.Equal(t, burst, play[string](t, p, `return document.getElementById('burst').value;`))
+		}
 	})
 	t.Run("NeverMakeMoreThanThereIsRoomFor", func(t *testing.T) {
 		require.True(t, play[bool](t, p, `return document.getElementById('capped').hidden;`))

@@ -1,8 +1,10 @@
 package playground_test
 
 import (
+	"strings"
 	"testing"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
@@ -32,6 +34,12 @@ func TestKeyboard(t *testing.T) {
 		p.press(t, ",")
 		require.Equal(t, "0.033 s", p.text(t, "time"))
 		require.Contains(t, p.text(t, "said"), "0.033 s. Token bucket: Admitted at 0.033 s, 47.33 of 50.")
+	})
+	t.Run("StepsToWhatRunsLater", func(t *testing.T) {
+		p.follow(t, "#preset=boundary&leaky=queue&at=10.9")
+		p.press(t, ".")
+		require.Equal(t, "11 s", p.text(t, "time"))
+		p.follow(t, "#preset=sixty")
 	})
 	t.Run("ChangesThePace", func(t *testing.T) {
 		p.press(t, "]")
@@ -138,18 +146,78 @@ func TestAPhonesWidth(t *testing.T) {
 	ids := presetIDs(t, p)
 	for _, width := range []int64{320, 360, 390, 768, 1280} {
 		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, 800)))
-		for _, id := range ids {
-			wide := play[float64](t, p, `
-				document.querySelector('details').open = true;
-				const preset = document.getElementById('preset-`+id+`');
+		wide := play[[]float64](t, p, `
+			document.querySelector('details').open = true;
+			return [...document.querySelectorAll('[name=preset]')].map((preset) => {
 				preset.click();
 				const scrub = document.getElementById('scrub');
 				scrub.value = scrub.max * 0.7;
 				scrub.dispatchEvent(new Event('input'));
-				return document.scrollingElement.scrollWidth;`)
-			require.LessOrEqual(t, wide, float64(width), id)
+				return document.scrollingElement.scrollWidth;
+			});`)
+		require.Len(t, wide, len(ids))
+		for i, id := range ids {
+			require.LessOrEqual(t, wide[i], float64(width), id)
 		}
 	}
+}
+
+// TestALowScreen keeps no part of the page on it, as for a page that is magnified to 200 %.
+func TestALowScreen(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	position := func(width, height int64) string {
+		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, height)))
+		return play[string](t, p, `return getComputedStyle(document.querySelector('.transport')).position;`)
+	}
+	require.Equal(t, "sticky", position(360, 740))
+	require.Equal(t, "static", position(640, 400))
+}
+
+// TestForcedColors finds the example that was chosen, and the marks of the legend, in colours that the user forces.
+func TestForcedColors(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	browsertest.Prefer(t, p.tab, "forced-colors", "active")
+	p.press(t, "d") // which forces no other paper
+	require.Equal(t, []string{}, play[[]string](t, p, `
+		const colour = (selector, pseudo) => getComputedStyle(document.querySelector(selector), pseudo).backgroundColor;
+		const paper = colour('body'), wrong = [];
+		if (colour('#preset-sixty + label') === colour('#preset-meter + label')) wrong.push('the example');
+		for (const mark of ['held', 'owed', 'admitted', 'refused', 'reserved', 'runs']) {
+			if ([paper, 'rgba(0, 0, 0, 0)'].includes(colour('.key.' + mark))) wrong.push(mark);
+		}
+		if (colour('.now', '::before') === paper) wrong.push('the answer');
+		if (getComputedStyle(document.querySelector('.veil')).fill !== paper) wrong.push('the veil');
+		return wrong;`))
+}
+
+// TestPrint prints what is shown, dark on white, without what can only be pressed.
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	p := open(t, serve(t))
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
+	p.press(t, "d")
+	_, err := chromedp.Call(p.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"})
+	require.NoError(t, err)
+	require.Equal(t, "rgb(35, 38, 43)", play[string](t, p, `return getComputedStyle(document.body).color;`))
+	require.Empty(t, p.text(t, "run"))
+	require.Empty(t, p.text(t, "controls"))
+	require.Contains(t, p.text(t, "lane-token"), "10 tokens a second, at most 50 kept")
+}
+
+// TestWithoutJavaScript says that it is needed, and shows nothing that would not work.
+func TestWithoutJavaScript(t *testing.T) {
+	t.Parallel()
+	url := serve(t)
+	p := open(t, url)
+	_, err := chromedp.Call(p.tab, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
+	require.NoError(t, err)
+	p.goTo(t, url)
+	text, err := chromedp.Run(p.tab, chromedp.Evaluate[string](`document.body.innerText`))
+	require.NoError(t, err)
+	require.Equal(t, []string{"Rate limits, a playground", "The playground computes in the browser and needs JavaScript."},
+		strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }))
 }
 
 // TestDarkAndLight follows the system, and the switch where it was used.
@@ -176,22 +244,21 @@ func TestDarkAndLight(t *testing.T) {
 // TestAccessibility has axe-core look at the page, light and dark, wide and narrow.
 func TestAccessibility(t *testing.T) {
 	t.Parallel()
-	url := serve(t)
-	p := open(t, url)
-	for _, scheme := range []string{"light", "dark"} {
-		browsertest.Prefer(t, p.tab, "prefers-color-scheme", scheme)
-		for _, width := range []int64{360, 1280} {
+	p := open(t, serve(t))
+	fragments := []string{"#preset=sixty", "#preset=model&at=60", "#preset=credit&pattern=bursty&at=3", "#preset=nothing"}
+	for i, scheme := range []string{"light", "dark"} {
+		browsertest.Prefer(t, p.tab, "prefers-color-scheme", scheme, "prefers-reduced-motion", "reduce") // colours change at once
+		for j, fragment := range fragments {
+			width := []int64{360, 1280}[(i+j)%2] // each two of the three meet
 			require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, 900)))
-			for _, fragment := range []string{"", "#preset=model&at=60", "#preset=credit&pattern=bursty&at=3", "#preset=nothing"} {
-				p.goTo(t, url+fragment)
-				play[bool](t, p, `
-					document.querySelector('details').open = true;
-					const rate = document.getElementById('rate');
-					rate.value = '-1'; // with what is said of it
-					rate.dispatchEvent(new Event('input'));
-					return true;`)
-				require.Empty(t, browsertest.Axe(t, p.tab), "%s, %d wide, %s", scheme, width, fragment)
-			}
+			p.follow(t, fragment)
+			play[bool](t, p, `
+				document.querySelector('details').open = true;
+				const rate = document.getElementById('rate');
+				rate.value = '-1'; // with what is said of it
+				rate.dispatchEvent(new Event('input'));
+				return true;`)
+			require.Empty(t, browsertest.Axe(t, p.tab), "%s, %d wide, %s", scheme, width, fragment)
 		}
 	}
 }

@@ -18,8 +18,9 @@ func TestPlayer(t *testing.T) {
 		"forward 2000000 stopped", "forward 3000000 stopped", "forward 3000000 stopped",
 		"back 2000000 stopped", "back 0 stopped", "back 0 stopped",
 		"beyond 3000000 stopped", "before 0 stopped",
-		"to the end 3000000 stopped asked 0",
+		"a page that nobody saw 2005000", "to the end 3000000 stopped asked 0",
 		"again 0 running", "again 500000",
+		"another that goes on 1000000 running", "another 1000000 stopped",
 		"speed 60", "speed 0.1",
 	}, play[[]string](t, p, `
 		const { createPlayer } = await import('./player.js');
@@ -54,10 +55,14 @@ func TestPlayer(t *testing.T) {
 		player.seek(9e9); note('beyond', state());
 		player.seek(-1); note('before', state());
 		pass(5);
+		player.seek(1e6 + 5000);
 		player.toggle();
-		pass(3001); note('to the end', state(), asked());
+		pass(3_600_000); note('a page that nobody saw');
+		pass(1000); note('to the end', state(), asked());
 		player.toggle(); note('again', state());
 		pass(500); note('again');
+		player.load({ span: 2e6, instants: [0, 2e6] }, 1e6, true); note('another that goes on', state());
+		player.load({ span: 2e6, instants: [0, 2e6] }, 1e6); note('another', state());
 		for (const speed of [1000, 0]) { player.setSpeed(speed); seen.push('speed ' + player.speed); }
 		return seen;`))
 }

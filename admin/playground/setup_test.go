@@ -2,8 +2,11 @@ package playground_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,6 +16,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/admin/playground"
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
 )
+
+var browser browsertest.Shared
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := browser.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // page is the playground in a tab of a browser.
 type page struct {
@@ -30,11 +44,12 @@ func serve(t *testing.T) string {
 	return server.URL + "/admin/playground/"
 }
 
-// open opens an address in a browser of the test's own. When the test ends there have been no problems.
+// open opens an address in a tab of the test's own. When the test ends there have been no problems.
 func open(t *testing.T, url string) *page {
 	t.Helper()
 	p := &page{}
-	p.tab, p.watch = browsertest.NewWatched(t)
+	p.watch = browsertest.NewWatch(t)
+	p.tab = browser.Tab(t, chromedp.WithListener(p.watch.Listen))
 	p.goTo(t, url)
 	return p
 }
@@ -43,6 +58,18 @@ func open(t *testing.T, url string) *page {
 func (p *page) goTo(t *testing.T, url string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Navigate("about:blank"), chromedp.Navigate(url)))
+}
+
+// follow goes to a fragment of the page that is open, as a link on it does.
+func (p *page) follow(t *testing.T, fragment string) {
+	t.Helper()
+	play[bool](t, p, `
+		const fragment = `+strconv.Quote(fragment)+`;
+		if (location.hash === fragment) return true;
+		const followed = new Promise((resolve) => addEventListener('hashchange', resolve, { once: true }));
+		location.hash = fragment;
+		await followed;
+		return true;`)
 }
 
 // play runs the body of an async function in the page and returns what it returns.

@@ -120,6 +120,36 @@ func TestProgram(t *testing.T) {
 		require.Zero(t, rows)
 	})
 
+	t.Run("ASecondInterruptEndsWhatDoesNotHearOfTheFirst", func(t *testing.T) {
+		t.Parallel()
+		if runtime.GOOS == "windows" {
+			t.Skip("there are no signals")
+		}
+		pipe := filepath.Join(t.TempDir(), "rules.yaml")
+		require.NoError(t, exec.CommandContext(t.Context(), "mkfifo", pipe).Run())
+		cmd, _, errOut := command(t, nil, "rules", "validate", "-f", pipe)
+		require.NoError(t, cmd.Start())
+		var silent *os.File // who writes nothing
+		require.Eventually(t, func() (opened bool) {
+			var err error
+			silent, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+			return err == nil // it reads
+		}, time.Minute, time.Millisecond)
+		defer silent.Close()
+		ended := make(chan struct{})
+		go func() { _ = cmd.Wait(); close(ended) }()
+		require.Eventually(t, func() bool {
+			_ = cmd.Process.Signal(syscall.SIGINT)
+			select {
+			case <-ended:
+				return true
+			default:
+				return false
+			}
+		}, time.Minute, 50*time.Millisecond, "it has to be killed")
+		require.Empty(t, errOut.String())
+	})
+
 	t.Run("CanBeInstalled", func(t *testing.T) {
 		t.Parallel()
 		cmd := exec.CommandContext(t.Context(), "go", "install", ".")

@@ -55,7 +55,7 @@ import (
 //go:embed ratelimit.js
 var module []byte
 
-// Module returns the text of the module, for a page that carries it with it.
+// Module returns a copy of the module's text, for a program that puts it into a page, or serves it in its own way.
 func Module() []byte { return bytes.Clone(module) }
 
 // Handler serves the module to GET and HEAD. Browsers keep it and ask each time whether it is still the one:

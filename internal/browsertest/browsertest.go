@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
@@ -61,12 +62,59 @@ func find(named string, programs []string) (string, error) {
 // The browser ends with the test, and nothing of it is left.
 func New(t testing.TB) context.Context {
 	t.Helper()
-	path, err := find(os.Getenv("RATELIMIT_BROWSER"), programs())
+	tab, stop, err := start()
+	skipOrFail(t, err)
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return tab
+}
+
+// Shared is one browser for the tests of a package, which the first that asks starts: to start one takes longer than most
+// tests. The zero value is ready.
+type Shared struct {
+	once sync.Once
+	tab  context.Context //nolint:containedctx // chromedp's contexts are its tabs
+	stop func() error
+	err  error
+}
+
+// Tab returns a new tab with cookies of its own, for chromedp.Run. It is closed with the test.
+func (s *Shared) Tab(t testing.TB, options ...chromedp.ContextOption) context.Context {
+	t.Helper()
+	s.once.Do(func() { s.tab, s.stop, s.err = start() })
+	skipOrFail(t, s.err)
+	tab, stop := chromedp.NewContext(s.tab, append(options, chromedp.WithNewBrowserContext())...)
+	t.Cleanup(stop)
+	return tab
+}
+
+// Close ends the browser, if one was started. TestMain calls it when the tests are over.
+func (s *Shared) Close() error {
+	if s.stop == nil {
+		return nil
+	}
+	return s.stop()
+}
+
+// skipOrFail ends the test where no browser was started.
+func skipOrFail(t testing.TB, err error) {
+	t.Helper()
 	switch {
 	case mayBeSkipped(err, os.Getenv("CI") != ""):
 		t.Skip(err)
 	case err != nil:
 		t.Fatal(err)
+	}
+}
+
+// start starts a browser, and returns its first tab and what ends it.
+func start() (tab context.Context, stop func() error, err error) {
+	path, err := find(os.Getenv("RATELIMIT_BROWSER"), programs())
+	if err != nil {
+		return nil, nil, err
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(path),
@@ -78,21 +126,22 @@ func New(t testing.TB) context.Context {
 	if os.Geteuid() == 0 {
 		options = append(options, chromedp.NoSandbox) // its sandbox refuses to work for root
 	}
-	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...) // outlives t.Context()
-	t.Cleanup(stop)
-	ctx, kill := chromedp.NewContext(allocator)
-	t.Cleanup(kill)
-	t.Cleanup(func() { // asks the browser to end: one that is killed leaves files behind
-		ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	allocator, end := chromedp.NewExecAllocator(context.Background(), options...) // outlives t.Context()
+	tab, kill := chromedp.NewContext(allocator)
+	stop = func() error { // asks the browser to end: one that is killed leaves files behind
+		defer end()
+		defer kill()
+		closing, cancel := context.WithTimeout(tab, closeTimeout)
 		defer cancel()
-		if err := chromedp.Cancel(ctx); err != nil {
-			t.Errorf("close %s: %v", path, err)
+		if err := chromedp.Cancel(closing); err != nil {
+			return fmt.Errorf("close %s: %w", path, err)
 		}
-	})
-	if err := chromedp.Do(ctx); err != nil {
-		t.Fatalf("start %s: %v", path, err)
+		return nil
 	}
-	return ctx
+	if err := chromedp.Do(tab); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("start %s: %w", path, err), stop())
+	}
+	return tab, stop, nil
 }
 
 // mayBeSkipped reports whether a test that found no browser may be skipped: nobody said there would be one.

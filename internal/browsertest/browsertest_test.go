@@ -18,6 +18,21 @@ func TestNew(t *testing.T) {
 	require.NotEqual(t, 0.3, sum)
 }
 
+func TestShared(t *testing.T) {
+	t.Parallel()
+	var s Shared
+	require.NoError(t, s.Close(), "nobody has asked for one")
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	for range 2 {
+		state, err := chromedp.Run(s.Tab(t), chromedp.Evaluate[string](`document.visibilityState`))
+		require.NoError(t, err)
+		require.Equal(t, "visible", state, "a tab behind another would get no frames")
+	}
+	browser := s.tab
+	s.Tab(t)
+	require.Equal(t, browser, s.tab, "it was started once")
+}
+
 func TestFind(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "browser")

@@ -23,19 +23,26 @@ type Watch struct {
 	problems, requests []string
 }
 
-// NewWatched starts a browser as New does, and returns a tab of it with what watches it. The test fails when the tab had
+// NewWatch returns a Watch for a tab that is opened with chromedp.WithListener(w.Listen). The test fails when the tab had
 // problems by its end: errors of scripts and of loading, what the Content-Security-Policy has stopped, and whatever a script
 // wrote to the console.
-func NewWatched(t testing.TB) (context.Context, *Watch) {
+func NewWatch(t testing.TB) *Watch {
 	t.Helper()
 	w := &Watch{}
-	tab, cancel := chromedp.NewContext(New(t), chromedp.WithListener(w.listen))
-	t.Cleanup(cancel)
 	t.Cleanup(func() {
 		for _, problem := range w.seen(&w.problems) {
 			t.Errorf("the browser tells of a problem: %s", problem)
 		}
 	})
+	return w
+}
+
+// NewWatched starts a browser as New does, and returns a tab of it with what watches it.
+func NewWatched(t testing.TB) (context.Context, *Watch) {
+	t.Helper()
+	w := NewWatch(t)
+	tab, cancel := chromedp.NewContext(New(t), chromedp.WithListener(w.Listen))
+	t.Cleanup(cancel)
 	return tab, w
 }
 
@@ -48,7 +55,8 @@ func (w *Watch) seen(list *[]string) []string {
 	return slices.Clone(*list)
 }
 
-func (w *Watch) listen(event any) {
+// Listen keeps what the browser tells.
+func (w *Watch) Listen(event any) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	switch e := event.(type) {

@@ -19,6 +19,14 @@ func limitAndKey(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// limitAtMost checks that there is a LIMIT at most.
+func limitAtMost(cmd *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return misused("there are %d arguments; write %s [LIMIT]", len(args), cmd.CommandPath())
+	}
+	return nil
+}
+
 // oneArgument returns a check that there is one argument.
 func oneArgument(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

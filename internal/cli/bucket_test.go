@@ -141,7 +141,7 @@ func TestTakeAndCheck(t *testing.T) {
 		require.Equal(t, "override", d.DecidedBy)
 		r := f.run(t, "check", "sends", "ada", "--rate", "1000", "--period", "1s")
 		require.Equal(t, 0, r.code)
-		require.Contains(t, r.err, "the rule in the tables decides, and not what flags says")
+		require.Contains(t, r.err, "the rule in the tables decides, and not the definition by flags")
 		require.Contains(t, r.out, "remaining   4")
 	})
 

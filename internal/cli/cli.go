@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // app is one run of the program.
@@ -32,15 +33,19 @@ type options struct {
 
 // Run runs the program with its arguments and returns its exit code. env returns the value of a variable, as os.Getenv.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string) int {
-	a := &app{in: stdin, out: stdout, errOut: stderr, env: env}
+	out := &output{to: stdout}
+	a := &app{in: stdin, out: out, errOut: stderr, env: env}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	var e *exit
-	if err != nil && !a.running && !errors.As(err, &e) { // what cobra found wrong
+	switch {
+	case out.err != nil && (err == nil || !a.running || errors.As(err, &e) && e.err == nil): // what nobody has told yet
+		err = out.err
+	case err != nil && !a.running && !errors.As(err, &e): // what cobra found wrong
 		err = &exit{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
 	a.report(ctx, err)
@@ -158,5 +163,17 @@ func (a *app) checkOptions(cmd *cobra.Command) error {
 	if a.options.timeout < 0 {
 		return misused("the timeout is %v; use 0 for none", a.options.timeout)
 	}
-	return nil
+	return noEmptyFlags(cmd)
+}
+
+// noEmptyFlags checks that no flag is given without a value, as a script gives one whose variable is not set: it would be as if
+// the flag were not there, and another schema or database meant.
+func noEmptyFlags(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(flag *pflag.Flag) {
+		means := flag.Name == "plan" || flag.Name == "key" // no plan; the bucket that everybody shares
+		if flag.Value.Type() == "string" && flag.Value.String() == "" && !means && err == nil {
+			err = misused("--%s is empty; give it a value, or leave it out", flag.Name)
+		}
+	})
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -19,6 +21,8 @@ import (
 )
 
 const (
+	// exampleURL is what a connection string looks like. It is the only one that is shown.
+	exampleURL     = "postgres://user:password@host:5432/name"
 	defaultTimeout = 30 * time.Second
 	// maxConnections is how many a command uses at once, with one to spare.
 	maxConnections = 3
@@ -43,6 +47,10 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 		return err
 	}
 	config.MaxConns = maxConnections
+	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol {
+		// A command runs a statement once or twice. Prepared ones would only fail behind a pooler in transaction mode.
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "ratelimit"
 	}
@@ -87,7 +95,7 @@ func (a *app) databaseConfig() (config *pgxpool.Config, from string, err error) 
 	if dsn == "" {
 		from = "the PG variables"
 		if !a.hasPGVariables() {
-			return nil, "", misused("no database is named; set RATELIMIT_DATABASE_URL to postgres://user:password@host:5432/name, or see ratelimit help environment")
+			return nil, "", misused("no database is named; set RATELIMIT_DATABASE_URL to %s, or see ratelimit help environment", exampleURL)
 		}
 	}
 	a.secrets = append(a.secrets, dsn, a.env("PGPASSWORD"))
@@ -95,8 +103,11 @@ func (a *app) databaseConfig() (config *pgxpool.Config, from string, err error) 
 		return nil, "", misused("%s cannot be read: %w; it is not shown, as it may hold a password", from, err)
 	}
 	config, err = pgxpool.ParseConfig(dsn)
-	if err != nil { // its text may hold a password
-		return nil, "", misused("%s cannot be read: use postgres://user:password@host:5432/name, with special characters of the password percent-encoded, or host=.. dbname=..; it is not shown, as it may hold a password", from)
+	switch { // the text of the error may hold a password
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return nil, "", misused("%s names a file that cannot be read; see sslrootcert, sslcert, sslkey and servicefile", from)
+	case err != nil:
+		return nil, "", misused("%s cannot be read: use %s, with special characters of the password percent-encoded, or host=.. dbname=..; it is not shown, as it may hold a password", from, exampleURL)
 	}
 	a.secrets = append(a.secrets, config.ConnConfig.Password)
 	return config, from, nil
@@ -175,19 +186,21 @@ func (a *app) scrub(text string) string {
 			text = strings.ReplaceAll(text, form, "(not shown)")
 		}
 	}
-	text = anyURL.ReplaceAllString(text, "${1}(not shown)")
-	text = anyUserInfo.ReplaceAllString(text, "://(not shown)@")
-	return anyPassword.ReplaceAllString(text, "${1}(not shown)")
+	parts := strings.Split(text, exampleURL)
+	for i, part := range parts {
+		part = anyURL.ReplaceAllString(part, "${1}(not shown)")
+		part = anyUserInfo.ReplaceAllString(part, "://(not shown)@")
+		parts[i] = anyPassword.ReplaceAllString(part, "${1}(not shown)")
+	}
+	return strings.Join(parts, exampleURL)
 }
 
-// explain adds to an error what to do about it with this program.
+// explain returns an error that says what to do about it with this program.
 func (a *app) explain(err error) error {
 	var server *pgconn.PgError
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, ratelimit.ErrNotMigrated):
-		return fmt.Errorf("the schema %q lacks a table; run ratelimit migrate up, or name another with --schema: %w", a.options.schema, err)
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
 		return fmt.Errorf("%w; here the secret is that of --hash-key-file or RATELIMIT_HASH_KEY, and --stored takes a key as it is stored", err)
 	case !errors.As(err, &server):
@@ -195,11 +208,11 @@ func (a *app) explain(err error) error {
 	}
 	switch server.Code {
 	case "42P01", "42703", "3F000":
-		return fmt.Errorf("the schema %q lacks a table; run ratelimit migrate up, or name another with --schema: %w", a.options.schema, err)
+		return fmt.Errorf("the schema %q lacks a table or a column (%s); run ratelimit migrate up, or name another with --schema", a.options.schema, server.Message)
 	case "42501":
-		return fmt.Errorf("%w; ratelimit grants prints the statements that grant it", err)
+		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the owner of the tables to run", server.Message)
 	case "25006":
-		return fmt.Errorf("%w; connect to the primary, with a role that may write", err)
+		return fmt.Errorf("nothing may be written here (%s); connect to the primary, as with target_session_attrs=read-write, and with a role that may write", server.Message)
 	}
 	return err
 }

@@ -63,11 +63,7 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 		Example: `  ratelimit get sendMessage ada
   ratelimit get sendMessage ada --plan pro -o json`,
 	}, func(ctx context.Context, args []string) error {
-		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			b, err := a.bucket(ctx, db, &f, args)
-			if err != nil {
-				return err
-			}
+		return a.withBucketOf(ctx, &f, args, func(ctx context.Context, db *database, b *bucket) error {
 			v, err := b.view(ctx, db)
 			if err != nil {
 				return err
@@ -120,7 +116,15 @@ func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
 
 // tables reads what the tables of rules say of the key.
 func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
-	list, now, err := db.listing(ctx)
+	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
+	if err != nil {
+		return err
+	}
+	list, err := store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
+	if err != nil {
+		return err
+	}
+	now, err := db.now(ctx)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -28,44 +29,78 @@ func (a *app) withNoTimeout(ctx context.Context, cmd *cobra.Command, fn func(ctx
 	return a.withDatabaseWithin(ctx, timeout, fn)
 }
 
+// migratedView is what a migration has done, for programs.
+type migratedView struct {
+	Schema  string `json:"schema"`
+	Version int64  `json:"version"`
+	Was     int64  `json:"was"`
+}
+
+func (v *migratedView) words() string {
+	switch {
+	case v.Version != 0 && v.Version == v.Was:
+		return fmt.Sprintf("nothing to apply: schema %s is at version %d", v.Schema, v.Version)
+	case v.Version != 0:
+		return fmt.Sprintf("applied: schema %s is at version %d, and was at %d", v.Schema, v.Version, v.Was)
+	case v.Was == 0:
+		return fmt.Sprintf("nothing to remove: schema %s has no tables of limits", v.Schema)
+	}
+	return fmt.Sprintf("removed: schema %s has no tables of limits, and was at version %d", v.Schema, v.Was)
+}
+
+// migrate runs move, and shows from which version to which it went.
+func (a *app) migrate(ctx context.Context, db *database, move func(context.Context, *pgxpool.Pool, migrations.Config) error) error {
+	config := migrations.Config{Schema: db.schema}
+	before, err := migrations.Version(ctx, db.pool, config)
+	if err != nil {
+		return err
+	}
+	if err := a.notePooler(ctx, db); err != nil {
+		return err
+	}
+	if err := move(ctx, db.pool, config); err != nil {
+		return err
+	}
+	after, err := migrations.Version(ctx, db.pool, config)
+	if err != nil {
+		return err
+	}
+	v := migratedView{db.schema, after, before}
+	return a.showDone(v, func(t *table) { t.row(v.words()) })
+}
+
+// notePooler says that the lock of a migration needs a session of its own, where something stands between this program and
+// the server.
+func (a *app) notePooler(ctx context.Context, db *database) error {
+	return db.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		var pid uint32
+		err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()::bigint").Scan(&pid)
+		if err == nil && pid != conn.Conn().PgConn().PID() {
+			a.note("the server is reached through a pooler; in transaction mode the lock of a migration may stay with a connection of it, so that the next one waits: migrate on a connection to the server itself")
+		}
+		return err
+	})
+}
+
 func (a *app) migrateUp() *cobra.Command {
 	var cmd *cobra.Command
-	cmd = a.command(cobra.Command{
+	cmd = a.withOutput(a.command(cobra.Command{
 		Use:   "up",
 		Short: "Apply the migrations that are missing",
 		Long: `Apply the migrations that are missing, each in a transaction of its own. Do it before programs of a newer version start.
-The tables belong to the role that does it. It may be done at any time, several times, and while programs run. Without
---timeout it takes as long as it takes.`,
+The tables belong to the role that does it. It may be done at any time, several times, and while programs run. Connect to
+the server itself, or through a pooler in session mode. Without --timeout it takes as long as it takes.`,
 		Args:    noArguments,
 		Example: "  ratelimit migrate up",
 	}, func(ctx context.Context, _ []string) error {
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
-			config := migrations.Config{Schema: db.schema}
-			before, err := migrations.Version(ctx, db.pool, config)
-			if err != nil {
-				return err
-			}
-			if err := migrations.Up(ctx, db.pool, config); err != nil {
-				return err
-			}
-			after, err := migrations.Version(ctx, db.pool, config)
-			if err != nil {
-				return err
-			}
-			if after == before {
-				_, err = fmt.Fprintf(a.out, "nothing to apply: schema %s is at version %d\n", db.schema, after)
-				return err
-			}
-			_, err = fmt.Fprintf(a.out, "applied: schema %s is at version %d, and was at %d\n", db.schema, after, before)
-			return err
-		})
-	})
+		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Up) })
+	}))
 	return cmd
 }
 
 func (a *app) migrateDown() *cobra.Command {
 	var cmd *cobra.Command
-	cmd = a.withYes(a.command(cobra.Command{
+	cmd = a.withYes(a.withOutput(a.command(cobra.Command{
 		Use:   "down",
 		Short: "Remove the tables and all that is in them",
 		Long: `Remove the tables and all that is in them: every bucket, reservation and rule, and the history of the rules. Every limit
@@ -76,14 +111,8 @@ is full again after the next up. Programs that run fail until then.`,
 		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?", a.options.schema); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
-			if err := migrations.Down(ctx, db.pool, migrations.Config{Schema: db.schema}); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(a.out, "removed: schema %s has no tables of limits\n", db.schema)
-			return err
-		})
-	}))
+		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Down) })
+	})))
 	return cmd
 }
 

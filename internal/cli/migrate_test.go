@@ -35,6 +35,23 @@ func TestMigrate(t *testing.T) {
 		require.Equal(t, before.Newest, read[status](t, f, 0, "migrate", "status").Version, "nobody has confirmed")
 		require.Contains(t, f.ok(t, "migrate", "down", "--yes"), "removed")
 		require.Zero(t, read[status](t, f, 4, "migrate", "status").Version)
+		require.Contains(t, f.ok(t, "migrate", "down", "--yes"), "nothing to remove: schema ratelimit has no tables")
+		require.Contains(t, f.ok(t, "migrate", "down", "--yes", "--schema", "misspelt"), "nothing to remove: schema misspelt has no tables")
+	})
+
+	t.Run("TellsProgramsFromWhichVersionToWhich", func(t *testing.T) {
+		t.Parallel()
+		f := on(t, postgrestest.NewEmptyDatabase(t))
+		type migrated struct {
+			Schema       string
+			Version, Was int64
+		}
+		up := read[migrated](t, f, 0, "migrate", "up")
+		require.Equal(t, migrated{"ratelimit", up.Version, 0}, up)
+		require.Positive(t, up.Version)
+		require.Equal(t, migrated{"ratelimit", up.Version, up.Version}, read[migrated](t, f, 0, "migrate", "up"))
+		require.Equal(t, migrated{"ratelimit", 0, up.Version}, read[migrated](t, f, 0, "migrate", "down", "--yes"))
+		require.Equal(t, migrated{"ratelimit", 0, 0}, read[migrated](t, f, 0, "migrate", "down", "--yes"))
 	})
 
 	t.Run("TheSchemaIsTheFlags", func(t *testing.T) {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/text/unicode/bidi"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // The forms of an answer.
@@ -22,6 +25,22 @@ const (
 	asJSON  = "json"
 	asYAML  = "yaml" // of rules list only
 )
+
+// output is where answers go. It remembers the first error, also of who does not look at it.
+type output struct {
+	to  io.Writer
+	err error
+}
+
+// Write writes a part of an answer.
+func (o *output) Write(text []byte) (int, error) {
+	n, err := o.to.Write(text)
+	if err != nil {
+		err = fmt.Errorf("the answer cannot be written: %w", err)
+		o.err = cmp.Or(o.err, err)
+	}
+	return n, err
+}
 
 // withOutput gives a command the flag -o.
 func (a *app) withOutput(cmd *cobra.Command) *cobra.Command {
@@ -40,6 +59,22 @@ func (a *app) show(value any, fill func(t *table)) error {
 	var t table
 	fill(&t)
 	return t.write(a.out)
+}
+
+// showDone prints what became of a change that is made.
+func (a *app) showDone(value any, fill func(t *table)) error {
+	if err := a.show(value, fill); err != nil {
+		return fmt.Errorf("what was asked for is done, and %w", err)
+	}
+	return nil
+}
+
+// count returns how many there are of what has a plural in s.
+func count[N int | int64](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // table is lines of cells. No cell can break a line or move what stands beside it.
@@ -122,8 +157,8 @@ func keyText(key string) string {
 	switch {
 	case key == "":
 		return "(shared)"
-	case strings.HasPrefix(key, "("):
-		return strconv.QuoteToASCII(key)
+	case strings.HasPrefix(key, "("), strings.HasPrefix(key, `\`): // so that no key looks like what stands for none
+		return `\` + key
 	}
 	return key
 }
@@ -161,9 +196,21 @@ func instantFrom(at, now time.Time) string {
 	}
 	switch away := at.Sub(now).Round(time.Second); {
 	case away > 0:
-		return fmt.Sprintf("%s (in %v)", instant(at), away)
+		return fmt.Sprintf("%s (in %s)", instant(at), distance(away))
 	case away < 0:
-		return fmt.Sprintf("%s (%v ago)", instant(at), -away)
+		return fmt.Sprintf("%s (%s ago)", instant(at), distance(-away))
 	}
 	return instant(at) + " (now)"
+}
+
+// distance returns how far away an instant is. A Duration ends after 292 years.
+func distance(d time.Duration) string {
+	const most = 100 * 365 * ratelimit.Day
+	switch {
+	case d > most:
+		return "more than 100 years"
+	case d >= 2*ratelimit.Day:
+		return fmt.Sprintf("%d days", d.Round(ratelimit.Day)/ratelimit.Day)
+	}
+	return d.String()
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -108,7 +109,7 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 		return err
 	}
 	v := changedView{Limit: args[0], Key: target.key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
-	return a.show(v, v.fill("paused"))
+	return a.showDone(v, v.fill("paused"))
 }
 
 // noteUnknown says that nothing is known of a limit, which may be misspelt: a program may know it all the same.
@@ -191,13 +192,49 @@ func (a *app) resumeCommand() *cobra.Command {
 				return err
 			}
 			applied, err := target.store.Resume(ctx, edit, args[0], target.key)
-			if err != nil {
+			if err != nil && !errors.Is(err, rules.ErrNotFound) {
 				return err
 			}
+			switch more := a.noteStillPaused(ctx, db, target, args[0]); {
+			case err != nil:
+				return err
+			case more != nil:
+				return fmt.Errorf("the pause is ended, but which others there are cannot be read: %w", more)
+			}
 			v := changedView{Limit: args[0], Key: target.key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
-			return a.show(v, v.fill("resumed"))
+			return a.showDone(v, v.fill("resumed"))
 		})
 	}, "0 done", "6 there is no such pause")
 	a.withKey(cmd, &stored)
 	return a.withOutput(withEdit(cmd, &e))
+}
+
+// noteStillPaused says which pauses are left where one was ended: who ends that of a key may mean that of the limit, too.
+func (a *app) noteStillPaused(ctx context.Context, db *database, ended target, limit string) error {
+	query := rules.ListQuery{Limit: limit, Most: 1000}
+	if ended.key != "" {
+		query.Key = &ended.key
+	}
+	list, err := ended.store.ListSome(ctx, query)
+	if err != nil {
+		return err
+	}
+	now, err := db.now(ctx)
+	if err != nil {
+		return err
+	}
+	keys := 0
+	for _, p := range list.Pauses {
+		switch {
+		case !p.Until.After(now):
+		case p.Key == "":
+			a.note("every key of %s is still paused, until %s: resume it without a KEY", limit, instantFrom(p.Until, now))
+		default:
+			keys++
+		}
+	}
+	if keys > 0 {
+		a.note("%s of %s still paused; ratelimit rules get %s shows them", count(keys, "key"), limit, limit)
+	}
+	return nil
 }

@@ -46,6 +46,24 @@ func TestPause(t *testing.T) {
 		f.ok(t, "resume", "sends", "--reason", "up")
 	})
 
+	t.Run("ThatIsEndedIsToldWhichOthersThereAre", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.put(t, weekly("sends", "", 5))
+		f.ok(t, "pause", "sends", "--for", "1h", "--reason", "down", "--yes")
+		for _, key := range []string{"ada", "bob"} {
+			f.ok(t, "pause", "sends", key, "--for", "1h", "--reason", "a leak")
+		}
+		all := "every key of sends is still paused, until 2"
+		require.Contains(t, f.run(t, "resume", "sends", "ada", "--reason", "over").err, all)
+		require.Contains(t, f.fails(t, 6, "resume", "sends", "ada", "--reason", "over"), all)
+		r := f.run(t, "resume", "sends", "--reason", "up")
+		require.Equal(t, 0, r.code)
+		require.Contains(t, r.err, "1 key of sends still paused; ratelimit rules get sends shows them")
+		require.Empty(t, f.run(t, "resume", "sends", "bob", "--reason", "over").err)
+		f.ok(t, "take", "sends", "bob")
+	})
+
 	t.Run("OfALimitThatNothingKnowsIsNoted", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

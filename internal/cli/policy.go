@@ -39,7 +39,7 @@ type bucketFlags struct {
 // withBucket gives a command the flags for a bucket.
 func (a *app) withBucket(cmd *cobra.Command, f *bucketFlags) *cobra.Command {
 	a.withKey(cmd, &f.stored)
-	return withDefinition(cmd, &f.definition)
+	return a.withDefinition(cmd, &f.definition)
 }
 
 // withKey gives a command the flags for a KEY.
@@ -63,6 +63,23 @@ type bucket struct {
 	why     error             // why there is no policy
 }
 
+// withBucketOf runs fn on the bucket that LIMIT [KEY] name. What can be checked without the database is checked first.
+func (a *app) withBucketOf(ctx context.Context, f *bucketFlags, args []string, fn func(ctx context.Context, db *database, b *bucket) error) error {
+	if _, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)); err != nil {
+		return err
+	}
+	if err := f.check(ctx, args[0]); err != nil {
+		return err
+	}
+	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		b, err := a.bucket(ctx, db, f, args)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, db, b)
+	})
+}
+
 // bucket finds the bucket that LIMIT [KEY] name, under the policy that decides now.
 func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []string) (*bucket, error) {
 	name := args[0]
@@ -81,14 +98,14 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	if b.now, err = db.now(ctx); err != nil {
 		return nil, err
 	}
-	limit, from, err := f.of(name, b.stored)
+	limit, from, err := f.of(ctx, name, b.stored)
 	policy, alone, probing := standsAlone(db, set, b, name, f.plan)
 	if probing != nil {
 		return nil, probing
 	}
 	switch {
 	case err == nil && alone:
-		a.note("the rule in the tables decides, and not what %s says", from)
+		a.note("the rule in the tables decides, and not the definition by %s", from)
 	case err == nil:
 	case !errors.Is(err, errNoDefinition):
 		return nil, err
@@ -98,7 +115,7 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 			b.why, err = errOlder, errors.Join(err, asked)
 		}
 	default:
-		b.why, limit, err = db.whyUnknown(ctx, err), probe, nil
+		b.why, limit, err = db.whyUnknown(ctx, name, err), probe, nil
 	}
 	if err != nil {
 		return nil, err
@@ -128,11 +145,17 @@ func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// whyUnknown adds to the reason why no policy is known which limits the tables know, for who has misspelt one.
-func (db *database) whyUnknown(ctx context.Context, why error) error {
+// whyUnknown adds to the reason why no policy is known from when on there is one, or which limits the tables know, for who has
+// misspelt one.
+func (db *database) whyUnknown(ctx context.Context, name string, why error) error {
 	list, now, err := db.listing(ctx)
 	if err != nil {
 		return why
+	}
+	for i := range list.Rules {
+		if r := &list.Rules[i]; r.Limit == name && r.From.After(now) {
+			return fmt.Errorf("%w (a rule in the tables holds from %s on)", why, instantFrom(r.From, now))
+		}
 	}
 	return fmt.Errorf("%w (of limits in tables %s)", why, listingViewOf(&list, now).names())
 }

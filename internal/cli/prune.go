@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,7 +41,15 @@ as it takes.`,
 		if len(args) == 0 && older == 0 {
 			return misused("nothing is named to prune; name limits, or give --denials-older-than")
 		}
-		if err := a.confirm(ctx, "Delete rows of full buckets of %d limits, and old counts of refusals where asked?", len(args)); err != nil {
+		for _, name := range args {
+			if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
+				return err
+			}
+			if err := d.check(ctx, name); err != nil {
+				return err
+			}
+		}
+		if err := a.confirm(ctx, "Delete %s?", pruned(args, time.Duration(older))); err != nil {
 			return err
 		}
 		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
@@ -48,14 +57,26 @@ as it takes.`,
 			if err != nil {
 				return err
 			}
-			return a.show(v, func(t *table) {
+			return a.showDone(v, func(t *table) {
 				t.field("buckets deleted", fmt.Sprint(v.Buckets))
 				t.field("counts deleted", fmt.Sprint(v.Denials))
 			})
 		})
 	})
 	cmd.Flags().Var(&older, "denials-older-than", "delete counts of refusals that are older, such as 30d")
-	return a.withYes(a.withOutput(withDefinition(cmd, &d)))
+	return a.withYes(a.withOutput(a.withDefinition(cmd, &d)))
+}
+
+// pruned says what is to be deleted.
+func pruned(limits []string, older time.Duration) string {
+	var parts []string
+	if len(limits) > 0 {
+		parts = append(parts, "the rows of full buckets of "+strings.Join(limits, ", "))
+	}
+	if older > 0 {
+		parts = append(parts, "all counts of refusals that are older than "+spanWord(older))
+	}
+	return strings.Join(parts, ", and ")
 }
 
 func (a *app) prune(ctx context.Context, db *database, d *definition, args []string, older time.Duration) (v prunedView, err error) {
@@ -70,7 +91,7 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 		if err := b.need(name); err != nil {
 			return v, err
 		}
-		plans, err := d.plansOf(name)
+		plans, err := d.plansOf(ctx, name)
 		if err != nil {
 			return v, err
 		}

@@ -88,8 +88,15 @@ expire, others when their record goes.`,
 		Args:    noArguments,
 		Example: "  ratelimit reservations list --limit completions --waiting",
 	}, func(ctx context.Context, _ []string) error {
-		if query.State == "all" {
+		switch query.State {
+		case "open", "settled", "cancelled", "expired":
+		case "all":
 			query.State = ""
+		default:
+			return misused("--state is %.40q; use open, settled, cancelled, expired or all", query.State)
+		}
+		if err := checkMost(query.Most); err != nil {
+			return err
 		}
 		if cmd.Flags().Changed("key") {
 			query.Key = &key
@@ -142,6 +149,14 @@ func reservations(ctx context.Context, reader *inspect.Reader, query inspect.Res
 	}
 }
 
+// checkMost checks --most.
+func checkMost(most int) error {
+	if most < 1 || most > 1000 {
+		return misused("--most is %d; use 1 to 1000", most)
+	}
+	return nil
+}
+
 func fillReservations(t *table, views []reservationView, now time.Time) {
 	if len(views) == 0 {
 		t.row("no such reservation")
@@ -156,6 +171,12 @@ func fillReservations(t *table, views []reservationView, now time.Time) {
 		}
 		t.row(v.ID, strings.Join(took, ", "), v.life(now), instantFrom(v.ExpiresAt, now))
 	}
+}
+
+// cancelledView is a reservation that was cancelled, for programs.
+type cancelledView struct {
+	ID    string `json:"id"`
+	State string `json:"state"`
 }
 
 func (a *app) reservationsCancel() *cobra.Command {
@@ -182,9 +203,8 @@ Work that asks Start first does not run then. Cancelling again changes nothing.`
 			if err := limiter.Cancel(ctx, args[0]); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.out, "cancelled: %s\n", shown(args[0]))
-			return err
+			return a.showDone(cancelledView{args[0], "cancelled"}, func(t *table) { t.row("cancelled: " + args[0]) })
 		})
 	}, "0 done", "6 there is no such reservation")
-	return a.withYes(cmd)
+	return a.withYes(a.withOutput(cmd))
 }

@@ -3,12 +3,14 @@ package cli_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -110,6 +112,7 @@ func TestRulesApply(t *testing.T) {
 		require.Equal(t, []string{"delete override search ada"}, brief(read[[]change](t, f, 4, "rules", "diff", "-f", path, "--delete-missing-overrides")))
 		a := read[applied](t, f, 0, "rules", "apply", "-f", path, "--delete-missing", "--delete-missing-overrides", "--reason", "less", "--yes")
 		require.Len(t, a.Changes, 4)
+		f.wait(t)
 		out := f.ok(t, "rules", "list")
 		require.NotContains(t, out, "free")
 		require.NotContains(t, out, "TIER")
@@ -210,9 +213,77 @@ func TestRulesShow(t *testing.T) {
 	t.Run("Validate", func(t *testing.T) {
 		t.Parallel()
 		f := &fixture{}
-		require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.yaml", firstFile)), "has 3 rules, 2 tiers and 1 overrides")
+		require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.yaml", firstFile)), "has 3 rules, 2 tiers and 1 override")
 		require.Contains(t, f.fails(t, 5, "rules", "validate", "--file", file(t, "rules.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")), "line 2")
 		f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", "rules: [{limit: a, rate: -1}]"))
+		require.Contains(t, f.fails(t, 2, "rules", "validate", "-f", "none.yaml"), "no such file")
+		type validity struct {
+			File, Says              string
+			Valid                   bool
+			Rules, Tiers, Overrides int
+		}
+		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")
+		require.Equal(t, validity{good, "", true, 3, 2, 1}, read[validity](t, f, 0, "rules", "validate", "-f", good))
+		v := read[validity](t, f, 5, "rules", "validate", "-f", bad)
+		require.False(t, v.Valid)
+		require.Contains(t, v.Says, "line 2")
+	})
+
+	t.Run("ShowsWhatHoldsNowBesideWhatLiesAhead", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		now := time.Now().UTC().Truncate(time.Second)
+		change := func(from time.Time, changes rules.Changes) {
+			_, err := f.store.Apply(t.Context(), rules.Edit{Author: "eve", Reason: "x", From: from}, changes)
+			require.NoError(t, err)
+		}
+		put := func(from time.Time, stated ...rules.Rule) { change(from, rules.Changes{Put: stated}) }
+		day, week := now.Add(ratelimit.Day), now.Add(ratelimit.Week)
+		hourly := func(limit string, rate float64) rules.Rule {
+			return rules.Rule{Limit: limit, Rate: rate, Period: time.Hour}
+		}
+		put(time.Time{}, hourly("sends", 10), hourly("goes", 7), hourly("steady", 8), hourly("stays", 9))
+		put(week, hourly("sends", 99)) // which the next takes the place of
+		put(day, hourly("sends", 5), hourly("new", 6))
+		put(week, hourly("sends", 20))
+		change(day, rules.Changes{Delete: []rules.RuleID{{Limit: "goes"}}})
+		change(day, rules.Changes{Delete: []rules.RuleID{{Limit: "stays"}}})
+		put(time.Time{}, hourly("stays", 11))
+		type rule struct {
+			Limit       string
+			Rate        float64
+			From, Until time.Time
+		}
+		holds := func(listed []rule) (lines []string) {
+			for _, r := range listed {
+				text := fmt.Sprintf("%s %v", r.Limit, r.Rate)
+				if r.From.After(now.Add(time.Minute)) {
+					text += " from " + r.From.Format(time.DateOnly)
+				}
+				if !r.Until.IsZero() {
+					text += " until " + r.Until.Format(time.DateOnly)
+				}
+				lines = append(lines, text)
+			}
+			return lines
+		}
+		tomorrow, later := day.Format(time.DateOnly), week.Format(time.DateOnly)
+		want := []string{
+			"goes 7 until " + tomorrow, "new 6 from " + tomorrow, "sends 10 until " + tomorrow, "sends 5 from " + tomorrow + " until " + later,
+			"sends 20 from " + later, "stays 11", "steady 8",
+		}
+		type listing struct{ Rules []rule }
+		require.Equal(t, want, holds(read[listing](t, f, 0, "rules", "list").Rules))
+		require.Equal(t, want[2:5], holds(read[listing](t, f, 0, "rules", "get", "sends").Rules))
+		require.Equal(t, want[:1], holds(read[listing](t, f, 0, "rules", "get", "goes").Rules))
+		out := f.ok(t, "rules", "get", "sends")
+		require.Contains(t, out, "10 per hour, until "+day.Format("2006-01-02 15:04:05Z"))
+		require.Contains(t, out, "(in 7 days)", "how far away it is")
+		require.Contains(t, f.ok(t, "rules", "history", "sends"), "5 per hour -> 20 per hour, from "+week.Format("2006-01-02 15:04:05Z"))
+		require.NotContains(t, f.ok(t, "rules", "list", "-o", "yaml"), "until")
+		require.Contains(t, f.fails(t, 2, "take", "new", "ada"), "a rule in the tables holds from "+day.Format(time.DateOnly))
+		put(time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC), hourly("far", 1))
+		require.Contains(t, f.ok(t, "rules", "get", "far"), "9000-01-01 00:00:00Z (in more than 100 years)")
 	})
 
 	t.Run("History", func(t *testing.T) {
@@ -247,6 +318,10 @@ func TestRulesShow(t *testing.T) {
 		require.NotEqual(t, "null", string(entries[0].Old), "what was before is not on the same page")
 		entries = read[[]entry](t, f, 0, "rules", "history", "--before", "2", "-n", "100")
 		require.Equal(t, int64(1), entries[0].Version)
-		require.Equal(t, 2, f.run(t, "rules", "history", "--of", "weather").code)
+		require.Contains(t, f.fails(t, 2, "rules", "history", "--of", "weather"), "--of is")
+		require.Contains(t, f.fails(t, 2, "rules", "history", "--most", "0"), "--most is 0")
+		require.Contains(t, f.fails(t, 2, "rules", "history", "two words"), "invalid limit")
+		require.Contains(t, f.fails(t, 2, "rules", "history", "a", "b"), "there are 2 arguments")
+		require.Contains(t, f.ok(t, "rules", "history", "none"), "no such change")
 	})
 }

@@ -42,13 +42,14 @@ stay, unless --delete-missing or --delete-missing-overrides is given. Pauses alw
 		if err != nil {
 			return err
 		}
-		if _, err := f.read(); err != nil {
+		document, err := a.wantedRules(ctx, f.file)
+		if err != nil {
 			return err
 		}
 		if err := a.mayAsk(); err != nil {
 			return err
 		}
-		return a.apply(ctx, &f, edit)
+		return a.apply(ctx, &f, document, edit)
 	}, "0 done, or nothing to change", "4 there is a difference (--dry-run)")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the difference and change nothing")
 	cmd.Flags().Var(&e.from, "from", "instant from which the change holds, as 2026-12-31T18:00:00Z")
@@ -56,7 +57,11 @@ stay, unless --delete-missing or --delete-missing-overrides is given. Pauses alw
 }
 
 func (a *app) dryRun(ctx context.Context, f *diffFlags) error {
-	d, version, err := a.compare(ctx, f)
+	document, err := a.wantedRules(ctx, f.file)
+	if err != nil {
+		return err
+	}
+	d, version, err := a.compare(ctx, f, document)
 	if err != nil {
 		return err
 	}
@@ -67,8 +72,8 @@ func (a *app) dryRun(ctx context.Context, f *diffFlags) error {
 	return answer(exitDifference)
 }
 
-func (a *app) apply(ctx context.Context, f *diffFlags, edit rules.Edit) error {
-	d, version, err := a.compare(ctx, f)
+func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document, edit rules.Edit) error {
+	d, version, err := a.compare(ctx, f, document)
 	if err != nil {
 		return err
 	}
@@ -81,7 +86,7 @@ func (a *app) apply(ctx context.Context, f *diffFlags, edit rules.Edit) error {
 			return err
 		}
 	}
-	if err := a.confirm(ctx, "Make these %d changes?", len(d.views)); err != nil {
+	if err := a.confirm(ctx, "Make %s?", count(len(d.views), "change")); err != nil {
 		return err
 	}
 	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
@@ -89,8 +94,8 @@ func (a *app) apply(ctx context.Context, f *diffFlags, edit rules.Edit) error {
 		if err != nil {
 			return err
 		}
-		return a.show(appliedView{true, applied.Version, applied.From, d.views}, func(t *table) {
-			t.row(fmt.Sprintf("applied: %d changes, version %d, from %s on", len(d.views), applied.Version, instant(applied.From)))
+		return a.showDone(appliedView{true, applied.Version, applied.From, d.views}, func(t *table) {
+			t.row(fmt.Sprintf("applied: %s, version %d, from %s on", count(len(d.views), "change"), applied.Version, instant(applied.From)))
 		})
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,22 +74,22 @@ type diffFlags struct {
 }
 
 func withFile(cmd *cobra.Command, f *diffFlags) *cobra.Command {
-	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed)")
+	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
 	cmd.Flags().BoolVar(&f.deleteRules, "delete-missing", false, "delete rules, and tiers, that the file does not have")
 	cmd.Flags().BoolVar(&f.deleteOverrides, "delete-missing-overrides", false, "delete overrides that the file does not have")
 	return cmd
 }
 
-// read reads the file.
-func (f *diffFlags) read() (*rules.Document, error) {
-	if f.file == "" {
-		return nil, misused("no file is named; give -f rules.yaml")
+// wantedRules returns what the rules file says that a command cannot do without.
+func (a *app) wantedRules(ctx context.Context, path string) (*rules.Document, error) {
+	if path == "" {
+		return nil, misused("no file is named; give -f rules.yaml, or -f - for standard input")
 	}
-	document, err := rules.ReadFile(f.file)
-	if err != nil {
-		return nil, misused("%w", err)
+	document, err := a.readRules(ctx, path)
+	if err != nil && ctx.Err() == nil {
+		err = misused("%w", err)
 	}
-	return document, nil
+	return document, err
 }
 
 // between compares a file with the tables as they are at now.
@@ -206,12 +205,17 @@ func (a *app) rulesDiff() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "diff",
 		Short: "Show how the tables differ from a file",
-		Long: `Show what apply would change so that the tables say what a file says. It changes nothing. What only the tables have is
-a difference with --delete-missing and --delete-missing-overrides; without them it stays, and is told on standard error.`,
+		Long: `Show what apply would change so that the tables say what a file says. It changes nothing. A rule counts as it was stated
+last, also where that holds only later. What only the tables have is a difference with --delete-missing and
+--delete-missing-overrides; without them it stays, and is told on standard error.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules diff -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
-		d, _, err := a.compare(ctx, &f)
+		document, err := a.wantedRules(ctx, f.file)
+		if err != nil {
+			return err
+		}
+		d, _, err := a.compare(ctx, &f, document)
 		if err != nil {
 			return err
 		}
@@ -224,12 +228,8 @@ a difference with --delete-missing and --delete-missing-overrides; without them 
 	return a.withOutput(withFile(cmd, &f))
 }
 
-// compare returns the difference between the file and the tables, and the version of the tables.
-func (a *app) compare(ctx context.Context, f *diffFlags) (d *difference, version int64, err error) {
-	document, err := f.read()
-	if err != nil {
-		return nil, 0, err
-	}
+// compare returns the difference between a file and the tables, and the version of the tables.
+func (a *app) compare(ctx context.Context, f *diffFlags, document *rules.Document) (d *difference, version int64, err error) {
 	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {
 		list, now, err := db.listing(ctx)
 		if err != nil {
@@ -239,28 +239,4 @@ func (a *app) compare(ctx context.Context, f *diffFlags) (d *difference, version
 		return nil
 	})
 	return d, version, err
-}
-
-func (a *app) rulesValidate() *cobra.Command {
-	var file string
-	cmd := a.command(cobra.Command{
-		Use:     "validate",
-		Short:   "Check a rules file",
-		Long:    "Check a rules file, and say what is wrong with it and in which line. It asks no database.",
-		Args:    noArguments,
-		Example: "  ratelimit rules validate -f rules.yaml",
-	}, func(context.Context, []string) error {
-		if file == "" {
-			return misused("no file is named; give -f rules.yaml")
-		}
-		document, err := rules.ReadFile(file)
-		if err != nil {
-			return &exit{exitFault, err}
-		}
-		_, err = fmt.Fprintf(a.out, "valid: %s has %d rules, %d tiers and %d overrides\n", shown(file),
-			len(document.Rules), len(document.Tiers.Tiers), len(document.Overrides))
-		return err
-	}, "0 valid", "5 not valid")
-	cmd.Flags().StringVarP(&file, "file", "f", "", "rules file, in YAML or JSON (needed)")
-	return cmd
 }

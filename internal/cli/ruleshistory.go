@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -55,15 +56,22 @@ func entryViewOf(e, before *rules.Entry) entryView {
 	return v
 }
 
+// soon is how far behind a change what it says may begin to hold without being told: longer than the Lead of a Store.
+const soon = time.Minute
+
 // words returns the change for people.
 func (v *entryView) words() string {
+	text := "taken away"
 	switch {
-	case v.New == nil && v.Old == nil:
-		return "taken away"
-	case v.New == nil:
-		return "taken away: " + v.Old.words()
+	case v.New != nil:
+		text = v.changeView.words()
+	case v.Old != nil:
+		text += ": " + v.Old.words()
 	}
-	return v.changeView.words()
+	if v.From.After(v.Made.Add(soon)) {
+		text += ", from " + instant(v.From)
+	}
+	return text
 }
 
 func (a *app) rulesHistory() *cobra.Command {
@@ -74,12 +82,23 @@ func (a *app) rulesHistory() *cobra.Command {
 		Use:   "history [LIMIT]",
 		Short: "Show who changed which rule, when and why",
 		Long:  "Show who changed which rule, override, pause or tiers, when and why, and what it was before: the newest change first.",
-		Args:  cobra.MaximumNArgs(1),
+		Args:  limitAtMost,
 		Example: `  ratelimit rules history sendMessage --of rule
   ratelimit rules history --most 20 -o json`,
 	}, func(ctx context.Context, args []string) error {
 		if len(args) > 0 {
+			if _, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)); err != nil {
+				return err
+			}
 			query.Limit = args[0]
+		}
+		switch query.Of {
+		case "", rules.OfRule, rules.OfOverride, rules.OfPause, rules.OfTiers:
+		default:
+			return misused("--of is %.40q; use rule, override, pause or tiers", query.Of)
+		}
+		if query.Most < 1 || query.Most > 10_000 {
+			return misused("--most is %d; use 1 to 10000", query.Most)
 		}
 		if cmd.Flags().Changed("plan") {
 			query.Plan = &plan
@@ -93,6 +112,10 @@ func (a *app) rulesHistory() *cobra.Command {
 				return err
 			}
 			return a.show(entries, func(t *table) {
+				if len(entries) == 0 {
+					t.row("no such change")
+					return
+				}
 				t.row("VERSION", "MADE", "AUTHOR", "REASON", "OF", "CHANGE")
 				for i := range entries {
 					e := &entries[i]

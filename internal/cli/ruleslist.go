@@ -104,8 +104,11 @@ func (v *listingView) names() string {
 // mostNames is how many names of limits an error names.
 const mostNames = 10
 
-// print prints the view as tables, one behind the other, and those that are empty not at all.
+// print prints the view: as JSON, or as tables, one behind the other, and those that are empty not at all.
 func (v *listingView) print(a *app, now time.Time) error {
+	if a.options.format == asJSON {
+		return a.show(v, nil)
+	}
 	var tables []*table
 	add := func(rows int, fill func(t *table)) {
 		if rows > 0 {
@@ -179,7 +182,7 @@ func (a *app) rulesList() *cobra.Command {
 		Use:   "list",
 		Short: "Show all rules, overrides, pauses and tiers",
 		Long: `Show all rules, overrides, pauses and tiers that hold now or lie ahead. With -o yaml it prints the rules, overrides and
-tiers as a file that apply reads: a start for keeping them in git. Pauses are not in such a file.`,
+tiers, as they were stated last, as a file that apply reads: a start for keeping them in git. Pauses are not in such a file.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules list -o yaml > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
@@ -188,14 +191,15 @@ tiers as a file that apply reads: a start for keeping them in git. Pauses are no
 			if err != nil {
 				return err
 			}
-			switch a.options.format {
-			case asYAML:
+			if a.options.format == asYAML {
 				_, err = a.out.Write(documentOf(&list, now).YAML())
 				return err
-			case asJSON:
-				return a.show(listingViewOf(&list, now), nil)
 			}
-			return listingViewOf(&list, now).print(a, now)
+			v, err := db.withAhead(ctx, &list, now, "")
+			if err != nil {
+				return err
+			}
+			return v.print(a, now)
 		})
 	})
 	return a.withOutput(cmd)
@@ -240,13 +244,13 @@ func (a *app) rulesGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			v := listingViewOf(&list, now)
+			v, err := db.withAhead(ctx, &list, now, args[0])
+			if err != nil {
+				return err
+			}
 			of := v.of(args[0])
 			if len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
 				return &exit{exitNotFound, fmt.Errorf("the tables say nothing of a limit %q; %s", args[0], v.names())}
-			}
-			if a.options.format == asJSON {
-				return a.show(of, nil)
 			}
 			return of.print(a, now)
 		})

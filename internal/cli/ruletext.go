@@ -89,6 +89,7 @@ type ruleView struct {
 	Description string             `json:"description"`
 	Version     int64              `json:"version,omitzero"` // 0: not stored yet, or written by hand
 	From        time.Time          `json:"from,omitzero"`
+	Until       time.Time          `json:"until,omitzero"` // when a change holds that lies ahead
 }
 
 func ruleViewOf(r *rules.Rule) *ruleView {
@@ -109,6 +110,9 @@ func (v *ruleView) words() string {
 	}
 	if v.Description != "" {
 		text += ", description " + fmt.Sprintf("%q", v.Description)
+	}
+	if !v.Until.IsZero() {
+		text += ", until " + instant(v.Until)
 	}
 	return text
 }

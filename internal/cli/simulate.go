@@ -2,11 +2,9 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,7 +36,7 @@ is is told on standard error.`,
   zcat access.log.*.gz | ratelimit simulate -f rules.yaml --refusals refused.jsonl -o json`,
 	}, func(ctx context.Context, args []string) error { return a.simulate(ctx, &f, args) })
 	flags := cmd.Flags()
-	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed)")
+	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
 	flags.StringVar(&f.refusals, "refusals", "", "write each refusal to this file, as a line of JSON")
 	flags.StringVar(&f.format, "format", string(simulate.Detect), "of the lines: detect, common, combined or json")
 	flags.StringToStringVar(&f.config.Fields, "field", nil, "name of a JSON field, by what it holds, as time=ts,address=request.remote_ip")
@@ -54,7 +52,7 @@ is is told on standard error.`,
 }
 
 func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (err error) {
-	document, err := (&diffFlags{file: f.file}).read()
+	document, err := a.wantedRules(ctx, f.file)
 	if err != nil {
 		return err
 	}
@@ -63,25 +61,34 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	}
 	config := f.config
 	config.Rules, config.Format, config.Progress = *document, simulate.Format(f.format), a.progress()
-	if config.Top == 0 {
+	switch {
+	case config.Top < 0:
+		return misused("--top is %d; use 0 or more", config.Top)
+	case config.Top == 0:
 		config.Top = -1
 	}
 	if config.HashKey, err = a.hashKey(); err != nil {
 		return err
 	}
-	sources, err := a.sources(args)
+	if f.file == standardInput && (len(args) == 0 || slices.Contains(args, standardInput)) {
+		return misused("standard input cannot be both the rules and a log; name a file for one of them")
+	}
+	sources, err := a.sources(ctx, args)
 	if err != nil {
 		return err
 	}
+	var refusals *refusalFile
 	if f.refusals != "" {
-		file, err := os.Create(f.refusals)
-		if err != nil {
+		if refusals, err = openRefusals(f.refusals, append(args, f.file)); err != nil {
 			return misused("--refusals: %w", err)
 		}
-		defer func() { err = errors.Join(err, file.Close()) }()
-		config.Refused = refusalsTo(file)
+		defer func() { err = errors.Join(err, refusals.Close()) }()
+		config.Refused = refusals.write
 	}
 	report, err := simulate.Run(ctx, config, sources...)
+	if err == nil && refusals != nil {
+		err = refusals.begin()
+	}
 	if err != nil {
 		if errors.Is(err, simulate.ErrInvalidConfig) {
 			err = misused("%w", err)
@@ -94,17 +101,17 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 }
 
 // sources returns the logs that are named; standard input is "-", and what is meant where none is.
-func (a *app) sources(args []string) ([]simulate.Source, error) {
+func (a *app) sources(ctx context.Context, args []string) ([]simulate.Source, error) {
 	if len(args) == 0 {
 		if a.isTerminal() {
 			return nil, misused("no log is named, and standard input is a terminal; name a file")
 		}
-		args = []string{"-"}
+		args = []string{standardInput}
 	}
 	var sources []simulate.Source
 	for _, path := range args {
-		if path == "-" {
-			sources = append(sources, simulate.Reader("standard input", a.in))
+		if path == standardInput {
+			sources = append(sources, simulate.Reader("standard input", endsWith(ctx, a.in)))
 			continue
 		}
 		source, err := simulate.File(path)
@@ -114,13 +121,6 @@ func (a *app) sources(args []string) ([]simulate.Source, error) {
 		sources = append(sources, source)
 	}
 	return sources, nil
-}
-
-// refusalsTo returns what writes each refusal as a line.
-func refusalsTo(w io.Writer) func(simulate.Refusal) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
-	return func(r simulate.Refusal) error { return encoder.Encode(r) }
 }
 
 // told is how often a log of the process, rather than a terminal, is told how far a replay is.
@@ -136,7 +136,7 @@ func (a *app) progress() func(simulate.Progress) {
 			return
 		}
 		last = time.Now()
-		text := fmt.Sprintf("%d lines", p.Lines)
+		text := count(p.Lines, "line")
 		if p.TotalBytes > 0 {
 			text += fmt.Sprintf(", %.0f %%", 100*float64(p.Bytes)/float64(p.TotalBytes))
 		}
@@ -155,7 +155,7 @@ func (a *app) noteProblems(what string, p simulate.Problems) {
 	if p.Count == 0 {
 		return
 	}
-	a.note("%d lines %s; the first of them:", p.Count, what)
+	a.note("%s %s; the first of them:", count(p.Count, "line"), what)
 	for _, first := range p.First {
 		a.note("  %s:%d: %s", first.Source, first.Line, first.Reason)
 	}
@@ -172,7 +172,7 @@ func fillReport(t *table, r *simulate.Report) {
 	}
 	t.field("buckets", fmt.Sprint(r.Buckets))
 	if r.OutOfOrder > 0 {
-		t.field("out of order", fmt.Sprintf("%d lines, by %s at most", r.OutOfOrder, span(r.StepBack)))
+		t.field("out of order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"), span(r.StepBack)))
 	}
 	t.gap()
 	t.row("LIMIT", "ASKED", "REFUSED", "SHARE", "FIRST", "LAST", "BUSIEST SECOND")

@@ -63,7 +63,7 @@ func TestSimulate(t *testing.T) {
 		for _, more := range [][]string{nil, {"-"}} {
 			r := run(t.Context(), nil, accessLog+"garbage\n", append([]string{"simulate", "--file", rulesFile, "--by", "user", "--format", "combined", "-o", "json"}, more...)...)
 			require.Equal(t, 0, r.code, r.err)
-			require.Contains(t, r.err, "1 lines could not be read")
+			require.Contains(t, r.err, "1 line could not be read")
 			require.Contains(t, r.err, "standard input:5:")
 			require.NotContains(t, r.err, "garbage")
 			var v report
@@ -102,6 +102,9 @@ func TestSimulate(t *testing.T) {
 	t.Run("SaysWhatIsMissing", func(t *testing.T) {
 		t.Parallel()
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, log), "give --by address")
+		two := file(t, "two.yaml", "rules: [{limit: a, rate: 2}, {limit: b, rate: 3}]")
+		require.Contains(t, f.fails(t, 2, "simulate", "-f", two, "--by", "address", log), `to ask by "address" a limit has to be named, as the rules have 2: a, b`)
+		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--top", "-3", log), "--top is -3")
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "no-such.log"), "no-such.log")
 		require.Equal(t, 2, f.run(t, "simulate", "-f", rulesFile, "--by", "address", "--format", "xml", log).code)
 		require.Equal(t, 2, f.run(t, "simulate", "-f", rulesFile, "--by", "address", "--refusals", t.TempDir(), log).code)

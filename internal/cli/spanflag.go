@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +35,14 @@ func (s *spanFlag) Set(text string) error {
 	return err
 }
 
+// maxSpan is how long a span may be: about 109 years.
+const maxSpan = 40_000 * ratelimit.Day
+
+var (
+	errSpan     = errors.New("use a span such as 90s, 10m, 1h30m, 7d, 2w, minute, hour, day or week")
+	errLongSpan = errors.New("use up to 40000 days")
+)
+
 func parseSpan(text string) (time.Duration, error) {
 	for _, unit := range units() {
 		if text == unit.word {
@@ -42,15 +52,24 @@ func parseSpan(text string) (time.Duration, error) {
 	for suffix, unit := range map[string]time.Duration{"d": ratelimit.Day, "w": ratelimit.Week} {
 		if count, ok := strings.CutSuffix(text, suffix); ok {
 			n, err := strconv.ParseFloat(count, 64)
-			if err != nil || !(n >= 0 && n <= 40_000) {
-				return 0, fmt.Errorf("use up to 40000 days or weeks, as in 7d")
+			switch span := n * float64(unit); {
+			case err != nil || math.IsNaN(n):
+				return 0, errSpan
+			case span > float64(maxSpan):
+				return 0, errLongSpan
+			case span < 0:
+				return -1, nil
+			default:
+				return time.Duration(span), nil
 			}
-			return time.Duration(n * float64(unit)), nil
 		}
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil {
-		return 0, fmt.Errorf("use a span such as 90s, 10m, 1h30m, 7d, 2w, minute, hour, day or week")
+	switch {
+	case err != nil:
+		return 0, errSpan
+	case d > maxSpan:
+		return 0, errLongSpan
 	}
 	return d, nil
 }

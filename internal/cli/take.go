@@ -83,13 +83,12 @@ func (v *decisionView) fill(t *table) {
 	t.field("decided by", v.DecidedBy)
 }
 
-// decide runs check or take.
-func (a *app) decide(ctx context.Context, f *bucketFlags, args []string, cost float64, ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error)) error {
-	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		b, err := a.bucket(ctx, db, f, args)
-		if err != nil {
-			return err
-		}
+// decide runs check or take, and shows with show what is allowed.
+func (a *app) decide(
+	ctx context.Context, f *bucketFlags, args []string, cost float64,
+	ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error), show func(any, func(*table)) error,
+) error {
+	return a.withBucketOf(ctx, f, args, func(ctx context.Context, _ *database, b *bucket) error {
 		if err := b.need(args[0]); err != nil {
 			return err
 		}
@@ -98,13 +97,13 @@ func (a *app) decide(ctx context.Context, f *bucketFlags, args []string, cost fl
 			return err
 		}
 		v := b.decisionView(d)
+		if d.Allowed {
+			return show(v, v.fill)
+		}
 		if err := a.show(v, v.fill); err != nil {
 			return err
 		}
-		if !d.Allowed {
-			return answer(exitRefused)
-		}
-		return nil
+		return answer(exitRefused)
 	})
 }
 
@@ -119,7 +118,7 @@ func (a *app) checkCommand() *cobra.Command {
 		Example: `  ratelimit check sendMessage ada --cost 3
   ratelimit check sendMessage ada --rate 10 --period minute --capacity 3`,
 	}, func(ctx context.Context, args []string) error {
-		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Check)
+		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Check, a.show)
 	}, "0 allowed", "3 refused")
 	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to ask for")
 	return a.withOutput(a.withBucket(cmd, &f))
@@ -136,7 +135,7 @@ that everybody shares. It does not ask, as taking is what a script wants of it; 
 		Args:    limitAndKey,
 		Example: "  ratelimit take nightlyExport && ./export.sh",
 	}, func(ctx context.Context, args []string) error {
-		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Take)
+		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Take, a.showDone)
 	}, "0 allowed", "3 refused")
 	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to take")
 	return a.withOutput(a.withBucket(cmd, &f))
@@ -144,11 +143,7 @@ that everybody shares. It does not ask, as taking is what a script wants of it; 
 
 // give runs reset or credit, and shows what the bucket holds then.
 func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done string, change func(ctx context.Context, b *bucket) error) error {
-	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		b, err := a.bucket(ctx, db, f, args)
-		if err != nil {
-			return err
-		}
+	return a.withBucketOf(ctx, f, args, func(ctx context.Context, _ *database, b *bucket) error {
 		if err := b.need(args[0]); err != nil {
 			return err
 		}
@@ -157,13 +152,13 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done stri
 		}
 		value, err := b.limiter.Value(ctx, b.request)
 		if err != nil {
-			return fmt.Errorf("%s, but what the bucket holds now cannot be read: %w", done, err)
+			return fmt.Errorf("the bucket is %s, but what it holds now cannot be read: %w", done, err)
 		}
 		v := levelView{
 			Limit: args[0], Key: b.stored, Tokens: value.Tokens, Capacity: value.Limit.Capacity(), At: value.AsOf.UTC(),
 			Policy: viewOfPolicy(value.Limit),
 		}
-		return a.show(v, func(t *table) {
+		return a.showDone(v, func(t *table) {
 			t.field("answer", done)
 			t.field("limit", v.Limit)
 			t.field("key", keyText(v.Key))

@@ -74,7 +74,7 @@ func TestADifferenceIsShownBeforeATerminalIsAsked(t *testing.T) {
 		require.Equal(t, 2, code)
 		shown := map[string]string{"table": out.String(), "json": errOut.String()}[format]
 		require.Contains(t, shown, "+ rule search, plan free")
-		require.Contains(t, errOut.String(), "Make these 5 changes? [y/N]")
+		require.Contains(t, errOut.String(), "Make 5 changes? [y/N]")
 	}
 	require.Contains(t, f.ok(t, "rules", "list"), "no rules")
 }

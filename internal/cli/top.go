@@ -23,6 +23,22 @@ type topFlags struct {
 	most, look       int
 }
 
+// check checks what would be refused by names that are not those of the flags.
+func (f *topFlags) check() error {
+	switch denials.By(f.group) {
+	case denials.ByLimit, denials.ByRoute, denials.ByKey:
+	default:
+		return misused("--group is %.40q; use limit, route or key", f.group)
+	}
+	switch {
+	case f.look < 1 || f.look > 1_000_000:
+		return misused("--look is %d; use 1 to 1000000", f.look)
+	case time.Duration(f.since) > 1000*ratelimit.Day:
+		return misused("--since is %s; use up to 1000d", spanWord(time.Duration(f.since)))
+	}
+	return checkMost(f.most)
+}
+
 func (a *app) topCommand() *cobra.Command {
 	f := topFlags{since: spanFlag(lately)}
 	cmd := a.command(cobra.Command{
@@ -31,14 +47,14 @@ func (a *app) topCommand() *cobra.Command {
 		Long: `Show what is refused most (where programs count it with package rules/denials), which buckets owe most, or for which
 buckets most is reserved. Each looks at a bounded number of rows, and says when there are more.
 
-What a bucket owes now depends on its policy. It is that of the tables; where they do not decide, it shows what was owed
-when the bucket was last changed. Rules of plans do not count here, as no row says which plan a key is on.`,
+What a bucket owes now depends on its policy. It is that of the tables. Where they do not decide, or have rules for plans,
+it shows what was owed when the bucket was last changed, as no row says which plan a key is on.`,
 		Args: noArguments,
 		Example: `  ratelimit top --group key --since 15m
   ratelimit top --by debt --limit completions`,
 	}, func(ctx context.Context, _ []string) error {
-		if f.most < 1 || f.most > 1000 {
-			return misused("--most is %d; use 1 to 1000", f.most)
+		if err := f.check(); err != nil {
+			return err
 		}
 		show, ok := map[string]func(context.Context, *database, *inspect.Reader, *topFlags) error{
 			"refusals": a.topRefusals, "debt": a.topDebts, "reservations": a.topReservations,
@@ -137,9 +153,13 @@ func (a *app) topDebts(ctx context.Context, db *database, reader *inspect.Reader
 	if err != nil {
 		return err
 	}
+	plans, err := db.plans(ctx)
+	if err != nil {
+		return err
+	}
 	views := make([]debtView, 0, len(found))
 	for i := range found {
-		v, err := db.debtOf(ctx, set, &found[i], now)
+		v, err := db.debtOf(ctx, set, &found[i], now, plans[found[i].Limit])
 		if err != nil {
 			return err
 		}
@@ -172,8 +192,24 @@ func debts(ctx context.Context, reader *inspect.Reader, f *topFlags) (found []in
 	return page.Buckets, page.Next != nil, err
 }
 
-// debtOf returns what a bucket owes: now, where the tables decide its policy, and else as it is stored.
-func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.Bucket, now time.Time) (debtView, error) {
+// plans returns the plans for which each limit has rules.
+func (db *database) plans(ctx context.Context) (map[string][]string, error) {
+	list, _, err := db.listing(ctx)
+	if err != nil {
+		return nil, err
+	}
+	plans := make(map[string][]string)
+	for i := range list.Rules {
+		if r := &list.Rules[i]; r.Plan != "" {
+			plans[r.Limit] = append(plans[r.Limit], r.Plan)
+		}
+	}
+	return plans, nil
+}
+
+// debtOf returns what a bucket owes: now, where the tables decide its policy, whichever plan the key is on, and else as it is
+// stored.
+func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.Bucket, now time.Time, plans []string) (debtView, error) {
 	v := debtView{Limit: stored.Limit, Key: stored.Key}
 	for _, row := range stored.Rows {
 		v.Owed -= row.Tokens
@@ -184,6 +220,11 @@ func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.
 	policy, alone, err := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, "")
 	if err != nil || !alone {
 		return v, err
+	}
+	for _, plan := range plans {
+		if other, _, err := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, plan); err != nil || other != policy {
+			return v, err
+		}
 	}
 	limit, err := ratelimit.NewLimit(stored.Limit, policy)
 	if err != nil {

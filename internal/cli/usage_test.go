@@ -34,6 +34,9 @@ func TestUsage(t *testing.T) {
 		{"get sendMessage --timeout -1s", "the timeout is -1s"},
 		{"get sendMessage --period soon", "use a span such as"},
 		{"get sendMessage --period 99999999d", "use up to 40000 days"},
+		{"get sendMessage --period 40000w", "use up to 40000 days"},
+		{"get sendMessage --period -1d", "use a span above 0"},
+		{"get sendMessage --period NaNd", "use a span such as"},
 		{"get sendMessage --period 0s", "use a span above 0"},
 		{"get sendMessage --start tomorrow", "use an instant with its zone"},
 		{"get sendMessage", "no database is named"},
@@ -143,6 +146,21 @@ func TestDatabase(t *testing.T) {
 		}
 	})
 
+	t.Run("HowItIsWrittenIsShown", func(t *testing.T) {
+		t.Parallel()
+		for _, env := range [][]string{nil, {"DATABASE_URL=postgres://ana:s3cr3t-word%zz@127.0.0.1:1/limits"}} {
+			require.Contains(t, run(t.Context(), env, "", "rules", "list").err, "postgres://user:password@host:5432/name, ", "%v", env)
+		}
+	})
+
+	t.Run("AFileThatItNamesAndThatIsNotThereIsTold", func(t *testing.T) {
+		t.Parallel()
+		r := run(t.Context(), []string{"DATABASE_URL=postgres://ana:s3cr3t-word@127.0.0.1:1/limits?sslmode=verify-full&sslrootcert=/none/s3cr3t-word"}, "", "rules", "list")
+		require.Equal(t, 2, r.code)
+		require.Contains(t, r.err, "DATABASE_URL names a file that cannot be read; see sslrootcert")
+		require.NotContains(t, r.err, "s3cr3t-word")
+	})
+
 	t.Run("APasswordThatIsNotEncodedIsTold", func(t *testing.T) {
 		t.Parallel()
 		for _, dsn := range []string{"postgres://ana:12/34@127.0.0.1:1/limits", "postgres://ana:12?34@127.0.0.1:1/limits", "postgres://ana:12#34@127.0.0.1:1/limits"} {
@@ -204,7 +222,9 @@ func TestDatabase(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
-		require.Contains(t, f.fails(t, 1, "take", "a", "b", "--rate", "1", "--period", "1s"), "a role that may write")
+		said := f.fails(t, 1, "take", "a", "b", "--rate", "1", "--period", "1s")
+		require.Contains(t, said, "nothing may be written here (cannot execute")
+		require.Equal(t, 1, strings.Count(said, "primary"), "it is said once: %s", said)
 		f.ok(t, "rules", "list")
 		f.ok(t, "get", "a", "b")
 	})
@@ -265,6 +285,22 @@ func TestShown(t *testing.T) {
 		"<script>alert(1)</script>": "<script>alert(1)</script>",
 	} {
 		require.Equal(t, want, cli.Shown(text), "%q", text)
+	}
+}
+
+func TestNoKeyLooksLikeNone(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	shown := make(map[string]string)
+	for _, key := range []string{"", "(shared)", `"(shared)"`, `\(shared)`, `\"(shared)\"`, "(every key)"} {
+		args := []string{"check", "sends", key}
+		if key == "" {
+			args = args[:2]
+		}
+		_, rest, _ := strings.Cut(f.ok(t, with(window(), args...)...), "key         ")
+		line, _, _ := strings.Cut(rest, "\n")
+		require.NotContains(t, shown, line, "%q is shown as %q", key, shown[line])
+		shown[line] = key
 	}
 }
 

@@ -2,6 +2,7 @@ package doctor_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"testing"
 	"time"
@@ -180,6 +181,7 @@ func TestRunWithoutPrivileges(t *testing.T) {
 		report := look(t, superuser, doctor.Config{})
 		require.Equal(t, doctor.Note, report.Worst())
 		require.Contains(t, one(t, report, "role").Says, "is a superuser")
+		require.Contains(t, one(t, report, "role").Do, "ratelimit grants --application ROLE")
 		requireGood(t, look(t, superuser, doctor.Config{Role: "app"}))
 		report = look(t, superuser, doctor.Config{Role: "nobody of that name"})
 		require.Equal(t, doctor.Fault, one(t, report, "role").Level)
@@ -257,5 +259,9 @@ func TestRunWithoutAServer(t *testing.T) {
 	}
 	report := look(t, wrong, doctor.Config{})
 	require.Contains(t, one(t, report, "connection").Says, "password authentication failed")
+	encrypted, err := pgx.ParseConfig(pool.Config().ConnString())
+	require.NoError(t, err)
+	encrypted.TLSConfig = &tls.Config{InsecureSkipVerify: true} // of which the server knows nothing
+	require.Contains(t, one(t, look(t, encrypted, doctor.Config{}), "connection").Says, "TLS cannot be agreed on; sslmode")
 	require.NotContains(t, fmt.Sprint(report), password)
 }

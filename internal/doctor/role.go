@@ -38,7 +38,7 @@ func (e *examination) lookAtRole(ctx context.Context) (found []Finding, err erro
 		case r.superuser:
 			found = []Finding{{
 				Level: Note, Says: fmt.Sprintf("The role %q is a superuser: who gets into a program with it has the whole server, and may change every limit.", r.name),
-				Do: "Give the programs a role of their own, with the statements that migrations.Grants returns.",
+				Do: "Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
 			}}
 		default:
 			found = ok("The role %s is no superuser.", quoted)

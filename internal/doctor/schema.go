@@ -96,7 +96,7 @@ func (e *examination) lookAtHashKey(ctx context.Context) (found []Finding, err e
 		case own == store.NoSecret:
 			found = []Finding{{
 				Level: Note, Says: "Keys are stored under a secret, and none was given here: whether the programs have the right one was not looked at.",
-				Do: "Give the HashKey of the programs.",
+				Do: "Give the secret of the programs: with --hash-key-file or RATELIMIT_HASH_KEY to ratelimit doctor, as HashKey in a program.",
 			}}
 		case stored == store.NoSecret:
 			found = []Finding{{

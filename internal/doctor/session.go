@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -100,6 +101,8 @@ func reason(err error) string {
 		return "no answer in time"
 	case errors.As(err, &network):
 		return network.Err.Error()
+	case strings.Contains(err.Error(), "tls") || strings.Contains(err.Error(), "TLS") || strings.Contains(err.Error(), "x509"):
+		return "TLS cannot be agreed on; sslmode and sslrootcert of the connection string say how"
 	}
 	return "the connection was lost, or is not one of Postgres"
 }

@@ -35,7 +35,7 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 		file.Tiers = rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{tier}}
 	}
 	if len(file.Tiers.Tiers) == 0 {
-		return nil, nil, fmt.Errorf("%w: the rules have no tiers, which say who is asked; add some, or set By to an attribute such as address",
+		return nil, nil, fmt.Errorf("%w: the rules have no tiers, which say who is asked; add some, or say by what attribute, such as address",
 			ErrInvalidConfig)
 	}
 	set, err := rules.SetOf(file)
@@ -76,8 +76,8 @@ func (c *Config) tier() (rules.Tier, error) {
 		}
 		names := slices.Sorted(maps.Keys(limits))
 		if len(names) != 1 {
-			return rules.Tier{}, fmt.Errorf("%w: By needs a Limit, as the rules have %d: %s; name one",
-				ErrInvalidConfig, len(names), strings.Join(names[:min(len(names), 10)], ", "))
+			return rules.Tier{}, fmt.Errorf("%w: to ask by %.80q a limit has to be named, as the rules have %d: %s",
+				ErrInvalidConfig, c.By, len(names), strings.Join(names[:min(len(names), 10)], ", "))
 		}
 		limit = names[0]
 	}

@@ -24,7 +24,7 @@ func newRoutes(patterns []string, optional bool) (*routes, error) {
 	for _, pattern := range patterns {
 		err := r.add(pattern)
 		if err != nil && !optional {
-			return nil, fmt.Errorf("%w: Routes has %.80q: %w; write it as net/http.ServeMux does, such as GET /search/{id}", ErrInvalidConfig, pattern, err)
+			return nil, fmt.Errorf("%w: the route %.80q: %w; write it as net/http.ServeMux does, such as GET /search/{id}", ErrInvalidConfig, pattern, err)
 		}
 	}
 	return r, nil

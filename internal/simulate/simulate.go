@@ -139,15 +139,15 @@ func (c *Config) validate(sources []Source) error {
 	switch c.Format {
 	case Detect, Common, Combined, JSON:
 	default:
-		return fmt.Errorf("%w: Format is %.20q; use detect, common, combined or json", ErrInvalidConfig, string(c.Format))
+		return fmt.Errorf("%w: the format is %.20q; use detect, common, combined or json", ErrInvalidConfig, string(c.Format))
 	}
 	switch {
 	case c.IPv4Bits < 1 || c.IPv4Bits > 32:
-		return fmt.Errorf("%w: IPv4Bits is %d; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)
+		return fmt.Errorf("%w: %d bits of an IPv4 address are to count; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)
 	case c.IPv6Bits < 1 || c.IPv6Bits > 128:
-		return fmt.Errorf("%w: IPv6Bits is %d; use 1 to 128", ErrInvalidConfig, c.IPv6Bits)
+		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 128", ErrInvalidConfig, c.IPv6Bits)
 	case c.Limit != "" && c.By == "":
-		return fmt.Errorf("%w: Limit is %.80q without By; say by what attribute it is asked, such as address", ErrInvalidConfig, c.Limit)
+		return fmt.Errorf("%w: the limit %.80q is named, and not by what it is asked; say by address, or by another attribute", ErrInvalidConfig, c.Limit)
 	case len(sources) == 0:
 		return fmt.Errorf("%w: there is no log; pass a file, or what Reader returns", ErrInvalidConfig)
 	}

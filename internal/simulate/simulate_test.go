@@ -255,18 +255,18 @@ func TestRunRefusesWhatCannotBeAsked(t *testing.T) {
 	t.Parallel()
 	tiers := "match: all\nrules: [{limit: a, rate: 1}]\ntiers: [{limit: a}]"
 	for text, config := range map[string]simulate.Config{
-		"no tiers":     {Rules: document(t, three)},
-		"a Limit, as":  {Rules: document(t, `[{limit: a, rate: 1}, {limit: b, rate: 1}]`), By: "address"},
-		"Limit is":     {Rules: document(t, tiers), Limit: "a"},
-		"no rule":      {Rules: document(t, three), By: "address", Limit: "b"},
-		"the Key":      {Rules: document(t, three), By: "{address"},
-		"Format is":    {Rules: document(t, tiers), Format: "xml"},
-		"IPv4Bits is":  {Rules: document(t, tiers), IPv4Bits: 33},
-		"IPv6Bits is":  {Rules: document(t, tiers), IPv6Bits: -1},
-		"Routes has":   {Rules: document(t, tiers), Routes: []string{"GET search"}},
-		"HashKey has":  {Rules: document(t, tiers), HashKey: []byte("short")},
-		"conflicts":    {Rules: document(t, tiers), Routes: []string{"GET /{a}/x", "GET /{b}/x"}},
-		"no such rule": {},
+		"no tiers": {Rules: document(t, three)},
+		"a limit has to be named, as the rules have 2: a, b": {Rules: document(t, `[{limit: a, rate: 1}, {limit: b, rate: 1}]`), By: "address"},
+		"the limit \"a\" is named, and not by what":          {Rules: document(t, tiers), Limit: "a"},
+		"no rule":                    {Rules: document(t, three), By: "address", Limit: "b"},
+		"the Key":                    {Rules: document(t, three), By: "{address"},
+		"the format is":              {Rules: document(t, tiers), Format: "xml"},
+		"33 bits of an IPv4 address": {Rules: document(t, tiers), IPv4Bits: 33},
+		"-1 bits of an IPv6 address": {Rules: document(t, tiers), IPv6Bits: -1},
+		"the route \"GET search\"":   {Rules: document(t, tiers), Routes: []string{"GET search"}},
+		"HashKey has":                {Rules: document(t, tiers), HashKey: []byte("short")},
+		"conflicts":                  {Rules: document(t, tiers), Routes: []string{"GET /{a}/x", "GET /{b}/x"}},
+		"no such rule":               {},
 	} {
 		_, err := simulate.Run(t.Context(), config, lines("a"))
 		require.ErrorIs(t, err, simulate.ErrInvalidConfig, text)

@@ -3,34 +3,27 @@ import { html, set, write } from './draw.js';
 import { number } from './format.js';
 import { CHOICES, NUMBERS, numberOf, problem } from './settings.js';
 
-const STEPS = 300; // of a slider: equal steps are equal ratios
+const STEPS = 300; // at the most, of a slider: equal steps are equal ratios
 
-function atStep(name, step) {
-  const { min, max, whole, optional } = NUMBERS[name];
-  if (optional && step === STEPS) return null;
-  if (min === 0 && step === 0) return 0;
-  const low = min || 1;
-  const value = low * (max / low) ** (step / STEPS);
-  const digits = Number(value.toPrecision(2));
-  return Math.min(Math.max(whole ? Math.round(digits) : digits, min), max);
-}
-
-function stepOf(name, value) {
-  const { min, max } = NUMBERS[name];
-  if (value === null) return STEPS;
-  const low = min || 1;
-  return value < low ? 0 : Math.round((Math.log(value / low) / Math.log(max / low)) * STEPS);
+/** Returns the values of a slider: no two are the same, so that each step changes something. */
+function valuesOf({ min, max, whole, optional }) {
+  const low = min || 1, values = [min];
+  for (let i = 1; i < STEPS; i++) {
+    const value = Number((low * (max / low) ** (i / STEPS)).toPrecision(2));
+    values.push(whole ? Math.round(value) : value);
+  }
+  return [...new Set([...values, max, ...(optional ? [null] : [])])];
 }
 
 /** Returns whether a setting makes a difference. */
-function matters(name, { pattern, verb, leaky }, preset) {
+function matters(name, { pattern, verb, leaky, capacity }, preset) {
   const own = pattern === 'preset';
   const used = (setting) => own && preset.uses?.includes(setting);
   switch (name) {
     case 'load': return !own || used('load');
     case 'burst': return pattern === 'bursty';
     case 'seed': return pattern === 'poisson' || used('seed');
-    case 'maxReserved': return verb === 'reserve' || leaky === 'queue' || used('maxReserved');
+    case 'maxReserved': return verb === 'reserve' || (leaky === 'queue' && capacity === 0) || used('maxReserved');
     default: return true;
   }
 }
@@ -45,11 +38,11 @@ export function createControls(change) {
   const shown = {};
 
   function addNumber(to, name) {
-    const { label, unit, min, max, whole, optional } = NUMBERS[name];
+    const { label, unit, min, max, whole, optional } = NUMBERS[name], values = valuesOf(NUMBERS[name]);
     const field = html('input', {
       id: name, type: 'number', autocomplete: 'off', min, max, step: whole ? 1 : 'any', inputmode: 'decimal', 'aria-describedby': `${name}-unit ${name}-wrong`,
     });
-    const slider = html('input', { id: `${name}-slider`, type: 'range', autocomplete: 'off', min: 0, max: STEPS, step: 1, 'aria-label': `${label}, slider` });
+    const slider = html('input', { id: `${name}-slider`, type: 'range', autocomplete: 'off', min: 0, max: values.length - 1, step: 1, 'aria-label': `${label}, slider` });
     const wrong = html('span', { id: `${name}-wrong`, class: 'wrong' });
     field.addEventListener('input', () => {
       const value = field.value === '' && optional && !field.validity.badInput ? null : numberOf(field.value);
@@ -58,7 +51,7 @@ export function createControls(change) {
       set(field, { 'aria-invalid': Boolean(error) });
       if (!error) change(name, value, field);
     });
-    slider.addEventListener('input', () => change(name, atStep(name, Number(slider.value)), slider));
+    slider.addEventListener('input', () => change(name, values[slider.value], slider));
     const row = html('div', { class: 'field' },
       html('label', { for: name }, label), field, html('span', { id: `${name}-unit`, class: 'unit' }, unit), slider, wrong);
     to.append(row);
@@ -69,7 +62,7 @@ export function createControls(change) {
         write(wrong, '');
         set(field, { 'aria-invalid': false });
       }
-      if (source !== slider) slider.value = stepOf(name, value);
+      if (source !== slider) slider.value = values.findLastIndex((v) => (value === null || v === null ? v === value : v <= value));
       set(slider, { 'aria-valuetext': text });
       return row;
     };

@@ -1,7 +1,7 @@
 // Numbers and times as the page writes them.
 
 const plain = (most) => new Intl.NumberFormat('en', { maximumFractionDigits: most });
-const whole = plain(0), tenths = plain(1), hundredths = plain(2), thousandths = plain(3);
+const whole = plain(0), tenths = plain(1), hundredths = plain(2), thousandths = plain(3), millionths = plain(6);
 
 /** A number of tokens, rounded down, so that none shows before it is there. */
 export const tokens = (n) => (Math.abs(n) >= 100 ? whole.format(Math.floor(n)) : hundredths.format(Math.floor(n * 100) / 100));
@@ -9,8 +9,8 @@ export const tokens = (n) => (Math.abs(n) >= 100 ? whole.format(Math.floor(n)) :
 /** A number of tokens that are owed. */
 export const owed = (n) => (n >= 100 ? whole : hundredths).format(n);
 
-/** A number as it was set. */
-export const number = (n) => thousandths.format(n);
+/** A number as it was set: no setting has more decimals. */
+export const number = (n) => millionths.format(n);
 
 /** An instant, or a span that has gone by, in microseconds: to the millisecond. */
 export const time = (us) => `${thousandths.format(Math.round(us / 1000) / 1000)}\u00a0s`;

@@ -71,7 +71,8 @@ export function createLane(id) {
       const { settings } = history;
       const seen = look(lane, at, settings);
       const { capacity } = lane.start;
-      const held = seen.tokens < 0 ? `owes ${owed(-seen.tokens)}` : `${tokens(seen.tokens)} of ${number(capacity)}`;
+      const free = `${tokens(seen.tokens)} of ${number(capacity)}`;
+      const held = seen.tokens < 0 ? `owes ${owed(-seen.tokens)}` : lane.id === 'leaky' ? `room for ${free}` : free;
       bucket.draw(seen.tokens, capacity, deepest);
       strip.show(at);
       set(bucket.element, { 'aria-label': `${TITLES[id]}: ${held} tokens` });

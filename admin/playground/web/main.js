@@ -17,32 +17,37 @@ const COARSE_MS = 500; // between pictures, for who wants little motion
 const stillness = matchMedia('(prefers-reduced-motion: reduce)');
 const dark = matchMedia('(prefers-color-scheme: dark)');
 const lanes = new Map(['token', 'window', 'leaky'].map((id) => [id, createLane(id)]));
-let preset, settings, history, drawn = '', ran = false;
+let preset, settings, history, ran = false;
 
 const player = createPlayer({
   now: () => performance.now(),
   frame: (run) => (stillness.matches ? setTimeout(run, COARSE_MS) : requestAnimationFrame(run)),
   changed: showTime,
 });
-const controls = createControls((name, value, source) => use(preset, { ...settings, [name]: value }, 0, source));
+const controls = createControls((name, value, source) => use(preset, { ...settings, [name]: value }, player.at, { source }));
 
 /** Tells who cannot see it, and not while time runs. */
 const say = (text) => write($('said'), text);
 
-/** Begins a simulation, at an instant of it. source is the control that was moved, which shows what was typed. */
-function use(nextPreset, nextSettings, at, source) {
+/**
+ * Begins a simulation, at an instant of it. source is the control that was moved, if one was: it shows what was typed, and
+ * time goes on if it runs. error is what is wrong with the link.
+ */
+function use(nextPreset, nextSettings, at, { source, error = '' } = {}) {
   [preset, settings] = [nextPreset, nextSettings];
   history = simulate(settings, preset.script);
   for (const lane of history.lanes) lanes.get(lane.id).load(lane, history);
   controls.show(settings, preset, source);
   const changed = Object.keys(DEFAULTS).some((name) => settings[name] !== preset.settings[name]);
   write($('story'), preset.story);
+  $('refused').hidden = !error;
+  write($('refused'), error && `The link is not used: ${error}. This is the first example.`);
   $('changed').hidden = !changed;
   $('capped').hidden = history.arrivals.length < MOST;
   $(`preset-${preset.id}`).checked = true;
   set($('scrub'), { max: history.span });
   write($('end'), time(history.span));
-  player.load(history, at);
+  player.load(history, at, source !== undefined);
 }
 
 function pick(next) {
@@ -74,8 +79,7 @@ const told = () => `${time(player.at)}. ${[...lanes.values()].map((lane) => lane
 function showLink() {
   const fragment = toFragment(preset, settings, player.at);
   set($('link'), { href: fragment });
-  if (fragment === drawn || fragment === location.hash) return;
-  drawn = fragment;
+  if (fragment === location.hash) return;
   try {
     window.history.replaceState(null, '', fragment);
   } catch { /* a page that has no address of its own */ }
@@ -83,10 +87,8 @@ function showLink() {
 
 function follow(fragment) {
   const link = fromFragment(fragment, PRESETS);
-  use(link.preset, link.settings, link.at);
+  use(link.preset, link.settings, link.at, { error: link.error });
   player.setSpeed(link.preset.speed);
-  $('refused').hidden = !link.error;
-  write($('refused'), link.error && `The link is not used: ${link.error}. This is the first example.`);
 }
 
 function step(move) {
@@ -140,7 +142,7 @@ function build() {
   });
   listen(actions, () => $('keys').checked);
   dark.addEventListener('change', showTheme);
-  addEventListener('hashchange', () => { if (location.hash !== drawn) follow(location.hash); });
+  addEventListener('hashchange', () => follow(location.hash)); // what showLink writes causes none
   showTheme();
   follow(location.hash);
 }

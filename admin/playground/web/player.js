@@ -4,6 +4,8 @@
 export const SLOWEST = 0.1;
 export const FASTEST = 60;
 
+const LONGEST_MS = 1000; // that pass from one picture to the next: a page that nobody looks at gets none
+
 /**
  * @param {object} options
  * @param {() => number} options.now milliseconds on a clock that nobody sets
@@ -23,7 +25,7 @@ export function createPlayer({ now, frame, changed }) {
     if (!running || mine !== turn) return; // it was stopped, or started again, since this was asked for
     const ms = now() - then;
     then += ms;
-    go(at + ms * 1000 * speed, false);
+    go(at + Math.min(ms, LONGEST_MS) * 1000 * speed, false);
     if (running) frame(() => tick(mine));
   }
 
@@ -32,10 +34,10 @@ export function createPlayer({ now, frame, changed }) {
     get running() { return running; },
     get speed() { return speed; },
     get ended() { return at === span; },
-    /** Begins a history at an instant in microseconds, stopped. */
-    load(history, from) {
+    /** Begins a history at an instant in microseconds. Time that runs is stopped, unless it goes on. */
+    load(history, from, goesOn = false) {
       ({ span, instants } = history);
-      go(from);
+      go(from, !goesOn);
     },
     /** Runs, from the beginning if it is at the end, or stops. */
     toggle() {
@@ -46,7 +48,6 @@ export function createPlayer({ now, frame, changed }) {
       changed();
       if (running) frame(() => tick(mine));
     },
-    stop() { go(at); },
     seek: (to) => go(to),
     /** Goes to the next instant at which something happens. */
     forward() { go(instants.find((t) => t > at) ?? span); },

@@ -34,7 +34,7 @@ export function problem(name, value) {
   const { min, max, whole, optional } = NUMBERS[name];
   if (value === null && optional) return '';
   const fits = typeof value === 'number' && value >= min && value <= max && (!whole || Number.isInteger(value));
-  return fits ? '' : `${name} is ${whole ? 'a whole number' : 'a number'} from ${min} to ${max}`;
+  return fits ? '' : `${name} is ${whole ? 'a whole number' : 'a number'} from ${min} to ${max}${whole ? '' : ', with at most six decimals and no exponent'}`;
 }
 
 /** Returns the number that a text is, NaN for what is none: no signs, exponents or blanks. */

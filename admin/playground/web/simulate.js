@@ -28,7 +28,10 @@ function full(limit, algorithm, { rate, period }, capacity) {
   return { limit, algorithm, rate, period_us: Math.round(period * 1e6), capacity, value: capacity, ts_us: 0, now_us: 0 };
 }
 
-/** Returns the three limits, full. A leaky bucket has room for one request, the largest that comes. */
+/**
+ * Returns the three limits, full. A leaky bucket has room for one request, the largest that comes. Its queue is as long as the
+ * capacity, and where that is 0 as what may be owed.
+ */
 function lanesOf(settings, arrivals) {
   const { capacity, rate, leaky, maxReserved } = settings;
   const one = arrivals.reduce((most, { cost }) => Math.max(most, cost), 0) || settings.cost;
@@ -84,8 +87,8 @@ export function simulate(settings, script) {
   const arrivals = arrivalsOf(settings, script);
   const lanes = lanesOf(settings, arrivals).map((lane) => run(lane, arrivals));
   const span = Math.round(settings.span * 1e6);
-  const later = settings.verb === 'reserve' || arrivals.some((a) => a.verb === 'reserve') ? lanes[0].runs.map((r) => r.at) : [];
-  const instants = new Set([0, ...arrivals.map((a) => a.at), ...later.filter((at) => at < span), span]);
+  const happens = [...arrivals, ...lanes.flatMap((lane) => lane.runs)].map(({ at }) => at);
+  const instants = new Set([0, ...happens.filter((at) => at < span), span]);
   return { settings, span, arrivals, lanes, instants: [...instants].sort((a, b) => a - b) };
 }
 

@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/pgratelimit/pgratelimit/internal/simulate"
+)
+
+// refusalFile is the file that --refusals names. What it has had is lost with the first refusal, or at the end, and not while
+// the replay may still find that it cannot begin.
+type refusalFile struct {
+	*os.File
+	encoder *json.Encoder
+	begun   bool
+}
+
+// openRefusals opens a file to be written, unless it is one of those that are read.
+func openRefusals(path string, read []string) (*refusalFile, error) {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	own, err := file.Stat()
+	for _, other := range read {
+		if info, errOther := os.Stat(other); err == nil && errOther == nil && info.Mode().IsRegular() && os.SameFile(own, info) {
+			err = fmt.Errorf("%s is read, too; name another file", path)
+		}
+	}
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	encoder := json.NewEncoder(file)
+	encoder.SetEscapeHTML(false)
+	return &refusalFile{File: file, encoder: encoder}, nil
+}
+
+// begin empties the file, once. A pipe or a terminal has nothing to be emptied.
+func (f *refusalFile) begin() error {
+	if f.begun {
+		return nil
+	}
+	f.begun = true
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	return f.Truncate(0)
+}
+
+// write writes a refusal as a line.
+func (f *refusalFile) write(r simulate.Refusal) error {
+	if err := f.begin(); err != nil {
+		return err
+	}
+	return f.encoder.Encode(r)
+}

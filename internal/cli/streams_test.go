@@ -1,0 +1,158 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+)
+
+var errFull = errors.New("no space left on device")
+
+// full is a disk that takes nothing.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errFull }
+
+// runFull runs the program with nowhere to write its answer to.
+func (f *fixture) runFull(t *testing.T, args ...string) result {
+	t.Helper()
+	var errOut bytes.Buffer
+	code := cli.Run(t.Context(), args, strings.NewReader(""), full{}, &errOut, func(name string) string {
+		return map[string]string{"RATELIMIT_DATABASE_URL": f.url, "USER": "ana"}[name]
+	})
+	return result{code, "", errOut.String()}
+}
+
+func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, weekly("sends", "", 5))
+	reads := []string{
+		"help", "help take", "take --help", "version", "--version", "completion bash", "playground", "grants --application app", "doctor --all --max-transaction 1d",
+		"rules list", "rules list -o yaml", "rules list -o json", "rules history", "check sends ada", "get sends ada", "top", "reservations list",
+		"migrate status",
+	}
+	for _, args := range reads {
+		r := f.runFull(t, strings.Fields(args)...)
+		require.Equal(t, 1, r.code, args)
+		require.Equal(t, "ratelimit: the answer cannot be written: no space left on device\n", r.err, args)
+	}
+	rulesFile := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1}]")
+	for _, args := range []string{
+		"take sends ada", "credit sends ada", "reset sends ada --yes", "pause sends ada --for 1h --reason x", "resume sends ada --reason x",
+		"prune sends --yes", "migrate up", "rules apply --yes --reason x -o json -f " + rulesFile,
+	} {
+		r := f.runFull(t, strings.Fields(args)...)
+		require.Equal(t, 1, r.code, args)
+		require.Contains(t, r.err, "ratelimit: what was asked for is done, and the answer cannot be written", args)
+	}
+	require.Equal(t, 1, f.runFull(t, "rules", "apply", "--yes", "--reason", "x", "-f", file(t, "next.yaml", "rules: [{limit: mail, rate: 2}]")).code)
+	require.Contains(t, f.ok(t, "rules", "get", "mail"), "1 per second", "what could not be shown was not done")
+}
+
+func TestAnErrorLeavesNoDocument(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	rulesFile, bad := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1}]"), file(t, "bad.yaml", "rules: [{limit: mail, rate: -1}]")
+	for args, code := range map[string]int{
+		"take mail ada": 2, "get mail ada --cost": 2, "rules get none": 6, "resume mail ada --reason x": 6, "reset mail ada": 2,
+		"rules apply --yes --reason x -f " + bad: 2, "rules diff -f " + bad: 2, "rules apply --reason x -f " + rulesFile: 2,
+		"rules apply --yes --reason x --from 2020-01-01T00:00:00Z -f " + rulesFile: 2, "reservations cancel x --yes": 6,
+		"rules list --schema elsewhere": 1, "top --schema elsewhere": 1, "prune mail --yes": 2, "doctor --max-transaction x": 2,
+	} {
+		r := f.run(t, append(strings.Fields(args), "-o", "json")...)
+		require.Equal(t, code, r.code, "%s: %s", args, r.err)
+		require.Empty(t, r.out, args)
+		require.True(t, strings.HasPrefix(r.err, "ratelimit: "), "%s: %s", args, r.err)
+	}
+}
+
+func TestAFlagWithoutAValueIsRefused(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for _, args := range []string{
+		"migrate down --yes --schema=", "migrate up --schema=", "rules list --database-url=", "take sends ada --rate 1 --period week --hash-key-file=",
+		"take sends ada --file=", "top --limit=", "reservations list --limit=", "grants --application=", "pause sends ada --for 1h --reason x --author=",
+		"doctor --role=", "simulate --refusals=",
+	} {
+		require.Contains(t, f.fails(t, 2, strings.Fields(args)...), "is empty; give it a value, or leave it out", args)
+	}
+	require.Contains(t, f.ok(t, "migrate", "status"), "7 of 7", "the tables of the default schema are there")
+	f.ok(t, "rules", "history", "--plan", "", "--key", "")
+}
+
+func TestStandardInputIsARulesFile(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	const text = "\ufeffrules:\r\n  - {limit: mail, rate: 3, period: week}\r\n"
+	in := func(text string, args ...string) result { return run(t.Context(), f.env, text, args...) }
+	require.Contains(t, in(text, "rules", "validate", "-f", "-").out, "valid: standard input has 1 rule, 0 tiers and 0 overrides")
+	require.Equal(t, 4, in(text, "rules", "diff", "-f", "-").code)
+	r := in(text, "take", "mail", "ada", "-f", "-")
+	require.Equal(t, 0, r.code, r.err)
+	require.Contains(t, r.out, "policy      3 per week")
+	require.Contains(t, r.out, "decided by  standard input")
+	require.Equal(t, 0, in(text, "prune", "mail", "mail", "-f", "-", "--yes").code, "it is read once")
+	require.Equal(t, 4, in(text, "rules", "apply", "-f", "-", "--dry-run").code)
+	r = in(text, "rules", "apply", "-f", "-", "--reason", "x", "--yes")
+	require.Equal(t, 0, r.code, r.err)
+	require.Contains(t, r.out, "applied: 1 change, version 1")
+	r = in("rules: [{limit: mail, rate: -1}]", "rules", "apply", "-f", "-", "--reason", "x", "--yes")
+	require.Equal(t, 2, r.code)
+	require.Contains(t, r.err, "standard input: ")
+	log := file(t, "access.log", accessLog)
+	require.Contains(t, in(text, "simulate", "-f", "-", "--by", "address", log).out, "refused   0")
+	require.Contains(t, in(text, "simulate", "-f", "-", "--by", "address").err, "standard input cannot be both the rules and a log")
+}
+
+func TestAnInterruptEndsAWaitForInput(t *testing.T) {
+	t.Parallel()
+	rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1}]")
+	for _, args := range [][]string{{"simulate", "-f", rulesFile, "--by", "address"}, {"rules", "validate", "-f", "-"}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		stdin, writer := io.Pipe()
+		ended := make(chan int)
+		var out, errOut bytes.Buffer
+		go func() { ended <- cli.Run(ctx, args, stdin, &out, &errOut, func(string) string { return "" }) }()
+		_, err := writer.Write([]byte("1")) // it reads
+		require.NoError(t, err)
+		cancel()
+		require.Equal(t, 130, <-ended, errOut.String())
+		require.NoError(t, writer.Close())
+	}
+}
+
+func TestRefusalsTakeTheFileOfNobody(t *testing.T) {
+	t.Parallel()
+	f := &fixture{}
+	rulesFile, log := file(t, "rules.yaml", "rules: [{limit: a, rate: 1}]"), file(t, "access.log", accessLog)
+	for _, path := range []string{log, rulesFile} {
+		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", path, log), "is read, too")
+	}
+	old := file(t, "refused.jsonl", "of before\n")
+	f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--ipv4-bits", "77", "--refusals", old, log)
+	f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", old, "no-such.log")
+	for path, want := range map[string]string{log: accessLog, rulesFile: "rules: [{limit: a, rate: 1}]", old: "of before\n"} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, want, string(text))
+	}
+	f.ok(t, "simulate", "-f", rulesFile, "--by", "user", "--refusals", old, log)
+	text, err := os.ReadFile(old)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "of before")
+	f.ok(t, "simulate", "-f", file(t, "more.yaml", "rules: [{limit: a, rate: 1000}]"), "--by", "address", "--refusals", old, log)
+	text, err = os.ReadFile(old)
+	require.NoError(t, err)
+	require.Empty(t, text, "nobody was refused")
+	require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", filepath.Join(t.TempDir(), "none", "x"), log), "no such file")
+}
