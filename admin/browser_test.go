@@ -5,13 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/log"
-	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
@@ -22,49 +19,18 @@ import (
 type tab struct {
 	ctx context.Context //nolint:containedctx // chromedp's contexts are its tabs
 	url string
-
-	mutex    sync.Mutex
-	problems []string // what the browser told of errors, and of what the policy stopped
 }
 
 // browse opens a tab. When the test ends the browser has told of no problem.
 func (f *fixture) browse(t *testing.T) *tab {
 	t.Helper()
-	b := &tab{url: f.server.URL}
-	ctx, cancel := chromedp.NewContext(browsertest.New(t), chromedp.WithListener(b.listen))
-	t.Cleanup(cancel)
-	b.ctx = ctx
-	t.Cleanup(func() {
-		b.mutex.Lock()
-		defer b.mutex.Unlock()
-		require.Empty(t, b.problems)
-	})
-	return b
-}
-
-func (b *tab) listen(event any) {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	switch e := event.(type) {
-	case *runtime.EventExceptionThrown:
-		b.problems = append(b.problems, e.ExceptionDetails.Text)
-	case *log.EventEntryAdded:
-		b.problems = append(b.problems, e.Entry.Text)
-	}
+	ctx, _ := browsertest.NewWatched(t)
+	return &tab{url: f.server.URL, ctx: ctx}
 }
 
 func (b *tab) open(t *testing.T, address string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(b.ctx, chromedp.Navigate(b.url+address)))
-}
-
-// scheme sets what the visitor prefers, light or dark.
-func (b *tab) scheme(t *testing.T, scheme string) {
-	t.Helper()
-	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-	})
-	require.NoError(t, err)
 }
 
 func (b *tab) width(t *testing.T, width, height int64) {
@@ -75,11 +41,7 @@ func (b *tab) width(t *testing.T, width, height int64) {
 // play runs the body of an async function in the page and returns what it returns.
 func play[T any](t *testing.T, b *tab, body string) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 2*time.Minute)
-	defer cancel()
-	result, err := chromedp.Run(ctx, chromedp.Evaluate[T]("(async () => {"+body+"})()", chromedp.EvalAwaitPromise))
-	require.NoError(t, err)
-	return result
+	return browsertest.Play[T](t, b.ctx, body)
 }
 
 // unfold opens what is folded, so that forms are looked at, too.
@@ -94,18 +56,17 @@ func TestPagesInABrowser(t *testing.T) {
 	b := f.browse(t)
 	for name, page := range pagesOf(id) {
 		b.width(t, 1200, 900)
+		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "light")
 		b.open(t, page)
-		for _, scheme := range []string{"light", "dark"} {
-			b.scheme(t, scheme)
-			play[bool](t, b, unfold+`return true;`)
-			require.Empty(t, browsertest.Axe(t, b.ctx), "%s, %s", name, scheme)
-		}
+		play[bool](t, b, unfold+`return true;`)
+		require.Empty(t, browsertest.Axe(t, b.ctx), name)
 		for _, width := range []int64{360, 390, 768} {
 			b.width(t, width, 800)
 			require.LessOrEqual(t, play[float64](t, b, `return document.documentElement.scrollWidth;`), float64(width), "%s at %d", name, width)
 		}
 		b.width(t, 360, 800)
-		require.Empty(t, browsertest.Axe(t, b.ctx), "%s on a phone", name)
+		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "dark")
+		require.Empty(t, browsertest.Axe(t, b.ctx), "%s, in the dark and of a phone's width", name)
 	}
 }
 
@@ -204,7 +165,7 @@ func TestPictures(t *testing.T) {
 		f.exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
 			WHERE name = 'messages' AND key = 'ada'`)
 		b.width(t, picture.width, picture.height)
-		b.scheme(t, picture.scheme)
+		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", picture.scheme)
 		b.open(t, picture.page)
 		play[bool](t, b, `
 			const live = document.querySelector('.live');

@@ -1,9 +1,13 @@
 package admin_test
 
 import (
+	"fmt"
 	"math"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,7 +94,7 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 		"kind", "token bucket", "mode", "shadow", "on_change", "scale", "reason", "the offer", "version", "",
 	}
 	f.changed(t, "put-rule", rule...)
-	f.changed(t, "delete-rule", "limit", "messages", "plan", "pro", "reason", "no more")
+	f.changed(t, "delete-rule", "limit", "messages", "plan", "pro", "reason", "no more", "version", "5")
 
 	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
 	require.NoError(t, err)
@@ -135,6 +139,48 @@ func TestRuleThatSomebodyElseChanged(t *testing.T) {
 	require.Equal(t, http.StatusConflict, got.status)
 	require.Contains(t, got.body, "Somebody has changed this rule")
 	f.changed(t, "put-rule", rule("80", "1")...)
+	gone := []string{"limit", "messages", "plan", "", "reason", "why", "version"}
+	require.Equal(t, http.StatusConflict, f.post(t, "/admin/delete-rule", append(gone, "1")...).status)
+	f.changed(t, "delete-rule", append(gone, "2")...)
+}
+
+// TestOneOfTwoWhoChangeARuleAtOnce sends the same change by many, of whom each has seen that there is no rule.
+func TestOneOfTwoWhoChangeARuleAtOnce(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	statuses := make([]int, 8)
+	var wait sync.WaitGroup
+	for i := range statuses {
+		wait.Go(func() {
+			statuses[i] = f.post(t, "/admin/put-rule", "limit", "messages", "plan", "", "rate", strconv.Itoa(i+1), "period", "1",
+				"period_unit", "minute", "kind", "token bucket", "reason", "why", "version", "").status
+		})
+	}
+	wait.Wait()
+	slices.Sort(statuses)
+	require.Equal(t, http.StatusSeeOther, statuses[0])
+	for _, status := range statuses[1:] {
+		require.Equal(t, http.StatusConflict, status)
+	}
+	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+// TestRuleOfManyPlans changes the last of more rules than a page lists.
+func TestRuleOfManyPlans(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	many := make([]rules.Rule, 150)
+	for i := range many {
+		many[i] = rules.Rule{Limit: "messages", Plan: fmt.Sprintf("plan-%03d", i), Rate: 10, Period: time.Minute}
+	}
+	_, err := f.store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, many...)
+	require.NoError(t, err)
+	page := f.get(t, address("rule", "limit", "messages", "plan", "plan-149")).body
+	require.Contains(t, page, "10 each minute")
+	require.NotContains(t, page, "No rule is stored.")
+	f.changed(t, "delete-rule", "limit", "messages", "plan", "plan-149", "reason", "x", "version", "1")
 }
 
 func TestFormSaysWhatIsWrong(t *testing.T) {
@@ -151,9 +197,13 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 		"The override says nothing":       append([]string{"override"}, with()...),
 		"names no plan":                   append([]string{"override"}, with("says", "on_plan")...),
 		"Rate is no number above 0":       append([]string{"override"}, with("says", "policy")...),
+		"For is no number above 0":        append([]string{"pause"}, with("for", "1,5", "for_unit", "hour")...),
+		"Rate is no number above 0. ":     append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
 		"From is no instant":              append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
 		"Nobody knows the policy":         {"reset", "limit", "unheard-of", "key", "ada"},
 		"The form names no key":           {"reset", "limit", "messages"},
+		"The form names no key.":          {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
+		"form names no key. Open":         {"remove-override", "limit", "messages", "reason", "x"},
 		"is no text, or too long":         {"reset", "limit", "messages", "key", "a\x00b"},
 		"Multiplier is no number above 0": append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
 		"rules: not found":                append([]string{"resume"}, with()...),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -58,16 +59,32 @@ func changing(do func(*visit) (done, error)) func(*visit) {
 	}
 }
 
-// problemBody is what the page shows that says why nothing was changed.
-type problemBody struct{ Sentence, Limit string }
+// problemBody is what the page shows that says why nothing was changed. With Open the change may be made all the same.
+type problemBody struct {
+	Sentence, Limit string
+	Open            bool
+}
 
 // problem answers with why nothing was changed.
 func (v *visit) problem(status int, err error, limit string) {
-	body := problemBody{Sentence: sentenceOf(err), Limit: limit}
+	body := problemBody{Sentence: sentenceOf(err), Limit: limit, Open: isOpen(err)}
+	title := "Nothing was changed"
+	if body.Open {
+		title = "The change may be made, or not"
+	}
 	if status >= http.StatusInternalServerError {
 		v.log("a change failed", err)
 	}
-	v.show(status, "problem.html", page{Title: "Nothing was changed", Body: body})
+	v.show(status, "problem.html", page{Title: title, Body: body})
+}
+
+// isOpen reports whether a change may be made although it failed: the database did not answer.
+func isOpen(err error) bool {
+	switch telemetry.ErrorType(err) {
+	case "commit_unknown", "connection", "timeout", telemetry.Cancelled:
+		return true
+	}
+	return false
 }
 
 func statusOf(err error) int {
@@ -103,16 +120,19 @@ func (v *visit) deadline() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(v.r.Context(), 2*partTimeout)
 }
 
-// request returns the request for the bucket that the form names.
+// request returns the request for the bucket that the form names. Where plans have rules it has to say which of them the key
+// is on, or none, as a space: no table does, and with the capacity of another plan a reset or a credit could take away.
 func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
-	limit, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
+	limit, plans, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
 	switch {
 	case err != nil:
 		return ratelimit.Request{}, err
+	case len(plans) > 0 && v.r.PostForm.Get("plan") == "":
+		return ratelimit.Request{}, wrong("The form does not say which plan the key is on. Choose it, or no plan.")
 	case limit.Name() == "":
 		return ratelimit.Request{}, wrong("Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
 	case !v.r.PostForm.Has("key"):
-		return ratelimit.Request{}, wrong("The form names no key. Open the page of a bucket, and begin there.")
+		return ratelimit.Request{}, errNoKey
 	}
 	return limit.ForStored(v.r.PostForm.Get("key")).Plan(v.form().text("plan")), nil
 }

@@ -1,7 +1,12 @@
 package admin_test
 
 import (
+	"context"
+	"crypto/rand"
 	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -41,7 +47,7 @@ func TestDatabaseIsDown(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, f.get(t, address("state", "limit", "messages", "key", "ada")).status)
 	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")
 	require.Equal(t, http.StatusServiceUnavailable, got.status)
-	require.Contains(t, got.body, "Nothing was changed")
+	require.Contains(t, got.body, "Look whether the change is there", "nobody can tell")
 	require.NotContains(t, f.log.String(), "ada")
 }
 
@@ -72,4 +78,68 @@ func TestSlowPartLeavesTheOthers(t *testing.T) {
 	require.Contains(t, got.body, "The database took longer than 2 seconds.")
 	require.Contains(t, got.body, "of 100", "what buckets hold is there")
 	require.Contains(t, got.body, "60 each minute", "and the policies are")
+}
+
+// TestPanicEndsTheRequestAlone has a hook of the limiter panic while parts are read side by side.
+func TestPanicEndsTheRequestAlone(t *testing.T) {
+	t.Parallel()
+	var broken atomic.Bool
+	f := setup(t, func(c *ratelimit.Config) {
+		c.AsOf = func() time.Time {
+			if broken.Load() {
+				panic("no clock")
+			}
+			return time.Now()
+		}
+	})
+	f.take(t, messages.For("ada"))
+	handler := f.handler(t, f.set)
+	broken.Store(true)
+	for _, page := range []string{address("key", "limit", "messages", "key", "ada"), address("limit", "name", "messages")} {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, page, http.NoBody)
+		require.PanicsWithValue(t, "no clock", func() { handler.ServeHTTP(httptest.NewRecorder(), request) }, "which net/http recovers")
+	}
+}
+
+// TestRoleOfAReader shows every page with the privileges of a reader, and changes nothing.
+func TestRoleOfAReader(t *testing.T) {
+	t.Parallel()
+	owner := setup(t)
+	id := owner.furnish(t)
+	role := "reader_" + strings.ToLower(rand.Text()[:12]) // roles are of the server, not of the database
+	owner.exec(t, "CREATE ROLE "+role)
+	t.Cleanup(func() {
+		_, err := owner.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		require.NoError(t, err)
+	})
+	grants, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: role})
+	require.NoError(t, err)
+	owner.exec(t, grants)
+	config := owner.pool.Config()
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SET ROLE "+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	f := setupOn(t, pool)
+	f.load(t)
+	for name, page := range pagesOf(id) {
+		got := f.get(t, page)
+		require.Equal(t, http.StatusOK, got.status, name)
+		require.NotContains(t, got.body, `class="fault"`, name)
+	}
+	before := owner.written(t)
+	for _, form := range [][]string{
+		{"reset", "limit", "failed-logins", "key", "ada"},
+		{"pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x"},
+		{"delete-rule", "limit", "messages", "plan", "pro", "reason", "x", "version", "1"},
+	} {
+		got := f.post(t, "/admin/"+form[0], form[1:]...)
+		require.Equal(t, http.StatusServiceUnavailable, got.status, form[0])
+		require.Contains(t, got.body, "The role of this program lacks a privilege.", form[0])
+		require.Contains(t, got.body, "Nothing was changed", form[0])
+	}
+	require.Equal(t, before, owner.written(t))
 }

@@ -38,7 +38,7 @@ func (v *visit) exceptions() {
 	body.List = ask(g, "the pauses and overrides", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Limit, After: after, Most: mostExceptions + 1})
 	})
-	g.wait.Wait()
+	g.wait()
 	body.Next = cut(&body.List.Shows)
 	body.Pauses, body.Overrides = pauseRows(&body.List.Shows), overrideRows(&body.List.Shows)
 	g.show("exceptions.html", page{Title: "Pauses and overrides", Here: "exceptions", Body: body})

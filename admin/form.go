@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -27,6 +28,10 @@ type form url.Values
 // text returns a field.
 func (f form) text(name string) string { return strings.TrimSpace(url.Values(f).Get(name)) }
 
+// writtenNumber is how numbers are written in forms. A comma stands only before three digits of a larger number: who writes
+// 1,5 for one and a half is not taken to mean 15.
+var writtenNumber = regexp.MustCompile(`^(\d+|\d{1,3}(,\d{3})+)?(\.\d+)?([eE][+-]?\d{1,3})?$`)
+
 // amount returns a number of tokens, and nil where the field is left out.
 func (f form) amount(name string) (*float64, error) {
 	text := f.text(name)
@@ -34,7 +39,7 @@ func (f form) amount(name string) (*float64, error) {
 		return nil, nil //nolint:nilnil // the field may be left out
 	}
 	n, err := strconv.ParseFloat(strings.ReplaceAll(text, ",", ""), 64)
-	if err != nil || n < 0 || math.IsInf(n, 0) || math.IsNaN(n) {
+	if err != nil || !writtenNumber.MatchString(text) || math.IsInf(n, 0) {
 		return nil, wrong("%s is no number from 0 up. Write it as 100 or 2.5.", label(name))
 	}
 	return &n, nil

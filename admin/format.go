@@ -16,7 +16,7 @@ import (
 // functions are what the templates call.
 func functions() template.FuncMap {
 	return template.FuncMap{
-		"link": link, "number": number, "whole": whole[int64], "count": whole[int], "span": span, "clock": clock, "stamp": stamp, "when": when, "spell": spell,
+		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros, "when": when, "spell": spell,
 		"policy": policyWords, "plural": plural[int64], "several": plural[int], "modeClass": modeClass,
 		"ruleWords": ruleWords, "overrideWords": overrideWords, "isPast": isPast, "dict": dict,
 	}
@@ -129,6 +129,9 @@ func clock(at time.Time) string {
 
 // stamp returns an instant for programs.
 func stamp(at time.Time) string { return at.UTC().Format(time.RFC3339) }
+
+// micros returns an instant as the tables have it.
+func micros(at time.Time) string { return strconv.FormatInt(at.UnixMicro(), 10) }
 
 // when returns how long ago, or in how long, an instant is.
 func when(at, now time.Time) string {

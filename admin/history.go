@@ -22,9 +22,12 @@ type entryRow struct {
 // historyBody is what the page of the history shows.
 type historyBody struct {
 	Limit, Of string
-	Kinds     []string
-	Entries   *part[[]entryRow]
-	Clock     *part[time.Time]
+	// Plan is that of a rule, where OfPlan is set, and Key that of a bucket, where OfKey is.
+	Plan, Key     string
+	OfPlan, OfKey bool
+	Kinds         []string
+	Entries       *part[[]entryRow]
+	Clock         *part[time.Time]
 	// Next is the version before which the next page begins; 0: this is the last.
 	Next int64
 }
@@ -34,24 +37,44 @@ func (v *visit) history() {
 	query := v.r.URL.Query()
 	body := historyBody{
 		Limit: query.Get("limit"), Of: query.Get("of"),
+		Plan: query.Get("plan"), OfPlan: query.Has("plan"), Key: query.Get("key"), OfKey: query.Has("key"),
 		Kinds: []string{rules.OfRule, rules.OfOverride, rules.OfPause, rules.OfTiers},
 	}
 	before, err := strconv.ParseInt(query.Get("before"), 10, 64)
 	if err != nil {
 		before = 0
 	}
+	asked := rules.HistoryQuery{Limit: body.Limit, Of: body.Of, Before: before, Most: mostEntries}
+	if body.OfPlan {
+		asked.Plan = &body.Plan
+	}
+	if body.OfKey {
+		asked.Key = &body.Key
+	}
 	g := v.gather()
 	body.Clock = ask(g, "the time", v.reader.Now)
-	body.Entries = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Of: body.Of, Before: before, Most: mostEntries})
-	g.wait.Wait()
-	body.Next = older(body.Entries)
+	body.Entries = v.entries(g, asked)
+	g.wait()
+	body.Next = older(body.Entries, mostEntries)
 	g.show("history.html", page{Title: "History", Here: "history", Body: body})
 }
 
+// Older returns the address of the next page.
+func (b historyBody) Older() (string, error) {
+	pairs := []string{"of", b.Of, "limit", b.Limit, "before", strconv.FormatInt(b.Next, 10)}
+	if b.OfPlan {
+		pairs = append(pairs, "plan", b.Plan)
+	}
+	if b.OfKey {
+		pairs = append(pairs, "key", b.Key)
+	}
+	return link("history", pairs...)
+}
+
 // older returns the version before which the next page begins, and leaves out a change of which only a part fits.
-func older(entries *part[[]entryRow]) int64 {
+func older(entries *part[[]entryRow], most int) int64 {
 	shown := entries.Shows
-	if len(shown) < mostEntries {
+	if len(shown) < most {
 		return 0
 	}
 	last := shown[len(shown)-1].Version

@@ -27,7 +27,9 @@ type keyBody struct {
 	Waiting    *part[inspect.Reservations]
 	Refusals   *part[refusals]
 	History    *part[[]entryRow]
-	Now        time.Time
+	// Older is the version before which the history goes on; 0: this is all.
+	Older int64
+	Now   time.Time
 }
 
 // keyState is what a bucket holds, and what decides on it.
@@ -41,8 +43,10 @@ type keyState struct {
 	// Stored is whether the bucket has a row: without one it is full.
 	Stored  bool
 	Changed time.Time
-	// FullIn is how long until it is full, and OneIn until it gives a token.
+	// FullIn is how long until it is full, and OneIn until it gives a token. Where it never gives one, or whatever it
+	// holds, Gives says so.
 	FullIn, OneIn time.Duration
+	Gives         string
 	Curve         curve
 	// Sharded is whether it is spread over rows.
 	Sharded bool
@@ -89,7 +93,7 @@ func (v *visit) key() {
 	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Limit, Key: &body.Key, Most: mostRules})
 	})
-	g.wait.Wait()
+	g.wait()
 	list := body.Rules.Shows
 	if body.Now = list.Now; body.Now.IsZero() {
 		body.Now = time.Now() // nothing could be read, and nothing is computed from it
@@ -113,7 +117,8 @@ func (v *visit) key() {
 		return barsOf(minutes, since, seen), err
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
-	g.wait.Wait()
+	g.wait()
+	body.Older = older(body.History, mostWaiting)
 	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})
 }
 
@@ -154,6 +159,14 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	if err == nil && s.Capacity > 0 {
 		s.OneIn, err = value.RetryAfter(value.AsOf, min(1, s.Capacity))
 	}
+	switch {
+	case !told.PausedUntil.IsZero():
+		s.Gives = "when the pause ends"
+	case s.Mode == ratelimit.Off:
+		s.Gives = "at once"
+	case s.Capacity == 0:
+		s.Gives = "never"
+	}
 	if errors.Is(err, ratelimit.ErrCostExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalidCost) {
 		err = nil // it holds nothing, and there is no wait to tell
 	}
@@ -184,22 +197,21 @@ func (v *visit) state() {
 
 // value returns what a bucket holds, and the zero Value of a limit that nobody knows.
 func (v *visit) value(ctx context.Context, name, key, plan string) (ratelimit.Value, error) {
-	limit, err := v.knownLimit(ctx, name)
+	limit, _, err := v.knownLimit(ctx, name)
 	if err != nil || limit.Name() == "" {
 		return ratelimit.Value{}, err
 	}
 	return v.limiter.Value(ctx, limit.ForStored(key).Plan(plan))
 }
 
-// knownLimit returns the limit of a name, and the zero Limit where nobody knows it.
-func (v *visit) knownLimit(ctx context.Context, name string) (ratelimit.Limit, error) {
-	if limit, ok := v.defined[name]; ok || v.store == nil || name == "" {
-		return limit, nil
+// knownLimit returns the limit of a name, the zero Limit where nobody knows it, and the plans that have rules of it.
+func (v *visit) knownLimit(ctx context.Context, name string) (limit ratelimit.Limit, plans []string, err error) {
+	var list rules.Listing
+	if v.store != nil && name != "" {
+		if list, err = v.store.ListSome(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules}); err != nil {
+			return ratelimit.Limit{}, nil, err
+		}
 	}
-	list, err := v.store.ListSome(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules})
-	if err != nil {
-		return ratelimit.Limit{}, err
-	}
-	limit, _ := v.limitOf(name, list.Rules)
-	return limit, nil
+	limit, _ = v.limitOf(name, list.Rules)
+	return limit, plansOf(name, list.Rules), nil
 }

@@ -2,21 +2,19 @@ package admin
 
 import (
 	"context"
-	"slices"
-	"sync"
+	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 const (
 	mostBuckets = 25 // of one page
 	mostTop     = 10
 	mostWaiting = 20
-	lookDebts   = 50_000 // rows of buckets
 )
 
 // limitBody is what the page of a limit shows.
@@ -58,32 +56,19 @@ type bucketList struct {
 	First bool
 }
 
-// debtList has who owes.
-type debtList struct {
-	Rows []bucketRow
-	// More is whether there may be others: the search looked at so many rows, and no further.
-	More bool
-}
-
-// topList has who was refused most.
-type topList struct {
-	Sums []denials.Sum
-	Late time.Time
-}
-
 // limit shows one limit.
 func (v *visit) limit() {
 	query := v.r.URL.Query()
 	body := limitBody{Name: query.Get("name"), Prefix: query.Get("prefix")}
 	if body.Name == "" {
-		v.say(404, "The address names no limit. Go back to the list of limits, and choose one.")
+		v.say(http.StatusNotFound, noLimit)
 		return
 	}
 	g := v.gather()
 	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Name, Most: mostRules})
 	})
-	g.wait.Wait()
+	g.wait()
 	list := body.Rules.Shows
 	if body.Now = list.Now; body.Now.IsZero() {
 		body.Now = time.Now() // nothing could be read, and nothing is computed from it
@@ -92,22 +77,28 @@ func (v *visit) limit() {
 	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, list), list.pauseOf(body.Name, "")
 	body.Exceptions = append(first(pauseRows(&list)), first(overrideRows(&list))...)
 	body.Plans = plansOf(body.Name, list.Rules)
-	var after *string
-	if query.Has("after") {
-		after = new(query.Get("after"))
-	}
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
-		return v.buckets(ctx, limit, inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: after, Most: mostBuckets + 1})
+		return v.buckets(ctx, limit, inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1})
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
-	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debts(ctx, limit, body.Name) })
+	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debtsFor(ctx, limit, body.Name, nil, 0) })
 	body.Hours = v.hours(g, []string{body.Name}, body.Now)
-	body.Top = v.top(g, body.Name, body.Now)
+	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})
 	})
-	g.wait.Wait()
+	g.wait()
 	g.show("limit.html", page{Title: "Limit " + body.Name, Here: "limits", Body: body})
+}
+
+const noLimit = "The address names no limit. Go back to the list of limits, and choose one."
+
+// afterOf returns the key after which a page begins, and nil for the first.
+func afterOf(query url.Values) *string {
+	if !query.Has("after") {
+		return nil
+	}
+	return new(query.Get("after"))
 }
 
 // first returns as many rows as one page shows of several kinds.
@@ -137,25 +128,11 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 	return list, err
 }
 
-// debts returns who owes now. What was owed when a bucket was last changed may have been repaid since.
-func (v *visit) debts(ctx context.Context, limit ratelimit.Limit, name string) (list debtList, err error) {
-	found, err := v.reader.Debts(ctx, inspect.DebtQuery{Limit: name, Look: lookDebts, Most: mostRules})
-	if err != nil {
-		return list, err
-	}
-	list.More = found.Next != nil
-	if list.Rows, err = v.levels(ctx, limit, found.Buckets); err != nil {
-		return list, err
-	}
-	list.Rows = slices.DeleteFunc(list.Rows, func(b bucketRow) bool { return b.Level != nil && b.Level.Owes == 0 })
-	return list, nil
-}
-
 // levels returns what buckets of one limit hold now. Where nobody knows the policy it is what they held.
 func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspect.Bucket) ([]bucketRow, error) {
 	rows := make([]bucketRow, len(found))
 	errs := make([]error, len(found))
-	var wait sync.WaitGroup
+	var all group
 	for i, bucket := range found {
 		rows[i] = bucketRow{Limit: bucket.Limit, Key: bucket.Key}
 		for _, row := range bucket.Rows {
@@ -167,31 +144,16 @@ func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspe
 		if limit.Name() == "" {
 			continue
 		}
-		wait.Go(func() { // calls that are made at once share a statement
+		all.run(func() { // calls that are made at once share a statement
 			value, err := v.limiter.Value(ctx, limit.ForStored(bucket.Key))
 			rows[i].Level, errs[i] = levelOf(value), err
 		})
 	}
-	wait.Wait()
+	all.wait()
 	for _, err := range errs {
 		if err != nil {
 			return nil, err
 		}
 	}
 	return rows, nil
-}
-
-// top reads who was refused most in the last hour.
-func (v *visit) top(g *gather, name string, now time.Time) *part[topList] {
-	since, until := lastHour(now)
-	return ask(g, "the top refused", func(ctx context.Context) (list topList, err error) {
-		sums, seen, err := v.reader.TopRefused(ctx, denials.TopConfig{
-			By: denials.ByKey, Limit: name, Since: since, Until: until, Most: mostTop,
-		})
-		if seen.After(since) {
-			list.Late = seen
-		}
-		list.Sums = sums
-		return list, err
-	})
 }

@@ -48,7 +48,7 @@ func (v *visit) overview() {
 			return v.list(ctx, rules.ListQuery{Key: new("")}) // of overrides and pauses those of limits alone
 		}),
 	}
-	g.wait.Wait()
+	g.wait()
 	list := body.Rules.Shows
 	names := namesAfter(after, body.Names.Shows, slices.Collect(maps.Keys(v.defined)), list.Rules)
 	if len(names) > mostLimits {
@@ -67,7 +67,7 @@ func (v *visit) overview() {
 			}),
 		})
 	}
-	g.wait.Wait()
+	g.wait()
 	for i := range body.Limits {
 		body.Limits[i].Hour = body.Hours.Shows[body.Limits[i].Name]
 	}

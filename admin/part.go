@@ -29,11 +29,40 @@ type part[T any] struct {
 // gather reads the parts of a page side by side.
 type gather struct {
 	*visit
-	wait  sync.WaitGroup
+	group
 	slots chan struct{}
+	asked int
 
-	mu            sync.Mutex
-	asked, failed int
+	failedMu sync.Mutex
+	failed   int
+}
+
+// group runs functions side by side. A panic of one goes on where they are waited for: net/http ends a request whose handler
+// panics, and a panic anywhere else would end the program.
+type group struct {
+	running  sync.WaitGroup
+	mu       sync.Mutex
+	panicked any
+}
+
+func (g *group) run(f func()) {
+	g.running.Go(func() {
+		defer func() {
+			if p := recover(); p != nil {
+				g.mu.Lock()
+				g.panicked = p
+				g.mu.Unlock()
+			}
+		}()
+		f()
+	})
+}
+
+func (g *group) wait() {
+	g.running.Wait()
+	if g.panicked != nil {
+		panic(g.panicked)
+	}
 }
 
 func (v *visit) gather() *gather { return &gather{visit: v, slots: make(chan struct{}, atOnce)} }
@@ -42,14 +71,14 @@ func (v *visit) gather() *gather { return &gather{visit: v, slots: make(chan str
 func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error)) *part[T] {
 	p := &part[T]{}
 	g.asked++
-	g.wait.Go(func() {
+	g.run(func() {
 		ctx, cancel := context.WithTimeout(g.r.Context(), partTimeout)
 		defer cancel()
 		var err error
 		select {
 		case g.slots <- struct{}{}:
+			defer func() { <-g.slots }()
 			p.Shows, err = read(ctx)
-			<-g.slots
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -57,9 +86,9 @@ func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error
 			return
 		}
 		p.Fault = faultOf(err)
-		g.mu.Lock()
+		g.failedMu.Lock()
 		g.failed++
-		g.mu.Unlock()
+		g.failedMu.Unlock()
 		if g.r.Context().Err() == nil && !isSaid(err) { // else the visitor is gone, or asked what cannot be
 			g.log(what+" could not be read", err)
 		}
@@ -74,7 +103,7 @@ func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 func isSaid(err error) bool {
 	for _, asked := range []error{
 		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
-		ratelimit.ErrInvalidLimit, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
+		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidRequest, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
 	} {
 		if errors.Is(err, asked) {
 			return true
@@ -91,7 +120,7 @@ func faultOf(err error) string {
 	case errors.Is(err, errChanged):
 		return "Somebody has changed this rule since you looked at it. Open it again, and make your change there."
 	case errors.Is(err, ratelimit.ErrCommitUnknown):
-		return "The database went away in the midst of the change, so that it may be made or not. Look, before you make it again."
+		return "The database went away in the midst of the change."
 	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
 		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
@@ -102,7 +131,7 @@ func faultOf(err error) string {
 		return "The database took longer than 2 seconds. Load the page again; if it stays so, see what the database is busy with."
 	case kind == "connection", kind == "closed", kind == "57P01", kind == "57P03", kind == "53300":
 		return "The database cannot be reached. Nobody is admitted meanwhile. See that it runs and takes connections, and load the page again."
-	case errors.Is(err, ratelimit.ErrContended), kind == "40001", kind == "40P01":
+	case errors.Is(err, errBusy), errors.Is(err, ratelimit.ErrContended), errors.Is(err, ratelimit.ErrOverloaded), kind == "40001", kind == "40P01":
 		return "Others were at the same rows. Try again."
 	}
 	return "The database answered with an error. The program's log says which; load the page again when it is mended."

@@ -52,8 +52,10 @@ func changesOf(before, after rules.Rule) (changes []change) {
 	return changes
 }
 
-// mostSums is how many keys a preview counts one by one.
-const mostSums = 1000
+const (
+	mostSums = 1000   // keys that a preview counts one by one
+	lookSums = 80_000 // rows of refusals that it looks at
+)
 
 // effect is what a rule would have meant for what was refused in the last hour, as far as sums can tell.
 type effect struct {
@@ -71,8 +73,8 @@ type effect struct {
 	Lowered bool
 	// OfAll is whether the refusals are those of all plans, and the rule is for one.
 	OfAll bool
-	// Since is from when on refusals were looked at.
-	Since time.Time
+	// Late is from when on refusals were counted where that is not an hour ago. Zero: it is.
+	Late time.Time
 }
 
 // effectOf bounds what a rule would have meant. The tokens that a bucket gives in a span are at most
@@ -82,7 +84,10 @@ type effect struct {
 //
 // so of what a key was refused no more could have been given. It does not count what the key was given.
 func effectOf(before, after rules.Rule, all refusals, sums []denials.Sum, ofAll bool) effect {
-	e := effect{Refused: all.Refused, Cost: all.Cost, OfAll: ofAll, Since: all.Since}
+	e := effect{Refused: all.Refused, Cost: all.Cost, OfAll: ofAll}
+	if all.Late {
+		e.Late = all.Since
+	}
 	slower := after.Rate/float64(after.Period) < before.Rate/float64(before.Period)
 	faster := after.Rate/float64(after.Period) > before.Rate/float64(before.Period)
 	smaller, larger := capacityOf(after) < capacityOf(before), capacityOf(after) > capacityOf(before)

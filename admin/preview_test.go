@@ -49,6 +49,17 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	require.Contains(t, f.preview(t, "90", "120", "on"), `action="put-rule"`)
 }
 
+// TestPreviewOfMoreThanItLooksAt says from when on it counts.
+func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
+		FROM generate_series(1, 3) AS m, generate_series(1, 40000) AS i`)
+	page := f.preview(t, "90", "120", "on")
+	require.Contains(t, page, "80,000 requests were refused")
+	require.Contains(t, page, "There are more refusals than a page looks at: counted from 2")
+}
+
 // TestAtMostIsABound plays an hour under a rule and under a larger one: of what the first refused, no more than the bound
 // goes through under the second.
 func TestAtMostIsABound(t *testing.T) {

@@ -5,9 +5,11 @@ import (
 	"embed"
 	"fmt"
 	"html/template"
+	"math"
 	"net/http"
 	"net/url"
 	"path"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/httplimit/client"
 )
@@ -31,6 +33,8 @@ type page struct {
 	HasRules bool
 	// Done says what a change that led here has done.
 	Done string
+	// Behind says that this process decides by other rules than the tables may have.
+	Behind string
 	// Down is whether nothing could be read.
 	Down bool
 	// Body is what the page itself shows.
@@ -65,7 +69,8 @@ func parsePages() (pages, error) {
 
 // show answers with a page. Nothing is sent until all of it is there.
 func (v *visit) show(status int, name string, p page) {
-	p.Name, p.MayChange, p.HasRules, p.Done = v.who.Name, v.mayChange(), v.store != nil, doneText(v.r.URL.Query().Get("done"))
+	p.Name, p.MayChange, p.HasRules, p.Behind = v.who.Name, v.mayChange(), v.store != nil, v.behind()
+	p.Done = doneText(v.r.URL.Query().Get("done"))
 	var out bytes.Buffer
 	if err := v.pages[name].ExecuteTemplate(&out, "layout.html", p); err != nil {
 		v.log("a page could not be written", err)
@@ -78,6 +83,24 @@ func (v *visit) show(status int, name string, p page) {
 	}
 	v.w.WriteHeader(status)
 	_, _ = v.w.Write(out.Bytes()) // a client that is gone does not need it
+}
+
+// mostBehind is how long a process may not have heard from the tables before its pages say so.
+const mostBehind = time.Minute
+
+// behind says that this process decides by other rules than the tables may have, or nothing.
+func (h *Handler) behind() string {
+	const mend = " See that rules.Set.Run runs, and that it reaches the database."
+	if h.set == nil {
+		return ""
+	}
+	switch age := h.set.Age(); {
+	case age == math.MaxInt64:
+		return "This process has not loaded the rules yet: it decides by the definitions in the code, and levels are computed by them." + mend
+	case age > mostBehind:
+		return "This process has not heard from the tables for " + span(age) + ". It decides by version " + whole(h.set.Version()) + " of the rules." + mend
+	}
+	return ""
 }
 
 // showParts answers with a page once its parts are there.

@@ -12,14 +12,33 @@ import (
 
 const mostReservations = 25
 
+// waiting is the state, in addresses, of those whose work may not begin yet.
+const waiting = "waiting"
+
 // reservationsBody is what the page of reservations shows.
 type reservationsBody struct {
+	// State is one of States, of which "waiting" are the open ones whose work may not begin yet. Empty: all.
 	State, Limit string
-	States       []string
-	List         *part[inspect.Reservations]
-	Clock        *part[time.Time]
+	// Key is that of the bucket that they took from, where OfKey is set.
+	Key    string
+	OfKey  bool
+	States []string
+	List   *part[inspect.Reservations]
+	Clock  *part[time.Time]
 	// First is whether it is the first page.
 	First bool
+}
+
+// Address returns the address of this list, or of the page of it that begins after a reservation.
+func (b reservationsBody) Address(after *inspect.ReservationPosition) (string, error) {
+	pairs := []string{"state", b.State, "limit", b.Limit}
+	if b.OfKey {
+		pairs = append(pairs, "key", b.Key)
+	}
+	if after != nil {
+		pairs = append(pairs, "after", after.ID, "ends", micros(after.ExpiresAt))
+	}
+	return link("reservations", pairs...)
 }
 
 // reservationBody is what the page of a reservation shows.
@@ -48,13 +67,19 @@ type lifeStep struct {
 func (v *visit) reservations() {
 	query := v.r.URL.Query()
 	body := reservationsBody{
-		State: query.Get("state"), Limit: query.Get("limit"), First: !query.Has("after"),
-		States: []string{string(ratelimit.Open), string(ratelimit.Settled), string(ratelimit.Cancelled), string(ratelimit.Expired)},
+		State: query.Get("state"), Limit: query.Get("limit"), Key: query.Get("key"), OfKey: query.Has("key"), First: !query.Has("after"),
+		States: []string{string(ratelimit.Open), waiting, string(ratelimit.Settled), string(ratelimit.Cancelled), string(ratelimit.Expired)},
 	}
 	if !query.Has("state") {
 		body.State = string(ratelimit.Open)
 	}
 	asked := inspect.ReservationQuery{State: body.State, Limit: body.Limit, Most: mostReservations}
+	if body.OfKey {
+		asked.Key = &body.Key
+	}
+	if body.State == waiting {
+		asked.State, asked.Waiting = "", true
+	}
 	if us, err := strconv.ParseInt(query.Get("ends"), 10, 64); err == nil && query.Has("after") {
 		asked.After = &inspect.ReservationPosition{ExpiresAt: time.UnixMicro(us), ID: query.Get("after")}
 	}
@@ -63,7 +88,7 @@ func (v *visit) reservations() {
 	body.List = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, asked)
 	})
-	g.wait.Wait()
+	g.wait()
 	g.show("reservations.html", page{Title: "Reservations", Here: "reservations", Body: body})
 }
 
@@ -79,7 +104,7 @@ func (v *visit) reservation() {
 		life.Steps = stepsOf(life.Reservation, life.Now)
 		return life, err
 	})
-	g.wait.Wait()
+	g.wait()
 	if body.Found.Fault == "" && !body.Found.Shows.Found {
 		g.visit.show(http.StatusNotFound, "reservation.html", page{Title: "Reservation", Here: "reservations", Body: body})
 		return

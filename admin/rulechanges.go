@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"errors"
 	"strconv"
 
@@ -17,6 +18,9 @@ func (v *visit) stored() error {
 	}
 	return nil
 }
+
+// errNoKey is returned where a form has to name a bucket, and does not.
+var errNoKey = wrong("The form names no key. Open the page of a bucket, and begin there.")
 
 // noRules says why nothing is said about rules.
 const noRules = "This program has no rules in tables: its limits are as they are defined in the code. " +
@@ -75,6 +79,9 @@ func (v *visit) override() (done, error) {
 	if err == nil {
 		err = v.fillOverride(&o)
 	}
+	if !v.r.PostForm.Has("key") { // an empty one is that of everybody's bucket
+		err = errNoKey
+	}
 	edit, err := v.editUnless(err)
 	if err != nil {
 		return done{}, err
@@ -116,6 +123,9 @@ func (v *visit) removeOverride() (done, error) {
 	ctx, cancel := v.deadline()
 	defer cancel()
 	edit, err := v.editUnless(nil)
+	if !v.r.PostForm.Has("key") {
+		err = errNoKey
+	}
 	if err == nil {
 		_, err = v.store.RemoveOverride(ctx, edit, v.r.PostForm.Get("limit"), v.r.PostForm.Get("key"))
 	}
@@ -131,15 +141,65 @@ func (v *visit) putRule() (done, error) {
 	if err != nil {
 		return done{}, err
 	}
-	list, err := v.store.ListSome(ctx, rules.ListQuery{Limit: r.Limit, Key: new("")})
+	err = v.changeRule(ctx, r.Limit, r.Plan, func(store *rules.Store) (rules.Applied, error) { return store.Put(ctx, edit, r) })
+	return rulePageOf("put-rule", r.Limit, r.Plan), err
+}
+
+// deleteRule takes a rule away, unless somebody has changed it since it was looked at.
+func (v *visit) deleteRule() (done, error) {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	limit, plan := v.form().text("limit"), v.form().text("plan")
+	edit, err := v.editUnless(nil)
 	if err != nil {
 		return done{}, err
 	}
-	if seen := v.form().text("version"); seen != versionOf(list.Rules, r.Limit, r.Plan) {
-		return done{}, errChanged
+	err = v.changeRule(ctx, limit, plan, func(store *rules.Store) (rules.Applied, error) { return store.Delete(ctx, edit, limit, plan) })
+	return rulePageOf("delete-rule", limit, plan), err
+}
+
+func rulePageOf(what, limit, plan string) done {
+	return done{what, "rule", []string{"limit", limit, "plan", plan}}
+}
+
+// mostTries is how often a change of a rule is tried while others change other rules.
+const mostTries = 5
+
+// errBusy is returned where others kept on changing rules.
+var errBusy = errors.New("admin: others change rules")
+
+// changeRule makes a change of a rule in the version that the form says.
+func (v *visit) changeRule(ctx context.Context, limit, plan string, change func(*rules.Store) (rules.Applied, error)) error {
+	for range mostTries {
+		next, err := v.tryRule(ctx, limit, plan, change)
+		if err != nil || next {
+			return err
+		}
 	}
-	_, err = v.store.Put(ctx, edit, r)
-	return done{"put-rule", "rule", []string{"limit", r.Limit, "plan", r.Plan}}, err
+	return errBusy
+}
+
+// tryRule makes a change, and takes it back where it is not the next one after what was read: then somebody has changed
+// a rule in between, which may be this one.
+func (v *visit) tryRule(ctx context.Context, limit, plan string, change func(*rules.Store) (rules.Applied, error)) (next bool, err error) {
+	tx, err := v.config.Pool.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	store := v.store.WithTx(tx)
+	list, err := store.ListSome(ctx, rules.ListQuery{Limit: limit, Key: new("")})
+	if err != nil {
+		return false, err
+	}
+	if v.form().text("version") != versionOf(list.Rules, limit, plan) {
+		return false, errChanged
+	}
+	applied, err := change(store)
+	if err != nil || applied.Version != list.Version+1 {
+		return false, err
+	}
+	return true, tx.Commit(ctx)
 }
 
 // versionOf returns the version in which a rule was stated, and nothing where there is none.
@@ -157,16 +217,4 @@ func ruleOf(list []rules.StoredRule, limit, plan string) *rules.StoredRule {
 		}
 	}
 	return nil
-}
-
-// deleteRule takes a rule away.
-func (v *visit) deleteRule() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
-	limit, plan := v.form().text("limit"), v.form().text("plan")
-	edit, err := v.editUnless(nil)
-	if err == nil {
-		_, err = v.store.Delete(ctx, edit, limit, plan)
-	}
-	return done{"delete-rule", "rule", []string{"limit", limit, "plan", plan}}, err
 }

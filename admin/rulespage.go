@@ -18,9 +18,6 @@ type rulesBody struct {
 	List    *part[listing]
 	Lines   []ruleLine
 	Version int64
-	// Age is how long ago this process heard that what it has loaded is what the tables say.
-	Age time.Duration
-	Set bool
 	// More is whether there are more rules than are shown.
 	More bool
 }
@@ -38,13 +35,13 @@ func (v *visit) rules() {
 	body := rulesBody{List: ask(g, "the rules", func(ctx context.Context) (listing, error) {
 		return v.list(ctx, rules.ListQuery{Key: new(""), Most: mostStored})
 	})}
-	g.wait.Wait()
+	g.wait()
 	for _, r := range body.List.Shows.Rules {
 		body.Lines = append(body.Lines, ruleLine{r, ruleWords(r.Rule), r.From.After(body.List.Shows.Now)})
 	}
 	body.More = len(body.Lines) == mostStored
 	if v.set != nil {
-		body.Version, body.Age, body.Set = v.set.Version(), v.set.Age(), true
+		body.Version = v.set.Version()
 	}
 	g.show("rules.html", page{Title: "Rules", Here: "rules", Body: body})
 }
@@ -65,7 +62,9 @@ type ruleBody struct {
 	Without string
 	Version string
 	History *part[[]entryRow]
-	Now     time.Time
+	// Older is the version before which the history goes on; 0: this is all.
+	Older int64
+	Now   time.Time
 	// Changes are what the new rule changes, and Effect what it would have meant.
 	Changes []change
 	Effect  *part[effect]
@@ -81,11 +80,10 @@ func (v *visit) rule() {
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
-	body.List = ask(g, "the rules", func(ctx context.Context) (listing, error) {
-		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new(""), Most: mostRules})
-	})
+	body.List = v.rulesOf(g, limit)
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
-	g.wait.Wait()
+	g.wait()
+	body.Older = older(body.History, mostWaiting)
 	list := body.List.Shows
 	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(list.Rules, limit, plan)
 	body.Now = list.Now
@@ -94,7 +92,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	}
 	if fields != nil {
 		v.compare(g, &body)
-		g.wait.Wait()
+		g.wait()
 		g.show("rule.html", page{Title: "Preview of a rule of " + limit, Here: "rules", Body: body})
 		return
 	}
@@ -160,9 +158,9 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 	body.Changes = changesOf(old, next)
 	since, until := lastHour(cmp.Or(body.Now, time.Now()))
 	body.Effect = ask(g, "the refusals", func(ctx context.Context) (effect, error) {
-		sums, seen, err := v.reader.TopRefused(ctx, denials.TopConfig{
+		sums, seen, err := v.reader.TopRefusedOf(ctx, denials.TopConfig{
 			By: denials.ByKey, Limit: body.Limit, Since: since, Until: until, Most: mostSums,
-		})
+		}, lookSums)
 		if err != nil {
 			return effect{}, err
 		}

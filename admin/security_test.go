@@ -20,15 +20,15 @@ func (f *fixture) filled(t *testing.T) map[string][]string {
 		"kind", "token bucket", "mode", "on", "on_change", "keep", "reason", "a test", "version", "",
 	}
 	return map[string][]string{
-		"reset":           with(),
-		"credit":          with("tokens", "3"),
+		"reset":           with("plan", " "),
+		"credit":          with("plan", "pro", "tokens", "3"),
 		"cancel":          {"id", id},
 		"pause":           with("for", "2", "for_unit", "hour"),
 		"resume":          {"limit", "messages", "key", "dmitri", "reason", "a test"},
 		"override":        with("says", "multiplier", "multiplier", "3", "for", "1", "for_unit", "day"),
 		"remove-override": with(),
 		"put-rule":        rule,
-		"delete-rule":     {"limit", "messages", "plan", "pro", "reason", "a test"},
+		"delete-rule":     {"limit", "messages", "plan", "pro", "reason", "a test", "version", "1"},
 	}
 }
 

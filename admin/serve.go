@@ -42,6 +42,8 @@ func (h *Handler) routing() map[string]route {
 	return map[string]route{
 		"":                {get: (*visit).overview},
 		"limit":           {get: (*visit).limit},
+		"debts":           {get: (*visit).debts},
+		"refused":         {get: (*visit).refused},
 		"key":             {get: (*visit).key},
 		"find":            {post: (*visit).find},
 		"state":           {get: (*visit).state},

@@ -82,7 +82,7 @@ func TestThePageAsksForItsFilesOnly(t *testing.T) {
 	p := open(t, url)
 	p.press(t, "n. ")
 	p.press(t, " ]d")
-	for _, asked := range p.seen(&p.requests) {
+	for _, asked := range p.watch.Requests() {
 		if asked != "about:blank" && asked != "data:," {
 			require.Regexp(t, "^"+url+`([a-z]+\.(js|css))?$`, asked)
 		}

@@ -45,7 +45,7 @@ func TestTheFileWorksByItself(t *testing.T) {
 	served := open(t, serve(t))
 	p := open(t, "file://"+path)
 	for _, url := range []string{"file://" + path, server.URL + "/docs/"} {
-		before := len(p.seen(&p.requests))
+		before := len(p.watch.Requests())
 		p.goTo(t, url)
 		require.Contains(t, p.text(t, "lane-token"), "Admitted 1 Refused 0")
 		p.goTo(t, url+"#preset=model&at=60")
@@ -55,7 +55,7 @@ func TestTheFileWorksByItself(t *testing.T) {
 		p.press(t, "d")
 		require.Empty(t, browsertest.Axe(t, p.tab))
 		require.Contains(t, play[string](t, p, `return location.href;`), url+"#preset=model&at=60.1")
-		for _, asked := range p.seen(&p.requests)[before:] {
+		for _, asked := range p.watch.Requests()[before:] {
 			require.Contains(t, []string{url, "about:blank", "data:,"}, asked)
 		}
 	}

@@ -121,7 +121,7 @@ func TestLittleIsAnnounced(t *testing.T) {
 func TestReducedMotion(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
-	p.prefer(t, "prefers-reduced-motion", "reduce")
+	browsertest.Prefer(t, p.tab, "prefers-reduced-motion", "reduce")
 	delays := play[[]float64](t, p, `
 		const delays = [];
 		window.requestAnimationFrame = () => delays.push(0);
@@ -130,7 +130,7 @@ func TestReducedMotion(t *testing.T) {
 		return delays;`)
 	require.Equal(t, []float64{500}, delays)
 	require.Equal(t, "0s", play[string](t, p, `return getComputedStyle(document.getElementById('run')).transitionDuration;`))
-	p.prefer(t)
+	browsertest.Prefer(t, p.tab)
 	require.Equal(t, []float64{500, 0}, play[[]float64](t, p, `
 		const delays = [500];
 		window.requestAnimationFrame = () => delays.push(0);
@@ -178,7 +178,7 @@ func TestALowScreen(t *testing.T) {
 func TestForcedColors(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
-	p.prefer(t, "forced-colors", "active")
+	browsertest.Prefer(t, p.tab, "forced-colors", "active")
 	p.press(t, "d") // which forces no other paper
 	require.Equal(t, []string{}, play[[]string](t, p, `
 		const colour = (selector, pseudo) => getComputedStyle(document.querySelector(selector), pseudo).backgroundColor;
@@ -196,7 +196,7 @@ func TestForcedColors(t *testing.T) {
 func TestPrint(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
-	p.prefer(t, "prefers-color-scheme", "light")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
 	p.press(t, "d")
 	_, err := chromedp.Call(p.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"})
 	require.NoError(t, err)
@@ -230,13 +230,13 @@ func TestDarkAndLight(t *testing.T) {
 			return getComputedStyle(document.body).backgroundColor + ' ' + document.getElementById('theme').ariaPressed;`)
 	}
 	const light, dark = "rgb(247, 245, 240) false", "rgb(20, 23, 28) true"
-	p.prefer(t, "prefers-color-scheme", "light")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
 	require.Equal(t, light, look())
-	p.prefer(t, "prefers-color-scheme", "dark")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "dark")
 	require.Equal(t, dark, look())
 	p.press(t, "d")
 	require.Equal(t, light, look())
-	p.prefer(t, "prefers-color-scheme", "light")
+	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Click("#theme")))
 	require.Equal(t, dark, look())
 }
@@ -247,7 +247,7 @@ func TestAccessibility(t *testing.T) {
 	p := open(t, serve(t))
 	fragments := []string{"#preset=sixty", "#preset=model&at=60", "#preset=credit&pattern=bursty&at=3", "#preset=nothing"}
 	for i, scheme := range []string{"light", "dark"} {
-		p.prefer(t, "prefers-color-scheme", scheme, "prefers-reduced-motion", "reduce") // colours change at once
+		browsertest.Prefer(t, p.tab, "prefers-color-scheme", scheme, "prefers-reduced-motion", "reduce") // colours change at once
 		for j, fragment := range fragments {
 			width := []int64{360, 1280}[(i+j)%2] // each two of the three meet
 			require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, 900)))

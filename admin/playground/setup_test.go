@@ -8,14 +8,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/log"
-	"github.com/chromedp/cdproto/network"
-	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
@@ -36,11 +30,8 @@ func TestMain(m *testing.M) {
 
 // page is the playground in a tab of a browser.
 type page struct {
-	tab context.Context //nolint:containedctx // chromedp's contexts are its tabs
-
-	mutex    sync.Mutex
-	problems []string // errors of the console, exceptions, and what the Content-Security-Policy has stopped
-	requests []string
+	tab   context.Context //nolint:containedctx // chromedp's contexts are its tabs
+	watch *browsertest.Watch
 }
 
 // serve serves the playground below a prefix, as a page for administrators does, and returns its address.
@@ -57,33 +48,10 @@ func serve(t *testing.T) string {
 func open(t *testing.T, url string) *page {
 	t.Helper()
 	p := &page{}
-	p.tab = browser.Tab(t, chromedp.WithListener(p.listen))
+	p.watch = browsertest.NewWatch(t)
+	p.tab = browser.Tab(t, chromedp.WithListener(p.watch.Listen))
 	p.goTo(t, url)
-	t.Cleanup(func() { require.Empty(t, p.seen(&p.problems)) })
 	return p
-}
-
-// listen keeps what the browser tells.
-func (p *page) listen(event any) {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	switch e := event.(type) {
-	case *network.EventRequestWillBeSent:
-		p.requests = append(p.requests, e.Request.URL)
-	case *runtime.EventExceptionThrown:
-		p.problems = append(p.problems, e.ExceptionDetails.Text+" "+e.ExceptionDetails.Exception.Description)
-	case *runtime.EventConsoleAPICalled:
-		p.problems = append(p.problems, "the page wrote to the console: "+string(e.Type))
-	case *log.EventEntryAdded:
-		p.problems = append(p.problems, e.Entry.Text)
-	}
-}
-
-// seen returns a copy of what listen has kept.
-func (p *page) seen(list *[]string) []string {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return append([]string(nil), *list...)
 }
 
 // goTo loads an address anew, also where only its fragment differs.
@@ -107,11 +75,7 @@ func (p *page) follow(t *testing.T, fragment string) {
 // play runs the body of an async function in the page and returns what it returns.
 func play[T any](t *testing.T, p *page, body string) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(p.tab, 5*time.Minute)
-	defer cancel()
-	result, err := chromedp.Run(ctx, chromedp.Evaluate[T]("(async () => {"+body+"})()", chromedp.EvalAwaitPromise))
-	require.NoError(t, err)
-	return result
+	return browsertest.Play[T](t, p.tab, body)
 }
 
 // text returns what an element shows, with single spaces, and "" where it is hidden.
@@ -126,17 +90,6 @@ func (p *page) text(t *testing.T, id string) string {
 func (p *page) press(t *testing.T, keys string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.KeyEvent(keys)))
-}
-
-// prefer sets what the user prefers, as "prefers-color-scheme" "dark".
-func (p *page) prefer(t *testing.T, features ...string) {
-	t.Helper()
-	var media []*emulation.MediaFeature
-	for i := 0; i < len(features); i += 2 {
-		media = append(media, &emulation.MediaFeature{Name: features[i], Value: features[i+1]})
-	}
-	_, err := chromedp.Call(p.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: media})
-	require.NoError(t, err)
 }
 
 // presetIDs returns the presets of the page.

@@ -1,11 +1,22 @@
-// What a page shows of a bucket, kept up to date: the numbers and the curve, computed between two polls by the module that
-// computes as the server does. Without this script the page says what was so when it was loaded.
+// What a page shows of a bucket, kept up to date, and forms that are sent once. The numbers and the curve are computed between two polls by the
+// module that computes as the server does. Without this script the page says what was so when it was loaded.
 import { createClient, evaluate } from './ratelimit.js';
 
 const POLL_MS = 2000;
 const WIDTH = 720, HEIGHT = 200, STEPS = 180; // as the server draws
 const SHORTEST = 10e6, LONGEST = 30 * 86_400e6; // of the time ahead, in microseconds
 const MOST_SAMPLES = 2000;
+
+// A change is sent once, however often its button is pressed while the answer is on its way.
+for (const form of document.querySelectorAll('form[method=post]')) {
+  form.addEventListener('submit', (event) => {
+    if (form.dataset.sent) event.preventDefault();
+    form.dataset.sent = 'yes';
+  });
+}
+addEventListener('pageshow', () => { // a page that comes back from memory may be used again
+  for (const form of document.querySelectorAll('form[data-sent]')) delete form.dataset.sent;
+});
 
 for (const section of document.querySelectorAll('[data-live]')) follow(section);
 
@@ -20,6 +31,7 @@ function follow(section) {
 
   client.subscribe(() => {
     const state = client.state(limit);
+    if (!state && client.error === null) return; // before the first answer the page says what it was loaded with
     live.hidden = false;
     live.classList.toggle('stale', client.error !== null || !state);
     figure('state').textContent = client.error || !state ? 'not up to date' : 'live';
@@ -39,7 +51,8 @@ function follow(section) {
     figure('tokens').textContent = number(tokens);
     figure('tokens').parentElement.classList.toggle('owes', tokens < 0);
     figure('full').textContent = resetAfterUs > 0 ? span(resetAfterUs) : 'it is full';
-    figure('one').textContent = wait > 0 ? span(wait) : 'at once';
+    figure('capacity').textContent = number(state.capacity);
+    figure('one').textContent = section.dataset.gives || (wait > 0 ? span(wait) : 'at once');
     figure('from').textContent = `${span(ahead / 2)} ago`;
     figure('to').textContent = `in ${span(ahead)}`;
     draw(section, state, past, sampled(state, now, now + ahead), from, now + ahead);

@@ -100,12 +100,17 @@ func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
 // minutes first: since is the instant from which on, config.Since or later. The error wraps ratelimit.ErrInvalidRequest
 // when config cannot be answered.
 func (r *Reader) TopRefused(ctx context.Context, config denials.TopConfig) (sums []denials.Sum, since time.Time, err error) {
-	if err := config.Check(); err != nil {
-		return nil, time.Time{}, err
-	}
 	look := r.look.refusals
 	if config.By == denials.ByKey {
 		look = r.look.refusedKeys
+	}
+	return r.TopRefusedOf(ctx, config, look)
+}
+
+// TopRefusedOf is TopRefused that looks at so many rows, for a page that has to be there at once.
+func (r *Reader) TopRefusedOf(ctx context.Context, config denials.TopConfig, look int) (sums []denials.Sum, since time.Time, err error) {
+	if err := config.Check(); err != nil {
+		return nil, time.Time{}, err
 	}
 	if config.Since, err = r.since(ctx, config.Since, config.Until, look); err != nil {
 		return nil, time.Time{}, err

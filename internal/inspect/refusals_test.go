@@ -94,6 +94,25 @@ func TestRefusalsLooksNoFurther(t *testing.T) {
 }
 
 // TopRefused answers as a Counter does.
+// TestTopRefusedOfFewRows looks at the latest minute alone.
+func TestTopRefusedOfFewRows(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - m * interval '1 minute', 'a', '', 'key-' || k, false, 1, 1, 0
+		FROM generate_series(0, 9) AS m, generate_series(1, 10) AS k`)
+	now, err := f.Now(t.Context())
+	require.NoError(t, err)
+	config := denials.TopConfig{By: denials.ByKey, Since: now.Add(-time.Hour), Most: 1}
+	sums, since, err := f.TopRefusedOf(t.Context(), config, 15)
+	require.NoError(t, err)
+	require.Equal(t, int64(1), sums[0].Refused)
+	require.Less(t, now.Sub(since), 2*time.Minute)
+	sums, since, err = f.TopRefusedOf(t.Context(), config, 1000)
+	require.NoError(t, err)
+	require.Equal(t, int64(10), sums[0].Refused)
+	require.Equal(t, config.Since, since)
+}
+
 func TestTopRefused(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -1,0 +1,90 @@
+package admin
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const (
+	lookDebts = 10_000 // rows of buckets, at a time
+	mostDebts = 100    // of one page
+	// lookFor is how long the page of debts goes on to look.
+	lookFor = 300 * time.Millisecond
+)
+
+// debtList has who owes.
+type debtList struct {
+	Rows []bucketRow
+	// Next is the key after which the search goes on; nil: everything was looked at.
+	Next *string
+}
+
+// debtsBody is what the page of those who owe shows.
+type debtsBody struct {
+	Limit string
+	Rules *part[listing]
+	List  *part[debtList]
+	// First is whether the search began with the first bucket.
+	First bool
+}
+
+// debts lists who owes, from a key on.
+func (v *visit) debts() {
+	query := v.r.URL.Query()
+	body := debtsBody{Limit: query.Get("limit"), First: !query.Has("after")}
+	if body.Limit == "" {
+		v.say(http.StatusNotFound, noLimit)
+		return
+	}
+	g := v.gather()
+	body.Rules = v.rulesOf(g, body.Limit)
+	g.wait()
+	limit, _ := v.limitOf(body.Limit, body.Rules.Shows.Rules)
+	body.List = ask(g, "the debts", func(ctx context.Context) (debtList, error) {
+		return v.debtsFor(ctx, limit, body.Limit, afterOf(query), lookFor)
+	})
+	g.wait()
+	g.show("debts.html", page{Title: "Who owes of " + body.Limit, Here: "limits", Body: body})
+}
+
+// rulesOf reads the rules of a limit, and no overrides.
+func (v *visit) rulesOf(g *gather, limit string) *part[listing] {
+	return ask(g, "the rules", func(ctx context.Context) (listing, error) {
+		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
+	})
+}
+
+// debtsFor searches for who owes now, until it has enough, has seen all, or has looked for so long: the tables have no index
+// of what is owed. What was owed when a bucket was last changed may have been repaid since.
+func (v *visit) debtsFor(ctx context.Context, limit ratelimit.Limit, name string, after *string, long time.Duration) (list debtList, err error) {
+	began := time.Now()
+	for list.Next = after; ; {
+		query := inspect.DebtQuery{Limit: name, Look: lookDebts, Most: mostDebts}
+		if list.Next != nil {
+			query.After = &inspect.Position{Limit: name, Key: *list.Next}
+		}
+		found, err := v.reader.Debts(ctx, query)
+		if err != nil {
+			return debtList{}, err
+		}
+		rows, err := v.levels(ctx, limit, found.Buckets)
+		if err != nil {
+			return debtList{}, err
+		}
+		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b bucketRow) bool { return b.Level != nil && b.Level.Owes == 0 })...)
+		if found.Next == nil {
+			list.Next = nil
+			return list, nil
+		}
+		list.Next = &found.Next.Key
+		if len(list.Rows) >= mostDebts || time.Since(began) >= long {
+			return list, nil
+		}
+	}
+}

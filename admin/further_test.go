@@ -1,0 +1,140 @@
+package admin_test
+
+import (
+	"fmt"
+	"html"
+	"net/http"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+var (
+	pagerLink = regexp.MustCompile(`<a href="([^"]+)">(?:Look further|Next|Older)</a>`)
+	keyLink   = regexp.MustCompile(`<a href="key\?key=([^&"]+)&amp;limit=messages">`)
+	idLink    = regexp.MustCompile(`href="reservation\?id=([^"]+)"`)
+)
+
+// further follows the links that lead on from a page, and returns what one page after the other has of something.
+func (f *fixture) further(t *testing.T, page string, thing *regexp.Regexp) (found [][]string) {
+	t.Helper()
+	for range 50 {
+		got := f.get(t, page)
+		require.Equal(t, http.StatusOK, got.status, page)
+		require.NotContains(t, got.body, `class="fault"`, page)
+		var here []string
+		for _, match := range thing.FindAllStringSubmatch(got.body, -1) {
+			here = append(here, match[1])
+		}
+		found = append(found, here)
+		next := pagerLink.FindStringSubmatch(got.body)
+		if next == nil {
+			return found
+		}
+		page = "/admin/" + html.UnescapeString(next[1])
+	}
+	require.Fail(t, "the pages have no end", page)
+	return nil
+}
+
+// TestDebtsFarBehind are those of buckets that come after more than one page looks at.
+func TestDebtsFarBehind(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, CASE WHEN i IN (7, 24000) THEN -5000 WHEN i = 9 THEN -0.0001 ELSE 5 END,
+			(extract(epoch FROM now() - interval '1 second') * 1000000)::bigint
+		FROM generate_series(1, 24500) AS i`)
+	limit := f.get(t, address("limit", "name", "messages")).body
+	require.Contains(t, limit, "There may be more")
+	require.Contains(t, limit, "user-000007")
+	require.NotContains(t, limit, "user-024000")
+	var all []string
+	for _, page := range f.further(t, address("debts", "limit", "messages"), keyLink) {
+		all = append(all, page...)
+	}
+	require.Equal(t, []string{"user-000007", "user-024000"}, all)
+	last := f.get(t, address("debts", "limit", "messages", "after", "user-000007")).body
+	require.NotContains(t, last, "user-000007")
+	require.Contains(t, last, "user-024000")
+	require.Contains(t, f.get(t, address("debts", "limit", "free-trials")).body, "Nobody.")
+}
+
+// TestMoreWhoWereRefused than the page of a limit lists.
+func TestMoreWhoWereRefused(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - interval '1 minute', 'messages', '', 'user-' || to_char(i, 'FM00'), false, i, i, 1
+		FROM generate_series(1, 30) AS i`)
+	limit := f.get(t, address("limit", "name", "messages")).body
+	require.Len(t, keyLink.FindAllString(limit, -1), 10)
+	require.Contains(t, limit, `href="refused?limit=messages"`)
+	all := keyLink.FindAllStringSubmatch(f.get(t, address("refused", "limit", "messages")).body, -1)
+	require.Len(t, all, 30)
+	require.Equal(t, "user-30", all[0][1])
+}
+
+// TestMoreDebtsThanOnePageShows goes through all of them.
+func TestMoreDebtsThanOnePageShows(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, -5000, (extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, 230) AS i`)
+	pages := f.further(t, address("debts", "limit", "messages"), keyLink)
+	require.Len(t, pages, 3)
+	require.Len(t, pages[0], 100)
+	require.Equal(t, "user-000101", pages[1][0])
+	require.Len(t, pages[2], 30)
+}
+
+func TestAllWhoWait(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.take(t, tokens.For("acme").Cost(120_000), tokens.For("globex").Cost(120_000))
+	want := make(map[string]bool)
+	for i := range 60 {
+		r, err := f.limiter.Reserve(t.Context(), tokens.For([]string{"acme", "globex"}[i%2]).Cost(30_000))
+		require.NoError(t, err)
+		if i%2 == 0 {
+			want[r.ID] = true
+		}
+	}
+	count := func(page string) (n int) {
+		for _, ids := range f.further(t, page, idLink) {
+			n += len(ids)
+		}
+		return n
+	}
+	require.Equal(t, 60, count(address("limit", "name", "llm/tokens")), "20 on the page of the limit, and the others on those that follow")
+	require.Equal(t, 60, count(address("reservations", "state", "waiting", "limit", "llm/tokens")))
+	seen := make(map[string]bool)
+	for _, ids := range f.further(t, address("key", "limit", "llm/tokens", "key", "acme"), idLink) {
+		for _, id := range ids {
+			seen[id] = true
+		}
+	}
+	require.Equal(t, want, seen, "those of the bucket alone")
+}
+
+func TestAllOfTheHistoryOfABucket(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for i := range 65 {
+		key := []string{"ada", "bob"}[i%13/12]
+		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: fmt.Sprintf("pause %d of %s", i, key)},
+			rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
+		require.NoError(t, err)
+	}
+	reason := regexp.MustCompile(`data-label="Why"><bdi>(pause [^<]*)<`)
+	var all []string
+	for _, page := range f.further(t, address("key", "limit", "messages", "key", "ada"), reason) {
+		all = append(all, page...)
+	}
+	require.Len(t, all, 60)
+	require.Equal(t, "pause 63 of ada", all[0])
+	require.Equal(t, "pause 0 of ada", all[59])
+}

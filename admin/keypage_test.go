@@ -1,0 +1,180 @@
+package admin_test
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// put states rules, and has the set say so.
+func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
+	t.Helper()
+	_, err := f.store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, stated...)
+	require.NoError(t, err)
+	f.load(t)
+}
+
+// TestChangeOfAKeyOnAPlan credits and resets a bucket that holds more than one without a plan could.
+func TestChangeOfAKeyOnAPlan(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Rate: 1, Period: time.Hour, Capacity: new(1000.0)})
+	onPro := messages.For("ada").Plan("pro")
+	f.take(t, onPro.Cost(300))
+	bucket := []string{"limit", "messages", "key", "ada"}
+	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
+	for _, form := range [][]string{{"reset"}, {"credit", "tokens", "50"}} {
+		got := f.post(t, "/admin/"+form[0], with(form[1:]...)...)
+		require.Equal(t, http.StatusBadRequest, got.status)
+		require.Contains(t, got.body, "which plan the key is on")
+	}
+	require.InDelta(t, 700, f.value(t, onPro).Tokens, 1, "nothing was changed")
+	f.changed(t, "credit", with("tokens", "50", "plan", "pro")...)
+	require.InDelta(t, 750, f.value(t, onPro).Tokens, 1)
+	f.changed(t, "reset", with("plan", "pro")...)
+	require.Equal(t, 1000.0, f.value(t, onPro).Tokens)
+	f.changed(t, "reset", with("plan", " ")...)
+	require.InDelta(t, 100, f.value(t, onPro).Tokens, 1, "which is all that a key on no plan holds")
+
+	page := f.get(t, address("key", "limit", "messages", "key", "ada")).body
+	require.Contains(t, page, "The level is that of a key on no plan")
+	require.Contains(t, page, `<select name="plan" required>`)
+	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
+}
+
+// gives returns when the page says that the bucket of ada gives a token.
+func (f *fixture) gives(t *testing.T, limit string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(f.get(t, address("key", "limit", limit, "key", "ada")).body, `data-figure="one">`)
+	require.True(t, found)
+	told, _, _ := strings.Cut(rest, "<")
+	return told
+}
+
+func TestPageSaysWhenABucketGives(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, rules.Rule{Limit: "blocked", Rate: 1, Period: time.Hour, Capacity: new(0.0)},
+		rules.Rule{Limit: "open", Rate: 1, Period: time.Hour, Capacity: new(1.0), Mode: ratelimit.Off})
+	require.Equal(t, "at once", f.gives(t, "messages"))
+	require.Equal(t, "never", f.gives(t, "blocked"))
+	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint)`)
+	require.Equal(t, "at once", f.gives(t, "open"), "it refuses nobody")
+	f.take(t, logins.For("ada").Cost(10))
+	require.Contains(t, f.gives(t, "failed-logins"), "min")
+	_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "messages", Key: "ada", Until: time.Now().Add(time.Hour)})
+	require.NoError(t, err)
+	f.load(t)
+	require.Equal(t, "when the pause ends", f.gives(t, "messages"))
+}
+
+// TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, owing, off, and on trial.
+func TestPageShowsWhatTheLimiterSays(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, rules.Rule{Limit: "spread", Rate: 1, Period: ratelimit.Day, Capacity: new(64.0), Shards: 8},
+		rules.Rule{Limit: "windows", Kind: rules.FixedWindow, Rate: 50, Period: ratelimit.Day},
+		rules.Rule{Limit: "off", Rate: 5, Period: ratelimit.Day, Mode: ratelimit.Off},
+		rules.Rule{Limit: "shadow", Rate: 5, Period: ratelimit.Day, Mode: ratelimit.Shadow},
+		rules.Rule{Limit: "owing", Rate: 5, Period: ratelimit.Day})
+	limitOf := func(name string) ratelimit.Request {
+		limit, err := ratelimit.NewLimit(name, ratelimit.PerDay(1))
+		require.NoError(t, err)
+		return limit.For("ada")
+	}
+	for _, name := range []string{"spread", "windows", "off", "shadow"} {
+		for range 3 {
+			f.take(t, limitOf(name))
+		}
+	}
+	require.NoError(t, f.limiter.Charge(t.Context(), limitOf("owing").Cost(25)))
+	for _, name := range []string{"spread", "windows", "off", "shadow", "owing"} {
+		v := f.value(t, limitOf(name))
+		_, rest, found := strings.Cut(f.get(t, address("key", "limit", name, "key", "ada")).body, `data-figure="tokens">`)
+		require.True(t, found, name)
+		told, _, _ := strings.Cut(rest, "<")
+		require.Equal(t, admin.Number(math.Abs(v.Tokens)), strings.TrimPrefix(told, "−"), name)
+		require.Equal(t, v.Tokens < 0, strings.HasPrefix(told, "−"), name)
+		if name == "off" { // which takes nothing, and writes no row
+			require.Contains(t, f.get(t, address("limit", "name", name)).body, "No bucket has a row")
+			continue
+		}
+		require.Contains(t, f.get(t, address("limit", "name", name)).body, admin.Number(math.Abs(v.Tokens))+` <span class="of">`, name)
+	}
+	require.Contains(t, f.get(t, address("limit", "name", "owing")).body, "Buckets that owe tokens now")
+}
+
+// TestPauseThatLiesAhead is one that was made for later: nobody is refused yet.
+func TestPauseThatLiesAhead(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	from := time.Now().Add(time.Hour)
+	edit := rules.Edit{Author: "ana", Reason: "x", From: from}
+	_, err := f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Until: from.Add(time.Hour)})
+	require.NoError(t, err)
+	f.load(t)
+	begins := "from " + from.UTC().Format("2006-01-02 15:04:05")
+	for _, page := range []string{"/admin/", address("limit", "name", "messages"), address("key", "limit", "messages", "key", "ada")} {
+		got := f.get(t, page)
+		require.Contains(t, got.body, begins, page)
+		require.NotContains(t, got.body, `<span class="tag paused">paused</span>`, page)
+	}
+	require.Equal(t, "at once", f.gives(t, "messages"))
+}
+
+// TestProcessThatHasNotLoadedTheRules decides otherwise than the tables say, and its pages say so.
+func TestProcessThatHasNotLoadedTheRules(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	require.Contains(t, f.get(t, "/admin/").body, "This process has not loaded the rules yet")
+	f.load(t)
+	require.NotContains(t, f.get(t, "/admin/").body, "This process has not")
+}
+
+// TestLiveLevelFollowsOthers has another program take from the bucket that the page shows, and then change its policy.
+func TestLiveLevelFollowsOthers(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	b := f.browse(t)
+	b.open(t, address("key", "limit", "failed-logins", "key", "ada"))
+	shows := func(tokens, capacity string) {
+		play[bool](t, b, fmt.Sprintf(`
+			const figure = (name) => document.querySelector('[data-figure=' + name + ']').textContent;
+			while (!figure('tokens').startsWith('%s') || figure('capacity') !== '%s') await new Promise(requestAnimationFrame);
+			return true;`, tokens, capacity))
+	}
+	shows("10", "10")
+	f.take(t, logins.For("ada").Cost(7))
+	shows("3", "10")
+	f.put(t, rules.Rule{Limit: "failed-logins", Rate: 1, Period: ratelimit.Day, Capacity: new(2.0)})
+	shows("2", "2")
+}
+
+// TestButtonIsPressedTwice before the answer came: the form is sent once. It may be sent again from a page that is gone back to.
+func TestButtonIsPressedTwice(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	b := f.browse(t)
+	b.open(t, address("key", "limit", "failed-logins", "key", "ada"))
+	stopped := play[[]bool](t, b, unfold+`
+		const stopped = [], form = document.querySelector('form[action=reset]'), button = form.querySelector('button');
+		form.addEventListener('submit', (event) => {
+			stopped.push(event.defaultPrevented);
+			event.preventDefault();
+		});
+		button.click();
+		button.click();
+		dispatchEvent(new Event('pageshow'));
+		button.click();
+		return stopped;`)
+	require.Equal(t, []bool{false, true, false}, stopped)
+}
