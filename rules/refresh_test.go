@@ -246,7 +246,7 @@ func TestLoad(t *testing.T) {
 		f.eventually(t, func() bool { // it has read the rules, and waits for the overrides
 			var waits bool
 			err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
-				AND relation = 'ratelimit.overrides'::regclass)`).Scan(&waits)
+				AND $1 = ANY(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits)
 			return err == nil && waits
 		})
 		_, err = f.store.WithTx(tx).Apply(t.Context(), why, rules.Changes{
