@@ -40,9 +40,7 @@ func TestDatabaseIsDown(t *testing.T) {
 	id := f.furnish(t)
 	require.NoError(t, server.Stop(t.Context(), postgrestest.Immediate))
 	for name, page := range pagesOf(id) {
-		began := time.Now()
 		isReported(t, name, f.get(t, page), "The database cannot be reached.")
-		require.Less(t, time.Since(began), 20*time.Second, name)
 	}
 	require.Equal(t, http.StatusServiceUnavailable, f.get(t, address("state", "limit", "messages", "key", "ada")).status)
 	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")
