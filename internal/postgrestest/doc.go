@@ -15,13 +15,17 @@
 //  3. Docker, with the image RATELIMIT_POSTGRES_IMAGE, else postgres:17-alpine.
 //  4. A server downloaded once into the user's cache directory by embedded-postgres.
 //
+// The last two are for command outside, in the directory below, which Go builds from its sources: it is a module of its own, and
+// the tests that import this package ask for no more modules than the limiter does.
+//
 // RATELIMIT_POSTGRES=local, docker or embedded forces 2, 3 or 4, whatever else is set.
 //
 // # What is left behind
 //
 // Nothing. A server that this package started stops when the process ends, however it ends, and its
 // directory goes with it: a small shell waits on a pipe that the process holds open. Containers are
-// removed by the reaper of testcontainers-go, unless TESTCONTAINERS_RYUK_DISABLED is set. On a server
+// removed by command outside, when its input ends, and else by the reaper of testcontainers-go, unless
+// TESTCONTAINERS_RYUK_DISABLED is set. On a server
 // named by URL, each test's database is dropped when the test passes, and kept for a look when it
 // fails; only the template database that the others are cloned from stays, one for each state of the
 // migrations.

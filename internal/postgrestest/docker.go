@@ -4,116 +4,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/url"
-	"strconv"
-	"sync"
 	"time"
-
-	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/network"
-	"github.com/testcontainers/testcontainers-go"
-	"github.com/testcontainers/testcontainers-go/log"
 )
 
-const containerPort = "5432/tcp"
-
-// quieten keeps testcontainers from telling what it does: the errors it returns say what matters.
-//
-//nolint:gochecknoglobals // the logger it sets is a global too
-var quieten = sync.OnceFunc(func() { log.SetDefault(log.NewNoopLogger()) })
-
-// dockerServer is a server in a container.
+// dockerServer is a server in a container, which the program outside keeps.
 type dockerServer struct {
-	container *testcontainers.DockerContainer
-	urls      []string // where it may answer, the first to be tried first
+	outside *outside
+	urls    []string // where it may answer, the first to be tried first
 }
 
 // startDocker starts a server in a container.
-func startDocker(ctx context.Context, opts Options, env environment) (_ *Server, err error) {
-	defer func() {
-		if r := recover(); r != nil { // testcontainers panics where it finds no Docker
-			err = fmt.Errorf("find Docker: %v", r)
-		}
-	}()
-	quieten()
+func startDocker(ctx context.Context, opts Options, env environment) (*Server, error) {
+	program, err := program()
+	if err != nil {
+		return nil, err
+	}
+	return startContainer(ctx, program, opts, env.image)
+}
+
+func startContainer(ctx context.Context, program []string, opts Options, image string) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dockerTimeout)
 	defer cancel()
-	provider, err := testcontainers.NewDockerProvider()
+	args := []string{"docker", image}
+	for _, setting := range settingList(opts.Settings) {
+		args = append(args, "-c", setting.name+"="+setting.value)
+	}
+	keeper, first, err := startOutside(ctx, program, args...)
 	if err != nil {
-		return nil, fmt.Errorf("find Docker: %w", err)
+		return nil, err
 	}
-	if err := errors.Join(provider.Health(ctx), provider.Close()); err != nil {
-		return nil, fmt.Errorf("ask Docker whether it is there: %w", err)
-	}
-	d, err := runContainer(ctx, opts, env.image)
-	if d.container != nil {
-		defer func() {
-			if err != nil {
-				err = errors.Join(err, d.remove(context.WithoutCancel(ctx)))
-			}
-		}()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("run image %s: %w", env.image, err)
-	}
+	d := &dockerServer{keeper, first.URLs}
 	version, err := d.awaitReady(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("run image %s: %w", env.image, err)
+		return nil, errors.Join(fmt.Errorf("run image %s: %w", image, err), d.remove(ctx))
 	}
-	origin := fmt.Sprintf("%s in Docker, image %s", version, env.image)
+	origin := fmt.Sprintf("%s in Docker, image %s", version, image)
 	return &Server{url: d.urls[0], origin: origin, host: d}, nil
-}
-
-// runContainer returns the container even when it came up only half, so that it can be removed.
-func runContainer(ctx context.Context, opts Options, image string) (*dockerServer, error) {
-	// Docker's own choice of a port would change with every restart.
-	port, err := freePort(ctx)
-	if err != nil {
-		return &dockerServer{}, err
-	}
-	password := randomName(16)
-	ctr, err := testcontainers.Run(ctx, image,
-		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": password}),
-		testcontainers.WithCmd(containerCommand(opts.Settings)...),
-		testcontainers.WithConfigModifier(func(config *container.Config) {
-			config.StopSignal = "SIGINT" // a fast shutdown, whatever the image says
-		}),
-		testcontainers.WithExposedPorts(containerPort),
-		testcontainers.WithHostConfigModifier(func(config *container.HostConfig) {
-			config.PortBindings = network.PortMap{
-				network.MustParsePort(containerPort): {{HostPort: strconv.Itoa(port)}},
-			}
-		}),
-	)
-	d := &dockerServer{container: ctr}
-	if err != nil {
-		return d, err
-	}
-	host, err := ctr.Host(ctx)
-	if err != nil {
-		return d, fmt.Errorf("ask for Docker's host: %w", err)
-	}
-	// In a container that has Docker of its own the library takes the host for the outer one's.
-	for _, host := range []string{host, "127.0.0.1"} {
-		d.urls = append(d.urls, (&url.URL{
-			Scheme:   "postgres",
-			User:     url.UserPassword("postgres", password),
-			Host:     net.JoinHostPort(host, strconv.Itoa(port)),
-			Path:     "/postgres",
-			RawQuery: "sslmode=disable",
-		}).String())
-	}
-	return d, nil
-}
-
-func containerCommand(settings map[string]string) []string {
-	command := []string{"postgres"}
-	for _, setting := range settingList(settings) {
-		command = append(command, "-c", setting.name+"="+setting.value)
-	}
-	return command
 }
 
 // awaitReady polls until the server answers on its port, and then keeps the one URL that it answers
@@ -129,8 +55,8 @@ func (d *dockerServer) awaitReady(ctx context.Context) (version string, err erro
 				return version, nil
 			}
 		}
-		if state, errState := d.container.State(ctx); errState == nil && !state.Running {
-			return "", fmt.Errorf("the container ended with code %d:\n%s", state.ExitCode, d.log(ctx))
+		if state, errState := d.outside.ask(ctx, request{Do: "state"}); errState == nil && !state.Running {
+			return "", fmt.Errorf("%s:\n%s", state.Text, d.log(ctx))
 		}
 		if !pause(ctx) {
 			return "", errors.Join(err, context.Cause(ctx))
@@ -145,7 +71,7 @@ func (d *dockerServer) answer(ctx context.Context, url string) (string, error) {
 }
 
 func (d *dockerServer) start(ctx context.Context) error {
-	if err := d.container.Start(ctx); err != nil {
+	if _, err := d.outside.ask(ctx, request{Do: "start"}); err != nil {
 		return err
 	}
 	_, err := d.awaitReady(ctx)
@@ -153,32 +79,17 @@ func (d *dockerServer) start(ctx context.Context) error {
 }
 
 func (d *dockerServer) stop(ctx context.Context, mode StopMode) error {
-	var grace time.Duration // Kill: none
-	switch mode {
-	case Immediate:
-		if _, _, err := d.container.Exec(ctx, []string{"kill", "-QUIT", "1"}); err != nil {
-			return fmt.Errorf("signal the server: %w", err)
-		}
-		grace = stopTimeout
-	case Fast:
-		grace = stopTimeout
-	case Kill:
-	}
-	return d.container.Stop(ctx, &grace)
+	_, err := d.outside.ask(ctx, request{Do: "stop", Mode: string(mode)})
+	return err
 }
 
 func (d *dockerServer) log(ctx context.Context) string {
-	reader, err := d.container.Logs(ctx)
+	log, err := d.outside.ask(ctx, request{Do: "log"})
 	if err != nil {
 		return err.Error()
 	}
-	content, err := io.ReadAll(reader)
-	if err := errors.Join(err, reader.Close()); err != nil {
-		return err.Error()
-	}
-	return lastLines(string(content))
+	return lastLines(log.Text)
 }
 
-func (d *dockerServer) remove(ctx context.Context) error {
-	return d.container.Terminate(ctx, testcontainers.StopTimeout(0))
-}
+// remove ends the program, which removes the container as it would when this process ends.
+func (d *dockerServer) remove(context.Context) error { return d.outside.close() }

@@ -23,11 +23,14 @@ import (
 const helperVariable = "POSTGRESTEST_HELPER"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(helperVariable) != "" {
+	switch os.Getenv(helperVariable) {
+	case "":
+		m.Run()
+	case "outside":
+		actOutside()
+	default:
 		startAndWait()
-		return
 	}
-	m.Run()
 }
 
 func startAndWait() {

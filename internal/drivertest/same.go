@@ -1,0 +1,272 @@
+package drivertest
+
+import (
+	"context"
+	"database/sql"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sqllimit"
+)
+
+func reservationsThroughTheirLife(t *testing.T, b *bundle) {
+	for _, inTx := range []bool{false, true} {
+		ctx, key := t.Context(), map[bool]string{false: "outside", true: "inside"}[inTx]
+		step := func(fn func(l *ratelimit.Limiter)) {
+			if !inTx {
+				fn(b.limiter)
+				return
+			}
+			tx := b.begin(t, sql.LevelSerializable)
+			fn(sqllimit.WithTx(b.limiter, tx))
+			require.NoError(t, tx.Commit())
+		}
+		want := func(tokens float64) { // debts gains some meanwhile, fifty does not
+			t.Helper()
+			require.InDelta(t, tokens, b.tokens(t, b.fifty.For(key)), 1e-3)
+		}
+		requests := []ratelimit.Request{b.fifty.For(key).Cost(10), b.debts.For(key).Cost(15)}
+		var first, second ratelimit.Reservation
+		step(func(l *ratelimit.Limiter) {
+			var err error
+			first, err = l.Reserve(ctx, requests...)
+			require.NoError(t, err)
+			require.True(t, first.Allowed)
+			require.Positive(t, first.Delay())
+		})
+		want(40)
+		step(func(l *ratelimit.Limiter) {
+			slot, err := l.Start(ctx, first.ID)
+			require.NoError(t, err)
+			require.Positive(t, slot.Wait)
+			require.NoError(t, l.Settle(ctx, first.ID, b.fifty.For(key).Cost(4)))
+			require.NoError(t, l.Settle(ctx, first.ID, b.fifty.For(key).Cost(4)), "again, which changes nothing")
+			require.ErrorIs(t, l.Cancel(ctx, first.ID), ratelimit.ErrReservationEnded)
+		})
+		want(46)
+		step(func(l *ratelimit.Limiter) {
+			slot, err := l.Renew(ctx, first.ID)
+			require.NoError(t, err)
+			require.Equal(t, first.ID, slot.ID)
+		})
+		step(func(l *ratelimit.Limiter) {
+			var err error
+			second, err = l.Reserve(ctx, b.fifty.For(key).Cost(1.5))
+			require.NoError(t, err)
+			require.NoError(t, l.Cancel(ctx, second.ID))
+			require.NoError(t, l.Cancel(ctx, first.ID))
+		})
+		want(46) // Renew paid for another attempt, and what that paid is back
+	}
+}
+
+// side is a limiter over database/sql or over pgx, on a database of its own, with a clock that the test sets.
+type side struct {
+	limiter *ratelimit.Limiter
+	pool    *pgxpool.Pool
+	inTx    func(fn func(l *ratelimit.Limiter)) // the calls of fn in a transaction
+}
+
+// sidesOf returns both, on two databases.
+func sidesOf(t *testing.T, b *bundle, clock *time.Time) []side {
+	t.Helper()
+	config := ratelimit.Config{AsOf: func() time.Time { return *clock }, Timeout: 5 * time.Minute, StaleAfter: time.Minute}
+	other := setup(t, b.driver)
+	onSQL, err := sqllimit.New(b.db, config)
+	require.NoError(t, err)
+	onPgx, err := ratelimit.New(other.pool, config)
+	require.NoError(t, err)
+	return []side{
+		{onSQL, b.pool, func(fn func(l *ratelimit.Limiter)) {
+			tx := b.begin(t, sql.LevelReadCommitted)
+			fn(sqllimit.WithTx(onSQL, tx))
+			require.NoError(t, tx.Commit())
+		}},
+		{onPgx, other.pool, func(fn func(l *ratelimit.Limiter)) {
+			require.NoError(t, pgx.BeginFunc(t.Context(), other.pool, func(tx pgx.Tx) error {
+				fn(onPgx.WithTx(tx))
+				return nil
+			}))
+		}},
+	}
+}
+
+// rows returns the buckets as they are stored, bit for bit.
+func (s side) rows(t *testing.T) []string {
+	t.Helper()
+	rows, err := s.pool.Query(t.Context(), `SELECT concat_ws(' ', name, key, shard, float8send(value), ts, array_to_string(taken, ',', '-'), array_to_string(leases, ',', '-'))
+		FROM ratelimit.buckets ORDER BY 1`)
+	require.NoError(t, err)
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return texts
+}
+
+// sameAnswersAsPgx makes every call on both sides, in transactions and outside, and compares what they say and what they leave.
+func sameAnswersAsPgx(t *testing.T, b *bundle) {
+	clock := time.Date(2031, time.March, 4, 5, 6, 7, 891_234_000, time.UTC)
+	sides := sidesOf(t, b, &clock)
+	var said [2][]any
+	var rows [2][]string
+	begin := clock
+	for i, s := range sides {
+		clock = begin
+		for _, key := range []string{"outside", "in a transaction"} {
+			run := func(fn func(l *ratelimit.Limiter)) { fn(s.limiter) }
+			if key != "outside" {
+				run = s.inTx
+			}
+			run(func(l *ratelimit.Limiter) { said[i] = append(said[i], everyCall(t, b.limits, l, key, &clock)...) })
+		}
+		rows[i] = s.rows(t)
+	}
+	require.Equal(t, said[1], said[0])
+	require.Equal(t, rows[1], rows[0])
+	require.NotEmpty(t, rows[0])
+}
+
+// everyCall makes every call and returns what they said.
+func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, clock *time.Time) (said []any) {
+	t.Helper()
+	ctx := t.Context()
+	say := func(answer any, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		said = append(said, answer)
+		*clock = clock.Add(123_457 * time.Microsecond)
+	}
+	took := func(d ratelimit.Decision, err error) { t.Helper(); say(d, err) }
+	kinds := []ratelimit.Limit{limits.debts, limits.windows, limits.sliding, limits.days, limits.five}
+	var all []ratelimit.Request
+	for _, limit := range kinds {
+		all = append(all, limit.For(key).Cost(1.0/3))
+		for range 3 {
+			took(l.Take(ctx, limit.For(key).Cost(math.Pi/2)))
+		}
+	}
+	took(l.Take(ctx, all...))
+	took(l.Take(ctx, all[0].Cost(9.9), all[1].Cost(9.9)))
+	took(l.Check(ctx, all...))
+	n, d, err := l.TakeUpTo(ctx, 40, all[1], all[2])
+	say(n, err)
+	took(d, nil)
+	for _, r := range all {
+		v, err := l.Value(ctx, r)
+		say([]any{v.Tokens, v.AsOf, v.At(clock.Add(time.Hour))}, err)
+	}
+	say("credit", l.Credit(ctx, all...))
+	say("charge", l.Charge(ctx, all...))
+	say("refund", l.Refund(ctx, clock.Add(-time.Second), all...))
+	took(l.Take(ctx, ratelimit.Borrow(limits.five.For(key), limits.fifty.Global())))
+	reservingCalls(t, limits, l, key, say)
+	lease, err := l.Acquire(ctx, limits.slots.For(key).Cost(2), limits.fifty.For(key))
+	say([]any{lease.Decision, lease.Fence, lease.Until}, err)
+	full, err := l.Acquire(ctx, limits.slots.For(key).Cost(2))
+	say([]any{full.Decision, full.Fence, full.Until}, err)
+	renewed, err := l.RenewLease(ctx, lease.ID)
+	say([]any{renewed.Fence, renewed.Until}, err)
+	say("release", l.Release(ctx, lease.ID))
+	say("reset", l.Reset(ctx, all[:2]...))
+	if l.InTransaction() {
+		_, err = l.Wait(ctx, limits.fifty.For(key))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, "it would keep its rows locked")
+		return said
+	}
+	took(l.Wait(ctx, limits.fifty.For(key)))
+	pruned, err := l.Prune(ctx, kinds...)
+	say(pruned, err)
+	expired, err := l.Expire(ctx)
+	say(expired, err)
+	return said
+}
+
+func reservingCalls(t *testing.T, limits limits, l *ratelimit.Limiter, key string, say func(any, error)) {
+	t.Helper()
+	ctx := t.Context()
+	owed := []ratelimit.Request{limits.debts.For("owed by " + key).Cost(17.25), limits.windows.For("owed by " + key).Cost(2)}
+	looked, err := l.CheckReserve(ctx, owed...)
+	say([]any{looked.Decision, looked.ReadyAt}, err)
+	var ids []string
+	for range 2 {
+		r, err := l.Reserve(ctx, owed...)
+		say([]any{r.Decision, r.ReadyAt, r.StaleAt}, err)
+		ids = append(ids, r.ID)
+	}
+	slot, err := l.Start(ctx, ids[0])
+	say([]any{slot.State, slot.Wait, slot.ReadyAt, slot.StaleAt}, err)
+	started, err := l.Started(ctx, ids[0])
+	say(started, err)
+	say("settle", l.Settle(ctx, ids[0], owed[0].Cost(3.125)))
+	slot, err = l.Renew(ctx, ids[0])
+	say([]any{slot.State, slot.Wait, slot.ReadyAt, slot.StaleAt}, err)
+}
+
+// sameBitsAsPgx takes costs that have no short text.
+func sameBitsAsPgx(t *testing.T, b *bundle) {
+	ctx := t.Context()
+	clock := time.Date(2031, time.March, 4, 5, 6, 7, 0, time.UTC)
+	odd := ratelimit.Define("odd", ratelimit.TokenBucket{Rate: 1e6 / 7, Period: 13 * time.Microsecond, Capacity: math.Nextafter(1e6, 0), MaxReserved: 1e11})
+	var rows [2][]string
+	for i, s := range sidesOf(t, b, &clock) {
+		cost := 1.0 / 3
+		for range 40 {
+			for _, call := range []func(context.Context, ...ratelimit.Request) error{s.limiter.Charge, s.limiter.Credit} {
+				require.NoError(t, call(ctx, odd.For("ada").Cost(cost), b.windows.For("ada").Cost(math.Pi/7)))
+			}
+			cost *= 1.9 + 1e-13
+			_, err := s.limiter.Reserve(ctx, odd.For("ada").Cost(math.Nextafter(min(cost, 1e6), 0)))
+			require.NoError(t, err)
+			_, err = s.limiter.Take(ctx, b.sliding.For("ada").Cost(0.1))
+			require.NoError(t, err)
+		}
+		rows[i] = s.rows(t)
+	}
+	require.Equal(t, rows[1], rows[0])
+}
+
+// roundTrips counts those of calls in transactions. In the driver of pgx they are those of pgx.
+func roundTrips(t *testing.T, b *bundle) {
+	ctx := t.Context()
+	b.db.SetMaxOpenConns(1)
+	one, two := []ratelimit.Request{b.fifty.For("ada")}, []ratelimit.Request{b.fifty.For("ada"), b.five.For("ada").Cost(0.001)}
+	refused := []ratelimit.Request{b.fifty.For("ada"), b.five.For("ada").Cost(5)}
+	count := func(requests []ratelimit.Request) (trips int) {
+		tx := b.begin(t, sql.LevelDefault)
+		limits := sqllimit.WithTx(b.limiter, tx)
+		trips = b.wire.Of(func() {
+			_, err := limits.Take(ctx, requests...)
+			require.NoError(t, err)
+		})
+		require.NoError(t, tx.Commit())
+		return trips
+	}
+	for _, requests := range [][]ratelimit.Request{one, two, refused} { // prepares the statements
+		count(requests)
+		_, err := b.limiter.Take(ctx, requests...)
+		require.NoError(t, err)
+	}
+	got := []int{count(one), count(two), count(refused)}
+	alone := b.wire.Of(func() {
+		_, err := b.limiter.Take(ctx, one...)
+		require.NoError(t, err)
+	})
+	t.Logf("a Take in a transaction: %d round trips, of two limits %d, of two limits that is refused %d; alone: %d", got[0], got[1], got[2], alone)
+	if b.driver.IsPgx {
+		require.Equal(t, []int{1, 1, 2}, got)
+		require.Equal(t, 1, alone)
+		return
+	}
+	if b.driver.Prepares {
+		require.Equal(t, []int{1, 2, 3}, got)
+		require.Equal(t, 1, alone)
+		return
+	}
+	require.Equal(t, []int{2, 3, 4}, got)
+	require.Equal(t, 2, alone)
+}

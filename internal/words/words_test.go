@@ -1,0 +1,56 @@
+package words_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/words"
+)
+
+const day = 24 * time.Hour
+
+func TestRatesReadAsPeopleSayThem(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]string{
+		"60 per minute":                words.Rate(60, time.Minute),
+		"0.5 per second":               words.Rate(0.5, time.Second),
+		"7 per hour":                   words.Rate(7, time.Hour),
+		"7 per day":                    words.Rate(7, day),
+		"7 per week":                   words.Rate(7, 7*day),
+		"1 per 2 weeks":                words.Rate(1, 14*day),
+		"1 per 30 days":                words.Rate(1, 30*day),
+		"1000000000000 per 90 minutes": words.Rate(1e12, 90*time.Minute),
+		"5 per 30 seconds":             words.Rate(5, 30*time.Second),
+		"5 per 100ms":                  words.Rate(5, 100*time.Millisecond),
+		"0.000000001 per 1.5s":         words.Rate(1e-9, 1500*time.Millisecond),
+		"100 in any minute":            words.InAny(100, time.Minute),
+		"100 in any 10 seconds":        words.InAny(100, 10*time.Second),
+	} {
+		require.Equal(t, want, got)
+	}
+}
+
+func TestSpansAreAsShortAsTheyGo(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]time.Duration{
+		"0s": 0, "1m": time.Minute, "1h": time.Hour, "1h30m": 90 * time.Minute, "10m": 10 * time.Minute,
+		"1m30s": 90 * time.Second, "24h": day, "20s": 20 * time.Second, "1h0m1s": time.Hour + time.Second,
+	} {
+		require.Equal(t, want, words.Span(d))
+	}
+}
+
+// TestWaitsAreNeverTooShort promises that whoever waits for what is written has waited long enough.
+func TestWaitsAreNeverTooShort(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]time.Duration{
+		"0s": 0, "1ms": time.Microsecond, "3s": 3 * time.Second, "29.999s": 29_998_500 * time.Microsecond,
+		"1m": time.Minute - time.Microsecond,
+	} {
+		require.Equal(t, want, words.Wait(d))
+	}
+	require.Equal(t, time.Duration(math.MaxInt64).String(), words.Wait(math.MaxInt64))
+}
