@@ -25,5 +25,6 @@ func ExampleGrants() {
 	// GRANT SELECT ON "ratelimit"."rule_changes" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules_version" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."denials" TO "status_page";
+	// GRANT SELECT ON "ratelimit"."prices" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."goose_db_version" TO "status_page";
 }

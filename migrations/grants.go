@@ -93,6 +93,7 @@ func allPrivileges() []privileges {
 		{"rule_changes", mayRead, mayAdd},
 		{"rules_version", mayRead, mayBump},
 		{"denials", mayChange, mayRead},
+		{"prices", mayChange, mayForget},
 		{versionTable, mayRead, mayRead},
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 7
+const latest = 12
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -344,7 +344,7 @@ func requireVersion(t *testing.T, pool *pgxpool.Pool, schema string, want int64)
 // tablesOf returns the tables that the migrations make in a schema, in the order of tables.
 func tablesOf(schema string) (names []string) {
 	for _, table := range []string{
-		"buckets", "denials", "fingerprint", "goose_db_version", "overrides", "pauses", "reservations", "rule_changes", "rules", "rules_version", "tiers",
+		"buckets", "denials", "fingerprint", "goose_db_version", "overrides", "pauses", "prices", "reservations", "rule_changes", "rules", "rules_version", "tiers",
 	} {
 		names = append(names, schema+"."+table)
 	}

@@ -2,8 +2,15 @@ package ratelimit
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -29,10 +36,39 @@ func (p *answering) Query(_ context.Context, _ string, arguments ...any) (pgx.Ro
 	return &p.rows, nil
 }
 
+// answeringAll is a pool that many callers use at once, who come along while it answers one of them.
+type answeringAll struct {
+	Pool
+	answer oneRow
+}
+
+func (p *answeringAll) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	runtime.Gosched()
+	rows := p.answer
+	rows.left = 1
+	return &rows, nil
+}
+
+func (p *answeringAll) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
+	rows, err := p.Query(ctx, "")
+	return &oneResult{rows: rows, err: err}
+}
+
+// oneResult is what a batch of one statement is answered.
+type oneResult struct {
+	pgx.BatchResults
+	rows pgx.Rows
+	err  error
+}
+
+func (r *oneResult) Query() (pgx.Rows, error) { return r.rows, r.err }
+func (r *oneResult) Close() error             { return nil }
+
 // instant is when each call is decided on.
 var instant = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 
-var fourColumns [4]pgconn.FieldDescription
+// fourColumns are those of a statement that takes from one bucket, in binary.
+var fourColumns = [4]pgconn.FieldDescription{{Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}}
 
 // oneRow is the answer of a statement that takes from one bucket.
 type oneRow struct {
@@ -40,6 +76,7 @@ type oneRow struct {
 	allowed bool
 	value   float64
 	left    int // rows that were not read yet
+	raw     [4][]byte
 }
 
 func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return fourColumns[:] }
@@ -52,13 +89,21 @@ func (r *oneRow) Next() bool {
 	return r.left >= 0
 }
 
-func (r *oneRow) Scan(to ...any) error {
-	if fingerprint, ok := to[0].(*string); ok {
-		*fingerprint = store.NoSecret
-		return nil
+func (r *oneRow) RawValues() [][]byte {
+	if r.raw[0] == nil {
+		allowed := []byte{0}
+		if r.allowed {
+			allowed[0] = 1
+		}
+		now := binary.BigEndian.AppendUint64(nil, uint64(instant.UnixMicro()))
+		r.raw = [4][]byte{allowed, binary.BigEndian.AppendUint64(nil, math.Float64bits(r.value)), now, now}
 	}
-	now := instant.UnixMicro()
-	*to[0].(*bool), *to[1].(*float64), *to[2].(*int64), *to[3].(*int64) = r.allowed, r.value, now, now
+	return r.raw[:]
+}
+
+// Scan reads the fingerprint.
+func (r *oneRow) Scan(to ...any) error {
+	*to[0].(*string) = store.NoSecret
 	return nil
 }
 
@@ -84,8 +129,31 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		return func() (Decision, error) { return limiter.Take(t.Context(), request) }
 	}
 	measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{DenyCache: 10}), false)
-	measure("Take", 13, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
-	measure("TakeWithoutBatching", 13, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
+	measure("Take", 7, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
+	measure("TakeWithoutBatching", 7, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
+	t.Run("TakeInBatches", func(t *testing.T) {
+		if built, _ := debug.ReadBuildInfo(); built == nil || slices.Contains(built.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+			t.Skip("a sync.Pool loses some on purpose")
+		}
+		const callers, each = 512, 20
+		limiter, err := New(&answeringAll{answer: oneRow{allowed: true, value: 5e5}}, Config{AsOf: clock})
+		require.NoError(t, err)
+		requests := []Request{Define("visit", TokenBucket{Rate: 1e6, Period: time.Minute}).For("everybody")} // enough for all who wait
+		allocations := testing.AllocsPerRun(10, func() {
+			var all sync.WaitGroup
+			for range callers {
+				all.Go(func() {
+					for range each {
+						if d, err := limiter.Take(t.Context(), requests...); err != nil || !d.Allowed {
+							t.Errorf("%v, %v", d.Allowed, err)
+						}
+					}
+				})
+			}
+			all.Wait()
+		})
+		require.Less(t, allocations/(callers*each), 1.6, "the states of its decision, and its share in what a batch takes")
+	})
 	t.Run("TheFingerprintIsReadOnce", func(t *testing.T) {
 		pool := &answering{rows: oneRow{allowed: true, value: 5}}
 		call := take(pool, Config{NoBatching: true})
@@ -103,4 +171,13 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		state := bucket.State{Value: 5, TS: instant.UnixMicro()}
 		return c.plan.decide([]bucket.Answer{{Allowed: true, State: state, Now: instant.UnixMicro()}}), nil
 	}, true)
+}
+
+// A Limit is copied into every request and state, and States are kept by those who collect decisions.
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	require.EqualValues(t, 8, unsafe.Sizeof(Limit{}))
+	require.LessOrEqual(t, unsafe.Sizeof(Request{}), uintptr(72))
+	require.LessOrEqual(t, unsafe.Sizeof(State{}), uintptr(208))
+	require.LessOrEqual(t, unsafe.Sizeof(Decision{}), uintptr(80))
 }

@@ -2,7 +2,9 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
@@ -21,10 +23,14 @@ type call struct {
 	store.Call
 	plan plan
 
-	change func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
-	cached *Decision                                   // the decision when it is from memory
-	untold bool                                        // whether the observer is not told of the decision
-	began  time.Time                                   // when an observer wants to know how long the call takes
+	change      func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
+	cached      *Decision                                   // the decision when it is from memory
+	untold      bool                                        // whether the observer is not told of the decision
+	quiet       bool                                        // whether nobody is told of a refusal, as the verb goes on
+	mayPrefetch bool                                        // whether the call may be answered with tokens that were taken ahead
+	prefetched  bool                                        // whether cached is such an answer
+
+	began time.Time // when an observer wants to know how long the call takes
 }
 
 // Take takes what the requests cost from all of their limits, or from none of them.
@@ -39,6 +45,13 @@ type call struct {
 // were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
+	if l != nil && l.pool != nil && l.prefetched.count.Load() > 0 {
+		began := l.reports.began()
+		if d, known := l.prefetched.takeOne(ctx, requests); known {
+			l.reports.decided(ctx, Decided{Verb: verbTake, Decision: d}, began)
+			return d, nil
+		}
+	}
 	if l != nil && l.cache != nil && l.pool != nil {
 		began := l.reports.began()
 		if d, known := l.cache.refuseOne(ctx, l, requests); known {
@@ -50,8 +63,49 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	if err != nil {
 		return Decision{}, err
 	}
-	c.Look = c.plan.costless // then it has nothing to write
-	return l.do(ctx, c)
+	c.Look, c.mayPrefetch = c.plan.costless, true // in the former case it has nothing to write
+	return l.doOnce(ctx, c)
+}
+
+// TakeUpTo takes as much as there is, up to n units: of several limits the most that all of them have. The cost of each
+// request is the price of one unit. Only whole units are taken, and what is left of a fraction stays in the bucket, so that
+// whoever asks again and again comes to the rate of the limit.
+//
+//	n, d, err := limiter.TakeUpTo(ctx, len(queue), Mails.For(sender), Bytes.For(sender).Cost(size))
+//
+// It returns how many it took. When that is 0 the decision is a refusal, and RetryAfter is the wait until one unit is there;
+// else the decision is Allowed, and the Cost of each State is what was taken from it: its price times the units. A limit that
+// is in shadow makes them no fewer; where it has too little for all of them, nothing is taken from it.
+//
+// The buckets are locked, decided on, and saved: two round trips in a transaction, where Take has one, and outside of one a
+// transaction of its own. It is as exact as Take, and the errors are those of Take. It returns
+// ErrInvalidRequest, before any SQL, when n is below 1, and for a [Concurrency]; and ErrInvalidCost for units that cost nothing.
+func (l *Limiter) TakeUpTo(ctx context.Context, n int, requests ...Request) (taken int, d Decision, err error) {
+	c, err := l.begin(ctx, verbTake, requests)
+	if err != nil {
+		return 0, Decision{}, err
+	}
+	if n < 1 {
+		return 0, Decision{}, fmt.Errorf("%w: TakeUpTo %d units; ask for 1 or more", ErrInvalidRequest, n)
+	}
+	if isCostless(requests) {
+		return 0, Decision{}, fmt.Errorf("%w: TakeUpTo of units that cost nothing; the cost of a request is the price of one unit", ErrInvalidCost)
+	}
+	c.UpTo = n
+	if d, err = l.do(ctx, c); err != nil || !d.Allowed {
+		return 0, d, err
+	}
+	return c.Taken, d, nil
+}
+
+// isCostless reports whether none of the requests costs anything.
+func isCostless(requests []Request) bool {
+	for i := range requests {
+		if requests[i].cost > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
@@ -65,7 +119,7 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 		return Decision{}, err
 	}
 	c.Look = true
-	return l.do(ctx, c)
+	return l.doOnce(ctx, c)
 }
 
 // Value returns what the bucket of request holds, to show it or to project it. The request's cost does
@@ -76,7 +130,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 		return Value{}, err
 	}
 	c.Look, c.untold = true, true
-	d, err := l.do(ctx, c)
+	d, err := l.doOnce(ctx, c)
 	if err != nil {
 		return Value{}, err
 	}
@@ -110,16 +164,51 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	if err := l.ready(ctx, verb); err != nil {
 		return nil, err
 	}
-	c := &call{}
+	c := newCall()
 	c.Verb = verb
 	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
 		return nil, err
 	}
 	c.Asks = c.plan.asks
+	if c.plan.calendars {
+		if err := c.onCalendar(ctx, l, nil); err != nil {
+			return nil, c.failed(ctx, l, err)
+		}
+	}
 	if c.plan.ruled {
 		l.store.SetLevelled(c.Asks)
 	}
 	return c, nil
+}
+
+// spareCalls are calls that can be used again, each with nothing in it: a call is a thousand bytes, and what callers who share
+// batches allocate is most of what they cost.
+var spareCalls sync.Pool //nolint:gochecknoglobals // of *call: a pool, which nothing depends on
+
+func newCall() *call {
+	if c, ok := spareCalls.Get().(*call); ok {
+		return c
+	}
+	return &call{}
+}
+
+// Free is for package batch.
+func (c *call) Free() {
+	*c = call{}
+	spareCalls.Put(c)
+}
+
+// doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
+// and no other call that was made for it shares its memory, as those under rules, by calendars and ahead may.
+func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
+	if len(c.Asks) == 1 && !c.plan.ruled && !c.plan.calendars && c.Asks[0].Terms.Prefetch == 0 {
+		c.Owner = c
+	}
+	d, err := l.do(ctx, c)
+	if err == nil {
+		c.Done()
+	}
+	return d, err
 }
 
 // ready returns an error when the Limiter or the context cannot be used.
@@ -129,6 +218,8 @@ func (l *Limiter) ready(ctx context.Context, verb string) error {
 		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
 	case l.pool == nil && !l.hasTx:
 		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
+	case l.session.IsElsewhere():
+		return fmt.Errorf("%w: %s of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of its DB", ErrInvalidConfig, verb)
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
 	}
@@ -140,15 +231,9 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	err = l.runChecked(ctx, c)
-	for err == nil && c.plan.ruled && c.change == nil && !c.Look {
-		refused := c.plan.refusedInShadow(c.Answers)
-		if refused == nil {
-			break
-		}
-		again := c.withoutShadows(refused)
-		err = l.runChecked(ctx, again)
-		c.again(again)
+	err = c.runKnowing(ctx, l)
+	if err == nil && c.plan.ruled && c.change == nil {
+		err = c.leaveShadowsOut(func(again *call) error { return again.runKnowing(ctx, l) })
 	}
 	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)
@@ -163,6 +248,16 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	return d, nil
 }
 
+// runKnowing runs the call, and again while the database's clock is beyond what is known of a calendar.
+func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
+	err := c.runChecked(ctx, l)
+	if errors.Is(err, store.ErrUnknownWindows) {
+		err = c.runBeyond(ctx, l, err)
+	}
+	c.plan.taken = c.Taken
+	return err
+}
+
 // run changes what c changes, or decides on c. In a transaction the store decides; else the deny cache, and then a batch.
 func (c *call) run(ctx context.Context, l *Limiter) error {
 	if l.isConnection {
@@ -172,14 +267,28 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	}
 	switch {
 	case len(c.Asks) == 0: // the answers are known
+		if c.plan.notBefore == 0 { // else one of them is paused
+			c.Taken = c.UpTo
+		}
 		return nil
 	case c.change != nil:
+		if c.Verb != "refund" { // of what was given out
+			l.prefetched.beforeChange(ctx, l, c.Asks)
+		}
 		ctx, cancel := l.bounded(ctx)
 		defer cancel()
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case l.cache != nil:
+	case c.mayPrefetch && c.Asks[0].Terms.Prefetch != 0 && l.prefetched.mayServe(c):
+		return l.prefetched.decide(ctx, c)
+	}
+	return c.inBatch(ctx, l)
+}
+
+// inBatch decides on c by the deny cache, or in a batch.
+func (c *call) inBatch(ctx context.Context, l *Limiter) error {
+	if l.cache != nil {
 		return l.cache.decide(ctx, c, l.batcher)
 	}
 	return l.batcher.Do(ctx, c.Queueable())

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
 // Decision is the answer to a call over one or several limits.
@@ -18,7 +19,8 @@ type Decision struct {
 	// Allowed is whether every limit had what was asked of it. When it is false nothing was taken.
 	Allowed bool
 	// RetryAfter is 0 when allowed. When refused it is the wait after which the same call would be allowed
-	// if nobody else took anything meanwhile: the longest wait among the limits that refused.
+	// if nobody else took anything meanwhile: the longest wait among the limits that refused. For slots it is an upper
+	// bound: the wait until enough leases have ended, where their holders give none of them back earlier.
 	RetryAfter time.Duration
 	// Remaining is the number of tokens left after the decision in the limit that has fewest: never below
 	// 0, and a fraction between two whole tokens.
@@ -37,6 +39,13 @@ type State struct {
 	Limit Limit
 	// Cost is what the request asked of it.
 	Cost float64
+	// Price is what a token costs: 1, or more of an [Adaptive] limit whose upstream has throttled. Cost times Price is
+	// what is taken, where the policy has Apply; else it only would be.
+	Price float64
+	// Charged is the price that was charged, for [Request.Price] of a Refund: Cost times Charged is what was taken. It is 1 where the
+	// policy has no Apply, or is not Adaptive, and below Price where a window of a calendar is not longer than that; 0 where
+	// NotAsked. Of several requests for one bucket it is that of all of them together.
+	Charged float64
 	// Allowed is whether this limit had what was asked of it. When another limit refused, nothing was
 	// taken from this one either.
 	Allowed bool
@@ -59,6 +68,13 @@ type State struct {
 	// PausedUntil is when the pause ends that has refused the request, and PauseReason why there is one.
 	PausedUntil time.Time
 	PauseReason string
+	// Borrowed is whether the tokens came from the pool of a [Borrow], because the bucket had too few. Nothing was taken from
+	// it then. It is told in the first of the two states that such a request has.
+	Borrowed bool
+	// Prefetched is whether the tokens are of those that this process took ahead; see TokenBucket.Prefetch. Remaining,
+	// ResetAfter and Value are then estimates: what it keeps, and what the row held when it last asked, with what has
+	// arrived since. What others have taken meanwhile is not known.
+	Prefetched bool
 	// NotAsked is whether the bucket was left alone, because the limit is Off, or because one that the call asks for is
 	// paused. Value is the zero Value then.
 	NotAsked bool
@@ -83,30 +99,48 @@ func (e *LimitedError) Error() string {
 	var names []string
 	for _, s := range e.Decision.States {
 		if !s.Allowed && s.Mode != Shadow {
-			names = append(names, s.Limit.name)
+			names = append(names, s.Limit.Name())
 		}
 	}
-	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), e.Decision.RetryAfter)
+	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), words.Wait(e.Decision.RetryAfter))
 }
 
 // Is reports whether target is ErrLimited.
 func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
-// asDecision returns the decision on a call that asks for this limit alone.
-func (s State) asDecision(at time.Time) Decision {
-	d := Decision{Allowed: true, At: at, States: []State{s}}
-	d.add(&s, true)
+// single is the state of a bucket that was asked for alone, and what that holds: one allocation.
+type single struct {
+	states [1]State
+	held   held
+}
+
+// decision returns the decision on a call that asks for this bucket alone, whose state is set.
+func (one *single) decision(at time.Time) Decision {
+	d := Decision{Allowed: true, At: at, States: one.states[:]}
+	d.add(&one.states[0], true)
 	return d
 }
 
 // decide turns what was answered for each bucket into the decision on the call as asked.
 func (p *plan) decide(answers []bucket.Answer) Decision {
 	if len(p.asked) == 1 && len(p.known) == 0 {
-		return p.stateOf(0, &answers[0]).asDecision(time.UnixMicro(answers[0].Now))
+		one := &single{}
+		s := &one.states[0]
+		p.setState(s, 0, &answers[0], &one.held)
+		s.Cost = p.asked[0].cost * p.units()
+		return one.decision(s.Value.AsOf)
 	}
-	states, now := make([]State, len(answers)), p.now
+	states, holds, now := make([]State, len(answers)), make([]held, len(answers)), p.now
 	for i := range answers {
-		states[i], now = p.stateOf(i, &answers[i]), answers[0].Now
+		p.setState(&states[i], i, &answers[i], &holds[i])
+		now = answers[0].Now
+	}
+	if bucket.AnyLender(p.asks) {
+		for i, wait := range bucket.BorrowWaits(p.asks, answers) {
+			if wait > 0 {
+				states[i].RetryAfter = wait
+			}
+		}
 	}
 	return p.decision(states, now)
 }
@@ -120,7 +154,7 @@ func (p *plan) decision(states []State, now int64) Decision {
 		} else {
 			d.States[i] = p.known[^of.bucket]
 		}
-		d.States[i].Cost = of.cost
+		d.States[i].Cost = of.cost * p.units()
 		d.add(&d.States[i], i == 0)
 	}
 	return d
@@ -138,20 +172,37 @@ func (d *Decision) add(s *State, isFirst bool) {
 	}
 }
 
-// stateOf returns what the answer means for the i-th bucket.
-func (p *plan) stateOf(i int, r *bucket.Answer) State {
-	of := &p.of[i]
-	s := stateOf(of.holding(p.asks[i].Terms), &p.asks[i], r)
-	of.tell(&s, p.asks[i].Terms)
+// setState sets s to what the answer means for the i-th bucket. What the bucket holds is put into h.
+func (p *plan) setState(s *State, i int, r *bucket.Answer, h *held) {
+	of, a := &p.of[i], &p.asks[i]
+	if p.taken > 1 {
+		several := *a
+		several.Cost *= p.units()
+		a = &several
+	}
+	setState(s, of.holding(a.Terms), a, r, h)
+	of.tell(s, &a.Terms)
+}
+
+// units returns how many units of its requests the call took, and 1 of one that took none.
+func (p *plan) units() float64 { return float64(max(p.taken, 1)) }
+
+// stateOf returns what the answer means for one bucket. What it holds is put into h.
+func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *held) (s State) {
+	setState(&s, limit, a, r, h)
 	return s
 }
 
-// stateOf returns what the answer means for one bucket.
-func stateOf(limit *Limit, a *bucket.Ask, r *bucket.Answer) State {
+// setState sets s, which is empty, to what the answer means for one bucket. What that holds is put into h, which is empty,
+// too. Both are written where they stay: to copy them would be most of what this takes.
+func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *held) {
 	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
-	return State{
-		Limit: *limit, Cost: a.Cost, Allowed: r.Allowed,
-		RetryAfter: o.RetryAfter, Remaining: max(o.Tokens, 0), ResetAfter: o.FullAfter, Mode: On,
-		Value: Value{Limit: *limit, Tokens: o.Tokens, AsOf: time.UnixMicro(r.Now), terms: a.Terms, state: o.State, rows: o.Rows},
+	if a.Within > 0 && !r.Allowed {
+		o.RetryAfter = a.SoonEnoughAfter(r)
 	}
+	h.terms, h.state, h.rows = a.Terms, o.State, o.Rows
+	s.Limit, s.Cost, s.Allowed, s.Borrowed = limit, a.Cost, r.Allowed, r.Borrowed
+	s.RetryAfter, s.Remaining, s.ResetAfter = o.RetryAfter, max(o.Tokens, 0), o.FullAfter
+	s.Mode, s.Price, s.Charged = On, 1, min(a.Price(), maxPrice)
+	s.Value = Value{Limit: limit, Tokens: o.Tokens, AsOf: time.UnixMicro(r.Now), held: h}
 }

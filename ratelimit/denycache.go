@@ -39,12 +39,12 @@ type denyStripe struct {
 
 // entry is what is known of one bucket.
 type entry struct {
-	limit   bucket.Terms // as defined, to notice that the policy has changed
-	bucket  bucket.Terms // with the bucket's windows
-	cost    float64      // this and every higher cost is refused
-	until   int64        // until then, on the database's clock
-	full    int64        // when the bucket is full if nothing is taken
-	answer  bucket.Answer
+	limit   Limit         // as defined, to notice that the policy has changed
+	held    held          // at now, by terms with the bucket's windows
+	now     int64         // on the database's clock
+	cost    float64       // this and every higher cost is refused
+	until   int64         // until then, on the database's clock
+	full    int64         // when the bucket is full if nothing is taken
 	askedAt time.Duration // before the database answered, and
 	heardAt time.Duration // after
 }
@@ -85,11 +85,11 @@ func (d *denyCache) epochs(asks []bucket.Ask, epochs []uint32) []uint32 {
 
 // find returns what is known of a bucket, and what time it is for the database, or a little less: a wait
 // counted from there is not too short.
-func (d *denyCache) find(k bucket.Key, limit *bucket.Terms) (found *entry, now int64, ok bool) {
+func (d *denyCache) find(k bucket.Key, limit Limit) (found *entry, now int64, ok bool) {
 	s := d.stripe(k)
 	s.mu.Lock()
 	found, ok = s.of[k]
-	if ok && found.limit != *limit {
+	if ok && !found.limit.isAs(limit) {
 		delete(s.of, k)
 		ok = false
 	}
@@ -99,7 +99,7 @@ func (d *denyCache) find(k bucket.Key, limit *bucket.Terms) (found *entry, now i
 	}
 	local := d.now()
 	age := local - found.askedAt
-	latest, now := found.answer.Now+age.Microseconds(), found.answer.Now+(local-found.heardAt).Microseconds()
+	latest, now := found.now+age.Microseconds(), found.now+(local-found.heardAt).Microseconds()
 	if d.asOf != nil {
 		asOf := *d.asOf()
 		latest, now = asOf, asOf
@@ -113,23 +113,23 @@ func (e *entry) denies() bool { return !math.IsInf(e.cost, 1) }
 
 // state sets s to the answer to a request that the entry refuses, or that is refused because of another limit.
 func (e *entry) state(s *State, of *subject, cost float64, now int64) {
-	v, limit := &s.Value, &of.limit
-	of.tell(s, limit.terms)
-	v.Limit, v.AsOf, v.terms, v.state, v.rows = *limit, time.UnixMicro(now), e.bucket, e.answer.State, e.answer.Rows
-	v.Tokens = v.tokens(now)
-	s.Limit, s.Cost, s.Remaining = *limit, cost, max(v.Tokens, 0)
+	v, limit := &s.Value, of.limit
+	of.tell(s, nil)
+	v.Limit, v.AsOf, v.held = limit, time.UnixMicro(now), &e.held
+	v.Tokens = e.held.tokens(now)
+	s.Limit, s.Cost, s.Remaining = limit, cost, max(v.Tokens, 0)
 	s.ResetAfter = time.Duration(max(e.full-now, 0)) * time.Microsecond
 	if cost == e.cost {
 		s.RetryAfter = time.Duration(e.until-now) * time.Microsecond
 	} else {
-		s.RetryAfter = v.wait(now, cost, 0)
+		s.RetryAfter = e.held.wait(now, cost, 0)
 	}
 	s.Allowed = s.RetryAfter == 0
 }
 
 // refuse returns the decision on a call for one bucket if it is known to be a refusal.
 func (d *denyCache) refuse(k bucket.Key, of *subject, cost float64) (Decision, bool) {
-	e, now, ok := d.find(k, &of.limit.terms)
+	e, now, ok := d.find(k, of.limit)
 	if !ok || cost < e.cost {
 		return Decision{}, false
 	}
@@ -144,7 +144,7 @@ func (d *denyCache) refuseAll(p *plan) (Decision, bool) {
 	states, refused, at := make([]State, len(p.asks)), false, int64(math.MinInt64)
 	for i := range p.asks {
 		a, of := &p.asks[i], &p.of[i]
-		e, now, ok := d.find(a.Key, &of.limit.terms)
+		e, now, ok := d.find(a.Key, of.limit)
 		if !ok {
 			return Decision{}, false
 		}
@@ -164,8 +164,10 @@ func (d *denyCache) keep(c *call, askedAt time.Duration, epochs []uint32) {
 	for i := range c.Asks {
 		a, r := &c.Asks[i], &c.Answers[i]
 		o := a.Terms.Outlook(r, a.Cost, 0)
-		e := &entry{limit: c.plan.of[i].holding(a.Terms).terms, bucket: a.Terms, cost: math.Inf(1), answer: *r, askedAt: askedAt, heardAt: heardAt}
-		e.answer.State = o.State
+		e := &entry{
+			limit: c.plan.of[i].holding(a.Terms), held: held{a.Terms, o.State, r.Rows}, now: r.Now,
+			cost: math.Inf(1), askedAt: askedAt, heardAt: heardAt,
+		}
 		e.full = r.Now + o.FullAfter.Microseconds()
 		if !r.Allowed {
 			e.cost, e.until = a.Cost, r.Now+o.RetryAfter.Microseconds()
@@ -213,16 +215,31 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 		return Decision{}, false
 	}
 	r := &requests[0]
+	if r.pool != nil {
+		return Decision{}, false
+	}
 	key, err := storedKey(l.config.HashKey, r)
 	if err != nil {
 		return Decision{}, false
 	}
 	var now int64
-	s := l.subjectOf(ctx, verbTake, r, key, &now)
-	if !(r.cost > 0 && r.cost <= s.limit.terms.Capacity) || s.mode != On || s.isPaused(now) {
+	s, of := subjectOf(ctx, l, verbTake, r, key, &now)
+	cost := r.cost
+	if !of.plain {
+		if err := l.prices.price(ctx, &s, r, key, &now); err != nil {
+			return Decision{}, false
+		}
+		charged := bucket.Ask{Terms: of.terms}
+		s.charge(&charged, r.cost)
+		cost = charged.Cost
+	}
+	if !(r.cost > 0 && cost <= of.terms.Capacity) || s.mode != On || s.isPaused(now) {
 		return Decision{}, false
 	}
-	refused, known := d.refuse(bucket.Key{Name: r.limit.name, Key: key}, &s, r.cost)
+	refused, known := d.refuse(bucket.Key{Name: of.name, Key: key}, &s, cost)
+	if known {
+		refused.States[0].Cost = r.cost
+	}
 	if known && l.reports.refused != nil {
 		l.reports.refusal(ctx, &refused.States[0], Refusal{Key: key, Cost: r.cost, At: refused.At, Cached: true})
 	}
@@ -231,7 +248,7 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 
 // decide answers c, from memory if that will do; else with batcher, and remembers what it has to.
 func (d *denyCache) decide(ctx context.Context, c *call, batcher *batch.Batcher[store.Call]) error {
-	if c.Look || c.Reserve != nil || batcher.IsClosed() || !c.plan.isPlain() {
+	if c.Look || c.Reserve != nil || c.UpTo > 0 || batcher.IsClosed() || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
 		return batcher.Do(ctx, c.Queueable())
 	}
 	if len(c.plan.asked) > 1 {

@@ -37,8 +37,8 @@ var (
 	// lowered and can give as much no longer.
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
-	// ErrInvalidRequest is returned before any SQL when a call asks for no limit, for too many, or for one
-	// bucket under two policies; by InTx without a function; and by Settle for a bucket that was not reserved.
+	// ErrInvalidRequest is returned before any SQL when a call asks for no limit, for too many, for one
+	// bucket under two policies, or for what means nothing for the limit, as a Take of slots; by InTx without a function; and by Settle for a bucket that was not reserved.
 	ErrInvalidRequest = errors.New("ratelimit: invalid request")
 
 	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
@@ -51,6 +51,15 @@ var (
 	// ErrReservationEnded is returned when a reservation has ended in another way than the call asks for:
 	// Settle after Cancel, Cancel after Settle, either after expiry.
 	ErrReservationEnded = errors.New("ratelimit: the reservation has ended")
+
+	// ErrLeaseLost is returned by RenewLease and Release when the lease is not held any more: it has ended, was released, or
+	// was reset with its bucket, or its transaction was rolled back. Its slots may be others' by now, so stop the work, or
+	// have what it writes compare fencing numbers; see [Lease].
+	ErrLeaseLost = errors.New("ratelimit: the lease is lost")
+
+	// ErrInvalidLease is returned by RenewLease and Release, before any SQL, for an ID that Acquire did not return: cut off,
+	// changed, of a newer version, or empty, as that of an Acquire that was refused.
+	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
 	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, and by calls
 	// on a Limiter that was not made by New or is bound to no transaction. So it is with NewSimulation and a Simulation.
@@ -73,7 +82,7 @@ var (
 	// are waiting already: the database is slower than the calls come. Nothing was taken.
 	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
 
-	// ErrClosed is returned by Take, Check, Value and Reserve outside a transaction after Close.
+	// ErrClosed is returned after Close by what takes, looks, reserves or acquires outside a transaction.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
 
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the
@@ -82,6 +91,7 @@ var (
 	// where it sends a COMMIT of its own: Reserve, Prune, Expire and the calls on reservations always do; Take, Credit,
 	// Refund, Charge and Reset do for limits with Shards, and over several limits when somebody held a row; and a Take
 	// does at the edge of its limit when it is one of a batch, and where a wrong clock has to be put right. A Reserve that ends so may have made a reservation whose ID nobody knows; Expire ends it.
+	// So may an Acquire, which does for several limits and beside others for the same slots, have taken a lease; it ends by itself.
 	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
 )
 
@@ -105,6 +115,30 @@ const (
 // back whole, and running all of it again may succeed. It is for transactions of your own; InTx asks it
 // for you. A retry inside the same transaction, or inside a savepoint of it, cannot succeed.
 func IsRetryable(err error) bool { return store.IsRetryable(err) }
+
+// IsUndecided reports whether err says that a call of this package, or InTx, failed so that there is no decision: the server could not be
+// reached, was too slow or too contended, or the call asks what cannot be. Nothing may go on then, and nobody was refused. It is
+// false of nil, of a refusal, and of errors that the caller's own code returned in InTx; of what calls on reservations and leases say of
+// an ID; of a context that had ended before the call; and of ErrCommitUnknown, after which the work may be done.
+func IsUndecided(err error) bool {
+	for _, decided := range []error{
+		ErrLimited, ErrCommitUnknown, ErrNotReserved, ErrReservationEnded, ErrLeaseLost, ErrInvalidLease,
+	} {
+		if errors.Is(err, decided) {
+			return false
+		}
+	}
+	for _, sentinel := range []error{
+		ErrInvalidLimit, ErrInvalidKey, ErrInvalidCost, ErrCostExceedsCapacity, ErrInvalidRequest, ErrNoReservations, ErrInvalidConfig,
+		ErrNotMigrated, ErrHashKeyMismatch, ErrContended, ErrOverloaded, ErrClosed,
+	} {
+		if errors.Is(err, sentinel) {
+			return true
+		}
+	}
+	var failed *callError
+	return errors.As(err, &failed)
+}
 
 // isUnavailable reports whether the server could not be reached, or ended the connection, as it does when
 // it shuts down, starts, or has none left.
@@ -162,7 +196,7 @@ func explain(err error, schema string, inTx bool) error {
 	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
 		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, schema, err)
 	case codeInsufficientPrivilege:
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint: migrations.Grants has the statements", err, schema)
+		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint: migrations.Grants has the statements", err, schema)
 	case codeReadOnly:
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
 	}

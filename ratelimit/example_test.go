@@ -19,6 +19,8 @@ var (
 	FailedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(10))
 	SendMessage  = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 	FreeTrials   = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+	Exports      = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+	Renders      = ratelimit.Define("renders", ratelimit.Concurrency{Most: 5, Lease: 30 * time.Second})
 	Completions  = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, MaxReserved: 400_000})
 )
 
@@ -49,8 +51,49 @@ func ExampleDefine() {
 	fmt.Println(SendMessage)
 	fmt.Println(FreeTrials)
 	// Output:
-	// sendMessage: 10 per 1m0s, capacity 3
-	// freeTrials: 100 per 1h0m0s (fixed window)
+	// sendMessage: 10 per minute, capacity 3
+	// freeTrials: 100 per hour (fixed window)
+}
+
+// Mails go out as fast as the limit lets them: each round sends as many as there are tokens for.
+func ExampleLimiter_TakeUpTo() {
+	var queue []string
+	for len(queue) > 0 {
+		n, d, err := limiter.TakeUpTo(ctx, len(queue), SendMessage.For(userID))
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, mail := range queue[:n] {
+			fmt.Println("send", mail)
+		}
+		queue = queue[n:]
+		time.Sleep(d.RetryAfter)
+	}
+}
+
+// A caller who can wait, but no longer than his client does.
+func ExampleLimiter_Wait() {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	d, err := limiter.Wait(ctx, Completions.For(userID).Cost(1500))
+	switch {
+	case err != nil:
+		fmt.Println(err)
+		return
+	case !d.Allowed:
+		fmt.Println("busy for longer than that; try again in", d.RetryAfter)
+		return
+	}
+	fmt.Println("it is his turn")
+}
+
+// What a page says before somebody queues.
+func ExampleLimiter_CheckReserve() {
+	r, err := limiter.CheckReserve(ctx, Completions.For(userID).Cost(1500))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("it would begin in", r.Delay())
 }
 
 // Definitions that come from outside the program are checked, and the error says what to change.
@@ -69,9 +112,9 @@ func ExampleTokenBucket() {
 	fmt.Println(ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20})
 	fmt.Println(ratelimit.PerMinute(10))
 	// Output:
-	// 60 per 1h0m0s, capacity 10
-	// 10 per 1m0s, capacity 20
-	// 10 per 1m0s
+	// 60 per hour, capacity 10
+	// 10 per minute, capacity 20
+	// 10 per minute
 }
 
 // A quota a day, from midnight in Lisbon in winter, of which five days' worth can be saved up.
@@ -84,7 +127,7 @@ func ExampleFixedWindow() {
 	}
 	fmt.Println(quota)
 	// Output:
-	// 1000 per 24h0m0s, capacity 5000 (fixed window)
+	// 1000 per day, capacity 5000 (fixed window)
 }
 
 // With nothing in store, every request is reserved, and runs when its turn comes.
@@ -92,7 +135,7 @@ func ExampleTokenBucket_noCapacity() {
 	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity})
 	fmt.Println(spaced, "takes up to", spaced.Capacity())
 	// Output:
-	// spaced: 60 per 1m0s, no capacity takes up to 0
+	// spaced: 60 per minute, no capacity takes up to 0
 }
 
 func ExampleLimit_For() {
@@ -117,6 +160,45 @@ func ExampleLimiter_Take() {
 	}
 }
 
+// A slot is held while the work runs. It is renewed every third of the lease, and the work stops when the lease is lost.
+func ExampleLimiter_Acquire() {
+	lease, err := limiter.Acquire(ctx, Renders.For(userID))
+	switch {
+	case err != nil: // no decision was made
+		log.Print(err)
+		return
+	case !lease.Allowed:
+		log.Printf("come again in %v at the latest", lease.RetryAfter)
+		return
+	}
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		for range time.Tick(10 * time.Second) {
+			if work.Err() != nil {
+				return
+			}
+			if _, err := limiter.RenewLease(work, lease.ID); errors.Is(err, ratelimit.ErrLeaseLost) {
+				stop()
+				return
+			}
+		}
+	}()
+	render(work, lease.Fence)
+	if err := limiter.Release(ctx, lease.ID); errors.Is(err, ratelimit.ErrLeaseLost) {
+		log.Print("the work ran beside others for a while")
+	}
+}
+
+// render writes its result unless a holder of a later lease has: what it writes to compares fencing numbers.
+func render(ctx context.Context, fence int64) {
+	var pool *pgxpool.Pool
+	_, err := pool.Exec(ctx, `UPDATE videos SET frames = $1, fence = $2 WHERE owner = $3 AND fence <= $2`, "..", fence, userID)
+	if err != nil {
+		log.Print(err)
+	}
+}
+
 // Several limits give what is asked of them all, or nothing.
 func ExampleLimiter_Take_several() {
 	d, err := limiter.Take(ctx, SendMessage.For(userID), Completions.For(userID).Cost(float64(len(prompt))/4), FreeTrials.Global())
@@ -131,14 +213,10 @@ func ExampleLimiter_Take_several() {
 // What is taken belongs to the transaction: the message and its token commit together, or neither does.
 func ExampleLimiter_InTx() {
 	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
-		d, err := limiter.WithTx(tx).Take(ctx, SendMessage.For(userID))
-		if err != nil {
-			return err
+		if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID)); err != nil {
+			return err // rolls back
 		}
-		if !d.Allowed {
-			return d.Err() // rolls back
-		}
-		_, err = tx.Exec(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, "hello")
+		_, err := tx.Exec(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, "hello")
 		return err
 	})
 	var limited *ratelimit.LimitedError
@@ -151,11 +229,7 @@ func ExampleLimiter_InTx() {
 func ExampleLimiter_WithTx() {
 	var pool *pgxpool.Pool
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		d, err := limiter.WithTx(tx).Take(ctx, FreeTrials.Global())
-		if err != nil {
-			return err
-		}
-		return d.Err()
+		return limiter.WithTx(tx).Require(ctx, FreeTrials.Global())
 	})
 	if ratelimit.IsRetryable(err) {
 		log.Print("again, from the start")
@@ -220,6 +294,34 @@ func ExampleLimiter_Reset() {
 	}
 }
 
+// Nil is the only answer with which the work goes on.
+func ExampleLimiter_Require() {
+	err := limiter.Require(ctx, SendMessage.For(userID), FreeTrials.Global())
+	var refused *ratelimit.LimitedError
+	switch {
+	case errors.As(err, &refused):
+		log.Printf("come again in %v", refused.Decision.RetryAfter)
+	case err != nil:
+		log.Printf("nobody could say: %v", err) // and so it is not sent
+	default:
+		log.Print("send it")
+	}
+}
+
+// A handler, or whoever else is told of errors, tells a refusal from a failure.
+func ExampleLimitedError() {
+	send := func() error {
+		return ratelimit.Decision{RetryAfter: 3 * time.Second, States: []ratelimit.State{{Limit: SendMessage}}}.Err()
+	}
+	err := fmt.Errorf("send: %w", send())
+	fmt.Println(err)
+	var refused *ratelimit.LimitedError
+	fmt.Println(errors.As(err, &refused), refused.Decision.RetryAfter, ratelimit.IsUndecided(err))
+	// Output:
+	// send: ratelimit: limited by sendMessage: retry after 3s
+	// true 3s false
+}
+
 func ExampleDecision_Err() {
 	allowed := ratelimit.Decision{Allowed: true}
 	refused := ratelimit.Decision{RetryAfter: 6 * time.Second, States: []ratelimit.State{{Limit: SendMessage}}}
@@ -230,4 +332,42 @@ func ExampleDecision_Err() {
 	// <nil>
 	// ratelimit: limited by sendMessage: retry after 6s
 	// true
+}
+
+// No user has more than three exports running at a time. What they write compares the fencing number.
+func ExampleLimiter_Hold() {
+	export := func(context.Context, int64) error { return nil }
+	err := limiter.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
+		return export(ctx, lease.Fence)
+	}, Exports.For(userID))
+	switch {
+	case errors.Is(err, ratelimit.ErrLimited):
+		fmt.Println("three are running already")
+	case errors.Is(err, ratelimit.ErrLeaseLost):
+		fmt.Println("it was stopped, because its slot may be somebody else's")
+	case err != nil:
+		log.Fatal(err)
+	}
+}
+
+// The lease is taken in the transaction that writes the work down, and kept when that has committed.
+func ExampleLimiter_Keep() {
+	var lease ratelimit.Lease
+	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+		var err error
+		if lease, err = limiter.WithTx(tx).Acquire(ctx, Exports.For(userID)); err != nil {
+			return err
+		}
+		if !lease.Allowed {
+			return lease.Err()
+		}
+		_, err = tx.Exec(ctx, "INSERT INTO exports ...")
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	held, release := limiter.Keep(ctx, lease)
+	defer release()
+	<-held.Done() // the work, which stops when this ends
 }

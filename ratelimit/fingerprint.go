@@ -46,14 +46,14 @@ func newFingerprint(secret []byte) *fingerprint {
 }
 
 // runChecked runs c when the keys in the tables are stored under this Limiter's secret, as far as that is known.
-func (l *Limiter) runChecked(ctx context.Context, c *call) error {
+func (c *call) runChecked(ctx context.Context, l *Limiter) error {
 	closed := l.pool != nil && c.change == nil && l.batcher.IsClosed()
 	if closed || len(c.Asks) == 0 || !c.plan.keyed || l.fingerprint.agreed.Load() { // or nothing is to be sent
 		return c.run(ctx, l)
 	}
 	ctx, cancel := l.bounded(ctx) // the comparison and the call together
 	defer cancel()
-	if err := l.compare(ctx, c.Verb, c.Look); err != nil {
+	if err := l.fingerprint.compare(ctx, l, c.Verb, c.Look); err != nil {
 		return err
 	}
 	return c.run(ctx, l)
@@ -61,10 +61,10 @@ func (l *Limiter) runChecked(ctx context.Context, c *call) error {
 
 // mayTransact returns an error when InTx must not begin, because the keys are stored under another secret. Whatever else
 // goes wrong here the transaction will meet itself, and may be able to mend.
-func (l *Limiter) mayTransact(ctx context.Context) error {
+func (f *fingerprint) mayTransact(ctx context.Context, l *Limiter) error {
 	bounded, cancel := l.bounded(ctx)
 	defer cancel()
-	if err := l.compare(bounded, "transaction", false); errors.Is(err, ErrHashKeyMismatch) {
+	if err := f.compare(bounded, l, "transaction", false); errors.Is(err, ErrHashKeyMismatch) {
 		return during("transaction", err)
 	}
 	return nil
@@ -72,12 +72,12 @@ func (l *Limiter) mayTransact(ctx context.Context) error {
 
 // mayName returns an error when a call on the reservation id must not name requests. One on what is no reservation sends
 // nothing.
-func (l *Limiter) mayName(ctx context.Context, verb, id string) error {
+func (f *fingerprint) mayName(ctx context.Context, l *Limiter, verb, id string) error {
 	if !validID.MatchString(id) {
 		return nil
 	}
 	began := l.reports.began()
-	err := l.compare(ctx, verb, false)
+	err := f.compare(ctx, l, verb, false)
 	if err != nil {
 		err = during(verb+" "+id, explain(err, l.config.Schema, l.pool == nil))
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
@@ -87,8 +87,7 @@ func (l *Limiter) mayName(ctx context.Context, verb, id string) error {
 
 // compare returns ErrHashKeyMismatch when the keys in the tables are stored under another secret than this Limiter's. A
 // look stores nothing.
-func (l *Limiter) compare(ctx context.Context, verb string, look bool) error {
-	f := l.fingerprint
+func (f *fingerprint) compare(ctx context.Context, l *Limiter, verb string, look bool) error {
 	switch {
 	case f.agreed.Load():
 		return nil

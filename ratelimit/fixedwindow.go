@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,11 +31,18 @@ type FixedWindow struct {
 	Start time.Time
 	// Shards is the number of rows, as in [TokenBucket].
 	Shards int
+	// Prefetch is how long a process may keep tokens that it takes ahead, to answer from memory, as in [TokenBucket]: whole
+	// microseconds, from 1ms to 1h, and no longer than the Period. Defaults to 0: none are taken ahead.
+	//
+	// The promise above holds exactly, over all processes, and the row holds all of the Capacity. For what is taken ahead is used in
+	// the window in which it was taken from the row, or not at all: it may be used no longer than that lasts by the database's clock.
+	// What is given back while it lasts counts as never taken. What is left at its end is lost, and does not roll over.
+	Prefetch time.Duration
 }
 
-// String returns the policy in words, as in "100 per 1h0m0s (fixed window)".
+// String returns the policy in words, as in "100 per hour (fixed window)".
 func (p FixedWindow) String() string {
-	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)"
+	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)" + describePrefetch(p.Prefetch)
 }
 
 func (p FixedWindow) compile() (bucket.Terms, error) {
@@ -43,6 +51,11 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, err
 	}
 	t.Step, t.Steps = p.Period.Microseconds(), 1
+	if p.Prefetch != 0 {
+		if t, err = p.prefetched(t); err != nil {
+			return bucket.Terms{}, err
+		}
+	}
 	if p.Start.IsZero() {
 		t.PhaseByKey = true
 		return t, nil
@@ -51,5 +64,20 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Start is %v; it must be from year 1 to year 9999", p.Start)
 	}
 	t.Phase = bucket.PhaseOf(p.Start.UnixMicro(), t.Step)
+	return t, nil
+}
+
+// prefetched returns the terms of windows that tokens are taken ahead of.
+func (p FixedWindow) prefetched(t bucket.Terms) (bucket.Terms, error) {
+	if err := checkPrefetch(p.Prefetch, p.Shards); err != nil {
+		return bucket.Terms{}, err
+	}
+	if p.Prefetch > p.Period {
+		return bucket.Terms{}, fmt.Errorf("its Prefetch is %v, and its windows end after %v; it must be that or less", p.Prefetch, p.Period)
+	}
+	if t.Capacity == 0 {
+		return bucket.Terms{}, errors.New("it has a Prefetch and NoCapacity, of which nothing can be taken ahead; leave one of them out")
+	}
+	t.Prefetch = p.Prefetch.Microseconds()
 	return t, nil
 }

@@ -130,7 +130,7 @@ func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]boo
 func lockDue(ctx context.Context, tx *Limiter, ids []string) ([]*store.Reservation, error) {
 	locked, err := tx.session.LockDue(ctx, ids)
 	for _, r := range locked {
-		r.TermsNow, r.PausedUntil = tx.termsNow(ctx, "expire", r)
+		r.TermsNow, r.PausedUntil = termsNow(ctx, tx, "expire", r)
 	}
 	return locked, err
 }
@@ -149,6 +149,11 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 			return err
 		}
 		for _, r := range all {
+			if r.Release {
+				if err := setCalendars(ctx, tx, r); err != nil {
+					return err
+				}
+			}
 			if err := record(ctx, tx, r, Expired, r.Released()); err != nil {
 				return err
 			}
@@ -213,6 +218,9 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 // other processes use have to be named, or rows of theirs are deleted that are not full, and the tokens taken from
 // them are there again. The rules of Config.Policies are counted, with the policies that they have replaced.
 //
+// It also deletes what is known of the upstreams of [Adaptive] limits that nobody has reported of for a week, so that
+// their contracts hold again.
+//
 // It works through the table in small transactions at READ COMMITTED, beside live traffic: it never waits
 // for a row. When another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
 func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
@@ -224,10 +232,10 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	named := make(map[string][]bucket.Terms, len(limits))
 	for _, limit := range limits {
-		if limit.policy == nil {
+		if limit.isZero() {
 			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
 		}
-		named[limit.name] = append(named[limit.name], limit.terms)
+		named[limit.Name()] = append(named[limit.Name()], limit.terms())
 	}
 	blocks, err := countBlocks(ctx, l)
 	if err != nil {
@@ -244,6 +252,9 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 			break
 		}
 	}
+	if err := forgetPrices(ctx, l); err != nil {
+		return deleted, during("prune", explain(err, l.config.Schema, false))
+	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil
 }
@@ -258,7 +269,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms, prunable bo
 	most, growth := 0.0, 1.0
 	for _, rule := range source.RulesOf(name) {
 		for i := range rule.eras {
-			row := rule.eras[i].limit.terms.OfShard()
+			row := rule.eras[i].limit.terms().OfShard()
 			if row.Eras != nil && row.Eras.EverReshaped() {
 				return nil, false
 			}
@@ -272,6 +283,13 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms, prunable bo
 		terms[i].Capacity, terms[i].Rate = most, terms[i].Rate/growth
 	}
 	return terms, true
+}
+
+// forgetPrices deletes what is known of the upstreams of adaptive limits that nobody has reported of for a week.
+func forgetPrices(ctx context.Context, l *Limiter) error {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return s.ForgetPrices(ctx) })
 }
 
 // countBlocks returns the size of the buckets table.

@@ -3,8 +3,8 @@ package ratelimit
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
 // No test leaves a goroutine behind.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }

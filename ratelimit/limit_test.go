@@ -123,30 +123,50 @@ func TestNewLimitNeedsAPolicy(t *testing.T) {
 	for _, policy := range []ratelimit.Policy{nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.FixedWindow)(nil)} {
 		_, err := ratelimit.NewLimit("none", policy)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-		require.ErrorContains(t, err, "pass a TokenBucket or a FixedWindow")
+		require.ErrorContains(t, err, "pass a TokenBucket, or another")
 	}
 }
 
 func TestLimitSaysWhatItIs(t *testing.T) {
 	t.Parallel()
 	for want, policy := range map[string]ratelimit.Policy{
-		"x: 10 per 1m0s, capacity 3":                  ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3},
-		"x: 10 per 1m0s":                              ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 10},
-		"x: 0.5 per 1s":                               ratelimit.PerSecond(0.5),
-		"x: 7 per 1m0s":                               ratelimit.PerMinute(7),
-		"x: 7 per 1h0m0s":                             ratelimit.PerHour(7),
-		"x: 7 per 24h0m0s":                            ratelimit.PerDay(7),
-		"x: 7 per 168h0m0s":                           ratelimit.PerWeek(7),
-		"x: 60 per 1m0s, no capacity":                 ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity},
-		"x: 100 per 1h0m0s (fixed window)":            ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
-		"x: 1 per 1h0m0s, capacity 5 (fixed window)":  ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: 5},
-		"x: 1 per 1h0m0s, no capacity (fixed window)": ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity},
+		"x: 10 per minute, capacity 3":              ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3},
+		"x: 10 per minute":                          ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 10},
+		"x: 0.5 per second":                         ratelimit.PerSecond(0.5),
+		"x: 7 per minute":                           ratelimit.PerMinute(7),
+		"x: 7 per hour":                             ratelimit.PerHour(7),
+		"x: 7 per day":                              ratelimit.PerDay(7),
+		"x: 7 per week":                             ratelimit.PerWeek(7),
+		"x: 60 per minute, no capacity":             ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity},
+		"x: 100 per hour (fixed window)":            ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
+		"x: 1 per hour, capacity 5 (fixed window)":  ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: 5},
+		"x: 1 per hour, no capacity (fixed window)": ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity},
 	} {
 		limit := ratelimit.Define("x", policy)
 		require.Equal(t, want, limit.String())
 		require.Equal(t, policy, limit.Policy())
 	}
 	require.Equal(t, "undefined limit", ratelimit.Limit{}.String())
+}
+
+// TestAPolicyByPointerIsItsValue promises that a limit is the same whether its policy is given by value or by pointer, and
+// stays so when what the pointer is to changes.
+func TestAPolicyByPointerIsItsValue(t *testing.T) {
+	t.Parallel()
+	bucket, window := ratelimit.PerSecond(10), ratelimit.FixedWindow{Rate: 100, Period: time.Hour}
+	sliding, monthly := ratelimit.SlidingWindow{Rate: 5, Period: time.Minute}, ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Monthly}
+	slots, adaptive := ratelimit.Concurrency{Most: 4}, ratelimit.Adaptive{Contract: bucket, Apply: true}
+	for value, pointer := range map[ratelimit.Policy]ratelimit.Policy{
+		bucket: &bucket, window: &window, sliding: &sliding, monthly: &monthly, slots: &slots, adaptive: &adaptive,
+		ratelimit.Adaptive{Contract: window}: &ratelimit.Adaptive{Contract: &window},
+	} {
+		require.Equal(t, ratelimit.Define("x", value), ratelimit.Define("x", pointer))
+	}
+	limit := ratelimit.Define("x", &bucket)
+	bucket.Rate = 20
+	require.Equal(t, ratelimit.PerSecond(10), limit.Policy())
+	_, err := ratelimit.NewLimit("x", ratelimit.Adaptive{Contract: (*ratelimit.TokenBucket)(nil)})
+	require.ErrorContains(t, err, "its Contract is a *ratelimit.TokenBucket; it must be a TokenBucket")
 }
 
 func TestLimitCapacityIsTheLargestCost(t *testing.T) {
@@ -162,4 +182,44 @@ func TestRequestNamesNoKey(t *testing.T) {
 	require.Equal(t, "1 of sendMessage", limit.For("alice@example.org").String())
 	require.Equal(t, "2.5 of sendMessage", limit.Global().Cost(2.5).String())
 	require.Equal(t, limit, limit.For("alice@example.org").Limit())
+}
+
+func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("api", ratelimit.PerSecond(5))
+	require.True(t, limit == ratelimit.Define("api", ratelimit.PerSecond(5)))                       //nolint:testifylint // == is what is tested
+	require.True(t, limit == ratelimit.Define("api", &ratelimit.TokenBucket{Rate: 5, Period: 1e9})) //nolint:testifylint // as above
+	for _, other := range []ratelimit.Limit{
+		{},
+		ratelimit.Define("other", ratelimit.PerSecond(5)), ratelimit.Define("api", ratelimit.PerSecond(6)),
+		ratelimit.Define("api", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 5}), // which says the same in other words
+		ratelimit.Define("api", ratelimit.FixedWindow{Rate: 5, Period: time.Second}),
+	} {
+		require.False(t, limit == other, "%v", other) //nolint:testifylint // as above
+	}
+	require.Len(t, map[ratelimit.Limit]bool{limit: true, ratelimit.Define("api", ratelimit.PerSecond(5)): true}, 1)
+}
+
+// noted is a policy of a type that cannot be compared.
+type noted struct {
+	ratelimit.TokenBucket
+
+	notes []string
+}
+
+func TestAPolicyThatCannotBeComparedIsALimit(t *testing.T) {
+	t.Parallel()
+	policy := noted{ratelimit.PerSecond(5), []string{"for the demo"}}
+	limit := ratelimit.Define("api", policy)
+	again := limit
+	require.Equal(t, policy, limit.Policy())
+	require.Equal(t, "api: "+ratelimit.PerSecond(5).String(), limit.String())
+	require.InDelta(t, 5, limit.Capacity(), 0)
+	require.True(t, limit == again)                                            //nolint:testifylint // == is what is tested
+	require.False(t, limit == ratelimit.Define("api", ratelimit.PerSecond(5))) //nolint:testifylint // as above
+	value := limit.For("key").Full(time.Unix(0, 0))
+	_, decision := value.Take(time.Unix(0, 0), 5)
+	require.True(t, decision.Allowed)
+	require.True(t, decision.States[0].Limit == limit) //nolint:testifylint // as above
+	require.Equal(t, policy, decision.States[0].Limit.Policy())
 }

@@ -16,13 +16,13 @@ type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended],
-// [Answered] and [RulesLoaded]. More may be added: ignore those you do not know.
+// Event is one of [Decided], [Settlement], [Leased], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended],
+// [Redefined], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. More may be added: ignore those you do not know.
 type Event interface{ event() }
 
 // Decided is a decision: allowed or refused. Refused is not failed.
 type Decided struct {
-	// Verb is "take", "check" or "reserve".
+	// Verb is "take", "check", "reserve" or "acquire".
 	Verb string
 	// Decision is what the caller was told.
 	Decision Decision
@@ -47,6 +47,20 @@ type Settlement struct {
 	Limit string
 	// Delta is what was charged beyond the reservation; below zero it was given back.
 	Delta float64
+	// Pending is as in Decided.
+	Pending bool
+}
+
+// Leased is what RenewLease or Release made of a lease on slots of one limit.
+type Leased struct {
+	// Verb is "renew_lease" or "release".
+	Verb string
+	// Limit is the limit's name.
+	Limit string
+	// Slots is how many slots the lease is on.
+	Slots int
+	// Lost is whether the lease was not held any more, so that the work may have run beside others.
+	Lost bool
 	// Pending is as in Decided.
 	Pending bool
 }
@@ -85,7 +99,8 @@ type Batched struct {
 	Elapsed time.Duration
 }
 
-// Queued is a wait for earlier transactions of this process that want the same bucket.
+// Queued is a wait for earlier transactions that want the same bucket: those of this process, or with Config.SharedQueues
+// those of all processes.
 type Queued struct {
 	// Waited is how long.
 	Waited time.Duration
@@ -106,6 +121,16 @@ type Mended struct {
 	Limit string
 }
 
+// Redefined is a limit that a Limiter was used with under two policies, which share the buckets of the name: whoever comes
+// last decides how large they are. It is told once for each name, whatever becomes of the call, and mostly a mistake: a name
+// used twice. Where one name is to have several policies, as plans, give it rules in [Config.Policies].
+type Redefined struct {
+	// Limit is the name of both.
+	Limit string
+	// Before and Policy are what the name was used with first, and now.
+	Before, Policy Policy
+}
+
 // Answered is what a guard in front of a handler, as of package httplimit, made of a request. What its limits
 // decided is a Decided or a Failed besides.
 type Answered struct {
@@ -114,8 +139,8 @@ type Answered struct {
 	// Limit is the name of the first limit that it is about: that refused, or else was asked. Empty when none is known.
 	Limit string
 	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (there is no decision, and
-	// the request was not let through), "failed_open" (it was) or "cancelled"; later there may be a "refunded" or a
-	// "refund_failed".
+	// the request was not let through), "failed_open" (it was) or "cancelled"; later there may be a "refunded", a
+	// "refund_failed", or a "lease_lost", of one that lost the slot that it held.
 	Result string
 	// Shadow is whether it only would have happened.
 	Shadow bool
@@ -141,6 +166,33 @@ type RulesLoaded struct {
 	Kept int
 }
 
+// PriceChanged is the price of a key of an [Adaptive] limit that has changed, as this process has learnt. Each process that
+// uses the key is told, and learns it at most an epoch late.
+type PriceChanged struct {
+	// Limit is the limit's name.
+	Limit string
+	// Before and Price are what a token cost and costs; 1 is the contract.
+	Before, Price float64
+	// Applied is whether it is charged, and not only told.
+	Applied bool
+	// Decided is whether this process has worked it out: of all processes one does.
+	Decided bool
+}
+
+// Prefetched is what became of tokens that are taken ahead of a bucket; see TokenBucket.Prefetch. Of those that were taken, the
+// ones that were neither returned nor lost were given out, or still are to be.
+type Prefetched struct {
+	// Limit is the limit's name.
+	Limit string
+	// Taken is how many were taken ahead, beside those that calls waited for.
+	Taken float64
+	// Returned is how many the bucket has been given back.
+	Returned float64
+	// Lost is how many were not used, and could not be given back without more being admitted than the limit promises, or at
+	// all. What a process keeps that dies nobody tells.
+	Lost float64
+}
+
 type shadowKey struct{}
 
 // WithShadow marks calls with the returned context as trials of a limit that is not enforced yet: they take and
@@ -155,16 +207,20 @@ func inShadow(ctx context.Context) bool {
 	return shadow
 }
 
-func (Decided) event()     {}
-func (Settlement) event()  {}
-func (Failed) event()      {}
-func (Conflicted) event()  {}
-func (Batched) event()     {}
-func (Queued) event()      {}
-func (Pruned) event()      {}
-func (Mended) event()      {}
-func (Answered) event()    {}
-func (RulesLoaded) event() {}
+func (Decided) event()      {}
+func (Settlement) event()   {}
+func (Leased) event()       {}
+func (Failed) event()       {}
+func (Conflicted) event()   {}
+func (Batched) event()      {}
+func (Queued) event()       {}
+func (Pruned) event()       {}
+func (Mended) event()       {}
+func (Redefined) event()    {}
+func (Answered) event()     {}
+func (RulesLoaded) event()  {}
+func (PriceChanged) event() {}
+func (Prefetched) event()   {}
 
 // Observers returns an Observer that tells each of observers, in this order; nil ones are left out. It is
 // nil when none is left, and so nobody.

@@ -30,8 +30,10 @@ type plan struct {
 
 	reserves  bool
 	ruled     bool  // whether any of them is under a rule
+	calendars bool  // whether any follows a calendar
 	keyed     bool  // whether any key is not in its stored form, so that the secret counts
 	costless  bool  // whether nothing is to be taken
+	taken     int   // how many units of the requests were taken, where as many were asked for as there are
 	now       int64 // about what time it is for the database, where a rule needed to know
 	notBefore int64 // the end of the pauses
 
@@ -54,27 +56,31 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	}
 	p.reserves = verb == verbReserve
 	p.makeRoom(len(requests))
-	paused := false
+	paused, borrows := false, false
 	for i := range requests {
 		r := &requests[i]
-		key, err := storedKey(l.config.HashKey, r)
+		s, err := p.ask(ctx, l, verb, r, r.pool == nil)
 		if err != nil {
 			return err
 		}
-		s := l.subjectOf(ctx, verb, r, key, &p.now)
-		if err := checkCost(&s.limit, r.cost, math.Inf(1)); err != nil {
+		paused = paused || s.isPaused(p.now)
+		if r.pool == nil {
+			continue
+		}
+		if s, err = p.askPool(ctx, l, verb, r); err != nil {
 			return err
 		}
-		if p.asked[i], err = p.add(r, s, key); err != nil {
+		paused, borrows = paused || s.isPaused(p.now), true
+	}
+	if borrows {
+		if err := p.checkBorrowers(); err != nil {
 			return err
 		}
-		p.ruled, paused = p.ruled || s.rule != nil, paused || s.isPaused(p.now)
-		p.keyed = p.keyed || !r.stored
 	}
 	if !p.ruled {
 		return p.finish()
 	}
-	if decides := verb == verbTake || verb == verbCheck; decides || p.reserves {
+	if decides := verb == verbTake || verb == verbCheck || verb == verbAcquire; decides || p.reserves {
 		if paused {
 			p.pause(decides)
 		}
@@ -89,6 +95,35 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	return nil
 }
 
+// ask adds a request of the call to the plan, and returns what it is about. direct is whether it borrows nothing and is
+// nobody's pool.
+func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, direct bool) (s subject, err error) {
+	key, err := storedKey(l.config.HashKey, r)
+	if err != nil {
+		return s, err
+	}
+	s, d := subjectOf(ctx, l, verb, r, key, &p.now)
+	if err := checkCost(&d, r.cost, math.Inf(1)); err != nil {
+		return s, err
+	}
+	if !d.plain {
+		if err := checkVerb(s.limit, verb, r.cost); err != nil {
+			return s, err
+		}
+		if err := l.prices.price(ctx, &s, r, key, &p.now); err != nil {
+			return s, err
+		}
+	}
+	s.direct = direct
+	added, err := p.add(r, s, &d, key)
+	if err != nil {
+		return s, err
+	}
+	p.asked = append(p.asked, added)
+	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil != 0, p.keyed || !r.stored
+	return s, nil
+}
+
 // finish checks what is asked of each bucket, and sorts them.
 func (p *plan) finish() error {
 	p.costless = true
@@ -97,12 +132,12 @@ func (p *plan) finish() error {
 		if s.released {
 			continue
 		}
-		if err := limitDebt(a, &s.limit, p.reserves); err != nil {
+		if err := p.checkAsk(i); err != nil {
 			if s.mode != Shadow {
 				return err
 			}
 			answer := State{Limit: s.limit, RetryAfter: longestWait, NotAsked: true}
-			s.tell(&answer, s.limit.terms)
+			s.tell(&answer, nil)
 			p.release(i, answer)
 			continue
 		}
@@ -120,7 +155,7 @@ func (p *plan) firstLimit() string {
 	if i := p.asked[0].bucket; i >= 0 {
 		return p.asks[i].Key.Name
 	}
-	return p.known[^p.asked[0].bucket].Limit.name
+	return p.known[^p.asked[0].bucket].Limit.Name()
 }
 
 // plans returns the plan that the key of each bucket is on, and none when no key is.
@@ -139,19 +174,20 @@ func (p *plan) plans() (plans []string) {
 // makeRoom makes room for n requests.
 func (p *plan) makeRoom(n int) {
 	if n == 1 {
-		p.asks, p.of, p.asked = p.oneAsk[:0], p.oneOf[:0], p.oneAsked[:]
+		p.asks, p.of, p.asked = p.oneAsk[:0], p.oneOf[:0], p.oneAsked[:0]
 		return
 	}
 	if cap(p.asked) >= n { // a simulation brings room
-		p.asks, p.of, p.asked = p.asks[:0], p.of[:0], p.asked[:n]
+		p.asks, p.of, p.asked = p.asks[:0], p.of[:0], p.asked[:0]
 		return
 	}
-	p.asks, p.of, p.asked = make([]bucket.Ask, 0, n), make([]subject, 0, n), make([]asked, n)
+	p.asks, p.of, p.asked = make([]bucket.Ask, 0, n), make([]subject, 0, n), make([]asked, 0, n)
 }
 
 // add adds a request to the plan, or its cost to that for the bucket of the same name and key.
-func (p *plan) add(r *Request, s subject, key string) (asked, error) {
-	k, terms := bucket.Key{Name: r.limit.name, Key: key}, s.limit.termsFor(key)
+func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, error) {
+	k, terms := bucket.Key{Name: d.name, Key: key}, termsFor(d.terms, d.name, key)
+	p.calendars = p.calendars || !d.plain && terms.FollowsCalendar()
 	for i := range p.asks {
 		same := &p.asks[i]
 		if same.Key != k {
@@ -165,27 +201,59 @@ func (p *plan) add(r *Request, s subject, key string) (asked, error) {
 		default:
 			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 		}
-		same.Cost += r.cost
+		s.charge(same, r.cost)
+		p.of[i].direct = p.of[i].direct || s.direct
 		return asked{i, r.cost, key}, nil
 	}
-	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Cost: r.cost, Unenforced: s.mode == Shadow}), append(p.of, s)
+	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Unenforced: s.mode == Shadow}), append(p.of, s)
+	s.charge(&p.asks[len(p.asks)-1], r.cost)
 	return asked{len(p.asks) - 1, r.cost, key}, nil
 }
 
+// charge adds to what is asked of a bucket what the subject costs.
+func (s *subject) charge(a *bucket.Ask, cost float64) {
+	switch {
+	case s.factor <= 1 && a.Asked == 0:
+		a.Cost += cost
+		return
+	case a.Asked == 0:
+		a.Asked = a.Cost
+	}
+	a.Cost += cost * max(s.factor, 1)
+	a.Asked += cost
+	a.BoundPrice()
+}
+
+// checkAsk sets how low the i-th bucket may go, and checks that what is asked of it can ever be had.
+func (p *plan) checkAsk(i int) error {
+	if p.asks[i].Lender != nil {
+		return p.checkBorrowed(i)
+	}
+	return limitDebt(&p.asks[i], p.of[i].limit, p.reserves)
+}
+
 // limitDebt sets how low the bucket may go, and checks that the cost can ever be met.
-func limitDebt(a *bucket.Ask, limit *Limit, reserve bool) error {
+func limitDebt(a *bucket.Ask, limit Limit, reserve bool) error {
+	cost := a.Cost
+	if a.Asked > 0 { // a price is in nobody's way
+		cost = a.Asked
+		defer a.AllowPrice()
+	}
 	if !reserve {
-		return checkCost(limit, a.Cost, a.Terms.Capacity)
+		return checkMost(limit, cost, a.Terms.Capacity)
+	}
+	if !a.Terms.Reserves && a.Terms.Rule != nil {
+		return fmt.Errorf("%w: %q is %v, of which nothing can be had ahead of time; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
 	}
 	if !a.Terms.Reserves {
-		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.name)
+		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.Name())
 	}
 	a.Lowest, a.MayOwe = -a.Terms.MaxDebt, true
 	most := a.Terms.Capacity + a.Terms.MaxDebt
-	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.Lowest { // the sum was rounded up
-		most = math.Nextafter(a.Cost, 0)
+	if cost <= most && a.Terms.Capacity-cost < a.Lowest { // the sum was rounded up
+		most = math.Nextafter(cost, 0)
 	}
-	return checkCost(limit, a.Cost, most)
+	return checkMost(limit, cost, most)
 }
 
 // sort puts the buckets in the order in which every call locks them: that of the primary key.
@@ -215,20 +283,29 @@ func (p *plan) move(place []int) {
 	}
 }
 
-// checkCost returns an error unless cost is a number of tokens that limit can tell from nothing and that
+// checkMost returns an error when a limit can never give as much as is asked of it, the sum of costs that were checked.
+func checkMost(limit Limit, cost, most float64) error {
+	if cost <= most {
+		return nil
+	}
+	d := limit.definition()
+	return checkCost(&d, cost, most)
+}
+
+// checkCost returns an error unless cost is a number of tokens that the limit can tell from nothing and that
 // is no more than most.
-func checkCost(limit *Limit, cost, most float64) error {
+func checkCost(d *definition, cost, most float64) error {
 	switch {
-	case limit.policy == nil:
+	case d.policy == nil:
 		return fmt.Errorf("%w: the request is for the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
 	case !(cost >= 0) || math.IsInf(cost, 1):
-		return fmt.Errorf("%w: %v of %q; a cost is a number from 0 up", ErrInvalidCost, cost, limit.name)
-	case cost > 0 && cost < max(limit.terms.Capacity*bucket.MinCostShare, bucket.MinTokens):
+		return fmt.Errorf("%w: %v of %q; a cost is a number from 0 up", ErrInvalidCost, cost, d.name)
+	case cost > 0 && cost < max(d.terms.Capacity*bucket.MinCostShare, bucket.MinTokens):
 		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
-			ErrInvalidCost, cost, limit.name, limit.terms.Capacity)
+			ErrInvalidCost, cost, d.name, d.terms.Capacity)
 	case cost > most:
 		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
-			ErrCostExceedsCapacity, cost, limit.name, most)
+			ErrCostExceedsCapacity, cost, d.name, most)
 	}
 	return nil
 }
@@ -236,22 +313,22 @@ func checkCost(limit *Limit, cost, most float64) error {
 // storedKey checks the request's key and returns the form that is stored: "" for the global bucket.
 func storedKey(secret []byte, r *Request) (string, error) {
 	invalid := func(problem string) (string, error) {
-		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.name, problem)
+		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.Name(), problem)
 	}
 	hashed := len(secret) > 0 && !r.stored
 	switch {
-	case r.global || r.limit.policy == nil: // the latter is reported by checkCost
+	case r.global || r.limit == Limit{}: // the latter is reported by checkCost
 		return "", nil
 	case r.key == "" && r.stored: // that of Global
 		return "", nil
 	case r.stored && (len(r.key) > maxKeyBytes || !utf8.ValidString(r.key) || strings.IndexByte(r.key, 0) >= 0):
 		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
-		return invalid("it is empty; name who is being limited, or use Global for the bucket everybody shares")
+		return invalid("it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global for the bucket everybody shares")
 	case hashed && len(r.key) > maxHashedKeyBytes:
 		return invalid(fmt.Sprintf("it has %d bytes; at most %d can be hashed", len(r.key), maxHashedKeyBytes))
 	case hashed:
-		return hashKey(secret, r.limit.name, r.key), nil
+		return hashKey(secret, r.limit.Name(), r.key), nil
 	case len(r.key) > maxKeyBytes:
 		return invalid(fmt.Sprintf("it has %d bytes and at most %d fit; shorten it, or set Config.HashKey", len(r.key), maxKeyBytes))
 	case !utf8.ValidString(r.key):
@@ -273,13 +350,15 @@ func hashKey(secret []byte, name, key string) string {
 }
 
 // termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
-func (l Limit) termsFor(key string) bucket.Terms {
-	t := l.terms
+func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.Name(), key) }
+
+// termsFor is that for the terms of a limit of that name.
+func termsFor(t bucket.Terms, name, key string) bucket.Terms {
 	if !t.PhaseByKey && (t.Eras == nil || !t.NeedsSeed()) {
 		return t
 	}
 	h := fnv.New64a()
-	h.Write([]byte(l.name))
+	h.Write([]byte(name))
 	h.Write([]byte{0})
 	h.Write([]byte(key))
 	return t.Seeded(h.Sum64())

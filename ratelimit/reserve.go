@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -55,7 +57,11 @@ func (r Reservation) Delay() time.Duration {
 // really cost, or Cancel it; a reservation that sees neither is ended by Expire, Config.ExpireAfter
 // after ReadyAt. In a transaction the reservation is undone with it. ReadyAt holds whatever others reserve,
 // settle or cancel later, and when the policy changes; a database clock that steps back makes the work
-// due later by as much. Errors are those of Take, and ErrNoReservations.
+// due later by as much.
+//
+// Errors are those of Take, and ErrNoReservations. Outside a transaction, a Reserve that returns the error of its context, or
+// of Config.Timeout, has reserved nothing; one that was decided by then is committed and returned all the same. Only
+// ErrCommitUnknown leaves it open.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
 	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {
@@ -76,6 +82,30 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	return r, nil
 }
 
+// CheckReserve returns what Reserve would answer, and takes nothing: whether the tokens would be reserved, RetryAfter when
+// not, and ReadyAt and StaleAt when they would. ID is empty, and what the States say of the buckets is what they hold now. It
+// is for showing how long the queue is, and for choosing among several: somebody else may reserve before you do.
+//
+// It reads as Check does, in a transaction too. Errors are those of Reserve.
+func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reservation, error) {
+	c, err := l.begin(ctx, verbReserve, requests)
+	if err != nil {
+		return Reservation{}, err
+	}
+	c.Verb, c.Look = verbCheck, true
+	d, err := l.do(ctx, c)
+	r := Reservation{Decision: d}
+	if err != nil || !d.Allowed {
+		return r, err
+	}
+	ready := max(store.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers)), c.plan.notBefore)
+	r.ReadyAt = time.UnixMicro(ready)
+	if l.config.StaleAfter > 0 {
+		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
+	}
+	return r, nil
+}
+
 // optionalTime returns the instant of us microseconds since 1970, and the zero time for nil.
 func optionalTime(us *int64) time.Time {
 	if us == nil {
@@ -90,6 +120,8 @@ func optionalTime(us *int64) time.Time {
 // ended: tokens of a window that is over are gone. What it cost beyond the estimate is taken from the
 // bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed since
 // Reserve, that is decided under the policy it has now, which is the one that actual names it with.
+//
+// What was reserved of an [Adaptive] limit at a price is settled at that price, whatever holds by then.
 //
 // Settling again changes nothing and is no error, whatever actual says then. Settle returns ErrInvalidRequest when actual
 // names a bucket that was not reserved, or one under two policies. It returns ErrNotReserved for an id that no reservation
@@ -107,7 +139,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 		bounded, cancel := l.bounded(ctx)
 		defer cancel()
 		ctx = bounded
-		if err := l.mayName(ctx, "settle", id); err != nil {
+		if err := l.fingerprint.mayName(ctx, l, "settle", id); err != nil {
 			return err
 		}
 	}
@@ -118,13 +150,25 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 			if i < 0 {
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
-			amounts[i], r.TermsNow[i] = actual.cost-r.Costs[i], actual.terms
+			amounts[i], r.TermsNow[i] = atPrice(actual.cost, r.Price(i), r.Costs[i]), actual.terms
 			if actual.subject.mode == Off { // which is not charged
 				amounts[i] = min(amounts[i], 0)
 			}
 		}
 		return amounts, nil
 	})
+}
+
+// atPrice returns what the actual cost comes to beyond what was taken, at the price at which it was.
+func atPrice(actual, price, taken float64) float64 {
+	if price == 1 {
+		return actual - taken
+	}
+	amount := actual*price - taken
+	if math.Abs(amount) < taken*1e-12 { // a rounding
+		return 0
+	}
+	return amount
 }
 
 // Cancel ends a reservation whose work will not run and gives back what it took, as far as Settle gives
@@ -134,13 +178,16 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 // Which rows and which window it goes back to follows the policy that this Limiter last used each limit with, and
 // where it was not used with one the policy the reservation was made under.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
+	if err := l.ready(ctx, "cancel"); err != nil {
+		return err
+	}
 	return end(ctx, l, "cancel", id, Cancelled, func(r *store.Reservation) ([]float64, error) { return r.Refund(), nil })
 }
 
 // end moves an open reservation to a final state and charges what amounts returns for each of its
-// buckets. A reservation that is in that state already stays as it is.
+// buckets. A reservation that is in that state already stays as it is. l is ready.
 func end(ctx context.Context, l *Limiter, verb, id string, final ReservationState, amounts func(*store.Reservation) ([]float64, error)) error {
-	return l.withReservation(ctx, verb, id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
+	return onReservation(ctx, l, verb, id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
 		switch state := ReservationState(r.State); state {
 		case final:
 			return nil
@@ -160,12 +207,17 @@ var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 
 // withReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
 // when l is bound to one, else in one of its own.
-func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(ctx context.Context, tx *Limiter, r *store.Reservation) error) error {
+func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx context.Context, tx *Limiter, r *store.Reservation) error) error {
 	if err := l.ready(ctx, verb); err != nil {
 		return err
 	}
+	return onReservation(ctx, l, verb, id, fn)
+}
+
+// onReservation is withReservation of a Limiter that is ready: the time of ctx may have ended since, which is the call's own.
+func onReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx context.Context, tx *Limiter, r *store.Reservation) error) error {
 	if !validID.MatchString(id) {
-		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation", ErrNotReserved, id))
+		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation; pass the one that Reserve returned, and that of a Lease to Release", ErrNotReserved, id))
 	}
 	began := l.reports.began()
 	err := l.retryTx(ctx, verb, func(ctx context.Context, tx *Limiter) error {
@@ -173,7 +225,7 @@ func (l *Limiter) withReservation(ctx context.Context, verb, id string, fn func(
 		if err != nil {
 			return err
 		}
-		r.TermsNow, r.PausedUntil = l.termsNow(ctx, verb, r)
+		r.TermsNow, r.PausedUntil = termsNow(ctx, l, verb, r)
 		return fn(ctx, tx, r)
 	})
 	if err == nil {
@@ -193,11 +245,14 @@ func isAnyOf(err error, targets ...error) bool {
 
 // finish saves the final state of a locked reservation and charges its buckets, in the transaction of tx.
 func finish(ctx context.Context, tx *Limiter, r *store.Reservation, final ReservationState, amounts []float64) error {
-	if err := record(ctx, tx, r, final, amounts); err != nil {
-		return err
+	charges := slices.ContainsFunc(amounts, func(amount float64) bool { return amount != 0 })
+	if charges {
+		if err := setCalendars(ctx, tx, r); err != nil {
+			return err
+		}
 	}
-	if !slices.ContainsFunc(amounts, func(amount float64) bool { return amount != 0 }) {
-		return nil
+	if err := record(ctx, tx, r, final, amounts); err != nil || !charges {
+		return err
 	}
 	charge := r.Charge(amounts)
 	tx.reports.invalidate(charge.Asks)

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -16,7 +18,13 @@ type subject struct {
 	plan  string
 	mode  Mode
 
+	price       float64 // of an adaptive limit; 0: there is none
+	factor      float64 // what the cost is multiplied by; 0: nothing
+	pausedUntil int64   // as the upstream of an adaptive limit asked; 0: it did not
+
 	released bool // whether its bucket is asked for nothing
+	direct   bool // whether a request asks it for itself
+	lends    bool // whether it is the pool of a Borrow
 }
 
 // StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of
@@ -32,51 +40,56 @@ func (l *Limiter) Resolve(r Request) Limit {
 		return r.limit
 	}
 	var now int64
-	return l.subjectOf(context.Background(), "resolve", &r, key, &now).limit
+	s, _ := subjectOf(context.Background(), l, "resolve", &r, key, &now)
+	return s.limit
 }
 
 // HasPolicies reports whether the Limiter has Config.Policies, so that a definition in the code may not be what decides.
 func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != nil }
 
-// subjectOf returns what the request is about. It sets now to about what time it is for the database where that matters.
-func (l *Limiter) subjectOf(ctx context.Context, verb string, r *Request, key string, now *int64) subject {
-	if r.limit.policy == nil {
-		return subject{limit: r.limit}
+// subjectOf returns what the request is about, and what its limit is. It sets now to about what time it is for the database
+// where that matters.
+func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key string, now *int64) (subject, definition) {
+	d := r.limit.definition()
+	if d.policy == nil {
+		return subject{limit: r.limit}, d
 	}
-	l.policies.note(r.limit.name, &r.limit.terms)
-	rule := l.ruleFor(ctx, verb, r.limit, r.plan, key)
+	if other := l.policies.note(d.name, r.limit); other != nil {
+		l.reports.redefined(ctx, *other, r.limit)
+	}
+	rule := ruleFor(ctx, l, verb, r.limit, r.plan, key)
 	if rule == nil {
-		return subject{limit: r.limit, plan: r.plan, mode: On}
+		return subject{limit: r.limit, plan: r.plan, mode: On}, d
 	}
 	if *now == 0 && rule.needsNow() {
 		*now = l.config.estimate()
 	}
 	e := rule.holding(*now)
-	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode}
+	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode}, e.limit.definition()
 }
 
 // ruleFor returns the rule that Config.Policies has, or nil. The Observer hears of a source that fails.
-func (l *Limiter) ruleFor(ctx context.Context, verb string, limit Limit, plan, key string) (rule *Rule) {
+func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, key string) (rule *Rule) {
 	if l.config.Policies == nil {
 		return nil
 	}
 	defer func() {
 		if p := recover(); p != nil {
 			rule = nil
-			l.badSource(ctx, verb, limit, fmt.Errorf("it panicked: %v", p))
+			badSource(ctx, l, verb, limit, fmt.Errorf("it panicked: %v", p))
 		}
 	}()
 	rule = l.config.Policies.RuleFor(limit, plan, key)
-	if rule != nil && rule.limit != limit.name {
-		l.badSource(ctx, verb, limit, fmt.Errorf("it returned a rule for %q", rule.limit))
+	if rule != nil && rule.limit != limit.Name() {
+		badSource(ctx, l, verb, limit, fmt.Errorf("it returned a rule for %q", rule.limit))
 		return nil
 	}
 	return rule
 }
 
 // badSource tells the Observer that the definition in the code decides, because Config.Policies failed.
-func (l *Limiter) badSource(ctx context.Context, verb string, limit Limit, err error) {
-	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.name, Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.name, err)}, l.reports.began())
+func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err error) {
+	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)}, l.reports.began())
 }
 
 // estimate returns about what time it is for the database, in microseconds since 1970.
@@ -106,7 +119,19 @@ func (r *Rule) holding(now int64) *era {
 }
 
 // isPaused reports whether the rule lets nothing through at an instant.
-func (s *subject) isPaused(now int64) bool { return s.rule != nil && s.rule.pausedUntil > now }
+func (s *subject) isPaused(now int64) bool { return s.paused() > now }
+
+// paused returns the end of the pause, by the rule or by the upstream.
+func (s *subject) paused() int64 {
+	until := bucket.MinInstant
+	if s.pausedUntil != 0 {
+		until = s.pausedUntil
+	}
+	if s.rule != nil {
+		until = max(until, s.rule.pausedUntil)
+	}
+	return until
+}
 
 // isRuledAs reports whether another request for the same bucket is under the same rule, or was before a newer one came.
 func (s *subject) isRuledAs(o *subject) bool {
@@ -119,40 +144,50 @@ func (s *subject) eraOf(t bucket.Terms) *era {
 	if t.Eras == nil { // there is one
 		return &s.rule.eras[0]
 	}
-	return &s.rule.eras[t.Era]
+	return &s.rule.eras[t.Origin()]
 }
 
-// tell tells the state which rule has decided, by its terms.
-func (s *subject) tell(state *State, t bucket.Terms) {
-	state.Mode = s.mode
-	if s.rule != nil {
-		e := s.eraOf(t)
-		state.Rule, state.Unit = e.name, e.unit
+// tell tells the state which rule has decided, by the terms that have; nil: by those that the request was resolved to.
+func (s *subject) tell(state *State, t *bucket.Terms) {
+	state.Mode, state.Price = s.mode, max(s.price, 1)
+	if s.rule == nil {
+		return
 	}
+	if t == nil {
+		resolved := s.limit.terms()
+		t = &resolved
+	}
+	e := s.eraOf(*t)
+	state.Rule, state.Unit = e.name, e.unit
 }
 
 // holding returns the limit with the policy of the terms, which may be those of another era by now.
-func (s *subject) holding(t bucket.Terms) *Limit {
+func (s *subject) holding(t bucket.Terms) Limit {
 	if s.rule == nil {
-		return &s.limit
+		return s.limit
 	}
-	return &s.eraOf(t).limit
+	return s.eraOf(t).limit
 }
 
 // termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this
 // Limiter was not used with have those that r was made under, unless there is a rule.
-func (l *Limiter) termsNow(ctx context.Context, verb string, r *store.Reservation) (now []bucket.Terms, pausedUntil int64) {
+func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation) (now []bucket.Terms, pausedUntil int64) {
 	now = make([]bucket.Terms, len(r.Names))
 	for i, name := range r.Names {
-		limit := Limit{name: name, policy: madeElsewhere{}, terms: r.TermsMade(i)}
+		terms, policy := r.TermsMade(i), Policy(madeElsewhere{})
 		if last, known := l.policies.last(name); known {
-			limit.terms = last
+			terms = last
 		}
-		if rule := l.ruleFor(ctx, verb, limit, r.Plan(i), r.Keys[i]); rule != nil {
-			limit = rule.holding(l.config.estimate()).limit
-			pausedUntil = max(pausedUntil, rule.pausedUntil)
+		if l.HasPolicies() {
+			limit := limitOf(name, madeElsewhere{}, terms)
+			if rule := ruleFor(ctx, l, verb, limit, r.Plan(i), r.Keys[i]); rule != nil {
+				holding := rule.holding(l.config.estimate()).limit.definition()
+				terms, policy = holding.terms, holding.policy
+				pausedUntil = max(pausedUntil, rule.pausedUntil)
+			}
 		}
-		now[i] = limit.termsFor(r.Keys[i])
+		pausedUntil = max(pausedUntil, l.prices.pausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, policy))
+		now[i] = termsFor(terms, name, r.Keys[i])
 	}
 	return now, pausedUntil
 }
@@ -162,3 +197,111 @@ type madeElsewhere struct{}
 
 func (madeElsewhere) String() string                 { return "defined elsewhere" }
 func (madeElsewhere) compile() (bucket.Terms, error) { return bucket.Terms{}, ErrInvalidLimit }
+
+const (
+	maxNames    = 10_000 // of limits whose policies a Limiter remembers
+	maxPolicies = 16     // of one name
+)
+
+// policies remembers which policies a Limiter was used with under each name, so that what names a limit by its
+// name alone, as a reservation does, is decided under the policy the limit has now. To note the policy that was
+// noted last costs a look into a map and a comparison.
+type policies struct {
+	names sync.Map // of *usage by name
+	count atomic.Int64
+}
+
+// usage is how a name was used.
+type usage struct {
+	last atomic.Pointer[Limit]              // with the latest policy
+	seen [maxPolicies]atomic.Pointer[Limit] // with the distinct policies; the oldest one gives way to a new one
+
+	mu   sync.Mutex
+	next int // the place of the next policy in seen
+}
+
+// note notes that the limit of that name was used. When it is the second policy of the name it returns the first: once.
+func (p *policies) note(name string, limit Limit) (other *Limit) {
+	if p == nil {
+		return nil
+	}
+	found, ok := p.names.Load(name)
+	if !ok {
+		if p.count.Load() >= maxNames {
+			return nil
+		}
+		var loaded bool
+		if found, loaded = p.names.LoadOrStore(name, &usage{}); !loaded {
+			p.count.Add(1)
+		}
+	}
+	return found.(*usage).note(limit)
+}
+
+// last returns the terms that the limit called name was last used with, if it was used at all.
+func (p *policies) last(name string) (bucket.Terms, bool) {
+	if p == nil {
+		return bucket.Terms{}, false
+	}
+	found, ok := p.names.Load(name)
+	if !ok {
+		return bucket.Terms{}, false
+	}
+	last := found.(*usage).last.Load()
+	if last == nil { // it is being noted
+		return bucket.Terms{}, false
+	}
+	return last.terms(), true
+}
+
+// seen returns the distinct terms that the limit called name was used with.
+func (p *policies) seen(name string) (seen []bucket.Terms) {
+	if p == nil {
+		return nil
+	}
+	found, ok := p.names.Load(name)
+	if !ok {
+		return nil
+	}
+	u := found.(*usage)
+	for i := range u.seen {
+		if l := u.seen[i].Load(); l != nil {
+			seen = append(seen, l.terms())
+		}
+	}
+	return seen
+}
+
+func (u *usage) note(limit Limit) (other *Limit) {
+	if last := u.last.Load(); last != nil && (*last == limit || last.isAs(limit)) {
+		return nil
+	}
+	if known := u.find(limit); known != nil {
+		u.last.Store(known)
+		return nil
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	known := u.find(limit) // somebody may have been quicker
+	if known == nil {
+		added := limit
+		known = &added
+		u.seen[u.next%maxPolicies].Store(known)
+		u.next++
+		if u.next == 2 {
+			other = u.seen[0].Load()
+		}
+	}
+	u.last.Store(known)
+	return other
+}
+
+// find returns the limit in seen whose terms are the limit's, or nil.
+func (u *usage) find(limit Limit) *Limit {
+	for i := range u.seen {
+		if known := u.seen[i].Load(); known != nil && known.isAs(limit) {
+			return known
+		}
+	}
+	return nil
+}

@@ -31,16 +31,23 @@ func table(t *testing.T, pool *pgxpool.Pool) []row {
 	return all
 }
 
-// TestInvalidCallsLeaveTheRowUntouched promises that a call that is an error changes nothing, and that the
-// transaction it was made in goes on.
-func TestInvalidCallsLeaveTheRowUntouched(t *testing.T) {
-	t.Parallel()
+// fourOfTenTaken returns a limiter and a limit of ten, from whose bucket of "a" four were taken.
+func fourOfTenTaken(t *testing.T) (*pgxpool.Pool, *ratelimit.Limiter, ratelimit.Limit) {
+	t.Helper()
 	pool := postgrestest.New(t)
 	limiter := newLimiter(t, pool, ratelimit.Config{})
 	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
 	d, err := limiter.Take(t.Context(), limit.For("a").Cost(4))
 	require.NoError(t, err)
 	require.True(t, d.Allowed)
+	return pool, limiter, limit
+}
+
+// TestInvalidCallsLeaveTheRowUntouched promises that a call that is an error changes nothing, and that the
+// transaction it was made in goes on.
+func TestInvalidCallsLeaveTheRowUntouched(t *testing.T) {
+	t.Parallel()
+	pool, limiter, limit := fourOfTenTaken(t)
 	before := table(t, pool)
 
 	costs := []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, -0.5, 1e308, math.MaxInt64, math.MaxFloat64, 100, 10.5, 5e-324}
@@ -51,7 +58,7 @@ func TestInvalidCallsLeaveTheRowUntouched(t *testing.T) {
 	}
 	require.Equal(t, before, table(t, pool))
 
-	err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		bound := limiter.WithTx(tx)
 		require.True(t, bound.InTransaction())
 		require.False(t, limiter.InTransaction())
@@ -71,11 +78,7 @@ func TestInvalidCallsLeaveTheRowUntouched(t *testing.T) {
 // TestCostOfZeroWritesNothing promises that asking for nothing, in either sign, only looks.
 func TestCostOfZeroWritesNothing(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter := newLimiter(t, pool, ratelimit.Config{})
-	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
-	_, err := limiter.Take(t.Context(), limit.For("a").Cost(4))
-	require.NoError(t, err)
+	pool, limiter, limit := fourOfTenTaken(t)
 	before := table(t, pool)
 
 	for _, zero := range []float64{0, math.Copysign(0, -1)} {
@@ -93,7 +96,7 @@ func TestCostOfZeroWritesNothing(t *testing.T) {
 	}
 	require.Equal(t, before, table(t, pool))
 
-	_, err = limiter.Reserve(t.Context(), limit.For("a").Cost(7))
+	_, err := limiter.Reserve(t.Context(), limit.For("a").Cost(7))
 	require.NoError(t, err)
 	d, err := limiter.Take(t.Context(), limit.For("a").Cost(0))
 	require.NoError(t, err)
@@ -104,11 +107,7 @@ func TestCostOfZeroWritesNothing(t *testing.T) {
 // TestRefusalLeavesWhatIsThere promises that who asks for too much pays nothing for asking.
 func TestRefusalLeavesWhatIsThere(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter := newLimiter(t, pool, ratelimit.Config{})
-	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
-	_, err := limiter.Take(t.Context(), limit.For("a").Cost(4))
-	require.NoError(t, err)
+	pool, limiter, limit := fourOfTenTaken(t)
 	for range 5 {
 		d, err := limiter.Take(t.Context(), limit.For("a").Cost(8))
 		require.NoError(t, err)
@@ -117,7 +116,7 @@ func TestRefusalLeavesWhatIsThere(t *testing.T) {
 		require.Equal(t, ratelimit.Day/5, d.RetryAfter)
 		require.ErrorIs(t, d.Err(), ratelimit.ErrLimited)
 	}
-	_, err = limiter.Take(t.Context(), limit.For("a").Cost(100))
+	_, err := limiter.Take(t.Context(), limit.For("a").Cost(100))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	require.Equal(t, 6.0, held(t, limiter, limit.For("a")))
 	require.Equal(t, 6.0, table(t, pool)[0].Value)

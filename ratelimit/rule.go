@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -110,15 +112,15 @@ type era struct {
 // change.
 func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	invalid := func(format string, args ...any) (*Rule, error) {
-		return nil, fmt.Errorf("%w %q for %q: %w", ErrInvalidRule, config.Name, limit.name, fmt.Errorf(format, args...))
+		return nil, fmt.Errorf("%w %q for %q: %w", ErrInvalidRule, config.Name, limit.Name(), fmt.Errorf(format, args...))
 	}
-	if limit.policy == nil {
+	if limit.isZero() {
 		return invalid("the limit is the zero Limit; make it with Define or NewLimit")
 	}
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Rule{limit: limit.name, name: config.Name, eras: make([]era, len(config.Eras)), begun: &atomic.Int32{}}
+	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras)), begun: &atomic.Int32{}}
 	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
 		of, change, err := e.check(limit)
@@ -163,7 +165,7 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 		return of, change, nil
 	}
 	var err error
-	of.limit, err = NewLimit(limit.name, e.Policy)
+	of.limit, err = NewLimit(limit.Name(), e.Policy)
 	return of, change, err
 }
 
@@ -174,11 +176,11 @@ func (r *Rule) link(changes []bucket.Change) {
 	}
 	eras := make([]bucket.Era, len(r.eras))
 	for i, e := range r.eras {
-		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms, Change: changes[i]}
+		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i], Origin: int32(i)}
 	}
 	linked := bucket.NewEras(eras)
 	for i := range r.eras {
-		r.eras[i].limit.terms = linked.Holding(r.eras[i].from)
+		r.eras[i].limit = limitOf(r.limit, r.eras[i].limit.Policy(), linked.Holding(r.eras[i].from))
 	}
 }
 
@@ -194,3 +196,150 @@ func (r *Rule) Paused(until time.Time, reason string) *Rule {
 
 // Name returns what people call the rule.
 func (r *Rule) Name() string { return r.name }
+
+// longestWait is the wait for what can never be given.
+const longestWait = time.Duration(bucket.Horizon) * time.Microsecond
+
+// pause answers all requests when one of them is paused: a call that decides is refused from memory. A reservation is made,
+// and ready no earlier than the pause ends.
+func (p *plan) pause(decides bool) {
+	for i := range p.asked {
+		s := &p.of[p.asked[i].bucket]
+		until := int64(0)
+		if s.isPaused(p.now) {
+			until = s.paused()
+			p.notBefore = max(p.notBefore, until)
+		}
+		if !decides {
+			continue
+		}
+		answer := State{Limit: s.limit, Allowed: true, NotAsked: true}
+		s.tell(&answer, nil)
+		if until > 0 {
+			wait := time.Duration(min(until-p.now, bucket.Horizon)) * time.Microsecond
+			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
+			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), retryAfterReason
+			if s.rule != nil && s.rule.pausedUntil == until {
+				answer.Rule, answer.PauseReason = s.rule.name, s.rule.pauseReason
+			}
+		}
+		p.known = append(p.known, answer)
+		p.asked[i].bucket = ^(len(p.known) - 1)
+	}
+	if decides {
+		p.asks, p.of = nil, nil
+	}
+}
+
+// leaveOut leaves the limits out that are not in use.
+func (p *plan) leaveOut() {
+	for i := range p.of {
+		if s := &p.of[i]; s.mode == Off {
+			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
+			s.tell(&answer, nil)
+			p.passOn(i)
+			p.release(i, answer)
+		}
+	}
+}
+
+// release has the i-th bucket be asked for nothing, because the answer is known. A reservation still names it, so that its
+// cost can be settled.
+func (p *plan) release(i int, answer State) {
+	p.known = append(p.known, answer)
+	for j := range p.asked {
+		if p.asked[j].bucket == i {
+			p.asked[j].bucket = ^(len(p.known) - 1)
+		}
+	}
+	a := &p.asks[i]
+	a.Cost, a.Asked, a.Lowest, a.MayOwe, a.Unenforced, p.of[i].released = 0, 0, -math.MaxFloat64, false, true, true
+}
+
+// drop removes the buckets that are asked for nothing, unless a reservation has to name them.
+func (p *plan) drop() {
+	released := false
+	for i := range p.of {
+		released = released || p.of[i].released
+	}
+	if p.reserves || !released {
+		return
+	}
+	place, n := make([]int, len(p.asks)), 0
+	for i := range p.asks {
+		place[i] = n
+		if !p.of[i].released {
+			p.asks[n], p.of[n] = p.asks[i], p.of[i]
+			n++
+		}
+	}
+	p.asks, p.of = p.asks[:n], p.of[:n]
+	p.move(place)
+}
+
+// refusedInShadow returns the buckets that refused, when none did whose limit is enforced, so that the others are to be
+// asked without these.
+func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
+	for i := range answers {
+		if answers[i].Allowed {
+			continue
+		}
+		if p.of[i].mode != Shadow {
+			return nil
+		}
+		refused = append(refused, i)
+	}
+	return refused
+}
+
+// leaveShadowsOut makes a call that was answered again, without the buckets that refused in shadow, while no others have.
+func (c *call) leaveShadowsOut(run func(again *call) error) error {
+	for !c.Look {
+		refused := c.plan.refusedInShadow(c.Answers)
+		if refused == nil {
+			break
+		}
+		again := c.withoutShadows(refused)
+		err := run(again)
+		c.again(again)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutShadows returns the call as it is to be made again without the buckets that refused in shadow.
+func (c *call) withoutShadows(refused []int) *call {
+	again := &call{plan: c.plan, began: c.began}
+	again.Verb, again.Reserve, again.UpTo = c.Verb, c.Reserve, c.UpTo
+	p := &again.plan
+	p.asks, p.of, p.asked = slices.Clone(p.asks), slices.Clone(p.of), slices.Clone(p.asked)
+	p.known, p.now, p.taken = slices.Clone(p.known), c.Answers[0].Now, 0
+	for _, i := range refused {
+		var state State
+		c.plan.setState(&state, i, &c.Answers[i], &held{})
+		p.release(i, state)
+	}
+	p.drop()
+	p.costless = bucket.AllCostless(p.asks)
+	again.Asks, again.Look = p.asks, p.costless && !p.reserves && c.UpTo == 0
+	return again
+}
+
+// again takes over what was answered when the call was made again.
+func (c *call) again(made *call) {
+	c.plan, c.Asks, c.Answers, c.Look, c.Reservation = made.plan, made.Asks, made.Answers, made.Look, made.Reservation
+	c.Taken = made.Taken
+}
+
+// isPlain reports whether each request asks a bucket of a limit that is enforced, and that alone, and no more than it can
+// hold.
+func (p *plan) isPlain() bool {
+	for i := range p.of {
+		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
+			return false
+		}
+	}
+	return len(p.known) == 0
+}

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,7 +17,9 @@ type Simulation struct {
 	limiter Limiter
 	memory  *bucket.Memory
 	at      time.Time
-	call    call // the room for the next one
+
+	calendars localCalendars
+	call      call // the room for the next one
 }
 
 // NewSimulation returns a Simulation. Of config it uses HashKey, Policies and Refused. An error wraps ErrInvalidConfig.
@@ -36,7 +39,7 @@ func (s *Simulation) Buckets() int { return s.memory.Count() }
 
 // Take decides as [Limiter.Take] does, at an instant that is taken for the time of the database, and may be before that of
 // the last call. Its errors are those that are found before any SQL. Of a limit with Shards it takes from all rows together,
-// as [Value.Take] does. Policies and Refused are given ctx; its end ends nothing.
+// as [Value.Take] does. A [CalendarWindow] begins when the time zone data of this program say. Policies and Refused are given ctx; its end ends nothing.
 func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request) (Decision, error) {
 	if s == nil || s.memory == nil {
 		return Decision{}, fmt.Errorf("%w: %s on a Simulation that NewSimulation did not return", ErrInvalidConfig, verbTake)
@@ -47,18 +50,20 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 	*c = call{}
 	c.Verb, c.plan.asks, c.plan.of, c.plan.asked = verbTake, asks, of, asked
 	if err := c.plan.arrange(ctx, &s.limiter, verbTake, requests); err != nil {
+		if errors.Is(err, errHolds) {
+			err = fmt.Errorf("%w; a Simulation is not told when slots are given back, so it cannot say how many are held", err)
+		}
 		return Decision{}, err
 	}
 	c.Asks = c.plan.asks
-	s.decide(c)
-	for c.plan.ruled {
-		refused := c.plan.refusedInShadow(c.Answers)
-		if refused == nil {
-			break
+	if c.plan.calendars {
+		if err := s.calendars.set(&c.plan, s.limiter.config.estimate()); err != nil {
+			return Decision{}, prefixed(err)
 		}
-		again := c.withoutShadows(refused)
-		s.decide(again)
-		c.again(again)
+	}
+	s.decide(c)
+	if c.plan.ruled {
+		_ = c.leaveShadowsOut(func(again *call) error { s.decide(again); return nil })
 	}
 	d := c.plan.decide(c.Answers)
 	if s.limiter.reports.refused != nil {

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -35,46 +36,49 @@ type Slot struct {
 // ErrCostExceedsCapacity as Renew does; do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
 	var slot Slot
-	err := l.withReservation(ctx, "start", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
-		var wait time.Duration
-		var err error
-		switch state := ReservationState(r.State); {
-		case state == Cancelled:
-			return fmt.Errorf("%w: it was %s", ErrReservationEnded, state)
-		case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
-			r.ExpiresUs = max(r.ExpiresUs, r.PausedUntil+l.config.ExpireAfter.Microseconds())
-			slot = slotOf(r, time.Duration(r.PausedUntil-r.NowUs)*time.Microsecond, r.StartedUs != nil)
-			return tx.session.SaveReservation(ctx, r)
-		case state == Expired && r.Release: // what it took is given back, whether it was started or not
-			wait, err = renew(ctx, tx, r)
-		case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
-			r.ExpiresUs = max(r.ExpiresUs, r.NowUs+l.config.ExpireAfter.Microseconds())
-			slot = slotOf(r, 0, true)
-			return tx.session.SaveReservation(ctx, r)
-		case state == Settled: // early; it keeps its slot
-			slot = slotOf(r, untilReady(r), false)
-			return nil
-		case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
-			wait, err = renew(ctx, tx, r)
-		default:
-			wait = untilReady(r)
-		}
-		if err != nil {
+	err := withReservation(ctx, l, "start", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) (err error) {
+		if slot, err = start(ctx, tx, r); err != nil {
 			return err
 		}
-		if wait == 0 {
-			r.StartedUs = &r.NowUs
-		}
-		slot = slotOf(r, wait, false)
 		return tx.session.SaveReservation(ctx, r)
 	})
 	return slot, err
 }
 
+// start starts the work of a locked reservation if it may run, which is to be saved then.
+func start(ctx context.Context, tx *Limiter, r *store.Reservation) (slot Slot, err error) {
+	var wait time.Duration
+	switch state := ReservationState(r.State); {
+	case state == Cancelled:
+		return slot, fmt.Errorf("%w: it was %s", ErrReservationEnded, state)
+	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
+		r.ExpiresUs = max(r.ExpiresUs, r.PausedUntil+tx.config.ExpireAfter.Microseconds())
+		return slotOf(r, time.Duration(r.PausedUntil-r.NowUs)*time.Microsecond, r.StartedUs != nil), nil
+	case state == Expired && r.Release: // what it took is given back, whether it was started or not
+		wait, err = renew(ctx, tx, r)
+	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
+		r.ExpiresUs = max(r.ExpiresUs, r.NowUs+tx.config.ExpireAfter.Microseconds())
+		return slotOf(r, 0, true), nil
+	case state == Settled: // early; it keeps its slot
+		return slotOf(r, untilReady(r), false), nil
+	case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
+		wait, err = renew(ctx, tx, r)
+	default:
+		wait = untilReady(r)
+	}
+	if err != nil {
+		return slot, err
+	}
+	if wait == 0 {
+		r.StartedUs = &r.NowUs
+	}
+	return slotOf(r, wait, false), nil
+}
+
 // Started reports whether the work of a reservation has been started. The errors are those of Start.
 func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 	started := false
-	err := l.withReservation(ctx, "started", id, func(_ context.Context, _ *Limiter, r *store.Reservation) error {
+	err := withReservation(ctx, l, "started", id, func(_ context.Context, _ *Limiter, r *store.Reservation) error {
 		started = r.StartedUs != nil
 		return nil
 	})
@@ -92,7 +96,7 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // under one name, that may be another key's plan: Settle and Reserve again there, or give each plan a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 	var slot Slot
-	err := l.withReservation(ctx, "renew", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
+	err := withReservation(ctx, l, "renew", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
 		wait, err := renew(ctx, tx, r)
 		if err != nil {
 			return err
@@ -106,8 +110,15 @@ func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 // renew takes again what r took, moves it to the new slot and returns the wait for that; or leaves it and
 // returns the wait until that can be tried again.
 func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duration, error) {
+	if err := setCalendars(ctx, tx, r); err != nil {
+		return 0, err
+	}
 	asks := r.Asks()
 	for i := range asks {
+		if asks[i].Terms.Holds() { // by now; of slots nothing was reserved
+			asks[i].Cost, asks[i].Lowest = 0, -math.MaxFloat64
+			continue
+		}
 		if a := &asks[i]; !(a.Terms.Capacity-a.Cost >= a.Lowest) {
 			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
 				ErrCostExceedsCapacity, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
@@ -120,7 +131,7 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 	if !bucket.AllAllowed(answers) {
 		var wait time.Duration
 		for i := range asks {
-			state := stateOf(&Limit{}, &asks[i], &answers[i])
+			state := stateOf(Limit{}, &asks[i], &answers[i], &held{})
 			wait = max(wait, state.RetryAfter)
 		}
 		return wait, nil

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // opening is when every story begins. It is a whole number of days and weeks of the Unix epoch's minutes,
@@ -56,11 +57,17 @@ func run(t *testing.T, policy ratelimit.Policy, story []step) {
 	}
 }
 
-// runOnServer tells a story of one bucket that has no row when it opens, on a server.
+// runOnServer tells a story of one bucket that has no row when it opens, on a server, and in memory.
 func runOnServer(t *testing.T, pool *pgxpool.Pool, policy ratelimit.Policy, story []step) {
 	t.Helper()
+	runOn(t, pool, policy, story)
+	runOn(t, ratelimittest.NewDB(), policy, story)
+}
+
+func runOn(t *testing.T, db ratelimit.Pool, policy ratelimit.Policy, story []step) {
+	t.Helper()
 	now := opening
-	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }})
+	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	key := rand.Text()
 	for i, s := range story {

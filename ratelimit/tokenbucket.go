@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
 // Spans that package time has no name for.
@@ -27,12 +28,6 @@ const (
 	// which spaces requests as evenly as their costs allow. Take always fails on such a limit.
 	NoCapacity = -math.MaxFloat64
 )
-
-// Policy is how the tokens of a limit arrive: a [TokenBucket] or a [FixedWindow].
-type Policy interface {
-	fmt.Stringer
-	compile() (bucket.Terms, error)
-}
 
 // TokenBucket adds tokens continuously: Rate tokens each Period, up to Capacity.
 //
@@ -68,6 +63,19 @@ type TokenBucket struct {
 	// of another process at any of the rows. A transaction that takes from the bucket and then locks all of its
 	// rows can deadlock with another that does so, which InTx runs again.
 	Shards int
+	// Prefetch is how long a process may keep tokens that it takes ahead, to answer from memory: whole microseconds, from
+	// 1ms to the time in which half of the Capacity arrives. Defaults to 0: none are taken ahead. It is for keys that many
+	// calls outside of transactions share. All processes need the same; see docs/prefetch.md.
+	//
+	// The promise above holds exactly, over all processes. The row of the bucket holds Capacity - Rate * Prefetch / Period,
+	// and that is what [Limit.Capacity] says, and the largest cost. For what is admitted in a span t was taken from the row
+	// in a span of t + Prefetch, and in that the row gives no more than what it holds + Rate * (t + Prefetch) / Period.
+	// What is given back is less what has arrived since it was taken, so that the row is never fuller than if it
+	// had never been taken.
+	//
+	// It is of use for Take alone. Every other call, and each in a transaction, goes by the row, in which what processes
+	// keep is missing. Where the row refuses there may be tokens that another process keeps.
+	Prefetch time.Duration
 }
 
 // PerSecond is a token bucket of n tokens a second, holding n.
@@ -85,8 +93,10 @@ func PerDay(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Day} }
 // PerWeek is a token bucket of n tokens every 7 days, holding n.
 func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} }
 
-// String returns the policy in words, as in "10 per 1m0s, capacity 3".
-func (p TokenBucket) String() string { return describe(p.Rate, p.Period, p.Capacity) }
+// String returns the policy in words, as in "10 per minute, capacity 3".
+func (p TokenBucket) String() string {
+	return describe(p.Rate, p.Period, p.Capacity) + describePrefetch(p.Prefetch)
+}
 
 func (p TokenBucket) compile() (bucket.Terms, error) {
 	t, err := compile(p.Rate, p.Period, p.Capacity, p.MaxReserved, p.Shards)
@@ -94,7 +104,43 @@ func (p TokenBucket) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, err
 	}
 	t.Step, t.Steps, t.Phase = 1, float64(p.Period.Microseconds()), bucket.MinInstant
+	if p.Prefetch == 0 {
+		return t, nil
+	}
+	return p.prefetched(t)
+}
+
+// prefetched returns the terms of the row that tokens are taken ahead of.
+func (p TokenBucket) prefetched(t bucket.Terms) (bucket.Terms, error) {
+	if err := checkPrefetch(p.Prefetch, p.Shards); err != nil {
+		return bucket.Terms{}, err
+	}
+	row, enough := bucket.RowCapacity(t.Capacity, t.Rate, t.Steps, p.Prefetch.Microseconds())
+	if !enough || t.Capacity == 0 {
+		return bucket.Terms{}, fmt.Errorf("its Prefetch of %v is too long beside its Capacity of %v, of which half or more arrives in that time; it must be %v or less",
+			p.Prefetch, t.Capacity, time.Duration(t.Capacity/2*t.Steps/t.Rate)*time.Microsecond)
+	}
+	t.Capacity, t.Prefetch = row, p.Prefetch.Microseconds()
 	return t, nil
+}
+
+// checkPrefetch checks what both policies ask of a Prefetch that there is.
+func checkPrefetch(prefetch time.Duration, shards int) error {
+	if prefetch < time.Millisecond || prefetch > time.Hour || prefetch%time.Microsecond != 0 {
+		return fmt.Errorf("its Prefetch is %v; it must be whole microseconds, from 1ms to 1h, or 0 for none", prefetch)
+	}
+	if shards > 1 {
+		return errors.New("it has Shards and a Prefetch; use one of them: with a Prefetch few calls come to the row")
+	}
+	return nil
+}
+
+// describePrefetch returns what a Prefetch adds to a policy in words.
+func describePrefetch(prefetch time.Duration) string {
+	if prefetch == 0 {
+		return ""
+	}
+	return ", taken ahead for " + words.Span(prefetch)
 }
 
 // compile checks the numbers both policies have and returns their terms; Step, Steps and Phase are left
@@ -120,7 +166,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 		return bucket.Terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or NoCapacity", capacity, bucket.MinTokens, bucket.MaxTokens)
 	}
 	if t.Capacity > most {
-		return bucket.Terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %v each %v; lower it or raise the Rate", t.Capacity, rate, period)
+		return bucket.Terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %s; lower it or raise the Rate", t.Capacity, words.Rate(rate, period))
 	}
 	switch {
 	case maxReserved == NoReservations || maxReserved == NoDebt:
@@ -129,7 +175,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	case !(maxReserved >= bucket.MinTokens && maxReserved <= bucket.MaxTokens):
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoDebt or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
 	case maxReserved > most:
-		return bucket.Terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %v each %v; lower it or raise the Rate", maxReserved, rate, period)
+		return bucket.Terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %s; lower it or raise the Rate", maxReserved, words.Rate(rate, period))
 	default:
 		t.MaxDebt = maxReserved
 	}
@@ -141,11 +187,12 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 
 // describe returns what both policies have in words.
 func describe(rate float64, period time.Duration, capacity float64) string {
+	text := words.Rate(rate, period)
 	switch capacity {
 	case 0, rate:
-		return fmt.Sprintf("%v per %v", rate, period)
+		return text
 	case NoCapacity:
-		return fmt.Sprintf("%v per %v, no capacity", rate, period)
+		return text + ", no capacity"
 	}
-	return fmt.Sprintf("%v per %v, capacity %v", rate, period, capacity)
+	return text + ", capacity " + words.Number(capacity)
 }

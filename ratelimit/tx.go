@@ -29,7 +29,9 @@ const maxReconnects = 3
 //
 // The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see the package
 // documentation for what that means for two transactions that take from two buckets.
-func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
+//
+// For a transaction of database/sql there is package sqllimit.
+func (l *Limiter) WithTx(tx Tx) *Limiter {
 	if l == nil {
 		return nil
 	}
@@ -56,7 +58,8 @@ func (l *Limiter) WithTx(tx pgx.Tx) *Limiter {
 //
 // Transactions of one Limiter that met at a bucket queue for it from then on, each before its first
 // statement if that is the one that takes from the bucket. So take limits first: a transaction that read
-// something before has its snapshot by then, and has to be run again after the wait.
+// something before has its snapshot by then, and has to be run again after the wait, unless [WithQueue] names the bucket.
+// With Config.SharedQueues they queue with those of other processes, too.
 //
 // An error of fn rolls back and is returned as it is, a *LimitedError among them. InTx returns ErrContended
 // when no attempt of Config.MaxAttempts got through, the context's error when it ended meanwhile, and
@@ -81,12 +84,17 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return err
 	}
 	if !l.fingerprint.agreed.Load() {
-		if err := l.mayTransact(ctx); err != nil {
+		if err := l.fingerprint.mayTransact(ctx, l); err != nil {
+			return err
+		}
+	}
+	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
+	if requests, named := ctx.Value(queueKey{}).([]Request); named || l.config.SharedQueues {
+		if err := tickets.prepare(l, requests); err != nil {
 			return err
 		}
 	}
 	reconnects := 0
-	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
 	var began time.Time
 	if l.reports.observer != nil {
 		began = time.Now()
@@ -97,6 +105,9 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	attempt := func() (again, error) {
 		last = nil
+		if len(tickets.asked) == 0 {
+			tickets.asked = append(tickets.asked, tickets.named...)
+		}
 		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error {
 			last = tx.after
 			return fn(tx)
@@ -111,8 +122,8 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		case IsRetryable(err):
 			last = nil
 			l.queues.conflict(tickets.asked)
-			if tickets.queued {
-				return atOnce, err // it will wait for its turn
+			if tickets.willWait() {
+				return atOnce, err
 			}
 			return afterPause, err
 		case lost && reconnects < maxReconnects:
@@ -123,7 +134,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	when, err := attempt()
 	if when != never {
-		err = l.retry(ctx, "transaction", when, err, attempt)
+		err = retry(ctx, l, "transaction", when, err, attempt)
 	}
 	if err != nil && (errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err)) {
 		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
@@ -139,9 +150,12 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
-		return isUnavailable(err) || store.SQLState(err) == "", fmt.Errorf("ratelimit: begin: %w", err)
+		return isUnavailable(err) || store.SQLState(err) == "", during("begin", err)
 	}
 	if tickets != nil {
+		if tickets.shared != nil {
+			begun = tickets.shared.over(begun)
+		}
 		defer tickets.release() // once the transaction has ended
 	}
 	ended := false
@@ -163,11 +177,11 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 		}
 		return false, err
 	case err != nil:
-		return isUnavailable(err) || begun.Conn().IsClosed() && ctx.Err() == nil, err
+		return isUnavailable(err) || isClosed(begun) && ctx.Err() == nil, err
 	case ctx.Err() != nil:
 		return false, fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
-	case begun.Conn().IsClosed():
-		return true, fmt.Errorf("ratelimit: the connection was lost before the commit: %w", pgx.ErrTxClosed)
+	case isClosed(begun):
+		return true, during("the connection was lost before the commit", pgx.ErrTxClosed)
 	}
 	err = commit(ctx, begun)
 	ended = true
@@ -190,6 +204,12 @@ type ownedTx struct {
 	before  *mark        // what there was of it when a nested transaction began; nil for the transaction itself
 	ended   bool
 }
+
+// Unwrap returns the transaction as the pool began it, for package sqllimit.
+func (tx *ownedTx) Unwrap() pgx.Tx { return tx.Tx }
+
+// Engine returns what the store's rows are on, where that is not Postgres.
+func (tx *ownedTx) Engine() store.Engine { return store.EngineOf(tx.Tx) }
 
 // Begin begins a nested transaction, which is a savepoint: what it does belongs to the transaction, and is undone with
 // either.
@@ -253,7 +273,11 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 // attempts together have the time of Config.Timeout.
 func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
 	if l.pool == nil {
-		return l.session.OrSpoil(ctx, fn(ctx, l))
+		err := fn(ctx, l)
+		if errors.Is(err, store.ErrUnknownWindows) { // half of the call is done
+			return l.session.Spoil(ctx, err)
+		}
+		return l.session.OrSpoil(ctx, err)
 	}
 	if err := notInTx(l.pool); err != nil {
 		return err
@@ -262,14 +286,14 @@ func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.
 	defer cancel()
 	return l.session.RetryHeld(ctx, func(from *store.Session) error {
 		attempt := func() error {
-			return l.inOwnTx(ctx, from, func(tx *Limiter) error { return fn(ctx, tx) })
+			return inOwnTx(ctx, l, from, func(tx *Limiter) error { return fn(ctx, tx) })
 		}
 		return owner{l}.Retry(ctx, verb, attempt(), attempt)
 	})
 }
 
 // inOwnTx runs fn once on a Limiter bound to a READ COMMITTED transaction of its own.
-func (l *Limiter) inOwnTx(ctx context.Context, from *store.Session, fn func(tx *Limiter) error) error {
+func inOwnTx(ctx context.Context, l *Limiter, from *store.Session, fn func(tx *Limiter) error) error {
 	_, err := l.transact(ctx, pgx.ReadCommitted, nil, func(tx *ownedTx) error {
 		bound := l.WithTx(tx)
 		bound.session = from.BoundTo(tx, owner{bound})
@@ -283,12 +307,12 @@ type owner struct{ *Limiter }
 
 // InOwnTx runs fn once on a session in a READ COMMITTED transaction of the Limiter's own.
 func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
-	return o.inOwnTx(ctx, from, func(tx *Limiter) error { return fn(&tx.session) })
+	return inOwnTx(ctx, o.Limiter, from, func(tx *Limiter) error { return fn(&tx.session) })
 }
 
 // Retry runs attempt after one that ended with err, when that was because of others, and again while it is.
 func (o owner) Retry(ctx context.Context, verb string, err error, attempt func() error) error {
-	return o.retry(ctx, verb, whenAgain(err), err, func() (again, error) {
+	return retry(ctx, o.Limiter, verb, whenAgain(err), err, func() (again, error) {
 		err := attempt()
 		return whenAgain(err), err
 	})
@@ -310,6 +334,16 @@ func notInTx(pool Pool) error {
 		return fmt.Errorf("%w: the connection is in a transaction; use WithTx", ErrInvalidConfig)
 	}
 	return nil
+}
+
+// isClosed reports whether the connection of a transaction that the pool began is closed. One over database/sql has none of
+// pgx's to show, and says so itself; one in memory has none.
+func isClosed(tx pgx.Tx) bool {
+	if own, ok := tx.(interface{ IsClosed() bool }); ok {
+		return own.IsClosed()
+	}
+	conn := tx.Conn()
+	return conn != nil && conn.IsClosed()
 }
 
 // connectionOf returns the connection that the pool is, and nil when it is a pool of several.

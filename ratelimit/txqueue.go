@@ -27,17 +27,19 @@ type queues struct {
 	of    map[bucket.Key]*queue
 	now   func() time.Time
 	limit int
+	wait  time.Duration // for which a transaction queues
 }
 
 // queue is the queue for one bucket: whoever receives from lock is at its head.
 type queue struct {
 	lock     chan struct{}
 	users    int       // transactions in it, at its head included
+	met      int       // conflicts since it was made
 	hotUntil time.Time // when it may be forgotten
 }
 
 func newQueues() *queues {
-	return &queues{of: make(map[bucket.Key]*queue), now: time.Now, limit: maxQueues}
+	return &queues{of: make(map[bucket.Key]*queue), now: time.Now, limit: maxQueues, wait: queueWait}
 }
 
 // conflict notes that transactions met at the buckets, so that the next ones queue.
@@ -46,6 +48,7 @@ func (qs *queues) conflict(buckets []bucket.Key) {
 	defer qs.mu.Unlock()
 	for _, k := range buckets {
 		if q := qs.get(k); q != nil {
+			q.met++
 			q.hotUntil = qs.now().Add(queueMemory)
 		}
 	}
@@ -131,16 +134,23 @@ func (q *queue) wait(ctx context.Context, d time.Duration) bool {
 type tickets struct {
 	queues *queues
 	asked  []bucket.Key // the buckets the last attempt asked for
+	named  []bucket.Key // those of WithQueue
 	held   map[bucket.Key]*queue
 	queued bool          // whether the last attempt held a ticket
 	waited time.Duration // for the tickets of the attempt
+	shared *sharedTicket // in place of those in held, with Config.SharedQueues; else nil
 }
 
 // takeAgain queues, before the first statement of an attempt, for the buckets the one before it asked for, in one
 // order.
 func (t *tickets) takeAgain(ctx context.Context) {
+	if t.shared != nil {
+		t.shared.takeAgain(ctx, t)
+		t.asked = t.asked[:0]
+		return
+	}
 	slices.SortFunc(t.asked, bucket.Key.Compare)
-	deadline := time.Now().Add(queueWait)
+	deadline := time.Now().Add(t.queues.wait)
 	for _, k := range t.asked {
 		t.take(ctx, k, time.Until(deadline))
 	}
@@ -150,9 +160,13 @@ func (t *tickets) takeAgain(ctx context.Context) {
 // Enter queues for the buckets that an open transaction is about to take from. Only its first call waits:
 // later ones hold row locks that the head of the queue may be waiting for.
 func (t *tickets) Enter(ctx context.Context, rows []bucket.Ask) {
+	if t.shared != nil {
+		t.shared.enter(ctx, t, rows)
+		return
+	}
 	deadline := time.Now()
 	if len(t.asked) == 0 {
-		deadline = deadline.Add(queueWait)
+		deadline = deadline.Add(t.queues.wait)
 	}
 	for i := range rows {
 		k := rows[i].Key
@@ -184,6 +198,10 @@ func (t *tickets) take(ctx context.Context, k bucket.Key, d time.Duration) {
 
 // release leaves all queues.
 func (t *tickets) release() {
+	if t.shared != nil {
+		t.shared.release(t)
+		return
+	}
 	t.queued = len(t.held) > 0
 	for _, q := range t.held {
 		t.queues.leave(q, true)

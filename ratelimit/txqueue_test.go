@@ -2,10 +2,13 @@ package ratelimit
 
 import (
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -68,4 +71,39 @@ func TestNestedTransactionsQueue(t *testing.T) {
 		})
 	}))
 	require.Zero(t, limiter.queues.of[met].users, "until the transaction has ended")
+}
+
+// A transaction that reads before it takes is run once where it names the bucket, in the queues of the process and in
+// those of all.
+func TestNamedTransactionsThatReadFirstRunOnce(t *testing.T) {
+	t.Parallel()
+	const workers, rounds = 4, 5
+	for _, shared := range []bool{false, true} {
+		limiter, err := New(postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = workers }), Config{SharedQueues: shared})
+		require.NoError(t, err)
+		limiter.queues.wait = time.Hour
+		request := Define("queued", PerHour(100)).For("key")
+		ctx := WithQueue(t.Context(), request)
+		var attempts atomic.Int64
+		var group sync.WaitGroup
+		for range workers {
+			group.Go(func() {
+				for range rounds {
+					err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+						attempts.Add(1)
+						if _, err := tx.Exec(ctx, `SELECT count(*) FROM pg_class`); err != nil {
+							return err
+						}
+						_, err := limiter.WithTx(tx).Take(ctx, request)
+						return err
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		require.EqualValues(t, workers*rounds, attempts.Load(), "shared: %t", shared)
+	}
 }

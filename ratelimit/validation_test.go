@@ -64,10 +64,12 @@ func verbs(t *testing.T, config ratelimit.Config) map[string]func(...ratelimit.R
 // callsOf returns the calls of a limiter.
 func callsOf(ctx context.Context, limiter *ratelimit.Limiter) map[string]func(...ratelimit.Request) error {
 	return map[string]func(...ratelimit.Request) error{
-		"Take":    func(r ...ratelimit.Request) error { _, err := limiter.Take(ctx, r...); return err },
-		"Reserve": func(r ...ratelimit.Request) error { _, err := limiter.Reserve(ctx, r...); return err },
-		"Check":   func(r ...ratelimit.Request) error { _, err := limiter.Check(ctx, r...); return err },
-		"Reset":   func(r ...ratelimit.Request) error { return limiter.Reset(ctx, r...) },
+		"Take":         func(r ...ratelimit.Request) error { _, err := limiter.Take(ctx, r...); return err },
+		"Reserve":      func(r ...ratelimit.Request) error { _, err := limiter.Reserve(ctx, r...); return err },
+		"Check":        func(r ...ratelimit.Request) error { _, err := limiter.Check(ctx, r...); return err },
+		"TakeUpTo":     func(r ...ratelimit.Request) error { _, _, err := limiter.TakeUpTo(ctx, 3, r...); return err },
+		"CheckReserve": func(r ...ratelimit.Request) error { _, err := limiter.CheckReserve(ctx, r...); return err },
+		"Reset":        func(r ...ratelimit.Request) error { return limiter.Reset(ctx, r...) },
 		"Value": func(r ...ratelimit.Request) error {
 			if len(r) != 1 { // it is about one bucket
 				return limiter.Reset(ctx, r...)
@@ -86,7 +88,7 @@ func TestInvalidKeys(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
 	for _, c := range []struct{ name, key, text string }{
-		{"Empty", "", "it is empty; name who is being limited, or use Global"},
+		{"Empty", "", "it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global"},
 		{"NUL", secret + "\x00", "it holds a NUL byte"},
 		{"NULFirst", "\x00" + secret, "it holds a NUL byte"},
 		{"BadUTF8", secret + "\xff", "it is not valid UTF-8"},
@@ -145,11 +147,38 @@ func TestInvalidCosts(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			calls := verbs(t, ratelimit.Config{})
-			for _, verb := range []string{"TakeAlone", "TakeInTx", "ReserveAlone", "ReserveInTx", "CheckAlone", "CheckInTx"} {
+			for _, verb := range []string{
+				"TakeAlone", "TakeInTx", "ReserveAlone", "ReserveInTx", "CheckAlone", "CheckInTx",
+				"TakeUpToAlone", "TakeUpToInTx", "CheckReserveAlone", "CheckReserveInTx",
+			} {
 				err := calls[verb](limit.For(secret).Cost(c.cost))
 				require.ErrorIs(t, err, c.want, verb)
 				require.ErrorContains(t, err, c.text, verb)
 				require.NotContains(t, err.Error(), secret, verb)
+			}
+		})
+	}
+}
+
+// invalid is a call that is refused before any SQL.
+type invalid struct {
+	name, verb string
+	requests   []ratelimit.Request
+	want       error
+	text       string
+}
+
+// requireInvalid makes the calls outside of a transaction and in one, and checks what they return, which names no key.
+func requireInvalid(t *testing.T, calls []invalid) {
+	t.Helper()
+	for _, c := range calls {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for _, where := range []string{"Alone", "InTx"} {
+				err := verbs(t, ratelimit.Config{})[c.verb+where](c.requests...)
+				require.ErrorIs(t, err, c.want)
+				require.ErrorContains(t, err, c.text)
+				require.NotContains(t, err.Error(), secret)
 			}
 		})
 	}
@@ -169,12 +198,7 @@ func TestInvalidRequests(t *testing.T) {
 		many[i] = limit.For(secret + string(rune('a'+i)))
 	}
 	type requests = []ratelimit.Request
-	for _, c := range []struct {
-		name, verb string
-		requests   requests
-		want       error
-		text       string
-	}{
+	requireInvalid(t, []invalid{
 		{"None", "Take", nil, ratelimit.ErrInvalidRequest, "the call asks for 0 limits; it takes from 1 to 64"},
 		{"NoneReserved", "Reserve", nil, ratelimit.ErrInvalidRequest, "from 1 to 64"},
 		{"NoneReset", "Reset", nil, ratelimit.ErrInvalidRequest, "from 1 to 64"},
@@ -192,17 +216,7 @@ func TestInvalidRequests(t *testing.T) {
 		{"NoReservations", "Reserve", requests{full.For(secret)}, ratelimit.ErrNoReservations, "call Take, or set MaxReserved"},
 		{"NoReservationsInOne", "Reserve", requests{limit.For(secret), full.For(secret)}, ratelimit.ErrNoReservations, `"full"`},
 		{"NoCapacity", "Take", requests{spaced.For(secret)}, ratelimit.ErrCostExceedsCapacity, "can never give more than 0 at once"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for _, where := range []string{"Alone", "InTx"} {
-				err := verbs(t, ratelimit.Config{})[c.verb+where](c.requests...)
-				require.ErrorIs(t, err, c.want)
-				require.ErrorContains(t, err, c.text)
-				require.NotContains(t, err.Error(), secret)
-			}
-		})
-	}
+	})
 }
 
 // TestInvalidLimiters are calls on what New did not return, or that cannot reach a database.

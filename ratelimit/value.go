@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"time"
 
@@ -17,43 +18,66 @@ type Value struct {
 	// AsOf is the instant of the reading on the database's clock.
 	AsOf time.Time
 
+	held *held // nil for the zero Value
+}
+
+// held is what a bucket's row holds, and by which terms. Values share it: it does not change.
+type held struct {
 	terms bucket.Terms
 	state bucket.State
 	rows  []bucket.State // of each row, when the bucket is spread over several
 }
 
 // At returns what the bucket holds at another instant if nothing more is taken: never above the
-// capacity. Instants before the last change of the bucket count as that change.
+// capacity. Instants before the last change of the bucket count as that change. Of a [Concurrency] limit it is the slots that
+// are free then, as leases end, if none is renewed or given back.
 func (v Value) At(instant time.Time) float64 {
-	if v.Limit.policy == nil { // the zero Value, as after an error
+	if v.Limit.isZero() { // the zero Value, as after an error
 		return 0
 	}
-	return v.tokens(clampInstant(instant))
+	return v.held.tokens(clampInstant(instant))
 }
 
 // tokens is Terms.Tokens for what the bucket holds.
-func (v *Value) tokens(now int64) float64 {
-	if v.rows != nil {
-		return v.terms.TokensOf(v.rows, now)
+func (h *held) tokens(now int64) float64 {
+	if h.rows != nil {
+		return h.terms.TokensOf(h.rows, now)
 	}
-	return v.terms.Tokens(v.state, now)
+	if h.terms.Eras == nil { // as mostly
+		return h.terms.Tokens(h.state, now)
+	}
+	terms, state := h.terms.Follow(h.state, now)
+	return terms.Tokens(state, now)
 }
 
 // RetryAfter returns how long from instant it takes until cost tokens can be taken, if nothing more
 // is taken meanwhile: 0 when they can be at once. It returns ErrCostExceedsCapacity when they never can.
 func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error) {
-	if err := checkCost(&v.Limit, cost, v.terms.Capacity); err != nil {
+	d := v.Limit.definition()
+	if err := checkCost(&d, cost, v.capacity()); err != nil {
 		return 0, err
 	}
-	return v.wait(clampInstant(instant), cost, 0), nil
+	if err := checkSlots(v.Limit, cost); err != nil {
+		return 0, err
+	}
+	return v.held.wait(clampInstant(instant), cost, 0), nil
+}
+
+// capacity returns the most tokens that the bucket holds, and 0 for the zero Value.
+func (v *Value) capacity() float64 {
+	if v.held == nil {
+		return 0
+	}
+	return v.held.terms.Capacity
 }
 
 // wait is Terms.Wait for what the bucket holds.
-func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
-	if v.rows != nil {
-		return v.terms.WaitOf(v.rows, now, cost, lowest)
+func (h *held) wait(now int64, cost, lowest float64) time.Duration {
+	if h.rows != nil {
+		return h.terms.WaitOf(h.rows, now, cost, lowest)
 	}
-	return v.terms.Wait(v.state, now, cost, lowest)
+	terms, state := h.terms.Follow(h.state, now)
+	return terms.Wait(state, now, cost, lowest)
 }
 
 // Take returns what the bucket would hold, and what a call would be told, if cost tokens were taken at an instant: the
@@ -65,6 +89,7 @@ func (v *Value) wait(now int64, cost, lowest float64) time.Duration {
 // A cost that is no number of tokens, or more than the limit can ever give, is refused with a RetryAfter of 250 years,
 // the longest there is; so is every cost of the zero Value. RetryAfter, the method, says with an error what is wrong.
 // Of a limit with Shards it takes from all rows together, as a call does that finds too few tokens in the one it tries.
+// Of a [Concurrency] limit it acquires slots, which are whole.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	after, r := v.step(instant, cost, false)
 	return after, r.Decision
@@ -83,28 +108,34 @@ func (v Value) Reserve(instant time.Time, cost float64) (Value, Reservation) {
 // step is Reserve, or else Take, which owes nothing and names no ReadyAt.
 func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reservation) {
 	now := clampInstant(instant)
-	if v.Limit.policy == nil {
-		return v, Reservation{Decision: State{Cost: cost, RetryAfter: longestWait}.asDecision(time.UnixMicro(now))}
+	if v.Limit.isZero() {
+		one := &single{states: [1]State{{Cost: cost, RetryAfter: longestWait}}}
+		return v, Reservation{Decision: one.decision(time.UnixMicro(now))}
 	}
-	ask, answer := v.ask(cost), v.answer(now)
-	invalid := limitDebt(&ask, &v.Limit, reserve) != nil
+	h := *v.held
+	h.terms, h.state = h.terms.Follow(h.state, now)
+	ask, answer := bucket.Ask{Terms: h.terms, Cost: cost}, h.answer(now)
+	d := v.Limit.definition()
+	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitDebt(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
 	switch {
 	case invalid:
 	case cost == 0: // which writes nothing
-		answer.Allowed = v.tokens(now) >= ask.Lowest
+		answer.Allowed = h.tokens(now) >= ask.Lowest
 	case answer.Rows != nil:
-		answer.Allowed = v.terms.TakeRows(answer.Rows, now, cost, ask.Lowest)
+		answer.Allowed = h.terms.TakeRows(answer.Rows, now, cost, ask.Lowest)
 	default:
-		answer.State, answer.Allowed = v.terms.Take(answer.State, now, cost, ask.Lowest)
+		answer.State, answer.Allowed = h.terms.Take(answer.State, now, cost, ask.Lowest)
 	}
 	if answer.Rows != nil {
 		answer.SetRows(&ask, answer.Rows) // each row has grown by itself, whatever was decided
 	}
-	s := stateOf(&v.Limit, &ask, &answer)
+	one := &single{}
+	s := &one.states[0]
+	setState(s, v.Limit, &ask, &answer, &one.held)
 	if invalid {
 		s.RetryAfter = longestWait
 	}
-	r := Reservation{Decision: s.asDecision(s.Value.AsOf)}
+	r := Reservation{Decision: one.decision(s.Value.AsOf)}
 	if reserve && r.Allowed {
 		r.ReadyAt = r.At.Add(ask.ReadyAfter(answer))
 	}
@@ -113,29 +144,34 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 
 // Full returns the value, at an instant, of a bucket that nobody has used: the first one of a simulation. The request's
 // cost does not matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, where no
-// secret is known.
+// secret is known. A [CalendarWindow] begins when the time zone data of this program say; where they do not have its zone, the
+// value is the zero Value.
 func (r Request) Full(instant time.Time) Value {
-	if r.limit.policy == nil {
+	if r.limit.isZero() {
 		return Value{}
 	}
 	now := clampInstant(instant)
 	ask := bucket.Ask{Terms: r.limit.termsFor(r.key)}
+	if ask.Terms.FollowsCalendar() {
+		known, err := new(localCalendars).at(ask.Terms, now)
+		if err != nil {
+			return Value{}
+		}
+		ask.Terms = known
+	}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
 	if ask.Sharded() {
 		shard := ask.Terms.OfShard()
 		answer.SetRows(&ask, slices.Repeat([]bucket.State{shard.Full(now)}, int(ask.Terms.Shards)))
 	}
-	return stateOf(&r.limit, &ask, &answer).Value
+	return stateOf(r.limit, &ask, &answer, &held{}).Value
 }
 
-// ask returns a request for cost tokens of the value's bucket.
-func (v *Value) ask(cost float64) bucket.Ask { return bucket.Ask{Terms: v.terms, Cost: cost} }
-
 // answer returns what a call at now would find in the bucket, with a wrong clock in it put right.
-func (v *Value) answer(now int64) bucket.Answer {
-	a := bucket.Answer{Now: now, State: v.terms.FixClock(v.state, now)}
-	if v.rows != nil {
-		a.Rows = v.terms.FixClocks(v.rows, now)
+func (h *held) answer(now int64) bucket.Answer {
+	a := bucket.Answer{Now: now, State: h.terms.FixClock(h.state, now)}
+	if h.rows != nil {
+		a.Rows = h.terms.FixClocks(h.rows, now)
 	}
 	return a
 }
@@ -153,50 +189,110 @@ func clampInstant(instant time.Time) int64 {
 
 // valueJSON is what projecting a Value takes, and nothing else.
 type valueJSON struct {
-	Limit     string  `json:"limit"`
-	Algorithm string  `json:"algorithm"`
-	Rate      float64 `json:"rate"`
-	Period    int64   `json:"period_us"`
-	Capacity  float64 `json:"capacity"`
-	Start     int64   `json:"start_us,omitempty"`
-	Value     float64 `json:"value"`
-	TS        int64   `json:"ts_us"`
-	Now       int64   `json:"now_us"`
+	Limit     string    `json:"limit"`
+	Algorithm string    `json:"algorithm"`
+	Rate      float64   `json:"rate,omitempty"`
+	Period    int64     `json:"period_us,omitempty"`
+	Capacity  float64   `json:"capacity"`
+	Start     int64     `json:"start_us,omitempty"`
+	Windows   []windows `json:"windows,omitempty"`
+	Slices    int32     `json:"slices,omitempty"`
+	Lease     int64     `json:"lease_us,omitempty"`
+	Value     *float64  `json:"value,omitempty"`
+	Totals    []float64 `json:"totals,omitempty"`
+	Ends      []int64   `json:"ends_us,omitzero"`
+	TS        int64     `json:"ts_us"`
+	Now       int64     `json:"now_us"`
 }
 
+// windows are those of a calendar that follow each other and are of one length.
+type windows struct {
+	Period int64 `json:"period_us"`
+	Start  int64 `json:"start_us,omitempty"`
+	Until  int64 `json:"until_us,omitempty"`
+}
+
+// windowsFrom returns the windows of the terms, and those that follow.
+func windowsFrom(t bucket.Terms) (all []windows) {
+	for {
+		next, from, found := t.Next()
+		all = append(all, windows{Period: t.Step, Start: startOf(t), Until: from})
+		if !found {
+			return all
+		}
+		t = next
+	}
+}
+
+// startOf returns the first instant since 1970 at which a step begins.
+func startOf(t bucket.Terms) int64 { return (t.Phase%t.Step + t.Step) % t.Step }
+
 // MarshalJSON returns the bucket as a client needs it to project it with the same answers to the last bit,
-// which the JavaScript module of package httplimit/client does. No key is in it. The zero Value is null. Of a limit
-// with Shards it holds the sum of the rows, and a projection of that is right only while the rows are level.
+// which the JavaScript module of package httplimit/client does. No key is in it, and no lease by which it could be
+// released. The zero Value is null. Of a limit with Shards it holds the sum of the rows, and a projection of that is right
+// only while the rows are level.
 //
 //	limit                     the limit's name
-//	algorithm                 "token bucket" or "fixed window"
-//	rate, period_us           rate tokens arrive each period, continuously or when a window begins
-//	capacity                  the most it holds
-//	start_us                  0 <= start_us < period_us: a window begins there (fixed window; absent is 0)
-//	value, ts_us              value tokens were held at ts_us, negative while reservations are owed
+//	algorithm                 "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"
+//	rate, period_us           rate tokens arrive each period, continuously or when a window begins; of a sliding window
+//	                          the most in any period. None for concurrency, and a calendar window has no period
+//	capacity                  the most tokens, or slots, that it holds
+//	start_us                  0 <= start_us < a window, or a slice: one begins there (fixed and sliding window; absent is 0)
+//	windows                   when windows begin from ts_us on: those up to until_us are period_us long, and one begins at start_us
+//	                          since 1970; those after the last until_us are estimated (calendar window)
+//	slices, totals            what was ever taken: up to ts_us, and up to the ends of the slices before that of ts_us, the newest
+//	                          first. Each is period_us / slices long, and before the last of up to slices + 2 totals nothing was
+//	                          taken that counts (sliding window)
+//	lease_us, ends_us         how long a lease is, and when that of each slot that was held at ts_us ends, in order
+//	                          (concurrency)
+//	value, ts_us              value tokens were held at ts_us, negative while reservations are owed. No value for concurrency
 //	now_us                    AsOf
 //
 // Spans and instants are whole microseconds, instants since 1970. A client whose numbers are float64 has
 // them exactly until the year 2255, when they reach 2^53; that is why start_us is the first window since
 // 1970, and not the far earlier one that the statements count from.
 func (v Value) MarshalJSON() ([]byte, error) {
-	if v.Limit.policy == nil {
+	if v.Limit.isZero() {
 		return []byte("null"), nil
 	}
-	t := v.terms
+	t, state := v.held.terms, v.held.state
 	out := valueJSON{
-		Limit:     v.Limit.name,
-		Algorithm: "token bucket",
-		Rate:      t.Rate,
-		Period:    t.Step * int64(t.Steps),
-		Capacity:  t.Capacity,
-		Value:     v.state.Value,
-		TS:        v.state.TS,
-		Now:       v.AsOf.UnixMicro(),
+		Limit:    v.Limit.Name(),
+		Rate:     t.Rate,
+		Period:   t.Step * int64(t.Steps),
+		Capacity: t.Capacity,
+		Start:    startOf(t),
+		Value:    &state.Value,
+		TS:       state.TS,
+		Now:      v.AsOf.UnixMicro(),
 	}
-	if t.Step > 1 { // windows of a microsecond are a token bucket
-		out.Algorithm = "fixed window"
-		out.Start = (t.Phase%t.Step + t.Step) % t.Step
+	switch rule := t.Rule.(type) {
+	case bucket.Sliding:
+		out.Algorithm, out.Slices = "sliding window", rule.Slices
+		out.Totals, out.TS = rule.Counted(t, state, out.Now)
+	case bucket.Concurrent:
+		out.Algorithm, out.Lease, out.Ends = "concurrency", rule.Lease, endsOf(state)
+		out.Rate, out.Period, out.Start, out.Value = 0, 0, 0, nil
+	default:
+		switch {
+		case t.OnWindows():
+			out.Algorithm, out.Windows = "calendar window", windowsFrom(t)
+			out.Period, out.Start = 0, 0
+		case t.Step > 1:
+			out.Algorithm = "fixed window"
+		default: // windows of a microsecond are a token bucket
+			out.Algorithm = "token bucket"
+		}
 	}
 	return json.Marshal(out)
+}
+
+// endsOf returns when the lease of each slot ends that a row has.
+func endsOf(s bucket.State) []int64 {
+	ends := []int64{}
+	for _, lease := range s.Leases() {
+		ends = append(ends, slices.Repeat([]int64{lease.End}, int(min(max(lease.Slots, 0), maxSlots)))...)
+	}
+	slices.Sort(ends)
+	return ends
 }

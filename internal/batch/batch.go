@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
@@ -117,6 +118,10 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 		if w.Call.left { // by itself it would not take any more, either
 			continue
 		}
+		if w.Call.unclaim() {
+			w.Call.Answer(w.Call.ctx.Err())
+			continue
+		}
 		f := byRow[w.Row]
 		if f == nil {
 			f = &batch[T]{cancel: noCancel, started: time.Now(), slow: true, waitFor: &w.Row}
@@ -128,6 +133,7 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 			byRow[w.Row] = f
 		}
 		w.Call.batch = f
+		w.Call.holders.Add(1)
 		f.calls = append(f.calls, w.Call)
 		f.unanswered.Add(1)
 	}
@@ -143,16 +149,24 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 // nil, and counts it no more.
 func (b *Batcher[T]) start() *batch[T] {
 	defer b.armSlowTimer()
-	f := &batch[T]{cancel: noCancel}
-	if f.calls = b.pick(); len(f.calls) == 0 {
+	calls := b.pick()
+	var f *batch[T]
+	switch len(calls) {
+	case 0:
 		b.batches--
 		return nil
+	case 1:
+		f = &calls[0].own
+	default:
+		f = &batch[T]{}
 	}
+	f.calls, f.cancel = calls, noCancel
 	f.unanswered.Store(int32(len(f.calls)))
 	f.started = time.Now()
 	b.inFlight = append(b.inFlight, f)
 	for _, c := range f.calls {
 		c.batch = f
+		c.holders.Add(1)
 		for _, n := range c.needs {
 			f.keep(n.use)
 		}
@@ -167,7 +181,7 @@ func (b *Batcher[T]) start() *batch[T] {
 // pick takes the calls of the next batch from the queue: those whose buckets no batch keeps, and no earlier call that
 // stays asks for. A call whose bucket a slow batch keeps is parked behind that batch, where it is in nobody's way.
 func (b *Batcher[T]) pick() []*Call[T] {
-	calls := make([]*Call[T], 0, min(b.queued, maxCalls))
+	var calls []*Call[T]
 	var stay map[bucket.Key]struct{}
 	kept := b.queue[:0]
 	for i, c := range b.queue {
@@ -192,6 +206,9 @@ func (b *Batcher[T]) pick() []*Call[T] {
 			}
 			kept = append(kept, c)
 		case c.stage.CompareAndSwap(stageWaiting, stageInBatch):
+			if calls == nil {
+				calls = c.room(min(b.queued, maxCalls))
+			}
 			calls = append(calls, c)
 			b.count(c, -1)
 		default: // it left this moment, and is being forgotten by its caller
@@ -267,18 +284,20 @@ func (f *batch[T]) slowAfter() time.Duration {
 func (b *Batcher[T]) runAlone(ctx context.Context, f *batch[T]) (answered bool, err error) {
 	var blocked []Blocked[T]
 	c := f.calls[0]
+	c.Owner = nil // a hook of the pool may keep c.bounded
+
 	defer func() { // whatever ends it, a panic too, those behind it go on
-		if len(blocked) == 0 && !c.stage.CompareAndSwap(stageInBatch, stageAnswered) {
+		if len(blocked) == 0 && !c.end() {
 			<-c.done // its time is over, but here is its answer
 		}
 		if next := b.next(f, blocked); next != nil {
 			go b.run(next)
 		}
 	}()
-	if !c.deadline.IsZero() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, c.deadline)
-		defer cancel()
+	if c.due != 0 {
+		b.bound(&c.bounded, ctx, b.made.Add(c.due))
+		defer b.unbound(&c.bounded)
+		ctx = &c.bounded
 	}
 	blocked, err = b.decider.RunAlone(ctx, c.Of)
 	return len(blocked) == 0, err
@@ -305,7 +324,12 @@ func (b *Batcher[T]) run(f *batch[T]) {
 		b.mu.Unlock()
 		blocked := b.decider.Run(ctx, f.of(), f.waitFor)
 		cancel()
+		runtime.Gosched() // those who were answered and come back at once go along, in place of waiting for another batch
+		calls := f.calls  // which may be a part of the only one of them, as f may
 		f = b.next(f, blocked)
+		for _, c := range calls {
+			c.Done()
+		}
 	}
 }
 
@@ -324,7 +348,8 @@ func (f *batch[T]) abandon(panicked any) {
 		panicked = fmt.Sprintf("%v\n\n%s", panicked, debug.Stack())
 	}
 	for _, c := range f.calls {
-		if c.stage.Load() == stageInBatch {
+		switch c.stage.Load() {
+		case stageInBatch, stageClaimed, stageGivenUp:
 			c.panicked = panicked
 			c.Answer(errAbandoned)
 		}

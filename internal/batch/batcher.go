@@ -4,6 +4,7 @@ package batch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -36,7 +37,8 @@ type Options struct {
 
 // Batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
 // itself. Calls that come while all batches are in flight wait for the next batch to end, and go together.
-// Nothing is held back for company.
+// Nothing is held back for company: a batch that was answered only lets those run who can, once, before the next one
+// takes those who wait. Of callers who come back at once half go together then, and not a third.
 //
 // The calls for one bucket are answered in the order in which they came. A bucket is in one batch at a time. A call does
 // not overtake an earlier call for any of its buckets, unless the earlier call waits for a row that somebody holds. When a
@@ -48,6 +50,8 @@ type Batcher[T any] struct {
 	decider Decider[T]
 	options Options
 	spare   sync.Pool // of *chan struct{}, for Call.done
+	endings endings   // for Call.bounded
+	made    time.Time // what Call.due counts from
 
 	mu       sync.Mutex
 	queue    []*Call[T]             // in the order they came; some have left
@@ -55,6 +59,7 @@ type Batcher[T any] struct {
 	parked   int                    // calls that wait behind slow batches
 	arrivals uint64                 // calls so far
 	uses     map[bucket.Key]*use[T] // the buckets that a call waits for, or a batch keeps from others
+	latest   *use[T]                // the one of uses that was asked for last; nil: it is there no more
 	unused   []*use[T]
 	batches  int // in flight, or about to start
 	inFlight []*batch[T]
@@ -70,15 +75,22 @@ type Batcher[T any] struct {
 
 // New returns a Batcher whose calls decider answers.
 func New[T any](decider Decider[T], options Options) *Batcher[T] {
-	return &Batcher[T]{decider: decider, options: options, uses: make(map[bucket.Key]*use[T]), ended: make(chan struct{})}
+	return &Batcher[T]{
+		decider: decider, options: options, made: time.Now(), uses: make(map[bucket.Key]*use[T]), ended: make(chan struct{}),
+	}
 }
 
 // Do answers c, by itself or as one of a batch.
 func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
 	if b.options.Apart {
-		return b.decideOne(ctx, c)
+		return b.doApart(ctx, c)
 	}
-	c.ctx, c.deadline = ctx, b.deadline(ctx)
+	if c.Awaited { // its time ends its context, so that nobody else ends the call
+		bounded, cancel := Bounded(ctx, b.options.Timeout)
+		defer cancel()
+		ctx = bounded
+	}
+	c.ctx, c.due = ctx, b.due(ctx)
 	done, _ := b.spare.Get().(*chan struct{})
 	if done == nil {
 		done = new(chan struct{})
@@ -106,8 +118,8 @@ func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
 	return b.wait(ctx, c)
 }
 
-// decideOne answers c by itself where calls are not folded. It counts as a batch, for Close to wait for.
-func (b *Batcher[T]) decideOne(ctx context.Context, c *Call[T]) error {
+// doApart answers c by itself, and not as one of a batch. It counts as a batch, for Close to wait for.
+func (b *Batcher[T]) doApart(ctx context.Context, c *Call[T]) error {
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
@@ -121,8 +133,11 @@ func (b *Batcher[T]) decideOne(ctx context.Context, c *Call[T]) error {
 		b.batches--
 		b.signal()
 	}()
-	ctx, cancel := Bounded(ctx, b.options.Timeout)
-	defer cancel()
+	if due := b.due(ctx); due != 0 {
+		b.bound(&c.bounded, ctx, b.made.Add(due))
+		defer b.unbound(&c.bounded)
+		ctx = &c.bounded
+	}
 	return b.decider.DecideOne(ctx, c.Of)
 }
 
@@ -151,6 +166,7 @@ func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 	if !b.sweeping {
 		b.armTimeoutTimer()
 	}
+	c.holders.Store(1)
 	b.arrivals++
 	c.arrival = b.arrivals
 	if keeper != nil && keeper.slow && !c.isQueuedFor(keeper) {
@@ -172,10 +188,15 @@ func (b *Batcher[T]) full() bool { return b.batches-b.slow >= maxRunning || b.wi
 
 // wait waits until c is answered, or its context ends.
 func (b *Batcher[T]) wait(ctx context.Context, c *Call[T]) error {
+	ended := ctx.Done()
+	if ended == nil { // to wait for one takes half the time of a select
+		<-c.done
+		return c.result()
+	}
 	select {
 	case <-c.done:
 		return c.result()
-	case <-ctx.Done():
+	case <-ended:
 	}
 	b.mu.Lock()
 	left := b.giveUp(c)
@@ -183,24 +204,36 @@ func (b *Batcher[T]) wait(ctx context.Context, c *Call[T]) error {
 	if left {
 		return ctx.Err()
 	}
-	<-c.done // it was answered this moment
-	return c.result()
+	<-c.done // it was answered this moment, or it is Awaited
+	if err := c.result(); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return ctx.Err() // all callers of the batch have given up, each for a reason of its own
 }
 
-// giveUp ends the wait of a call that has no answer, and reports whether it had none.
+// giveUp ends the wait of a call that has no answer, and reports whether it left. A call that is Awaited and was claimed
+// does not, but its batch goes on only while somebody else waits.
 func (b *Batcher[T]) giveUp(c *Call[T]) bool {
 	switch {
 	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
 		b.leave(c)
 	case c.stage.CompareAndSwap(stageInBatch, stageLeft):
 		c.left = true
-		if c.batch.unanswered.Add(-1) == 0 {
-			c.batch.cancel()
-		}
+		c.batch.goWithout()
+	case c.stage.CompareAndSwap(stageClaimed, stageGivenUp):
+		c.batch.goWithout()
+		return false
 	default:
 		return false
 	}
 	return true
+}
+
+// goWithout ends the batch when the caller who gives up was the last who waited for it.
+func (f *batch[T]) goWithout() {
+	if f.unanswered.Add(-1) == 0 {
+		f.cancel()
+	}
 }
 
 // leave forgets a call whose caller gave up before it was in a batch.
@@ -280,12 +313,13 @@ func bounds(ctx context.Context, timeout time.Duration) bool {
 	return !ends || time.Until(deadline) > timeout
 }
 
-// deadline returns when a call that is made now ends; the zero time when its context ends it sooner, or never.
-func (b *Batcher[T]) deadline(ctx context.Context) time.Time {
+// due returns when a call that is made now ends, since the Batcher was made: to read that clock takes half the time. It is 0
+// when its context ends it sooner, or never.
+func (b *Batcher[T]) due(ctx context.Context) time.Duration {
 	if !bounds(ctx, b.options.Timeout) {
-		return time.Time{}
+		return 0
 	}
-	return time.Now().Add(b.options.Timeout)
+	return time.Since(b.made) + b.options.Timeout
 }
 
 // armTimeoutTimer sees to it that calls whose time is over end, as long as there are calls.
@@ -298,7 +332,7 @@ func (b *Batcher[T]) armTimeoutTimer() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.sweeping = false
-		for _, c := range b.overdue(time.Now()) {
+		for _, c := range b.overdue(time.Since(b.made)) {
 			if b.giveUp(c) {
 				c.err = context.DeadlineExceeded
 				c.done <- struct{}{}
@@ -311,10 +345,10 @@ func (b *Batcher[T]) armTimeoutTimer() {
 }
 
 // overdue returns the calls whose time is over.
-func (b *Batcher[T]) overdue(now time.Time) (over []*Call[T]) {
+func (b *Batcher[T]) overdue(now time.Duration) (over []*Call[T]) {
 	add := func(calls []*Call[T]) {
 		for _, c := range calls {
-			if !c.deadline.IsZero() && now.After(c.deadline) {
+			if c.due != 0 && now > c.due {
 				over = append(over, c)
 			}
 		}

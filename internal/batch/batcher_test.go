@@ -40,7 +40,11 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 		if random.IntN(4) == 0 {
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(random.Int64N(int64(20*pace))))
 		}
-		lasts := min(time.Duration(random.ExpFloat64()*float64(2*time.Millisecond)), slowAfter-time.Microsecond)
+		lasts, writes := min(time.Duration(random.ExpFloat64()*float64(2*time.Millisecond)), slowAfter/2-time.Microsecond), time.Duration(0)
+		look := random.IntN(6) == 0
+		if !look && random.IntN(2) == 0 {
+			writes = time.Duration(1 + random.Int64N(int64(slowAfter/2)))
+		}
 		if random.IntN(long) == 0 && slow {
 			lasts *= 100
 		}
@@ -50,7 +54,7 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 		for i, key := range keys {
 			names[i] = fmt.Sprint(key)
 		}
-		p := w.make(ctx, &job{seq: n, look: random.IntN(6) == 0}, lasts, nil, names...)
+		p := w.make(ctx, &job{seq: n, look: look, writes: writes}, lasts, nil, names...)
 		context.AfterFunc(ctx, cancel)
 		all = append(all, p)
 		if random.IntN(8) == 0 {
@@ -66,6 +70,7 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 	time.Sleep(time.Minute) // the batches of those that gave up end
 	w.requireEmpty()
 	for _, p := range all {
+		require.True(t, !p.Awaited || p.Of.written == (p.err == nil), "its caller knows what became of it")
 		if p.err != nil {
 			require.True(t, errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded), "%v", p.err)
 			require.LessOrEqual(t, w.started[p.call], 1)

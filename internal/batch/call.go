@@ -16,6 +16,11 @@ type Call[T any] struct {
 	// HasShards is whether the call takes from one bucket that has several rows. As one row may be held and another free,
 	// it then goes to Decider.Run also when it is the only call of its batch.
 	HasShards bool
+	// Awaited is whether the caller, when its context ends, waits to hear what has become of a call that a batch has
+	// claimed, so that it can be undone. A caller who gives up sooner leaves the call, and the batch does nothing for it.
+	Awaited bool
+	// Owner is who uses the call again; nil: nobody does. See Done.
+	Owner Owner
 
 	needs   []need[T]  // what it takes from, until it is in a batch or has left
 	oneNeed [1]need[T] // what needs is when there is one
@@ -23,14 +28,25 @@ type Call[T any] struct {
 	err      error
 	panicked any // what its batch panicked with
 
-	ctx      context.Context //nolint:containedctx // the batch that answers the call carries on its values
-	deadline time.Time       // when it ends unless ctx ends it sooner; none when zero
-	done     chan struct{}
-	stage    atomic.Int32
-	batch    *batch[T]
-	left     bool      // whether its batch was told that the caller gave up
-	blocker  *batch[T] // the slow batch that it waits behind; nil: it is in the queue, or waits no more
-	arrival  uint64    // its number, in the order of arrival
+	ctx     context.Context //nolint:containedctx // the batch that answers the call carries on its values
+	due     time.Duration   // when it ends unless ctx ends it sooner, by Batcher.made; none when 0
+	done    chan struct{}
+	stage   atomic.Int32
+	batch   *batch[T]
+	own     batch[T]    // what batch is when it is picked by itself
+	oneCall [1]*Call[T] // the calls of that
+	bounded callContext // what it runs with on the goroutine of its caller
+	left    bool        // whether its batch was told that the caller gave up
+	blocker *batch[T]   // the slow batch that it waits behind; nil: it is in the queue, or waits no more
+	arrival uint64      // its number, in the order of arrival
+
+	holders atomic.Int32 // its caller, and the batches that may look at it
+}
+
+// Owner is who uses a call again.
+type Owner interface {
+	// Free is told that nobody looks at the call any more: neither its caller, nor a batch that it was in.
+	Free()
 }
 
 // need is a bucket that a call takes from.
@@ -49,6 +65,23 @@ func (c *Call[T]) Needs(n int, key func(i int) bucket.Key) {
 	}
 }
 
+// Done tells that the caller, to whom Do has returned no error, looks at the call no more. A call whose caller does not say
+// so is not used again, as when he left or panics while his batch may look at it; nor is one that was made by itself, as
+// others may have kept the context that is a part of it.
+func (c *Call[T]) Done() {
+	if c.Owner != nil && c.holders.Add(-1) == 0 {
+		c.Owner.Free()
+	}
+}
+
+// room returns the room for the calls of a batch that c is the first of.
+func (c *Call[T]) room(n int) []*Call[T] {
+	if n == 1 {
+		return c.oneCall[:0]
+	}
+	return make([]*Call[T], 0, n)
+}
+
 // Blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
 type Blocked[T any] struct {
 	Call *Call[T]
@@ -61,17 +94,45 @@ type Blocked[T any] struct {
 const (
 	stageWaiting  int32 = iota
 	stageInBatch        // the batch is on its way
+	stageClaimed        // it is decided on, and its caller hears of that
+	stageGivenUp        // it was claimed, its caller gave up, and waits for the answer all the same
 	stageAnswered       // by its batch
 	stageLeft           // its caller gave up
 )
 
+// Claim reports whether the call is to be decided on: unless it is Awaited and its caller has left. It is asked when
+// nothing is waited for any more, in the transaction that decides.
+func (c *Call[T]) Claim() bool {
+	if !c.Awaited {
+		return true
+	}
+	c.stage.CompareAndSwap(stageInBatch, stageClaimed)
+	return c.stage.Load() != stageLeft
+}
+
 // Answer answers the call, unless it was answered before or its caller has left.
 func (c *Call[T]) Answer(err error) {
-	if c.stage.CompareAndSwap(stageInBatch, stageAnswered) {
+	switch {
+	case c.end(): // its caller waits
 		c.err = err
 		c.batch.unanswered.Add(-1)
-		c.done <- struct{}{}
+	case c.stage.CompareAndSwap(stageGivenUp, stageAnswered):
+		c.err = err
+	default:
+		return
 	}
+	c.done <- struct{}{}
+}
+
+// end makes the call answered, unless its caller gave up.
+func (c *Call[T]) end() bool {
+	return c.stage.CompareAndSwap(stageInBatch, stageAnswered) || c.stage.CompareAndSwap(stageClaimed, stageAnswered)
+}
+
+// unclaim has a claimed call wait again, as nothing was done for it. It reports whether its caller gave up.
+func (c *Call[T]) unclaim() (givenUp bool) {
+	c.stage.CompareAndSwap(stageClaimed, stageInBatch)
+	return c.stage.Load() == stageGivenUp
 }
 
 // StartAlone makes the call a batch that no Batcher runs, so that a Decider can be tried by itself. Result waits for what
@@ -109,8 +170,12 @@ const maxUnused = 1000
 
 // use returns what is known of a bucket, which is nothing yet where nobody uses it.
 func (b *Batcher[T]) use(key bucket.Key) *use[T] {
+	if u := b.latest; u != nil && u.key == key { // as mostly where many ask for one
+		return u
+	}
 	u := b.uses[key]
 	if u != nil {
+		b.latest = u
 		return u
 	}
 	if n := len(b.unused); n > 0 {
@@ -119,7 +184,7 @@ func (b *Batcher[T]) use(key bucket.Key) *use[T] {
 		u = &use[T]{}
 	}
 	u.key = key
-	b.uses[key] = u
+	b.uses[key], b.latest = u, u
 	return u
 }
 
@@ -129,6 +194,9 @@ func (b *Batcher[T]) dropUnused(u *use[T]) {
 		return
 	}
 	delete(b.uses, u.key)
+	if b.latest == u {
+		b.latest = nil
+	}
 	if *u = (use[T]{}); len(b.unused) < maxUnused {
 		b.unused = append(b.unused, u)
 	}

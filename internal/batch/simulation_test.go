@@ -20,7 +20,12 @@ type job struct {
 	seq  int // its number, in the order of arrival
 	look bool
 	deaf bool // whether what decides on it goes on when its context has ended
-	keys []string
+	// writes is how long it takes to write what was decided. A call for which that is not 0 is Awaited.
+	writes  time.Duration
+	held    string // the row that turns out to be held once it was claimed
+	claimed bool
+	written bool // whether it was claimed, and its batch came to the end
+	keys    []string
 }
 
 type call = Call[job]
@@ -84,7 +89,12 @@ func (w *simulation) Run(ctx context.Context, jobs []*job, waitFor *bucket.Key) 
 	if len(free) > 0 {
 		err := w.answer(ctx, free)
 		for _, c := range free {
-			c.Answer(err)
+			if row := c.Of.held; row != "" && err == nil {
+				c.Of.held = ""
+				waiting = append(waiting, Blocked[job]{Call: c, Row: keyOf(row)})
+			} else {
+				c.Answer(err)
+			}
 		}
 	}
 	return waiting
@@ -139,6 +149,20 @@ func (w *simulation) answer(ctx context.Context, calls []*call) error {
 	case <-time.After(lasts):
 	case <-ended:
 		return ctx.Err()
+	}
+	var writes time.Duration
+	for _, c := range calls {
+		if c.Of.claimed = c.Claim(); c.Of.claimed {
+			writes = max(writes, c.Of.writes)
+		}
+	}
+	select {
+	case <-time.After(writes):
+	case <-ended:
+		return ctx.Err()
+	}
+	for _, c := range calls {
+		c.Of.written = c.Of.claimed
 	}
 	if crash != nil {
 		crash()
@@ -203,7 +227,7 @@ func (w *simulation) ask(ctx context.Context, lasts time.Duration, keys ...strin
 
 func (w *simulation) make(ctx context.Context, j *job, lasts time.Duration, crash func(), keys ...string) *pending {
 	c := &j.call
-	j.keys, c.Of = keys, j
+	j.keys, c.Of, c.Awaited = keys, j, j.writes > 0
 	if !j.look {
 		c.Needs(len(keys), func(i int) bucket.Key { return keyOf(keys[i]) })
 	}

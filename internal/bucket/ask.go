@@ -1,14 +1,21 @@
 package bucket
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Ask is what a call asks of one bucket, or of one row of a bucket that is spread over several.
 type Ask struct {
 	Key    Key
 	Terms  Terms
 	Cost   float64
+	Asked  float64 // what the cost is without its price, where it has one; else 0
 	Lowest float64 // the least value that may remain
 	Most   float64 // what a credit may fill the bucket to, where that is more than its capacity
+
+	Lender *Key          // the bucket that pays when this one has too little, and is charged when it has enough; nil: none
+	Within time.Duration // how soon nothing may be owed any more; 0: however late
 
 	Unenforced bool // whether the limit refuses nobody and delays nobody
 	MayOwe     bool // whether Lowest is what the terms allow to be owed
@@ -20,6 +27,39 @@ func (a *Ask) SetNow(now int64) {
 	if a.MayOwe {
 		a.Lowest = -a.Terms.MaxDebt
 	}
+	a.AllowPrice()
+}
+
+// Price returns what the cost was multiplied by.
+func (a *Ask) Price() float64 {
+	if a.Asked == 0 {
+		return 1
+	}
+	return a.Cost / a.Asked
+}
+
+// BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
+func (a *Ask) BoundPrice() {
+	if a.Asked > 0 && (a.Terms.Calendar.Unit != 0 || a.Terms.Followed().Unit != 0) {
+		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
+	}
+}
+
+// AllowPrice has a full bucket give what the ask costs, into debt, where it would give what is asked without a price: a price
+// makes no request impossible.
+func (a *Ask) AllowPrice() {
+	if a.Asked == 0 {
+		return
+	}
+	a.BoundPrice()
+	lowest := 0.0
+	if a.MayOwe {
+		lowest = -a.Terms.MaxDebt
+	}
+	if a.Asked-a.Terms.Capacity+lowest <= a.Asked*1e-12 { // but for a rounding
+		lowest = min(lowest, a.Terms.Capacity-a.Cost)
+	}
+	a.Lowest = lowest
 }
 
 // Answer is what was decided on an Ask.
@@ -30,6 +70,8 @@ type Answer struct {
 	Rows    []State // of each row, when the bucket is spread over several
 	Held    bool    // whether somebody holds the row, so that nothing was decided
 	Absent  bool    // whether there is no row, and State is that of a full one
+
+	Borrowed bool // whether the lender paid
 }
 
 // Sharded reports whether the bucket is spread over several rows.
@@ -38,7 +80,7 @@ func (a *Ask) Sharded() bool { return a.Terms.Shards > 1 }
 // OfShard returns the ask for one row of the bucket. What it costs is left to the caller.
 func (a *Ask) OfShard(shard int32) Ask {
 	row := *a
-	row.Key.Shard, row.Terms, row.Cost, row.Lowest = shard, a.Terms.OfShard(), 0, 0
+	row.Key.Shard, row.Terms, row.Cost, row.Asked, row.Lowest = shard, a.Terms.OfShard(), 0, 0, 0
 	return row
 }
 
@@ -87,7 +129,7 @@ func AnyEras(asks []Ask) bool {
 // AnyReshaped reports whether one of the buckets has to be looked at as a whole; see Terms.Reshaped.
 func AnyReshaped(asks []Ask) bool {
 	for i := range asks {
-		if asks[i].Terms.Reshaped() {
+		if t := &asks[i].Terms; t.Eras != nil && t.Reshaped() {
 			return true
 		}
 	}
@@ -132,6 +174,50 @@ func (a *Ask) ReadyAfter(r Answer) time.Duration {
 	return a.Terms.Wait(r.State, r.Now, 0, 0)
 }
 
+// isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
+func (a *Ask) isSoonEnough(after []State, now int64) bool {
+	return a.Within == 0 || a.Unenforced || a.owesFor(after, now) <= a.Within
+}
+
+// owesFor returns how long it takes until the bucket, whose rows these are, owes nothing any more.
+func (a *Ask) owesFor(rows []State, now int64) time.Duration {
+	r := Answer{Now: now}
+	r.SetRows(a, rows)
+	return a.ReadyAfter(r)
+}
+
+// SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
+// to be enough then.
+func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
+	rows := a.Terms.FixClocks(r.rows(), r.Now)
+	after := slices.Clone(rows)
+	a.Terms.ChargeRows(after, r.Now, a.Cost)
+	wait := max(a.waitFor(r, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
+	for range 2 { // where the wait was rounded, a microsecond more is enough
+		at := r.Now + wait.Microseconds()
+		after = slices.Clone(rows)
+		if a.Terms.TakeRows(after, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
+			return wait
+		}
+		wait += time.Microsecond
+	}
+	return time.Duration(Horizon) * time.Microsecond // it costs more than the bucket holds, which is full by then
+}
+
+// AfterTaking returns the answers as they are when the calls take what was allowed.
+func AfterTaking(asks []Ask, answers []Answer) []Answer {
+	after := slices.Clone(answers)
+	for i := range after {
+		a, r := &asks[i], &after[i]
+		rows := slices.Clone(r.rows())
+		if r.Allowed {
+			a.Terms.TakeRows(rows, r.Now, a.Cost, a.Lowest)
+		}
+		r.SetRows(a, rows)
+	}
+	return after
+}
+
 // SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
 func (r *Answer) SetRows(a *Ask, rows []State) {
 	if !a.Sharded() {
@@ -152,6 +238,17 @@ func DecideOn(asks []Ask, answers []Answer) {
 		}
 		_, r.Allowed = a.Terms.Take(a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost, a.Lowest)
 	}
+	if AnyLender(asks) {
+		lend(asks, answers, func(i int) float64 { return asks[i].Terms.TokensOf(answers[i].rows(), answers[i].Now) })
+	}
+}
+
+// rows returns the states of the bucket's rows.
+func (r *Answer) rows() []State {
+	if r.Rows != nil {
+		return r.Rows
+	}
+	return []State{r.State}
 }
 
 // AllAllowed reports whether no answer is a refusal.
@@ -182,6 +279,42 @@ func AllCostless(asks []Ask) bool {
 		}
 	}
 	return true
+}
+
+// AllSteps reports whether the tokens of all the buckets arrive in steps, and each ask is for itself, so that statements can
+// decide on them.
+func AllSteps(asks []Ask) bool {
+	for i := range asks {
+		if a := &asks[i]; a.Terms.Rule != nil || a.Lender != nil || a.Within != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
+func AnyFreesEarly(asks []Ask) bool {
+	for i := range asks {
+		if rule := asks[i].Terms.Rule; rule != nil && rule.FreesEarly() {
+			return true
+		}
+	}
+	return false
+}
+
+// AnyHolds reports whether one of the limits is one on concurrency.
+func AnyHolds(asks []Ask) bool {
+	for i := range asks {
+		if t := &asks[i].Terms; t.Rule != nil && t.Holds() {
+			return true
+		}
+	}
+	return false
+}
+
+// AnyLender reports whether one of the asks has a lender.
+func AnyLender(asks []Ask) bool {
+	return slices.ContainsFunc(asks, func(a Ask) bool { return a.Lender != nil })
 }
 
 // RowsOf returns the asks for every row of the buckets, in the order of locking. Those of the i-th bucket begin at the

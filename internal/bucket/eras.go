@@ -24,6 +24,11 @@ type Era struct {
 	From   int64
 	Terms  Terms
 	Change Change // at From; that of the first era does not matter
+
+	Origin    int32 // which era it is of those that it was made from; see Terms.OnCalendar
+	Continues bool  // whether it is the same calendar's as the era before, in other windows
+	Unknown   bool  // whether it is not known when the windows begin in it
+	Follows   Calendar
 }
 
 // Eras are the terms of a limit at all instants. They do not change once they are made.
@@ -31,6 +36,8 @@ type Eras struct {
 	eras     []Era
 	reshaped []bool // whether in each era rows may be left that can be settled together only
 	seeded   bool   // whether the phase of any is derived from the key
+
+	calendars bool // whether any has a Calendar
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
@@ -40,7 +47,7 @@ func NewEras(eras []Era) *Eras {
 	for i := range e.eras {
 		era := &e.eras[i]
 		era.Terms.Eras, era.Terms.Era, era.Terms.Shards = e, int32(i), max(era.Terms.Shards, 1)
-		e.seeded = e.seeded || era.Terms.PhaseByKey
+		e.seeded, e.calendars = e.seeded || era.Terms.PhaseByKey, e.calendars || era.Terms.Calendar.Unit != 0
 		if i == 0 {
 			era.From = math.MinInt64
 			continue
@@ -114,6 +121,9 @@ func (t Terms) At(now int64) Terms {
 	return t.of(t.Eras.Holding(now))
 }
 
+// Within returns the terms of an era of other eras, as they are for the bucket of t.
+func (t Terms) Within(era Terms) Terms { return t.of(era) }
+
 // of returns the terms of an era as they are for the bucket or the row that t is of.
 func (t Terms) of(era Terms) Terms {
 	era = era.Seeded(t.Seed)
@@ -152,7 +162,11 @@ func (t Terms) MostShards() int32 {
 // changed returns the tokens that a bucket or a row has under the terms t of an era, at its first instant, when it had so
 // many under the terms before.
 func (t Terms) changed(tokens float64, before Terms) float64 {
-	change := t.Eras.eras[t.Era].Change
+	return t.changedBy(t.Eras.eras[t.Era].Change, tokens, before)
+}
+
+// changedBy is changed for a change that may be another than that of the era.
+func (t Terms) changedBy(change Change, tokens float64, before Terms) float64 {
 	switch {
 	case change == Reset || tokens >= before.Capacity:
 		return t.Capacity
@@ -176,7 +190,7 @@ func (t Terms) Settle(s State) State {
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
 		from, before, after := t.Eras.eras[i].From, t.within(i-1), t.within(i)
-		s = State{Value: after.changed(before.Tokens(s, from), before), TS: from}
+		s = after.enterRow(before, s, from)
 	}
 	return s
 }
@@ -252,7 +266,7 @@ func (t Terms) enter(rows []State, missing []bool, before Terms) {
 		case i >= int(t.Shards): // of a time when there were more
 			missing[i] = true
 		case !missing[i] && rows[i].TS < from:
-			rows[i] = State{Value: part.changed(partBefore.Tokens(rows[i], from), partBefore), TS: from}
+			rows[i] = part.enterRow(partBefore, rows[i], from)
 		}
 	}
 }
@@ -272,6 +286,31 @@ func (t Terms) reshape(rows []State, missing []bool, before Terms) {
 	each := t.changed(before.TokensOf(held, from), before) / float64(t.Shards)
 	for i := range rows {
 		missing[i] = !known || i >= int(t.Shards)
-		rows[i] = State{Value: each, TS: from}
+		rows[i] = t.held(each, from)
 	}
+}
+
+// enterRow returns the state of a row at the beginning of the era of t, from the era before.
+func (t Terms) enterRow(before Terms, s State, from int64) State {
+	entered := State{TS: from}
+	if t.Rule != nil {
+		entered = t.Rule.Enter(t, before, s, from, t.Eras.eras[t.Era].Change)
+	} else {
+		entered.Value = t.changed(before.Tokens(s, from), before)
+	}
+	if before.Holds() && s.lastFence() > 0 { // what was held is no more, but its numbers are not given again
+		s.Parts = &Parts{Leases: []int64{s.lastFence()}}
+	}
+	return t.keepingLeases(entered, s)
+}
+
+// held returns the state of a row of which only the tokens are known.
+func (t Terms) held(tokens float64, from int64) State {
+	s := State{Value: tokens, TS: from}
+	if t.Rule != nil {
+		asSteps := t
+		asSteps.Rule, asSteps.Rate, asSteps.Step, asSteps.Steps = nil, 0, 1, 1
+		s = t.Rule.Enter(t, asSteps, s, from, Keep)
+	}
+	return s
 }

@@ -30,6 +30,10 @@ func (m *Memory) Take(asks []Ask, now int64) []Answer {
 	clear(answers)
 	m.answers = answers
 	now = m.advance(asks, now)
+	if AnyLender(asks) {
+		m.takeLent(asks, answers, now)
+		return answers
+	}
 	all := true
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
@@ -48,12 +52,50 @@ func (m *Memory) Take(asks []Ask, now int64) []Answer {
 	switch {
 	case !all:
 		m.undo(asks, answers, now)
-	case !AllCostless(asks):
+	case AllCostless(asks): // which only looks: what is told is counted from when the row was written
+		for i := range asks {
+			if a := &asks[i]; a.RowCount() == 1 {
+				answers[i].State = m.settledRow(a, now)
+			}
+		}
+	default:
+		AlignFences(asks, func(i int) *State { return &answers[i].State })
 		for i := range asks {
 			m.save(&asks[i], &answers[i])
 		}
 	}
 	return answers
+}
+
+// takeLent is Take for asks of which some have lenders.
+func (m *Memory) takeLent(asks []Ask, answers []Answer, now int64) {
+	rows := make([][]State, len(asks))
+	for i := range asks {
+		a := &asks[i]
+		a.SetNow(now)
+		if a.RowCount() == 1 {
+			rows[i] = []State{m.settledRow(a, now)}
+		} else {
+			rows[i] = m.settledRows(a, now)
+		}
+	}
+	copy(answers, Decide(asks, now, func(i int) []State { return rows[i] }))
+	if !AllAllowed(answers) {
+		m.undo(asks, answers, now)
+		return
+	}
+	for i := range asks {
+		Spend(asks, answers, i, rows[i], now)
+		a, r := &asks[i], &answers[i]
+		r.SetRows(a, rows[i])
+		fix := r.Borrowed && a.FromFuture(*r)
+		if fix {
+			m.fix(a, r)
+		}
+		if fix || !r.Borrowed && !AllCostless(asks) {
+			m.save(a, r)
+		}
+	}
 }
 
 // undo sets what the answers to a call that was refused say of the buckets: that nothing was taken.

@@ -35,7 +35,24 @@ func (t Terms) TakeRows(rows []State, now int64, cost, lowest float64) bool {
 
 // ChargeRows takes amount from the rows of a bucket, whatever they hold, and evens them out.
 func (t Terms) ChargeRows(rows []State, now int64, amount float64) {
+	if t.Rule != nil {
+		rows[0] = t.keepingLeases(t.Rule.Charge(t, t.FixClock(rows[0], now), now, amount), rows[0])
+		return
+	}
 	t.level(rows, now, t.TokensOf(rows, now)-amount)
+}
+
+// FillRows sets the rows of a bucket to its capacity.
+func (t Terms) FillRows(rows []State, now int64) {
+	row := t.OfShard()
+	for i := range rows {
+		s := row.FixClock(rows[i], now)
+		full := State{Value: row.Capacity, TS: max(s.TS, row.Begin(now))}
+		if row.Rule != nil {
+			full = row.Rule.Fill(row, s, now)
+		}
+		rows[i] = row.keepingLeases(full, s)
+	}
 }
 
 // CreditRows gives amount back to the rows of a bucket, and fills them to the capacity, or to most together where
@@ -67,7 +84,7 @@ func (t Terms) CreditRows(rows []State, now int64, amount, most float64) {
 func (t Terms) level(rows []State, now int64, tokens float64) {
 	shard, each := t.OfShard(), tokens/float64(len(rows))
 	for i, s := range rows {
-		rows[i] = State{Value: each, TS: max(shard.FixClock(s, now).TS, shard.Begin(now))}
+		rows[i] = shard.keepingLeases(State{Value: each, TS: max(shard.FixClock(s, now).TS, shard.Begin(now))}, s)
 	}
 }
 

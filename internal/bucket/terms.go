@@ -53,6 +53,9 @@ type Terms struct {
 	OfRow      bool    // whether they are of one of the rows that a bucket is spread over
 	Levelled   bool    // whether all rows are known to be settled, or absent because they are full
 	Shards     int32   // the rows a bucket is spread over
+	Prefetch   int64   // how long a process may keep tokens that it took ahead, in microseconds; 0: it takes none
+	Rule       Rule    // what decides in place of steps; nil: steps
+	Calendar   Calendar
 
 	Era  int32  // which of the Eras they are
 	Eras *Eras  // the terms that hold at other instants; nil: these hold at all
@@ -63,6 +66,7 @@ type Terms struct {
 type State struct {
 	Value float64
 	TS    int64
+	Parts *Parts // what more a Rule keeps; nil where tokens arrive in steps
 }
 
 // Begin returns the instant at which the step that holds now began, and for instants before the first step when
@@ -98,15 +102,31 @@ func (t Terms) FromFuture(s State, now int64) bool {
 // FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now. It keeps the value,
 // and credits no time.
 func (t Terms) FixClock(s State, now int64) State {
-	if t.FromFuture(s, now) {
-		s.TS = t.Begin(now)
+	if !t.FromFuture(s, now) {
+		return s
 	}
+	if t.Rule != nil {
+		return t.Rule.FixClock(t, s, now)
+	}
+	s.TS = t.Begin(now)
+	return s
+}
+
+// Before returns the state before cost was taken, which has led to s in a decision at now.
+func (t Terms) Before(s State, now int64, cost float64) State {
+	if t.Rule != nil {
+		return t.Rule.Charge(t, s, now, -cost)
+	}
+	s.Value += cost
 	return s
 }
 
 // Tokens returns what the bucket holds at now: negative while reservations are owed. Nothing arrives before TS, so a
 // clock that steps back takes nothing away.
 func (t Terms) Tokens(s State, now int64) float64 {
+	if t.Rule != nil {
+		return t.Rule.Tokens(t, s, now)
+	}
 	return t.after(s, t.elapsed(s, now))
 }
 
@@ -126,14 +146,19 @@ func (t Terms) elapsed(s State, now int64) int64 {
 // they do not, the state is the one passed in. It mirrors bucket_take.sql, which is what decides
 // where the row was not locked before.
 func (t Terms) Take(s State, now int64, cost, lowest float64) (State, bool) {
+	if t.Rule != nil {
+		next, allowed := t.Rule.Take(t, s, now, cost, lowest)
+		return t.keepingLeases(next, s), allowed
+	}
 	value := t.Tokens(s, now) - cost
 	if !(value >= lowest) {
 		return s, false
 	}
-	if t.FromFuture(s, now) {
-		return State{Value: value, TS: t.Begin(now)}, true
+	next := State{Value: value, TS: t.Begin(now)}
+	if !t.FromFuture(s, now) {
+		next.TS = max(s.TS, next.TS)
 	}
-	return State{Value: value, TS: max(s.TS, t.Begin(now))}, true
+	return t.keepingLeases(next, s), true
 }
 
 // Horizon is the longest wait that is reported, in microseconds. Waits up to twice MaxSpan occur; only
@@ -144,14 +169,28 @@ const Horizon = int64(250 * 365 * 24 * time.Hour / time.Microsecond)
 // microsecond: at now plus the answer Take succeeds, a microsecond (a window) before it does not.
 func (t Terms) Wait(s State, now int64, cost, lowest float64) time.Duration {
 	s = t.FixClock(s, now)
+	if t.Rule != nil {
+		return t.Rule.Wait(t, s, now, cost, lowest)
+	}
+	return t.waitFrom(s, now, t.elapsed(s, now), cost, lowest)
+}
+
+// waitFrom is Wait where tokens arrive in steps, so many of which have begun up to now since a TS that is no wrong clock's.
+func (t Terms) waitFrom(s State, now, elapsed int64, cost, lowest float64) time.Duration {
 	enough := func(n int64) bool { return t.after(s, n)-cost >= lowest }
-	if enough(t.elapsed(s, now)) {
+	if enough(elapsed) {
 		return 0
 	}
 	estimate := math.Ceil((cost + lowest - s.Value) * t.Steps / t.Rate)
-	limit := t.elapsed(s, now) + Horizon/t.Step + 2 // counted from s.TS, and past the horizon of now
+	limit := elapsed + Horizon/t.Step + 2 // counted from s.TS, and past the horizon of now
 	n := first(int64(min(max(estimate, 1), float64(limit))), limit, enough)
 	at := t.step(s.TS) + n*t.Step
+	if t.Eras != nil {
+		if next, from, found := t.next(); found && at > from { // the windows after that are longer or shorter
+			until := time.Duration(max(from-now, 0)) * time.Microsecond
+			return min(until+next.Wait(t.stateAt(s, next, from), max(from, now), cost, lowest), time.Duration(Horizon)*time.Microsecond)
+		}
+	}
 	return time.Duration(min(at-now, Horizon)) * time.Microsecond
 }
 
@@ -194,6 +233,14 @@ type Outlook struct {
 // Outlook returns what the answer to a call for cost tokens, of which lowest have to remain, says of the bucket.
 func (t Terms) Outlook(r *Answer, cost, lowest float64) Outlook {
 	o := Outlook{State: t.FixClock(r.State, r.Now)}
+	if t.Rule == nil && r.Rows == nil { // as mostly
+		elapsed := t.elapsed(o.State, r.Now)
+		o.Tokens, o.FullAfter = t.after(o.State, elapsed), t.waitFrom(o.State, r.Now, elapsed, t.Capacity, 0)
+		if !r.Allowed {
+			o.RetryAfter = t.waitFrom(o.State, r.Now, elapsed, cost, lowest)
+		}
+		return o
+	}
 	o.Tokens = t.Tokens(o.State, r.Now)
 	if r.Rows != nil {
 		o.Rows = t.FixClocks(r.Rows, r.Now)

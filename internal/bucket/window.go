@@ -12,9 +12,13 @@ func PhaseOf(start, step int64) int64 {
 // RefundUntil returns the begin of the last step that may be given back what was taken at an instant: the window of
 // that instant, as the next one has its own tokens. A token bucket may be given it back at any time.
 func (t Terms) RefundUntil(taken int64) int64 {
+	if t.Rule != nil {
+		return t.Rule.RefundUntil(t, taken)
+	}
 	if t.Step <= 1 {
 		return math.MaxInt64
 	}
+	t, _ = t.Follow(State{TS: MaxInstant}, taken)
 	begin := t.step(taken)
 	if since := t.since(); begin < since && begin+t.Step > since { // the terms began in this window
 		return since

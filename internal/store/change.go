@@ -2,35 +2,64 @@ package store
 
 import (
 	"context"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Charge is what to take from buckets whatever they hold.
+// Charge is what to take from buckets whatever they hold. Up to when what was taken may be given back, the terms say that hold
+// under the lock, and not those that the process takes for those of now.
 type Charge struct {
 	Asks    []bucket.Ask
 	Amounts []float64 // negative: to give back
-	Until   []int64   // what is given back is given while the bucket's step begins no later
+	Taken   []int64   // the instant of what is given back, or Whenever
 }
 
-// Charge takes what the charge says, once. A bucket may go below zero.
+// Whenever is the instant of what may be given back at any time.
+const Whenever = int64(math.MaxInt64)
+
+// refundUntil returns the begin of the last step under the terms that may be given back what was taken at an instant.
+func refundUntil(t bucket.Terms, taken int64) int64 {
+	if taken == Whenever {
+		return bucket.MaxInstant
+	}
+	return t.RefundUntil(taken)
+}
+
+// Charge takes what the charge says, once. A bucket may go below zero. It locks the rows of buckets of which the amount is
+// not 0.
 func (s *Session) Charge(ctx context.Context, c Charge) error {
-	if !decidesInSQL || bucket.AnySharded(c.Asks) || bucket.AnyEras(c.Asks) {
+	c = c.withoutZeros()
+	if !s.inSQL() || bucket.AnySharded(c.Asks) || bucket.AnyEras(c.Asks) || !bucket.AllSteps(c.Asks) {
 		return s.ChargeAll(ctx, []Charge{c})
 	}
 	if s.queue != nil {
 		s.queue.Enter(ctx, c.Asks)
 	}
-	p := columnsOf(c.Asks)
+	p, until := columnsOf(c.Asks), make([]int64, len(c.Asks))
 	for i := range c.Asks {
+		until[i] = refundUntil(c.Asks[i].Terms, c.Taken[i])
 		if c.Amounts[i] < 0 {
-			p.capacities[i] = max(p.capacities[i], c.Asks[i].Most)
+			p.capacities[i] = max(p.capacities[i], double(c.Asks[i].Most))
 		}
 	}
 	return s.changeRows(ctx, c.Asks, s.statements.charge, p.names, p.keys, p.shards, c.Amounts, p.capacities, p.rates,
-		p.stepUs, p.steps, p.phases, c.Until, s.now(), p.tolerances)
+		p.stepUs, p.steps, p.phases, until, s.now(), p.tolerances)
+}
+
+// withoutZeros returns the charge without the buckets that it leaves as they are; all of them when it leaves all.
+func (c Charge) withoutZeros() (charged Charge) {
+	for i, amount := range c.Amounts {
+		if amount != 0 {
+			charged.Asks, charged.Amounts, charged.Taken = append(charged.Asks, c.Asks[i]), append(charged.Amounts, amount), append(charged.Taken, c.Taken[i])
+		}
+	}
+	if len(charged.Asks) == 0 || len(charged.Asks) == len(c.Asks) {
+		return c
+	}
+	return charged
 }
 
 // ChargeAll takes what the charges say, once, on locked rows: those of all charges at once, in the order of locking.
@@ -46,7 +75,7 @@ func (s *Session) ChargeAll(ctx context.Context, charges []Charge) error {
 		}
 		for _, c := range charges {
 			for i := range c.Asks {
-				l.charge(&c.Asks[i], c.Amounts[i], c.Until[i])
+				l.charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
 			}
 		}
 		return tx.save(ctx, l)
@@ -55,7 +84,7 @@ func (s *Session) ChargeAll(ctx context.Context, charges []Charge) error {
 
 // Fill sets the buckets to their capacity, once.
 func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
-	if !decidesInSQL || bucket.AnyEras(asks) {
+	if !s.inSQL() || bucket.AnyEras(asks) || !bucket.AllSteps(asks) {
 		return s.ensureTx(ctx, func(tx *Session) error {
 			l, err := tx.lock(ctx, &pgx.Batch{}, asks)
 			if err != nil {
@@ -73,8 +102,8 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 	return s.changeRows(ctx, rows, s.statements.fill, c.names, c.keys, c.shards, c.capacities, c.stepUs, c.phases, s.now(), c.tolerances)
 }
 
-// changeRows runs a statement that changes rows whatever they hold. Of several it waits for each only so long, unless it is
-// in a caller's transaction; when that was not enough, it locks them first.
+// changeRows runs a statement that changes rows whatever they hold. Of several it waits for each but the first only so
+// long, unless it is in a caller's transaction; when that was not enough, it locks them first.
 func (s *Session) changeRows(ctx context.Context, rows []bucket.Ask, statement string, arguments ...any) error {
 	switch {
 	case len(rows) == 1 || s.mode == callersTx:
@@ -88,20 +117,29 @@ func (s *Session) changeRows(ctx context.Context, rows []bucket.Ask, statement s
 		}
 	}
 	_, err := s.conn.Exec(ctx, statement, arguments...)
+	if len(rows) == 1 && s.mode == ownTx {
+		return waitedFor(err, rows[0].Key)
+	}
 	return err
 }
 
-// changeFree is changeRows for when the rows are free, as they mostly are.
+// changeFree is changeRows for when the rows are free once the first of them is, as they mostly are: those who want the same
+// rows stand in line for the first, and hold no other meanwhile.
 func (s *Session) changeFree(ctx context.Context, rows []bucket.Ask, statement string, arguments ...any) error {
 	batch := &pgx.Batch{}
+	first := rows[0].Key
+	batch.Queue(s.statements.wait, first.Name, first.Key, first.Shard)
 	batch.Queue(s.statements.boundWait, shortWait)
 	batch.Queue(statement, arguments...)
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+		if _, err := results.Exec(); err != nil {
+			return waitedFor(err, first)
+		}
 		if err := skip(results, 1); err != nil {
 			return err
 		}
 		if _, err := results.Exec(); err != nil {
-			return &shortWaitError{err, rows}
+			return &shortWaitError{err, rows, &first}
 		}
 		return nil
 	})

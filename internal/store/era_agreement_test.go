@@ -136,9 +136,9 @@ func (h *eraTwins) step(t *testing.T) {
 }
 
 func (h *eraTwins) charge(asks []bucket.Ask, amount float64) Charge {
-	c := Charge{Asks: asks, Amounts: make([]float64, len(asks)), Until: make([]int64, len(asks))}
+	c := Charge{Asks: asks, Amounts: make([]float64, len(asks)), Taken: make([]int64, len(asks))}
 	for i := range asks {
-		c.Amounts[i], c.Until[i] = amount, math.MaxInt64
+		c.Amounts[i], c.Taken[i] = amount, Whenever
 	}
 	return c
 }

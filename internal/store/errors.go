@@ -19,6 +19,7 @@ const (
 	codeSerializationFailure = "40001"
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
+	codeQueryCanceled        = "57014"
 	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
 
 	// The classes that are about values.

@@ -38,6 +38,9 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 		return nil, nil
 	}
 	s := d.session
+	if s.engine != nil {
+		return d.dueOnEngine()
+	}
 	rows, err := s.conn.Query(ctx, s.statements.reservationsExpired, int32(expirePage), s.now(), d.after, d.last)
 	if err != nil {
 		return nil, err
@@ -52,12 +55,24 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 
 // BoundExpireWait bounds how long what follows in the transaction waits for a row.
 func (s *Session) BoundExpireWait(ctx context.Context) error {
+	if s.engine != nil {
+		s.engine.BoundWait(time.Second)
+		return nil
+	}
 	_, err := s.conn.Exec(ctx, s.statements.boundWait, expireWait)
 	return err
 }
 
 // LockDue locks those of the reservations that are to be ended and that nobody else has locked.
 func (s *Session) LockDue(ctx context.Context, ids []string) ([]*Reservation, error) {
+	if s.engine != nil {
+		now := s.instant()
+		locked, err := s.engine.LockDue(ids, now)
+		for _, r := range locked {
+			r.NowUs = now
+		}
+		return locked, err
+	}
 	rows, err := s.conn.Query(ctx, s.statements.reservationsLock, ids, s.now())
 	if err != nil {
 		return nil, err
@@ -70,6 +85,10 @@ func (s *Session) LockDue(ctx context.Context, ids []string) ([]*Reservation, er
 
 // ForgetEnded deletes some of the reservations that ended long ago, and reports whether there may be more.
 func (s *Session) ForgetEnded(ctx context.Context) (more bool, err error) {
+	if s.engine != nil {
+		s.engine.ForgetEnded(s.instant() - keepEnded.Microseconds())
+		return false, nil
+	}
 	tag, err := s.conn.Exec(ctx, s.statements.reservationsForget, int32(forgetPage), s.now(), int64(keepEnded/time.Microsecond))
 	return err == nil && tag.RowsAffected() == forgetPage, err
 }

@@ -12,6 +12,7 @@ type group struct {
 	whole  bucket.Ask
 	row    bucket.Ask // with what the calls ask for together: the whole, or one of the rows it is spread over
 	calls  []*Call
+	first  [1]*Call // the room for them when there is one, as there mostly is
 	answer bucket.Answer
 	found  bool           // whether the answer is there: another may have been quicker
 	absent bool           // whether there is none because other terms may hold
@@ -30,21 +31,27 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	byBucket := make(map[bucket.Key]*group, len(calls))
 	for i, c := range calls {
 		c.seq = i
-		if !c.Look && (!c.takesFromOne() || c.Asks[0].Terms.Reshaped()) {
+		if !c.Look && !c.canBeSummed() {
 			for j := range c.Asks {
 				shared[c.Asks[j].Key] = true
 			}
 		}
 	}
+	var room []group
 	for _, c := range calls {
 		a := &c.Asks[0]
-		if c.Look || !c.takesFromOne() || shared[a.Key] || a.Terms.Reshaped() {
+		if c.Look || !c.canBeSummed() || shared[a.Key] {
 			others = append(others, c)
 			continue
 		}
 		g := byBucket[a.Key]
 		if g == nil {
-			g = newGroup(a)
+			if len(room) == cap(room) { // for more at once the more there are, as they may also be for one bucket
+				room = make([]group, 0, min(len(groups)+1, 16))
+			}
+			room = room[:len(room)+1]
+			g = &room[len(room)-1]
+			g.of(a)
 			byBucket[a.Key] = g
 			groups = append(groups, g)
 		}
@@ -73,18 +80,23 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	return kept, others
 }
 
-// newGroup returns a group for the bucket, or for one of its rows, any of them.
-func newGroup(a *bucket.Ask) *group {
-	g := &group{whole: *a, row: *a}
+// canBeSummed reports whether a statement can take what the call costs together with what others cost.
+func (c *Call) canBeSummed() bool {
+	t := &c.Asks[0].Terms
+	return c.takesFromOne() && (bucket.AllSteps(c.Asks) || isWindow(c.Asks)) && !t.Reshaped()
+}
+
+// of makes g a group for the bucket, or for one of its rows, any of them.
+func (g *group) of(a *bucket.Ask) {
+	g.whole, g.row, g.calls = *a, *a, g.first[:0]
 	if a.Sharded() {
 		g.row = a.OfShard(rand.N(a.Terms.Shards))
 	}
-	return g
 }
 
 // sumCosts sets how much the group asks for: what as many of its calls cost as the row may hold at most. It
 // returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
-// is missing from a full bucket.
+// is missing from a full bucket, unless that is a sliding window.
 func (g *group) sumCosts() bool {
 	capacity, sum := g.row.Terms.Capacity, 0.0
 	for _, c := range g.calls {
@@ -95,7 +107,7 @@ func (g *group) sumCosts() bool {
 		sum = next
 	}
 	g.row.Cost = sum
-	return sum > 0 && capacity-(capacity-sum) == sum
+	return sum > 0 && (slides(&g.row) || capacity-(capacity-sum) == sum)
 }
 
 // isUnder reports whether two groups are of one limit under one policy, which may differ in where their windows begin.
@@ -114,8 +126,10 @@ func (g *group) isHeld() bool {
 	return !g.found || !g.answer.Allowed && g.row.IsStale(g.answer)
 }
 
-// isOutside reports whether other terms have to decide.
-func (g *group) isOutside() bool { return g.absent || g.found && g.row.Outside(g.answer) }
+// isOutside reports whether the statement did not decide: other terms have to, or Go.
+func (g *group) isOutside() bool {
+	return g.absent || g.found && (g.row.Outside(g.answer) || isOdd(&g.row, g.answer))
+}
 
 // nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
 // there is one that was not asked yet.
@@ -137,6 +151,9 @@ func (g *group) rows() []bucket.Ask {
 
 // byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
 func byPolicy(groups []*group) (policies [][]*group) {
+	if len(groups) > 0 && !slices.ContainsFunc(groups, func(g *group) bool { return !groups[0].isUnder(g) }) {
+		return [][]*group{groups} // as mostly
+	}
 	for _, g := range groups {
 		i := len(policies) - 1 // as mostly: groups are sorted by the limit
 		for i >= 0 && !policies[i][0].isUnder(g) {
@@ -165,7 +182,7 @@ func (g *group) answerCalls() (open []*Call) {
 		}
 		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
 			g.setAnswer(g.calls[i], a)
-			a.State.Value += g.calls[i].Asks[0].Cost
+			a.State = g.row.Terms.Before(a.State, a.Now, g.calls[i].Asks[0].Cost)
 		}
 		for _, c := range g.calls[:n] {
 			c.Answer(nil)

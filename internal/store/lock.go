@@ -77,6 +77,9 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, l *lockedRows)
 	if s.queue != nil {
 		s.queue.Enter(ctx, l.rows)
 	}
+	if s.engine != nil {
+		return s.lockEngine(ctx, l)
+	}
 	statement := s.statements.lock
 	before, waited := batch.Len(), false
 	if s.mode == ownTx {
@@ -103,7 +106,7 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, l *lockedRows)
 		}
 		err = l.receive(results)
 		if err != nil && s.mode == ownTx { // a caller's transaction waits as long as its own settings say
-			return &shortWaitError{err, l.rows}
+			return &shortWaitError{err, l.rows, nil}
 		}
 		return err
 	})
@@ -125,18 +128,22 @@ func (l *lockedRows) receive(results pgx.BatchResults) error {
 	if err != nil {
 		return err
 	}
+	defer rows.Close()
 	var k bucket.Key
 	var found bucket.State
 	var made bool
-	_, err = pgx.ForEachRow(rows, []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, &l.now, &made}, func() error {
+	columns := []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, nil, nil, &l.now, &made}
+	for rows.Next() {
+		if found.Parts, err = scanWithParts(rows, columns, 5); err != nil {
+			return err
+		}
 		i, asked := l.index[k]
 		if !asked {
 			return errors.New("the statement answered for a row that was not asked for")
 		}
 		l.states[i], l.made[i], l.locked[i] = found, made || l.made[i], true
-		return nil
-	})
-	return err
+	}
+	return rows.Err()
 }
 
 // missing returns the first row of the asks that is not locked, if there is one.
@@ -160,40 +167,69 @@ func (l *lockedRows) of(a *bucket.Ask) (states []bucket.State, changed []bool) {
 	return l.states[first:end], l.changed[first:end]
 }
 
+// decide says of each ask whether it is allowed. Nothing is taken.
+func (l *lockedRows) decide(asks []bucket.Ask) []bucket.Answer {
+	return bucket.Decide(asks, l.now, func(i int) []bucket.State {
+		states, _ := l.of(&asks[i])
+		return states
+	})
+}
+
+// takeFor decides on c as take does, for as many units as there are where c asks for that.
+func (l *lockedRows) takeFor(c *Call) {
+	asks := c.Asks
+	if c.UpTo > 0 {
+		if c.Taken = bucket.MostUnits(asks, c.UpTo, l.decide); c.Taken > 0 {
+			asks = bucket.Units(asks, c.Taken)
+		}
+	}
+	c.Answers = l.take(asks)
+}
+
 // take decides on a call, all or nothing, as if it came after those decided before.
 func (l *lockedRows) take(asks []bucket.Ask) []bucket.Answer {
-	answers := make([]bucket.Answer, len(asks))
-	for i := range asks {
-		a := &asks[i]
-		states, _ := l.of(a)
-		answers[i].Allowed = a.Terms.TakeRows(slices.Clone(states), l.now, a.Cost, a.Lowest)
-	}
+	answers, after := l.decide(asks), make([][]bucket.State, len(asks))
 	all := bucket.AllAllowed(answers)
+	for i := range asks {
+		states, _ := l.of(&asks[i])
+		if after[i] = slices.Clone(states); all {
+			bucket.Spend(asks, answers, i, after[i], l.now)
+		}
+	}
+	if all {
+		bucket.AlignFences(asks, func(i int) *bucket.State { return &after[i][0] })
+	}
 	for i := range asks {
 		a := &asks[i]
 		states, changed := l.of(a)
-		before := slices.Clone(states)
-		if all {
-			a.Terms.TakeRows(states, l.now, a.Cost, a.Lowest)
-		}
 		shard := a.Terms.OfShard()
 		for j := range states {
-			states[j] = shard.FixClock(states[j], l.now)
-			changed[j] = changed[j] || states[j] != before[j]
+			after[i][j] = shard.FixClock(after[i][j], l.now)
+			changed[j] = changed[j] || !after[i][j].Equal(states[j])
 		}
-		answers[i].Now = l.now
-		answers[i].SetRows(a, slices.Clone(states))
+		copy(states, after[i])
+		answers[i].SetRows(a, after[i])
 	}
 	return answers
 }
 
-// charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current
-// step begins after until. It mirrors buckets_charge.sql.
-func (l *lockedRows) charge(a *bucket.Ask, amount float64, until int64) {
-	if amount == 0 || amount < 0 && a.Terms.Begin(l.now) > until {
+// charge takes amount from a bucket whatever it holds, or credits it when negative, unless the current step begins after
+// the last that may be given back what was taken at an instant. It mirrors buckets_charge.sql.
+func (l *lockedRows) charge(a *bucket.Ask, amount float64, taken int64) {
+	if amount == 0 {
 		return
 	}
 	states, changed := l.of(a)
+	until := refundUntil(a.Terms, taken)
+	switch {
+	case a.Terms.Rule != nil && amount < 0:
+		before := states[0]
+		states[0] = a.Terms.Credit(before, l.now, -amount, until)
+		changed[0] = changed[0] || !states[0].Equal(before)
+		return
+	case amount < 0 && a.Terms.Begin(l.now) > until:
+		return
+	}
 	first := l.index[a.FirstRow()]
 	for i := range states {
 		isNew := l.made[first+i] && !changed[i]
@@ -212,10 +248,9 @@ func (l *lockedRows) charge(a *bucket.Ask, amount float64, until int64) {
 // fill sets the rows of the buckets to their capacity.
 func (l *lockedRows) fill(asks []bucket.Ask) {
 	for i := range asks {
-		row := asks[i].Terms.OfShard()
 		states, changed := l.of(&asks[i])
+		asks[i].Terms.FillRows(states, l.now)
 		for j := range states {
-			states[j] = bucket.State{Value: row.Capacity, TS: max(row.FixClock(states[j], l.now).TS, row.Begin(l.now))}
 			changed[j] = true
 		}
 	}
@@ -226,12 +261,15 @@ func (l *lockedRows) fixClocks() {
 	for i := range l.rows {
 		before := l.states[i]
 		l.states[i] = l.rows[i].Terms.FixClock(before, l.now)
-		l.changed[i] = l.states[i] != before
+		l.changed[i] = !l.states[i].Equal(before)
 	}
 }
 
 // save writes the rows that were changed, and deletes those that were made for nothing.
 func (s *Session) save(ctx context.Context, l *lockedRows) error {
+	if s.engine != nil {
+		return s.saveEngine(l)
+	}
 	batch := &pgx.Batch{}
 	s.queueSave(batch, l)
 	return s.conn.SendBatch(ctx, batch).Close()
@@ -240,19 +278,19 @@ func (s *Session) save(ctx context.Context, l *lockedRows) error {
 // queueSave queues what save sends, if there is anything.
 func (s *Session) queueSave(batch *pgx.Batch, l *lockedRows) {
 	var rows, unmade []bucket.Ask
-	var values []float64
-	var ts []int64
+	var states []bucket.State
 	for i := range l.rows {
 		switch {
 		case l.changed[i]:
-			rows, values, ts = append(rows, l.rows[i]), append(values, l.states[i].Value), append(ts, l.states[i].TS)
+			rows, states = append(rows, l.rows[i]), append(states, l.states[i])
 		case l.made[i], l.surplus[i]:
 			unmade = append(unmade, l.rows[i])
 		}
 	}
 	if len(rows) > 0 {
 		names, keys, shards := keysOf(rows)
-		batch.Queue(s.statements.save, names, keys, shards, values, ts)
+		values, ts, taken, leases := statesAsColumns(states)
+		batch.Queue(s.statements.save, names, keys, shards, values, ts, taken, leases)
 	}
 	if len(unmade) > 0 {
 		names, keys, shards := keysOf(unmade)
@@ -269,18 +307,28 @@ func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) (answers
 	return answers, err
 }
 
-// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal leaves none of them
-// locked, and none that it made, unless there was a clock to be put right.
+// takeLocked is takeCallLocked for what asks cost.
 func (s *Session) takeLocked(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
+	c := Call{Asks: asks}
+	err := s.takeCallLocked(ctx, &c)
+	return c.Answers, err
+}
+
+// takeCallLocked decides on a call by locking all of its rows, in the transaction of s. A refusal leaves none of them
+// locked, and none that it made, unless there was a clock to be put right.
+func (s *Session) takeCallLocked(ctx context.Context, c *Call) error {
 	batch := &pgx.Batch{}
-	batch.Queue("SAVEPOINT " + savepoint)
-	l, err := s.lock(ctx, batch, asks)
+	s.queueSavepoint(batch)
+	l, err := s.lock(ctx, batch, c.Asks)
+	if errors.Is(err, ErrUnknownWindows) {
+		return errors.Join(err, s.undo(ctx))
+	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	answers := l.take(asks)
-	if bucket.AllAllowed(answers) || slices.Contains(l.changed, true) {
-		return answers, s.save(ctx, l)
+	l.takeFor(c)
+	if bucket.AllAllowed(c.Answers) || slices.Contains(l.changed, true) {
+		return s.save(ctx, l)
 	}
-	return answers, s.undo(ctx)
+	return s.undo(ctx)
 }

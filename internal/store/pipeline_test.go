@@ -104,7 +104,11 @@ func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []buc
 	}
 	_, err := p.session.Take(p.t.Context(), asks, nil)
 	require.ErrorIs(p.t, err, errRecorded)
-	p.queue(sameAnswers(asks, expected))
+	if len(asks) == 1 || p.session.mode != alone {
+		p.queue(sameAnswers(asks, expected))
+	} else {
+		p.queue(sameCluster(asks, expected))
+	}
 	if !allowed {
 		if len(asks) > 1 && p.session.mode != alone {
 			require.NoError(p.t, p.session.undo(p.t.Context()))
@@ -201,8 +205,24 @@ func stateOf(a *bucket.Ask, found *bucket.State, now int64) bucket.State {
 
 // sameAnswers returns a check that a statement answered what was expected, to the last bit.
 func sameAnswers(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
+	return sameAs(asks, expected, func(rows pgx.Rows) ([]bucket.Answer, error) { return scanAnswers(rows, nil) })
+}
+
+// sameCluster is sameAnswers for the statement that takes for clusters.
+func sameCluster(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
+	return sameAs(asks, expected, func(found pgx.Rows) ([]bucket.Answer, error) {
+		answers, decided, err := scanCluster(found, clusterOf(asks))
+		if err == nil && !decided {
+			err = errors.New("the statement did not decide")
+		}
+		return answers, err
+	})
+}
+
+// sameAs returns a check that what scan reads is what was expected, to the last bit.
+func sameAs(asks []bucket.Ask, expected []bucket.Answer, scan func(pgx.Rows) ([]bucket.Answer, error)) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
-		got, err := scanAnswers(rows, nil)
+		got, err := scan(rows)
 		if err != nil {
 			return err
 		}
@@ -227,7 +247,7 @@ func sameRows(asks []bucket.Ask, found []*bucket.State) func(pgx.Rows) error {
 		got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*bucket.State, error) {
 			var value *float64
 			var ts *int64
-			if err := row.Scan(&value, &ts, nil); err != nil || value == nil {
+			if err := row.Scan(&value, &ts, nil, nil, nil); err != nil || value == nil {
 				return nil, err
 			}
 			return &bucket.State{Value: *value, TS: *ts}, nil

@@ -19,6 +19,9 @@ const (
 
 // Blocks returns the size of the buckets table.
 func (s *Session) Blocks(ctx context.Context) (int64, error) {
+	if s.engine != nil {
+		return engineBlocks, nil
+	}
 	rows, err := s.conn.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
 		pgx.Identifier{s.schema, "buckets"}.Sanitize())
 	if err != nil {
@@ -30,6 +33,10 @@ func (s *Session) Blocks(ctx context.Context) (int64, error) {
 // Prune deletes the full buckets from PruneBlocks blocks, in the transaction of s: of each name those that are full under
 // all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
 func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	if s.engine != nil {
+		deleted, err = s.pruneEngine(termsOf)
+		return deleted, true, err
+	}
 	rows, err := s.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, s.pruneLock())
 	if err != nil {
 		return 0, false, err
@@ -53,7 +60,7 @@ func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]b
 // several is deleted for itself.
 func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
 	for _, t := range policies {
-		t = t.OfShard()
+		t = t.OfShard().Pruning()
 		if !slices.ContainsFunc(rows, func(a bucket.Ask) bool { return a.Terms == t }) {
 			rows = append(rows, bucket.Ask{Terms: t})
 		}

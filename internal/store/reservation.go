@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,6 +25,7 @@ type Keeping struct {
 	StaleAfter  time.Duration // after it is ready; 0: never
 	ExpireAfter time.Duration // after it is ready
 	Release     bool          // whether what it took is given back when it expires
+	OnlyLater   bool          // whether none is kept of what is ready at once
 
 	NotBefore int64    // the instant before which it is not ready
 	Plans     []string // of each bucket's key; empty when none is on one
@@ -44,8 +46,10 @@ type Reservation struct {
 	Rates, Steps      []float64
 	StepUs, PhaseUs   []int64
 	Lowest            []float64
-	Shards            []int32  // empty when each bucket is one row, as before there were shards
-	Plans             []string // empty when no key was on one
+	Shards            []int32   // empty when each bucket is one row, as before there were shards
+	Plans             []string  // empty when no key was on one
+	Calendars         []string  // empty when no limit follows one; see calendarText
+	Prices            []float64 // at which each bucket was taken from; empty when each was at 1
 
 	NowUs int64
 	// TermsNow are the terms that the limits have now, as far as this process knows, and PausedUntil the end of the latest
@@ -85,26 +89,49 @@ func newID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// queueReservation makes the reservation of what c took, and queues its insertion; when c reserves, and was allowed.
-func (s *Session) queueReservation(batch *pgx.Batch, c *Call) {
+// queueReservation makes the reservation of what c took, and queues its insertion; when c reserves, and was allowed. An engine
+// is given it at once.
+func (s *Session) queueReservation(batch *pgx.Batch, c *Call) error {
 	c.Reservation = nil
 	if c.Reserve == nil || !bucket.AllAllowed(c.Answers) {
-		return
+		return nil
 	}
 	r := newReservation(c.Asks, c.Answers, c.Reserve)
+	if c.Reserve.OnlyLater && r.ReadyUs <= c.Answers[0].Now {
+		return nil
+	}
+	c.Reservation = r
+	if s.engine != nil {
+		return s.engine.InsertReservation(r.row(c))
+	}
 	p, shards := columnsOf(c.Asks), []int32{} // none when all buckets are one row
+	for i := range c.Asks {
+		if a := &c.Asks[i]; a.MayOwe { // which a price may have lowered
+			p.lowest[i] = double(-a.Terms.MaxDebt)
+		}
+	}
 	if bucket.AnySharded(c.Asks) {
 		for i := range c.Asks {
 			shards = append(shards, c.Asks[i].Terms.Shards)
 		}
 	}
 	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
-		p.names, p.keys, p.costs, p.capacities, p.rates, p.steps, p.stepUs, p.phases, p.lowest, shards, append([]string{}, c.Reserve.Plans...))
-	c.Reservation = r
+		p.names, p.keys, p.costs, p.capacities, p.rates, p.steps, p.stepUs, p.phases, p.lowest, shards, append([]string{}, c.Reserve.Plans...),
+		followedBy(c.Asks), pricesOf(c.Asks))
+	return nil
 }
 
 // LockReservation reads the reservation id and locks it to the end of the transaction, behind a savepoint.
 func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation, error) {
+	if s.engine != nil {
+		now := s.instant()
+		r, err := s.engine.LockReservation(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		r.NowUs = now
+		return r, nil
+	}
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
 	batch.Queue(s.statements.reservationLock, id, s.now())
@@ -131,14 +158,18 @@ func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation,
 func (r *Reservation) columns() []any {
 	return []any{
 		&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
-		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.Plans, &r.NowUs,
+		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.Plans, &r.Calendars,
+		&r.Prices, &r.NowUs,
 	}
 }
 
 // SaveReservation writes what may have changed of r.
 func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
+	if s.engine != nil {
+		return s.engine.SaveReservation(r)
+	}
 	_, err := s.conn.Exec(ctx, s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
-		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards)
+		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars)
 	return err
 }
 
@@ -148,8 +179,12 @@ func (r *Reservation) TermsMade(i int) bucket.Terms {
 	if i < len(r.Shards) {
 		shards = r.Shards[i]
 	}
+	var calendar bucket.Calendar
+	if i < len(r.Calendars) {
+		calendar = calendarOf(r.Calendars[i])
+	}
 	return bucket.Terms{
-		Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
+		Calendar: calendar, Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
 		MaxDebt: -r.Lowest[i], Reserves: true,
 	}
 }
@@ -160,6 +195,27 @@ func (r *Reservation) Plan(i int) string {
 		return r.Plans[i]
 	}
 	return ""
+}
+
+// pricesOf returns the price of each ask, and none when each is 1.
+func pricesOf(asks []bucket.Ask) []float64 {
+	prices, differ := make([]float64, len(asks)), false
+	for i := range asks {
+		prices[i] = asks[i].Price()
+		differ = differ || prices[i] != 1
+	}
+	if !differ {
+		return []float64{}
+	}
+	return prices
+}
+
+// Price returns the price at which the reservation took from its i-th bucket.
+func (r *Reservation) Price(i int) float64 {
+	if i < len(r.Prices) {
+		return r.Prices[i]
+	}
+	return 1
 }
 
 // Asks returns what the reservation took, under the terms that its limits have now, to take or charge it again.
@@ -173,13 +229,17 @@ func (r *Reservation) Asks() []bucket.Ask {
 			Terms: r.TermsNow[i],
 			Cost:  r.Costs[i], Lowest: -r.TermsNow[i].MaxDebt, Most: r.Capacities[i],
 		}
+		if price := r.Price(i); price != 1 {
+			asks[i].Asked, asks[i].MayOwe = r.Costs[i]/price, true
+			asks[i].AllowPrice()
+		}
 	}
 	return asks
 }
 
-// Charge returns the charge of amounts to the reservation's buckets.
+// Charge returns the charge of amounts to the reservation's buckets. It belongs to the step that the reservation was ready in.
 func (r *Reservation) Charge(amounts []float64) Charge {
-	return Charge{Asks: r.Asks(), Amounts: amounts, Until: r.refundUntil()}
+	return Charge{Asks: r.Asks(), Amounts: amounts, Taken: slices.Repeat([]int64{r.ReadyUs}, len(amounts))}
 }
 
 // Reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at
@@ -196,6 +256,7 @@ func (r *Reservation) Reopen(ready int64) {
 		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.Capacity, t.Rate, t.Steps, t.Step, t.Phase
 		r.Lowest[i], r.Shards[i] = -t.MaxDebt, t.Shards
 	}
+	r.Calendars = followedBy(r.Asks())
 }
 
 // Index returns the bucket of that key, or -1.
@@ -223,14 +284,4 @@ func (r *Reservation) Released() []float64 {
 		return r.Refund()
 	}
 	return make([]float64, len(r.Costs))
-}
-
-// refundUntil returns, for each bucket, the last step that may be given tokens back: for a fixed window
-// the one the reservation was ready in.
-func (r *Reservation) refundUntil() []int64 {
-	until := make([]int64, len(r.Names))
-	for i, t := range r.TermsNow {
-		until[i] = t.RefundUntil(r.ReadyUs)
-	}
-	return until
 }

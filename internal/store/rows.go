@@ -2,10 +2,14 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
+	"strconv"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -21,11 +25,17 @@ func (s *Session) Read(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer,
 		return nil, err
 	}
 	answers, _ := bucket.GroupRows(asks, found)
+	if bucket.AnyUnknown(asks) {
+		return nil, ErrUnknownWindows
+	}
 	return answers, nil
 }
 
 // readRows reads rows with one of the statements that do no more.
 func (s *Session) readRows(ctx context.Context, statement string, rows []bucket.Ask) ([]bucket.Answer, error) {
+	if s.engine != nil {
+		return s.readEngine(rows)
+	}
 	found, err := s.conn.Query(ctx, statement, s.rowParameters(rows)...)
 	if err != nil {
 		return nil, err
@@ -44,7 +54,8 @@ func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 	return pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {
 		var value *float64
 		var ts *int64
-		if err := row.Scan(&value, &ts, &a.Now); err != nil {
+		parts, err := scanWithParts(row, []any{&value, &ts, nil, nil, &a.Now}, 2)
+		if err != nil {
 			return a, err
 		}
 		if i == len(rows) {
@@ -52,7 +63,7 @@ func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 		}
 		a.State, a.Absent = rows[i].Terms.Full(a.Now), true
 		if value != nil && ts != nil {
-			a.State, a.Absent = bucket.State{Value: *value, TS: *ts}, false
+			a.State, a.Absent = bucket.State{Value: *value, TS: *ts, Parts: parts}, false
 		}
 		i++
 		return a, nil
@@ -69,10 +80,10 @@ func answeredAll(answers []bucket.Answer, rows []bucket.Ask) error {
 
 // columns are asks as the array parameters of a statement.
 type columns struct {
-	names, keys                             []string
-	shards                                  []int32
-	costs, capacities, rates, steps, lowest []float64
-	stepUs, phases, tolerances              []int64
+	names, keys                             array[text]
+	shards                                  array[integer]
+	costs, capacities, rates, steps, lowest array[double]
+	stepUs, phases, tolerances              array[bigint]
 	since, until                            []*int64 // nil when the terms of all always hold
 }
 
@@ -80,11 +91,12 @@ func columnsOf(asks []bucket.Ask) columns {
 	var c columns
 	for i := range asks {
 		a := &asks[i]
-		c.names, c.keys, c.shards = append(c.names, a.Key.Name), append(c.keys, a.Key.Key), append(c.shards, a.Key.Shard)
-		c.costs, c.lowest = append(c.costs, a.Cost), append(c.lowest, a.Lowest)
-		c.capacities, c.rates = append(c.capacities, a.Terms.Capacity), append(c.rates, a.Terms.Rate)
-		c.stepUs, c.steps = append(c.stepUs, a.Terms.Step), append(c.steps, a.Terms.Steps)
-		c.phases, c.tolerances = append(c.phases, a.Terms.Phase), append(c.tolerances, a.Terms.Tolerance())
+		t := &a.Terms
+		c.names, c.keys, c.shards = append(c.names, text(a.Key.Name)), append(c.keys, text(a.Key.Key)), append(c.shards, integer(a.Key.Shard))
+		c.costs, c.lowest = append(c.costs, double(a.Cost)), append(c.lowest, double(a.Lowest))
+		c.capacities, c.rates = append(c.capacities, double(t.Capacity)), append(c.rates, double(t.Rate))
+		c.stepUs, c.steps = append(c.stepUs, bigint(t.Step)), append(c.steps, double(t.Steps))
+		c.phases, c.tolerances = append(c.phases, bigint(t.Phase)), append(c.tolerances, bigint(t.Tolerance()))
 	}
 	if bucket.AnyEras(asks) {
 		c.since, c.until = make([]*int64, len(asks)), make([]*int64, len(asks))
@@ -121,10 +133,10 @@ func (s *Store) now() *int64 {
 }
 
 // keysOf returns the keys of the asks as array parameters.
-func keysOf(asks []bucket.Ask) (names, keys []string, shards []int32) {
-	names, keys, shards = make([]string, len(asks)), make([]string, len(asks)), make([]int32, len(asks))
+func keysOf(asks []bucket.Ask) (names, keys array[text], shards array[integer]) {
+	names, keys, shards = make(array[text], len(asks)), make(array[text], len(asks)), make(array[integer], len(asks))
 	for i := range asks {
-		names[i], keys[i], shards[i] = asks[i].Key.Name, asks[i].Key.Key, asks[i].Key.Shard
+		names[i], keys[i], shards[i] = text(asks[i].Key.Name), text(asks[i].Key.Key), integer(asks[i].Key.Shard)
 	}
 	return names, keys, shards
 }
@@ -169,7 +181,7 @@ type limitKey struct {
 }
 
 // boxed are parameters of a limit, each in an interface.
-type boxed struct{ name, capacity, rate, step, steps, phase, tolerance, since, until any }
+type boxed struct{ name, capacity, rate, step, steps, period, phase, tolerance, since, until any }
 
 const maxLimitParameters = 1024
 
@@ -189,8 +201,8 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 	t := a.Terms
 	since, until := spanOf(t)
 	p = &boxed{
-		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, phase: t.Phase, tolerance: t.Tolerance(),
-		since: since, until: until,
+		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, period: periodOf(t), phase: t.Phase,
+		tolerance: t.Tolerance(), since: since, until: until,
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,17 +217,83 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 // statement tells it.
 func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
 	defer rows.Close()
-	tellsHeld := len(rows.FieldDescriptions()) > 4
 	for rows.Next() {
-		answers = append(answers, bucket.Answer{})
-		a := &answers[len(answers)-1]
-		columns := []any{&a.Allowed, &a.State.Value, &a.State.TS, &a.Now, &a.Held}
-		if !tellsHeld {
-			columns = columns[:4]
+		r := readerOf(rows)
+		a := bucket.Answer{Allowed: r.bool(), State: bucket.State{Value: r.float64(), TS: r.int64()}, Now: r.int64()}
+		if len(r.values) > r.next {
+			a.Held = r.bool()
 		}
-		if err := rows.Scan(columns...); err != nil {
-			return nil, err
+		if r.err != nil {
+			return nil, r.err
 		}
+		answers = append(answers, a)
 	}
 	return answers, rows.Err()
+}
+
+// rowReader reads the columns of a row, one after the other: in binary, or as text, as the modes of pgx without prepared
+// statements have them. pgx's own Scan plans it anew for each statement, which is two allocations.
+type rowReader struct {
+	values [][]byte
+	fields []pgconn.FieldDescription
+	next   int
+	err    error
+}
+
+// readerOf returns the reader of the current row. It is good for until the next one.
+func readerOf(row pgx.CollectableRow) rowReader {
+	return rowReader{values: row.RawValues(), fields: row.FieldDescriptions()}
+}
+
+// column returns the next column, of so many bytes in binary.
+func (r *rowReader) column(size int) (raw []byte, isText bool) {
+	if r.err != nil {
+		return nil, false
+	}
+	if r.next >= len(r.values) || r.next >= len(r.fields) {
+		r.err = fmt.Errorf("the statement answered with %d columns", len(r.values))
+		return nil, false
+	}
+	raw, isText = r.values[r.next], r.fields[r.next].Format == pgx.TextFormatCode
+	r.next++
+	if raw == nil || !isText && len(raw) != size {
+		r.err = fmt.Errorf("column %d of the answer has %d bytes", r.next, len(raw))
+		return nil, false
+	}
+	return raw, isText
+}
+
+func (r *rowReader) bool() bool {
+	raw, isText := r.column(1)
+	switch {
+	case r.err != nil:
+		return false
+	case isText:
+		return string(raw) == "t"
+	}
+	return raw[0] != 0
+}
+
+func (r *rowReader) int64() (n int64) {
+	raw, isText := r.column(8)
+	switch {
+	case r.err != nil:
+		return 0
+	case isText:
+		n, r.err = strconv.ParseInt(string(raw), 10, 64)
+		return n
+	}
+	return int64(binary.BigEndian.Uint64(raw))
+}
+
+func (r *rowReader) float64() (n float64) {
+	raw, isText := r.column(8)
+	switch {
+	case r.err != nil:
+		return 0
+	case isText:
+		n, r.err = strconv.ParseFloat(string(raw), 64)
+		return n
+	}
+	return math.Float64frombits(binary.BigEndian.Uint64(raw))
 }

@@ -18,10 +18,12 @@ type Call struct {
 	Asks    []bucket.Ask // in the order of locking
 	Look    bool         // whether nothing is to be taken
 	Reserve *Keeping     // how what is taken is recorded as a reservation; nil: it is not
+	UpTo    int          // of how many units as many as there are are taken, where Asks have the costs of one; 0: what they cost
 
 	Answers     []bucket.Answer
 	one         [1]bucket.Answer // what Answers is when there is one bucket
 	Reservation *Reservation     // that was made
+	Taken       int              // how many units of UpTo
 
 	waits int // how many rows it has waited for
 	seq   int // its place in the batch, in the order of arrival
@@ -32,15 +34,17 @@ type blocked = batch.Blocked[Call]
 
 // Queueable tells the call's Batcher what it has to know of the call.
 func (c *Call) Queueable() *batch.Call[Call] {
-	c.Of, c.HasShards = c, c.Asks[0].Terms.Shards > 1 && c.takesFromOne()
+	c.Of, c.HasShards, c.Awaited = c, c.Asks[0].Terms.Shards > 1 && c.takesFromOne(), c.Reserve != nil
 	if !c.Look {
 		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
 	}
 	return &c.Call
 }
 
-// takesFromOne reports whether the call takes from one bucket, and does not reserve.
-func (c *Call) takesFromOne() bool { return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 }
+// takesFromOne reports whether the call takes from one bucket what it costs, and does not reserve.
+func (c *Call) takesFromOne() bool {
+	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 && c.UpTo == 0
+}
 
 // blockedBy returns the call as one that waits for row.
 func (c *Call) blockedBy(row bucket.Key) blocked {
@@ -65,10 +69,11 @@ const (
 // Session is the store on a pool or in a transaction. The one on a pool is safe for concurrent use.
 type Session struct {
 	*Store
-	conn  Conn
-	owner Owner
-	mode  mode
-	queue Queue // nil: the transaction does not queue
+	conn   Conn
+	engine Engine // that conn stands for; nil: it is Postgres
+	owner  Owner
+	mode   mode
+	queue  Queue // nil: the transaction does not queue
 
 	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
 	waits   int         // how many rows the call has waited for
@@ -76,23 +81,32 @@ type Session struct {
 
 // OnPool returns the session whose statements are each a transaction of its own.
 func (s *Store) OnPool(pool Conn, owner Owner) Session {
-	return Session{Store: s, conn: pool, owner: owner, mode: alone}
+	engine := EngineOf(pool)
+	if engine != nil {
+		s.onEngine = true
+	}
+	return Session{Store: s, conn: pool, engine: engine, owner: owner, mode: alone}
 }
 
 // InTx returns the session whose statements are part of the caller's transaction. queue may be nil.
 func (s *Store) InTx(tx Conn, owner Owner, queue Queue) Session {
-	return Session{Store: s, conn: tx, owner: owner, mode: callersTx, queue: queue}
+	return Session{Store: s, conn: tx, engine: s.engineOf(tx), owner: owner, mode: callersTx, queue: queue}
 }
 
 // BoundTo returns the session in a transaction that the owner began for s.
 func (s *Session) BoundTo(tx Conn, owner Owner) Session {
 	bound := *s
-	bound.conn, bound.owner, bound.mode = tx, owner, ownTx
+	bound.conn, bound.engine, bound.owner, bound.mode = tx, s.engineOf(tx), owner, ownTx
 	return bound
 }
 
-// DecideOne answers c by itself, and waits for the rows that somebody holds.
+// DecideOne answers c by itself, and waits for the rows that somebody holds: when it reserves from several, for the first
+// before it locks any, so that those who want the same stand in line there.
 func (s *Session) DecideOne(ctx context.Context, c *Call) error {
+	if c.Reserve != nil && len(c.Asks) > 1 {
+		first := c.Asks[0].FirstRow()
+		s = s.waitingFor(&first, 0)
+	}
 	return s.RetryHeld(ctx, func(s *Session) error { return s.Decide(ctx, c) })
 }
 
@@ -118,13 +132,19 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		c.Answers, err = s.Read(ctx, c.Asks)
 		bucket.DecideOn(c.Asks, c.Answers)
 		return err
+	case s.mode != alone && c.UpTo > 0:
+		return s.OrSpoil(ctx, s.takeCallLocked(ctx, c))
 	case s.mode != alone && c.Reserve == nil:
 		c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
 		return err
-	case s.mode == alone && (s.waitFor != nil || c.Reserve != nil && len(c.Asks) > 1 || !decidesInSQL):
+	case s.mode == alone && s.engine != nil && c.Reserve == nil && c.UpTo == 0: // as the statements: a refusal waits for nobody
+		return s.lookAndDecide(ctx, c)
+	case s.mode == alone && (s.waitFor != nil || c.Reserve != nil && (len(c.Asks) > 1 || !bucket.AllSteps(c.Asks)) || c.UpTo > 0 || !s.inSQL()):
 		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 	case c.Reserve != nil:
 		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.reserve(ctx, c) })
+	case s.mode == alone && bucket.AnyHolds(c.Asks):
+		return s.lookAndDecide(ctx, c)
 	}
 	if c.Answers, err = s.Take(ctx, c.Asks, c.one[:0]); err != nil { // else no function literal is allocated
 		err = s.owner.Retry(ctx, c.Verb, err, func() (err error) {
@@ -161,8 +181,15 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 			waiting = append(waiting, c.blockedBy(row))
 			continue
 		}
-		c.Answers = l.take(c.Asks)
-		s.queueReservation(batch, c)
+		if c.Claim() {
+			l.takeFor(c)
+			if err := s.queueReservation(batch, c); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if s.engine != nil {
+		return waiting, s.saveEngine(l)
 	}
 	s.queueSave(batch, l)
 	return waiting, s.conn.SendBatch(ctx, batch).Close()
@@ -174,6 +201,8 @@ func (s *Session) reserve(ctx context.Context, c *Call) (err error) {
 		return err
 	}
 	batch := &pgx.Batch{}
-	s.queueReservation(batch, c)
+	if err := s.queueReservation(batch, c); err != nil || s.engine != nil {
+		return err
+	}
 	return s.conn.SendBatch(ctx, batch).Close()
 }

@@ -14,19 +14,23 @@ import (
 func (s *Session) settle(ctx context.Context, l *lockedRows, calls [][]bucket.Ask) (*lockedRows, error) {
 	for slices.Contains(l.locked, true) { // else nothing says what time it is
 		l.advance()
-		if !setNow(calls, l.now) {
+		more := setNow(calls, l.now)
+		if slices.ContainsFunc(calls, bucket.AnyUnknown) {
+			return nil, ErrUnknownWindows
+		}
+		if !more {
 			s.settleAll(l, calls)
 			break
 		}
-		more := newLockedRows(calls)
-		for i := range more.rows {
-			j, known := l.index[more.rows[i].Key]
-			more.made[i] = known && l.made[j]
+		all := newLockedRows(calls)
+		for i := range all.rows {
+			j, known := l.index[all.rows[i].Key]
+			all.made[i] = known && l.made[j]
 		}
-		if err := s.lockRows(ctx, &pgx.Batch{}, more); err != nil {
+		if err := s.lockRows(ctx, &pgx.Batch{}, all); err != nil {
 			return nil, err
 		}
-		l = more
+		l = all
 	}
 	return l, nil
 }
@@ -88,7 +92,7 @@ func (l *lockedRows) settle(a *bucket.Ask) (wasLevelled bool) {
 	settled := a.Terms.SettleRows(found, absent, l.now)
 	full := a.Terms.OfShard().Full(l.now)
 	for i, state := range settled {
-		if !all && (absent[i] && state == full || state == found[i]) {
+		if !all && (absent[i] && state.Equal(full) || state.Equal(found[i])) {
 			found[i] = state
 			continue
 		}

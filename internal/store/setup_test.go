@@ -80,6 +80,13 @@ func fixedWindow(name string, rate float64, period time.Duration, capacity, debt
 	return l
 }
 
+// sliding returns the terms of a sliding window of n slices of step microseconds.
+func sliding(rate float64, step int64, n int32) bucket.Terms {
+	return bucket.Terms{
+		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Rule: bucket.Sliding{Slices: n},
+	}
+}
+
 // over returns the limit with its buckets spread over so many rows.
 func (l limit) over(shards int32) limit {
 	l.terms.Shards = shards

@@ -15,8 +15,24 @@ var (
 	bucketTakeSQL string
 	//go:embed sql/bucket_take_alone.sql
 	bucketTakeAloneSQL string
+	//go:embed sql/window_take.sql
+	windowTakeSQL string
+	//go:embed sql/window_take_alone.sql
+	windowTakeAloneSQL string
+	//go:embed sql/windows_spend.sql
+	windowsSpendSQL string
+	//go:embed sql/bucket_swap.sql
+	bucketSwapSQL string
+	//go:embed sql/bucket_make.sql
+	bucketMakeSQL string
+	//go:embed sql/bucket_return.sql
+	bucketReturnSQL string
 	//go:embed sql/buckets_spend.sql
 	bucketsSpendSQL string
+	//go:embed sql/buckets_spend_bold.sql
+	bucketsSpendBoldSQL string
+	//go:embed sql/clusters_spend.sql
+	clustersSpendSQL string
 	//go:embed sql/buckets_lock.sql
 	bucketsLockSQL string
 	//go:embed sql/buckets_save.sql
@@ -29,6 +45,8 @@ var (
 	bucketsTakeSQL string
 	//go:embed sql/buckets_busy.sql
 	bucketsBusySQL string
+	//go:embed sql/bucket_wait.sql
+	bucketWaitSQL string
 	//go:embed sql/wait_bound.sql
 	boundWaitSQL string
 	//go:embed sql/buckets_lock_free.sql
@@ -59,31 +77,61 @@ var (
 	fingerprintReadSQL string
 	//go:embed sql/fingerprint_insert.sql
 	fingerprintInsertSQL string
+	//go:embed sql/calendar_zone.sql
+	calendarZoneSQL string
+	//go:embed sql/calendar_table.sql
+	calendarTableSQL string
+	//go:embed sql/price_report.sql
+	priceReportSQL string
+	//go:embed sql/price_read.sql
+	priceReadSQL string
+	//go:embed sql/price_turn.sql
+	priceTurnSQL string
+	//go:embed sql/prices_forget.sql
+	pricesForgetSQL string
 )
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, takeSeveralAlone, spend string
+	take, takeSeveral, takeAlone, takeSeveralAlone, spend, spendBold, swap, makeRow string
 
-	read, look, lock, lockFree, busy, boundWait, save, unmake, fill, charge, prune string
+	windowTake, windowTakeAlone, windowsSpend string
+
+	spendClusters string
+
+	read, look, lock, lockFree, busy, wait, boundWait, save, unmake, fill, charge, prune string
+
+	giveBack string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsLock               string
 	reservationsForget                                  string
 
 	fingerprintRead, fingerprintInsert string
+
+	calendarZone, calendarTable                     string
+	priceReport, priceRead, priceTurn, pricesForget string
 }
 
 func newStatements(schema string) statements {
 	tables := strings.NewReplacer(
 		DefaultSchema+".buckets", pgx.Identifier{schema, "buckets"}.Sanitize(),
 		DefaultSchema+".reservations", pgx.Identifier{schema, "reservations"}.Sanitize(),
+		DefaultSchema+".prices", pgx.Identifier{schema, "prices"}.Sanitize(),
 		DefaultSchema+".fingerprint", pgx.Identifier{schema, "fingerprint"}.Sanitize())
 	in := tables.Replace
 	return statements{
 		take:             in(bucketTakeSQL),
 		takeAlone:        in(bucketTakeAloneSQL),
+		windowTake:       in(windowTakeSQL),
+		windowTakeAlone:  in(windowTakeAloneSQL),
+		windowsSpend:     in(windowsSpendSQL),
 		spend:            in(bucketsSpendSQL),
+		spendBold:        in(bucketsSpendBoldSQL),
+		spendClusters:    in(clustersSpendSQL),
+		swap:             in(bucketSwapSQL),
+		makeRow:          in(bucketMakeSQL),
+		giveBack:         in(bucketReturnSQL),
 		look:             in(bucketsLookSQL),
 		lock:             in(bucketsLockSQL),
 		save:             in(bucketsSaveSQL),
@@ -91,6 +139,7 @@ func newStatements(schema string) statements {
 		takeSeveral:      in(bucketsTakeSQL),
 		lockFree:         in(bucketsLockFreeSQL),
 		busy:             in(bucketsBusySQL),
+		wait:             in(bucketWaitSQL),
 		boundWait:        boundWaitSQL,
 		takeSeveralAlone: in(bucketsTakeAloneSQL),
 		read:             in(bucketsReadSQL),
@@ -107,5 +156,12 @@ func newStatements(schema string) statements {
 
 		fingerprintRead:   in(fingerprintReadSQL),
 		fingerprintInsert: in(fingerprintInsertSQL),
+
+		calendarZone:  calendarZoneSQL,
+		calendarTable: calendarTableSQL,
+		priceReport:   in(priceReportSQL),
+		priceRead:     in(priceReadSQL),
+		priceTurn:     in(priceTurnSQL),
+		pricesForget:  in(pricesForgetSQL),
 	}
 }

@@ -52,7 +52,10 @@ type Store struct {
 	statements statements
 	limits     limitParameters
 	levelled   levelled
+	bold       boldness
+	calendars  calendars
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
+	onEngine   bool          // whether rows are on an Engine, and not in Postgres
 }
 
 // New returns the store in a schema. asOf returns the instant that replaces the database's clock; nil when nothing does.
@@ -95,6 +98,9 @@ func (s *Session) retryTx(ctx context.Context, verb string, fn func(tx *Session)
 // has locked, and does not wait for another that does the same; and one that is made again, to the queue it is in.
 func (s *Session) seed() uint64 {
 	var owner any = s.conn
+	if c, ok := owner.(interface{ Identity() any }); ok { // one of several that stand for the transaction
+		owner = c.Identity()
+	}
 	if s.queue != nil {
 		owner = s.queue
 	}

@@ -30,7 +30,7 @@ var errOutside = errors.New("other terms hold for a bucket")
 func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	isOne := len(asks) == 1 && asks[0].Terms.Shards <= 1
 	switch {
-	case !decidesInSQL || bucket.AnyReshaped(asks), s.mode == ownTx && len(asks) > 1 && bucket.AnySharded(asks) && bucket.AnyEras(asks):
+	case !s.inSQL() || !bucket.AllSteps(asks) && !isWindow(asks) || bucket.AnyReshaped(asks), s.mode == ownTx && len(asks) > 1 && bucket.AnySharded(asks) && bucket.AnyEras(asks):
 		return s.takeByLocking(ctx, asks) // in the last case one row of each would be locked, which may not be settled by itself
 	case !isOne && bucket.AnySharded(asks):
 		answers, err := s.takeSharded(ctx, asks)
@@ -44,7 +44,7 @@ func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 	if isOne {
 		answers, err = s.takeOne(ctx, asks, room)
 	} else {
-		answers, _, err = s.takeAllOrNothing(ctx, asks, nil)
+		answers, err = s.takeSeveral(ctx, asks)
 	}
 	if err != nil || isOne && answers[0].Allowed {
 		return s.orByLocking(ctx, asks, answers, err)
@@ -72,6 +72,9 @@ func (s *Session) TakeOrRead(ctx context.Context, asks []bucket.Ask) ([]bucket.A
 
 // takeOne takes from one bucket.
 func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
+	if asks[0].Terms.Rule != nil { // the one that there is a statement for
+		return s.takeWindow(ctx, asks, room)
+	}
 	statement := s.statements.take
 	if s.mode == alone {
 		statement = s.statements.takeAlone
@@ -84,6 +87,18 @@ func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.
 	if err == nil {
 		err = checkAnswers(asks, answers)
 	}
+	return answers, err
+}
+
+// takeSeveral takes from several buckets on one row each, all or nothing.
+func (s *Session) takeSeveral(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, err error) {
+	if s.mode == alone {
+		var decided bool
+		if answers, decided, err = s.takeCluster(ctx, asks); err != nil || decided {
+			return answers, err
+		}
+	}
+	answers, _, err = s.takeAllOrNothing(ctx, asks, nil)
 	return answers, err
 }
 
@@ -170,7 +185,7 @@ func (s *Session) sendTake(ctx context.Context, batch *pgx.Batch, asks, look []b
 			answers, err = scanAnswers(rows, nil)
 		}
 		if err != nil {
-			return &shortWaitError{err, asks}
+			return &shortWaitError{err, asks, nil}
 		}
 		if len(look) == 0 {
 			return nil
@@ -198,6 +213,9 @@ func skip(results pgx.BatchResults, n int) error {
 
 // undo goes back to the savepoint and removes it.
 func (s *Session) undo(ctx context.Context) error {
+	if s.engine != nil {
+		return s.engine.Undo()
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout) // half a call must not stay
 	defer cancel()
 	batch := &pgx.Batch{}
@@ -216,6 +234,15 @@ func (s *Session) OrSpoil(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || errors.Is(err, ErrNotReserved) {
 		return err
 	}
+	return s.Spoil(ctx, err)
+}
+
+// Spoil returns err, and makes the caller's transaction one that can only be rolled back.
+func (s *Session) Spoil(ctx context.Context, err error) error {
+	if s.engine != nil {
+		s.engine.Spoil()
+		return err
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout)
 	defer cancel()
 	_, _ = s.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
@@ -223,7 +250,9 @@ func (s *Session) OrSpoil(ctx context.Context, err error) error {
 }
 
 // fixClocks puts the rows right that refused and that a wrong clock has left in the future: a refusal writes nothing, so
-// without this they would refuse until the clock arrives there. The refusal stands.
+// without this they would refuse until the clock arrives there. The refusal stands. In a caller's transaction the statement does
+// not tell what it found of a row among several that had enough: such a row gains nothing until a call that it allows or refuses
+// puts it right.
 func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer) error {
 	var wrong []bucket.Ask
 	if bucket.AllAllowed(answers) {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,7 +16,13 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 		g.row = g.whole.OfShard(waitFor.Shard)
 		g.sumCosts()
 	}
-	batch.Queue(s.statements.takeAlone, s.takeParameters(&g.row)...)
+	scan := scanAnswers
+	if slides(&g.row) {
+		batch.Queue(s.statements.windowTakeAlone, s.windowParameters(&g.row)...)
+		scan = scanWindows
+	} else {
+		batch.Queue(s.statements.takeAlone, s.takeParameters(&g.row)...)
+	}
 	if g.whole.Sharded() {
 		s.queueRead(batch, s.statements.read, g.rows())
 	}
@@ -26,7 +31,7 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 		if err != nil {
 			return err
 		}
-		answers, err := scanAnswers(rows, nil)
+		answers, err := scan(rows, nil)
 		if err != nil {
 			return err
 		}
@@ -44,13 +49,15 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 	})
 }
 
-// takeGroups takes what the groups want and reads what the others are about, in one round trip.
-func (s *Session) takeGroups(ctx context.Context, groups []*group, others []*Call) error {
+// takeGroups takes what the groups and the clusters want and reads what the others are about, in one round trip. What groups want it
+// takes by buckets_spend.sql or buckets_spend_bold.sql, which is spend, and what is of sliding windows by windows_spend.sql.
+func (s *Session) takeGroups(ctx context.Context, groups []*group, cs *clusters, others []*Call, spend string) error {
 	batch := &pgx.Batch{}
 	policies := byPolicy(groups)
 	for _, ofPolicy := range policies {
-		s.queueGroups(batch, ofPolicy)
+		s.queueGroups(batch, ofPolicy, spend)
 	}
+	cs.queue(s, batch)
 	var rows []bucket.Ask
 	for _, c := range others {
 		all, _ := bucket.RowsOf(c.Asks)
@@ -66,12 +73,12 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, others []*Cal
 	}
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
 		for _, ofPolicy := range policies {
-			if err := receiveGroups(results, ofPolicy); err != nil {
-				return &shortWaitError{err, askedRows(groups)}
+			if err := receiveGroups(results, ofPolicy, spend == s.statements.spendBold); err != nil {
+				return &shortWaitError{err, askedRows(groups), nil}
 			}
 		}
-		if len(rows) == 0 {
-			return nil
+		if err := cs.receive(results); err != nil || len(rows) == 0 {
+			return err
 		}
 		return receiveRows(results, rows, others, groups)
 	})
@@ -113,25 +120,34 @@ func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, gr
 	return nil
 }
 
-// queueGroups queues the statement for the groups of one policy.
-func (s *Session) queueGroups(batch *pgx.Batch, groups []*group) {
+// queueGroups queues the statement for the groups of one policy: spend, or that for sliding windows.
+func (s *Session) queueGroups(batch *pgx.Batch, groups []*group, spend string) {
 	n := len(groups)
-	keys, shards, costs, phases := make([]string, n), make([]int32, n), make([]float64, n), make([]int64, n)
+	keys, shards, costs, phases := make(array[text], n), make(array[integer], n), make(array[double], n), make(array[bigint], n)
 	for i, g := range groups {
-		keys[i], shards[i], costs[i], phases[i] = g.row.Key.Key, g.row.Key.Shard, g.row.Cost, g.row.Terms.Phase
+		keys[i], shards[i] = text(g.row.Key.Key), integer(g.row.Key.Shard)
+		costs[i], phases[i] = double(g.row.Cost), bigint(g.row.Terms.Phase)
 	}
 	first := &groups[0].row
 	t := first.Terms
 	since, until := spanOf(t)
-	batch.Queue(s.statements.spend, first.Key.Name, keys, shards, costs,
+	if slides(first) {
+		batch.Queue(s.statements.windowsSpend, first.Key.Name, keys, shards, costs,
+			t.Capacity, t.Step, periodOf(t), t.Phase, s.now(), t.Tolerance(), since, until)
+		return
+	}
+	batch.Queue(spend, first.Key.Name, keys, shards, costs,
 		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance(), since, until)
 }
 
-// receiveGroups gives each group of a policy its answer. Answers come in the order asked, but for those that
-// are left out and, behind the others, those that are refusals.
-func receiveGroups(results pgx.BatchResults, groups []*group) error {
+// receiveGroups gives each group of a policy its answer. Those of a statement that is not bold come in the order asked,
+// but for what is left out and, behind the others, refusals.
+func receiveGroups(results pgx.BatchResults, groups []*group, bold bool) error {
 	for _, g := range groups { // of an attempt before
 		g.answer, g.found = bucket.Answer{}, false
+	}
+	if bold && groups[0].isPlain() {
+		return receiveBold(results, groups)
 	}
 	rows, err := results.Query()
 	if err != nil {
@@ -140,17 +156,25 @@ func receiveGroups(results pgx.BatchResults, groups []*group) error {
 	var key string
 	var shard int32
 	var a bucket.Answer
+	var taken []float64
+	columns := []any{&key, &shard, &a.Allowed, &a.State.Value, &a.State.TS, &a.Now}
+	if slides(&groups[0].row) {
+		columns = append(columns, &taken)
+	}
 	next := 0
-	_, err = pgx.ForEachRow(rows, []any{&key, &shard, &a.Allowed, &a.State.Value, &a.State.TS, &a.Now}, func() error {
+	_, err = pgx.ForEachRow(rows, columns, func() error {
 		for range groups {
 			g := groups[next%len(groups)]
 			next++
 			if g.row.Key.Key == key && g.row.Key.Shard == shard {
 				g.answer, g.found = a, true
+				if taken != nil {
+					g.answer.State.Parts = &bucket.Parts{Taken: taken}
+				}
 				return nil
 			}
 		}
-		return errors.New("the statement answered for a bucket that was not asked for")
+		return errUnasked
 	})
 	return err
 }

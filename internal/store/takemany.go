@@ -17,31 +17,40 @@ import (
 // they all are allowed. The rest is decided one call after the other, on rows that are locked, once a look
 // without locks has not refused it.
 //
-// A batch for one bucket waits for its row. Otherwise nothing waits for a row while the batch keeps other buckets from
+// A batch for one bucket waits for its row. Otherwise nothing waits for a row, but for 2 ms, while the batch keeps other buckets from
 // others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
 	if waitFor == nil && askForOne(calls) && !calls[0].Asks[0].Sharded() {
 		waitFor = &calls[0].Asks[0].Key
 	}
-	return s.runPart(ctx, calls, waitFor)
+	return s.runPart(ctx, calls, waitFor, true)
 }
 
-// runPart is Run for some of the calls of a batch.
-func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+// runPart is Run for some of the calls of a batch. Unless together is set, calls over several limits are decided in turn.
+func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Key, together bool) (waiting []blocked) {
 	groups, others := groupByKey(calls)
+	var cs *clusters
 	if !decidesInSQL || waitFor != nil && (len(groups) != 1 || len(others) > 0) {
 		groups, others = nil, calls
+	} else if together && len(others) > 0 {
+		cs, others = clustersOf(others)
 	}
 	began := time.Now()
-	again := func(calls []*Call) []blocked { return s.runPart(ctx, calls, waitFor) }
-	failed, err := s.takeGroupsAndRead(ctx, calls[0].Verb, groups, others, waitFor)
+	again := func(calls []*Call) []blocked { return s.runPart(ctx, calls, waitFor, true) }
+	failed, err := s.takeGroupsAndRead(ctx, calls[0].Verb, groups, cs, others, waitFor)
 	switch {
+	case err != nil && failed == nil && cs != nil && cs.failed && isOfOne(err): // nothing was taken, and one of them may be to blame
+		return s.runPart(ctx, calls, waitFor, false)
 	case err != nil && failed == nil:
 		return runHalves(calls, err, waitFor, again)
 	case err != nil:
 		waiting = runHalves(failed, err, waitFor, again)
 	}
 	s.owner.Batched(ctx, len(calls), time.Since(began))
+	if cs != nil {
+		others = append(others, cs.answerGiven()...)
+		slices.SortFunc(others, bySeq)
+	}
 	open := answerRefused(others)
 	for _, g := range groups {
 		if g.isHeld() {
@@ -95,17 +104,25 @@ func askForOne(calls []*Call) bool {
 	return !slices.ContainsFunc(calls, func(c *Call) bool { return len(c.Asks) > 1 || c.Asks[0].Key != first })
 }
 
-// takeGroupsAndRead takes what the groups want and reads what the others are about, in one round trip; and in some more
-// where a row is held of those that a bucket is spread over, as another of them may be free. Where one of these fails,
-// what was taken before stays, and failed are the calls that it was for; else, with an error, nothing was taken.
-func (s *Session) takeGroupsAndRead(ctx context.Context, verb string, groups []*group, others []*Call, waitFor *bucket.Key) (failed []*Call, err error) {
+// takeGroupsAndRead takes what the groups and the clusters want and reads what the others are about, in one round trip; in one more
+// where groups were asked for boldly and that was not answered for all; and in some more where a row is held of those that a bucket is
+// spread over, as another of them may be free. Where one of these fails, what was taken before stays, and failed are the
+// calls that it was for; else, with an error, nothing was taken.
+func (s *Session) takeGroupsAndRead(ctx context.Context, verb string, groups []*group, cs *clusters, others []*Call, waitFor *bucket.Key) (failed []*Call, err error) {
 	if len(groups) == 1 && waitFor != nil {
 		g := groups[0]
 		return nil, s.retry(ctx, verb, func() error { return s.takeGroup(ctx, g, waitFor) })
 	}
-	for taken := false; len(groups) > 0 || len(others) > 0; taken = true {
-		asked, read := groups, others // which the function literal holds by value
-		err := s.retry(ctx, verb, func() error { return s.takeGroups(ctx, asked, read) })
+	left, taken, err := s.takeBoldly(ctx, groups, cs, others)
+	if err != nil {
+		return nil, err
+	}
+	if groups = left; taken {
+		cs, others = nil, nil
+	}
+	for ; len(groups) > 0 || cs != nil || len(others) > 0; taken = true {
+		asked, together, read := groups, cs, others // which the function literal holds by value
+		err := s.retry(ctx, verb, func() error { return s.takeGroups(ctx, asked, together, read, s.statements.spend) })
 		if err != nil {
 			for _, g := range groups { // what some of them were given was undone with the rest
 				g.answer, g.found = bucket.Answer{}, false
@@ -116,6 +133,7 @@ func (s *Session) takeGroupsAndRead(ctx context.Context, verb string, groups []*
 			return failed, err
 		}
 		groups, others = slices.DeleteFunc(slices.Clone(groups), func(g *group) bool { return !g.nextRow() }), nil
+		cs = nil
 	}
 	return nil, nil
 }
@@ -126,6 +144,8 @@ func answerRefused(calls []*Call) (open []*Call) {
 	for _, c := range calls {
 		bucket.DecideOn(c.Asks, c.Answers)
 		switch {
+		case bucket.AnyUnknown(c.Asks):
+			c.Answer(ErrUnknownWindows)
 		case c.Look:
 			c.Answer(nil)
 		case c.Reserve == nil && !c.asksAllOf(locked) && c.isRefused():

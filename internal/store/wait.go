@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,10 +53,19 @@ type WaitError struct {
 
 func (e *WaitError) Unwrap() error { return e.error }
 
+// waitedFor returns err as a WaitError when the wait for row was too long for the lock_timeout of the session.
+func waitedFor(err error, row bucket.Key) error {
+	if SQLState(err) == codeLockNotAvailable {
+		return &WaitError{err, row}
+	}
+	return err
+}
+
 // shortWaitError is the failure of a statement that waits for rows only so long, because it holds others meanwhile.
 type shortWaitError struct {
 	error
-	rows []bucket.Ask // that it locks, or makes
+	rows   []bucket.Ask // that it locks, or makes
+	waited *bucket.Key  // the one that it had waited for as long as that took; nil: what the session waited for
 }
 
 func (e *shortWaitError) Unwrap() error { return e.error }
@@ -84,12 +94,16 @@ func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) erro
 		return fn(s)
 	}
 	for n := 1; ; n++ {
-		err := s.findHeld(ctx, fn(s))
+		err := fn(s)
+		if err == nil { // as mostly, and what errors.As needs is an allocation
+			return nil
+		}
+		err = s.findHeld(ctx, err)
 		var held *heldError
 		switch {
 		case !errors.As(err, &held):
-			if s.waitFor != nil && SQLState(err) == codeLockNotAvailable {
-				err = &WaitError{err, *s.waitFor}
+			if s.waitFor != nil {
+				err = waitedFor(err, *s.waitFor)
 			}
 			return err
 		case ctx.Err() != nil:
@@ -135,15 +149,15 @@ func (s *Session) findHeld(ctx context.Context, err error) error {
 	case len(busy) == 0: // all of them are free by now
 		return &heldError{bound.rows[0].Key}
 	}
-	return &heldError{s.nextAfterWait(busy)}
+	return &heldError{nextAfter(cmp.Or(bound.waited, s.waitFor), busy)}
 }
 
-// nextAfterWait returns the first of the rows, in the order of locking, that comes after the one that was waited for,
-// or else the first.
-func (s *Session) nextAfterWait(rows []bucket.Key) bucket.Key {
+// nextAfter returns the first of the rows, in the order of locking, that comes after the one that was waited for, or else
+// the first.
+func nextAfter(waited *bucket.Key, rows []bucket.Key) bucket.Key {
 	slices.SortFunc(rows, bucket.Key.Compare)
 	for _, k := range rows {
-		if s.waitFor != nil && k.Compare(*s.waitFor) > 0 {
+		if waited != nil && k.Compare(*waited) > 0 {
 			return k
 		}
 	}

@@ -3,7 +3,7 @@
 -- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted, which is the order of locking
 -- $4 capacity[], $5 step_us[], $6 phase_us[], $7 as_of_us   as in buckets_take.sql
 --
--- Returns name, key, shard, value, ts, now_us and made for each. Rows that are not there are made, full, which
+-- Returns name, key, shard, value, ts, taken, leases, now_us and made for each. Rows that are not there are made, full, which
 -- is what they stand for; made tells them, as a row that was there carries the lock of this statement (xmax). An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through the
 -- snapshot and takes SIREAD locks on its way.
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
@@ -13,5 +13,5 @@ FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bi
     (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ORDER BY u.ord
 ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
-RETURNING b.name, b.key, b.shard, b.value, b.ts,
+RETURNING b.name, b.key, b.shard, b.value, b.ts, b.taken, b.leases,
     coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us, b.xmax = 0 AS made

@@ -1,7 +1,7 @@
 -- Lock those of the rows that are free to the end of the transaction, at READ COMMITTED, and return what they
 -- hold. It waits for no row that somebody holds, because meanwhile it would hold others.
 --
--- Parameters as in buckets_lock.sql. Returns name, key, shard, value, ts, now_us and made for each row that is
+-- Parameters as in buckets_lock.sql. Returns name, key, shard, value, ts, taken, leases, now_us and made for each row that is
 -- locked. Rows that are not there are made, full, which is what they stand for; made tells them. The wait for one
 -- that somebody else is making is bounded as in buckets_spend.sql.
 WITH asked AS MATERIALIZED (
@@ -10,9 +10,9 @@ WITH asked AS MATERIALIZED (
             WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, ord),
         (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ), locked AS MATERIALIZED (
-    SELECT a.name, a.key, a.shard, a.ord, a.now_us, b.value, b.ts
+    SELECT a.name, a.key, a.shard, a.ord, a.now_us, b.value, b.ts, b.taken, b.leases
     FROM asked AS a CROSS JOIN LATERAL (
-        SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard
+        SELECT r.value, r.ts, r.taken, r.leases FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard
         FOR NO KEY UPDATE SKIP LOCKED) AS b
 ), missing AS MATERIALIZED (
     SELECT a.* FROM asked AS a
@@ -26,6 +26,6 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (name, key, shard) DO NOTHING
     RETURNING b.name, b.key, b.shard, b.value, b.ts
 )
-SELECT l.name, l.key, l.shard, l.value, l.ts, l.now_us, false AS made FROM locked AS l
+SELECT l.name, l.key, l.shard, l.value, l.ts, l.taken, l.leases, l.now_us, false AS made FROM locked AS l
 UNION ALL
-SELECT m.name, m.key, m.shard, m.value, m.ts, c.now_us, true FROM made AS m, (SELECT a.now_us FROM asked AS a LIMIT 1) AS c
+SELECT m.name, m.key, m.shard, m.value, m.ts, NULL, NULL, c.now_us, true FROM made AS m, (SELECT a.now_us FROM asked AS a LIMIT 1) AS c

@@ -7,18 +7,19 @@
 -- $9 as_of_us                                          null: the database's clock
 --
 -- Full means full under each of the policies, at the latest idle_us ago, so that a clock that steps back by less
--- finds no difference. Rows somebody holds are skipped, and a row that changed since the snapshot is tested again
+-- finds no difference. What was taken from a sliding window was taken up to the end of the slice of ts. Rows somebody holds are skipped, and a row that changed since the snapshot is tested again
 -- under its lock. The range is read by TID, so no index on ts is needed, which would cost every update its HOT. What
 -- is deleted is found by its TID, so that no plan reads the whole table, and named by its key: in a partitioned
 -- table a TID is that of many rows.
 WITH spare AS MATERIALIZED (
     SELECT b.ctid AS at, b.name, b.key, b.shard
     FROM ratelimit.buckets AS b,
-        (SELECT coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint AS us) AS until
+        (SELECT coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint AS us) AS until,
+        LATERAL (SELECT b.ts + coalesce(b.taken[1], 0)::bigint AS us) AS since
     WHERE b.ctid >= format('(%s,0)', $6::bigint)::tid AND b.ctid < format('(%s,0)', $7::bigint)::tid
         AND b.name = $1::text
-        AND b.ts <= until.us
-        AND (SELECT bool_and(b.value + ((until.us - b.ts) / t.step_us)::float8 * t.rate / t.steps >= t.capacity)
+        AND b.ts <= until.us AND (b.leases IS NULL OR until.us >= ALL (b.leases))
+        AND (SELECT bool_and(b.value + ((until.us - since.us) / t.step_us)::float8 * t.rate / t.steps >= t.capacity)
             FROM unnest($2::float8[], $3::float8[], $4::bigint[], $5::float8[]) AS t (capacity, rate, step_us, steps))
     FOR UPDATE OF b SKIP LOCKED
 )

@@ -2,10 +2,13 @@
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted
 -- $4 value[], $5 ts[]               what they hold from now on
+-- $6 taken[], $7 leases[]           that, too: literals of arrays; null: none
 --
 -- An upsert for the reason in buckets_lock.sql; the rows are there, so nothing is inserted.
-INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-SELECT u.name, u.key, u.shard, u.value, u.ts
-FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[]) WITH ORDINALITY AS u (name, key, shard, value, ts, ord)
+INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases)
+SELECT u.name, u.key, u.shard, u.value, u.ts, u.taken::float8[], u.leases::bigint[]
+FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::text[], $7::text[])
+        WITH ORDINALITY AS u (name, key, shard, value, ts, taken, leases, ord)
 ORDER BY u.ord
-ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts
+ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts,
+    taken = excluded.taken, leases = excluded.leases

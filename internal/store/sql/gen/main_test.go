@@ -60,7 +60,7 @@ func (m macros) pattern(t *testing.T, expression string) *regexp.Regexp {
 	t.Helper()
 	const argument = "ARGUMENT"
 	arguments := columns("")
-	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until", "at"} {
+	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until", "at", "taken", "period", "cost", "lowest"} {
 		arguments[other] = ""
 	}
 	for name := range arguments {

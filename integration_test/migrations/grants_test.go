@@ -1,0 +1,203 @@
+package migrations_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+// granted is what each role may do with each table, and nobody more: a new table needs a line here and in Grants.
+var granted = map[string]struct{ application, operator string }{
+	"buckets":          {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
+	"reservations":     {"SELECT INSERT UPDATE DELETE", "SELECT"},
+	"fingerprint":      {"SELECT INSERT", "SELECT INSERT DELETE"},
+	"rules":            {"SELECT", "SELECT INSERT UPDATE DELETE"},
+	"overrides":        {"SELECT", "SELECT INSERT UPDATE DELETE"},
+	"pauses":           {"SELECT", "SELECT INSERT UPDATE DELETE"},
+	"tiers":            {"SELECT", "SELECT INSERT UPDATE DELETE"},
+	"rule_changes":     {"SELECT", "SELECT INSERT"},
+	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
+	"denials":          {"SELECT INSERT UPDATE DELETE", "SELECT"},
+	"prices":           {"SELECT INSERT UPDATE DELETE", "SELECT INSERT DELETE"},
+	"goose_db_version": {"SELECT", "SELECT"},
+}
+
+// crew is a database of a test's own, and roles that may connect to it.
+type crew struct {
+	admin *pgxpool.Pool
+	roles migrations.Roles
+}
+
+func newCrew(t *testing.T) *crew {
+	t.Helper()
+	c := &crew{admin: postgrestest.NewEmpty(t)}
+	prefix := strings.ReplaceAll(c.admin.Config().ConnConfig.Database, "ratelimit_", "")
+	prefix = prefix[max(0, len(prefix)-20):] // the end of it is random
+	c.roles = migrations.Roles{
+		Owner: prefix + " owner", Application: prefix + " application", Operator: prefix + ` "operator"`, Reader: prefix + "'s reader",
+	}
+	for _, role := range c.all() {
+		c.exec(t, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD 'of no use elsewhere'", quoted(role)))
+	}
+	t.Cleanup(func() {
+		for _, role := range c.all() {
+			_, err := c.admin.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", quoted(role)))
+			require.NoError(t, err)
+		}
+	})
+	return c
+}
+
+func (c *crew) all() []string {
+	return []string{c.roles.Owner, c.roles.Application, c.roles.Operator, c.roles.Reader}
+}
+
+func (c *crew) exec(t *testing.T, sql string) {
+	t.Helper()
+	_, err := c.admin.Exec(t.Context(), sql)
+	require.NoError(t, err)
+}
+
+// as returns a pool that is connected as role.
+func (c *crew) as(t *testing.T, role string) *pgxpool.Pool {
+	t.Helper()
+	return openPool(t, c.admin.Config().ConnString(), func(config *pgxpool.Config) {
+		config.MaxConns = 4
+		config.ConnConfig.User, config.ConnConfig.Password = role, "of no use elsewhere"
+	})
+}
+
+// grant runs what Grants returns, as who owns the tables.
+func (c *crew) grant(t *testing.T, pool *pgxpool.Pool, cfg migrations.Config, roles migrations.Roles) {
+	t.Helper()
+	statements, err := migrations.Grants(cfg, roles)
+	require.NoError(t, err)
+	for range 2 { // the second time it changes nothing
+		_, err = pool.Exec(t.Context(), statements)
+		require.NoError(t, err)
+	}
+}
+
+// may returns what role may do with the tables of the schema, in the words of granted.
+func (c *crew) may(t *testing.T, role, schema string) map[string]string {
+	t.Helper()
+	rows, err := c.admin.Query(t.Context(), `
+		SELECT relname, concat_ws(' ', VARIADIC array(
+			SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
+			WHERE has_table_privilege($1, pg_class.oid, privilege)))
+		FROM pg_class WHERE relnamespace = $2::text::regnamespace AND relkind IN ('r', 'p', 'v', 'm')`, role, quoted(schema))
+	require.NoError(t, err)
+	may := make(map[string]string)
+	var table, privileges string
+	_, err = pgx.ForEachRow(rows, []any{&table, &privileges}, func() error {
+		may[table] = privileges
+		return nil
+	})
+	require.NoError(t, err)
+	return may
+}
+
+func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+func TestGrants(t *testing.T) {
+	t.Parallel()
+
+	t.Run("NamesEveryTable", func(t *testing.T) {
+		t.Parallel()
+		for _, schema := range []string{"ratelimit", "user"} {
+			c, cfg := newCrew(t), migrations.Config{Schema: schema}
+			c.exec(t, fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s", quoted(schema), quoted(c.roles.Owner)))
+			owner, roles := c.as(t, c.roles.Owner), c.roles
+			require.NoError(t, migrations.Up(t.Context(), owner, cfg))
+			roles.Owner = "" // it made the tables
+			c.grant(t, owner, cfg, roles)
+			application, operator, reader := map[string]string{}, map[string]string{}, map[string]string{}
+			for table, may := range granted {
+				application[table], operator[table], reader[table] = may.application, may.operator, "SELECT"
+			}
+			require.Equal(t, application, c.may(t, roles.Application, schema))
+			require.Equal(t, operator, c.may(t, roles.Operator, schema))
+			require.Equal(t, reader, c.may(t, roles.Reader, schema))
+		}
+	})
+
+	t.Run("HandsTheTablesToAnotherOwner", func(t *testing.T) {
+		t.Parallel()
+		c := newCrew(t)
+		require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
+		c.grant(t, c.admin, migrations.Config{}, c.roles)
+		owner := c.as(t, c.roles.Owner)
+		require.NoError(t, migrations.Down(t.Context(), owner, migrations.Config{}))
+		require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
+		requireLatest(t, owner)
+	})
+
+	t.Run("LeavesTheTablesToTheirOwner", func(t *testing.T) {
+		t.Parallel()
+		c := newCrew(t)
+		require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
+		c.grant(t, c.admin, migrations.Config{}, c.roles)
+		for _, role := range []string{c.roles.Application, c.roles.Operator, c.roles.Reader} {
+			pool := c.as(t, role)
+			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}), "there is nothing to do")
+			for table := range granted {
+				table = "ratelimit." + table
+				for _, statement := range []string{
+					"DROP TABLE " + table, "TRUNCATE " + table, "ALTER TABLE " + table + " ADD COLUMN more text", "CREATE INDEX ON " + table + " ((1))",
+					"CREATE TABLE ratelimit.another (n integer)",
+				} {
+					requireForbidden(t, pool, statement)
+				}
+			}
+			requireForbidden(t, pool, "DROP SCHEMA ratelimit CASCADE")
+			require.Error(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+			requireLatest(t, c.admin)
+		}
+	})
+
+	t.Run("LeavesOutWhoIsNotNamed", func(t *testing.T) {
+		t.Parallel()
+		statements, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: "page"})
+		require.NoError(t, err)
+		for line := range strings.Lines(statements) {
+			require.Regexp(t, `^GRANT (USAGE|SELECT) ON .* TO "page";\n$`, line)
+		}
+	})
+
+	t.Run("RefusesNamesThatAreNone", func(t *testing.T) {
+		t.Parallel()
+		for _, roles := range []migrations.Roles{
+			{},
+			{Owner: "public"},
+			{Application: "none"},
+			{Operator: "pg_monitor"},
+			{Reader: "\xff"},
+			{Reader: "a\x00b"},
+			{Application: strings.Repeat("a", 64)},
+			{Application: "app", Reader: "public"},
+		} {
+			_, err := migrations.Grants(migrations.Config{}, roles)
+			require.ErrorIs(t, err, migrations.ErrInvalidRole, "%+v", roles)
+		}
+		_, err := migrations.Grants(migrations.Config{Schema: "a b"}, migrations.Roles{Reader: "page"})
+		require.ErrorIs(t, err, migrations.ErrInvalidSchema)
+	})
+}
+
+// requireForbidden checks that the server does not let the pool's role do it.
+func requireForbidden(t *testing.T, pool *pgxpool.Pool, statement string) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), statement)
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused, statement)
+	require.Equal(t, "42501", refused.Code, "%s: %s", statement, refused.Message)
+}

@@ -1,0 +1,339 @@
+package migrations_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/rules/denials"
+)
+
+// patient ends a test that hangs, and decides nothing.
+const patient = 2 * time.Minute
+
+var (
+	logins = ratelimit.Define("logins", ratelimit.PerMinute(10))
+	words  = ratelimit.Define("words", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+	spread = ratelimit.Define("spread", ratelimit.TokenBucket{Rate: 80, Period: time.Minute, Shards: 4})
+)
+
+// newGrantedCrew returns a database whose tables the owner has made, and what the others may do there.
+func newGrantedCrew(t *testing.T) *crew {
+	t.Helper()
+	c := newCrew(t)
+	c.exec(t, "CREATE SCHEMA ratelimit AUTHORIZATION "+quoted(c.roles.Owner))
+	owner, roles := c.as(t, c.roles.Owner), c.roles
+	require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
+	roles.Owner = ""
+	c.grant(t, owner, migrations.Config{}, roles)
+	return c
+}
+
+// requireNothingElse checks that the pool's role is kept from writing what it may not write.
+func requireNothingElse(t *testing.T, pool *pgxpool.Pool, may func(table string) string) {
+	t.Helper()
+	for table := range granted {
+		column := texts(t, pool, `SELECT attname::text FROM pg_attribute
+			WHERE attrelid = 'ratelimit.`+table+`'::regclass AND attnum > 0 AND attidentity = '' LIMIT 1`)[0]
+		for privilege, statement := range map[string]string{
+			"SELECT": "SELECT * FROM ratelimit.%[1]s",
+			"INSERT": "INSERT INTO ratelimit.%[1]s (%[2]s) SELECT %[2]s FROM ratelimit.%[1]s WHERE false",
+			"UPDATE": "UPDATE ratelimit.%[1]s SET %[2]s = DEFAULT WHERE false",
+			"DELETE": "DELETE FROM ratelimit.%[1]s WHERE false",
+		} {
+			statement = fmt.Sprintf(statement, table, column)
+			if !strings.Contains(may(table), privilege) {
+				requireForbidden(t, pool, statement)
+				continue
+			}
+			_, err := pool.Exec(t.Context(), statement)
+			require.NoError(t, err, statement)
+		}
+	}
+}
+
+func newLimiter(t *testing.T, pool *pgxpool.Pool, config ratelimit.Config) *ratelimit.Limiter {
+	t.Helper()
+	config.Timeout = patient
+	limiter, err := ratelimit.New(pool, config)
+	require.NoError(t, err)
+	return limiter
+}
+
+func newStore(t *testing.T, pool *pgxpool.Pool) *rules.Store {
+	t.Helper()
+	store, err := rules.NewStore(pool, rules.StoreConfig{})
+	require.NoError(t, err)
+	return store
+}
+
+// refuse returns a counter on pool that knows of one refusal.
+func refuse(t *testing.T, pool *pgxpool.Pool) *denials.Counter {
+	t.Helper()
+	counter, err := denials.New(pool, denials.Config{Keys: true})
+	require.NoError(t, err)
+	counter.Refused(t.Context(), ratelimit.Refusal{Limit: "logins", Key: "ada", Cost: 1, At: time.Now()})
+	return counter
+}
+
+// writeDenials has the counter write what it counted.
+func writeDenials(ctx context.Context, counter *denials.Counter) error {
+	ended, end := context.WithCancel(ctx)
+	end()
+	return counter.Run(ended)
+}
+
+func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
+	t.Parallel()
+	c := newGrantedCrew(t)
+	pool, ctx := c.as(t, c.roles.Application), t.Context()
+
+	t.Run("TakesReservesAndPrunes", func(t *testing.T) { // not parallel: one story
+		var clock atomic.Pointer[time.Time]
+		at := func(now time.Time) { clock.Store(&now) }
+		noon := time.Date(2026, time.March, 2, 12, 0, 0, 0, time.UTC)
+		at(noon)
+		limiter := newLimiter(t, pool, ratelimit.Config{AsOf: func() time.Time { return *clock.Load() }, ExpireAfter: time.Hour, ReleaseExpired: true})
+		several := []ratelimit.Request{logins.For("ada"), words.For("ada"), spread.For("ada")}
+		reserve := func() string {
+			r, err := limiter.Reserve(ctx, several...)
+			require.NoError(t, err)
+			return r.ID
+		}
+		for name, call := range map[string]func() error{
+			"Take":        func() error { _, err := limiter.Take(ctx, logins.For("ada")); return err },
+			"TakeSeveral": func() error { _, err := limiter.Take(ctx, several...); return err },
+			"TakeAll":     func() error { _, err := limiter.Take(ctx, spread.For("bob").Cost(80)); return err },
+			"Check":       func() error { _, err := limiter.Check(ctx, several...); return err },
+			"Value":       func() error { _, err := limiter.Value(ctx, several[0]); return err },
+			"Reset":       func() error { return limiter.Reset(ctx, several...) },
+			"Credit":      func() error { return limiter.Credit(ctx, several...) },
+			"Refund":      func() error { return limiter.Refund(ctx, noon, several...) },
+			"Charge":      func() error { return limiter.Charge(ctx, several...) },
+			"Settle":      func() error { return limiter.Settle(ctx, reserve(), logins.For("ada").Cost(2)) },
+			"Cancel":      func() error { return limiter.Cancel(ctx, reserve()) },
+			"Start":       func() error { _, err := limiter.Start(ctx, reserve()); return err },
+			"Started":     func() error { _, err := limiter.Started(ctx, reserve()); return err },
+			"Renew":       func() error { _, err := limiter.Renew(ctx, reserve()); return err },
+			"InTx": func() error {
+				return limiter.InTx(ctx, func(tx pgx.Tx) error {
+					bound := limiter.WithTx(tx)
+					_, err := bound.Take(ctx, several...)
+					if err != nil {
+						return err
+					}
+					r, err := bound.Reserve(ctx, several...)
+					if err != nil {
+						return err
+					}
+					return bound.Cancel(ctx, r.ID)
+				})
+			},
+		} {
+			require.NoError(t, call(), name)
+		}
+		reserve()
+		at(noon.Add(30 * ratelimit.Day))
+		ended, err := limiter.Expire(ctx)
+		require.NoError(t, err)
+		require.Positive(t, ended)
+		at(noon.Add(60 * ratelimit.Day))
+		pruned, err := limiter.Prune(ctx, logins, words, spread)
+		require.NoError(t, err)
+		require.Positive(t, pruned)
+	})
+
+	t.Run("UsesEveryKind", func(t *testing.T) { // not parallel: one story
+		upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+		var problems failures
+		limiter := newLimiter(t, pool, ratelimit.Config{Observer: &problems})
+		for _, policy := range []ratelimit.Policy{
+			ratelimit.SlidingWindow{Rate: 100, Period: time.Hour},
+			ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"},
+			ratelimit.Adaptive{Contract: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily}, Apply: true},
+			upstream.Policy(),
+		} {
+			request := ratelimit.Define("kind", policy).For(fmt.Sprintf("%T", policy))
+			_, err := limiter.Take(ctx, request)
+			require.NoError(t, err, "%v", policy)
+			if _, slides := policy.(ratelimit.SlidingWindow); slides {
+				continue
+			}
+			r, err := limiter.Reserve(ctx, request.Cost(2))
+			require.NoError(t, err, "%v", policy)
+			require.NoError(t, limiter.Settle(ctx, r.ID, request))
+		}
+		lease, err := limiter.Acquire(ctx, ratelimit.Define("jobs", ratelimit.Concurrency{Most: 2}).For("ada"))
+		require.NoError(t, err)
+		_, err = limiter.RenewLease(ctx, lease.ID)
+		require.NoError(t, err)
+		require.NoError(t, limiter.Release(ctx, lease.ID))
+		require.NoError(t, limiter.Report(ctx, upstream.For("ada"), ratelimit.Outcome{Throttled: true, RetryAfter: time.Millisecond}))
+		require.Eventually(t, func() bool {
+			_, err := limiter.Check(ctx, upstream.For("ada")) // which has the report written
+			require.NoError(t, err)
+			return len(texts(t, pool, "SELECT key FROM ratelimit.prices WHERE name = 'upstream'")) == 1
+		}, patient, time.Millisecond)
+		require.NoError(t, limiter.Close(ctx))
+		require.Empty(t, problems.all())
+	})
+
+	t.Run("HearsOfRules", func(t *testing.T) { // not parallel: one story
+		set, err := rules.NewSet(pool, rules.Config{Poll: patient}) // so that it is listening that tells
+		require.NoError(t, err)
+		running, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- set.Run(running) }()
+		require.Eventually(t, func() bool { return set.Age() < patient }, patient, time.Millisecond)
+		applied, err := newStore(t, c.as(t, c.roles.Operator)).Put(ctx, rules.Edit{Author: "ana", Reason: "a test"},
+			rules.Rule{Limit: "logins", Rate: 20, Period: time.Minute})
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return set.Version() == applied.Version }, patient, time.Millisecond)
+		stop()
+		require.ErrorIs(t, <-done, context.Canceled)
+	})
+
+	t.Run("WritesDenials", func(t *testing.T) { // not parallel: one story
+		counter := refuse(t, pool)
+		require.NoError(t, writeDenials(ctx, counter))
+		top, err := counter.Top(ctx, denials.TopConfig{})
+		require.NoError(t, err)
+		require.Len(t, top, 1)
+		deleted, err := counter.Prune(ctx, time.Now().Add(ratelimit.Day))
+		require.NoError(t, err)
+		require.Positive(t, deleted)
+	})
+
+	t.Run("ChangesNoRule", func(t *testing.T) { // not parallel: one story
+		_, err := newStore(t, pool).Pause(ctx, rules.Edit{Author: "eve", Reason: "none"},
+			rules.Pause{Limit: "logins", Until: time.Now().Add(time.Hour)})
+		requireNoRight(t, err)
+		requireNothingElse(t, pool, func(table string) string { return granted[table].application })
+	})
+}
+
+func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
+	t.Parallel()
+	c := newGrantedCrew(t)
+	pool, ctx := c.as(t, c.roles.Operator), t.Context()
+	store, limiter, why := newStore(t, pool), newLimiter(t, pool, ratelimit.Config{}), rules.Edit{Author: "ana", Reason: "a test"}
+	later := time.Now().Add(time.Hour)
+
+	for _, step := range []struct {
+		name string
+		call func() error
+	}{
+		{"Put", func() error {
+			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Rate: 20, Period: time.Minute})
+			return err
+		}},
+		{"PutAgain", func() error {
+			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Rate: 30, Period: time.Minute})
+			return err
+		}},
+		{"Override", func() error {
+			_, err := store.Override(ctx, why, rules.Override{Limit: "logins", Key: "ada", Multiplier: 2})
+			return err
+		}},
+		{"OverrideAgain", func() error {
+			_, err := store.Override(ctx, why, rules.Override{Limit: "logins", Key: "ada", Multiplier: 3, Until: later})
+			return err
+		}},
+		{"RemoveOverride", func() error { _, err := store.RemoveOverride(ctx, why, "logins", "ada"); return err }},
+		{"Pause", func() error { _, err := store.Pause(ctx, why, rules.Pause{Limit: "logins", Until: later}); return err }},
+		{"Resume", func() error { _, err := store.Resume(ctx, why, "logins", ""); return err }},
+		{"ReplaceTiers", func() error {
+			_, err := store.ReplaceTiers(ctx, why, rules.TierSet{Tiers: []rules.Tier{{Limit: "logins"}}})
+			return err
+		}},
+		{"Delete", func() error { _, err := store.Delete(ctx, why, "logins", ""); return err }},
+		{"List", func() error { _, err := store.List(ctx); return err }},
+		{"History", func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err }},
+		{"Top", func() error { _, err := refuse(t, pool).Top(ctx, denials.TopConfig{}); return err }},
+		{"Charge", func() error { return limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80)) }},
+		{"Credit", func() error { return limiter.Credit(ctx, logins.For("ada"), spread.For("ada")) }},
+		{"Reset", func() error { return limiter.Reset(ctx, logins.For("ada"), spread.For("ada")) }},
+		{"Value", func() error { _, err := limiter.Value(ctx, logins.For("ada")); return err }},
+		{"Check", func() error { _, err := limiter.Check(ctx, logins.For("ada"), spread.For("ada")); return err }},
+		{"AnotherHashKey", func() error { _, err := pool.Exec(ctx, "DELETE FROM ratelimit.fingerprint"); return err }},
+	} {
+		require.NoError(t, step.call(), step.name)
+	}
+	_, err := limiter.Reserve(ctx, logins.For("ada"))
+	requireNoRight(t, err)
+	requireNothingElse(t, pool, func(table string) string { return granted[table].operator })
+}
+
+func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
+	t.Parallel()
+	c := newGrantedCrew(t)
+	pool, ctx := c.as(t, c.roles.Reader), t.Context()
+	limiter := newLimiter(t, pool, ratelimit.Config{})
+	value, err := limiter.Value(ctx, logins.For("ada"))
+	require.NoError(t, err)
+	require.InDelta(t, 10, value.Tokens, 0)
+	application := newLimiter(t, c.as(t, c.roles.Application), ratelimit.Config{})
+	_, err = application.Take(ctx, logins.For("ada"))
+	require.NoError(t, err)
+	_, err = limiter.Check(ctx, logins.For("ada"), words.For("ada"))
+	require.NoError(t, err)
+	_, err = newStore(t, pool).List(ctx)
+	require.NoError(t, err)
+	_, err = newStore(t, pool).History(ctx, rules.HistoryQuery{})
+	require.NoError(t, err)
+	set, err := rules.NewSet(pool, rules.Config{})
+	require.NoError(t, err)
+	require.NoError(t, set.Load(ctx))
+	counter := refuse(t, pool)
+	_, err = counter.Top(ctx, denials.TopConfig{})
+	require.NoError(t, err)
+	requireLatest(t, pool)
+
+	requireNoRight(t, writeDenials(ctx, counter))
+	_, err = limiter.Take(ctx, logins.For("ada"))
+	requireNoRight(t, err)
+	requireNoRight(t, limiter.Reset(ctx, logins.For("ada")))
+	_, err = newStore(t, pool).Delete(ctx, rules.Edit{Author: "eve", Reason: "none"}, "logins", "")
+	requireNoRight(t, err)
+	requireNothingElse(t, pool, func(string) string { return "SELECT" })
+}
+
+// requireNoRight checks that the server said that the role lacks a right.
+func requireNoRight(t *testing.T, err error) {
+	t.Helper()
+	var answer *pgconn.PgError
+	require.ErrorAs(t, err, &answer)
+	require.Equal(t, "42501", answer.Code, answer.Message)
+}
+
+// failures remembers what has failed beside the calls.
+type failures struct {
+	mu   sync.Mutex
+	seen []error
+}
+
+func (f *failures) Observe(_ context.Context, event ratelimit.Event) {
+	if failed, ok := event.(ratelimit.Failed); ok {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.seen = append(f.seen, failed.Err)
+	}
+}
+
+func (f *failures) all() []error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.seen
+}

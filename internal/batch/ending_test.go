@@ -1,0 +1,142 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// lone is a call of its own, and what it does with its context.
+type lone struct {
+	Call[lone]
+
+	decide func(ctx context.Context) error
+}
+
+// deciding answers each call with what it does.
+type deciding struct{}
+
+func (deciding) DecideOne(ctx context.Context, c *lone) error { return c.decide(ctx) }
+
+func (deciding) RunAlone(ctx context.Context, c *lone) ([]Blocked[lone], error) {
+	return nil, c.decide(ctx)
+}
+
+func (deciding) Run(ctx context.Context, calls []*lone, _ *bucket.Key) []Blocked[lone] {
+	for _, c := range calls {
+		c.Answer(c.decide(ctx))
+	}
+	return nil
+}
+
+// way is how calls are made.
+type way struct {
+	*testing.T
+
+	batcher *Batcher[lone]
+}
+
+// do makes a call that does what decide does.
+func (w way) do(ctx context.Context, decide func(ctx context.Context) error) error {
+	c := &lone{decide: decide}
+	c.Of = c
+	return w.batcher.Do(ctx, &c.Call)
+}
+
+// eachWay runs test with calls that go into batches, and with those that do not.
+func eachWay(t *testing.T, test func(w way)) {
+	t.Helper()
+	for name, apart := range map[string]bool{"Alone": false, "Apart": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				test(way{t, New[lone](deciding{}, Options{Apart: apart, MaxWaiting: 10, Timeout: time.Second})})
+			})
+		})
+	}
+}
+
+// ended waits for the end of ctx, and says what it was.
+func ended(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestALoneCallEndsWithItsTime(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t way) {
+		for range 3 {
+			began := time.Now()
+			err := t.do(t.Context(), func(ctx context.Context) error {
+				deadline, bounded := ctx.Deadline()
+				require.True(t, bounded)
+				require.Equal(t, began.Add(time.Second), deadline)
+				derived, cancel := context.WithCancel(ctx)
+				defer cancel()
+				err := ended(ctx)
+				<-derived.Done()
+				require.ErrorIs(t, context.Cause(derived), context.DeadlineExceeded)
+				return err
+			})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, time.Second, time.Since(began))
+		}
+	})
+}
+
+func TestALoneCallEndsWithItsCaller(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t way) {
+		why := errors.New("the caller hung up")
+		for range 3 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Millisecond, func() { cancel(why) })
+			began := time.Now()
+			err := t.do(ctx, func(ctx context.Context) error {
+				err := ended(ctx)
+				require.Equal(t, why, context.Cause(ctx))
+				return err
+			})
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, time.Millisecond, time.Since(began))
+		}
+	})
+}
+
+func TestALoneCallHasTheTimeAndTheValuesOfItsOwnCaller(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t way) {
+		type key struct{}
+		for n := range 2 * maxEndings {
+			ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, n))
+			require.NoError(t, t.do(ctx, func(ctx context.Context) error {
+				require.Equal(t, n, ctx.Value(key{}))
+				time.Sleep(900 * time.Millisecond)
+				return ctx.Err()
+			}))
+			cancel() // which ends nobody else's
+		}
+	})
+}
+
+func TestWhatWasDerivedFromALoneCallsContextEndsSoon(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t way) {
+		var derived context.Context
+		require.NoError(t, t.do(t.Context(), func(ctx context.Context) error {
+			derived = context.WithValue(ctx, way{}, "")
+			return nil
+		}))
+		require.NoError(t, derived.Err())
+		for range maxEndings {
+			require.NoError(t, t.do(t.Context(), func(context.Context) error { return nil }))
+		}
+		require.Error(t, derived.Err())
+	})
+}

@@ -1,0 +1,207 @@
+package bucket_test
+
+import (
+	"math/big"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// exactShare is what Adapting.Next promises, in fractions. It is nil where the answer may be one of two, as a float is on the
+// edge between them.
+func exactShare(a bucket.Adapting, share float64, m bucket.Measured) (next *big.Rat, cut, onEdge bool) {
+	rat := func(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
+	times := func(a, b *big.Rat) *big.Rat { return new(big.Rat).Mul(a, b) }
+	least := func(a, b *big.Rat) *big.Rat {
+		if a.Cmp(b) < 0 {
+			return a
+		}
+		return b
+	}
+	most := func(a, b *big.Rat) *big.Rat {
+		if a.Cmp(b) > 0 {
+			return a
+		}
+		return b
+	}
+	clamp := func(s *big.Rat) *big.Rat { return least(most(s, rat(a.Floor)), big.NewRat(1, 1)) }
+	exceeds := func(left, right *big.Rat) bool {
+		distance := new(big.Rat).Sub(left, right)
+		onEdge = onEdge || distance.Abs(distance).Cmp(times(right, big.NewRat(1, 1e9))) <= 0 && right.Sign() > 0
+		return left.Cmp(right) > 0
+	}
+	now := clamp(rat(share))
+	if m.Outcomes == 0 || m.Span <= 0 || m.Span > 11*a.Epoch {
+		return now, false, false
+	}
+	seconds := big.NewRat(int64(m.Span), int64(time.Second))
+	allowed := times(times(now, rat(a.Rate)), seconds)
+	accepted, sent := rat(m.Accepted), new(big.Rat).Add(rat(m.Accepted), rat(m.Throttled))
+	if !a.Applied {
+		sent = least(sent, allowed)
+		accepted = least(accepted, sent)
+	}
+	throttled := new(big.Rat).Sub(sent, accepted)
+	isThrottled := exceeds(times(throttled, big.NewRat(100, 1)), sent)
+	isLow := exceeds(times(allowed, big.NewRat(7, 10)), sent)
+	if !isThrottled {
+		if isLow {
+			return now, false, onEdge
+		}
+		return clamp(new(big.Rat).Add(now, times(rat(a.Growth), seconds))), false, onEdge
+	}
+	if m.Outcomes < 10 {
+		return now, false, onEdge
+	}
+	left := most(times(allowed, big.NewRat(7, 10)), times(accepted, big.NewRat(85, 100)))
+	if !isLow && !exceeds(sent, times(throttled, big.NewRat(2, 1))) {
+		left = times(least(allowed, accepted), big.NewRat(7, 10))
+	}
+	left = least(left, times(allowed, big.NewRat(85, 100)))
+	return clamp(left.Quo(left, times(rat(a.Rate), seconds))), true, onEdge
+}
+
+// A hundred thousand random epochs, one after the other: each answer is that of the exact model, within the bounds, and no
+// growth is without demand.
+func TestAdaptingIsExact(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(7, 7))
+	pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
+	var grown, cuts, held int
+	share := 1.0
+	var a bucket.Adapting
+	for step := range 100_000 {
+		if step%50 == 0 { // another policy takes over what it finds
+			a = bucket.Adapting{
+				Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
+				Epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), Applied: random.IntN(3) > 0,
+			}
+		}
+		m := bucket.Measured{Span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.Epoch)), Outcomes: random.Int64N(40)}
+		if random.IntN(50) == 0 {
+			m.Span = -m.Span
+		}
+		sent := share * a.Rate * max(m.Span, 0).Seconds() * pick(0, 0.3, 0.69, 0.71, 1, 1.5, 10)
+		m.Throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
+		m.Accepted = sent - m.Throttled
+		want, wantCut, onEdge := exactShare(a, share, m)
+		next, cut := a.Next(share, m)
+		require.GreaterOrEqual(t, next, a.Floor)
+		require.LessOrEqual(t, next, 1.0)
+		if !onEdge {
+			exact, _ := want.Float64()
+			require.InEpsilon(t, exact, next, 1e-9, "step %d: %+v at %v: %+v", step, a, share, m)
+			require.Equal(t, wantCut, cut)
+		}
+		before := a.Clamp(share)
+		switch {
+		case cut:
+			cuts++
+			require.LessOrEqual(t, next, max(0.85*before*(1+1e-9), a.Floor))
+		case next > before:
+			grown++
+			require.LessOrEqual(t, next, before+a.Growth*m.Span.Seconds()+1e-12)
+			require.GreaterOrEqual(t, m.Accepted+m.Throttled, 0.7*before*a.Rate*m.Span.Seconds()*(1-1e-9), "nobody wanted more")
+		default:
+			held++
+			require.Equal(t, before, next)
+		}
+		share = next
+	}
+	require.Greater(t, grown, 1000)
+	require.Greater(t, cuts, 1000)
+	require.Greater(t, held, 1000)
+}
+
+func TestAdaptingTakesNoShareThatIsNone(t *testing.T) {
+	t.Parallel()
+	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
+	zero := 0.0
+	for _, share := range []float64{-1, 0, 0.01, zero / zero} {
+		next, _ := a.Next(share, bucket.Measured{})
+		require.Equal(t, 0.1, next)
+	}
+	next, _ := a.Next(7, bucket.Measured{})
+	require.Equal(t, 1.0, next)
+}
+
+// The story of an incident, epoch by epoch of two seconds, at 100 a second.
+func TestAdapting(t *testing.T) {
+	t.Parallel()
+	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	share := 1.0
+	for _, c := range []struct {
+		what                string
+		accepted, throttled float64
+		outcomes            int64
+		span                time.Duration
+		share               float64
+		cut                 bool
+	}{
+		{"all is well", 200, 0, 200, 2 * time.Second, 1, false},
+		{"one in a hundred is no reason", 198, 2, 200, 2 * time.Second, 1, false},
+		{"a little is refused", 190, 10, 200, 2 * time.Second, 0.8075, true},
+		{"more than half is refused", 80, 100, 180, 2 * time.Second, 0.28, true},
+		{"less than ten outcomes", 1, 8, 9, 2 * time.Second, 0.28, false},
+		{"callers want little", 20, 0, 20, 2 * time.Second, 0.28, false},
+		{"callers want all", 56, 0, 56, 2 * time.Second, 0.36, false},
+		{"a late end of the epoch", 90, 0, 90, 2500 * time.Millisecond, 0.46, false},
+		{"above what the upstream can", 80, 12, 92, 2 * time.Second, 0.34, true},
+		{"refused what callers wanted little of", 4, 20, 24, 2 * time.Second, 0.238, true},
+		{"reports of long ago", 0, 100, 100, time.Hour, 0.238, false},
+		{"nobody reports", 0, 0, 0, 2 * time.Second, 0.238, false},
+		{"an outage", 0, 60, 60, 2 * time.Second, 0.1, true},
+		{"at the floor", 0, 20, 20, 2 * time.Second, 0.1, true},
+	} {
+		next, cut := a.Next(share, bucket.Measured{Span: c.span, Outcomes: c.outcomes, Accepted: c.accepted, Throttled: c.throttled})
+		require.InDelta(t, c.share, next, 1e-9, c.what)
+		require.Equal(t, c.cut, cut, c.what)
+		share = next
+	}
+}
+
+// Callers in shadow are not held to the share: it follows what they would have been told.
+func TestAdaptingInShadow(t *testing.T) {
+	t.Parallel()
+	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
+	share, lowest := 1.0, 1.0
+	for range 50 { // the upstream takes 40 a second of the 100 that are sent
+		share, _ = a.Next(share, bucket.Measured{Span: a.Epoch, Outcomes: 200, Accepted: 80, Throttled: 120})
+		lowest = min(lowest, share)
+	}
+	require.InDelta(t, 0.4, share, 0.08)
+	require.Greater(t, lowest, 0.25)
+}
+
+func TestEpochIsOver(t *testing.T) {
+	t.Parallel()
+	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	inShadow := a
+	inShadow.Applied = false
+	well, sudden := bucket.Measured{Outcomes: 10, Accepted: 10}, bucket.Measured{Outcomes: 10, Accepted: 7, Throttled: 3}
+	few := bucket.Measured{Outcomes: 9, Throttled: 9}
+	for _, c := range []struct {
+		what     string
+		of       bucket.Adapting
+		m        bucket.Measured
+		span     time.Duration
+		afterCut bool
+		over     bool
+	}{
+		{"not yet", a, well, 2*time.Second - 1, false, false},
+		{"after its time", a, well, 2 * time.Second, false, true},
+		{"few outcomes go on", a, few, 20*time.Second - 1, false, false},
+		{"and not for ever", a, few, 20 * time.Second, false, true},
+		{"suddenly throttled", a, sudden, 500 * time.Millisecond, false, true},
+		{"suddenly, but too soon", a, sudden, 500*time.Millisecond - 1, false, false},
+		{"cut in the epoch before", a, sudden, 500 * time.Millisecond, true, false},
+		{"in shadow nothing follows", inShadow, sudden, 500 * time.Millisecond, false, false},
+	} {
+		c.m.Span = c.span
+		require.Equal(t, c.over, c.of.IsOver(c.m, c.afterCut), c.what)
+	}
+}

@@ -1,0 +1,188 @@
+package bucket_test
+
+import (
+	"container/heap"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// moment is what happens at a second of a simulation.
+type moment struct {
+	at float64
+	do func(now float64)
+}
+
+// moments are those to come, the next one first.
+type moments []moment
+
+func (m moments) Len() int           { return len(m) }
+func (m moments) Less(i, j int) bool { return m[i].at < m[j].at }
+func (m moments) Swap(i, j int)      { m[i], m[j] = m[j], m[i] }
+func (m *moments) Push(x any)        { *m = append(*m, x.(moment)) }
+func (m *moments) Pop() any {
+	last := (*m)[len(*m)-1]
+	*m = (*m)[:len(*m)-1]
+	return last
+}
+
+// incident is an upstream whose capacity falls from 100 requests a second to 40 and rises again, each for a third of the
+// time. Twenty workers in four processes send as fast as the limit lets them.
+type incident struct {
+	adapting bucket.Adapting
+	third    float64 // seconds
+	answers  float64 // seconds that the upstream takes
+	unbound  bool    // whether there is no limit
+	seed     uint64
+
+	queue     moments
+	random    *rand.Rand
+	terms     bucket.Terms
+	state     bucket.State // of the bucket
+	upstream  bucket.State // what it can take at once, on its own clock
+	known     bucket.Measured
+	share     float64
+	begun     float64
+	cut       bool
+	accepted  float64
+	throttled float64
+	lowest    float64
+	recovered float64 // how long after the end of the incident
+}
+
+// client is one of the processes.
+type client struct {
+	share, due          float64
+	accepted, throttled float64
+}
+
+func (s *incident) at(second float64, do func(now float64)) { heap.Push(&s.queue, moment{second, do}) }
+
+func (s *incident) run() {
+	s.random = rand.New(rand.NewPCG(s.seed, 0))
+	s.terms = bucket.Terms{Capacity: s.adapting.Rate, Rate: s.adapting.Rate, Steps: 1e6, Step: 1, Shards: 1}
+	s.state, s.upstream = s.terms.Full(0), s.terms.Full(0)
+	s.share, s.lowest, s.recovered = 1, 1, s.third
+	for range 4 {
+		c := &client{share: 1, due: s.random.Float64()}
+		for range 5 {
+			s.at(s.random.Float64()/10, func(now float64) { s.work(c, now) })
+		}
+	}
+	for len(s.queue) > 0 && s.queue[0].at <= 3*s.third {
+		next := heap.Pop(&s.queue).(moment)
+		next.do(next.at)
+	}
+}
+
+// work is a worker that may send at now, or has to wait.
+func (s *incident) work(c *client, now float64) {
+	allowed, price := s.unbound, 1.0
+	if s.adapting.Applied {
+		price = 1 / c.share
+	}
+	us := int64(now * 1e6)
+	if !allowed {
+		s.state, allowed = s.terms.Take(s.state, us, price, 0)
+	}
+	if !allowed {
+		s.at(now+s.terms.Wait(s.state, us, price, 0).Seconds()+s.random.Float64()/50, func(now float64) { s.work(c, now) })
+		return
+	}
+	way := s.answers * (0.5 + s.random.Float64()) / 2
+	s.at(now+way, func(now float64) {
+		accepted := s.accepts(now)
+		s.at(now+way, func(now float64) {
+			if accepted {
+				c.accepted++
+			} else {
+				c.throttled++
+			}
+			if now >= c.due {
+				s.exchange(c, now)
+			}
+			s.work(c, now)
+		})
+	})
+}
+
+// accepts reports whether the upstream accepts a request at now.
+func (s *incident) accepts(now float64) bool {
+	can := s.terms
+	if now >= s.third && now < 2*s.third {
+		can.Rate = 0.4 * s.adapting.Rate
+		can.Capacity = can.Rate
+	}
+	var accepted bool
+	if s.upstream, accepted = can.Take(s.upstream, int64(now*1e6), 1, 0); accepted {
+		s.accepted++
+	} else {
+		s.throttled++
+	}
+	return accepted
+}
+
+// exchange is what a process does a quarter of an epoch after the last time.
+func (s *incident) exchange(c *client, now float64) {
+	c.due = now + s.adapting.Epoch.Seconds()/4
+	s.known.Accepted += c.accepted
+	s.known.Throttled += c.throttled
+	s.known.Outcomes += int64(c.accepted + c.throttled)
+	c.accepted, c.throttled = 0, 0
+	s.known.Span = time.Duration((now - s.begun) * float64(time.Second))
+	if s.adapting.IsOver(s.known, s.cut) {
+		s.share, s.cut = s.adapting.Next(s.share, s.known)
+		s.lowest = min(s.lowest, s.share)
+		if since := now - 2*s.third; since > 0 && s.share >= 0.95 {
+			s.recovered = min(s.recovered, since)
+		}
+		s.known, s.begun = bucket.Measured{}, now
+	}
+	c.share = s.share
+}
+
+// goodput is the share of what the upstream could have accepted, and refused the share that it throttled of what was sent.
+func (s *incident) goodput() float64 { return s.accepted / (2.4 * s.third * s.adapting.Rate) }
+func (s *incident) refused() float64 { return s.throttled / (s.accepted + s.throttled) }
+
+// TestAdaptingFollowsAnUpstream is about the figures that the controller was chosen by.
+func TestAdaptingFollowsAnUpstream(t *testing.T) {
+	t.Parallel()
+	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	var goodput, refused float64
+	const seeds = 20
+	for seed := range uint64(seeds) {
+		s := incident{adapting: a, third: 40, answers: 0.1, seed: seed}
+		s.run()
+		require.Greater(t, s.goodput(), 0.88, "seed %d", seed)
+		require.Less(t, s.refused(), 0.045, "seed %d", seed)
+		require.Greater(t, s.lowest, 0.15, "seed %d", seed)
+		require.Less(t, s.recovered, 25.0, "seed %d", seed)
+		goodput, refused = goodput+s.goodput()/seeds, refused+s.refused()/seeds
+	}
+	t.Logf("goodput %.3f, throttled %.2f %%", goodput, 100*refused)
+	require.Greater(t, goodput, 0.90)
+	require.Less(t, refused, 0.03)
+	a.Applied = false
+	static, unbound := incident{adapting: a, third: 40, answers: 0.1}, incident{adapting: a, third: 40, answers: 0.1, unbound: true}
+	static.run()
+	unbound.run()
+	t.Logf("throttled %.2f %% at the contract, %.2f %% without a limit", 100*static.refused(), 100*unbound.refused())
+	require.Greater(t, static.refused(), 0.15)
+	require.Greater(t, unbound.refused(), 0.4)
+}
+
+// A slow upstream, and one behind a contract that is far too large.
+func TestAdaptingFollowsASlowUpstream(t *testing.T) {
+	t.Parallel()
+	for _, answers := range []float64{0.02, 0.5, 1} {
+		s := incident{adapting: bucket.Adapting{Rate: 20, Floor: 0.1, Growth: 0.04, Epoch: 4 * time.Second, Applied: true}, third: 100, answers: answers}
+		s.run()
+		require.Greater(t, s.goodput(), 0.85, "%v s", answers)
+		require.Less(t, s.refused(), 0.05, "%v s", answers)
+	}
+}

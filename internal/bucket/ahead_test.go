@@ -1,0 +1,155 @@
+package bucket_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+)
+
+// TestWhatGoesRoundDoesNotPileUp has two processes take all there is in turns, and give it back unused. Given back in full,
+// what arrives meanwhile would come on top each time, out of reach of the capacity.
+func TestWhatGoesRoundDoesNotPileUp(t *testing.T) {
+	t.Parallel()
+	const second, prefetch = 1_000_000, 10
+	terms := buckettest.TokenBucket(1, time.Second, 100) // of a policy that promises 110
+	inFull := func(s bucket.State, a bucket.Ahead, _ int64) bucket.State {
+		s.Value = min(terms.Capacity, s.Value+a.Left)
+		return s
+	}
+	outstanding := func(giveBack func(bucket.State, bucket.Ahead, int64) bucket.State) (most float64) {
+		row := terms.Full(0)
+		var kept []bucket.Ahead
+		for now := int64(0); now < 1000*second; now += prefetch * second / 2 {
+			if len(kept) == 3 {
+				row = giveBack(row, kept[0], now)
+				kept = kept[1:]
+			}
+			all := terms.Tokens(row, now)
+			row, _ = terms.Take(row, now, all, 0)
+			kept = append(kept, bucket.Ahead{Taken: all, Left: all, TS: row.TS})
+			held := terms.Tokens(row, now)
+			for _, a := range kept[max(len(kept)-2, 0):] { // taken within Prefetch
+				held += a.Left
+			}
+			most = max(most, held)
+		}
+		return most
+	}
+	require.LessOrEqual(t, outstanding(terms.Return), 110.0)
+	require.Greater(t, outstanding(inFull), 130.0)
+}
+
+func TestReturnable(t *testing.T) {
+	t.Parallel()
+	terms := buckettest.TokenBucket(1, time.Millisecond, 100)
+	for name, test := range map[string]struct {
+		ahead   bucket.Ahead
+		ts, now int64
+		want    float64
+	}{
+		"AtOnce":                    {bucket.Ahead{Taken: 10, Left: 4}, 0, 0, 4},
+		"UsedFasterThanTheRate":     {bucket.Ahead{Taken: 10, Left: 4}, 0, 6000, 4},
+		"LessThanHasArrived":        {bucket.Ahead{Taken: 10, Left: 4}, 0, 7500, 2.5},
+		"AllHasArrivedSince":        {bucket.Ahead{Taken: 10, Left: 4}, 0, 10_000, 0},
+		"TheRowIsLater":             {bucket.Ahead{Taken: 10, Left: 4}, 9000, 7000, 1},
+		"TheClockHasSteppedBack":    {bucket.Ahead{Taken: 10, Left: 4, TS: 5000}, 5000, 0, 4},
+		"NothingIsLeft":             {bucket.Ahead{Taken: 10}, 0, 0, 0},
+		"LongAfterNothingComesBack": {bucket.Ahead{Taken: 10, Left: 10}, 0, bucket.MaxInstant, 0},
+	} {
+		require.InDelta(t, test.want, terms.Returnable(test.ahead, test.ts, test.now), 0, name)
+	}
+}
+
+func TestKeptFor(t *testing.T) {
+	t.Parallel()
+	const second = 1_000_000
+	tokens := buckettest.TokenBucket(1, time.Second, 100)
+	tokens.Prefetch = 2 * second
+	require.EqualValues(t, 2*second, tokens.KeptFor(0))
+	eras := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: 3 * second, Terms: tokens}})
+	for now, want := range map[int64]int64{0: 2 * second, second: 2 * second, 2 * second: second, 3*second - 1: 1} {
+		require.Equal(t, want, eras.Holding(0).KeptFor(now), "until the terms end, at %d", now)
+	}
+
+	windows := buckettest.FixedWindow(1, 10*time.Second, 100, 3*second)
+	windows.Prefetch = 2 * second
+	for name, test := range map[string]struct{ now, want int64 }{
+		"AtTheBeginning":    {3 * second, 2 * second},
+		"Long":              {10 * second, 2 * second},
+		"UntilTheEnd":       {12 * second, second - second/1000 - 1}, // less what clocks differ by
+		"AtTheEnd":          {13*second - 1, 0},
+		"OfTheNext":         {13 * second, 2 * second},
+		"BeforeAllAreZero":  {-8 * second, second - second/1000 - 1},
+		"InTheFirstOfTerms": {bucket.MinInstant, 2 * second},
+	} {
+		require.Equal(t, test.want, windows.KeptFor(test.now), name)
+	}
+}
+
+// What is left of a window may be given back while it lasts, by the row and by the clock, and not a microsecond longer.
+func TestReturnableOfAWindow(t *testing.T) {
+	t.Parallel()
+	const second = 1_000_000
+	windows := buckettest.FixedWindow(7, 10*time.Second, 21, 3*second)
+	for name, test := range map[string]struct {
+		ahead   bucket.Ahead
+		ts, now int64
+		want    float64
+	}{
+		"AtOnce":                 {bucket.Ahead{Taken: 10, Left: 4, TS: 3 * second}, 3 * second, 4 * second, 4},
+		"AtTheEnd":               {bucket.Ahead{Taken: 10, Left: 4, TS: 3 * second}, 3 * second, 13*second - 1, 4},
+		"AllOfIt":                {bucket.Ahead{Taken: 21, Left: 21, TS: 3 * second}, 3 * second, 13*second - 1, 21},
+		"InTheNext":              {bucket.Ahead{Taken: 21, Left: 21, TS: 3 * second}, 3 * second, 13 * second, 0},
+		"TheRowIsInTheNext":      {bucket.Ahead{Taken: 21, Left: 21, TS: 3 * second}, 13 * second, 13*second - 1, 0},
+		"TakenUnderALargerLimit": {bucket.Ahead{Taken: 30, Left: 30, TS: 3 * second}, 3 * second, 13 * second, 0},
+		"TakenInsideOfAWindow":   {bucket.Ahead{Taken: 10, Left: 4, TS: 5 * second}, 5 * second, 13*second - 1, 4},
+	} {
+		terms, ahead := windows.Returning(test.ahead)
+		require.InDelta(t, test.want, terms.Returnable(ahead, test.ts, test.now), 0, name)
+		s := terms.Return(bucket.State{Value: 1, TS: test.ts}, ahead, test.now)
+		require.Equal(t, bucket.State{Value: min(21, 1+test.want), TS: test.ts}, s, name)
+	}
+	tokens := buckettest.TokenBucket(1, time.Second, 100)
+	ahead := bucket.Ahead{Taken: 10, Left: 4, TS: 5}
+	terms, same := tokens.Returning(ahead)
+	require.Equal(t, tokens, terms)
+	require.Equal(t, ahead, same)
+}
+
+func TestUnderOtherTerms(t *testing.T) {
+	t.Parallel()
+	slow, fast := buckettest.TokenBucket(1, time.Second, 100), buckettest.TokenBucket(120, time.Minute, 50)
+	terms, ok := slow.Under(fast)
+	require.True(t, ok)
+	require.InDelta(t, 50, terms.Capacity, 0)
+	require.InDelta(t, 2, terms.Rate, 1e-9)
+	windows := buckettest.FixedWindow(7, 10*time.Second, 21, 0)
+	for _, other := range []bucket.Terms{slow, windows} {
+		_, ok = windows.Under(other)
+		require.False(t, ok)
+	}
+	_, ok = slow.Under(windows)
+	require.False(t, ok)
+}
+
+func TestPace(t *testing.T) {
+	t.Parallel()
+	terms := buckettest.TokenBucket(1, time.Second, 800)
+	terms.Prefetch = 8000
+	var p bucket.Pace
+	for _, step := range []struct {
+		gap  int64
+		size float64
+	}{{5000, 0}, {999, 2}, {999, 4}, {1000, 4}, {4000, 4}, {4001, 2}, {0, 4}, {0, 8}, {0, 16}, {0, 32}, {0, 64}, {0, 100}, {0, 100}} {
+		p.Next(&terms, step.gap, 2)
+		require.InDelta(t, step.size, p.Size, 0, "after %d", step.gap)
+	}
+	require.InDelta(t, 100, p.Ahead(800, 2, 2), 0)
+	require.InDelta(t, 25, p.Ahead(102, 2, 2), 0, "a share of what there is")
+	require.Zero(t, p.Ahead(9, 2, 2), "no more than asked")
+	require.Zero(t, p.Ahead(-50, 2, 2))
+}

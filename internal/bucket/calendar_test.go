@@ -1,0 +1,286 @@
+package bucket_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// calendarEvent is what happens to a bucket at an instant: a window begins, or a policy takes the place of another.
+type calendarEvent struct {
+	at       int64
+	rate     int64 // what arrives, and the capacity
+	change   bucket.Change
+	isChange bool
+	before   int64 // the capacity before a change
+	length   int64 // of the window that holds then
+}
+
+// calendarModel is a bucket of calendar windows in whole tokens. It is written from what is promised: with each window that
+// begins after ts the rate arrives, up to the rate; and with a change of the policy what the change says becomes of it.
+type calendarModel struct {
+	events []calendarEvent // in order
+	value  int64
+	ts     int64
+	row    bool
+}
+
+// rate returns what a full bucket holds at an instant.
+func (m *calendarModel) rate(now int64) (rate int64) {
+	for _, e := range m.events {
+		if e.at <= now {
+			rate = e.rate
+		}
+	}
+	return rate
+}
+
+// tokens returns what the bucket holds at an instant.
+func (m *calendarModel) tokens(now int64) int64 {
+	if !m.row {
+		return m.rate(now)
+	}
+	held := min(m.value, m.rate(min(m.ts, now)))
+	for _, e := range m.events {
+		if e.at > m.ts && e.at <= now {
+			held = e.apply(held)
+		}
+	}
+	return held
+}
+
+// apply returns what becomes of so many tokens.
+func (e *calendarEvent) apply(held int64) int64 {
+	if !e.isChange {
+		return min(e.rate, held+e.rate)
+	}
+	switch {
+	case e.change == bucket.Reset || held >= e.before:
+		return e.rate
+	case e.change == bucket.Add:
+		held += e.rate - e.before
+	}
+	return min(held, e.rate)
+}
+
+// begin returns the last event up to an instant: there the window that holds began, or the policy. It returns how long that
+// window is, too.
+func (m *calendarModel) begin(now int64) (begin, length int64) {
+	for _, e := range m.events {
+		if e.at <= now {
+			begin, length = e.at, e.length
+		}
+	}
+	return begin, length
+}
+
+// bring brings a row back that a wrong clock has left in the future.
+func (m *calendarModel) bring(now int64) {
+	if begin, length := m.begin(now); m.row && m.ts > begin+length+minute {
+		m.ts = begin
+	}
+}
+
+// take takes what is there, and returns whether it was enough.
+func (m *calendarModel) take(now, cost, lowest int64) bool {
+	held := m.tokens(now) - cost
+	if held < lowest {
+		return false
+	}
+	begin, _ := m.begin(now)
+	if m.ts = max(m.ts, begin); !m.row {
+		m.ts = begin
+	}
+	m.value, m.row = held, true
+	return true
+}
+
+// wait returns how long it takes until cost can be taken, or -1 when the policy changes before.
+func (m *calendarModel) wait(now, cost, lowest int64) int64 {
+	for _, e := range m.events {
+		switch {
+		case e.at <= now:
+		case e.isChange:
+			return -1
+		case m.tokens(e.at)-cost >= lowest:
+			return e.at - now
+		}
+	}
+	return -1
+}
+
+// drawnCalendar is a calendar of windows of random lengths, and what it gives.
+type drawnCalendar struct {
+	begins []int64
+	rate   int64
+}
+
+// drawCalendar draws a calendar over two years: days and weeks with another length now and then, or months.
+func drawCalendar(r *rand.Rand) drawnCalendar {
+	c := drawnCalendar{begins: []int64{opening - int64(r.Uint64N(uint64(31*day)))}, rate: 1 + r.Int64N(20)}
+	for kind := r.IntN(3); c.begins[len(c.begins)-1] < opening+2*365*day; {
+		length := day
+		switch kind {
+		case 0:
+			if r.IntN(20) == 0 {
+				length += int64(r.IntN(3)-1) * int64(time.Hour/time.Microsecond)
+			}
+		case 1:
+			length *= 7
+			if r.IntN(6) == 0 {
+				length += int64(r.IntN(3)-1) * int64(30*time.Minute/time.Microsecond)
+			}
+		default:
+			length *= 28 + int64(r.IntN(4))
+		}
+		c.begins = append(c.begins, c.begins[len(c.begins)-1]+length)
+	}
+	return c
+}
+
+// length returns how long the window is in which an instant lies.
+func (c drawnCalendar) length(at int64) int64 {
+	next := slices.IndexFunc(c.begins, func(begin int64) bool { return begin > at })
+	if next < 1 {
+		return 0
+	}
+	return c.begins[next] - c.begins[next-1]
+}
+
+// eraOf returns the calendar as an era. Its zone is the number by which its table is found.
+func (c drawnCalendar) eraOf(from int64, change bucket.Change, number rune) bucket.Era {
+	return bucket.Era{From: from, Change: change, Terms: bucket.Terms{
+		Capacity: float64(c.rate), Rate: float64(c.rate), Step: day, Steps: 1, MaxDebt: float64(c.rate), Reserves: true, Shards: 1,
+		Calendar: bucket.Calendar{Unit: bucket.OfMonth, Day: 1, Month: 1, Zone: string(number)},
+	}}
+}
+
+// drawPolicies draws a policy that perhaps takes the place of another at an instant, or at the begin of a window.
+func drawPolicies(r *rand.Rand) (bucket.Terms, []calendarEvent) {
+	of := []drawnCalendar{drawCalendar(r)}
+	eras := []bucket.Era{of[0].eraOf(0, bucket.Keep, 'a')}
+	for from := opening; r.IntN(3) > 0 && len(of) < 4; {
+		from += day + int64(r.Uint64N(uint64(120*day)))
+		next := drawCalendar(r)
+		if r.IntN(3) == 0 {
+			from = next.begins[slices.IndexFunc(next.begins, func(at int64) bool { return at > from })]
+		}
+		change := []bucket.Change{bucket.Keep, bucket.Add, bucket.Reset}[r.IntN(3)]
+		eras = append(eras, next.eraOf(from, change, 'a'+rune(len(of))))
+		of = append(of, next)
+	}
+	terms := eras[0].Terms
+	if len(eras) > 1 {
+		terms = bucket.NewEras(eras).Holding(opening)
+	}
+	var events []calendarEvent
+	for i, c := range of {
+		since, until := int64(0), opening*2
+		if i > 0 {
+			since = eras[i].From
+			events = append(events, calendarEvent{at: since, rate: c.rate, before: of[i-1].rate, isChange: true, change: eras[i].Change, length: c.length(since)})
+		}
+		if i+1 < len(of) {
+			until = eras[i+1].From
+		}
+		for _, at := range c.begins { // what begins with a change arrives before it, under the policy before
+			if at > since && at < until || at == until {
+				events = append(events, calendarEvent{at: at, rate: c.rate, length: c.length(at)})
+			}
+		}
+	}
+	eras0 := terms.OnCalendar(func(c bucket.Calendar) *bucket.Table { return bucket.TableOf(of[c.Zone[0]-'a'].begins) })
+	return eras0.Holding(opening), events
+}
+
+// TestCalendarWindowsAgreeWithTheExactModel takes a hundred thousand random steps.
+func TestCalendarWindowsAgreeWithTheExactModel(t *testing.T) {
+	t.Parallel()
+	waits, owed, changed := 0, 0, 0
+	seeds := uint64(500)
+	if testing.Short() {
+		seeds /= 20
+	}
+	for seed := range seeds {
+		r := rand.New(rand.NewPCG(seed, 0))
+		terms, events := drawPolicies(r)
+		memory, model, key := bucket.NewMemory(), &calendarModel{events: events}, bucket.Key{Name: "limit", Key: "key"}
+		now := opening + int64(r.Uint64N(uint64(day)))
+		for step := range 200 {
+			if step == 100 && r.IntN(2) == 0 { // another definition in the code
+				terms, model.events = drawPolicies(r)
+				changed++
+			}
+			now = nextInstant(r, model, now)
+			cost, lowest := r.Int64N(12), -r.Int64N(3)*r.Int64N(30)
+			at := model.decides(terms, now)
+			before := *model
+			model.bring(at)
+			var want bool
+			held := model.tokens(at)
+			if cost > 0 {
+				want = model.take(at, cost, lowest)
+			} else if want = held >= lowest; want { // which writes nothing
+				*model = before
+			}
+			asks := []bucket.Ask{{Key: key, Terms: terms.At(now), Cost: float64(cost), Lowest: float64(lowest)}}
+			answer := memory.Take(asks, now)[0]
+			require.Equal(t, at, answer.Now, "seed %d, step %d", seed, step)
+			require.Equal(t, want, answer.Allowed, "seed %d, step %d", seed, step)
+			outlook := asks[0].Terms.Outlook(&answer, float64(cost), float64(lowest))
+			left := held
+			if want {
+				left -= cost
+			}
+			require.InDelta(t, float64(left), outlook.Tokens, 0, "seed %d, step %d", seed, step)
+			if wait := model.wait(at, cost, lowest); !want && wait >= 0 {
+				require.Equal(t, time.Duration(wait)*time.Microsecond, outlook.RetryAfter, "seed %d, step %d", seed, step)
+				waits++
+			}
+			if left < 0 {
+				owed++
+			}
+		}
+	}
+	t.Logf("%d steps, %d waits, %d with a debt, %d changed definitions", 200*seeds, waits, owed, changed)
+}
+
+// decides returns the instant of a decision: where the row is of terms that begin within a minute, it is their first one.
+func (m *calendarModel) decides(terms bucket.Terms, now int64) int64 {
+	begin, length := m.begin(now)
+	if !m.row || m.ts <= now || m.ts > begin+length+minute {
+		return now
+	}
+	if since, _ := terms.At(m.ts).Span(); since-now <= minute {
+		return max(now, since)
+	}
+	return now
+}
+
+// nextInstant moves the clock: a little, to the next event or beside it, over several, or back.
+func nextInstant(r *rand.Rand, m *calendarModel, now int64) int64 {
+	next := now
+	switch r.IntN(8) {
+	case 0, 1:
+		next += int64(r.Uint64N(uint64(day)))
+	case 2, 3, 4:
+		for _, e := range m.events {
+			if e.at > now+1 {
+				next = e.at + int64(r.IntN(3)-1)
+				break
+			}
+		}
+	case 5:
+		next += int64(r.Uint64N(uint64(40 * day)))
+	case 6:
+		next -= int64(r.Uint64N(uint64(2 * minute)))
+	default:
+		next -= int64(r.Uint64N(uint64(60 * day)))
+	}
+	return min(max(next, opening), opening+600*day)
+}

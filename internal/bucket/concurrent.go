@@ -1,0 +1,235 @@
+package bucket
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// MaxLease bounds how long a lease is, in microseconds.
+const MaxLease = int64(24 * time.Hour / time.Microsecond)
+
+// Concurrent is the Rule of a limit on concurrency: slots are held by leases, each of which ends by itself Lease
+// microseconds after it was taken or renewed. What a row holds of them is in Parts.Leases. A lease counts while its end is
+// after now. Every write drops those that have ended.
+//
+// Each lease has a fencing number, higher than that of any lease before on the same row. It is no lower than the instant
+// at which the lease was taken, so that it grows, too, after the row was pruned. Where a number as high as that was given
+// before, as by a clock that was ahead, it is higher by whole fenceCycles: what a transaction has taken that was rolled back
+// is in no row, and its number would else be given to the next lease.
+//
+// Slots are free again when leases end, so the Value of a row plays no part: it is Capacity less the slots held at TS, for
+// the other kinds.
+type Concurrent struct{ Lease int64 }
+
+// fenceCycle is in microseconds. Of leases that were taken at different instants at most one in so many has the number that another
+// one had before it was rolled back. More would have numbers run ahead of the clock where calls wait for a row.
+const fenceCycle = int64(1 << 16)
+
+// nextFence returns the fencing number of a lease that is taken at now, after the last.
+func nextFence(last, now int64) int64 {
+	if now > last {
+		return now
+	}
+	return now + ((last-now)/fenceCycle+1)*fenceCycle
+}
+
+// Held is a lease as a row has it.
+type Held struct {
+	Fence int64
+	End   int64 // the instant from which it counts no more
+	Slots int64
+}
+
+// lastFence returns the highest fencing number that the row has given.
+func (s State) lastFence() int64 {
+	if s.Parts == nil || len(s.Parts.Leases) == 0 {
+		return 0
+	}
+	return s.Parts.Leases[0]
+}
+
+// Leases returns the leases that the row has, with those that have ended since it was written.
+func (s State) Leases() (leases []Held) {
+	if s.Parts == nil {
+		return nil
+	}
+	for i := 3; i < len(s.Parts.Leases); i += 3 {
+		leases = append(leases, Held{s.Parts.Leases[i-2], s.Parts.Leases[i-1], s.Parts.Leases[i]})
+	}
+	return leases
+}
+
+// leasesAt returns the leases that count at now.
+func (s State) leasesAt(now int64) []Held {
+	return slices.DeleteFunc(s.Leases(), func(h Held) bool { return h.End <= now })
+}
+
+// slotsOf returns how many slots the leases hold together.
+func slotsOf(leases []Held) (slots int64) {
+	for _, h := range leases {
+		slots += h.Slots
+	}
+	return slots
+}
+
+// holding returns the state, written at now, of a row with these leases and the capacity, after s.
+func (s State) holding(leases []Held, capacity float64, last, now int64) State {
+	parts := &Parts{Leases: make([]int64, 1, 1+3*len(leases))}
+	parts.Leases[0] = last
+	for _, h := range leases {
+		parts.Leases = append(parts.Leases, h.Fence, h.End, h.Slots)
+	}
+	return State{Value: capacity - float64(slotsOf(leases)), TS: max(s.TS, now), Parts: parts}
+}
+
+// Tokens returns the free slots: below zero while more are held than the capacity has become.
+func (Concurrent) Tokens(t Terms, s State, now int64) float64 {
+	return t.Capacity - float64(slotsOf(s.leasesAt(now)))
+}
+
+// Take adds a lease of cost slots.
+func (c Concurrent) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
+	fixed := t.FixClock(s, now)
+	leases := fixed.leasesAt(now)
+	if !(t.Capacity-float64(slotsOf(leases))-cost >= lowest) {
+		return s, false
+	}
+	last, slots := fixed.lastFence(), int64(math.Ceil(cost))
+	if slots > 0 {
+		last = nextFence(last, now)
+		leases = append(leases, Held{last, now + c.Lease, slots})
+	}
+	return fixed.holding(leases, t.Capacity, last, now), true
+}
+
+// Wait returns how long it takes until enough leases have ended. Holders may give their slots back earlier.
+func (Concurrent) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
+	leases := s.leasesAt(now)
+	free := t.Capacity - float64(slotsOf(leases))
+	if free-cost >= lowest {
+		return 0
+	}
+	slices.SortFunc(leases, func(a, b Held) int { return cmp.Compare(a.End, b.End) })
+	for _, h := range leases {
+		if free += float64(h.Slots); free-cost >= lowest {
+			return time.Duration(min(h.End-now, Horizon)) * time.Microsecond
+		}
+	}
+	return time.Duration(Horizon) * time.Microsecond
+}
+
+// FixClock brings TS back to now, and with it the leases that the wrong clock has given: none of them holds longer than
+// its own length from now on. Leases that end as those of a right clock do stay as they are.
+func (c Concurrent) FixClock(_ Terms, s State, now int64) State {
+	ahead, capacity, leases := s.TS-now, s.capacity(), s.leasesAt(now)
+	for i, h := range leases {
+		if h.End > now+c.Lease+ClockTolerance.Microseconds() {
+			leases[i].End = min(max(h.End-ahead, now+c.Lease), now+MaxLease)
+		}
+	}
+	s.TS = now
+	return s.holding(leases, capacity, s.lastFence(), now)
+}
+
+// Charge returns the state as it is: what is not given back by itself cannot be taken without a lease.
+func (Concurrent) Charge(_ Terms, s State, _ int64, _ float64) State { return s }
+
+// Credit returns the state as it is: slots are given back by their holder, who knows the lease.
+func (Concurrent) Credit(_ Terms, s State, _ int64, _ float64, _ int64) State { return s }
+
+// Fill ends all leases.
+func (Concurrent) Fill(t Terms, s State, now int64) State {
+	return s.holding(nil, t.Capacity, s.lastFence(), now)
+}
+
+// Enter keeps the leases of a limit on concurrency, unless the change is a Reset. Of another kind there are none: what
+// that has taken is not held.
+func (Concurrent) Enter(t, before Terms, s State, from int64, change Change) State {
+	leases := s.leasesAt(from)
+	if _, held := before.Rule.(Concurrent); !held || change == Reset {
+		leases = nil
+	}
+	entered := s.holding(leases, t.Capacity, s.lastFence(), from)
+	entered.TS = from
+	return entered
+}
+
+// RefundUntil returns that nothing is given back.
+func (Concurrent) RefundUntil(Terms, int64) int64 { return math.MinInt64 }
+
+// FreesEarly is true of slots that are given back.
+func (Concurrent) FreesEarly() bool { return true }
+
+// Idle is as short as can be: whether leases are held is not told by TS, and buckets_prune.sql looks at them.
+func (Concurrent) Idle(Terms) int64 { return 1 }
+
+// Holds reports whether the terms are those of a limit on concurrency.
+func (t Terms) Holds() bool {
+	_, holds := t.Rule.(Concurrent)
+	return holds
+}
+
+// NewLease returns the lease that the ask has taken, if it has: the answer allows the call.
+func (a *Ask) NewLease(r *Answer) (taken Held, found bool) {
+	leases := r.State.Leases()
+	if !a.takesLease() || len(leases) == 0 {
+		return Held{}, false
+	}
+	return leases[len(leases)-1], true
+}
+
+// withFence returns the state with another fencing number for the newest lease.
+func (s State) withFence(fence int64) State {
+	leases := slices.Clone(s.Parts.Leases)
+	leases[0], leases[len(leases)-3] = fence, fence
+	s.Parts = &Parts{Leases: leases}
+	return s
+}
+
+// AlignFences gives the leases that one call has taken the same fencing number, the highest of them. state returns the
+// row of the i-th ask as it is after the call.
+func AlignFences(asks []Ask, state func(i int) *State) {
+	highest := int64(math.MinInt64)
+	for i := range asks {
+		if asks[i].takesLease() {
+			highest = max(highest, state(i).lastFence())
+		}
+	}
+	for i := range asks {
+		if asks[i].takesLease() && state(i).lastFence() != highest {
+			*state(i) = state(i).withFence(highest)
+		}
+	}
+}
+
+// takesLease reports whether the ask, when it is allowed, takes a lease.
+func (a *Ask) takesLease() bool { return a.Cost > 0 && a.Terms.Holds() }
+
+// RenewLease returns the state after the lease with that number was extended to end at least length after now, and that
+// end. held is false, and the state as it was, when there is no such lease at now.
+func (s State) RenewLease(now, fence, length int64) (after State, end int64, held bool) {
+	leases := s.leasesAt(now)
+	for i := range leases {
+		if h := &leases[i]; h.Fence == fence {
+			h.End = max(h.End, now+length)
+			return s.holding(leases, s.capacity(), s.lastFence(), now), h.End, true
+		}
+	}
+	return s, 0, false
+}
+
+// ReleaseLease returns the state after the lease with that number was given back. held is false, and the state as it was,
+// when there is no such lease at now.
+func (s State) ReleaseLease(now, fence int64) (after State, held bool) {
+	leases := s.leasesAt(now)
+	left := slices.DeleteFunc(slices.Clone(leases), func(h Held) bool { return h.Fence == fence })
+	if len(left) == len(leases) {
+		return s, false
+	}
+	return s.holding(left, s.capacity(), s.lastFence(), now), true
+}
+
+// capacity returns that of the limit on concurrency under which the row was written.
+func (s State) capacity() float64 { return s.Value + float64(slotsOf(s.Leases())) }

@@ -1,0 +1,296 @@
+package bucket
+
+import (
+	"slices"
+	"time"
+)
+
+// MaxSlices bounds the slices of a sliding window: each is a number in every row. With as many, and what a row keeps for a while
+// besides, it is still shorter than the 2 kB from which on Postgres would compress it.
+const MaxSlices = 128
+
+// Sliding is the Rule of a sliding window. Its Period is counted in slices, each a Step long:
+//
+//	tokens(now) = Capacity - what was taken in the slice of now and in the Slices before it
+//
+// So a slice counts until all of it is more than a Period ago. Parts.Taken is the length of a slice in microseconds, the
+// Value of the row, and totals of what was ever taken: up to now, up to the end of the slice before that of TS, of the one
+// before that, and so on, the last of them being where it began. What counts is the difference of two of them, however many
+// slices there are. A decision moves the totals back by the slices that have begun since, and changes none of them but the
+// first: Postgres logs what is in front of the others, and not those. So what has fallen out stays for a while: a decision
+// that finds more than spareTotals of it drops it. Totals that have grown to more than mostTotals times the Capacity are
+// made small again by Go, so that they do not lose what is small.
+//
+// The first two numbers tell rows that the terms of the moment did not leave so. Where slices are of another length, each
+// goes to the slice that holds its end, so that it counts no shorter, and one that has not ended to that of now. Where Value
+// is another, another kind of limit has written the row, or an older program: what is missing to the Capacity was then taken
+// in the slice of TS.
+type Sliding struct{ Slices int32 }
+
+// The numbers that Parts.Taken begins with.
+const (
+	takenLength = iota
+	takenValue
+	takenTotals // from here on, two or more
+)
+
+// Both stand in algebra.sql.tmpl, too.
+const (
+	spareTotals = 44
+	mostTotals  = 64
+)
+
+// Tokens implements Rule.
+func (r Sliding) Tokens(t Terms, s State, now int64) float64 {
+	totals, _ := r.at(t, s, now)
+	return r.left(t, totals)
+}
+
+// Take implements Rule. It mirrors window_take.sql.
+func (r Sliding) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
+	next := r.Charge(t, t.FixClock(s, now), now, cost)
+	if !(next.Value >= lowest) {
+		return s, false
+	}
+	return next, true
+}
+
+// Wait implements Rule: until so many of the oldest slices have fallen out that the rest leaves room. What it subtracts is
+// what Take subtracts then.
+func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
+	totals, ts := r.at(t, s, now)
+	switch {
+	case !(t.Capacity-cost >= lowest):
+		return time.Duration(Horizon) * time.Microsecond
+	case r.length(t, s) != t.Step:
+		return r.waitForEnds(t, s, now, cost, lowest)
+	}
+	with := totals[0] + cost
+	passed := int64(0)
+	for passed <= int64(r.Slices) && !(t.Capacity-(with-r.base(totals, passed)) >= lowest) {
+		passed++
+	}
+	if passed == 0 {
+		return 0
+	}
+	return time.Duration(min(t.step(ts)+passed*t.Step-now, Horizon)) * time.Microsecond
+}
+
+// waitForEnds is Wait for a row whose slices are of another length: until so many of those have fallen out.
+func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) time.Duration {
+	at := now
+	for i := len(s.Parts.Taken) - takenTotals - 2; i >= 0; i-- {
+		if _, enough := r.Take(t, s, at, cost, lowest); enough {
+			break
+		}
+		at = max(at, t.step(endOf(t, s.TS, r.length(t, s), i))+(int64(r.Slices)+1)*t.Step)
+	}
+	return time.Duration(min(at-now, Horizon)) * time.Microsecond
+}
+
+// FixClock implements Rule: what was taken counts as taken now.
+func (r Sliding) FixClock(t Terms, s State, now int64) State {
+	s.TS = t.Begin(now)
+	return s
+}
+
+// Charge implements Rule.
+func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
+	totals, ts := r.at(t, s, now)
+	totals[0] += amount
+	return r.state(t, totals, ts)
+}
+
+// Credit implements Rule. With an until it gives back to the slice that began then; without, to the newest slices.
+func (r Sliding) Credit(t Terms, s State, now int64, amount float64, until int64) State {
+	totals, ts := r.at(t, s, now)
+	totals = totals[:r.needed(totals)]
+	first, end := int64(0), int64(len(totals)-1)
+	if until < MaxInstant {
+		first = (t.step(ts) - until) / t.Step
+		end = min(end, first+1)
+	}
+	rest := amount
+	for i := first; i >= 0 && i < end && rest > 0; i++ {
+		given := min(rest, totals[i]-totals[i+1])
+		for j := range totals[:i+1] {
+			totals[j] = max(totals[j]-given, totals[i+1])
+		}
+		rest -= given
+	}
+	if rest == amount {
+		return s
+	}
+	return r.state(t, totals, ts)
+}
+
+// Fill implements Rule.
+func (r Sliding) Fill(t Terms, s State, now int64) State {
+	return r.state(t, totalsOf(0), max(s.TS, t.Begin(now)))
+}
+
+// Enter implements Rule. Of a sliding window it keeps what was taken and still counts, and where the change is Scale its
+// share of the capacity. Of other kinds it takes what they lack of the capacity at the instant.
+func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) State {
+	slid, isSliding := before.Rule.(Sliding)
+	switch {
+	case change == Reset:
+		return r.state(t, totalsOf(0), from)
+	case !isSliding:
+		return r.state(t, totalsOf(t.Capacity-t.changedBy(change, before.Tokens(s, from), before)), from)
+	}
+	totals, ts := slid.at(before, s, from)
+	totals, ts = r.rebinned(t, totals[:slid.needed(totals)], before.Step, ts, from)
+	if change == Scale && before.Capacity > 0 {
+		for i := range totals {
+			totals[i] *= t.Capacity / before.Capacity
+		}
+	}
+	return r.state(t, r.shifted(t, totals, ts, from), from)
+}
+
+// RefundUntil implements Rule: the slice in which what was taken then is counted.
+func (r Sliding) RefundUntil(t Terms, taken int64) int64 {
+	since := t.since()
+	if taken >= since {
+		return t.step(taken)
+	}
+	before := t.Eras.Holding(taken)
+	if _, isSliding := before.Rule.(Sliding); isSliding {
+		return t.step(min(before.step(taken)+before.Step-1, since))
+	}
+	return t.step(since)
+}
+
+// FreesEarly implements Rule.
+func (Sliding) FreesEarly() bool { return false }
+
+// Idle implements Rule.
+func (r Sliding) Idle(t Terms) int64 { return (int64(r.Slices) + 1) * t.Step }
+
+// IsPlain reports whether the row is as the terms t leave it, so that a statement decides on it.
+func (r Sliding) IsPlain(t Terms, s State, now int64) bool {
+	if !isSlid(s) || t.FromFuture(s, now) {
+		return false
+	}
+	taken := s.Parts.Taken
+	return taken[takenLength] == float64(t.Step) && taken[takenValue] == s.Value && taken[takenTotals] <= mostTotals*t.Capacity
+}
+
+// at returns the totals at now, the newest first, and the TS of a row that says so.
+func (r Sliding) at(t Terms, s State, now int64) (totals []float64, ts int64) {
+	totals, ts = r.read(t, s, now)
+	if totals[0] > mostTotals*t.Capacity {
+		totals = r.lowered(totals)
+	}
+	return r.shifted(t, totals, ts, now), max(ts, t.Begin(now))
+}
+
+// Counted returns those of the totals that count, and the instant in whose slice the first of them is, as the row has them at
+// now.
+func (r Sliding) Counted(t Terms, s State, now int64) (totals []float64, ts int64) {
+	totals, ts = r.read(t, s, now)
+	return totals[:r.needed(totals)], ts
+}
+
+// read returns the totals of the row at now, and the instant in whose slice the first of them is.
+func (r Sliding) read(t Terms, s State, now int64) ([]float64, int64) {
+	if !isSlid(s) {
+		return totalsOf(max(0, t.Capacity-s.Value)), s.TS
+	}
+	totals, ts := r.rebinned(t, slices.Clone(s.Parts.Taken[takenTotals:]), r.length(t, s), s.TS, max(s.TS, now))
+	if s.Parts.Taken[takenValue] != s.Value {
+		totals[0] += max(0, r.left(t, totals)-s.Value)
+	}
+	return totals, ts
+}
+
+// lowered returns what counts of totals that have grown large. They differ as those do, to the last bit: what is subtracted is
+// a multiple of what the largest of them is one of.
+func (r Sliding) lowered(totals []float64) []float64 {
+	by := r.base(totals, 0) + totals[0] - totals[0]
+	lowered := slices.Clone(totals[:r.needed(totals)])
+	for i := range lowered {
+		lowered[i] -= by
+	}
+	return lowered
+}
+
+// shifted returns the totals at now, of those up to the slice of ts. It has room for what is added. Where too many have
+// fallen out, they are dropped.
+func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
+	passed := max((t.step(now)-t.step(ts))/t.Step, 0)
+	if passed > int64(r.Slices) {
+		return totalsOf(0)
+	}
+	needed := int64(r.Slices) + 2 - passed
+	if int64(len(totals)) > needed+spareTotals {
+		totals = totals[:needed]
+	}
+	return append(slices.Repeat(totals[:1], int(passed)), totals...)
+}
+
+// base returns the total from which on what was taken counts when so many more slices have passed: all of it is gone when
+// more have than there are.
+func (r Sliding) base(totals []float64, passed int64) float64 {
+	return totals[min(int64(r.Slices)+1-passed, int64(len(totals))-1)]
+}
+
+// needed returns how many of the totals count.
+func (r Sliding) needed(totals []float64) int { return min(int(r.Slices)+2, len(totals)) }
+
+// left returns what the totals leave of the Capacity.
+func (r Sliding) left(t Terms, totals []float64) float64 {
+	return t.Capacity - (totals[0] - r.base(totals, 0))
+}
+
+// totalsOf returns the totals of what was taken in one slice.
+func totalsOf(amount float64) []float64 { return []float64{amount, 0} }
+
+// length returns how long the slices of the row are.
+func (r Sliding) length(t Terms, s State) int64 {
+	if isSlid(s) {
+		if length := s.Parts.Taken[takenLength]; length >= 1 && length <= float64(MaxSpan.Microseconds()) {
+			return int64(length)
+		}
+	}
+	return t.Step
+}
+
+// isSlid reports whether the row is one that a sliding window has left.
+func isSlid(s State) bool { return s.Parts != nil && len(s.Parts.Taken) >= takenTotals+2 }
+
+// endOf returns the last instant of the i-th slice before that of ts, where slices are of a length.
+func endOf(t Terms, ts, length int64, i int) int64 {
+	return t.Phase + ((ts-t.Phase)/length+1-int64(i))*length - 1
+}
+
+// rebinned returns totals for slices of another length as those for slices of t. What was taken in one goes to the slice
+// that holds its end, and none behind that of latest. ts lies in the newest, before and after.
+func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) ([]float64, int64) {
+	if length == t.Step {
+		return totals, ts
+	}
+	newest, most := t.step(min(endOf(t, ts, length, 0), latest)), int64(r.Slices)+1
+	binned := make([]float64, 2, most+1)
+	for i := range totals[1:] {
+		bin := (newest - t.step(min(endOf(t, ts, length, i), latest))) / t.Step
+		if bin >= most {
+			break
+		}
+		for int64(len(binned)) <= bin+1 {
+			binned = append(binned, 0)
+		}
+		binned[bin] += totals[i] - totals[i+1]
+	}
+	for i := len(binned) - 2; i >= 0; i-- {
+		binned[i] += binned[i+1]
+	}
+	return binned, max(newest, ts)
+}
+
+// state returns the row with these totals, of which the first is that of the slice of ts.
+func (r Sliding) state(t Terms, totals []float64, ts int64) State {
+	value := r.left(t, totals)
+	return State{Value: value, TS: ts, Parts: &Parts{Taken: append([]float64{float64(t.Step), value}, totals...)}}
+}

@@ -1,0 +1,220 @@
+package bucket_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+)
+
+const second = int64(1_000_000)
+
+// tenInAMinute gives ten in any minute, and counts in slices of ten seconds.
+var tenInAMinute = slidingTerms(10, 10*second, 6)
+
+// slidingStep is a call of a story: at so many seconds after the opening.
+type slidingStep struct {
+	at, cost float64
+	tokens   float64       // that are left
+	wait     time.Duration // until the call is allowed
+}
+
+// tell takes as the steps say.
+func tellSliding(t *testing.T, terms bucket.Terms, s bucket.State, steps []slidingStep) bucket.State {
+	t.Helper()
+	for i, step := range steps {
+		now := opening + int64(step.at*1e6)
+		require.Equal(t, step.wait, terms.Wait(s, now, step.cost, 0), "step %d", i)
+		next, allowed := terms.Take(s, now, step.cost, 0)
+		require.Equal(t, step.wait == 0, allowed, "step %d", i)
+		s = next
+		require.InDelta(t, step.tokens, terms.Tokens(s, now), 0, "step %d", i)
+	}
+	return s
+}
+
+func TestSlidingStories(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		terms bucket.Terms
+		steps []slidingStep
+	}{
+		"WhatWasTakenComesBackAPeriodAfterItsSlice": {tenInAMinute, []slidingStep{
+			{at: 0, cost: 4, tokens: 6},
+			{at: 9.999999, cost: 3, tokens: 3},
+			{at: 10, cost: 3, tokens: 0},
+			{at: 10, cost: 1, tokens: 0, wait: 60 * time.Second},
+			{at: 69.999999, cost: 1, tokens: 0, wait: time.Microsecond},
+			{at: 70, cost: 8, tokens: 7, wait: 10 * time.Second},
+			{at: 70, cost: 7, tokens: 0},
+			{at: 80, cost: 3, tokens: 0},
+			{at: 80, cost: 10, tokens: 0, wait: 70 * time.Second},
+			{at: 150, cost: 10, tokens: 0},
+		}},
+		"OneSliceIsAPeriod": {slidingTerms(2, 60*second, 1), []slidingStep{
+			{at: 0, cost: 1, tokens: 1},
+			{at: 59, cost: 1, tokens: 0},
+			{at: 60, cost: 1, tokens: 0, wait: 60 * time.Second},
+			{at: 120, cost: 2, tokens: 0},
+		}},
+		"AFixedWindowWouldGiveTwice": {tenInAMinute, []slidingStep{
+			{at: 59, cost: 10, tokens: 0},
+			{at: 61, cost: 1, tokens: 0, wait: 59 * time.Second},
+		}},
+		"AClockThatStepsBackLosesNothing": {tenInAMinute, []slidingStep{
+			{at: 40, cost: 5, tokens: 5},
+			{at: 5, cost: 5, tokens: 0}, // as at 40
+			{at: 5, cost: 1, tokens: 0, wait: 105 * time.Second},
+			{at: 45, cost: 1, tokens: 0, wait: 65 * time.Second},
+			{at: 110, cost: 10, tokens: 0},
+		}},
+		"AfterALongTimeAllOfItIsBack": {tenInAMinute, []slidingStep{
+			{at: 0, cost: 10, tokens: 0},
+			{at: 1e6, cost: 10, tokens: 0},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tellSliding(t, test.terms, test.terms.Full(opening), test.steps)
+		})
+	}
+}
+
+// What another kind of limit, or an older program, has written counts as taken in the slice of ts.
+func TestSlidingNeverForgivesWhatOthersWrote(t *testing.T) {
+	t.Parallel()
+	slid := tellSliding(t, tenInAMinute, tenInAMinute.Full(opening), []slidingStep{{at: 0, cost: 2, tokens: 8}, {at: 20, cost: 1, tokens: 7}})
+	for name, test := range map[string]struct {
+		change func(s *bucket.State)
+		tokens float64
+		full   time.Duration // from 30 s on
+	}{
+		"Nothing":     {func(*bucket.State) {}, 7, time.Minute},
+		"ABucketTook": {func(s *bucket.State) { s.Value, s.TS = 3, opening+31*second }, 3, 70 * time.Second},
+		"ABucketGave": {func(s *bucket.State) { s.Value, s.TS = 9, opening+31*second }, 7, 70 * time.Second},
+		"ABucketOwes": {func(s *bucket.State) { s.Value = -5 }, -5, time.Minute},
+		"NoSlices":    {func(s *bucket.State) { s.Parts = nil }, 7, time.Minute},
+		"OfABucket":   {func(s *bucket.State) { *s = bucket.State{Value: 4, TS: opening + 15*second} }, 4, 50 * time.Second},
+		"More":        {func(s *bucket.State) { *s = bucket.State{Value: 400, TS: opening} }, 10, 0},
+		"Leases":      {func(s *bucket.State) { s.Parts = &bucket.Parts{Leases: []int64{1}} }, 7, time.Minute},
+		"Nonsense":    {func(s *bucket.State) { s.Parts = &bucket.Parts{Taken: []float64{0, s.Value, 3, 0}} }, 7, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, now := slid, opening+30*second
+			test.change(&s)
+			require.InDelta(t, test.tokens, tenInAMinute.Tokens(s, now), 0)
+			require.Equal(t, test.full, tenInAMinute.UntilFull(s, now))
+		})
+	}
+}
+
+// A row that a wrong clock has written counts as written now.
+func TestSlidingPutsAWrongClockRight(t *testing.T) {
+	t.Parallel()
+	s := tellSliding(t, tenInAMinute, tenInAMinute.Full(opening), []slidingStep{{at: 90_000, cost: 9, tokens: 1}})
+	s = tellSliding(t, tenInAMinute, s, []slidingStep{{at: 0, cost: 2, tokens: 1, wait: 70 * time.Second}, {at: 0, cost: 1, tokens: 0}})
+	require.Equal(t, opening, s.TS)
+	tellSliding(t, tenInAMinute, s, []slidingStep{{at: 70, cost: 10, tokens: 0}})
+}
+
+// What is given back comes from the newest slices, or from that of an instant.
+func TestSlidingCredit(t *testing.T) {
+	t.Parallel()
+	terms := tenInAMinute
+	s := tellSliding(t, terms, terms.Full(opening), []slidingStep{{at: 0, cost: 3, tokens: 7}, {at: 20, cost: 2, tokens: 5}, {at: 30, cost: 1, tokens: 4}})
+	now := opening + 35*second
+	for name, test := range map[string]struct {
+		amount float64
+		until  int64
+		at70   float64 // what is left then, when the first slice has fallen out
+		tokens float64
+	}{
+		"TheNewest":        {2, bucket.MaxInstant, 9, 6},
+		"All":              {50, bucket.MaxInstant, 10, 10},
+		"OfAnInstant":      {2, terms.RefundUntil(opening + 25*second), 9, 6},
+		"NoMoreThanTaken":  {7, terms.RefundUntil(opening + 25*second), 9, 6},
+		"WhereNothingWas":  {7, terms.RefundUntil(opening + 15*second), 7, 4},
+		"WhatHasFallenOut": {7, terms.RefundUntil(opening - 40*second), 7, 4},
+		"WhatIsToCome":     {7, terms.RefundUntil(opening + 55*second), 7, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			after := terms.Rule.Credit(terms, s, now, test.amount, test.until)
+			require.InDelta(t, test.tokens, terms.Tokens(after, now), 0)
+			require.InDelta(t, test.at70, terms.Tokens(after, opening+70*second), 0)
+			require.InDelta(t, 4, terms.Tokens(s, now), 0, "the state before is as it was")
+		})
+	}
+}
+
+// A refund reaches what was taken under the policy before, where that has gone with the change.
+func TestSlidingRefundsAcrossAChange(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]bucket.Terms{
+		"ASlidingWindow": slidingTerms(10, 30*second, 2), "ATokenBucket": buckettest.TokenBucket(10, 24*time.Hour, 10),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			from := opening + 45*second
+			eras := bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: tenInAMinute}})
+			s, allowed := eras.Holding(opening).Take(eras.Holding(opening).Full(opening), opening+5*second, 6, 0)
+			require.True(t, allowed)
+			terms := eras.Holding(from)
+			s = terms.Settle(s)
+			require.InDelta(t, 4, terms.Tokens(s, from), 0.01)
+			s = terms.Rule.Credit(terms, s, from+second, 2, terms.RefundUntil(opening+5*second))
+			require.InDelta(t, 6, terms.Tokens(s, from+second), 0.01)
+		})
+	}
+}
+
+// Rows are full for certain after Idle, counted from the end of the slice of ts.
+func TestSlidingIdle(t *testing.T) {
+	t.Parallel()
+	for _, terms := range []bucket.Terms{tenInAMinute, slidingTerms(10, 60*second, 1)} {
+		s, _ := terms.Take(terms.Full(opening), opening+terms.Step-1, 10, 0)
+		require.InDelta(t, 10, terms.Tokens(s, s.TS+terms.Rule.Idle(terms)), 0)
+		pruning := terms.Pruning()
+		require.Nil(t, pruning.Rule)
+		require.Equal(t, terms.Rule.Idle(terms), pruning.Step)
+		require.False(t, terms.Rule.FreesEarly())
+	}
+}
+
+// Totals do not grow with what is ever taken, and are made small without a trace: what is left is the same to the last bit, and
+// what is taken next is counted more exactly.
+func TestSlidingTotalsStaySmall(t *testing.T) {
+	t.Parallel()
+	terms := slidingTerms(0.7, 10*second, 6)
+	s, most := terms.Full(opening), 0.0
+	for i := range int64(100_000) {
+		now := opening + i*7*second
+		s, _ = terms.Take(s, now, 0.1, 0)
+		most = max(most, s.Parts.Taken[2])
+		require.InDelta(t, 0.7, terms.Tokens(s, s.TS+terms.Rule.Idle(terms)), 0)
+	}
+	require.Greater(t, most, 64*0.7)
+	require.Less(t, most, 66*0.7)
+
+	large := s
+	large.Parts = &bucket.Parts{Taken: slices.Clone(s.Parts.Taken)}
+	for i := range large.Parts.Taken[2:] {
+		large.Parts.Taken[2+i] += 1000
+	}
+	large.Parts.Taken[1] = 0.7 - (large.Parts.Taken[2] - large.Parts.Taken[2+7])
+	large.Value = large.Parts.Taken[1]
+	rule := terms.Rule.(bucket.Sliding)
+	require.False(t, rule.IsPlain(terms, large, s.TS))
+	small := terms.Rule.Charge(terms, large, s.TS, 0)
+	require.True(t, rule.IsPlain(terms, small, s.TS))
+	require.InDelta(t, large.Value, small.Value, 0)
+	for after := int64(0); after < 100*second; after += 7 * second {
+		require.InDelta(t, terms.Tokens(large, s.TS+after), terms.Tokens(small, s.TS+after), 0)
+		require.Equal(t, terms.Wait(large, s.TS+after, 0.3, 0), terms.Wait(small, s.TS+after, 0.3, 0))
+	}
+}

@@ -1,0 +1,140 @@
+// Package memstore keeps buckets and reservations in memory, for the tests of users: it is what Postgres is to package store,
+// with rows, locks on them and transactions, and decides nothing. See store.Engine.
+//
+// Transactions are those of READ COMMITTED. What one writes others see once it has committed, and whoever wants to lock a row
+// that another has locked waits for the end of that, in the order of coming. Transactions that wait for each other are
+// found at once: the one that would close the circle gets SQLSTATE 40P01, as from Postgres.
+package memstore
+
+import (
+	"maps"
+	"strings"
+	"sync"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// DB is what is in memory. Its methods are those of store.Engine that are no part of a transaction.
+type DB struct {
+	mu           sync.Mutex
+	buckets      map[bucket.Key]bucket.State
+	reservations map[string]*store.Reservation
+	prices       map[bucket.Key]*price
+	locks        map[any]*lock // of a bucket.Key, or of the ID of a reservation
+	fingerprint  string
+}
+
+// New returns a DB with nothing in it.
+func New() *DB {
+	return &DB{
+		buckets: make(map[bucket.Key]bucket.State), reservations: make(map[string]*store.Reservation),
+		prices: make(map[bucket.Key]*price), locks: make(map[any]*lock),
+	}
+}
+
+// isDue reports whether a reservation is to end by itself.
+func isDue(r *store.Reservation, now int64) bool { return r.State == store.Open && r.ExpiresUs < now }
+
+// byEnd orders reservations by when they end.
+func byEnd(a, b *store.Reservation) int {
+	switch {
+	case a.ExpiresUs < b.ExpiresUs:
+		return -1
+	case a.ExpiresUs > b.ExpiresUs:
+		return 1
+	}
+	return strings.Compare(a.ID, b.ID)
+}
+
+// ForgetEnded deletes reservations that ended before an instant, and that nobody has locked.
+func (db *DB) ForgetEnded(before int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	for id, r := range db.reservations {
+		if r.State != store.Open && r.ExpiresUs < before && db.locks[id] == nil {
+			delete(db.reservations, id)
+		}
+	}
+}
+
+// Fingerprint returns what was stored first.
+func (db *DB) Fingerprint(own string) string {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if db.fingerprint == "" {
+		db.fingerprint = own
+	}
+	return db.fingerprint
+}
+
+// price is what is known of an upstream.
+type price struct {
+	store.Upstream
+	seenUs int64
+}
+
+// answer sets what the report is told.
+func (p *price) answer(r *store.Report, now int64) {
+	if r.HasUpstream = p != nil; p != nil {
+		r.Upstream = p.Upstream
+		r.Upstream.NowUs = now
+	}
+}
+
+// ReadPrice mirrors price_read.sql.
+func (db *DB) ReadPrice(r *store.Report, now int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.prices[r.Key].answer(r, now)
+}
+
+// ReportPrice mirrors price_report.sql.
+func (db *DB) ReportPrice(r *store.Report, now int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	p := db.prices[r.Key]
+	if p == nil {
+		p = &price{Upstream: store.Upstream{BegunUs: now, Share: r.FirstShare}}
+		db.prices[r.Key] = p
+	}
+	p.seenUs = now
+	p.Outcomes, p.Accepted, p.Throttled = p.Outcomes+r.Outcomes, p.Accepted+r.Accepted, p.Throttled+r.Throttled
+	if r.RetryAfter > 0 {
+		p.PausedUntilUs = max(p.PausedUntilUs, now+r.RetryAfter.Microseconds())
+	}
+	p.answer(r, now)
+}
+
+// TurnPrice mirrors price_turn.sql.
+func (db *DB) TurnPrice(r *store.Report, now int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	p, u := db.prices[r.Key], &r.Upstream
+	if p == nil || p.Epoch != u.Epoch {
+		r.HasUpstream = false
+		return
+	}
+	p.Epoch, p.BegunUs, p.Share, p.Cut = p.Epoch+1, now, r.NextShare, r.Cut
+	p.Outcomes = max(p.Outcomes-u.Outcomes, 0)
+	p.Accepted, p.Throttled = max(p.Accepted-u.Accepted, 0), max(p.Throttled-u.Throttled, 0)
+	p.answer(r, now)
+}
+
+// ForgetPrices deletes what was reported last before an instant.
+func (db *DB) ForgetPrices(before int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	for k, p := range db.prices {
+		if p.seenUs < before {
+			delete(db.prices, k)
+		}
+	}
+}
+
+// Buckets returns a copy of the rows that were committed, for tests.
+func (db *DB) Buckets() map[bucket.Key]bucket.State {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return maps.Clone(db.buckets)
+}

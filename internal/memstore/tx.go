@@ -1,0 +1,339 @@
+package memstore
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// Tx is a transaction as a store.Engine, for one goroutine at a time; or, where nothing is locked and written in it, whatever is no
+// part of one.
+type Tx struct {
+	*DB
+
+	writes   writes
+	saved    mark
+	held     []any // the rows that are locked, in that order
+	waiting  *lock // nil: it waits for none
+	mostWait time.Duration
+	failed   bool // whether it can only be rolled back
+	ended    bool
+}
+
+// writes are what a transaction has written and not committed. What it has deleted is nil there.
+type writes struct {
+	buckets      map[bucket.Key]*bucket.State
+	reservations map[string]*store.Reservation
+}
+
+// mark is a place in a transaction to go back to.
+type mark struct {
+	writes writes
+	held   int
+}
+
+// Begin begins a transaction.
+func (db *DB) Begin() *Tx { return &Tx{DB: db} }
+
+// enter begins what a statement is: nobody else is in the database, and the transaction is one that goes on.
+func (tx *Tx) enter() error {
+	tx.mu.Lock()
+	switch {
+	case tx.ended:
+		return pgx.ErrTxClosed
+	case tx.failed:
+		return failure(codeInFailedTx, "current transaction is aborted, commands ignored until end of transaction block")
+	}
+	return nil
+}
+
+func (tx *Tx) leave() { tx.mu.Unlock() }
+
+// lockAll locks rows, and fails the transaction where it cannot.
+func lockAll[T any](ctx context.Context, tx *Tx, rows []T) error {
+	for _, row := range rows {
+		if err := tx.acquire(ctx, row); err != nil {
+			tx.failed = true
+			return err
+		}
+	}
+	return nil
+}
+
+// bucket returns what a row holds for the transaction.
+func (tx *Tx) bucket(k bucket.Key) (s bucket.State, found bool) {
+	if own, wrote := tx.writes.buckets[k]; wrote {
+		if own == nil {
+			return s, false
+		}
+		return *own, true
+	}
+	s, found = tx.buckets[k]
+	return s, found
+}
+
+// reservation returns the row of a reservation for the transaction, and nil when there is none.
+func (tx *Tx) reservation(id string) *store.Reservation {
+	if own, wrote := tx.writes.reservations[id]; wrote {
+		return own
+	}
+	return tx.reservations[id]
+}
+
+// Read returns what the rows hold.
+func (tx *Tx) Read(rows []bucket.Key) (states []bucket.State, found []bool, err error) {
+	err = tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return nil, nil, err
+	}
+	states, found = tx.read(rows)
+	return states, found, nil
+}
+
+func (tx *Tx) read(rows []bucket.Key) (states []bucket.State, found []bool) {
+	states, found = make([]bucket.State, len(rows)), make([]bool, len(rows))
+	for i, k := range rows {
+		states[i], found[i] = tx.bucket(k)
+	}
+	return states, found
+}
+
+// Lock locks the rows and returns what they hold.
+func (tx *Tx) Lock(ctx context.Context, rows []bucket.Key) (states []bucket.State, found []bool, err error) {
+	err = tx.enter()
+	defer tx.leave()
+	if err == nil {
+		err = lockAll(ctx, tx, rows)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	states, found = tx.read(rows)
+	return states, found, nil
+}
+
+// Save writes rows and deletes others.
+func (tx *Tx) Save(rows []bucket.Key, states []bucket.State, deleted []bucket.Key) error {
+	err := tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return err
+	}
+	if tx.writes.buckets == nil {
+		tx.writes.buckets = make(map[bucket.Key]*bucket.State)
+	}
+	for i, k := range rows {
+		state := states[i]
+		tx.writes.buckets[k] = &state
+	}
+	for _, k := range deleted {
+		tx.writes.buckets[k] = nil
+	}
+	return nil
+}
+
+// BoundWait bounds each wait for a row.
+func (tx *Tx) BoundWait(most time.Duration) { tx.mostWait = most }
+
+// mark returns the place where the transaction is. db.mu is held.
+func (tx *Tx) mark() mark {
+	return mark{writes{maps.Clone(tx.writes.buckets), maps.Clone(tx.writes.reservations)}, len(tx.held)}
+}
+
+// back goes back to a place. db.mu is held.
+func (tx *Tx) back(to mark) {
+	tx.writes = writes{maps.Clone(to.writes.buckets), maps.Clone(to.writes.reservations)}
+	tx.failed = false
+	tx.release(to.held)
+}
+
+// Savepoint marks the place that Undo goes back to.
+func (tx *Tx) Savepoint() {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	tx.saved = tx.mark()
+}
+
+// Undo goes back to the last Savepoint.
+func (tx *Tx) Undo() error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	tx.back(tx.saved)
+	return nil
+}
+
+// backTo is Undo for a nested transaction that is rolled back.
+func (tx *Tx) backTo(before mark) error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	tx.back(before)
+	return nil
+}
+
+// Spoil makes the transaction one that can only be rolled back.
+func (tx *Tx) Spoil() {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	tx.failed = true
+}
+
+// InsertReservation keeps a reservation. Nobody else knows its ID.
+func (tx *Tx) InsertReservation(r *store.Reservation) error { return tx.SaveReservation(r) }
+
+// SaveReservation writes a reservation.
+func (tx *Tx) SaveReservation(r *store.Reservation) error {
+	err := tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return err
+	}
+	if tx.writes.reservations == nil {
+		tx.writes.reservations = make(map[string]*store.Reservation)
+	}
+	tx.writes.reservations[r.ID] = copyOf(r)
+	return nil
+}
+
+// LockReservation locks and returns a reservation.
+func (tx *Tx) LockReservation(ctx context.Context, id string) (*store.Reservation, error) {
+	err := tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return nil, err
+	}
+	tx.saved = tx.mark()
+	if err := lockAll(ctx, tx, []string{id}); err != nil {
+		return nil, err
+	}
+	r := tx.reservation(id)
+	if r == nil {
+		tx.back(tx.saved)
+		return nil, store.ErrNotReserved
+	}
+	return copyOf(r), nil
+}
+
+// Due returns reservations that are to end, as far as the transaction sees them.
+func (tx *Tx) Due(now, after int64, last string, most int) (due []*store.Reservation, err error) {
+	err = tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return nil, err
+	}
+	all := maps.Clone(tx.reservations)
+	maps.Copy(all, tx.writes.reservations)
+	for _, r := range all {
+		if isDue(r, now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) {
+			due = append(due, r)
+		}
+	}
+	slices.SortFunc(due, byEnd)
+	return due[:min(len(due), most)], nil
+}
+
+// LockDue locks and returns those of the reservations that are to end and that nobody else has locked.
+func (tx *Tx) LockDue(ids []string, now int64) (due []*store.Reservation, err error) {
+	err = tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		l := tx.locks[id]
+		if r := tx.reservation(id); r != nil && isDue(r, now) && (l == nil || l.holder == tx) {
+			if l == nil {
+				tx.locks[id] = &lock{holder: tx}
+				tx.held = append(tx.held, id)
+			}
+			due = append(due, copyOf(r))
+		}
+	}
+	slices.SortFunc(due, byEnd)
+	return due, nil
+}
+
+// Prune deletes the rows of a limit that nobody holds and that are spare.
+func (tx *Tx) Prune(name string, isSpare func(bucket.State) bool) (deleted int64, err error) {
+	err = tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return 0, err
+	}
+	for k, s := range tx.buckets {
+		if k.Name == name && tx.locks[k] == nil && isSpare(s) {
+			delete(tx.buckets, k) // it stands for nothing: a rollback need not bring it back
+			deleted++
+		}
+	}
+	return deleted, nil
+}
+
+// copyOf returns a copy of a reservation that shares nothing with it that anybody writes to.
+func copyOf(r *store.Reservation) *store.Reservation {
+	c := *r
+	c.Capacities, c.Rates, c.Steps, c.Lowest = slices.Clone(r.Capacities), slices.Clone(r.Rates), slices.Clone(r.Steps), slices.Clone(r.Lowest)
+	c.StepUs, c.PhaseUs, c.Shards = slices.Clone(r.StepUs), slices.Clone(r.PhaseUs), slices.Clone(r.Shards)
+	c.StaleUs, c.StartedUs = copyOfInstant(r.StaleUs), copyOfInstant(r.StartedUs)
+	c.TermsNow, c.PausedUntil = nil, 0
+	return &c
+}
+
+func copyOfInstant(us *int64) *int64 {
+	if us == nil {
+		return nil
+	}
+	c := *us
+	return &c
+}
+
+// isFailed reports whether the transaction can only be rolled back.
+func (tx *Tx) isFailed() bool {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	return tx.failed
+}
+
+// commit makes what was written what others see.
+func (tx *Tx) commit() error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	for k, s := range tx.writes.buckets {
+		if s == nil {
+			delete(tx.buckets, k)
+			continue
+		}
+		tx.buckets[k] = *s
+	}
+	maps.Copy(tx.reservations, tx.writes.reservations)
+	tx.ended = true
+	tx.release(0)
+	return nil
+}
+
+// rollback forgets what was written.
+func (tx *Tx) rollback() error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	tx.ended = true
+	tx.release(0)
+	return nil
+}

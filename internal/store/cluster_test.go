@@ -1,0 +1,296 @@
+//go:build !generalpath
+
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// still returns a limit whose tokens do not come back while a test runs.
+func still(name string, capacity float64) limit {
+	return tokenBucket(name, 1, 24*365*time.Hour, capacity, 0)
+}
+
+// makeRows makes the rows of a key, full.
+func makeRows(t *testing.T, db Conn, key string, limits ...limit) {
+	t.Helper()
+	for _, l := range limits {
+		_, err := db.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ($1, $2, 0, $3, $4)`, l.name, key, l.terms.Capacity, opening)
+		require.NoError(t, err)
+	}
+}
+
+// tripCounter is a pool that counts what is sent.
+type tripCounter struct {
+	*pgxpool.Pool
+	trips int
+}
+
+func (p *tripCounter) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	p.trips++
+	return p.Pool.SendBatch(ctx, batch)
+}
+
+func (p *tripCounter) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	p.trips++
+	return p.Pool.BeginTx(ctx, options)
+}
+
+func TestWhichCallsGoTogether(t *testing.T) {
+	t.Parallel()
+	a, b, c := still("a", 10), still("b", 10), still("c", 10)
+	window := limit{"w", sliding(10, 1000, 4)}
+	changed := still("a", 20)
+	for name, test := range map[string]struct {
+		calls    []*Call
+		clusters [][]int // the calls of each
+	}{
+		"EachByItself":           {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1))}, [][]int{{0}, {1}}},
+		"ThoseThatShareABucket":  {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1)), taking(b.ask("1", 1), c.ask("1", 1))}, [][]int{{0, 2}, {1}}},
+		"ThoseThatOneConnects":   {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1)), taking(a.ask("1", 1), b.ask("2", 1))}, [][]int{{0, 1, 2}}},
+		"NoneWithAReservation":   {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), reserving(b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1))}, [][]int{{2}}},
+		"NoneBesideAWindow":      {[]*Call{taking(a.ask("1", 1), window.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("1", 1))}, nil},
+		"NoneUnderOtherPolicies": {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(changed.ask("1", 1), c.ask("1", 1)), taking(c.ask("2", 1), b.ask("2", 1))}, [][]int{{2}}},
+		"ALookIsInNobodysWay":    {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), looking(a.ask("1", 1))}, [][]int{{0}}},
+		"NoneOfSeveralRows":      {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1))}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cs, others := clustersOf(test.calls)
+			var got [][]int
+			if cs != nil {
+				for _, of := range cs.of {
+					var calls []int
+					for _, c := range of.calls {
+						calls = append(calls, slices.Index(test.calls, c))
+					}
+					got = append(got, calls)
+				}
+			}
+			require.Equal(t, test.clusters, got)
+			require.Len(t, others, len(test.calls)-len(slices.Concat(got...)))
+		})
+	}
+}
+
+// What there is enough of for all is taken in one round trip, and each is told what is left after it.
+func TestClustersAreTakenAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := &tripCounter{Pool: postgrestest.New(t)}
+	s := newSession(pool, standing)
+	user, all := still("user", 10), still("all", 100)
+	for _, key := range []string{"ada", "bob"} {
+		makeRows(t, pool, key, user)
+	}
+	makeRows(t, pool, "", all)
+	calls := []*Call{
+		taking(user.ask("ada", 1), all.ask("", 1)), taking(user.ask("bob", 2), all.ask("", 3)), taking(user.ask("ada", 4), all.ask("", 5)),
+		taking(all.ask("", 6)), taking(user.ask("bob", 1)),
+	}
+	require.Empty(t, runBatch(t, s, calls...))
+	for i, left := range [][]float64{{99, 9}, {96, 8}, {91, 5}, {85}, {7}} {
+		require.True(t, calls[i].isAllowed(t))
+		require.Equal(t, left, calls[i].tokens(), "call %d", i)
+	}
+	require.Equal(t, 1, pool.trips)
+	require.Equal(t, []float64{85, 5, 7}, held(t, s, all.ask("", 0), user.ask("ada", 0), user.ask("bob", 0)))
+}
+
+// Where there is too little for all, some get what they want, in the order in which they came; and others that share no
+// bucket with them do not notice.
+func TestAClusterWithTooLittleIsDecidedInTurn(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	user, tight := still("user", 10), still("tight", 5)
+	for _, key := range []string{"ada", "bob", "eve"} {
+		makeRows(t, pool, key, user, tight)
+	}
+	calls := []*Call{
+		taking(user.ask("ada", 1), tight.ask("ada", 3)), taking(user.ask("ada", 1), tight.ask("ada", 3)), taking(user.ask("ada", 1), tight.ask("ada", 2)),
+		taking(user.ask("bob", 1), tight.ask("bob", 5)), taking(user.ask("eve", 20), tight.ask("eve", 1)),
+	}
+	require.Empty(t, runBatch(t, s, calls...))
+	var allowed []bool
+	for _, c := range calls {
+		allowed = append(allowed, c.isAllowed(t))
+	}
+	require.Equal(t, []bool{true, false, true, true, false}, allowed)
+	for _, want := range []struct {
+		ask  bucket.Ask
+		left float64
+	}{
+		{user.ask("ada", 0), 8},
+		{tight.ask("ada", 0), 0},
+		{user.ask("bob", 0), 9},
+		{tight.ask("bob", 0), 0},
+		{user.ask("eve", 0), 10},
+		{tight.ask("eve", 0), 5},
+	} {
+		require.Equal(t, []float64{want.left}, held(t, s, want.ask), "%+v", want.ask.Key)
+	}
+}
+
+// A row that somebody holds stops the calls that need it, and of those connected with them the ones that need it, too.
+// Nothing of theirs is taken meanwhile.
+func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	user, all := still("user", 10), still("all", 100)
+	for _, key := range []string{"ada", "bob"} {
+		makeRows(t, pool, key, user, all)
+	}
+	_, err := begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'user' AND key = 'ada' FOR UPDATE`)
+	require.NoError(t, err)
+	calls := []*Call{
+		taking(user.ask("ada", 1), all.ask("ada", 1)), taking(all.ask("ada", 1)), taking(user.ask("bob", 1), all.ask("bob", 1)),
+	}
+	waiting := runBatch(t, s, calls...)
+	require.Len(t, waiting, 1)
+	require.Same(t, calls[0], waiting[0].Call.Of)
+	require.Equal(t, user.ask("ada", 0).Key, waiting[0].Row)
+	require.True(t, calls[1].isAllowed(t))
+	require.True(t, calls[2].isAllowed(t))
+	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
+
+	alone := taking(user.ask("ada", 1), all.ask("ada", 1))
+	blocked, err := s.RunAlone(t.Context(), alone)
+	require.NoError(t, err)
+	require.Len(t, blocked, 1)
+	require.Equal(t, user.ask("ada", 0).Key, blocked[0].Row)
+	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
+}
+
+// A bucket without a row is full, for a call by itself and for those of a batch.
+func TestClustersWithMissingRows(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	user, all := still("user", 10), still("all", 100)
+	makeRows(t, pool, "", all)
+	calls := []*Call{
+		taking(user.ask("ada", 4), all.ask("", 1)), taking(user.ask("ada", 4), all.ask("", 1)), taking(user.ask("ada", 4), all.ask("", 1)),
+		taking(user.ask("bob", 11), user.ask("new", 1)), taking(user.ask("eve", 10), all.ask("eve", 1)),
+	}
+	require.Empty(t, runBatch(t, s, calls...))
+	var allowed []bool
+	for _, c := range calls {
+		allowed = append(allowed, c.isAllowed(t))
+	}
+	require.Equal(t, []bool{true, true, false, false, true}, allowed)
+	require.NoError(t, s.Decide(t.Context(), taking(user.ask("leo", 4), all.ask("", 1))))
+	refused := taking(user.ask("leo", 7), user.ask("max", 1))
+	require.NoError(t, s.Decide(t.Context(), refused))
+	require.Equal(t, []bool{false, true}, []bool{refused.Answers[0].Allowed, refused.Answers[1].Allowed})
+	var rows []string
+	found, err := pool.Query(t.Context(), `SELECT format('%s %s %s', name, key, value) FROM ratelimit.buckets ORDER BY name, key`)
+	require.NoError(t, err)
+	rows, err = pgx.CollectRows(found, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, []string{"all  97", "all eve 99", "user ada 2", "user eve 0", "user leo 6"}, rows, "refusals made none")
+}
+
+// Buckets, windows, reservations and looks in a batch are decided as one after the other.
+func TestClustersAmongCallsOfOtherKinds(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	user, all, window := still("user", 10), still("all", 100), limit{"window", sliding(3, 1_000_000, 4)}
+	makeRows(t, pool, "ada", user, all)
+	makeRows(t, pool, "bob", user, all)
+	calls := []*Call{
+		taking(user.ask("ada", 1), window.ask("ada", 2)), taking(user.ask("ada", 1), all.ask("ada", 1)), taking(user.ask("ada", 1), window.ask("ada", 2)),
+		reserving(all.ask("ada", 9)), looking(all.ask("ada", 1)), taking(user.ask("bob", 1), all.ask("bob", 1)), taking(window.ask("bob", 3)),
+	}
+	require.Empty(t, runBatch(t, s, calls...))
+	for i, c := range calls {
+		require.Equal(t, i != 2, c.isAllowed(t), "call %d", i)
+	}
+	require.Equal(t, []float64{90, 8}, held(t, s, user.ask("ada", 0), all.ask("ada", 0)))
+	require.Equal(t, []float64{99, 9}, held(t, s, user.ask("bob", 0), all.ask("bob", 0)))
+}
+
+// overtaken makes a call whose statement stands still between its look and its locks, until another connection has run a
+// statement.
+func overtaken(t *testing.T, pool *pgxpool.Pool, call *Call, alone bool, statement string) error {
+	t.Helper()
+	const gate = 4711
+	s := newSession(pool, standing)
+	s.statements.spendClusters = strings.Replace(s.statements.spendClusters, "FROM seen AS s WHERE NOT (",
+		fmt.Sprintf("FROM seen AS s WHERE pg_advisory_xact_lock(%d)::text IS NULL OR NOT (", gate), 1)
+	tx := begin(t, pool)
+	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, gate)
+	require.NoError(t, err)
+	over := make(chan error, 1)
+	go func() {
+		if alone {
+			over <- s.Decide(t.Context(), call)
+			return
+		}
+		call.Queueable().StartAlone()
+		s.Run(t.Context(), []*Call{call}, nil)
+		over <- call.Result()
+	}()
+	require.Eventually(t, func() (waits bool) {
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`).Scan(&waits))
+		return waits
+	}, time.Minute, time.Millisecond)
+	_, err = pool.Exec(t.Context(), statement)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	return <-over
+}
+
+// Where another is quicker between the look and the lock, nothing is taken by the statement, and the call is decided on
+// what is there by then.
+func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		overtake string
+		left     []float64 // of all and of user
+	}{
+		"Taken":   {`UPDATE ratelimit.buckets SET value = value - 3 WHERE name = 'all'`, []float64{96, 9}},
+		"Emptied": {`UPDATE ratelimit.buckets SET value = 0 WHERE name = 'all'`, []float64{0, 10}},
+		"Deleted": {`DELETE FROM ratelimit.buckets WHERE name = 'all'`, []float64{99, 9}},
+		"Not":     {`SELECT`, []float64{99, 9}},
+	} {
+		for _, alone := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/Alone=%v", name, alone), func(t *testing.T) {
+				t.Parallel()
+				pool := postgrestest.New(t)
+				user, all := still("user", 10), still("all", 100)
+				makeRows(t, pool, "ada", user, all)
+				call := taking(user.ask("ada", 1), all.ask("ada", 1))
+				require.NoError(t, overtaken(t, pool, call, alone, test.overtake))
+				require.Equal(t, name != "Emptied", bucket.AllAllowed(call.Answers))
+				require.Equal(t, test.left, held(t, newSession(pool, standing), all.ask("ada", 0), user.ask("ada", 0)))
+			})
+		}
+	}
+}
+
+// A row that another has made since the look undoes all that the statement did, for it to be made again.
+func TestAClusterWhoseRowIsMadeMeanwhileTakesNothing(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	user, all := still("user", 10), still("all", 100)
+	makeRows(t, pool, "ada", all)
+	err := overtaken(t, pool, taking(user.ask("ada", 1), all.ask("ada", 1)), true,
+		fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening))
+	require.True(t, IsConflict(err), "%v", err)
+	require.Equal(t, []float64{100, 5}, held(t, newSession(pool, standing), all.ask("ada", 0), user.ask("ada", 0)))
+}

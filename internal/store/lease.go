@@ -1,0 +1,92 @@
+package store
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Leases are the rows that one call has taken leases on, in the order of locking.
+type Leases struct {
+	Asks    []bucket.Ask
+	Fence   int64
+	Lengths []int64 // how long each is from when it is renewed, in microseconds
+	Release bool    // whether they are given back, and not renewed
+
+	NowUs int64
+	EndUs int64  // when the first of them ends, once renewed
+	Lost  []bool // which of them were not held any more
+}
+
+// AnyLost reports whether one of the leases was not held any more.
+func (l *Leases) AnyLost() bool { return slices.Contains(l.Lost, true) }
+
+// FirstLost returns the limit of the first of those.
+func (l *Leases) FirstLost() string { return l.Asks[slices.Index(l.Lost, true)].Key.Name }
+
+// begin sets the instant of the change.
+func (l *Leases) begin(now int64) { l.NowUs, l.Lost = now, make([]bool, len(l.Asks)) }
+
+// change returns the i-th row as it is after the change, and notes what became of the lease.
+func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
+	var end int64
+	var held bool
+	if l.Release {
+		after, held = found.ReleaseLease(l.NowUs, l.Fence)
+	} else {
+		after, end, held = found.RenewLease(l.NowUs, l.Fence, l.Lengths[i])
+	}
+	if i == 0 || end < l.EndUs {
+		l.EndUs = end
+	}
+	l.Lost[i] = !held
+	return after
+}
+
+// ChangeLeases gives back those of the leases that are not lost, or extends all of them unless one is lost; once.
+func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
+	if s.isSwapped(leases.Asks) {
+		if done, err := s.swapLease(ctx, leases); done || err != nil {
+			return err
+		}
+	}
+	return s.ensureTx(ctx, func(tx *Session) error {
+		l, err := tx.lock(ctx, &pgx.Batch{}, leases.Asks)
+		if err != nil {
+			return err
+		}
+		leases.begin(l.now)
+		after := make([]bucket.State, len(leases.Asks))
+		for i := range leases.Asks {
+			a := &leases.Asks[i]
+			states, _ := l.of(a)
+			after[i] = leases.change(i, a.Terms.FixClock(states[0], l.now))
+		}
+		for i := range leases.Asks {
+			if !leases.Lost[i] && (leases.Release || !leases.AnyLost()) {
+				states, changed := l.of(&leases.Asks[i])
+				states[0], changed[0] = after[i], true
+			}
+		}
+		return tx.save(ctx, l)
+	})
+}
+
+// swapLease is ChangeLeases for one row, without a lock. done is false when the row has to be locked: also where the lease
+// seems lost, as a transaction that has taken it may not have committed yet.
+func (s *Session) swapLease(ctx context.Context, leases *Leases) (done bool, err error) {
+	a := &leases.Asks[0]
+	found, swaps, err := s.readToSwap(ctx, a)
+	if err != nil || !swaps {
+		return false, err
+	}
+	leases.begin(found.Now)
+	after := leases.change(0, found.State)
+	if leases.AnyLost() {
+		return false, nil
+	}
+	return s.swap(ctx, a.Key, found, after)
+}

@@ -1,0 +1,60 @@
+package store
+
+import (
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// scanWithParts reads a row into columns, of which those from parts on, taken and leases, are nil, and returns its parts: nil
+// when it has none, as mostly. Those are not read then, as pgx allocates for an array that is null, too.
+func scanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Parts, error) {
+	if raw := row.RawValues(); len(raw) != len(columns) || raw[parts] == nil && raw[parts+1] == nil {
+		return nil, row.Scan(columns...) // which says so, where the number is another
+	}
+	read := &bucket.Parts{}
+	columns[parts], columns[parts+1] = &read.Taken, &read.Leases
+	err := row.Scan(columns...)
+	columns[parts], columns[parts+1] = nil, nil
+	return read, err
+}
+
+// statesAsColumns returns states as the array parameters of a statement. An array in each row is the literal of one: arrays
+// of arrays would all have to be of one length.
+func statesAsColumns(states []bucket.State) (values array[double], ts array[bigint], taken, leases []*string) {
+	hasParts := false
+	for _, s := range states {
+		values, ts = append(values, double(s.Value)), append(ts, bigint(s.TS))
+		hasParts = hasParts || s.Parts != nil
+	}
+	if !hasParts {
+		return values, ts, nil, nil
+	}
+	taken, leases = make([]*string, len(states)), make([]*string, len(states))
+	for i, s := range states {
+		if s.Parts == nil {
+			continue
+		}
+		taken[i] = arrayLiteral(s.Parts.Taken, func(b []byte, tokens float64) []byte { return strconv.AppendFloat(b, tokens, 'g', -1, 64) })
+		leases[i] = arrayLiteral(s.Parts.Leases, func(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) })
+	}
+	return values, ts, taken, leases
+}
+
+// arrayLiteral returns the literal of an array of numbers, and nil for none.
+func arrayLiteral[T any](numbers []T, appendTo func(b []byte, n T) []byte) *string {
+	if numbers == nil {
+		return nil
+	}
+	b := []byte{'{'}
+	for i, n := range numbers {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendTo(b, n)
+	}
+	literal := string(append(b, '}'))
+	return &literal
+}

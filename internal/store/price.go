@@ -1,0 +1,127 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// keepPrices is how long after its last report what is known of an upstream is forgotten.
+const keepPrices = 7 * 24 * time.Hour
+
+// Report is what was reported to a process of the upstream of a limit and a key. One without outcomes only asks.
+type Report struct {
+	Key         bucket.Key
+	Outcomes    int64
+	Accepted    float64 // tokens
+	Throttled   float64 // tokens
+	RetryAfter  time.Duration
+	FirstShare  float64 // of a row that is made
+	NextShare   float64 // with Turn
+	Cut         bool    // with Turn
+	Upstream    Upstream
+	HasUpstream bool // whether anything is known
+}
+
+// Upstream is what all processes know of the upstream of a limit and a key: a row of the prices table.
+type Upstream struct {
+	Epoch                int64
+	BegunUs              int64
+	Outcomes             int64
+	Accepted, Throttled  float64
+	Share                float64
+	Cut                  bool
+	PausedUntilUs, NowUs int64
+}
+
+// Measured returns what was reported in the present epoch.
+func (u *Upstream) Measured() bucket.Measured {
+	return bucket.Measured{
+		Span: time.Duration(u.NowUs-u.BegunUs) * time.Microsecond, Outcomes: u.Outcomes, Accepted: u.Accepted, Throttled: u.Throttled,
+	}
+}
+
+// ReportPrices adds the reports, which are sorted by their keys, in one transaction, and sets what is known of each upstream
+// then. s is a session on the pool.
+func (s *Session) ReportPrices(ctx context.Context, reports []*Report) error {
+	if s.engine != nil {
+		return s.exchangeOnEngine(reports, func(r *Report, now int64) {
+			if r.Outcomes == 0 && r.RetryAfter == 0 {
+				s.engine.ReadPrice(r, now)
+				return
+			}
+			s.engine.ReportPrice(r, now)
+		})
+	}
+	return s.exchangePrices(ctx, reports, func(batch *pgx.Batch, r *Report) {
+		if r.Outcomes == 0 && r.RetryAfter == 0 {
+			batch.Queue(s.statements.priceRead, r.Key.Name, r.Key.Key, s.now())
+			return
+		}
+		batch.Queue(s.statements.priceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled,
+			r.RetryAfter.Microseconds(), r.FirstShare, s.now())
+	})
+}
+
+// TurnPrices ends the epochs of the upstreams of the reports, which are sorted by their keys, in one transaction.
+// HasUpstream is false of those that somebody else has ended.
+func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
+	if s.engine != nil {
+		return s.exchangeOnEngine(reports, s.engine.TurnPrice)
+	}
+	return s.exchangePrices(ctx, reports, func(batch *pgx.Batch, r *Report) {
+		u := &r.Upstream
+		batch.Queue(s.statements.priceTurn, r.Key.Name, r.Key.Key, u.Epoch, u.Outcomes, u.Accepted, u.Throttled,
+			r.NextShare, r.Cut, s.now())
+	})
+}
+
+// exchangePrices sends a statement for each report, and sets what each answers. Rows are locked in the order of the reports.
+func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
+	return s.retry(ctx, "report", func() error {
+		batch := &pgx.Batch{}
+		for _, r := range reports {
+			queue(batch, r)
+		}
+		return s.send(ctx, batch, func(results pgx.BatchResults) error {
+			answers := make([]Upstream, len(reports))
+			found := make([]bool, len(reports))
+			for i := range reports {
+				rows, err := results.Query()
+				if err != nil {
+					return err
+				}
+				u := &answers[i]
+				_, err = pgx.ForEachRow(rows, []any{
+					&u.Epoch, &u.BegunUs, &u.Outcomes, &u.Accepted, &u.Throttled, &u.Share, &u.Cut, &u.PausedUntilUs, &u.NowUs,
+				}, func() error {
+					found[i] = true
+					return nil
+				})
+				if err != nil {
+					return err
+				}
+			}
+			for i, r := range reports {
+				r.HasUpstream = found[i]
+				if found[i] {
+					r.Upstream = answers[i]
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// ForgetPrices deletes what is known of upstreams that nobody has reported of for a week.
+func (s *Session) ForgetPrices(ctx context.Context) error {
+	if s.engine != nil {
+		s.engine.ForgetPrices(s.instant() - keepPrices.Microseconds())
+		return nil
+	}
+	_, err := s.conn.Exec(ctx, s.statements.pricesForget, s.now(), keepPrices.Microseconds())
+	return err
+}

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// clusterParameters returns those of clusters_spend.sql.
+func (s *Session) clusterParameters(rows []clusterRow) []any {
+	n := len(rows)
+	names, keys, shards := make(array[text], n), make(array[text], n), make(array[integer], n)
+	costs, capacities, rates, steps, lowest := make(array[double], n), make(array[double], n), make(array[double], n), make(array[double], n), make(array[double], n)
+	stepUs, phases, tolerances, of := make(array[bigint], n), make(array[bigint], n), make(array[bigint], n), make(array[integer], n)
+	var since, until []*int64
+	for i := range rows {
+		r := &rows[i]
+		t := &r.ask.Terms
+		names[i], keys[i], shards[i] = text(r.ask.Key.Name), text(r.ask.Key.Key), integer(r.ask.Key.Shard)
+		costs[i], lowest[i], of[i] = double(r.cost), double(r.lowest), integer(r.cluster)
+		capacities[i], rates[i], steps[i] = double(t.Capacity), double(t.Rate), double(t.Steps)
+		stepUs[i], phases[i], tolerances[i] = bigint(t.Step), bigint(t.Phase), bigint(t.Tolerance())
+		if t.Eras != nil {
+			if since == nil {
+				since, until = make([]*int64, n), make([]*int64, n)
+			}
+			since[i], until[i] = spanOf(*t)
+		}
+	}
+	return []any{
+		names, keys, shards, costs, capacities, rates, stepUs, steps, phases, lowest, of, s.now(), tolerances, since, until,
+	}
+}
+
+// scanClusterRows reads the answers of clusters_spend.sql into rows, and calls isGiven for each with whether its cluster was
+// given.
+func scanClusterRows(found pgx.Rows, rows []clusterRow, isGiven func(of int, given bool)) error {
+	defer found.Close()
+	next := 0
+	for found.Next() {
+		if next == len(rows) {
+			return fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(rows))
+		}
+		row := &rows[next]
+		next++
+		r := readerOf(found)
+		given, enough, absent := r.bool(), r.bool(), r.bool()
+		state, now := bucket.State{Value: r.float64(), TS: r.int64()}, r.int64()
+		if r.err != nil {
+			return r.err
+		}
+		if absent = absent && !given; absent {
+			state = row.ask.Terms.Full(now)
+		}
+		row.enough, row.found = enough, bucket.Answer{Allowed: given, State: state, Now: now, Absent: absent}
+		isGiven(row.cluster, given)
+	}
+	if err := found.Err(); err != nil {
+		return err
+	}
+	if next != len(rows) {
+		return fmt.Errorf("the statement answered for %d of %d rows", next, len(rows))
+	}
+	return nil
+}
+
+// queue queues what takes for the clusters, if there are any.
+func (cs *clusters) queue(s *Session, batch *pgx.Batch) {
+	if cs != nil {
+		batch.Queue(s.statements.spendClusters, s.clusterParameters(cs.rows)...)
+	}
+}
+
+// receive reads the answers to what queue queues.
+func (cs *clusters) receive(results pgx.BatchResults) error {
+	if cs == nil {
+		return nil
+	}
+	for _, of := range cs.of { // after an attempt before
+		of.given = false
+	}
+	cs.failed = true
+	found, err := results.Query()
+	if err != nil {
+		return err
+	}
+	if err := scanClusterRows(found, cs.rows, func(of int, given bool) { cs.of[of].given = given }); err != nil {
+		return err
+	}
+	cs.failed = false
+	cs.setAnswers()
+	return nil
+}
+
+// takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction.
+// decided is false when that did not say what the answer is: somebody holds a row, or was quicker.
+func (s *Session) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, decided bool, err error) {
+	rows := clusterOf(asks)
+	found, err := s.conn.Query(ctx, s.statements.spendClusters, s.clusterParameters(rows)...)
+	if err == nil {
+		answers, decided, err = scanCluster(found, rows)
+	}
+	if err != nil {
+		return nil, false, &shortWaitError{err, asks, nil}
+	}
+	if bucket.AnyOutside(asks, answers) {
+		err = errOutside
+	}
+	return answers, decided, err
+}
+
+// clusterOf returns the rows of one cluster.
+func clusterOf(asks []bucket.Ask) []clusterRow {
+	rows := make([]clusterRow, len(asks))
+	for i := range asks {
+		rows[i] = clusterRow{ask: &asks[i], cost: asks[i].Cost, lowest: asks[i].Lowest}
+	}
+	return rows
+}
+
+// scanCluster returns the answers of clusters_spend.sql for one cluster.
+func scanCluster(found pgx.Rows, rows []clusterRow) (answers []bucket.Answer, decided bool, err error) {
+	given := false
+	if err := scanClusterRows(found, rows, func(_ int, of bool) { given = of }); err != nil {
+		return nil, false, err
+	}
+	answers = make([]bucket.Answer, len(rows))
+	for i := range rows {
+		answers[i] = rows[i].found
+		answers[i].Allowed, answers[i].Absent = rows[i].enough, false
+	}
+	return answers, given || !bucket.AllAllowed(answers), nil
+}

@@ -1,0 +1,239 @@
+package ratelimit_test
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"log"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What was reserved was an estimate. Settle charges what it really took.
+func ExampleLimiter_Settle() {
+	var reservation string // the ID of a Reservation
+	used := 1830.0
+	if err := limiter.Settle(ctx, reservation, Completions.Global().Cost(used)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Work that is not done gives back what was reserved for it.
+func ExampleLimiter_Cancel() {
+	var reservation string
+	if err := limiter.Cancel(ctx, reservation); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Work that a timer started asks whether its moment has come, on the database's clock.
+func ExampleLimiter_Start() {
+	var reservation string
+	slot, err := limiter.Start(ctx, reservation)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if slot.Wait > 0 {
+		log.Printf("early, or the slot has moved: again in %v", slot.Wait)
+		return
+	}
+	log.Print("run the completion")
+}
+
+// Another attempt that uses the upstream again pays again, and waits for its moment.
+func ExampleLimiter_Renew() {
+	var reservation string
+	slot, err := limiter.Renew(ctx, reservation)
+	if err != nil {
+		log.Fatal(err)
+	}
+	time.AfterFunc(slot.Wait, func() { log.Print("try the completion again") })
+}
+
+// One process or several look after what nobody ended.
+func ExampleLimiter_Expire() {
+	for range time.Tick(time.Minute) {
+		ended, err := limiter.Expire(ctx)
+		if err != nil {
+			log.Print(err)
+		}
+		log.Printf("%d reservations had been left open", ended)
+	}
+}
+
+// Buckets that are full need no row.
+func ExampleLimiter_Prune() {
+	deleted, err := limiter.Prune(ctx, SendMessage, FailedLogins, FreeTrials)
+	if err != nil {
+		log.Print(err)
+	}
+	log.Printf("%d rows of keys that nobody uses", deleted)
+}
+
+// Somebody bought more.
+func ExampleLimiter_Credit() {
+	if err := limiter.Credit(ctx, Completions.For(userID).Cost(10_000)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// What was taken for work that could not be done goes back as it was at the instant of the decision.
+func ExampleLimiter_Refund() {
+	d, err := limiter.Take(ctx, FreeTrials.Global())
+	if err != nil {
+		log.Fatal(err)
+	}
+	if d.Allowed && errors.Is(startTrial(), errNoSpace) {
+		if err := limiter.Refund(ctx, d.At, FreeTrials.Global()); err != nil {
+			log.Print(err)
+		}
+	}
+}
+
+var errNoSpace = errors.New("no space")
+
+func startTrial() error { return nil }
+
+// What a stream really sent is known when it has ended.
+func ExampleLimiter_Charge() {
+	sent := 4_096.0
+	if err := limiter.Charge(ctx, Completions.For(userID).Cost(sent)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// A lease that is taken by hand is renewed before it ends, and released. Hold and Keep do so by themselves.
+func ExampleLimiter_RenewLease() {
+	lease, err := limiter.Acquire(ctx, Exports.For(userID))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if !lease.Allowed {
+		return
+	}
+	for more := true; more; {
+		more = exportSomeRows()
+		renewed, err := limiter.RenewLease(ctx, lease.ID)
+		if err != nil { // ErrLeaseLost: the slot may be somebody else's by now
+			log.Print(err)
+			return
+		}
+		log.Printf("ours until %v", renewed.Until)
+	}
+	if err := limiter.Release(ctx, lease.ID); err != nil {
+		log.Print(err)
+	}
+}
+
+func exportSomeRows() (more bool) { return false }
+
+// A slot is free as soon as its work has ended.
+func ExampleLimiter_Release() {
+	var lease ratelimit.Lease
+	if err := limiter.Release(ctx, lease.ID); errors.Is(err, ratelimit.ErrLeaseLost) {
+		log.Print("it took longer than the lease: others may have done the same")
+	}
+}
+
+// An upstream said 429. All processes send it less from now on.
+func ExampleLimiter_Report() {
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+	err := limiter.Report(ctx, upstream.For("account"), ratelimit.Outcome{Throttled: true, RetryAfter: 2 * time.Second})
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+// A program that ends lets the calls that are under way come to their end, and then closes its pool.
+func ExampleLimiter_Close() {
+	if err := limiter.Close(ctx); err != nil {
+		log.Print(err)
+	}
+}
+
+// What a page shows of a limit is the policy that decides, which may be that of a rule.
+func ExampleLimiter_Resolve() {
+	fmt.Println(limiter.Resolve(SendMessage.For(userID).Plan("pro")))
+}
+
+// An override of one key names it as it is stored.
+func ExampleLimiter_StoredKey() {
+	stored, err := limiter.StoredKey(SendMessage.For(userID))
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Print(stored)
+}
+
+// A transaction that reads before it takes names its bucket, and is run once.
+func ExampleWithQueue() {
+	err := limiter.InTx(ratelimit.WithQueue(ctx, FreeTrials.Global()), func(tx pgx.Tx) error {
+		var left int
+		if err := tx.QueryRow(ctx, `SELECT places FROM trials`).Scan(&left); err != nil {
+			return err
+		}
+		return limiter.WithTx(tx).Require(ctx, FreeTrials.Global())
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+// Keys of parts that differ are different keys.
+func ExampleJoin() {
+	fmt.Println(ratelimit.Join("acme", ratelimit.ID(42)))
+	fmt.Println(ratelimit.Join("a|b", "c"))
+	fmt.Printf("%q\n", ratelimit.Join("acme", ratelimit.ID(0))) // which every call refuses
+	// Output:
+	// acme|42
+	// a\|b|c
+	// ""
+}
+
+func ExampleUUID() {
+	fmt.Println(ratelimit.UUID([16]byte{0x9b, 0x1d, 0xeb, 0x4d, 0x3b, 0x7d, 0x4b, 0xad, 0x9b, 0xdd, 0x2b, 0x0d, 0x7b, 0x3d, 0xcb, 0x6d}))
+	// Output:
+	// 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d
+}
+
+// TestEveryVerbHasAnExample promises that go doc shows how each method of a Limiter is called, but for those that only tell
+// something of it.
+func TestEveryVerbHasAnExample(t *testing.T) {
+	t.Parallel()
+	tells := []string{"HasPolicies", "InTransaction", "Observe", "Schema", "Started"}
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	var verbs, examples []string
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			switch {
+			case !ok:
+			case f.Recv == nil:
+				examples = append(examples, f.Name.Name)
+			case f.Name.IsExported() && !strings.HasSuffix(name, "_test.go"):
+				if star, ok := f.Recv.List[0].Type.(*ast.StarExpr); ok && star.X.(*ast.Ident).Name == "Limiter" {
+					verbs = append(verbs, f.Name.Name)
+				}
+			}
+		}
+	}
+	require.NotEmpty(t, verbs)
+	for _, verb := range verbs {
+		if !slices.Contains(tells, verb) {
+			require.Contains(t, examples, "ExampleLimiter_"+verb)
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// The verbs on leases, as observers are told them.
+const (
+	verbRenewLease = "renew_lease"
+	verbRelease    = "release"
+)
+
+// Lease is the answer to Acquire: slots that are held until they are given back, or until the lease ends.
+//
+// A holder renews its lease in time: every third of the policy's Lease leaves it two more tries. One that works on after
+// Until does so beside others, as a process may that was paused. What must not be written twice, or in the wrong order,
+// compares Fence: where it keeps the highest number that it has seen, and refuses lower ones, a holder that has lost its
+// slot without noticing writes nothing.
+type Lease struct {
+	// Decision is whether the slots were free. When it is refused, RetryAfter is an upper bound: the wait until enough
+	// leases have ended, where nobody gives slots back earlier. That of RenewLease has no States.
+	Decision
+	// ID names the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, mostly below 100. It
+	// is empty when the call was refused. Any process can release a lease whose ID it knows. The limits' names are in it and
+	// the keys as stored: in the clear, unless Config.HashKey is set. It is not signed: do not take IDs from clients.
+	ID string
+	// Fence is the fencing number: higher than that of any lease before on the same buckets. What a transaction has acquired that
+	// is rolled back was no lease: after a step back of the database's clock its number may come again, or a lower one. So let
+	// it out of a transaction when that has committed.
+	Fence int64
+	// Until is when the lease ends, on the database's clock, unless it is renewed.
+	Until time.Time
+
+	asked time.Time // when it was asked for, on this process's clock: it had not begun before
+}
+
+// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as the request costs, and what the
+// requests for other limits cost: all of it or nothing. Those tokens stay taken when the slots are given back.
+//
+// Give the slots back with Release. Without it, as when the process dies, they are held until the lease ends. All limits of
+// one call have one lease, with one ID and one fencing number. It ends for each limit as its policy says; Until is
+// the earliest end. Requests without any for slots are an error, as are costs that are not whole, or 0.
+//
+// Outside a transaction a refusal locks nothing. In a transaction the lease is undone with it, and others wait for the bucket's row
+// until it ends: commit before the work begins. Errors are those of Take. With ErrCommitUnknown, or a connection that fails, the
+// slots may be held until the lease ends.
+//
+// A limit that is off, or that refuses in shadow only, has no slot held of it. Where none is, Fence is the instant of the
+// decision in microseconds since 1970, and the ID is good for RenewLease and Release, which have nothing to do then.
+func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, error) {
+	asked := time.Now()
+	c, err := l.begin(ctx, verbAcquire, requests)
+	if err != nil {
+		return Lease{}, err
+	}
+	if !c.plan.asksForSlots(requests) {
+		return Lease{}, fmt.Errorf("%w: acquire of no slots, as no limit of the call has a Concurrency policy; add one, or call Take", ErrInvalidRequest)
+	}
+	c.Look = c.plan.costless
+	d, err := l.do(ctx, c)
+	if err != nil || !d.Allowed {
+		return Lease{Decision: d}, err
+	}
+	lease := c.lease(requests, d)
+	lease.asked = asked
+	return lease, nil
+}
+
+// asksForSlots reports whether one of the requests is for slots, by the definition in the code or by the rule.
+func (p *plan) asksForSlots(requests []Request) bool {
+	for i := range requests {
+		if requests[i].limit.terms().Holds() || p.limitOf(i).terms().Holds() {
+			return true
+		}
+	}
+	return false
+}
+
+// limitOf returns the limit of the i-th request.
+func (p *plan) limitOf(i int) Limit {
+	if at := p.asked[i].bucket; at >= 0 {
+		return p.of[at].limit
+	}
+	return p.known[^p.asked[i].bucket].Limit
+}
+
+// lease returns the lease that the call has taken, by the decision on it.
+func (c *call) lease(requests []Request, d Decision) Lease {
+	id := leaseID{fence: max(d.At.UnixMicro(), 1)}
+	first := int64(0) // when the first of them ends
+	ends := func(end int64) {
+		if first == 0 || end < first {
+			first = end
+		}
+	}
+	held := false
+	for i := range requests {
+		of := leaseOf{row: bucket.Key{Name: requests[i].limit.Name(), Key: c.plan.asked[i].key}}
+		if plan := requests[i].plan; c.plan.ruled && len(plan) <= maxPlanBytes {
+			of.plan = plan
+		}
+		for _, terms := range []bucket.Terms{requests[i].limit.terms(), c.plan.limitOf(i).terms()} {
+			if rule, holds := terms.Rule.(bucket.Concurrent); holds {
+				of.length = rule.Lease
+			}
+		}
+		if at := c.plan.asked[i].bucket; at >= 0 {
+			a := &c.Asks[at]
+			if taken, found := a.NewLease(&c.Answers[at]); found {
+				rule, _ := a.Terms.Rule.(bucket.Concurrent)
+				of.slots, of.length, id.fence, held = taken.Slots, rule.Lease, taken.Fence, true
+				ends(taken.End)
+			}
+		}
+		if of.length > 0 {
+			id.of = append(id.of, of)
+		}
+	}
+	id.sort()
+	if !held {
+		for _, of := range id.of {
+			ends(d.At.UnixMicro() + of.length)
+		}
+	}
+	return Lease{Decision: d, ID: id.String(), Fence: id.fence, Until: time.UnixMicro(first)}
+}
+
+// sort puts what is held into the order of locking, each bucket once.
+func (id *leaseID) sort() {
+	slices.SortFunc(id.of, func(a, b leaseOf) int { return a.row.Compare(b.row) })
+	id.of = slices.CompactFunc(id.of, func(a, b leaseOf) bool { return a.row == b.row })
+}
+
+// RenewLease extends a lease, which then ends no earlier than the policy's Lease from now. The policy is the one that this
+// Limiter last used each limit with, or the rule there is; where it was not used with one, the lease gets the length again
+// that it had. ID and Fence stay as they are.
+//
+// It returns ErrLeaseLost when the lease has ended, was released, or was reset with its bucket, on any of its limits, and
+// extends nothing then: stop the work. It returns ErrInvalidLease for what is no ID. On any other error the lease ends
+// when it would have, or later. In a transaction it is undone with it.
+func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
+	asked := time.Now()
+	parsed, leases, err := withLease(ctx, l, verbRenewLease, id)
+	if err != nil {
+		return Lease{}, err
+	}
+	return Lease{
+		Decision: Decision{Allowed: true, At: time.UnixMicro(leases.NowUs)},
+		ID:       id, Fence: parsed.fence, Until: time.UnixMicro(leases.EndUs), asked: asked,
+	}, nil
+}
+
+// Release gives the slots of a lease back. Tokens that the Acquire took from other limits stay taken.
+//
+// It returns ErrLeaseLost when the lease was not held any more on one of its limits, because it had ended, was released
+// before, or was reset with its bucket: the work has run beside others, perhaps. What was still held is given back then,
+// too. It returns ErrInvalidLease for what is no ID. After any other error the slots are free when the lease ends at the
+// latest. In a transaction it is undone with it.
+//
+// A release waits for the bucket's row, as every call, for the time of Config.Timeout at most.
+func (l *Limiter) Release(ctx context.Context, id string) error {
+	_, _, err := withLease(ctx, l, verbRelease, id)
+	return err
+}
+
+// withLease releases or renews a lease: in the caller's transaction when l is bound to one, else by itself.
+func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *store.Leases, error) {
+	if err := l.ready(ctx, verb); err != nil {
+		return nil, nil, err
+	}
+	parsed, err := parseLeaseID(id)
+	if err != nil {
+		return nil, nil, during(verb, err)
+	}
+	leases := leasesOf(ctx, l, verb, parsed)
+	if len(leases.Asks) == 0 { // nothing is held
+		return parsed, leases, nil
+	}
+	began, name := l.reports.began(), leases.Asks[0].Key.Name
+	if err := changeLeases(ctx, l, verb, leases); err != nil {
+		err = during(fmt.Sprintf("%s %q", verb, name), explain(err, l.config.Schema, l.pool == nil))
+		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
+		return nil, nil, err
+	}
+	for i := range leases.Asks {
+		a := &leases.Asks[i]
+		l.reports.tell(ctx, Leased{Verb: verb, Limit: a.Key.Name, Slots: int(a.Cost), Lost: leases.Lost[i], Pending: l.reports.pending()})
+	}
+	if leases.AnyLost() {
+		return nil, nil, during(fmt.Sprintf("%s %q", verb, leases.FirstLost()), fmt.Errorf("%w: it has ended, or was released or reset before", ErrLeaseLost))
+	}
+	return parsed, leases, nil
+}
+
+// changeLeases has the store change the rows, within the time of Config.Timeout.
+func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Leases) error {
+	if l.pool == nil {
+		return l.session.OrSpoil(ctx, l.session.ChangeLeases(ctx, leases))
+	}
+	if err := notInTx(l.pool); err != nil {
+		return err
+	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return s.ChangeLeases(ctx, leases) })
+}
+
+// leasesOf returns what the ID says is held, with the terms that the limits have now as far as this Limiter knows.
+func leasesOf(ctx context.Context, l *Limiter, verb string, id *leaseID) *store.Leases {
+	leases := &store.Leases{Fence: id.fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
+	shortest := int64(0)
+	for _, of := range id.of {
+		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.length) * time.Microsecond}
+		limit, err := NewLimit(of.row.Name, policy)
+		if err != nil { // the ID was checked
+			continue
+		}
+		if last, known := l.policies.last(of.row.Name); known {
+			limit = limitOf(of.row.Name, limit.Policy(), last)
+		}
+		if rule := ruleFor(ctx, l, verb, limit, of.plan, of.row.Key); rule != nil {
+			limit = rule.holding(l.config.estimate()).limit
+		}
+		length := of.length
+		if rule, holds := limit.terms().Rule.(bucket.Concurrent); holds {
+			length = rule.Lease
+		}
+		if shortest == 0 || length < shortest {
+			shortest = length
+		}
+		if of.slots > 0 {
+			leases.Asks = append(leases.Asks, bucket.Ask{Key: of.row, Terms: limit.termsFor(of.row.Key), Cost: float64(of.slots)})
+			leases.Lengths = append(leases.Lengths, length)
+		}
+	}
+	leases.EndUs = leases.NowUs + shortest // where nothing is held
+	return leases
+}

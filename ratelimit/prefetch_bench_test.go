@@ -1,0 +1,76 @@
+package ratelimit
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// BenchmarkPrefetch is what a Take costs that is answered with tokens which were taken ahead, with the Decision: /bare is
+// without it. The database is not in it: all that is needed is taken ahead before.
+func BenchmarkPrefetch(b *testing.B) {
+	limit := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour})
+	for _, keys := range []int{1, 1000} {
+		limiter, requests := prefetchedFor(b, limit, keys)
+		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if d, err := limiter.Take(b.Context(), requests[i%keys]); err != nil || !d.Allowed {
+					b.Fatal(d, err)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("keys=%d/parallel", keys), func(b *testing.B) {
+			b.ReportAllocs()
+			var workers atomic.Int64
+			b.RunParallel(func(pb *testing.PB) {
+				for i := int(workers.Add(1)) * 37; pb.Next(); i++ {
+					if d, err := limiter.Take(b.Context(), requests[i%keys]); err != nil || !d.Allowed {
+						b.Fatal(d, err)
+					}
+				}
+			})
+		})
+		b.Run(fmt.Sprintf("keys=%d/bare", keys), func(b *testing.B) {
+			b.ReportAllocs()
+			var of []*holding
+			for i := range limiter.prefetched.stripes {
+				for _, h := range limiter.prefetched.stripes[i].of {
+					of = append(of, h)
+				}
+			}
+			for i := 0; b.Loop(); i++ {
+				h := of[i%keys]
+				if _, ok := limiter.prefetched.take(&h.key, h.limit, 1); !ok {
+					b.Fatal("there is too little")
+				}
+			}
+		})
+	}
+}
+
+// prefetchedFor returns a Limiter that has taken ahead of each of so many keys.
+func prefetchedFor(b *testing.B, limit Limit, keys int) (*Limiter, []Request) {
+	b.Helper()
+	limiter, err := New(&answering{rows: oneRow{allowed: true, value: 1e12}}, Config{})
+	require.NoError(b, err)
+	requests := make([]Request, keys)
+	for i := range requests {
+		requests[i] = limit.For(fmt.Sprint("key ", i))
+		for range 40 {
+			d, err := limiter.Take(b.Context(), requests[i])
+			require.NoError(b, err)
+			require.True(b, d.Allowed)
+		}
+	}
+	p := limiter.prefetched
+	for i := range p.stripes {
+		for _, h := range p.stripes[i].of {
+			h.kept.Left, h.kept.Taken = 1e12, 1e12
+		}
+	}
+	return limiter, requests
+}

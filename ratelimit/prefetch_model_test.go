@@ -1,0 +1,386 @@
+package ratelimit
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/batch"
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+var prefetchSteps = flag.Int("prefetch.steps", 20_000, "calls of each history of TestPrefetchKeepsThePromise")
+
+// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a database that is slow to answer, and
+// whose clock is another, processes that die with what they keep, others that go by the row alone, and policies that change. In no span
+// of the whole history is more admitted than the policy promises. Rates are powers of two, so that every sum is exact.
+func TestPrefetchKeepsThePromise(t *testing.T) {
+	t.Parallel()
+	steps := *prefetchSteps
+	if testing.Short() {
+		steps = 5_000
+	}
+	for seed := range uint64(5) {
+		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)), steps)
+				w.change = w.changeBuckets
+				w.run()
+				w.requirePromise(t)
+			})
+		})
+	}
+}
+
+// prefetchWorld is a row, and the processes that take from it.
+type prefetchWorld struct {
+	*testing.T
+
+	mu     sync.Mutex
+	random *rand.Rand
+	steps  int // that are left
+	began  time.Time
+	offset time.Duration // of the database's clock, in the beginning, and
+	drift  float64       // the share of the time that has passed since, by which it gains
+	row    *bucket.State
+	slow   int // one answer in so many is slow
+
+	phase    phase
+	active   int    // calls that are under way
+	changing bool   // whether no call may begin, because the policy is about to change
+	change   func() // has another policy hold from now on
+	policies []Limit
+	pace     worldPace   // of the last of them
+	changed  []time.Time // when each of them began to hold
+
+	took                     []admission
+	fromMemory, died, denied int
+	taken, returned, lost    float64 // as observers are told
+}
+
+func newPrefetchWorld(t *testing.T, random *rand.Rand, steps int) *prefetchWorld {
+	t.Helper()
+	w := &prefetchWorld{T: t, random: random, steps: steps, slow: 20 + random.IntN(200), began: time.Now()}
+	w.offset = time.Duration(random.Int64N(int64(10*time.Second))) - 5*time.Second
+	w.offset = w.offset.Truncate(time.Microsecond)
+	return w
+}
+
+// clock returns what time it is for the database at an instant.
+func (w *prefetchWorld) clock(instant time.Time) int64 {
+	gained := time.Duration(float64(instant.Sub(w.began)) * w.drift)
+	return instant.Add(w.offset + gained).UnixMicro()
+}
+
+// worldPace is what callers go by.
+type worldPace struct {
+	rate     float64 // tokens a millisecond
+	capacity float64
+	prefetch time.Duration
+}
+
+// changeBuckets has another token bucket hold. The rate only falls: what was taken ahead before is given back under the old one.
+func (w *prefetchWorld) changeBuckets() {
+	rate := math.Exp2(float64(3 - 2*len(w.policies))) // tokens a millisecond, of 1,024 microseconds
+	prefetch := time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
+	kept := rate * float64(prefetch.Microseconds()) / 1024
+	capacity := math.Ceil(max(2*kept, 64) * (1 + w.random.Float64()))
+	w.hold(TokenBucket{Rate: rate, Period: 1024 * time.Microsecond, Capacity: capacity, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
+}
+
+// hold has a policy hold from now on.
+func (w *prefetchWorld) hold(policy Policy, pace worldPace) {
+	w.policies = append(w.policies, Define("hot", policy))
+	w.pace = pace
+	w.changed = append(w.changed, time.Now())
+}
+
+// sleep sleeps for a random time of which mean is the mean.
+func (w *prefetchWorld) sleep(mean time.Duration) {
+	w.mu.Lock()
+	d := time.Duration(w.random.ExpFloat64() * float64(mean)).Truncate(time.Microsecond)
+	w.mu.Unlock()
+	time.Sleep(d)
+}
+
+func (w *prefetchWorld) intN(n int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.random.IntN(n)
+}
+
+// latency sleeps as long as a statement or its answer is on its way, which may be longer than what is taken ahead is kept.
+func (w *prefetchWorld) latency() {
+	if w.intN(w.slow) == 0 {
+		w.sleep(50 * time.Millisecond)
+		return
+	}
+	w.sleep(300 * time.Microsecond)
+}
+
+// DecideOne is the database. What it takes the time to be is when the statement came, although that may wait for the row.
+func (w *prefetchWorld) DecideOne(_ context.Context, c *store.Call) error {
+	w.latency()
+	now := w.clock(time.Now())
+	if w.intN(10) == 0 {
+		w.latency()
+	}
+	w.mu.Lock()
+	a := &c.Asks[0]
+	if w.row == nil {
+		full := a.Terms.Full(now)
+		w.row = &full
+	}
+	r := bucket.Answer{Now: now}
+	*w.row, r.Allowed = a.Terms.Take(*w.row, now, a.Cost, 0)
+	r.State = *w.row
+	w.mu.Unlock()
+	c.Answers = []bucket.Answer{r}
+	w.latency()
+	if w.intN(500) == 0 {
+		return fmt.Errorf("the connection was lost")
+	}
+	return nil
+}
+
+func (w *prefetchWorld) RunAlone(context.Context, *store.Call) ([]batch.Blocked[store.Call], error) {
+	panic("no batch runs")
+}
+
+func (w *prefetchWorld) Run(context.Context, []*store.Call, *bucket.Key) []batch.Blocked[store.Call] {
+	panic("no batch runs")
+}
+
+// giveBack is the database, too.
+func (w *prefetchWorld) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead) (float64, error) {
+	w.latency()
+	now := w.clock(time.Now())
+	if w.intN(10) == 0 {
+		w.latency()
+	}
+	w.mu.Lock()
+	given := t.Returnable(kept, w.row.TS, now)
+	*w.row = t.Return(*w.row, kept, now)
+	w.mu.Unlock()
+	w.latency()
+	return given, nil
+}
+
+// Observe adds up what becomes of what is taken ahead.
+func (w *prefetchWorld) Observe(_ context.Context, event Event) {
+	if e, ok := event.(Prefetched); ok {
+		w.mu.Lock()
+		w.taken, w.returned, w.lost = w.taken+e.Taken, w.returned+e.Returned, w.lost+e.Lost
+		w.mu.Unlock()
+	}
+}
+
+// process returns a new process.
+func (w *prefetchWorld) process() *Limiter {
+	l, err := New(&answering{}, Config{Observer: w})
+	require.NoError(w.T, err)
+	l.batcher = batch.New[store.Call](w, batch.Options{Apart: true, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded})
+	l.prefetched.giveTo = w.giveBack
+	return l
+}
+
+// kill ends a process as SIGKILL does: nothing that it keeps is given back.
+func (w *prefetchWorld) kill(l *Limiter) {
+	p := l.prefetched
+	p.shut.Store(true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.idle == nil {
+		p.idle = make(chan struct{})
+	}
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	w.died++
+}
+
+// next begins a call under the policy that holds, and returns false at the end.
+func (w *prefetchWorld) next() (policy int, more bool) {
+	for {
+		w.mu.Lock()
+		if !w.changing {
+			w.steps--
+			w.active++
+			policy, more = len(w.policies)-1, w.steps >= 0
+			w.mu.Unlock()
+			return policy, more
+		}
+		w.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// ended ends a call.
+func (w *prefetchWorld) ended() {
+	w.mu.Lock()
+	w.active--
+	w.mu.Unlock()
+}
+
+// phase is how the callers behave at some time.
+type phase int
+
+const (
+	steady  phase = iota // they ask for about as much as arrives
+	busy                 // for much more, so that much is taken ahead
+	trickle              // for hardly any, so that what is kept grows old
+	storm                // as fast as they can, so that all that is kept and all that is there is used at once
+	rest                 // for nothing, so that the bucket fills
+)
+
+// pause sleeps between two calls of a caller, where all of them ask for some times of the rate when they are steady.
+func (w *prefetchWorld) pause(times float64) {
+	w.mu.Lock()
+	pace, p := w.pace, w.phase
+	w.mu.Unlock()
+	switch p {
+	case steady:
+		w.sleep(time.Duration(24 * 2.5 / pace.rate / times * float64(time.Millisecond)))
+	case busy:
+		w.sleep(pace.prefetch / 200)
+	case trickle, rest:
+		w.sleep(pace.prefetch / 8)
+	case storm:
+	}
+}
+
+// weather has the callers go from phase to phase until there are no more steps.
+func (w *prefetchWorld) weather() {
+	for more := true; more; {
+		for _, next := range []phase{steady, rest, busy, trickle, storm} {
+			w.mu.Lock()
+			fill := time.Duration(w.pace.capacity / w.pace.rate * float64(time.Millisecond))
+			lasts := map[phase]time.Duration{
+				steady: w.pace.prefetch, rest: fill, busy: w.pace.prefetch / 8,
+				trickle: time.Duration(3 * w.random.Float64() * float64(w.pace.prefetch)), storm: w.pace.prefetch / 16,
+			}[next]
+			w.phase, more = next, w.steps >= 0
+			w.mu.Unlock()
+			if more {
+				time.Sleep(lasts)
+			}
+		}
+	}
+}
+
+// run has eight processes of three callers take until there are no more steps.
+func (w *prefetchWorld) run() {
+	w.change()
+	var running sync.WaitGroup
+	first, eras := w.steps, 4
+	running.Go(w.weather)
+	for range 8 {
+		var mu sync.Mutex
+		l := w.process()
+		for range 3 {
+			running.Go(func() {
+				times := 1.0
+				for {
+					policy, more := w.next()
+					if !more {
+						return
+					}
+					mu.Lock()
+					mine := l
+					mu.Unlock()
+					w.take(mine, policy)
+					w.ended()
+					w.pause(times)
+					switch w.intN(2000) {
+					case 0, 1, 2, 3:
+						w.sleep(300 * time.Millisecond)
+						times = float64(1+w.intN(20)) / 8
+					case 4, 6, 7:
+						mu.Lock()
+						w.kill(l)
+						l = w.process()
+						mu.Unlock()
+					case 5:
+						mu.Lock()
+						old := l
+						l = w.process()
+						mu.Unlock()
+						_ = old.Close(context.Background())
+					}
+				}
+			})
+		}
+	}
+	running.Go(func() {
+		for more := true; more; {
+			time.Sleep(5 * time.Millisecond)
+			w.mu.Lock()
+			w.changing = first-w.steps > first*len(w.policies)/eras && len(w.policies) < eras
+			if w.changing && w.active == 0 {
+				w.mu.Unlock()
+				time.Sleep(10 * time.Second) // fetches that nobody waits for end
+				w.mu.Lock()
+				w.change()
+				w.changing = false
+			}
+			more = w.steps >= 0
+			w.mu.Unlock()
+		}
+	})
+	running.Wait()
+	time.Sleep(time.Minute) // what is kept is given back
+	synctest.Wait()
+}
+
+// take makes a call of a process; one in twenty goes by the row, as all calls in transactions do.
+func (w *prefetchWorld) take(l *Limiter, policy int) {
+	cost := float64(1 + w.intN(3)*w.intN(4))
+	w.mu.Lock()
+	if w.phase == rest {
+		w.mu.Unlock()
+		return
+	}
+	w.mu.Unlock()
+	request := w.policies[policy].For("key").Cost(cost)
+	began := time.Now()
+	var d Decision
+	var err error
+	if w.intN(20) == 0 {
+		var c *call
+		if c, err = l.begin(context.Background(), verbTake, []Request{request}); err == nil {
+			d, err = l.do(context.Background(), c)
+		}
+	} else {
+		ctx := context.Background()
+		if w.intN(50) == 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+		}
+		d, err = l.Take(ctx, request)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil || !d.Allowed {
+		w.denied++
+		return
+	}
+	told := d.At.Add(-w.offset)
+	a := admission{at: told, told: told, cost: cost, policy: policy, ts: d.States[0].Value.held.state.TS}
+	if d.States[0].Prefetched && began.Equal(time.Now()) { // at once
+		a.ownInstant = true
+		w.fromMemory++
+		a.at = began
+	}
+	w.took = append(w.took, a)
+}

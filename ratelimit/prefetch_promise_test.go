@@ -1,0 +1,63 @@
+package ratelimit
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// admission is tokens that were admitted.
+type admission struct {
+	at     time.Time // when they were
+	told   time.Time // when they were, as the decision says
+	policy int
+	cost   float64
+
+	ts         int64 // of what was taken from
+	ownInstant bool  // whether at is when this process answered from memory
+}
+
+// requirePromise checks every span of the history, by the time at which tokens were admitted and by that which callers were
+// told: what is admitted in it is no more than the capacity at its beginning and what arrives.
+func (w *prefetchWorld) requirePromise(t *testing.T) {
+	t.Helper()
+	for name, at := range map[string]func(a admission) time.Time{
+		"at": func(a admission) time.Time { return a.at }, "told": func(a admission) time.Time { return a.told },
+	} {
+		slices.SortStableFunc(w.took, func(a, b admission) int { return at(a).Compare(at(b)) })
+		most, admitted, closest := math.Inf(1), 0.0, math.Inf(1)
+		for _, a := range w.took {
+			instant := at(a)
+			capacity, arrived := w.arrivedBy(instant)
+			most = min(most, admitted-arrived+capacity) // of admitted - arrived, for spans that begin here and before
+			admitted += a.cost
+			closest = min(closest, most-(admitted-arrived))
+			require.LessOrEqual(t, admitted-arrived, most, "by %q, at %v", name, instant)
+		}
+		t.Logf("%s: %d admissions, %d from memory, %d refused or failed, %v tokens short of the promise at the closest", name, len(w.took), w.fromMemory, w.denied, closest)
+	}
+	t.Logf("taken ahead %v, returned %v, lost %v; %d processes killed; %d policies", w.taken, w.returned, w.lost, w.died, len(w.policies))
+	require.Greater(t, w.fromMemory, len(w.took)/20)
+	require.Positive(t, w.returned)
+	require.Positive(t, w.died)
+}
+
+// arrivedBy returns what has arrived by an instant under the policies that have held, and the capacity of that which holds.
+func (w *prefetchWorld) arrivedBy(instant time.Time) (capacity, arrived float64) {
+	for i, limit := range w.policies {
+		policy := limit.Policy().(TokenBucket)
+		until := instant
+		if i+1 < len(w.changed) && w.changed[i+1].Before(until) {
+			until = w.changed[i+1]
+		}
+		if i > 0 && !instant.After(w.changed[i]) {
+			break
+		}
+		arrived += policy.Rate * float64(until.Sub(w.changed[0]).Microseconds()-w.changed[i].Sub(w.changed[0]).Microseconds()) / 1024
+		capacity = policy.Capacity
+	}
+	return capacity, arrived
+}

@@ -1,0 +1,183 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPrefetchKeepsThePromiseOfWindows is TestPrefetchKeepsThePromise for fixed windows, which begin by the database's clock. That
+// runs faster or slower than those of the processes. In no window is more admitted than the capacity, and in no run of windows
+// more than that and what arrives.
+func TestPrefetchKeepsThePromiseOfWindows(t *testing.T) {
+	t.Parallel()
+	steps := *prefetchSteps
+	if testing.Short() {
+		steps = 5_000
+	}
+	var tight, died, returned, lost atomic.Int64 // of all histories: what they have to have in them
+	t.Run("Histories", func(t *testing.T) {
+		t.Parallel()
+		t.Cleanup(func() {
+			require.Positive(t, tight.Load(), "windows in which nearly all was admitted")
+			require.Positive(t, died.Load())
+			require.Positive(t, returned.Load())
+			require.Positive(t, lost.Load())
+		})
+		for seed := range uint64(5) {
+			t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 18)), steps)
+					w.drift = (w.random.Float64() - 0.5) / 1000
+					w.change = w.changeWindows
+					w.run()
+					tight.Add(w.requirePromiseOfWindows(t))
+					died.Add(int64(w.died))
+					returned.Add(int64(w.returned))
+					lost.Add(int64(w.lost))
+				})
+			})
+		}
+	})
+}
+
+// changeWindows has another policy hold, of windows of another length.
+func (w *prefetchWorld) changeWindows() {
+	prefetch := time.Duration(1<<(14+w.random.IntN(3))) * time.Microsecond
+	period := prefetch << w.random.IntN(3)
+	rate := math.Exp2(float64(3 - len(w.policies))) // tokens a millisecond, of 1,024 microseconds
+	arrives := rate * float64(period.Microseconds()) / 1024
+	capacity := arrives * float64(1+w.random.IntN(3)) // unused tokens roll over
+	start := time.UnixMicro(w.random.Int64N(1 << 40))
+	w.hold(FixedWindow{Rate: arrives, Period: period, Capacity: capacity, Start: start, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
+}
+
+// requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in
+// the window whose tokens it got; what a process answered from memory has to be of the window of that moment.
+// It returns the number of windows in which nearly all was admitted.
+func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
+	t.Helper()
+	for i, limit := range w.policies {
+		policy := limit.Policy().(FixedWindow)
+		terms := limit.terms()
+		windows := make(map[int64]float64) // what was admitted in each, by its beginning
+		for _, a := range w.took {
+			if a.policy != i {
+				continue
+			}
+			begin := terms.Begin(a.ts)
+			windows[begin] += a.cost
+			if a.ownInstant {
+				require.Equal(t, terms.Begin(w.clock(a.at)), begin, "answered at %v, in another window", a.at)
+			}
+		}
+		begins := make([]int64, 0, len(windows))
+		for begin := range windows {
+			begins = append(begins, begin)
+		}
+		slices.Sort(begins)
+		most, admitted := math.Inf(1), 0.0
+		for _, begin := range begins {
+			arrived := float64((begin-begins[0])/terms.Step) * policy.Rate
+			require.LessOrEqual(t, windows[begin], policy.Capacity, "in the window from %d", begin)
+			most = min(most, admitted-arrived+policy.Capacity) // of admitted - arrived, for runs that begin here and before
+			admitted += windows[begin]
+			require.LessOrEqual(t, admitted-arrived, most, "in windows up to that from %d", begin)
+			if most-(admitted-arrived) < policy.Capacity/16 {
+				tight++
+			}
+		}
+		t.Logf("%v: %d windows", policy, len(begins))
+	}
+	t.Logf("%d admissions, %d from memory, %d refused or failed, %d windows in which nearly all was admitted", len(w.took), w.fromMemory, w.denied, tight)
+	t.Logf("taken ahead %v, returned %v, lost %v; %d processes killed; drift %v", w.taken, w.returned, w.lost, w.died, w.drift)
+	require.Greater(t, w.fromMemory, len(w.took)/20)
+	return tight
+}
+
+// What is kept of a window ends with it, and what is left of it then is lost. Before that it is given back.
+func TestPrefetchEndsWithTheWindow(t *testing.T) {
+	t.Parallel()
+	const period = 10 * time.Second
+	setup := func(t *testing.T) (*ledger, *Limiter, Request, time.Time) {
+		t.Helper()
+		row := &ledger{}
+		start := time.Now().Add(-period / 2)
+		limit := Define("window", FixedWindow{Rate: 10_000, Period: period, Start: start, Prefetch: period})
+		limiter := row.on(t, Config{})
+		warm(t, limiter, limit.For("hot"), 100)
+		return row, limiter, limit.For("hot"), start.Add(period)
+	}
+	t.Run("LostAfterIt", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			row, limiter, request, end := setup(t)
+			limiter.prefetched.timer.Stop() // as in a process that stood still
+			pass(time.Until(end) - period/100)
+			d, err := limiter.Take(t.Context(), request)
+			require.NoError(t, err)
+			require.True(t, d.States[0].Prefetched)
+			require.LessOrEqual(t, d.ResetAfter, period/100, "all arrives with the next window")
+			pass(time.Until(end))
+			row.change(func() { row.asked = nil })
+			_, err = limiter.Take(t.Context(), request)
+			require.NoError(t, err)
+			require.Len(t, row.asked, 1)
+			require.InDelta(t, 10_000-row.asked[0], row.row.Value, 0, "the next window has all its tokens")
+			require.NoError(t, limiter.Close(t.Context()))
+			require.InDelta(t, 99, row.changed.Lost, 0)
+			require.InDelta(t, 10_000-1, row.row.Value, 0)
+		})
+	})
+	t.Run("GivenBackInIt", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			row, limiter, _, end := setup(t)
+			before := row.held()
+			pass(time.Until(end) - time.Millisecond)
+			require.Zero(t, kept(limiter))
+			require.InDelta(t, before+100, row.row.Value, 0)
+			require.Zero(t, row.changed.Lost)
+			require.NoError(t, limiter.Close(t.Context()))
+		})
+	})
+	t.Run("LostWithAnotherPolicy", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			row, limiter, _, end := setup(t)
+			before := row.held()
+			again := FixedWindow{Rate: 20_000, Period: period, Start: end, Prefetch: period}
+			_, err := limiter.Take(t.Context(), Define("window", again).For("hot"))
+			require.NoError(t, err)
+			require.NoError(t, limiter.Close(t.Context()))
+			require.InDelta(t, 100, row.changed.Lost, 0)
+			require.LessOrEqual(t, row.row.Value, before)
+		})
+	})
+}
+
+func TestPrefetchOfWindowsIsChecked(t *testing.T) {
+	t.Parallel()
+	for says, policy := range map[string]Policy{
+		"must be that or less":    FixedWindow{Rate: 10, Period: time.Second, Prefetch: 1001 * time.Millisecond},
+		"from 1ms to 1h":          FixedWindow{Rate: 10, Period: time.Second, Prefetch: time.Microsecond},
+		"use one of them":         FixedWindow{Rate: 10, Period: time.Second, Shards: 2, Prefetch: 10 * time.Millisecond},
+		"NoCapacity":              FixedWindow{Rate: 10, Period: time.Second, Capacity: NoCapacity, Prefetch: 10 * time.Millisecond},
+		"cannot follow the price": Adaptive{Contract: FixedWindow{Rate: 10, Period: time.Second, Prefetch: 10 * time.Millisecond}},
+	} {
+		_, err := NewLimit("hot", policy)
+		require.ErrorIs(t, err, ErrInvalidLimit)
+		require.ErrorContains(t, err, says)
+	}
+	limit := Define("hot", FixedWindow{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second})
+	require.InDelta(t, 20, limit.Capacity(), 0)
+	require.Equal(t, "hot: 10 per second, capacity 20 (fixed window), taken ahead for 1s", limit.String())
+}

@@ -1,0 +1,222 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] is told of it.
+type Refusal struct {
+	// Limit is the limit's name.
+	Limit string
+	// Key is the key as it is stored: an HMAC where Config.HashKey is set, and "" of [Limit.Global].
+	Key string
+	// Route is what the call was made for; see [WithRoute].
+	Route string
+	// Rule is the name of the rule of Config.Policies that decided, as State.Rule.
+	Rule string
+	// Cost is what the call asked of the bucket.
+	Cost float64
+	// At is the instant of the decision on the database's clock.
+	At time.Time
+	// Shadow is whether nobody was turned away by it: the context is one of [WithShadow], or the limit is not enforced.
+	Shadow bool
+	// Cached is whether the decision came from the deny cache.
+	Cached bool
+	// Pending is whether it was made in a transaction that you began, which may be run again without the Limiter being
+	// told.
+	Pending bool
+}
+
+type routeKey struct{}
+
+// WithRoute marks calls with the returned context as made for a route: what a guard in front of a handler guards, such as
+// "POST /chat". [Config.Refused] is told. Guards of this module do it themselves. With an empty route it returns ctx.
+func WithRoute(ctx context.Context, route string) context.Context {
+	if route == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, routeKey{}, route)
+}
+
+// afterCommit is what a transaction does beside its rows, kept until it has committed.
+type afterCommit struct {
+	changed []bucket.Key // buckets that tokens were taken from or given back to
+	events  []Event
+	refused []Refusal // to be told however it ends, with what nested transactions undid
+}
+
+// mark is how much there was at some moment.
+type mark struct{ changed, events int }
+
+func (a *afterCommit) mark() mark { return mark{len(a.changed), len(a.events)} }
+
+// undo drops what came since the mark, as going back to a savepoint does with what was written since.
+func (a *afterCommit) undo(to mark) {
+	a.changed, a.events = a.changed[:min(to.changed, len(a.changed))], a.events[:min(to.events, len(a.events))]
+}
+
+// reports are who hears what the calls of a Limiter did: the observer, the hook for refusals, and the deny cache.
+type reports struct {
+	observer Observer
+	refused  func(context.Context, Refusal)
+	cache    *denyCache
+	inTx     bool         // whether the calls are part of a transaction
+	after    *afterCommit // of that transaction; nil when nobody will say whether it has committed
+}
+
+// invalidate notes that tokens were taken from the buckets or given back to them, so that no refusal from before
+// is repeated from memory: once the transaction has committed or, when nobody says when that is, at once.
+func (r *reports) invalidate(asks []bucket.Ask) {
+	switch {
+	case r.cache == nil:
+	case r.after != nil:
+		for i := range asks {
+			r.after.changed = append(r.after.changed, asks[i].Key)
+		}
+	default:
+		for i := range asks {
+			r.cache.invalidate(asks[i].Key)
+		}
+	}
+}
+
+// tell tells the observer of event: once the transaction has committed when that will be known, else at once.
+func (r *reports) tell(ctx context.Context, event Event) {
+	switch {
+	case r.observer == nil:
+	case r.after != nil:
+		r.after.events = append(r.after.events, event)
+	default:
+		r.observer.Observe(ctx, event)
+	}
+}
+
+// redefined tells the observer that one name has two policies, whatever becomes of the transaction.
+func (r *reports) redefined(ctx context.Context, before, limit Limit) {
+	if r.observer != nil {
+		r.observer.Observe(ctx, Redefined{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
+	}
+}
+
+// committed lets out what a transaction that has committed did.
+func (r *reports) committed(ctx context.Context, after *afterCommit) {
+	r.ended(after)
+	for _, event := range after.events {
+		r.tell(ctx, event)
+	}
+}
+
+// ended has the deny cache forget the buckets that a transaction changed, or may have changed.
+func (r *reports) ended(after *afterCommit) {
+	for _, k := range after.changed {
+		r.cache.invalidate(k)
+	}
+}
+
+// done tells what a call that was answered did.
+func (r *reports) done(ctx context.Context, c *call, d *Decision) {
+	if r.cache != nil && (c.change != nil || d.Allowed && !c.Look) {
+		r.invalidate(c.Asks)
+	}
+	if c.quiet && !d.Allowed {
+		return
+	}
+	if r.refused != nil {
+		r.refusals(ctx, c, d)
+	}
+	if r.observer == nil || c.change != nil || c.untold {
+		return
+	}
+	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.cached != nil && !c.prefetched}
+	if kept := c.Reservation; kept != nil {
+		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
+	}
+	r.decided(ctx, event, c.began)
+}
+
+// decided tells the observer of a decision on a call that began then.
+func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
+	if r.observer == nil {
+		return
+	}
+	event.Began, event.Elapsed, event.Shadow, event.Pending = began, r.elapsed(began), inShadow(ctx), r.pending()
+	r.tell(ctx, event)
+}
+
+// failed tells the observer of a failure of a call that began then, unless its caller gave up. What the
+// transaction does afterwards does not undo it.
+func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
+	if r.observer == nil || errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	event.Began, event.Elapsed, event.Shadow = began, r.elapsed(began), inShadow(ctx)
+	r.observer.Observe(ctx, event)
+}
+
+// pending reports whether what the call did may still be rolled back without the Limiter being told.
+func (r *reports) pending() bool { return r.inTx && r.after == nil }
+
+// began returns the time when an observer wants to know how long a call takes.
+func (r *reports) began() time.Time {
+	if r.observer == nil {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+// elapsed returns how long ago began was, and 0 when nobody asks.
+func (r *reports) elapsed(began time.Time) time.Duration {
+	if began.IsZero() {
+		return 0
+	}
+	return time.Since(began)
+}
+
+// refusals tells the hook of the buckets that refused c, by the decision on it.
+func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
+	if c.Verb != verbTake && c.Verb != verbReserve && c.Verb != verbAcquire {
+		return
+	}
+	for i, of := range c.plan.asked {
+		s, isFirst, cost := &d.States[i], true, 0.0
+		if s.Allowed {
+			continue
+		}
+		for j, a := range c.plan.asked {
+			if a.bucket == of.bucket {
+				isFirst, cost = isFirst && j >= i, cost+a.cost
+			}
+		}
+		if isFirst {
+			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.cached != nil})
+		}
+	}
+}
+
+// refusal tells the hook of one refusal, with what the state of the bucket says of it. In a transaction of InTx the hook is
+// told when that has ended: the attempt may be run again.
+func (r *reports) refusal(ctx context.Context, s *State, told Refusal) {
+	told.Limit, told.Rule = s.Limit.Name(), s.Rule
+	told.Route, _ = ctx.Value(routeKey{}).(string)
+	told.Shadow, told.Pending = inShadow(ctx) || s.Mode == Shadow || s.Mode == Off, r.pending()
+	if r.after != nil {
+		r.after.refused = append(r.after.refused, told)
+		return
+	}
+	r.refused(ctx, told)
+}
+
+// refusedIn tells the hook of the refusals in the last attempt of a transaction of InTx; nil: it lost a conflict. A
+// refusal mostly makes the transaction roll back, and is told for all that.
+func (r *reports) refusedIn(ctx context.Context, last *afterCommit) {
+	if last == nil {
+		return
+	}
+	for _, told := range last.refused {
+		r.refused(ctx, told)
+	}
+}

@@ -1,0 +1,136 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// TestRequireIsNilOnlyWhenItHasTaken tells of one bucket, outside of transactions and in one.
+func TestRequireIsNilOnlyWhenItHasTaken(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	limiter := newLimiter(t, pool, ratelimit.Config{})
+	sends, all := ratelimit.Define("sends", ratelimit.PerMinute(2)), ratelimit.Define("all", ratelimit.PerHour(100))
+
+	require.NoError(t, limiter.Require(t.Context(), sends.For("ada"), all.Global()))
+	err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		return limiter.WithTx(tx).Require(t.Context(), sends.For("ada"), all.Global())
+	})
+	require.NoError(t, err)
+	require.Zero(t, held(t, limiter, sends.For("ada")))
+
+	refused := fmt.Errorf("send: %w", limiter.Require(t.Context(), sends.For("ada"), all.Global()))
+	require.EqualError(t, refused, "send: ratelimit: limited by sends: retry after 30s")
+	inTx := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		return limiter.WithTx(tx).Require(t.Context(), sends.For("ada"), all.Global())
+	})
+	for _, err := range []error{refused, inTx} {
+		var limited *ratelimit.LimitedError
+		require.ErrorAs(t, err, &limited)
+		require.Equal(t, 30*time.Second, limited.Decision.RetryAfter)
+		require.Len(t, limited.Decision.States, 2)
+		require.ErrorIs(t, err, ratelimit.ErrLimited)
+		require.False(t, ratelimit.IsUndecided(err))
+	}
+	require.Equal(t, 98.0, held(t, limiter, all.Global()), "of what was refused nothing is taken")
+}
+
+// TestRequireFailsClosed promises that what is not decided is neither nil nor a refusal.
+func TestRequireFailsClosed(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	limiter := newLimiter(t, pool, ratelimit.Config{})
+	sends := ratelimit.Define("sends", ratelimit.PerMinute(2))
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	closed := postgrestest.New(t)
+	closed.Close()
+	var none *ratelimit.Limiter
+	for name, err := range map[string]error{
+		"NoLimiter": none.Require(t.Context(), sends.For("ada")),
+		"NoRequest": limiter.Require(t.Context()),
+		"NoKey":     limiter.Require(t.Context(), sends.For("")),
+		"TooMuch":   limiter.Require(t.Context(), sends.For("ada").Cost(3)),
+		"NoServer":  newLimiter(t, closed, ratelimit.Config{}).Require(t.Context(), sends.For("ada")),
+		"InTx":      newLimiter(t, closed, ratelimit.Config{}).InTx(t.Context(), func(pgx.Tx) error { return nil }),
+	} {
+		require.Error(t, err, name)
+		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
+		require.True(t, ratelimit.IsUndecided(fmt.Errorf("send: %w", err)), "%s: %v", name, err)
+	}
+	require.ErrorIs(t, limiter.Require(gone, sends.For("ada")), context.Canceled)
+	require.Equal(t, 2.0, held(t, limiter, sends.For("ada")))
+
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	err = limiter.WithTx(tx).Require(t.Context(), sends.For("ada"))
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
+	require.True(t, ratelimit.IsUndecided(err))
+}
+
+// TestIsUndecidedLeavesTheCallersErrorsAlone promises that what the caller's own code came to is not taken for a failure here,
+// nor what is known of a decision that was made.
+func TestIsUndecidedLeavesTheCallersErrorsAlone(t *testing.T) {
+	t.Parallel()
+	own := errors.New("the recipient does not exist")
+	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
+	require.False(t, ratelimit.IsUndecided(limiter.InTx(t.Context(), func(pgx.Tx) error { return own })))
+	_, err := limiter.Start(t.Context(), "00000000-0000-4000-8000-000000000001")
+	require.ErrorIs(t, err, ratelimit.ErrNotReserved)
+	for _, err := range []error{
+		nil, own, context.Canceled, err, ratelimit.ErrCommitUnknown, ratelimit.ErrLeaseLost, ratelimit.Decision{}.Err(),
+		fmt.Errorf("ratelimit: by chance: %w", own),
+	} {
+		require.False(t, ratelimit.IsUndecided(err), "%v", err)
+	}
+	require.True(t, ratelimit.IsUndecided(fmt.Errorf("%w: gave up", ratelimit.ErrContended)))
+}
+
+// TestRequireGoesOnInShadow promises nil for what only a trial has refused, by a stored rule or by the context.
+func TestRequireGoesOnInShadow(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	tried, kept := ratelimit.Define("tried", ratelimit.PerMinute(1)), ratelimit.Define("real", ratelimit.PerMinute(2))
+	rule, err := ratelimit.NewRule(tried, ratelimit.RuleConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}})
+	require.NoError(t, err)
+	limiter := newLimiter(t, pool, ratelimit.Config{Policies: ruleOf{tried, rule}})
+
+	require.NoError(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")))
+	require.NoError(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")), "only the trial refuses")
+	require.Zero(t, held(t, limiter, kept.For("ada")), "and the other one has given")
+	require.ErrorIs(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")), ratelimit.ErrLimited)
+
+	marked := ratelimit.WithShadow(t.Context())
+	require.NoError(t, limiter.Require(marked, kept.For("ada")), "nobody is refused by a call that is a trial")
+	require.ErrorIs(t, limiter.Require(marked, kept.For("ada").Cost(3)), ratelimit.ErrCostExceedsCapacity, "a failure stays one")
+}
+
+// ruleOf is a source of policies that has a rule for one limit.
+type ruleOf struct {
+	limit ratelimit.Limit
+	rule  *ratelimit.Rule
+}
+
+func (p ruleOf) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule {
+	if limit.Name() == p.limit.Name() {
+		return p.rule
+	}
+	return nil
+}
+
+func (p ruleOf) RulesOf(name string) []*ratelimit.Rule {
+	if name == p.limit.Name() {
+		return []*ratelimit.Rule{p.rule}
+	}
+	return nil
+}

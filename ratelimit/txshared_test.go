@@ -1,0 +1,389 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// turnsAtHot is what transactions with Config.SharedQueues want in these tests.
+var turnsAtHot = Define("hot", TokenBucket{Rate: 100_000, Period: 36525 * Day}).Global()
+
+// sharing is a Limiter whose queues are shared.
+type sharing struct {
+	pool    *pgxpool.Pool
+	limiter *Limiter
+}
+
+// newSharing returns a Limiter in whose queues nobody waits in vain, and where transactions met a moment ago.
+func newSharing(t *testing.T, configure ...func(*pgxpool.Config)) *sharing {
+	t.Helper()
+	pool := postgrestest.New(t, configure...)
+	limiter, err := New(pool, Config{SharedQueues: true})
+	require.NoError(t, err)
+	now := time.Now()
+	limiter.queues.now, limiter.queues.wait = func() time.Time { return now }, time.Hour
+	limiter.queues.conflict([]bucket.Key{{Name: "hot"}})
+	return &sharing{pool, limiter}
+}
+
+func (b *sharing) exec(t *testing.T, sql string, arguments ...any) {
+	t.Helper()
+	_, err := b.pool.Exec(t.Context(), sql, arguments...)
+	require.NoError(t, err)
+}
+
+// requireTaken checks what was taken from the bucket.
+func (b *sharing) requireTaken(t *testing.T, want float64) {
+	t.Helper()
+	v, err := b.limiter.Value(t.Context(), turnsAtHot)
+	require.NoError(t, err)
+	require.InDelta(t, 100_000-want, v.Tokens, 0.01)
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), what)
+	}
+}
+
+// turns returns how many sessions hold an advisory lock, and how many wait for one, in the database of the test.
+func (b *sharing) turns(t *testing.T) (held, waiting int) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(), `
+		SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks
+		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&held, &waiting))
+	return held, waiting
+}
+
+func (b *sharing) requireNoTurns(t *testing.T) {
+	t.Helper()
+	held, waiting := b.turns(t)
+	require.Zero(t, held, "nobody holds a lock")
+	require.Zero(t, waiting, "nobody waits for one")
+}
+
+// takeHot takes one token in a transaction of InTx and does something else.
+func (b *sharing) takeHot(ctx context.Context, then func(tx pgx.Tx) error) error {
+	return b.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := b.limiter.WithTx(tx).Take(ctx, turnsAtHot); err != nil {
+			return err
+		}
+		if then == nil {
+			return nil
+		}
+		return then(tx)
+	})
+}
+
+// However a transaction ends, its turn ends with it, and nothing is left behind in its connection.
+func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	errBody := errors.New("the body failed")
+	for name, end := range map[string]func(t *testing.T, b *sharing, tx pgx.Tx) error{
+		"commit": func(*testing.T, *sharing, pgx.Tx) error { return nil },
+		"error":  func(*testing.T, *sharing, pgx.Tx) error { return errBody },
+		"panic":  func(*testing.T, *sharing, pgx.Tx) error { panic(errBody) },
+		"goexit": func(*testing.T, *sharing, pgx.Tx) error { runtime.Goexit(); return nil },
+		"a commit of its own": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
+			t.Helper()
+			return tx.Commit(t.Context())
+		},
+		"a rollback of its own": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
+			t.Helper()
+			return tx.Rollback(t.Context())
+		},
+		"a failed statement": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
+			t.Helper()
+			_, err := tx.Exec(t.Context(), `SELECT 1/0`)
+			return err
+		},
+		"a failed statement that is kept back": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
+			t.Helper()
+			_, _ = tx.Exec(t.Context(), `SELECT 1/0`)
+			return nil
+		},
+		"a commit that fails": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
+			t.Helper()
+			_, err := tx.Exec(t.Context(), `INSERT INTO child VALUES (1)`)
+			return err
+		},
+		"a closed connection": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
+			t.Helper()
+			return tx.Conn().Close(t.Context())
+		},
+		"an ended backend": func(t *testing.T, b *sharing, tx pgx.Tx) error {
+			t.Helper()
+			b.exec(t, `SELECT pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID())
+			_, err := tx.Exec(t.Context(), `SELECT 1`)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newSharing(t)
+			b.exec(t, `CREATE TABLE parent (id int PRIMARY KEY);
+				CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)`)
+			for _, ctx := range []context.Context{WithQueue(t.Context(), turnsAtHot), t.Context()} {
+				var over sync.WaitGroup
+				over.Go(func() { // which panics and exits in its stead
+					defer func() { _ = recover() }()
+					first := true
+					_ = b.takeHot(ctx, func(tx pgx.Tx) error {
+						held, _ := b.turns(t)
+						if held != 1 {
+							t.Errorf("%d locks are held", held)
+						}
+						if !first {
+							return nil
+						}
+						first = false
+						return end(t, b, tx)
+					})
+				})
+				over.Wait()
+				eventually(t, "no lock is held", func() bool {
+					held, waiting := b.turns(t)
+					return held == 0 && waiting == 0
+				})
+				require.NoError(t, b.takeHot(ctx, nil), "the next one is not in its way")
+			}
+			b.requireNoTurns(t)
+		})
+	}
+}
+
+// Whoever waits does so in the server, where no more than one of a process is, and has his turn as soon as the one
+// before him has committed: with no conflict, however little his transaction says of itself.
+func TestSharedQueuesHandOverInTheServer(t *testing.T) {
+	t.Parallel()
+	const workers = 8
+	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			b := newSharing(t, func(c *pgxpool.Config) {
+				c.MaxConns = workers + 2
+				q, err := pgx.ParseConfig("default_query_exec_mode=" + mode)
+				require.NoError(t, err)
+				c.ConnConfig.DefaultQueryExecMode = q.DefaultQueryExecMode
+			})
+			var attempts, begun atomic.Int64
+			var others sync.WaitGroup
+			require.NoError(t, b.takeHot(t.Context(), func(pgx.Tx) error {
+				for range workers {
+					others.Go(func() {
+						err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+							attempts.Add(1)
+							begun.Add(1)
+							_, err := b.limiter.WithTx(tx).Take(t.Context(), turnsAtHot)
+							return err
+						})
+						if err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				eventually(t, "one of them waits in the server", func() bool {
+					_, waiting := b.turns(t)
+					require.LessOrEqual(t, waiting, 1)
+					return waiting == 1 && begun.Load() == workers
+				})
+				return nil
+			}))
+			others.Wait()
+			require.EqualValues(t, workers, attempts.Load())
+			b.requireTaken(t, workers+1)
+			b.requireNoTurns(t)
+		})
+	}
+}
+
+// Whoever has waited for long enough goes on without a turn.
+func TestAWaitForASharedTurnIsBounded(t *testing.T) {
+	t.Parallel()
+	b := newSharing(t)
+	b.limiter.queues.wait = time.Millisecond
+	stranger, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer stranger.Release()
+	lock := b.limiter.store.TurnLock(bucket.Key{Name: "hot"})
+	_, err = stranger.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, lock)
+	require.NoError(t, err)
+
+	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), nil), "before the first statement")
+	require.NoError(t, b.takeHot(t.Context(), nil), "with it")
+	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error { // several statements at once
+		_, err := b.limiter.WithTx(tx).Take(t.Context(), turnsAtHot, Define("other", PerHour(10)).Global())
+		return err
+	}))
+	b.requireTaken(t, 3)
+	held, waiting := b.turns(t)
+	require.Equal(t, 1, held, "the stranger's")
+	require.Zero(t, waiting)
+}
+
+// Whoever gives up waiting leaves nobody behind in the server.
+func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
+	t.Parallel()
+	b := newSharing(t)
+	for _, named := range []bool{true, false} {
+		err := b.takeHot(WithQueue(t.Context(), turnsAtHot), func(pgx.Tx) error {
+			ctx, giveUp := context.WithCancel(t.Context())
+			if named {
+				ctx = WithQueue(ctx, turnsAtHot)
+			}
+			done := make(chan error, 1)
+			go func() { done <- b.takeHot(ctx, nil) }()
+			eventually(t, "he waits in the server", func() bool {
+				_, waiting := b.turns(t)
+				return waiting == 1
+			})
+			giveUp()
+			require.ErrorIs(t, <-done, context.Canceled)
+			eventually(t, "he is gone", func() bool {
+				_, waiting := b.turns(t)
+				return waiting == 0
+			})
+			return nil
+		})
+		require.NoError(t, err)
+		b.requireNoTurns(t)
+	}
+	b.requireTaken(t, 2)
+}
+
+// A transaction takes one turn, whatever it wants, so those that want several buckets one after the other deadlock no more
+// than without, and go on.
+func TestSharedTurnsOfTransactionsThatWantSeveralBuckets(t *testing.T) {
+	t.Parallel()
+	const workers, rounds = 4, 2
+	b := newSharing(t, func(c *pgxpool.Config) { c.MaxConns = workers })
+	b.limiter.queues.wait = queueWait
+	limit := Define("many", TokenBucket{Rate: 100_000, Period: 36525 * Day})
+	keys := []Request{limit.For("a"), limit.For("b"), limit.For("c")}
+	var group sync.WaitGroup
+	failed := make([]error, workers)
+	work := func(worker int) error {
+		for round := range rounds {
+			ctx := t.Context()
+			if worker%2 == 0 {
+				ctx = WithQueue(ctx, keys[(worker+round)%len(keys)])
+			}
+			err := b.limiter.InTx(ctx, func(tx pgx.Tx) error {
+				for i := range keys { // each in an order of its own
+					if _, err := b.limiter.WithTx(tx).Take(ctx, keys[(worker+i*(1+round%2))%len(keys)]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for worker := range workers {
+		group.Go(func() { failed[worker] = work(worker) })
+	}
+	group.Wait()
+	require.NoError(t, errors.Join(failed...))
+	for _, key := range keys {
+		v, err := b.limiter.Value(t.Context(), key)
+		require.NoError(t, err)
+		require.InDelta(t, 100_000-workers*rounds, v.Tokens, 0.01)
+	}
+	b.requireNoTurns(t)
+}
+
+// A transaction inside another one, on a connection of its own, has a turn of its own.
+func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
+	t.Parallel()
+	b := newSharing(t)
+	inner := Define("inner", PerHour(100)).Global()
+	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), func(pgx.Tx) error {
+		return b.limiter.InTx(WithQueue(t.Context(), inner), func(tx pgx.Tx) error {
+			held, _ := b.turns(t)
+			require.Equal(t, 2, held)
+			_, err := b.limiter.WithTx(tx).Take(t.Context(), inner)
+			return err
+		})
+	}))
+	b.requireNoTurns(t)
+	require.NoError(t, b.limiter.InTx(WithQueue(t.Context(), turnsAtHot), func(tx pgx.Tx) error {
+		return pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error { // a savepoint
+			_, err := b.limiter.WithTx(nested).Take(t.Context(), turnsAtHot)
+			return err
+		})
+	}))
+	b.requireNoTurns(t)
+	err := b.limiter.InTx(WithQueue(t.Context(), Define("hot", PerHour(1)).For("")), func(pgx.Tx) error { return nil })
+	require.ErrorIs(t, err, ErrInvalidKey)
+}
+
+// What a body does first decides whether its transaction can still wait. Whatever it is, it is done once, and what it set stays.
+func TestWhatATransactionSetBeforeItsTurnStays(t *testing.T) {
+	t.Parallel()
+	b := newSharing(t)
+	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), nil))
+	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL application_name = 'mine'`); err != nil {
+			return err
+		}
+		if _, err := b.limiter.WithTx(tx).Take(t.Context(), turnsAtHot); err != nil {
+			return err
+		}
+		var name, level string
+		err := tx.QueryRow(t.Context(), `SELECT current_setting('application_name'), current_setting('transaction_isolation')`).Scan(&name, &level)
+		require.Equal(t, "mine", name)
+		require.Equal(t, "serializable", level)
+		return err
+	}))
+	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), func(tx pgx.Tx) error {
+		var level, timeout string
+		err := tx.QueryRow(t.Context(), `SELECT current_setting('transaction_isolation'), current_setting('lock_timeout')`).Scan(&level, &timeout)
+		require.Equal(t, "serializable", level)
+		require.Equal(t, "0", timeout)
+		return err
+	}))
+	var pgErr *pgconn.PgError
+	b.exec(t, `ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
+	err := b.takeHot(t.Context(), nil)
+	require.ErrorIs(t, err, ErrNotMigrated)
+	require.ErrorAs(t, err, &pgErr)
+	b.requireNoTurns(t)
+}
+
+// A pool that runs something in the transactions that it begins would have that undone.
+func TestSharedQueuesTakeThePoolsOfPgx(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	for _, ofPgx := range []Pool{pool, conn, conn.Conn()} {
+		_, err := New(ofPgx, Config{SharedQueues: true})
+		require.NoError(t, err)
+	}
+	type tenants struct{ Pool }
+	for _, own := range []Pool{tenants{pool}, &tenants{pool}} {
+		_, err := New(own, Config{SharedQueues: true})
+		require.ErrorIs(t, err, ErrInvalidConfig)
+		require.ErrorContains(t, err, "SharedQueues")
+		_, err = New(own, Config{})
+		require.NoError(t, err)
+	}
+}
