@@ -61,6 +61,9 @@ func (s *Store) inTx(ctx context.Context, fn func(tx pgx.Tx) error) (err error) 
 
 // apply makes the changes in a transaction. The lock on the version puts it after every change before it.
 func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Changes) (Applied, error) {
+	if err := checkZones(ctx, tx, changes.zones()); err != nil {
+		return Applied{}, err
+	}
 	w := writer{sql: &s.sql, edit: edit}
 	if err := tx.QueryRow(ctx, s.sql.bump).Scan(&w.version, &w.now); err != nil {
 		return Applied{}, err
@@ -91,6 +94,22 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 		return Applied{}, err
 	}
 	return Applied{Version: w.version, From: time.UnixMicro(w.from).UTC()}, nil
+}
+
+// checkZones returns an error for a time zone that the server does not know: no program could decide by it.
+func checkZones(ctx context.Context, tx pgx.Tx, zones []string) error {
+	if len(zones) == 0 {
+		return nil
+	}
+	rows, err := tx.Query(ctx, unknownZones, zones)
+	if err != nil {
+		return err
+	}
+	unknown, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(unknown) == 0 {
+		return err
+	}
+	return invalid("the server knows no time zone %q; use one of the names in pg_timezone_names, such as %q", unknown[0], "Europe/Berlin")
 }
 
 // writer makes the statements of the changes of one transaction.
@@ -136,8 +155,8 @@ func (w *writer) write(c *Changes) error {
 func (w *writer) rules(c *Changes) error {
 	for _, rule := range c.Put {
 		r := ruleRowOf(rule)
-		w.queue(w.sql.putRule, rule.Limit, rule.Plan, r.Kind, r.Rate, r.PeriodUs, r.Capacity, r.MaxReserved, r.Shards, r.StartUs,
-			r.Mode, r.OnChange, r.Unit, r.Description, w.version, w.from)
+		args := append([]any{rule.Limit, rule.Plan}, r.args()...)
+		w.queue(w.sql.putRule, append(args, r.OnChange, r.Unit, r.Description, w.version, w.from)...)
 		if err := w.note("rule", rule.Limit, rule.Plan, "", r, w.from); err != nil {
 			return err
 		}
@@ -160,7 +179,7 @@ func (w *writer) overrides(c *Changes) error {
 		if o.UntilUs != nil && *o.UntilUs <= w.from {
 			return invalid("override of a key of %q: %w", override.Limit, w.endsEarly(*o.UntilUs, w.from))
 		}
-		p := policyColumns(o.Policy)
+		p := o.Policy.args()
 		w.queue(w.sql.forgetOverrides, override.Limit, override.Key, w.now-kept.Microseconds())
 		w.queue(w.sql.cutOverrides, override.Limit, override.Key, w.from)
 		w.queue(w.sql.endOverride, override.Limit, override.Key, w.from)
@@ -198,12 +217,15 @@ func (w *writer) endsEarly(until, from int64) error {
 	return fmt.Errorf("it ends at %v, before it begins at %v (%s); use a later Until", timeOf(&until), timeOf(&from), why)
 }
 
-// policyColumns returns the columns from kind to mode, all of them null for nil.
-func policyColumns(p *policyRow) []any {
+// args returns what is written into policyColumns, all of them null for nil.
+func (p *policyRow) args() []any {
 	if p == nil {
-		return make([]any, 8)
+		return make([]any, 18)
 	}
-	return []any{p.Kind, p.Rate, p.PeriodUs, p.Capacity, p.MaxReserved, p.Shards, p.StartUs, p.Mode}
+	return []any{
+		p.Kind, p.Rate, p.PeriodUs, p.Capacity, p.MaxReserved, p.Shards, p.StartUs, p.Mode,
+		p.Slices, p.Resets, p.Zone, p.FirstWeekday, p.FirstDay, p.FirstMonth, p.Floor, p.Growth, p.EpochUs, p.Apply,
+	}
 }
 
 func (w *writer) tiers(c *Changes) error {

@@ -115,7 +115,6 @@ func TestScale(t *testing.T) {
 		times          float64
 	}{
 		"Rate":          {ratelimit.PerHour(10), ratelimit.PerHour(20), 2},
-		"APointer":      {&ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, ratelimit.PerHour(20), 2},
 		"NoCapacity":    {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.NoCapacity}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: ratelimit.NoCapacity}, 2},
 		"Debt":          {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 4, MaxReserved: 2}, ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 2, MaxReserved: 1}, 0.5},
 		"NoDebt":        {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, 2},

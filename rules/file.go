@@ -24,13 +24,36 @@ import (
 //	    period: 1m              # 1s without one; also second, minute, hour, day, week
 //	    capacity: 50            # also: burst, burst_capacity; as much as the rate without one
 //	    max_reserved: 0         # no bound without one
-//	    kind: token bucket      # or fixed window; also: algorithm: token_bucket, fixed_window
+//	    kind: token bucket      # or fixed window, sliding window, calendar window, concurrency; also: algorithm: token_bucket
 //	    shards: 4
 //	    start: 2026-01-01T00:00:00Z
 //	    mode: on                # or shadow, off; also: is_active: true, false
 //	    on_change: keep         # or scale, add, reset
 //	    unit: requests
 //	    description: what a visitor may search
+//	    adaptive:               # of a token bucket, a fixed window and a calendar window
+//	      floor: 0.1
+//	      growth: 0.04          # each second
+//	      epoch: 2s
+//	      apply: true           # or false: the price is only told
+//	  - limit: exports
+//	    kind: sliding window
+//	    rate: 100
+//	    period: 1m
+//	    slices: 60
+//	  - limit: quota
+//	    kind: calendar window
+//	    rate: 1000
+//	    resets: week            # or day, month, quarter, year
+//	    zone: Europe/Berlin     # UTC without one
+//	    first_weekday: monday   # of a week; sunday without one
+//	    first_day: 1            # of a month, a quarter or a year
+//	    first_month: april      # of a quarter or a year; january without one
+//	    max_reserved: 0         # as much as the rate without one
+//	  - limit: jobs
+//	    kind: concurrency
+//	    most: 5
+//	    lease: 1m
 //	tiers:
 //	  - limit: search
 //	    key: "{user}"

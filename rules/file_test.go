@@ -249,6 +249,7 @@ func TestReadRefuses(t *testing.T) {
 		{"ListForWord", "- {limit: [a], rps: 1}", `"limit" is a list; it has to be a word or a number`},
 		{"MapForNumber", "- {limit: a, rps: {}}", `"rps" is a map`},
 		{"PeriodWithoutUnit", "- {limit: a, rate: 1, period: 60}", `"period" is "60"; write it as 90s, 1m`},
+		{"PeriodOfTheCalendar", "- {limit: a, rate: 1, period: month}", `"period" is "month", which is no fixed length; write it in days, or use kind: calendar window and resets: month`},
 		{"NegativePeriod", "- {limit: a, rate: 1, period: -1s}", `"period" is "-1s"`},
 		{"BadStart", "- {limit: a, rate: 1, kind: fixed window, start: yesterday}", "write it as 2026-01-31T15:04:05Z"},
 		{"BadMode", "- {limit: a, rate: 1, mode: true}", `"mode" is "true"; use on or shadow or off`},

@@ -183,7 +183,11 @@ func (f *fields) span(name string) time.Duration {
 		return 0
 	}
 	d, ok := parseSpan(found.value.text)
-	if !ok {
+	switch {
+	case ok:
+	case found.name == "period" && slices.Contains([]string{"month", "quarter", "year"}, found.value.text):
+		f.fail(found.value.line, "%q is %q, which is no fixed length; write it in days, or use kind: calendar window and resets: %s", found.name, found.value.text, found.value.text)
+	default:
 		f.fail(found.value.line, "%q is %.40q; write it as 90s, 1m, 24h, 7d, or second, minute, hour, day, week", found.name, found.value.text)
 	}
 	return d

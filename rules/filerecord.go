@@ -3,8 +3,6 @@ package rules
 import (
 	"errors"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -77,39 +75,6 @@ func (f *fields) liftConfig() {
 		}
 	}
 	f.fields = append(f.fields[:len(f.fields):len(f.fields)], config.value.fields...)
-}
-
-// readPolicy reads the fields of a policy.
-func readPolicy(f *fields, r *Rule) {
-	r.Kind = Kind(strings.ReplaceAll(f.oneOf("token bucket", "token_bucket", "fixed window", "fixed_window")("kind", "algorithm"), "_", " "))
-	perSecond, rate := f.number("rps", "tokens_per_second", "rate_per_second"), f.number("rate")
-	r.Period = f.span("period")
-	switch {
-	case perSecond != nil && (rate != nil || r.Period != 0):
-		f.fail(f.line, "it has a rate each second, and a rate or a period besides; keep one")
-	case perSecond != nil:
-		r.Rate = *perSecond
-	case rate != nil:
-		r.Rate = *rate
-	default:
-		f.lack(f.line, "it has no rate; give it rate and period, or rps")
-	}
-	if r.Period == 0 {
-		r.Period = time.Second
-	}
-	r.Capacity, r.MaxReserved = f.number("capacity", "burst", "burst_capacity"), f.number("max_reserved")
-	r.Shards, r.Start = f.whole("shards"), f.instant("start")
-	r.Mode = ratelimit.Mode(f.oneOf(string(ratelimit.On), string(ratelimit.Shadow), string(ratelimit.Off))("mode"))
-	active := f.truth("is_active")
-	switch {
-	case active == nil:
-	case r.Mode != "":
-		f.fail(f.line, "it has a mode and is_active; keep one")
-	case *active:
-		r.Mode = ratelimit.On
-	default:
-		r.Mode = ratelimit.Off
-	}
 }
 
 func readOnChange(f *fields) ratelimit.OnChange {

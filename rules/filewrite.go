@@ -60,20 +60,6 @@ func (r *Rule) node() *node {
 	return n
 }
 
-// addPolicy adds the fields of the policy.
-func (r *Rule) addPolicy(n *node) {
-	n.word("kind", string(r.Kind))
-	n.number("rate", &r.Rate)
-	n.word("period", spanText(r.Period))
-	n.number("capacity", r.Capacity)
-	n.number("max_reserved", r.MaxReserved)
-	if r.Shards != 0 {
-		n.put("shards", &node{kind: scalar, text: strconv.Itoa(r.Shards)})
-	}
-	n.instant("start", r.Start)
-	n.word("mode", string(r.Mode))
-}
-
 func (t *Tier) node() *node {
 	n := &node{kind: object}
 	n.word("limit", t.Limit)
@@ -143,18 +129,6 @@ func (n *node) instant(name string, at time.Time) {
 	if !at.IsZero() {
 		n.word(name, at.UTC().Format(time.RFC3339Nano))
 	}
-}
-
-// spanText returns a span of time as short as it goes: "1m" rather than "1m0s".
-func spanText(d time.Duration) string {
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
 }
 
 // unquoted are the words that need no quotes in YAML, once those are left out that mean something.

@@ -84,12 +84,15 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (l *lo
 	return l, tx.Commit(ctx)
 }
 
-func (p *policyRow) columns() []any {
-	return []any{&p.Kind, &p.Rate, &p.PeriodUs, &p.Capacity, &p.MaxReserved, &p.Shards, &p.StartUs, &p.Mode}
+// kindColumns are the columns that not all kinds have, in the order of those in statements.
+func (p *policyRow) kindColumns() []any {
+	return []any{&p.Slices, &p.Resets, &p.Zone, &p.FirstWeekday, &p.FirstDay, &p.FirstMonth, &p.Floor, &p.Growth, &p.EpochUs, &p.Apply}
 }
 
 func (w *ruleRow) columns() []any {
-	return append(w.policyRow.columns(), &w.OnChange, &w.Unit, &w.Description)
+	p := &w.policyRow
+	columns := append([]any{&p.Kind, &p.Rate, &p.PeriodUs, &p.Capacity, &p.MaxReserved, &p.Shards, &p.StartUs, &p.Mode}, p.kindColumns()...)
+	return append(columns, &w.OnChange, &w.Unit, &w.Description)
 }
 
 func (l *loaded) readRules(rows pgx.Rows) error {
@@ -141,8 +144,9 @@ func (o *loadedOverride) scan(rows pgx.Rows, more ...any) error {
 	var p policyRow
 	columns := []any{
 		&o.name, &o.key, &o.from, &o.row.UntilUs, &o.row.Multiplier, &o.row.Plan,
-		&kind, &rate, &period, &p.Capacity, &p.MaxReserved, &shards, &p.StartUs, &mode, &o.row.OnChange,
+		&kind, &rate, &period, &p.Capacity, &p.MaxReserved, &shards, &p.StartUs, &mode,
 	}
+	columns = append(append(columns, p.kindColumns()...), &o.row.OnChange)
 	if err := rows.Scan(append(columns, more...)...); err != nil {
 		return err
 	}

@@ -20,7 +20,8 @@ type Override struct {
 	// Key is the key as stored; see [ratelimit.Limiter.StoredKey]. Empty: that of [ratelimit.Limit.Global].
 	Key string
 	// Multiplier gives the key so many times the Rate, the Capacity and the MaxReserved that it would have otherwise: from
-	// 1e-6 to 1e6. Where that is more or less than a policy may say, it gives as much as one may.
+	// 1e-6 to 1e6. Where that is more or less than a policy may say, it gives as much as one may. The slots of a Concurrency
+	// are rounded down, and one is left at least.
 	Multiplier float64
 	// OnPlan puts the key on a plan, whatever plan its requests name.
 	OnPlan string

@@ -13,7 +13,8 @@ const (
 	maxInstant = int64(253402300799999999)
 )
 
-// policyRow is a policy in the columns of a table and in the history, where the names are those of the columns.
+// policyRow is a policy in the columns of a table and in the history, where the names are those of the columns. Of a
+// concurrency, Rate is Most and PeriodUs the Lease; of a calendar window, PeriodUs is how long one is at most.
 type policyRow struct {
 	Kind        string   `json:"kind"`
 	Rate        float64  `json:"rate"`
@@ -23,6 +24,17 @@ type policyRow struct {
 	Shards      int      `json:"shards"`
 	StartUs     *int64   `json:"start_us,omitempty"`
 	Mode        string   `json:"mode"`
+
+	Slices       *int     `json:"slices,omitempty"`
+	Resets       *string  `json:"resets,omitempty"`
+	Zone         *string  `json:"zone,omitempty"`
+	FirstWeekday *int     `json:"first_weekday,omitempty"`
+	FirstDay     *int     `json:"first_day,omitempty"`
+	FirstMonth   *int     `json:"first_month,omitempty"`
+	Floor        *float64 `json:"floor,omitempty"`
+	Growth       *float64 `json:"growth,omitempty"`
+	EpochUs      *int64   `json:"epoch_us,omitempty"`
+	Apply        *bool    `json:"apply,omitempty"`
 }
 
 // ruleRow is what a row of rules says of its limit and plan.
@@ -65,7 +77,7 @@ type tiersRow struct {
 }
 
 func policyRowOf(r Rule) policyRow {
-	r = r.withDefaults()
+	r = r.WithDefaults()
 	row := policyRow{
 		Kind: string(r.Kind), Rate: r.Rate, PeriodUs: r.Period.Microseconds(),
 		Capacity: r.Capacity, MaxReserved: r.MaxReserved, Shards: r.Shards, Mode: string(r.Mode),
@@ -73,11 +85,33 @@ func policyRowOf(r Rule) policyRow {
 	if start := time.UnixMicro(r.Start.UnixMicro()); !start.IsZero() {
 		row.StartUs = new(start.UnixMicro())
 	}
+	switch r.Kind {
+	case SlidingWindow:
+		row.Slices = &r.Slices
+	case CalendarWindow:
+		row.PeriodUs = longest(r.Resets).Microseconds()
+		row.Resets, row.Zone = new(string(r.Resets)), &r.Zone
+		if r.Resets == ratelimit.Weekly {
+			row.FirstWeekday = new(int(r.FirstWeekday))
+		}
+		if hasDay(r.Resets) {
+			row.FirstDay = &r.FirstDay
+		}
+		if hasMonth(r.Resets) {
+			row.FirstMonth = new(int(r.FirstMonth))
+		}
+	case Concurrency:
+		row.Rate, row.PeriodUs = float64(r.Most), r.Lease.Microseconds()
+	case TokenBucket, FixedWindow:
+	}
+	if a := r.Adaptive; a != nil {
+		row.Floor, row.Growth, row.EpochUs, row.Apply = &a.Floor, &a.Growth, new(a.Epoch.Microseconds()), &a.Apply
+	}
 	return row
 }
 
 func ruleRowOf(r Rule) ruleRow {
-	r = r.withDefaults()
+	r = r.WithDefaults()
 	return ruleRow{policyRow: policyRowOf(r), OnChange: string(r.OnChange), Unit: r.Unit, Description: r.Description}
 }
 
@@ -119,6 +153,19 @@ func (p *policyRow) rule() Rule {
 	}
 	if p.StartUs != nil {
 		r.Start = time.UnixMicro(*p.StartUs).UTC()
+	}
+	switch r.Kind {
+	case SlidingWindow:
+		r.Slices = or(p.Slices)
+	case CalendarWindow:
+		r.Period, r.Resets, r.Zone = 0, ratelimit.Calendar(or(p.Resets)), or(p.Zone)
+		r.FirstWeekday, r.FirstDay, r.FirstMonth = time.Weekday(or(p.FirstWeekday)), or(p.FirstDay), time.Month(or(p.FirstMonth))
+	case Concurrency:
+		r.Most, r.Lease, r.Rate, r.Period = int(p.Rate), r.Period, 0, 0
+	case TokenBucket, FixedWindow:
+	}
+	if p.Apply != nil {
+		r.Adaptive = &Adaptive{or(p.Floor), or(p.Growth), microseconds(or(p.EpochUs)), *p.Apply}
 	}
 	return r
 }

@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -19,6 +18,12 @@ const (
 	TokenBucket Kind = "token bucket"
 	// FixedWindow is the kind of ratelimit.FixedWindow.
 	FixedWindow Kind = "fixed window"
+	// SlidingWindow is the kind of ratelimit.SlidingWindow.
+	SlidingWindow Kind = "sliding window"
+	// CalendarWindow is the kind of ratelimit.CalendarWindow.
+	CalendarWindow Kind = "calendar window"
+	// Concurrency is the kind of ratelimit.Concurrency.
+	Concurrency Kind = "concurrency"
 )
 
 // Rule is the policy of a limit: for all its keys, or for those on a plan. Of those that fit a request the most specific
@@ -29,21 +34,39 @@ type Rule struct {
 	Limit string
 	// Plan is the plan that the rule is for. Empty: every plan that has no rule of its own, and none.
 	Plan string
-	// Kind is how tokens arrive. Defaults to TokenBucket.
+	// Kind is how tokens arrive. Defaults to TokenBucket. A field that means nothing for the kind is an error.
 	Kind Kind
-	// Rate is the number of tokens that arrive each Period.
+	// Rate is the number of tokens that arrive each Period, or that a window gives. A Concurrency has none.
 	Rate float64
-	// Period is the time over which Rate tokens arrive.
+	// Period is the time over which Rate tokens arrive. A CalendarWindow and a Concurrency have none.
 	Period time.Duration
-	// Capacity is the most a bucket holds. Defaults to nil: as much as Rate. 0 holds nothing, as ratelimit.NoCapacity.
+	// Capacity is the most a bucket holds. Defaults to nil: as much as Rate. 0 holds nothing, as ratelimit.NoCapacity. It
+	// is for a TokenBucket and a FixedWindow.
 	Capacity *float64
-	// MaxReserved is how many tokens Reserve may owe. Defaults to nil: no bound. 0 is none, as ratelimit.NoDebt.
+	// MaxReserved is how many tokens Reserve may owe. Defaults to nil: no bound, and of a CalendarWindow as much as Rate.
+	// 0 is none, as ratelimit.NoDebt. A SlidingWindow and a Concurrency have no reservations.
 	MaxReserved *float64
-	// Shards is the number of rows of a bucket. Defaults to 1.
+	// Shards is the number of rows of a bucket, of a TokenBucket or a FixedWindow. Defaults to 1.
 	Shards int
-	// Start is the start of some window, to the microsecond. Defaults to the zero time: it follows from the name and the
-	// key. A TokenBucket has none.
+	// Start is the start of some FixedWindow, to the microsecond. Defaults to the zero time: it follows from the name and
+	// the key.
 	Start time.Time
+	// Slices is how many parts a SlidingWindow counts its Period in. Defaults to 60.
+	Slices int
+	// Resets, Zone, FirstWeekday, FirstDay and FirstMonth say when a CalendarWindow begins, as those of
+	// ratelimit.CalendarWindow do. FirstWeekday is for weeks, FirstDay for months, quarters and years, and FirstMonth for
+	// quarters and years.
+	Resets       ratelimit.Calendar
+	Zone         string
+	FirstWeekday time.Weekday
+	FirstDay     int
+	FirstMonth   time.Month
+	// Most is how many slots a Concurrency has, and Lease how long one is held without Renew. Lease defaults to a minute.
+	Most  int
+	Lease time.Duration
+	// Adaptive has the price of a request follow what an upstream accepts; see ratelimit.Adaptive. It is for a TokenBucket,
+	// a FixedWindow and a CalendarWindow, which is the contract then. Defaults to nil: a token costs one.
+	Adaptive *Adaptive
 	// Mode is whether the rule refuses anybody. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
 	// OnChange is what becomes of the tokens that buckets hold when the rule takes the place of the policy before.
@@ -66,15 +89,6 @@ var (
 	validName = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,64}$`)
 	validPlan = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{0,64}$`)
 )
-
-// withDefaults returns the rule with every default written out but those that are nil.
-func (r Rule) withDefaults() Rule {
-	r.Kind = cmp.Or(r.Kind, TokenBucket)
-	r.Shards = cmp.Or(r.Shards, 1)
-	r.Mode = cmp.Or(r.Mode, ratelimit.On)
-	r.OnChange = cmp.Or(r.OnChange, ratelimit.KeepTokens)
-	return r
-}
 
 // validate returns an error that wraps ErrInvalid and says what to change.
 func (r *Rule) validate() error {
@@ -123,32 +137,6 @@ func (r *Rule) check() error {
 	}
 	_, err = ratelimit.NewLimit(r.Limit, policy)
 	return err
-}
-
-// policy returns the numbers of the rule as the core has them.
-func (r *Rule) policy() (ratelimit.Policy, error) {
-	capacity, err := amount("Capacity", r.Capacity, ratelimit.NoCapacity)
-	if err != nil {
-		return nil, err
-	}
-	maxReserved, err := amount("MaxReserved", r.MaxReserved, ratelimit.NoDebt)
-	if err != nil {
-		return nil, err
-	}
-	switch r.Kind {
-	case "", TokenBucket:
-		if !r.Start.IsZero() {
-			return nil, fmt.Errorf("it has a Start, which a token bucket has no use for; leave it out, or use the kind %q", FixedWindow)
-		}
-		return ratelimit.TokenBucket{
-			Rate: r.Rate, Period: r.Period, Capacity: capacity, MaxReserved: maxReserved, Shards: r.Shards,
-		}, nil
-	case FixedWindow:
-		return ratelimit.FixedWindow{
-			Rate: r.Rate, Period: r.Period, Capacity: capacity, MaxReserved: maxReserved, Shards: r.Shards, Start: r.Start,
-		}, nil
-	}
-	return nil, fmt.Errorf("its Kind is %.40q; use %q or %q", string(r.Kind), TokenBucket, FixedWindow)
 }
 
 // amount returns a number of tokens as the core has it, where 0 is the default and none has a number of its own.

@@ -47,18 +47,22 @@ const (
 		ON CONFLICT (id) DO UPDATE SET version = v.version + 1
 		RETURNING v.version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
 
+	// unknownZones returns those of the time zones $1 that the server does not know.
+	unknownZones = `SELECT asked.name FROM unnest($1::text[]) AS asked (name)
+		WHERE NOT EXISTS (SELECT FROM pg_timezone_names AS known WHERE lower(known.name) = lower(asked.name)) ORDER BY 1`
+
 	notify = `SELECT pg_notify($1, $2::bigint::text)`
 
 	note = `INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 
-	putRule = `INSERT INTO ratelimit.rules (name, plan, kind, rate, period_us, capacity, max_reserved, shards, start_us, mode,
-			on_change, unit, description, version, from_us)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
-		ON CONFLICT (name, plan) DO UPDATE SET (kind, rate, period_us, capacity, max_reserved, shards, start_us, mode,
-			on_change, unit, description, version, from_us) = (excluded.kind, excluded.rate, excluded.period_us,
-			excluded.capacity, excluded.max_reserved, excluded.shards, excluded.start_us, excluded.mode, excluded.on_change,
-			excluded.unit, excluded.description, excluded.version, excluded.from_us)`
+	putRule = `INSERT INTO ratelimit.rules (name, plan, ` + ruleColumns + `, version, from_us)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)
+		ON CONFLICT (name, plan) DO UPDATE SET (` + ruleColumns + `, version, from_us) = (excluded.kind, excluded.rate, excluded.period_us,
+			excluded.capacity, excluded.max_reserved, excluded.shards, excluded.start_us, excluded.mode, excluded.slices,
+			excluded.resets, excluded.zone, excluded.first_weekday, excluded.first_day, excluded.first_month, excluded.floor,
+			excluded.growth, excluded.epoch_us, excluded.apply, excluded.on_change, excluded.unit, excluded.description,
+			excluded.version, excluded.from_us)`
 
 	deleteRule = `DELETE FROM ratelimit.rules WHERE name = $1 AND plan = $2`
 
@@ -72,9 +76,8 @@ const (
 	// forgetOverrides deletes what ended before $3: it is in the history.
 	forgetOverrides = `DELETE FROM ratelimit.overrides WHERE name = $1 AND key = $2 AND until_us < $3`
 
-	putOverride = `INSERT INTO ratelimit.overrides (name, key, multiplier, plan, kind, rate, period_us, capacity, max_reserved,
-			shards, start_us, mode, on_change, author, reason, from_us, until_us)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
+	putOverride = `INSERT INTO ratelimit.overrides (name, key, ` + overrideColumns + `, author, reason, from_us, until_us)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)`
 
 	putPause = `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)
 		ON CONFLICT (name, key) DO UPDATE SET (author, reason, from_us, until_us) =
@@ -101,8 +104,10 @@ const (
 )
 
 const (
-	ruleColumns     = `kind, rate, period_us, capacity, max_reserved, shards, start_us, mode, on_change, unit, description`
-	overrideColumns = `multiplier, plan, kind, rate, period_us, capacity, max_reserved, shards, start_us, mode, on_change`
+	policyColumns = `kind, rate, period_us, capacity, max_reserved, shards, start_us, mode,
+		slices, resets, zone, first_weekday, first_day, first_month, floor, growth, epoch_us, apply`
+	ruleColumns     = policyColumns + `, on_change, unit, description`
+	overrideColumns = `multiplier, plan, ` + policyColumns + `, on_change`
 )
 
 // What a Set and a Store read.

@@ -21,8 +21,9 @@ type Registered struct {
 }
 
 // Validate checks rules, before they are stored, against the limits that a program uses: it returns an error for a rule
-// that says what cannot be, for one of a limit that is not registered, and for one whose capacity is below the largest
-// cost. The error joins one for each rule at fault, and wraps ErrInvalid.
+// that says what cannot be, for one of a limit that is not registered, for one whose capacity is below the largest cost, and
+// for one that makes slots of tokens, or tokens of slots: the program calls Acquire for the ones and Take for the others. The
+// error joins one for each rule at fault, and wraps ErrInvalid.
 func Validate(rules []Rule, registered ...Registered) error {
 	v := validator{registered: byName(registered)}
 	for i := range rules {
@@ -91,6 +92,11 @@ func (v *validator) check(limit string, policy ratelimit.Policy) error {
 	if !ok {
 		return errUnknown
 	}
+	for _, r := range registered {
+		if code := r.Limit.Policy(); hasSlots(code) != hasSlots(policy) {
+			return fmt.Errorf("it is %v, and the program has %v: the one is asked by Acquire, the other by Take; change the program first", policy, code)
+		}
+	}
 	most, ok := mostOf(policy)
 	if !ok {
 		return nil
@@ -101,6 +107,12 @@ func (v *validator) check(limit string, policy ratelimit.Policy) error {
 		}
 	}
 	return nil
+}
+
+// hasSlots reports whether a policy has slots, which are held, and not tokens, which are taken.
+func hasSlots(policy ratelimit.Policy) bool {
+	_, slots := policy.(ratelimit.Concurrency)
+	return slots
 }
 
 // mostOf returns the most that a call can get: the capacity, and of a limit without one what may be reserved. ok is false

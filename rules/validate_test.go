@@ -38,6 +38,20 @@ func TestValidate(t *testing.T) {
 		require.NotContains(t, err.Error(), `"pro"`)
 	})
 
+	t.Run("RefusesSlotsForTokensAndTokensForSlots", func(t *testing.T) {
+		t.Parallel()
+		jobs := rules.Registered{Limit: ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}), MaxCost: 2}
+		slots := rules.Rule{Kind: rules.Concurrency, Most: 5}
+		good, few, wrong := slots, slots, slots
+		good.Limit, few.Limit, few.Plan, few.Most, wrong.Limit = "jobs", "jobs", "free", 1, "messages"
+		require.NoError(t, rules.Validate([]rules.Rule{good}, jobs))
+		err := rules.Validate([]rules.Rule{few, wrong, perMinute("jobs", "", 8)}, append(known, jobs)...)
+		require.ErrorContains(t, err, `plan "free": it never gives more than 1 at once and the program asks up to 2`)
+		require.ErrorContains(t, err, `rule "messages", plan "": it is 5 at a time`)
+		require.ErrorContains(t, err, `rule "jobs", plan "": it is 8`)
+		require.ErrorContains(t, err, "the one is asked by Acquire, the other by Take")
+	})
+
 	t.Run("ChecksWhatIsLoaded", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
