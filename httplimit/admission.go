@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -17,10 +18,13 @@ type Admission struct {
 	middleware *middleware
 	outer      *Admission // of a middleware around this one; nil when there is none
 	decision   ratelimit.Decision
-	undecided  bool // the store failed
+	stated     []stated // what its fields tell of that
+	undecided  bool     // the store failed
 
 	mu      sync.Mutex
 	charges []*charge
+	leases  []heldLease
+	merged  []stated // by handlers: see Merge
 }
 
 // charge is what one rule took.
@@ -175,15 +179,15 @@ func (m *middleware) book(ctx context.Context, charges []*charge, actual float64
 }
 
 // charged returns what asks took by the decision: nothing where it is a refusal, nor from limits that their rules switch
-// off, nor from those that their rules only try and that did not have enough.
+// off, nor slots, which go back by themselves, nor from those that their rules only try and that did not have enough.
 func charged(asks []ask, d ratelimit.Decision) []*charge {
 	if !d.Allowed {
 		return nil
 	}
 	charges := make([]*charge, 0, len(asks))
 	for i, a := range asks {
-		if s := &d.States[i]; s.Allowed && !s.NotAsked {
-			a.cost = s.Cost
+		if s := &d.States[i]; s.Allowed && !s.NotAsked && !guard.IsHeld(s.Limit) {
+			a.cost, a.price = s.Cost, s.Charged
 			charges = append(charges, &charge{ask: a, at: d.At})
 		}
 	}

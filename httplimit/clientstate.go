@@ -30,7 +30,7 @@ type ClientStateConfig struct {
 	// Plan names the caller's plan, and must be the Plan that the limits are taken by. Defaults to nil, no plan.
 	Plan Key
 	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice, and none with
-	// Shards above 1, of whose rows the answer could only give the sum. Where plans have limits of different names, make
+	// Shards above 1, of whose rows the answer could only give the sum, and none that is Adaptive. Where plans have limits of different names, make
 	// a handler for each plan. Required.
 	Limits []ratelimit.Limit
 	// Timeout bounds the reading. Defaults to 2 seconds.
@@ -72,6 +72,8 @@ func (c ClientStateConfig) validate() error {
 			return fmt.Errorf("two of the Limits are called %q; list each once", name)
 		case isSharded(limit):
 			return fmt.Errorf("limit %q has Shards, whose rows a client cannot compute from their sum; list limits without", name)
+		case isAdaptive(limit):
+			return fmt.Errorf("limit %q is Adaptive, and a client does not know what a request costs; list limits that are not", name)
 		default:
 			names[name] = true
 		}
@@ -84,14 +86,16 @@ func isSharded(limit ratelimit.Limit) bool {
 	switch p := limit.Policy().(type) {
 	case ratelimit.TokenBucket:
 		return p.Shards > 1
-	case *ratelimit.TokenBucket:
-		return p.Shards > 1
 	case ratelimit.FixedWindow:
-		return p.Shards > 1
-	case *ratelimit.FixedWindow:
 		return p.Shards > 1
 	}
 	return false
+}
+
+// isAdaptive reports whether what a request costs depends on an upstream.
+func isAdaptive(limit ratelimit.Limit) bool {
+	_, adapts := limit.Policy().(ratelimit.Adaptive)
+	return adapts
 }
 
 // NewClientState returns a handler that tells callers the state of their own limits, for the JavaScript
@@ -102,8 +106,8 @@ func isSharded(limit ratelimit.Limit) bool {
 // asks for has no influence: the caller is who Key says, and the limits are those of the configuration.
 //
 // Each state has the policy that decides on the caller. Where that is of a rule of [ratelimit.Config.Policies], it may
-// change from one poll to the next. A limit is left out while such a rule has it off, in shadow mode, paused or with
-// Shards, as a page could not compute its state then; left_out has the names.
+// change from one poll to the next. A limit is left out while such a rule has it off, in shadow mode, paused, with
+// Shards or Adaptive, as a page could not compute its state then; left_out has the names.
 //
 //	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or not so that it can be relied on
 //	405   another method
@@ -180,7 +184,7 @@ func (h *clientState) read(r *http.Request) (state callerState, err error) {
 	state.Limits = make([]ratelimit.Value, 0, len(decision.States))
 	told := make(map[string]bool, len(decision.States))
 	for _, s := range decision.States {
-		if s.Mode != ratelimit.Off && s.Mode != ratelimit.Shadow && !s.NotAsked && !isSharded(s.Limit) {
+		if s.Mode != ratelimit.Off && s.Mode != ratelimit.Shadow && !s.NotAsked && !isSharded(s.Limit) && !isAdaptive(s.Limit) {
 			state.Limits, told[s.Limit.Name()] = append(state.Limits, s.Value), true
 		}
 	}

@@ -219,6 +219,9 @@ func TestNewClientState(t *testing.T) {
 		"65 Limits":              func(c *httplimit.ClientStateConfig) { c.Limits = make([]ratelimit.Limit, 65) },
 		"zero Limit":             func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{clientUploads, {}} },
 		`are called "uploads"`:   func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{clientUploads, clientUploads} },
+		`limit "adaptive" is Adaptive`: func(c *httplimit.ClientStateConfig) {
+			c.Limits = []ratelimit.Limit{ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)})}
+		},
 		`limit "sharded" has Shards`: func(c *httplimit.ClientStateConfig) {
 			c.Limits = []ratelimit.Limit{ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Shards: 4})}
 		},
@@ -236,4 +239,43 @@ func TestNewClientState(t *testing.T) {
 			require.ErrorContains(t, err, want)
 		})
 	}
+}
+
+// TestClientStateOfEachKind tells the state of windows that slide, of the calendar and of slots, so that a page can compute
+// them, and nothing by which a slot could be released.
+func TestClientStateOfEachKind(t *testing.T) {
+	t.Parallel()
+	b := setupClientState(t)
+	limits := []ratelimit.Limit{
+		ratelimit.Define("anyMinute", ratelimit.SlidingWindow{Rate: 10, Period: time.Minute, Slices: 6}),
+		ratelimit.Define("aMonth", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}),
+		ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Minute}),
+	}
+	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
+		Limiter: b.limiter, Limits: limits, Key: func(*http.Request) (string, error) { return "ada", nil }, Timeout: time.Hour,
+	})
+	require.NoError(t, err)
+	lease, err := b.limiter.Acquire(t.Context(), limits[2].For("ada").Cost(2), limits[0].For("ada").Cost(4), limits[1].For("ada"))
+	require.NoError(t, err)
+	require.True(t, lease.Allowed)
+
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody))
+	require.Equal(t, http.StatusOK, w.Code)
+	var state struct {
+		Limits []map[string]any `json:"limits"`
+	}
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &state))
+	require.Len(t, state.Limits, 3)
+	require.Equal(t, "sliding window", state.Limits[0]["algorithm"])
+	require.Equal(t, []any{4.0, 0.0}, state.Limits[0]["totals"])
+	require.Equal(t, "calendar window", state.Limits[1]["algorithm"])
+	require.Equal(t, 999.0, state.Limits[1]["value"])
+	until := time.Date(2026, time.March, 31, 22, 0, 0, 0, time.UTC) // and April begins in Berlin
+	require.Equal(t, float64(until.UnixMicro()), state.Limits[1]["windows"].([]any)[0].(map[string]any)["until_us"])
+	ends := float64(clientNow.Add(time.Minute).UnixMicro())
+	require.Equal(t, map[string]any{
+		"limit": "slots", "algorithm": "concurrency", "capacity": 3.0, "lease_us": 60e6, "ends_us": []any{ends, ends},
+		"ts_us": float64(clientNow.UnixMicro()), "now_us": float64(clientNow.UnixMicro()),
+	}, state.Limits[2])
 }

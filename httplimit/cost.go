@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -52,6 +53,8 @@ func (c staticCost) validate(limit ratelimit.Limit) error {
 	switch capacity := limit.Capacity(); {
 	case c.cost > capacity:
 		return fmt.Errorf("its %s is %v, and the limit never holds more than %v; lower the cost or raise the capacity", c.field, c.cost, capacity)
+	case guard.IsHeld(limit) && c.cost != math.Trunc(c.cost):
+		return fmt.Errorf("its %s is %v, and slots are whole", c.field, c.cost)
 	case c.cost > 0 && c.cost < max(capacity*minCostShare, minCost):
 		return fmt.Errorf("its %s is %v, which is too small beside the capacity of %v; use a larger unit of cost, or 0", c.field, c.cost, capacity)
 	}

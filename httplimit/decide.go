@@ -18,7 +18,8 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		return admission, nil
 	}
 	began := time.Now()
-	d, err := m.take(r.Context(), asks, m.config.Shadow)
+	lease, err := m.take(r.Context(), asks, m.config.Shadow)
+	d := lease.Decision
 	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
 	var refusal *Refusal
 	switch {
@@ -40,6 +41,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
 	default:
 		admission.charges = charged(asks, d)
+		admission.hold(lease, m.config.Shadow)
 		if !m.config.Shadow {
 			admission.decision = d
 		}
@@ -71,14 +73,14 @@ func (m *middleware) exceeded(ctx context.Context, asks []ask) ratelimit.Limit {
 	return ratelimit.Limit{}
 }
 
-// take asks the core, within the time a decision may take.
-func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Decision, error) {
+// take asks the core, which answers with a lease where slots are held, within the time a decision may take.
+func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Lease, error) {
 	if shadow {
 		ctx = ratelimit.WithShadow(ctx)
 	}
 	ctx, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, m.config.Route), m.config.DecisionTimeout)
 	defer cancel()
-	return m.limiter.Take(ctx, requests(asks)...)
+	return guard.Take(ctx, m.limiter, requests(asks))
 }
 
 // failure says what an error of the core makes of a request. ctx is the request's, without our timeout.

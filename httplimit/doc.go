@@ -24,30 +24,60 @@
 //   - When the store fails, the request is answered 503, or let through where [Config.FailOpen] is set. It may have
 //     been charged when the store fails or gets slow during the call. It was not when the store cannot be reached.
 //
-// A process that dies while a request is served gives nothing back.
+// A process that dies while a request is served gives nothing back, but for slots.
+//
+// # What is held while the handler runs
+//
+// A rule whose limit is a [ratelimit.Concurrency], in the code or by a stored rule, lets so many requests in at a time. Its slots
+// are acquired in the same call in which the other rules take, all or nothing ([ratelimit.Limiter.Acquire]), and released
+// when the handler has returned or panicked, whatever the client does. They are held for as long as the handler streams, and
+// while it has hijacked the connection. Leases are renewed meanwhile. When one is lost the request's context ends with the
+// cause [ratelimit.ErrLeaseLost], and a [LeaseLost] is told; the handler finds its lease with [ratelimit.LeaseFromContext]. A
+// slot that cannot be released is free when its lease ends, as is that of a process that died. docs/concurrency.md says what a
+// handler must do.
 //
 // What has to be charged in the same transaction as the handler's own writes, so that a rollback gives it
-// back, is not for middleware: take it in that transaction with [ratelimit.Limiter.WithTx], and answer with
-// [NewRefusal] and [Headers.Set].
+// back, is not for middleware: take it in that transaction with [ratelimit.Limiter.WithTx] and Require, and answer with
+// [Respond], which does what the middleware does. [Merge] states what is left of it beside what the middleware has stated.
 //
 // # What the client sees
 //
 // With a decision, allowed or refused: the fields that [Config.Headers] chooses, RateLimit-Policy and RateLimit by
 // default, as in draft-ietf-httpapi-ratelimit-headers-11, which is a draft. They hold whole numbers from 0 up, and
-// no key. In a browser a page of another origin sees them when Access-Control-Expose-Headers names them.
+// no key. [Config.AlsoHeaders] adds other forms, for clients that know no others.
 //
 // A request that is not let through is answered with Cache-Control: no-store, RateLimit-Reason, and a body
 // as problem+json, plain text or a page, by its Accept field:
 //
 //	429 quota-exceeded              a limit refused; Retry-After is the longest wait among those that did
 //	429 abnormal-usage-detected     the same, for rules with Abuse
-//	429 temporary-reduced-capacity  a limit is paused; Retry-After is when its pause ends, and why is not told
+//	429 temporary-reduced-capacity  a limit is paused; Retry-After is when its pause ends, and why is not told. Or a limit
+//	                                adapts to an upstream that has throttled, and gives less than its contract
 //	400 bad-key                     the request does not say who it is from
 //	400 bad-cost                    it states a cost that cannot be taken
 //	413 too-costly                  it costs more than a limit can ever hold; no Retry-After, as no wait helps
 //	503 not-decided                 the store failed, was too slow, or too contended; Retry-After is 1
 //
-// Retry-After is in whole seconds, rounded up: a lone caller who waits that long is let through.
+// Retry-After is in whole seconds, rounded up: a lone caller who waits that long is let through. The body of a problem has the wait
+// in milliseconds, too:
+//
+//	{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded", "status":429,
+//	 "title":"Request cannot be satisfied as assigned quota has been exceeded",
+//	 "detail":"sendMessage: 10 per minute; retry in 5 s", "violated-policies":["sendMessage"], "retry_after_ms":4800}
+//
+// # Pages of other origins
+//
+// Put the CORS middleware around this one:
+//
+//	handler := cors(limited(chat))
+//
+// It answers preflights, which then are neither counted nor refused, and a refusal has its fields, without which a page could not
+// read the status. In the other order a preflight is a request like any other, which has no cookie and no key: pass [IsPreflight] as
+// Config.Skip there. For a page to read what is left, the CORS middleware has to name the fields:
+//
+//	Access-Control-Expose-Headers: RateLimit, RateLimit-Policy, RateLimit-Reason, Retry-After
+//
+// and those of other forms, where they are chosen.
 //
 // # Policies that are not in the code
 //
@@ -56,6 +86,11 @@
 // checks no cost against the capacity in the code then.
 // A limit that its rule only tries, or has switched off, turns nobody away, and no field tells of it. What it would have
 // refused is counted as what a rule with Shadow would have.
+//
+// # Upstreams
+//
+// [Transport] is for the other side: a program that calls an upstream whose limits it shares with other processes. It reports
+// what the upstream answers to a [ratelimit.Adaptive] limit.
 //
 // # What is counted
 //

@@ -1,7 +1,6 @@
 package httplimit_test
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -43,7 +42,7 @@ func ExampleNew() {
 }
 
 // complete answers, and books what that really cost. A charge that belongs to a write of the handler's is taken in
-// its transaction instead: see the example of NewRefusal.
+// its transaction instead: see the example of Respond.
 func complete(w http.ResponseWriter, r *http.Request) {
 	answer, tokens := "forty-two", 317.0
 	if admission, ok := httplimit.FromContext(r.Context()); ok {
@@ -58,7 +57,7 @@ func complete(w http.ResponseWriter, r *http.Request) {
 
 // A handler that writes takes the tokens in the transaction of its writes, so that a rollback gives them back, and
 // answers as the middleware does. Who the author is, the sign-in in front of it has verified and put into the context.
-func ExampleNewRefusal() {
+func ExampleRespond() {
 	type signedIn struct{}
 	http.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {
 		author, ok := r.Context().Value(signedIn{}).(string)
@@ -66,26 +65,42 @@ func ExampleNewRefusal() {
 			http.Error(w, "sign in first", http.StatusUnauthorized)
 			return
 		}
-		var d ratelimit.Decision
-		err := limiter.InTx(r.Context(), func(tx pgx.Tx) (err error) {
-			if d, err = limiter.WithTx(tx).Take(r.Context(), Messages.For(author)); err != nil {
-				return err
+		err := limiter.InTx(r.Context(), func(tx pgx.Tx) error {
+			if err := limiter.WithTx(tx).Require(r.Context(), Messages.For(author)); err != nil {
+				return err // rolls back
 			}
-			if !d.Allowed {
-				return d.Err()
-			}
-			_, err = tx.Exec(r.Context(), "INSERT INTO messages (author, body) VALUES ($1, $2)", author, r.FormValue("body"))
+			_, err := tx.Exec(r.Context(), "INSERT INTO messages (author, body) VALUES ($1, $2)", author, r.FormValue("body"))
 			return err
 		})
-		httplimit.DraftHeaders.Set(w.Header(), d)
 		switch {
-		case errors.Is(err, ratelimit.ErrLimited):
-			httplimit.NewRefusal(d).ServeHTTP(w, r)
+		case httplimit.Respond(w, r, err):
 		case err != nil:
-			http.Error(w, "the message was not sent", http.StatusServiceUnavailable)
+			http.Error(w, "the message was not sent", http.StatusInternalServerError)
 		default:
 			w.WriteHeader(http.StatusCreated)
 		}
+	})
+}
+
+// A handler that wants to tell what is left when it has taken, too, merges the decision into what the middleware has stated.
+func ExampleMerge() {
+	http.HandleFunc("GET /preview", func(w http.ResponseWriter, r *http.Request) {
+		var d ratelimit.Decision
+		who, err := address.Of(r)
+		if err == nil {
+			d, err = limiter.Take(r.Context(), PerIP.For(who).Cost(5))
+		}
+		if err == nil {
+			err = d.Err()
+		}
+		if err != nil {
+			if !httplimit.Respond(w, r, err) {
+				http.Error(w, "there is no preview", http.StatusInternalServerError)
+			}
+			return
+		}
+		httplimit.Merge(w, r, d)
+		_, _ = io.WriteString(w, "a preview")
 	})
 }
 

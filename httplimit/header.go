@@ -28,7 +28,14 @@ type Headers int
 
 const (
 	// DraftHeaders are RateLimit-Policy and RateLimit as in draft-ietf-httpapi-ratelimit-headers-11. A refusal
-	// has the rules that refused in RateLimit, and all of them in RateLimit-Policy.
+	// has the rules that refused in RateLimit, and all of them in RateLimit-Policy. A limit on concurrency counts
+	// concurrent-requests and has neither w nor t, as slots come back when they are given back; a calendar window
+	// has no w, as months differ.
+	//
+	// r is never above q. A bucket whose capacity is above its rate, and a window that carries over what was not used, may hold
+	// more than the rate of one period, which this form has no word for: r is q then, and t is what it is for q. Whoever
+	// paces by it is never refused. What is left in full is in TrioHeaders and EpochHeaders, whose Limit is the capacity,
+	// and in State.Remaining.
 	DraftHeaders Headers = iota
 	// TrioHeaders are RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, as in the drafts up to 06.
 	// Reset is seconds from now.
@@ -45,13 +52,9 @@ const (
 )
 
 // Set sets the fields of a decision, in place of those that are there: for handlers that call the core
-// themselves. The middleware does it for its own decisions.
+// themselves with no middleware around them. Behind one, [Merge] keeps what that has stated.
 func (h Headers) Set(header http.Header, d ratelimit.Decision) {
-	if h == DraftHeaders && len(d.States) > 0 {
-		header.Del(policyField)
-		header.Del(limitField)
-	}
-	h.set(header, d, func(int) string { return "" }, 0)
+	h.set(header, tellable(d, func(int) string { return "" }, 0), !d.Allowed)
 }
 
 const (
@@ -59,36 +62,58 @@ const (
 	limitField  = "RateLimit"
 )
 
-// set sets the fields of a decision, whose state i counts what unit(i) names. The Lists of an outer middleware
-// are added to.
-func (h Headers) set(header http.Header, d ratelimit.Decision, unit func(int) string, ratioCap float64) {
-	states := tellable(d, unit)
+// set sets the fields of states, in place of those that are there. refused is whether the answer is a refusal.
+func (h Headers) set(header http.Header, states []stated, refused bool) {
 	if len(states) == 0 {
 		return
 	}
+	states = withUnits(states)
 	switch h {
 	case DraftHeaders:
-		setDraft(header, d, states, ratioCap)
+		setDraft(header, states, refused)
 	case TrioHeaders:
-		set(header, "RateLimit-%s", states, seconds)
+		set(header, "RateLimit-%s", states, func(_ time.Time, wait time.Duration) int64 { return seconds(wait) })
 	case EpochHeaders:
-		set(header, "X-RateLimit-%s", states, func(wait time.Duration) int64 { return epoch(d.At, wait) })
+		set(header, "X-RateLimit-%s", states, epoch)
 	case OpenAIHeaders:
 		setOpenAI(header, states)
 	case NoHeaders:
 	}
 }
 
-// stated is a state that the fields tell of, and what it counts.
+// stated is a state that the fields tell of, and how.
 type stated struct {
 	ratelimit.State
 
-	unit string
+	unit     string    // that it counts
+	at       time.Time // the instant of the decision
+	ratioCap float64
+}
+
+// withUnits returns the states with the unit of each limit, where any of its states has one: a handler that asks a limit that a
+// rule asks too need not repeat it.
+func withUnits(states []stated) []stated {
+	all := states
+	for i := range states {
+		if states[i].unit != "" {
+			continue
+		}
+		for j := range states {
+			if states[j].unit != "" && states[j].Limit.Name() == states[i].Limit.Name() {
+				if &all[0] == &states[0] {
+					all = slices.Clone(states)
+				}
+				all[i].unit = states[j].unit
+				break
+			}
+		}
+	}
+	return all
 }
 
 // tellable returns the states that clients are told of. Of a limit that is off, or was left alone because another is
 // paused, nothing is known, and one in shadow mode is not enforced. One that is paused has nothing until then.
-func tellable(d ratelimit.Decision, unit func(int) string) []stated {
+func tellable(d ratelimit.Decision, unit func(int) string, ratioCap float64) []stated {
 	states := make([]stated, 0, len(d.States))
 	for i, s := range d.States {
 		isPaused := telemetry.Refuses(&s) && !s.PausedUntil.IsZero()
@@ -102,21 +127,21 @@ func tellable(d ratelimit.Decision, unit func(int) string) []stated {
 		if in == "" && validUnit.MatchString(s.Unit) { // what a stored rule says
 			in = s.Unit
 		}
-		states = append(states, stated{s, in})
+		states = append(states, stated{s, in, d.At, ratioCap})
 	}
 	return states
 }
 
 // set sets the three fields for the state that matters most.
-func set(header http.Header, format string, states []stated, in func(time.Duration) int64) {
+func set(header http.Header, format string, states []stated, in func(at time.Time, wait time.Duration) int64) {
 	s := states[tightest(states)]
 	wait := s.ResetAfter
 	if !s.Allowed {
 		wait = max(s.RetryAfter, time.Second)
 	}
 	header.Set(fmt.Sprintf(format, "Limit"), strconv.FormatInt(integer(s.Limit.Capacity()), 10))
-	header.Set(fmt.Sprintf(format, "Remaining"), strconv.FormatInt(integer(s.Remaining), 10))
-	header.Set(fmt.Sprintf(format, "Reset"), strconv.FormatInt(in(wait), 10))
+	header.Set(fmt.Sprintf(format, "Remaining"), strconv.FormatInt(integer(min(s.Remaining, s.Limit.Capacity())), 10))
+	header.Set(fmt.Sprintf(format, "Reset"), strconv.FormatInt(in(s.at, wait), 10))
 }
 
 // epoch returns the instant wait after at in whole seconds since 1970, rounded up.
@@ -154,7 +179,7 @@ func setOpenAI(header http.Header, states []stated) {
 	for name, states := range byUnit {
 		s := states[tightest(states)]
 		header.Set("X-RateLimit-Limit-"+name, strconv.FormatInt(integer(s.Limit.Capacity()), 10))
-		header.Set("X-RateLimit-Remaining-"+name, strconv.FormatInt(integer(s.Remaining), 10))
+		header.Set("X-RateLimit-Remaining-"+name, strconv.FormatInt(integer(min(s.Remaining, s.Limit.Capacity())), 10))
 		header.Set("X-RateLimit-Reset-"+name, roundUp(s.ResetAfter, time.Millisecond).String())
 	}
 }
@@ -167,9 +192,9 @@ func roundUp(d, unit time.Duration) time.Duration {
 	return d
 }
 
-// setDraft sets the two Lists of the draft. A policy that is asked twice in a call, for two keys, is stated once, as
-// the tighter of them. An outer middleware's items stay before those of an inner one that allows.
-func setDraft(header http.Header, d ratelimit.Decision, states []stated, ratioCap float64) {
+// setDraft sets the two Lists of the draft. A policy that is asked twice, for two keys or by a middleware and a handler, is stated
+// once, as the tighter of them. A refusal has those that refused in RateLimit, and no others.
+func setDraft(header http.Header, states []stated, refused bool) {
 	tighter := make(map[string]stated, len(states))
 	var order []string
 	for _, s := range states {
@@ -186,34 +211,43 @@ func setDraft(header http.Header, d ratelimit.Decision, states []stated, ratioCa
 	for _, name := range order {
 		s := tighter[name]
 		policies = append(policies, policyItem(s.Limit, s.unit))
-		if d.Allowed || !s.Allowed {
-			limits = append(limits, limitItem(s.State, d.At, ratioCap))
+		if !refused || !s.Allowed {
+			limits = append(limits, limitItem(&s))
 		}
 	}
-	if d.Allowed {
-		limits = slices.Concat(header.Values(limitField), limits)
-	}
-	header.Set(policyField, strings.Join(slices.Concat(header.Values(policyField), policies), ", "))
+	header.Set(policyField, strings.Join(policies, ", "))
 	header.Set(limitField, strings.Join(limits, ", "))
 }
 
-// policyItem returns what does not change: the quota of a limit. Its name needs no escapes: the core allows
-// letters, digits and _ . : / - only.
+// policyItem returns what does not change: the quota of a limit, and where all of its windows are as long, for how many seconds. Its
+// name needs no escapes: the core allows letters, digits and _ . : / - only.
 func policyItem(limit ratelimit.Limit, unit string) string {
-	tokens, seconds := scheduleOf(limit).quota()
-	item := fmt.Sprintf(`"%s";q=%d;w=%d`, limit.Name(), tokens, seconds)
+	s := scheduleOf(limit)
+	tokens, seconds := s.quota()
+	item := fmt.Sprintf(`"%s";q=%d`, limit.Name(), tokens)
+	if s.period > 0 {
+		item += fmt.Sprintf(";w=%d", seconds)
+	}
+	if unit == "" && s.back == byRelease {
+		unit = "concurrent-requests"
+	}
 	if unit != "" {
 		item += fmt.Sprintf(`;qu="%s"`, unit)
 	}
 	return item
 }
 
-// limitItem returns what is left, and for how long.
-func limitItem(s ratelimit.State, at time.Time, ratioCap float64) string {
-	left, window := integer(s.Remaining), effectiveWindow(s, at)
-	if ratioCap > 0 {
-		tokens, period := scheduleOf(s.Limit).quota()
-		left = min(left, integer(math.Ceil(ratioCap*float64(tokens)*float64(window)/float64(period))))
+// limitItem returns what is left, and for how long: never more than the quota that policyItem states, though a bucket may hold more.
+func limitItem(s *stated) string {
+	schedule := scheduleOf(s.Limit)
+	tokens, period := schedule.quota()
+	left := min(integer(s.Remaining), tokens)
+	window, known := effectiveWindow(s.State, s.at)
+	if !known {
+		return fmt.Sprintf(`"%s";r=%d`, s.Limit.Name(), left)
+	}
+	if s.ratioCap > 0 && schedule.period > 0 {
+		left = min(left, integer(math.Ceil(s.ratioCap*float64(tokens)*float64(window)/float64(period))))
 	}
 	return fmt.Sprintf(`"%s";r=%d;t=%d`, s.Limit.Name(), left, window)
 }

@@ -2,7 +2,6 @@ package httplimit_test
 
 import (
 	"net/http"
-	"strconv"
 	"testing"
 	"time"
 
@@ -21,119 +20,19 @@ var (
 	rpd         = ratelimit.Define("rpd", ratelimit.FixedWindow{Rate: 1000, Period: ratelimit.Day, Start: ten.Add(-10 * time.Hour)})
 )
 
-// example is a response of the field's own examples: what was taken before, what is asked when, and what
-// the response says.
-type example struct {
-	rules    []httplimit.Rule
-	spent    ratelimit.Request
-	reserved ratelimit.Request
-	at       time.Duration // after ten
-	cost     float64
-	ratioCap float64
-	status   int
-	policy   string
-	limit    string
-	retry    string
-}
-
-var examples = map[string]example{
-	"TB-A1": {
-		rules: one(sendMessage), status: 200,
-		policy: `"sendMessage";q=10;w=60`, limit: `"sendMessage";r=2;t=12`,
-	},
-	"TB-A2 the last token": {
-		rules: one(sendMessage), spent: sendMessage.For("ada").Cost(1.8), status: 200,
-		policy: `"sendMessage";q=10;w=60`, limit: `"sendMessage";r=0;t=5`,
-	},
-	"TB-A3 a cost and a unit": {
-		rules: []httplimit.Rule{{Limit: llmTokens, Key: user, Unit: "tokens"}}, cost: 8500, status: 200,
-		policy: `"llmTokens";q=40000;w=60;qu="tokens"`, limit: `"llmTokens";r=31500;t=48`,
-	},
-	"TB-R1": {
-		rules: one(sendMessage), spent: sendMessage.For("ada").Cost(2.8), status: 429, retry: "5",
-		policy: `"sendMessage";q=10;w=60`, limit: `"sendMessage";r=0;t=5`,
-	},
-	"TB-R2 some left, and not enough": {
-		rules: one(llmTokens), spent: llmTokens.For("ada").Cost(38_500), cost: 8500, status: 429, retry: "11",
-		policy: `"llmTokens";q=40000;w=60`, limit: `"llmTokens";r=1500;t=11`,
-	},
-	"TB-R3 debts do not show": {
-		rules: one(sendMessage), reserved: sendMessage.For("ada").Cost(7), status: 429, retry: "30",
-		policy: `"sendMessage";q=10;w=60`, limit: `"sendMessage";r=0;t=30`,
-	},
-	"FW-A1": {
-		rules: one(freeTrial), at: 20 * time.Second, status: 200,
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=99;t=3580`,
-	},
-	"FW-A2 truthful": {
-		rules: one(freeTrial), spent: freeTrial.For("ada").Cost(40), at: 59*time.Minute + 50*time.Second, status: 200,
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=59;t=10`,
-	},
-	"FW-A2 with a cap on the ratio": {
-		rules: one(freeTrial), spent: freeTrial.For("ada").Cost(40), at: 59*time.Minute + 50*time.Second, ratioCap: 10, status: 200,
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=3;t=10`,
-	},
-	"FW-A3": {
-		rules: one(freeTrial), spent: freeTrial.For("ada").Cost(99), at: 40 * time.Minute, status: 200,
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=0;t=1200`,
-	},
-	"FW-R1": {
-		rules: one(freeTrial), spent: freeTrial.For("ada").Cost(100), at: 40*time.Minute + time.Second, status: 429, retry: "1199",
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=0;t=1199`,
-	},
-	"FW-R2 a part of a second is a second": {
-		rules: one(freeTrial), spent: freeTrial.For("ada").Cost(98), at: 59*time.Minute + 57300*time.Millisecond, cost: 5,
-		status: 429, retry: "3",
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=2;t=3`,
-	},
-	"FW-R3 only what refused is stated": {
-		rules: []httplimit.Rule{{Limit: rpm, Key: user}, {Limit: rpd, Key: user}},
-		spent: rpd.For("ada").Cost(1000), at: 4 * time.Hour, status: 429, retry: "36000",
-		policy: `"rpm";q=60;w=60, "rpd";q=1000;w=86400`, limit: `"rpd";r=0;t=36000`,
-	},
-}
+var (
+	anyMinute = ratelimit.Define("anyMinute", ratelimit.SlidingWindow{Rate: 10, Period: time.Minute, Slices: 6})
+	aMonth    = ratelimit.Define("aMonth", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
+	slots     = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Minute})
+)
 
 func one(limit ratelimit.Limit) []httplimit.Rule { return []httplimit.Rule{{Limit: limit, Key: user}} }
-
-func TestDraftHeadersOfTheWorkedExamples(t *testing.T) {
-	t.Parallel()
-	for name, e := range examples {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			b.setClock(ten.Add(e.at))
-			e.prepare(t, b)
-			config := httplimit.Config{Rules: e.rules, RatioCap: e.ratioCap}
-			if e.cost != 0 {
-				config.Rules[0].Cost = httplimit.FixedCost(e.cost)
-			}
-			w := do(b.limited(t, config, respond()), request(t))
-			require.Equal(t, e.status, w.Code)
-			require.Equal(t, e.policy, w.Header().Get("RateLimit-Policy"))
-			require.Equal(t, e.limit, w.Header().Get("RateLimit"))
-			require.Equal(t, e.retry, w.Header().Get("Retry-After"))
-			requireDraftFields(t, w.Header())
-		})
-	}
-}
-
-func (e example) prepare(t *testing.T, b *bundle) {
-	t.Helper()
-	if e.spent.Limit().Name() != "" {
-		b.take(t, e.spent)
-	}
-	if e.reserved.Limit().Name() != "" {
-		r, err := b.limiter.Reserve(t.Context(), e.reserved)
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-	}
-}
 
 // requireDraftFields checks that both fields are what the draft says, by a parser that is not ours, and returns the
 // numbers of each policy.
 func requireDraftFields(t *testing.T, header http.Header) (policies, limits map[string]map[string]int64) {
 	t.Helper()
-	parse := func(field string, required ...string) map[string]map[string]int64 {
+	parse := func(field string, required []string, optional string) map[string]map[string]int64 {
 		list, err := httpsfv.UnmarshalList(header.Values(field))
 		require.NoError(t, err, "%s: %q", field, header.Values(field))
 		require.NotEmpty(t, list)
@@ -143,8 +42,11 @@ func requireDraftFields(t *testing.T, header http.Header) (policies, limits map[
 			require.True(t, ok)
 			require.IsType(t, "", item.Value, "the name of a policy is a String")
 			numbers := make(map[string]int64)
-			for _, parameter := range required {
+			for _, parameter := range append(required, optional) {
 				value, found := item.Params.Get(parameter)
+				if !found && parameter == optional {
+					continue
+				}
 				require.True(t, found, "%s has no %s", field, parameter)
 				require.IsType(t, int64(0), value, "%s is an Integer", parameter)
 				numbers[parameter], _ = value.(int64)
@@ -156,13 +58,16 @@ func requireDraftFields(t *testing.T, header http.Header) (policies, limits map[
 		}
 		return all
 	}
-	policies, limits = parse("RateLimit-Policy", "q", "w"), parse("RateLimit", "r", "t")
+	policies, limits = parse("RateLimit-Policy", []string{"q"}, "w"), parse("RateLimit", []string{"r"}, "t")
 	for name, p := range policies {
 		require.Positive(t, p["q"], name)
-		require.Positive(t, p["w"], name)
+		if w, found := p["w"]; found {
+			require.Positive(t, w, name)
+		}
 	}
-	for name := range limits {
+	for name, l := range limits {
 		require.Contains(t, policies, name)
+		require.LessOrEqual(t, l["r"], policies[name]["q"], "no more than the quota is left of %s", name)
 	}
 	return policies, limits
 }
@@ -174,31 +79,6 @@ func requireNoFields(t *testing.T, header http.Header) {
 		require.NotContains(t, name, "Ratelimit")
 	}
 	require.NotContains(t, header, "Retry-After")
-}
-
-func TestTheWorkedRefusalInFull(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	b.take(t, sendMessage.For("ada").Cost(2.8))
-	w := do(b.limited(t, rules(one(sendMessage)...), respond()), request(t))
-	require.Equal(t, http.StatusTooManyRequests, w.Code)
-	require.JSONEq(t, `{
-		"type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-		"title": "Request cannot be satisfied as assigned quota has been exceeded",
-		"status": 429,
-		"detail": "sendMessage: 10 per minute; retry in 5 s",
-		"violated-policies": ["sendMessage"]
-	}`, w.Body.String())
-	require.Equal(t, http.Header{
-		"Content-Type":           {"application/problem+json"},
-		"Content-Length":         {strconv.Itoa(w.Body.Len())},
-		"Cache-Control":          {"no-store"},
-		"Retry-After":            {"5"},
-		"Ratelimit-Reason":       {"quota-exceeded"},
-		"Ratelimit-Policy":       {`"sendMessage";q=10;w=60`},
-		"Ratelimit":              {`"sendMessage";r=0;t=5`},
-		"X-Content-Type-Options": {"nosniff"},
-	}, w.Header())
 }
 
 // TestQuotasAreWholeNumbers promises that a rate that is no whole number of tokens in whole seconds is stated as
@@ -220,12 +100,99 @@ func TestQuotasAreWholeNumbers(t *testing.T) {
 		`"odd";q=7;w=604800`:          &ratelimit.TokenBucket{Rate: 7, Period: ratelimit.Week},
 		`"odd";q=1000000;w=3`:         ratelimit.TokenBucket{Rate: 1, Period: 3 * time.Microsecond, Capacity: 5},
 		`"odd";q=60;w=60`:             &ratelimit.FixedWindow{Rate: 60, Period: time.Minute},
+		`"odd";q=5;w=2`:               &ratelimit.SlidingWindow{Rate: 2.5, Period: time.Second, Slices: 10},
+		`"odd";q=7`:                   &ratelimit.CalendarWindow{Rate: 7, Resets: ratelimit.Daily},
+		`"odd";q=9;w=1`:               ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)},
 	} {
 		limit := ratelimit.Define("odd", policy)
 		w := do(b.limited(t, rules(httplimit.Rule{Limit: limit, Key: user, Cost: httplimit.FixedCost(0)}), respond()), request(t))
 		require.Equal(t, want, w.Header().Get("RateLimit-Policy"), "%v", policy)
 		requireDraftFields(t, w.Header())
 	}
+}
+
+// TestWhatIsCarriedOverIsNoPartOfTheQuota tells of limits that hold more than comes in one period: the draft's form has the quota, and
+// the forms whose Limit is the capacity have it all.
+func TestWhatIsCarriedOverIsNoPartOfTheQuota(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for limit, policy := range map[string]ratelimit.Policy{
+		`"over";r=100;t=3600`: ratelimit.FixedWindow{Rate: 100, Period: time.Hour, Capacity: 300, Start: ten},
+		`"over";r=100;t=60`:   ratelimit.TokenBucket{Rate: 100, Period: time.Minute, Capacity: 300},
+	} {
+		b.limiter = b.on(t, b.pool)
+		over := ratelimit.Define("over", policy)
+		config := rules(httplimit.Rule{Limit: over, Key: func(*http.Request) (string, error) { return limit, nil }})
+		config.AlsoHeaders = []httplimit.Headers{httplimit.TrioHeaders, httplimit.EpochHeaders}
+		header := do(b.limited(t, config, respond()), request(t)).Header()
+		require.Equal(t, limit, header.Get("RateLimit"))
+		requireDraftFields(t, header)
+		for _, form := range []string{"RateLimit-", "X-RateLimit-"} {
+			require.Equal(t, "300", header.Get(form+"Limit"))
+			require.Equal(t, "299", header.Get(form+"Remaining"))
+		}
+	}
+}
+
+// TestSeveralFormsAtOnce promises each form as it is by itself.
+func TestSeveralFormsAtOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
+	keyed := func(key string) httplimit.Rule {
+		return httplimit.Rule{Limit: perUser, Key: func(*http.Request) (string, error) { return key, nil }}
+	}
+	together := b.limited(t, httplimit.Config{Headers: forms[0], AlsoHeaders: forms[1:], Rules: []httplimit.Rule{keyed("all")}}, respond())
+	for range 4 { // the last is refused
+		want := http.Header{}
+		for i, form := range forms {
+			alone := b.limited(t, httplimit.Config{Headers: form, Rules: []httplimit.Rule{keyed(string(rune('a' + i)))}}, respond())
+			for name, values := range do(alone, request(t)).Header() {
+				want[name] = values
+			}
+		}
+		require.Equal(t, want, do(together, request(t)).Header())
+	}
+	for _, config := range []httplimit.Config{
+		{AlsoHeaders: []httplimit.Headers{httplimit.DraftHeaders}},
+		{AlsoHeaders: []httplimit.Headers{httplimit.NoHeaders}},
+		{AlsoHeaders: []httplimit.Headers{httplimit.TrioHeaders, httplimit.TrioHeaders}},
+		{AlsoHeaders: []httplimit.Headers{-1}},
+		{Headers: httplimit.NoHeaders, AlsoHeaders: []httplimit.Headers{httplimit.TrioHeaders}},
+	} {
+		config.Rules = []httplimit.Rule{userRule}
+		_, err := httplimit.New(b.limiter, config)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+		require.ErrorContains(t, err, "AlsoHeaders")
+	}
+}
+
+// TestSlotsHaveNoWindow states slots without any seconds: they come back when somebody gives them back. Retry-After is when
+// they do at the latest.
+func TestSlotsHaveNoWindow(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	fields := func() (header http.Header) {
+		lease, err := b.limiter.Acquire(t.Context(), slots.For("ada").Cost(2))
+		require.NoError(t, err)
+		header = http.Header{}
+		httplimit.DraftHeaders.Set(header, lease.Decision)
+		refusal := httplimit.NewRefusal(lease.Decision)
+		if !lease.Allowed {
+			refusal.SetFields(header)
+			require.Contains(t, refusal.Detail, "3 at a time")
+		}
+		requireDraftFields(t, header)
+		return header
+	}
+	first := fields()
+	require.Equal(t, `"slots";q=3;qu="concurrent-requests"`, first.Get("RateLimit-Policy"))
+	require.Equal(t, `"slots";r=1`, first.Get("RateLimit"))
+	b.setClock(ten.Add(20 * time.Second))
+	second := fields()
+	require.Equal(t, `"slots";q=3;qu="concurrent-requests"`, second.Get("RateLimit-Policy"))
+	require.Equal(t, `"slots";r=1`, second.Get("RateLimit"))
+	require.Equal(t, "40", second.Get("Retry-After"))
 }
 
 func TestOlderHeaders(t *testing.T) {

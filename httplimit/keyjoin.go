@@ -9,18 +9,14 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-const (
-	keySeparator   = "|"
-	keyEscape      = `\`
-	minSecretBytes = 16
-)
+const minSecretBytes = 16
 
-// Join returns the Key of all of keys together, as an account and an address: "ada|203.0.113.7". Each part is
-// escaped, so that keys that differ in any part differ as a whole ("a|b" with "c" is not "a" with "b|c"). When
-// a part is missing there is no key. It panics when there are no keys, or a nil one.
+// Join returns the Key of all of keys together, as an account and an address: "ada|203.0.113.7". The parts are joined
+// as by [ratelimit.Join], so that keys that differ in any part differ as a whole. When a part is missing there is no key. It panics when there are no keys, or a nil one.
 func Join(keys ...Key) Key {
 	keys = mustKeys("Join", keys)
 	return func(r *http.Request) (string, error) {
@@ -32,7 +28,7 @@ func Join(keys ...Key) Key {
 			}
 			parts[i] = part
 		}
-		return joinParts(parts...), nil
+		return ratelimit.Join(parts...), nil
 	}
 }
 
@@ -50,7 +46,7 @@ func FirstOf(keys ...Key) Key {
 			text, err := key.Of(r)
 			switch {
 			case err == nil:
-				return joinParts(strconv.Itoa(i), text), nil
+				return ratelimit.Join(strconv.Itoa(i), text), nil
 			case !errors.Is(err, ErrNoKey):
 				return "", err
 			}
@@ -91,17 +87,6 @@ func mustKeys(constructor string, keys []Key) []Key {
 		}
 	}
 	return slices.Clone(keys)
-}
-
-// joinParts returns the parts with separators between them. A separator inside a part is escaped, so the parts
-// can be told from the whole.
-func joinParts(parts ...string) string {
-	escaped := make([]string, len(parts))
-	for i, part := range parts {
-		part = strings.ReplaceAll(part, keyEscape, keyEscape+keyEscape)
-		escaped[i] = strings.ReplaceAll(part, keySeparator, keyEscape+keySeparator)
-	}
-	return strings.Join(escaped, keySeparator)
 }
 
 // keyedHash returns the HMAC-SHA-256 of text under secret. The purpose, which holds no NUL, is part of it, so

@@ -28,6 +28,8 @@ type Config struct {
 	Route string
 	// Headers is the form in which responses state what is left. Defaults to DraftHeaders.
 	Headers Headers
+	// AlsoHeaders are further forms that are sent beside Headers, as EpochHeaders for clients that know no others. Defaults to none.
+	AlsoHeaders []Headers
 	// RatioCap makes DraftHeaders understate what is left: no more than RatioCap times what the rate would
 	// give in the stated time. That is to keep clients from using up a fixed window in its last seconds. Defaults
 	// to 0, the truth.
@@ -44,10 +46,11 @@ type Config struct {
 	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
 	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
 	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
-	// ratelimit.ErrOverloaded), nor any after Close of the limiter. Defaults to false: they are answered 503.
+	// ratelimit.ErrOverloaded), nor any after Close of the limiter. They hold no slots. Defaults to false: they are answered 503.
 	FailOpen bool
 	// DecisionTimeout is how long a decision may take, and a refund or settlement after it. A decision that
-	// is given up may still be taking tokens. Defaults to 1 second.
+	// is given up may still be taking tokens. A response waits for a tenth of it at most until the slots that its request
+	// held are free. Defaults to 1 second.
 	DecisionTimeout time.Duration
 	// Refuse answers the requests that are not let through; all fields but Content-Type are set. What is left
 	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
@@ -67,7 +70,7 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Rules = slices.Clone(c.Rules) // the caller may go on with its own
+	c.Rules, c.AlsoHeaders = slices.Clone(c.Rules), slices.Clone(c.AlsoHeaders) // the caller may go on with its own
 	if c.DecisionTimeout == 0 {
 		c.DecisionTimeout = defaultDecisionTimeout
 	}
@@ -86,6 +89,8 @@ func (c Config) validate(hasPolicies bool) error {
 		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
 	case c.Headers < DraftHeaders || c.Headers > NoHeaders:
 		return fmt.Errorf("field Headers is %d; use one of the constants", c.Headers)
+	case !areForms(c.Headers, c.AlsoHeaders):
+		return fmt.Errorf("field AlsoHeaders is %v beside Headers %v; use other forms than that, each once, and none beside NoHeaders", c.AlsoHeaders, c.Headers)
 	case !(c.RatioCap >= 0):
 		return fmt.Errorf("field RatioCap is %v; use a number above 0, or 0 for no cap", c.RatioCap)
 	case !(c.RetryJitter >= 0 && c.RetryJitter <= maxRetryJitter):
@@ -98,16 +103,29 @@ func (c Config) validate(hasPolicies bool) error {
 	return validateRules(c.Rules, hasPolicies)
 }
 
+// areForms reports whether others are forms beside the first, each once.
+func areForms(first Headers, others []Headers) bool {
+	seen := map[Headers]bool{first: true}
+	for _, h := range others {
+		if h < DraftHeaders || h >= NoHeaders || first == NoHeaders || seen[h] {
+			return false
+		}
+		seen[h] = true
+	}
+	return true
+}
+
 // middleware is a Config that is in use.
 type middleware struct {
 	limiter *ratelimit.Limiter
 	config  Config
+	forms   []Headers // in which responses state what is left
 	log     failureLog
 }
 
 // New returns middleware that lets a request through to the handler when the rules allow it. The limiter
 // must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides on its
-// own, their DraftHeaders are merged, and of the other forms the inner one's overwrite the outer's. The error wraps
+// own, and what they state in the same form is merged. The error wraps
 // ratelimit.ErrInvalidConfig and says what to change; the middleware panics when it is given no handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if limiter == nil {
@@ -121,6 +139,7 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
 	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}
+	m.forms = append([]Headers{config.Headers}, config.AlsoHeaders...)
 	return func(next http.Handler) http.Handler {
 		mustHandler(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
@@ -142,20 +161,23 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	enforced, watched, fault := m.ask(r)
 	if fault != nil {
-		m.refuse(w, r, enforced, fault.refusal())
+		m.refuse(w, r, nil, fault.refusal())
 		return
 	}
 	admission, refusal := m.decide(r, enforced)
 	if refusal != nil {
-		m.refuse(w, r, enforced, *refusal)
+		m.refuse(w, r, m.stated(enforced, refusal.Decision), *refusal)
 		return
 	}
 	if !admission.undecided { // a store that fails would be waited for twice
-		admission.charges = append(admission.charges, m.watch(r.Context(), watched)...)
+		m.watch(r.Context(), admission, watched)
 	}
 	admission.outer, _ = FromContext(r.Context())
-	m.setHeaders(w.Header(), enforced, admission.decision)
-	m.run(w, r.WithContext(context.WithValue(r.Context(), contextKey{}, admission)), next, admission)
+	admission.stated = m.stated(enforced, admission.decision)
+	m.setHeaders(w.Header(), admission.outer, admission.stated, false)
+	ctx, release := m.hold(r.Context(), admission)
+	defer release()
+	m.run(w, r.WithContext(context.WithValue(ctx, contextKey{}, admission)), next, admission)
 }
 
 // ask returns what the rules that apply ask, the enforced ones apart from those that are watched, or the first

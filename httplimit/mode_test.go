@@ -86,7 +86,7 @@ func TestARefusalByAPauseSaysWhenItEnds(t *testing.T) {
 	require.JSONEq(t, `{
 		"type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
 		"title": "Request cannot be satisfied due to temporary server capacity constraints",
-		"status": 429, "detail": "rpd is paused; retry in 91 s", "violated-policies": ["rpd"]
+		"status": 429, "detail": "rpd is paused; retry in 91 s", "violated-policies": ["rpd"], "retry_after_ms": 90001
 	}`, w.Body.String())
 	require.Equal(t, "the provider is down", refusal.Decision.States[1].PauseReason, "who answers may tell")
 }

@@ -14,7 +14,7 @@ import (
 // Result is what became of a request, or of what it took. Its text is meant for the label of a metric.
 type Result string
 
-// The results. A request has one of the first eight, and may have one of the last two later; a rule in
+// The results. A request has one of the first eight, and may have some of the last three later; a rule in
 // shadow mode has one of its own.
 const (
 	// Allowed is a request that every rule had enough for.
@@ -37,6 +37,8 @@ const (
 	Refunded Result = "refunded"
 	// RefundFailed is what it should have got back, and may not have.
 	RefundFailed Result = "refund_failed"
+	// LeaseLost is a request whose handler lost the slot that it held, and that somebody else may have had beside it since.
+	LeaseLost Result = "lease_lost"
 )
 
 // Outcome is what Config.Observe is told. It holds no key, as long as the errors of your own functions
@@ -69,7 +71,7 @@ func (o Outcome) String() string {
 // tell reports an outcome to the observers, and to the log when something does not work.
 func (m *middleware) tell(ctx context.Context, o Outcome) {
 	switch o.Result {
-	case FailedOpen, FailedClosed, RefundFailed:
+	case FailedOpen, FailedClosed, RefundFailed, LeaseLost:
 		m.log.failure(ctx, o)
 	default: // not a fault of this side
 	}
@@ -101,8 +103,12 @@ func (l *failureLog) failure(ctx context.Context, o Outcome) {
 		return
 	}
 	message := "rate limits are not decided"
-	if o.Result == RefundFailed {
+	switch o.Result {
+	case RefundFailed:
 		message = "rate limit refund failed"
+	case LeaseLost:
+		message = "a handler lost the slot that it held"
+	default:
 	}
 	l.logger.ErrorContext(ctx, message, "result", o.String(), "limits", o.Limits, "error", telemetry.ErrorText(o.Err),
 		"contended", errors.Is(o.Err, ratelimit.ErrContended), "elapsed", o.Elapsed, "omitted", omitted)

@@ -133,7 +133,7 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 		return do(b.limited(t, config, respond()), request(t, "X-User", who, "X-Plan", plan)).Header()
 	}
 	for _, c := range []struct{ who, plan, policy, limit string }{
-		{"ada", "pro", `"perPlan";q=600;w=60`, `"perPlan";r=899;t=90`},
+		{"ada", "pro", `"perPlan";q=600;w=60`, `"perPlan";r=600;t=60`},
 		{"bob", "free", `"perPlan";q=5;w=86400`, `"perPlan";r=4;t=82800`},
 		{"cyd", "", `"perPlan";q=100;w=3600`, `"perPlan";r=99;t=3564`},
 	} {

@@ -10,31 +10,52 @@ import (
 // maxInteger is the largest Integer of a structured field.
 const maxInteger = 999_999_999_999_999
 
-// schedule is how the tokens of a limit arrive.
+// comeback is how the tokens of a limit come back.
+type comeback int
+
+const (
+	steadily   comeback = iota
+	byWindow            // at once, at the start of each window
+	bySlice             // as what was taken in a part of the period is a period ago
+	byCalendar          // as by window, and no two windows need be as long
+	byRelease           // when somebody gives back what was held
+)
+
+// schedule is what the fields tell of a policy.
 type schedule struct {
 	rate   float64
-	period time.Duration
-	fixed  bool // at once, at the start of each window
+	period time.Duration // 0 where it has none, or none of one length
+	back   comeback
+	resets string // the part of the calendar that a window is as long as
 }
 
-func scheduleOf(limit ratelimit.Limit) schedule {
-	switch p := limit.Policy().(type) {
+func scheduleOf(limit ratelimit.Limit) schedule { return scheduleOfPolicy(limit.Policy()) }
+
+func scheduleOfPolicy(policy ratelimit.Policy) schedule {
+	switch p := policy.(type) {
 	case ratelimit.TokenBucket:
-		return schedule{p.Rate, p.Period, false}
-	case *ratelimit.TokenBucket:
-		return schedule{p.Rate, p.Period, false}
+		return schedule{rate: p.Rate, period: p.Period}
 	case ratelimit.FixedWindow:
-		return schedule{p.Rate, p.Period, true}
-	case *ratelimit.FixedWindow:
-		return schedule{p.Rate, p.Period, true}
+		return schedule{rate: p.Rate, period: p.Period, back: byWindow}
+	case ratelimit.SlidingWindow:
+		return schedule{rate: p.Rate, period: p.Period, back: bySlice}
+	case ratelimit.CalendarWindow:
+		return schedule{rate: p.Rate, back: byCalendar, resets: string(p.Resets)}
+	case ratelimit.Concurrency:
+		return schedule{rate: float64(p.Most), back: byRelease}
+	case ratelimit.Adaptive:
+		return scheduleOfPolicy(p.Contract)
 	}
 	return schedule{}
 }
 
 // quota returns the rate as a whole number of tokens in whole seconds: the policy's own where they are
 // whole, and otherwise the smallest multiple of both that is. Where none is found soon, the tokens
-// are rounded down, to 1 at least.
+// are rounded down, to 1 at least. The seconds are 0 where there is no period.
 func (s schedule) quota() (tokens, seconds int64) {
+	if s.period == 0 {
+		return max(integer(s.rate), 1), 0
+	}
 	us := max(s.period.Microseconds(), 1)
 	const second = int64(time.Second / time.Microsecond)
 	periods := second / gcd(us, second) // in the fewest whole seconds
@@ -74,31 +95,45 @@ func seconds(d time.Duration) int64 {
 }
 
 // effectiveWindow returns for how many seconds the client can use no more than what is left of a limit:
-// until its request would be allowed when it was refused, until the window ends for a fixed window, and for
-// a token bucket the time that what is left takes to arrive, or the next whole token when none is left.
-func effectiveWindow(state ratelimit.State, at time.Time) int64 {
-	if !state.Allowed {
-		return max(seconds(state.RetryAfter), 1)
-	}
+// until its request would be allowed when it was refused, until the window ends for a fixed or a calendar window, until more
+// than is left can be had for a sliding window, and for a token bucket the time that what is left takes to arrive, or the next
+// whole token when none is left. It is not known of slots, which come back when they are released, and of
+// a calendar window from which nothing was taken.
+func effectiveWindow(state ratelimit.State, at time.Time) (whole int64, known bool) {
 	s := scheduleOf(state.Limit)
-	if s.fixed {
-		return max(seconds(untilWindowEnds(state, at)), 1)
+	switch {
+	case s.back == byRelease:
+		return 0, false
+	case !state.Allowed:
+		return max(seconds(state.RetryAfter), 1), true
 	}
-	left := math.Floor(state.Remaining)
-	if left == 0 {
-		left = 1 - state.Remaining
+	wait := s.period
+	switch s.back {
+	case byWindow, byCalendar:
+		if ends := untilMore(state, at, state.Value.Tokens+s.rate); ends > 0 && (s.period == 0 || ends < s.period) {
+			wait = ends
+		}
+	case bySlice:
+		if more := untilMore(state, at, math.Floor(state.Remaining)+1); more > 0 {
+			wait = more
+		}
+	default:
+		quota, _ := s.quota()
+		left := math.Floor(min(state.Remaining, float64(quota)))
+		if left == 0 {
+			left = 1 - state.Remaining
+		}
+		return max(integer(math.Ceil(left*s.period.Seconds()/s.rate)), 1), true
 	}
-	return max(integer(math.Ceil(left*s.period.Seconds()/s.rate)), 1)
+	return max(seconds(wait), 1), wait > 0
 }
 
-// untilWindowEnds returns how long the current window of a fixed window's bucket lasts from at, the
-// instant of the decision. Where nothing was ever taken, that does not show: then it is a period.
-func untilWindowEnds(state ratelimit.State, at time.Time) time.Duration {
-	s := scheduleOf(state.Limit)
-	next := min(state.Limit.Capacity(), state.Value.Tokens+s.rate) // what the bucket holds once it has ended
-	wait, err := state.Value.RetryAfter(at, max(next, 0))
-	if err != nil || wait <= 0 || wait > s.period {
-		return s.period
+// untilMore returns how long after at, the instant of the decision, a bucket holds so many tokens, or its capacity: 0 when it does
+// already. Where nothing was ever taken from a window, its end does not show.
+func untilMore(state ratelimit.State, at time.Time, tokens float64) time.Duration {
+	wait, err := state.Value.RetryAfter(at, max(min(state.Limit.Capacity(), tokens), 0))
+	if err != nil {
+		return 0
 	}
 	return wait
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/felixge/httpsnoop"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // Refund reports, by the status of the response, whether a request gets back what it took. The status is
@@ -66,7 +68,8 @@ func (s *response) end(panicked bool) {
 }
 
 func (s *response) clientGone() bool {
-	return errors.Is(s.request.Context().Err(), context.Canceled)
+	ctx := s.request.Context()
+	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost)
 }
 
 // watchSending returns w such that send is told each status before it is sent. It has the optional interfaces that w has.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"html"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -21,7 +23,8 @@ type Refusal struct {
 	Result Result
 	// Status is the status: 429 for Refused, 400 for BadKey and BadCost, 413 for TooCostly, and 503.
 	Status int
-	// RetryAfter is how many seconds to wait: never too few, and 0 when no wait would help.
+	// RetryAfter is how many seconds to wait: never too few, and 0 when no wait would help. The body says it in milliseconds
+	// too, as retry_after_ms, for clients that can wait for a part of a second.
 	RetryAfter int64
 	// Reason is what the RateLimit-Reason field says: a word for machines. Why a limit is paused is not in it, nor in
 	// the Detail, since that is for those who paused it; State.PauseReason in the Decision says it.
@@ -37,6 +40,9 @@ type Refusal struct {
 	Decision ratelimit.Decision
 	// Err is the cause when there is none. It is for logs, and not for the client.
 	Err error
+
+	wait    time.Duration // what RetryAfter is rounded up from
+	details string        // the Detail without the wait
 }
 
 // problemTypes is where the problem types of the draft are to be registered.
@@ -45,17 +51,18 @@ const problemTypes = "https://iana.org/assignments/http-problem-types#"
 // retryFailure is how many seconds a client waits that could not be decided on.
 const retryFailure = 1
 
-// NewRefusal returns the answer to a decision that refuses: for handlers that call the core themselves.
+// NewRefusal returns the answer to a decision that refuses, for handlers that call the core themselves and answer in a way of their
+// own. [Respond] answers by an error.
 func NewRefusal(d ratelimit.Decision) Refusal { return newRefusal(d, d.RetryAfter) }
 
 // newRefusal is NewRefusal with a wait that may be longer than the decision's.
 func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 	f := Refusal{
-		Result: Refused, Status: http.StatusTooManyRequests, RetryAfter: max(seconds(wait), 1),
+		Result: Refused, Status: http.StatusTooManyRequests, RetryAfter: max(seconds(wait), 1), wait: wait,
 		Reason: "quota-exceeded", Title: "Request cannot be satisfied as assigned quota has been exceeded", Decision: d,
 	}
-	isPaused := telemetry.IsPaused(d)
-	if isPaused {
+	isPaused, isReduced := telemetry.IsPaused(d), telemetry.IsReduced(d)
+	if isPaused || isReduced {
 		f.Reason, f.Title = "temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints"
 	}
 	var details []string
@@ -66,6 +73,8 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 			continue
 		case isPaused:
 			details = append(details, s.Limit.Name()+" is paused")
+		case isReduced && telemetry.IsPriced(s):
+			details = append(details, s.Limit.Name()+" gives less at present")
 		default:
 			details = append(details, s.Limit.Name()+": "+inWords(s.Limit))
 		}
@@ -75,8 +84,17 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 		f.Rules = nil
 	}
 	f.Type = problemTypes + f.Reason
-	f.Detail = fmt.Sprintf("%s; retry in %d s", strings.Join(details, ", "), f.RetryAfter)
+	f.details = strings.Join(details, ", ")
+	f.Detail = fmt.Sprintf("%s; retry in %d s", f.details, f.RetryAfter)
 	return f
+}
+
+// waitFor makes the wait one of so many seconds, where that is longer.
+func (f *Refusal) waitFor(seconds int64) {
+	if seconds > f.RetryAfter {
+		f.RetryAfter = seconds
+		f.Detail = fmt.Sprintf("%s; retry in %d s", f.details, f.RetryAfter)
+	}
 }
 
 // abuse words the refusal as detected abuse.
@@ -113,10 +131,11 @@ func (f *fault) refusal() Refusal {
 		answer.Detail = "the request costs more than can be had at once"
 		if f.limit.Policy() != nil {
 			answer.Violated = f.limits()
-			answer.Detail += ": " + f.limit.Name() + " holds " + decimal(f.limit.Capacity())
+			answer.Detail += ": " + f.limit.Name() + " holds " + words.Number(f.limit.Capacity())
 		}
 	default:
-		answer.Status, answer.Reason, answer.RetryAfter = http.StatusServiceUnavailable, "not-decided", retryFailure
+		answer.Status, answer.Reason = http.StatusServiceUnavailable, "not-decided"
+		answer.RetryAfter = retryFailure
 		answer.Detail = fmt.Sprintf("rate limits cannot be checked; retry in %d s", answer.RetryAfter)
 	}
 	answer.Title = http.StatusText(answer.Status)
@@ -148,6 +167,17 @@ func (f Refusal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// retryAfterMs returns RetryAfter in milliseconds, and what it is rounded up from where nobody has changed it.
+func (f *Refusal) retryAfterMs() int64 {
+	switch {
+	case f.RetryAfter <= 0:
+		return 0
+	case f.wait > 0 && max(seconds(f.wait), 1) == f.RetryAfter:
+		return int64(roundUp(f.wait, time.Millisecond) / time.Millisecond)
+	}
+	return min(f.RetryAfter, math.MaxInt64/1000) * 1000
+}
+
 // body returns the refusal as the type that was negotiated.
 func (f Refusal) body(as string) (contentType string, body []byte) {
 	switch as {
@@ -159,13 +189,14 @@ func (f Refusal) body(as string) (contentType string, body []byte) {
 			"<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>%s</title>\n<h1>%s</h1>\n<p>%s</p>\n</html>\n", title, title, detail)
 	}
 	body, err := json.Marshal(struct {
-		Type     string   `json:"type"`
-		Title    string   `json:"title"`
-		Status   int      `json:"status"`
-		Detail   string   `json:"detail,omitempty"`
-		Violated []string `json:"violated-policies,omitempty"`
-		Rules    []string `json:"violated-rules,omitempty"`
-	}{f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules})
+		Type         string   `json:"type"`
+		Title        string   `json:"title"`
+		Status       int      `json:"status"`
+		Detail       string   `json:"detail,omitempty"`
+		Violated     []string `json:"violated-policies,omitempty"`
+		Rules        []string `json:"violated-rules,omitempty"`
+		RetryAfterMs int64    `json:"retry_after_ms,omitempty"`
+	}{f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules, f.retryAfterMs()})
 	if err != nil { // strings and a number always marshal
 		return plainText, []byte(f.Title)
 	}
@@ -175,43 +206,45 @@ func (f Refusal) body(as string) (contentType string, body []byte) {
 // inWords returns a limit's policy for people, as in "10 per minute".
 func inWords(limit ratelimit.Limit) string {
 	s := scheduleOf(limit)
-	per := map[time.Duration]string{
-		time.Second: "second", time.Minute: "minute", time.Hour: "hour", ratelimit.Day: "day", ratelimit.Week: "week",
-	}[s.period]
-	if per == "" {
-		per = s.period.String()
+	switch s.back {
+	case bySlice:
+		return words.InAny(s.rate, s.period)
+	case byCalendar:
+		return words.Number(s.rate) + " per " + s.resets
+	case byRelease:
+		return words.Number(s.rate) + " at a time"
+	default:
+		return words.Rate(s.rate, s.period)
 	}
-	return decimal(s.rate) + " per " + per
 }
-
-func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // bodyTimeout is how long the answer to a request that is not let through waits for the rest of its body. When it comes
 // in time, the connection can be used again; otherwise it is closed after the answer.
 const bodyTimeout = 500 * time.Millisecond
 
 // refuse answers a request that is not let through.
-func (m *middleware) refuse(w http.ResponseWriter, r *http.Request, asks []ask, refusal Refusal) {
-	m.setHeaders(w.Header(), asks, refusal.Decision)
+func (m *middleware) refuse(w http.ResponseWriter, r *http.Request, states []stated, refusal Refusal) {
+	outer, _ := FromContext(r.Context())
+	m.setHeaders(w.Header(), outer, states, true)
+	refuseWith(w, r, refusal, m.config.Refuse)
+}
+
+// refuseWith answers a request that is not let through. The fields of a decision are set.
+func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal, answer func(http.ResponseWriter, *http.Request, Refusal)) {
 	refusal.SetFields(w.Header())
 	if r.ProtoMajor == 1 && r.ContentLength != 0 {
 		// net/http holds the answer back until it has read the body, or 256 KiB of it. EnableFullDuplex would spare
 		// that, and break connections that are used again.
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // w may not have it
 	}
-	m.config.Refuse(w, r, refusal)
-}
-
-// setHeaders sets the fields of a decision on asks, if there is one.
-func (m *middleware) setHeaders(header http.Header, asks []ask, d ratelimit.Decision) {
-	m.config.Headers.set(header, d, func(i int) string { return asks[i].rule.Unit }, m.config.RatioCap)
+	answer(w, r, refusal)
 }
 
 // refusal returns the answer to a decision that refuses.
 func (m *middleware) refusal(asks []ask, d ratelimit.Decision) Refusal {
 	f := newRefusal(d, m.jitter(asks, d.RetryAfter))
 	for i := range d.States {
-		if asks[i].rule.Abuse && telemetry.Refuses(&d.States[i]) && !telemetry.IsPaused(d) {
+		if asks[i].rule.Abuse && telemetry.Refuses(&d.States[i]) && !telemetry.IsPaused(d) && !telemetry.IsReduced(d) {
 			f.abuse()
 			break
 		}

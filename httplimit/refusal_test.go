@@ -84,7 +84,7 @@ func TestAbuseIsNamedSo(t *testing.T) {
 	require.JSONEq(t, `{
 		"type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
 		"title": "Request not satisfied due to detection of abnormal request pattern",
-		"status": 429, "detail": "retry in 60 s", "violated-policies": ["failures"]
+		"status": 429, "detail": "retry in 60 s", "violated-policies": ["failures"], "retry_after_ms": 60000
 	}`, w.Body.String())
 }
 

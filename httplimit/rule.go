@@ -13,7 +13,8 @@ import (
 
 // Rule says which limit a request takes from, whose bucket of it, and how much.
 type Rule struct {
-	// Limit is the limit. Each rule has one of its own: what differs between requests is the cost or the key.
+	// Limit is the limit. Each rule has one of its own: what differs between requests is the cost or the key. One with a
+	// [ratelimit.Concurrency] has slots that the request holds while its handler runs; its cost is how many.
 	Limit ratelimit.Limit
 	// LimitFor chooses the limit by the request, as for the plans of customers, in place of Limit. Give the
 	// limits of different plans different names: under one name a caller who changes plans keeps the bucket,
@@ -33,7 +34,7 @@ type Rule struct {
 	// When reports whether the rule applies to a request. Defaults to nil, always.
 	When func(r *http.Request) bool
 	// Refund reports, by the status of the response, whether the request gets back what it took: see
-	// [RefundOn5xx] and [CountOnlyFailures]. Defaults to nil, never.
+	// [RefundOn5xx] and [CountOnlyFailures]. Slots go back in any case. Defaults to nil, never.
 	Refund Refund
 	// Unit is what the limit counts, as the headers name it: lower-case letters, digits and hyphens, as in
 	// "tokens" or "content-bytes". Defaults to requests.
@@ -60,6 +61,9 @@ func (r *Rule) validate() error {
 		return errors.New("it needs a Key that says who pays, or Global for one bucket for everybody, and not both")
 	case r.Unit != "" && !validUnit.MatchString(r.Unit):
 		return fmt.Errorf("its Unit is %.40q; use up to 32 lower-case letters, digits and hyphens", r.Unit)
+	}
+	if r.Refund != nil && guard.IsHeld(r.Limit) {
+		return errors.New("it has a Refund, and slots go back in any case when the handler has returned; leave Refund out")
 	}
 	if v, ok := r.Cost.(interface{ validate() error }); ok {
 		if err := v.validate(); err != nil {
@@ -131,6 +135,7 @@ type ask struct {
 	key   string // empty when the rule is global
 	plan  string // empty when there is none
 	cost  float64
+	price float64            // that it was taken at; 0: that which holds
 	given *ratelimit.Request // by Config.Requests; nil when it is made of the rest
 }
 
@@ -203,13 +208,13 @@ func requestFault(err error) (_ Result, ofRequest bool) {
 // request returns what the core is asked.
 func (a ask) request() ratelimit.Request {
 	if a.given != nil {
-		return *a.given
+		return a.given.Price(a.price)
 	}
 	request := a.limit.Global()
 	if !a.rule.Global {
 		request = a.limit.For(a.key)
 	}
-	return request.Plan(a.plan).Cost(a.cost)
+	return request.Plan(a.plan).Cost(a.cost).Price(a.price)
 }
 
 // requests returns what the core is asked by all of asks.

@@ -206,11 +206,11 @@ func (s *Sessions) Key() Key {
 		case !found:
 			return "", errors.New("httplimit: the request did not pass Sessions.Handler; put it in front of the limit")
 		case v.token.verified:
-			return joinParts("session", v.token.name()), nil
+			return ratelimit.Join("session", v.token.name()), nil
 		case v.err != nil:
 			return "", v.err
 		}
-		return joinParts("address", v.network), nil
+		return ratelimit.Join("address", v.network), nil
 	}
 }
 

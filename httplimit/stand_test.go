@@ -44,10 +44,15 @@ func newStand(t *testing.T) *stand {
 
 func (s *stand) start(t *testing.T) {
 	t.Helper()
-	s.server = serve(t, s.limitedOn(t, s.asked, s.config, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.server = serve(t, s.limitedOn(t, s.asked, s.config, s.counted()))
+}
+
+// counted is the stand's handler, which counts how often it runs.
+func (s *stand) counted() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.ran.Add(1)
 		s.handler(w, r)
-	})))
+	})
 }
 
 // waiting returns when as many transactions as want wait for a lock.

@@ -2,7 +2,6 @@ package httplimit
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -10,24 +9,23 @@ import (
 )
 
 // watch asks the rules in shadow mode of a request that is let through, each by itself, so that none of them
-// stands in another's way, and all at once, so that the request waits for one round trip. It returns what they took.
-func (m *middleware) watch(ctx context.Context, asks []ask) []*charge {
-	taken := make([][]*charge, len(asks))
+// stands in another's way, and all at once, so that the request waits for one round trip. It notes what they took.
+func (m *middleware) watch(ctx context.Context, admission *Admission, asks []ask) {
 	var group sync.WaitGroup
 	for i := 1; i < len(asks); i++ {
-		group.Go(func() { taken[i] = m.watchOne(ctx, asks[i:i+1]) })
+		group.Go(func() { m.watchOne(ctx, admission, asks[i:i+1]) })
 	}
 	if len(asks) > 0 {
-		taken[0] = m.watchOne(ctx, asks[:1])
+		m.watchOne(ctx, admission, asks[:1])
 	}
 	group.Wait()
-	return slices.Concat(taken...)
 }
 
 // watchOne asks one rule in shadow mode.
-func (m *middleware) watchOne(ctx context.Context, asks []ask) []*charge {
+func (m *middleware) watchOne(ctx context.Context, admission *Admission, asks []ask) {
 	began := time.Now()
-	d, err := m.take(ctx, asks, true)
+	lease, err := m.take(ctx, asks, true)
+	d := lease.Decision
 	outcome := Outcome{Result: Allowed, Shadow: true, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
 	_, tried := telemetry.Refusing(d)
 	switch {
@@ -37,5 +35,8 @@ func (m *middleware) watchOne(ctx context.Context, asks []ask) []*charge {
 		outcome.Result = Refused
 	}
 	m.tell(ctx, outcome)
-	return charged(asks, d)
+	admission.mu.Lock()
+	defer admission.mu.Unlock()
+	admission.charges = append(admission.charges, charged(asks, d)...)
+	admission.hold(lease, true)
 }

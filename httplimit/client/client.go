@@ -32,7 +32,9 @@
 // The module has no dependencies and uses no global state. evaluate(state, at, cost) is the pure function
 // beneath: the answers of the Go package to the last bit, for a state that came another way, as in the page; take(state,
 // at, cost) is what would be left, and the answer, if the cost were taken, and reserve(state, at, cost, maxReserved) if it
-// were reserved. That is so for limits without Shards. Of one with Shards a state holds the sum of the rows, from which
+// were reserved. Sliding windows and limits on concurrency have no reservations. Of slots the wait is the longest that it can be:
+// they are free when the lease ends, or earlier. Of a calendar window instants before that of the state are not answered exactly.
+// That is so for limits without Shards. Of one with Shards a state holds the sum of the rows, from which
 // the answers would be those for rows that are level; NewClientState refuses it.
 //
 // The page's clock is not used. The server's is estimated from the round trips of the polls, right to half of

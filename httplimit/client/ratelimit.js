@@ -7,12 +7,17 @@
 /**
  * @typedef {object} State a bucket, as MarshalJSON of the Go type Value writes it
  * @property {string} limit the limit's name
- * @property {'token bucket'|'fixed window'} algorithm
- * @property {number} rate tokens that arrive each period
- * @property {number} period_us
- * @property {number} capacity the most tokens it holds
- * @property {number} [start_us] a window begins there; absent is 0
- * @property {number} value tokens held at ts_us
+ * @property {'token bucket'|'fixed window'|'calendar window'|'sliding window'|'concurrency'} algorithm
+ * @property {number} [rate] tokens that arrive each period; of a sliding window the most in any period
+ * @property {number} [period_us]
+ * @property {number} capacity the most tokens, or slots, that it holds
+ * @property {number} [start_us] a window, or a slice of one that slides, begins there; absent is 0
+ * @property {{period_us: number, start_us?: number, until_us?: number}[]} [windows] how long windows are, up to when (calendar window)
+ * @property {number} [slices] of a period of a sliding window
+ * @property {number[]} [totals] what was ever taken, up to ts_us and up to the ends of the slices before it, the newest first (sliding window)
+ * @property {number} [lease_us] how long a slot is held (concurrency)
+ * @property {number[]} [ends_us] when the lease ends of each slot that is held, in order (concurrency)
+ * @property {number} [value] tokens held at ts_us
  * @property {number} ts_us
  * @property {number} now_us when the server read it
  *
@@ -28,6 +33,9 @@ const HORIZON = 250 * 365 * 86_400e6; // the longest wait that is told
 const CLOCK_TOLERANCE = 60e6; // how far ts may be ahead before it is taken for the mark of a wrong clock
 const MAX_TOKENS = 1e12; // what may be owed where a policy sets no bound, and what arrives in 100 years:
 const MAX_SPAN_NS = 36_525 * 86_400e9;
+const LONGEST_LEASE = 86_400e6;
+const MOST_TOTALS = 64; // times the capacity: larger totals of a sliding window are made small
+const UNRESERVED = ['sliding window', 'concurrency'];
 
 /**
  * Returns what a state means for a cost at an instant of the server's clock. It throws a RangeError for a cost
@@ -68,28 +76,39 @@ export function take(state, at = state.now_us, cost = 1) {
  * @returns {{state: State, answer: Answer & {readyAtUs: number|null}}}
  */
 export function reserve(state, at = state.now_us, cost = 1, maxReserved = Infinity) {
+  if (UNRESERVED.includes(state.algorithm)) throw new RangeError(`${state.limit} takes no reservations`);
   if (!(maxReserved >= 0)) throw new RangeError(`${maxReserved} is no number of tokens that ${state.limit} may owe`);
-  const debt = Math.min(maxReserved, MAX_TOKENS, state.rate * (MAX_SPAN_NS / (state.period_us * 1000)));
+  const most = state.algorithm === 'calendar window' ? state.rate : state.rate * (MAX_SPAN_NS / (state.period_us * 1000));
+  const debt = Math.min(maxReserved, MAX_TOKENS, most);
   const { state: next, answer, readyAtUs } = step(state, at, cost, debt);
   return { state: next, answer: { ...answer, readyAtUs } };
 }
 
 // The step of the algebra: the cost is taken when the bucket then owes no more than debt.
 function step(state, at, cost, debt) {
-  const { now, ts, begin, tokens, wait } = read(state, at, cost, debt);
+  const { now, fixed, taken, wait } = read(state, at, cost, debt);
   const retryAfterUs = wait(cost, -debt), ok = retryAfterUs === 0;
-  const next = { ...state, ts_us: ts, now_us: now };
-  if (ok && cost > 0) Object.assign(next, { value: tokens - cost, ts_us: Math.max(ts, begin) });
+  const next = { ...state, ...fixed, now_us: now, ...(ok && cost > 0 && taken(cost)) };
   const after = evaluate(next, now, 0); // which waits until nothing is owed
   return { state: next, answer: { ...after, ok, retryAfterUs }, readyAtUs: ok ? now + after.retryAfterUs : null };
 }
 
-// Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below
-// passes 2^53, and % is exact, so nothing rounds that does not round in Go.
+/**
+ * What each kind of limit makes of a state at an instant: the tokens; wait(needed, lowest), until so many can be taken and
+ * that many remain; what of the state a wrong clock had changed, put right; and what changes when a cost is taken.
+ */
+const KINDS = {
+  'token bucket': (state, now) => steps(state, now, 1, state.period_us),
+  'fixed window': (state, now) => steps(state, now, state.period_us, 1),
+  'calendar window': calendar,
+  'sliding window': slides,
+  concurrency: slots,
+};
+
 function read(state, at, cost, debt) {
-  const { algorithm, rate, period_us: period, capacity, start_us: start = 0, value } = state;
+  const { algorithm, capacity } = state;
   const now = Math.floor(at);
-  if (algorithm !== 'token bucket' && algorithm !== 'fixed window') {
+  if (!Object.hasOwn(KINDS, algorithm)) {
     throw new TypeError(`${state.limit} has algorithm ${algorithm}; reload the page, the server has a newer module`);
   }
   if (!Number.isSafeInteger(now)) throw new RangeError(`${at} is no instant in microseconds`);
@@ -99,14 +118,21 @@ function read(state, at, cost, debt) {
   if (cost > capacity + debt || capacity - cost < -debt) { // the sum may have been rounded up
     throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity + debt} at once`);
   }
+  if (algorithm === 'concurrency' && !Number.isInteger(cost)) throw new RangeError(`${cost} of ${state.limit}: slots are whole`);
+  return { now, ...KINDS[algorithm](state, now) };
+}
 
-  const [step, steps] = algorithm === 'fixed window' ? [period, 1] : [1, period];
+// Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below
+// passes 2^53, and % is exact, so nothing rounds that does not round in Go.
+function steps(state, now, step, perPeriod) {
+  const { rate, capacity, start_us: start = 0, value } = state;
   const beginOf = (t) => t - ((((t - start) % step) + step) % step);
   const begin = beginOf(now);
   const ts = state.ts_us - begin > step + CLOCK_TOLERANCE ? begin : state.ts_us;
   const gap = Math.max(begin - ts, 0);
   const elapsed = (gap - (gap % step)) / step + (gap % step > 0 ? 1 : 0);
-  const tokensAfter = (more) => Math.min(capacity, value + ((elapsed + more) * rate) / steps);
+  const tokensAfter = (more) => Math.min(capacity, value + ((elapsed + more) * rate) / perPeriod);
+  const tokens = tokensAfter(0);
 
   const wait = (needed, lowest) => {
     const enough = (more) => tokensAfter(more) - needed >= lowest;
@@ -120,8 +146,80 @@ function read(state, at, cost, debt) {
     }
     return Math.min(beginOf(Math.max(ts, now)) - now + high * step, HORIZON);
   };
-  return { now, ts, begin, tokens: tokensAfter(0), wait };
+  return { tokens, wait, fixed: { ts_us: ts }, taken: (cost) => ({ value: tokens - cost, ts_us: Math.max(ts, begin) }) };
 }
+
+// The windows of a calendar are runs of windows of one length, each of them a fixed window.
+function calendar(state, now) {
+  let { value, ts_us: ts, windows: runs } = state;
+  const inRun = ({ period_us: period, start_us: start }, tokens, since, at) => steps({ ...state, value: tokens, ts_us: since, start_us: start }, at, period, 1);
+  for (; runs[0].until_us <= now; runs = runs.slice(1)) {
+    const next = runs[0].until_us;
+    if (ts < next) [value, ts] = [inRun(runs[0], value, ts, next).tokens, next];
+  }
+  const { tokens, taken, fixed } = inRun(runs[0], value, ts, now);
+  const wait = (needed, lowest) => {
+    for (let i = 0, at = now, held = value, since = ts; ; i++) {
+      const { until_us: until = Infinity } = runs[i], run = inRun(runs[i], held, since, at), more = run.wait(needed, lowest);
+      if (at + more <= until) return Math.min(at - now + more, HORIZON);
+      if (since < until) [held, since] = [inRun(runs[i], held, since, until).tokens, until];
+      at = until;
+    }
+  };
+  return { tokens, wait, taken, fixed: { ...fixed, value, windows: runs } };
+}
+
+// What was taken counts until all of its slice is a period ago: what counts is the difference of two totals. They are added
+// up as Go adds them up.
+function slides(state, now) {
+  const { capacity, slices, start_us: start = 0 } = state;
+  const step = state.period_us / slices;
+  const beginOf = (t) => t - ((((t - start) % step) + step) % step);
+  const begin = beginOf(now);
+  const ts = state.ts_us - begin > step + CLOCK_TOLERANCE ? begin : state.ts_us;
+  const latest = Math.max(ts, begin), passed = Math.max((begin - beginOf(ts)) / step, 0);
+  const baseOf = (totals, later = 0) => totals[Math.min(slices + 1 - later, totals.length - 1)]; // in so many slices from now
+  const read = state.totals.slice(0, slices + 2);
+  const by = read[0] > MOST_TOTALS * capacity ? baseOf(read) + read[0] - read[0] : 0;
+  const kept = read.map((total) => total - by);
+  const totals = passed > slices ? [0, 0] : [...Array(passed).fill(kept[0]), ...kept].slice(0, slices + 2);
+  const left = (cost, later = 0) => capacity - (totals[0] + cost - baseOf(totals, later));
+  const wait = (needed, lowest) => {
+    if (!(capacity - needed >= lowest)) return HORIZON;
+    let later = 0;
+    while (later <= slices && !(left(needed, later) >= lowest)) later++;
+    return later && Math.min(beginOf(latest) + later * step - now, HORIZON);
+  };
+  const taken = (cost) => ({ value: left(cost), ts_us: latest, totals: [totals[0] + cost, ...totals.slice(1)] });
+  return { tokens: left(0), wait, fixed: { ts_us: ts }, taken };
+}
+
+// Slots are free again when leases end.
+function slots(state, now) {
+  const { capacity, lease_us: lease } = state;
+  const held = state.ends_us.filter((end) => end > now);
+  const fixed = {};
+  if (state.ts_us - now > 1 + CLOCK_TOLERANCE) { // a wrong clock gave some of them
+    const ahead = state.ts_us - now;
+    held.forEach((end, i) => {
+      if (end > now + lease + CLOCK_TOLERANCE) held[i] = Math.min(Math.max(end - ahead, now + lease), now + LONGEST_LEASE);
+    });
+    Object.assign(fixed, { ts_us: now, ends_us: held.sort(byNumber) });
+  }
+  const tokens = capacity - held.length;
+  const wait = (needed, lowest) => {
+    if (tokens - needed >= lowest) return 0;
+    const end = [...held].sort(byNumber).find((_, i) => tokens + i + 1 - needed >= lowest);
+    return end === undefined ? HORIZON : Math.min(end - now, HORIZON);
+  };
+  const taken = (cost) => ({
+    ts_us: Math.max(fixed.ts_us ?? state.ts_us, now),
+    ends_us: [...held, ...Array(cost).fill(now + lease)].sort(byNumber),
+  });
+  return { tokens, wait, fixed, taken };
+}
+
+const byNumber = (a, b) => a - b;
 
 const LONGEST_BACKOFF = 300e3; // unless the server asks for more, or polls are further apart
 const SAMPLES = 8; // of the server's clock

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type question struct {
 	Cost  float64 `json:"cost"`
 
 	MaxReserved float64 `json:"maxReserved"` // of the limit's policy, 0 for no bound
+	Policy      string  `json:"-"`
 }
 
 // reply is what both must say.
@@ -88,15 +90,16 @@ func TestVectors(t *testing.T) {
 	got := play[[]reply](t, newSite(t, mux).browser, `
 		const { evaluate, take, reserve } = await import('/ratelimit.js');
 		const debts = new Map([[0, undefined], [`+fmt.Sprint(ratelimit.NoDebt)+`, 0]]);
-		const reserved = (state, q) => {
-			const most = debts.has(q.maxReserved) ? debts.get(q.maxReserved) : q.maxReserved;
-			try {
-				const { state: next, answer } = reserve(state, q.at, q.cost, most);
-				return { state: next, answer, readyAtUs: answer.readyAtUs };
-			} catch (e) {
+		const unless = (call) => { // it can never be
+			try { return call(); } catch (e) {
 				if (e.name !== 'RangeError') throw e;
 			}
 		};
+		const reserved = (state, q) => unless(() => {
+			const most = debts.has(q.maxReserved) ? debts.get(q.maxReserved) : q.maxReserved;
+			const { state: next, answer } = reserve(state, q.at, q.cost, most);
+			return { state: next, answer, readyAtUs: answer.readyAtUs };
+		});
 		const read = async (url) => (await fetch(url)).json();
 		const pages = [];
 		for (let i = 0; i < `+fmt.Sprint(pagesOfLimits)+`; i++) {
@@ -105,27 +108,40 @@ func TestVectors(t *testing.T) {
 		return (await read('/questions')).map((q) => {
 			const state = pages[q.page].get(q.limit);
 			try {
-				return { ...evaluate(state, q.at, q.cost), next: take(state, q.at, q.cost), reserved: reserved(state, q) };
+				return { ...evaluate(state, q.at, q.cost), next: unless(() => take(state, q.at, q.cost)), reserved: reserved(state, q) };
 			} catch (e) { return { error: e.name, reserved: reserved(state, q) }; }
 		});`)
 	require.Len(t, got, len(questions))
 	counts := make(map[string]int)
 	for i, q := range questions {
+		replies[i].Next = unlessNever(t, replies[i].Next, got[i].Next, q)
 		sameState(t, replies[i].Next, got[i].Next, q)
-		if want := replies[i].Reserved; got[i].Reserved == nil { // what can never be reserved
-			require.False(t, want.Reply.OK, "%+v", q)
-			require.Equal(t, longest.Microseconds(), want.Reply.RetryAfter, "%+v", q)
-			replies[i].Reserved = nil
-		}
+		replies[i].Reserved = unlessNever(t, replies[i].Reserved, got[i].Reserved, q)
 		sameState(t, replies[i].Reserved, got[i].Reserved, q)
 		require.Equal(t, replies[i], got[i], "%+v", q)
 		counts[replies[i].kind()]++
+		counts[q.Policy+" "+replies[i].kind()]++
 		counts[replies[i].Reserved.kind()]++
 	}
 	t.Logf("%d answers agree: %v", len(got), counts)
 	for _, kind := range []string{"ok", "wait", "horizon", "owing", "RangeError", "ready", "delayed", "not reserved", "never reserved"} {
 		require.Greater(t, counts[kind], len(got)/200, kind)
 	}
+	for _, policy := range []string{"TokenBucket", "FixedWindow", "CalendarWindow", "SlidingWindow", "Concurrency"} {
+		require.Greater(t, counts["ratelimit."+policy+" ok"], len(got)/50, policy)
+		require.Greater(t, counts["ratelimit."+policy+" wait"], len(got)/200, policy)
+	}
+}
+
+// unlessNever returns want, and nil where got is nil, which is what can never be.
+func unlessNever(t *testing.T, want, got *next, q question) *next {
+	t.Helper()
+	if want == nil || got != nil {
+		return want
+	}
+	require.False(t, want.Reply.OK, "%+v", q)
+	require.Equal(t, longest.Microseconds(), want.Reply.RetryAfter, "%+v", q)
+	return nil
 }
 
 // sameState requires the two to be of one state, and has got write it as want does.
@@ -227,9 +243,11 @@ func (d *draw) now() int64 {
 
 // row is what the table holds.
 type row struct {
-	limit ratelimit.Limit
-	value float64
-	ts    int64
+	limit  ratelimit.Limit
+	value  float64
+	ts     int64
+	taken  []float64
+	leases []int64
 }
 
 // limits returns the limits of a page, and the rows of those that were used.
@@ -242,10 +260,38 @@ func (d *draw) limits(page int, now int64) ([]ratelimit.Limit, []row) {
 			-d.between(1e-9, 1e12), -d.between(1, 1e300), d.between(1e-9, 1e12), math.Trunc(capacity*d.Float64()))
 		ts := one(d, now, now-1, now+1, now-d.span(1e15), now-d.span(1e9), now+d.span(1e9), now+d.span(1e15), 0)
 		if d.IntN(8) > 0 {
-			rows = append(rows, row{limits[i], value, max(ts, 0)})
+			rows = append(rows, d.parts(row{limit: limits[i], value: value, ts: max(ts, 0)}))
 		}
 	}
 	return limits, rows
+}
+
+// parts returns the row with what its kind keeps besides, unless another kind has written it.
+func (d *draw) parts(r row) row {
+	if d.IntN(8) == 0 {
+		return r
+	}
+	switch p := r.limit.Policy().(type) {
+	case ratelimit.SlidingWindow:
+		counted := make([]float64, 1+d.IntN(p.Slices+1)+one(d, 0, d.IntN(44))) // with some that have fallen out
+		for i := range counted {
+			counted[i] = one(d, 0, 0, p.Rate*d.Float64()*2/float64(len(counted)), math.Trunc(p.Rate/float64(len(counted))), 1)
+		}
+		totals := slices.Concat(counted, []float64{one(d, 0, 0, p.Rate*1000*d.Float64())})
+		for i := len(counted) - 1; i >= 0; i-- {
+			totals[i] += totals[i+1]
+		}
+		r.value = p.Rate - (totals[0] - totals[min(p.Slices+1, len(totals)-1)])
+		r.taken = append([]float64{float64(p.Period.Microseconds() / int64(p.Slices)), r.value}, totals...)
+	case ratelimit.Concurrency:
+		r.leases, r.value = []int64{r.ts}, float64(p.Most)
+		for i := range d.IntN(min(p.Most, 20) + 1) {
+			slots := int64(1 + d.IntN(3)*d.IntN(3))
+			end := r.ts + one(d, p.Lease.Microseconds(), d.span(p.Lease.Microseconds()), -d.span(1e9), d.span(1e9))
+			r.leases, r.value = append(r.leases, r.ts-int64(i), max(end, 0), slots), r.value-float64(slots)
+		}
+	}
+	return r
 }
 
 // limit returns a limit as programs have them, or any that is valid.
@@ -265,6 +311,18 @@ func (d *draw) limit(name string) ratelimit.Limit {
 			start := one(d, time.Time{}, time.UnixMicro(d.Int64N(1<<53)), time.UnixMicro(-d.Int64N(1<<53)), time.UnixMicro(0))
 			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start}
 		}
+		switch d.IntN(6) {
+		case 2:
+			policy = ratelimit.CalendarWindow{
+				Rate: rate, Resets: one(d, ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly),
+				Zone: one(d, "Europe/Berlin", "UTC", "America/New_York", "Pacific/Kiritimati"), MaxReserved: one(d, 0, ratelimit.NoDebt, rate/3),
+			}
+		case 0:
+			n := 1 + d.IntN(128)
+			policy = ratelimit.SlidingWindow{Rate: rate, Period: period / time.Duration(n) / time.Microsecond * time.Microsecond * time.Duration(n), Slices: n}
+		case 1:
+			policy = ratelimit.Concurrency{Most: 1 + d.IntN(1000), Lease: one(d, time.Second, time.Minute, time.Duration(d.span(3600e6))*time.Microsecond)}
+		}
 		if limit, err := ratelimit.NewLimit(name, policy); err == nil {
 			return limit
 		}
@@ -282,18 +340,22 @@ func (d *draw) questions(page int, value ratelimit.Value) []question {
 	if most := capacity + debt; debt > 0 {
 		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), debt)
 	}
+	name, policy := value.Limit.Name(), fmt.Sprintf("%T", value.Limit.Policy())
 	ats := []int64{now, now + 1, now - 1, now + d.span(1e6), now + d.span(1e15), now - d.span(1e15), 0, d.Int64N(1 << 52)}
 	var questions []question
 	for range 6 {
 		cost, at := one(d, costs...), min(max(one(d, ats...), 0), 1<<52)
-		questions = append(questions, question{page, value.Limit.Name(), at, cost, debt})
+		if policy == "ratelimit.CalendarWindow" { // of windows that are over it is not told how long they were
+			at = max(at, now)
+		}
+		questions = append(questions, question{page, name, at, cost, debt, policy})
 		wait, err := value.RetryAfter(time.UnixMicro(at), cost)
 		if turn := at + wait.Microseconds(); err == nil && wait > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, value.Limit.Name(), turn - 1, cost, debt}, question{page, value.Limit.Name(), turn, cost, debt})
+			questions = append(questions, question{page, name, turn - 1, cost, debt, policy}, question{page, name, turn, cost, debt, policy})
 		}
 		_, reserved := value.Reserve(time.UnixMicro(at), cost)
 		if turn := at + reserved.RetryAfter.Microseconds(); reserved.RetryAfter > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, value.Limit.Name(), turn - 1, cost, debt}, question{page, value.Limit.Name(), turn, cost, debt})
+			questions = append(questions, question{page, name, turn - 1, cost, debt, policy}, question{page, name, turn, cost, debt, policy})
 		}
 	}
 	return questions
@@ -306,6 +368,8 @@ func maxReserved(limit ratelimit.Limit) float64 {
 		return policy.MaxReserved
 	case ratelimit.FixedWindow:
 		return policy.MaxReserved
+	case ratelimit.CalendarWindow:
+		return policy.MaxReserved
 	}
 	return 0
 }
@@ -315,8 +379,8 @@ func insert(t *testing.T, pool *pgxpool.Pool, rows []row) {
 	t.Helper()
 	batch := &pgx.Batch{}
 	for _, r := range rows {
-		batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, 'alice', 0, $2, $3)`,
-			r.limit.Name(), r.value, r.ts)
+		batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases) VALUES ($1, 'alice', 0, $2, $3, $4, $5)`,
+			r.limit.Name(), r.value, r.ts, r.taken, r.leases)
 	}
 	require.NoError(t, pool.SendBatch(t.Context(), batch).Close())
 }

@@ -1,0 +1,86 @@
+package httplimit
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Merge states a decision of the handler's own in the response, beside what the middlewares around it have stated of theirs and
+// what was merged before: in their forms, and as DraftHeaders where there is none around it. Of two statements on limits of one name the tighter one
+// stands, and in the forms that state one rule only the tightest of all. For a refusal it sets Retry-After, unless a longer
+// one is there. It has to be called before the header is written.
+//
+// r is the request as the handler has it, whose context knows the middlewares. Where there is none, a decision is stated in
+// place of the one before.
+func Merge(w http.ResponseWriter, r *http.Request, d ratelimit.Decision) {
+	admission, around := FromContext(r.Context())
+	if !around {
+		DraftHeaders.Set(w.Header(), d)
+	} else {
+		admission.merge(w.Header(), d)
+	}
+	if !d.Allowed {
+		waitFor(w.Header(), max(seconds(d.RetryAfter), 1))
+	}
+}
+
+// waitFor sets Retry-After to so many seconds, or leaves the longer one that is there, and returns it.
+func waitFor(header http.Header, wait int64) int64 {
+	if there, err := strconv.ParseInt(header.Get("Retry-After"), 10, 64); err == nil {
+		wait = max(wait, there)
+	}
+	header.Set("Retry-After", strconv.FormatInt(wait, 10))
+	return wait
+}
+
+// merge states d beside what is stated already.
+func (a *Admission) merge(header http.Header, d ratelimit.Decision) {
+	a.mu.Lock()
+	a.merged = append(a.merged, tellable(d, func(int) string { return "" }, a.middleware.config.RatioCap)...)
+	a.mu.Unlock()
+	var set []Headers
+	for around := a; around != nil; around = around.outer {
+		for _, form := range around.middleware.forms {
+			if !slices.Contains(set, form) {
+				form.set(header, a.told(form), !d.Allowed)
+				set = append(set, form)
+			}
+		}
+	}
+}
+
+// told returns what is stated in a form: by the middlewares that use it, from the outermost to this one, and by handlers.
+func (a *Admission) told(form Headers) []stated {
+	if a == nil {
+		return nil
+	}
+	all := a.outer.told(form)
+	if slices.Contains(a.middleware.forms, form) {
+		all = append(all, a.stated...)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append(all, a.merged...)
+}
+
+// stated returns what the fields tell of a decision on asks.
+func (m *middleware) stated(asks []ask, d ratelimit.Decision) []stated {
+	return tellable(d, func(i int) string { return asks[i].rule.Unit }, m.config.RatioCap)
+}
+
+// setHeaders states what this middleware has decided beside what is stated around it. refused is whether that is a refusal.
+func (m *middleware) setHeaders(header http.Header, outer *Admission, states []stated, refused bool) {
+	if len(states) == 0 {
+		return
+	}
+	for _, form := range m.forms {
+		all := states
+		if outer != nil {
+			all = append(outer.told(form), states...)
+		}
+		form.set(header, all, refused)
+	}
+}
