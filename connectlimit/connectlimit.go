@@ -17,6 +17,10 @@
 // back with [ratelimit.Limiter.Credit], and one that wants the charge in its own transaction takes them itself.
 // Connect reads the message of a unary call before its interceptors run, and a stream's after.
 //
+// Slots of a [ratelimit.Concurrency] are held while the handler runs, a stream's for as long as it is open, and released
+// afterwards. A handler that loses its lease has its context end with the cause [ratelimit.ErrLeaseLost], and finds it
+// with [ratelimit.LeaseFromContext]. Config.Message takes slots for unary calls only: for a message in a stream that is a misuse.
+//
 // # What the client gets
 //
 //	refused              CodeResourceExhausted (429), with RetryInfo, QuotaFailure, which names the limits that refused, and ErrorInfo

@@ -26,10 +26,11 @@ func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if err != nil {
 			return nil, err
 		}
-		admitted, err := i.admit(ctx, call, slices.Concat(requests, more))
-		if err != nil {
-			return nil, err
+		admitted, release, rejection := i.gate.Admit(ctx, call.Spec.Procedure, slices.Concat(requests, more))
+		if rejection != nil {
+			return nil, errorOf(rejection, call.Peer.Protocol)
 		}
+		defer release()
 		return next(admitted, request)
 	}
 }
@@ -51,10 +52,11 @@ func (i *Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) co
 		if err != nil {
 			return err
 		}
-		admitted, err := i.admit(ctx, call, requests)
-		if err != nil {
-			return err
+		admitted, release, rejection := i.gate.Admit(ctx, call.Spec.Procedure, requests)
+		if rejection != nil {
+			return errorOf(rejection, call.Peer.Protocol)
 		}
+		defer release()
 		return next(admitted, &limitedConn{StreamingHandlerConn: conn, ctx: admitted, interceptor: i, call: call})
 	}
 }
@@ -78,7 +80,9 @@ func (c *limitedConn) Receive(message any) error {
 	}
 	requests, err := c.interceptor.message(c.ctx, c.call, message)
 	if err == nil && len(requests) > 0 {
-		_, err = c.interceptor.admit(c.ctx, c.call, requests)
+		if rejection := c.interceptor.gate.AdmitMessage(c.ctx, c.call.Spec.Procedure, requests); rejection != nil {
+			err = errorOf(rejection, c.call.Peer.Protocol)
+		}
 	}
 	c.refused = err
 	return err
@@ -113,15 +117,6 @@ func (i *Interceptor) coded(ctx context.Context, call Call, err error) error {
 		return err
 	}
 	return errorOf(i.gate.Misnamed(ctx, call.Spec.Procedure, err), call.Peer.Protocol)
-}
-
-// admit takes what is asked for and returns the context with the decision, or an error for the client.
-func (i *Interceptor) admit(ctx context.Context, call Call, requests []ratelimit.Request) (context.Context, error) {
-	admitted, rejection := i.gate.Admit(ctx, call.Spec.Procedure, requests)
-	if rejection != nil {
-		return nil, errorOf(rejection, call.Peer.Protocol)
-	}
-	return admitted, nil
 }
 
 func errorOf(r *rpclimit.Rejection, protocol string) error {

@@ -43,7 +43,7 @@ func TestRefusalSaysWhichLimitAndHowLong(t *testing.T) {
 			b.now.Add(int64(1500 * time.Microsecond))
 			_, err := client.CallUnary(t.Context(), connect.NewRequest(wrapperspb.String("hello")))
 			require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
-			require.Equal(t, "limited by perUser: retry after 29.9985s", asError(t, err).Message())
+			require.Equal(t, "limited by perUser: retry after 29.999s", asError(t, err).Message())
 			require.Equal(t, 29998500*time.Microsecond, detail[*errdetails.RetryInfo](t, err).GetRetryDelay().AsDuration())
 			require.Equal(t, c.value, asError(t, err).Meta().Get(c.header), "never too early")
 

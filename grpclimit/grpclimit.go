@@ -15,6 +15,10 @@
 // taken and committed before the handler runs, and stay taken whatever it returns: a handler gives them
 // back with [ratelimit.Limiter.Credit], and one that wants the charge in its own transaction takes them itself.
 //
+// Slots of a [ratelimit.Concurrency] are held while the handler runs, a stream's for as long as it is open, and released
+// afterwards. A handler that loses its lease has its context end with the cause [ratelimit.ErrLeaseLost], and finds it
+// with [ratelimit.LeaseFromContext]. Config.Message takes slots for unary calls only: for a message in a stream that is a misuse.
+//
 // # What the client gets
 //
 //	refused              ResourceExhausted, with RetryInfo, QuotaFailure, which names the limits that refused, and ErrorInfo

@@ -28,12 +28,13 @@ func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnarySe
 	if err != nil {
 		return nil, err
 	}
-	admitted, err := i.admit(ctx, info.FullMethod, slices.Concat(requests, more), func(trailer metadata.MD) {
+	admitted, release, err := i.admit(ctx, info.FullMethod, slices.Concat(requests, more), func(trailer metadata.MD) {
 		_ = grpc.SetTrailer(ctx, trailer) // fails outside a server only, where nobody reads it
 	})
 	if err != nil {
 		return nil, err
 	}
+	defer release()
 	return handle(admitted, message)
 }
 
@@ -48,10 +49,11 @@ func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.St
 	if err != nil {
 		return err
 	}
-	admitted, err := i.admit(ctx, info.FullMethod, requests, stream.SetTrailer)
+	admitted, release, err := i.admit(ctx, info.FullMethod, requests, stream.SetTrailer)
 	if err != nil {
 		return err
 	}
+	defer release()
 	return handle(server, &limitedStream{ServerStream: stream, ctx: admitted, interceptor: i, method: info.FullMethod})
 }
 
@@ -76,7 +78,7 @@ func (s *limitedStream) RecvMsg(message any) error {
 	}
 	requests, err := s.interceptor.message(s.ctx, s.method, message)
 	if err == nil && len(requests) > 0 {
-		_, err = s.interceptor.admit(s.ctx, s.method, requests, s.SetTrailer)
+		err = rejected(s.interceptor.gate.AdmitMessage(s.ctx, s.method, requests), s.SetTrailer)
 	}
 	s.refused = err
 	return err
@@ -111,18 +113,24 @@ func (i *Interceptor) coded(ctx context.Context, method string, err error) error
 	return statusOf(i.gate.Misnamed(ctx, method, err))
 }
 
-// admit takes what is asked for and returns the context with the decision, or an error for the client.
+// admit takes what is asked for and returns the context with the decision, and what releases the slots that the call
+// holds; or an error for the client.
 func (i *Interceptor) admit(
 	ctx context.Context, method string, requests []ratelimit.Request, setTrailer func(metadata.MD),
-) (context.Context, error) {
-	admitted, rejection := i.gate.Admit(ctx, method, requests)
+) (admitted context.Context, release func(), _ error) {
+	admitted, release, rejection := i.gate.Admit(ctx, method, requests)
+	return admitted, release, rejected(rejection, setTrailer)
+}
+
+// rejected returns the error for the client of a rejection, and nil when there is none.
+func rejected(rejection *rpclimit.Rejection, setTrailer func(metadata.MD)) error {
 	if rejection == nil {
-		return admitted, nil
+		return nil
 	}
 	if rejection.RetryAfter > 0 {
 		setTrailer(metadata.Pairs(rpclimit.Pushback, rejection.PushbackMillis()))
 	}
-	return nil, statusOf(rejection)
+	return statusOf(rejection)
 }
 
 func statusOf(r *rpclimit.Rejection) error {

@@ -35,7 +35,7 @@ func TestRefusalSaysWhichLimitAndHowLong(t *testing.T) {
 	var trailer metadata.MD
 	_, err := b.call(t.Context(), "hello", grpc.Trailer(&trailer))
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
-	require.Equal(t, "limited by perUser: retry after 29.9985s", status.Convert(err).Message())
+	require.Equal(t, "limited by perUser: retry after 29.999s", status.Convert(err).Message())
 	require.Equal(t, 29998500*time.Microsecond, detail[*errdetails.RetryInfo](err).GetRetryDelay().AsDuration())
 	require.Equal(t, []string{"29999"}, trailer.Get("grpc-retry-pushback-ms"), "never too early")
 
@@ -45,7 +45,7 @@ func TestRefusalSaysWhichLimitAndHowLong(t *testing.T) {
 	violations := detail[*errdetails.QuotaFailure](err).GetViolations()
 	require.Len(t, violations, 1, "everybody had enough")
 	require.Equal(t, "limit:perUser", violations[0].GetSubject())
-	require.Equal(t, "perUser: 2 per 1m0s", violations[0].GetDescription())
+	require.Equal(t, "perUser: 2 per minute", violations[0].GetDescription())
 
 	require.EqualValues(t, 2, b.handled.Load(), "a refused call does not reach the handler")
 	require.InDelta(t, 98, b.left(t, everybody.Global()), 0.001, "nor does it take from the limit that had enough")

@@ -21,6 +21,7 @@ const (
 	Cancelled    = "cancelled"
 	Refunded     = "refunded"
 	RefundFailed = "refund_failed"
+	LeaseLost    = "lease_lost"
 )
 
 // Fault returns what is wrong with a request by an error of the core, and whether it is the request's fault.

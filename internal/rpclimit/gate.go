@@ -85,24 +85,54 @@ func New(limiter *ratelimit.Limiter, config Config) (*Gate, error) {
 	return &Gate{limiter: limiter, config: config}, nil
 }
 
-// Admit takes what a call of method asks for, from all of its limits or from none. It returns the context for
-// the handler, with the decision in it, or why the call is not let through.
-func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Request) (context.Context, *Rejection) {
+// Admit takes what a call of method asks for, from all of its limits or from none, and holds the slots among that until
+// release. It returns the context for the handler, with the decision in it, or why the call is not let through; then there
+// is nothing to release.
+func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Request) (held context.Context, release func(), _ *Rejection) {
+	lease, admitted, rejection := g.decide(ctx, method, requests, guard.Take)
+	if rejection != nil {
+		return ctx, func() {}, rejection
+	}
+	held, end := guard.Hold(admitted, g.limiter, lease, g.config.Timeout)
+	return held, func() {
+		if lost := end(); lost != nil {
+			g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(lease.Decision), Result: guard.LeaseLost, Err: lost})
+			g.log(ctx, "ratelimit: a handler lost the slot that it held", method, lost)
+		}
+	}, nil
+}
+
+// AdmitMessage is Admit for a message that arrives while the handler runs. It is no call for slots, which nothing would
+// give back: one that asks for them is a misuse.
+func (g *Gate) AdmitMessage(ctx context.Context, method string, requests []ratelimit.Request) *Rejection {
+	_, _, rejection := g.decide(ctx, method, requests, func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
+		d, err := limiter.Take(ctx, requests...)
+		return ratelimit.Lease{Decision: d}, err
+	})
+	return rejection
+}
+
+// decide has take decide on a call, and returns what it answered and the context with that in it.
+func (g *Gate) decide(
+	ctx context.Context, method string, requests []ratelimit.Request,
+	take func(context.Context, *ratelimit.Limiter, []ratelimit.Request) (ratelimit.Lease, error),
+) (ratelimit.Lease, context.Context, *Rejection) {
 	limited, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, strings.ToValidUTF8(method, "?")), g.config.Timeout)
 	defer cancel()
-	d, err := g.limiter.Take(limited, requests...)
+	lease, err := take(limited, g.limiter, requests)
+	d := lease.Decision
 	if _, tried := telemetry.Refusing(d); len(tried) > 0 { // by a rule that enforces nothing
 		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: tried[0], Result: guard.Refused, Shadow: true})
 	}
 	switch {
 	case err != nil:
-		return ctx, g.undecided(ctx, method, requests, err)
+		return lease, ctx, g.undecided(ctx, method, requests, err)
 	case !d.Allowed:
-		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Refused})
-		return ctx, g.Refused(d)
+		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Refused})
+		return lease, ctx, g.Refused(d)
 	}
-	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Rule(d), Result: guard.Allowed})
-	return context.WithValue(ctx, decisionKey{}, d), nil
+	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Allowed})
+	return lease, context.WithValue(ctx, decisionKey{}, d), nil
 }
 
 // Misnamed returns the rejection of a call for which the application's function returned err instead of

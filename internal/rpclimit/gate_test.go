@@ -74,9 +74,11 @@ func setupWith(t *testing.T, policies ratelimit.Policies) *bundle {
 
 // admit returns the code that a call is answered with.
 func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) code.Code {
-	if _, rejection := b.gate.Admit(ctx, method, requests); rejection != nil {
+	_, release, rejection := b.gate.Admit(ctx, method, requests)
+	if rejection != nil {
 		return rejection.Code
 	}
+	release()
 	return code.Code_OK
 }
 

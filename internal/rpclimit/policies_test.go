@@ -82,16 +82,16 @@ func TestPoliciesDecide(t *testing.T) {
 	p := &plans{}
 	b := setupWith(t, p)
 	ask := func(user, plan string, cost float64) *rpclimit.Rejection {
-		_, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)})
+		_, _, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)})
 		return rejection
 	}
 	require.Equal(t, code.Code_INVALID_ARGUMENT, ask("ada", "pro", 7).Code, "the code's holds 2")
 	p.set(t, map[string]float64{"pro": 10, "free": 5})
 	require.Nil(t, ask("ada", "pro", 7))
-	require.Equal(t, []string{"perUser: 10 per 1h0m0s"}, descriptions(ask("ada", "pro", 7)))
+	require.Equal(t, []string{"perUser: 10 per hour"}, descriptions(ask("ada", "pro", 7)))
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", reason(ask("bob", "free", 7)))
 	require.Nil(t, ask("bob", "free", 5))
-	require.Equal(t, []string{"perUser: 5 per 1h0m0s"}, descriptions(ask("bob", "free", 5)))
+	require.Equal(t, []string{"perUser: 5 per hour"}, descriptions(ask("bob", "free", 5)))
 	p.set(t, map[string]float64{"pro": 6})
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", reason(ask("ada", "pro", 7)))
 }
@@ -118,7 +118,7 @@ func TestAPauseIsNamedSo(t *testing.T) {
 		{Limit: tried, Mode: ratelimit.Shadow}, {Limit: perUser, Mode: ratelimit.On, RetryAfter: time.Second},
 	}})
 	require.Equal(t, "limited by perUser: retry after 1s", r.Message)
-	require.Equal(t, []string{"perUser: 2 per 1h0m0s"}, descriptions(r))
+	require.Equal(t, []string{"perUser: 2 per hour"}, descriptions(r))
 }
 
 // TestModesRefuseNobody promises that a limit which its rule only tries, or has switched off, lets calls through, and that

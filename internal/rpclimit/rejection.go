@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -71,7 +72,7 @@ func (g *Gate) Refused(d ratelimit.Decision) *Rejection {
 			Subject: "limit:" + s.Limit.Name(), Description: description, QuotaId: s.Limit.Name(),
 		})
 	}
-	message += strings.Join(names, ", ") + ": retry after " + d.RetryAfter.String()
+	message += strings.Join(names, ", ") + ": retry after " + words.Wait(d.RetryAfter)
 	r := g.rejection(code.Code_RESOURCE_EXHAUSTED, reason, message).retry(d.RetryAfter)
 	r.Details = append(r.Details, quota)
 	return r

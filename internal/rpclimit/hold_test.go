@@ -1,0 +1,56 @@
+package rpclimit_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/code"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: 300 * time.Millisecond})
+
+// TestSlotsAreHeldUntilTheRelease promises that a call has its slot until its handler is done, and tokens and slots together or
+// not at all.
+func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	slots := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1})
+	held, release, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For("ada"), slots.For("ada")})
+	require.Nil(t, rejection)
+	lease, found := ratelimit.LeaseFromContext(held)
+	require.True(t, found)
+	require.Positive(t, lease.Fence)
+	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
+	release()
+	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")), "the refused call took no token")
+	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
+	require.Equal(t, code.Code_OK, b.admit(t.Context(), slots.For("ada")), "and no slot")
+}
+
+// TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the observer hears of it.
+func TestACallThatLosesItsSlotIsTold(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	held, release, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{atOnce.For("ada")})
+	require.Nil(t, rejection)
+	require.NoError(t, b.limiter.Reset(t.Context(), atOnce.For("ada")))
+	<-held.Done()
+	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
+	release()
+	require.Equal(t, []string{"allowed /test.Echo/Say? atOnce", "lease_lost /test.Echo/Say? atOnce"}, b.results())
+}
+
+// TestMessagesHoldNothing promises that a message of a stream does not take a slot that nothing would give back.
+func TestMessagesHoldNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.Nil(t, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{perUser.For("ada")}))
+	require.Equal(t, code.Code_INTERNAL, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{atOnce.For("ada")}).Code)
+	v, err := b.limiter.Value(t.Context(), atOnce.For("ada"))
+	require.NoError(t, err)
+	require.Equal(t, 1.0, v.Tokens)
+}
