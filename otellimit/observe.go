@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	ruleKey      = attribute.Key("ratelimit.rule")
+	limitKey     = attribute.Key("ratelimit.limit")
+	limitsKey    = attribute.Key("ratelimit.limits")
 	rulesKey     = attribute.Key("ratelimit.rules")
-	policiesKey  = attribute.Key("ratelimit.policies")
 	resultKey    = attribute.Key("ratelimit.result")
 	algorithmKey = attribute.Key("ratelimit.algorithm")
 	verbKey      = attribute.Key("ratelimit.verb")
@@ -44,7 +44,9 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.failed(ctx, e)
 	case ratelimit.Settlement:
 		direction, tokens := telemetry.Direction(e)
-		o.delta.Add(ctx, tokens, metric.WithAttributes(ruleKey.String(e.Limit), directionKey.String(direction)))
+		o.delta.Add(ctx, tokens, metric.WithAttributes(limitKey.String(e.Limit), directionKey.String(direction)))
+	case ratelimit.Leased:
+		o.leases.Add(ctx, 1, metric.WithAttributes(limitKey.String(e.Limit), resultKey.String(telemetry.Lease(e))))
 	case ratelimit.Conflicted:
 		o.conflicts.Add(ctx, 1, metric.WithAttributes(verbKey.String(e.Verb)))
 	case ratelimit.Batched:
@@ -55,12 +57,18 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.Pruned:
 		o.pruned.Add(ctx, int64(e.Buckets))
 	case ratelimit.Mended:
-		o.mended.Add(ctx, 1, metric.WithAttributes(ruleKey.String(e.Limit)))
+		o.mended.Add(ctx, 1, metric.WithAttributes(limitKey.String(e.Limit)))
 	case ratelimit.Answered:
 		o.answers.Add(ctx, 1, metric.WithAttributes(
-			routeKey.String(e.Route), ruleKey.String(e.Limit), resultKey.String(telemetry.Answer(e))))
+			routeKey.String(e.Route), limitKey.String(e.Limit), resultKey.String(telemetry.Answer(e))))
 	case ratelimit.RulesLoaded:
 		o.rulesLoaded(ctx, e)
+	case ratelimit.PriceChanged:
+		o.price.Record(ctx, e.Price, metric.WithAttributes(limitKey.String(e.Limit)))
+	case ratelimit.Prefetched:
+		for result, tokens := range telemetry.Prefetched(e) {
+			o.prefetched.Add(ctx, tokens, metric.WithAttributes(limitKey.String(e.Limit), resultKey.String(result)))
+		}
 	}
 }
 
@@ -81,12 +89,12 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	for r := range telemetry.Requests(e) {
 		cost := r.Cost
-		r.Cost, r.Policy = 0, ""
+		r.Cost, r.Rule = 0, ""
 		attributes := o.requestSets.of(r)
 		o.requests.Add(ctx, 1, attributes)
 		o.cost.Add(ctx, cost, attributes)
 	}
-	call := telemetry.Request{Rule: telemetry.Rule(e.Decision), Verb: e.Verb, Result: telemetry.Result(e)}
+	call := telemetry.Request{Limit: telemetry.Limit(e.Decision), Verb: e.Verb, Result: telemetry.Result(e)}
 	attributes := o.callSets.of(call)
 	o.duration.Record(ctx, e.Elapsed.Seconds(), attributes)
 	if call.Result == telemetry.Reserved {
@@ -111,7 +119,7 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	if r.Result == telemetry.Contended {
 		o.contended.Add(ctx, 1, metric.WithAttributes(verb))
 	} else {
-		o.storeErrors.Add(ctx, 1, metric.WithAttributes(verb, errorKey.String(kind)))
+		o.failures.Add(ctx, 1, metric.WithAttributes(verb, errorKey.String(kind)))
 	}
 	span := o.span(ctx, e.Verb, e.Began)
 	if span.IsRecording() {
@@ -135,7 +143,7 @@ func requestAttributes(r telemetry.Request) []attribute.KeyValue {
 
 // callAttributes are those of what is counted once a call.
 func callAttributes(r telemetry.Request) []attribute.KeyValue {
-	return []attribute.KeyValue{ruleKey.String(r.Rule), resultKey.String(r.Result), verbKey.String(r.Verb)}
+	return []attribute.KeyValue{limitKey.String(r.Limit), resultKey.String(r.Result), verbKey.String(r.Verb)}
 }
 
 // sets keeps the attribute sets that were made, since making one takes longer than counting with it. Those
@@ -181,19 +189,19 @@ func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
 	case telemetry.Result(e) == telemetry.Reserved:
 		attributes = append(attributes, waitKey.Float64(e.Delay.Seconds()))
 	}
-	var rules, policies []string
+	var limits, rules []string
 	for i := range e.Decision.States {
 		s := &e.Decision.States[i]
-		rules = append(rules, s.Limit.Name())
+		limits = append(limits, s.Limit.Name())
 		if s.Rule != "" {
-			policies = append(policies, s.Rule)
+			rules = append(rules, s.Rule)
 		}
 	}
-	if len(rules) > 1 {
-		attributes = append(attributes, rulesKey.StringSlice(rules))
+	if len(limits) > 1 {
+		attributes = append(attributes, limitsKey.StringSlice(limits))
 	}
-	if len(policies) > 0 {
-		attributes = append(attributes, policiesKey.StringSlice(policies))
+	if len(rules) > 0 {
+		attributes = append(attributes, rulesKey.StringSlice(rules))
 	}
 	return attributes
 }

@@ -10,12 +10,13 @@
 //	ratelimit.decision.duration    s          how long a call took, once a call
 //	ratelimit.reservation.wait     s          how long reserved work waits, once a call
 //	ratelimit.settlement.delta     {token}    difference between what was reserved and what was used
-//	ratelimit.store.errors         {error}    calls and transactions that failed
+//	ratelimit.leases               {lease}    leases on slots that were renewed, released or lost
+//	ratelimit.failures             {failure}  calls and transactions that failed
 //	ratelimit.contended            {call}     calls and transactions that gave up, as every attempt conflicted
 //	ratelimit.conflicts            {attempt}  attempts that lost against another transaction
 //	ratelimit.batch.size           {call}     calls that one statement answered
 //	ratelimit.batch.duration       s          how long the database took for them
-//	ratelimit.queue.wait           s          wait for earlier transactions of this process
+//	ratelimit.queue.wait           s          wait for earlier transactions of this process, or of all
 //	ratelimit.pruned               {bucket}   full buckets deleted
 //	ratelimit.mended               {bucket}   buckets that a wrong clock had left in the future
 //	ratelimit.answers              {request}  what guards made of requests: httplimit, grpclimit, connectlimit
@@ -24,20 +25,26 @@
 //	ratelimit.rules.late           s          how long after its beginning the latest change was heard of
 //	ratelimit.rules.version        {version}  which rules decide
 //	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
+//	ratelimit.price                {price}    price of a token of the key whose price has changed last, of adaptive limits
+//	ratelimit.prefetched           {token}    tokens that were taken ahead, returned and lost
 //
 // Their attributes, each of few values; there is never a key:
 //
-//	ratelimit.rule         the limit's name. What is counted once a call over several limits has the first that
+//	ratelimit.limit        the limit's name. What is counted once a call over several limits has the first that
 //	                       refused, else the first
-//	ratelimit.result       allowed, reserved, denied, paused (refused until the limit's pause ends), vetoed (another limit
-//	                       of the call refused), off (the limit's rule is off), contended, error, or shadow_denied and
+//	ratelimit.result       allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit
+//	                       of the call refused), off (the limit's rule is off), contended, failed, or shadow_refused and
 //	                       shadow_paused (a limit that is not enforced, by the program or by its rule, would refuse). Of
 //	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
-//	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed
+//	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
+//	                       Of leases: renewed, released or lost (it was not held any more). Of
+//	                       tokens taken ahead: taken, returned or lost; what is missing was given out, or still is to be
 //	ratelimit.kind         rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
-//	ratelimit.algorithm    token_bucket or fixed_window
-//	ratelimit.verb         take, check, reserve; for errors and conflicts also settle, transaction and the like
+//	ratelimit.algorithm    token_bucket, fixed_window, sliding_window, calendar_window or concurrency; of an adaptive limit that
+//	                       of its contract
+//	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
+//	                       like. TakeUpTo is a take, and Wait a reserve
 //	ratelimit.cached       whether the deny cache answered
 //	ratelimit.direction    of a settlement: charged or returned. Two sums, as one that goes both ways hides both
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
@@ -46,7 +53,7 @@
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.
 //
-// A span also has ratelimit.policies, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
+// A span also has ratelimit.rules, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
 // as overrides are, so no metric has them.
 //
 // A span lies where the call lay, also when it is told later, as in ratelimit.Limiter.InTx, which tells when it
@@ -110,7 +117,8 @@ type instruments struct {
 	cost                    metric.Float64Counter
 	duration, wait          metric.Float64Histogram
 	delta                   metric.Float64Counter
-	storeErrors, contended  metric.Int64Counter
+	leases                  metric.Int64Counter
+	failures, contended     metric.Int64Counter
 	conflicts               metric.Int64Counter
 	batchSize               metric.Int64Histogram
 	batchDuration, queueing metric.Float64Histogram
@@ -118,6 +126,8 @@ type instruments struct {
 	ruleLoads               metric.Int64Counter
 	ruleDuration, ruleLate  metric.Float64Histogram
 	ruleVersion, ruleCount  metric.Int64Gauge
+	price                   metric.Float64Gauge
+	prefetched              metric.Float64Counter
 }
 
 // maker makes instruments until one fails.
@@ -134,7 +144,8 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 		duration:      m.seconds("ratelimit.decision.duration", "How long a call took, as its caller saw it.", telemetry.Seconds()),
 		wait:          m.seconds("ratelimit.reservation.wait", "How long reserved work waits for its tokens.", telemetry.Waits()),
 		delta:         m.sum("ratelimit.settlement.delta", "Difference between what was reserved and what was used."),
-		storeErrors:   m.count("ratelimit.store.errors", "{error}", "Calls and transactions that failed."),
+		leases:        m.count("ratelimit.leases", "{lease}", "Leases on slots that were renewed, released or lost."),
+		failures:      m.count("ratelimit.failures", "{failure}", "Calls and transactions that failed."),
 		contended:     m.count("ratelimit.contended", "{call}", "Calls and transactions that gave up because every attempt conflicted."),
 		conflicts:     m.count("ratelimit.conflicts", "{attempt}", "Attempts that lost against another transaction and are made again."),
 		batchSize:     m.sizes("ratelimit.batch.size", "Calls that one statement answered."),
@@ -148,6 +159,8 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 		ruleLate:      m.seconds("ratelimit.rules.late", "How long after its beginning the latest change of rules was heard of.", telemetry.Waits()),
 		ruleVersion:   m.level("ratelimit.rules.version", "{version}", "Version of the rules that decide."),
 		ruleCount:     m.level("ratelimit.rules.count", "{rule}", "Rules and overrides that decide, and those kept as they cannot be read."),
+		price:         m.ratio("ratelimit.price", "Price of a token of the key whose price has changed last, of adaptive limits."),
+		prefetched:    m.sum("ratelimit.prefetched", "Tokens that were taken ahead, returned and lost."),
 	}
 	return made, m.err
 }
@@ -166,6 +179,12 @@ func (m *maker) count(name, unit, description string) metric.Int64Counter {
 
 func (m *maker) level(name, unit, description string) metric.Int64Gauge {
 	made, err := m.meter.Int64Gauge(name, metric.WithUnit(unit), metric.WithDescription(description))
+	m.failed(name, err)
+	return made
+}
+
+func (m *maker) ratio(name, description string) metric.Float64Gauge {
+	made, err := m.meter.Float64Gauge(name, metric.WithUnit("{price}"), metric.WithDescription(description))
 	m.failed(name, err)
 	return made
 }

@@ -76,6 +76,10 @@ func (b *bundle) points(t *testing.T, name string) map[string]float64 {
 		for _, p := range data.DataPoints {
 			points[label(p.Attributes)] = float64(p.Value)
 		}
+	case metricdata.Gauge[float64]:
+		for _, p := range data.DataPoints {
+			points[label(p.Attributes)] = float64(p.Value)
+		}
 	case metricdata.Gauge[int64]:
 		for _, p := range data.DataPoints {
 			points[label(p.Attributes)] = float64(p.Value)
@@ -116,32 +120,32 @@ func TestDecisions(t *testing.T) {
 		b.Observe(t.Context(), e)
 	}
 	requests := map[string]float64{
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=check":       1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=check": 1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":       2,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perDay,ratelimit.verb=take":        2,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":        1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":         1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=true,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":         1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=true,ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":          1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve":   1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=reserved,ratelimit.rule=perDay,ratelimit.verb=reserve":    1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=check":        1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":        2,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=allowed,ratelimit.verb=take":         2,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":         1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":         1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=true,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":          1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=true,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":          1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=reserved,ratelimit.verb=reserve":     1,
 	}
 	require.Equal(t, requests, b.points(t, "ratelimit.requests"))
 	for label, n := range requests {
 		each := 3.0
-		if regexp.MustCompile("rule=perDay").MatchString(label) {
+		if regexp.MustCompile("limit=perDay").MatchString(label) {
 			each = 4
 		}
 		require.Equal(t, n*each, b.points(t, "ratelimit.cost")[label], label)
 	}
 	require.Equal(t, map[string]float64{
-		"ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":       4,
-		"ratelimit.result=denied,ratelimit.rule=perDay,ratelimit.verb=take":         4,
-		"ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=check": 2,
-		"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve":   2,
+		"ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":        4,
+		"ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":         4,
+		"ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 2,
+		"ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    2,
 	}, b.points(t, "ratelimit.decision.duration"))
-	require.Equal(t, map[string]float64{"ratelimit.result=reserved,ratelimit.rule=perUser,ratelimit.verb=reserve": 40},
+	require.Equal(t, map[string]float64{"ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve": 40},
 		b.points(t, "ratelimit.reservation.wait"))
 }
 
@@ -164,15 +168,15 @@ func TestFailures(t *testing.T) {
 	}
 	requests := b.points(t, "ratelimit.requests")
 	require.Len(t, requests, 4, "two limits of one decision, and two failures: %v", requests)
-	for _, result := range []string{"contended", "error"} {
-		require.Equal(t, 1.0, requests["ratelimit.algorithm=,ratelimit.cached=false,ratelimit.result="+result+",ratelimit.rule=perUser,ratelimit.verb=take"])
+	for _, result := range []string{"contended", "failed"} {
+		require.Equal(t, 1.0, requests["ratelimit.algorithm=,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result="+result+",ratelimit.verb=take"])
 	}
 	require.Equal(t, map[string]float64{"ratelimit.verb=take": 1, "ratelimit.verb=transaction": 1}, b.points(t, "ratelimit.contended"))
 	require.Equal(t, map[string]float64{
 		"error.type=timeout,ratelimit.verb=take": 1, "error.type=57P01,ratelimit.verb=settle": 1,
-	}, b.points(t, "ratelimit.store.errors"))
+	}, b.points(t, "ratelimit.failures"))
 	require.Equal(t, map[string]float64{"ratelimit.verb=take": 1, "ratelimit.verb=transaction": 2}, b.points(t, "ratelimit.conflicts"))
-	require.Equal(t, 1.0, b.points(t, "ratelimit.decision.duration")["ratelimit.result=error,ratelimit.rule=perUser,ratelimit.verb=take"])
+	require.Equal(t, 1.0, b.points(t, "ratelimit.decision.duration")["ratelimit.limit=perUser,ratelimit.result=failed,ratelimit.verb=take"])
 }
 
 func TestOtherEvents(t *testing.T) {
@@ -182,6 +186,9 @@ func TestOtherEvents(t *testing.T) {
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},
 		ratelimit.Settlement{Limit: "perUser", Delta: -1},
+		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2, Lost: true},
+		ratelimit.Leased{Verb: "release", Limit: "perUser", Slots: 2},
 		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
 		ratelimit.Queued{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
@@ -190,25 +197,37 @@ func TestOtherEvents(t *testing.T) {
 		ratelimit.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
 		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
+		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
+		ratelimit.Prefetched{Limit: "perUser", Taken: 12},
+		ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1},
 		struct{ ratelimit.Event }{}, // of a later version
 	} {
 		b.Observe(t.Context(), e)
 	}
 	for name, want := range map[string]map[string]float64{
-		"ratelimit.settlement.delta": {"ratelimit.direction=charged,ratelimit.rule=perUser": 5, "ratelimit.direction=returned,ratelimit.rule=perUser": 3},
-		"ratelimit.batch.size":       {"": 30},
-		"ratelimit.batch.duration":   {"": 3},
-		"ratelimit.queue.wait":       {"": 4},
-		"ratelimit.pruned":           {"": 6},
-		"ratelimit.mended":           {"ratelimit.rule=perUser": 1},
+		"ratelimit.settlement.delta": {"ratelimit.direction=charged,ratelimit.limit=perUser": 5, "ratelimit.direction=returned,ratelimit.limit=perUser": 3},
+		"ratelimit.leases": {
+			"ratelimit.limit=perUser,ratelimit.result=renewed": 1, "ratelimit.limit=perUser,ratelimit.result=lost": 1,
+			"ratelimit.limit=perUser,ratelimit.result=released": 1,
+		},
+		"ratelimit.prefetched": {
+			"ratelimit.limit=perUser,ratelimit.result=taken": 12, "ratelimit.limit=perUser,ratelimit.result=returned": 3,
+			"ratelimit.limit=perUser,ratelimit.result=lost": 1,
+		},
+		"ratelimit.batch.size":     {"": 30},
+		"ratelimit.batch.duration": {"": 3},
+		"ratelimit.queue.wait":     {"": 4},
+		"ratelimit.pruned":         {"": 6},
+		"ratelimit.mended":         {"ratelimit.limit=perUser": 1},
 		"ratelimit.answers": {
-			"ratelimit.result=failed_open,ratelimit.route=/chat,ratelimit.rule=perUser": 1,
-			"ratelimit.result=shadow_bad_key,ratelimit.route=/chat,ratelimit.rule=":     1,
+			"ratelimit.limit=perUser,ratelimit.result=failed_open,ratelimit.route=/chat": 1,
+			"ratelimit.limit=,ratelimit.result=shadow_bad_key,ratelimit.route=/chat":     1,
 		},
 		"ratelimit.rules.loads":         {"ratelimit.result=kept": 1, "ratelimit.result=failed": 1},
 		"ratelimit.rules.load.duration": {"ratelimit.result=kept": 1, "ratelimit.result=failed": 2},
 		"ratelimit.rules.late":          {"": 4},
 		"ratelimit.rules.version":       {"": 7},
+		"ratelimit.price":               {"ratelimit.limit=perUser": 2.5},
 		"ratelimit.rules.count":         {"ratelimit.kind=rules": 3, "ratelimit.kind=overrides": 2, "ratelimit.kind=kept": 1},
 	} {
 		require.Equal(t, want, b.points(t, name), name)
@@ -242,9 +261,9 @@ func TestSpans(t *testing.T) {
 	require.WithinDuration(t, began, spans[1].StartTime(), 0)
 	require.WithinDuration(t, began.Add(time.Second), spans[1].EndTime(), 0)
 	require.Equal(t, codes.Unset, spans[0].Status().Code, "a refusal is an answer")
-	require.Equal(t, "error.type=other,ratelimit.result=error,ratelimit.rule=perUser,ratelimit.shadow=true,ratelimit.verb=take", labels(spans[1]))
-	require.Equal(t, "ratelimit.cached=false,ratelimit.pending=false,ratelimit.remaining=7,ratelimit.result=denied,ratelimit.retry_after_s=1.5,"+
-		`ratelimit.rule=perDay,ratelimit.rules=["perUser","perDay"],ratelimit.shadow=false,ratelimit.verb=take`, labels(spans[0]))
+	require.Equal(t, "error.type=other,ratelimit.limit=perUser,ratelimit.result=failed,ratelimit.shadow=true,ratelimit.verb=take", labels(spans[1]))
+	require.Equal(t, `ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.limits=["perUser","perDay"],ratelimit.pending=false,`+
+		"ratelimit.remaining=7,ratelimit.result=refused,ratelimit.retry_after_s=1.5,ratelimit.shadow=false,ratelimit.verb=take", labels(spans[0]))
 	require.Equal(t, codes.Error, spans[1].Status().Code)
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
@@ -260,18 +279,18 @@ func TestRulesAreNamedBySpansAlone(t *testing.T) {
 	b.Observe(t.Context(), tried)
 	b.Observe(t.Context(), paused)
 	require.Equal(t, map[string]float64{
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take":      1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=shadow_denied,ratelimit.rule=perDay,ratelimit.verb=take": 1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.result=vetoed,ratelimit.rule=perUser,ratelimit.verb=take":       1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.result=paused,ratelimit.rule=perDay,ratelimit.verb=take":        1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":       1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=take": 1,
+		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":        1,
+		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=paused,ratelimit.verb=take":         1,
 	}, b.points(t, "ratelimit.requests"))
 	require.Equal(t, map[string]float64{
-		"ratelimit.result=allowed,ratelimit.rule=perUser,ratelimit.verb=take": 2,
-		"ratelimit.result=paused,ratelimit.rule=perDay,ratelimit.verb=take":   2,
+		"ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take": 2,
+		"ratelimit.limit=perDay,ratelimit.result=paused,ratelimit.verb=take":   2,
 	}, b.points(t, "ratelimit.decision.duration"))
 	spans := b.spans.Ended()
-	require.Contains(t, labels(spans[0]), `ratelimit.policies=["perDay/pro"]`)
-	require.Contains(t, labels(spans[1]), `ratelimit.policies=["perDay"]`)
+	require.Contains(t, labels(spans[0]), `ratelimit.rules=["perDay/pro"]`)
+	require.Contains(t, labels(spans[1]), `ratelimit.rules=["perDay"]`)
 }
 
 func labels(span sdktrace.ReadOnlySpan) string {
@@ -288,6 +307,7 @@ func TestDocumentationNamesTheMetrics(t *testing.T) {
 		ratelimit.Failed{Verb: "take", Err: ratelimit.ErrContended},
 		ratelimit.Failed{Verb: "take", Err: errors.New("lost")},
 		ratelimit.Settlement{},
+		ratelimit.Leased{},
 		ratelimit.Conflicted{},
 		ratelimit.Batched{},
 		ratelimit.Queued{},
@@ -295,6 +315,8 @@ func TestDocumentationNamesTheMetrics(t *testing.T) {
 		ratelimit.Mended{},
 		ratelimit.Answered{},
 		ratelimit.RulesLoaded{},
+		ratelimit.PriceChanged{},
+		ratelimit.Prefetched{Taken: 1},
 	} {
 		b.Observe(t.Context(), e)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
 )
 
@@ -101,8 +102,44 @@ func TestDashboard(t *testing.T) {
 func TestDashboardShowsTheAnswers(t *testing.T) {
 	t.Parallel()
 	for panel, result := range map[string]string{
-		"Not decided": "failed_(open|closed)", "Requests at fault": "bad_key", "Would have been refused": "shadow_denied",
+		"Not decided": "failed_(open|closed)", "Requests at fault": "bad_key", "Would have been refused": "shadow_refused",
 	} {
 		require.Contains(t, strings.Join(queries(t)[panel], " "), result, panel)
+	}
+}
+
+// TestAlerts promises that the alerts ask for metrics and labels that there are.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	file, err := os.ReadFile("alerts.yaml")
+	require.NoError(t, err)
+	var rules struct {
+		Groups []struct {
+			Rules []struct {
+				Alert       string            `yaml:"alert"`
+				Expr        string            `yaml:"expr"`
+				Annotations map[string]string `yaml:"annotations"`
+			} `yaml:"rules"`
+		} `yaml:"groups"`
+	}
+	require.NoError(t, yaml.Unmarshal(file, &rules))
+	metrics := exported(t)
+	require.Len(t, rules.Groups, 1)
+	require.NotEmpty(t, rules.Groups[0].Rules)
+	for _, rule := range rules.Groups[0].Rules {
+		require.NotEmpty(t, rule.Annotations["summary"], rule.Alert)
+		require.Equal(t, strings.Count(rule.Expr, "("), strings.Count(rule.Expr, ")"), rule.Alert)
+		asked := metric.FindAllStringSubmatch(rule.Expr, -1)
+		require.NotEmpty(t, asked, rule.Alert)
+		for _, m := range asked {
+			labels := metrics[strings.TrimSuffix(m[1], "_bucket")]
+			require.NotNil(t, labels, "%s asks for %s, which is not exported", rule.Alert, m[1])
+			for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
+				require.Contains(t, labels, l[1], rule.Alert)
+			}
+			for _, group := range by.FindAllStringSubmatch(rule.Expr, -1) {
+				require.True(t, group[1] == "le" || slices.Contains(labels, group[1]), "%s groups by %q", rule.Alert, group[1])
+			}
+		}
 	}
 }

@@ -20,7 +20,9 @@ func (o *Observer) Observe(_ context.Context, event ratelimit.Event) {
 		o.failed(e)
 	case ratelimit.Settlement:
 		direction, tokens := telemetry.Direction(e)
-		o.delta.WithLabelValues(o.rules.label(e.Limit), direction).Add(tokens)
+		o.delta.WithLabelValues(o.limits.label(e.Limit), direction).Add(tokens)
+	case ratelimit.Leased:
+		o.leases.WithLabelValues(o.limits.label(e.Limit), telemetry.Lease(e)).Inc()
 	case ratelimit.Conflicted:
 		o.conflicts.WithLabelValues(e.Verb).Inc()
 	case ratelimit.Batched:
@@ -31,11 +33,17 @@ func (o *Observer) Observe(_ context.Context, event ratelimit.Event) {
 	case ratelimit.Pruned:
 		o.pruned.Add(float64(e.Buckets))
 	case ratelimit.Mended:
-		o.mended.WithLabelValues(o.rules.label(e.Limit)).Inc()
+		o.mended.WithLabelValues(o.limits.label(e.Limit)).Inc()
 	case ratelimit.Answered:
-		o.answers.WithLabelValues(o.routes.label(e.Route), o.rules.label(e.Limit), telemetry.Answer(e)).Inc()
+		o.answers.WithLabelValues(o.routes.label(e.Route), o.limits.label(e.Limit), telemetry.Answer(e)).Inc()
 	case ratelimit.RulesLoaded:
 		o.rulesLoaded(e)
+	case ratelimit.PriceChanged:
+		o.price.WithLabelValues(o.limits.label(e.Limit)).Set(e.Price)
+	case ratelimit.Prefetched:
+		for result, tokens := range telemetry.Prefetched(e) {
+			o.prefetched.WithLabelValues(o.limits.label(e.Limit), result).Add(tokens)
+		}
 	}
 }
 
@@ -59,14 +67,14 @@ func (o *Observer) decided(e ratelimit.Decided) {
 		labels := o.labels(r)
 		o.requests.WithLabelValues(labels...).Inc()
 		o.cost.WithLabelValues(labels...).Add(r.Cost)
-		if r.Policy != "" {
-			o.policyRequests.WithLabelValues(labels[0], o.policies.label(r.Policy), r.Result).Inc()
+		if r.Rule != "" {
+			o.ruleRequests.WithLabelValues(labels[0], o.rules.label(r.Rule), r.Result).Inc()
 		}
 	}
-	rule, result := o.rules.label(telemetry.Rule(e.Decision)), telemetry.Result(e)
-	o.duration.WithLabelValues(rule, e.Verb, result).Observe(e.Elapsed.Seconds())
+	limit, result := o.limits.label(telemetry.Limit(e.Decision)), telemetry.Result(e)
+	o.duration.WithLabelValues(limit, e.Verb, result).Observe(e.Elapsed.Seconds())
 	if result == telemetry.Reserved {
-		o.wait.WithLabelValues(rule, e.Verb).Observe(e.Delay.Seconds())
+		o.wait.WithLabelValues(limit, e.Verb).Observe(e.Delay.Seconds())
 	}
 }
 
@@ -74,21 +82,21 @@ func (o *Observer) failed(e ratelimit.Failed) {
 	r, isRequest := telemetry.Failure(e)
 	if isRequest {
 		o.requests.WithLabelValues(o.labels(r)...).Inc()
-		o.duration.WithLabelValues(o.rules.label(e.Limit), e.Verb, r.Result).Observe(e.Elapsed.Seconds())
+		o.duration.WithLabelValues(o.limits.label(e.Limit), e.Verb, r.Result).Observe(e.Elapsed.Seconds())
 	}
 	if r.Result == telemetry.Contended {
 		o.contended.WithLabelValues(e.Verb).Inc()
 	} else {
-		o.storeErrors.WithLabelValues(e.Verb, telemetry.ErrorType(e.Err)).Inc()
+		o.failures.WithLabelValues(e.Verb, telemetry.ErrorType(e.Err)).Inc()
 	}
 }
 
 // labels are the values for requests and cost.
 func (o *Observer) labels(r telemetry.Request) []string {
-	return []string{o.rules.label(r.Rule), r.Algorithm, r.Verb, r.Result, strconv.FormatBool(r.Cached)}
+	return []string{o.limits.label(r.Limit), r.Algorithm, r.Verb, r.Result, strconv.FormatBool(r.Cached)}
 }
 
-// other is the label of rules and routes beyond the bound; no limit can have that name.
+// other is the label of limits, rules and routes beyond the bound; no limit can have that name.
 const other = "<other>"
 
 // names bounds the values of a label: every series is memory here, and in Prometheus, for ever.

@@ -63,6 +63,8 @@ func story() []ratelimit.Event {
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},
 		ratelimit.Settlement{Limit: "perUser", Delta: -1},
+		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		ratelimit.Leased{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
 		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
 		ratelimit.Queued{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
@@ -73,6 +75,9 @@ func story() []ratelimit.Event {
 		ratelimit.Answered{Result: "failed_closed"},
 		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
+		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
+		ratelimit.Prefetched{Limit: "perUser", Taken: 12},
+		ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1},
 		struct{ ratelimit.Event }{}, // of a later version
 	}
 }
@@ -87,9 +92,9 @@ func TestCounts(t *testing.T) {
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP ratelimit_answers_total What guards in front of handlers made of requests, by result.
 # TYPE ratelimit_answers_total counter
-ratelimit_answers_total{result="failed_closed",route="",rule=""} 1
-ratelimit_answers_total{result="failed_open",route="/chat",rule="perUser"} 2
-ratelimit_answers_total{result="shadow_bad_key",route="/chat",rule="perDay"} 1
+ratelimit_answers_total{limit="",result="failed_closed",route=""} 1
+ratelimit_answers_total{limit="perDay",result="shadow_bad_key",route="/chat"} 1
+ratelimit_answers_total{limit="perUser",result="failed_open",route="/chat"} 2
 # HELP ratelimit_contended_total Calls and transactions that gave up because every attempt conflicted.
 # TYPE ratelimit_contended_total counter
 ratelimit_contended_total{verb="take"} 1
@@ -99,44 +104,56 @@ ratelimit_contended_total{verb="transaction"} 1
 ratelimit_conflicts_total{verb="transaction"} 1
 # HELP ratelimit_cost_tokens_total Tokens that requests asked for, by result.
 # TYPE ratelimit_cost_tokens_total counter
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 8
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="paused",rule="perDay",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 9
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 3
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 3
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 6
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 3
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="allowed",verb="take"} 8
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="paused",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="refused",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="reserved",verb="reserve"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="check"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="fixed_window",cached="true",limit="perDay",result="refused",verb="take"} 4
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="allowed",verb="take"} 9
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="reserved",verb="reserve"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="check"} 3
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="take"} 6
+ratelimit_cost_tokens_total{algorithm="token_bucket",cached="true",limit="perUser",result="vetoed",verb="take"} 3
+# HELP ratelimit_leases_total Leases on slots that were renewed, released or lost.
+# TYPE ratelimit_leases_total counter
+ratelimit_leases_total{limit="perUser",result="lost"} 1
+ratelimit_leases_total{limit="perUser",result="renewed"} 1
 # HELP ratelimit_mended_buckets_total Buckets that a wrong clock had left in the future.
 # TYPE ratelimit_mended_buckets_total counter
-ratelimit_mended_buckets_total{rule="perUser"} 1
-# HELP ratelimit_policy_requests_total Requests that a rule of Config.Policies decided, by result.
-# TYPE ratelimit_policy_requests_total counter
-ratelimit_policy_requests_total{policy="perDay",result="paused",rule="perDay"} 1
-ratelimit_policy_requests_total{policy="perDay/pro",result="shadow_denied",rule="perDay"} 1
+ratelimit_mended_buckets_total{limit="perUser"} 1
+# HELP ratelimit_rule_requests_total Requests that a rule of Config.Policies decided, by result.
+# TYPE ratelimit_rule_requests_total counter
+ratelimit_rule_requests_total{limit="perDay",result="paused",rule="perDay"} 1
+ratelimit_rule_requests_total{limit="perDay",result="shadow_refused",rule="perDay/pro"} 1
 # HELP ratelimit_pruned_buckets_total Full buckets that were deleted.
 # TYPE ratelimit_pruned_buckets_total counter
 ratelimit_pruned_buckets_total 6
 # HELP ratelimit_requests_total Requests to a limit, by result.
 # TYPE ratelimit_requests_total counter
-ratelimit_requests_total{algorithm="",cached="false",result="contended",rule="perUser",verb="take"} 1
-ratelimit_requests_total{algorithm="",cached="false",result="error",rule="perUser",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",result="allowed",rule="perDay",verb="take"} 2
-ratelimit_requests_total{algorithm="fixed_window",cached="false",result="denied",rule="perDay",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",result="paused",rule="perDay",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",result="reserved",rule="perDay",verb="reserve"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="check"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",result="shadow_denied",rule="perDay",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="true",result="denied",rule="perDay",verb="take"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",result="allowed",rule="perUser",verb="take"} 3
-ratelimit_requests_total{algorithm="token_bucket",cached="false",result="reserved",rule="perUser",verb="reserve"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="check"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",result="vetoed",rule="perUser",verb="take"} 2
-ratelimit_requests_total{algorithm="token_bucket",cached="true",result="vetoed",rule="perUser",verb="take"} 1
+ratelimit_requests_total{algorithm="",cached="false",limit="perUser",result="contended",verb="take"} 1
+ratelimit_requests_total{algorithm="",cached="false",limit="perUser",result="failed",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="allowed",verb="take"} 2
+ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="paused",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="refused",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="reserved",verb="reserve"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="check"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="take"} 1
+ratelimit_requests_total{algorithm="fixed_window",cached="true",limit="perDay",result="refused",verb="take"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="allowed",verb="take"} 3
+ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="reserved",verb="reserve"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="check"} 1
+ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="take"} 2
+ratelimit_requests_total{algorithm="token_bucket",cached="true",limit="perUser",result="vetoed",verb="take"} 1
+# HELP ratelimit_prefetched_tokens_total Tokens that were taken ahead, returned and lost.
+# TYPE ratelimit_prefetched_tokens_total counter
+ratelimit_prefetched_tokens_total{limit="perUser",result="lost"} 1
+ratelimit_prefetched_tokens_total{limit="perUser",result="returned"} 3
+ratelimit_prefetched_tokens_total{limit="perUser",result="taken"} 12
+# HELP ratelimit_price Price of a token of the key whose price has changed last, of adaptive limits.
+# TYPE ratelimit_price gauge
+ratelimit_price{limit="perUser"} 2.5
 # HELP ratelimit_rules Rules and overrides that decide, and those kept as they cannot be read.
 # TYPE ratelimit_rules gauge
 ratelimit_rules{kind="kept"} 1
@@ -151,17 +168,17 @@ ratelimit_rules_loads_total{result="kept"} 1
 ratelimit_rules_version 7
 # HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
 # TYPE ratelimit_settlement_delta_tokens_total counter
-ratelimit_settlement_delta_tokens_total{direction="charged",rule="perUser"} 5
-ratelimit_settlement_delta_tokens_total{direction="returned",rule="perUser"} 3
-# HELP ratelimit_store_errors_total Calls and transactions that failed.
-# TYPE ratelimit_store_errors_total counter
-ratelimit_store_errors_total{error_type="57P01",verb="settle"} 1
-ratelimit_store_errors_total{error_type="other",verb="take"} 1
+ratelimit_settlement_delta_tokens_total{direction="charged",limit="perUser"} 5
+ratelimit_settlement_delta_tokens_total{direction="returned",limit="perUser"} 3
+# HELP ratelimit_failures_total Calls and transactions that failed.
+# TYPE ratelimit_failures_total counter
+ratelimit_failures_total{error_type="57P01",verb="settle"} 1
+ratelimit_failures_total{error_type="other",verb="take"} 1
 `),
-		"ratelimit_requests_total", "ratelimit_cost_tokens_total", "ratelimit_settlement_delta_tokens_total", "ratelimit_store_errors_total",
-		"ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total",
-		"ratelimit_answers_total", "ratelimit_policy_requests_total",
-		"ratelimit_rules", "ratelimit_rules_loads_total", "ratelimit_rules_version"))
+		"ratelimit_requests_total", "ratelimit_cost_tokens_total", "ratelimit_settlement_delta_tokens_total", "ratelimit_failures_total",
+		"ratelimit_leases_total", "ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total",
+		"ratelimit_answers_total", "ratelimit_rule_requests_total",
+		"ratelimit_price", "ratelimit_prefetched_tokens_total", "ratelimit_rules", "ratelimit_rules_loads_total", "ratelimit_rules_version"))
 }
 
 func TestHistograms(t *testing.T) {
@@ -189,17 +206,17 @@ func TestHistograms(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]sum{
-		"decision_duration_seconds allowed perUser take":       {3, 6},
-		"decision_duration_seconds paused perDay take":         {1, 2},
-		"rules_load_duration_seconds kept":                     {1, 1},
-		"rules_load_duration_seconds failed":                   {1, 2},
-		"rules_late_seconds":                                   {1, 4},
-		"decision_duration_seconds denied perDay take":         {2, 4},
-		"decision_duration_seconds shadow_denied perDay check": {1, 2},
-		"decision_duration_seconds reserved perUser reserve":   {1, 2},
-		"decision_duration_seconds contended perUser take":     {1, 1},
-		"decision_duration_seconds error perUser take":         {1, 1},
-		"reservation_wait_seconds perUser reserve":             {1, 40},
+		"decision_duration_seconds perUser allowed take":        {3, 6},
+		"decision_duration_seconds perDay paused take":          {1, 2},
+		"rules_load_duration_seconds kept":                      {1, 1},
+		"rules_load_duration_seconds failed":                    {1, 2},
+		"rules_late_seconds":                                    {1, 4},
+		"decision_duration_seconds perDay refused take":         {2, 4},
+		"decision_duration_seconds perDay shadow_refused check": {1, 2},
+		"decision_duration_seconds perUser reserved reserve":    {1, 2},
+		"decision_duration_seconds perUser contended take":      {1, 1},
+		"decision_duration_seconds perUser failed take":         {1, 1},
+		"reservation_wait_seconds perUser reserve":              {1, 40},
 		"batch_size":             {1, 30},
 		"batch_duration_seconds": {1, 3},
 		"queue_wait_seconds":     {1, 4},
@@ -218,9 +235,9 @@ func TestKeepsTheConventions(t *testing.T) {
 }
 
 // However many limits there are, and on however many goroutines they come, the series are bounded.
-func TestMaxRules(t *testing.T) {
+func TestMaxNames(t *testing.T) {
 	t.Parallel()
-	observer, registry := setup(t, promlimit.Config{MaxRules: 3})
+	observer, registry := setup(t, promlimit.Config{MaxNames: 3})
 	var told sync.WaitGroup
 	for g := range 4 {
 		told.Go(func() {
@@ -255,7 +272,7 @@ func TestMaxRules(t *testing.T) {
 	require.Equal(t, 400.0, total)
 	require.Equal(t, 388.0, others, "the three that came first keep their names")
 
-	_, err = promlimit.New(promlimit.Config{MaxRules: -1})
+	_, err = promlimit.New(promlimit.Config{MaxNames: -1})
 	require.ErrorIs(t, err, promlimit.ErrInvalidConfig)
 }
 

@@ -34,11 +34,13 @@ type Config struct {
 	// Failed is the level of calls that failed, of those that gave up under contention, of what a guard made of them, and
 	// of rules that could not be loaded. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
-	// Mended is the level of buckets that a wrong clock had left in the future, and of rules that were heard of late, until
-	// when others decided. Defaults to slog.LevelWarn.
+	// Mended is the level of buckets that a wrong clock had left in the future, of rules that were heard of late, until
+	// when others decided, of leases that were lost, whose work may have run beside others, and of names that have two
+	// policies. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
-	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes, rules that were
-	// loaded, settlements, and answers that follow from a decision. Defaults to slog.LevelDebug.
+	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes, prices of adaptive limits,
+	// rules that were loaded, settlements, leases that were renewed or released, and answers that follow from a decision. Defaults
+	// to slog.LevelDebug.
 	Detail slog.Leveler
 }
 
@@ -82,10 +84,15 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.failed(ctx, e)
 	case ratelimit.Mended:
 		o.log(ctx, o.config.Mended, "ratelimit: clock mended", slog.String("limit", e.Limit))
+	case ratelimit.Redefined:
+		o.log(ctx, o.config.Mended, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
+			slog.String("before", e.Before.String()), slog.String("policy", e.Policy.String()))
 	case ratelimit.Answered:
 		o.answered(ctx, e)
 	case ratelimit.RulesLoaded:
 		o.rulesLoaded(ctx, e)
+	case ratelimit.Leased:
+		o.leased(ctx, e)
 	default:
 		if o.enabled(ctx, o.config.Detail) {
 			o.detail(ctx, event)
@@ -150,7 +157,7 @@ func rules(d ratelimit.Decision) []string {
 func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	level, failed := o.config.Detail, e.Err != nil
 	switch e.Result {
-	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed:
+	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed, guard.LeaseLost:
 		level = o.config.Failed
 	case guard.BadKey, guard.BadCost, guard.TooCostly:
 		level, failed = o.config.Refused, false // the result says what is wrong with the request
@@ -223,6 +230,16 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 	o.log(ctx, level, "ratelimit: rules", attrs...)
 }
 
+// leased writes what became of a lease. Work whose lease was lost may have run beside others.
+func (o *Observer) leased(ctx context.Context, e ratelimit.Leased) {
+	level := o.config.Detail
+	if e.Lost {
+		level = o.config.Mended
+	}
+	attrs := []slog.Attr{slog.String("result", telemetry.Lease(e)), slog.String("limit", e.Limit), slog.Int("slots", e.Slots)}
+	o.log(ctx, level, "ratelimit: lease", appendSet(attrs, "pending", e.Pending)...)
+}
+
 func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 	switch e := event.(type) {
 	case ratelimit.Settlement:
@@ -235,6 +252,15 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), seconds("elapsed_s", e.Elapsed))
 	case ratelimit.Queued:
 		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
+	case ratelimit.PriceChanged:
+		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("price", e.Price)}
+		o.log(ctx, o.config.Detail, "ratelimit: price", appendSet(appendSet(attrs, "applied", e.Applied), "decided", e.Decided)...)
+	case ratelimit.Prefetched:
+		attrs := []slog.Attr{slog.String("limit", e.Limit)}
+		for result, tokens := range telemetry.Prefetched(e) {
+			attrs = append(attrs, slog.Float64(result, tokens))
+		}
+		o.log(ctx, o.config.Detail, "ratelimit: taken ahead", attrs...)
 	case ratelimit.Pruned:
 		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
 	}

@@ -140,6 +140,15 @@ func TestObserve(t *testing.T) {
 		"settled": {ratelimit.Settlement{Limit: "perUser", Delta: -4, Pending: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: settled", "limit": "perUser", "delta": -4.0, "pending": true,
 		}},
+		"lease released": {ratelimit.Leased{Verb: "release", Limit: "jobs", Slots: 2, Pending: true}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: lease", "result": "released", "limit": "jobs", "slots": 2.0, "pending": true,
+		}},
+		"lease renewed": {ratelimit.Leased{Verb: "renew_lease", Limit: "jobs", Slots: 2}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: lease", "result": "renewed", "limit": "jobs", "slots": 2.0,
+		}},
+		"lease lost": {ratelimit.Leased{Verb: "release", Limit: "jobs", Slots: 2, Lost: true}, map[string]any{
+			"level": "WARN", "msg": "ratelimit: lease", "result": "lost", "limit": "jobs", "slots": 2.0,
+		}},
 		"batch": {ratelimit.Batched{Calls: 9, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: batch", "calls": 9.0, "elapsed_s": 1.0,
 		}},
@@ -156,6 +165,16 @@ func TestObserve(t *testing.T) {
 		"rules kept": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Kept: 1, Err: errors.New("its Rate is -1")}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
 			"kept": 1.0, "error_type": "other", "error": "its Rate is -1",
+		}},
+		"taken ahead": {ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: taken ahead", "limit": "perUser", "returned": 3.0, "lost": 1.0,
+		}},
+		"price": {ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5, Applied: true}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: price", "limit": "perUser", "before": 1.0, "price": 2.5, "applied": true,
+		}},
+		"redefined": {ratelimit.Redefined{Limit: "api", Before: ratelimit.PerHour(10), Policy: ratelimit.PerHour(20)}, map[string]any{
+			"level": "WARN", "msg": "ratelimit: one name, two policies", "limit": "api",
+			"before": ratelimit.PerHour(10).String(), "policy": ratelimit.PerHour(20).String(),
 		}},
 		"mended": {ratelimit.Mended{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock mended", "limit": "perUser"}},
 	} {

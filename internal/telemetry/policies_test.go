@@ -33,7 +33,7 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	defer o.mu.Unlock()
 	if d, ok := event.(ratelimit.Decided); ok {
 		for r := range telemetry.Requests(d) {
-			o.all = append(o.all, r.Policy+" "+r.Algorithm+" "+r.Result)
+			o.all = append(o.all, r.Rule+" "+r.Algorithm+" "+r.Result)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func TestWhatDecidedIsTold(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, []string{
-		" token_bucket allowed", "window fixed_window allowed", "window fixed_window denied", "tried fixed_window shadow_denied",
+		" token_bucket allowed", "window fixed_window allowed", "window fixed_window refused", "tried fixed_window shadow_refused",
 		"off token_bucket off", "paused token_bucket paused",
 	}, o.all)
 }

@@ -14,25 +14,26 @@ import (
 const (
 	Allowed   = "allowed"
 	Reserved  = "reserved"  // allowed, by Reserve
-	Denied    = "denied"    // this limit refused
+	Refused   = "refused"   // this limit refused
 	Vetoed    = "vetoed"    // this limit had enough, another limit of the call refused
 	Contended = "contended" // every attempt conflicted; neither allowed nor refused
-	Error     = "error"     // the store did not answer; neither allowed nor refused
+	Failed    = "failed"    // the store did not answer; neither allowed nor refused
 
 	Paused = "paused" // this limit is paused, and refused for that
 	Off    = "off"    // the rule of this limit is off, so that it was not asked
 
-	ShadowDenied = "shadow_denied" // this limit would have refused, if it were enforced
-	ShadowPaused = "shadow_paused" // so it would, because it is paused
+	ShadowRefused = "shadow_refused" // this limit would have refused, if it were enforced
+	ShadowPaused  = "shadow_paused"  // so it would, because it is paused
 )
 
 // Request is what became of a call's request to one limit.
 type Request struct {
-	// Rule is the limit's name.
+	// Limit is the limit's name.
+	Limit string
+	// Rule is the name of the rule of ratelimit.Config.Policies that decided, and empty when the code's definition did.
 	Rule string
-	// Policy is the name of the rule of ratelimit.Config.Policies that decided, and empty when the code's definition did.
-	Policy string
-	// Algorithm is "token_bucket" or "fixed_window", and empty when a call failed.
+	// Algorithm is "token_bucket", "fixed_window", "sliding_window", "calendar_window" or "concurrency", and empty when a call
+	// failed. That of an adaptive limit is its contract's.
 	Algorithm string
 	// Verb and Cached are those of the event.
 	Verb   string
@@ -49,7 +50,7 @@ func Requests(d ratelimit.Decided) iter.Seq[Request] {
 		for i := range d.Decision.States {
 			s := &d.Decision.States[i]
 			r := Request{
-				Rule: s.Limit.Name(), Policy: s.Rule, Algorithm: algorithm(s.Limit),
+				Limit: s.Limit.Name(), Rule: s.Rule, Algorithm: algorithm(s.Limit),
 				Verb: d.Verb, Cached: d.Cached, Cost: s.Cost, Result: resultOf(d, s),
 			}
 			if !yield(r) {
@@ -83,9 +84,9 @@ func refusal(s *ratelimit.State, shadow bool) string {
 	case paused:
 		return Paused
 	case shadow:
-		return ShadowDenied
+		return ShadowRefused
 	}
-	return Denied
+	return Refused
 }
 
 // Refuses reports whether a limit refuses the call that s is part of. One in shadow mode does not, whatever it would, and
@@ -114,15 +115,27 @@ func IsPaused(d ratelimit.Decision) bool {
 	return s != nil && Refuses(s) && !s.PausedUntil.IsZero()
 }
 
+// IsPriced reports whether the limit of s charges more than is asked, because its upstream has throttled.
+func IsPriced(s *ratelimit.State) bool {
+	policy, adapts := s.Limit.Policy().(ratelimit.Adaptive)
+	return adapts && policy.Apply && s.Price > 1
+}
+
+// IsReduced reports whether a call is refused by a limit that IsPriced, and not because one is paused.
+func IsReduced(d ratelimit.Decision) bool {
+	s := decisive(d)
+	return s != nil && Refuses(s) && s.PausedUntil.IsZero() && IsPriced(s)
+}
+
 // Failure returns what became of the request of a call that failed, and false when the call was not a
 // request, as Settle and InTx are not.
 func Failure(f ratelimit.Failed) (Request, bool) {
-	r := Request{Rule: f.Limit, Verb: f.Verb, Result: Error}
+	r := Request{Limit: f.Limit, Verb: f.Verb, Result: Failed}
 	if errors.Is(f.Err, ratelimit.ErrContended) {
 		r.Result = Contended
 	}
 	switch f.Verb {
-	case "take", "check", reserve:
+	case "take", "check", reserve, "acquire":
 		return r, true
 	}
 	return r, false
@@ -142,8 +155,8 @@ func Result(d ratelimit.Decided) string {
 // reserve is the verb whose work may have to wait.
 const reserve = "reserve"
 
-// Rule returns the limit under which a call over several is told of: the first that refused, else the first.
-func Rule(d ratelimit.Decision) string {
+// Limit returns the limit under which a call over several is told of: the first that refused, else the first.
+func Limit(d ratelimit.Decision) string {
 	if s := decisive(d); s != nil {
 		return s.Limit.Name()
 	}
@@ -163,14 +176,35 @@ func decisive(d ratelimit.Decision) *ratelimit.State {
 	return &d.States[0]
 }
 
-func algorithm(limit ratelimit.Limit) string {
-	switch limit.Policy().(type) {
-	case ratelimit.TokenBucket, *ratelimit.TokenBucket:
+func algorithm(limit ratelimit.Limit) string { return algorithmOf(limit.Policy()) }
+
+func algorithmOf(policy ratelimit.Policy) string {
+	switch p := policy.(type) {
+	case ratelimit.TokenBucket:
 		return "token_bucket"
-	case ratelimit.FixedWindow, *ratelimit.FixedWindow:
+	case ratelimit.FixedWindow:
 		return "fixed_window"
+	case ratelimit.SlidingWindow:
+		return "sliding_window"
+	case ratelimit.CalendarWindow:
+		return "calendar_window"
+	case ratelimit.Concurrency:
+		return "concurrency"
+	case ratelimit.Adaptive:
+		return algorithmOf(p.Contract)
 	}
 	return ""
+}
+
+// Lease returns what became of a lease: "renewed", "released", or "lost" where it was not held any more.
+func Lease(e ratelimit.Leased) string {
+	switch {
+	case e.Lost:
+		return "lost"
+	case e.Verb == "release":
+		return "released"
+	}
+	return "renewed"
 }
 
 // Answer returns the result of a request to a guard, preceded by "shadow_" when it is not enforced.
@@ -191,6 +225,13 @@ func Load(e ratelimit.RulesLoaded) string {
 		return "failed"
 	}
 	return "loaded"
+}
+
+// Prefetched yields what became of tokens that are taken ahead: "taken", "returned" or "lost", and how many.
+func Prefetched(e ratelimit.Prefetched) iter.Seq2[string, float64] {
+	return func(yield func(string, float64) bool) {
+		_ = (e.Taken == 0 || yield("taken", e.Taken)) && (e.Returned == 0 || yield("returned", e.Returned)) && (e.Lost == 0 || yield("lost", e.Lost))
+	}
 }
 
 // Direction returns which way a settlement moved tokens, and how many.

@@ -37,32 +37,58 @@ func TestRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		event ratelimit.Decided
 		want  []string
-		rule  string
+		limit string
 	}{
 		"allowed":  {decided("take"), []string{"perUser allowed", "perDay allowed"}, "perUser"},
 		"checked":  {decided("check"), []string{"perUser allowed", "perDay allowed"}, "perUser"},
 		"reserved": {decided("reserve"), []string{"perUser reserved", "perDay reserved"}, "perUser"},
-		"refused":  {decided("take", "perDay"), []string{"perUser vetoed", "perDay denied"}, "perDay"},
-		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser denied", "perDay denied"}, "perUser"},
-		"shadow":   {shadow, []string{"perUser vetoed", "perDay shadow_denied"}, "perDay"},
+		"refused":  {decided("take", "perDay"), []string{"perUser vetoed", "perDay refused"}, "perDay"},
+		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser refused", "perDay refused"}, "perUser"},
+		"shadow":   {shadow, []string{"perUser vetoed", "perDay shadow_refused"}, "perDay"},
 		"nothing":  {ratelimit.Decided{Verb: "take"}, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got []string
 			for r := range telemetry.Requests(c.event) {
-				got = append(got, r.Rule+" "+r.Result)
+				got = append(got, r.Limit+" "+r.Result)
 			}
 			require.Equal(t, c.want, got)
-			require.Equal(t, c.rule, telemetry.Rule(c.event.Decision))
+			require.Equal(t, c.limit, telemetry.Limit(c.event.Decision))
 		})
 	}
 	for r := range telemetry.Requests(decided("take")) {
-		require.Equal(t, telemetry.Request{Rule: "perUser", Algorithm: "token_bucket", Verb: "take", Result: "allowed", Cost: 1}, r)
+		require.Equal(t, telemetry.Request{Limit: "perUser", Algorithm: "token_bucket", Verb: "take", Result: "allowed", Cost: 1}, r)
 		break
 	}
 	last := slices.Collect(telemetry.Requests(decided("take")))[1]
 	require.Equal(t, "fixed_window", last.Algorithm)
+}
+
+// TestAlgorithms promises that each kind has a name of its own, also where it is given by a pointer.
+func TestAlgorithms(t *testing.T) {
+	t.Parallel()
+	bucket, fixed := ratelimit.PerSecond(1), ratelimit.FixedWindow{Rate: 1, Period: time.Second}
+	sliding, slots := ratelimit.SlidingWindow{Rate: 1, Period: time.Second, Slices: 10}, ratelimit.Concurrency{Most: 1}
+	calendar, adaptive := ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily}, ratelimit.Adaptive{Contract: bucket}
+	for want, policies := range map[string][]ratelimit.Policy{
+		"token_bucket":    {bucket, &bucket, adaptive, &adaptive},
+		"fixed_window":    {fixed, &fixed, ratelimit.Adaptive{Contract: fixed}},
+		"sliding_window":  {sliding, &sliding},
+		"calendar_window": {calendar, &calendar, ratelimit.Adaptive{Contract: calendar}},
+		"concurrency":     {slots, &slots},
+	} {
+		for _, policy := range policies {
+			d := ratelimit.Decided{Verb: "acquire", Decision: ratelimit.Decision{
+				Allowed: true, States: []ratelimit.State{{Limit: ratelimit.Define("limit", policy), Cost: 1, Allowed: true}},
+			}}
+			require.Equal(t, []telemetry.Request{{Limit: "limit", Algorithm: want, Verb: "acquire", Result: "allowed", Cost: 1}}, slices.Collect(telemetry.Requests(d)))
+		}
+	}
+	_, isRequest := telemetry.Failure(ratelimit.Failed{Verb: "acquire", Err: io.EOF})
+	require.True(t, isRequest)
+	_, isRequest = telemetry.Failure(ratelimit.Failed{Verb: "release", Err: io.EOF})
+	require.False(t, isRequest)
 }
 
 // TestRequestsOfRules promises what is told of limits that a rule of Config.Policies has switched off, only tries, or has
@@ -84,7 +110,7 @@ func TestRequestsOfRules(t *testing.T) {
 		states      []ratelimit.State
 		want        []string
 		result      string
-		rule        string
+		limit       string
 		refused     []string
 		wouldRefuse []string
 	}{
@@ -94,23 +120,23 @@ func TestRequestsOfRules(t *testing.T) {
 		"tried": {
 			"take", true, false,
 			[]ratelimit.State{on, tried},
-			[]string{"on allowed", "tried shadow_denied"},
+			[]string{"on allowed", "tried shadow_refused"},
 			"allowed", "perUser", nil,
 			[]string{"perDay"},
 		},
 		"tried, and refused by another": {
 			"take", false, false,
 			[]ratelimit.State{tried, full, on},
-			[]string{"tried shadow_denied", "full denied", "on vetoed"},
-			"denied", "perDay",
+			[]string{"tried shadow_refused", "full refused", "on vetoed"},
+			"refused", "perDay",
 			[]string{"perDay"},
 			[]string{"perDay"},
 		},
 		"tried in a call that is tried": {
 			"take", false, true,
 			[]ratelimit.State{tried, full},
-			[]string{"tried shadow_denied", "full shadow_denied"},
-			"shadow_denied", "perDay",
+			[]string{"tried shadow_refused", "full shadow_refused"},
+			"shadow_refused", "perDay",
 			[]string{"perDay"},
 			[]string{"perDay"},
 		},
@@ -136,11 +162,11 @@ func TestRequestsOfRules(t *testing.T) {
 			d := ratelimit.Decided{Verb: c.verb, Shadow: c.shadow, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
 			var got []string
 			for r := range telemetry.Requests(d) {
-				got = append(got, r.Policy+" "+r.Result)
+				got = append(got, r.Rule+" "+r.Result)
 			}
 			require.Equal(t, c.want, got)
 			require.Equal(t, c.result, telemetry.Result(d))
-			require.Equal(t, c.rule, telemetry.Rule(d.Decision))
+			require.Equal(t, c.limit, telemetry.Limit(d.Decision))
 			refused, wouldRefuse := telemetry.Refusing(d.Decision)
 			require.Equal(t, c.refused, refused)
 			require.Equal(t, c.wouldRefuse, wouldRefuse)
@@ -158,9 +184,9 @@ func TestFailure(t *testing.T) {
 		result    string
 		isRequest bool
 	}{
-		{ratelimit.Failed{Verb: "take", Err: io.EOF}, "error", true},
+		{ratelimit.Failed{Verb: "take", Err: io.EOF}, "failed", true},
 		{ratelimit.Failed{Verb: "reserve", Err: contended}, "contended", true},
-		{ratelimit.Failed{Verb: "start", Err: io.EOF}, "error", false},
+		{ratelimit.Failed{Verb: "start", Err: io.EOF}, "failed", false},
 		{ratelimit.Failed{Verb: "transaction", Err: contended}, "contended", false},
 	} {
 		r, isRequest := telemetry.Failure(c.event)
