@@ -46,6 +46,8 @@ func child(ctx context.Context, role string) int {
 		err = enqueueAndDie(ctx)
 	case "work":
 		err = workAndDie(ctx)
+	case "hold":
+		err = workAndDie(ctx, holding(oneEach))
 	}
 	fmt.Fprintln(os.Stderr, err)
 	return 1
@@ -134,12 +136,12 @@ func enqueueAndDie(ctx context.Context) error {
 }
 
 // workAndDie works jobs and dies in the middle of the first.
-func workAndDie(ctx context.Context) error {
+func workAndDie(ctx context.Context, configure ...func(*settings)) error {
 	pool, err := pgxpool.New(ctx, os.Getenv(childDatabase))
 	if err != nil {
 		return err
 	}
-	f, err := newFixture(pool, func(s *settings) { s.river.LeaderElectionDisabled = true })
+	f, err := newFixture(pool, append(configure, func(s *settings) { s.river.LeaderElectionDisabled = true })...)
 	if err != nil {
 		return err
 	}

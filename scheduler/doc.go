@@ -4,8 +4,13 @@
 //	e, err := sched.Enqueue(ctx, client, tx, PromptArgs{...}, nil, Requests.For(org), Tokens.For(org).Cost(1200))
 //
 // takes the place of River's client.InsertTx(ctx, tx, args, opts). The queue, the workers and the retries are
-// River's (https://riverqueue.com), and the client is the application's own; it needs one line,
-// Scheduler.Middleware in river.Config.Middleware, in every process that inserts or works such jobs.
+// River's (https://riverqueue.com), and the client is the application's own; it needs one line before
+// river.NewClient, in every process that inserts or works such jobs:
+//
+//	err := sched.Install(config) // a *river.Config
+//
+// Where jobs are inserted by programs that do not know of limits, [Config.Requests] says what they cost when a worker first
+// comes to them: so many a minute for each tenant, on workers and queues as they are.
 //
 // # What is atomic with what
 //
@@ -22,16 +27,17 @@
 //
 // Never before its ReadyAt, on the database's clock, whoever wakes it: the middleware asks as the job is
 // about to start, and snoozes it if it is early, which costs it no attempt. When it starts late, that is
-// because workers poll: by default River looks once a second. Measured with
+// because workers poll: River looks once a second. So by default a worker takes a job up a little more than that before
+// its moment, and waits for it ([Config.Hold]). Measured with
 //
 //	go test ./scheduler -run TestPrecision -v
 //
 // on two busy cores, 61 jobs five a second, late by
 //
-//	River's defaults    p50 0.53 s    max 1.03 s
-//	Hold: 1.3 s         p50 2 ms      max 8 ms
+//	by default    p50 3 ms      max 11 ms
+//	Hold: -1      p50 0.56 s    max 1.05 s
 //
-// so set [Config.Hold], or a shorter FetchPollInterval, where a second matters. Other queued work, too few
+// With a longer FetchPollInterval set a longer Hold. Other queued work, too few
 // MaxWorkers and application clocks that disagree with the database's make jobs later, never earlier. Jobs
 // due more than ten seconds ahead need a River client that may lead, as all scheduled jobs do.
 //
@@ -50,6 +56,11 @@
 // Nobody: a job pays once, and its further attempts, be it after an error or after its worker was killed, run
 // as River schedules them. With [Config.RetriesPay] each attempt after one that was started reserves again
 // and waits; one that snoozed itself goes on where it was. A job that was retried by hand after its tokens had been given back pays again either way.
+//
+// # So many at a time
+//
+// A [Holder] has jobs hold slots of a [ratelimit.Concurrency] while they run, for each tenant say, with Enqueue or without.
+// Its middleware stands before that of the Scheduler: see [Holder.Middleware].
 //
 // # When a policy changes
 //

@@ -118,7 +118,7 @@ func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx
 		return nil, err
 	}
 	// The earlier moment is what the worker will hold the job from.
-	due := e.RunAt.Add(-s.config.Hold)
+	due := e.RunAt.Add(-s.hold())
 	if !due.After(e.At) {
 		due = e.At
 	}

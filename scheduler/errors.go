@@ -13,7 +13,7 @@ var (
 	// ErrNotInstalled is returned by Enqueue when the client it was given does not have the Middleware of
 	// the Scheduler, so that nothing says that its workers would wait for the slot. The job and the
 	// reservation are undone.
-	ErrNotInstalled = errors.New("scheduler: the client lacks the middleware; add Scheduler.Middleware to river.Config.Middleware")
+	ErrNotInstalled = errors.New("scheduler: the client lacks the middleware; call Scheduler.Install on its river.Config")
 
 	// ErrNotMigrated is returned by Enqueue when River's tables are missing. Run Migrate.
 	ErrNotMigrated = errors.New("scheduler: River's tables are missing; run scheduler.Migrate")

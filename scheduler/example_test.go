@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log"
 	"time"
@@ -20,6 +21,7 @@ import (
 var (
 	requestsPerMinute = ratelimit.Define("requests", ratelimit.PerMinute(60))
 	tokensPerMinute   = ratelimit.Define("tokens", ratelimit.PerMinute(90_000))
+	promptsAtOnce     = ratelimit.Define("promptsAtOnce", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
 )
 
 // PromptArgs is a prompt to be completed by a model.
@@ -78,13 +80,14 @@ func Example() {
 
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &PromptWorker{pool: pool})
-	river.AddWorker(workers, sched.Worker())
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
-		Middleware:   []rivertype.Middleware{sched.Middleware()},
-		PeriodicJobs: []*river.PeriodicJob{sched.PeriodicJob(time.Minute, nil)},
-		Queues:       map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
-		Workers:      workers,
-	})
+	config := &river.Config{
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
+		Workers: workers,
+	}
+	if err := sched.Install(config); err != nil {
+		log.Fatal(err)
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), config)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -126,6 +129,56 @@ func ExampleScheduler_Cancel() {
 		}
 		_, err := sched.Cancel(ctx, client, tx, jobID)
 		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Prompts that are inserted by programs that know of no limits start no faster than their organisation's limit gives.
+func ExampleConfig_requests() {
+	var limiter *ratelimit.Limiter
+	sched, err := scheduler.New(limiter, scheduler.Config{
+		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+			if job.Kind != (PromptArgs{}).Kind() {
+				return nil, nil
+			}
+			var args PromptArgs
+			err := json.Unmarshal(job.EncodedArgs, &args)
+			return []ratelimit.Request{requestsPerMinute.For(args.Org)}, err
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	config := &river.Config{ /* Queues, Workers, .. */ }
+	if err := sched.Install(config); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// No organisation has more than three prompts at the model at a time, however many workers there are.
+func ExampleNewHolder() {
+	var (
+		limiter *ratelimit.Limiter
+		sched   *scheduler.Scheduler
+		pool    *pgxpool.Pool
+	)
+	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{
+		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+			if job.Kind != (PromptArgs{}).Kind() {
+				return nil, nil
+			}
+			var args PromptArgs
+			err := json.Unmarshal(job.EncodedArgs, &args)
+			return []ratelimit.Request{promptsAtOnce.For(args.Org)}, err
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Middleware: []rivertype.Middleware{holder.Middleware(), sched.Middleware()}, // in this order
 	})
 	if err != nil {
 		log.Fatal(err)

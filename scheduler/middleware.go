@@ -46,7 +46,13 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 	s := m.scheduler
 	id, ok := s.reservationOf(job)
 	if !ok {
-		return work(ctx)
+		var err error
+		if id, err = s.reserve(ctx, job); err != nil {
+			return err
+		}
+		if id == "" {
+			return work(ctx)
+		}
 	}
 	slot, err := s.await(ctx, job, id)
 	switch {
@@ -56,7 +62,7 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 		return fmt.Errorf("scheduler: start: %w", err)
 	case slot.Wait > 0:
 		// A millisecond more, because River's clock and its rounding are not the database's.
-		return river.JobSnooze(max(slot.Wait-s.config.Hold, 0) + time.Millisecond)
+		return river.JobSnooze(max(slot.Wait-s.hold(), 0) + time.Millisecond)
 	}
 	if s.config.RetriesPay {
 		if err := river.MetadataSet(ctx, s.attemptKey(), job.Attempt); err != nil {
@@ -73,7 +79,7 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 	const mostRounds = 3 // the second finds the time to have come, unless the slot has moved
 	for round := 1; ; round++ {
 		slot, err := s.start(ctx, job, id)
-		if err != nil || slot.Wait == 0 || slot.Wait > s.config.Hold || round == mostRounds {
+		if err != nil || slot.Wait == 0 || slot.Wait > s.hold() || round == mostRounds {
 			return slot, err
 		}
 		timer := time.NewTimer(slot.Wait)

@@ -74,10 +74,9 @@ func TestNew(t *testing.T) {
 	limiter, err := ratelimit.New(pool, ratelimit.Config{})
 	require.NoError(t, err)
 	for name, config := range map[string]scheduler.Config{
-		"NegativeHold": {Hold: -1},
-		"LongHold":     {Hold: 6e9},
-		"NoCancelled":  {Cancelled: 2},
-		"NoDiscarded":  {Discarded: -1},
+		"LongHold":    {Hold: 6e9},
+		"NoCancelled": {Cancelled: 2},
+		"NoDiscarded": {Discarded: -1},
 	} {
 		t.Run("Refuses"+name, func(t *testing.T) {
 			t.Parallel()

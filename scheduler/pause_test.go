@@ -61,6 +61,15 @@ func TestPauseFor(t *testing.T) {
 		require.Equal(t, c.now().Add(time.Hour), until)
 	})
 
+	t.Run("PausesSlots", func(t *testing.T) {
+		t.Parallel()
+		p := &pauser{}
+		until, err := pauseFor(t, p, 429, "30", ratelimit.Define("slots", ratelimit.Concurrency{Most: 2}).For("acme"))
+		require.NoError(t, err)
+		require.Equal(t, c.now().Add(30*time.Second), until)
+		require.Equal(t, "slots", p.pauses[0].Limit)
+	})
+
 	t.Run("PausesNothingUnlessItIsAsked", func(t *testing.T) {
 		t.Parallel()
 		p := &pauser{}

@@ -222,8 +222,8 @@ func TestRetries(t *testing.T) {
 func TestPrecision(t *testing.T) {
 	t.Parallel()
 	for name, hold := range map[string]time.Duration{
-		"WithRiversDefaults": 0, // a poll every second, up to a tenth later
-		"OfHeldJobs":         1300 * time.Millisecond,
+		"ByDefault":   0,
+		"WithoutHold": -1, // River polls every second, up to a tenth later
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

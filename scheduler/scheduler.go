@@ -37,13 +37,25 @@ type Config struct {
 	RetriesPay bool
 	// Hold is how early a worker may take up a job to wait for its moment itself, occupying one of the
 	// queue's MaxWorkers meanwhile. With a Hold a little above FetchPollInterval a job starts within
-	// milliseconds of its moment. Defaults to 0: a job waits in the database and starts when a worker next
-	// polls, at most FetchPollInterval late. At most 5 seconds.
+	// milliseconds of its moment. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 nothing
+	// is held: a job waits in the database and starts when a worker next polls, at most FetchPollInterval late. At
+	// most 5 seconds.
 	Hold time.Duration
+	// Requests returns what a job costs that was inserted without Enqueue, so that jobs of programs that do not know of limits
+	// are paced, for each tenant say; none is for a job that costs nothing. When a worker first comes to the job, it reserves that,
+	// in the order in which jobs are come to, and puts the job off until its moment comes up: once, whatever the queue, and
+	// no attempt is lost; where the reservation is refused, as with a MaxReserved, it is put off and asks again. From then on the job is as
+	// one of Enqueue: set RetriesPay where each attempt uses what the limit is for, and [ratelimit.Config] StaleAfter. An error fails the attempt. A worker that is killed just then
+	// leaves a reservation without a job, which stays until it expires, and the job reserves again.
+	// Defaults to nil: jobs without a reservation run as they come.
+	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
 	// Logger gets what no caller is there to be told: a reservation that could not be settled after its job
 	// had succeeded, jobs found to have run unguarded. Defaults to slog.Default.
 	Logger *slog.Logger
 }
+
+// defaultHold is a little above how often River looks for jobs by default.
+const defaultHold = 1300 * time.Millisecond
 
 // riverInterval is how often River moves scheduled jobs that are due by the next time to available. Work that
 // is due sooner is inserted as available, since nobody would look at it in time.
@@ -57,8 +69,14 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	if c.Hold == 0 {
+		c.Hold = defaultHold
+	}
 	return c
 }
+
+// hold returns how early a worker may take up a job.
+func (s *Scheduler) hold() time.Duration { return max(s.config.Hold, 0) }
 
 func (c Config) validate() error {
 	for _, u := range []Unused{c.Cancelled, c.Discarded} {
@@ -66,8 +84,8 @@ func (c Config) validate() error {
 			return fmt.Errorf("%w: %d is neither KeepEstimate nor GiveBack", ErrInvalidConfig, u)
 		}
 	}
-	if c.Hold < 0 || c.Hold > riverInterval {
-		return fmt.Errorf("%w: Hold is %v; use a span up to %v, or 0", ErrInvalidConfig, c.Hold, riverInterval)
+	if c.Hold > riverInterval {
+		return fmt.Errorf("%w: Hold is %v; use a span up to %v, 0 for the default, or less for none", ErrInvalidConfig, c.Hold, riverInterval)
 	}
 	return nil
 }
@@ -82,8 +100,8 @@ type Scheduler struct {
 	swept time.Time // up to when Maintain has looked at the jobs that ended
 }
 
-// New returns a Scheduler for the reservations of limiter. It sends nothing to the database. Install its
-// Middleware in every River client that inserts or works its jobs.
+// New returns a Scheduler for the reservations of limiter. It sends nothing to the database. Install it in every River
+// client that inserts or works its jobs.
 func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 	if limiter == nil {
 		return nil, fmt.Errorf("%w: the limiter is nil; pass what ratelimit.New returned", ErrInvalidConfig)
@@ -99,7 +117,8 @@ func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 }
 
 // Middleware returns what goes into river.Config.Middleware, first, of every client that inserts or works
-// jobs of this Scheduler. Jobs that Enqueue did not insert pass through it untouched.
+// jobs of this Scheduler; Install puts it there. Jobs that Enqueue did not insert pass through it untouched, unless
+// Config.Requests says what they cost.
 func (s *Scheduler) Middleware() rivertype.Middleware { return &middleware{scheduler: s} }
 
 // end ends the reservation of a job that will not run again. One that has ended otherwise, or is

@@ -56,6 +56,7 @@ type settings struct {
 	limiter   ratelimit.Config
 	scheduler scheduler.Config
 	river     river.Config
+	holder    *scheduler.HolderConfig // nil: jobs hold nothing
 }
 
 // clock is what a limiter takes for the database's clock. It stands still until it is moved on.
@@ -93,7 +94,7 @@ func setupOn(t testing.TB, pool *pgxpool.Pool, configure ...func(*settings)) *fi
 
 func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, error) {
 	s := settings{
-		scheduler: scheduler.Config{Logger: slog.New(slog.DiscardHandler)},
+		scheduler: scheduler.Config{Logger: slog.New(slog.DiscardHandler), Hold: -1},
 		river: river.Config{
 			FetchCooldown:     5 * time.Millisecond,
 			FetchPollInterval: 20 * time.Millisecond,
@@ -124,6 +125,13 @@ func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, err
 	}))
 	if s.river.Middleware == nil {
 		s.river.Middleware = []rivertype.Middleware{f.scheduler.Middleware()}
+	}
+	if s.holder != nil {
+		holder, err := scheduler.NewHolder(f.limiter, *s.holder)
+		if err != nil {
+			return nil, err
+		}
+		s.river.Middleware = append([]rivertype.Middleware{holder.Middleware()}, s.river.Middleware...)
 	}
 	f.client, err = river.NewClient(riverpgxv5.New(pool), &s.river)
 	return f, err

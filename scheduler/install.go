@@ -1,0 +1,59 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// maintainEvery is how often a client that Install was called for has Maintain called.
+const maintainEvery = time.Minute
+
+// Install puts all that a River client needs into its configuration, before river.NewClient:
+//
+//	config := &river.Config{Queues: .., Workers: workers}
+//	if err := sched.Install(config); err != nil {
+//		return err
+//	}
+//	client, err := river.NewClient(riverpgxv5.New(pool), config)
+//
+// These are the Middleware, before any that is there; and for a client with Queues, which works jobs, the Worker and the
+// PeriodicJob that call Maintain every minute. Those of holders go before it, in their order. A client without Queues inserts only,
+// and gets the Middleware. When Install returns an error, the configuration is as it was.
+func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
+	if config == nil {
+		return fmt.Errorf("%w: the river.Config is nil; pass the one that river.NewClient gets", ErrInvalidConfig)
+	}
+	installed := make([]rivertype.Middleware, 0, len(holders)+1+len(config.Middleware))
+	for i, h := range holders {
+		if h == nil {
+			return fmt.Errorf("%w: holder %d is nil; pass what NewHolder returned", ErrInvalidConfig, i+1)
+		}
+		installed = append(installed, h.Middleware())
+	}
+	if slices.ContainsFunc(config.Middleware, s.isMiddleware) {
+		return fmt.Errorf("%w: the river.Config has the Middleware of this Scheduler; call Install once, and add nothing by hand", ErrInvalidConfig)
+	}
+	if len(config.Queues) > 0 {
+		workers := config.Workers
+		if workers == nil {
+			workers = river.NewWorkers()
+		}
+		if err := river.AddWorkerSafely(workers, s.Worker()); err != nil {
+			return fmt.Errorf("%w: the Worker of a Scheduler is there: %w", ErrInvalidConfig, err)
+		}
+		config.Workers = workers
+		config.PeriodicJobs = append(slices.Clip(config.PeriodicJobs), s.PeriodicJob(maintainEvery, nil))
+	}
+	config.Middleware = append(append(installed, s.Middleware()), config.Middleware...)
+	return nil
+}
+
+// isMiddleware reports whether m is the Middleware of s.
+func (s *Scheduler) isMiddleware(m rivertype.Middleware) bool {
+	own, ok := m.(*middleware)
+	return ok && own.scheduler == s
+}

@@ -1,0 +1,36 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// reserve reserves what a job costs that was inserted without Enqueue, when a worker first comes to it. It returns the ID of
+// the reservation, which the job's metadata get when the attempt ends; "" for a job that costs nothing.
+func (s *Scheduler) reserve(ctx context.Context, job *rivertype.JobRow) (id string, err error) {
+	if s.config.Requests == nil {
+		return "", nil
+	}
+	requests, err := s.config.Requests(job)
+	if err != nil {
+		return "", fmt.Errorf("scheduler: requests: %w", err)
+	}
+	if len(requests) == 0 {
+		return "", nil
+	}
+	r, err := s.limiter.Reserve(ctx, requests...)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("scheduler: reserve: %w", err)
+	case !r.Allowed: // by a MaxReserved, or a pause
+		return "", river.JobSnooze(min(max(r.RetryAfter, time.Millisecond), longestSnooze))
+	}
+	if err := river.MetadataSet(ctx, s.key, r.ID); err != nil {
+		return "", s.takeBack(ctx, s.limiter, r.ID, fmt.Errorf("scheduler: record the reservation: %w", err))
+	}
+	return r.ID, nil
+}
