@@ -1,0 +1,73 @@
+package ratelimittest_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+// What docs/testing.md shows is run.
+
+func TestLoginIsLimited(t *testing.T) {
+	t.Parallel()
+	clock := ratelimittest.NewClock()
+	handler := login(ratelimittest.New(t, clock))
+	for _, want := range []int{401, 401, 401, 429} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login?user=ada", http.NoBody))
+		require.Equal(t, want, w.Code)
+	}
+	clock.Advance(20 * time.Minute) // and one more try is there
+}
+
+func TestGuideWaits(t *testing.T) {
+	t.Parallel()
+	SendMessage := ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+	var took time.Duration
+	synctest.Test(t, func(t *testing.T) {
+		limiter := ratelimittest.New(t, nil)
+		began := time.Now()
+		for range 20 {
+			_, err := limiter.Wait(t.Context(), SendMessage.For("ada")) // 10 a minute, 3 at once
+			require.NoError(t, err)
+		}
+		t.Log(time.Since(began)) // 1m42s
+		took = time.Since(began)
+	})
+	require.InDelta(t, 102*time.Second, took, float64(time.Second))
+}
+
+func TestGuideConfig(t *testing.T) {
+	t.Parallel()
+	clock, told := ratelimittest.NewClock(), ratelimit.Observer(nil)
+	db := ratelimittest.NewDB()
+	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: clock.Now, DenyCache: 1000, Observer: told})
+	require.NoError(t, err)
+	takes(t.Context(), t, limiter, ten.For("key"))
+}
+
+// TestGuide checks that each line of Go in docs/testing.md is in this file, but for those that need a server.
+func TestGuide(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../docs/testing.md")
+	require.NoError(t, err)
+	own, err := os.ReadFile("guide_test.go")
+	require.NoError(t, err)
+	blocks := strings.Split(string(guide), "```go\n")[1:]
+	require.Len(t, blocks, 4)
+	for _, block := range blocks[:3] {
+		code, _, _ := strings.Cut(block, "```")
+		for line := range strings.Lines(code) {
+			require.Contains(t, string(own), strings.TrimSpace(line))
+		}
+	}
+}

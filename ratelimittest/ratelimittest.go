@@ -1,0 +1,69 @@
+package ratelimittest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/memstore"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// ErrNoDatabase is the error of SQL that a test executes in a transaction, or on a DB, where there is no database.
+var ErrNoDatabase = memstore.ErrNoDatabase
+
+// pool has the methods of a DB.
+type pool = memstore.Pool
+
+// DB is what a Limiter in memory keeps its buckets and reservations in: a [ratelimit.Pool], for New of package ratelimit with
+// a Config of the test's own. Several Limiters of one DB are what several processes on one database are. It is safe for
+// concurrent use. Make it with [NewDB].
+type DB struct{ pool }
+
+// SQL is the database of a test for everything but limits: a *pgxpool.Pool, or what plays one.
+type SQL interface {
+	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
+	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}
+
+// NewDB returns a DB in which every bucket is full.
+func NewDB() *DB { return &DB{memstore.NewPool(nil)} }
+
+// NewDBWith returns a DB whose transactions are also those of sql: what the code under test executes in one goes there, and
+// both commit and roll back together. The limits stay in memory.
+func NewDBWith(sql SQL) *DB { return &DB{memstore.NewPool(sql)} }
+
+// Begin begins a transaction, to hand to code that is given one: [ratelimit.Limiter.WithTx] of a Limiter of the DB takes it.
+// Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
+func (db *DB) Begin(ctx context.Context) (pgx.Tx, error) { return db.pool.Begin(ctx) }
+
+// New returns a Limiter in memory whose time is that of clock; nil is real time, or that of the bubble in a test of package
+// synctest. Every bucket is full. It is for the test alone and is closed when the test ends, so that what the test has left
+// running is found. For another [ratelimit.Config], pass a DB to New of package ratelimit.
+func New(t testing.TB, clock *Clock) *ratelimit.Limiter {
+	t.Helper()
+	var config ratelimit.Config
+	if clock != nil {
+		config.AsOf = clock.Now
+	}
+	limiter, err := ratelimit.New(NewDB(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), closeTimeout)
+		defer cancel()
+		if err := limiter.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return limiter
+}
+
+// closeTimeout is how long a test may take to end the calls that it left running.
+const closeTimeout = 10 * time.Second

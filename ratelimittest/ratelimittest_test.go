@@ -1,0 +1,324 @@
+package ratelimittest_test
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+var (
+	ten   = ratelimit.Define("ten", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
+	other = ratelimit.Define("other", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
+)
+
+// holds checks how many tokens the bucket of request holds.
+func holds(t *testing.T, limiter *ratelimit.Limiter, want float64, request ratelimit.Request) {
+	t.Helper()
+	v, err := limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, want, v.Tokens)
+}
+
+// takes takes what the requests cost, which must be there.
+func takes(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request) {
+	t.Helper()
+	d, err := limiter.Take(ctx, requests...)
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+}
+
+func TestClock(t *testing.T) {
+	t.Parallel()
+	clock := ratelimittest.NewClock()
+	limiter := ratelimittest.New(t, clock)
+	takes(t.Context(), t, limiter, ten.For("key").Cost(10))
+	holds(t, limiter, 0, ten.For("key"))
+	clock.Advance(6 * time.Second)
+	holds(t, limiter, 1, ten.For("key"))
+	clock.Advance(-6 * time.Second)
+	holds(t, limiter, 0, ten.For("key"))
+	clock.Set(clock.Now().Add(time.Hour))
+	holds(t, limiter, 10, ten.For("key"))
+}
+
+// Limiters of one DB are what processes on one database are.
+func TestDBIsShared(t *testing.T) {
+	t.Parallel()
+	db, clock := ratelimittest.NewDB(), ratelimittest.NewClock()
+	var limiters [2]*ratelimit.Limiter
+	for i := range limiters {
+		limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: clock.Now})
+		require.NoError(t, err)
+		limiters[i] = limiter
+	}
+	takes(t.Context(), t, limiters[0], ten.For("key").Cost(4))
+	holds(t, limiters[1], 6, ten.For("key"))
+	hashed, err := ratelimit.New(db, ratelimit.Config{HashKey: []byte("sixteen bytes or more")})
+	require.NoError(t, err)
+	_, err = hashed.Take(t.Context(), ten.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+}
+
+// However many take at once, no more is admitted than there is.
+func TestNoMoreThanThereIs(t *testing.T) {
+	t.Parallel()
+	limiter := ratelimittest.New(t, ratelimittest.NewClock())
+	var g errgroup.Group
+	for range 20 {
+		g.Go(func() error {
+			for range 5 {
+				err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					d, err := limiter.WithTx(tx).Take(t.Context(), ten.For("key"), other.For("key"))
+					if err != nil {
+						return err
+					}
+					return d.Err()
+				})
+				if limited := (*ratelimit.LimitedError)(nil); err != nil && !errors.As(err, &limited) {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, g.Wait())
+	holds(t, limiter, 0, ten.For("key"))
+	holds(t, limiter, 0, other.For("key"))
+}
+
+func TestTransactions(t *testing.T) {
+	t.Parallel()
+
+	// Who wants a row that a transaction holds waits, others do not, and a refusal and a look never do.
+	t.Run("HoldRows", func(t *testing.T) {
+		t.Parallel()
+		db, clock := ratelimittest.NewDB(), ratelimittest.NewClock()
+		limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: clock.Now, Timeout: -1})
+		require.NoError(t, err)
+		tx, err := db.Begin(t.Context())
+		require.NoError(t, err)
+		takes(t.Context(), t, limiter.WithTx(tx), ten.For("held").Cost(4))
+		holds(t, limiter.WithTx(tx), 6, ten.For("held"))
+		holds(t, limiter, 10, ten.For("held"))
+		takes(t.Context(), t, limiter, ten.For("free"))
+		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err = limiter.Take(soon, ten.For("held"))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		waits := make(chan error)
+		go func() {
+			_, err := limiter.Take(t.Context(), ten.For("held"))
+			waits <- err
+		}()
+		require.NoError(t, tx.Commit(t.Context()))
+		require.NoError(t, <-waits)
+		holds(t, limiter, 5, ten.For("held"))
+		_, err = limiter.WithTx(tx).Take(t.Context(), ten.For("held"))
+		require.ErrorIs(t, err, pgx.ErrTxClosed)
+	})
+
+	t.Run("NestedAreUndone", func(t *testing.T) {
+		t.Parallel()
+		limiter := ratelimittest.New(t, ratelimittest.NewClock())
+		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
+			nested, err := tx.Begin(t.Context())
+			require.NoError(t, err)
+			takes(t.Context(), t, limiter.WithTx(nested), ten.For("key").Cost(5), other.For("key"))
+			require.NoError(t, nested.Rollback(t.Context()))
+			takes(t.Context(), t, limiter, other.For("key")) // its row is free again
+			return nil
+		}))
+		holds(t, limiter, 9, ten.For("key"))
+		holds(t, limiter, 9, other.For("key"))
+	})
+
+	// Two transactions in opposite orders: one of them is run again.
+	t.Run("DeadlocksEnd", func(t *testing.T) {
+		t.Parallel()
+		limiter := ratelimittest.New(t, ratelimittest.NewClock())
+		var g errgroup.Group
+		orders := [][2]ratelimit.Request{{ten.For("a"), ten.For("b")}, {ten.For("b"), ten.For("a")}}
+		met := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+		for i, order := range orders {
+			g.Go(func() error {
+				first := true
+				return limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					if _, err := limiter.WithTx(tx).Take(t.Context(), order[0]); err != nil {
+						return err
+					}
+					if first {
+						first = false
+						close(met[i])
+						<-met[1-i]
+					}
+					_, err := limiter.WithTx(tx).Take(t.Context(), order[1])
+					return err
+				})
+			})
+		}
+		require.NoError(t, g.Wait())
+		holds(t, limiter, 8, ten.For("a"))
+		holds(t, limiter, 8, ten.For("b"))
+	})
+
+	t.Run("OfSomethingElse", func(t *testing.T) {
+		t.Parallel()
+		limiter := ratelimittest.New(t, ratelimittest.NewClock())
+		var foreign struct{ pgx.Tx }
+		_, err := limiter.WithTx(&foreign).Take(t.Context(), ten.For("key"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	})
+}
+
+func TestSQL(t *testing.T) {
+	t.Parallel()
+
+	t.Run("HasNoDatabase", func(t *testing.T) {
+		t.Parallel()
+		ctx := t.Context()
+		limiter := ratelimittest.New(t, nil)
+		statements := map[string]func(tx pgx.Tx) error{
+			"Exec":     func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT 1`); return err },
+			"QueryRow": func(tx pgx.Tx) error { return tx.QueryRow(ctx, `SELECT 1`).Scan() },
+			"Prepare":  func(tx pgx.Tx) error { _, err := tx.Prepare(ctx, "", `SELECT 1`); return err },
+			"CopyFrom": func(tx pgx.Tx) error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
+			"SendBatch": func(tx pgx.Tx) error {
+				batch := &pgx.Batch{}
+				batch.Queue(`SELECT 1`)
+				return tx.SendBatch(ctx, batch).Close()
+			},
+			"Query": func(tx pgx.Tx) error {
+				rows, err := tx.Query(ctx, `SELECT 1`)
+				if err != nil {
+					return err
+				}
+				defer rows.Close()
+				return rows.Err()
+			},
+		}
+		for name, statement := range statements {
+			err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+				takes(ctx, t, limiter.WithTx(tx), ten.For(name))
+				return statement(tx)
+			})
+			require.ErrorIs(t, err, ratelimittest.ErrNoDatabase, name)
+			holds(t, limiter, 10, ten.For(name))
+		}
+	})
+
+	// The transactions of both end together. Another DB plays the database.
+	t.Run("IsOfAnother", func(t *testing.T) {
+		t.Parallel()
+		rows := ratelimittest.NewDB()
+		limiter, err := ratelimit.New(ratelimittest.NewDBWith(rows), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
+		require.NoError(t, err)
+		var ended pgx.Tx
+		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			ended = tx
+			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
+			return nil
+		}))
+		require.ErrorIs(t, ended.Rollback(t.Context()), pgx.ErrTxClosed)
+		holds(t, limiter, 9, ten.For("key"))
+	})
+
+	// A COMMIT that conflicts in the other database undoes what was taken, and the function runs again.
+	t.Run("OfAnotherConflicts", func(t *testing.T) {
+		t.Parallel()
+		limiter, err := ratelimit.New(ratelimittest.NewDBWith(&conflicting{DB: ratelimittest.NewDB()}), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
+		require.NoError(t, err)
+		runs := 0
+		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			runs++
+			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
+			return nil
+		}))
+		require.Equal(t, 2, runs)
+		holds(t, limiter, 9, ten.For("key"))
+	})
+}
+
+// conflicting is a database whose first COMMIT loses against another transaction.
+type conflicting struct {
+	*ratelimittest.DB
+
+	begun int
+}
+
+func (c *conflicting) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := c.DB.BeginTx(ctx, options)
+	c.begun++
+	if c.begun == 1 {
+		tx = lost{tx}
+	}
+	return tx, err
+}
+
+// lost is a transaction that has lost.
+type lost struct{ pgx.Tx }
+
+func (l lost) Commit(ctx context.Context) error {
+	return errors.Join(&pgconn.PgError{Code: "40001", SeverityUnlocalized: "ERROR"}, l.Rollback(ctx))
+}
+
+// In a bubble of package synctest what sleeps takes no time.
+func TestInABubble(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter := ratelimittest.New(t, nil)
+		takes(t.Context(), t, limiter, ten.For("key").Cost(10))
+		began := time.Now()
+		d, err := limiter.Wait(t.Context(), ten.For("key").Cost(5))
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		require.InDelta(t, 30*time.Second, time.Since(began), float64(time.Second))
+
+		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1, Lease: 10 * time.Second})
+		require.NoError(t, limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+			time.Sleep(time.Hour) // the lease is renewed meanwhile
+			return ctx.Err()
+		}, slots.For("key")))
+
+		started := make(chan struct{})
+		go func() {
+			_ = limiter.InTx(context.WithoutCancel(t.Context()), func(tx pgx.Tx) error {
+				_, err := limiter.WithTx(tx).Take(t.Context(), other.For("key"))
+				close(started)
+				time.Sleep(time.Minute)
+				return err
+			})
+		}()
+		<-started
+		began = time.Now()
+		_, err = limiter.Take(t.Context(), other.For("key"))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 10*time.Second, time.Since(began), "the default of Config.Timeout")
+		time.Sleep(time.Minute)
+	})
+}
+
+// Whoever imports the package gets no more than with the Limiter.
+func TestDependencies(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".").Output()
+	require.NoError(t, err)
+	for _, module := range strings.Fields(string(out)) {
+		require.Contains(t, []string{
+			"github.com/pgratelimit/pgratelimit", "github.com/jackc/pgx/v5", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
+			"golang.org/x/text",
+		}, module)
+	}
+}
