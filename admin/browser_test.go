@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // tab is a tab of a browser that looks at the page.
@@ -52,9 +53,16 @@ const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = t
 func TestPagesInABrowser(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	id := f.furnish(t)
+	pages := pagesOf(f.furnish(t))
+	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Rate: 50, Period: time.Minute, Adaptive: &rules.Adaptive{Apply: true}})...)
+	f.exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
+	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
+		pages[name] = address("key", "limit", name, "key", "ada")
+	}
+	_, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs"))
+	require.NoError(t, err)
 	b := f.browse(t)
-	for name, page := range pagesOf(id) {
+	for name, page := range pages {
 		b.width(t, 1200, 900)
 		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "light")
 		b.open(t, page)
@@ -93,11 +101,21 @@ func TestHostileKeysInABrowser(t *testing.T) {
 func TestLiveLevelIsThatOfGo(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
+	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Rate: 50, Period: time.Minute, Adaptive: &rules.Adaptive{Apply: true}})...)
+	f.take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20), requestOf(t, "upstream").Cost(20))
+	for _, slots := range []float64{2, 3} {
+		_, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(slots))
+		require.NoError(t, err)
+	}
 	b := f.browse(t)
 	for _, request := range []struct{ page string }{
 		{address("key", "limit", "messages", "key", "ada")},
 		{address("key", "limit", "free-trials", "key", "")},
 		{address("key", "limit", "llm/tokens", "key", "acme")},
+		{address("key", "limit", "exports", "key", "ada")},
+		{address("key", "limit", "quota", "key", "ada")},
+		{address("key", "limit", "jobs", "key", "ada")},
+		{address("key", "limit", "upstream", "key", "ada")},
 	} {
 		f.take(t, messages.For("ada").Cost(77.7), trials.Global().Cost(3), tokens.For("acme").Cost(1234.5))
 		b.open(t, request.page)
@@ -117,6 +135,8 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 			v = f.value(t, trials.Global())
 		case "llm/tokens":
 			v = f.value(t, tokens.For("acme"))
+		case "exports", "quota", "jobs", "upstream":
+			v = f.value(t, requestOf(t, seen[0]))
 		}
 		require.Equal(t, v.At(time.UnixMicro(us)), got, seen[0])
 	}

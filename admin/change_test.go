@@ -178,7 +178,7 @@ func TestRuleOfManyPlans(t *testing.T) {
 	_, err := f.store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, many...)
 	require.NoError(t, err)
 	page := f.get(t, address("rule", "limit", "messages", "plan", "plan-149")).body
-	require.Contains(t, page, "10 each minute")
+	require.Contains(t, page, "10 per minute")
 	require.NotContains(t, page, "No rule is stored.")
 	f.changed(t, "delete-rule", "limit", "messages", "plan", "plan-149", "reason", "x", "version", "1")
 }

@@ -75,7 +75,7 @@ func TestSlowPartLeavesTheOthers(t *testing.T) {
 	require.Equal(t, http.StatusOK, got.status)
 	require.Contains(t, got.body, "The database took longer than 2 seconds.")
 	require.Contains(t, got.body, "of 100", "what buckets hold is there")
-	require.Contains(t, got.body, "60 each minute", "and the policies are")
+	require.Contains(t, got.body, "60 per minute", "and the policies are")
 }
 
 // TestPanicEndsTheRequestAlone has a hook of the limiter panic while parts are read side by side.

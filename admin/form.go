@@ -123,70 +123,12 @@ func (f form) instant(name string) (time.Time, error) {
 	return time.Time{}, wrong("%s is no instant. Write it as 2026-01-31T18:00, in UTC.", label(name))
 }
 
-// policy returns the policy that the fields of a rule say.
-func (f form) policy() (r rules.Rule, err error) {
-	r.Kind, r.Mode = rules.Kind(f.text("kind")), ratelimit.Mode(f.text("mode"))
-	if r.Rate, err = f.positive("rate"); err != nil {
-		return r, err
-	}
-	if r.Period, err = f.duration("period"); err != nil {
-		return r, err
-	}
-	if r.Capacity, err = f.amount("capacity"); err != nil {
-		return r, err
-	}
-	if r.MaxReserved, err = f.amount("max_reserved"); err != nil {
-		return r, err
-	}
-	if r.Start, err = f.instant("start"); err != nil {
-		return r, err
-	}
-	if text := f.text("shards"); text != "" {
-		if r.Shards, err = strconv.Atoi(text); err != nil {
-			return r, wrong("Shards is no whole number. Use a power of two up to 64, or leave it out.")
-		}
-	}
-	return r, nil
-}
-
 // rule returns the rule that a form says.
 func (f form) rule() (rules.Rule, error) {
 	r, err := f.policy()
 	r.Limit, r.Plan, r.OnChange = f.text("limit"), f.text("plan"), ratelimit.OnChange(f.text("on_change"))
 	r.Unit, r.Description = f.text("unit"), f.text("description")
 	return r, err
-}
-
-// fill writes a rule into the form as the fields say it.
-func (f form) fill(r rules.Rule) {
-	set := url.Values(f).Set
-	set("limit", r.Limit)
-	set("plan", r.Plan)
-	set("kind", string(r.Kind))
-	set("mode", string(r.Mode))
-	set("on_change", string(r.OnChange))
-	set("unit", r.Unit)
-	set("description", r.Description)
-	if r.Rate > 0 {
-		set("rate", decimal(r.Rate))
-	}
-	if r.Period > 0 {
-		period, unit := inUnits(r.Period)
-		set("period", period)
-		set("period_unit", unit)
-	}
-	if r.Capacity != nil {
-		set("capacity", decimal(*r.Capacity))
-	}
-	if r.MaxReserved != nil {
-		set("max_reserved", decimal(*r.MaxReserved))
-	}
-	if r.Shards > 1 {
-		set("shards", strconv.Itoa(r.Shards))
-	}
-	if !r.Start.IsZero() {
-		set("start", r.Start.UTC().Format(time.RFC3339Nano))
-	}
 }
 
 // edit returns who makes a change, why, and from when it holds.

@@ -147,49 +147,6 @@ func when(at, now time.Time) string {
 	}
 }
 
-// policyWords returns how tokens arrive, in words, as in "10 each minute, holds 3".
-func policyWords(limit ratelimit.Limit) string {
-	var rate float64
-	var period time.Duration
-	var shards int
-	kind := ""
-	switch p := limit.Policy().(type) {
-	case ratelimit.TokenBucket:
-		rate, period, shards = p.Rate, p.Period, p.Shards
-	case *ratelimit.TokenBucket:
-		rate, period, shards = p.Rate, p.Period, p.Shards
-	case ratelimit.FixedWindow:
-		rate, period, kind, shards = p.Rate, p.Period, ", in fixed windows", p.Shards
-	case *ratelimit.FixedWindow:
-		rate, period, kind, shards = p.Rate, p.Period, ", in fixed windows", p.Shards
-	default:
-		return "not known"
-	}
-	text := number(rate) + " each " + each(period) + ", holds " + number(math.Max(limit.Capacity(), 0)) + kind
-	if shards > 1 {
-		text += fmt.Sprintf(", on %d rows", shards)
-	}
-	return text
-}
-
-// each returns a period as in "each minute".
-func each(period time.Duration) string {
-	switch period {
-	case time.Second:
-		return "second"
-	case time.Minute:
-		return "minute"
-	case time.Hour:
-		return "hour"
-	case ratelimit.Day:
-		return "day"
-	case ratelimit.Week:
-		return "week"
-	default:
-		return span(period)
-	}
-}
-
 // glyphs is a piece of a key. Where Code is set it stands for a character that cannot be seen, or that turns text around.
 type glyphs struct {
 	Text string

@@ -58,9 +58,11 @@ func TestDebtsFarBehind(t *testing.T) {
 		all = append(all, page...)
 	}
 	require.Equal(t, []string{"user-000007", "user-024000"}, all)
-	last := f.get(t, address("debts", "limit", "messages", "after", "user-000007")).body
-	require.NotContains(t, last, "user-000007")
-	require.Contains(t, last, "user-024000")
+	var after []string // on the first page or on one of those after it: how far that looks depends on the time it takes
+	for _, page := range f.further(t, address("debts", "limit", "messages", "after", "user-000007"), keyLink) {
+		after = append(after, page...)
+	}
+	require.Equal(t, []string{"user-024000"}, after)
 	require.Contains(t, f.get(t, address("debts", "limit", "free-trials")).body, "Nobody.")
 }
 

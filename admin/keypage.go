@@ -48,8 +48,22 @@ type keyState struct {
 	FullIn, OneIn time.Duration
 	Gives         string
 	Curve         curve
+	// Price is what its upstream accepts; nil where the policy is not adaptive.
+	Price *keyPrice
+	// Leases are those on its slots that have not ended.
+	Leases []inspect.Lease
 	// Sharded is whether it is spread over rows.
 	Sharded bool
+}
+
+// keyPrice is what a token costs, since an upstream accepts less than the contract.
+type keyPrice struct {
+	// Share is what is given of the contract, and Price 1 / Share.
+	Share, Price float64
+	// Charged is whether the price is charged, and not only told.
+	Charged bool
+	// PausedUntil is until when the upstream has asked to be left alone. Zero: it has not, or that is over.
+	PausedUntil time.Time
 }
 
 // find leads from a key, as people type it, to its page. The key is in a form, so that it is in no address: where keys are
@@ -128,7 +142,11 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	if err != nil {
 		return s, err
 	}
-	s.Stored, s.Sharded = len(stored.Rows) > 0, len(stored.Rows) > 1
+	now, err := v.reader.Now(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.Stored, s.Sharded, s.Leases = len(stored.Rows) > 0, len(stored.Rows) > 1, stored.Held(now)
 	tokens := 0.0
 	for _, row := range stored.Rows {
 		tokens += row.Tokens
@@ -149,6 +167,9 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	if err != nil {
 		return s, err
 	}
+	if s.Price, err = v.priceOf(ctx, value, key); err != nil {
+		return s, err
+	}
 	told := decision.States[0]
 	s.level, s.Policy, s.Rule, s.Unit, s.Mode = levelOf(value), policyWords(value.Limit), told.Rule, told.Unit, told.Mode
 	if s.Changed.IsZero() {
@@ -157,10 +178,10 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	s.Curve = curveOf(value, s.Changed)
 	s.FullIn, err = value.RetryAfter(value.AsOf, s.Capacity)
 	if err == nil && s.Capacity > 0 {
-		s.OneIn, err = value.RetryAfter(value.AsOf, min(1, s.Capacity))
+		s.OneIn, err = value.RetryAfter(value.AsOf, min(s.Price.charged(), s.Capacity))
 	}
 	switch {
-	case !told.PausedUntil.IsZero():
+	case !told.PausedUntil.IsZero(), s.Price.pauses():
 		s.Gives = "when the pause ends"
 	case s.Mode == ratelimit.Off:
 		s.Gives = "at once"
@@ -172,6 +193,40 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	}
 	return s, err
 }
+
+// priceOf returns what a token costs that is taken from a bucket, as the tables have it: this process may not have heard of
+// it yet.
+func (v *visit) priceOf(ctx context.Context, value ratelimit.Value, key string) (*keyPrice, error) {
+	adaptive := rules.FromLimit(value.Limit).WithDefaults().Adaptive
+	if adaptive == nil {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	known, found, err := v.reader.Upstream(ctx, value.Limit.Name(), key)
+	if err != nil {
+		return nil, err
+	}
+	p := &keyPrice{Share: 1, Price: 1, Charged: adaptive.Apply}
+	if !found {
+		return p, nil
+	}
+	p.Share = known.Within(adaptive.Floor)
+	p.Price = 1 / p.Share
+	if known.PausedUntil.After(value.AsOf) {
+		p.PausedUntil = known.PausedUntil
+	}
+	return p, nil
+}
+
+// charged returns what a token costs: 1 where there is no price, or it is only told.
+func (p *keyPrice) charged() float64 {
+	if p == nil || !p.Charged {
+		return 1
+	}
+	return p.Price
+}
+
+// pauses reports whether the upstream has asked for a pause that holds.
+func (p *keyPrice) pauses() bool { return p != nil && p.Charged && !p.PausedUntil.IsZero() }
 
 // state tells a bucket to the script of its page, as package httplimit/client reads it.
 func (v *visit) state() {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/rules/denials"
@@ -23,29 +24,42 @@ func changesOf(before, after rules.Rule) (changes []change) {
 		}
 	}
 	capacity := func(r rules.Rule) string {
-		if r.Capacity == nil {
-			return number(r.Rate)
-		}
-		return number(*r.Capacity)
+		return number(capacityOf(r))
 	}
 	debt := func(r rules.Rule) string {
-		if r.MaxReserved == nil {
+		switch {
+		case r.Kind == rules.SlidingWindow || r.Kind == rules.Concurrency:
+			return "nothing"
+		case r.MaxReserved == nil && r.Kind == rules.CalendarWindow:
+			return number(r.Rate)
+		case r.MaxReserved == nil:
 			return "no bound"
 		}
 		return number(*r.MaxReserved)
 	}
 	rate := func(r rules.Rule) string {
-		if r.Rate == 0 {
+		switch {
+		case r.Kind == rules.Concurrency:
+			return "none"
+		case r.Rate == 0:
 			return "not known"
+		case r.Kind == rules.CalendarWindow:
+			return number(r.Rate) + " per " + string(r.Resets)
 		}
-		return number(r.Rate) + " each " + each(r.Period)
+		return number(r.Rate) + " per " + words.Period(r.Period)
 	}
-	add("Kind", string(cmp.Or(before.Kind, rules.TokenBucket)), string(cmp.Or(after.Kind, rules.TokenBucket)))
+	before, after = before.WithDefaults(), after.WithDefaults()
+	add("Kind", string(before.Kind), string(after.Kind))
 	add("Rate", rate(before), rate(after))
 	add("Capacity", capacity(before), capacity(after))
 	add("Most that may be owed", debt(before), debt(after))
-	add("Rows of a bucket", whole(max(before.Shards, 1)), whole(max(after.Shards, 1)))
+	add("Rows of a bucket", whole(before.Shards), whole(after.Shards))
 	add("Start of a window", clock(before.Start), clock(after.Start))
+	add("Slices", orNone(before.Slices), orNone(after.Slices))
+	add("Windows", windows(before), windows(after))
+	add("Slots", orNone(before.Most), orNone(after.Most))
+	add("Lease", leaseText(before.Lease), leaseText(after.Lease))
+	add("Price", price(before), price(after))
 	add("Mode", string(cmp.Or(before.Mode, ratelimit.On)), string(cmp.Or(after.Mode, ratelimit.On)))
 	add("Unit", cmp.Or(before.Unit, "none"), cmp.Or(after.Unit, "none"))
 	add("Description", cmp.Or(before.Description, "none"), cmp.Or(after.Description, "none"))
@@ -81,6 +95,8 @@ type effect struct {
 //
 //	capacity + rate * span / period                 token bucket
 //	capacity + rate * windows begun in the span     fixed window
+//	rate * (1 + whole periods in the span)          sliding window
+//	rate * (2 + whole windows in the span)          calendar window
 //
 // so of what a key was refused no more could have been given. It does not count what the key was given.
 func effectOf(before, after rules.Rule, all refusals, sums []denials.Sum, ofAll bool) effect {
@@ -88,8 +104,7 @@ func effectOf(before, after rules.Rule, all refusals, sums []denials.Sum, ofAll 
 	if all.Late {
 		e.Late = all.Since
 	}
-	slower := after.Rate/float64(after.Period) < before.Rate/float64(before.Period)
-	faster := after.Rate/float64(after.Period) > before.Rate/float64(before.Period)
+	slower, faster := paceOf(after) < paceOf(before), paceOf(after) > paceOf(before)
 	smaller, larger := capacityOf(after) < capacityOf(before), capacityOf(after) > capacityOf(before)
 	opened := isOn(before) && !isOn(after)
 	e.Lowered = (slower || smaller || (!isOn(before) && isOn(after))) && !opened
@@ -112,17 +127,42 @@ func effectOf(before, after rules.Rule, all refusals, sums []denials.Sum, ofAll 
 	return e
 }
 
-// mostGiven returns the most that a bucket can give in a span.
+// mostGiven returns the most that a bucket can give in a span. Slots come back whenever their holders like: there is no bound.
 func mostGiven(r rules.Rule, span time.Duration) float64 {
-	periods := float64(span) / float64(r.Period)
-	if r.Kind == rules.FixedWindow {
+	periods := float64(span) * paceOf(r) / r.Rate
+	switch r.Kind {
+	case rules.Concurrency:
+		return math.Inf(1)
+	case rules.FixedWindow:
 		periods = math.Floor(periods) + 1
+	case rules.SlidingWindow:
+		return r.Rate * (math.Floor(periods) + 1)
+	case rules.CalendarWindow:
+		return r.Rate * (math.Floor(periods) + 2)
+	case rules.TokenBucket:
 	}
 	return capacityOf(r) + r.Rate*periods
 }
 
+// paceOf returns how many tokens arrive in a nanosecond, and of slots how many come back when none is given back.
+func paceOf(r rules.Rule) float64 {
+	r = r.WithDefaults()
+	switch r.Kind {
+	case rules.Concurrency:
+		return float64(r.Most) / float64(r.Lease)
+	case rules.CalendarWindow:
+		days := map[ratelimit.Calendar]float64{ratelimit.Daily: 1, ratelimit.Weekly: 7, ratelimit.Monthly: 30, ratelimit.Quarterly: 91, ratelimit.Yearly: 365}
+		return r.Rate / (days[r.Resets] * float64(ratelimit.Day))
+	case rules.TokenBucket, rules.FixedWindow, rules.SlidingWindow:
+	}
+	return r.Rate / float64(r.Period)
+}
+
 func capacityOf(r rules.Rule) float64 {
-	if r.Capacity == nil {
+	switch {
+	case r.Kind == rules.Concurrency:
+		return float64(r.Most)
+	case r.Capacity == nil:
 		return r.Rate
 	}
 	return *r.Capacity

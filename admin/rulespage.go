@@ -56,7 +56,9 @@ type ruleBody struct {
 	Form    url.Values
 	Units   []string
 	Problem string
-	List    *part[listing]
+	// Calendars, Weekdays and Months are what fields of calendar windows offer; empty: another kind.
+	Calendars, Weekdays, Months []string
+	List                        *part[listing]
 	// Stored is the rule as it is. Nil: there is none, and Without is what decides.
 	Stored  *rules.StoredRule
 	Without string
@@ -80,6 +82,7 @@ func (v *visit) rule() {
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
+	body.Calendars, body.Weekdays, body.Months = calendarWords()
 	body.List = v.rulesOf(g, limit)
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
 	g.wait()
@@ -106,27 +109,24 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g.show("rule.html", page{Title: "Rule", Here: "rules", Body: body})
 }
 
-// likeCode returns a rule that says what the definition in the code does.
-func (v *visit) likeCode(limit, plan string) rules.Rule {
-	r := rules.Rule{Limit: limit, Plan: plan, Kind: rules.TokenBucket, Mode: ratelimit.On, OnChange: ratelimit.KeepTokens}
-	var capacity, maxReserved float64
-	switch p := v.defined[limit].Policy().(type) {
-	case ratelimit.TokenBucket:
-		r.Rate, r.Period, r.Shards, capacity, maxReserved = p.Rate, p.Period, p.Shards, p.Capacity, p.MaxReserved
-	case ratelimit.FixedWindow:
-		r.Kind, r.Start = rules.FixedWindow, p.Start
-		r.Rate, r.Period, r.Shards, capacity, maxReserved = p.Rate, p.Period, p.Shards, p.Capacity, p.MaxReserved
+// calendarWords returns what the fields of calendar windows offer.
+func calendarWords() (calendars, weekdays, months []string) {
+	calendars = []string{"", string(ratelimit.Daily), string(ratelimit.Weekly), string(ratelimit.Monthly), string(ratelimit.Quarterly), string(ratelimit.Yearly)}
+	weekdays, months = []string{""}, []string{""}
+	for day := time.Sunday; day <= time.Saturday; day++ {
+		weekdays = append(weekdays, day.String())
 	}
-	r.Capacity, r.MaxReserved = storedAmount(capacity), storedAmount(maxReserved)
-	return r
+	for month := time.January; month <= time.December; month++ {
+		months = append(months, month.String())
+	}
+	return calendars, weekdays, months
 }
 
-// storedAmount returns a number of tokens as a rule has it: nil for the default, and 0 for none.
-func storedAmount(n float64) *float64 {
-	if n == 0 {
-		return nil
-	}
-	return new(max(n, 0))
+// likeCode returns a rule that says what the definition in the code does.
+func (v *visit) likeCode(limit, plan string) rules.Rule {
+	r := rules.FromLimit(v.defined[limit])
+	r.Limit, r.Plan, r.Mode, r.OnChange = limit, plan, ratelimit.On, ratelimit.KeepTokens
+	return r
 }
 
 // preview shows what a rule would change, and changes nothing.

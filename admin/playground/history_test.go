@@ -23,6 +23,8 @@ type lane struct {
 		Rate      float64 `json:"rate"`
 		Period    int64   `json:"period_us"`
 		Capacity  float64 `json:"capacity"`
+		Slices    int     `json:"slices"`
+		Lease     int64   `json:"lease_us"`
 	} `json:"start"`
 	First       json.RawMessage `json:"first"`
 	MaxReserved *float64        `json:"maxReserved"` // nil for no bound
@@ -53,9 +55,9 @@ func TestHistoriesAreThoseOfGo(t *testing.T) {
 		const { simulate } = await import('./simulate.js');
 		const all = PRESETS.map((preset) => [preset.id, preset.settings, preset.script]);
 		for (const pattern of ['even', 'bursty', 'poisson']) {
-			for (const [verb, leaky] of [['take', 'queue'], ['reserve', 'meter']]) { // the presets have the other two
+			for (const [verb, leaky, third] of [['take', 'queue', 'leaky'], ['reserve', 'meter', 'leaky'], ['take', 'meter', 'sliding'], ['reserve', 'meter', 'slots']]) {
 				for (const [cost, maxReserved] of [[1, 7], [2.5, 0], [0.37, null], [11.5, 1]]) {
-					const settings = { ...DEFAULTS, rate: 7, period: 3, pattern, verb, leaky, cost, maxReserved, span: 30 };
+					const settings = { ...DEFAULTS, rate: 7, period: 3, pattern, verb, leaky, third, cost, maxReserved, span: 30 };
 					all.push([JSON.stringify(settings), settings]);
 				}
 			}
@@ -65,7 +67,7 @@ func TestHistoriesAreThoseOfGo(t *testing.T) {
 				...lane, first: lane.start, maxReserved: lane.maxReserved === Infinity ? null : lane.maxReserved,
 			})),
 		}));`)
-	require.Len(t, histories, len(ids)+24)
+	require.Len(t, histories, len(ids)+48)
 	counts := make(map[string]int)
 	for _, h := range histories {
 		require.Len(t, h.Lanes, 3)
@@ -77,6 +79,10 @@ func TestHistoriesAreThoseOfGo(t *testing.T) {
 	t.Logf("%d histories agree: %v", len(histories), counts)
 	for _, kind := range []string{"take admitted", "take refused", "take never", "reserve admitted", "reserve delayed", "reserve refused", "reserve never"} {
 		require.Greater(t, counts[kind], 50, kind)
+	}
+	for _, id := range []string{"token", "window", "leaky", "sliding", "slots"} {
+		require.Greater(t, counts[id+" admitted"], 100, id)
+		require.Greater(t, counts[id+" refused"], 100, id)
 	}
 }
 
@@ -95,8 +101,13 @@ func (l lane) limit(t *testing.T) ratelimit.Limit {
 	}
 	period := time.Duration(l.Start.Period) * time.Microsecond
 	var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: debt}
-	if l.Start.Algorithm == "fixed window" {
+	switch l.Start.Algorithm {
+	case "fixed window":
 		policy = ratelimit.FixedWindow{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: time.UnixMicro(0)}
+	case "sliding window":
+		policy = ratelimit.SlidingWindow{Rate: l.Start.Rate, Period: period, Slices: l.Start.Slices}
+	case "concurrency":
+		policy = ratelimit.Concurrency{Most: int(l.Start.Capacity), Lease: time.Duration(l.Start.Lease) * time.Microsecond}
 	}
 	limit, err := ratelimit.NewLimit(l.ID, policy)
 	require.NoError(t, err)
@@ -133,6 +144,7 @@ func replay(t *testing.T, name string, l lane, counts map[string]int) {
 		}
 		require.Equal(t, expected, got, "%s, %s", name, l.ID)
 		counts[got.Verb+" "+kind]++
+		counts[l.ID+" "+kind]++
 	}
 }
 

@@ -96,6 +96,6 @@ func (p *page) press(t *testing.T, keys string) {
 func presetIDs(t *testing.T, p *page) []string {
 	t.Helper()
 	ids := play[[]string](t, p, `return [...document.querySelectorAll('[name=preset]')].map((radio) => radio.value);`)
-	require.Len(t, ids, 9)
+	require.Len(t, ids, 11)
 	return ids
 }

@@ -1,7 +1,9 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,6 +25,44 @@ type Row struct {
 	Tokens float64
 	// At is when it was last changed, on the database's clock.
 	At time.Time
+	// Leases are those on its slots, of a limit that has slots, also such as have ended since At. Only [Reader.Bucket]
+	// reads them.
+	Leases []Lease
+}
+
+// Lease is a lease on slots of a bucket.
+type Lease struct {
+	// Fence is its fencing number.
+	Fence int64
+	// Slots is how many it holds.
+	Slots int
+	// Until is when it ends, on the database's clock.
+	Until time.Time
+}
+
+// Since is when the lease was taken, as its fencing number tells. It was earlier where another lease was taken in the same microsecond,
+// or where the clock had stepped back.
+func (l Lease) Since() time.Time { return instant(l.Fence) }
+
+// Held returns the leases of the bucket that have not ended at an instant, in the order in which they were taken.
+func (b Bucket) Held(at time.Time) (held []Lease) {
+	for _, row := range b.Rows {
+		for _, lease := range row.Leases {
+			if lease.Until.After(at) {
+				held = append(held, lease)
+			}
+		}
+	}
+	slices.SortFunc(held, func(a, b Lease) int { return cmp.Compare(a.Fence, b.Fence) })
+	return held
+}
+
+// leasesOf returns the leases in a row's column: the last fencing number, and then number, end and slots of each.
+func leasesOf(column []int64) (leases []Lease) {
+	for i := 3; i < len(column); i += 3 {
+		leases = append(leases, Lease{Fence: column[i-2], Until: instant(column[i-1]), Slots: int(column[i])})
+	}
+	return leases
 }
 
 // BucketQuery is which buckets to return, in the order of their keys.
@@ -83,7 +123,7 @@ func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) 
 	if err := checkKey("the key", key); err != nil {
 		return bucket, err
 	}
-	rows, err := collect(ctx, r, "bucket", rowToBucketRow, r.sql.bucket, limit, key)
+	rows, err := collect(ctx, r, "bucket", rowToLeases, r.sql.bucket, limit, key)
 	for _, row := range rows {
 		bucket.Rows = append(bucket.Rows, row.Row)
 	}
@@ -104,6 +144,15 @@ func rowToBucketRow(row pgx.CollectableRow) (b bucketRow, err error) {
 	var atUs int64
 	err = row.Scan(b.columns(&atUs)...)
 	b.At = instant(atUs)
+	return b, err
+}
+
+// rowToLeases is rowToBucketRow for a row with its leases.
+func rowToLeases(row pgx.CollectableRow) (b bucketRow, err error) {
+	var atUs int64
+	var leases []int64
+	err = row.Scan(append(b.columns(&atUs), &leases)...)
+	b.At, b.Leases = instant(atUs), leasesOf(leases)
 	return b, err
 }
 

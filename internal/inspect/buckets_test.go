@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // hostile are keys that a pattern, a text in quotes, a comparison of runes or a line would take for something else.
@@ -154,4 +156,27 @@ func TestBucketsByPages(t *testing.T) {
 		}
 		require.Equal(t, want, found, "%d a page", most)
 	}
+}
+
+func TestLeases(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	limiter, err := ratelimit.New(f.pool, ratelimit.Config{AsOf: func() time.Time { return noon }})
+	require.NoError(t, err)
+	short := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 5, Lease: time.Minute})
+	long := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 5, Lease: time.Hour})
+	first, err := limiter.Acquire(t.Context(), short.For("acme").Cost(2))
+	require.NoError(t, err)
+	second, err := limiter.Acquire(t.Context(), long.For("acme"))
+	require.NoError(t, err)
+	b, err := f.Bucket(t.Context(), "jobs", "acme")
+	require.NoError(t, err)
+	require.Len(t, b.Rows, 1)
+	require.Equal(t, 2.0, b.Rows[0].Tokens)
+	one := inspect.Lease{Fence: first.Fence, Slots: 2, Until: noon.Add(time.Minute)}
+	other := inspect.Lease{Fence: second.Fence, Slots: 1, Until: noon.Add(time.Hour)}
+	require.Equal(t, []inspect.Lease{one, other}, b.Held(noon))
+	require.Equal(t, []inspect.Lease{other}, b.Held(noon.Add(time.Minute)))
+	require.Empty(t, b.Held(noon.Add(time.Hour)))
+	require.Equal(t, noon, one.Since())
 }

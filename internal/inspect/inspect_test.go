@@ -44,6 +44,8 @@ func TestInvalid(t *testing.T) {
 			"Limits":         func() error { _, err := r.Limits(ctx, badName, 0); return err },
 			"Bucket":         func() error { _, err := r.Bucket(ctx, badName, key); return err },
 			"Bucket/Key":     func() error { _, err := r.Bucket(ctx, "words", bad); return err },
+			"Upstream":       func() error { _, _, err := r.Upstream(ctx, badName, key); return err },
+			"Upstream/Key":   func() error { _, _, err := r.Upstream(ctx, "words", bad); return err },
 			"Buckets":        func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Limit: badName}); return err },
 			"Buckets/Prefix": func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Prefix: bad}); return err },
 			"Buckets/After":  func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{After: &bad}); return err },

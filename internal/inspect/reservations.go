@@ -32,8 +32,9 @@ type Reservation struct {
 type Item struct {
 	// Limit, Key and Plan name the bucket; Key is as stored.
 	Limit, Key, Plan string
-	// Cost is what was reserved of it.
-	Cost float64
+	// Cost is what was reserved of it, at the Price that a token had.
+	Cost  float64
+	Price float64
 }
 
 // ReservationQuery is which reservations to return, in the order of their ends.
@@ -144,17 +145,20 @@ func rowToReservation(row pgx.CollectableRow) (r reservationRow, err error) {
 		readyUs, expiresUs int64
 		staleUs, startedUs *int64
 		names, keys, plans []string
-		costs              []float64
+		costs, prices      []float64
 	)
 	if err := row.Scan(&r.ID, &r.State, &readyUs, &staleUs, &startedUs, &expiresUs, &r.Release,
-		&names, &keys, &plans, &costs, &r.matches, &r.n); err != nil {
+		&names, &keys, &plans, &costs, &prices, &r.matches, &r.n); err != nil {
 		return r, err
 	}
 	r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt = instant(readyUs), optional(staleUs), optional(startedUs), instant(expiresUs)
 	for i := range names {
-		item := Item{Limit: names[i], Key: keys[i], Cost: costs[i]}
+		item := Item{Limit: names[i], Key: keys[i], Cost: costs[i], Price: 1}
 		if i < len(plans) { // none when no key was on a plan
 			item.Plan = plans[i]
+		}
+		if i < len(prices) { // none when each was 1
+			item.Price = prices[i]
 		}
 		r.Items = append(r.Items, item)
 	}

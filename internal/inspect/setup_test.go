@@ -120,6 +120,10 @@ func queries() []query {
 			_, err := r.Bucket(ctx, "limit-050", key)
 			return err
 		}},
+		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error {
+			_, _, err := r.Upstream(ctx, "limit-050", key)
+			return err
+		}},
 		{"Reservation", 1, func(ctx context.Context, r *inspect.Reader) error {
 			_, _, err := r.Reservation(ctx, number(0))
 			return err

@@ -24,6 +24,8 @@ var (
 	reservationsSQL string
 	//go:embed sql/reservation.sql
 	reservationSQL string
+	//go:embed sql/price.sql
+	priceSQL string
 	//go:embed sql/refusals.sql
 	refusalsSQL string
 	//go:embed sql/refusals_by_limit.sql
@@ -38,7 +40,7 @@ type statements struct {
 	debts, debtsOfLimit       string
 	reservations, reservation string
 	refusals, refusalsSince   string
-	refusalsByLimit           string
+	refusalsByLimit, price    string
 }
 
 func newStatements(schema string) statements {
@@ -50,6 +52,6 @@ func newStatements(schema string) statements {
 		debts: in(debtsSQL), debtsOfLimit: in(ofLimit(debtsSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
-		refusalsByLimit: in(refusalsByLimitSQL),
+		refusalsByLimit: in(refusalsByLimitSQL), price: in(priceSQL),
 	}
 }

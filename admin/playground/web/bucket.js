@@ -3,10 +3,12 @@ import { set, svg } from './draw.js';
 
 const TOP = 16, BOTTOM = 100, DEPTH = 26; // of the inside, and of the debt below
 
-/** The outlines, open at the top: of a bucket, of a box that is filled at once, and of one with a hole. */
+/** The outlines, open at the top: of a bucket, of boxes that are not filled drop by drop, and of a bucket with a hole. */
 const OUTLINES = {
   token: 'M14 10 L24 92 Q25 100 33 100 L67 100 Q75 100 76 92 L86 10',
   window: 'M16 10 L16 96 Q16 100 20 100 L80 100 Q84 100 84 96 L84 10',
+  sliding: 'M8 10 L8 96 Q8 100 12 100 L88 100 Q92 100 92 96 L92 10',
+  slots: 'M30 10 L30 96 Q30 100 34 100 L66 100 Q70 100 70 96 L70 10',
   leaky: 'M22 10 L22 62 Q22 70 29 75 L45 88 L45 100 L55 100 L55 88 L71 75 Q78 70 78 62 L78 10',
 };
 const MOST_MARKS = 12; // of single tokens

@@ -16,14 +16,17 @@ function valuesOf({ min, max, whole, optional }) {
 }
 
 /** Returns whether a setting makes a difference. */
-function matters(name, { pattern, verb, leaky, capacity }, preset) {
+function matters(name, { pattern, verb, third, leaky, capacity }, preset) {
   const own = pattern === 'preset';
   const used = (setting) => own && preset.uses?.includes(setting);
   switch (name) {
     case 'load': return !own || used('load');
     case 'burst': return pattern === 'bursty';
     case 'seed': return pattern === 'poisson' || used('seed');
-    case 'maxReserved': return verb === 'reserve' || (leaky === 'queue' && capacity === 0) || used('maxReserved');
+    case 'maxReserved': return verb === 'reserve' || (third === 'leaky' && leaky === 'queue' && capacity === 0) || used('maxReserved');
+    case 'leaky': return third === 'leaky';
+    case 'slices': return third === 'sliding';
+    case 'most': case 'hold': return third === 'slots';
     default: return true;
   }
 }
@@ -84,7 +87,8 @@ export function createControls(change) {
   for (const name of ['rate', 'period', 'capacity', 'cost']) addNumber(limit, name);
   addChoice(limit, 'verb');
   addNumber(limit, 'maxReserved');
-  addChoice(limit, 'leaky');
+  for (const name of ['third', 'leaky']) addChoice(limit, name);
+  for (const name of ['slices', 'most', 'hold']) addNumber(limit, name);
   const own = addChoice(load, 'pattern').querySelector('[value=preset]');
   for (const name of ['load', 'burst', 'seed', 'span']) addNumber(load, name);
 

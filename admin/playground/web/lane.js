@@ -5,10 +5,14 @@ import { count, number, owed, period, share, time, tokens, wait, worded } from '
 import { look } from './simulate.js';
 import { createStrip, deepestOf } from './strip.js';
 
-const TITLES = { token: 'Token bucket', window: 'Fixed window', leaky: 'Leaky bucket' };
+const TITLES = { token: 'Token bucket', window: 'Fixed window', leaky: 'Leaky bucket', sliding: 'Sliding window', slots: 'Concurrency' };
+
+const FREE = { leaky: 'room for ', slots: 'free: ' };
 
 /** Returns what a limit is, in words. */
 function policyOf({ id, start, queues, maxReserved }, settings) {
+  if (id === 'slots') return `${number(start.capacity)} at a time, for ${number(settings.hold)} s each`;
+  if (id === 'sliding') return `never more than ${worded(start.rate)} in any ${number(start.period_us / 1e6)} s`;
   const each = `${worded(start.rate)} ${period(settings.period)}`;
   if (id === 'window') return `${each}, all at once`;
   if (id === 'leaky') return `${each}, ${queues ? `a queue of ${maxReserved < Infinity ? number(maxReserved) : 'any length'}` : 'room for one request'}`;
@@ -72,10 +76,10 @@ export function createLane(id) {
       const seen = look(lane, at, settings);
       const { capacity } = lane.start;
       const free = `${tokens(seen.tokens)} of ${number(capacity)}`;
-      const held = seen.tokens < 0 ? `owes ${owed(-seen.tokens)}` : lane.id === 'leaky' ? `room for ${free}` : free;
+      const held = seen.tokens < 0 ? `owes ${owed(-seen.tokens)}` : `${FREE[lane.id] ?? ''}${free}`;
       bucket.draw(seen.tokens, capacity, deepest);
       strip.show(at);
-      set(bucket.element, { 'aria-label': `${TITLES[id]}: ${held} tokens` });
+      set(bucket.element, { 'aria-label': `${TITLES[id]}: ${held} ${id === 'slots' ? 'slots' : 'tokens'}` });
       write(level, held);
       const answer = answerOf(seen.now, at, true);
       write(now, `A request now: ${answer}`);

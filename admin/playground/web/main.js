@@ -16,7 +16,7 @@ const COARSE_MS = 500; // between pictures, for who wants little motion
 
 const stillness = matchMedia('(prefers-reduced-motion: reduce)');
 const dark = matchMedia('(prefers-color-scheme: dark)');
-const lanes = new Map(['token', 'window', 'leaky'].map((id) => [id, createLane(id)]));
+const lanes = new Map(['token', 'window', 'leaky', 'sliding', 'slots'].map((id) => [id, createLane(id)]));
 let preset, settings, history, ran = false;
 
 const player = createPlayer({
@@ -37,6 +37,7 @@ function use(nextPreset, nextSettings, at, { source, error = '' } = {}) {
   [preset, settings] = [nextPreset, nextSettings];
   history = simulate(settings, preset.script);
   for (const lane of history.lanes) lanes.get(lane.id).load(lane, history);
+  if (shown().some(({ element }, i) => $('lanes').children[i] !== element)) $('lanes').replaceChildren(...shown().map((lane) => lane.element));
   controls.show(settings, preset, source);
   const changed = Object.keys(DEFAULTS).some((name) => settings[name] !== preset.settings[name]);
   write($('story'), preset.story);
@@ -58,7 +59,7 @@ function pick(next) {
 
 function showTime() {
   const { at, running } = player;
-  for (const lane of lanes.values()) lane.show(at);
+  for (const lane of shown()) lane.show(at);
   write($('time'), time(at));
   $('scrub').value = at;
   set($('scrub'), { 'aria-valuetext': `${time(at)} of ${time(history.span)}` });
@@ -72,8 +73,11 @@ function showTime() {
   ran = running;
 }
 
+/** The lanes that are seen. */
+const shown = () => history.lanes.map(({ id }) => lanes.get(id));
+
 /** What each limit said last, and holds. */
-const told = () => `${time(player.at)}. ${[...lanes.values()].map((lane) => lane.summary).join(' ')}`;
+const told = () => `${time(player.at)}. ${shown().map((lane) => lane.summary).join(' ')}`;
 
 /** Keeps the address up to date, so that it can be copied. */
 function showLink() {
@@ -127,7 +131,6 @@ function build() {
     radio.addEventListener('change', () => pick(p));
     $('presets').append(radio, html('label', { for: `preset-${p.id}` }, p.title));
   }
-  $('lanes').append(...[...lanes.values()].map((lane) => lane.element));
   $('controls').append(...controls.elements);
   for (const [key, does] of SHORTCUTS) {
     $('shortcuts').append(html('div', {}, html('dt', {}, html('kbd', {}, key === ' ' ? 'Space' : key)), html('dd', {}, does)));

@@ -83,6 +83,25 @@ export const PRESETS = [
     shows: [['window', 11, 'Admitted 20', 'all 20'], ['token', 11, 'Admitted 11', 'admits 11']],
   }),
   preset({
+    id: 'sliding', title: 'Any ten seconds',
+    story: 'Never more than ten in any ten seconds, wherever they begin: of the twenty requests around 10 s the sliding window admits 10, '
+      + 'and the fixed window all 20. The eleventh is told to come back in 9.5 s, when the oldest half of a second is ten seconds ago, '
+      + 'and is admitted then, at 19.5 s.',
+    settings: { rate: 10, period: 10, capacity: 10, load: 10, span: 24, third: 'sliding', slices: 20 }, speed: 2,
+    script: () => parts([9, 20, 0.1], [19.4, 6, 0.1]),
+    shows: [['sliding', 11, 'Admitted 10', 'admits 10'], ['window', 11, 'Admitted 20', 'all 20'], ['sliding', 10, 'come back in 9.5 s', 'in 9.5 s'],
+      ['sliding', 19.45, 'Refused at 19.4 s', 'admitted then'], ['sliding', 19.5, 'Admitted at 19.5 s', 'at 19.5 s'],
+      ['sliding', 24, 'Busiest 10 s 10', 'Never more than ten']],
+  }),
+  preset({
+    id: 'slow', title: 'Slow work',
+    story: 'Three may work at a time, for two seconds each, and no rate says that. The fourth request, at 1.5 s, is refused and told to come '
+      + 'back in 0.5 s, when the first is done, and of the 24 requests 18 are admitted.',
+    settings: { rate: 2, capacity: 2, load: 2, span: 12, third: 'slots', most: 3, hold: 2 }, speed: 1,
+    shows: [['slots', 1.5, 'Refused at 1.5 s', 'at 1.5 s'], ['slots', 1.5, 'come back in 0.5 s', 'in 0.5 s'], ['slots', 1.5, 'free: 0 of 3', 'Three may work'],
+      ['slots', 2, 'Admitted at 2 s', 'when the first is done'], ['slots', 12, 'Admitted 18', '18 are admitted']],
+  }),
+  preset({
     id: 'spacing', title: 'Spacing',
     story: 'The capacity is 0, so nothing is in store and every request reserves its turn. Eight requests that come within a '
       + 'second run one a second, and the last of them, which came at 0.7 s, runs at 8 s.',

@@ -7,6 +7,9 @@ export const NUMBERS = {
   capacity: { label: 'Capacity', unit: 'tokens', min: 0, max: 100_000 },
   cost: { label: 'Cost', unit: 'tokens a request', min: 0.01, max: 10_000 },
   maxReserved: { label: 'May owe', unit: 'tokens, empty: no bound', min: 0, max: 1_000_000, optional: true },
+  slices: { label: 'Slices', unit: 'of a period', min: 1, max: 120, whole: true },
+  most: { label: 'Slots', unit: 'at the same time', min: 1, max: 1000, whole: true },
+  hold: { label: 'Work takes', unit: 'seconds', min: 0.1, max: 3600 },
   load: { label: 'Load', unit: 'requests a second', min: 0.01, max: 1000 },
   burst: { label: 'Burst', unit: 'requests at a time', min: 1, max: 500, whole: true },
   seed: { label: 'Seed', unit: 'of what is random', min: 0, max: 999_999, whole: true },
@@ -17,13 +20,14 @@ export const NUMBERS = {
 export const CHOICES = {
   verb: { label: 'Requests', of: { take: 'take, or are refused', reserve: 'reserve, and run later' } },
   pattern: { label: 'Load is', of: { preset: 'as in the example', even: 'even', bursty: 'bursty', poisson: 'random (Poisson)' } },
+  third: { label: 'The third limit is', of: { leaky: 'a leaky bucket', sliding: 'a sliding window', slots: 'concurrency' } },
   leaky: { label: 'Leaky bucket', of: { meter: 'refuses (meter)', queue: 'lets wait (queue)' } },
 };
 
 /** What a preset does not say. maxReserved is null where nothing bounds it. */
 export const DEFAULTS = {
-  rate: 10, period: 1, capacity: 10, cost: 1, maxReserved: null, load: 10, burst: 10, seed: 1, span: 10,
-  verb: 'take', pattern: 'even', leaky: 'meter',
+  rate: 10, period: 1, capacity: 10, cost: 1, maxReserved: null, slices: 60, most: 3, hold: 2, load: 10, burst: 10, seed: 1, span: 10,
+  verb: 'take', pattern: 'even', third: 'leaky', leaky: 'meter',
 };
 
 const LONGEST_LINK = 1000;

@@ -20,6 +20,7 @@ import { arrivalsOf } from './load.js';
  * @property {import('./ratelimit.js').State} start what it held at first
  * @property {number} maxReserved
  * @property {boolean} queues whether it reserves whatever a request asks
+ * @property {boolean} [takesOnly] whether it has no reservations, and takes
  * @property {Event[]} events
  * @property {{at: number, most: number}[]} runs when work began, and the most tokens any period up to then has seen
  */
@@ -27,6 +28,18 @@ import { arrivalsOf } from './load.js';
 function full(limit, algorithm, { rate, period }, capacity) {
   return { limit, algorithm, rate, period_us: Math.round(period * 1e6), capacity, value: capacity, ts_us: 0, now_us: 0 };
 }
+
+/** A sliding window. Its period is cut to a whole number of microseconds for each slice. */
+function slides(settings) {
+  const { rate, period, slices } = settings;
+  const slice = Math.max(Math.floor((period * 1e6) / slices), 1);
+  return { ...full('sliding', 'sliding window', settings, rate), period_us: slice * slices, slices, totals: [0, 0] };
+}
+
+/** Slots that the work holds for as long as it takes. */
+const slots = ({ most, hold }) => ({
+  limit: 'slots', algorithm: 'concurrency', capacity: most, lease_us: Math.round(hold * 1e6), ends_us: [], ts_us: 0, now_us: 0,
+});
 
 /**
  * Returns the three limits, full. A leaky bucket has room for one request, the largest that comes. Its queue is as long as the
@@ -37,17 +50,28 @@ function lanesOf(settings, arrivals) {
   const one = arrivals.reduce((most, { cost }) => Math.max(most, cost), 0) || settings.cost;
   const owed = maxReserved ?? Infinity;
   const queues = leaky === 'queue';
+  const third = {
+    leaky: () => ({ id: 'leaky', start: full('leaky', 'token bucket', settings, one), maxReserved: queues ? capacity || owed : owed, queues }),
+    sliding: () => ({ id: 'sliding', start: slides(settings), takesOnly: true }),
+    slots: () => ({ id: 'slots', start: slots(settings), takesOnly: true }),
+  }[settings.third]();
   return [
     { id: 'token', start: full('token', 'token bucket', settings, capacity), maxReserved: owed, queues: false },
     { id: 'window', start: full('window', 'fixed window', settings, rate), maxReserved: owed, queues: false },
-    { id: 'leaky', start: full('leaky', 'token bucket', settings, one), maxReserved: queues ? capacity || owed : owed, queues },
+    third,
   ];
 }
+
+/** What a lane does of what is asked: one that queues reserves, and one that has no reservations takes. */
+const verbOf = (lane, verb) => (lane.queues ? 'reserve' : lane.takesOnly ? 'take' : verb);
+
+/** Slots are whole. */
+const costOf = ({ start }, cost) => (start.algorithm === 'concurrency' ? Math.ceil(cost) : cost);
 
 /** Returns the state and the answer after a request. The answer to what can never be given has never. */
 function step(lane, state, { at, cost, verb }) {
   try {
-    if (lane.queues || verb === 'reserve') return reserve(state, at, cost, lane.maxReserved);
+    if (verbOf(lane, verb) === 'reserve') return reserve(state, at, cost, lane.maxReserved);
     const { state: next, answer } = take(state, at, cost);
     return { state: next, answer: { ...answer, readyAtUs: answer.ok ? at : null } };
   } catch (e) {
@@ -57,17 +81,18 @@ function step(lane, state, { at, cost, verb }) {
   }
 }
 
-function run(lane, arrivals) {
+/** Returns the lane with what it said to the requests. */
+export function run(lane, arrivals, period) {
   let state = lane.start, admitted = 0;
-  const events = arrivals.map((arrival) => {
+  const events = arrivals.map((asked) => {
+    const arrival = { ...asked, cost: costOf(lane, asked.cost) };
     const { state: next, answer } = step(lane, state, arrival);
     state = next;
     if (answer.ok) admitted++;
     const { ok, never = false, tokens, retryAfterUs, readyAtUs } = answer;
-    const verb = lane.queues ? 'reserve' : arrival.verb;
-    return { ...arrival, verb, ok, never, tokens, retryAfterUs, readyAtUs, state, admitted };
+    return { ...arrival, verb: verbOf(lane, arrival.verb), ok, never, tokens, retryAfterUs, readyAtUs, state, admitted };
   });
-  return { ...lane, events, runs: runsOf(events, lane.start.period_us) };
+  return { ...lane, events, runs: runsOf(events, period) };
 }
 
 /** Work runs in the order it was admitted in. */
@@ -85,7 +110,7 @@ function runsOf(events, period) {
 /** Returns the whole history of a simulation. */
 export function simulate(settings, script) {
   const arrivals = arrivalsOf(settings, script);
-  const lanes = lanesOf(settings, arrivals).map((lane) => run(lane, arrivals));
+  const lanes = lanesOf(settings, arrivals).map((lane) => run(lane, arrivals, Math.round(settings.period * 1e6)));
   const span = Math.round(settings.span * 1e6);
   const happens = [...arrivals, ...lanes.flatMap((lane) => lane.runs)].map(({ at }) => at);
   const instants = new Set([0, ...happens.filter((at) => at < span), span]);
@@ -126,19 +151,19 @@ export function levels(lane, span, columns) {
 }
 
 /** Returns what a lane shows at an instant. Nothing later is in it. */
-export function look(lane, at, { cost, verb }) {
+export function look(lane, at, { cost, verb, period: seconds }) {
   const admittedUpTo = (instant) => {
     const n = countUpTo(lane.events, instant);
     return { asked: n, admitted: n > 0 ? lane.events[n - 1].admitted : 0 };
   };
   const { asked, admitted } = admittedUpTo(at);
   const state = stateAt(lane, asked), begun = countUpTo(lane.runs, at);
-  const period = lane.start.period_us;
+  const period = Math.round(seconds * 1e6);
   const before = admittedUpTo(at - period - 1), until = admittedUpTo(at - 1);
   const refused = lane.events.findIndex((e) => !e.ok);
   return {
     tokens: evaluate(state, at, 0).tokens,
-    now: step(lane, state, { at, cost, verb }).answer,
+    now: step(lane, state, { at, cost: costOf(lane, cost), verb }).answer,
     last: lane.events[asked - 1] ?? null,
     asked, admitted, refused: asked - admitted, waiting: admitted - begun,
     firstPeriod: admittedUpTo(Math.min(at, period - 1)),

@@ -6,8 +6,8 @@ const WIDTH = 1000, COLUMNS = 500;
 const FULL = 8, FLOOR = 74, ASKED = 98; // where the bucket is full, the floor of the drawing of levels, and the line of requests
 const HEIGHT = 122;
 
-/** Returns an empty strip. draw(lane, span) shows a history, and show(at) how far it has come. */
-export function createStrip() {
+/** Returns an empty strip. draw(lane, span) shows a history, by so many columns, and show(at) how far it has come. */
+export function createStrip(columns = COLUMNS) {
   const part = (name) => svg('path', { class: name, 'vector-effect': 'non-scaling-stroke' });
   const held = part('held'), owed = part('owed'), level = part('curve'), zero = part('zero'), line = part('line');
   const admitted = part('admitted'), refused = part('refused'), reserved = part('reserved'), runs = part('runs');
@@ -22,7 +22,7 @@ export function createStrip() {
     const { capacity } = lane.start;
     const room = capacity - deepest || 1;
     const y = (tokens) => FULL + ((capacity - tokens) / room) * (FLOOR - FULL);
-    const points = levels(lane, span, COLUMNS);
+    const points = levels(lane, span, columns);
     const curve = (of) => points.map(([at, tokens]) => `${x(at)} ${y(of(tokens)).toFixed(1)}`).join('L');
     const bottom = y(0).toFixed(1);
     const area = (of) => `M0 ${bottom}L${curve(of)}L${WIDTH} ${bottom}Z`;
