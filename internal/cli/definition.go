@@ -23,6 +23,12 @@ type definition struct {
 	capacity, maxReserved float64
 	shards                int
 	start                 instantFlag
+	slices, most          int
+	lease                 spanFlag
+	resets, zone          string
+	firstWeekday          string
+	firstDay              int
+	firstMonth            string
 	changed               func(flag string) bool
 	read                  func(ctx context.Context, path string) (*rules.Document, error)
 	document              *rules.Document // what the file says, once it is read
@@ -33,13 +39,21 @@ func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 	d.changed, d.read = flags.Changed, a.wantedRules
 	flags.StringVar(&d.plan, "plan", "", "plan that the key is on")
 	flags.StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies; - is standard input")
-	flags.StringVar(&d.kind, "kind", string(rules.TokenBucket), "how tokens arrive: token bucket or fixed window")
+	flags.StringVar(&d.kind, "kind", string(rules.TokenBucket), "how tokens arrive: token bucket, fixed window, sliding window, calendar window or concurrency")
 	flags.Float64Var(&d.rate, "rate", 0, "tokens that arrive each period")
 	flags.Var(&d.period, "period", "period of the rate: 1m, hour, 7d")
 	flags.Float64Var(&d.capacity, "capacity", 0, "most that the bucket holds; without it as much as the rate")
 	flags.Float64Var(&d.maxReserved, "max-reserved", 0, "tokens that may be owed; without it no bound")
 	flags.IntVar(&d.shards, "shards", 1, "rows of the bucket")
-	flags.Var(&d.start, "start", "start of some window, as 2026-01-01T00:00:00Z")
+	flags.Var(&d.start, "start", "start of some fixed window, as 2026-01-01T00:00:00Z")
+	flags.IntVar(&d.slices, "slices", 0, "parts that a sliding window counts its period in; without it 60")
+	flags.StringVar(&d.resets, "resets", "", "calendar window: day, week, month, quarter or year")
+	flags.StringVar(&d.zone, "zone", "", "time zone of a calendar window; without it UTC")
+	flags.StringVar(&d.firstWeekday, "first-weekday", "", "day on which the week of a calendar window begins; without it sunday")
+	flags.IntVar(&d.firstDay, "first-day", 0, "day of the month on which a calendar window begins; without it 1")
+	flags.StringVar(&d.firstMonth, "first-month", "", "month in which the quarter or year of a calendar window begins; without it january")
+	flags.IntVar(&d.most, "most", 0, "slots of a concurrency")
+	flags.Var(&d.lease, "lease", "how long a slot of a concurrency is held; without it 1m")
 	return cmd
 }
 
@@ -78,7 +92,10 @@ func (d *definition) check(ctx context.Context, name string) error {
 
 // said reports whether flags say how the limit is defined.
 func (d *definition) said() bool {
-	return slices.ContainsFunc([]string{"kind", "rate", "period", "capacity", "max-reserved", "shards", "start"}, d.changed)
+	return slices.ContainsFunc([]string{
+		"kind", "rate", "period", "capacity", "max-reserved", "shards", "start", "slices", "resets", "zone", "first-weekday", "first-day",
+		"first-month", "most", "lease",
+	}, d.changed)
 }
 
 func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules.Rule, from string, err error) {
@@ -90,12 +107,20 @@ func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules
 		return d.ruleOfFile(ctx, name, storedKey)
 	case !said:
 		return nil, "", errNoDefinition
-	case !d.changed("rate"), !d.changed("period"):
-		return nil, "", misused("the definition lacks a rate or a period; give --rate and --period, such as --rate 10 --period 1m")
+	}
+	kind := rules.Kind(strings.ReplaceAll(d.kind, "_", " "))
+	if err := d.isWhole(kind); err != nil {
+		return nil, "", err
 	}
 	r = &rules.Rule{
-		Limit: name, Kind: rules.Kind(strings.ReplaceAll(d.kind, "_", " ")), Rate: d.rate, Period: time.Duration(d.period),
-		Shards: d.shards, Start: d.start.at,
+		Limit: name, Kind: kind, Rate: d.rate, Period: time.Duration(d.period), Shards: d.shards, Start: d.start.at, Slices: d.slices,
+		Resets: ratelimit.Calendar(d.resets), Zone: d.zone, FirstDay: d.firstDay, Most: d.most, Lease: time.Duration(d.lease),
+	}
+	if r.FirstWeekday, err = named[time.Weekday]("--first-weekday", d.firstWeekday, time.Sunday, time.Saturday); err != nil {
+		return nil, "", err
+	}
+	if r.FirstMonth, err = named[time.Month]("--first-month", d.firstMonth, time.January, time.December); err != nil {
+		return nil, "", err
 	}
 	if d.changed("capacity") {
 		r.Capacity = &d.capacity
@@ -104,6 +129,37 @@ func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules
 		r.MaxReserved = &d.maxReserved
 	}
 	return r, "flags", nil
+}
+
+// isWhole returns an error where flags say less of a kind than there has to be.
+func (d *definition) isWhole(kind rules.Kind) error {
+	switch {
+	case kind == "adaptive":
+		return misused("--kind is adaptive, which flags cannot define; write a rule with adaptive: {} in a file, and give it with -f")
+	case kind == rules.Concurrency && !d.changed("most"):
+		return misused("the definition lacks how many slots there are; give --most, such as --kind concurrency --most 5")
+	case kind == rules.CalendarWindow && (!d.changed("rate") || !d.changed("resets")):
+		return misused("the definition lacks a rate, or how long a window is; give --rate and --resets, such as --rate 1000 --resets month --zone Europe/Berlin")
+	case kind != rules.Concurrency && kind != rules.CalendarWindow && (!d.changed("rate") || !d.changed("period")):
+		return misused("the definition lacks a rate or a period; give --rate and --period, such as --rate 10 --period 1m")
+	}
+	return nil
+}
+
+// named returns the day or the month of a name, and the zero value for none.
+func named[T interface {
+	~int
+	fmt.Stringer
+}](flag, name string, first, last T) (found T, err error) {
+	if name == "" {
+		return found, nil
+	}
+	for found = first; found <= last; found++ {
+		if strings.EqualFold(found.String(), name) {
+			return found, nil
+		}
+	}
+	return 0, misused("%s is %.40q; write out its name, such as %s", flag, name, strings.ToLower(last.String()))
 }
 
 // ruleOfFile returns the rule of the file for the plan, or else that for every plan.

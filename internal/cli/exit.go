@@ -39,7 +39,7 @@ func meanings() []struct {
 		{exitRefused, "check, take: refused, and nothing was taken"},
 		{exitDifference, "rules diff, rules apply --dry-run: there is a difference; migrate status: not all is applied"},
 		{exitFault, "doctor: something is wrong; rules validate: the file is not valid"},
-		{exitNotFound, "there is no such rule, pause or reservation: nothing was done"},
+		{exitNotFound, "there is no such rule, pause, reservation or lease: nothing was done"},
 		{exitInterrupted, "interrupted"},
 	}
 }

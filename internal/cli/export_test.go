@@ -28,6 +28,7 @@ func Views() map[string]any {
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": entryView{},
 		"`top --by refusals`: of each": sumView{}, "`top --by debt`: of each": debtView{}, "`top --by reservations`: of each": reservedView{},
 		"`reservations list`: of each": reservationView{}, "an item of a reservation": itemView{},
+		"`leases list`: of each": leaseView{}, "`leases release`": releasedView{}, "adaptive": adaptiveView{}, "an upstream": upstreamView{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
 		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},

@@ -29,9 +29,11 @@ type bucketView struct {
 	Mode         ratelimit.Mode    `json:"mode"`
 	FullAt       time.Time         `json:"full_at,omitzero"` // not there when it is full, or not known
 	Rows         []rowView         `json:"rows"`             // as stored; none: full
+	Upstream     *upstreamView     `json:"upstream"`         // null: the policy is not adaptive, or not known
 	Override     *overrideView     `json:"override"`
 	Pause        *pauseView        `json:"pause"`
 	Reservations []reservationView `json:"reservations"` // open ones
+	Leases       []leaseView       `json:"leases"`       // those on its slots that have not ended
 	Refusals     []minuteView      `json:"refusals"`     // of the last hour, by the minute
 }
 
@@ -40,6 +42,14 @@ type rowView struct {
 	Shard  int       `json:"shard"`
 	Tokens float64   `json:"tokens"`
 	At     time.Time `json:"at"`
+}
+
+// upstreamView is what the upstream of an adaptive limit accepts, for programs.
+type upstreamView struct {
+	Share       float64   `json:"share"` // of the contract
+	Price       float64   `json:"price"` // of a token
+	Charged     bool      `json:"charged"`
+	PausedUntil time.Time `json:"paused_until,omitzero"` // as it has asked for; not there when it has not, or that is over
 }
 
 // minuteView is what was refused in a minute, for programs.
@@ -55,8 +65,8 @@ func (a *app) getCommand() *cobra.Command {
 		Use:   "get LIMIT [KEY]",
 		Short: "Show a bucket: its level, what decides, and who waits",
 		Long: `Show a bucket: how full it is, which policy decides and where that is from, what is owed and when it is full, the pause,
-the open reservations, and what was refused in the last hour where programs count it (package rules/denials). It takes
-nothing. Without KEY it shows the bucket that everybody shares.
+the open reservations, the leases on its slots, what its upstream accepts where it is adaptive, and what was refused in the last hour where
+programs count it (package rules/denials). It takes nothing. Without KEY it shows the bucket that everybody shares.
 
 Where no policy is known it shows the numbers as they are stored, and says so.`,
 		Args: limitAndKey,
@@ -80,9 +90,9 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 // view reads all that there is to know of the bucket.
 func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	v := &bucketView{
-		Limit: b.request.Limit().Name(), Key: b.stored, At: b.now.UTC(), Rows: []rowView{}, Reservations: []reservationView{}, Refusals: []minuteView{},
+		Limit: b.request.Limit().Name(), Key: b.stored, At: b.now.UTC(), Rows: []rowView{}, Reservations: []reservationView{}, Leases: []leaseView{}, Refusals: []minuteView{},
 	}
-	for _, read := range []func(context.Context, *database, *bucketView) error{b.level, b.tables, b.rows, b.waiting, b.refusals} {
+	for _, read := range []func(context.Context, *database, *bucketView) error{b.level, b.upstream, b.tables, b.rows, b.waiting, b.refusals} {
 		if err := read(ctx, db, v); err != nil {
 			return nil, err
 		}
@@ -108,8 +118,32 @@ func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
 	v.Tokens, v.Capacity, v.Policy = new(value.Tokens), new(value.Limit.Capacity()), new(viewOfPolicy(value.Limit))
 	v.DecidedBy, v.Unit, v.Mode = b.decidedBy(state.Rule), state.Unit, state.Mode
 	v.Policy.Mode = state.Mode
+	if a := rules.FromLimit(value.Limit).WithDefaults().Adaptive; a != nil {
+		v.Upstream, b.floor = &upstreamView{Share: 1, Price: 1, Charged: a.Apply}, a.Floor
+	}
 	if wait, err := value.RetryAfter(value.AsOf, *v.Capacity); err == nil && wait > 0 {
 		v.FullAt = v.At.Add(wait)
+	}
+	return nil
+}
+
+// upstream reads what all processes know of the upstream of an adaptive limit: this one has not heard of it yet.
+func (b *bucket) upstream(ctx context.Context, db *database, v *bucketView) error {
+	if v.Upstream == nil {
+		return nil
+	}
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	known, found, err := reader.Upstream(ctx, v.Limit, v.Key)
+	if err != nil || !found {
+		return err
+	}
+	v.Upstream.Share = known.Within(b.floor)
+	v.Upstream.Price = 1 / v.Upstream.Share
+	if known.PausedUntil.After(v.At) {
+		v.Upstream.PausedUntil = known.PausedUntil
 	}
 	return nil
 }
@@ -165,6 +199,7 @@ func (b *bucket) rows(ctx context.Context, db *database, v *bucketView) error {
 	for _, row := range stored.Rows {
 		v.Rows = append(v.Rows, rowView{row.Shard, row.Tokens, row.At})
 	}
+	v.Leases = leaseViews(stored.Held(v.At))
 	return nil
 }
 
@@ -225,6 +260,9 @@ func (v *bucketView) fill(t *table) {
 	for i := range v.Reservations {
 		t.field("reserved", v.Reservations[i].words(v.Limit, v.Key, v.At))
 	}
+	for i := range v.Leases {
+		t.field("held", v.Leases[i].words(v.At))
+	}
 	v.fillRefusals(t)
 }
 
@@ -240,6 +278,29 @@ func (v *bucketView) fillLevel(t *table) {
 	t.field("full at", full)
 	t.field("policy", v.Policy.words())
 	t.field("decided by", v.DecidedBy)
+	if u := v.Upstream; u != nil {
+		t.field("price", u.words())
+		if !u.PausedUntil.IsZero() {
+			t.field(u.pauses(), instantFrom(u.PausedUntil, v.At))
+		}
+	}
+}
+
+// words returns what a token costs, for people.
+func (v *upstreamView) words() string {
+	words := fmt.Sprintf("%s, for %s of the contract", number(v.Price), number(v.Share))
+	if !v.Charged {
+		words += ", told and not charged"
+	}
+	return words
+}
+
+// pauses returns whether the upstream's Retry-After pauses the key, or only would.
+func (v *upstreamView) pauses() string {
+	if v.Charged {
+		return "upstream pauses until"
+	}
+	return "upstream would pause until"
 }
 
 func (v *bucketView) fillRefusals(t *table) {

@@ -20,7 +20,8 @@ const policiesText = `get, check, take, reset, credit and prune need the policy 
 
   1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too
   2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --kind, --rate,
-     --period, --capacity, --max-reserved, --shards and --start
+     --period, --capacity, --max-reserved, --shards and --start; windows of other kinds with --slices, or --resets, --zone,
+     --first-weekday, --first-day and --first-month; slots with --most and --lease. One that adapts only -f can say
 
 Where the tables decide by themselves, the second is not needed. Where they say so many times what the definition in the
 code says, or have a rule for another plan only, it is; and where a bucket was last used before they had a rule, as long as
@@ -61,6 +62,7 @@ type bucket struct {
 	known   bool              // whether there is a policy
 	from    string            // what the definition in the code is known from: a file or flags; empty: from nothing
 	why     error             // why there is no policy
+	floor   float64           // of a policy that is adaptive
 }
 
 // withBucketOf runs fn on the bucket that LIMIT [KEY] name. What can be checked without the database is checked first.

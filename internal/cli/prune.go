@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
@@ -74,7 +75,7 @@ func pruned(limits []string, older time.Duration) string {
 		parts = append(parts, "the rows of full buckets of "+strings.Join(limits, ", "))
 	}
 	if older > 0 {
-		parts = append(parts, "all counts of refusals that are older than "+spanWord(older))
+		parts = append(parts, "all counts of refusals that are older than "+words.Period(older))
 	}
 	return strings.Join(parts, ", and ")
 }

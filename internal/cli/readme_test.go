@@ -11,10 +11,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// What README.md shows of the command line does what it says, line by line.
+// What docs/using.md shows of the command line does what it says, line by line.
 func TestReadme(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "using.md"))
 	require.NoError(t, err)
 	f := on(t, postgrestest.NewEmptyDatabase(t))
 	work := t.TempDir()
@@ -47,7 +47,7 @@ func TestReadme(t *testing.T) {
 			}
 		}
 	}
-	require.Empty(t, shows, "README.md does not show them")
+	require.Empty(t, shows, "docs/using.md does not show them")
 }
 
 // arguments returns the words of a command, with the places of the files that it names.

@@ -30,6 +30,7 @@ type itemView struct {
 	Key   string  `json:"key"` // as stored
 	Plan  string  `json:"plan"`
 	Cost  float64 `json:"cost"`
+	Price float64 `json:"price"` // at which it was taken: 1, or more
 }
 
 func reservationViews(list []inspect.Reservation) []reservationView {
@@ -45,13 +46,22 @@ func reservationViews(list []inspect.Reservation) []reservationView {
 
 // words returns the reservation for people who look at one of its buckets.
 func (v *reservationView) words(limit, key string, now time.Time) string {
-	cost := 0.0
+	took := itemView{Price: 1}
 	for _, item := range v.Items {
 		if item.Limit == limit && item.Key == key {
-			cost += item.Cost
+			took.Cost += item.Cost
+			took.Price = item.Price
 		}
 	}
-	return fmt.Sprintf("%s: %s, %s", v.ID, number(cost), v.life(now))
+	return fmt.Sprintf("%s: %s, %s", v.ID, took.words(), v.life(now))
+}
+
+// words returns how much the reservation took, and at which price where a token does not cost one.
+func (v *itemView) words() string {
+	if v.Price == 1 {
+		return number(v.Cost)
+	}
+	return fmt.Sprintf("%s at a price of %s", number(v.Cost), number(v.Price))
 }
 
 // life returns where the reservation is in its life.
@@ -167,7 +177,7 @@ func fillReservations(t *table, views []reservationView, now time.Time) {
 		v := &views[i]
 		took := make([]string, len(v.Items))
 		for j, item := range v.Items {
-			took[j] = fmt.Sprintf("%s of %s %s", number(item.Cost), item.Limit, shown(keyText(item.Key)))
+			took[j] = fmt.Sprintf("%s of %s %s", item.words(), item.Limit, shown(keyText(item.Key)))
 		}
 		t.row(v.ID, strings.Join(took, ", "), v.life(now), instantFrom(v.ExpiresAt, now))
 	}

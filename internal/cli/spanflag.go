@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -19,7 +20,7 @@ func (s *spanFlag) String() string {
 	if *s == 0 {
 		return ""
 	}
-	return spanWord(time.Duration(*s))
+	return words.Period(time.Duration(*s))
 }
 
 // Type is what a help text calls the value.
@@ -81,19 +82,6 @@ type unit struct {
 
 func units() []unit {
 	return []unit{{"week", ratelimit.Week}, {"day", ratelimit.Day}, {"hour", time.Hour}, {"minute", time.Minute}, {"second", time.Second}}
-}
-
-// spanWord returns a span as people say it behind "per": minute, 7 days, 1h30m.
-func spanWord(d time.Duration) string {
-	for _, unit := range units() {
-		if d == unit.span {
-			return unit.word
-		}
-		if d > unit.span && d%unit.span == 0 {
-			return fmt.Sprintf("%d %ss", d/unit.span, unit.word)
-		}
-	}
-	return d.String()
 }
 
 // instantFlag is a flag for an instant, as RFC 3339 writes it.

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -94,7 +95,7 @@ func (a *app) decide(
 		}
 		d, err := ask(b.limiter, ctx, b.request.Cost(cost))
 		if err != nil {
-			return err
+			return forSlots(err)
 		}
 		v := b.decisionView(d)
 		if d.Allowed {
@@ -105,6 +106,14 @@ func (a *app) decide(
 		}
 		return answer(exitRefused)
 	})
+}
+
+// forSlots adds to the error of a command that slots do not know what to do about them here, where nobody can hold one.
+func forSlots(err error) error {
+	if errors.Is(err, ratelimit.ErrInvalidRequest) {
+		return fmt.Errorf("%w; programs do that, and here check says whether a slot is free, leases list who holds one, and leases release gives one back", err)
+	}
+	return err
 }
 
 func (a *app) checkCommand() *cobra.Command {
@@ -148,7 +157,7 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done stri
 			return err
 		}
 		if err := change(ctx, b); err != nil {
-			return err
+			return forSlots(err)
 		}
 		value, err := b.limiter.Value(ctx, b.request)
 		if err != nil {

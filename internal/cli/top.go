@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/rules/denials"
@@ -34,7 +35,7 @@ func (f *topFlags) check() error {
 	case f.look < 1 || f.look > 1_000_000:
 		return misused("--look is %d; use 1 to 1000000", f.look)
 	case time.Duration(f.since) > 1000*ratelimit.Day:
-		return misused("--since is %s; use up to 1000d", spanWord(time.Duration(f.since)))
+		return misused("--since is %s; use up to 1000d", words.Period(time.Duration(f.since)))
 	}
 	return checkMost(f.most)
 }
@@ -110,7 +111,7 @@ func (a *app) topRefusals(ctx context.Context, _ *database, reader *inspect.Read
 	}
 	return a.show(views, func(t *table) {
 		if len(views) == 0 {
-			t.row("nothing is counted as refused in the last " + spanWord(time.Duration(f.since)) + "; programs count with package rules/denials")
+			t.row("nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package rules/denials")
 			return
 		}
 		t.row("LIMIT", "WHAT", "REFUSED", "COST", "LAST")

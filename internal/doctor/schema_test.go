@@ -54,6 +54,34 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations").Says, "no record of the migrations")
 	})
 
+	t.Run("WithPricesThatAreKeptOtherwise", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		config := pool.Config().ConnConfig
+		run := func(statements string) {
+			_, err := pool.Exec(t.Context(), statements)
+			require.NoError(t, err)
+		}
+		run(`ALTER TABLE ratelimit.prices SET (autovacuum_enabled = false, fillfactor = 100); ALTER TABLE ratelimit.prices DROP CONSTRAINT prices_pkey`)
+		report := look(t, config, doctor.Config{})
+		storage := of(report, "storage")
+		require.Contains(t, storage[0].Says, "Autovacuum is off for ratelimit.prices")
+		require.Contains(t, storage[1].Says, "ratelimit.prices has a fillfactor of 100")
+		index := one(t, report, "indexes")
+		require.Contains(t, index.Says, `"ratelimit"."prices" has no primary key`)
+		run(statements(t, index))
+		for _, f := range storage {
+			for statement := range strings.Lines(statements(t, f)) {
+				run(statement)
+			}
+		}
+		report = look(t, config, doctor.Config{})
+		require.Equal(t, doctor.OK, one(t, report, "storage").Level)
+		require.Equal(t, doctor.OK, one(t, report, "indexes").Level)
+		run("DROP TABLE ratelimit.prices")
+		require.Contains(t, one(t, look(t, config, doctor.Config{}), "migrations").Says, "lack prices")
+	})
+
 	t.Run("InPartitions", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
@@ -73,6 +101,10 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		run(statements(t, one(t, report, "storage")))
 		report = look(t, pool.Config().ConnConfig, doctor.Config{})
 		require.Equal(t, "The buckets are in 2 partitions.", one(t, report, "partitions").Says)
+		var alike int
+		const ask = `SELECT count(*) FROM pg_class WHERE relname IN ('buckets_a', 'buckets_default') AND reloptions @> '{fillfactor=50,autovacuum_vacuum_scale_factor=0.05}'`
+		require.NoError(t, pool.QueryRow(t.Context(), ask).Scan(&alike))
+		require.Equal(t, 2, alike, "as the newest migration has it")
 		require.Equal(t, doctor.OK, one(t, report, "storage").Level)
 
 		run(`DROP TABLE ratelimit.buckets;

@@ -53,6 +53,10 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, and there is no rule for it; add one, as the definitions in a program are not known here",
 				ErrInvalidConfig, t.Limit)
 		}
+		if hasSlots(&file, t.Limit) {
+			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, which is of slots; a log does not say how long they are held: leave the tier out",
+				ErrInvalidConfig, t.Limit)
+		}
 	}
 	patterns, optional := config.Routes, false
 	if len(patterns) == 0 {
@@ -87,6 +91,14 @@ func (c *Config) tier() (rules.Tier, error) {
 		key = "{" + key + "}"
 	}
 	return rules.Tier{Limit: limit, Key: key}, nil
+}
+
+// hasSlots reports whether a limit gives slots to any of its keys.
+func hasSlots(file *rules.Document, limit string) bool {
+	return slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == limit && r.Kind == rules.Concurrency }) ||
+		slices.ContainsFunc(file.Overrides, func(o rules.Override) bool {
+			return o.Limit == limit && o.Policy != nil && o.Policy.Kind == rules.Concurrency
+		})
 }
 
 // endpointsOf returns the endpoints that tiers name, each once.

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/simulate"
 )
 
-// TestRunAgreesWithAModel holds a replay to what the README says, written down once more in fractions that round nothing:
+// TestRunAgreesWithAModel holds a replay to what docs/cli.md says, written down once more in fractions that round nothing:
 // several limits of a call, all or nothing, plans, overrides with an end, limits on trial and out of use, and costs.
 func TestRunAgreesWithAModel(t *testing.T) {
 	t.Parallel()

@@ -26,6 +26,8 @@ rules:
   - {limit: search, rate: 7, period: minute, kind: fixed window, capacity: 9}
   - {limit: trial, rate: 20, period: minute, mode: shadow}
   - {limit: site, rate: 40, period: second, shards: 1}
+  - {limit: burst, kind: sliding window, rate: 5, period: 20s, slices: 8}
+  - {limit: quota, kind: calendar window, rate: 20, resets: day, zone: Europe/Berlin}
 overrides:
   - {limit: address, key: 10.0.0.0, multiplier: 3, until: 2031-05-06T07:08:30Z}
 tiers:
@@ -33,6 +35,8 @@ tiers:
   - {limit: address, key: "{address}"}
   - {limit: search, key: "{address}", endpoint: GET /search}
   - {limit: trial, key: "{user_agent}"}
+  - {limit: burst, key: "{address}", endpoint: GET /items/42}
+  - {limit: quota, key: "{address}"}
 `)
 	text, err := io.ReadAll(newTraffic(n, 200))
 	require.NoError(t, err)
@@ -54,6 +58,9 @@ tiers:
 	}}, lines(log...))
 	require.EqualValues(t, n, report.Decided)
 	require.Greater(t, report.Refused, int64(100))
+	for _, limit := range report.Limits {
+		require.True(t, limit.Refused > 10 || limit.Limit != "burst" && limit.Limit != "quota", "%+v", limit)
+	}
 	require.Greater(t, report.StepBack, 365*24*time.Hour)
 
 	pool := postgrestest.New(t)
@@ -93,7 +100,7 @@ tiers:
 			if s.Allowed {
 				continue
 			}
-			key := map[string]string{"address": address, "search": address, "trial": quoted[5]}[s.Limit.Name()]
+			key := map[string]string{"address": address, "search": address, "trial": quoted[5], "burst": address, "quota": address}[s.Limit.Name()]
 			decided = append(decided, simulate.Refusal{
 				Time: now.UTC(), Limit: s.Limit.Name(), Key: key, Rule: s.Rule, Cost: s.Cost, RetryAfter: s.RetryAfter,
 				Shadow: s.Mode == ratelimit.Shadow, Line: int64(i) + 1,

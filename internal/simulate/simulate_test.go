@@ -86,6 +86,31 @@ tiers:
 		}, counts)
 	})
 
+	t.Run("AsksForNoSlots", func(t *testing.T) {
+		t.Parallel()
+		_, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, `
+match: all
+rules:
+  - {limit: jobs, kind: concurrency, most: 3}
+tiers:
+  - {limit: jobs, key: "{address}"}
+`)}, lines(at(0, "10.0.0.1", "GET /")))
+		require.ErrorIs(t, err, simulate.ErrInvalidConfig)
+		require.ErrorContains(t, err, `"jobs", which is of slots; a log does not say how long they are held`)
+	})
+
+	t.Run("AdaptsToNoUpstream", func(t *testing.T) { // as a log does not say what one answered
+		t.Parallel()
+		report := run(t, simulate.Config{Rules: document(t, `
+match: all
+rules:
+  - {limit: upstream, rate: 2, period: hour, adaptive: {apply: true}}
+tiers:
+  - {limit: upstream, key: "{address}"}
+`)}, lines(at(0, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /")))
+		require.Equal(t, int64(1), report.Refused)
+	})
+
 	t.Run("DecidesByTheMostSpecificRule", func(t *testing.T) {
 		t.Parallel()
 		config := simulate.Config{Rules: document(t, `

@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// leaseView is a lease on slots of a bucket, for programs.
+type leaseView struct {
+	Fence int64     `json:"fence"`
+	Slots int       `json:"slots"`
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until"`
+}
+
+func leaseViews(leases []inspect.Lease) []leaseView {
+	views := make([]leaseView, len(leases))
+	for i, l := range leases {
+		views[i] = leaseView{l.Fence, l.Slots, l.Since(), l.Until}
+	}
+	return views
+}
+
+// words returns the lease for people.
+func (v *leaseView) words(now time.Time) string {
+	return fmt.Sprintf("%d, since %s until %s, fence %d", v.Slots, instantFrom(v.Since, now), instantFrom(v.Until, now), v.Fence)
+}
+
+func (a *app) leasesCommands() *cobra.Command {
+	cmd := &cobra.Command{Use: "leases", Short: "Show who holds slots, and take slots back"}
+	cmd.AddCommand(a.leasesList(), a.leasesRelease())
+	asGroup(cmd)
+	return cmd
+}
+
+// withLeasesOf runs fn on the leases of the bucket that LIMIT [KEY] name.
+func (a *app) withLeasesOf(
+	ctx context.Context, stored bool, args []string, fn func(ctx context.Context, db *database, key string, leases []inspect.Lease, now time.Time) error,
+) error {
+	limit, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)) // which policy it has plays no part
+	if err != nil {
+		return err
+	}
+	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		key, err := a.storedKey(ctx, db, limit, stored, args)
+		if err != nil {
+			return err
+		}
+		reader, err := inspect.New(db.pool, db.schema)
+		if err != nil {
+			return err
+		}
+		bucket, err := reader.Bucket(ctx, args[0], key)
+		if err != nil {
+			return err
+		}
+		now, err := reader.Now(ctx)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, db, key, bucket.Held(now), now)
+	})
+}
+
+func (a *app) leasesList() *cobra.Command {
+	var stored bool
+	cmd := a.command(cobra.Command{
+		Use:   "list LIMIT [KEY]",
+		Short: "Show the leases on the slots of a bucket",
+		Long: `Show the leases on the slots of a bucket that have not ended: how many slots each has, since when, until when without
+another renewal, and its fencing number. Without KEY it shows those of the bucket that everybody shares.`,
+		Args:    limitAndKey,
+		Example: "  ratelimit leases list exports acme",
+	}, func(ctx context.Context, args []string) error {
+		return a.withLeasesOf(ctx, stored, args, func(_ context.Context, _ *database, _ string, leases []inspect.Lease, now time.Time) error {
+			views := leaseViews(leases)
+			return a.show(views, func(t *table) {
+				if len(views) == 0 {
+					t.row("nobody holds a slot")
+					return
+				}
+				t.row("FENCE", "SLOTS", "SINCE", "UNTIL")
+				for _, v := range views {
+					t.row(fmt.Sprint(v.Fence), fmt.Sprint(v.Slots), instantFrom(v.Since, now), instantFrom(v.Until, now))
+				}
+			})
+		})
+	})
+	a.withKey(cmd, &stored)
+	return a.withOutput(cmd)
+}
+
+// releasedView is a lease that was taken back, for programs.
+type releasedView struct {
+	Limit string `json:"limit"`
+	Key   string `json:"key"` // as stored
+	Fence int64  `json:"fence"`
+}
+
+func (a *app) leasesRelease() *cobra.Command {
+	var stored bool
+	var fence int64
+	cmd := a.command(cobra.Command{
+		Use:   "release LIMIT [KEY]",
+		Short: "Take back the slots of a lease",
+		Long: `Take back the slots of a lease, so that others get them at once and not when it ends: of a holder that is known to be
+dead. One that lives works on beside others, until its next renewal tells it that the lease is lost. Of a lease on
+several limits it takes back the slots of this one.`,
+		Args:    limitAndKey,
+		Example: "  ratelimit leases release exports acme --fence 1767225600000000 --yes",
+	}, func(ctx context.Context, args []string) error {
+		if fence < 1 {
+			return misused("no lease is named; give --fence, the number that ratelimit leases list shows")
+		}
+		if err := a.confirm(ctx, "Take back the slots of the lease %s of %s?", fmt.Sprint(fence), args[0]); err != nil {
+			return err
+		}
+		return a.withLeasesOf(ctx, stored, args, func(ctx context.Context, db *database, key string, leases []inspect.Lease, _ time.Time) error {
+			gone := &exit{exitNotFound, fmt.Errorf("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence, args[0])}
+			if !slices.ContainsFunc(leases, func(l inspect.Lease) bool { return l.Fence == fence }) {
+				return gone
+			}
+			switch err := a.release(ctx, db, args[0], key, fence); {
+			case errors.Is(err, ratelimit.ErrLeaseLost):
+				return gone
+			case err != nil:
+				return err
+			}
+			return a.showDone(releasedView{args[0], key, fence}, func(t *table) { t.row(fmt.Sprintf("released: %d", fence)) })
+		})
+	}, "0 done", "6 there is no such lease")
+	cmd.Flags().Int64Var(&fence, "fence", 0, "fencing number of the lease (needed)")
+	a.withKey(cmd, &stored)
+	return a.withYes(a.withOutput(cmd))
+}
+
+// release gives back the slots of a lease on a bucket.
+func (a *app) release(ctx context.Context, db *database, name, key string, fence int64) error {
+	limit, err := ratelimit.NewLimit(name, ratelimit.Concurrency{Most: 1})
+	if err != nil {
+		return err
+	}
+	id, err := ratelimit.StoredLeaseID(limit.ForStored(key), fence)
+	if err != nil {
+		return err
+	}
+	set, err := a.loadRules(ctx, db)
+	if err != nil {
+		return err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	if err != nil {
+		return err
+	}
+	return limiter.Release(ctx, id)
+}
