@@ -35,9 +35,9 @@ version  holds from    author   what                                 why
 5        [\d:.]{12}  ada      one key: pause taken away            he has a new one
 4        [\d:.]{12}  ada      one key: paused until [\d:.]{12}   his key was published
 3        [\d:.]{12}  grace    one key: 2 times its plan            he pays for two
-2        [\d:.]{12}  grace    plan pro: 1800 per 1m                the spring offer
-1        [\d:.]{12}  gateway  plan pro: 600 per 1m                 what rules.yaml says
-1        [\d:.]{12}  gateway  plan free: 60 per 1m                 what rules.yaml says
+2        [\d:.]{12}  grace    plan pro: 1800 per minute            the spring offer
+1        [\d:.]{12}  gateway  plan pro: 600 per minute             what rules.yaml says
+1        [\d:.]{12}  gateway  plan free: 60 per minute             what rules.yaml says
 `
 
 // rateOf returns the tokens a minute that a customer is told of.
@@ -221,7 +221,7 @@ func TestReadmeShowsWhatCurlGets(t *testing.T) {
 		"Retry-After: " + third.header.Get("Retry-After"), third.body, pro,
 	}
 	for line := range strings.SplitSeq(get(t, url+"/metrics", nil).body, "\n") {
-		if strings.HasPrefix(line, "ratelimit_policy_requests_total") && strings.Contains(line, "denied") {
+		if strings.HasPrefix(line, "ratelimit_rule_requests_total") && strings.Contains(line, "refused") {
 			shown = append(shown, line)
 		}
 	}

@@ -30,15 +30,15 @@ func (p *play) scrape(ctx context.Context) (map[string]counted, error) {
 		return nil, fmt.Errorf("read /metrics: %w", err)
 	}
 	rules := map[string]counted{}
-	for _, metric := range families["ratelimit_policy_requests_total"].GetMetric() {
-		rule, n := rules[label(metric, "policy")], int(metric.GetCounter().GetValue())
+	for _, metric := range families["ratelimit_rule_requests_total"].GetMetric() {
+		rule, n := rules[label(metric, "rule")], int(metric.GetCounter().GetValue())
 		switch label(metric, "result") {
 		case "allowed":
 			rule.took += n
-		case "denied", "shadow_denied":
+		case "refused", "shadow_refused":
 			rule.refused += n
 		}
-		rules[label(metric, "policy")] = rule
+		rules[label(metric, "rule")] = rule
 	}
 	return rules, nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -53,7 +54,7 @@ func printHistory(ctx context.Context, w io.Writer, store *rules.Store) error {
 func inWords(e *rules.Entry) string {
 	switch {
 	case e.Rule != nil:
-		return fmt.Sprintf("plan %s: %v per %s", e.Plan, e.Rule.Rate, short(e.Rule.Period))
+		return fmt.Sprintf("plan %s: %v", e.Plan, ratelimit.TokenBucket{Rate: e.Rule.Rate, Period: e.Rule.Period})
 	case e.Override != nil:
 		return fmt.Sprintf("one key: %v times its plan", e.Override.Multiplier)
 	case e.Pause != nil:

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -25,6 +24,10 @@ const (
 	pollInterval = 50 * time.Millisecond  // how often workers look for jobs that are due
 	hold         = 250 * time.Millisecond // how early they take them up, to start them on time
 	maxWorkers   = 32
+
+	// maxAttempts is how often a question is tried. It conflicts with each answer that is written down meanwhile, of which
+	// there are many at once when stopped workers come back, and is better asked late than not.
+	maxAttempts = 500
 )
 
 // backend is the service: it takes questions in, and its workers have them answered.
@@ -35,11 +38,20 @@ type backend struct {
 	pauses    *rules.Store // where to put them
 	limits    limits
 	scheduler *scheduler.Scheduler
+	holder    *scheduler.Holder
 	inserts   *river.Client[pgx.Tx] // works no jobs
 	model     *http.Client
 	modelURL  string
 
 	answered atomic.Int64
+	slotless atomic.Int64 // how often a job was put off because its user had no slot free
+}
+
+// Observe counts, for the limiter.
+func (b *backend) Observe(_ context.Context, event ratelimit.Event) {
+	if d, ok := event.(ratelimit.Decided); ok && d.Verb == "acquire" && !d.Decision.Allowed {
+		b.slotless.Add(1)
+	}
 }
 
 func newBackend(pool *pgxpool.Pool, limits limits, staleAfter time.Duration, modelURL string) (*backend, error) {
@@ -52,13 +64,17 @@ func newBackend(pool *pgxpool.Pool, limits limits, staleAfter time.Duration, mod
 	if b.pauses, err = rules.NewStore(pool, rules.StoreConfig{}); err != nil {
 		return nil, err
 	}
-	if b.limiter, err = ratelimit.New(pool, ratelimit.Config{StaleAfter: staleAfter, Policies: b.rules}); err != nil {
+	b.limiter, err = ratelimit.New(pool, ratelimit.Config{StaleAfter: staleAfter, MaxAttempts: maxAttempts, Policies: b.rules, Observer: b})
+	if err != nil {
 		return nil, err
 	}
 	if b.scheduler, err = scheduler.New(b.limiter, scheduler.Config{Hold: hold}); err != nil {
 		return nil, err
 	}
-	b.inserts, err = river.NewClient(riverpgxv5.New(pool), b.riverConfig())
+	if b.holder, err = scheduler.NewHolder(b.limiter, scheduler.HolderConfig{Requests: b.slotOf, MaxSnooze: pollInterval}); err != nil {
+		return nil, err
+	}
+	b.inserts, err = b.newClient(b.riverConfig())
 	return b, err
 }
 
@@ -67,8 +83,15 @@ func (b *backend) riverConfig() *river.Config {
 		FetchCooldown:     pollInterval,
 		FetchPollInterval: pollInterval,
 		Logger:            slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		Middleware:        []rivertype.Middleware{b.scheduler.Middleware()},
 	}
+}
+
+// newClient returns a River client whose jobs hold a slot of their user's and have their moments.
+func (b *backend) newClient(config *river.Config) (*river.Client[pgx.Tx], error) {
+	if err := b.scheduler.Install(config, b.holder); err != nil {
+		return nil, err
+	}
+	return river.NewClient(riverpgxv5.New(b.pool), config)
 }
 
 // startWorkers starts a client that works the jobs until it is stopped.
@@ -77,7 +100,7 @@ func (b *backend) startWorkers(ctx context.Context) (*river.Client[pgx.Tx], erro
 	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: maxWorkers}}
 	config.Workers = river.NewWorkers()
 	river.AddWorker(config.Workers, &completionWorker{backend: b})
-	client, err := river.NewClient(riverpgxv5.New(b.pool), config)
+	client, err := b.newClient(config)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +125,7 @@ func (b *backend) ask(ctx context.Context, asker, planName, prompt string, maxTo
 		if !allowance.Allowed {
 			return allowance.Err()
 		}
-		job, err := b.scheduler.Enqueue(ctx, b.inserts, tx, completionArgs{Turn: id, Plan: planName}, nil,
+		job, err := b.scheduler.Enqueue(ctx, b.inserts, tx, completionArgs{Turn: id, Asker: asker, Plan: planName}, nil,
 			b.limits.requests.Global(), b.limits.tokens.Global().Cost(float64(cost)))
 		if err != nil {
 			return err

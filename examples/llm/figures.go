@@ -31,6 +31,8 @@ type figures struct {
 	late              []time.Duration
 	waits             map[string][]time.Duration // by user
 	allWaits          []time.Duration
+	atOnce            map[string]int // by user: the most questions that the upstream had at a time
+	slotless          int            // how often a job was put off because its user had no slot free
 
 	// The large requests, numbered as they were asked, in the order in which the upstream saw them; and how
 	// many it saw after one whose slot was later by more than the slack, which is how late work may be.
@@ -55,7 +57,7 @@ func (p *play) measure(ctx context.Context) (*figures, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the turns: %w", err)
 	}
-	f := &figures{waits: map[string][]time.Duration{}}
+	f := &figures{waits: map[string][]time.Duration{}, slotless: int(p.backend.slotless.Load())}
 	err = p.backend.pool.QueryRow(ctx, `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`).Scan(&f.open)
 	if err != nil {
 		return nil, fmt.Errorf("count the open reservations: %w", err)
@@ -70,7 +72,26 @@ func (p *play) measure(ctx context.Context) (*figures, error) {
 	}
 	f.countRuns(p.asked, turns, calls)
 	f.orderLarge(turns, calls, p.slack())
+	f.overlap(turns, calls)
 	return f, nil
+}
+
+// overlap counts how many questions of each user the upstream had at a time. What it refused it had not.
+func (f *figures) overlap(turns []turn, calls []call) {
+	askers := map[string]string{}
+	for _, t := range turns {
+		askers[t.ID] = t.Asker
+	}
+	f.atOnce = map[string]int{}
+	for _, c := range calls {
+		beside := 0 // when it began, with itself
+		for _, other := range calls {
+			if askers[other.id] == askers[c.id] && !other.at.After(c.at) && c.at.Before(other.ended) {
+				beside++
+			}
+		}
+		f.atOnce[askers[c.id]] = max(f.atOnce[askers[c.id]], beside)
+	}
 }
 
 // utilise computes the share of the upstream's requests and tokens that was used while it was busy: from the

@@ -14,16 +14,16 @@ func TestFigures(t *testing.T) {
 
 	t.Run("AreAsPromised", func(t *testing.T) {
 		t.Parallel()
-		require.NoError(t, good.judge(way))
+		require.NoError(t, good.judge(way, newLimits(short())))
 	})
 
 	t.Run("DoNotPromiseWhatTheMachineIsTooBusyFor", func(t *testing.T) {
 		t.Parallel()
 		f := good
 		f.refused, f.overtaken, f.longestWay = 1, 1, way+1
-		require.NoError(t, f.judge(way))
+		require.NoError(t, f.judge(way, newLimits(short())))
 		f.stale, f.lost = 1, 1
-		require.Error(t, f.judge(way))
+		require.Error(t, f.judge(way, newLimits(short())))
 	})
 
 	for want, spoil := range map[string]func(*figures){
@@ -33,13 +33,14 @@ func TestFigures(t *testing.T) {
 		"1 reservations were not settled, want none":                           func(f *figures) { f.open = 1 },
 		"11 tokens were settled, but the upstream counted 10":                  func(f *figures) { f.settled = 11 },
 		"1 large requests were overtaken by one reserved for later, want none": func(f *figures) { f.overtaken = 1 },
+		"the upstream had 3 questions of the hasty at once, want 2 at most":    func(f *figures) { f.atOnce = map[string]int{"hasty": 3} },
 		"1 jobs were started although their moment was long over, want none":   func(f *figures) { f.stale = 1 },
 	} {
 		t.Run("FailFor/"+want, func(t *testing.T) {
 			t.Parallel()
 			f := good
 			spoil(&f)
-			require.EqualError(t, f.judge(way), want)
+			require.EqualError(t, f.judge(way, newLimits(short())), want)
 		})
 	}
 
@@ -49,6 +50,17 @@ func TestFigures(t *testing.T) {
 		f.countRuns([]string{"a", "b", "c", "d"}, []turn{{ID: "a"}, {ID: "b"}, {ID: "d"}}, []call{{id: "a"}, {id: "b"}, {id: "c"}, {id: "b"}})
 		require.Equal(t, 2, f.lost) // c has no answer, d was never sent
 		require.Equal(t, 1, f.twice)
+	})
+
+	t.Run("CountWhatAUserHasAtOnce", func(t *testing.T) {
+		t.Parallel()
+		begin := time.Now()
+		at := func(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
+		var f figures
+		f.overlap([]turn{{ID: "a", Asker: "ada"}, {ID: "b", Asker: "ada"}, {ID: "c", Asker: "ada"}, {ID: "d", Asker: "bob"}}, []call{
+			{id: "a", at: at(0), ended: at(3)}, {id: "b", at: at(1), ended: at(2)}, {id: "d", at: at(1), ended: at(5)}, {id: "c", at: at(2), ended: at(4)},
+		})
+		require.Equal(t, map[string]int{"ada": 2, "bob": 1}, f.atOnce) // c began as b had ended
 	})
 
 	t.Run("MeasureUtilisationWhileTheUpstreamIsBusy", func(t *testing.T) {

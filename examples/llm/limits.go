@@ -53,6 +53,10 @@ type limits struct {
 type plan struct {
 	userRequests, userTokens ratelimit.Limit
 	requests, tokens         ratelimit.Limit
+
+	// How many questions of a user the upstream has at a time, however many are due: who asks much at once must not have
+	// all of the workers.
+	atOnce ratelimit.Limit
 }
 
 func newLimits(s scale) limits {
@@ -64,6 +68,10 @@ func newLimits(s scale) limits {
 	allowance := func(name string, perMinute, capacity float64) ratelimit.Limit {
 		return ratelimit.Define(name, ratelimit.TokenBucket{Rate: perMinute, Period: s.minute, Capacity: capacity, MaxReserved: ratelimit.NoDebt})
 	}
+	// A worker that dies has its slots for as long as the lease; one that works on renews it.
+	slots := func(name string, most int) ratelimit.Limit {
+		return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 10 * time.Second})
+	}
 	return limits{
 		requests: upstream("upstream.requests", upstreamRequests),
 		tokens:   upstream("upstream.tokens", upstreamTokens),
@@ -71,10 +79,12 @@ func newLimits(s scale) limits {
 			"free": {
 				userRequests: allowance("free.user.requests", 60, 8), userTokens: allowance("free.user.tokens", 40_000, 20_000),
 				requests: allowance("free.requests", 120, 40), tokens: allowance("free.tokens", 80_000, 40_000),
+				atOnce: slots("free.user.atOnce", 2),
 			},
 			"pro": {
 				userRequests: allowance("pro.user.requests", 120, 20), userTokens: allowance("pro.user.tokens", 90_000, 45_000),
 				requests: allowance("pro.requests", 180, 60), tokens: allowance("pro.tokens", 190_000, 95_000),
+				atOnce: slots("pro.user.atOnce", 4),
 			},
 		},
 	}

@@ -15,8 +15,8 @@ func (p *play) report(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.print(p.w, p.refused)
-	if err := f.judge(p.way()); err != nil {
+	f.print(p.w, p.refused, p.backend.limits)
+	if err := f.judge(p.way(), p.backend.limits); err != nil {
 		return err
 	}
 	fmt.Fprintln(p.w, "\nEverything is as promised.")
@@ -28,7 +28,7 @@ func (p *play) report(ctx context.Context) error {
 }
 
 // print prints the figures; refused is how often users were refused by their own limits.
-func (f *figures) print(w io.Writer, refused int) {
+func (f *figures) print(w io.Writer, refused int, limits limits) {
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(w, "%-15s %s\n", what, fmt.Sprintf(format, args...))
 	}
@@ -43,13 +43,14 @@ func (f *figures) print(w io.Writer, refused int) {
 	line("sent", "p50 %s, p95 %s, at most %s after the moment reserved", ms(percentile(f.late, 0.5)), ms(percentile(f.late, 0.95)), ms(percentile(f.late, 1)))
 	line("way", "at most %s from the start of a job until the upstream had it", ms(f.longestWay))
 	line("moved", "%d jobs came up too late and reserved again", f.moved)
+	line("slots", "put off %d times, until the user had one free", f.slotless)
 	line("users", "refused %d times by limits of their own, and asked again", refused)
 	line("large requests", "the %d of over %d tokens, numbered as asked, in the order served:", len(f.served), large)
 	fmt.Fprint(w, inLines(f.served))
 
-	fmt.Fprintf(w, "\n%-15s %-4s %9s %8s %8s %8s\n", "waits", "plan", "questions", "p50", "p95", "longest")
+	fmt.Fprintf(w, "\n%-15s %-4s %9s %8s %8s %8s %9s\n", "waits", "plan", "questions", "p50", "p95", "longest", "at once")
 	for _, u := range users() {
-		fmt.Fprintf(w, "%-15s %-4s %9d %s\n", u.name, u.plan, len(f.waits[u.name]), spread(f.waits[u.name]))
+		fmt.Fprintf(w, "%-15s %-4s %9d %s %4d of %d\n", u.name, u.plan, len(f.waits[u.name]), spread(f.waits[u.name]), f.atOnce[u.name], limits.slotsOf(u))
 	}
 	fmt.Fprintf(w, "%-15s %-4s %9d %s\n", "everybody", "", len(f.allWaits), spread(f.allWaits))
 }
@@ -58,7 +59,7 @@ func (f *figures) print(w io.Writer, refused int) {
 // overtaken, is promised where the way to the upstream takes no longer than it may: how long it takes is the machine's.
 // So are the utilisation and the waits, which are printed and not judged. Neither is promised after an overload: what was
 // reserved for the time of the pause is ready at its end.
-func (f *figures) judge(way time.Duration) error {
+func (f *figures) judge(way time.Duration, limits limits) error {
 	var errs []error
 	expect := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -73,8 +74,14 @@ func (f *figures) judge(way time.Duration) error {
 	expect(f.open == 0, "%d reservations were not settled, want none", f.open)
 	expect(f.settled == f.metered, "%d tokens were settled, but the upstream counted %d", f.settled, f.metered)
 	expect(f.overtaken == 0 || !inTime, "%d large requests were overtaken by one reserved for later, want none", f.overtaken)
+	for _, u := range users() {
+		expect(f.atOnce[u.name] <= limits.slotsOf(u), "the upstream had %d questions of the %s at once, want %d at most", f.atOnce[u.name], u.name, limits.slotsOf(u))
+	}
 	return errors.Join(errs...)
 }
+
+// slotsOf returns how many slots a user has.
+func (l limits) slotsOf(u user) int { return int(l.plans[u.plan].atOnce.Capacity()) }
 
 // spread returns the columns p50, p95 and longest.
 func spread(waits []time.Duration) string {

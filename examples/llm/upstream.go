@@ -47,6 +47,7 @@ type upstream struct {
 type call struct {
 	id     string
 	at     time.Time
+	ended  time.Time // when it was answered
 	tokens int
 }
 
@@ -72,7 +73,7 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reply.AnswerTokens = answerTokens(request)
 	reply.Answer = fmt.Sprintf("An answer of %d tokens.", reply.AnswerTokens)
 	time.Sleep(time.Duration(reply.AnswerTokens) * u.minute / 50_000) // it takes its time to think
-	u.settle(accepted, reply.PromptTokens+reply.AnswerTokens)
+	u.settle(accepted, reply.PromptTokens+reply.AnswerTokens, time.Now())
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(reply) // a caller who hung up has used the tokens all the same
 }
@@ -137,11 +138,11 @@ func (u *upstream) turnedAway() int {
 	return u.turned
 }
 
-// settle corrects what a request counts for.
-func (u *upstream) settle(c *call, tokens int) {
+// settle corrects what a request counts for when it is answered.
+func (u *upstream) settle(c *call, tokens int, now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	c.tokens = tokens
+	c.tokens, c.ended = tokens, now
 }
 
 // meter returns what was accepted so far, in the order of arrival, how many requests were refused, and the

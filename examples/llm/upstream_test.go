@@ -60,7 +60,7 @@ func TestUpstream(t *testing.T) {
 		u := &upstream{minute: time.Minute}
 		c, _ := u.admit("a", upstreamTokens, start)
 		require.NotNil(t, c)
-		u.settle(c, upstreamTokens-10)
+		u.settle(c, upstreamTokens-10, start)
 		c, _ = u.admit("b", 11, start)
 		require.Nil(t, c)
 		c, _ = u.admit("b", 10, start)

@@ -13,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -22,14 +24,24 @@ const longestPause = 10 * time.Minute
 
 // completionArgs are a job: have the turn answered.
 type completionArgs struct {
-	Turn string `json:"turn"`
-	Plan string `json:"plan"`
+	Turn  string `json:"turn"`
+	Asker string `json:"asker"`
+	Plan  string `json:"plan"`
 }
 
 // Kind names the job.
 func (completionArgs) Kind() string { return "completion" }
 
-// completionWorker has turns answered by the upstream. The scheduler's middleware calls it when the moment
+// slotOf returns what a job holds while it runs: one of the slots of whoever asked.
+func (b *backend) slotOf(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+	var args completionArgs
+	if err := json.Unmarshal(job.EncodedArgs, &args); err != nil {
+		return nil, err
+	}
+	return []ratelimit.Request{b.limits.plans[args.Plan].atOnce.For(args.Asker)}, nil
+}
+
+// completionWorker has turns answered by the upstream. The middleware calls it when its user has a slot free and the moment
 // that was reserved has come.
 type completionWorker struct {
 	river.WorkerDefaults[completionArgs]

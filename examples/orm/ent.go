@@ -1,0 +1,50 @@
+package orm
+
+//go:generate go run -mod=mod entgo.io/ent/cmd/ent@v0.14.5 generate --feature sql/execquery ./ent/schema
+
+import (
+	"context"
+	"database/sql"
+
+	"entgo.io/ent/dialect"
+	entsql "entgo.io/ent/dialect/sql"
+
+	"github.com/pgratelimit/pgratelimit/examples/orm/ent"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sqllimit"
+)
+
+// SendWithEnt sends in a transaction of ent, whose client was generated with the feature sql/execquery.
+func SendWithEnt(ctx context.Context, client *ent.Client, limiter *ratelimit.Limiter, author, body string) error {
+	tx, err := client.Tx(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
+	d, err := sqllimit.WithTx(limiter, tx).Take(ctx, SendMessage.For(author), FreeTrials.Global())
+	if err != nil {
+		return err
+	}
+	if !d.Allowed {
+		return d.Err() // rolls back: neither limit is touched
+	}
+	if err := tx.Message.Create().SetAuthor(author).SetBody(body).Exec(ctx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// SendWithEntAgain sends in a transaction of InTx.
+func SendWithEntAgain(ctx context.Context, limiter *ratelimit.Limiter, author, body string) error {
+	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
+		d, err := limits.Take(ctx, SendMessage.For(author), FreeTrials.Global())
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err()
+		}
+		client := ent.NewClient(ent.Driver(entsql.NewDriver(dialect.Postgres, entsql.Conn{ExecQuerier: tx})))
+		return client.Message.Create().SetAuthor(author).SetBody(body).Exec(ctx)
+	})
+}

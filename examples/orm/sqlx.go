@@ -1,0 +1,53 @@
+package orm
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sqllimit"
+)
+
+// SendWithSQLX sends in a transaction of sqlx, which holds a *sql.Tx.
+func SendWithSQLX(ctx context.Context, db *sqlx.DB, limiter *ratelimit.Limiter, author, body string) error {
+	tx, err := db.BeginTxx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
+	d, err := sqllimit.WithTx(limiter, tx.Tx).Take(ctx, SendMessage.For(author), FreeTrials.Global())
+	if err != nil {
+		return err
+	}
+	if !d.Allowed {
+		return d.Err() // rolls back: neither limit is touched
+	}
+	_, err = tx.NamedExecContext(ctx, `INSERT INTO messages (author, body) VALUES (:author, :body)`,
+		map[string]any{"author": author, "body": body})
+	if err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// SendWithSQLXAgain sends in a transaction of InTx.
+func SendWithSQLXAgain(ctx context.Context, db *sqlx.DB, limiter *ratelimit.Limiter, author, body string) error {
+	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
+		d, err := limits.Take(ctx, SendMessage.For(author), FreeTrials.Global())
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err()
+		}
+		query, args, err := db.BindNamed(`INSERT INTO messages (author, body) VALUES (:author, :body)`,
+			map[string]any{"author": author, "body": body})
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, query, args...)
+		return err
+	})
+}
