@@ -2,7 +2,10 @@
 // of its bars it reached. How fast anything is does not change the exit status: that is not 0 when a scenario
 // could not be measured, or when more or less was taken from a limit than was admitted.
 //
-//	go run . [-quick] [-json] [-run regexp] [-rounds n] [-seconds s]
+//	go run . [-quick] [-run regexp] [-contenders regexp] [-against commit] [-rounds n] [-seconds s] [-json file] [-svg directory]
+//	go run . -draw file -svg directory
+//
+// A build with -tags rueidis has one contender more.
 package main
 
 import (
@@ -10,24 +13,25 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"regexp"
 	"syscall"
 	"time"
-
-	"github.com/pgratelimit/pgratelimit/bench/internal/report"
-	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
-	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
 // options are what the program is asked to do.
 type options struct {
-	quick, json bool
-	only        *regexp.Regexp
-	rounds      int
-	round       time.Duration
+	quick      bool
+	only       *regexp.Regexp // scenarios
+	named      bool           // they are asked for by name
+	contenders *regexp.Regexp
+	against    string // a commit
+	rounds     int
+	round      time.Duration
+	json, svg  string // where to write
+	draw       string // what to draw in place of measuring
+	worker     string // the scenario to measure for another process
 }
 
 // A run for figures to quote, and one that takes less than a minute.
@@ -46,7 +50,14 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err = run(ctx, os.Stdout, os.Stderr, o)
+	switch {
+	case o.worker != "":
+		err = work(ctx, os.Stdin, os.Stdout, o)
+	case o.draw != "":
+		err = draw(os.Stdout, o)
+	default:
+		err = run(ctx, os.Stdout, o)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -57,10 +68,15 @@ func main() {
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&o.quick, "quick", false, "take less than a minute; the figures are not to be quoted")
-	flags.BoolVar(&o.json, "json", false, "write JSON in place of tables")
-	only := flags.String("run", "", "measure only the scenarios whose names match this `regexp`")
+	only := flags.String("run", "", "measure only the scenarios whose names match this `regexp` (default all but the points of curves)")
+	contenders := flags.String("contenders", "", "measure only the contenders whose names match this `regexp`, and the first of each scenario")
+	flags.StringVar(&o.against, "against", "", "measure the limiter of this `commit` too; it and this one then run in processes of their own")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each scenario (default 5)")
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
+	flags.StringVar(&o.json, "json", "", "write the figures to this `file` too")
+	flags.StringVar(&o.svg, "svg", "", "draw the curves that were measured into this `directory`")
+	flags.StringVar(&o.draw, "draw", "", "measure nothing, and show the curves of this `file`, which -json wrote")
+	flags.StringVar(&o.worker, "worker", "", "measure this `scenario` for another process that asks on the standard input")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -73,6 +89,10 @@ func parse(args []string) (o options, err error) {
 	if o.only, err = regexp.Compile(*only); err != nil {
 		return o, err
 	}
+	if o.contenders, err = regexp.Compile(*contenders); err != nil {
+		return o, err
+	}
+	o.named = *only != ""
 	o.round = time.Duration(*seconds * float64(time.Second))
 	defaultRounds, defaultRound := rounds, round
 	if o.quick {
@@ -85,71 +105,4 @@ func parse(args []string) (o options, err error) {
 		o.round = defaultRound
 	}
 	return o, nil
-}
-
-// run measures, and writes the tables to w as they come and the progress of a JSON run to progress.
-func run(ctx context.Context, w, progress io.Writer, o options) (err error) {
-	scenarios := chosen(o)
-	if len(scenarios) == 0 {
-		return fmt.Errorf("no scenario matches %q", o.only)
-	}
-	postgres, err := server.StartPostgres(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, postgres.Close()) }()
-	redis, err := server.StartRedis(ctx)
-	if err != nil && !errors.Is(err, server.ErrNoRedis) {
-		return err
-	}
-	described := report.Run{
-		Postgres: postgres.Version, Settings: postgres.Settings(), Rounds: o.rounds, Round: o.round, Quick: o.quick, Redis: "no Redis",
-	}
-	if redis != nil {
-		defer func() { err = errors.Join(err, redis.Close()) }()
-		described.Redis = redis.Version + ", which keeps nothing on disk"
-	} else {
-		described.Redis = err.Error()
-	}
-	if described.Machine, err = server.Describe(ctx, postgres.Directory); err != nil {
-		return err
-	}
-	if o.json {
-		described.Results, err = measure(ctx, progress, scenarios, scenario.Servers{Postgres: postgres, Redis: redis}, o)
-		return errors.Join(err, report.JSON(w, described))
-	}
-	report.Header(w, described)
-	described.Results, err = measure(ctx, w, scenarios, scenario.Servers{Postgres: postgres, Redis: redis}, o)
-	report.Summary(w, described.Results)
-	return err
-}
-
-// chosen returns the scenarios that were asked for.
-func chosen(o options) []scenario.Scenario {
-	var chosen []scenario.Scenario
-	for _, s := range scenario.All(o.quick) {
-		if o.only.MatchString(s.Name) {
-			chosen = append(chosen, s)
-		}
-	}
-	return chosen
-}
-
-// measure runs the scenarios one after the other, and the rest when one fails, until ctx ends.
-func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers, o options) ([]scenario.Result, error) {
-	var results []scenario.Result
-	var failed error
-	for _, s := range scenarios {
-		result, err := s.Run(ctx, on, scenario.Options{Rounds: o.rounds, Round: o.round})
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("%s: %w", s.Name, err))
-			if ctx.Err() != nil {
-				break
-			}
-			continue
-		}
-		report.Result(w, result)
-		results = append(results, result)
-	}
-	return results, failed
 }

@@ -2,8 +2,9 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"testing"
 	"time"
@@ -11,33 +12,30 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestRun runs three scenarios of different kinds for a moment: that they can be run, not how fast they are.
+// TestRun runs scenarios of different kinds for a moment: that they can be run, not how fast they are.
 func TestRun(t *testing.T) {
 	t.Parallel()
+	directory := t.TempDir()
+	o := options{
+		quick: true, only: regexp.MustCompile(`^(five-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
+		rounds: 2, round: 10 * time.Millisecond, json: filepath.Join(directory, "figures.json"), svg: directory,
+	}
 	var output bytes.Buffer
-	o := options{quick: true, json: true, only: regexp.MustCompile(`^(five-1|hot-tx|cached-1)$`), rounds: 2, round: 10 * time.Millisecond}
-	err := run(t.Context(), &output, io.Discard, o)
+	err := run(t.Context(), &output, o)
 	if server.MayBeSkipped(err) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	var document struct {
-		Machine   struct{ Cores int }
-		Scenarios []struct {
-			Name       string
-			Contenders []struct {
-				Name    string
-				Figures map[string]struct{ Median, Min, Max float64 }
-			}
-			Bars []struct{ Measured bool }
-		}
-	}
-	require.NoError(t, json.Unmarshal(output.Bytes(), &document))
+	written, err := os.ReadFile(o.json)
+	require.NoError(t, err)
+	document, err := report.ReadJSON(bytes.NewReader(written))
+	require.NoError(t, err)
 	require.Positive(t, document.Machine.Cores)
 	require.Len(t, document.Scenarios, 3)
 	five := document.Scenarios[1]
@@ -49,6 +47,20 @@ func TestRun(t *testing.T) {
 	for _, bar := range five.Bars {
 		require.True(t, bar.Measured)
 	}
+	require.Len(t, document.Curves, 1)
+	require.Len(t, document.Curves[0].Lines[0].Points, 2)
+	require.Contains(t, output.String(), "curve, one hot key: calls/s")
+
+	t.Run("TheFileCanBeDrawnAgain", func(t *testing.T) {
+		t.Parallel()
+		again := t.TempDir()
+		require.NoError(t, draw(io.Discard, options{draw: o.json, svg: again}))
+		first, err := os.ReadFile(filepath.Join(directory, "curve-one-hot-key.svg"))
+		require.NoError(t, err)
+		second, err := os.ReadFile(filepath.Join(again, "curve-one-hot-key.svg"))
+		require.NoError(t, err)
+		require.Equal(t, string(first), string(second))
+	})
 }
 
 func TestOptions(t *testing.T) {
@@ -65,13 +77,36 @@ func TestOptions(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 7, o.rounds)
 		require.Equal(t, 500*time.Millisecond, o.round)
-		require.Len(t, chosen(o), 2)
+		require.Len(t, chosen(o), 3+6, "hot-512, hot-tx and hot-8, and the points of the curve")
 	})
-	for _, wrong := range [][]string{{"-rounds", "-1"}, {"-seconds", "-1"}, {"-run", "("}, {"surplus"}} {
+	t.Run("CurvesAreMeasuredWhenTheyAreNamed", func(t *testing.T) {
+		t.Parallel()
+		o, err := parse(nil)
+		require.NoError(t, err)
+		require.NotEmpty(t, chosen(o))
+		for _, s := range chosen(o) {
+			require.Empty(t, s.Curve)
+		}
+	})
+	t.Run("TheFirstContenderIsAlwaysThere", func(t *testing.T) {
+		t.Parallel()
+		o, err := parse([]string{"-run", "take-64", "-contenders", "^redis_rate$"})
+		require.NoError(t, err)
+		s := chosen(o)[0]
+		require.Len(t, s.Contenders, 2)
+		require.Equal(t, "pgratelimit", s.Contenders[0].Name)
+		require.Len(t, s.Bars, 1, "only the one about these two")
+	})
+	for _, wrong := range [][]string{{"-rounds", "-1"}, {"-seconds", "-1"}, {"-run", "("}, {"-contenders", "("}, {"surplus"}} {
 		t.Run(wrong[0], func(t *testing.T) {
 			t.Parallel()
 			_, err := parse(wrong)
 			require.Error(t, err)
 		})
 	}
+}
+
+func TestWorkSaysWhichScenarioThereIsNot(t *testing.T) {
+	t.Parallel()
+	require.ErrorContains(t, work(t.Context(), nil, nil, options{worker: "no-such"}), `"no-such"`)
 }

@@ -30,10 +30,9 @@ func makeKeys(n int) keys {
 }
 
 // any returns a key of the caller's choice.
-func (k keys) any(c *load.Caller) string {
-	i := c.Random.IntN(k.n)
-	return k.text[i*keyBytes : (i+1)*keyBytes]
-}
+func (k keys) any(c *load.Caller) string { return k.at(c.Random.IntN(k.n)) }
+
+func (k keys) at(i int) string { return k.text[i*keyBytes : (i+1)*keyBytes] }
 
 // Policies. Next to nothing arrives while they are measured, so that what was taken can be counted in the end,
 // and each holds nearly as much as its rate allows.

@@ -25,8 +25,9 @@ type Way interface {
 // Bench is what a contender is opened on.
 type Bench struct {
 	Database *server.Database
-	Redis    *server.Redis // nil when there is none
-	Name     string        // of the contender's limits, which no other of the scenario has
+	Redis    map[server.Durability]*server.Redis // empty when there is none
+	Meter    *server.Meter
+	Name     string // of the contender's limits, which no other of the scenario has
 	Callers  int
 	Burst    int // calls for each reading of the clock; 0 is 1
 }
@@ -49,6 +50,7 @@ type Round struct {
 	Attempts    float64 // transactions begun for each call
 	WAL         float64 // bytes of write-ahead log for each call
 	Allocations float64 // of this process, for each call
+	Processor   float64 // seconds of this process and the servers, for each call
 	Calls       int
 }
 
@@ -67,8 +69,10 @@ type runner struct {
 
 // newRunner returns a runner on b without anything to check or to close.
 func newRunner(b Bench, call load.Call) *runner {
+	group := load.NewGroup(b.Callers, b.Burst)
+	group.Meter = b.Meter.Seconds
 	return &runner{
-		group:    load.NewGroup(b.Callers, b.Burst),
+		group:    group,
 		call:     call,
 		database: b.Database,
 		check:    func(context.Context, int) error { return nil },
@@ -106,6 +110,7 @@ func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err erro
 		Attempts:    perCall(after.attempts - before.attempts),
 		WAL:         perCall(after.wal - before.wal),
 		Allocations: perCall(int64(result.Allocations)),
+		Processor:   result.Processor / float64(result.Calls),
 		Calls:       result.Calls,
 	}
 	if r.attempts == nil {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-redis/redis_rate/v10"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
@@ -61,4 +62,21 @@ func TestExactness(t *testing.T) {
 			require.Equal(t, test.exact, err == nil, "%v", err)
 		})
 	}
+}
+
+// What other clients send to Redis is what redis_rate sends.
+func TestTheScriptOfRedisRate(t *testing.T) {
+	t.Parallel()
+	script, err := contender.RedisScript(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, script, "emission_interval")
+	require.Contains(t, script, `redis.call("TIME")`)
+}
+
+// Redis knows the limits that the buckets have.
+func TestTheLimitInRedisIsTheSame(t *testing.T) {
+	t.Parallel()
+	many, hot := contender.RedisLimit(100_000), contender.RedisLimit(1)
+	require.Equal(t, redis_rate.Limit{Rate: 1, Burst: 800_000, Period: time.Hour}, many)
+	require.Equal(t, redis_rate.Limit{Rate: 1, Burst: 3_000_000_000, Period: time.Second}, hot)
 }

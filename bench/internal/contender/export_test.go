@@ -5,4 +5,6 @@ var (
 	ParseThroughput = parseThroughput
 	ParseLog        = parseLog
 	Exact           = exact
+	RedisScript     = redisScript
+	RedisLimit      = redisLimit
 )

@@ -88,6 +88,7 @@ func (p *pgbench) Run(ctx context.Context, amount load.Amount) (Round, error) {
 		Attempts:    math.NaN(),
 		WAL:         float64(after-before) / float64(len(took)),
 		Allocations: math.NaN(),
+		Processor:   math.NaN(), // it is another process
 		Calls:       len(took),
 	}, nil
 }

@@ -2,6 +2,7 @@ package contender
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -63,27 +64,25 @@ func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller) error {
 type InTx struct {
 	Keys   int
 	Body   Body
-	Shards int  // rows for each bucket; 0 is 1
-	Apart  bool // a Limiter for each caller, so that they do not queue, like processes of their own
+	Shards int // rows for each bucket; 0 is 1
+	// Processes is how many Limiters there are, each with a pool of its own, over which the callers are spread: as many
+	// processes have them. 0 is 1.
+	Processes int
 }
 
 // Open makes the buckets and the Limiters.
 func (w InTx) Open(ctx context.Context, b Bench) (_ Runner, err error) {
-	wire := &load.Wire{}
-	pool, err := b.Database.Pool(ctx, b.Callers, wire)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			pool.Close()
-		}
-	}()
 	limit, err := newLimit(b.Name, policyFor(w.Keys), w.Shards)
 	if err != nil {
 		return nil, err
 	}
-	limiters, err := w.limiters(b, pool)
+	wire := &load.Wire{}
+	limiters, closeAll, err := w.limiters(ctx, b, wire)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll())
+		}
+	}()
 	if err != nil {
 		return nil, err
 	}
@@ -98,8 +97,7 @@ func (w InTx) Open(ctx context.Context, b Bench) (_ Runner, err error) {
 	opened := time.Now()
 	var attempts atomic.Int64
 	r := newRunner(b, w.call(limiters, limit, &attempts))
-	r.wire, r.attempts = wire, attempts.Load
-	r.close = func() error { return closeLimiters(limiters, pool) }
+	r.wire, r.attempts, r.close = wire, attempts.Load, closeAll
 	r.check = func(ctx context.Context, calls int) error {
 		gone, err := w.gone(ctx, b, limiters[0], limit)
 		if err != nil {
@@ -110,25 +108,37 @@ func (w InTx) Open(ctx context.Context, b Bench) (_ Runner, err error) {
 	return r, nil
 }
 
-func (w InTx) limiters(b Bench, pool *pgxpool.Pool) ([]*ratelimit.Limiter, error) {
-	limiters := make([]*ratelimit.Limiter, b.Callers)
-	for i := range limiters {
-		if i > 0 && !w.Apart {
-			limiters[i] = limiters[0]
-			continue
+// limiters returns a Limiter for each process, and what closes all of them, whatever the error.
+func (w InTx) limiters(ctx context.Context, b Bench, wire *load.Wire) (limiters []*ratelimit.Limiter, closeAll func() error, err error) {
+	var closes []func() error
+	closeAll = func() error {
+		var errs []error
+		for _, closeOne := range closes {
+			errs = append(errs, closeOne())
 		}
-		var err error
-		if limiters[i], err = newLimiter(pool, limiterOptions{attempts: math.MaxInt32}); err != nil {
-			return nil, err
-		}
+		return errors.Join(errs...)
 	}
-	return limiters, nil
+	processes := max(w.Processes, 1)
+	for range processes {
+		pool, err := b.Database.Pool(ctx, (b.Callers+processes-1)/processes, wire)
+		if err != nil {
+			return nil, closeAll, err
+		}
+		limiter, err := newLimiter(pool, limiterOptions{attempts: math.MaxInt32})
+		if err != nil {
+			pool.Close()
+			return nil, closeAll, err
+		}
+		limiters = append(limiters, limiter)
+		closes = append(closes, func() error { return closeLimiters([]*ratelimit.Limiter{limiter}, pool) })
+	}
+	return limiters, closeAll, nil
 }
 
 func (w InTx) call(limiters []*ratelimit.Limiter, limit ratelimit.Limit, attempts *atomic.Int64) load.Call {
 	all := makeKeys(w.Keys)
 	return func(ctx context.Context, c *load.Caller) error {
-		limiter, key := limiters[c.Number], all.any(c)
+		limiter, key := limiters[c.Number%len(limiters)], all.any(c)
 		return limiter.InTx(ctx, func(tx pgx.Tx) error {
 			attempts.Add(1)
 			d, err := limiter.WithTx(tx).Take(ctx, limit.For(key))

@@ -32,6 +32,9 @@ type Caller struct {
 // Group is the callers of one contender. It keeps its memory from round to round, so that measuring
 // allocates next to nothing.
 type Group struct {
+	// Meter returns the processor time so far, in seconds; nil: it is not known.
+	Meter func() float64
+
 	callers []*Caller
 	burst   int
 	merged  []time.Duration
@@ -53,6 +56,7 @@ type Result struct {
 	Elapsed     time.Duration // until the last call that had begun was answered
 	P50, P99    time.Duration // of one call
 	Allocations uint64        // of this process meanwhile
+	Processor   float64       // seconds of the processor meanwhile, by the group's meter; NaN without one
 }
 
 // Amount says when a round is over: after a time, or after a number of calls.
@@ -71,6 +75,7 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 		c.calls, c.samples = 0, c.samples[:0]
 	}
 	runtime.GC() // what the one before has left is not this one's to clean up
+	processor := g.processor()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	began := time.Now()
@@ -85,10 +90,11 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 	err := group.Wait()
 	elapsed := time.Since(began)
 	runtime.ReadMemStats(&after)
+	processor = g.processor() - processor
 	if err != nil {
 		return Result{}, err
 	}
-	result := Result{Elapsed: elapsed, Allocations: after.Mallocs - before.Mallocs}
+	result := Result{Elapsed: elapsed, Allocations: after.Mallocs - before.Mallocs, Processor: processor}
 	g.merged = g.merged[:0]
 	for _, c := range g.callers {
 		result.Calls += c.calls
@@ -97,6 +103,14 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 	slices.Sort(g.merged)
 	result.P50, result.P99 = stats.Percentile(g.merged, 50), stats.Percentile(g.merged, 99)
 	return result, nil
+}
+
+// processor returns what the meter says.
+func (g *Group) processor() float64 {
+	if g.Meter == nil {
+		return math.NaN()
+	}
+	return g.Meter()
 }
 
 // loop calls until done says so at the end of a burst. It reads the clock once a burst: the end of one is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -28,6 +29,18 @@ func TestGroup(t *testing.T) {
 		require.EqualValues(t, 40, made.Load())
 		require.Equal(t, 40, result.Calls)
 		require.LessOrEqual(t, result.P50, result.P99)
+	})
+	t.Run("MetersTheCallsAlone", func(t *testing.T) {
+		t.Parallel()
+		group, now := load.NewGroup(1, 1), 100.0
+		call := func(context.Context, *load.Caller) error { now += 2; return nil }
+		result, err := group.Run(t.Context(), load.Amount{Calls: 3}, call)
+		require.NoError(t, err)
+		require.True(t, math.IsNaN(result.Processor), "without a meter it is not known")
+		group.Meter = func() float64 { return now }
+		result, err = group.Run(t.Context(), load.Amount{Calls: 3}, call)
+		require.NoError(t, err)
+		require.InDelta(t, 6, result.Processor, 0)
 	})
 	t.Run("CallsWithoutAnEndUntilTheTimeIsUp", func(t *testing.T) {
 		t.Parallel()

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Wire counts the round trips on the connections that its Dial made: how often something was read after
+// Wire is roundtrips.Counter once more, as -against builds this module with a core of before that package. It counts the round trips on the connections that its Dial made: how often something was read after
 // something was written. Statements that are sent together are one, however many they are.
 type Wire struct{ trips atomic.Int64 }
 

@@ -24,7 +24,10 @@ func Header(w io.Writer, run Run) {
 	}
 	fmt.Fprintf(w, "  %s\n", strings.Join(settings, ", "))
 	fmt.Fprintf(w, "%s\n", run.Redis)
-	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the least and the most in brackets\n", run.Rounds, run.Round)
+	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the middle half of them in brackets\n", run.Rounds, run.Round)
+	if run.Against != "" {
+		fmt.Fprintf(w, "this checkout and %s are processes of their own, with the same harness\n", run.Against)
+	}
 	if run.Quick {
 		fmt.Fprintln(w, "quick: the rounds are too short for figures to quote")
 	}
@@ -41,7 +44,7 @@ func Result(w io.Writer, r scenario.Result) {
 		width = max(width, len(row.Name))
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\t%s: first / this\t\n", width, "", r.Compare)
+	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\tcpu\t%s: first / this\t\n", width, "", r.Compare)
 	for i, row := range r.Rows {
 		if row.Missing == "" {
 			fmt.Fprintf(table, "%-*s\t%s\t\n", width, row.Name, strings.Join(cells(row, i == 0), "\t"))
@@ -73,15 +76,28 @@ func cells(row scenario.Row, isFirst bool) []string {
 	return append(columns, spread(row.Ratio, scenario.FormatRatio))
 }
 
-// Summary writes every bar in one list.
+// Summary writes every ratio in one list, and every bar in another.
 func Summary(w io.Writer, results []scenario.Result) {
-	if len(results) > 0 {
-		fmt.Fprintf(w, "\nbars\n")
-	}
+	var ratios, bars []string
 	for _, r := range results {
-		for _, v := range r.Verdicts {
-			fmt.Fprintf(w, "  %-10s %s\n", r.Name, verdict(v))
+		for i, row := range r.Rows {
+			if i > 0 && row.Missing == "" {
+				ratios = append(ratios, fmt.Sprintf("%-14s %s / %s: %s %s, cpu %s", r.Name, r.Rows[0].Name, row.Name,
+					r.Compare, spread(row.Ratio, scenario.FormatRatio), spread(row.Cost, scenario.FormatRatio)))
+			}
 		}
+		for _, v := range r.Verdicts {
+			bars = append(bars, fmt.Sprintf("%-14s %s", r.Name, verdict(v)))
+		}
+	}
+	list(w, "ratios", ratios)
+	list(w, "bars", bars)
+}
+
+// list writes lines under a title, and nothing when there are none.
+func list(w io.Writer, title string, lines []string) {
+	if len(lines) > 0 {
+		fmt.Fprintf(w, "\n%s\n  %s\n", title, strings.Join(lines, "\n  "))
 	}
 }
 
@@ -96,9 +112,9 @@ func verdict(v scenario.Verdict) string {
 	return fmt.Sprintf("%s: %s; it is %s", answer, v, spread(v.Value, v.Format))
 }
 
-// spread returns the median and the ends: "1.30 (1.21..1.42)".
+// spread returns the median and the middle half: "1.30 (1.21..1.42)".
 func spread(s stats.Spread, show func(float64) string) string {
-	middle, low, high := show(s.Median), show(s.Min), show(s.Max)
+	middle, low, high := show(s.Median), show(s.Low), show(s.High)
 	switch {
 	case math.IsNaN(s.Median):
 		return "-"

@@ -65,7 +65,9 @@ func (r *Result) row(name string) *Row {
 // judge fills in the ratios and the verdicts.
 func (r *Result) judge() {
 	for i := range r.Rows {
-		r.Rows[i].Ratio = stats.Ratios(r.Compare.series(r.Rows[0].Rounds), r.Compare.series(r.Rows[i].Rounds))
+		first, this := r.Rows[0].Rounds, r.Rows[i].Rounds
+		r.Rows[i].Ratio = stats.Ratios(r.Compare.series(first), r.Compare.series(this))
+		r.Rows[i].Cost = stats.Ratios(Processor.series(first), Processor.series(this))
 	}
 	for _, bar := range r.Bars {
 		value := r.value(bar)

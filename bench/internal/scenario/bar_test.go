@@ -17,7 +17,7 @@ import (
 func throughputs(name string, values ...float64) scenario.Row {
 	row := scenario.Row{Name: name}
 	for _, v := range values {
-		row.Rounds = append(row.Rounds, contender.Round{Throughput: v, P50: 1 / v, Attempts: math.NaN()})
+		row.Rounds = append(row.Rounds, contender.Round{Throughput: v, P50: 1 / v, Attempts: math.NaN(), Processor: 2 / v})
 	}
 	return row
 }
@@ -86,7 +86,8 @@ func TestRowsAreComparedWithTheFirst(t *testing.T) {
 		Rows:     []scenario.Row{throughputs("a", 200, 300, 400), throughputs("b", 100, 200, 100)},
 	}
 	result.Judge()
-	require.Equal(t, stats.Spread{Median: 2, Min: 1.5, Max: 4}, result.Rows[1].Ratio)
+	require.Equal(t, stats.Of([]float64{2, 1.5, 4}), result.Rows[1].Ratio)
+	require.InDelta(t, 0.5, result.Rows[1].Cost.Median, 1e-9)
 }
 
 // A bar that names a contender wrongly would never be measured, and nobody would notice.
@@ -107,7 +108,7 @@ func TestBarsNameWhatIsThere(t *testing.T) {
 			for _, f := range s.Facts {
 				facts[f.Name] = true
 			}
-			require.NotEmpty(t, s.Bars, s.Name)
+			require.Equal(t, s.Curve == "", len(s.Bars) > 0, "%s: a point of a curve has no bars, and others have", s.Name)
 			for _, b := range s.Bars {
 				require.True(t, there[b.Contender] && there[b.Against] && facts[b.Fact], "%s: %s", s.Name, b)
 				require.True(t, b.Contender != "" || b.Fact != "", "%s: %s", s.Name, b)

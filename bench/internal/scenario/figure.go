@@ -23,11 +23,12 @@ const (
 	Attempts    Figure = "attempts"
 	WAL         Figure = "walBytes"
 	Allocations Figure = "allocations"
+	Processor   Figure = "processor"
 )
 
 // Figures returns all of them.
 func Figures() []Figure {
-	return []Figure{Throughput, P50, P99, Trips, Attempts, WAL, Allocations}
+	return []Figure{Throughput, P50, P99, Trips, Attempts, WAL, Allocations, Processor}
 }
 
 // Of returns the figure's value in a round; NaN when it was not measured.
@@ -47,6 +48,8 @@ func (f Figure) Of(r contender.Round) float64 {
 		return r.WAL
 	case Allocations:
 		return r.Allocations
+	case Processor:
+		return r.Processor
 	}
 	return math.NaN()
 }
@@ -67,7 +70,7 @@ func (f Figure) Format(value float64) string {
 		return "-"
 	case f == Throughput:
 		return FormatCount(value)
-	case f == P50 || f == P99:
+	case f == P50 || f == P99 || f == Processor:
 		return FormatSeconds(value)
 	case f == Trips:
 		return fmt.Sprintf("%.3f", value)

@@ -20,7 +20,8 @@ type Options struct {
 // Servers are what scenarios run on.
 type Servers struct {
 	Postgres *server.Postgres
-	Redis    *server.Redis // nil when there is none
+	Redis    map[server.Durability]*server.Redis // empty when there is none
+	Meter    *server.Meter
 }
 
 // open is a contender with its runner, and its row in the result.
@@ -37,8 +38,11 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
+	if err := database.Checkpoint(ctx); err != nil { // before anything is filled, also in the databases of contenders' own
+		return Result{}, err
+	}
 	result := Result{Scenario: s}
-	opened, err := s.open(ctx, database, on.Redis, &result)
+	opened, err := s.open(ctx, database, on, &result)
 	defer func() {
 		for _, c := range opened {
 			err = errors.Join(err, c.runner.Close())
@@ -75,12 +79,12 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 }
 
 // open opens the contenders that there are. What it returns is to be closed, whatever the error.
-func (s Scenario) open(ctx context.Context, database *server.Database, redis *server.Redis, result *Result) ([]open, error) {
+func (s Scenario) open(ctx context.Context, database *server.Database, on Servers, result *Result) ([]open, error) {
 	var opened []open
 	for i, c := range s.Contenders {
 		result.Rows = append(result.Rows, Row{Name: c.Name})
 		runner, err := c.Way.Open(ctx, contender.Bench{
-			Database: database, Redis: redis, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Burst: s.Burst,
+			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Burst: s.Burst,
 		})
 		if errors.Is(err, contender.ErrUnavailable) {
 			result.Rows[i].Missing = err.Error()

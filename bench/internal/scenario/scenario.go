@@ -3,6 +3,7 @@ package scenario
 
 import (
 	"context"
+	"slices"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
@@ -14,6 +15,7 @@ type Scenario struct {
 	Name  string // for -run
 	Title string
 	Note  string // what a reader has to know to read the figures
+	Curve string // of which this is a point; empty: it stands for itself
 	// Callers is how many goroutines call at once, each one call after the other.
 	Callers int
 	// Burst is how many calls are made for each reading of the clock. Defaults to 1.
@@ -28,6 +30,31 @@ type Scenario struct {
 	// Facts are measured when all rounds are over.
 	Facts []Fact
 	Bars  []Bar
+}
+
+// With returns the scenario with its first contender and those others whose names are wanted, and with the bars that are
+// about these.
+func (s Scenario) With(wanted func(name string) bool) Scenario {
+	there := map[string]bool{"": true, firstTenth: true, lastTenth: true}
+	var contenders []Contender
+	for i, c := range s.Contenders {
+		if i == 0 || wanted(c.Name) {
+			contenders, there[c.Name] = append(contenders, c), true
+		}
+	}
+	s.Contenders = contenders
+	s.Bars = slices.DeleteFunc(slices.Clone(s.Bars), func(b Bar) bool { return !there[b.Contender] || !there[b.Against] })
+	return s
+}
+
+// Versus returns the scenario with ways for its first contender, and for the same of another commit after it. These have
+// databases of their own, so no facts about the scenario's are measured.
+func (s Scenario) Versus(this, other contender.Way, commit string) Scenario {
+	name := s.Contenders[0].Name
+	s.Contenders = append([]Contender{{name, this}, {name + " at " + commit, other}}, s.Contenders[1:]...)
+	s.Facts = nil
+	s.Bars = slices.DeleteFunc(slices.Clone(s.Bars), func(b Bar) bool { return b.Fact != "" })
+	return s
 }
 
 // Contender is a way to decide, and what it is called in the tables.
@@ -48,6 +75,7 @@ type Row struct {
 	Missing string // why it was not measured, when it was not
 	Rounds  []contender.Round
 	Ratio   stats.Spread // of the first row to this one
+	Cost    stats.Spread // the same of what a call costs the processor
 }
 
 // Spread returns the median of a figure over the rounds, and the ends.

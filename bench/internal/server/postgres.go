@@ -97,7 +97,7 @@ type Database struct {
 	scratch *postgrestest.Scratch
 }
 
-// NewDatabase makes an empty database after a checkpoint. Drop it in the end.
+// NewDatabase makes an empty database. Drop it in the end.
 func (p *Postgres) NewDatabase(ctx context.Context) (_ *Database, err error) {
 	scratch, err := postgrestest.NewScratch(ctx, p.URL(), "bench", adminConnections)
 	if err != nil {
@@ -106,10 +106,16 @@ func (p *Postgres) NewDatabase(ctx context.Context) (_ *Database, err error) {
 	if err := migrations.Up(ctx, scratch.Pool, migrations.Config{}); err != nil {
 		return nil, errors.Join(err, scratch.Drop(ctx))
 	}
-	if _, err := scratch.Pool.Exec(ctx, "CHECKPOINT"); err != nil {
-		return nil, errors.Join(err, scratch.Drop(ctx))
-	}
 	return &Database{scratch}, nil
+}
+
+// Checkpoint writes out what the server has so far. What is filled after it is logged without full-page images when it is
+// updated.
+func (d *Database) Checkpoint(ctx context.Context) error {
+	if _, err := d.Admin().Exec(ctx, "CHECKPOINT"); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	return nil
 }
 
 // Drop drops the database, also when ctx has ended.

@@ -21,18 +21,61 @@ const redisTimeout = 10 * time.Second
 // ErrNoRedis is returned by StartRedis when there is no redis-server on the PATH.
 var ErrNoRedis = errors.New("there is no redis-server on the PATH (apt-get install redis-server)")
 
-// redisScript runs a server in the directory $1 on the port $2 until its input ends, which is when this process
-// has closed it or is gone. It keeps nothing on disk: Redis at its fastest.
+// redisScript runs a server in the directory $1 on the port $2, with the arguments after these, until its input ends,
+// which is when this process has closed it or is gone.
 const redisScript = `
 trap '' INT HUP TERM
-cd "$1" || exit 1
-redis-server --port "$2" --bind 127.0.0.1 --save '' --appendonly no --daemonize no >log 2>&1 &
+directory=$1 port=$2
+shift 2
+cd "$directory" || exit 1
+redis-server --port "$port" --bind 127.0.0.1 --daemonize no "$@" >log 2>&1 &
 read -r line
 kill "$!"
 wait
 cd /
-rm -rf "$1"
+rm -rf "$directory"
 `
+
+// Durability is what a Redis keeps on disk. Neither takes snapshots nor rewrites its log: those would fall into the turns
+// of others, as a checkpoint of Postgres would.
+type Durability int
+
+const (
+	// Nothing is kept: what was decided is lost in a crash. That is Redis at its fastest.
+	Nothing Durability = iota
+	// Logged writes a log, and flushes it once a second: at most that second is lost.
+	Logged
+	// Flushed flushes the log before it answers, as a commit of Postgres does: nothing is lost.
+	Flushed
+)
+
+// Durabilities returns all of them.
+func Durabilities() []Durability { return []Durability{Nothing, Logged, Flushed} }
+
+// arguments are those of redis-server.
+func (d Durability) arguments() []string {
+	arguments := []string{"--save", ""}
+	if d == Nothing {
+		return append(arguments, "--appendonly", "no")
+	}
+	return append(arguments, "--appendonly", "yes", "--appendfsync", d.fsync(), "--auto-aof-rewrite-percentage", "0")
+}
+
+// fsync is what Redis calls it.
+func (d Durability) fsync() string {
+	if d == Flushed {
+		return "always"
+	}
+	return "everysec"
+}
+
+// String says how the server differs from its defaults.
+func (d Durability) String() string {
+	if d == Nothing {
+		return "nothing kept on disk"
+	}
+	return "appendonly yes, appendfsync " + d.fsync()
+}
 
 // Redis is a server that this process started, for itself.
 type Redis struct {
@@ -41,13 +84,14 @@ type Redis struct {
 	// Version is what it calls itself.
 	Version string
 
-	cmd   *exec.Cmd
-	input io.Closer
+	cmd     *exec.Cmd
+	input   io.Closer
+	process int
 }
 
-// StartRedis starts a server that keeps its data in memory only. Close it in the end; it ends with this
-// process in any case.
-func StartRedis(ctx context.Context) (_ *Redis, err error) {
+// StartRedis starts a server with its own defaults but for what it keeps on disk. Close it in the end; it ends with
+// this process in any case.
+func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		return nil, ErrNoRedis
 	}
@@ -61,7 +105,8 @@ func StartRedis(ctx context.Context) (_ *Redis, err error) {
 	}
 	r := &Redis{Address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
 	// No context: it ends when its input does, after what is being measured.
-	r.cmd = exec.CommandContext(context.WithoutCancel(ctx), "sh", "-c", redisScript, "bench-redis", dir, strconv.Itoa(port))
+	arguments := append([]string{"-c", redisScript, "bench-redis", dir, strconv.Itoa(port)}, d.arguments()...)
+	r.cmd = exec.CommandContext(context.WithoutCancel(ctx), "sh", arguments...)
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of the terminal's Ctrl-C
 	if r.input, err = r.cmd.StdinPipe(); err == nil {
 		err = r.cmd.Start()
@@ -69,7 +114,7 @@ func StartRedis(ctx context.Context) (_ *Redis, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start redis-server: %w", err), os.RemoveAll(dir))
 	}
-	if r.Version, err = r.awaitVersion(ctx); err != nil {
+	if err := r.await(ctx); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
@@ -78,8 +123,8 @@ func StartRedis(ctx context.Context) (_ *Redis, err error) {
 // Close returns when the server is down and its directory is gone.
 func (r *Redis) Close() error { return errors.Join(r.input.Close(), r.cmd.Wait()) }
 
-// awaitVersion asks the server for its version until it answers.
-func (r *Redis) awaitVersion(ctx context.Context) (_ string, err error) {
+// await asks the server what it is until it answers.
+func (r *Redis) await(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
 	defer cancel()
 	client := redis.NewClient(&redis.Options{Addr: r.Address, MaxRetries: -1})
@@ -87,16 +132,23 @@ func (r *Redis) awaitVersion(ctx context.Context) (_ string, err error) {
 	for {
 		info, err := client.Info(ctx, "server").Result()
 		if err == nil {
-			_, version, _ := strings.Cut(info, "redis_version:")
-			version, _, _ = strings.Cut(version, "\r\n")
-			return "Redis " + version, nil
+			r.Version = "Redis " + field(info, "redis_version")
+			r.process, err = strconv.Atoi(field(info, "process_id"))
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("wait for redis-server: %w", err)
+			return fmt.Errorf("wait for redis-server: %w", err)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// field returns what Redis says of itself under name.
+func field(info, name string) string {
+	_, value, _ := strings.Cut(info, name+":")
+	value, _, _ = strings.Cut(value, "\r\n")
+	return value
 }
 
 // freePort returns a port that nobody listens on; somebody may, a moment later.

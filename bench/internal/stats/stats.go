@@ -19,19 +19,37 @@ func Percentile[T cmp.Ordered](ascending []T, p float64) T {
 	return ascending[min(max(rank, 1), len(ascending))-1]
 }
 
-// Spread is what several rounds gave for one figure.
+// Spread is what several rounds gave for one figure. The middle half of them is from Low to High, which more rounds make
+// surer; the ends are wider the more rounds there are on a machine that others use as well.
 type Spread struct {
-	Median, Min, Max float64
+	Median float64 `json:"median"`
+	Low    float64 `json:"low"`  // the 25th percentile
+	High   float64 `json:"high"` // the 75th
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
 }
 
 // Of returns the spread of values. The median of an even number of them is the mean of the middle two.
 func Of(values []float64) Spread {
 	if len(values) == 0 || slices.ContainsFunc(values, math.IsNaN) {
-		return Spread{math.NaN(), math.NaN(), math.NaN()}
+		nan := math.NaN()
+		return Spread{nan, nan, nan, nan, nan}
 	}
 	sorted := slices.Sorted(slices.Values(values))
-	low, high := sorted[(len(sorted)-1)/2], sorted[len(sorted)/2]
-	return Spread{Median: low + (high-low)/2, Min: sorted[0], Max: sorted[len(sorted)-1]}
+	below, above := sorted[(len(sorted)-1)/2], sorted[len(sorted)/2]
+	return Spread{
+		Median: below + (above-below)/2,
+		Low:    Percentile(sorted, 25), High: Percentile(sorted, 75),
+		Min: sorted[0], Max: sorted[len(sorted)-1],
+	}
+}
+
+// Known returns the spread, and nil when it was not measured: JSON has no number for that.
+func (s Spread) Known() *Spread {
+	if math.IsNaN(s.Median) {
+		return nil
+	}
+	return &s
 }
 
 // Ratios returns the spread of a round's value over the baseline's value of the same round. That of two

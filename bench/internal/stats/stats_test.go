@@ -45,9 +45,10 @@ func TestSpread(t *testing.T) {
 		values []float64
 		want   stats.Spread
 	}{
-		{"OfOneRound", []float64{4}, stats.Spread{Median: 4, Min: 4, Max: 4}},
-		{"OfAnOddNumberInAnyOrder", []float64{9, 1, 5}, stats.Spread{Median: 5, Min: 1, Max: 9}},
-		{"OfAnEvenNumberIsTheMeanOfTheMiddle", []float64{4, 1, 2, 9}, stats.Spread{Median: 3, Min: 1, Max: 9}},
+		{"OfOneRound", []float64{4}, stats.Spread{Median: 4, Low: 4, High: 4, Min: 4, Max: 4}},
+		{"OfAnOddNumberInAnyOrder", []float64{9, 1, 5}, stats.Spread{Median: 5, Low: 1, High: 9, Min: 1, Max: 9}},
+		{"OfAnEvenNumberIsTheMeanOfTheMiddle", []float64{4, 1, 2, 9}, stats.Spread{Median: 3, Low: 1, High: 4, Min: 1, Max: 9}},
+		{"TheMiddleHalfLeavesOutABusyMoment", []float64{10, 11, 2, 12, 13, 90, 12, 11}, stats.Spread{Median: 11.5, Low: 10, High: 12, Min: 2, Max: 90}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -77,7 +78,7 @@ func TestRatios(t *testing.T) {
 		t.Parallel()
 		// The second round ran on a machine half as fast. The ratio of the medians would be 1.5.
 		got := stats.Ratios([]float64{200, 100, 300}, []float64{100, 50, 200})
-		require.Equal(t, stats.Spread{Median: 2, Min: 1.5, Max: 2}, got)
+		require.Equal(t, stats.Of([]float64{2, 2, 1.5}), got)
 	})
 	t.Run("ToNothingAreUnknown", func(t *testing.T) {
 		t.Parallel()

@@ -1,0 +1,69 @@
+package against_test
+
+import (
+	"io"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/against"
+	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it is.
+func TestWork(t *testing.T) {
+	t.Parallel()
+	all := scenario.All(true)
+	s := all[slices.IndexFunc(all, func(s scenario.Scenario) bool { return s.Name == "hot-512" })]
+	asked, ask := io.Pipe()
+	answers, answer := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := against.Work(t.Context(), s, asked, answer)
+		answer.Close()
+		ended <- err
+	}()
+	side := against.NewSide(ask, answers, func() error {
+		return ask.Close()
+	})
+	if err := against.Ready(side); err != nil {
+		if err := <-ended; server.MayBeSkipped(err) {
+			t.Skip(err)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+	for range 2 {
+		round, err := side.Run(t.Context(), load.Amount{For: 10 * time.Millisecond})
+		require.NoError(t, err)
+		require.Positive(t, round.Throughput)
+		require.Positive(t, round.Trips)
+		require.True(t, math.IsNaN(round.Attempts), "what was not measured comes across as such")
+	}
+	require.NoError(t, side.Check(t.Context()))
+	require.NoError(t, side.Close())
+	require.NoError(t, <-ended)
+}
+
+func TestOfAProcessThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	t.Run("OpenFails", func(t *testing.T) {
+		t.Parallel()
+		_, err := against.Process{Program: "/no/such/program"}.Open(t.Context(), contender.Bench{})
+		require.Error(t, err)
+	})
+	t.Run("OpenSaysThatItEnded", func(t *testing.T) {
+		t.Parallel()
+		_, err := against.Process{Program: "true"}.Open(t.Context(), contender.Bench{})
+		require.ErrorContains(t, err, "the process has ended")
+	})
+}

@@ -1,0 +1,91 @@
+//go:build rueidis
+
+package contender
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/redis/rueidis"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+)
+
+// Rueidis is redis_rate's script through rueidis, which pipelines by itself what is asked at the same time.
+type Rueidis struct {
+	Keys int
+}
+
+// Open connects to the scenario's Redis and empties it.
+func (w Rueidis) Open(ctx context.Context, b Bench) (_ Runner, err error) {
+	redisServer := b.Redis[server.Nothing]
+	if redisServer == nil {
+		return nil, unavailable("no redis-server on the PATH")
+	}
+	script, err := redisScript(ctx)
+	if err != nil {
+		return nil, err
+	}
+	observer := newRedis(redisServer, &load.Wire{}, 1)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, observer.Close())
+		}
+	}()
+	if err := observer.FlushAll(ctx).Err(); err != nil {
+		return nil, err
+	}
+	wire := &load.Wire{}
+	client, err := rueidis.NewClient(rueidis.ClientOption{
+		InitAddress:  []string{redisServer.Address},
+		DisableCache: true, // of the client's side, which no script can use
+		DialCtxFn: func(ctx context.Context, address string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return wire.Dial(ctx, "tcp", address)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	all, limit := makeKeys(w.Keys), redisLimit(w.Keys)
+	arguments := []string{strconv.Itoa(limit.Burst), strconv.Itoa(limit.Rate), fmt.Sprint(limit.Period.Seconds()), "1"}
+	lua := rueidis.NewLuaScript(script)
+	r := newRunner(b, func(ctx context.Context, c *load.Caller) error {
+		return admitted(lua.Exec(ctx, client, []string{redisKey(b.Name, all.any(c))}, arguments))
+	})
+	r.wire, r.check = wire, checkRedis(observer, b.Name, w.Keys)
+	r.close = func() error {
+		client.Close()
+		return observer.Close()
+	}
+	return r, nil
+}
+
+// admitted reads an answer as redis_rate does, and returns an error when it is a refusal.
+func admitted(answer rueidis.RedisResult) error {
+	values, err := answer.ToArray()
+	if err != nil {
+		return err
+	}
+	const fields = 4
+	if len(values) != fields {
+		return fmt.Errorf("redis answered with %d values", len(values))
+	}
+	allowed, err := values[0].AsInt64()
+	if err != nil {
+		return err
+	}
+	for _, wait := range values[2:] { // until it is allowed again, and until the limit is full
+		if _, err := wait.AsFloat64(); err != nil {
+			return err
+		}
+	}
+	if allowed != 1 {
+		return errRedisRefused
+	}
+	return nil
+}

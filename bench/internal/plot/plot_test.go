@@ -1,0 +1,112 @@
+package plot_test
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/plot"
+	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
+	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
+)
+
+// rising returns a line with so many times the calls of the callers.
+func rising(name string, times float64) scenario.Line {
+	line := scenario.Line{Contender: name}
+	for callers := 1; callers <= 1024; callers *= 4 {
+		calls := times * float64(callers)
+		line.Points = append(line.Points, scenario.Point{Callers: callers, Throughput: stats.Spread{Median: calls, Low: calls * 0.9, High: calls * 1.2}})
+	}
+	return line
+}
+
+// parse fails when the drawing is not well-formed, and returns the attributes d, cx and cy and the texts.
+func parse(t *testing.T, svg []byte) (attributes map[string][]string, texts string) {
+	t.Helper()
+	attributes = map[string][]string{}
+	decoder := xml.NewDecoder(strings.NewReader(string(svg)))
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return attributes, texts
+		}
+		require.NoError(t, err)
+		switch token := token.(type) {
+		case xml.StartElement:
+			for _, a := range token.Attr {
+				attributes[a.Name.Local] = append(attributes[a.Name.Local], a.Value)
+			}
+		case xml.CharData:
+			texts += string(token) + "\n"
+		}
+	}
+}
+
+func TestSVG(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name  string
+		curve scenario.Curve
+		dots  int // with those of the legend
+	}{
+		{"TwoContenders", scenario.Curve{Name: "many", Lines: []scenario.Line{rising("a", 1000), rising("b", 300)}}, 14},
+		{"MoreThanThereAreColours", scenario.Curve{Name: "many", Lines: []scenario.Line{rising("a", 1), rising("b", 2), rising("c", 3), rising("d", 4), rising("e", 5), rising("f", 6), rising("g", 7)}}, 49},
+		{"OnePoint", scenario.Curve{Name: "one", Lines: []scenario.Line{{Contender: "a", Points: []scenario.Point{{Callers: 1, Throughput: stats.Spread{Median: 1000, Low: 1000, High: 1000}}}}}}, 2},
+		{"NamesThatAreMarkup", scenario.Curve{Name: "<b> & \"c\"", Lines: []scenario.Line{rising("a < b & c", 1)}}, 7},
+		{"Nothing", scenario.Curve{Name: "nothing"}, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			attributes, texts := parse(t, plot.SVG(test.curve, plot.Throughput()))
+			require.Contains(t, texts, test.curve.Name)
+			require.Len(t, attributes["cx"], test.dots)
+			for _, line := range test.curve.Lines {
+				require.Contains(t, texts, line.Contender)
+			}
+			for _, number := range append(attributes["cx"], attributes["cy"]...) {
+				value, err := strconv.ParseFloat(number, 64)
+				require.NoError(t, err)
+				require.True(t, value >= 0 && value <= 720, "%v is outside of the drawing", value)
+			}
+			require.NotRegexp(t, `NaN|Inf`, strings.Join(attributes["d"], " "))
+		})
+	}
+}
+
+// Twice as much is the same distance everywhere.
+func TestSVGIsLogarithmic(t *testing.T) {
+	t.Parallel()
+	attributes, _ := parse(t, plot.SVG(scenario.Curve{Lines: []scenario.Line{rising("a", 1000)}}, plot.Throughput()))
+	var x, y []float64
+	for i := range 6 { // the last one is the legend's
+		cx, err := strconv.ParseFloat(attributes["cx"][i], 64)
+		require.NoError(t, err)
+		cy, err := strconv.ParseFloat(attributes["cy"][i], 64)
+		require.NoError(t, err)
+		x, y = append(x, cx), append(y, cy)
+	}
+	for i := 2; i < 6; i++ {
+		require.InDelta(t, x[1]-x[0], x[i]-x[i-1], 0.2)
+		require.InDelta(t, y[1]-y[0], y[i]-y[i-1], 0.2)
+	}
+	require.Greater(t, x[1], x[0])
+	require.Less(t, y[1], y[0])
+}
+
+func TestSVGOfWhatACallCosts(t *testing.T) {
+	t.Parallel()
+	line := rising("a", 1000)
+	for i := range line.Points[1:] { // of the first it is not known
+		line.Points[i+1].Processor = &stats.Spread{Median: 2e-5, Low: 1.5e-5, High: 3e-5}
+	}
+	attributes, texts := parse(t, plot.SVG(scenario.Curve{Name: "many", Lines: []scenario.Line{line}}, plot.Processor()))
+	require.Len(t, attributes["cx"], 5+1)
+	require.Contains(t, texts, "20µs\n")
+	require.Contains(t, texts, "many: the processor's time for a call")
+}

@@ -1,0 +1,102 @@
+package report_test
+
+import (
+	"bytes"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
+	"github.com/pgratelimit/pgratelimit/bench/internal/report"
+	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
+)
+
+// measured returns a run of a scenario with two rounds, and a contender that was not there. It is a point of that curve, if any.
+func measured(curve string) report.Run {
+	nan := math.NaN()
+	return report.Run{
+		Machine: server.Machine{CPU: "a processor", Cores: 2, Load: 0.5}, Postgres: "PostgreSQL 18", Settings: map[string]string{"fsync": "on"},
+		Redis: "Redis 7", Rounds: 2, Round: time.Second, Against: "v1",
+		Results: []scenario.Result{{
+			Scenario: scenario.Scenario{Name: "curve-hot-4", Title: "a title", Curve: curve, Callers: 4, Compare: scenario.Throughput},
+			Rows: []scenario.Row{
+				{Name: "ours", Rounds: []contender.Round{
+					{Throughput: 100, P50: 0.01, Attempts: nan, Processor: 0.001}, {Throughput: 120, P50: 0.02, Attempts: nan, Processor: 0.003},
+				}, Ratio: stats.Of([]float64{1, 1})},
+				{Name: "theirs", Rounds: []contender.Round{{Throughput: 50, Attempts: nan, Processor: nan}, {Throughput: 40, Attempts: nan, Processor: nan}}, Ratio: stats.Of([]float64{2, 3}), Cost: stats.Of([]float64{0.4, 0.6})},
+				{Name: "nobody's", Missing: "not here", Ratio: stats.Of(nil)},
+			},
+			Measured: []scenario.Measurement{{Name: "size", Value: 64}},
+			Verdicts: []scenario.Verdict{{Bar: scenario.Bar{Fact: "size", AtMost: 64}, Value: stats.Of([]float64{64}), Measured: true, Reached: true}},
+		}},
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	run := measured("")
+	written := report.Of(run)
+	var text bytes.Buffer
+	require.NoError(t, written.JSON(&text))
+	read, err := report.ReadJSON(&text)
+	require.NoError(t, err)
+	written.Results = nil // which are in it as scenarios and curves
+	require.Equal(t, written, read)
+
+	require.Equal(t, 110.0, read.Scenarios[0].Contenders[0].Figures[scenario.Throughput].Median)
+	require.NotContains(t, read.Scenarios[0].Contenders[0].Figures, scenario.Attempts, "what was not measured is not there")
+	require.Nil(t, read.Scenarios[0].Contenders[2].Ratio)
+}
+
+func TestJSONOfACurve(t *testing.T) {
+	t.Parallel()
+	written := report.Of(measured("one hot key"))
+	var text bytes.Buffer
+	require.NoError(t, written.JSON(&text))
+	read, err := report.ReadJSON(&text)
+	require.NoError(t, err)
+	require.Equal(t, written.Curves, read.Curves)
+	require.Len(t, read.Curves[0].Lines, 2)
+	require.Empty(t, read.Scenarios, "its points are in the curve")
+}
+
+func TestJSONThatIsNone(t *testing.T) {
+	t.Parallel()
+	_, err := report.ReadJSON(bytes.NewBufferString("{"))
+	require.ErrorContains(t, err, "read the figures")
+}
+
+func TestCurves(t *testing.T) {
+	t.Parallel()
+	var text bytes.Buffer
+	report.Curves(&text, report.Of(measured("one hot key")).Curves)
+	require.Equal(t, `
+curve, one hot key: calls/s
+  callers            ours       theirs
+        4  110 (100..120)  45 (40..50)
+
+curve, one hot key: processor's time for a call
+  callers            ours  theirs
+        4  2ms (1ms..3ms)       -
+
+curve, one hot key: ours / this
+  callers             theirs
+        4  2.50 (2.00..3.00)
+`, text.String())
+}
+
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	var text bytes.Buffer
+	report.Summary(&text, measured("").Results)
+	require.Contains(t, text.String(), "ours / theirs: throughput 2.50 (2.00..3.00), cpu 0.50 (0.40..0.60)\n")
+	require.Contains(t, text.String(), "reached: size at most 64; it is 64\n")
+	require.NotContains(t, text.String(), "nobody's")
+	text.Reset()
+	report.Summary(&text, nil)
+	require.Empty(t, text.String(), "a list of nothing has no title")
+}

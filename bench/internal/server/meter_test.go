@@ -1,0 +1,55 @@
+package server
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// machine makes a /proc of files.
+func machine(t *testing.T, files map[string]string) *Meter {
+	t.Helper()
+	directory := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(directory, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	return &Meter{directory: directory}
+}
+
+func TestMeter(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{
+		"10/task/10/schedstat": "1000000000 5 5\n", "10/task/10/children": "11 12 14 ", // 14 has ended meanwhile
+		"11/schedstat": "2000000000 5 5\n", "12/schedstat": "4000000000 5 5\n", "13/schedstat": "8000000000 5 5\n",
+		"20/task/20/schedstat": "500000000 5 5\n", "20/task/21/schedstat": "250000000 5 5\n",
+		"12/stat": "12 (a (b) c) S 10 10 12 0",
+	}
+	t.Run("AddsUpTheServerItsChildrenAndTheThreadsOfOthers", func(t *testing.T) {
+		t.Parallel()
+		m := machine(t, files)
+		m.postgres, m.others = 10, []int{20}
+		require.InDelta(t, 1+2+4+0.75, m.Seconds(), 1e-9)
+	})
+	t.Run("KnowsNothingOfAProcessThatIsNotHere", func(t *testing.T) {
+		t.Parallel()
+		m := machine(t, files)
+		m.postgres, m.others = 10, []int{99}
+		require.True(t, math.IsNaN(m.Seconds()))
+	})
+	t.Run("KnowsNothingOfAServerElsewhere", func(t *testing.T) {
+		t.Parallel()
+		require.True(t, math.IsNaN(machine(t, files).Seconds()))
+		require.True(t, math.IsNaN((*Meter)(nil).Seconds()))
+	})
+	t.Run("TellsNamesWithParenthesesFromWhatFollows", func(t *testing.T) {
+		t.Parallel()
+		name, parent := machine(t, files).process(12)
+		require.Equal(t, "a (b) c", name)
+		require.Equal(t, 10, parent)
+	})
+}

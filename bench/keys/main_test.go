@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	o, err := parse([]string{"-fill", "50,70:100", "-vacuum", "0.2,none", "-draw", "skewed"})
+	require.NoError(t, err)
+	require.True(t, o.skewed)
+	require.Equal(t, []setting{{50, 50, 0.2}, {50, 50, -1}, {70, 100, 0.2}, {70, 100, -1}}, o.settings)
+	require.Equal(t, "70:100 none", o.settings[3].String())
+	require.Equal(t, "50 0.2", o.settings[0].String())
+	for _, wrong := range []string{"-fill x", "-fill 50:x", "-vacuum some", "-draw all", "-rows 1", "more"} {
+		_, err := parse(strings.Fields(wrong))
+		require.Error(t, err, wrong)
+	}
+}
+
+func TestRead(t *testing.T) {
+	t.Parallel()
+	const said = `finished vacuuming "d.ratelimit.buckets": index scans: 0
+pages: 0 removed, 339 remain, 300 scanned (88.50% of total)
+tuples: 5052 removed, 20000 remain, 0 are dead but not yet removable
+WAL usage: 680 records, 2 full page images, 65536 bytes
+finished vacuuming "d.pg_toast.pg_toast_16400": index scans: 0
+pages: 0 removed, 0 remain, 0 scanned (100.00% of total)
+tuples: 0 removed, 0 remain, 0 are dead but not yet removable
+WAL usage: 1 records, 0 full page images, 188 bytes
+`
+	v, err := read(said)
+	require.NoError(t, err)
+	require.Equal(t, vacuum{ran: 1, pages: 300, bytes: 65_724, removed: 5052}, v)
+	_, err = read("something else")
+	require.Error(t, err)
+}
+
+// TestMeasure measures two settings on few rows: that it can, and that what it counts is of the right size.
+func TestMeasure(t *testing.T) {
+	t.Parallel()
+	o, err := parse([]string{
+		"-rows", "2000", "-minute", "2000", "-warm", "1", "-minutes", "1", "-callers", "8", "-new", "0.05", "-draw", "skewed",
+		"-fill", "50,50:100", "-vacuum", "none,0", "-wal", "64MB",
+	})
+	require.NoError(t, err)
+	var output bytes.Buffer
+	err = measure(t.Context(), &output, o)
+	if server.MayBeSkipped(err) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
+	require.Len(t, lines, 3+len(o.settings))
+	for i, s := range o.settings {
+		line := lines[3+i]
+		require.True(t, strings.HasPrefix(line, s.String()+" "), line)
+	}
+}

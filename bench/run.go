@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/against"
+	"github.com/pgratelimit/pgratelimit/bench/internal/plot"
+	"github.com/pgratelimit/pgratelimit/bench/internal/report"
+	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+)
+
+// run measures, and writes the tables to w as they come.
+func run(ctx context.Context, w io.Writer, o options) (err error) {
+	scenarios := chosen(o)
+	if len(scenarios) == 0 {
+		return fmt.Errorf("no scenario matches %q", o.only)
+	}
+	on, closeServers, err := start(ctx)
+	defer func() { err = errors.Join(err, closeServers()) }()
+	if err != nil {
+		return err
+	}
+	if o.against != "" {
+		directory, err := os.MkdirTemp("", "against")
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(directory)) }()
+		if scenarios, err = versus(ctx, scenarios, directory, on.Postgres.URL(), o); err != nil {
+			return err
+		}
+	}
+	described := report.Run{
+		Postgres: on.Postgres.Version, Settings: on.Postgres.Settings(), Rounds: o.rounds, Round: o.round, Quick: o.quick,
+		Against: o.against, Redis: server.ErrNoRedis.Error(),
+	}
+	if redis := on.Redis[server.Nothing]; redis != nil {
+		described.Redis = redis.Version + " with its defaults, but for what it keeps on disk"
+		for _, durability := range server.Durabilities() {
+			described.Redis += "; " + durability.String()
+		}
+	}
+	if described.Machine, err = server.Describe(ctx, on.Postgres.Directory); err != nil {
+		return err
+	}
+	report.Header(w, described)
+	described.Results, err = measure(ctx, w, scenarios, on, o)
+	report.Summary(w, described.Results)
+	return errors.Join(err, keep(w, report.Of(described), o))
+}
+
+// start starts the servers, and returns what stops those that run, whatever the error.
+func start(ctx context.Context) (on scenario.Servers, closeAll func() error, err error) {
+	var closes []func() error
+	closeAll = func() error {
+		var errs []error
+		for _, closeOne := range slices.Backward(closes) {
+			errs = append(errs, closeOne())
+		}
+		return errors.Join(errs...)
+	}
+	if on.Postgres, err = server.StartPostgres(ctx); err != nil {
+		return on, closeAll, err
+	}
+	closes = append(closes, on.Postgres.Close)
+	on.Redis = map[server.Durability]*server.Redis{}
+	for _, durability := range server.Durabilities() {
+		redis, err := server.StartRedis(ctx, durability)
+		if errors.Is(err, server.ErrNoRedis) {
+			break
+		}
+		if err != nil {
+			return on, closeAll, err
+		}
+		closes = append(closes, redis.Close)
+		on.Redis[durability] = redis
+	}
+	on.Meter, err = server.NewMeter(ctx, on.Postgres, on.Redis)
+	return on, closeAll, err
+}
+
+// chosen returns the scenarios that were asked for.
+func chosen(o options) []scenario.Scenario {
+	var chosen []scenario.Scenario
+	for _, s := range scenario.All(o.quick) {
+		if o.only.MatchString(s.Name) && (s.Curve == "" || o.named) {
+			chosen = append(chosen, s.With(o.contenders.MatchString))
+		}
+	}
+	return chosen
+}
+
+// versus returns the scenarios with the first contender of each in a process of its own, and that of another commit after it.
+func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postgres string, o options) ([]scenario.Scenario, error) {
+	this, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	other, err := against.Build(ctx, directory, o.against)
+	if err != nil {
+		return nil, err
+	}
+	var both []scenario.Scenario
+	for _, s := range scenarios {
+		if s.Calls > 0 {
+			continue // it has turns for one contender only
+		}
+		process := against.Process{Program: this, Postgres: postgres, Arguments: []string{"-worker", s.Name, fmt.Sprintf("-quick=%t", o.quick)}}
+		theirs := process
+		theirs.Program = other
+		both = append(both, s.Versus(process, theirs, o.against))
+	}
+	return both, nil
+}
+
+// work measures a scenario for another process.
+func work(ctx context.Context, in io.Reader, out io.Writer, o options) error {
+	for _, s := range scenario.All(o.quick) {
+		if s.Name == o.worker {
+			return against.Work(ctx, s, in, out)
+		}
+	}
+	return fmt.Errorf("there is no scenario %q", o.worker)
+}
+
+// measure runs the scenarios one after the other, and the rest when one fails, until ctx ends.
+func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers, o options) ([]scenario.Result, error) {
+	var results []scenario.Result
+	var failed error
+	for _, s := range scenarios {
+		result, err := s.Run(ctx, on, scenario.Options{Rounds: o.rounds, Round: o.round})
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", s.Name, err))
+			if ctx.Err() != nil {
+				break
+			}
+			continue
+		}
+		report.Result(w, result)
+		results = append(results, result)
+	}
+	return results, failed
+}
+
+// draw shows the curves of a file.
+func draw(w io.Writer, o options) error {
+	file, err := os.Open(o.draw)
+	if err != nil {
+		return err
+	}
+	document, err := report.ReadJSON(file)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	return keep(w, document, o)
+}
+
+// keep writes the curves to w, and what else was asked for to files.
+func keep(w io.Writer, d report.Document, o options) (err error) {
+	report.Curves(w, d.Curves)
+	if o.svg != "" {
+		for _, curve := range d.Curves {
+			for suffix, figure := range map[string]plot.Figure{"": plot.Throughput(), "-cpu": plot.Processor()} {
+				name := "curve-" + strings.ReplaceAll(curve.Name, " ", "-") + suffix + ".svg"
+				if err := os.WriteFile(filepath.Join(o.svg, name), plot.SVG(curve, figure), 0o644); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if o.json == "" {
+		return nil
+	}
+	file, err := os.Create(o.json)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.JSON(file), file.Close())
+}
