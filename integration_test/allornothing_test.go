@@ -262,7 +262,7 @@ func TestTakeAddsUpWhatACallAsksOfOneBucket(t *testing.T) {
 			t.Parallel()
 			key := t.Name() + " "
 			take := func(requests ...ratelimit.Request) ratelimit.Decision {
-				d, err := c.take(t.Context(), b.pool, b.limiter, requests...)
+				d, err := c.take(t.Context(), b.db(), b.limiter, requests...)
 				require.NoError(t, err)
 				require.Len(t, d.States, len(requests))
 				return d

@@ -47,7 +47,7 @@ func TestWaitingForTheRowCreditsNoInstantTwice(t *testing.T) {
 				var told ratelimit.Decision
 				go func() {
 					var err error
-					told, err = c.take(t.Context(), b.pool, b.limiter, ask(key)...)
+					told, err = c.take(t.Context(), b.db(), b.limiter, ask(key)...)
 					waited <- err
 				}()
 				eventually(t, "the caller waits for the row", func() bool { return waiting(t, b.pool) == 1 })

@@ -57,7 +57,7 @@ func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 								key += fmt.Sprint(round)
 							}
 							first, second := opposite[worker].For(key), opposite[1-worker].For(key)
-							d, err := test.callers[worker].take(t.Context(), b.pool, processes[worker], first, second)
+							d, err := test.callers[worker].take(t.Context(), b.db(), processes[worker], first, second)
 							if err != nil {
 								return err
 							}
@@ -107,7 +107,7 @@ func TestTakeLocksInOneOrderWhateverRowsExist(t *testing.T) {
 				for i, c := range test.callers {
 					process := b.with(t, ratelimit.Config{})
 					go func() {
-						_, err := c.take(t.Context(), b.pool, process, opposite[0].For(key), opposite[1].For(key))
+						_, err := c.take(t.Context(), b.db(), process, opposite[0].For(key), opposite[1].For(key))
 						done <- err
 					}()
 					eventually(t, "the caller waits for a row", func() bool { return waiting(t, b.pool) == i+1 })

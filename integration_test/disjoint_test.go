@@ -29,6 +29,15 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 		{"AtTheFirstUseOfEachKey", 0, 450, func(worker, n int) []ratelimit.Request {
 			return []ratelimit.Request{roomy.For(fmt.Sprintf("key %06d", n*workers+worker))}
 		}},
+		{"OfASlidingWindow", 10, 350, func(worker, _ int) []ratelimit.Request {
+			return []ratelimit.Request{slider.For(fmt.Sprint("key ", worker))}
+		}},
+		{"AtTheFirstUseOfASlidingWindow", 0, 350, func(worker, n int) []ratelimit.Request {
+			return []ratelimit.Request{slider.For(fmt.Sprintf("key %06d", n*workers+worker))}
+		}},
+		{"OverASlidingWindowAndABucket", 10, 350, func(worker, n int) []ratelimit.Request {
+			return []ratelimit.Request{roomy.For(fmt.Sprint("key ", worker)), slider.For(fmt.Sprintf("key %06d", n*workers+worker))}
+		}},
 		{"OverTwoLimits", 10, 350, func(worker, n int) []ratelimit.Request {
 			return []ratelimit.Request{roomy.For(fmt.Sprint("key ", worker)), other.For(fmt.Sprintf("key %06d", n*workers+worker))}
 		}},
@@ -93,6 +102,12 @@ func TestDecisionsTakeNoSIREADLock(t *testing.T) {
 		{"ReserveRefused", false, reserving(bounded.For("owing"))},
 		{"ReserveSeveralRefused", false, reserving(roomy.For("here"), bounded.For("owing"))},
 		{"Reset", true, resetting(tight.For("empty"), roomy.For("new"))},
+		{"SlidingAllowed", true, taking(slider.For("here"))},
+		{"SlidingAllowedOnANewKey", true, taking(slider.For("new"))},
+		{"SlidingRefused", false, taking(slider.For("empty"))},
+		{"SlidingAmongSeveral", true, taking(slider.For("here"), roomy.For("here"), slider.For("new"))},
+		{"SlidingRefusedAmongSeveral", false, taking(slider.For("empty"), roomy.For("here"), slider.For("new"))},
+		{"SlidingReset", true, resetting(slider.For("empty"))},
 	}
 	for _, mode := range planModes {
 		t.Run(mode, func(t *testing.T) {
@@ -100,6 +115,8 @@ func TestDecisionsTakeNoSIREADLock(t *testing.T) {
 			b := setup(t, planning(mode))
 			require.NoError(t, b.limiter.Reset(t.Context(), roomy.For("here")))
 			takeAll(t, b.limiter, tight.For("empty"))
+			require.NoError(t, takeAndCheck(t.Context(), b.limiter, []ratelimit.Request{slider.For("here")}))
+			takeAll(t, b.limiter, slider.For("empty"))
 			owe(t, b.limiter, bounded.For("owing"))
 			b.exec(t, "ANALYZE ratelimit.buckets")
 			for _, c := range calls {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -69,6 +70,10 @@ func slowly(capacity float64, shards int) ratelimit.TokenBucket {
 // plant writes a row of a bucket of the limit that changes, as calls before have left it.
 func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts time.Time) {
 	t.Helper()
+	if b.memory != nil {
+		plantInMemory(t, b.memory, bucket.Key{Name: "limit", Key: key, Shard: int32(shard)}, bucket.State{Value: value, TS: ts.UnixMicro()})
+		return
+	}
 	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts) VALUES ('limit', $1, $2, $3, $4)`, b.schema),
 		key, shard, value, ts.UnixMicro())
 }

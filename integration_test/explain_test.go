@@ -17,13 +17,15 @@ const (
 	threeBuckets   = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{0,0,0}'`
 	oneReservation = `'00000000-0000-4000-8000-000000000000'`
 	threeTakes     = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
+	threeClusters  = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', '{0,1,1}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
 )
 
 // housekeeping are the statements that look for rows by something else, and not while anybody waits, for none, or for the
 // only one.
 var housekeeping = map[string]bool{
-	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
+	"fingerprint_read.sql": true, "fingerprint_insert.sql": true, "prices_forget.sql": true,
 	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_lock.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true,
+	"calendar_zone.sql": true, "calendar_table.sql": true, // which go to no table
 }
 
 // Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
@@ -37,21 +39,33 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 	}{
 		"bucket_take.sql":        {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
 		"bucket_take_alone.sql":  {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
+		"window_take.sql":        {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
+		"window_take_alone.sql":  {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
+		"windows_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 1000000, 60000000, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
+		"bucket_swap.sql":        {oneBucket + `, 1, 0, NULL, 1, 0, NULL`, 0, true},
+		"bucket_make.sql":        {oneBucket + `, 1, 0, NULL`, 1, false},
+		"bucket_return.sql":      {oneBucket + `, 1, 2, 0, 10, 1, 1000000, 9000000000000000000, NULL`, 0, true},
 		"buckets_take.sql":       {threeTakes, 2, false},
 		"buckets_spend.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 1, true},
+		"buckets_spend_bold.sql": {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
+		"clusters_spend.sql":     {threeClusters, 1, true},
 		"buckets_lock.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":     {threeBuckets, 0, true},
-		"buckets_save.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}'`, 1, false},
+		"buckets_save.sql":       {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
 		"buckets_look.sql":       {threeBuckets + `, NULL`, 0, true},
 		"buckets_lock_free.sql":  {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_take_alone.sql": {threeTakes, 2, true},
 		"buckets_busy.sql":       {threeBuckets, 0, true},
+		"bucket_wait.sql":        {oneBucket, 0, true},
 		"buckets_read.sql":       {threeBuckets + `, NULL`, 0, true},
 		"buckets_fill.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
 		"buckets_charge.sql":     {threeBuckets + `, '{1,-1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},
-		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}'`, 0, false},
+		"price_report.sql":       {`'other', 'key 17', 1, 1, 0, 0, 1, NULL`, 1, false},
+		"price_read.sql":         {`'other', 'key 17', NULL`, 0, true},
+		"price_turn.sql":         {`'other', 'key 17', 0, 1, 1, 0, 1, false, NULL`, 0, true},
+		"reservation_insert.sql": {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}'`, 0, false},
 		"reservation_lock.sql":   {oneReservation + `, NULL`, 1, false},
-		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}'`, 1, false},
+		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{}'`, 1, false},
 	}
 	files, err := filepath.Glob("../internal/store/sql/*.sql")
 	require.NoError(t, err)
@@ -61,6 +75,8 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0
 		FROM generate_series(1, 5000) AS n, unnest('{other,roomy}'::text[]) AS name`)
 	b.exec(t, "ANALYZE ratelimit.buckets")
+	b.exec(t, `INSERT INTO ratelimit.prices SELECT 'other', 'key ' || n, 0, 0, 0, 0, 0, 0, 1, false, 0 FROM generate_series(1, 5000) AS n`)
+	b.exec(t, "ANALYZE ratelimit.prices")
 	for _, file := range files {
 		for _, mode := range planModes {
 			t.Run(filepath.Base(file)+"/"+mode, func(t *testing.T) {
@@ -113,11 +129,11 @@ func (p *plan) read(explained []byte) {
 
 func (p *plan) walk(n node, explained string) {
 	p.t.Helper()
-	if n.Relation == "buckets" || n.Relation == "reservations" {
+	if n.Relation == "buckets" || n.Relation == "reservations" || n.Relation == "prices" {
 		switch n.Type {
 		case "ModifyTable":
 			if len(n.Arbiters) == 0 {
-				break // a plain insert
+				break // a plain insert, or an update
 			}
 			require.Equal(p.t, []string{n.Relation + "_pkey"}, n.Arbiters, explained)
 			p.upserts++

@@ -27,6 +27,9 @@ type cutter struct {
 	side     cut
 	cuts     int // still to be made
 	requests int // seen since the cutter was armed
+
+	at      int    // the number of the only request to be cut, whatever it holds; 0: all that hold the bytes
+	instead func() // what is done at that request, in place of a cut; nil: it is cut
 }
 
 // on is for a pool's configuration.
@@ -46,6 +49,15 @@ func (c *cutter) arm(request string, side cut, cuts int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.request, c.side, c.cuts, c.requests = []byte(request), side, cuts, 0
+	c.at, c.instead = 0, nil
+}
+
+// armAt makes the n-th request from now on break its connection, or calls instead before that is sent.
+func (c *cutter) armAt(n int, side cut, instead func()) {
+	c.arm("", side, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.instead = n, instead
 }
 
 // seen returns how many of the requests have been sent since the cutter was armed.
@@ -59,14 +71,18 @@ func (c *cutter) decide(message []byte) (side cut, now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isStatement := len(message) > 0 && bytes.IndexByte([]byte("QPB"), message[0]) >= 0 // not a connection's start
-	if !isStatement || len(c.request) == 0 || !bytes.Contains(message, c.request) {
+	if !isStatement || c.at == 0 && (len(c.request) == 0 || !bytes.Contains(message, c.request)) {
 		return 0, false
 	}
 	c.requests++
-	if c.cuts == 0 {
+	if c.cuts == 0 || c.at > 0 && c.requests != c.at {
 		return 0, false
 	}
 	c.cuts--
+	if c.instead != nil {
+		c.instead()
+		return 0, false
+	}
 	return c.side, true
 }
 

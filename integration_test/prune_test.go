@@ -160,7 +160,7 @@ func TestPrune(t *testing.T) {
 				return err
 			}
 			for i := range 200 {
-				conflicts, err := callersTx(ctx, b.pool, pgx.Serializable, func(tx pgx.Tx) error {
+				conflicts, err := callersTx(ctx, b.db(), pgx.Serializable, func(tx pgx.Tx) error {
 					d, err := b.limiter.WithTx(tx).Take(ctx, quick.For(fmt.Sprintf("busy%d-%d", worker, i)))
 					return errors.Join(err, d.Err())
 				})

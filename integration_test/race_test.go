@@ -17,7 +17,7 @@ import (
 // caller is a way to take: from which transaction, at which isolation level.
 type caller struct {
 	name string
-	take func(ctx context.Context, pool *pgxpool.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error)
+	take func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error)
 }
 
 func callers() []caller {
@@ -25,10 +25,10 @@ func callers() []caller {
 		inCallersTx("ReadCommitted", pgx.ReadCommitted),
 		inCallersTx("RepeatableRead", pgx.RepeatableRead),
 		inCallersTx("Serializable", pgx.Serializable),
-		{"Standalone", func(ctx context.Context, _ *pgxpool.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
+		{"Standalone", func(ctx context.Context, _ ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 			return limiter.Take(ctx, requests...)
 		}},
-		{"InTx", func(ctx context.Context, _ *pgxpool.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
+		{"InTx", func(ctx context.Context, _ ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
 			err = limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
 				d, err = limiter.WithTx(tx).Take(ctx, requests...)
 				return err
@@ -40,7 +40,7 @@ func callers() []caller {
 
 // inCallersTx takes in a transaction that also commits refusals: they must have cost nothing.
 func inCallersTx(name string, level pgx.TxIsoLevel) caller {
-	return caller{name, func(ctx context.Context, pool *pgxpool.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
+	return caller{name, func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
 		_, err = callersTx(ctx, pool, level, func(tx pgx.Tx) (err error) {
 			d, err = limiter.WithTx(tx).Take(ctx, requests...)
 			return err
@@ -83,7 +83,7 @@ func (r race) run(t *testing.T, b *bundle) {
 			requests = []ratelimit.Request{after.For(own), r.hot.For(r.key), before.For(own)}
 		}
 		for range r.tries {
-			d, err := r.caller.take(t.Context(), b.pool, r.limiter, requests...)
+			d, err := r.caller.take(t.Context(), b.db(), r.limiter, requests...)
 			if err != nil {
 				return err
 			}
@@ -123,6 +123,8 @@ func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 	}{
 		{"TokenBucket", stopped, ratelimit.Define("bucket", hoard(raceCapacity))},
 		{"Unbatched", unbatched, ratelimit.Define("bucket", hoard(raceCapacity))},
+		{"SlidingWindow", stopped, ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: raceCapacity, Period: time.Hour})},
+		{"SlidingWindowOfNow", b.limiter, ratelimit.Define("slidingNow", ratelimit.SlidingWindow{Rate: raceCapacity, Period: ratelimit.Day})},
 		{"FixedWindow", b.limiter, ratelimit.Define("window", ratelimit.FixedWindow{Rate: raceCapacity, Period: century, Start: noon})},
 	}
 	for _, policy := range policies {
@@ -163,7 +165,7 @@ func TestTakeHasOneFirstUser(t *testing.T) {
 						if several {
 							requests = append(requests, second.For(key))
 						}
-						d, err := c.take(t.Context(), b.pool, b.limiter, requests...)
+						d, err := c.take(t.Context(), b.db(), b.limiter, requests...)
 						if err != nil {
 							return err
 						}

@@ -30,7 +30,7 @@ func (b *bundle) desk(t *testing.T, config ratelimit.Config) *desk {
 	d := &desk{clock: &clock{}}
 	d.at(0)
 	config.AsOf = d.clock.now
-	d.bundle = &bundle{pool: b.pool, schema: b.schema, limiter: b.with(t, config)}
+	d.bundle = &bundle{pool: b.pool, memory: b.memory, schema: b.schema, limiter: b.with(t, config)}
 	return d
 }
 

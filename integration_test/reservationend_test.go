@@ -58,7 +58,7 @@ func commits() map[string]func(context.Context, *desk, func(*ratelimit.Limiter) 
 	}
 	for _, level := range levels {
 		ways[level.name] = func(ctx context.Context, d *desk, fn func(*ratelimit.Limiter) error) error {
-			_, err := callersTx(ctx, d.pool, level.level, func(tx pgx.Tx) error { return fn(d.limiter.WithTx(tx)) })
+			_, err := callersTx(ctx, d.db(), level.level, func(tx pgx.Tx) error { return fn(d.limiter.WithTx(tx)) })
 			return err
 		}
 	}

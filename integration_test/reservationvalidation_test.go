@@ -167,6 +167,7 @@ func TestReservationsWithoutTheirMigration(t *testing.T) {
 	}
 	migrate("00001_buckets.sql")
 	migrate("00007_fingerprint.sql") // which every call needs
+	migrate("00008_kinds.sql")       // and what locks rows
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	before := b.rows(t, "")
 	for name, verb := range reservationVerbs {

@@ -3,56 +3,26 @@ package integration_test
 import (
 	"context"
 	"math"
-	"net"
-	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// wire counts round trips: how often something was read after something was written.
-type wire struct{ trips atomic.Int64 }
+// wire counts round trips.
+type wire struct{ roundtrips.Counter }
 
 // count returns the round trips that call makes.
-func (w *wire) count(call func()) int {
-	before := w.trips.Load()
-	call()
-	return int(w.trips.Load() - before)
-}
-
-// dial is the pool's DialFunc.
-func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, network, address)
-	return &countedConn{Conn: conn, wire: w}, err
-}
-
-type countedConn struct {
-	net.Conn
-	wire  *wire
-	asked atomic.Bool
-}
-
-func (c *countedConn) Write(b []byte) (int, error) {
-	c.asked.Store(true)
-	return c.Conn.Write(b)
-}
-
-func (c *countedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if n > 0 && c.asked.Swap(false) {
-		c.wire.trips.Add(1)
-	}
-	return n, err
-}
+func (w *wire) count(call func()) int { return w.Of(call) }
 
 // on is for a pool's configuration.
 func (w *wire) on(c *pgxpool.Config) {
 	c.MaxConns = 1 // so that what warms up is what is counted
-	c.ConnConfig.DialFunc = w.dial
+	c.ConnConfig.DialFunc = w.Dial
 	c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
 }
 
@@ -113,6 +83,11 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 		{"CheckAShardedLimit", checking(wide.For("a")), true, 1, 1},
 		{"ValueOfAShardedLimit", valuing(wide.For("a")), true, 1, 1},
 		{"ResetAShardedLimit", resetting(wide.For("a")), true, 1, 1},
+		{"TakeUpTo", takingUpTo(3, five...), true, 4, 2},                           // begin, lock, save, commit
+		{"TakeUpToOfNothingThere", takingUpTo(3, tight.For("empty")), false, 3, 2}, // nothing to save
+		{"Borrow", taking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), true, 4, 2},
+		{"CheckABorrow", checking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), true, 1, 1},
+		{"CheckReserve", checkingReserve(five...), true, 1, 1},
 		{"TakeOfNothing", taking(roomy.For("a").Cost(0)), true, 1, 1},
 		{"Check", checking(five...), true, 1, 1},
 		{"Value", valuing(roomy.For("a")), true, 1, 1},

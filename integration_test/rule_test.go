@@ -16,7 +16,8 @@ import (
 // ruled is a limiter whose rules and whose clock a test sets.
 type ruled struct {
 	*ratelimit.Limiter
-	pool   *pgxpool.Pool
+	*bundle
+
 	rules  *ruleBook
 	failed *failures
 	now    *atomic.Pointer[time.Time]
@@ -64,10 +65,10 @@ func (b *ruleBook) set(limit, plan, key string, rule *ratelimit.Rule) {
 
 func setupRuled(t *testing.T, config ratelimit.Config, pool ...func(*pgxpool.Config)) *ruled {
 	t.Helper()
-	r := &ruled{pool: setup(t, pool...).pool, rules: &ruleBook{rules: make(map[[3]string]*ratelimit.Rule)}, failed: &failures{}, now: &atomic.Pointer[time.Time]{}}
+	r := &ruled{bundle: setup(t, pool...), rules: &ruleBook{rules: make(map[[3]string]*ratelimit.Rule)}, failed: &failures{}, now: &atomic.Pointer[time.Time]{}}
 	r.at(0)
 	config.Policies, config.Observer, config.AsOf = r.rules, r.failed, func() time.Time { return *r.now.Load() }
-	limiter, err := ratelimit.New(r.pool, config)
+	limiter, err := ratelimit.New(r.db(), config)
 	require.NoError(t, err)
 	r.Limiter = limiter
 	return r

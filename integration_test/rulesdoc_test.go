@@ -146,13 +146,19 @@ func rulesGrants() (string, error) {
 	return statements, err
 }
 
-// rulesBlocks returns the code blocks of docs/rules.md in a language.
-func rulesBlocks(t *testing.T, language string) []string {
+// rulesText returns docs/rules.md.
+func rulesText(t *testing.T) string {
 	t.Helper()
 	document, err := os.ReadFile("../docs/rules.md")
 	require.NoError(t, err)
+	return string(document)
+}
+
+// rulesBlocks returns the code blocks of docs/rules.md in a language.
+func rulesBlocks(t *testing.T, language string) []string {
+	t.Helper()
 	var blocks []string
-	for _, match := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(document), -1) {
+	for _, match := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(rulesText(t), -1) {
 		blocks = append(blocks, match[1])
 	}
 	return blocks

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -196,6 +197,44 @@ func TestRulesDocument(t *testing.T) {
 		require.Equal(t, 2000.0-7, v.Tokens, "what was refused has taken from nothing")
 	})
 
+	t.Run("AFileSaysEveryKind", func(t *testing.T) {
+		t.Parallel()
+		ctx, s := t.Context(), newRulesStory(t)
+		s.hear(t, s.put(t).From)
+		path := filepath.Join(t.TempDir(), "rules.yaml")
+		require.NoError(t, os.WriteFile(path, []byte(rulesBlocks(t, "yaml")[1]), 0o600))
+		require.NoError(t, rulesFile(ctx, s.store, path))
+		s.hear(t, s.now.Add(time.Minute))
+		for want, request := range map[string]struct{ limit, key string }{
+			"10 per minute": {"search", "ada"}, "500 per hour": {"trials", "ada"}, "never more than 100 in any minute": {"exports", "ada"},
+			"1000 per month in Europe/Berlin from day 15 on": {"quota", "ada"}, "9000 per year in UTC from April 6 on": {"quota", "acme"},
+			"5 at a time": {"jobs", "ada"}, "12 at a time": {"jobs", "acme"}, "50 per second, adapting down to 0.2 of it": {"upstream", "ada"},
+		} {
+			limit, err := ratelimit.NewLimit(request.limit, ratelimit.PerSecond(1))
+			require.NoError(t, err)
+			require.Contains(t, s.limiter.Resolve(limit.For(request.key)).String(), want)
+			if request.limit == "jobs" {
+				lease, err := s.limiter.Acquire(ctx, limit.For(request.key))
+				require.NoError(t, err)
+				require.True(t, lease.Allowed)
+				continue
+			}
+			d, err := s.limiter.Take(ctx, limit.For(request.key))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+		}
+		_, err := s.limiter.Take(ctx, ratelimit.Define("jobs", ratelimit.PerSecond(1)).For("ada"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+		_, err = s.limiter.Reserve(ctx, ratelimit.Define("exports", ratelimit.PerSecond(1)).For("ada"))
+		require.ErrorIs(t, err, ratelimit.ErrNoReservations)
+		examples := regexp.MustCompile("(?m)^\\| `[a-z ]+` \\| `([^`]+)` \\|").FindAllStringSubmatch(rulesText(t), -1)
+		require.Len(t, examples, 5)
+		for _, example := range examples {
+			_, err := rules.Read(strings.NewReader("[" + example[1] + "]"))
+			require.NoError(t, err)
+		}
+	})
+
 	t.Run("DenialsAreCounted", func(t *testing.T) {
 		t.Parallel()
 		s := newRulesStory(t)
@@ -249,10 +288,10 @@ func TestRulesDocument(t *testing.T) {
 			require.Contains(t, unindent(string(source)), unindent(block))
 		}
 		require.Len(t, rulesBlocks(t, "sql"), 1, "each has to be run")
-		require.Len(t, rulesBlocks(t, "yaml"), 1, "each has to be run")
+		require.Len(t, rulesBlocks(t, "yaml"), 2, "each has to be run")
 		document, err := os.ReadFile("../docs/rules.md")
 		require.NoError(t, err)
-		require.Equal(t, len(blocks)+2, strings.Count(string(document), "```")/2, "no block that nothing runs")
+		require.Equal(t, len(blocks)+3, strings.Count(string(document), "```")/2, "no block that nothing runs")
 	})
 }
 

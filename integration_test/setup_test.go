@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 const century = 36525 * ratelimit.Day
@@ -24,13 +25,19 @@ const century = 36525 * ratelimit.Day
 // bundle is a database of the test's own and a limiter on it.
 type bundle struct {
 	pool    *pgxpool.Pool
+	memory  *ratelimittest.DB // in place of the pool, in tests of what is promised wherever buckets are
 	limiter *ratelimit.Limiter
 	schema  string
 }
 
 func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
-	b := &bundle{pool: postgrestest.New(t, configure...), schema: "ratelimit"}
+	b := &bundle{schema: "ratelimit"}
+	if isInMemory(t) {
+		b.memory = ratelimittest.NewDB()
+	} else {
+		b.pool = postgrestest.New(t, configure...)
+	}
 	b.limiter = b.with(t, ratelimit.Config{})
 	return b
 }
@@ -66,7 +73,7 @@ func (b *bundle) with(t *testing.T, config ratelimit.Config) *ratelimit.Limiter 
 	if config.Timeout == 0 {
 		config.Timeout = 10 * time.Minute
 	}
-	limiter, err := ratelimit.New(b.pool, config)
+	limiter, err := ratelimit.New(b.db(), config)
 	require.NoError(t, err)
 	return limiter
 }
@@ -79,10 +86,21 @@ type row struct {
 	Bits      string
 }
 
+// db returns what limiters of the bundle are on.
+func (b *bundle) db() ratelimit.Pool {
+	if b.memory != nil {
+		return b.memory
+	}
+	return b.pool
+}
+
 // rows returns the buckets whose keys start so, in the order of the primary key. Bits are the value to the
 // last bit, so that two answers are equal only when the rows are.
 func (b *bundle) rows(t *testing.T, keys string) []row {
 	t.Helper()
+	if b.memory != nil {
+		return rowsInMemory(b.memory, keys)
+	}
 	found, err := b.pool.Query(t.Context(), fmt.Sprintf(`
 		SELECT name, key, value, ts, encode(float8send(value), 'hex') AS bits
 		FROM %s.buckets WHERE starts_with(key, $1) ORDER BY name, key, shard`, b.schema), keys)
@@ -107,6 +125,14 @@ func (b *bundle) row(t *testing.T, name, key string) row {
 // held returns what the rows of a bucket hold together, without what has arrived since.
 func (b *bundle) held(t *testing.T, name, key string) (tokens float64) {
 	t.Helper()
+	if b.memory != nil {
+		for _, r := range rowsInMemory(b.memory, key) {
+			if r.Name == name && r.Key == key {
+				tokens += r.Value
+			}
+		}
+		return tokens
+	}
 	require.NoError(t, b.pool.QueryRow(t.Context(),
 		fmt.Sprintf(`SELECT sum(value) FROM %s.buckets WHERE name = $1 AND key = $2`, b.schema), name, key).Scan(&tokens))
 	return tokens
@@ -115,7 +141,7 @@ func (b *bundle) held(t *testing.T, name, key string) (tokens float64) {
 // begin returns a transaction that does not outlive the test: it would keep the pool from closing.
 func (b *bundle) begin(t *testing.T, level pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()
-	tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+	tx, err := b.db().BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 	return tx
@@ -150,7 +176,7 @@ func together(n int, work func(worker int) error) error {
 
 // callersTx runs fn in a transaction as an application does that has a retry loop of its own. It returns
 // how often fn's transaction lost against another.
-func callersTx(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (conflicts int, err error) {
+func callersTx(ctx context.Context, pool ratelimit.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (conflicts int, err error) {
 	const most = 1000
 	for ; conflicts < most; conflicts++ {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn)

@@ -78,7 +78,7 @@ func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 					random := rand.New(rand.NewPCG(seed, uint64(racer)))
 					for range tries {
 						cost := costs[random.IntN(len(costs))]
-						d, err := c.take(t.Context(), b.pool, limiter, limit.For(key).Cost(cost))
+						d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(cost))
 						if err != nil {
 							return err
 						}
@@ -92,7 +92,7 @@ func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 				}))
 				require.Equal(t, 64-given, tokens(t, limiter, limit.For(key)))
 				if given < 64 {
-					d, err := c.take(t.Context(), b.pool, limiter, limit.For(key).Cost(64-given))
+					d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(64-given))
 					require.NoError(t, err)
 					require.True(t, d.Allowed, "all that is there can be taken at once")
 				}
@@ -116,7 +116,7 @@ func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
 					limiter, now := b.stopped(t)
 					limit, key := spread(shards, capacity), t.Name()
 					take := func(cost float64) ratelimit.Decision {
-						d, err := c.take(t.Context(), b.pool, limiter, limit.For(key).Cost(cost))
+						d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(cost))
 						require.NoError(t, err)
 						return d
 					}
@@ -151,7 +151,7 @@ func TestShardsReportTheirSum(t *testing.T) {
 			limit, key := spread(8, 64), t.Name()
 			exact := c.name == "Standalone" || c.name == "ReadCommitted"
 			for taken := 1.0; taken < 64; taken++ {
-				d, err := c.take(t.Context(), b.pool, limiter, limit.For(key))
+				d, err := c.take(t.Context(), b.db(), limiter, limit.For(key))
 				require.NoError(t, err)
 				require.True(t, d.Allowed)
 				if exact || taken == 1 {
@@ -171,7 +171,7 @@ func TestShardsReportTheirSum(t *testing.T) {
 				require.NoError(t, err)
 				require.False(t, checked.Allowed)
 			}
-			d, err := c.take(t.Context(), b.pool, limiter, limit.For(key).Cost(1.5))
+			d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(1.5))
 			require.NoError(t, err)
 			require.False(t, d.Allowed)
 			require.Equal(t, 1.0, d.Remaining)
@@ -221,7 +221,7 @@ func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 				drain(t, limiter, test.drained.For(key), 0.5)
 				before := b.rows(t, key)
 				for range 8 { // each asks other rows
-					d, err := c.take(t.Context(), b.pool, limiter, requests...)
+					d, err := c.take(t.Context(), b.db(), limiter, requests...)
 					require.NoError(t, err)
 					require.False(t, d.Allowed)
 					require.Positive(t, d.RetryAfter)
@@ -237,7 +237,7 @@ func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 				for i, r := range requests {
 					held[i] = tokens(t, limiter, r)
 				}
-				d, err := c.take(t.Context(), b.pool, limiter, requests...)
+				d, err := c.take(t.Context(), b.db(), limiter, requests...)
 				require.NoError(t, err)
 				require.True(t, d.Allowed)
 				for i, s := range d.States {
@@ -366,7 +366,7 @@ func TestATransactionStaysWithItsRow(t *testing.T) {
 	for _, level := range levels {
 		require.NoError(t, together(workers, func(int) error {
 			for range rounds {
-				_, err := callersTx(t.Context(), b.pool, level.level, func(tx pgx.Tx) error {
+				_, err := callersTx(t.Context(), b.db(), level.level, func(tx pgx.Tx) error {
 					for range each {
 						if err := takeAndCheck(t.Context(), limiter.WithTx(tx), []ratelimit.Request{limit.For(level.name)}); err != nil {
 							return err

@@ -125,7 +125,7 @@ func randomShardedCall(b *bundle, random *rand.Rand) (shardedCall, func(context.
 	}
 	caller := callers()[random.IntN(len(callers()))]
 	return call, func(ctx context.Context) (shardedReply, error) {
-		d, err := caller.take(ctx, b.pool, b.limiter, request)
+		d, err := caller.take(ctx, b.db(), b.limiter, request)
 		return shardedReply{allowed: d.Allowed}, err
 	}
 }

@@ -144,7 +144,7 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 							with = callers()[(i+1)%len(callers())]
 						}
 						for range tries {
-							if _, err := with.take(t.Context(), b.pool, limiter, requests...); err != nil {
+							if _, err := with.take(t.Context(), b.db(), limiter, requests...); err != nil {
 								return err
 							}
 						}
@@ -180,7 +180,7 @@ func TestAWrongClockOnOneShardIsMended(t *testing.T) {
 					limiter, now := b.stopped(t)
 					request := limit.For(t.Name())
 					take := func(cost float64) ratelimit.Decision {
-						d, err := c.take(t.Context(), b.pool, limiter, request.Cost(cost))
+						d, err := c.take(t.Context(), b.db(), limiter, request.Cost(cost))
 						require.NoError(t, err)
 						return d
 					}

@@ -195,7 +195,7 @@ func TestCallsForOneBucketEachMeetNoDeadlock(t *testing.T) {
 	}
 	conflicts := 0
 	for range commits {
-		again, err := callersTx(t.Context(), b.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		again, err := callersTx(t.Context(), b.db(), pgx.ReadCommitted, func(tx pgx.Tx) error {
 			limiter := b.limiter.WithTx(tx)
 			for _, request := range []ratelimit.Request{first, second} {
 				if d, err := limiter.Take(t.Context(), request); err != nil || !d.Allowed {

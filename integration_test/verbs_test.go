@@ -41,6 +41,20 @@ func reserving(requests ...ratelimit.Request) verb {
 	}
 }
 
+func takingUpTo(n int, requests ...ratelimit.Request) verb {
+	return func(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
+		_, d, err := limiter.TakeUpTo(ctx, n, requests...)
+		return d.Allowed, err
+	}
+}
+
+func checkingReserve(requests ...ratelimit.Request) verb {
+	return func(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
+		r, err := limiter.CheckReserve(ctx, requests...)
+		return r.Allowed, err
+	}
+}
+
 func resetting(requests ...ratelimit.Request) verb {
 	return func(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
 		return true, limiter.Reset(ctx, requests...)

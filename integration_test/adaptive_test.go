@@ -1,0 +1,337 @@
+package integration_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// adaptive returns a limit of a hundred a second that adapts to an upstream, and charges the price.
+func adaptive(name string) ratelimit.Limit {
+	return ratelimit.Define(name, ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+}
+
+// market is a database with adaptive limits on a clock that the test sets.
+type market struct {
+	*bundle
+	*clock
+	*pricesTold
+}
+
+func newMarket(t *testing.T, configure ...func(*pgxpool.Config)) *market {
+	t.Helper()
+	m := &market{bundle: setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
+	m.set(clockNoon)
+	m.limiter = m.process(t, m.pricesTold)
+	return m
+}
+
+// process returns another Limiter, as another process has one.
+func (m *market) process(t *testing.T, told *pricesTold) *ratelimit.Limiter {
+	t.Helper()
+	return m.with(t, ratelimit.Config{AsOf: m.now, Observer: told})
+}
+
+// synchronous returns a process on a single connection, which exchanges prices in its calls and never beside them: none is under
+// way when a test moves the clock.
+func (m *market) synchronous(t *testing.T, told *pricesTold) *ratelimit.Limiter {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), m.pool.Config().ConnConfig)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: m.now, Observer: told, Timeout: patient})
+	require.NoError(t, err)
+	return limiter
+}
+
+func (m *market) pass(d time.Duration) { m.set(m.now().Add(d)) }
+
+// share sets the share of the contract that all processes go by.
+func (m *market) share(t *testing.T, name, key string, share float64) {
+	t.Helper()
+	if m.memory != nil {
+		shareInMemory(m.memory, bucket.Key{Name: name, Key: key}, share, m.now())
+		return
+	}
+	m.exec(t, `INSERT INTO ratelimit.prices VALUES ($1, $2, 0, $3, $3, 0, 0, 0, $4, false, 0)
+		ON CONFLICT (name, key) DO UPDATE SET share = $4`, name, key, m.now().UnixMicro(), share)
+}
+
+// learn waits until a limiter knows the price of a request. It asks beside the calls.
+func learn(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, price float64) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the price is %v", price), func() bool {
+		d, err := limiter.Check(t.Context(), request)
+		require.NoError(t, err)
+		return math.Abs(d.States[0].Price-price) < 1e-9
+	})
+}
+
+// known is what the table has of a limit and a key.
+type known struct {
+	Epoch               int64
+	BegunUs             int64
+	Outcomes            int64
+	Accepted, Throttled float64
+	Share               float64
+	Cut                 bool
+}
+
+func (m *market) known(t *testing.T, name, key string) known {
+	t.Helper()
+	rows, err := m.pool.Query(t.Context(), `
+		SELECT epoch, begun_us, outcomes, accepted, throttled, share, cut FROM ratelimit.prices WHERE name = $1 AND key = $2`, name, key)
+	require.NoError(t, err)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[known])
+	require.NoError(t, err)
+	if len(found) == 0 {
+		return known{Share: 1}
+	}
+	return found[0]
+}
+
+// report reports so many outcomes, of which some were throttled.
+func report(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, accepted, throttled int) {
+	t.Helper()
+	for i := range accepted + throttled {
+		require.NoError(t, limiter.Report(t.Context(), request, ratelimit.Outcome{Throttled: i >= accepted}))
+	}
+}
+
+// told waits until what was reported is in the table, as far as the epoch has not ended: it is written at the next call.
+func (m *market) told(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, outcomes int64) {
+	t.Helper()
+	m.pass(time.Second)
+	eventually(t, "what was reported is written", func() bool {
+		_, err := limiter.Check(t.Context(), request)
+		require.NoError(t, err)
+		return m.known(t, request.Limit().Name(), "account").Outcomes == outcomes
+	})
+}
+
+// pricesTold are the prices and the failures that an observer was told of.
+type pricesTold struct {
+	mu      sync.Mutex
+	changes []ratelimit.PriceChanged
+	failed  []error
+}
+
+func (p *pricesTold) Observe(_ context.Context, event ratelimit.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch e := event.(type) {
+	case ratelimit.PriceChanged:
+		p.changes = append(p.changes, e)
+	case ratelimit.Failed:
+		p.failed = append(p.failed, e.Err)
+	}
+}
+
+func (p *pricesTold) all() []ratelimit.PriceChanged {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.changes)
+}
+
+func (p *pricesTold) failures() []error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.failed)
+}
+
+// Eight processes report all the time. Each epoch is ended by one of them, and all learn what came of it.
+func TestAdaptiveHasOneWinnerPerEpoch(t *testing.T) {
+	t.Parallel()
+	const processes, epochs = 8, 8
+	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * processes })
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Growth: 0.01, Apply: true})
+	m.share(t, "upstream", "account", 0.1) // so that it grows with each epoch
+	request := upstream.For("account")
+	observers, limiters := make([]*pricesTold, processes), make([]*ratelimit.Limiter, processes)
+	for i := range processes {
+		observers[i] = &pricesTold{}
+		limiters[i] = m.process(t, observers[i])
+	}
+	for m.known(t, "upstream", "account").Epoch < epochs {
+		m.pass(500 * time.Millisecond)
+		require.NoError(t, together(processes, func(i int) error {
+			for range 50 {
+				if err := limiters[i].Report(t.Context(), request, ratelimit.Outcome{}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	for _, limiter := range limiters { // which waits for what is under way
+		require.NoError(t, limiter.Close(t.Context()))
+	}
+	after := m.known(t, "upstream", "account")
+	var decided []ratelimit.PriceChanged
+	for _, o := range observers {
+		require.Empty(t, o.failures())
+		for _, change := range o.all() {
+			if change.Decided {
+				decided = append(decided, change)
+			}
+		}
+	}
+	slices.SortFunc(decided, func(a, b ratelimit.PriceChanged) int { return cmp.Compare(b.Before, a.Before) })
+	price := 10.0
+	for _, change := range decided { // each goes on where the one before ended: no epoch was ended twice
+		require.Equal(t, price, change.Before)
+		price = change.Price
+	}
+	require.Equal(t, 1/after.Share, price)
+	require.NotEmpty(t, decided)
+	require.LessOrEqual(t, int64(len(decided)), after.Epoch)
+	for range processes {
+		fresh := m.process(t, &pricesTold{})
+		learn(t, fresh, request, 1/after.Share)
+	}
+}
+
+// What eight processes report at once is all counted, and once.
+func TestAdaptiveCountsEachOutcomeOnce(t *testing.T) {
+	t.Parallel()
+	const processes, each = 8, 500
+	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * processes })
+	request := adaptive("upstream").For("account").Cost(2)
+	limiters := make([]*ratelimit.Limiter, processes)
+	for i := range limiters {
+		limiters[i] = m.synchronous(t, &pricesTold{})
+	}
+	require.NoError(t, together(processes, func(i int) error {
+		for n := range each {
+			if err := limiters[i].Report(t.Context(), request, ratelimit.Outcome{Throttled: n%10 == 9}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	m.pass(time.Second)
+	for _, limiter := range limiters {
+		_, err := limiter.Check(t.Context(), request)
+		require.NoError(t, err)
+	}
+	require.Equal(t, known{
+		BegunUs: clockNoon.UnixMicro(), Outcomes: processes * each, Accepted: 1.8 * processes * each, Throttled: 0.2 * processes * each, Share: 1,
+	}, m.known(t, "upstream", "account"))
+}
+
+// Two versions of a program share what they know, and go by it each within its own bounds.
+func TestAdaptiveOfTwoVersions(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	policies := []ratelimit.Adaptive{
+		{Contract: ratelimit.PerSecond(100), Apply: true},
+		{Contract: ratelimit.PerSecond(200), Floor: 0.5, Epoch: 10 * time.Second, Apply: true},
+	}
+	m.share(t, "upstream", "account", 0.2)
+	for i, price := range []float64{5, 2} {
+		request := ratelimit.Define("upstream", policies[i]).For("account")
+		learn(t, m.process(t, &pricesTold{}), request, price)
+	}
+	older, newer := ratelimit.Define("upstream", policies[0]).For("account"), ratelimit.Define("upstream", policies[1]).For("account")
+	m.limiter = m.synchronous(t, m.pricesTold)
+	report(t, m.limiter, newer, 8, 2)
+	m.pass(2 * time.Second) // a quarter of its epoch, with the second that told lets pass
+	m.told(t, m.limiter, newer, 10)
+	m.pass(time.Second) // the epoch of the older one is over, that of the newer one is not
+	report(t, m.limiter, newer, 1, 0)
+	m.pass(3 * time.Second)
+	_, err := m.limiter.Check(t.Context(), newer)
+	require.NoError(t, err)
+	require.EqualValues(t, 11, m.known(t, "upstream", "account").Outcomes, "the newer one has written")
+	require.Zero(t, m.known(t, "upstream", "account").Epoch)
+	other := m.synchronous(t, &pricesTold{})
+	report(t, other, older, 1, 0)
+	require.EqualValues(t, 1, m.known(t, "upstream", "account").Epoch, "the older one has ended the epoch")
+}
+
+// In shadow the price is told, and nothing is charged for it.
+func TestAdaptiveInShadow(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100)})
+	m.share(t, "upstream", "account", 0.25)
+	learn(t, m.limiter, upstream.For("account"), 4)
+	for _, c := range callers() {
+		before, err := m.limiter.Value(t.Context(), upstream.For("account"))
+		require.NoError(t, err)
+		d, err := c.take(t.Context(), m.db(), m.limiter, upstream.For("account").Cost(3))
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		require.Equal(t, 4.0, d.States[0].Price)
+		require.Equal(t, 3.0, d.States[0].Cost)
+		after, err := m.limiter.Value(t.Context(), upstream.For("account"))
+		require.NoError(t, err)
+		require.InDelta(t, 3, before.Tokens-after.Tokens, 1e-9, c.name)
+	}
+	require.NoError(t, m.limiter.Report(t.Context(), upstream.For("account"), ratelimit.Outcome{Throttled: true, RetryAfter: time.Hour}))
+	d, err := m.limiter.Take(t.Context(), upstream.For("account"))
+	require.NoError(t, err)
+	require.True(t, d.Allowed, "nor is anybody paused")
+	require.False(t, m.all()[0].Applied)
+}
+
+// The races of the core at a price of 2: half as many get through, and not one more.
+func TestAdaptiveAdmitsExactlyWhatThePriceLeaves(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+	hot := ratelimit.Define("hot", ratelimit.Adaptive{Contract: hoard(raceCapacity), Apply: true})
+	sharded := ratelimit.Define("sharded", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 64, Period: century, Shards: 4}, Apply: true})
+	room := ratelimit.Define("room", hoard(1e6))
+	for _, c := range callers() {
+		for _, limit := range []ratelimit.Limit{hot, sharded} {
+			for _, several := range []bool{false, true} {
+				for _, rowExists := range []bool{true, false} {
+					name := fmt.Sprintf("%s/%s/Several=%v/RowExists=%v", limit.Name(), c.name, several, rowExists)
+					t.Run(name, func(t *testing.T) {
+						t.Parallel()
+						requests := []ratelimit.Request{limit.For(name)}
+						if several {
+							requests = append(requests, room.For(name))
+						}
+						m.share(t, limit.Name(), name, 0.5)
+						if rowExists {
+							require.NoError(t, m.limiter.Reset(t.Context(), requests...))
+						}
+						learn(t, m.limiter, requests[0], 2)
+						admitted := make([]int, racers)
+						require.NoError(t, together(racers, func(racer int) error {
+							for range racersTries {
+								d, err := c.take(t.Context(), m.db(), m.limiter, requests...)
+								if err != nil {
+									return err
+								}
+								if d.Allowed {
+									admitted[racer]++
+								}
+							}
+							return nil
+						}))
+						sum := 0
+						for _, n := range admitted {
+							sum += n
+						}
+						require.EqualValues(t, limit.Capacity()/2, sum)
+						require.InDelta(t, 0, m.held(t, limit.Name(), name), 1e-9)
+					})
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package integration_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// failedOnce waits until the observer is told of a failure, with calls that try.
+func (m *market) failedOnce(t *testing.T, limiter *ratelimit.Limiter, told *pricesTold, request ratelimit.Request) error {
+	t.Helper()
+	before := len(told.failures())
+	m.pass(time.Second)
+	eventually(t, "the exchange fails", func() bool {
+		_, err := limiter.Check(t.Context(), request)
+		require.NoError(t, err, "no call fails for it")
+		return len(told.failures()) > before
+	})
+	return told.failures()[before]
+}
+
+// Before the migration the contract holds, the observer is told, and what was counted goes with the first exchange that works.
+func TestAdaptiveWithoutItsTable(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	m.exec(t, `ALTER TABLE ratelimit.prices RENAME TO not_yet`)
+	request := adaptive("upstream").For("account")
+	report(t, m.limiter, request, 5, 2)
+	require.ErrorIs(t, m.failedOnce(t, m.limiter, m.pricesTold, request), ratelimit.ErrNotMigrated)
+	d, err := m.limiter.Take(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	require.Equal(t, 1.0, d.States[0].Price)
+	require.NoError(t, m.limiter.Close(t.Context()))
+
+	m.exec(t, `ALTER TABLE ratelimit.not_yet RENAME TO prices`)
+	again := m.process(t, m.pricesTold)
+	report(t, again, request, 1, 0)
+	m.told(t, again, request, 1)
+}
+
+// What an exchange could not write is written by the next.
+func TestAdaptiveLosesNoCount(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	request := adaptive("upstream").For("account")
+	m.share(t, "upstream", "account", 0.5)
+	learn(t, m.limiter, request, 2)
+	m.exec(t, `ALTER TABLE ratelimit.prices RENAME TO away`)
+	report(t, m.limiter, request, 3, 2)
+	require.ErrorIs(t, m.failedOnce(t, m.limiter, m.pricesTold, request), ratelimit.ErrNotMigrated)
+	report(t, m.limiter, request, 3, 0)
+	m.exec(t, `ALTER TABLE ratelimit.away RENAME TO prices`)
+	m.told(t, m.limiter, request, 8) // too few to end the epoch
+	found := m.known(t, "upstream", "account")
+	require.Equal(t, 6.0, found.Accepted)
+	require.Equal(t, 2.0, found.Throttled)
+}
+
+// A connection that breaks loses what was on it at most, and that is counted once if it arrived.
+func TestAdaptiveConnectionBreaks(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		side cut
+		want int64
+	}{"BeforeTheRequest": {cutRequest, 4}, "BeforeTheAnswer": {cutAnswer, 9}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wire := &cutter{}
+			m := newMarket(t, wire.on)
+			request := adaptive("cut-upstream").For("account")
+			m.share(t, "cut-upstream", "account", 0.5)
+			learn(t, m.limiter, request, 2) // so that no exchange is under way
+			report(t, m.limiter, request, 5, 0)
+			wire.arm("account", c.side, 1)
+			require.Error(t, m.failedOnce(t, m.limiter, m.pricesTold, adaptive("cut-upstream").For("other")))
+			report(t, m.limiter, request, 4, 0)
+			m.told(t, m.limiter, request, c.want)
+		})
+	}
+}
+
+// With all connections in use a decision on a connection of its own goes on, and nothing that was counted is lost.
+func TestAdaptiveWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	told := &pricesTold{}
+	limiter := m.with(t, ratelimit.Config{AsOf: m.now, Observer: told, Timeout: 50 * time.Millisecond})
+	request := adaptive("upstream").For("account")
+	tx := m.begin(t, levels[0].level)
+	bound := limiter.WithTx(tx)
+	report(t, bound, request, 6, 0)
+	require.ErrorIs(t, m.failedOnce(t, bound, told, request), context.DeadlineExceeded)
+	require.NoError(t, tx.Rollback(t.Context()))
+	m.pass(time.Second)
+	eventually(t, "all is written", func() bool {
+		require.NoError(t, limiter.Report(t.Context(), request.Cost(0), ratelimit.Outcome{}))
+		return m.known(t, "upstream", "account").Accepted == 6
+	})
+}
+
+// A clock that was ahead leaves no epoch that lasts until it comes there.
+func TestAdaptiveClockStepsBack(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	request := adaptive("upstream").For("account")
+	m.pass(time.Hour)
+	m.share(t, "upstream", "account", 0.5)
+	m.set(clockNoon)
+	learn(t, m.limiter, request, 2)
+	report(t, m.limiter, request, 1, 0)
+	m.pass(time.Second)
+	eventually(t, "the epoch begins again", func() bool {
+		_, err := m.limiter.Check(t.Context(), request)
+		require.NoError(t, err)
+		return m.known(t, "upstream", "account").Epoch == 1
+	})
+	found := m.known(t, "upstream", "account")
+	require.Equal(t, m.now().UnixMicro(), found.BegunUs)
+	require.Equal(t, 0.5, found.Share)
+}
+
+// Prune forgets upstreams that nobody reports of, and no others.
+func TestAdaptivePrune(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	m.share(t, "upstream", "idle", 0.5)
+	m.pass(8 * ratelimit.Day)
+	m.share(t, "upstream", "busy", 0.5)
+	_, err := m.limiter.Prune(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1.0, m.known(t, "upstream", "idle").Share)
+	require.Equal(t, 0.5, m.known(t, "upstream", "busy").Share)
+}
+
+// What cannot be reported is an error before any SQL.
+func TestReportRefuses(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := adaptive("upstream")
+	for name, c := range map[string]struct {
+		request ratelimit.Request
+		outcome ratelimit.Outcome
+		want    error
+	}{
+		"NotAdaptive": {ratelimit.Define("plain", hoard(1)).For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidRequest},
+		"NoKey":       {upstream.For(""), ratelimit.Outcome{}, ratelimit.ErrInvalidKey},
+		"NoCost":      {upstream.For("k").Cost(-1), ratelimit.Outcome{}, ratelimit.ErrInvalidCost},
+		"Earlier":     {upstream.For("k"), ratelimit.Outcome{RetryAfter: -1}, ratelimit.ErrInvalidRequest},
+		"ZeroLimit":   {ratelimit.Limit{}.For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidLimit},
+	} {
+		require.ErrorIs(t, m.limiter.Report(t.Context(), c.request, c.outcome), c.want, name)
+	}
+	var none *ratelimit.Limiter
+	require.ErrorIs(t, none.Report(t.Context(), upstream.For("k"), ratelimit.Outcome{}), ratelimit.ErrInvalidConfig)
+}

@@ -1,0 +1,279 @@
+package integration_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// holds checks what a bucket holds.
+func (m *market) holds(t *testing.T, request ratelimit.Request, tokens float64) {
+	t.Helper()
+	v, err := m.limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	require.InDelta(t, tokens, v.Tokens, 1e-4) // what arrives in a few minutes
+}
+
+// A price makes no request impossible: a full bucket gives it and owes the rest.
+func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
+	room := ratelimit.Define("room", hoard(1e6))
+	policies := map[string]ratelimit.Policy{
+		"TokenBucket": ratelimit.TokenBucket{Rate: 10, Period: time.Second},
+		"FixedWindow": ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: clockNoon},
+		"Sharded":     ratelimit.TokenBucket{Rate: 10, Period: time.Second, Shards: 2},
+	}
+	cached := m.with(t, ratelimit.Config{AsOf: m.now, DenyCache: 100})
+	for name, contract := range policies {
+		for _, c := range callers() {
+			for _, several := range []bool{false, true} {
+				for _, limiter := range []*ratelimit.Limiter{m.limiter, cached} {
+					key := t.Name() + name + c.name
+					upstream := ratelimit.Define(name, ratelimit.Adaptive{Contract: contract, Apply: true})
+					requests := []ratelimit.Request{upstream.For(key).Cost(8)}
+					if several {
+						requests = append(requests, room.For(key))
+					}
+					m.share(t, name, key, 0.25)
+					require.NoError(t, m.limiter.Reset(t.Context(), requests...))
+					require.NoError(t, cached.Reset(t.Context(), requests...))
+					learn(t, limiter, requests[0], 4)
+					take := func() ratelimit.Decision {
+						d, err := c.take(t.Context(), m.db(), limiter, requests...)
+						require.NoError(t, err)
+						return d
+					}
+					d := take()
+					require.True(t, d.Allowed)
+					require.Equal(t, 8.0, d.States[0].Cost)
+					require.Equal(t, 4.0, d.States[0].Price)
+					m.holds(t, requests[0], -22)
+					d = take()
+					require.False(t, d.Allowed)
+					require.Equal(t, 4.0, d.States[0].Price)
+					require.GreaterOrEqual(t, d.RetryAfter, 3*time.Second)
+					require.LessOrEqual(t, d.RetryAfter, 4*time.Second)
+					wait := d.RetryAfter
+					m.pass(wait - time.Microsecond)
+					require.False(t, take().Allowed)
+					m.pass(time.Microsecond)
+					require.True(t, take().Allowed)
+				}
+			}
+		}
+	}
+	_, err := m.limiter.Take(t.Context(), ratelimit.Define("TokenBucket", ratelimit.Adaptive{Contract: policies["TokenBucket"], Apply: true}).For("k").Cost(11))
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+}
+
+// Two requests of one call for one bucket are charged each.
+func TestAdaptivePriceOfTwoRequests(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
+	m.share(t, "upstream", "account", 0.25)
+	request := upstream.For("account")
+	learn(t, m.limiter, request, 4)
+	d, err := m.limiter.Take(t.Context(), request.Cost(2), request.Cost(3))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	require.Equal(t, 2.0, d.States[0].Cost)
+	require.Equal(t, 3.0, d.States[1].Cost)
+	m.holds(t, request, 80)
+}
+
+// What is given back is what was charged, whatever the price is by then.
+func TestAdaptiveRefund(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
+	request := upstream.For("account").Cost(3)
+	m.share(t, "upstream", "account", 0.25)
+	learn(t, m.limiter, request, 4)
+	d, err := m.limiter.Take(t.Context(), request)
+	require.NoError(t, err)
+	m.holds(t, request, 88)
+
+	m.share(t, "upstream", "account", 1)
+	m.pass(time.Minute)
+	learn(t, m.limiter, request, 1)
+	m.set(clockNoon)
+	require.NoError(t, m.limiter.Refund(t.Context(), d.At, request.Price(d.States[0].Charged)))
+	m.holds(t, request, 100)
+	require.NoError(t, m.limiter.Charge(t.Context(), request.Price(4)))
+	m.holds(t, request, 88)
+	require.NoError(t, m.limiter.Credit(t.Context(), request))
+	m.holds(t, request, 91)
+	for _, price := range []float64{-1, 0.5, 1001} {
+		_, err = m.limiter.Take(t.Context(), request.Price(price))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidCost)
+		require.ErrorIs(t, m.limiter.Credit(t.Context(), request.Price(price)), ratelimit.ErrInvalidCost)
+	}
+}
+
+// A reservation is settled, cancelled and renewed at the price at which it was made.
+func TestAdaptiveReservations(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
+	plain := ratelimit.Define("plain", hoard(100))
+	request := upstream.For("account").Cost(3)
+	reserve := func(more ...ratelimit.Request) string {
+		require.NoError(t, m.limiter.Reset(t.Context(), request, plain.For("account")))
+		m.share(t, "upstream", "account", 0.25)
+		m.pass(time.Minute)
+		learn(t, m.limiter, request, 4)
+		r, err := m.limiter.Reserve(t.Context(), append([]ratelimit.Request{request}, more...)...)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, 3.0, r.States[0].Cost)
+		require.Equal(t, 4.0, r.States[0].Price)
+		m.holds(t, request, 88)
+		m.share(t, "upstream", "account", 1)
+		m.pass(time.Minute)
+		learn(t, m.limiter, request, 1)
+		return r.ID
+	}
+	id := reserve(plain.For("account").Cost(5))
+	require.NoError(t, m.limiter.Settle(t.Context(), id, request.Cost(5), plain.For("account").Cost(1)))
+	m.holds(t, request, 80)
+	m.holds(t, plain.For("account"), 99)
+
+	id = reserve()
+	require.NoError(t, m.limiter.Settle(t.Context(), id, request))
+	m.holds(t, request, 88)
+
+	id = reserve()
+	require.NoError(t, m.limiter.Cancel(t.Context(), id))
+	m.holds(t, request, 100)
+	_, err := m.limiter.Renew(t.Context(), id)
+	require.NoError(t, err)
+	m.holds(t, request, 88)
+
+	id = reserve()
+	m.exec(t, `UPDATE ratelimit.reservations SET prices = '{}' WHERE id = $1`, id) // as one from before there were prices
+	require.NoError(t, m.limiter.Settle(t.Context(), id, request.Cost(13)))
+	m.holds(t, request, 87)
+}
+
+// With a bound on what may be owed, a price takes nothing from what can be reserved.
+func TestAdaptiveReserveBeyondTheDebt(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 5}, Apply: true})
+	request := upstream.For("account").Cost(12)
+	m.share(t, "upstream", "account", 0.25)
+	learn(t, m.limiter, request.Cost(1), 4)
+	r, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	m.holds(t, request, -38)
+	require.Equal(t, 3800*time.Millisecond, r.Delay())
+	again, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.False(t, again.Allowed)
+	m.pass(again.RetryAfter)
+	again, err = m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, again.Allowed)
+	require.NoError(t, m.limiter.Cancel(t.Context(), again.ID))
+	_, err = m.limiter.Renew(t.Context(), again.ID)
+	require.NoError(t, err)
+	_, err = m.limiter.Reserve(t.Context(), request.Cost(16))
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+}
+
+// An upstream that wants to be left alone is, by all processes, until then.
+func TestAdaptivePause(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	request := adaptive("upstream").For("account")
+	m.limiter = m.synchronous(t, m.pricesTold)
+	other := m.synchronous(t, &pricesTold{})
+	learn(t, other, request, 1)
+	r, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.NoError(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{Throttled: true, RetryAfter: 30 * time.Second}))
+	until := m.now().Add(30 * time.Second)
+	requirePaused := func(limiter *ratelimit.Limiter) {
+		d, err := limiter.Take(t.Context(), request)
+		require.NoError(t, err)
+		require.False(t, d.Allowed)
+		require.Equal(t, until.Sub(m.now()), d.RetryAfter)
+		require.True(t, d.States[0].PausedUntil.Equal(until))
+		require.NotEmpty(t, d.States[0].PauseReason)
+		require.ErrorIs(t, d.Err(), ratelimit.ErrLimited)
+	}
+	requirePaused(m.limiter) // at once
+	m.told(t, m.limiter, request, 1)
+	m.pass(2 * time.Second)
+	requirePaused(other) // which hears of it in that call
+	ahead, err := other.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, ahead.ReadyAt.Equal(until))
+	slot, err := other.Start(t.Context(), r.ID)
+	require.NoError(t, err)
+	require.Equal(t, until.Sub(m.now()), slot.Wait)
+	d, err := other.Take(t.Context(), adaptive("upstream").For("another account"))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	m.set(until.Add(-time.Microsecond))
+	requirePaused(m.limiter)
+	requirePaused(other)
+	m.set(until)
+	requireAllowed(t, taking(request), m.limiter)
+	requireAllowed(t, taking(request), other)
+	require.Error(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{RetryAfter: -1}))
+}
+
+// A transaction that is rolled back takes nothing at any price, and what it reported counts.
+func TestAdaptiveInTransactions(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
+	request := upstream.For("account")
+	for _, level := range levels {
+		tx := m.begin(t, level.level)
+		bound := m.limiter.WithTx(tx)
+		requireAllowed(t, taking(request), bound)
+		require.NoError(t, bound.Report(t.Context(), request, ratelimit.Outcome{}))
+		require.NoError(t, tx.Rollback(t.Context()))
+		m.holds(t, request, 100)
+	}
+	m.told(t, m.limiter, request, int64(len(levels)))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, m.limiter.Report(ended, request, ratelimit.Outcome{}))
+	m.told(t, m.limiter, request, int64(len(levels))+1)
+}
+
+// A Limiter on a single connection learns the price in its calls, and leaves transactions on it alone.
+func TestAdaptiveOnASingleConnection(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	conn, err := pgx.ConnectConfig(t.Context(), m.pool.Config().ConnConfig)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: m.now})
+	require.NoError(t, err)
+	request := adaptive("upstream").For("account")
+	m.share(t, "upstream", "account", 0.25)
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	d, err := limiter.WithTx(tx).Take(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, 1.0, d.States[0].Price, "it cannot have asked")
+	require.NoError(t, limiter.WithTx(tx).Report(t.Context(), request, ratelimit.Outcome{}))
+	require.NoError(t, tx.Commit(t.Context()))
+	d, err = limiter.Take(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, 4.0, d.States[0].Price)
+	require.EqualValues(t, 1, m.known(t, "upstream", "account").Outcomes)
+}

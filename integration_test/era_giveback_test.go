@@ -1,0 +1,82 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What is given back at the instant at which a rule changes the kind of a limit is given back once, by the policy before or by the
+// one after: each of them says that it may be. That a process takes the time to be before the change is not a third policy.
+func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
+	t.Parallel()
+	const capacity, spent, taken = 80.0, 40.0, 4.0
+	day := ratelimit.FixedWindow{Rate: capacity, Period: ratelimit.Day, Start: clockNoon.Add(-6 * time.Hour)}
+	hour := ratelimit.FixedWindow{Rate: capacity, Period: time.Hour, Start: clockNoon.Add(-30 * time.Minute)}
+	daily := ratelimit.CalendarWindow{Rate: capacity, Resets: ratelimit.Daily}
+	slides := ratelimit.SlidingWindow{Rate: capacity, Period: ratelimit.Day}
+	plain := slowly(capacity, 1)
+	ways := map[string]struct {
+		back     float64
+		reserves bool
+		give     func(ctx context.Context, l *ratelimit.Limiter, id string, at time.Time, request ratelimit.Request) error
+	}{
+		"Settle": {3, true, func(ctx context.Context, l *ratelimit.Limiter, id string, _ time.Time, request ratelimit.Request) error {
+			return l.Settle(ctx, id, request.Cost(taken-3))
+		}},
+		"Cancel": {taken, true, func(ctx context.Context, l *ratelimit.Limiter, id string, _ time.Time, _ ratelimit.Request) error {
+			return l.Cancel(ctx, id)
+		}},
+		"Expire": {taken, true, func(ctx context.Context, l *ratelimit.Limiter, _ string, _ time.Time, _ ratelimit.Request) error {
+			_, err := l.Expire(ctx)
+			return err
+		}},
+		"Refund": {taken, false, func(ctx context.Context, l *ratelimit.Limiter, _ string, at time.Time, request ratelimit.Request) error {
+			return l.Refund(ctx, at, request.Cost(taken))
+		}},
+	}
+	for name, c := range map[string]eraChange{
+		"WindowsToABucket":  {before: day, after: plain},
+		"ABucketToWindows":  {before: plain, after: day},
+		"HoursToDays":       {before: hour, after: day},
+		"ACalendarToTokens": {before: daily, after: plain},
+		"WindowsToShards":   {before: day, after: slowly(capacity, 4)},
+		"TokensToACalendar": {before: plain, after: daily},
+		"SlidingToABucket":  {before: slides, after: plain},
+		"WindowsToSliding":  {before: hour, after: slides},
+		"SlidingToWindows":  {before: slides, after: day},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			for way, of := range ways {
+				_, isSliding := c.before.(ratelimit.SlidingWindow)
+				if of.reserves && isSliding {
+					continue
+				}
+				for reads := range int64(12) {
+					request := changingLimit("limit").For(fmt.Sprint(way, reads))
+					rules := func() ratelimit.Policies { return eraRules{"limit": c.rule(t, changingLimit("limit"))} } // each remembers what has begun
+					d := b.desk(t, ratelimit.Config{Policies: rules(), ReleaseExpired: true, ExpireAfter: time.Millisecond})
+					d.at(-time.Second)
+					require.NoError(t, d.limiter.Charge(t.Context(), request.Cost(spent)))
+					var id string
+					if of.reserves {
+						id = d.reserve(t, request.Cost(taken)).ID
+					} else {
+						takeOne(t, d.limiter, request.Cost(taken))
+					}
+					jumper := d.with(t, ratelimit.Config{Policies: rules(), AsOf: jumping(reads)})
+					require.NoError(t, of.give(t.Context(), jumper, id, d.clock.now(), request))
+					d.at(time.Second)
+					require.InDelta(t, capacity-spent-taken+of.back, tokens(t, d.limiter, request), 1e-3, "%s, when the clock was read %d times before the change", way, reads)
+				}
+			}
+		})
+	}
+}

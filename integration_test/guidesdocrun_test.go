@@ -1,0 +1,223 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+// guideStand is a database, and a limiter on a clock that a test moves.
+func guideStand(t *testing.T) (*pgxpool.Pool, *ratelimit.Limiter, *atomic.Int64) {
+	t.Helper()
+	pool := postgrestest.New(t)
+	now := &atomic.Int64{}
+	now.Store(recipeStart.UnixMicro())
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now.Load()) }})
+	require.NoError(t, err)
+	return pool, limiter, now
+}
+
+// tokensOf returns what a bucket holds.
+func tokensOf(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) float64 {
+	t.Helper()
+	v, err := limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return v.Tokens
+}
+
+func TestGuideSignIn(t *testing.T) {
+	t.Parallel()
+	_, limiter, _ := guideStand(t)
+	hashed := 0
+	verify := func(_, password string) bool { hashed++; return password == "right" }
+	for range 9 {
+		require.ErrorIs(t, guideSignIn(t.Context(), limiter, verify, "ada", "wrong", "192.0.2.7"), errWrongPassword)
+	}
+	require.NoError(t, guideSignIn(t.Context(), limiter, verify, "ada", "right", "192.0.2.7"))
+	require.InDelta(t, 10, tokensOf(t, limiter, SignInAccount.For("ada")), 0, "a success fills it")
+	for range 10 {
+		require.ErrorIs(t, guideSignIn(t.Context(), limiter, verify, "bob", "wrong", "192.0.2.7"), errWrongPassword)
+	}
+	require.ErrorIs(t, guideSignIn(t.Context(), limiter, verify, "cleo", "right", "192.0.2.7"), ratelimit.ErrLimited, "the address has had its 20")
+	require.Equal(t, 20, hashed, "a refusal hashes nothing")
+	require.NoError(t, guideSignIn(t.Context(), limiter, verify, "cleo", "right", "198.51.100.4"), "elsewhere she gets in")
+}
+
+func TestGuideSignUp(t *testing.T) {
+	t.Parallel()
+	pool, limiter, _ := guideStand(t)
+	_, err := pool.Exec(t.Context(), `CREATE TABLE accounts (name text PRIMARY KEY)`)
+	require.NoError(t, err)
+	require.NoError(t, guideSignUp(t.Context(), limiter, "ada", "192.0.2.7"))
+	require.Error(t, guideSignUp(t.Context(), limiter, "ada", "192.0.2.7"), "the name is taken")
+	require.InDelta(t, 2, tokensOf(t, limiter, SignUpsAddress.For("192.0.2.7")), 0, "which costs nothing")
+	require.NoError(t, guideSignUp(t.Context(), limiter, "bob", "192.0.2.7"))
+	require.NoError(t, guideSignUp(t.Context(), limiter, "cleo", "192.0.2.7"))
+	require.ErrorIs(t, guideSignUp(t.Context(), limiter, "dan", "192.0.2.7"), ratelimit.ErrLimited)
+	require.NoError(t, guideSignUp(t.Context(), limiter, "dan", "198.51.100.4"))
+	require.InDelta(t, 56, tokensOf(t, limiter, SignUps.Global()), 0)
+}
+
+func TestGuideMessages(t *testing.T) {
+	t.Parallel()
+	pool, limiter, now := guideStand(t)
+	_, err := pool.Exec(t.Context(), `CREATE TABLE messages (room text, author text, body text)`)
+	require.NoError(t, err)
+	require.NoError(t, guideMessage(t.Context(), limiter, "lobby", "ada", "hello"))
+	require.ErrorIs(t, guideMessage(t.Context(), limiter, "lobby", "ada", "hello?"), ratelimit.ErrLimited, "slow mode")
+	require.NoError(t, guideMessage(t.Context(), limiter, "garden", "ada", "hello"), "another room")
+	require.InDelta(t, 1, tokensOf(t, limiter, MessagesUser.For("ada")), 0, "the refused one took nothing")
+	now.Add(2e6)
+	require.NoError(t, guideMessage(t.Context(), limiter, "lobby", "ada", "hello?"))
+	require.NoError(t, guideMessage(t.Context(), limiter, "lobby", "bob", "hello"))
+	var messages int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM messages`).Scan(&messages))
+	require.Equal(t, 4, messages)
+}
+
+func TestGuideAPI(t *testing.T) {
+	t.Parallel()
+	pool, _, _ := guideStand(t)
+	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	require.NoError(t, guidePlan(t.Context(), store))
+	set, err := rules.NewSet(pool, rules.Config{})
+	require.NoError(t, err)
+	require.NoError(t, set.Load(t.Context()))
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set})
+	require.NoError(t, err)
+	header := func(name string) httplimit.Key {
+		return func(r *http.Request) (string, error) { return r.Header.Get(name), nil }
+	}
+	handler, err := guideAPI(limiter, header("Account"), header("Plan"), http.NotFoundHandler())
+	require.NoError(t, err)
+	for plan, quota := range map[string]string{"free": "q=60", "pro": "q=600"} {
+		response := httptest.NewRecorder()
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+		request.Header.Set("Account", plan+" account")
+		request.Header.Set("Plan", plan)
+		handler.ServeHTTP(response, request)
+		require.Equal(t, http.StatusNotFound, response.Code)
+		require.Contains(t, response.Header().Get("RateLimit-Policy"), quota)
+	}
+}
+
+func TestGuideModel(t *testing.T) {
+	t.Parallel()
+	_, limiter, _ := guideStand(t)
+	var readyAt time.Time
+	run := func(at time.Time, work func() error) error { readyAt = at; return work() }
+	require.NoError(t, guideModel(t.Context(), limiter, 150_000, run, func() (float64, error) { return 120_000, nil }))
+	require.InDelta(t, 80_000, tokensOf(t, limiter, ModelBudget.Global()), 1e-6)
+	overloaded := errors.New("overloaded")
+	require.ErrorIs(t, guideModel(t.Context(), limiter, 180_000, run, func() (float64, error) { return 0, overloaded }), overloaded)
+	require.Equal(t, 30*time.Second, readyAt.Sub(recipeStart), "100,000 of 200,000 a minute had to arrive")
+	require.InDelta(t, 80_000, tokensOf(t, limiter, ModelBudget.Global()), 1e-6, "what failed is back")
+	later := func(time.Time, func() error) error { return nil }
+	for range 3 {
+		require.NoError(t, guideModel(t.Context(), limiter, 150_000, later, nil))
+	}
+	require.ErrorIs(t, guideModel(t.Context(), limiter, 150_000, later, nil), ratelimit.ErrLimited)
+}
+
+func TestGuideWebhooks(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{}))
+	sent := make(chan string, 3)
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[WebhookArgs]) error {
+		sent <- job.Args.Endpoint
+		return nil
+	}))
+	config := &river.Config{
+		Logger: slog.New(slog.DiscardHandler), Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}}, TestOnly: true, Workers: workers,
+	}
+	require.NoError(t, guideWebhooks(pool, config))
+	client, err := river.NewClient(riverpgxv5.New(pool), config)
+	require.NoError(t, err)
+	require.NoError(t, client.Start(context.WithoutCancel(t.Context())))
+	t.Cleanup(func() { require.NoError(t, client.StopAndCancel(context.Background())) })
+	for range 3 {
+		_, err := client.Insert(t.Context(), WebhookArgs{Endpoint: "https://example.com/hook"}, nil)
+		require.NoError(t, err)
+	}
+	for range 3 {
+		require.Equal(t, "https://example.com/hook", <-sent)
+	}
+	var reserved int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations`).Scan(&reserved))
+	require.Equal(t, 3, reserved)
+}
+
+func TestGuideMail(t *testing.T) {
+	t.Parallel()
+	_, limiter, now := guideStand(t)
+	mails := 0
+	send := func() error { mails++; now.Add(1e6); return nil }
+	for range 3 {
+		require.NoError(t, guideMail(t.Context(), limiter, send))
+	}
+	d, err := limiter.Take(t.Context(), MailDay.Global().Cost(50_000-3))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	require.ErrorIs(t, guideMail(t.Context(), limiter, send), ratelimit.ErrLimited)
+	require.Equal(t, 3, mails)
+}
+
+func TestGuideRollup(t *testing.T) {
+	t.Parallel()
+	_, limiter, now := guideStand(t)
+	ran := 0
+	require.NoError(t, guideRollup(t.Context(), limiter, func(ctx context.Context, _ int64) error {
+		ran++
+		return guideRollup(ctx, limiter, func(context.Context, int64) error { ran++; return nil })
+	}))
+	require.Equal(t, 1, ran, "the second found the first running")
+	for range 3 {
+		require.NoError(t, guideHourly(t.Context(), limiter, func(context.Context, int64) error { ran++; return nil }))
+	}
+	require.Equal(t, 2, ran)
+	now.Add(time.Hour.Microseconds())
+	require.NoError(t, guideHourly(t.Context(), limiter, func(context.Context, int64) error { ran++; return nil }))
+	require.Equal(t, 3, ran)
+}
+
+// TestGuidesShowTheCodeThatIsRun promises that each block of the page is in the functions above.
+func TestGuidesShowTheCodeThatIsRun(t *testing.T) {
+	t.Parallel()
+	requireShown(t, "guides.md", "guidesdoc_test.go")
+}
+
+// requireShown requires that each block of Go of a page of docs is in a file of this package.
+func requireShown(t *testing.T, page, file string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "docs", page))
+	require.NoError(t, err)
+	source, err := os.ReadFile(file)
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	require.NotEmpty(t, blocks)
+	for _, block := range blocks {
+		require.Contains(t, unindent(string(source)), unindent(block[1]), page)
+	}
+}

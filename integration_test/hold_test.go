@@ -1,0 +1,242 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// free returns how many slots of jobs a key has.
+func free(t *testing.T, l *ratelimit.Limiter, request ratelimit.Request) float64 {
+	t.Helper()
+	v, err := l.Value(t.Context(), request)
+	require.NoError(t, err)
+	return v.Tokens
+}
+
+// TestHoldGivesBack promises that a slot is held while the work runs and free afterwards, however the work ends.
+func TestHoldGivesBack(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	jobs, hourly := slots("exports", 1), ratelimit.Define("hourly", ratelimit.TokenBucket{Rate: 100, Period: century})
+	failure := errors.New("it failed")
+	work := func(end func(ctx context.Context) error) error {
+		return b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
+			require.Zero(t, free(t, b.limiter, jobs.For("k")))
+			found, held := ratelimit.LeaseFromContext(ctx)
+			require.True(t, held)
+			require.Equal(t, lease, found)
+			return end(ctx)
+		}, jobs.For("k"), hourly.For("k").Cost(2))
+	}
+	require.NoError(t, work(func(context.Context) error { return nil }))
+	require.Equal(t, failure, work(func(context.Context) error { return failure }))
+	require.PanicsWithValue(t, "broken", func() { _ = work(func(context.Context) error { panic("broken") }) })
+	var ended sync.WaitGroup
+	ended.Go(func() { _ = work(func(context.Context) error { runtime.Goexit(); return nil }) })
+	ended.Wait()
+	var kept context.Context
+	require.NoError(t, work(func(ctx context.Context) error { kept = ctx; return nil }))
+	require.Equal(t, context.Canceled, context.Cause(kept), "the context ends with the work")
+	require.Equal(t, 1.0, free(t, b.limiter, jobs.For("k")))
+	require.InDelta(t, 90, b.held(t, "hourly", "k"), 1e-6, "tokens stay taken")
+}
+
+// TestHoldRefuses promises that work does not run without a slot, whatever is in the way, and that nothing is taken.
+func TestHoldRefuses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	jobs, hourly := slots("jobs", 1), ratelimit.Define("hourly", ratelimit.TokenBucket{Rate: 100, Period: century})
+	never := func(context.Context, ratelimit.Lease) error { return errors.New("it ran") }
+	require.NoError(t, b.limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+		err := b.limiter.Hold(ctx, never, jobs.For("k"), hourly.For("k"))
+		var limited *ratelimit.LimitedError
+		require.ErrorAs(t, err, &limited)
+		require.Positive(t, limited.Decision.RetryAfter)
+		require.LessOrEqual(t, limited.Decision.RetryAfter, time.Hour)
+		return nil
+	}, jobs.For("k")))
+	require.ErrorIs(t, b.limiter.Hold(t.Context(), never, hourly.For("k")), ratelimit.ErrInvalidRequest)
+	tx := b.begin(t, pgx.Serializable)
+	require.ErrorIs(t, b.limiter.WithTx(tx).Hold(t.Context(), never, jobs.For("k")), ratelimit.ErrInvalidRequest)
+	held, release := b.limiter.WithTx(tx).Keep(t.Context(), ratelimit.Lease{ID: "L1"})
+	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidRequest)
+	release()
+	_, err := b.limiter.WithTx(tx).Take(t.Context(), hourly.For("k"))
+	require.NoError(t, err, "the transaction can be used")
+	held, release = b.limiter.Keep(t.Context(), ratelimit.Lease{ID: "L1"})
+	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
+	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidLease)
+	release()
+}
+
+// renewals is an observer that counts them.
+type renewals struct{ n atomic.Int64 }
+
+func (r *renewals) Observe(_ context.Context, event ratelimit.Event) {
+	if leased, ok := event.(ratelimit.Leased); ok && leased.Verb == "renew_lease" && !leased.Lost {
+		r.n.Add(1)
+	}
+}
+
+// TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, by itself and where its lease
+// was acquired in a transaction, or by another process.
+func TestHoldOutlivesTheLease(t *testing.T) {
+	t.Parallel()
+	const lease = 3 * time.Second
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
+	for name, acquire := range map[string]func(t *testing.T, b *bundle, l *ratelimit.Limiter) ratelimit.Lease{
+		"ByItself": func(t *testing.T, _ *bundle, l *ratelimit.Limiter) ratelimit.Lease {
+			t.Helper()
+			lease, err := l.Acquire(t.Context(), jobs.For("k"))
+			require.NoError(t, err)
+			return lease
+		},
+		"FromATransaction": func(t *testing.T, b *bundle, l *ratelimit.Limiter) (lease ratelimit.Lease) {
+			t.Helper()
+			require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) (err error) {
+				lease, err = l.WithTx(tx).Acquire(t.Context(), jobs.For("k"))
+				return err
+			}))
+			return lease
+		},
+		"FromAnotherProcess": func(t *testing.T, b *bundle, _ *ratelimit.Limiter) ratelimit.Lease {
+			t.Helper()
+			lease, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
+			require.NoError(t, err)
+			return ratelimit.Lease{ID: lease.ID}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			observed := &renewals{}
+			l := b.with(t, ratelimit.Config{Observer: observed})
+			begun := time.Now()
+			held, release := l.Keep(t.Context(), acquire(t, b, l))
+			require.Eventually(t, func() bool { return observed.n.Load() >= 4 && time.Since(begun) > lease }, 2*time.Minute, 10*time.Millisecond)
+			require.NoError(t, held.Err())
+			other, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
+			require.NoError(t, err)
+			require.False(t, other.Allowed)
+			release()
+			require.Equal(t, context.Canceled, context.Cause(held))
+			require.Equal(t, 1.0, free(t, b.limiter, jobs.For("k")))
+		})
+	}
+}
+
+// TestHoldEndsWorkThatLostItsSlot promises that work is told when its slot is not its own any more, whoever took it and
+// whatever the database's clock did, and that its caller hears of it.
+func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
+	t.Parallel()
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: 600 * time.Millisecond})
+	for name, steal := range map[string]func(b *bundle, lease ratelimit.Lease) error{
+		"ByARelease": func(b *bundle, lease ratelimit.Lease) error {
+			return b.limiter.Release(context.WithoutCancel(t.Context()), lease.ID)
+		},
+		"ByAReset": func(b *bundle, _ ratelimit.Lease) error {
+			return b.limiter.Reset(context.WithoutCancel(t.Context()), jobs.For("k"))
+		},
+		"ByALostRow": func(b *bundle, _ ratelimit.Lease) error {
+			_, err := b.pool.Exec(context.WithoutCancel(t.Context()), "DELETE FROM ratelimit.buckets")
+			return err
+		},
+		"ByARowThatSomebodyHolds": func(b *bundle, _ ratelimit.Lease) error {
+			tx, err := b.pool.Begin(context.WithoutCancel(t.Context()))
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(context.WithoutCancel(t.Context()), "SELECT FROM ratelimit.buckets FOR UPDATE")
+			if err == nil {
+				time.AfterFunc(time.Second, func() { _ = tx.Rollback(context.Background()) }) // after the lease has ended
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			failure := errors.New("it stopped")
+			err := b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
+				if err := steal(b, lease); err != nil {
+					return err
+				}
+				<-ctx.Done()
+				require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost)
+				return failure
+			}, jobs.For("k"))
+			require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+			require.ErrorIs(t, err, failure)
+		})
+	}
+
+	t.Run("ByAClockThatStepsForward", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		var ahead atomic.Int64
+		l := b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+		err := l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+			ahead.Store(int64(time.Hour))
+			<-ctx.Done()
+			return nil
+		}, jobs.For("k"))
+		require.ErrorIs(t, err, ratelimit.ErrLeaseLost, "also where the work says that it is done")
+	})
+
+	t.Run("NotByAClockThatStepsBack", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		patient := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
+		observed := &renewals{}
+		var ahead atomic.Int64
+		l := b.with(t, ratelimit.Config{Observer: observed, AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+		require.NoError(t, l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+			ahead.Store(-int64(2 * time.Second))
+			require.Eventually(t, func() bool { return observed.n.Load() >= 4 || ctx.Err() != nil }, 2*time.Minute, 10*time.Millisecond)
+			return ctx.Err()
+		}, patient.For("k")))
+		require.Equal(t, 1.0, free(t, l, patient.For("k")))
+	})
+}
+
+// TestHoldersAreNeverTooMany has 32 workers hold one of 8 slots 5 times each: never 9 at once, and all come through.
+func TestHoldersAreNeverTooMany(t *testing.T) {
+	t.Parallel()
+	const workers, most, times = 32, 8, 5
+	b := setup(t)
+	jobs := slots("jobs", most)
+	var running, peak, done atomic.Int64
+	require.NoError(t, together(workers, func(int) error {
+		for n := 0; n < times; {
+			err := b.limiter.Hold(t.Context(), func(context.Context, ratelimit.Lease) error {
+				now := running.Add(1)
+				defer running.Add(-1)
+				for p := peak.Load(); now > p && !peak.CompareAndSwap(p, now); p = peak.Load() {
+				}
+				runtime.Gosched()
+				done.Add(1)
+				return nil
+			}, jobs.For("k"))
+			switch {
+			case err == nil:
+				n++
+			case !errors.Is(err, ratelimit.ErrLimited):
+				return err
+			}
+		}
+		return nil
+	}))
+	require.LessOrEqual(t, peak.Load(), int64(most))
+	require.Equal(t, int64(workers*times), done.Load())
+	require.Equal(t, float64(most), free(t, b.limiter, jobs.For("k")))
+}

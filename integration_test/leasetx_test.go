@@ -1,0 +1,323 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// acquire acquires what is free.
+func acquire(t *testing.T, l *ratelimit.Limiter, requests ...ratelimit.Request) ratelimit.Lease {
+	t.Helper()
+	lease, err := l.Acquire(t.Context(), requests...)
+	require.NoError(t, err)
+	require.True(t, lease.Allowed)
+	return lease
+}
+
+// refused asks for slots that are not free.
+func refused(t *testing.T, l *ratelimit.Limiter, requests ...ratelimit.Request) ratelimit.Lease {
+	t.Helper()
+	lease, err := l.Acquire(t.Context(), requests...)
+	require.NoError(t, err)
+	require.False(t, lease.Allowed)
+	require.Empty(t, lease.ID)
+	require.Zero(t, lease.Fence)
+	return lease
+}
+
+// requireFree checks how many slots are free.
+func requireFree(t *testing.T, l *ratelimit.Limiter, slots float64, r ratelimit.Request) {
+	t.Helper()
+	v, err := l.Value(t.Context(), r)
+	require.NoError(t, err)
+	require.Equal(t, slots, v.Tokens)
+}
+
+var isolationLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+
+func TestALeaseIsUndoneWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limit := daylong("jobs", 1)
+	for _, level := range isolationLevels {
+		for _, rowExists := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/RowExists=%v", level, rowExists), func(t *testing.T) {
+				t.Parallel()
+				job := limit.For(t.Name())
+				if rowExists {
+					require.NoError(t, b.limiter.Reset(t.Context(), job))
+				}
+				tx := b.begin(t, level)
+				undone := acquire(t, b.limiter.WithTx(tx), job)
+				refused(t, b.limiter.WithTx(tx), job)
+				require.NoError(t, tx.Rollback(t.Context()))
+				requireFree(t, b.limiter, 1, job)
+				require.ErrorIs(t, b.limiter.Release(t.Context(), undone.ID), ratelimit.ErrLeaseLost)
+
+				lease := acquire(t, b.limiter, job)
+				require.Greater(t, lease.Fence, undone.Fence)
+				tx = b.begin(t, level)
+				require.NoError(t, b.limiter.WithTx(tx).Release(t.Context(), lease.ID))
+				acquire(t, b.limiter.WithTx(tx), job)
+				require.NoError(t, tx.Rollback(t.Context()))
+				renewed, err := b.limiter.RenewLease(t.Context(), lease.ID)
+				require.NoError(t, err, "it is still held")
+				tx = b.begin(t, level)
+				_, err = b.limiter.WithTx(tx).RenewLease(t.Context(), lease.ID)
+				require.NoError(t, err)
+				require.NoError(t, tx.Rollback(t.Context()))
+				v, err := b.limiter.Value(t.Context(), job)
+				require.NoError(t, err)
+				require.Equal(t, 0.0, v.At(renewed.Until.Add(-time.Microsecond)))
+				require.Equal(t, 1.0, v.At(renewed.Until), "the renewal in the transaction is undone")
+			})
+		}
+	}
+}
+
+func TestASavepointUndoesALease(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job := daylong("jobs", 2).For("k")
+	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		first := acquire(t, b.limiter.WithTx(tx), job)
+		nested, err := tx.Begin(t.Context())
+		if err != nil {
+			return err
+		}
+		acquire(t, b.limiter.WithTx(nested), job)
+		refused(t, b.limiter.WithTx(nested), job)
+		if err := nested.Rollback(t.Context()); err != nil {
+			return err
+		}
+		requireFree(t, b.limiter.WithTx(tx), 1, job)
+		nested, err = tx.Begin(t.Context())
+		if err != nil {
+			return err
+		}
+		if err := b.limiter.WithTx(nested).Release(t.Context(), first.ID); err != nil {
+			return err
+		}
+		return nested.Commit(t.Context())
+	}))
+	requireFree(t, b.limiter, 2, job)
+}
+
+// A call over slots and tokens takes both or none, whichever refuses, and the transaction goes on.
+func TestSlotsAndTokensAreTakenTogether(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	one, tokens := daylong("one", 1), ratelimit.Define("tokens", hoard(2))
+	before, after := daylong("a-before", 4), daylong("z-after", 4)
+	for _, level := range append([]pgx.TxIsoLevel{""}, isolationLevels...) {
+		t.Run("Level="+string(level), func(t *testing.T) {
+			t.Parallel()
+			l, key := b.limiter, t.Name()
+			if level != "" {
+				l = b.limiter.WithTx(b.begin(t, level))
+			}
+			requests := []ratelimit.Request{after.For(key), one.For(key), tokens.For(key), before.For(key).Cost(2)}
+			lease := acquire(t, l, requests...)
+			require.Len(t, lease.States, 4)
+			refused(t, l, requests...) // for want of a slot
+			require.NoError(t, l.Release(t.Context(), lease.ID))
+			requireFree(t, l, 1, one.For(key))
+			requireFree(t, l, 4, before.For(key))
+			requireFree(t, l, 4, after.For(key))
+			v, err := l.Value(t.Context(), tokens.For(key))
+			require.NoError(t, err)
+			require.InDelta(t, 1, v.Tokens, 1e-3, "tokens stay taken")
+
+			d := refused(t, l, append(requests, tokens.For(key))...) // for want of tokens
+			require.True(t, d.States[1].Allowed)
+			require.False(t, d.States[2].Allowed)
+			requireFree(t, l, 1, one.For(key))
+			again := acquire(t, l, requests...)
+			require.Greater(t, again.Fence, lease.Fence)
+		})
+	}
+}
+
+func TestTheTransactionGoesOnAfterARefusal(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, `CREATE TABLE public.done (n int)`)
+	job := daylong("jobs", 1).For("k")
+	lease := acquire(t, b.limiter, job)
+	for _, level := range isolationLevels {
+		_, err := callersTx(t.Context(), b.db(), level, func(tx pgx.Tx) error {
+			l := b.limiter.WithTx(tx)
+			refused(t, l, job)
+			require.ErrorIs(t, l.Release(t.Context(), acquireAndRelease(t, l)), ratelimit.ErrLeaseLost)
+			_, err := l.RenewLease(t.Context(), "L1")
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLease)
+			_, err = l.Acquire(t.Context(), job.Cost(2))
+			require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+			_, err = tx.Exec(t.Context(), `INSERT INTO public.done VALUES (1)`)
+			return err
+		})
+		require.NoError(t, err)
+	}
+	require.Equal(t, len(isolationLevels), b.count(t, `SELECT count(*) FROM public.done`))
+	require.NoError(t, b.limiter.Release(t.Context(), lease.ID))
+}
+
+// acquireAndRelease returns the ID of a lease that was given back.
+func acquireAndRelease(t *testing.T, l *ratelimit.Limiter) string {
+	t.Helper()
+	lease := acquire(t, l, daylong("others", 1).For("k"))
+	require.NoError(t, l.Release(t.Context(), lease.ID))
+	return lease.ID
+}
+
+func TestSlotsOfDifferentKeysNeverConflict(t *testing.T) {
+	t.Parallel()
+	heavy(t, "a thousand transactions")
+	b := setup(t)
+	limit, other := daylong("jobs", 2), daylong("others", 2)
+	b.exec(t, "ANALYZE ratelimit.buckets")
+	require.NoError(t, together(racers, func(worker int) error {
+		for n := range 120 {
+			key := fmt.Sprintf("key %d %d", worker, n/3) // each is used by three transactions, the first of which makes its row
+			err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				l := b.limiter.WithTx(tx)
+				lease, err := l.Acquire(t.Context(), limit.For(key), other.For(key))
+				if err != nil || !lease.Allowed {
+					return errors.Join(err, lease.Err())
+				}
+				if _, err := l.RenewLease(t.Context(), lease.ID); err != nil {
+					return err
+				}
+				return l.Release(t.Context(), lease.ID)
+			})
+			if err != nil {
+				return fmt.Errorf("worker %d, transaction %d: %w", worker, n, err)
+			}
+		}
+		return nil
+	}))
+}
+
+func TestLeasesTakeNoSIREADLock(t *testing.T) {
+	t.Parallel()
+	for _, mode := range planModes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, planning(mode))
+			limit, second := daylong("jobs", 2), daylong("second", 1)
+			lease := acquire(t, b.limiter, limit.For("here"), second.For("here"))
+			lost := acquireAndRelease(t, b.limiter)
+			b.exec(t, "ANALYZE ratelimit.buckets")
+			for name, call := range map[string]func(context.Context, *ratelimit.Limiter) error{
+				"Acquire": func(ctx context.Context, l *ratelimit.Limiter) error {
+					_, err := l.Acquire(ctx, limit.For("here"), limit.For("new"))
+					return err
+				},
+				"AcquireRefused": func(ctx context.Context, l *ratelimit.Limiter) error {
+					_, err := l.Acquire(ctx, second.For("here"))
+					return err
+				},
+				"Renew": func(ctx context.Context, l *ratelimit.Limiter) error {
+					_, err := l.RenewLease(ctx, lease.ID)
+					return err
+				},
+				"Release": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, lease.ID) },
+				"Lost": func(ctx context.Context, l *ratelimit.Limiter) error {
+					if err := l.Release(ctx, lost); !errors.Is(err, ratelimit.ErrLeaseLost) {
+						return fmt.Errorf("not lost: %w", err)
+					}
+					return nil
+				},
+				"Reset": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, limit.For("here")) },
+			} {
+				t.Run(name, func(t *testing.T) { // not parallel: they share the session
+					const executions = 7 // a plan for all parameters is considered from the sixth on
+					for range executions {
+						tx := b.begin(t, pgx.Serializable)
+						require.NoError(t, call(t.Context(), b.limiter.WithTx(tx)))
+						require.Zero(t, sireads(t, tx))
+						require.NoError(t, tx.Rollback(t.Context()))
+					}
+				})
+			}
+		})
+	}
+}
+
+// Fencing numbers grow from one lease to the next, whatever was rolled back between them, and whatever the clock showed then.
+func TestFencesGrowPastWhatWasRolledBack(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			d, job := b.desk(t, ratelimit.Config{}), daylong("jobs", 100).For(t.Name())
+			last := acquire(t, d.limiter, job).Fence
+			for _, step := range []struct {
+				before, during time.Duration // what the clock shows
+				commit         bool
+			}{
+				{0, time.Second, false},
+				{time.Second, time.Hour, false},
+				{2 * time.Second, -time.Minute, false},
+				{0, time.Hour, true},
+				{time.Minute, time.Minute, false},
+				{time.Minute, ratelimit.Day, false},
+				{2 * time.Minute, -time.Hour, true},
+			} {
+				d.at(step.during)
+				tx := b.begin(t, level)
+				undone := acquire(t, d.limiter.WithTx(tx), job)
+				require.Greater(t, undone.Fence, last)
+				if step.commit {
+					require.NoError(t, tx.Commit(t.Context()))
+					last = undone.Fence
+				} else {
+					require.NoError(t, tx.Rollback(t.Context()))
+					require.ErrorIs(t, d.limiter.Release(t.Context(), undone.ID), ratelimit.ErrLeaseLost)
+				}
+				d.at(step.before)
+				lease := acquire(t, d.limiter, job)
+				require.Greater(t, lease.Fence, last)
+				last = lease.Fence
+			}
+		})
+	}
+}
+
+// The ID of a lease that was rolled back is not that of the next one, also where a clock was ahead, whose numbers are given no more.
+func TestAnIDOfWhatWasRolledBackReleasesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, level := range isolationLevels {
+		for _, ahead := range []time.Duration{0, time.Microsecond, time.Second, time.Hour, ratelimit.Week} {
+			t.Run(fmt.Sprintf("%s/%v", level, ahead), func(t *testing.T) {
+				t.Parallel()
+				d, job := b.desk(t, ratelimit.Config{}), daylong("jobs", 1).For(t.Name())
+				d.at(ahead)
+				require.NoError(t, d.limiter.Release(t.Context(), acquire(t, d.limiter, job).ID))
+				d.at(0)
+				tx := b.begin(t, level)
+				undone := acquire(t, d.limiter.WithTx(tx), job)
+				require.NoError(t, tx.Rollback(t.Context()))
+				for _, later := range []time.Duration{time.Microsecond, time.Millisecond, 10 * time.Millisecond, time.Minute} {
+					d.at(later)
+					lease := acquire(t, d.limiter, job)
+					require.ErrorIs(t, d.limiter.Release(t.Context(), undone.ID), ratelimit.ErrLeaseLost)
+					_, err := d.limiter.RenewLease(t.Context(), undone.ID)
+					require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+					requireFree(t, d.limiter, 0, job)
+					require.NoError(t, d.limiter.Release(t.Context(), lease.ID))
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What is below holds the right-hand sides of docs/migrating.md; the tests run each, and check that they are what it shows.
+
+var (
+	Visits   = ratelimit.Define("visits", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute})
+	APICalls = ratelimit.Define("apiCalls", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 30})
+	Hourly   = ratelimit.Define("hourly", ratelimit.FixedWindow{Rate: 1000, Period: time.Hour})
+)
+
+// migratedKeys are the keys that the tables name.
+func migratedKeys(proxies httplimit.Proxies) (_, _, _, _ httplimit.Key) {
+	address := httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})
+	behind := httplimit.ClientIP(httplimit.XForwardedFor(proxies), httplimit.Bits{})
+	f := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
+	endpoint := func(r *http.Request) (string, error) { return r.URL.Path, nil }
+	return address, behind, f, endpoint
+}
+
+// migratedRules are the rules of the tables.
+func migratedRules(address, f, endpoint httplimit.Key, isPost func(*http.Request) bool) map[string]any {
+	return map[string]any{
+		"by address":       httplimit.Rule{Limit: Visits, Key: address},
+		"all":              httplimit.Rule{Limit: Visits, Global: true},
+		"by function":      httplimit.Rule{Limit: Visits, Key: f},
+		"by endpoint":      httplimit.Rule{Limit: Visits, Key: httplimit.Join(f, endpoint)},
+		"at a cost":        httplimit.Rule{Limit: Visits, Key: f, Cost: httplimit.FixedCost(5)},
+		"address and path": httplimit.Rule{Limit: APICalls, Key: httplimit.Join(address, endpoint)},
+		"of a method":      httplimit.Rule{Limit: APICalls, Key: address, When: isPost},
+	}
+}
+
+func migratedMiddleware(limiter *ratelimit.Limiter) (func(http.Handler) http.Handler, error) {
+	limited, err := httplimit.New(limiter, httplimit.Config{
+		Rules:   []httplimit.Rule{{Limit: Visits, Key: httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})}},
+		Headers: httplimit.EpochHeaders, // the X-RateLimit fields of httprate; leave it out for those of the IETF's draft
+	})
+	return limited, err
+}
+
+// migratedPolicies are the policies of the tables, and what each says of itself.
+func migratedPolicies() map[string]ratelimit.Policy {
+	return map[string]ratelimit.Policy{
+		"10 per second, capacity 30":   ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 30},
+		"1 per 30 seconds":             ratelimit.TokenBucket{Rate: 1, Period: 30 * time.Second},
+		"1000 per hour (fixed window)": ratelimit.FixedWindow{Rate: 1000, Period: time.Hour},
+		"10 per second":                ratelimit.PerSecond(10),
+	}
+}
+
+// migratedCalls makes the calls of the tables, on a bucket of 30 each, and returns what is left of it.
+func migratedCalls(ctx context.Context, limiter *ratelimit.Limiter, key string) (left float64, err error) {
+	_, first := limiter.Take(ctx, APICalls.For(key))
+	_, second := limiter.Take(ctx, APICalls.For(key).Cost(5))
+	n, _, third := limiter.TakeUpTo(ctx, 5, APICalls.For(key))
+	d, fourth := limiter.Check(ctx, APICalls.For(key))
+	err = errors.Join(first, second, third, fourth, limiter.Require(ctx, APICalls.For(key)))
+	v, fifth := limiter.Value(ctx, APICalls.For(key))
+	if err = errors.Join(err, fifth); err != nil || n != 5 || !d.Allowed {
+		return 0, errors.Join(err, errors.New("not all was taken"))
+	}
+	return v.Tokens, limiter.Reset(ctx, APICalls.For(key))
+}
+
+// migratedGlobals makes the calls on one bucket for everybody, and returns what was left of it before the last was undone.
+func migratedGlobals(ctx context.Context, limiter *ratelimit.Limiter) (left float64, err error) {
+	first := limiter.Require(ctx, APICalls.Global())
+	second := limiter.Require(ctx, APICalls.Global().Cost(5))
+	_, third := limiter.Wait(ctx, APICalls.Global())
+	r, fourth := limiter.Reserve(ctx, APICalls.Global())
+	v, fifth := limiter.Value(ctx, APICalls.Global())
+	if err := errors.Join(first, second, third, fourth, fifth); err != nil || r.Delay() > 0 {
+		return 0, errors.Join(err, errors.New("it has to wait"))
+	}
+	return v.Tokens, limiter.Cancel(ctx, r.ID)
+}
+
+// migratedWindows makes the calls on a window of 1000, and returns what is left of it.
+func migratedWindows(ctx context.Context, limiter *ratelimit.Limiter, key string) (left float64, err error) {
+	_, first := limiter.Take(ctx, Hourly.For(key))
+	_, second := limiter.Take(ctx, Hourly.For(key).Cost(5))
+	d, third := limiter.Check(ctx, Hourly.For(key))
+	return d.Remaining, errors.Join(first, second, third, limiter.Reset(ctx, Hourly.For(key)))
+}
+
+// migratedTransaction makes the calls of a mutation.
+func migratedTransaction(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
+	return limiter.InTx(ctx, func(tx pgx.Tx) error {
+		first := limiter.WithTx(tx).Require(ctx, APICalls.For(key))
+		_, second := limiter.WithTx(tx).Take(ctx, APICalls.For(key).Cost(5))
+		_, third := limiter.WithTx(tx).Reserve(ctx, APICalls.For(key))
+		return errors.Join(first, second, third)
+	})
+}
+
+// TestMigratedCalls runs the calls of the tables.
+func TestMigratedCalls(t *testing.T) {
+	t.Parallel()
+	f := newFrozen(t)
+	for name, policy := range migratedPolicies() {
+		require.Equal(t, name, policy.String())
+	}
+	left, err := migratedCalls(t.Context(), f.limiter, "ada")
+	require.NoError(t, err)
+	require.Equal(t, 18.0, left)
+	require.NoError(t, migratedTransaction(t.Context(), f.limiter, "ada"))
+	require.Equal(t, 23.0, f.tokens(t, APICalls.For("ada")))
+	left, err = migratedGlobals(t.Context(), f.limiter)
+	require.NoError(t, err)
+	require.Equal(t, 22.0, left)
+	require.Equal(t, 23.0, f.tokens(t, APICalls.Global()))
+	left, err = migratedWindows(t.Context(), f.limiter, "ada")
+	require.NoError(t, err)
+	require.Equal(t, 994.0, left)
+	require.Equal(t, 1000.0, f.tokens(t, Hourly.For("ada")))
+}
+
+// TestMigratedMiddleware runs the middlewares of the tables.
+func TestMigratedMiddleware(t *testing.T) {
+	t.Parallel()
+	proxies, err := httplimit.ParseProxies("192.0.2.0/24")
+	require.NoError(t, err)
+	address, behind, byUser, endpoint := migratedKeys(proxies)
+	isPost := func(r *http.Request) bool { return r.Method == http.MethodPost }
+	refuse := func(w http.ResponseWriter, _ *http.Request, refusal httplimit.Refusal) {
+		w.WriteHeader(refusal.Status + 1)
+	}
+	ask := func(handler http.Handler, method, path, user string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), method, path, http.NoBody) // from 192.0.2.1
+		r.Header.Set("X-User", user)
+		r.Header.Set("X-Forwarded-For", "198.51.100.7")
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	fine := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fine") })
+	// the number of requests of each kind that a limit of so much lets through: the first client's, on another path, of another client
+	most := map[string][3]int{
+		"by address": {100, 0, 0}, "all": {100, 0, 0}, "by function": {100, 0, 100}, "by endpoint": {100, 100, 100},
+		"at a cost": {20, 0, 20}, "address and path": {30, 30, 0}, "of a method": {101, 101, 101},
+	}
+	for name, rule := range migratedRules(address, byUser, endpoint, isPost) {
+		f := newFrozen(t)
+		config := httplimit.Config{Refuse: refuse}
+		require.IsType(t, httplimit.Rule{}, rule)
+		config.Rules = []httplimit.Rule{rule.(httplimit.Rule)}
+		limited, err := httplimit.New(f.limiter, config)
+		require.NoError(t, err)
+		for i, c := range []struct{ path, user string }{{"/a", "ada"}, {"/b", "ada"}, {"/a", "bob"}} {
+			n := 0
+			for ; n <= 100; n++ {
+				if w := ask(limited(fine), http.MethodGet, c.path, c.user); w.Code != http.StatusOK {
+					require.Equal(t, http.StatusTooManyRequests+1, w.Code)
+					break
+				}
+			}
+			require.Equal(t, most[name][i], n, "%s: %v", name, c)
+		}
+	}
+
+	f := newFrozen(t)
+	limited, err := migratedMiddleware(f.limiter)
+	require.NoError(t, err)
+	require.Equal(t, "99", ask(limited(fine), http.MethodGet, "/", "ada").Header().Get("X-RateLimit-Remaining"))
+	rules := []httplimit.Rule{{Limit: Hourly, Key: behind}}
+	limited, err = httplimit.New(f.limiter, httplimit.Config{Rules: rules, Headers: httplimit.EpochHeaders})
+	require.NoError(t, err)
+	require.Equal(t, "999", ask(limited(fine), http.MethodGet, "/", "ada").Header().Get("X-RateLimit-Remaining"))
+	require.Equal(t, 999.0, f.tokens(t, Hourly.For("198.51.100.7")))
+}
+
+// TestMigratingShowsWhatRuns finds each right-hand side, and each block, of docs/migrating.md in what the tests above run.
+func TestMigratingShowsWhatRuns(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("migrating_test.go")
+	require.NoError(t, err)
+	page, err := os.ReadFile("../docs/migrating.md")
+	require.NoError(t, err)
+	for _, block := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+		require.Contains(t, unindent(string(source)), unindent(block[1]))
+	}
+	rows := regexp.MustCompile(`(?m)^\|.*\|(.*)\|$`).FindAllStringSubmatch(string(page), -1)
+	found := 0
+	for _, row := range rows {
+		for _, code := range regexp.MustCompile("`([^`]*)`").FindAllStringSubmatch(row[1], -1) {
+			require.Contains(t, string(source), code[1])
+			found++
+		}
+	}
+	require.Greater(t, found, 35)
+}

@@ -1,0 +1,285 @@
+package integration_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What buckets of five kinds hold, in whole numbers: the model of calls that mix them. All instants are microseconds since 1970.
+
+const (
+	mixSecond = int64(time.Second / time.Microsecond)
+	mixMinute = 60 * mixSecond
+	mixDay    = 24 * 60 * mixMinute
+)
+
+// mixKind is what one kind of limit keeps of a bucket. Methods that change it change the receiver, which clone keeps from others.
+type mixKind interface {
+	clone() mixKind
+	// mend brings back to now what a clock that was wrong has left in the future, and reports whether there was any.
+	mend(now int64) bool
+	// free returns how many tokens there are at now.
+	free(now int64) int64
+	// spend takes tokens that are there.
+	spend(now, cost int64)
+}
+
+// mixBucket is a token bucket: a unit arrives each microsecond, and mixUnit of them are a token.
+type mixBucket struct {
+	full, units, ts int64
+	used            bool
+}
+
+const mixUnit = int64(1 << 20)
+
+func (b *mixBucket) clone() mixKind { c := *b; return &c }
+
+func (b *mixBucket) mend(now int64) bool {
+	if !b.used || b.ts <= now+1+mixMinute {
+		return false
+	}
+	b.ts = now
+	return true
+}
+
+func (b *mixBucket) held(now int64) int64 {
+	if !b.used {
+		return b.full * mixUnit
+	}
+	return min(b.full*mixUnit, b.units+max(0, now-b.ts))
+}
+
+func (b *mixBucket) free(now int64) int64 { return b.held(now) / mixUnit }
+
+func (b *mixBucket) spend(now, cost int64) {
+	units := b.held(now)
+	if !b.used {
+		b.ts = now
+	}
+	b.units, b.ts, b.used = units-cost*mixUnit, max(b.ts, now), true
+}
+
+// mixWindow is a window: fixed, or of a calendar. window returns when the one of an instant begins, and the next.
+type mixWindow struct {
+	full, left, begun int64
+	used              bool
+	window            func(at int64) (begin, end int64)
+}
+
+func (w *mixWindow) clone() mixKind { c := *w; return &c }
+
+func (w *mixWindow) mend(now int64) bool {
+	begin, end := w.window(now)
+	if !w.used || w.begun <= end+mixMinute {
+		return false
+	}
+	w.begun = begin
+	return true
+}
+
+func (w *mixWindow) free(now int64) int64 {
+	if begin, _ := w.window(now); !w.used || begin > w.begun {
+		return w.full
+	}
+	return w.left
+}
+
+func (w *mixWindow) spend(now, cost int64) {
+	begin, _ := w.window(now)
+	if !w.used {
+		w.begun = begin
+	}
+	w.left, w.begun, w.used = w.free(now)-cost, max(w.begun, begin), true
+}
+
+// mixSliding is a window that slides, in slices of a length.
+type mixSliding struct {
+	full, length, slices int64
+	taken                map[int64]int64 // in each slice
+	newest               int64           // slice that was written
+}
+
+func (s *mixSliding) clone() mixKind {
+	c := *s
+	c.taken = maps.Clone(s.taken)
+	return &c
+}
+
+func (s *mixSliding) mend(now int64) bool {
+	at := now / s.length
+	if len(s.taken) == 0 || s.newest*s.length <= at*s.length+s.length+mixMinute {
+		return false
+	}
+	moved := make(map[int64]int64, len(s.taken))
+	for slice, taken := range s.taken {
+		moved[slice-s.newest+at] = taken
+	}
+	s.taken, s.newest = moved, at
+	return true
+}
+
+func (s *mixSliding) free(now int64) int64 {
+	free, at := s.full, max(now/s.length, s.newest)
+	for slice, taken := range s.taken {
+		if slice >= at-s.slices {
+			free -= taken
+		}
+	}
+	return free
+}
+
+func (s *mixSliding) spend(now, cost int64) {
+	s.newest = max(now/s.length, s.newest)
+	s.taken[s.newest] += cost
+	for slice := range s.taken {
+		if slice < s.newest-s.slices {
+			delete(s.taken, slice)
+		}
+	}
+}
+
+// mixSlots are slots that leases hold.
+type mixSlots struct {
+	full, length, ts int64
+	used             bool
+	leases           []mixLease
+	fence            int64
+}
+
+type mixLease struct{ fence, end, slots int64 }
+
+func (s *mixSlots) clone() mixKind {
+	c := *s
+	c.leases = slices.Clone(s.leases)
+	return &c
+}
+
+func (s *mixSlots) drop(now int64) {
+	s.leases = slices.DeleteFunc(s.leases, func(l mixLease) bool { return l.end <= now })
+}
+
+func (s *mixSlots) mend(now int64) bool {
+	if !s.used || s.ts <= now+1+mixMinute {
+		return false
+	}
+	s.drop(now)
+	for i := range s.leases {
+		if l := &s.leases[i]; l.end > now+s.length+mixMinute {
+			l.end = min(max(l.end-(s.ts-now), now+s.length), now+mixDay)
+		}
+	}
+	s.ts = now
+	return true
+}
+
+func (s *mixSlots) free(now int64) int64 {
+	free := s.full
+	for _, l := range s.leases {
+		if l.end > now {
+			free -= l.slots
+		}
+	}
+	return free
+}
+
+func (s *mixSlots) spend(now, cost int64) {
+	s.drop(now)
+	s.fence = buckettest.ExactFence(s.fence, now)
+	s.leases = append(s.leases, mixLease{s.fence, now + s.length, cost})
+	s.write(now)
+}
+
+// write notes that the row was written at now.
+func (s *mixSlots) write(now int64) {
+	if !s.used {
+		s.ts = now
+	}
+	s.ts, s.used = max(s.ts, now), true
+}
+
+// release gives a lease back, and reports whether it was held.
+func (s *mixSlots) release(now, fence int64) bool {
+	fixed := *s
+	fixed.leases = slices.Clone(s.leases)
+	fixed.mend(now)
+	fixed.drop(now)
+	i := slices.IndexFunc(fixed.leases, func(l mixLease) bool { return l.fence == fence })
+	if i < 0 {
+		return false
+	}
+	fixed.leases = slices.Delete(fixed.leases, i, i+1)
+	fixed.write(now)
+	*s = fixed
+	return true
+}
+
+// mixState is what the buckets of all kinds hold.
+type mixState []mixKind
+
+func (s mixState) clone() mixState {
+	c := make(mixState, len(s))
+	for i := range s {
+		c[i] = s[i].clone()
+	}
+	return c
+}
+
+// String tells states apart.
+func (s mixState) String() (text string) {
+	for _, kind := range s {
+		switch k := kind.(type) {
+		case *mixBucket:
+			text += fmt.Sprint(*k)
+		case *mixWindow:
+			text += fmt.Sprint(k.left, k.begun, k.used)
+		case *mixSliding:
+			text += fmt.Sprint(*k)
+		case *mixSlots:
+			text += fmt.Sprint(*k)
+		}
+		text += ";"
+	}
+	return text
+}
+
+// The kinds, in the order of mixLimits.
+const (
+	mixTokens = iota
+	mixFixed
+	mixSlides
+	mixCalendar
+	mixHeld
+	mixKinds
+)
+
+// mixLimits are a limit of each kind, where a calendar's windows are days in a zone.
+func mixLimits(zone string) []ratelimit.Limit {
+	return []ratelimit.Limit{
+		ratelimit.Define("mixed-tokens", ratelimit.TokenBucket{Rate: 1, Period: time.Duration(mixUnit) * time.Microsecond, Capacity: 8}),
+		ratelimit.Define("mixed-fixed", ratelimit.FixedWindow{Rate: 6, Period: 10 * time.Second, Start: clockNoon}),
+		ratelimit.Define("mixed-slides", ratelimit.SlidingWindow{Rate: 7, Period: 12 * time.Second, Slices: 4}),
+		ratelimit.Define("mixed-calendar", ratelimit.CalendarWindow{Rate: 300, Resets: ratelimit.Daily, Zone: zone}),
+		ratelimit.Define("mixed-held", ratelimit.Concurrency{Most: 3, Lease: 20 * time.Second}),
+	}
+}
+
+func newMixState(zone *time.Location) mixState {
+	return mixState{
+		&mixBucket{full: 8},
+		&mixWindow{full: 6, window: func(at int64) (begin, end int64) {
+			begin = at - ((at-clockNoon.UnixMicro())%(10*mixSecond)+10*mixSecond)%(10*mixSecond)
+			return begin, begin + 10*mixSecond
+		}},
+		&mixSliding{full: 7, length: 3 * mixSecond, slices: 4, taken: map[int64]int64{}},
+		&mixWindow{full: 300, window: func(at int64) (begin, end int64) {
+			year, month, day := time.UnixMicro(at).In(zone).Date()
+			return time.Date(year, month, day, 0, 0, 0, 0, zone).UnixMicro(), time.Date(year, month, day+1, 0, 0, 0, 0, zone).UnixMicro()
+		}},
+		&mixSlots{full: 3, length: 20 * mixSecond},
+	}
+}

@@ -1,0 +1,282 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// hotLimit is a limit of whose tokens hardly any arrive during a test, so that what was admitted can be counted.
+func hotLimit(name string, capacity float64) ratelimit.Limit {
+	return ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: capacity, Prefetch: time.Minute})
+}
+
+// aheads adds up what observers are told of what is taken ahead.
+type aheads struct {
+	mu                    sync.Mutex
+	taken, returned, lost float64
+	fetches               int
+}
+
+func (a *aheads) Observe(_ context.Context, event ratelimit.Event) {
+	if e, ok := event.(ratelimit.Prefetched); ok {
+		a.mu.Lock()
+		a.taken, a.returned, a.lost = a.taken+e.Taken, a.returned+e.Returned, a.lost+e.Lost
+		if e.Taken > 0 {
+			a.fetches++
+		}
+		a.mu.Unlock()
+	}
+}
+
+func TestPrefetch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+
+	// Eight Limiters take from one key as fast as they can. What they admitted, what they gave back at the end and what is
+	// left in the row are the capacity: nothing is admitted twice, and nothing is lost.
+	t.Run("LimitersShareAKey", func(t *testing.T) {
+		t.Parallel()
+		limit := hotLimit("shared", 20_000)
+		told := &aheads{}
+		var admitted, fromMemory atomic.Int64
+		require.NoError(t, together(8, func(int) error {
+			limiter := b.with(t, ratelimit.Config{Observer: told})
+			err := together(4, func(int) error {
+				for range 500 {
+					d, err := limiter.Take(t.Context(), limit.For("hot"))
+					if err != nil {
+						return err
+					}
+					if d.Allowed {
+						admitted.Add(1)
+					}
+					if d.Allowed && d.States[0].Prefetched {
+						fromMemory.Add(1)
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			return limiter.Close(t.Context())
+		}))
+		require.EqualValues(t, 8*4*500, admitted.Load())
+		require.Greater(t, fromMemory.Load(), admitted.Load()/2)
+		require.InDelta(t, limit.Capacity()-float64(admitted.Load()), b.held(t, "shared", "hot"), 1)
+		require.Positive(t, told.taken)
+		require.InDelta(t, told.taken-told.returned, float64(fromMemory.Load()), float64(8*4*500), "the rest was waited for")
+	})
+
+	// When there is nothing left the row decides, and says so.
+	t.Run("TheEndIsExact", func(t *testing.T) {
+		t.Parallel()
+		limit := hotLimit("ends", 1000)
+		limiter := b.with(t, ratelimit.Config{})
+		admitted := 0
+		for range 1100 {
+			d, err := limiter.Take(t.Context(), limit.For("hot"))
+			require.NoError(t, err)
+			if !d.Allowed {
+				require.False(t, d.States[0].Prefetched)
+				require.Positive(t, d.RetryAfter)
+				break
+			}
+			admitted++
+		}
+		require.Equal(t, int(limit.Capacity()), admitted)
+	})
+
+	t.Run("RemainingIsAnEstimateAndSaysSo", func(t *testing.T) {
+		t.Parallel()
+		limit := hotLimit("remaining", 1000)
+		limiter := b.with(t, ratelimit.Config{})
+		estimates := 0
+		for n := range 100 {
+			d, err := limiter.Take(t.Context(), limit.For("hot").Cost(2))
+			require.NoError(t, err)
+			require.InDelta(t, limit.Capacity()-2*float64(n+1), d.Remaining, 0.1)
+			require.InDelta(t, 2*float64(n+1)*ratelimit.Day.Seconds(), d.ResetAfter.Seconds(), 0.1*ratelimit.Day.Seconds())
+			if d.States[0].Prefetched {
+				estimates++
+			}
+		}
+		require.Greater(t, estimates, 80)
+	})
+
+	// What is changed whatever it holds has what was taken ahead, and so has who goes by the row after Close.
+	for name, change := range map[string]func(*ratelimit.Limiter, ratelimit.Request) error{
+		"Reset":  func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Reset(t.Context(), r) },
+		"Credit": func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Credit(t.Context(), r.Cost(10)) },
+		"Charge": func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Charge(t.Context(), r.Cost(10)) },
+		"Close":  func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Close(t.Context()) },
+	} {
+		t.Run(name+"GivesBack", func(t *testing.T) {
+			t.Parallel()
+			limit := hotLimit("change", 1000)
+			limiter := b.with(t, ratelimit.Config{})
+			request := limit.For(name)
+			for range 100 {
+				_, err := limiter.Take(t.Context(), request)
+				require.NoError(t, err)
+			}
+			require.Less(t, b.held(t, "change", name), limit.Capacity()-101, "some is taken ahead")
+			require.NoError(t, change(limiter, request))
+			left := map[string]float64{"Reset": 100, "Credit": 10, "Charge": -10}[name] + limit.Capacity() - 100
+			require.InDelta(t, left, b.held(t, "change", name), 1)
+			if name == "Close" {
+				_, err := limiter.Take(t.Context(), request)
+				require.ErrorIs(t, err, ratelimit.ErrClosed)
+			}
+		})
+	}
+
+	t.Run("AnotherPolicyEndsIt", func(t *testing.T) {
+		t.Parallel()
+		limiter := b.with(t, ratelimit.Config{})
+		limit := hotLimit("policy", 1000)
+		for range 100 {
+			_, err := limiter.Take(t.Context(), limit.For("hot"))
+			require.NoError(t, err)
+		}
+		d, err := limiter.Take(t.Context(), hotLimit("policy", 500).For("hot"))
+		require.NoError(t, err)
+		require.False(t, d.States[0].Prefetched)
+		require.NoError(t, limiter.Close(t.Context()))
+		require.LessOrEqual(t, b.held(t, "policy", "hot"), 500.0, "what was given back does not exceed what it may hold")
+	})
+
+	t.Run("ATransactionGoesByTheRow", func(t *testing.T) {
+		t.Parallel()
+		limiter := b.with(t, ratelimit.Config{})
+		limit := hotLimit("transaction", 1000)
+		for range 100 {
+			_, err := limiter.Take(t.Context(), limit.For("hot"))
+			require.NoError(t, err)
+		}
+		before := b.held(t, "transaction", "hot")
+		tx := b.begin(t, "")
+		d, err := limiter.WithTx(tx).Take(t.Context(), limit.For("hot"))
+		require.NoError(t, err)
+		require.False(t, d.States[0].Prefetched)
+		require.InDelta(t, before-1, d.Remaining, 0.1)
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.InDelta(t, before, b.held(t, "transaction", "hot"), 0)
+	})
+
+	// A call for several limits takes from memory of all of them or of none.
+	t.Run("SeveralLimits", func(t *testing.T) {
+		t.Parallel()
+		limiter := b.with(t, ratelimit.Config{})
+		first, second := hotLimit("several.a", 1000), hotLimit("several.b", 500)
+		fromMemory := 0
+		for range 300 {
+			d, err := limiter.Take(t.Context(), first.For("hot"), second.For("hot").Cost(1.5), first.For("hot"))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+			require.Len(t, d.States, 3)
+			require.Equal(t, d.States[0].Prefetched, d.States[1].Prefetched)
+			if d.States[0].Prefetched {
+				fromMemory++
+			}
+		}
+		require.Greater(t, fromMemory, 100)
+		require.NoError(t, limiter.Close(t.Context()))
+		require.InDelta(t, first.Capacity()-600, b.held(t, "several.a", "hot"), 1)
+		require.InDelta(t, second.Capacity()-450, b.held(t, "several.b", "hot"), 1)
+	})
+
+	// Whatever is called at once, nobody waits for ever, and nothing is kept after Close.
+	t.Run("EverythingAtOnce", func(t *testing.T) {
+		t.Parallel()
+		limiter := b.with(t, ratelimit.Config{DenyCache: 100})
+		limits := []ratelimit.Limit{hotLimit("at.once", 5000), hotLimit("at.once", 3000), hotLimit("at.once.too", 500)}
+		var calls atomic.Int64
+		var closed sync.WaitGroup
+		require.NoError(t, together(8, func(n int) error {
+			for i := range 300 {
+				request := limits[(n+i)%3].For(fmt.Sprint(i % 2))
+				var err error
+				switch i % 50 {
+				case 10:
+					err = limiter.Reset(t.Context(), request)
+				case 20:
+					err = limiter.Charge(t.Context(), request.Cost(3))
+				case 30:
+					err = limiter.Credit(t.Context(), request.Cost(3))
+				case 40:
+					_, err = limiter.Take(t.Context(), limits[0].For("0"), limits[2].For("1"))
+				default:
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*10*time.Millisecond)
+					_, err = limiter.Take(ctx, request.Cost(float64(1+i%3)))
+					cancel()
+				}
+				if calls.Add(1) == 2000 {
+					closed.Go(func() { _ = limiter.Close(t.Context()) })
+				}
+				if err != nil && !errors.Is(err, ratelimit.ErrClosed) && !errors.Is(err, context.DeadlineExceeded) {
+					return err
+				}
+			}
+			return nil
+		}))
+		closed.Wait()
+		require.NoError(t, limiter.Close(t.Context()))
+	})
+
+	// Of a fixed window what is taken ahead comes back while the window lasts, and not afterwards. Its tokens are those of the row.
+	t.Run("Windows", func(t *testing.T) {
+		t.Parallel()
+		var clock atomic.Int64
+		begin := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+		set := func(into time.Duration) { clock.Store(begin.Add(into).UnixNano()) }
+		set(0)
+		limit := ratelimit.Define("windows", ratelimit.FixedWindow{
+			Rate: 100, Period: time.Minute, Capacity: 1500, Start: begin, Prefetch: time.Minute,
+		})
+		told := &aheads{}
+		limiter := b.with(t, ratelimit.Config{Observer: told, AsOf: func() time.Time { return time.Unix(0, clock.Load()) }})
+		take := func(n int) {
+			for range n {
+				d, err := limiter.Take(t.Context(), limit.For("hot"))
+				require.NoError(t, err)
+				require.True(t, d.Allowed)
+			}
+		}
+		take(100)
+		require.Less(t, b.held(t, "windows", "hot"), 1500-100.0, "some is taken ahead")
+		set(59 * time.Second)
+		require.NoError(t, limiter.Charge(t.Context(), limit.For("hot").Cost(1)), "which gives back before")
+		require.InDelta(t, 1500-101, b.held(t, "windows", "hot"), 0)
+
+		set(0)
+		take(100)
+		kept := 1500 - 201 - b.held(t, "windows", "hot")
+		require.Positive(t, kept)
+		set(time.Minute)
+		require.NoError(t, limiter.Charge(t.Context(), limit.For("hot").Cost(1)))
+		require.InDelta(t, 1500-202-kept+100, b.held(t, "windows", "hot"), 0, "a window's tokens have arrived, and nothing comes back")
+		require.NoError(t, limiter.Close(t.Context()))
+		require.InDelta(t, kept, told.lost, 0)
+	})
+
+	t.Run("WhatIsNotUsedComesBackByItself", func(t *testing.T) {
+		t.Parallel()
+		limit := ratelimit.Define("idle", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1000, Prefetch: 500 * time.Millisecond})
+		limiter := b.with(t, ratelimit.Config{})
+		for range 100 {
+			_, err := limiter.Take(t.Context(), limit.For("hot"))
+			require.NoError(t, err)
+		}
+		eventually(t, "it is given back", func() bool { return b.held(t, "idle", "hot") > limit.Capacity()-101 })
+	})
+}

@@ -1,0 +1,107 @@
+package integration_test
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// What is below holds the code blocks of docs/recipes.md; the tests of recipesdocrun_test.go run each, check the figures that
+// the page gives, and check that the blocks are what it shows.
+
+var PublicAPI = ratelimit.Define("api", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
+
+var (
+	Interactive = ratelimit.Define("interactive", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
+	Steady      = ratelimit.Define("steady", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 10})
+	Batch       = ratelimit.Define("batch", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 100})
+)
+
+var ModelTokens = ratelimit.Define("modelTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 40_000})
+
+func recipeCost(limiter *ratelimit.Limiter, user httplimit.Key, complete http.Handler) (http.Handler, error) {
+	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+		{Limit: ModelTokens, Key: user, Unit: "tokens", Cost: httplimit.StatedCost{Header: "X-Tokens", Default: 500, Max: 40_000}},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return limited(complete), nil
+}
+
+var Strict = ratelimit.Define("strict", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 1})
+
+var Table = ratelimit.Define("table", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 300})
+
+var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Period: time.Minute, Capacity: 50})
+
+var Partner = ratelimit.Define("partner", ratelimit.TokenBucket{Rate: 90, Period: time.Hour, Capacity: 10})
+
+var Spaced = ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.NoCapacity})
+
+func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func(time.Time)) error {
+	r, err := limiter.Reserve(ctx, Spaced.Global())
+	if err != nil {
+		return err
+	}
+	schedule(r.ReadyAt)
+	return nil
+}
+
+var (
+	Outer = ratelimit.Define("outer", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50, MaxReserved: ratelimit.NoDebt})
+	Inner = ratelimit.Define("inner", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity})
+)
+
+func recipeOuterInner(ctx context.Context, limiter *ratelimit.Limiter, userID string) (ratelimit.Reservation, error) {
+	r, err := limiter.Reserve(ctx, Outer.For(userID), Inner.Global())
+	return r, err
+}
+
+var Cooldown = ratelimit.Define("cooldown", ratelimit.TokenBucket{Rate: 1, Period: 30 * time.Second})
+
+func recipeCooldown(ctx context.Context, limiter *ratelimit.Limiter, userID string, publish func(pgx.Tx) error) error {
+	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+		d, err := limiter.WithTx(tx).Take(ctx, Cooldown.For(userID))
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err()
+		}
+		return publish(tx) // when it fails, the cooldown has not begun
+	})
+	return err
+}
+
+var (
+	LoginAccount = ratelimit.Define("login.account", ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: 5})
+	LoginAddress = ratelimit.Define("login.address", ratelimit.TokenBucket{Rate: 120, Period: time.Hour, Capacity: 30})
+)
+
+func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, address string, matches func() bool, admit func(pgx.Tx) error) error {
+	d, err := limiter.Take(ctx, LoginAccount.For(account), LoginAddress.For(address)) // committed before the password is looked at
+	if err != nil {
+		return err
+	}
+	if !d.Allowed {
+		return d.Err()
+	}
+	if !matches() { // as slow for an account that does not exist
+		return errWrongPassword
+	}
+	return limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if err := admit(tx); err != nil {
+			return err
+		}
+		if err := limiter.WithTx(tx).Reset(ctx, LoginAccount.For(account)); err != nil {
+			return err
+		}
+		return limiter.WithTx(tx).Credit(ctx, LoginAddress.For(address)) // its one token: not a reset
+	})
+}

@@ -1,0 +1,285 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var errWrongPassword = errors.New("the login or the password is wrong")
+
+// recipeStart is when the load of a recipe begins.
+var recipeStart = time.Date(2026, time.March, 2, 9, 0, 0, 0, time.UTC)
+
+// pressed asks for one token at each of n instants, so many a second, of a bucket that is full, and returns the instants at
+// which it was admitted and at which not, since the first.
+func pressed(t *testing.T, limit ratelimit.Limit, perSecond float64, n int) (admitted, refused []time.Duration) {
+	t.Helper()
+	s, err := ratelimit.NewSimulation(ratelimit.Config{})
+	require.NoError(t, err)
+	for i := range n {
+		at := time.Duration(float64(i)/perSecond*1e6) * time.Microsecond
+		d, err := s.Take(t.Context(), recipeStart.Add(at), limit.For("ada"))
+		require.NoError(t, err)
+		if d.Allowed {
+			admitted = append(admitted, at)
+		} else {
+			refused = append(refused, at)
+		}
+	}
+	return admitted, refused
+}
+
+// within returns how many of the instants are before an end.
+func within(instants []time.Duration, end time.Duration) (n int) {
+	for _, at := range instants {
+		if at < end {
+			n++
+		}
+	}
+	return n
+}
+
+// busiest returns the most instants in any span, wherever it begins.
+func busiest(instants []time.Duration, span time.Duration) (most int) {
+	first := 0
+	for i, at := range instants {
+		for ; instants[first] <= at-span; first++ {
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+// page is docs/recipes.md with single spaces.
+func recipesPage(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../docs/recipes.md")
+	require.NoError(t, err)
+	return strings.Join(strings.Fields(string(text)), " ")
+}
+
+// says requires the page to give the figures.
+func says(t *testing.T, format string, figures ...any) {
+	t.Helper()
+	said := fmt.Sprintf(format, figures...)
+	if !strings.Contains(recipesPage(t), said) {
+		require.Fail(t, "docs/recipes.md does not say: "+said)
+	}
+}
+
+// seconds returns an instant as the page writes it.
+func inSeconds(d time.Duration) string {
+	return strconv.FormatFloat(math.Round(d.Seconds()*1000)/1000, 'f', -1, 64) + " s"
+}
+
+// frozen is a limiter, and the instant that it takes for the present.
+type frozen struct {
+	*bundle
+
+	now time.Time
+}
+
+func newFrozen(t *testing.T) *frozen {
+	t.Helper()
+	f := &frozen{bundle: setup(t), now: recipeStart}
+	f.limiter = f.with(t, ratelimit.Config{AsOf: func() time.Time { return f.now }})
+	return f
+}
+
+// tokens returns what a bucket holds.
+func (f *frozen) tokens(t *testing.T, request ratelimit.Request) float64 {
+	t.Helper()
+	v, err := f.limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return v.Tokens
+}
+
+func TestRecipesOfRates(t *testing.T) {
+	t.Parallel()
+
+	t.Run("SixtyASecond", func(t *testing.T) {
+		t.Parallel()
+		admitted, refused := pressed(t, PublicAPI, 60, 60*10)
+		require.Equal(t, 59, within(admitted, time.Second))
+		require.Equal(t, 60*9/6, len(admitted)-59, "of the next nine seconds one in six")
+		says(t, "%d pass in the first second. The first refusal is request %d, at %s; from then on one in six passes",
+			within(admitted, time.Second), within(admitted, refused[0])+1, inSeconds(refused[0]))
+		v := PublicAPI.For("ada").Full(recipeStart)
+		empty, d := v.Take(recipeStart, 50)
+		require.True(t, d.Allowed)
+		idle := recipeStart.Add(5 * time.Second)
+		require.Equal(t, 50.0, empty.At(idle))
+		says(t, "Five idle seconds fill it again")
+	})
+
+	t.Run("HowMuchBurst", func(t *testing.T) {
+		t.Parallel()
+		for _, row := range []struct {
+			limit ratelimit.Limit
+			name  string
+		}{{Strict, "1"}, {Steady, "1x"}, {Interactive, "5x"}, {Batch, "10x"}} {
+			admitted, _ := pressed(t, row.limit, 1000, 10*1000)
+			asked, _ := pressed(t, row.limit, 60, 10*60)
+			says(t, "| %v | %d | %d | %d |", row.limit.Capacity(), within(asked, time.Second), busiest(admitted, time.Second), within(admitted, 10*time.Second))
+		}
+	})
+
+	t.Run("Credit", func(t *testing.T) {
+		t.Parallel()
+		admitted, refused := pressed(t, Table, 5, 5*200)
+		require.Equal(t, 100, within(admitted, 200*time.Second)-within(admitted, 100*time.Second), "of 500")
+		says(t, "a surge of five a second has %d admitted before %s, and then one in five", within(admitted, refused[0]), inSeconds(refused[0]))
+	})
+
+	t.Run("SomebodyElsesCap", func(t *testing.T) {
+		t.Parallel()
+		admitted, _ := pressed(t, HalfAndHalf, 1000, 1000*200)
+		most := busiest(admitted, time.Minute)
+		says(t, "the busiest minute has %d, and the minutes after it have 50", most)
+		require.Equal(t, 50, within(admitted, 3*time.Minute)-within(admitted, 2*time.Minute))
+		admitted, _ = pressed(t, Partner, 1, 5*3600)
+		says(t, "the busiest hour has %d, and each hour has at least 90", busiest(admitted, time.Hour))
+		for i, at := range admitted {
+			if until := at + time.Hour; until < 5*time.Hour {
+				require.GreaterOrEqual(t, within(admitted[i:], until), 90)
+			}
+		}
+	})
+}
+
+func TestRecipesOfSpacing(t *testing.T) {
+	t.Parallel()
+
+	t.Run("Spaced", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		var ready []time.Duration
+		for range 8 {
+			require.NoError(t, recipeSpaced(t.Context(), f.limiter, func(at time.Time) { ready = append(ready, at.Sub(recipeStart)) }))
+			f.now = f.now.Add(100 * time.Millisecond)
+		}
+		for i, at := range ready {
+			require.WithinRange(t, recipeStart.Add(at), recipeStart.Add(time.Duration(i+1)*time.Second), recipeStart.Add(time.Duration(i+1)*time.Second+time.Microsecond))
+		}
+		says(t, "Eight jobs that come within a second run at %s, %s and so on: one a second, the last at %s", inSeconds(ready[0]), inSeconds(ready[1]), inSeconds(ready[7]))
+	})
+
+	t.Run("OuterAndInner", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		var last ratelimit.Reservation
+		admitted := 0
+		for range 60 {
+			r, err := recipeOuterInner(t.Context(), f.limiter, "ada")
+			require.NoError(t, err)
+			if !r.Allowed {
+				require.Equal(t, 100*time.Millisecond, r.RetryAfter)
+				continue
+			}
+			admitted++
+			require.Equal(t, time.Duration(admitted)*100*time.Millisecond, r.ReadyAt.Sub(recipeStart))
+			last = r
+		}
+		require.Equal(t, -50.0, f.tokens(t, Inner.Global()), "a refusal owes nothing inside")
+		says(t, "Of 60 requests at once %d are admitted, and run 100 ms apart, the last after %s; the other %d are refused", admitted, inSeconds(last.ReadyAt.Sub(recipeStart)), 60-admitted)
+	})
+
+	t.Run("Cooldown", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		publish := func(err error) func(pgx.Tx) error { return func(pgx.Tx) error { return err } }
+		invalid := errors.New("the post is empty")
+		require.ErrorIs(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(invalid)), invalid)
+		require.NoError(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(nil)))
+		require.NoError(t, recipeCooldown(t.Context(), f.limiter, "grace", publish(nil)))
+		f.now = f.now.Add(12 * time.Second)
+		err := recipeCooldown(t.Context(), f.limiter, "ada", publish(nil))
+		var limited *ratelimit.LimitedError
+		require.ErrorAs(t, err, &limited)
+		says(t, "Who comes back after 12 s is told %s", inSeconds(limited.Decision.RetryAfter))
+		f.now = f.now.Add(limited.Decision.RetryAfter - time.Microsecond)
+		require.ErrorIs(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(nil)), ratelimit.ErrLimited)
+		f.now = f.now.Add(time.Microsecond)
+		require.NoError(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(nil)))
+	})
+
+	t.Run("Login", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		looked := 0
+		signIn := func(account string, matches bool) error {
+			return recipeLogin(t.Context(), f.limiter, account, "192.0.2.1", func() bool { looked++; return matches }, func(pgx.Tx) error { return nil })
+		}
+		for range 20 {
+			require.Error(t, signIn("ada", false))
+		}
+		require.Equal(t, 5, looked)
+		err := signIn("ada", true)
+		var limited *ratelimit.LimitedError
+		require.ErrorAs(t, err, &limited)
+		require.Equal(t, 3*time.Minute, limited.Decision.RetryAfter)
+		says(t, "Of 20 guesses at once %d are looked at, and the next is %v away", looked, "3 min")
+		require.NoError(t, signIn("grace", true))
+		require.Equal(t, 5.0, f.tokens(t, LoginAccount.For("grace")))
+		require.Equal(t, 25.0, f.tokens(t, LoginAddress.For("192.0.2.1")), "the failures stay")
+	})
+}
+
+func TestRecipesOfCosts(t *testing.T) {
+	t.Parallel()
+	f := newFrozen(t)
+	user := func(*http.Request) (string, error) { return "ada", nil }
+	handler, err := recipeCost(f.limiter, user, http.NotFoundHandler())
+	require.NoError(t, err)
+	ask := func(stated string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", http.NoBody)
+		if stated != "" {
+			r.Header.Set("X-Tokens", stated)
+		}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	require.Equal(t, http.StatusNotFound, ask("30000").Code)
+	require.Equal(t, http.StatusNotFound, ask("").Code)
+	require.Equal(t, 9500.0, f.tokens(t, ModelTokens.For("ada")))
+	refused := ask("12000")
+	require.Equal(t, http.StatusTooManyRequests, refused.Code)
+	says(t, "After 30,000 tokens and a request that states none, 9,500 are left; one of 12,000 is told to come back in %s s", refused.Header().Get("Retry-After"))
+}
+
+// TestRecipesShowWhatRuns finds each block of the page in what the tests above run.
+func TestRecipesShowWhatRuns(t *testing.T) {
+	t.Parallel()
+	var source []byte
+	files, err := filepath.Glob("recipes*_test.go")
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		source = append(source, text...)
+	}
+	page, err := os.ReadFile("../docs/recipes.md")
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	require.NotEmpty(t, blocks)
+	for _, block := range blocks {
+		require.Contains(t, unindent(string(source)), unindent(block[1]))
+	}
+	require.Equal(t, len(blocks), strings.Count(string(page), "```")/2, "no block that nothing runs")
+}

@@ -1,0 +1,285 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// takesUpTo is TakeUpTo by a caller of the core's races.
+func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, n int, requests ...ratelimit.Request) (taken int, d ratelimit.Decision, err error) {
+	in := func(tx pgx.Tx) (err error) {
+		taken, d, err = limiter.WithTx(tx).TakeUpTo(ctx, n, requests...)
+		return err
+	}
+	switch c.name {
+	case "ReadCommitted":
+		_, err = callersTx(ctx, pool, pgx.ReadCommitted, in)
+	case "RepeatableRead":
+		_, err = callersTx(ctx, pool, pgx.RepeatableRead, in)
+	case "Serializable":
+		_, err = callersTx(ctx, pool, pgx.Serializable, in)
+	case "InTx":
+		err = limiter.InTx(ctx, in)
+	default:
+		taken, d, err = limiter.TakeUpTo(ctx, n, requests...)
+	}
+	return taken, d, err
+}
+
+// Eight callers ask 25 times each for up to three of fifty.
+func TestTakeUpToAdmitsExactlyTheCapacity(t *testing.T) {
+	t.Parallel()
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	stopped := func() time.Time { return noon }
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.Define("bucket", hoard(raceCapacity)),
+		ratelimit.Define("window", ratelimit.FixedWindow{Rate: raceCapacity, Period: century, Start: noon}),
+		ratelimit.Define("rows", ratelimit.TokenBucket{Rate: raceCapacity, Period: century, Shards: 2}),
+	} {
+		for _, unbatched := range []bool{false, true} {
+			limiter := b.with(t, ratelimit.Config{AsOf: stopped, NoBatching: unbatched})
+			for _, c := range callers() {
+				for _, rowExists := range []bool{true, false} {
+					t.Run(fmt.Sprintf("%s/Unbatched=%v/%s/RowExists=%v", limit.Name(), unbatched, c.name, rowExists), func(t *testing.T) {
+						t.Parallel()
+						if rowExists {
+							require.NoError(t, limiter.Reset(t.Context(), limit.For(t.Name())))
+						}
+						var total atomic.Int64
+						require.NoError(t, together(racers, func(int) error {
+							for range racersTries {
+								taken, d, err := c.takesUpTo(t.Context(), b.db(), limiter, 3, limit.For(t.Name()), roomy.For(t.Name()).Cost(2))
+								if err != nil {
+									return err
+								}
+								if d.Allowed != (taken > 0) || taken > 3 {
+									return fmt.Errorf("took %d: %+v", taken, d)
+								}
+								total.Add(int64(taken))
+							}
+							return nil
+						}))
+						require.EqualValues(t, raceCapacity, total.Load())
+						require.Zero(t, b.held(t, limit.Name(), t.Name()))
+						require.InDelta(t, 1e6-2*raceCapacity, b.held(t, "roomy", t.Name()), 0)
+					})
+				}
+			}
+		}
+	}
+}
+
+// Somebody who asks for as much as there is, at odd moments, comes to the rate of the limit within a token, over 190
+// seconds: what is left of a fraction is not lost.
+func TestTakeUpToLosesNoFraction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.Define("polled", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 20}),
+		ratelimit.Define("polledRows", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 20, Shards: 4}),
+	} {
+		t.Run(limit.Name(), func(t *testing.T) {
+			t.Parallel()
+			d := b.desk(t, ratelimit.Config{})
+			random := rand.New(rand.NewPCG(1, 9))
+			total, now, last := 0, time.Duration(0), 190*time.Second
+			for polls := 0; now < last; polls++ {
+				taken, answer, err := d.limiter.TakeUpTo(t.Context(), 100, limit.Global())
+				require.NoError(t, err)
+				total += taken
+				if taken == 0 {
+					require.Positive(t, answer.RetryAfter)
+					require.LessOrEqual(t, answer.RetryAfter, 3*time.Second/7+time.Microsecond)
+				}
+				now = min(last, now+time.Duration(random.IntN(1700))*time.Millisecond)
+				d.at(now)
+			}
+			taken, _, err := d.limiter.TakeUpTo(t.Context(), 100, limit.Global())
+			require.NoError(t, err)
+			ideal := 20 + 190.0*7/3
+			t.Logf("%d of %.2f", total+taken, ideal)
+			require.LessOrEqual(t, float64(total+taken), ideal)
+			require.InDelta(t, ideal, total+taken, 1)
+		})
+	}
+}
+
+func TestTakeUpTo(t *testing.T) {
+	t.Parallel()
+	d := setup(t).desk(t, ratelimit.Config{DenyCache: 64})
+	few, bytes := ratelimit.Define("few", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 5}), ratelimit.Define("bytes", ratelimit.PerSecond(100))
+	upTo := func(n int, requests ...ratelimit.Request) (int, ratelimit.Decision) {
+		t.Helper()
+		taken, answer, err := d.limiter.TakeUpTo(t.Context(), n, requests...)
+		require.NoError(t, err)
+		return taken, answer
+	}
+	t.Run("TheMostThatAllHave", func(t *testing.T) {
+		t.Parallel()
+		taken, answer := upTo(10, few.For("a"), bytes.For("a").Cost(30))
+		require.Equal(t, 3, taken)
+		require.True(t, answer.Allowed)
+		require.InDelta(t, 3, answer.States[0].Cost, 0)
+		require.InDelta(t, 90, answer.States[1].Cost, 0)
+		require.InDelta(t, 2, answer.States[0].Remaining, 0)
+		d.requireTokens(t, 10, bytes.For("a"))
+
+		taken, answer = upTo(10, few.For("a"), bytes.For("a").Cost(30))
+		require.Zero(t, taken)
+		require.False(t, answer.Allowed)
+		require.Equal(t, 200*time.Millisecond, answer.RetryAfter, "until there is one unit")
+		require.InDelta(t, 30, answer.States[1].Cost, 0)
+		d.requireTokens(t, 2, few.For("a"))
+	})
+	t.Run("NoMoreThanN", func(t *testing.T) {
+		t.Parallel()
+		taken, answer := upTo(2, few.For("b"))
+		require.Equal(t, 2, taken)
+		require.InDelta(t, 3, answer.Remaining, 0)
+	})
+	t.Run("OneBucketTwice", func(t *testing.T) {
+		t.Parallel()
+		taken, answer := upTo(10, few.For("c"), few.For("c").Cost(1.5))
+		require.Equal(t, 2, taken)
+		require.InDelta(t, 2, answer.States[0].Cost, 0)
+		require.InDelta(t, 3, answer.States[1].Cost, 0)
+		require.InDelta(t, 0, answer.Remaining, 0)
+	})
+	t.Run("Borrowed", func(t *testing.T) {
+		t.Parallel()
+		own := ratelimit.Borrow(few.For("d"), bytes.For("d"))
+		taken, answer := upTo(200, own)
+		require.Equal(t, 100, taken, "all of the pool, as that is more than he has himself")
+		require.True(t, answer.States[0].Borrowed)
+		taken, answer = upTo(200, own)
+		require.Equal(t, 5, taken)
+		require.False(t, answer.States[0].Borrowed)
+		d.requireTokens(t, -5, bytes.For("d"))
+	})
+	t.Run("NotRememberedAsARefusal", func(t *testing.T) {
+		t.Parallel()
+		upTo(4, few.For("e"))
+		taken, _ := upTo(10, few.For("e").Cost(2))
+		require.Zero(t, taken)
+		requireAllowed(t, taking(few.For("e")), d.limiter)
+	})
+	t.Run("Wrong", func(t *testing.T) {
+		t.Parallel()
+		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 3})
+		for _, limiter := range []*ratelimit.Limiter{d.limiter, d.limiter.WithTx(d.begin(t, pgx.ReadCommitted))} {
+			for _, wrong := range []struct {
+				n        int
+				requests []ratelimit.Request
+				want     error
+				text     string
+			}{
+				{0, []ratelimit.Request{few.For("f")}, ratelimit.ErrInvalidRequest, "TakeUpTo 0 units; ask for 1 or more"},
+				{-1, []ratelimit.Request{few.For("f")}, ratelimit.ErrInvalidRequest, "ask for 1 or more"},
+				{1, []ratelimit.Request{few.For("f").Cost(0), bytes.For("f").Cost(0)}, ratelimit.ErrInvalidCost, "units that cost nothing"},
+				{1, []ratelimit.Request{few.For("f").Cost(6)}, ratelimit.ErrCostExceedsCapacity, `6 of "few"`},
+				{1, []ratelimit.Request{slots.For("f")}, ratelimit.ErrInvalidRequest, "call Acquire"},
+				{1, nil, ratelimit.ErrInvalidRequest, "from 1 to 64"},
+			} {
+				_, _, err := limiter.TakeUpTo(t.Context(), wrong.n, wrong.requests...)
+				require.ErrorIs(t, err, wrong.want)
+				require.ErrorContains(t, err, wrong.text)
+			}
+			_, _, err := limiter.TakeUpTo(t.Context(), 3, few.For("f"))
+			require.NoError(t, err, "the transaction is alive")
+		}
+	})
+}
+
+// A limit on trial makes the units no fewer, one that is off is not asked, one that is paused gives none, and one that
+// changes gives what it has by then.
+func TestTakeUpToUnderRules(t *testing.T) {
+	t.Parallel()
+	tried, unused, enforced := ratelimit.Define("tried", ratelimit.PerDay(2)), ratelimit.Define("unused", ratelimit.PerDay(1)), ratelimit.Define("enforced", ratelimit.PerDay(5))
+	changing := ratelimit.Define("changing", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 8})
+	stopped := ratelimit.Define("stopped", ratelimit.PerDay(5))
+	rules := eraRules{}
+	for _, r := range []struct {
+		limit  ratelimit.Limit
+		config ratelimit.RuleConfig
+	}{
+		{tried, ratelimit.RuleConfig{Name: "tried", Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}}},
+		{unused, ratelimit.RuleConfig{Name: "unused", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}}},
+		{changing, ratelimit.RuleConfig{Name: "changing", Eras: []ratelimit.Era{{}, {From: changeInstant, Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 4}}}}},
+		{stopped, ratelimit.RuleConfig{Name: "stopped", Eras: []ratelimit.Era{{}}, PausedUntil: changeInstant.Add(time.Hour)}},
+	} {
+		rule, err := ratelimit.NewRule(r.limit, r.config)
+		require.NoError(t, err)
+		rules[r.limit.Name()] = rule
+	}
+	d := setup(t).desk(t, ratelimit.Config{Policies: rules})
+	d.at(-time.Second)
+	upTo := func(n int, requests ...ratelimit.Request) (int, ratelimit.Decision) {
+		t.Helper()
+		taken, answer, err := d.limiter.TakeUpTo(t.Context(), n, requests...)
+		require.NoError(t, err)
+		return taken, answer
+	}
+	taken, answer := upTo(9, tried.For("a"), enforced.For("a"), unused.For("a"))
+	require.Equal(t, 5, taken)
+	require.False(t, answer.States[0].Allowed, "what would be decided is told")
+	require.Equal(t, ratelimit.Shadow, answer.States[0].Mode)
+	require.True(t, answer.States[2].NotAsked)
+	d.requireTokens(t, 2, tried.For("a"))
+	d.requireTokens(t, 0, enforced.For("a"))
+	taken, _ = upTo(2, tried.For("a"), unused.For("a"))
+	require.Equal(t, 2, taken)
+	d.requireTokens(t, 0, tried.For("a"))
+	taken, answer = upTo(2, tried.For("a"))
+	require.Equal(t, 2, taken, "it refuses nobody")
+	require.False(t, answer.States[0].Allowed)
+	taken, answer = upTo(3, unused.For("a"))
+	require.Equal(t, 3, taken)
+	require.InDelta(t, 3, answer.States[0].Cost, 0)
+	taken, answer = upTo(3, stopped.For("a"), unused.For("a"))
+	require.Zero(t, taken)
+	require.False(t, answer.Allowed)
+	require.InDelta(t, 1, answer.States[0].Cost, 0)
+	require.False(t, answer.States[0].PausedUntil.IsZero())
+
+	taken, _ = upTo(1, changing.For("a"))
+	require.Equal(t, 1, taken)
+	d.at(time.Second)
+	taken, _ = upTo(9, changing.For("a"))
+	require.Equal(t, 4, taken)
+}
+
+// A row that somebody holds is waited for, and what is there then is what counts.
+func TestTakeUpToWaitsForARowThatIsHeld(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	five := ratelimit.Define("five", hoard(5))
+	for _, c := range callers() {
+		t.Run(c.name, func(t *testing.T) { // not parallel: waiting counts all
+			require.NoError(t, b.limiter.Reset(t.Context(), five.For(t.Name())))
+			holder := b.begin(t, pgx.ReadCommitted)
+			requireAllowed(t, taking(five.For(t.Name()).Cost(2)), b.limiter.WithTx(holder))
+			waited := make(chan error, 1)
+			var taken int
+			go func() {
+				var err error
+				taken, _, err = c.takesUpTo(t.Context(), b.db(), b.limiter, 9, five.For(t.Name()))
+				waited <- err
+			}()
+			eventually(t, "the caller waits for the row", func() bool { return waiting(t, b.pool) == 1 })
+			require.NoError(t, holder.Commit(t.Context()))
+			require.NoError(t, <-waited)
+			require.Equal(t, 3, taken)
+		})
+	}
+}
