@@ -29,6 +29,10 @@ func TestPictures(t *testing.T) {
 		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(picture.width, picture.height)))
 		browsertest.Prefer(t, p.tab, "prefers-color-scheme", picture.scheme)
 		p.follow(t, picture.fragment)
+		play[bool](t, p, `
+			await new Promise(requestAnimationFrame);
+			await Promise.all(document.getAnimations().map((transition) => transition.finished));
+			return true;`)
 		png, err := chromedp.Run(p.tab, chromedp.CaptureScreenshot())
 		require.NoError(t, err)
 		require.Less(t, len(png), 250_000, picture.name)
