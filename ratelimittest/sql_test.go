@@ -300,7 +300,7 @@ func TestOpenSQL(t *testing.T) {
 		db, limiter, _ := onSQL(t)
 		conn, err := db.Conn(t.Context())
 		require.NoError(t, err)
-		defer func() { require.NoError(t, conn.Close()) }()
+		t.Cleanup(func() { require.NoError(t, conn.Close()) }) // once the test's context has ended the transaction
 		require.ErrorIs(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig, "none was begun")
 		tx, err := conn.BeginTx(t.Context(), nil)
 		require.NoError(t, err)
