@@ -69,6 +69,7 @@ func (*table) Conn() *pgx.Conn                                          { return
 func (t *table) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return t, nil }
 func (*table) Commit(context.Context) error                             { return nil }
 func (t *table) Rollback(context.Context) error                         { t.inserted = nil; return nil }
+
 func (t *table) Exec(_ context.Context, _ string, arguments ...any) (pgconn.CommandTag, error) {
 	t.inserted = append(t.inserted, arguments...)
 	return pgconn.NewCommandTag("INSERT 0 1"), nil

@@ -196,16 +196,16 @@ func (c *sqlConn) ExecContext(ctx context.Context, query string, args []driver.N
 
 // QueryContext runs a statement that answers with rows in the other database.
 func (c *sqlConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	var rows *sql.Rows
-	var err error
+	queries := interface {
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	}(c.rows)
 	switch {
-	case c.rowsTx != nil:
-		rows, err = c.rowsTx.QueryContext(ctx, query, arguments(args)...)
-	case c.rows != nil:
-		rows, err = c.rows.QueryContext(ctx, query, arguments(args)...)
-	default:
+	case c.rows == nil:
 		return nil, ErrNoDatabase
+	case c.rowsTx != nil:
+		queries = c.rowsTx
 	}
+	rows, err := queries.QueryContext(ctx, query, arguments(args)...) //nolint:rowserrcheck // Next looks at it
 	if err != nil {
 		return nil, err
 	}
