@@ -211,7 +211,7 @@ func (c *sqlConn) QueryContext(ctx context.Context, query string, args []driver.
 	}
 	names, err := rows.Columns()
 	if err != nil {
-		return nil, errors.Join(err, rows.Close())
+		return nil, errors.Join(err, rows.Close()) //nolint:sqlclosecheck // else database/sql closes them
 	}
 	return &sqlRows{rows, names}, nil
 }
