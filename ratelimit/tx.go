@@ -19,7 +19,8 @@ const maxReconnects = 3
 
 // WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
 // whatever isolation level it runs. They never retry and use no other connection. A serialization failure
-// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
+// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again. The buckets are
+// those of the database that tx is in, whichever pool the Limiter has.
 //
 // A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
 // ends. A call over several limits that is refused keeps no row locked, but one that a wrong clock had written. A call whose context ends half-way makes the transaction one that can only be rolled back.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -96,6 +97,20 @@ type visit struct {
 	seen    bool
 	answers []answer
 	err     error
+	engine  store.Engine // nil: the connection is none of package ratelimittest
+}
+
+// VisitEngine is called by package ratelimittest, in place of both.
+func (v *visit) VisitEngine(engine store.Engine) { v.engine = engine }
+
+// engineOf returns the transaction in memory that tx is one of, and nil when it is none. It sends nothing.
+func engineOf(tx Tx) store.Engine {
+	if isPool(tx) {
+		return nil
+	}
+	v := visit{run: func(*pgx.Conn) ([]answer, error) { return nil, nil }}
+	_, _ = v.of(context.Background(), tx) // that it has ended, a call says
+	return v.engine
 }
 
 // RewriteQuery is called by pgx.
