@@ -55,6 +55,7 @@ type Limiter struct {
 	policies     *policies
 	fingerprint  *fingerprint
 	reach        *reach
+	leaving      *leaving
 	prices       *prices // of adaptive limits
 	prefetched   *prefetched
 }
@@ -83,7 +84,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: store.New(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
-		fingerprint: newFingerprint(config.HashKey), reach: newReach(),
+		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
