@@ -85,7 +85,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := notInTx(l.pool); err != nil {
 		return err
 	}
-	if !l.fingerprint.agreed.Load() {
+	if !l.fingerprint.agreed.Load() || !l.reach.does(false) {
 		if err := l.fingerprint.mayTransact(ctx, l); err != nil {
 			return err
 		}
@@ -280,6 +280,9 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 // attempts together have the time of Config.Timeout.
 func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
 	if l.pool == nil {
+		if err := l.reachable(ctx); err != nil {
+			return err
+		}
 		err := fn(ctx, l)
 		if errors.Is(err, store.ErrUnknownWindows) { // half of the call is done
 			return l.session.Spoil(ctx, err)
@@ -291,6 +294,9 @@ func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
+	if err := l.reachable(ctx); err != nil {
+		return err
+	}
 	return l.session.RetryHeld(ctx, func(from *store.Session) error {
 		attempt := func() error {
 			return inOwnTx(ctx, l, from, func(tx *Limiter) error { return fn(ctx, tx) })

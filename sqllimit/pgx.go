@@ -22,8 +22,9 @@ func sendOn(ctx context.Context, conn *pgx.Conn, s statements) ([]answer, error)
 			tag, err := conn.Exec(ctx, q.SQL, q.Arguments...)
 			return []answer{{tag: tag, err: err}}, nil
 		}
-		rows, err := conn.Query(ctx, q.SQL, q.Arguments...)
-		return []answer{readAnswer(rows, err)}, nil
+		a := readAnswer(conn.Query(ctx, q.SQL, q.Arguments...))
+		a.conn = conn
+		return []answer{a}, nil
 	}
 	results := conn.SendBatch(ctx, &pgx.Batch{QueuedQueries: s.queries})
 	answers := make([]answer, 0, len(s.queries))
