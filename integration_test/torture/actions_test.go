@@ -49,6 +49,10 @@ var actions = []action{
 	{6, (*worker).reservation},
 	{4, (*worker).ready},
 	{4, (*worker).slot},
+	{2, (*worker).hold},
+	{2, func(w *worker) {
+		w.require(w.request([]string{"still", "tight", "year", "tightSliding"}[w.random.IntN(4)]))
+	}},
 	{1, (*worker).reset},
 	{1, one("reset")},
 	{4, inTxAt("rc")},
@@ -97,7 +101,13 @@ func (w *worker) reservation() {
 	end := func(verb string, items []item, do func(ctx context.Context) error) outcome {
 		return w.callOn(id, verb, path, items, func(ctx context.Context, _ *entry) error { return do(ctx) }).outcome
 	}
-	start := func(ctx context.Context) error { _, err := limiter.Start(ctx, id); return err }
+	start := func(ctx context.Context) error {
+		if _, err := limiter.Start(ctx, id); err != nil {
+			return err
+		}
+		_, err := limiter.Started(ctx, id)
+		return err
+	}
 	cancel := func(ctx context.Context) error { return limiter.Cancel(ctx, id) }
 	settle := func() {
 		actual := wishes[0]
@@ -177,8 +187,31 @@ func (w *worker) slot() {
 		until = min(until, now()) // it may be given back from here on
 		w.call("release", path, nil, func(ctx context.Context, _ *entry) error { return limiter.Release(ctx, held.ID) })
 	}
+	w.held(acquired, of, from, until)
+}
+
+// hold holds a slot while a function runs, and has it renewed.
+func (w *worker) hold() {
+	of := w.request("slots")
+	of.cost = 1
+	limiter, path := w.limiter()
+	w.call("hold", path, nil, func(ctx context.Context, e *entry) error {
+		return limiter.Hold(ctx, func(_ context.Context, lease ratelimit.Lease) error {
+			from := now()
+			for range w.random.IntN(4) {
+				one("still", "flow")(w)
+			}
+			// Whether it was renewed is not told, and that it was lost may be heard late.
+			w.held(e, of, from, min(now(), lease.Until.UnixMicro()))
+			return nil
+		}, of.request())
+	})
+}
+
+// held writes that slots were held for certain from an instant to another.
+func (w *worker) held(e *entry, of wish, from, until int64) {
 	if from < until {
-		w.write(&entry{begin: from, end: until, call: acquired.call, verb: "held", path: path, outcome: allowed, times: 1, items: []item{
+		w.write(&entry{begin: from, end: until, call: e.call, verb: "held", path: e.path, outcome: allowed, times: 1, items: []item{
 			{name: of.Name(), key: of.key, tokens: of.cost, lo: from, hi: until},
 		}})
 	}

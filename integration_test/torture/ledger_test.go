@@ -53,7 +53,7 @@ func newLedger() *ledger {
 
 // decides are the verbs that are answered with a decision.
 var decides = map[string]bool{
-	"take": true, "takeUpTo": true, "borrow": true, "tx": true, "wait": true, "reserve": true, "acquire": true, "look": true,
+	"take": true, "takeUpTo": true, "borrow": true, "tx": true, "wait": true, "reserve": true, "acquire": true, "look": true, "require": true, "hold": true,
 }
 
 func (l *ledger) account(of item) *account {

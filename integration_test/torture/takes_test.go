@@ -65,6 +65,12 @@ func (w *worker) take(wishes ...wish) {
 	})
 }
 
+// require takes where the caller wants no decision, but nil or an error.
+func (w *worker) require(of wish) {
+	limiter, path := w.limiter()
+	w.call("require", path, []item{of.item()}, func(ctx context.Context, _ *entry) error { return limiter.Require(ctx, of.request()) })
+}
+
 // takeUpTo takes what there is.
 func (w *worker) takeUpTo(of wish) {
 	limiter, path := w.limiter()
@@ -198,7 +204,10 @@ func (w *worker) look(random *rand.Rand) {
 		if !d.Allowed {
 			e.outcome = refused
 		}
-		_, err = limiter.Value(ctx, of.request())
+		if _, err := limiter.Value(ctx, of.request()); err != nil {
+			return err
+		}
+		_, err = limiter.CheckReserve(ctx, w.request("ready").request())
 		return err
 	})
 }

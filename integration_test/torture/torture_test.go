@@ -14,6 +14,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -76,6 +77,11 @@ func historyDirectory(t *testing.T) string {
 	t.Helper()
 	if *out != "" {
 		require.NoError(t, os.MkdirAll(*out, 0o700))
+		before, err := filepath.Glob(filepath.Join(*out, historyFiles))
+		require.NoError(t, err)
+		for _, path := range before {
+			require.NoError(t, os.Remove(path))
+		}
 		return *out
 	}
 	directory, err := os.MkdirTemp("", "torture") //nolint:usetesting // t.TempDir is removed when the test fails, too
@@ -134,31 +140,32 @@ func (r *run) prepare(ctx context.Context) error {
 	return r.children.start()
 }
 
-// calls has all processes call while faults are done, and returns when every call has been answered.
+// calls has all processes call while faults are done, and returns when every call has been answered. Calls go on until the last
+// fault is over, so that it is seen whether they are allowed again.
 func (r *run) calls(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, lasts())
+	timed, cancel := context.WithTimeout(ctx, lasts())
 	defer cancel()
+	calling, stop := context.WithCancel(ctx)
+	defer stop()
 	var all sync.WaitGroup
 	var failed [3]error
-	if racing := *decisions > 0; !racing {
+	if racing := *decisions > 0; racing {
+		calling = timed
+		all.Go(func() { failed[1] = r.children.end(timed) })
+	} else {
 		rounds, between := math.MaxInt, 3*time.Second
 		if *minutes == 0 {
 			rounds, between = shortRounds, time.Second
 		}
-		all.Go(func() {
-			failed[0] = r.faults.run(ctx, rounds, between)
-			cancel()
-		})
 		house := &worker{client: r.client, name: "house", random: rand.New(rand.NewPCG(*seed, 1<<33))}
-		all.Go(func() { house.keepHouse(ctx) })
+		all.Go(func() { house.keepHouse(calling) })
 		all.Go(func() {
-			<-ctx.Done()
-			failed[1] = r.children.end(ctx)
+			failed[0] = r.faults.run(timed, rounds, between)
+			stop()
+			failed[1] = r.children.end(calling)
 		})
-	} else {
-		all.Go(func() { failed[1] = r.children.end(ctx) })
 	}
-	all.Go(func() { failed[2] = r.client.run(ctx) })
+	all.Go(func() { failed[2] = r.client.run(calling) })
 	all.Wait()
 	return errors.Join(failed[0], failed[1], failed[2], r.client.close(), r.faults.file.Close())
 }
