@@ -28,6 +28,9 @@ type audit struct {
 	taken map[place]float64 // as the rows of the buckets say, of limits whose rows do
 	spans int64
 	wrong []string
+
+	mayHave, have float64 // tokens that calls of unknown outcome may have taken, and have
+	txsDone       int     // transactions of unknown outcome that were committed
 }
 
 func (a *audit) failf(format string, arguments ...any) {
@@ -73,6 +76,8 @@ func (a *audit) checkTransactions(ctx context.Context) error {
 		switch tx := a.ledger.txs[call]; {
 		case tx == nil:
 			a.failf("transactions: %s took %v and is in no history", call, of)
+		case tx.outcome == unknown || tx.outcome == begun:
+			a.txsDone++
 		case tx.outcome == failed || tx.outcome == refused:
 			a.failf("transactions: %s (%s, from %d to %d) is said to have %s, and took %v: %s", call, tx.path, tx.begin, tx.end, tx.outcome, of, tx.note)
 		}
@@ -98,6 +103,11 @@ func (a *audit) checkRows(ctx context.Context) error {
 	if err := a.readRows(ctx); err != nil {
 		return err
 	}
+	a.compareRows()
+	return nil
+}
+
+func (a *audit) compareRows() {
 	places := map[place]bool{}
 	for at := range a.ledger.accounts {
 		places[at] = true
@@ -120,11 +130,12 @@ func (a *audit) checkRows(ctx context.Context) error {
 			a.failf("rows: of %v %v are taken; acknowledged are %v and the rows of work say %v more, of unknown outcome are %v, and %v given back",
 				at, taken, account.took, work, account.more, account.less)
 		}
+		a.mayHave += account.more
+		a.have += max(0, math.Round(taken-known)) // without what had a price
 		if taken > s.capacity+tolerance {
 			a.failf("rows: of %v %v are taken, and it held %v", at, taken, s.capacity)
 		}
 	}
-	return nil
 }
 
 // readRows reads what was taken from the buckets of limits of which nothing arrives: what they held, and do not any more.

@@ -64,10 +64,10 @@ func TestTorture(t *testing.T) {
 	defer cancel()
 	require.NoError(t, r.look(ctx), "seed %d, histories in %s", *seed, directory)
 	t.Logf("%s\nin %v, and %v to check\n%s", strings.Join(r.ledger.report(), "\n"), ended.Sub(began).Round(time.Millisecond), time.Since(ended).Round(time.Millisecond), r.report())
-	if len(r.wrong) > 0 {
-		t.Fatalf("seed %d, histories in %s; to draw the same again: %s\n%s", *seed, directory, again, strings.Join(r.wrong[:min(len(r.wrong), 50)], "\n"))
+	if len(r.audit.wrong) > 0 {
+		t.Fatalf("seed %d, histories in %s; to draw the same again: %s\n%s", *seed, directory, again, strings.Join(r.audit.wrong[:min(len(r.audit.wrong), 50)], "\n"))
 	}
-	require.Positive(t, r.spans)
+	require.Positive(t, r.audit.spans)
 	require.Positive(t, r.ledger.outcomes[allowed])
 	require.Positive(t, r.ledger.outcomes[refused])
 }
@@ -104,8 +104,7 @@ type run struct {
 	children  *children
 	faults    *faults
 	ledger    *ledger
-	spans     int64
-	wrong     []string
+	audit     *audit
 }
 
 // prepare makes the tables and the first process.
@@ -202,7 +201,7 @@ func (r *run) look(ctx context.Context) error {
 			a.failf("left: %v", err)
 		}
 		slices.Sort(a.wrong)
-		r.spans, r.wrong = a.spans, a.wrong
+		r.audit = a
 		return nil
 	})
 }
@@ -210,7 +209,11 @@ func (r *run) look(ctx context.Context) error {
 // report says what faults were done, and how much was looked at.
 func (r *run) report() string {
 	f := r.faults
-	lines := []string{fmt.Sprintf("%d spans of %d buckets, %d transactions and %d reservations checked", r.spans, len(r.ledger.accounts), len(r.ledger.txs), len(r.ledger.reservations))}
+	lines := []string{
+		fmt.Sprintf("%d spans of %d buckets, %d transactions and %d reservations checked", r.audit.spans, len(r.ledger.accounts), len(r.ledger.txs), len(r.ledger.reservations)),
+		fmt.Sprintf("  calls of unknown outcome have taken %v of the %v tokens that they may have; %d transactions of unknown outcome or cut off were committed",
+			r.audit.have, r.audit.mayHave, r.audit.txsDone),
+	}
 	for _, kind := range slices.Sorted(maps.Keys(f.done)) {
 		lines = append(lines, fmt.Sprintf("  fault: %-28s %5d", kind, f.done[kind]))
 	}
