@@ -74,10 +74,12 @@ func (l *ledger) add(e entry) {
 		if e.verb == "tx" {
 			path = "tx " + path
 		}
-		if e.outcome == allowed {
+		switch e.outcome {
+		case allowed:
 			l.allowed[path] += e.times
-		} else if e.outcome == refused {
+		case refused:
 			l.refused[path] += e.times
+		default: // no decision
 		}
 	}
 	switch {
