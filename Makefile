@@ -15,7 +15,7 @@ TEST := go test $(RACE) -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m
 VERSIONS ?= 14 15 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test general test-matrix cover bench curve compare lint tidy fmt vuln
+.PHONY: help demo quick test general torture test-matrix cover bench curve compare lint tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: ## Run every test, on a Postgres that they find or start
 
 general: ## Run the tests of the core with the statements that decide by themselves switched off
 	go test -tags generalpath -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
+
+torture: ## Kill sessions, clients and servers under all calls, and check the accounts: ten minutes, or ARGS='-minutes 60 -seed 7'
+	go test $(RACE) -vet=off -count=1 -v -timeout 24h -run '^TestTorture$$' ./integration_test/torture -args -minutes 10 $(ARGS)
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)

@@ -254,8 +254,11 @@ func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
 	if errors.Is(err, store.ErrUnknownWindows) {
 		err = c.runBeyond(ctx, l, err)
 	}
+	if err != nil { // a batch that its caller has left goes on with the call
+		return err
+	}
 	c.plan.taken = c.Taken
-	return err
+	return nil
 }
 
 // run changes what c changes, or decides on c. In a transaction the store decides; else the deny cache, and then a batch.
