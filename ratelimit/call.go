@@ -219,7 +219,7 @@ func (l *Limiter) ready(ctx context.Context, verb string) error {
 	case l.pool == nil && !l.hasTx:
 		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
 	case l.session.IsElsewhere():
-		return fmt.Errorf("%w: %s of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of its DB", ErrInvalidConfig, verb)
+		return fmt.Errorf("%w: %s of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB", ErrInvalidConfig, verb)
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
 	}
@@ -300,7 +300,7 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
-	err = during(fmt.Sprintf("%s %q", c.Verb, name), explain(err, l.config.Schema, l.pool == nil))
+	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err, l.pool == nil))
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/pooler"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -73,6 +74,13 @@ var (
 	// full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says what to do.
 	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
 
+	// ErrPoolerMode is returned by every call, and by InTx, when the statements that the connections prepare get lost on the way to the
+	// server: pgx prepares statements by default, and behind a pooler in transaction mode, such as PgBouncer, the next one runs on another
+	// connection of the server, where they are not. The first call of a Limiter finds that out before it sends anything else: nothing was taken, and a
+	// caller's transaction goes on. Where it could not, a statement fails so (SQLSTATE 26000 or 42P05), and the transaction with it. The message
+	// says which setting to change. A pooler in session mode, or one that keeps track of statements, is none of these.
+	ErrPoolerMode = errors.New("ratelimit: prepared statements get lost on the way to the server")
+
 	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
 	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a
 	// refusal: the limit may well have tokens.
@@ -109,6 +117,7 @@ const (
 
 	codeInsufficientPrivilege = "42501"
 	codeReadOnly              = "25006"
+	codeNotSupported          = "0A000" // of BEGIN at SERIALIZABLE on a standby
 )
 
 // IsRetryable reports whether err says that a transaction lost against a concurrent one: it was rolled
@@ -130,7 +139,7 @@ func IsUndecided(err error) bool {
 	}
 	for _, sentinel := range []error{
 		ErrInvalidLimit, ErrInvalidKey, ErrInvalidCost, ErrCostExceedsCapacity, ErrInvalidRequest, ErrNoReservations, ErrInvalidConfig,
-		ErrNotMigrated, ErrHashKeyMismatch, ErrContended, ErrOverloaded, ErrClosed,
+		ErrNotMigrated, ErrHashKeyMismatch, ErrPoolerMode, ErrContended, ErrOverloaded, ErrClosed,
 	} {
 		if errors.Is(err, sentinel) {
 			return true
@@ -189,6 +198,9 @@ func prefixed(err error) error {
 // during returns err with what was being done.
 func during(doing string, err error) error { return prefixed(fmt.Errorf("%s: %w", doing, err)) }
 
+// toThePrimary is what to do where a server does not let anything be written.
+const toThePrimary = "connect to the primary, as with target_session_attrs=read-write"
+
 // explain adds to err what to do about it where the server's words do not say. schema is that of the tables, and inTx
 // whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
@@ -198,9 +210,11 @@ func explain(err error, schema string, inTx bool) error {
 	case codeInsufficientPrivilege:
 		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint: migrations.Grants has the statements", err, schema)
 	case codeReadOnly:
-		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
+		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
 	}
 	switch {
+	case pooler.IsLost(err):
+		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode, pooler.Advice(0), err)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case inTx:

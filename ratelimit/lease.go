@@ -184,7 +184,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *sto
 	}
 	began, name := l.reports.began(), leases.Asks[0].Key.Name
 	if err := changeLeases(ctx, l, verb, leases); err != nil {
-		err = during(fmt.Sprintf("%s %q", verb, name), explain(err, l.config.Schema, l.pool == nil))
+		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err, l.pool == nil))
 		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 		return nil, nil, err
 	}
@@ -200,6 +200,9 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *sto
 
 // changeLeases has the store change the rows, within the time of Config.Timeout.
 func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Leases) error {
+	if err := l.reachable(ctx); err != nil {
+		return err
+	}
 	if l.pool == nil {
 		return l.session.OrSpoil(ctx, l.session.ChangeLeases(ctx, leases))
 	}

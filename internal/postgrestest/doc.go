@@ -24,8 +24,8 @@
 //
 // Nothing. A server that this package started stops when the process ends, however it ends, and its
 // directory goes with it: a small shell waits on a pipe that the process holds open. Containers are
-// removed by command outside, when its input ends, and else by the reaper of testcontainers-go, unless
-// TESTCONTAINERS_RYUK_DISABLED is set. On a server
+// removed by command outside, when its input ends, and else by the reaper of testcontainers-go. That is an image to be
+// had, too; where it cannot be, TESTCONTAINERS_RYUK_DISABLED=true does without it. On a server
 // named by URL, each test's database is dropped when the test passes, and kept for a look when it
 // fails; only the template database that the others are cloned from stays, one for each state of the
 // migrations.
@@ -34,6 +34,11 @@
 //
 // [StartPgBouncer] puts one in front of a test's database, where the program is in PATH or where packages put it. It ends as the
 // servers do.
+//
+// # Servers that fail
+//
+// [StartWith] starts a server on a disk that a test can fill, or by a [Clock] that it sets while the server runs, for which libfaketime
+// has to be there; [Server.StartStandby] starts a replica of one. They are of programs of this machine.
 //
 // # Without a server
 //
