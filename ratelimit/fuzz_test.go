@@ -167,3 +167,23 @@ func FuzzKey(f *testing.F) {
 		require.NotEqual(t, key, hashed)
 	})
 }
+
+// FuzzSchema holds every schema that is accepted to what a statement may be given.
+func FuzzSchema(f *testing.F) {
+	for _, schema := range []string{"", "ratelimit", "_a1", "Upper", "a;b", "a\"b", "ä", "a.b", strings.Repeat("s", 63), strings.Repeat("s", 64), "a\x00", "a\n"} {
+		f.Add(schema)
+	}
+	f.Fuzz(func(t *testing.T, schema string) {
+		limiter, err := ratelimit.New(untouched{t: t}, ratelimit.Config{Schema: schema})
+		if err != nil {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+			return
+		}
+		if schema == "" {
+			schema = "ratelimit"
+		}
+		require.Equal(t, schema, limiter.Schema())
+		require.LessOrEqual(t, len(schema), 63)
+		require.Empty(t, strings.Trim(schema, "abcdefghijklmnopqrstuvwxyz0123456789_"))
+	})
+}
