@@ -15,7 +15,7 @@ TEST := go test $(RACE) -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m
 VERSIONS ?= 14 15 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test general test-matrix cover bench curve compare lint tidy fmt vuln
+.PHONY: help demo quick test general test-matrix settings cover bench curve compare lint tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ general: ## Run the tests of the core with the statements that decide by themsel
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)
+
+settings: ## Run integration_test under settings of the database that somebody may have made: six runs, or SETTINGS="jit=on,jit_above_cost=0"
+	@.ci/settings $(SETTINGS)
 
 cover: ## Run every test and show which lines none of them reached (coverage.html)
 	go test -coverprofile=coverage.out -coverpkg=work work

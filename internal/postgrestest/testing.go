@@ -3,6 +3,7 @@ package postgrestest
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"sync"
 	"testing"
@@ -58,7 +59,12 @@ func StartOwn(t testing.TB, settings map[string]string) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
-	server, err := Start(ctx, Options{Settings: settings, Own: true})
+	chosen, err := chosenSettings(os.Getenv(chosenVariable))
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(chosen, settings)
+	server, err := Start(ctx, Options{Settings: chosen, Own: true})
 	if err != nil {
 		giveUp(t, err, os.Getenv("CI") != "")
 	}
