@@ -154,11 +154,12 @@ func (c *cutConn) Write(message []byte) (int, error) {
 	case cutUnanswered:
 		_, err := c.Conn.Write(message)
 		return len(message), errors.Join(err, c.reset())
+	default:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.lose = side
+		return c.Conn.Write(message)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lose = side
-	return c.Conn.Write(message)
 }
 
 // Read waits for the whole of an answer that is to be lost, so that the server has certainly done what
@@ -185,10 +186,10 @@ func (c *cutConn) Read(p []byte) (int, error) {
 		answer = append(answer, p[:n]...)
 	}
 	c.broken = true
-	switch side {
-	case cutHalfAnswer:
+	if side == cutHalfAnswer {
 		c.kept = answer[:len(answer)/2]
-	case cutAnswered:
+	}
+	if side == cutAnswered {
 		c.kept = answer
 	}
 	if err := c.reset(); err != nil {

@@ -69,7 +69,7 @@ func testsIn(t *testing.T, directory string) *testsOf {
 	files, err := filepath.Glob(filepath.Join(directory, "*_test.go"))
 	require.NoError(t, err)
 	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 		require.NoError(t, err)
 		ast.Inspect(parsed, func(node ast.Node) bool {
 			switch n := node.(type) {

@@ -94,21 +94,27 @@ func (e *exposed) all(t *testing.T) string {
 func (e *exposed) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	return ctx
 }
+
 func (e *exposed) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	e.failed(data.Err)
 }
+
 func (e *exposed) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	return ctx
 }
+
 func (e *exposed) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
 	e.failed(data.Err)
 }
+
 func (e *exposed) TraceBatchEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
 	e.failed(data.Err)
 }
+
 func (e *exposed) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartData) context.Context {
 	return ctx
 }
+
 func (e *exposed) TraceConnectEnd(_ context.Context, data pgx.TraceConnectEndData) {
 	e.failed(data.Err)
 }
@@ -145,7 +151,7 @@ func TestNothingThatIsShownHoldsASecret(t *testing.T) {
 				}
 				for _, form := range []string{
 					hidden, url.QueryEscape(hidden), base64.StdEncoding.EncodeToString([]byte(hidden)), base64.RawURLEncoding.EncodeToString([]byte(hidden)),
-					fmt.Sprintf("%x", hidden), fmt.Sprint([]byte(hidden)),
+					fmt.Sprintf("%x", hidden), fmt.Sprintf("%d", []byte(hidden)),
 				} {
 					at := strings.Index(strings.ToLower(text), strings.ToLower(form))
 					require.Negative(t, at, "%q is shown: %s", form, text[max(at-300, 0):min(max(at, 0)+300, len(text))])
