@@ -31,9 +31,8 @@ func TestAHeldRowIsWaitedForWhenTheLookLosesAConflict(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path looks in the statement that locks")
 	for verb, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string) error{
-		"Take": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
-			_, err := limiter.Take(ctx, roomy.For("held"), other.For("free"))
-			return err
+		"Charge": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
+			return limiter.Charge(ctx, roomy.For("held"), other.For("free"))
 		},
 		"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id string) error {
 			return limiter.Settle(ctx, id, other.For("free").Cost(2), roomy.For("held").Cost(2))
