@@ -16,7 +16,7 @@ VERSIONS ?= 14 15 16 17 18
 FUZZ     ?= 1000000x
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test general torture test-matrix cover bench curve compare lint tidy fmt vuln fuzz
+.PHONY: help demo quick test general torture fuzz test-matrix settings cover bench curve compare lint tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks 
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)
+
+settings: ## Run integration_test under settings of the database that somebody may have made: six runs, or SETTINGS="jit=on,jit_above_cost=0"
+	@.ci/settings $(SETTINGS)
 
 cover: ## Run every test and show which lines none of them reached (coverage.html)
 	go test -coverprofile=coverage.out -coverpkg=work work

@@ -58,11 +58,13 @@ func setupOwn(t *testing.T, settings map[string]string) (*bundle, *postgrestest.
 // planModes are the values of plan_cache_mode.
 var planModes = []string{"auto", "force_generic_plan", "force_custom_plan"}
 
-// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says.
+// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says. What it does outside of
+// transactions that say so is not SERIALIZABLE, and leaves no lock behind.
 func planning(mode string) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) {
 		c.MaxConns = 1
 		c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -55,8 +56,22 @@ func connect(ctx context.Context, url string) (*pgx.Conn, error) {
 	}
 }
 
+// createDatabase makes a database that sessions find with the settings that were chosen. A clone has none of those that its
+// template was given by ALTER DATABASE.
 func createDatabase(ctx context.Context, server *Server, name, template string) error {
-	err := admin(ctx, server, func(conn *pgx.Conn) error { return clone(ctx, conn, name, template) })
+	chosen, err := chosenSettings(os.Getenv(chosenVariable))
+	if err != nil {
+		return err
+	}
+	err = admin(ctx, server, func(conn *pgx.Conn) error {
+		err := clone(ctx, conn, name, template)
+		for _, statement := range alterDatabase(name, chosen) {
+			if err == nil {
+				_, err = conn.Exec(ctx, statement)
+			}
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("create database %s from %s: %w", name, template, err)
 	}

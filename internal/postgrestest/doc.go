@@ -20,6 +20,11 @@
 //
 // RATELIMIT_POSTGRES=local, docker or embedded forces 2, 3 or 4, whatever else is set.
 //
+// # Settings
+//
+// RATELIMIT_SETTINGS names settings of Postgres that every database and every server of a test has, as in
+// RATELIMIT_SETTINGS=jit=on,jit_above_cost=0. A test that sets one of them for its own server or session has its own value.
+//
 // # What is left behind
 //
 // Nothing. A server that this package started stops when the process ends, however it ends, and its

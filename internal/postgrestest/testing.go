@@ -3,6 +3,7 @@ package postgrestest
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"sync"
 	"testing"
@@ -65,7 +66,12 @@ func StartWith(t testing.TB, opts Options) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
-	opts.Own = true
+	chosen, err := chosenSettings(os.Getenv(chosenVariable))
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(chosen, opts.Settings)
+	opts.Settings, opts.Own = chosen, true
 	server, err := Start(ctx, opts)
 	if err != nil {
 		giveUp(t, err, os.Getenv("CI") != "")

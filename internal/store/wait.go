@@ -144,9 +144,9 @@ func (s *Session) findHeld(ctx context.Context, err error) error {
 		return k, row.Scan(&k.Name, &k.Key, &k.Shard)
 	})
 	switch {
-	case readErr != nil:
+	case readErr != nil && !IsRetryable(readErr):
 		return errors.Join(err, readErr)
-	case len(busy) == 0: // all of them are free by now
+	case len(busy) == 0: // all of them are free by now, or where it is not READ COMMITTED one was changed this moment
 		return &heldError{bound.rows[0].Key}
 	}
 	return &heldError{nextAfter(cmp.Or(bound.waited, s.waitFor), busy)}
