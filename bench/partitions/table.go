@@ -25,16 +25,18 @@ const (
 	idleEvery   = 10 // one row in so many belongs to the limit that is pruned
 )
 
-// idle is the limit whose buckets are full.
-var idle = ratelimit.Define("idle", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 10})
+// idleLimit returns the limit whose buckets are full.
+func idleLimit() ratelimit.Limit {
+	return ratelimit.Define("idle", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 10})
+}
 
-// limits are those that are taken from. Next to nothing is added to them while it is measured.
-var limits = func() (all []ratelimit.Limit) {
+// busyLimits returns those that are taken from. Next to nothing is added to them while it is measured.
+func busyLimits() (all []ratelimit.Limit) {
 	for _, name := range []string{"keys", "keys2", "keys3", "keys4", "keys5"} {
 		all = append(all, ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: capacity}))
 	}
 	return all
-}()
+}
 
 // table is a table of buckets in a database of its own.
 type table struct {
@@ -98,10 +100,11 @@ func (t *table) close(ctx context.Context) (err error) {
 	return errors.Join(err, t.Drop(ctx))
 }
 
-// take makes the Takes of a round, each from so many limits, and returns how many there were a second, and the seconds of the server's processor for
-// each.
+// take makes the Takes of a round, each from so many limits, and returns how many there were a second, and the seconds of
+// the server's processor for each.
 func (t *table) take(ctx context.Context, from, callers int) (speed, cost float64, err error) {
 	t.round++
+	limits := busyLimits()
 	randoms := make([]*rand.Rand, callers)
 	for i := range randoms {
 		randoms[i] = rand.New(rand.NewPCG(t.round, uint64(i)))
@@ -130,7 +133,7 @@ func (t *table) take(ctx context.Context, from, callers int) (speed, cost float6
 // clean prunes what is full, vacuums, and writes what that took.
 func (t *table) clean(ctx context.Context, w io.Writer) error {
 	own, used, began := processor(), t.meter.Seconds(), time.Now()
-	deleted, err := t.limiter.Prune(ctx, idle)
+	deleted, err := t.limiter.Prune(ctx, idleLimit())
 	if err != nil {
 		return err
 	}
