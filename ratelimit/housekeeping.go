@@ -240,13 +240,13 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 		}
 		named[limit.Name()] = append(named[limit.Name()], limit.terms())
 	}
-	blocks, err := countBlocks(ctx, l)
+	extent, err := extentOf(ctx, l)
 	if err != nil {
 		return 0, during("prune", l.explained(ctx, err, false))
 	}
 	began, deleted := l.reports.began(), int64(0)
-	for first := int64(0); first < blocks; first += store.PruneBlocks {
-		n, gotLock, err := pruneFrom(ctx, l, first, named)
+	for first := int64(0); first < extent.Blocks; first += extent.Step {
+		n, gotLock, err := pruneFrom(ctx, l, first, first+extent.Step, named)
 		deleted += n
 		if err != nil {
 			return deleted, during("prune", l.explained(ctx, err, false))
@@ -295,19 +295,19 @@ func forgetPrices(ctx context.Context, l *Limiter) error {
 	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return s.ForgetPrices(ctx) })
 }
 
-// countBlocks returns the size of the buckets table.
-func countBlocks(ctx context.Context, l *Limiter) (int64, error) {
+// extentOf returns what there is to go through.
+func extentOf(ctx context.Context, l *Limiter) (store.Extent, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.reachable(ctx); err != nil {
-		return 0, err
+		return store.Extent{}, err
 	}
-	return l.session.Blocks(ctx)
+	return l.session.Extent(ctx)
 }
 
-// pruneFrom deletes from the blocks that begin with first, in one transaction. gotLock is false, and nothing was done,
+// pruneFrom deletes from the blocks from first to last, in one transaction. gotLock is false, and nothing was done,
 // when another process is pruning.
-func pruneFrom(ctx context.Context, l *Limiter, first int64, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+func pruneFrom(ctx context.Context, l *Limiter, first, last int64, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
@@ -315,7 +315,7 @@ func pruneFrom(ctx context.Context, l *Limiter, first int64, named map[string][]
 				used[name] = slices.Concat(tx.policies.seen(name), terms, ruled)
 			}
 		}
-		deleted, gotLock, err = tx.session.Prune(ctx, first, used)
+		deleted, gotLock, err = tx.session.Prune(ctx, first, last, used)
 		return err
 	})
 	return deleted, gotLock, err

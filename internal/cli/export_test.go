@@ -33,7 +33,8 @@ func Views() map[string]any {
 		"`leases list`: of each": leaseView{}, "`leases release`": releasedView{}, "adaptive": adaptiveView{}, "an upstream": upstreamView{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
-		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
+		"`migrate partition`": partitionedView{},
+		"`simulate`":          simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
 		"`doctor`": doctor.Report{}, "a finding": doctor.Finding{},
 	}
 }

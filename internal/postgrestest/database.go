@@ -98,13 +98,16 @@ func drop(ctx context.Context, conn *pgx.Conn, name string) error {
 }
 
 // ensureTemplate makes the database that tests' databases are cloned from, unless this server has the
-// one for the present migrations already. It appears under its name when it is complete, not before.
-func ensureTemplate(ctx context.Context, server *Server) (string, error) {
+// one for the present migrations and cfg already. It appears under its name when it is complete, not before.
+func ensureTemplate(ctx context.Context, server *Server, cfg migrations.Config) (string, error) {
 	sum, err := migrationsSum()
 	if err != nil {
 		return "", err
 	}
 	name := namePrefix + "template_" + sum
+	if cfg.Partitions != 0 {
+		name += fmt.Sprintf("_of_%d", cfg.Partitions)
+	}
 	err = admin(ctx, server, func(conn *pgx.Conn) error {
 		if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil { // until conn is closed
 			return err
@@ -114,7 +117,7 @@ func ensureTemplate(ctx context.Context, server *Server) (string, error) {
 		if err != nil || exists {
 			return err
 		}
-		return makeTemplate(ctx, server, conn, name)
+		return makeTemplate(ctx, server, conn, name, cfg)
 	})
 	if err != nil {
 		return "", fmt.Errorf("make the template database %s: %w", name, err)
@@ -122,7 +125,7 @@ func ensureTemplate(ctx context.Context, server *Server) (string, error) {
 	return name, nil
 }
 
-func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
+func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string, cfg migrations.Config) error {
 	const unfinished = namePrefix + "template_unfinished"
 	if err := drop(ctx, conn, unfinished); err != nil {
 		return err
@@ -130,7 +133,7 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 	if err := clone(ctx, conn, unfinished, emptyTemplate); err != nil {
 		return err
 	}
-	if err := migrateUp(ctx, withDatabase(server.url, unfinished)); err != nil {
+	if err := migrateUp(ctx, withDatabase(server.url, unfinished), cfg); err != nil {
 		return err
 	}
 	for _, statement := range []string{
@@ -144,13 +147,13 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 	return nil
 }
 
-func migrateUp(ctx context.Context, url string) error {
+func migrateUp(ctx context.Context, url string, cfg migrations.Config) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return migrations.Up(ctx, pool, migrations.Config{})
+	return migrations.Up(ctx, pool, cfg)
 }
 
 // migrationsSum returns a part of a hash over the names and contents of the migrations.

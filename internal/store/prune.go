@@ -11,28 +11,37 @@ import (
 )
 
 const (
-	// PruneBlocks is how many blocks Prune looks through at once: some 1,500 rows.
-	PruneBlocks = 32
+	// pruneBlocks is how many blocks Prune looks through at once, of all partitions together: some 1,500 rows.
+	pruneBlocks = 32
 	// pruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
 	pruneIdle = bucket.ClockTolerance
 )
 
-// Blocks returns the size of the buckets table.
-func (s *Session) Blocks(ctx context.Context) (int64, error) {
-	if s.engine != nil {
-		return engineBlocks, nil
-	}
-	rows, err := s.conn.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
-		pgx.Identifier{s.schema, "buckets"}.Sanitize())
-	if err != nil {
-		return 0, err
-	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
+// Extent is what Prune has to go through: the blocks from 0 to Blocks, Step at once, in each partition of the table.
+type Extent struct {
+	Blocks int64 // of the largest partition
+	Step   int64
 }
 
-// Prune deletes the full buckets from PruneBlocks blocks, in the transaction of s: of each name those that are full under
-// all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
-func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+// Extent returns the size of the buckets table. The size of a partitioned one is that of its partitions.
+func (s *Session) Extent(ctx context.Context) (Extent, error) {
+	if s.engine != nil {
+		return Extent{engineBlocks, engineBlocks}, nil
+	}
+	const size = `
+		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,
+			greatest($2::bigint / greatest(count(p.relid), 1), 1)
+		FROM pg_partition_tree($1::text::regclass) AS p WHERE p.isleaf`
+	rows, err := s.conn.Query(ctx, size, pgx.Identifier{s.schema, "buckets"}.Sanitize(), int64(pruneBlocks))
+	if err != nil {
+		return Extent{}, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Extent])
+}
+
+// Prune deletes the full buckets from the blocks from first to last, which is not among them, of each partition, in the transaction of
+// s: of each name those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
+func (s *Session) Prune(ctx context.Context, first, last int64, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if s.engine != nil {
 		deleted, err = s.pruneEngine(termsOf)
 		return deleted, true, err
@@ -47,7 +56,7 @@ func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]b
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
 		tag, err := s.conn.Exec(ctx, s.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, first+PruneBlocks, pruneIdle.Microseconds(), s.now())
+			first, last, pruneIdle.Microseconds(), s.now())
 		if err != nil {
 			return 0, true, err
 		}
