@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/migrations"
-	"golang.org/x/sync/errgroup"
 )
 
 // play is the part of a test that a real one plays: it can fail without failing the test that it is in.
