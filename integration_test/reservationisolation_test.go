@@ -61,16 +61,6 @@ func lifeOfReservations(ctx context.Context, limiter *ratelimit.Limiter, key str
 	return limiter.Credit(ctx, roomy.For(key).Cost(1), other.For(key))
 }
 
-// reservationSIREADs returns how many SIREAD locks the session holds on our tables and their indexes.
-func reservationSIREADs(t *testing.T, tx pgx.Tx) int {
-	t.Helper()
-	var n int
-	require.NoError(t, tx.QueryRow(t.Context(), `
-		SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
-		WHERE l.mode = 'SIReadLock' AND l.pid = pg_backend_pid() AND c.relnamespace = 'ratelimit'::regnamespace`).Scan(&n))
-	return n
-}
-
 func TestReservationsTakeNoSIREADLock(t *testing.T) {
 	t.Parallel()
 	const unknown = "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40"

@@ -1,0 +1,79 @@
+package integration_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// sireads returns how many SIREAD locks, on the table of buckets or its index, the session holds.
+func sireads(t *testing.T, tx pgx.Tx) int {
+	t.Helper()
+	return countSIREADs(t, tx, `c.relname LIKE 'buckets%'`)
+}
+
+// reservationSIREADs returns how many SIREAD locks the session holds on our tables and their indexes.
+func reservationSIREADs(t *testing.T, tx pgx.Tx) int {
+	t.Helper()
+	return countSIREADs(t, tx, `c.relnamespace = 'ratelimit'::regnamespace`)
+}
+
+// countSIREADs leaves those on rows and pages of tables out where the server keeps them on rows that the session itself has written:
+// what is read through the snapshot is locked in an index, too.
+func countSIREADs(t *testing.T, tx pgx.Tx, of string) (n int) {
+	t.Helper()
+	require.NoError(t, tx.QueryRow(t.Context(), `
+		SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+		WHERE l.mode = 'SIReadLock' AND l.pid = pg_backend_pid() AND NOT (l.locktype IN ('tuple', 'page') AND c.relkind = 'r' AND $1) AND `+of,
+		keepsRowLocks(t, tx.Conn().Config())).Scan(&n))
+	return n
+}
+
+// server is an address.
+type server struct {
+	host string
+	port uint16
+}
+
+// keepers has, of the servers that were asked, whether they keep such locks.
+var keepers = struct {
+	mu  sync.Mutex
+	are map[server]bool
+}{are: make(map[server]bool)}
+
+// keepsRowLocks reports whether an upsert behind a savepoint keeps a SIREAD lock on the row that it has written. PostgreSQL 15.18
+// does not, 15.20 does.
+func keepsRowLocks(t *testing.T, config *pgx.ConnConfig) bool {
+	t.Helper()
+	keepers.mu.Lock()
+	defer keepers.mu.Unlock()
+	at := server{config.Host, config.Port}
+	if keeps, known := keepers.are[at]; known {
+		return keeps
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), config.Copy())
+	require.NoError(t, err)
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	var keeps bool
+	for _, sql := range []string{
+		`CREATE TABLE IF NOT EXISTS public.sireads (id integer PRIMARY KEY)`,
+		`INSERT INTO public.sireads VALUES (1) ON CONFLICT DO NOTHING`,
+		`BEGIN ISOLATION LEVEL SERIALIZABLE`,
+		`SAVEPOINT s`,
+		`INSERT INTO public.sireads AS s VALUES (1) ON CONFLICT (id) DO UPDATE SET id = s.id`,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	require.NoError(t, conn.QueryRow(t.Context(), `
+		SELECT count(*) > 0 FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid() AND relation = 'public.sireads'::regclass`).Scan(&keeps))
+	for _, sql := range []string{`ROLLBACK`, `DROP TABLE public.sireads`} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	keepers.are[at] = keeps
+	return keeps
+}
