@@ -48,12 +48,21 @@ func newFingerprint(secret []byte) *fingerprint {
 // runChecked runs c when the keys in the tables are stored under this Limiter's secret, as far as that is known.
 func (c *call) runChecked(ctx context.Context, l *Limiter) error {
 	closed := l.pool != nil && c.change == nil && l.batcher.IsClosed()
-	if closed || len(c.Asks) == 0 || !c.plan.keyed || l.fingerprint.agreed.Load() { // or nothing is to be sent
+	if closed || len(c.Asks) == 0 { // or nothing is to be sent
+		return c.run(ctx, l)
+	}
+	agreed := !c.plan.keyed || l.fingerprint.agreed.Load()
+	if agreed && l.store.KnowsLayout() {
 		return c.run(ctx, l)
 	}
 	ctx, cancel := l.bounded(ctx) // the comparison and the call together
 	defer cancel()
-	if err := l.fingerprint.compare(ctx, l, c.Verb, c.Look); err != nil {
+	if !agreed {
+		if err := l.fingerprint.compare(ctx, l, c.Verb, c.Look); err != nil {
+			return err
+		}
+	}
+	if err := l.session.LearnLayout(ctx); err != nil { // which the comparison has mostly done
 		return err
 	}
 	return c.run(ctx, l)

@@ -5,7 +5,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -23,7 +22,8 @@ func FingerprintOf(secret []byte) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet.
+// Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet. With
+// it comes what LearnLayout asks for.
 func (s *Session) Fingerprint(ctx context.Context) (string, error) {
 	if s.engine != nil {
 		return s.engine.Fingerprint(""), nil
@@ -32,11 +32,15 @@ func (s *Session) Fingerprint(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stored, err := pgx.CollectOneRow(rows, pgx.RowTo[string])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return "", nil
+	var stored *string
+	var hasCitus bool
+	if _, err = pgx.ForEachRow(rows, []any{&stored, &hasCitus}, func() error { return nil }); err == nil {
+		err = s.learnLayout(ctx, hasCitus)
 	}
-	return stored, err
+	if err != nil || stored == nil {
+		return "", err
+	}
+	return *stored, nil
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so

@@ -11,29 +11,48 @@ import (
 )
 
 const (
-	// PruneBlocks is how many blocks Prune looks through at once: some 1,500 rows.
-	PruneBlocks = 32
+	// pruneBlocks is how many blocks Prune looks through at once: some 1,500 rows.
+	pruneBlocks = 32
 	// pruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
 	pruneIdle = bucket.ClockTolerance
 )
 
-// Blocks returns the size of the buckets table.
-func (s *Session) Blocks(ctx context.Context) (int64, error) {
+// PrunePages are the parts of the buckets table that Prune looks through, each in a transaction.
+type PrunePages struct {
+	first, blocks int64      // the next block, and how many there are
+	after         bucket.Key // the last row that was looked at, where rows are on several servers
+	done          bool
+}
+
+// IsDone reports whether all have been looked through.
+func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
+
+// PrunePages returns the parts of the buckets table.
+func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
 	if s.engine != nil {
-		return engineBlocks, nil
+		return &PrunePages{blocks: engineBlocks}, nil
+	}
+	if err := s.LearnLayout(ctx); err != nil {
+		return nil, err
+	}
+	if s.routed() {
+		return &PrunePages{blocks: 1}, nil
 	}
 	rows, err := s.conn.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
 		pgx.Identifier{s.schema, "buckets"}.Sanitize())
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
+	blocks, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
+	return &PrunePages{blocks: blocks}, err
 }
 
-// Prune deletes the full buckets from PruneBlocks blocks, in the transaction of s: of each name those that are full under
-// all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
-func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+// Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
+// those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
+func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	first := p.first
 	if s.engine != nil {
+		p.first = p.blocks
 		deleted, err = s.pruneEngine(termsOf)
 		return deleted, true, err
 	}
@@ -44,10 +63,15 @@ func (s *Session) Prune(ctx context.Context, first int64, termsOf map[string][]b
 	if gotLock, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil || !gotLock {
 		return 0, false, err
 	}
+	if s.routed() {
+		deleted, err = s.pruneRouted(ctx, p, termsOf)
+		return deleted, true, err
+	}
+	p.first += pruneBlocks
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
 		tag, err := s.conn.Exec(ctx, s.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, first+PruneBlocks, pruneIdle.Microseconds(), s.now())
+			first, first+pruneBlocks, pruneIdle.Microseconds(), s.now())
 		if err != nil {
 			return 0, true, err
 		}
