@@ -59,7 +59,8 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 // Transactions of one Limiter that met at a bucket queue for it from then on, each before its first
 // statement if that is the one that takes from the bucket. So take limits first: a transaction that read
 // something before has its snapshot by then, and has to be run again after the wait, unless [WithQueue] names the bucket.
-// With Config.SharedQueues they queue with those of other processes, too.
+// With Config.SharedQueues they queue with those of other processes, too. They lose to transactions at READ COMMITTED that
+// wait for the bucket, and need more attempts the more of these there are: see Config.MaxAttempts.
 //
 // An error of fn rolls back and is returned as it is, a *LimitedError among them. InTx returns ErrContended
 // when no attempt of Config.MaxAttempts got through, the context's error when it ended meanwhile, and
