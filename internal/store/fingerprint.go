@@ -32,15 +32,12 @@ func (s *Session) Fingerprint(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var stored *string
+	var stored string
 	var hasCitus bool
 	if _, err = pgx.ForEachRow(rows, []any{&stored, &hasCitus}, func() error { return nil }); err == nil {
 		err = s.learnLayout(ctx, hasCitus)
 	}
-	if err != nil || stored == nil {
-		return "", err
-	}
-	return *stored, nil
+	return stored, err
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so
