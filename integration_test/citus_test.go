@@ -55,6 +55,7 @@ func TestCitus(t *testing.T) {
 
 // answersAsPlain makes the same calls on Citus and on plain Postgres.
 func (s *citusStand) answersAsPlain(t *testing.T) {
+	t.Helper()
 	steps := 1000
 	if testing.Short() {
 		steps = 200
@@ -76,6 +77,7 @@ func (s *citusStand) answersAsPlain(t *testing.T) {
 
 // races has callers take at once what is not enough for all of them, through one node and through all.
 func (s *citusStand) races(t *testing.T) {
+	t.Helper()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	limiters := make([]*ratelimit.Limiter, len(s.nodes))
 	for i, pool := range s.nodes {
@@ -125,6 +127,7 @@ func (s *citusStand) races(t *testing.T) {
 
 // distributes promises that Distribute does nothing the second time, and leaves the application's tables what they could be before.
 func (s *citusStand) distributes(t *testing.T) {
+	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0]
 	layout := func() (tables []string) {
 		found, err := pool.Query(ctx, `SELECT concat_ws(' ', logicalrelid, partmethod, colocationid) FROM pg_dist_partition ORDER BY 1`)
@@ -156,6 +159,7 @@ func (s *citusStand) distributes(t *testing.T) {
 // conflictsAtCommit promises that InTx does not run a function twice whose COMMIT a worker may have done: the coordinator has one
 // error for a worker that refuses and one that is lost.
 func (s *citusStand) conflictsAtCommit(t *testing.T) {
+	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0]
 	for _, sql := range []string{
 		`CREATE TABLE public.events (customer text PRIMARY KEY, lost boolean)`,
@@ -185,6 +189,7 @@ func (s *citusStand) conflictsAtCommit(t *testing.T) {
 // killsWorker kills the sessions of a worker again and again while callers take from two limits: no call takes half, and none
 // takes more than there is.
 func (s *citusStand) killsWorker(t *testing.T) {
+	t.Helper()
 	if len(s.Workers) == 0 {
 		t.Skip("the Citus of an image has no worker beside the coordinator")
 	}
