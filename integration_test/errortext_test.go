@@ -5,10 +5,11 @@ import (
 	"errors"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -212,7 +213,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	}
 }
 
-// A session that may not write says where to connect to; and with what the documentation advises the pool gives it up.
+// A session that may not write says where to connect to, and the pool gives it up, but for one that a caller is in a transaction on.
 func TestAReadOnlyServerIsNamedAndLeft(t *testing.T) {
 	t.Parallel()
 	became := 0 // sessions, of which the first is on a server that became read-only
@@ -225,14 +226,38 @@ func TestAReadOnlyServerIsNamedAndLeft(t *testing.T) {
 			_, err := conn.Exec(ctx, `SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY`)
 			return err
 		}
-		left := c.ConnConfig.OnPgError
-		c.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
-			return left(conn, err) && err.Code != "25006"
-		}
 	})
-	_, err := b.limiter.Take(t.Context(), roomy.For("key"))
+	tx := b.begin(t, pgx.ReadCommitted)
+	_, err := b.limiter.WithTx(tx).Take(t.Context(), roomy.For("key"))
+	require.Equal(t, "25006", sqlstate(err))
+	require.False(t, tx.Conn().IsClosed())
+	require.NoError(t, tx.Rollback(t.Context()))
+	_, err = b.limiter.Check(t.Context(), roomy.For("key"))
+	require.NoError(t, err)
+	require.Equal(t, 1, became)
+
+	_, err = b.limiter.Take(t.Context(), roomy.For("key"))
 	require.Equal(t, "25006", sqlstate(err))
 	require.ErrorContains(t, err, "target_session_attrs=read-write")
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	require.Equal(t, 2, became)
+}
+
+// A server that is read-only for good is not connected to anew for each call that fails: one search in a second closes 16 connections
+// at most.
+func TestAServerThatStaysReadOnlyIsNotConnectedToForEachCall(t *testing.T) {
+	t.Parallel()
+	const calls = 200
+	var sessions atomic.Int64
+	b := setup(t, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+		c.AfterConnect = func(context.Context, *pgx.Conn) error { sessions.Add(1); return nil }
+	})
+	began := time.Now()
+	for range calls {
+		_, err := b.limiter.Take(t.Context(), roomy.For("key"))
+		require.Equal(t, "25006", sqlstate(err))
+	}
+	require.LessOrEqual(t, sessions.Load(), 1+16*(1+int64(time.Since(began)/time.Second)))
 }

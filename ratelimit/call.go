@@ -300,7 +300,7 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
-	err = during(fmt.Sprintf("%s %q", c.Verb, name), explain(err, l.config.Schema, l.pool == nil))
+	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err, l.pool == nil))
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }

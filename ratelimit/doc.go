@@ -136,11 +136,8 @@
 // migrations.Grants returns the statements that grant them. The tables belong to the role that runs migrations.Up.
 //
 // Every call but Check and Value writes, so connect to the primary: with target_session_attrs=read-write when several
-// servers are named. A connection whose server has become read-only since fails with SQLSTATE 25006, and pgx puts
-// it back into the pool. To have it closed instead, and the next one made to the primary, give the pool's configuration
-//
-//	stays := config.ConnConfig.OnPgError
-//	config.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
-//		return stays(conn, err) && err.Code != "25006"
-//	}
+// servers are named. On a server that has become read-only since, a call fails with SQLSTATE 25006, and InTx on a standby with 0A000. A call
+// outside of a caller's transaction, and InTx, then close the connections of a *pgxpool.Pool on which nothing can be written, up to 16 a
+// second of those that nobody uses, so that the pool makes new ones to the primary. The call itself is not made again. A pool of another kind, and
+// a single connection, keep theirs: with database/sql, give what stdlib connects with an OnPgError that answers false to the code 25006.
 package ratelimit

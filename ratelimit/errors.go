@@ -110,6 +110,7 @@ const (
 
 	codeInsufficientPrivilege = "42501"
 	codeReadOnly              = "25006"
+	codeNotSupported          = "0A000" // of BEGIN at SERIALIZABLE on a standby
 )
 
 // IsRetryable reports whether err says that a transaction lost against a concurrent one: it was rolled
@@ -201,6 +202,9 @@ func prefixed(err error) error {
 // during returns err with what was being done.
 func during(doing string, err error) error { return prefixed(fmt.Errorf("%s: %w", doing, err)) }
 
+// toThePrimary is what to do where a server does not let anything be written.
+const toThePrimary = "connect to the primary, as with target_session_attrs=read-write"
+
 // explain adds to err what to do about it where the server's words do not say. schema is that of the tables, and inTx
 // whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
@@ -210,7 +214,7 @@ func explain(err error, schema string, inTx bool) error {
 	case codeInsufficientPrivilege:
 		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint: migrations.Grants has the statements", err, schema)
 	case codeReadOnly:
-		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: connect to the primary, as with target_session_attrs=read-write", err)
+		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
 	}
 	switch {
 	case !errors.Is(err, context.DeadlineExceeded):

@@ -274,7 +274,7 @@ func (p *prices) failed(ctx context.Context, due []*exchanged, told bool, err er
 		e.retryAt = max(e.retryAt, e.pausedTo)
 		e.mu.Unlock()
 	}
-	err = during(fmt.Sprintf("report %q", name), explain(err, p.limiter.config.Schema, false))
+	err = during(fmt.Sprintf("report %q", name), p.limiter.explained(ctx, err, false))
 	p.limiter.reports.failed(ctx, Failed{Verb: "report", Limit: name, Err: err}, began)
 }
 

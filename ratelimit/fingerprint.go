@@ -88,7 +88,7 @@ func (f *fingerprint) mayName(ctx context.Context, l *Limiter, verb, id string) 
 	began := l.reports.began()
 	err := f.compare(ctx, l, verb, false)
 	if err != nil {
-		err = during(verb+" "+id, explain(err, l.config.Schema, l.pool == nil))
+		err = during(verb+" "+id, l.explained(ctx, err, l.pool == nil))
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}
 	return err

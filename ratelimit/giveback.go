@@ -183,7 +183,7 @@ func (p *prefetched) giveBackOne(ctx context.Context, one *leftover) {
 	given, err := p.giveTo(bounded, one.key, terms, kept)
 	l.reports.invalidate([]bucket.Ask{{Key: one.key}})
 	if err != nil {
-		err = during(fmt.Sprintf("return %q", one.key.Name), explain(err, l.config.Schema, false))
+		err = during(fmt.Sprintf("return %q", one.key.Name), l.explained(ctx, err, false))
 		l.reports.failed(ctx, Failed{Verb: "return", Limit: one.key.Name, Err: err}, began)
 		return
 	}

@@ -34,7 +34,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return ended, err
 	}
 	if forgetErr := forget(ctx, l); forgetErr != nil {
-		err = errors.Join(err, during("expire: forget", explain(forgetErr, l.config.Schema, false)))
+		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr, false)))
 	}
 	if err != nil {
 		err = prefixed(err) // once for all that are joined
@@ -61,7 +61,7 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 		return more, nil
 	})
 	if err != nil {
-		failed = append(failed, during("expire", explain(err, l.config.Schema, false)))
+		failed = append(failed, during("expire", l.explained(ctx, err, false)))
 	}
 	return ended, errors.Join(failed...)
 }
@@ -121,7 +121,7 @@ func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]boo
 			stuck[asks[0].Key] = true
 		}
 	}
-	err = during("expire "+id, explain(err, l.config.Schema, false))
+	err = during("expire "+id, l.explained(ctx, err, false))
 	l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
 	return false, err
 }
@@ -165,7 +165,7 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 		return forget(ctx, tx)
 	})
 	if err != nil {
-		return 0, during("expire", explain(err, l.config.Schema, true))
+		return 0, during("expire", l.explained(ctx, err, true))
 	}
 	return ended, nil
 }
@@ -239,21 +239,21 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	pages, err := prunePages(ctx, l)
 	if err != nil {
-		return 0, during("prune", explain(err, l.config.Schema, false))
+		return 0, during("prune", l.explained(ctx, err, false))
 	}
 	began, deleted := l.reports.began(), int64(0)
 	for !pages.IsDone() {
 		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
-			return deleted, during("prune", explain(err, l.config.Schema, false))
+			return deleted, during("prune", l.explained(ctx, err, false))
 		}
 		if !gotLock {
 			break
 		}
 	}
 	if err := forgetPrices(ctx, l); err != nil {
-		return deleted, during("prune", explain(err, l.config.Schema, false))
+		return deleted, during("prune", l.explained(ctx, err, false))
 	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil

@@ -184,7 +184,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *sto
 	}
 	began, name := l.reports.began(), leases.Asks[0].Key.Name
 	if err := changeLeases(ctx, l, verb, leases); err != nil {
-		err = during(fmt.Sprintf("%s %q", verb, name), explain(err, l.config.Schema, l.pool == nil))
+		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err, l.pool == nil))
 		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 		return nil, nil, err
 	}

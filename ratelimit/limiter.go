@@ -54,6 +54,7 @@ type Limiter struct {
 	reports      reports
 	policies     *policies
 	fingerprint  *fingerprint
+	leaving      *leaving
 	prices       *prices // of adaptive limits
 	prefetched   *prefetched
 }
@@ -82,7 +83,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: store.New(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
-		fingerprint: newFingerprint(config.HashKey),
+		fingerprint: newFingerprint(config.HashKey), leaving: &leaving{},
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})

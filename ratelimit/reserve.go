@@ -231,7 +231,7 @@ func onReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx
 	if err == nil {
 		return nil
 	}
-	err = during(verb+" "+id, explain(err, l.config.Schema, l.pool == nil))
+	err = during(verb+" "+id, l.explained(ctx, err, l.pool == nil))
 	if !isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}

@@ -137,6 +137,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if when != never {
 		err = retry(ctx, l, "transaction", when, err, attempt)
 	}
+	l.leaveReadOnly(ctx, err)
 	if err != nil && (errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err)) {
 		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
 	}
@@ -151,7 +152,11 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
-		return isUnavailable(err) || store.SQLState(err) == "", during("begin", err)
+		lost := isUnavailable(err) || store.SQLState(err) == ""
+		if store.SQLState(err) == codeNotSupported {
+			err = fmt.Errorf("%w; the server is a standby: "+toThePrimary, err)
+		}
+		return lost, during("begin", err)
 	}
 	if tickets != nil {
 		if tickets.shared != nil {

@@ -28,7 +28,7 @@ func TestPause(t *testing.T) {
 	t.Run("OfAKeyOrALimitTheLaterEndCounts", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "an hour"}, of("", hour), of("short", now.Add(time.Minute)))
+		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "an hour"}, of("", hour), of("short", now.Add(30*time.Minute)))
 		require.NoError(t, err)
 		_, err = f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "a day"}, of("long", day))
 		require.NoError(t, err)

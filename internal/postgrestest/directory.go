@@ -26,6 +26,11 @@ if [ -n "$pid" ]; then
 		tries=$((tries + 1))
 	done
 fi
+tries=0
+while [ -e "$1/mounted" ] && ! umount "$1" 2>/dev/null && [ "$tries" -lt 2000 ]; do # until the last process is out of it
+	sleep 0.05
+	tries=$((tries + 1))
+done
 rm -rf "$1"
 `
 

@@ -35,6 +35,11 @@
 // [StartPgBouncer] puts one in front of a test's database, where the program is in PATH or where packages put it. It ends as the
 // servers do.
 //
+// # Servers that fail
+//
+// [StartWith] starts a server on a disk that a test can fill, or by a [Clock] that it sets while the server runs, for which libfaketime
+// has to be there; [Server.StartStandby] starts a replica of one. They are of programs of this machine.
+//
 // # Without a server
 //
 // A test is skipped, with the whole reason, on a developer's machine, and fails when CI is set. What

@@ -73,6 +73,13 @@ func start(ctx context.Context, opts Options, env environment) (*Server, error) 
 	if env.citusBinDir != "" || env.citusImage != "" {
 		return startCitusNode(ctx, env.citusBinDir, env.citusImage, opts.Settings)
 	}
+	if opts.here() {
+		server, err := startLocal(ctx, opts, env)
+		if err != nil && env.binDir == "" && !errors.Is(err, ErrNoMount) {
+			err = fmt.Errorf("%w: %w", ErrNotHere, err)
+		}
+		return server, err
+	}
 	if env.way != "" {
 		return startForced(ctx, opts, env)
 	}

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,6 +25,7 @@ type cluster struct {
 	dir      string // holds data/ and log
 	port     int
 	user     *account
+	env      []string // of the server's processes, besides this process's
 	watchdog io.Closer
 }
 
@@ -50,16 +52,9 @@ func startLocal(ctx context.Context, opts Options, env environment) (*Server, er
 func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
-	user, err := serverAccount()
+	c, err := newCluster(ctx, binDir, opts)
 	if err != nil {
 		return nil, err
-	}
-	c := &cluster{binDir: binDir, user: user}
-	if c.dir, err = makeDir(ctx, user, opts.Settings["fsync"] == "on"); err != nil {
-		return nil, err
-	}
-	if c.watchdog, err = startWatchdog(c.dir, user); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(c.dir))
 	}
 	defer func() {
 		if err != nil {
@@ -73,6 +68,34 @@ func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, 
 	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
 		return nil, err
 	}
+	return c.server(ctx, password)
+}
+
+// newCluster makes the directory of a server, and has it removed when this process ends.
+func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, error) {
+	user, err := serverAccount()
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{binDir: binDir, user: user, env: opts.Env}
+	if c.dir, err = makeDir(ctx, user, opts.Settings["fsync"] == "on"); err != nil {
+		return nil, err
+	}
+	keeper := user
+	if opts.DiskBytes > 0 {
+		if err := mountMemory(c.dir, opts.DiskBytes, user); err != nil {
+			return nil, errors.Join(err, os.RemoveAll(c.dir))
+		}
+		keeper = nil // who mounted it takes it away
+	}
+	if c.watchdog, err = startWatchdog(c.dir, keeper); err != nil {
+		return nil, errors.Join(err, unmount(c.dir), os.RemoveAll(c.dir))
+	}
+	return c, nil
+}
+
+// server returns the cluster that runs.
+func (c *cluster) server(ctx context.Context, password string) (*Server, error) {
 	server := &Server{host: c, url: (&url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword("postgres", password),
@@ -84,7 +107,7 @@ func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, 
 	if err != nil {
 		return nil, fmt.Errorf("connect to the server that was started: %w", err)
 	}
-	server.origin = fmt.Sprintf("%s from %s, data in %s", version, binDir, c.dir)
+	server.origin = fmt.Sprintf("%s from %s, data in %s", version, c.binDir, c.dir)
 	return server, nil
 }
 
@@ -215,5 +238,9 @@ func (c *cluster) remove(context.Context) error { return c.watchdog.Close() }
 func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (string, error) {
 	seconds := strconv.Itoa(int(startTimeout.Seconds()))
 	args = append([]string{command, "-s", "-w", "-t", seconds, "-D", filepath.Join(c.dir, "data")}, args...)
+	if len(c.env) > 0 { // pg_ctl looks at the clock, and passes on what it has
+		args = append(append(slices.Clone(c.env), filepath.Join(c.binDir, "pg_ctl")), args...)
+		return c.user.run(ctx, c.dir, "env", args...)
+	}
 	return c.user.run(ctx, c.dir, filepath.Join(c.binDir, "pg_ctl"), args...)
 }

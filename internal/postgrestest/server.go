@@ -9,6 +9,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// ErrNotHere is returned for what can be done to a server only that this package started from programs of this machine.
+var ErrNotHere = errors.New("postgrestest: the server does not run from programs of this machine")
+
+// ErrNoMount is returned by Start with DiskBytes when this process may not mount file systems.
+var ErrNoMount = errors.New("postgrestest: file systems are mounted on Linux only, and by root with the right to")
+
+// ErrNoClock says that libfaketime is not on this machine; see NewClock.
+var ErrNoClock = errors.New("no libfaketime to move a server's clock with: apt-get install faketime")
+
 // ErrNotOwn is returned by Server's Stop and Restart for a server named by URL, which others use.
 var ErrNotOwn = errors.New("postgrestest: the server is not ours to stop")
 
@@ -22,9 +31,21 @@ type Options struct {
 	// Own asks for a server that nobody else uses: one that is named by URL will not do. Settings
 	// ask for one too.
 	Own bool
+
+	// Env are variables, as NAME=value, that the server's processes have besides those of this one. They ask for a server of this
+	// machine's programs that nobody else uses.
+	Env []string
+
+	// DiskBytes, when above 0, puts all that the server writes on a file system of that size, which a test can fill: it is
+	// mounted at Server.Disk, in memory, for which this process must run as root on Linux. It asks for a server of this
+	// machine's programs that nobody else uses.
+	DiskBytes int64
 }
 
-func (o Options) own() bool { return o.Own || len(o.Settings) > 0 }
+func (o Options) own() bool { return o.Own || len(o.Settings) > 0 || o.here() }
+
+// here reports whether the server has to be one of this machine's programs.
+func (o Options) here() bool { return len(o.Env) > 0 || o.DiskBytes > 0 }
 
 // StopMode says how a server is stopped.
 type StopMode string

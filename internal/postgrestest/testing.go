@@ -56,12 +56,27 @@ func NewEmptyDatabase(t testing.TB) string {
 // end of the server's log is in the test's.
 func StartOwn(t testing.TB, settings map[string]string) *Server {
 	t.Helper()
+	return StartWith(t, Options{Settings: settings})
+}
+
+// StartWith is StartOwn for all options. Where the machine cannot do what they ask for, the test is skipped, with the reason,
+// at a desk, and fails when CI is set.
+func StartWith(t testing.TB, opts Options) *Server {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
-	server, err := Start(ctx, Options{Settings: settings, Own: true})
+	opts.Own = true
+	server, err := Start(ctx, opts)
 	if err != nil {
 		giveUp(t, err, os.Getenv("CI") != "")
 	}
+	closeInTheEnd(t, server)
+	return server
+}
+
+// closeInTheEnd closes the server when the test ends.
+func closeInTheEnd(t testing.TB, server *Server) {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
@@ -72,7 +87,6 @@ func StartOwn(t testing.TB, settings map[string]string) *Server {
 			t.Errorf("clean up: %v", err)
 		}
 	})
-	return server
 }
 
 // template is a database to clone, and the server that it is on.
@@ -113,8 +127,10 @@ func sharedTemplate(t testing.TB) *template {
 // skipped where it counts, or for a server that was asked for, would pass for one that ran.
 func giveUp(t testing.TB, err error, ci bool) {
 	t.Helper()
-	if errors.Is(err, ErrNoServer) && !ci {
-		t.Skip(err)
+	for _, missing := range []error{ErrNoServer, ErrNotHere, ErrNoMount, ErrNoClock} {
+		if errors.Is(err, missing) && !ci {
+			t.Skip(err)
+		}
 	}
 	t.Fatal(err)
 }

@@ -5,8 +5,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // NoSecret is the fingerprint of a program that stores keys as they are.
@@ -34,10 +32,16 @@ func (s *Session) Fingerprint(ctx context.Context) (string, error) {
 	}
 	var stored string
 	var hasCitus bool
-	if _, err = pgx.ForEachRow(rows, []any{&stored, &hasCitus}, func() error { return nil }); err == nil {
-		err = s.learnLayout(ctx, hasCitus)
+	defer rows.Close()
+	for rows.Next() {
+		if err := rows.Scan(&stored, &hasCitus); err != nil {
+			return "", err
+		}
 	}
-	return stored, err
+	if err := rows.Err(); err != nil {
+		return "", err
+	}
+	return stored, s.learnLayout(ctx, hasCitus)
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so

@@ -1,0 +1,111 @@
+//go:build unix
+
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// fill writes a file that leaves no room on the disk, until free is called.
+func fill(t *testing.T, disk string) (free func()) {
+	t.Helper()
+	path := filepath.Join(disk, "filler")
+	file, err := os.Create(path)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, file.Close()) }()
+	page := make([]byte, 4096) // a file system in memory gives whole pages
+	for {
+		if _, err = file.Write(page); err != nil {
+			break
+		}
+	}
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	return func() { require.NoError(t, os.Remove(path)) }
+}
+
+// longKey returns one of many keys, whose rows need new pages.
+func longKey(n int) string { return fmt.Sprintf("long %d %s", n, strings.Repeat("k", 200)) }
+
+// While there is no room for data a call for a new key fails, and one for a row that is there goes on. When there is none for the
+// log either, the server stops itself. Nothing is half done, and everything works when there is room again.
+func TestADiskThatIsFull(t *testing.T) {
+	t.Parallel()
+	server, a := startServer(t, postgrestest.Options{DiskBytes: 192 << 20, Settings: map[string]string{
+		"min_wal_size": "32MB", "max_wal_size": "64MB", "autovacuum": "off", "checkpoint_timeout": "1h", "restart_after_crash": "off",
+	}})
+	disk, err := server.Disk()
+	require.NoError(t, err)
+	require.NoError(t, a.do(t.Context(), workers, 0))
+	free := fill(t, disk)
+	a.requireNoRoomForData(t)
+	free()
+	a.exec(t, `DELETE FROM ratelimit.buckets WHERE starts_with(key, 'long')`)
+	require.NoError(t, a.do(t.Context(), workers, 1))
+	a.requireWhole(t)
+
+	l := a.startLoad(t)
+	l.awaitAcks(t, 5)
+	free = fill(t, disk)
+	eventually(t, "the log finds no room, and the server stops", func() bool {
+		_, err := a.pool.Exec(t.Context(), `SELECT pg_switch_wal()`)
+		return err != nil && a.pool.Ping(t.Context()) != nil
+	})
+	server.AwaitStop(t)
+	_, err = a.limiter.Take(t.Context(), sent.For("ada"))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, ratelimit.ErrLimited)
+	l.finish()
+	free()
+	require.NoError(t, server.Restart(t.Context()))
+	a.awaitServer(t)
+	left := a.requireWhole(t)
+	require.Zero(t, l.requireSuffixLost(t, a, l.acks()))
+	t.Logf("%d pieces of work, %d unknown, and nothing lost", left, l.unknown.Load())
+	require.NoError(t, a.do(t.Context(), workers, 2))
+}
+
+// requireNoRoomForData takes for new keys until their table finds no room, and checks that what failed has left nothing.
+func (a *application) requireNoRoomForData(t *testing.T) {
+	t.Helper()
+	const most = 100_000
+	admitted := 0
+	var err error
+	for ; admitted < most && err == nil; admitted++ {
+		_, err = a.limiter.Take(t.Context(), sent.For(longKey(admitted)))
+	}
+	require.Equal(t, "53100", sqlstate(err), "%v", err)
+	require.True(t, ratelimit.IsUndecided(err))
+	admitted-- // the one that failed
+	for name, call := range map[string]func(context.Context) error{
+		"Take": func(ctx context.Context) error { _, err := a.limiter.Take(ctx, sent.For(longKey(most))); return err },
+		"TakeSeveral": func(ctx context.Context) error {
+			_, err := a.limiter.Take(ctx, sent.For("0"), sent.For(longKey(most)))
+			return err
+		},
+		"Reserve": func(ctx context.Context) error { _, err := a.limiter.Reserve(ctx, sent.For(longKey(most))); return err },
+		"Acquire": func(ctx context.Context) error {
+			_, err := a.limiter.Acquire(ctx, slots.For(longKey(most)))
+			return err
+		},
+	} {
+		err := call(t.Context())
+		require.Equal(t, "53100", sqlstate(err), "%s: %v", name, err)
+		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
+	}
+	require.Equal(t, admitted, one[int](t, a.pool, `SELECT count(*) FROM ratelimit.buckets WHERE starts_with(key, 'long')`))
+	require.Equal(t, 1, one[int](t, a.pool, `SELECT count(*) FROM ratelimit.reservations`))
+	d, err := a.limiter.Take(t.Context(), sent.For("the first call"))
+	require.NoError(t, err, "its row is there")
+	require.True(t, d.Allowed)
+}

@@ -1,0 +1,238 @@
+//go:build unix
+
+// Package server_test holds tests of what becomes of limits when the server fails under them: commits that were not on disk
+// yet, a standby that takes over, a disk that is full, a clock that steps, an old snapshot. Each has servers of its own.
+package server_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// patient bounds what ends by itself, so that a test that hangs fails. It decides nothing.
+const patient = 3 * time.Minute
+
+const (
+	century  = 36525 * ratelimit.Day
+	capacity = 100_000
+)
+
+// The limits of the load. They gain less than a thousandth of a token during a test.
+var (
+	sent     = ratelimit.Define("sent", ratelimit.TokenBucket{Rate: capacity, Period: century})
+	reserved = ratelimit.Define("reserved", ratelimit.FixedWindow{Rate: capacity, Period: century})
+)
+
+// application is a program that takes tokens and writes down its work in the same transactions.
+type application struct {
+	pool    *pgxpool.Pool
+	limiter *ratelimit.Limiter
+}
+
+// connect returns the application on a server.
+func connect(t *testing.T, url string, configure ...func(*pgxpool.Config)) *application {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	config.MaxConns = 8
+	for _, change := range configure {
+		change(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Timeout: patient})
+	require.NoError(t, err)
+	return &application{pool, limiter}
+}
+
+// install makes the tables of the limits, and that of the work.
+func (a *application) install(t *testing.T) {
+	t.Helper()
+	require.NoError(t, migrations.Up(t.Context(), a.pool, migrations.Config{}))
+	a.exec(t, `CREATE TABLE public.work (worker integer, n integer, reservation text NOT NULL, PRIMARY KEY (worker, n))`)
+	_, err := a.limiter.Take(t.Context(), sent.For("the first call")) // stores the fingerprint
+	require.NoError(t, err)
+}
+
+func (a *application) exec(t *testing.T, sql string, arguments ...any) {
+	t.Helper()
+	_, err := a.pool.Exec(t.Context(), sql, arguments...)
+	require.NoError(t, err)
+}
+
+// one returns the only value of a query's only row.
+func one[T any](t *testing.T, pool *pgxpool.Pool, sql string, arguments ...any) (value T) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), sql, arguments...).Scan(&value), sql)
+	return value
+}
+
+// do takes a token, reserves another, and writes the work down, in one transaction.
+func (a *application) do(ctx context.Context, worker, n int) error {
+	key := fmt.Sprint(n % 5)
+	return a.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		bound := a.limiter.WithTx(tx)
+		d, err := bound.Take(ctx, sent.For(key))
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err()
+		}
+		r, err := bound.Reserve(ctx, reserved.For(key))
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO public.work VALUES ($1, $2, $3)`, worker, n, r.ID)
+		return err
+	})
+}
+
+// requireWhole checks that work, tokens and reservations are of the same transactions, and returns how many there are.
+func (a *application) requireWhole(t *testing.T) int {
+	t.Helper()
+	work := one[int](t, a.pool, `SELECT count(*) FROM public.work`)
+	for _, limit := range []ratelimit.Limit{sent, reserved} {
+		taken := one[float64](t, a.pool, `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1 AND key <> 'the first call'`,
+			limit.Name(), float64(capacity))
+		require.Equal(t, work, int(math.Round(taken)), "tokens of %s", limit.Name())
+	}
+	require.Equal(t, work, one[int](t, a.pool, `SELECT count(*) FROM ratelimit.reservations`))
+	require.Equal(t, work, one[int](t, a.pool, `SELECT count(DISTINCT id) FROM ratelimit.reservations JOIN public.work ON id::text = reservation`))
+	return work
+}
+
+// load is workers that do work until they are stopped, whatever happens to the server, and what they were told.
+type load struct {
+	application *application
+	acked       [workers]atomic.Int64 // of each worker: it goes on only when it was told that its work is done
+	unknown     atomic.Int64
+	failed      atomic.Int64
+
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+const workers = 4
+
+// startLoad has each worker do its work, each piece again until it is told that it is done. A worker that is not told what became of
+// one stops.
+func (a *application) startLoad(t *testing.T) *load {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	l := &load{application: a, stop: cancel}
+	t.Cleanup(l.finish)
+	for worker := range workers {
+		l.done.Go(func() {
+			for ctx.Err() == nil {
+				n := int(l.acked[worker].Load())
+				// Not on the load's context: every answer counts, also the last.
+				switch err := a.do(context.WithoutCancel(ctx), worker, n); {
+				case err == nil:
+					l.acked[worker].Add(1)
+				case errors.Is(err, ratelimit.ErrCommitUnknown):
+					l.unknown.Add(1)
+					return
+				default:
+					l.failed.Add(1)
+				}
+			}
+		})
+	}
+	return l
+}
+
+// awaitAcks returns when every worker that goes on was told that so many more pieces of work are done.
+func (l *load) awaitAcks(t *testing.T, more int64) {
+	t.Helper()
+	before := l.acks()
+	eventually(t, "work is done", func() bool {
+		for worker := range workers {
+			if l.acked[worker].Load() < before[worker]+more {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// acks returns how many pieces of work each worker was told to be done.
+func (l *load) acks() (acked [workers]int64) {
+	for worker := range workers {
+		acked[worker] = l.acked[worker].Load()
+	}
+	return acked
+}
+
+func (l *load) finish() {
+	l.stop()
+	l.done.Wait()
+}
+
+// requireSuffixLost checks, on what is left of the work, that each worker lost nothing but its last pieces, none of the first
+// certain ones, and that nothing is there twice or unasked. It returns how many were lost that had been acknowledged.
+func (l *load) requireSuffixLost(t *testing.T, left *application, certain [workers]int64) (lost int64) {
+	t.Helper()
+	acked := l.acks()
+	for worker := range workers {
+		n := one[int64](t, left.pool, `SELECT count(*) FROM public.work WHERE worker = $1`, worker)
+		last := one[int64](t, left.pool, `SELECT coalesce(max(n) + 1, 0) FROM public.work WHERE worker = $1`, worker)
+		require.Equal(t, last, n, "worker %d lost work before work that is left", worker)
+		require.GreaterOrEqual(t, n, certain[worker], "worker %d", worker)
+		require.LessOrEqual(t, n, acked[worker]+1, "worker %d", worker)
+		lost += max(acked[worker]-n, 0)
+	}
+	return lost
+}
+
+// eventually asks until done is true, for states that only the server knows when it reaches.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patient); !done(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), what)
+	}
+}
+
+// awaitServer returns when the server takes connections, and the limiter works on them.
+func (a *application) awaitServer(t *testing.T) {
+	t.Helper()
+	a.pool.Reset()
+	eventually(t, "the limiter works again", func() bool {
+		d, err := a.limiter.Take(t.Context(), sent.For("the first call"))
+		return err == nil && d.Allowed
+	})
+}
+
+// startServer starts a server of the test's own, and the application on it.
+func startServer(t *testing.T, opts postgrestest.Options) (*postgrestest.Server, *application) {
+	t.Helper()
+	server := postgrestest.StartWith(t, opts)
+	a := connect(t, server.URL())
+	a.install(t)
+	return server, a
+}
+
+// sqlstate returns the code of the server's error that err wraps, or "".
+func sqlstate(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}

@@ -1,0 +1,7 @@
+//go:build unix && !linux
+
+package postgrestest
+
+func mountMemory(string, int64, *account) error { return ErrNoMount }
+
+func unmount(string) error { return nil }
