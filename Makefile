@@ -13,9 +13,10 @@ MODULES = $(shell go list -m -f '{{.Dir}}')
 TEST := go test $(RACE) -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m
 
 VERSIONS ?= 14 15 16 17 18
+FUZZ     ?= 1000000x
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test general test-matrix cover bench curve compare lint tidy fmt vuln
+.PHONY: help demo quick test general torture fuzz test-matrix settings cover bench curve compare lint tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +34,17 @@ test: ## Run every test, on a Postgres that they find or start
 general: ## Run the tests of the core with the statements that decide by themselves switched off
 	go test -tags generalpath -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
 
+torture: ## Kill sessions, clients and servers under all calls, and check the accounts: ten minutes, or ARGS='-minutes 60 -seed 7'
+	go test $(RACE) -vet=off -count=1 -v -timeout 24h -run '^TestTorture$$' ./integration_test/torture -args -minutes 10 $(ARGS)
+
+fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks targets
+	@.ci/fuzz '$(FUZZ)' '$(ONLY)'
+
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
 	@.ci/test-matrix $(VERSIONS)
+
+settings: ## Run integration_test under settings of the database that somebody may have made: six runs, or SETTINGS="jit=on,jit_above_cost=0"
+	@.ci/settings $(SETTINGS)
 
 cover: ## Run every test and show which lines none of them reached (coverage.html)
 	go test -coverprofile=coverage.out -coverpkg=work work

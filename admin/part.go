@@ -125,6 +125,8 @@ func faultOf(err error) string {
 		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
 		return "The keys in the tables are stored under another HashKey than this program has. Give it the HashKey that the other programs have."
+	case errors.Is(err, ratelimit.ErrPoolerMode):
+		return "A pooler in transaction mode loses the statements that this program prepares. Connect with default_query_exec_mode=cache_describe."
 	case kind == "42501":
 		return "The role of this program lacks a privilege. migrations.Grants has the statements that grant it."
 	case kind == "timeout", kind == "57014":

@@ -126,7 +126,7 @@ func TestExpireInATransactionLocksInOrder(t *testing.T) {
 	requireAllowed(t, taking(roomy.For("a")), d.limiter.WithTx(holder))
 	expired := make(chan error, 1)
 	go func() {
-		expired <- pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+		expired <- pgx.BeginTxFunc(t.Context(), d.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			ended, err := d.limiter.WithTx(tx).Expire(t.Context())
 			if err == nil && ended != 2 {
 				err = fmt.Errorf("%d ended", ended)

@@ -51,7 +51,7 @@ func openOutside(t *testing.T, url string) *bundle {
 	require.NoError(t, err)
 	config.MaxConns = 4
 	for name, value := range map[string]string{
-		"default_transaction_read_only": "off", "lock_timeout": "0", "statement_timeout": "0", "role": "none", "application_name": "outside",
+		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off", "lock_timeout": "0", "statement_timeout": "0", "role": "none", "application_name": "outside",
 	} {
 		config.ConnConfig.RuntimeParams[name] = value
 	}

@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
 	"sync"
@@ -15,8 +16,12 @@ import (
 type cut int
 
 const (
-	cutRequest cut = iota // the request never arrives
-	cutAnswer             // the request is carried out, and its answer is lost
+	cutRequest     cut = iota // the request never arrives
+	cutAnswer                 // the request is carried out, and its answer is lost
+	cutHalfRequest            // half of the request arrives
+	cutUnanswered             // the request arrives, and nobody waits for its answer
+	cutHalfAnswer             // the request is carried out, and half of its answer arrives
+	cutAnswered               // the answer arrives, and the connection breaks behind it
 )
 
 // cutter makes a pool's connections break at a request that holds some bytes: a statement's first words,
@@ -30,6 +35,9 @@ type cutter struct {
 
 	at      int    // the number of the only request to be cut, whatever it holds; 0: all that hold the bytes
 	instead func() // what is done at that request, in place of a cut; nil: it is cut
+
+	prepared map[string]string // the statements that requests have named, by these names
+	broken   [][]string        // the statements of each request that was cut
 }
 
 // on is for a pool's configuration.
@@ -71,6 +79,7 @@ func (c *cutter) decide(message []byte) (side cut, now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isStatement := len(message) > 0 && bytes.IndexByte([]byte("QPB"), message[0]) >= 0 // not a connection's start
+	sql := c.statements(message)
 	if !isStatement || c.at == 0 && (len(c.request) == 0 || !bytes.Contains(message, c.request)) {
 		return 0, false
 	}
@@ -83,7 +92,39 @@ func (c *cutter) decide(message []byte) (side cut, now bool) {
 		c.instead()
 		return 0, false
 	}
+	c.broken = append(c.broken, sql)
 	return c.side, true
+}
+
+// statements returns the statements that a request prepares or carries out.
+func (c *cutter) statements(request []byte) (sql []string) {
+	text := func(rest []byte) (string, []byte) {
+		before, after, _ := bytes.Cut(rest, []byte{0})
+		return string(before), after
+	}
+	for len(request) >= 5 {
+		kind, size := request[0], int(binary.BigEndian.Uint32(request[1:]))
+		if size < 4 || size+1 > len(request) {
+			break // the beginning of a connection
+		}
+		first, rest := text(request[5 : size+1])
+		switch kind {
+		case 'Q':
+			sql = append(sql, first)
+		case 'P':
+			statement, _ := text(rest)
+			if c.prepared == nil {
+				c.prepared = map[string]string{}
+			}
+			c.prepared[first] = statement
+			sql = append(sql, statement)
+		case 'B':
+			name, _ := text(rest)
+			sql = append(sql, c.prepared[name])
+		}
+		request = request[size+1:]
+	}
+	return sql
 }
 
 // cutConn is a connection that a cutter may break.
@@ -92,22 +133,33 @@ type cutConn struct {
 	cutter *cutter
 
 	mu   sync.Mutex
-	lose bool // the next answer
+	lose cut // the next answer; cutRequest: none
+
+	broken bool   // whether nothing more is read from the connection
+	kept   []byte // of the last answer, which is still to be read
 }
 
 // Write reports success for a message that the network is about to lose, as a socket does.
 func (c *cutConn) Write(message []byte) (int, error) {
 	side, now := c.cutter.decide(message)
-	switch {
-	case !now:
+	if !now {
 		return c.Conn.Write(message)
-	case side == cutRequest:
-		return len(message), c.Close()
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lose = true
-	return c.Conn.Write(message)
+	switch side {
+	case cutRequest:
+		return len(message), c.Close()
+	case cutHalfRequest:
+		_, err := c.Conn.Write(message[:len(message)/2])
+		return len(message), errors.Join(err, c.Close())
+	case cutUnanswered:
+		_, err := c.Conn.Write(message)
+		return len(message), errors.Join(err, c.reset())
+	default:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.lose = side
+		return c.Conn.Write(message)
+	}
 }
 
 // Read waits for the whole of an answer that is to be lost, so that the server has certainly done what
@@ -116,8 +168,12 @@ func (c *cutConn) Write(message []byte) (int, error) {
 // It asks whether the answer is to be lost when it has it: the driver may begin to read before it has written, when
 // the writing takes it long.
 func (c *cutConn) Read(p []byte) (int, error) {
+	if c.broken {
+		return c.readKept(p)
+	}
 	n, err := c.Conn.Read(p)
-	if err != nil || !c.loses() {
+	side := c.loses()
+	if err != nil || side == cutRequest {
 		return n, err
 	}
 	readyForQuery := []byte{'Z', 0, 0, 0, 5} // and one byte of status, which ends every answer
@@ -129,10 +185,40 @@ func (c *cutConn) Read(p []byte) (int, error) {
 		}
 		answer = append(answer, p[:n]...)
 	}
-	return 0, errors.Join(syscall.ECONNRESET, c.Close())
+	c.broken = true
+	if side == cutHalfAnswer {
+		c.kept = answer[:len(answer)/2]
+	}
+	if side == cutAnswered {
+		c.kept = answer
+	}
+	if err := c.reset(); err != nil {
+		return 0, err
+	}
+	return c.readKept(p)
 }
 
-func (c *cutConn) loses() bool {
+// readKept reads what has arrived of the last answer.
+func (c *cutConn) readKept(p []byte) (int, error) {
+	if len(c.kept) == 0 {
+		return 0, syscall.ECONNRESET
+	}
+	n := copy(p, c.kept)
+	c.kept = c.kept[n:]
+	return n, nil
+}
+
+// reset breaks the connection without a word to the server, which hears of it when it next reads or writes.
+func (c *cutConn) reset() error {
+	if conn, ok := c.Conn.(*net.TCPConn); ok {
+		if err := conn.SetLinger(0); err != nil {
+			return err
+		}
+	}
+	return c.Close()
+}
+
+func (c *cutConn) loses() cut {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lose

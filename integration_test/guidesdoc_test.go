@@ -140,6 +140,29 @@ func guideWebhooks(pool *pgxpool.Pool, config *river.Config) error {
 	return sched.Install(config) // the river.Config of the client that works them
 }
 
+// webhookWorker is a worker that takes in the transaction of its own work.
+type webhookWorker struct {
+	river.WorkerDefaults[WebhookArgs]
+
+	limiter *ratelimit.Limiter
+}
+
+// Work works a job.
+func (w *webhookWorker) Work(ctx context.Context, job *river.Job[WebhookArgs]) error {
+	err := w.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if err := w.limiter.WithTx(tx).Require(ctx, Webhooks.For(job.Args.Endpoint)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO deliveries (endpoint) VALUES ($1)`, job.Args.Endpoint)
+		return err
+	})
+	var limited *ratelimit.LimitedError
+	if errors.As(err, &limited) {
+		return river.JobSnooze(limited.Decision.RetryAfter)
+	}
+	return err
+}
+
 var (
 	MailDay    = ratelimit.Define("mail.day", ratelimit.SlidingWindow{Rate: 50_000, Period: ratelimit.Day})
 	MailSecond = ratelimit.Define("mail.second", ratelimit.TokenBucket{Rate: 14, Period: time.Second, Capacity: 1})

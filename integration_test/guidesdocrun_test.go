@@ -169,6 +169,21 @@ func TestGuideWebhooks(t *testing.T) {
 	require.Equal(t, 3, reserved)
 }
 
+func TestGuideWebhookWorker(t *testing.T) {
+	t.Parallel()
+	pool, limiter, _ := guideStand(t)
+	_, err := pool.Exec(t.Context(), `CREATE TABLE deliveries (endpoint text)`)
+	require.NoError(t, err)
+	worker, job := &webhookWorker{limiter: limiter}, &river.Job[WebhookArgs]{Args: WebhookArgs{Endpoint: "example.com"}}
+	for range 10 {
+		require.NoError(t, worker.Work(t.Context(), job))
+	}
+	require.Equal(t, river.JobSnooze(200*time.Millisecond), worker.Work(t.Context(), job))
+	var deliveries int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM deliveries`).Scan(&deliveries))
+	require.Equal(t, 10, deliveries)
+}
+
 func TestGuideMail(t *testing.T) {
 	t.Parallel()
 	_, limiter, now := guideStand(t)

@@ -29,20 +29,6 @@ type mixHistory struct {
 	counts  map[string]int
 }
 
-// mixCall is a call: what it costs of each kind, 0 where it does not ask it.
-type mixCall struct {
-	costs [mixKinds]int64
-	upTo  int // of how many units as many are taken as there are; 0: what it costs
-	check bool
-}
-
-// mixReply is what a call was told.
-type mixReply struct {
-	ratelimit.Decision
-	taken int
-	lease ratelimit.Lease
-}
-
 func newMixHistory(t *testing.T, b *bundle, seed uint64) *mixHistory {
 	t.Helper()
 	name := "Asia/Kolkata"
@@ -109,31 +95,7 @@ func (h *mixHistory) draw() (c mixCall) {
 }
 
 func (h *mixHistory) requests(c mixCall) (requests []ratelimit.Request, kinds []int) {
-	kinds = h.random.Perm(mixKinds)
-	n := 0
-	for _, kind := range kinds {
-		if cost := c.costs[kind]; cost > 0 {
-			requests = append(requests, h.limits[kind].For(h.key).Cost(float64(cost)))
-			kinds[n] = kind
-			n++
-		}
-	}
-	return requests, kinds[:n]
-}
-
-func (h *mixHistory) call(l *ratelimit.Limiter, c mixCall, requests []ratelimit.Request) (r mixReply, err error) {
-	switch {
-	case c.check:
-		r.Decision, err = l.Check(h.Context(), requests...)
-	case c.upTo > 0:
-		r.taken, r.Decision, err = l.TakeUpTo(h.Context(), c.upTo, requests...)
-	case c.costs[mixHeld] > 0:
-		r.lease, err = l.Acquire(h.Context(), requests...)
-		r.Decision = r.lease.Decision
-	default:
-		r.Decision, err = l.Take(h.Context(), requests...)
-	}
-	return r, err
+	return c.requests(h.limits, h.key, h.random)
 }
 
 // has reports whether there is so much of a kind.
@@ -238,7 +200,7 @@ func (s mixState) after(c mixCall, kinds []int, r mixReply) (all []mixState, wro
 func (h *mixHistory) one(l *ratelimit.Limiter) {
 	c := h.draw()
 	requests, kinds := h.requests(c)
-	r, err := h.call(l, c, requests)
+	r, err := c.call(h.Context(), l, requests)
 	require.NoError(h, err)
 	after, wrong := afterAll(h.model, c, kinds, r)
 	require.NoError(h, wrong, "%+v at %v: %+v", c, r.At, r)
@@ -274,7 +236,7 @@ func (h *mixHistory) together() {
 		asked[i], kinds[i] = h.requests(calls[i])
 	}
 	require.NoError(h, together(len(calls), func(i int) (err error) {
-		replies[i], err = h.call(h.limiter, calls[i], asked[i])
+		replies[i], err = calls[i].call(h.Context(), h.limiter, asked[i])
 		return err
 	}))
 	var problems []error

@@ -67,12 +67,8 @@ var Cooldown = ratelimit.Define("cooldown", ratelimit.TokenBucket{Rate: 1, Perio
 
 func recipeCooldown(ctx context.Context, limiter *ratelimit.Limiter, userID string, publish func(pgx.Tx) error) error {
 	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
-		d, err := limiter.WithTx(tx).Take(ctx, Cooldown.For(userID))
-		if err != nil {
+		if err := limiter.WithTx(tx).Require(ctx, Cooldown.For(userID)); err != nil {
 			return err
-		}
-		if !d.Allowed {
-			return d.Err()
 		}
 		return publish(tx) // when it fails, the cooldown has not begun
 	})
@@ -85,12 +81,9 @@ var (
 )
 
 func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, address string, matches func() bool, admit func(pgx.Tx) error) error {
-	d, err := limiter.Take(ctx, LoginAccount.For(account), LoginAddress.For(address)) // committed before the password is looked at
-	if err != nil {
+	// It is committed before the password is looked at.
+	if err := limiter.Require(ctx, LoginAccount.For(account), LoginAddress.For(address)); err != nil {
 		return err
-	}
-	if !d.Allowed {
-		return d.Err()
 	}
 	if !matches() { // as slow for an account that does not exist
 		return errWrongPassword

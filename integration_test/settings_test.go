@@ -29,6 +29,8 @@ func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 		{"NoIndexScan", []string{"enable_indexscan = off", "enable_indexonlyscan = off", "enable_bitmapscan = off"}, all, 6},
 		{"JustInTimeCompilation", []string{"jit = on", "jit_above_cost = 0"}, few, 2}, // each call takes its time
 		{"GenericPlans", []string{"plan_cache_mode = force_generic_plan"}, all, 6},
+		{"CustomPlans", []string{"plan_cache_mode = force_custom_plan"}, all, 6},
+		{"Timeouts", []string{"lock_timeout = '60s'", "statement_timeout = '60s'"}, all, 6}, // longer than anybody waits here
 		{"OtherTextAndTime", []string{"timezone = 'Pacific/Chatham'", "datestyle = 'SQL, DMY'", "bytea_output = 'escape'", "search_path = ''"}, all, 6},
 	}
 	for _, test := range tests {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -33,9 +34,12 @@ type bundle struct {
 func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
 	b := &bundle{schema: "ratelimit"}
-	if isInMemory(t) {
+	switch {
+	case isInMemory(t):
 		b.memory = ratelimittest.NewDB()
-	} else {
+	case strings.HasPrefix(t.Name(), "TestInPartitions/"):
+		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
+	default:
 		b.pool = postgrestest.New(t, configure...)
 	}
 	b.limiter = b.with(t, ratelimit.Config{})
@@ -49,7 +53,9 @@ func setupOwn(t *testing.T, settings map[string]string) (*bundle, *postgrestest.
 	pool, err := pgxpool.New(t.Context(), server.URL())
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	cfg, err := postgrestest.Migrations()
+	require.NoError(t, err)
+	require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 	b := &bundle{pool: pool, schema: "ratelimit"}
 	b.limiter = b.with(t, ratelimit.Config{})
 	return b, server
@@ -58,11 +64,13 @@ func setupOwn(t *testing.T, settings map[string]string) (*bundle, *postgrestest.
 // planModes are the values of plan_cache_mode.
 var planModes = []string{"auto", "force_generic_plan", "force_custom_plan"}
 
-// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says.
+// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says. What it does outside of
+// transactions that say so is not SERIALIZABLE, and leaves no lock behind.
 func planning(mode string) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) {
 		c.MaxConns = 1
 		c.ConnConfig.RuntimeParams["plan_cache_mode"] = mode
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
 	}
 }
 

@@ -114,6 +114,20 @@ func (g *grants) own(owner string) {
 	for _, p := range allPrivileges() {
 		fmt.Fprintf(&g.text, "ALTER TABLE %s OWNER TO %s;\n", pgx.Identifier{g.schema, p.table}.Sanitize(), to)
 	}
+	// To whom a table belongs says nothing of its partitions.
+	const each = "DECLARE leaf regclass; BEGIN FOR leaf IN SELECT p.relid FROM pg_catalog.pg_partition_tree(%s) p WHERE p.level > 0 LOOP " +
+		"EXECUTE pg_catalog.format('ALTER TABLE %%s OWNER TO %%s', leaf, %s); END LOOP; END"
+	table := pgx.Identifier{g.schema, "buckets"}.Sanitize()
+	fmt.Fprintf(&g.text, "DO %s;\n", literal(fmt.Sprintf(each, literal(table), literal(to))))
+}
+
+// literal returns a text as a statement has it.
+func literal(text string) string {
+	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
+	if strings.Contains(text, `\`) {
+		return "E" + strings.ReplaceAll(quoted, `\`, `\\`)
+	}
+	return quoted
 }
 
 // grant grants role what of says for each table.

@@ -81,6 +81,10 @@ type Config struct {
 	// when it is missing, which needs the CREATE privilege on the database; when it is there already,
 	// the CREATE privilege on the schema is enough. The connection's search_path plays no part.
 	Schema string
+	// Partitions is over how many partitions, by a hash of the name and the key, the table of buckets is spread: 1 is one plain table,
+	// and [MaxPartitions] the most. 0 is whatever it is, and one plain table where Up makes it. Up makes a new table so, and
+	// returns [ErrPartitions] where there is one already that is not: [Partition] changes that.
+	Partitions int
 }
 
 // Up applies every migration that is not applied yet, each in its own transaction, and does nothing
@@ -90,17 +94,31 @@ type Config struct {
 // When a migration fails, those before it stay applied, and the next Up goes on from there.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, current int64) error {
+		schema, err := cfg.schema()
+		if err != nil {
+			return err
+		}
+		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil {
+			return err
+		}
 		sources := provider.ListSources()
 		if current >= sources[len(sources)-1].Version {
 			return nil
+		}
+		if current == 0 && cfg.Partitions > 1 {
+			if err := enoughLocks(ctx, pool, cfg.Partitions); err != nil {
+				return err
+			}
 		}
 		// Up looks for the version table before it takes the lock, and several that find none would
 		// all create it. Asking for the version first creates it under the lock.
 		if _, err := provider.GetDBVersion(ctx); err != nil {
 			return err
 		}
-		_, err := provider.Up(ctx)
-		return err
+		if _, err := provider.Up(ctx); err != nil {
+			return err
+		}
+		return checkMade(ctx, pool, schema, cfg.Partitions) // another process may have made it
 	})
 	if err != nil {
 		return fmt.Errorf("migrate up: %w", err)
@@ -165,11 +183,14 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*go
 	if err != nil {
 		return err
 	}
+	if err := checkPartitions(cfg.Partitions); err != nil {
+		return err
+	}
 	current, err := readVersion(ctx, pool, schema)
 	if err != nil {
 		return fmt.Errorf("read the version of schema %q: %w", schema, err)
 	}
-	provider, err := newProvider(pool, schema)
+	provider, err := newProvider(pool, schema, cfg.Partitions)
 	if err != nil {
 		return err
 	}
@@ -177,7 +198,7 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*go
 	return errors.Join(apply(provider, current), provider.Close())
 }
 
-func newProvider(pool *pgxpool.Pool, schema string) (*goose.Provider, error) {
+func newProvider(pool *pgxpool.Pool, schema string, partitions int) (*goose.Provider, error) {
 	store, err := newStore(schema)
 	if err != nil {
 		return nil, err
@@ -187,7 +208,7 @@ func newProvider(pool *pgxpool.Pool, schema string) (*goose.Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the migration lock: %w", err)
 	}
-	provider, err := goose.NewProvider(goose.DialectCustom, stdlib.OpenDBFromPool(pool), schemaFS{FS, schema},
+	provider, err := goose.NewProvider(goose.DialectCustom, stdlib.OpenDBFromPool(pool), schemaFS{FS, schema, partitions},
 		goose.WithStore(store),
 		goose.WithSessionLocker(locker),
 		goose.WithDisableGlobalRegistry(true), // the application's Go migrations are not ours

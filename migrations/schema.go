@@ -74,10 +74,12 @@ var (
 )
 
 // schemaFS shows the migration files as they would be, had they been written for schema. The
-// statement that creates the schema is taken out: store has created it, or found it.
+// statement that creates the schema is taken out: store has created it, or found it. The file that creates the table of
+// buckets makes as many partitions of it.
 type schemaFS struct {
-	files  embed.FS
-	schema string
+	files      embed.FS
+	schema     string
+	partitions int // of the table of buckets, where it is made
 }
 
 // Open opens a file, or the directory of them all.
@@ -89,6 +91,9 @@ func (f schemaFS) Open(name string) (fs.File, error) {
 	content, err := f.files.ReadFile(name)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
+	}
+	if f.partitions > 1 && name == bucketsFile {
+		content = withPartitions(content, f.partitions)
 	}
 	return rewrittenFile{File: file, content: bytes.NewReader(rewrite(content, f.schema))}, nil
 }

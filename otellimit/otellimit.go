@@ -48,7 +48,7 @@
 //	ratelimit.cached       whether the deny cache answered
 //	ratelimit.direction    of a settlement: charged or returned. Two sums, as one that goes both ways hides both
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
-//	                       commit_unknown, not_migrated and other
+//	                       commit_unknown, not_migrated, pooler_mode and other
 //
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.

@@ -52,7 +52,7 @@
 //	cached      true when the deny cache answered
 //	direction   charged or returned
 //	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
-//	            commit_unknown, not_migrated and other
+//	            commit_unknown, not_migrated, pooler_mode and other
 //
 // Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
 // of the application's own decided counts at once, also when it is rolled back.

@@ -210,6 +210,9 @@ func askCalendar(ctx context.Context, l *Limiter, terms, not bucket.Terms) (buck
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
+	if err := l.reachable(ctx); err != nil {
+		return terms, err
+	}
 	known, err := l.session.OnCalendar(ctx, terms, nil, not)
 	if err != nil {
 		return terms, explainZone(err)

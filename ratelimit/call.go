@@ -219,7 +219,7 @@ func (l *Limiter) ready(ctx context.Context, verb string) error {
 	case l.pool == nil && !l.hasTx:
 		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
 	case l.session.IsElsewhere():
-		return fmt.Errorf("%w: %s of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of its DB", ErrInvalidConfig, verb)
+		return fmt.Errorf("%w: %s of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB", ErrInvalidConfig, verb)
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
 	}
@@ -254,8 +254,11 @@ func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
 	if errors.Is(err, store.ErrUnknownWindows) {
 		err = c.runBeyond(ctx, l, err)
 	}
+	if err != nil { // a batch that its caller has left goes on with the call
+		return err
+	}
 	c.plan.taken = c.Taken
-	return err
+	return nil
 }
 
 // run changes what c changes, or decides on c. In a transaction the store decides; else the deny cache, and then a batch.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/pooler"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -73,6 +74,13 @@ var (
 	// full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says what to do.
 	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
 
+	// ErrPoolerMode is returned by every call, and by InTx, when the statements that the connections prepare get lost on the way to the
+	// server: pgx prepares statements by default, and behind a pooler in transaction mode, such as PgBouncer, the next one runs on another
+	// connection of the server, where they are not. The first call of a Limiter finds that out before it sends anything else: nothing was taken, and a
+	// caller's transaction goes on. Where it could not, a statement fails so (SQLSTATE 26000 or 42P05), and the transaction with it. The message
+	// says which setting to change. A pooler in session mode, or one that keeps track of statements, is none of these.
+	ErrPoolerMode = errors.New("ratelimit: prepared statements get lost on the way to the server")
+
 	// ErrContended is returned by InTx, and by calls outside a transaction, when every attempt ended in a
 	// conflict with other transactions. Nothing was taken. It wraps the last conflict. It is not a
 	// refusal: the limit may well have tokens.
@@ -132,7 +140,7 @@ func IsUndecided(err error) bool {
 	}
 	for _, sentinel := range []error{
 		ErrInvalidLimit, ErrInvalidKey, ErrInvalidCost, ErrCostExceedsCapacity, ErrInvalidRequest, ErrNoReservations, ErrInvalidConfig,
-		ErrNotMigrated, ErrHashKeyMismatch, ErrContended, ErrOverloaded, ErrClosed,
+		ErrNotMigrated, ErrHashKeyMismatch, ErrPoolerMode, ErrContended, ErrOverloaded, ErrClosed,
 	} {
 		if errors.Is(err, sentinel) {
 			return true
@@ -217,6 +225,8 @@ func explain(err error, schema string, inTx bool) error {
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
 	}
 	switch {
+	case pooler.IsLost(err):
+		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode, pooler.Advice(0), err)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case inTx:

@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"log"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,6 +49,23 @@ func ExampleLimiter_Start() {
 		return
 	}
 	log.Print("run the completion")
+}
+
+// Work that was started and not settled may have used the upstream: who finds it after a crash asks before giving anything back.
+func ExampleLimiter_Started() {
+	var reservation string
+	started, err := limiter.Started(ctx, reservation)
+	switch {
+	case err != nil:
+		log.Print(err)
+	case started:
+		err = limiter.Settle(ctx, reservation) // what it reserved is what it cost
+	default:
+		err = limiter.Cancel(ctx, reservation)
+	}
+	if err != nil {
+		log.Print(err)
+	}
 }
 
 // Another attempt that uses the upstream again pays again, and waits for its moment.
@@ -166,6 +184,19 @@ func ExampleLimiter_Resolve() {
 	fmt.Println(limiter.Resolve(SendMessage.For(userID).Plan("pro")))
 }
 
+// A guard of your own tells the Observer what it answered, as httplimit and grpclimit do.
+func ExampleLimiter_Observe() {
+	err := limiter.Require(ctx, SendMessage.For(userID))
+	answered := ratelimit.Answered{Route: "chat", Limit: SendMessage.Name(), Result: "allowed", Err: err}
+	switch {
+	case errors.Is(err, ratelimit.ErrLimited):
+		answered.Result = "refused"
+	case err != nil:
+		answered.Result = "failed_closed"
+	}
+	limiter.Observe(ctx, answered)
+}
+
 // An override of one key names it as it is stored.
 func ExampleLimiter_StoredKey() {
 	stored, err := limiter.StoredKey(SendMessage.For(userID))
@@ -206,11 +237,13 @@ func ExampleUUID() {
 	// 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d
 }
 
-// TestEveryVerbHasAnExample promises that go doc shows how each method of a Limiter is called, but for those that only tell
-// something of it.
+// TestEveryVerbHasAnExample promises that go doc shows how each method of a Limiter is called, and that docs/using.md names it, but
+// for those that only tell something of the Limiter.
 func TestEveryVerbHasAnExample(t *testing.T) {
 	t.Parallel()
-	tells := []string{"HasPolicies", "InTransaction", "Observe", "Schema", "Started"}
+	tells := []string{"HasPolicies", "InTransaction", "Schema"}
+	page, err := os.ReadFile("../docs/using.md")
+	require.NoError(t, err)
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	var verbs, examples []string
@@ -234,6 +267,7 @@ func TestEveryVerbHasAnExample(t *testing.T) {
 	for _, verb := range verbs {
 		if !slices.Contains(tells, verb) {
 			require.Contains(t, examples, "ExampleLimiter_"+verb)
+			require.Regexp(t, "(?m)^\\| .*`"+verb+"\\b", string(page))
 		}
 	}
 }

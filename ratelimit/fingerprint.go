@@ -45,35 +45,37 @@ func newFingerprint(secret []byte) *fingerprint {
 	return &fingerprint{own: store.FingerprintOf(secret), made: time.Now()}
 }
 
-// runChecked runs c when the keys in the tables are stored under this Limiter's secret, as far as that is known.
+// runChecked runs c when the keys in the tables are stored under this Limiter's secret, and its statements do not get lost on the
+// way to the server, as far as that is known.
 func (c *call) runChecked(ctx context.Context, l *Limiter) error {
 	closed := l.pool != nil && c.change == nil && l.batcher.IsClosed()
-	if closed || len(c.Asks) == 0 { // or nothing is to be sent
-		return c.run(ctx, l)
-	}
 	agreed := !c.plan.keyed || l.fingerprint.agreed.Load()
-	if agreed && l.store.KnowsLayout() {
+	if closed || len(c.Asks) == 0 || agreed && l.knowsWay() { // or nothing is to be sent
 		return c.run(ctx, l)
 	}
-	ctx, cancel := l.bounded(ctx) // the comparison and the call together
+	ctx, cancel := l.bounded(ctx) // what is looked at and the call together
 	defer cancel()
 	if !agreed {
 		if err := l.fingerprint.compare(ctx, l, c.Verb, c.Look); err != nil {
 			return err
 		}
 	}
-	if err := l.session.LearnLayout(ctx); err != nil { // which the comparison has mostly done
+	if err := l.reachable(ctx); err != nil {
 		return err
 	}
 	return c.run(ctx, l)
 }
 
-// mayTransact returns an error when InTx must not begin, because the keys are stored under another secret. Whatever else
-// goes wrong here the transaction will meet itself, and may be able to mend.
+// mayTransact returns an error when InTx must not begin, because the keys are stored under another secret, or statements get lost. Whatever
+// else goes wrong here the transaction will meet itself, and may be able to mend.
 func (f *fingerprint) mayTransact(ctx context.Context, l *Limiter) error {
 	bounded, cancel := l.bounded(ctx)
 	defer cancel()
-	if err := f.compare(bounded, l, "transaction", false); errors.Is(err, ErrHashKeyMismatch) {
+	err := f.compare(bounded, l, "transaction", false)
+	if err == nil {
+		err = l.reachable(bounded)
+	}
+	if isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode) {
 		return during("transaction", err)
 	}
 	return nil
@@ -103,7 +105,7 @@ func (f *fingerprint) compare(ctx context.Context, l *Limiter, verb string, look
 	case (look || l.pool == nil) && f.lookedLately():
 		return nil
 	case l.pool == nil:
-		stored, err := l.session.Fingerprint(ctx)
+		stored, err := readFingerprint(ctx, l)
 		return f.judge(l.config.Schema, stored, err)
 	}
 	if err := notInTx(l.pool); err != nil {
@@ -154,15 +156,24 @@ func (f *fingerprint) lead(ctx context.Context, l *Limiter, c *comparison, verb 
 	}()
 	var stored string
 	if look {
-		stored, err = l.session.Fingerprint(ctx)
+		stored, err = readFingerprint(ctx, l)
 	} else {
-		stored, err = l.session.StoreFingerprint(ctx, verb, f.own)
+		stored, err = l.session.StoreFingerprint(ctx, verb, f.own, func(way store.Way) error { return l.reach.judge(ctx, false, way) })
 	}
 	err = f.judge(l.config.Schema, stored, err)
 	if ctx.Err() == nil {
 		c.err = err
 	}
 	return err
+}
+
+// readFingerprint returns what is stored, when statements do not get lost on the way to the server.
+func readFingerprint(ctx context.Context, l *Limiter) (string, error) {
+	stored, way, err := l.session.Fingerprint(ctx)
+	if err == nil {
+		err = l.reach.judge(ctx, l.pool == nil, way)
+	}
+	return stored, err
 }
 
 // judge compares what was read with the Limiter's own.

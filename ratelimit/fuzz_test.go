@@ -120,7 +120,7 @@ type keyRecorder struct {
 }
 
 func (r *keyRecorder) Query(_ context.Context, _ string, args ...any) (pgx.Rows, error) {
-	if len(args) == 0 { // for the fingerprint
+	if len(args) == 1 { // for the fingerprint
 		return noRows{}, nil
 	}
 	r.key = args[1].(string)
@@ -165,5 +165,25 @@ func FuzzKey(f *testing.F) {
 		}
 		require.Regexp(t, `^[A-Za-z0-9_-]{43}$`, hashed)
 		require.NotEqual(t, key, hashed)
+	})
+}
+
+// FuzzSchema holds every schema that is accepted to what a statement may be given.
+func FuzzSchema(f *testing.F) {
+	for _, schema := range []string{"", "ratelimit", "_a1", "Upper", "a;b", "a\"b", "ä", "a.b", strings.Repeat("s", 63), strings.Repeat("s", 64), "a\x00", "a\n"} {
+		f.Add(schema)
+	}
+	f.Fuzz(func(t *testing.T, schema string) {
+		limiter, err := ratelimit.New(untouched{t: t}, ratelimit.Config{Schema: schema})
+		if err != nil {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+			return
+		}
+		if schema == "" {
+			schema = "ratelimit"
+		}
+		require.Equal(t, schema, limiter.Schema())
+		require.LessOrEqual(t, len(schema), 63)
+		require.Empty(t, strings.Trim(schema, "abcdefghijklmnopqrstuvwxyz0123456789_"))
 	})
 }

@@ -23,6 +23,9 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
 	}
+	if err := l.reachable(ctx); err != nil {
+		return 0, during("expire", l.explained(ctx, err, l.pool == nil))
+	}
 	if l.pool == nil {
 		return expireTogether(ctx, l)
 	}
@@ -296,6 +299,9 @@ func forgetPrices(ctx context.Context, l *Limiter) error {
 func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
+	if err := l.reachable(ctx); err != nil {
+		return nil, err
+	}
 	return l.session.PrunePages(ctx)
 }
 

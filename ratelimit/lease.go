@@ -200,6 +200,9 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *sto
 
 // changeLeases has the store change the rows, within the time of Config.Timeout.
 func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Leases) error {
+	if err := l.reachable(ctx); err != nil {
+		return err
+	}
 	if l.pool == nil {
 		return l.session.OrSpoil(ctx, l.session.ChangeLeases(ctx, leases))
 	}

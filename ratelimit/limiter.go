@@ -54,6 +54,7 @@ type Limiter struct {
 	reports      reports
 	policies     *policies
 	fingerprint  *fingerprint
+	reach        *reach
 	leaving      *leaving
 	prices       *prices // of adaptive limits
 	prefetched   *prefetched
@@ -83,7 +84,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: store.New(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
-		fingerprint: newFingerprint(config.HashKey), leaving: &leaving{},
+		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
@@ -187,7 +188,7 @@ type Config struct {
 	// each process; a second later he goes on without. The statement that takes from the bucket has to be the first of its
 	// transaction, or [WithQueue] to name the bucket: to wait, the transaction is ended while it is empty, and begun again on
 	// its connection. So New takes no pool but those of pgx, whose BeginTx does nothing else. It works through a pooler in
-	// transaction mode, such as PgBouncer.
+	// transaction mode, such as PgBouncer, as calls do: see ErrPoolerMode.
 	SharedQueues bool
 	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
 	// that asks for as much is refused from memory until its wait is over, without a round trip. Up to 64 are

@@ -19,7 +19,8 @@ const maxReconnects = 3
 
 // WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
 // whatever isolation level it runs. They never retry and use no other connection. A serialization failure
-// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again.
+// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again. The buckets are
+// those of the database that tx is in, whichever pool the Limiter has.
 //
 // A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
 // ends. A call over several limits that is refused keeps no row locked, but one that a wrong clock had written. A call whose context ends half-way makes the transaction one that can only be rolled back.
@@ -84,7 +85,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := notInTx(l.pool); err != nil {
 		return err
 	}
-	if !l.fingerprint.agreed.Load() {
+	if !l.fingerprint.agreed.Load() || !l.reach.does(false) {
 		if err := l.fingerprint.mayTransact(ctx, l); err != nil {
 			return err
 		}
@@ -280,6 +281,9 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 // attempts together have the time of Config.Timeout.
 func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
 	if l.pool == nil {
+		if err := l.reachable(ctx); err != nil {
+			return err
+		}
 		err := fn(ctx, l)
 		if errors.Is(err, store.ErrUnknownWindows) { // half of the call is done
 			return l.session.Spoil(ctx, err)
@@ -291,6 +295,9 @@ func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
+	if err := l.reachable(ctx); err != nil {
+		return err
+	}
 	return l.session.RetryHeld(ctx, func(from *store.Session) error {
 		attempt := func() error {
 			return inOwnTx(ctx, l, from, func(tx *Limiter) error { return fn(ctx, tx) })

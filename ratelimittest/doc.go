@@ -18,9 +18,9 @@
 // is one process, no batch and one schema.
 //
 // SQL is not there: what fn of InTx executes on its transaction fails with [ErrNoDatabase]. A test of code that writes rows beside
-// taking from limits gives [NewDBWith] a pool for these, or runs on a Postgres; package ratelimittest/postgres finds or starts
-// one. WithTx takes the transactions of InTx and of DB.Begin; of any other nothing is known here, and calls in it are
-// errors (ratelimit.ErrInvalidConfig).
+// taking from limits gives [NewDBWith] a pool for these, or, where it is over database/sql, [DB.OpenSQL] a *sql.DB; either may be a
+// mock. Or it runs on a Postgres; package ratelimittest/postgres finds or starts one. WithTx takes the transactions of InTx and of
+// DB.Begin, and sqllimit.WithTx those of OpenSQL; of any other nothing is known here, and calls in it are errors (ratelimit.ErrInvalidConfig).
 //
 // A [ratelimit.CalendarWindow] begins when the time zone data of this program say, and not those of a server. Rules from
 // tables need a Postgres; Config.Policies may be any other source.

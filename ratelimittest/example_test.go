@@ -2,6 +2,7 @@ package ratelimittest_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
 var failedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(3))
@@ -76,4 +78,35 @@ func ExampleDB() {
 	// Output:
 	// the work failed
 	// 3 <nil>
+}
+
+// Code that is handed a *sql.Tx, tested without a server: a rollback gives back what it took, and a commit keeps it.
+func ExampleDB_OpenSQL() {
+	ctx := context.Background()
+	try := func(limiter *ratelimit.Limiter, tx *sql.Tx) error { // the code under test
+		return sqllimit.WithTx(limiter, tx).Require(ctx, failedLogins.For("ada"))
+	}
+	buckets := ratelimittest.NewDB()
+	db := buckets.OpenSQL(nil) // or with a *sql.DB for the code's own SQL, as that of sqlmock
+	defer func() { _ = db.Close() }()
+	limiter, err := ratelimit.New(buckets, ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, end := range []func(*sql.Tx) error{(*sql.Tx).Rollback, (*sql.Tx).Commit} {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(try(limiter, tx), end(tx))
+		v, err := limiter.Value(ctx, failedLogins.For("ada"))
+		fmt.Println(v.Tokens, err)
+	}
+	// Output:
+	// <nil> <nil>
+	// 3 <nil>
+	// <nil> <nil>
+	// 2 <nil>
 }

@@ -1,6 +1,7 @@
 package ratelimittest_test
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -55,7 +58,44 @@ func TestGuideConfig(t *testing.T) {
 	takes(t.Context(), t, limiter, ten.For("key"))
 }
 
-// TestGuide checks that each line of Go in docs/testing.md is in this file, but for those that need a server.
+// table is a database that keeps what was inserted.
+type table struct {
+	pgx.Tx // what is not called here
+
+	inserted []any
+}
+
+func (*table) Conn() *pgx.Conn                                          { return nil }
+func (t *table) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return t, nil }
+func (*table) Commit(context.Context) error                             { return nil }
+func (t *table) Rollback(context.Context) error                         { t.inserted = nil; return nil }
+
+func (t *table) Exec(_ context.Context, _ string, arguments ...any) (pgconn.CommandTag, error) {
+	t.inserted = append(t.inserted, arguments...)
+	return pgconn.NewCommandTag("INSERT 0 1"), nil
+}
+
+func TestGuideDouble(t *testing.T) {
+	t.Parallel()
+	rows := &table{}
+	limiter, err := ratelimit.New(ratelimittest.NewDBWith(rows), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
+	require.NoError(t, err)
+	send := func(body string, cost float64) error {
+		return limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), insert, body); err != nil {
+				return err
+			}
+			return limiter.WithTx(tx).Require(t.Context(), ten.For("ada").Cost(cost))
+		})
+	}
+	require.NoError(t, send("hello", 6))
+	require.Equal(t, []any{"hello"}, rows.inserted)
+	require.ErrorIs(t, send("hello?", 6), ratelimit.ErrLimited)
+	require.Empty(t, rows.inserted, "a double that keeps only one transaction forgets all")
+	require.Equal(t, 4.0, held(t, limiter))
+}
+
+// TestGuide checks that each line of Go in docs/testing.md is in this file, but for what needs a server or a mock.
 func TestGuide(t *testing.T) {
 	t.Parallel()
 	guide, err := os.ReadFile("../docs/testing.md")
@@ -63,8 +103,8 @@ func TestGuide(t *testing.T) {
 	own, err := os.ReadFile("guide_test.go")
 	require.NoError(t, err)
 	blocks := strings.Split(string(guide), "```go\n")[1:]
-	require.Len(t, blocks, 4)
-	for _, block := range blocks[:3] {
+	require.Len(t, blocks, 6) // the fifth is run by examples/orm
+	for _, block := range blocks[:4] {
 		code, _, _ := strings.Cut(block, "```")
 		for line := range strings.Lines(code) {
 			require.Contains(t, string(own), strings.TrimSpace(line))

@@ -2,6 +2,7 @@ package ratelimittest
 
 import (
 	"context"
+	"database/sql"
 	"testing"
 	"time"
 
@@ -41,6 +42,15 @@ func NewDBWith(sql SQL) *DB { return &DB{memstore.NewPool(sql)} }
 // Begin begins a transaction, to hand to code that is given one: [ratelimit.Limiter.WithTx] of a Limiter of the DB takes it.
 // Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
 func (db *DB) Begin(ctx context.Context) (pgx.Tx, error) { return db.pool.Begin(ctx) }
+
+// OpenSQL returns a *sql.DB for code over database/sql: its transactions are those of db and those of rows, where what the code
+// under test executes goes, and both commit and roll back together. rows is any *sql.DB, also one of a mock; nil is none, and SQL
+// fails with [ErrNoDatabase]. The calls of sqllimit.WithTx are part of such a transaction, and undone by a ROLLBACK TO of a
+// savepoint as well; sqllimit.New takes the *sql.DB itself.
+//
+// Statements reach rows as they are executed: one that was prepared is not prepared there, and transactions that SQL begins are
+// not known here. Close both.
+func (db *DB) OpenSQL(rows *sql.DB) *sql.DB { return db.pool.OpenSQL(rows) }
 
 // New returns a Limiter in memory whose time is that of clock; nil is real time, or that of the bubble in a test of package
 // synctest. Every bucket is full. It is for the test alone and is closed when the test ends, so that what the test has left

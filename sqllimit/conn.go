@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -152,6 +153,9 @@ func (*callersTx) Rollback(context.Context) error { return errNotOurs }
 
 // Identity returns what is the same for all Limiters of a transaction.
 func (tx *callersTx) Identity() any { return tx.of }
+
+// Engine returns the transaction of package ratelimittest that the caller's is one of, for a Limiter in memory, which is all that asks.
+func (tx *callersTx) Engine() store.Engine { return engineOf(tx.of) }
 
 // refusing is the runner of what is no transaction.
 func refusing(tx Tx) runner {

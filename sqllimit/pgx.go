@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -21,8 +22,9 @@ func sendOn(ctx context.Context, conn *pgx.Conn, s statements) ([]answer, error)
 			tag, err := conn.Exec(ctx, q.SQL, q.Arguments...)
 			return []answer{{tag: tag, err: err}}, nil
 		}
-		rows, err := conn.Query(ctx, q.SQL, q.Arguments...)
-		return []answer{readAnswer(rows, err)}, nil
+		a := readAnswer(conn.Query(ctx, q.SQL, q.Arguments...))
+		a.conn = conn
+		return []answer{a}, nil
 	}
 	results := conn.SendBatch(ctx, &pgx.Batch{QueuedQueries: s.queries})
 	answers := make([]answer, 0, len(s.queries))
@@ -96,6 +98,20 @@ type visit struct {
 	seen    bool
 	answers []answer
 	err     error
+	engine  store.Engine // nil: the connection is none of package ratelimittest
+}
+
+// VisitEngine is called by package ratelimittest, in place of both.
+func (v *visit) VisitEngine(engine store.Engine) { v.engine = engine }
+
+// engineOf returns the transaction in memory that tx is one of, and nil when it is none. It sends nothing.
+func engineOf(tx Tx) store.Engine {
+	if isPool(tx) {
+		return nil
+	}
+	v := visit{run: func(*pgx.Conn) ([]answer, error) { return nil, nil }}
+	_, _ = v.of(context.Background(), tx) // that it has ended, a call says
+	return v.engine
 }
 
 // RewriteQuery is called by pgx.

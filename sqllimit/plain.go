@@ -54,8 +54,14 @@ func joined(queries []*pgx.QueuedQuery) string {
 }
 
 func onePlain(ctx context.Context, tx Tx, types *pgtype.Map, q *pgx.QueuedQuery, exec bool) answer {
-	arguments := make([]any, len(q.Arguments))
-	for i, a := range q.Arguments {
+	parameters := q.Arguments
+	if len(parameters) > 0 {
+		if _, isMode := parameters[0].(pgx.QueryExecMode); isMode { // which is for pgx
+			parameters = parameters[1:]
+		}
+	}
+	arguments := make([]any, len(parameters))
+	for i, a := range parameters {
 		var err error
 		if arguments[i], err = textOf(types, a); err != nil {
 			return answer{err: fmt.Errorf("sqllimit: parameter %d: %w", i+1, err)}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // pool is a ratelimit.Pool on a *sql.DB. It sends nothing but on a connection that it holds: a *sql.DB runs a statement again, on
@@ -30,6 +32,14 @@ func newPool(db *sql.DB) *pool {
 		return onConn(ctx, own, s)
 	}
 	return p
+}
+
+// Engine returns what the buckets are in when db is one of package ratelimittest, and else nil.
+func (p *pool) Engine() store.Engine {
+	if d, ok := p.db.Driver().(interface{ Engine() store.Engine }); ok {
+		return d.Engine()
+	}
+	return nil
 }
 
 // BeginTx begins a transaction. ctx ends the wait for that; the transaction does not end with it, so that a COMMIT that
@@ -83,6 +93,9 @@ type ownTx struct {
 	end  context.CancelFunc // of what has not ended in time
 	lost bool               // whether the driver said of a call's statement that the connection was bad
 }
+
+// Engine is that of the transaction, as pool has it.
+func (t *ownTx) Engine() store.Engine { return engineOf(t.tx) }
 
 // isDone reports whether the transaction was ended. It sends nothing.
 func (t *ownTx) isDone(ctx context.Context) bool {

@@ -17,6 +17,7 @@ type answer struct {
 	rows   [][][]byte // the values of each row as they were sent, in the format that fields say
 	tag    pgconn.CommandTag
 	err    error
+	conn   *pgx.Conn // that they came by; nil: it is none of pgx's
 }
 
 // readAnswer reads rows of pgx to their end.
@@ -71,8 +72,9 @@ func (r *memoryRows) CommandTag() pgconn.CommandTag { return r.tag }
 // FieldDescriptions returns what the columns are.
 func (r *memoryRows) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
 
-// Conn returns nil: the connection has gone on.
-func (r *memoryRows) Conn() *pgx.Conn { return nil }
+// Conn returns the connection by which the rows came, and nil when it is none of pgx's. It has gone on since: only what it was made with can be
+// asked of it.
+func (r *memoryRows) Conn() *pgx.Conn { return r.conn }
 
 // TypeMap returns the map that Scan uses.
 func (r *memoryRows) TypeMap() *pgtype.Map {

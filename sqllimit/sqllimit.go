@@ -4,14 +4,10 @@
 //	limiter, err := sqllimit.New(db, ratelimit.Config{})
 //
 //	err = sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-//		d, err := limits.Take(ctx, SendMessage.For(userID), FreeTrials.Global())
-//		if err != nil {
-//			return err
+//		if err := limits.Require(ctx, SendMessage.For(userID), FreeTrials.Global()); err != nil {
+//			return err // refused, it rolls back: neither limit is touched
 //		}
-//		if !d.Allowed {
-//			return d.Err() // rolls back: neither limit is touched
-//		}
-//		_, err = tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, body)
+//		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, body)
 //		return err
 //	})
 //
@@ -29,6 +25,8 @@
 //
 // Config.SharedQueues is for pools of pgx only. So are migrations.Up and rules.NewSet, each of which a program that has no
 // other use for one gives a pool of its own; the command ratelimit, and the goose tool, make the tables, too.
+//
+// Unit tests need no server: OpenSQL of package ratelimittest returns a *sql.DB in memory that New, WithTx and InTx take.
 package sqllimit
 
 import (

@@ -13,14 +13,10 @@ import (
 // SendWithBun sends in a transaction of bun. Pass tx.Tx, the *sql.Tx: a bun.Tx puts parameters into the text.
 func SendWithBun(ctx context.Context, db *bun.DB, limiter *ratelimit.Limiter, author, body string) error {
 	return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
-		d, err := sqllimit.WithTx(limiter, tx.Tx).Take(ctx, SendMessage.For(author), FreeTrials.Global())
-		if err != nil {
-			return err
+		if err := sqllimit.WithTx(limiter, tx.Tx).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
+			return err // refused, it rolls back: neither limit is touched
 		}
-		if !d.Allowed {
-			return d.Err() // rolls back: neither limit is touched
-		}
-		_, err = tx.NewInsert().Model(&Message{Author: author, Body: body}).Exec(ctx)
+		_, err := tx.NewInsert().Model(&Message{Author: author, Body: body}).Exec(ctx)
 		return err
 	})
 }
@@ -28,14 +24,10 @@ func SendWithBun(ctx context.Context, db *bun.DB, limiter *ratelimit.Limiter, au
 // SendWithBunAgain sends in a transaction of InTx.
 func SendWithBunAgain(ctx context.Context, db *bun.DB, limiter *ratelimit.Limiter, author, body string) error {
 	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-		d, err := limits.Take(ctx, SendMessage.For(author), FreeTrials.Global())
-		if err != nil {
+		if err := limits.Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
 			return err
 		}
-		if !d.Allowed {
-			return d.Err()
-		}
-		_, err = db.NewInsert().Conn(tx).Model(&Message{Author: author, Body: body}).Exec(ctx)
+		_, err := db.NewInsert().Conn(tx).Model(&Message{Author: author, Body: body}).Exec(ctx)
 		return err
 	})
 }

@@ -21,12 +21,8 @@ func SendWithEnt(ctx context.Context, client *ent.Client, limiter *ratelimit.Lim
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // does nothing after the commit
-	d, err := sqllimit.WithTx(limiter, tx).Take(ctx, SendMessage.For(author), FreeTrials.Global())
-	if err != nil {
-		return err
-	}
-	if !d.Allowed {
-		return d.Err() // rolls back: neither limit is touched
+	if err := sqllimit.WithTx(limiter, tx).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
+		return err // refused, it rolls back: neither limit is touched
 	}
 	if err := tx.Message.Create().SetAuthor(author).SetBody(body).Exec(ctx); err != nil {
 		return err
@@ -37,12 +33,8 @@ func SendWithEnt(ctx context.Context, client *ent.Client, limiter *ratelimit.Lim
 // SendWithEntAgain sends in a transaction of InTx.
 func SendWithEntAgain(ctx context.Context, limiter *ratelimit.Limiter, author, body string) error {
 	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-		d, err := limits.Take(ctx, SendMessage.For(author), FreeTrials.Global())
-		if err != nil {
+		if err := limits.Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
 			return err
-		}
-		if !d.Allowed {
-			return d.Err()
 		}
 		client := ent.NewClient(ent.Driver(entsql.NewDriver(dialect.Postgres, entsql.Conn{ExecQuerier: tx})))
 		return client.Message.Create().SetAuthor(author).SetBody(body).Exec(ctx)

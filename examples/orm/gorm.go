@@ -37,12 +37,8 @@ func SendWithGORM(ctx context.Context, db *gorm.DB, limiter *ratelimit.Limiter, 
 		if err != nil {
 			return err
 		}
-		d, err := sqllimit.WithTx(limiter, own).Take(ctx, SendMessage.For(author), FreeTrials.Global())
-		if err != nil {
-			return err
-		}
-		if !d.Allowed {
-			return d.Err() // rolls back: neither limit is touched
+		if err := sqllimit.WithTx(limiter, own).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
+			return err // refused, it rolls back: neither limit is touched
 		}
 		return tx.Create(&Message{Author: author, Body: body}).Error
 	})
@@ -51,12 +47,8 @@ func SendWithGORM(ctx context.Context, db *gorm.DB, limiter *ratelimit.Limiter, 
 // SendWithGORMAgain sends in a transaction of InTx.
 func SendWithGORMAgain(ctx context.Context, db *gorm.DB, limiter *ratelimit.Limiter, author, body string) error {
 	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-		d, err := limits.Take(ctx, SendMessage.For(author), FreeTrials.Global())
-		if err != nil {
+		if err := limits.Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
 			return err
-		}
-		if !d.Allowed {
-			return d.Err()
 		}
 		inTx := db.Session(&gorm.Session{NewDB: true, Context: ctx, SkipDefaultTransaction: true})
 		inTx.Statement.ConnPool = tx

@@ -17,12 +17,8 @@ func SendWithSQLX(ctx context.Context, db *sqlx.DB, limiter *ratelimit.Limiter, 
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // does nothing after the commit
-	d, err := sqllimit.WithTx(limiter, tx.Tx).Take(ctx, SendMessage.For(author), FreeTrials.Global())
-	if err != nil {
-		return err
-	}
-	if !d.Allowed {
-		return d.Err() // rolls back: neither limit is touched
+	if err := sqllimit.WithTx(limiter, tx.Tx).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
+		return err // refused, it rolls back: neither limit is touched
 	}
 	_, err = tx.NamedExecContext(ctx, `INSERT INTO messages (author, body) VALUES (:author, :body)`,
 		map[string]any{"author": author, "body": body})
@@ -35,12 +31,8 @@ func SendWithSQLX(ctx context.Context, db *sqlx.DB, limiter *ratelimit.Limiter, 
 // SendWithSQLXAgain sends in a transaction of InTx.
 func SendWithSQLXAgain(ctx context.Context, db *sqlx.DB, limiter *ratelimit.Limiter, author, body string) error {
 	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-		d, err := limits.Take(ctx, SendMessage.For(author), FreeTrials.Global())
-		if err != nil {
+		if err := limits.Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
 			return err
-		}
-		if !d.Allowed {
-			return d.Err()
 		}
 		query, args, err := db.BindNamed(`INSERT INTO messages (author, body) VALUES (:author, :body)`,
 			map[string]any{"author": author, "body": body})

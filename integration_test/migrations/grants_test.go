@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // granted is what each role may do with each table, and nobody more: a new table needs a line here and in Grants.
@@ -132,13 +133,31 @@ func TestGrants(t *testing.T) {
 
 	t.Run("HandsTheTablesToAnotherOwner", func(t *testing.T) {
 		t.Parallel()
-		c := newCrew(t)
-		require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
-		c.grant(t, c.admin, migrations.Config{}, c.roles)
-		owner := c.as(t, c.roles.Owner)
-		require.NoError(t, migrations.Down(t.Context(), owner, migrations.Config{}))
-		require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
-		requireLatest(t, owner)
+		for _, partitions := range []int{1, 3} {
+			c, cfg := newCrew(t), migrations.Config{Partitions: partitions}
+			require.NoError(t, migrations.Up(t.Context(), c.admin, cfg))
+			c.grant(t, c.admin, cfg, c.roles)
+			owner := c.as(t, c.roles.Owner)
+			for _, statement := range []string{"ADD COLUMN more text", "DROP COLUMN more"} { // as a migration may
+				_, err := owner.Exec(t.Context(), "ALTER TABLE ratelimit.buckets "+statement)
+				require.NoError(t, err)
+			}
+			require.NoError(t, migrations.Partition(t.Context(), owner, migrations.Config{Partitions: 2}))
+			limiter, err := ratelimit.New(c.as(t, c.roles.Application), ratelimit.Config{})
+			require.NoError(t, err)
+			for _, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Decision, error){limiter.Take, limiter.Check} {
+				_, err := call(t.Context(), logins.For("ada"), spread.For("ada").Cost(30))
+				require.NoError(t, err)
+			}
+			c.exec(t, "UPDATE ratelimit.buckets SET ts = 0 WHERE name = 'logins'")
+			deleted, err := limiter.Prune(t.Context(), logins)
+			require.NoError(t, err)
+			require.EqualValues(t, 1, deleted, "who is granted the whole needs nothing on the partitions")
+			require.Equal(t, granted["buckets"].application, c.may(t, c.roles.Application, "ratelimit")["buckets"])
+			require.NoError(t, migrations.Down(t.Context(), owner, migrations.Config{}))
+			require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
+			requireLatest(t, owner)
+		}
 	})
 
 	t.Run("LeavesTheTablesToTheirOwner", func(t *testing.T) {

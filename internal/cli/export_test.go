@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"time"
+
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/internal/doctor"
@@ -31,7 +33,15 @@ func Views() map[string]any {
 		"`leases list`: of each": leaseView{}, "`leases release`": releasedView{}, "adaptive": adaptiveView{}, "an upstream": upstreamView{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
-		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
+		"`migrate partition`": partitionedView{},
+		"`simulate`":          simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
 		"`doctor`": doctor.Report{}, "a finding": doctor.Finding{},
 	}
+}
+
+// Span reads a flag for a span of time.
+func Span(text string) (time.Duration, error) {
+	var s spanFlag
+	err := s.Set(text)
+	return time.Duration(s), err
 }

@@ -15,7 +15,7 @@ import (
 
 func (a *app) migrateCommands() *cobra.Command {
 	migrate := &cobra.Command{Use: "migrate", Short: "Make the tables, remove them, or say which there are"}
-	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus())
+	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus(), a.migratePartition())
 	asGroup(migrate)
 	return migrate
 }
@@ -49,8 +49,8 @@ func (v *migratedView) words() string {
 }
 
 // migrate runs move, and shows from which version to which it went.
-func (a *app) migrate(ctx context.Context, db *database, move func(context.Context, *pgxpool.Pool, migrations.Config) error) error {
-	config := migrations.Config{Schema: db.schema}
+func (a *app) migrate(ctx context.Context, db *database, config migrations.Config, move func(context.Context, *pgxpool.Pool, migrations.Config) error) error {
+	config.Schema = db.schema
 	before, err := migrations.Version(ctx, db.pool, config)
 	if err != nil {
 		return err
@@ -84,17 +84,23 @@ func (a *app) notePooler(ctx context.Context, db *database) error {
 
 func (a *app) migrateUp() *cobra.Command {
 	var cmd *cobra.Command
+	var config migrations.Config
 	cmd = a.withOutput(a.command(cobra.Command{
 		Use:   "up",
 		Short: "Apply the migrations that are missing",
 		Long: `Apply the migrations that are missing, each in a transaction of its own. Do it before programs of a newer version start.
 The tables belong to the role that does it. It may be done at any time, several times, and while programs run. Connect to
-the server itself, or through a pooler in session mode. Without --timeout it takes as long as it takes.`,
-		Args:    noArguments,
-		Example: "  ratelimit migrate up",
+the server itself, or through a pooler in session mode. Without --timeout it takes as long as it takes.
+
+With --partitions a table of buckets that is made is one of so many partitions by hash, and one that is there has to be: where
+it is not, nothing is done, and ratelimit migrate partition changes it.`,
+		Args: noArguments,
+		Example: `  ratelimit migrate up
+  ratelimit migrate up --partitions 16`,
 	}, func(ctx context.Context, _ []string) error {
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Up) })
+		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, config, migrations.Up) })
 	}))
+	cmd.Flags().IntVar(&config.Partitions, "partitions", 0, "over how many partitions the buckets are; 1: one plain table; 0: as they are")
 	return cmd
 }
 
@@ -111,7 +117,9 @@ is full again after the next up. Programs that run fail until then.`,
 		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?", a.options.schema); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Down) })
+		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
+			return a.migrate(ctx, db, migrations.Config{}, migrations.Down)
+		})
 	})))
 	return cmd
 }

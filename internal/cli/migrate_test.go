@@ -70,6 +70,29 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
+func TestMigrateInPartitions(t *testing.T) {
+	t.Parallel()
+	type partitioned struct {
+		Schema          string
+		Partitions, Was int
+	}
+	f := on(t, postgrestest.NewEmptyDatabase(t))
+	require.Contains(t, f.fails(t, 1, "migrate", "partition", "4", "--yes"), "there is no table")
+	f.ok(t, "migrate", "up", "--partitions", "2")
+	require.Contains(t, f.run(t, "doctor", "--all").out, "in 2 partitions")
+	f.ok(t, with(window(), "take", "a", "b")...)
+	require.Contains(t, f.ok(t, "migrate", "up", "--partitions", "2"), "nothing to apply")
+	require.Contains(t, f.fails(t, 1, "migrate", "up", "--partitions", "4"), "run ratelimit migrate partition 4")
+	require.Contains(t, f.fails(t, 1, "migrate", "up", "--partitions", "257"), "to 256")
+
+	require.Contains(t, f.fails(t, 2, "migrate", "partition", "4"), "give --yes")
+	require.Contains(t, f.fails(t, 2, "migrate", "partition", "0", "--yes"), "no number of partitions")
+	require.Contains(t, f.ok(t, "migrate", "partition", "4", "--yes"), "in 4 partitions, and were in 2 partitions")
+	require.Contains(t, f.ok(t, "migrate", "partition", "4", "--yes"), "nothing to do")
+	require.Equal(t, partitioned{"ratelimit", 1, 4}, read[partitioned](t, f, 0, "migrate", "partition", "1", "--yes"))
+	require.Contains(t, f.ok(t, "get", "a", "b"), "b", "the bucket is there still")
+}
+
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}

@@ -53,5 +53,5 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	f.ok(t, "migrate", "up")
 	r = f.run(t, "doctor", "--max-transaction", "1d")
 	require.Equal(t, 5, r.code)
-	require.Contains(t, r.out, "default_query_exec_mode=exec", "programs have it worse")
+	require.Contains(t, r.out, "default_query_exec_mode=cache_describe", "programs have it worse")
 }

@@ -40,15 +40,16 @@ func TestRoles(t *testing.T) {
 		"top", "top --by debt", "top --by reservations", "reservations list", "migrate status",
 	}
 	takes := []string{"take sends ada", "prune sends --yes"}
+	cancels := "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes"
 	gives := []string{"reset sends ada --yes", "credit sends ada"}
 	changes := []string{"pause sends ada --for 1h --reason x", "resume sends ada --reason x", "rules apply --yes --reason x -f " + rulesFile}
 	for _, c := range []struct {
 		role        string
 		may, mayNot []string
 	}{
-		{reader, shows, slices.Concat(takes[:1], gives, changes)},
+		{reader, shows, slices.Concat(takes[:1], gives, changes, []string{cancels})},
 		{application, slices.Concat(shows, takes), changes},
-		{operator, slices.Concat(shows, gives, changes), nil},
+		{operator, slices.Concat(shows, gives, changes), []string{cancels}},
 	} {
 		env := append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(c.role)))
 		for _, args := range c.mayNot {
@@ -59,6 +60,17 @@ func TestRoles(t *testing.T) {
 		for _, args := range c.may {
 			r := run(t.Context(), env, "", strings.Fields(args)...)
 			require.Equal(t, 0, r.code, "%s: %s: %s%s", c.role, args, r.out, r.err)
+		}
+		if c.role == application {
+			require.Equal(t, 6, run(t.Context(), env, "", strings.Fields(cancels)...).code, "it may, and there is no such reservation")
+		}
+		if c.role == reader {
+			r := run(t.Context(), env, "", "doctor")
+			require.Equal(t, 5, r.code, r.err)
+			require.Contains(t, r.out, "only reads")
+			require.NotContains(t, r.out, "GRANT ")
+			require.Contains(t, run(t.Context(), env, "", "doctor", "--role", reader).out, "GRANT SELECT, INSERT, UPDATE, DELETE")
+			require.NotContains(t, run(t.Context(), env, "", "doctor", "--role", application).out, "grants:")
 		}
 	}
 }

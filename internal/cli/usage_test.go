@@ -57,6 +57,7 @@ func TestUsage(t *testing.T) {
 		{"doctor", "no database is named"},
 		// What destroys something is refused before a database is looked for.
 		{"migrate down", "give --yes"},
+		{"migrate partition 8", "give --yes"},
 		{"reset sendMessage ada", "give --yes"},
 		{"prune sendMessage", "give --yes"},
 		{"pause sendMessage --author ana --reason x --for 1h", "give --yes"},

@@ -7,13 +7,15 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/pooler"
 )
 
 // poolerLooks is how often two connections are tried against each other: other clients of a pooler may hide what it does.
 const poolerLooks = 5
 
-// pooler is what is known of what stands between this program and the server.
-type pooler struct {
+// between is what is known of what stands between this program and the server.
+type between struct {
 	shares   bool // whether it hands transactions of one connection to several of the server, or the other way round
 	prepares bool // whether a statement that was prepared can be run in the next transaction
 }
@@ -31,42 +33,24 @@ func (e *examination) lookAtPooler(ctx context.Context) (found []Finding, err er
 	if own == e.conn.PgConn().PID() {
 		return ok("The server is reached directly."), nil
 	}
-	p, err := e.tryPooler(ctx)
+	b, err := e.tryPooler(ctx)
 	if err != nil {
 		return nil, err
 	}
 	mode := e.connection.DefaultQueryExecMode
 	switch {
-	case !p.shares:
+	case !b.shares:
 		return ok("The server is reached through a pooler that keeps a session together, as in session mode."), nil
-	case p.prepares, mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec:
+	case b.prepares && mode != pgx.QueryExecModeDescribeExec, !pooler.Prepares(mode):
 		return ok("The server is reached through a pooler in transaction mode, and the way to run queries (%s) suits it. "+
-			"Nobody can listen through it: a rules.Set needs NoListen, or Connect, and migrations a connection to the server itself.", modeName(mode)), nil
+			"Nobody can listen through it: a rules.Set needs NoListen, or Connect, and migrations a connection to the server itself.", pooler.Mode(mode)), nil
 	}
 	return []Finding{{
 		Level: Fault,
 		Says: fmt.Sprintf("The server is reached through a pooler in transaction mode, such as PgBouncer, and queries are run as prepared statements (%s): "+
-			"calls fail now and then, as a statement that one connection of the server has prepared is not there on the next, or there already.", modeName(mode)),
-		Do: "Add default_query_exec_mode=exec to the connection string of the programs, or set DefaultQueryExecMode of their pgx.ConnConfig to " +
-			"pgx.QueryExecModeExec. Or, with PgBouncer from 1.21 on, set max_prepared_statements in pgbouncer.ini to 200, for cache_statement. " +
-			"A rules.Set needs NoListen, or Connect, besides.",
+			"calls fail, as a statement that one connection of the server has prepared is not there on the next, or there already.", pooler.Mode(mode)),
+		Do: "In the programs " + pooler.Advice(mode) + ". A rules.Set needs NoListen, or Connect, besides.",
 	}}, nil
-}
-
-// modeName returns what a connection string calls a way to run queries.
-func modeName(mode pgx.QueryExecMode) string {
-	switch mode {
-	case pgx.QueryExecModeCacheStatement:
-		return "cache_statement, which is pgx's default"
-	case pgx.QueryExecModeDescribeExec:
-		return "describe_exec"
-	case pgx.QueryExecModeCacheDescribe:
-		return "cache_describe"
-	case pgx.QueryExecModeSimpleProtocol:
-		return "simple_protocol"
-	default:
-		return "exec"
-	}
 }
 
 // backend returns the process of the server that a transaction is in.
@@ -77,11 +61,11 @@ func backend(ctx context.Context, tx pgx.Tx) (pid uint32, err error) {
 
 // tryPooler tries two connections against each other. One prepares a statement. While the other is in a transaction, which
 // has the connection of the server that was free last, the first runs the statement.
-func (e *examination) tryPooler(ctx context.Context) (p pooler, err error) {
+func (e *examination) tryPooler(ctx context.Context) (b between, err error) {
 	var conns [2]*pgx.Conn
 	for i := range conns {
 		if conns[i], err = e.connect(ctx); err != nil {
-			return pooler{}, err
+			return between{}, err
 		}
 		defer e.close(ctx, conns[i])
 	}
@@ -89,43 +73,43 @@ func (e *examination) tryPooler(ctx context.Context) (p pooler, err error) {
 	seen := [2]map[uint32]bool{{}, {}}
 	home, err := e.backendOf(ctx, conns[0])
 	if err != nil {
-		return pooler{}, err
+		return between{}, err
 	}
 	seen[0][home] = true
 	prepare, cancel := context.WithTimeout(ctx, e.config.Timeout)
 	_, err = conns[0].Prepare(prepare, name, "SELECT 1")
 	cancel()
 	if err != nil {
-		return pooler{}, err
+		return between{}, err
 	}
-	p.prepares = true
+	b.prepares = true
 	for range poolerLooks {
 		err := e.readOn(ctx, conns[1], func(ctx context.Context, tx pgx.Tx) error {
 			pid, err := backend(ctx, tx)
 			seen[1][pid] = true
-			if err == nil && p.prepares {
-				p.prepares = e.runs(ctx, conns[0], name)
+			if err == nil && b.prepares {
+				b.prepares = e.runs(ctx, conns[0], name)
 			}
 			return err
 		})
 		if err != nil {
-			return pooler{}, err
+			return between{}, err
 		}
 		if conns[0].IsClosed() {
 			break
 		}
 		pid, err := e.backendOf(ctx, conns[0])
 		if err != nil {
-			return pooler{}, err
+			return between{}, err
 		}
 		seen[0][pid] = true
 	}
 	e.forget(ctx, conns[0], name, home)
-	p.shares = len(seen[0]) > 1 || len(seen[1]) > 1
+	b.shares = len(seen[0]) > 1 || len(seen[1]) > 1
 	for pid := range seen[1] {
-		p.shares = p.shares || seen[0][pid]
+		b.shares = b.shares || seen[0][pid]
 	}
-	return p, nil
+	return b, nil
 }
 
 // backendOf returns the process of the server that a transaction of a connection is in.

@@ -30,7 +30,7 @@ func TestRunBehindPgBouncer(t *testing.T) {
 		require.Equal(t, doctor.Fault, f.Level)
 		require.Contains(t, f.Says, "transaction mode")
 		require.Contains(t, f.Says, "cache_statement")
-		require.Contains(t, f.Do, "Add default_query_exec_mode=exec to the connection string")
+		require.Contains(t, f.Do, "add default_query_exec_mode=cache_describe (or exec) to the connection string")
 
 		config, err = pgx.ParseConfig(url + "&default_query_exec_mode=describe_exec")
 		require.NoError(t, err)

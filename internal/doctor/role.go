@@ -72,6 +72,17 @@ func (e *examination) lookAtGrants(ctx context.Context) (found []Finding, err er
 			found = ok("The role %q may do what programs do.", r.name)
 			return nil
 		}
+		onlyReads, err := e.onlyReads(ctx, tx, r.name)
+		if err != nil {
+			return err
+		}
+		if onlyReads && e.config.Role == "" { // it may be that of a page, which is to be granted no more
+			found = []Finding{{
+				Level: Warning, Says: fmt.Sprintf("The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name),
+				Do: "Name the role that the programs connect as: ratelimit doctor --role ROLE.",
+			}}
+			return nil
+		}
 		found = []Finding{{
 			Level: Fault, Says: fmt.Sprintf("The role %q lacks %s.", r.name, strings.Join(lacks, "; ")),
 			Do: "Run as the owner of the tables:\n" + strings.Join(statements, "\n"),
@@ -79,6 +90,17 @@ func (e *examination) lookAtGrants(ctx context.Context) (found []Finding, err er
 		return nil
 	})
 	return found, err
+}
+
+// onlyReads reports whether a role reads the buckets and changes none, as a reader of package migrations.
+func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (only bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT pg_catalog.has_table_privilege($1, c.oid, 'SELECT') AND NOT pg_catalog.has_table_privilege($1, c.oid, 'INSERT, UPDATE, DELETE')
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = 'buckets'`,
+		role, e.config.Schema).Scan(&only)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return only, err
 }
 
 // lacking returns the privileges that a role lacks, and the statements that grant them. Tables that are not there lack

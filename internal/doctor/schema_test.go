@@ -116,6 +116,37 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions").Level)
 	})
 
+	t.Run("InPartitionsOfMigrations", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.NewPartitioned(t, 4)
+		for range 2 {
+			report := look(t, pool.Config().ConnConfig, doctor.Config{})
+			require.Equal(t, "The buckets are in 4 partitions.", one(t, report, "partitions").Says)
+			for _, check := range []string{"migrations", "storage", "hot", "bloat", "indexes", "grants", "partitions"} {
+				require.Equal(t, doctor.OK, one(t, report, check).Level, "%+v", one(t, report, check))
+			}
+			_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 3000) i ON CONFLICT DO NOTHING")
+			if err == nil {
+				_, err = pool.Exec(t.Context(), "UPDATE ratelimit.buckets SET value = 2; DELETE FROM ratelimit.buckets WHERE key > '2'; ANALYZE ratelimit.buckets")
+			}
+			require.NoError(t, err)
+		}
+		_, err := pool.Exec(t.Context(), `DO $$ BEGIN FOR i IN 0 .. 63 LOOP
+			IF i = 0 THEN
+				DROP TABLE ratelimit.buckets_0_of_4;
+			END IF;
+			EXECUTE format('CREATE TABLE ratelimit.small_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 256, REMAINDER %s)
+				WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0)', i, 4 * i);
+		END LOOP; END $$`)
+		require.NoError(t, err)
+		var locks int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT current_setting('max_locks_per_transaction')::integer").Scan(&locks))
+		require.Less(t, locks, 2*68, "of the servers of tests")
+		f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions")
+		require.Equal(t, doctor.Warning, f.Level)
+		require.Contains(t, f.Do, "max_locks_per_transaction = 136;")
+	})
+
 	t.Run("WithoutIndexes", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)

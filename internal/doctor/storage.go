@@ -254,15 +254,17 @@ func (e *examination) lookAtPartitions(ctx context.Context) (found []Finding, er
 		var leaves int64
 		var hasDefault bool
 		var covered *float64 // of a hash partitioned table: the share of the hashes that has a partition
+		var locks int64      // for which the server has room for each connection
 		err := tx.QueryRow(ctx, `
 			SELECT p.partstrat::text, coalesce(p.partdefid, 0) <> 0,
 				(SELECT count(*) FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid),
 				(SELECT sum(1.0 / substring(pg_catalog.pg_get_expr(k.relpartbound, k.oid) FROM 'modulus (\d+)')::float8)
-					FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class k ON k.oid = i.inhrelid WHERE i.inhparent = c.oid)::float8
+					FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class k ON k.oid = i.inhrelid WHERE i.inhparent = c.oid)::float8,
+				current_setting('max_locks_per_transaction')::bigint
 			FROM pg_catalog.pg_class c
 			JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 			LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
-			WHERE n.nspname = $1 AND c.relname = 'buckets'`, e.config.Schema).Scan(&strategy, &hasDefault, &leaves, &covered)
+			WHERE n.nspname = $1 AND c.relname = 'buckets'`, e.config.Schema).Scan(&strategy, &hasDefault, &leaves, &covered, &locks)
 		table := pgx.Identifier{e.config.Schema, "buckets"}.Sanitize()
 		switch {
 		case err != nil && !errors.Is(err, pgx.ErrNoRows):
@@ -285,6 +287,13 @@ func (e *examination) lookAtPartitions(ctx context.Context) (found []Finding, er
 				Level: level, Says: fmt.Sprintf("%s has %d partitions and no default one: a Take of a name or key that is in none of them fails.", table, leaves),
 				Do: "Run as the owner of the table:\nCREATE TABLE " + pgx.Identifier{e.config.Schema, "buckets_default"}.Sanitize() +
 					" PARTITION OF " + table + " DEFAULT WITH (" + e.with("buckets") + ");",
+			}}
+		case locks < 2*(leaves+1):
+			found = []Finding{{
+				Level: Warning,
+				Says: fmt.Sprintf("The buckets are in %d partitions, which a statement locks with their indexes, and the server is set up for %d locks for each connection: "+
+					"when many call at once, calls may fail with \"out of shared memory\".", leaves, locks),
+				Do: fmt.Sprintf("Run as a superuser, and restart the server:\nALTER SYSTEM SET max_locks_per_transaction = %d;", 2*(leaves+1)),
 			}}
 		default:
 			found = ok("The buckets are in %d partitions.", leaves)

@@ -13,8 +13,8 @@ import (
 )
 
 // ErrNoDatabase is what SQL comes to where there is no database.
-var ErrNoDatabase = errors.New("ratelimittest: there is no database, so no SQL can run here; give NewDB the pool of one, or test with a " +
-	"Postgres, as package ratelimittest/postgres starts it")
+var ErrNoDatabase = errors.New("ratelimittest: there is no database, so no SQL can run here; give NewDBWith or OpenSQL one, which may be a " +
+	"mock, or test with a Postgres, as package ratelimittest/postgres starts it")
 
 // Statements run SQL: a pool or a transaction.
 type Statements interface {

@@ -119,7 +119,7 @@ func (c *Citus) join(ctx context.Context) error {
 			return fmt.Errorf("create Citus on %s: %w", worker, err)
 		}
 	}
-	return distribute(ctx, c.Coordinator.url, c.Workers)
+	return distribute(ctx, c.Coordinator.url, c.Workers, migrations.Config{})
 }
 
 // trustItself has the server take connections from its own machine without a password, as those of a cluster have none of each
@@ -150,7 +150,7 @@ func portOf(ctx context.Context, url string) (port int, err error) {
 }
 
 // distribute creates Citus in the database at url, with workers or without, migrates it, and distributes the tables.
-func distribute(ctx context.Context, url string, workers []*Server) error {
+func distribute(ctx context.Context, url string, workers []*Server, cfg migrations.Config) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err
@@ -178,8 +178,8 @@ func distribute(ctx context.Context, url string, workers []*Server) error {
 	if err != nil {
 		return fmt.Errorf("set Citus up: %w", err)
 	}
-	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
+	if err := migrations.Up(ctx, pool, cfg); err != nil {
 		return err
 	}
-	return migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8})
+	return migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 8})
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // play is the part of a test that a real one plays: it can fail without failing the test that it is in.
@@ -95,7 +97,7 @@ func TestNewDatabase(t *testing.T) {
 	t.Run("IsKeptWhenTheTestFailsAndItsRowsAreLogged", func(t *testing.T) {
 		t.Parallel()
 		server := byURL(t)
-		name, err := ensureTemplate(t.Context(), server)
+		name, err := ensureTemplate(t.Context(), server, migrations.Config{})
 		require.NoError(t, err)
 		var pool *pgxpool.Pool
 		played := perform(t, func(fake testing.TB) {
@@ -136,7 +138,7 @@ func TestTemplate(t *testing.T) {
 		var group errgroup.Group
 		for range 8 {
 			group.Go(func() error {
-				_, err := ensureTemplate(t.Context(), server)
+				_, err := ensureTemplate(t.Context(), server, migrations.Config{})
 				return err
 			})
 		}
@@ -157,7 +159,7 @@ func TestTemplate(t *testing.T) {
 		t.Parallel()
 		server := StartOwn(t, nil)
 		require.NoError(t, createDatabase(t.Context(), server, "ratelimit_template_unfinished", emptyTemplate))
-		name, err := ensureTemplate(t.Context(), server)
+		name, err := ensureTemplate(t.Context(), server, migrations.Config{})
 		require.NoError(t, err)
 		require.False(t, exists(t, server, "ratelimit_template_unfinished"))
 		require.NoError(t, createDatabase(t.Context(), server, "a_clone", name))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -55,8 +56,22 @@ func connect(ctx context.Context, url string) (*pgx.Conn, error) {
 	}
 }
 
+// createDatabase makes a database that sessions find with the settings that were chosen. A clone has none of those that its
+// template was given by ALTER DATABASE.
 func createDatabase(ctx context.Context, server *Server, name, template string) error {
-	err := admin(ctx, server, func(conn *pgx.Conn) error { return clone(ctx, conn, name, template) })
+	chosen, err := chosenSettings(os.Getenv(chosenVariable))
+	if err != nil {
+		return err
+	}
+	err = admin(ctx, server, func(conn *pgx.Conn) error {
+		err := clone(ctx, conn, name, template)
+		for _, statement := range alterDatabase(name, chosen) {
+			if err == nil {
+				_, err = conn.Exec(ctx, statement)
+			}
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("create database %s from %s: %w", name, template, err)
 	}
@@ -83,13 +98,16 @@ func drop(ctx context.Context, conn *pgx.Conn, name string) error {
 }
 
 // ensureTemplate makes the database that tests' databases are cloned from, unless this server has the
-// one for the present migrations already. It appears under its name when it is complete, not before.
-func ensureTemplate(ctx context.Context, server *Server) (string, error) {
+// one for the present migrations and cfg already. It appears under its name when it is complete, not before.
+func ensureTemplate(ctx context.Context, server *Server, cfg migrations.Config) (string, error) {
 	sum, err := migrationsSum()
 	if err != nil {
 		return "", err
 	}
 	name := namePrefix + "template_" + sum
+	if cfg.Partitions != 0 {
+		name += fmt.Sprintf("_of_%d", cfg.Partitions)
+	}
 	err = admin(ctx, server, func(conn *pgx.Conn) error {
 		if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil { // until conn is closed
 			return err
@@ -99,7 +117,7 @@ func ensureTemplate(ctx context.Context, server *Server) (string, error) {
 		if err != nil || exists {
 			return err
 		}
-		return makeTemplate(ctx, server, conn, name)
+		return makeTemplate(ctx, server, conn, name, cfg)
 	})
 	if err != nil {
 		return "", fmt.Errorf("make the template database %s: %w", name, err)
@@ -107,7 +125,7 @@ func ensureTemplate(ctx context.Context, server *Server) (string, error) {
 	return name, nil
 }
 
-func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
+func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string, cfg migrations.Config) error {
 	const unfinished = namePrefix + "template_unfinished"
 	if err := drop(ctx, conn, unfinished); err != nil {
 		return err
@@ -115,7 +133,7 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 	if err := clone(ctx, conn, unfinished, emptyTemplate); err != nil {
 		return err
 	}
-	if err := migrateTemplate(ctx, server, conn, unfinished); err != nil {
+	if err := migrateTemplate(ctx, server, conn, unfinished, cfg); err != nil {
 		return err
 	}
 	for _, statement := range []string{
@@ -130,11 +148,11 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 }
 
 // migrateTemplate makes the tables of a template. Citus leaves a process in the database, which keeps it from being cloned.
-func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
+func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string, cfg migrations.Config) error {
 	if !server.hasCitus {
-		return migrateUp(ctx, withDatabase(server.url, name))
+		return migrateUp(ctx, withDatabase(server.url, name), cfg)
 	}
-	if err := distribute(ctx, withDatabase(server.url, name), nil); err != nil {
+	if err := distribute(ctx, withDatabase(server.url, name), nil, cfg); err != nil {
 		return err
 	}
 	if _, err := conn.Exec(ctx, "ALTER DATABASE "+name+" ALLOW_CONNECTIONS false"); err != nil {
@@ -152,13 +170,13 @@ func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name s
 	}
 }
 
-func migrateUp(ctx context.Context, url string) error {
+func migrateUp(ctx context.Context, url string, cfg migrations.Config) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return migrations.Up(ctx, pool, migrations.Config{})
+	return migrations.Up(ctx, pool, cfg)
 }
 
 // migrationsSum returns a part of a hash over the names and contents of the migrations.

@@ -20,12 +20,17 @@
 //
 // RATELIMIT_POSTGRES=local, docker or embedded forces 2, 3 or 4, whatever else is set.
 //
+// # Settings
+//
+// RATELIMIT_SETTINGS names settings of Postgres that every database and every server of a test has, as in
+// RATELIMIT_SETTINGS=jit=on,jit_above_cost=0. A test that sets one of them for its own server or session has its own value.
+//
 // # What is left behind
 //
 // Nothing. A server that this package started stops when the process ends, however it ends, and its
 // directory goes with it: a small shell waits on a pipe that the process holds open. Containers are
-// removed by command outside, when its input ends, and else by the reaper of testcontainers-go, unless
-// TESTCONTAINERS_RYUK_DISABLED is set. On a server
+// removed by command outside, when its input ends, and else by the reaper of testcontainers-go. That is an image to be
+// had, too; where it cannot be, TESTCONTAINERS_RYUK_DISABLED=true does without it. On a server
 // named by URL, each test's database is dropped when the test passes, and kept for a look when it
 // fails; only the template database that the others are cloned from stays, one for each state of the
 // migrations.

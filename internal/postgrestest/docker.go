@@ -25,11 +25,9 @@ func startDocker(ctx context.Context, opts Options, env environment) (*Server, e
 func startContainer(ctx context.Context, program []string, opts Options, image string) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dockerTimeout)
 	defer cancel()
-	args := []string{"docker", image}
-	for _, setting := range settingList(opts.Settings) {
-		args = append(args, "-c", setting.name+"="+setting.value)
-	}
-	keeper, first, err := startOutside(ctx, program, args...)
+	// The server is reached from outside of the container, and standbys of tests come from there, too.
+	settings := configuration(settingList(map[string]string{"listen_addresses": "*"}, opts.Settings))
+	keeper, first, err := startOutside(ctx, program, "docker", image, settings)
 	if err != nil {
 		return nil, err
 	}

@@ -115,3 +115,22 @@ func TestConfiguration(t *testing.T) {
 	require.Contains(t, text, "search_path = 'it''s'\n")
 	require.Contains(t, text, "max_connections = '200'\n")
 }
+
+func TestChosenSettings(t *testing.T) {
+	t.Parallel()
+	chosen, err := chosenSettings("jit=on, default_transaction_isolation = repeatable read,search_path=it's")
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"jit": "on", "default_transaction_isolation": "repeatable read", "search_path": "it's"}, chosen)
+	require.Equal(t, []string{
+		`ALTER DATABASE "a" SET "default_transaction_isolation" = 'repeatable read'`,
+		`ALTER DATABASE "a" SET "jit" = 'on'`,
+		`ALTER DATABASE "a" SET "search_path" = 'it''s'`,
+	}, alterDatabase("a", chosen))
+	none, err := chosenSettings("")
+	require.NoError(t, err)
+	require.Empty(t, alterDatabase("a", none))
+	for _, text := range []string{"jit", "jit=", "=on"} {
+		_, err := chosenSettings(text)
+		require.ErrorContains(t, err, "RATELIMIT_SETTINGS="+text)
+	}
+}

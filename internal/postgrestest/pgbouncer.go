@@ -26,6 +26,8 @@ const (
 	SessionPool PoolMode = "session"
 	// TransactionPool keeps it for a transaction.
 	TransactionPool PoolMode = "transaction"
+	// TrackingPool is TransactionPool of a PgBouncer that keeps track of prepared statements. HasTrackingPool says whether it can.
+	TrackingPool PoolMode = "tracking"
 	// StatementPool keeps it for a statement, and lets no transaction through.
 	StatementPool PoolMode = "statement"
 )
@@ -76,6 +78,49 @@ func findPgBouncer(programs []string) (string, error) {
 	return "", errNoPgBouncer
 }
 
+// HasTrackingPool reports whether the PgBouncer of this machine can keep track of prepared statements, as it can from 1.21 on.
+func HasTrackingPool(t testing.TB) bool {
+	t.Helper()
+	program, err := findPgBouncer(pgbouncerPrograms())
+	if err != nil {
+		return false // StartPgBouncer says so
+	}
+	can, err := canTrack(t.Context(), program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return can
+}
+
+// canTrack asks a PgBouncer for its version.
+func canTrack(ctx context.Context, program string) (bool, error) {
+	out, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return false, fmt.Errorf("%s --version: %w", program, err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(string(out), "PgBouncer %d.%d", &major, &minor); err != nil {
+		return false, fmt.Errorf("the version of PgBouncer in %.40q: %w", out, err)
+	}
+	return major > 1 || major == 1 && minor >= 21, nil
+}
+
+// settings returns the lines of pgbouncer.ini that a mode is.
+func (m PoolMode) settings(ctx context.Context, program string) (string, error) {
+	can, err := canTrack(ctx, program)
+	switch {
+	case err != nil:
+		return "", err
+	case m == TrackingPool && !can:
+		return "", errors.New("this PgBouncer keeps no track of prepared statements; 1.21 is the first that does")
+	case m == TrackingPool:
+		return "pool_mode = transaction\nmax_prepared_statements = 200\n", nil
+	case can: // some do by default
+		return fmt.Sprintf("pool_mode = %s\nmax_prepared_statements = 0\n", m), nil
+	}
+	return fmt.Sprintf("pool_mode = %s\n", m), nil
+}
+
 // pgbouncerScript starts PgBouncer $1 in its directory $2. It ends it, and deletes the directory, when its input ends, which
 // is when the process that holds the other end has closed it or is gone.
 const pgbouncerScript = `
@@ -123,7 +168,11 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 			err = errors.Join(err, b.stop())
 		}
 	}()
-	if err := b.configure(databaseURL, port, mode, user); err != nil {
+	settings, err := mode.settings(ctx, program)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.configure(databaseURL, port, settings, user); err != nil {
 		return nil, err
 	}
 	// Not the test's context, which ends before cleanups run.
@@ -141,7 +190,7 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 
 // configure writes the files that PgBouncer reads. It lets everybody in as the role that they name: the clients are tests,
 // and the password of that role's is in the file.
-func (b *pgbouncer) configure(databaseURL string, port int, mode PoolMode, user *account) error {
+func (b *pgbouncer) configure(databaseURL string, port int, settings string, user *account) error {
 	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
 		return errors.New("the connection string cannot be read") // the error could quote it
@@ -156,10 +205,9 @@ listen_port = %d
 unix_socket_dir =
 auth_type = trust
 auth_file = %s
-pool_mode = %s
 default_pool_size = 10
-logfile = %s
-`, config.Database, config.Host, config.Port, quote(config.Database), port, filepath.Join(b.dir, "users"), mode, filepath.Join(b.dir, "log")),
+%slogfile = %s
+`, config.Database, config.Host, config.Port, quote(config.Database), port, filepath.Join(b.dir, "users"), settings, filepath.Join(b.dir, "log")),
 		"users": fmt.Sprintf("%q %q\n", config.User, config.Password),
 	}
 	for name, content := range files {

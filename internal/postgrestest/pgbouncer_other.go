@@ -11,6 +11,7 @@ type PoolMode string
 const (
 	SessionPool     PoolMode = "session"
 	TransactionPool PoolMode = "transaction"
+	TrackingPool    PoolMode = "tracking"
 	StatementPool   PoolMode = "statement"
 )
 
@@ -19,4 +20,10 @@ func StartPgBouncer(t testing.TB, _ string, _ PoolMode) string {
 	t.Helper()
 	t.Skip("PgBouncer is started on Unix only")
 	return ""
+}
+
+// HasTrackingPool reports false.
+func HasTrackingPool(t testing.TB) bool {
+	t.Helper()
+	return false
 }

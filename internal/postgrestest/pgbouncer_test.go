@@ -12,7 +12,11 @@ import (
 
 func TestStartPgBouncer(t *testing.T) {
 	t.Parallel()
-	for mode, shares := range map[postgrestest.PoolMode]bool{postgrestest.SessionPool: false, postgrestest.TransactionPool: true} {
+	modes := map[postgrestest.PoolMode]bool{postgrestest.SessionPool: false, postgrestest.TransactionPool: true}
+	if postgrestest.HasTrackingPool(t) {
+		modes[postgrestest.TrackingPool] = true
+	}
+	for mode, shares := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			database := postgrestest.NewDatabase(t)

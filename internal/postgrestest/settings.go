@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // defaultSettings make a server fast that nobody will miss. What a commit means is left alone: only
@@ -22,6 +24,33 @@ func defaultSettings() map[string]string {
 }
 
 type setting struct{ name, value string }
+
+// chosenVariable names settings for all databases and servers that tests are given, as "jit=on,jit_above_cost=0".
+const chosenVariable = "RATELIMIT_SETTINGS"
+
+// chosenSettings reads the value of chosenVariable. No name and no value can hold a comma.
+func chosenSettings(text string) (map[string]string, error) {
+	chosen := map[string]string{}
+	for _, item := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' }) {
+		name, value, found := strings.Cut(item, "=")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if !found || name == "" || value == "" {
+			return nil, fmt.Errorf("%s=%s: want settings as in jit=on,jit_above_cost=0", chosenVariable, text)
+		}
+		chosen[name] = value
+	}
+	return chosen, nil
+}
+
+// alterDatabase returns the statements that set these for sessions of a database.
+func alterDatabase(name string, settings map[string]string) []string {
+	var statements []string
+	for _, setting := range slices.Sorted(maps.Keys(settings)) {
+		statements = append(statements, fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'",
+			pgx.Identifier{name}.Sanitize(), pgx.Identifier{setting}.Sanitize(), strings.ReplaceAll(settings[setting], "'", "''")))
+	}
+	return statements
+}
 
 // settingList returns the default settings with each layer on top of the one before, by name.
 func settingList(layers ...map[string]string) []setting {

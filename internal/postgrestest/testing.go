@@ -3,12 +3,17 @@ package postgrestest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // How long a test's preparation and cleanup may take until they count as hanging.
@@ -29,6 +34,19 @@ const maxConns = 8
 func New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return openPool(t, NewDatabase(t), configure)
+}
+
+// NewPartitioned is New with the buckets over so many partitions.
+func NewPartitioned(t testing.TB, partitions int, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	server := sharedTemplate(t).server
+	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
+	defer cancel()
+	template, err := ensureTemplate(ctx, server, migrations.Config{Partitions: partitions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return openPool(t, newDatabase(t, server, template), configure)
 }
 
 // NewEmpty is New without the migrations: the database holds nothing.
@@ -65,7 +83,12 @@ func StartWith(t testing.TB, opts Options) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
-	opts.Own = true
+	chosen, err := chosenSettings(os.Getenv(chosenVariable))
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(chosen, opts.Settings)
+	opts.Settings, opts.Own = chosen, true
 	server, err := Start(ctx, opts)
 	if err != nil {
 		giveUp(t, err, os.Getenv("CI") != "")
@@ -95,6 +118,20 @@ type template struct {
 	name   string
 }
 
+// Migrations returns how tests make their tables: RATELIMIT_PARTITIONS is over how many partitions the buckets are, where it is set.
+// New does so by itself.
+func Migrations() (migrations.Config, error) {
+	text := os.Getenv("RATELIMIT_PARTITIONS")
+	if text == "" {
+		return migrations.Config{}, nil
+	}
+	partitions, err := strconv.Atoi(text)
+	if err != nil {
+		return migrations.Config{}, fmt.Errorf("RATELIMIT_PARTITIONS: %w", err)
+	}
+	return migrations.Config{Partitions: partitions}, nil
+}
+
 // startShared starts the server that the tests of this process share, for the first that wants it. It
 // is never closed: the server ends with the process.
 //
@@ -107,7 +144,11 @@ var startShared = sync.OnceValues(func() (*template, error) {
 	if err != nil {
 		return nil, err
 	}
-	name, err := ensureTemplate(ctx, server)
+	cfg, err := Migrations()
+	if err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	name, err := ensureTemplate(ctx, server, cfg)
 	if err != nil {
 		return nil, errors.Join(err, server.Close())
 	}

@@ -20,41 +20,36 @@ func FingerprintOf(secret []byte) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet. With
-// it comes what LearnLayout asks for.
-func (s *Session) Fingerprint(ctx context.Context) (string, error) {
+// Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet; and by
+// which way it was asked. With it comes what Way asks for.
+func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err error) {
 	if s.engine != nil {
-		return s.engine.Fingerprint(""), nil
+		return s.engine.Fingerprint(""), Way{}, nil
 	}
-	rows, err := s.conn.Query(ctx, s.statements.fingerprintRead)
+	rows, err := s.conn.Query(ctx, s.statements.fingerprintRead, runAtOnce)
 	if err != nil {
-		return "", err
+		return "", Way{}, err
 	}
-	var stored string
-	var hasCitus bool
-	defer rows.Close()
-	for rows.Next() {
-		if err := rows.Scan(&stored, &hasCitus); err != nil {
-			return "", err
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return "", err
-	}
-	return stored, s.learnLayout(ctx, hasCitus)
+	way, err = s.receiveWay(ctx, rows, &stored)
+	return stored, way, err
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so
-// that whoever comes later writes nothing. s is a session on the pool. The fingerprint is stored at READ COMMITTED,
-// whatever the database's default is: no transaction that looked at SERIALIZABLE loses against it.
-func (s *Session) StoreFingerprint(ctx context.Context, verb, own string) (stored string, err error) {
+// that whoever comes later writes nothing; and writes nothing when judge returns an error for the way by which it did. s is a session on the
+// pool. The fingerprint is stored at READ COMMITTED, whatever the database's default is: no transaction that looked at SERIALIZABLE loses
+// against it.
+func (s *Session) StoreFingerprint(ctx context.Context, verb, own string, judge func(Way) error) (stored string, err error) {
 	if s.engine != nil {
 		return s.engine.Fingerprint(own), nil
 	}
+	var way Way
 	err = s.retry(ctx, verb, func() (err error) {
-		stored, err = s.Fingerprint(ctx)
+		stored, way, err = s.Fingerprint(ctx)
 		return err
 	})
+	if err == nil {
+		err = judge(way)
+	}
 	if err != nil || stored != "" {
 		return stored, err
 	}
@@ -62,7 +57,7 @@ func (s *Session) StoreFingerprint(ctx context.Context, verb, own string) (store
 		if _, err := tx.conn.Exec(ctx, tx.statements.fingerprintInsert, own); err != nil {
 			return err
 		}
-		stored, err = tx.Fingerprint(ctx)
+		stored, _, err = tx.Fingerprint(ctx)
 		return err
 	})
 	return stored, err

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// pruneBlocks is how many blocks Prune looks through at once: some 1,500 rows.
+	// pruneBlocks is how many blocks Prune looks through at once, of all partitions together: some 1,500 rows.
 	pruneBlocks = 32
 	// pruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
 	pruneIdle = bucket.ClockTolerance
@@ -19,15 +19,15 @@ const (
 
 // PrunePages are the parts of the buckets table that Prune looks through, each in a transaction.
 type PrunePages struct {
-	first, blocks int64      // the next block, and how many there are
-	after         bucket.Key // the last row that was looked at, where rows are on several servers
-	done          bool
+	first, step, blocks int64      // the next block, how many of each partition are looked through at once, and how many the largest has
+	after               bucket.Key // the last row that was looked at, where rows are on several servers
+	done                bool
 }
 
 // IsDone reports whether all have been looked through.
 func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
 
-// PrunePages returns the parts of the buckets table.
+// PrunePages returns the parts of the buckets table. The size of a partitioned one is that of its partitions.
 func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
 	if s.engine != nil {
 		return &PrunePages{blocks: engineBlocks}, nil
@@ -38,19 +38,22 @@ func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
 	if s.routed() {
 		return &PrunePages{blocks: 1}, nil
 	}
-	rows, err := s.conn.Query(ctx, `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`,
-		pgx.Identifier{s.schema, "buckets"}.Sanitize())
+	const size = `
+		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,
+			greatest($2::bigint / greatest(count(p.relid), 1), 1)
+		FROM pg_partition_tree($1::text::regclass) AS p WHERE p.isleaf`
+	rows, err := s.conn.Query(ctx, size, pgx.Identifier{s.schema, "buckets"}.Sanitize(), int64(pruneBlocks))
 	if err != nil {
 		return nil, err
 	}
-	blocks, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
-	return &PrunePages{blocks: blocks}, err
+	p := &PrunePages{}
+	_, err = pgx.ForEachRow(rows, []any{&p.blocks, &p.step}, func() error { return nil })
+	return p, err
 }
 
 // Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
 // those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
 func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
-	first := p.first
 	if s.engine != nil {
 		p.first = p.blocks
 		deleted, err = s.pruneEngine(termsOf)
@@ -67,11 +70,12 @@ func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][
 		deleted, err = s.pruneRouted(ctx, p, termsOf)
 		return deleted, true, err
 	}
-	p.first += pruneBlocks
+	first := p.first
+	p.first += p.step
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
 		tag, err := s.conn.Exec(ctx, s.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, first+pruneBlocks, pruneIdle.Microseconds(), s.now())
+			first, p.first, pruneIdle.Microseconds(), s.now())
 		if err != nil {
 			return 0, true, err
 		}

@@ -44,15 +44,8 @@ func (s *Session) LearnLayout(ctx context.Context) error {
 	if s.KnowsLayout() {
 		return nil
 	}
-	rows, err := s.conn.Query(ctx, `SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`)
-	if err != nil {
-		return err
-	}
-	hasCitus, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
-	if err != nil {
-		return err
-	}
-	return s.learnLayout(ctx, hasCitus)
+	_, err := s.Way(ctx)
+	return err
 }
 
 // learnLayout is LearnLayout where it is known whether Citus is there.
@@ -62,7 +55,7 @@ func (s *Session) learnLayout(ctx context.Context, hasCitus bool) error {
 	}
 	layout := int32(layoutPlain)
 	if hasCitus {
-		rows, err := s.conn.Query(ctx, s.statements.layout, pgx.Identifier{s.schema, "buckets"}.Sanitize())
+		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, pgx.Identifier{s.schema, "buckets"}.Sanitize())
 		if err != nil {
 			return err
 		}

@@ -137,9 +137,9 @@ func (s *Session) findHeld(ctx context.Context, err error) error {
 	}
 	busy, readErr := s.busy(ctx, bound.rows)
 	switch {
-	case readErr != nil:
+	case readErr != nil && !IsRetryable(readErr):
 		return errors.Join(err, readErr)
-	case len(busy) == 0: // all of them are free by now
+	case len(busy) == 0: // all of them are free by now, or where it is not READ COMMITTED one was changed this moment
 		return &heldError{bound.rows[0].Key}
 	}
 	return &heldError{nextAfter(cmp.Or(bound.waited, s.waitFor), busy)}

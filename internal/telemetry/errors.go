@@ -28,6 +28,8 @@ func ErrorType(err error) string {
 		return "commit_unknown"
 	case errors.Is(err, ratelimit.ErrNotMigrated):
 		return "not_migrated"
+	case errors.Is(err, ratelimit.ErrPoolerMode):
+		return "pooler_mode"
 	case errors.As(err, &answer) && len(answer.Code) == 5:
 		return answer.Code
 	case errors.Is(err, context.Canceled):

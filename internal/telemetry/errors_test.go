@@ -86,6 +86,7 @@ func TestErrorType(t *testing.T) {
 		"overloaded":     fmt.Errorf("take: %w", ratelimit.ErrOverloaded),
 		"closed":         fmt.Errorf("take: %w", ratelimit.ErrClosed),
 		"commit_unknown": fmt.Errorf("%w: %w", ratelimit.ErrCommitUnknown, io.EOF),
+		"pooler_mode":    fmt.Errorf("%w: %w", ratelimit.ErrPoolerMode, &pgconn.PgError{Code: "42P05"}),
 		"not_migrated":   fmt.Errorf("%w: %w", ratelimit.ErrNotMigrated, &pgconn.PgError{Code: "42P01"}),
 		"53300":          fmt.Errorf("take: %w", &pgconn.PgError{Code: "53300"}),
 		"cancelled":      fmt.Errorf("take: %w", context.Canceled),

@@ -24,6 +24,8 @@ func settings() map[string]string {
 		"synchronous_commit": "on",
 		"shared_buffers":     "1GB",
 		"max_connections":    "400",
+		// For a statement on 64 partitions and their indexes.
+		"max_locks_per_transaction": "160",
 		// No checkpoint falls into a round: each scenario begins with one. What a checkpoint costs, it costs
 		// every statement alike, but in whichever round it happens to come.
 		"checkpoint_timeout": "1h",

@@ -34,6 +34,16 @@ func (e *ExactSlots) Held(now int64) (slots int64) {
 	return slots
 }
 
+// Ends returns when leases end that do so between two instants.
+func (e *ExactSlots) Ends(after, before int64) (ends []int64) {
+	for _, l := range e.leases {
+		if after < l.end && l.end < before {
+			ends = append(ends, l.end)
+		}
+	}
+	return ends
+}
+
 // IsFromFuture reports whether the row was written by a clock that was wrong.
 func (e *ExactSlots) IsFromFuture(now int64) bool { return e.stored && e.ts-now > exactMinute+1 }
 

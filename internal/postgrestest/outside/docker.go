@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -19,7 +20,11 @@ import (
 
 const (
 	containerPort = "5432/tcp"
-	stopTimeout   = 2 * time.Minute
+	configPath    = "/etc/postgrestest.conf"
+	hbaPath       = "/etc/postgrestest.hba.conf"
+	// hba lets in whoever has the password, standbys too, which what images bring does not.
+	hba         = "local all all trust\nhost all all all scram-sha-256\nhost replication all all scram-sha-256\n"
+	stopTimeout = 2 * time.Minute
 )
 
 // docker is a server in a container.
@@ -28,8 +33,23 @@ type docker struct {
 	urls      []string // where it may answer, the first to be tried first
 }
 
+// configured has the server read its settings from a file, and not from its command line, which ALTER SYSTEM would not change.
+func configured(settings string) testcontainers.CustomizeRequestOption {
+	return func(request *testcontainers.GenericContainerRequest) error {
+		const mode = 0o644 // the server is no root
+		request.Cmd = []string{"postgres", "-c", "config_file=" + configPath}
+		request.Files = append(request.Files,
+			testcontainers.ContainerFile{
+				Reader: strings.NewReader(settings + "hba_file = '" + hbaPath + "'\n"), ContainerFilePath: configPath, FileMode: mode,
+			},
+			testcontainers.ContainerFile{Reader: strings.NewReader(hba), ContainerFilePath: hbaPath, FileMode: mode},
+		)
+		return nil
+	}
+}
+
 // runContainer returns the container even when it came up only half, so that it can be removed.
-func runContainer(ctx context.Context, image string, args []string) (d *docker, err error) {
+func runContainer(ctx context.Context, image, settings string) (d *docker, err error) {
 	d = &docker{}
 	defer func() {
 		if r := recover(); r != nil { // testcontainers panics where it finds no Docker
@@ -51,7 +71,7 @@ func runContainer(ctx context.Context, image string, args []string) (d *docker, 
 	password := rand.Text()
 	d.container, err = testcontainers.Run(ctx, image,
 		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": password}),
-		testcontainers.WithCmd(append([]string{"postgres"}, args...)...),
+		configured(settings),
 		testcontainers.WithConfigModifier(func(config *container.Config) {
 			config.StopSignal = "SIGINT" // a fast shutdown, whatever the image says
 		}),

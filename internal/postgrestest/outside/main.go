@@ -1,7 +1,7 @@
 // Command outside brings a Postgres server from outside of this machine, for package postgrestest, which runs it by go run: it is
 // a module of its own, so that whoever imports the limiter gets none of what it takes to talk to Docker.
 //
-// As "outside docker IMAGE [argument ...]" it runs a container, the arguments being those of the server, and as "outside embedded
+// As "outside docker IMAGE SETTINGS" it runs a container, the settings being the text of postgresql.conf, and as "outside embedded
 // DIRECTORY" it downloads a server's programs. It answers in JSON: once when it is done, and a container's keeper once for each
 // line that it reads. Where its input ends, which is when whoever started it is gone, however that came, it removes the container.
 package main
@@ -56,19 +56,19 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	}()
 	answers := json.NewEncoder(out)
 	switch {
-	case len(args) >= 2 && args[0] == "docker":
-		return serve(ctx, args[1], args[2:], requests, answers)
+	case len(args) == 3 && args[0] == "docker":
+		return serve(ctx, args[1], args[2], requests, answers)
 	case len(args) == 2 && args[0] == "embedded":
 		binDir, err := download(ctx, args[1])
 		return answers.Encode(response{BinDir: binDir, Error: text(err)})
 	default:
-		return errors.New("usage: outside docker IMAGE [argument ...], or outside embedded DIRECTORY")
+		return errors.New("usage: outside docker IMAGE SETTINGS, or outside embedded DIRECTORY")
 	}
 }
 
 // serve keeps a container until there are no more requests.
-func serve(ctx context.Context, image string, args []string, requests <-chan request, answers *json.Encoder) (err error) {
-	d, err := runContainer(ctx, image, args)
+func serve(ctx context.Context, image, settings string, requests <-chan request, answers *json.Encoder) (err error) {
+	d, err := runContainer(ctx, image, settings)
 	if d.container != nil {
 		defer func() { err = errors.Join(err, d.remove(context.WithoutCancel(ctx))) }()
 	}

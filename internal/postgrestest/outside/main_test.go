@@ -16,7 +16,7 @@ func TestRun(t *testing.T) {
 
 	t.Run("RefusesWhatItDoesNotKnow", func(t *testing.T) {
 		t.Parallel()
-		for _, args := range [][]string{nil, {"docker"}, {"embedded"}, {"cloud", "small"}} {
+		for _, args := range [][]string{nil, {"docker"}, {"docker", "image"}, {"embedded"}, {"cloud", "small"}} {
 			require.ErrorContains(t, run(args, strings.NewReader(""), nil), "usage: ")
 		}
 	})

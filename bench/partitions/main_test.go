@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	o, err := parse([]string{"-partitions", "1,32", "-callers", "8"})
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 32}, o.partitions)
+	require.Equal(t, []int{8}, o.callers)
+	for _, wrong := range []string{"-partitions x", "-callers 0", "-rows 1", "more"} {
+		_, err := parse(strings.Fields(wrong))
+		require.Error(t, err, wrong)
+	}
+	require.InDelta(t, 2.5, median(ratios([]float64{8, 3, 2}, []float64{2, 1, 1})[1:]), 1e-9)
+}
+
+// TestMeasure measures on few rows: that it can, and that each table has what it was asked for.
+func TestMeasure(t *testing.T) {
+	t.Parallel()
+	o, err := parse(strings.Fields("-rows 500 -partitions 1,2 -callers 2 -rounds 1 -calls 20"))
+	require.NoError(t, err)
+	var output bytes.Buffer
+	err = measure(t.Context(), &output, o)
+	if server.MayBeSkipped(err) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	require.Contains(t, output.String(), "take from 1,  2 callers")
+	require.Contains(t, output.String(), "take from 5,  2 callers")
+	require.Contains(t, output.String(), "; 2 partitions: x ")
+	require.Equal(t, 2, strings.Count(output.String(), "Prune deleted 50 "), output.String())
+}

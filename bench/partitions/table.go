@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	connections = 8
+	capacity    = 8e5
+	idleEvery   = 10 // one row in so many belongs to the limit that is pruned
+)
+
+// idleLimit returns the limit whose buckets are full.
+func idleLimit() ratelimit.Limit {
+	return ratelimit.Define("idle", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 10})
+}
+
+// busyLimits returns those that are taken from. Next to nothing is added to them while it is measured.
+func busyLimits() (all []ratelimit.Limit) {
+	for _, name := range []string{"keys", "keys2", "keys3", "keys4", "keys5"} {
+		all = append(all, ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: capacity}))
+	}
+	return all
+}
+
+// table is a table of buckets in a database of its own.
+type table struct {
+	*server.Database
+	partitions int
+	o          options
+	meter      *server.Meter
+	pool       *pgxpool.Pool
+	limiter    *ratelimit.Limiter
+	round      uint64
+}
+
+// newTable makes a table, and fills it.
+func newTable(ctx context.Context, postgres *server.Postgres, o options, partitions int) (_ *table, err error) {
+	database, err := postgres.NewDatabase(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t := &table{Database: database, partitions: partitions, o: o}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.close(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := migrations.Partition(ctx, t.Admin(), migrations.Config{Partitions: partitions}); err != nil {
+		return nil, err
+	}
+	const rows = `
+		INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		SELECT CASE WHEN i % $3::int = 0 THEN 'idle' ELSE (ARRAY['keys', 'keys2', 'keys3', 'keys4', 'keys5'])[1 + i % 5] END, 'k' || lpad(i::text, 9, '0'), 0,
+			CASE WHEN i % $3::int = 0 THEN 10 ELSE $1::float8 END, CASE WHEN i % $3::int = 0 THEN 0 ELSE (extract(epoch FROM statement_timestamp()) * 1000000)::bigint END
+		FROM generate_series(0, $2::int - 1) AS i`
+	for _, statement := range []string{"ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()"} {
+		if _, err := t.Admin().Exec(ctx, statement); err != nil {
+			return nil, fmt.Errorf("%s: %w", statement, err)
+		}
+	}
+	if _, err := t.Admin().Exec(ctx, rows, capacity, o.rows, idleEvery); err != nil {
+		return nil, fmt.Errorf("make %d buckets: %w", o.rows, err)
+	}
+	if err := errors.Join(t.Settle(ctx), t.Checkpoint(ctx)); err != nil {
+		return nil, err
+	}
+	if t.meter, err = server.NewMeter(ctx, postgres, nil); err != nil {
+		return nil, err
+	}
+	if t.pool, err = t.Pool(ctx, connections, &load.Wire{}); err != nil {
+		return nil, err
+	}
+	t.limiter, err = ratelimit.New(t.pool, ratelimit.Config{})
+	return t, err
+}
+
+func (t *table) close(ctx context.Context) (err error) {
+	if t.limiter != nil {
+		err = t.limiter.Close(ctx)
+	}
+	if t.pool != nil {
+		t.pool.Close()
+	}
+	return errors.Join(err, t.Drop(ctx))
+}
+
+// take makes the Takes of a round, each from so many limits, and returns how many there were a second, and the seconds of
+// the server's processor for each.
+func (t *table) take(ctx context.Context, from, callers int) (speed, cost float64, err error) {
+	t.round++
+	limits := busyLimits()
+	randoms := make([]*rand.Rand, callers)
+	for i := range randoms {
+		randoms[i] = rand.New(rand.NewPCG(t.round, uint64(i)))
+	}
+	own := processor()
+	g := load.NewGroup(callers, 1)
+	g.Meter = t.meter.Seconds
+	result, err := g.Run(ctx, load.Amount{Calls: t.o.calls}, func(ctx context.Context, c *load.Caller) error {
+		requests := make([]ratelimit.Request, from)
+		for i := range requests {
+			key := randoms[c.Number].IntN(t.o.rows/idleEvery)*idleEvery + 1 + i // none of the idle ones, and one of the limit
+			requests[i] = limits[key%len(limits)].For(fmt.Sprintf("k%09d", key))
+		}
+		d, err := t.limiter.Take(ctx, requests...)
+		if err != nil {
+			return err
+		}
+		return d.Err()
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	return float64(result.Calls) / result.Elapsed.Seconds(), (result.Processor - (processor() - own)) / float64(result.Calls), nil
+}
+
+// clean prunes what is full, vacuums, and writes what that took.
+func (t *table) clean(ctx context.Context, w io.Writer) error {
+	own, used, began := processor(), t.meter.Seconds(), time.Now()
+	deleted, err := t.limiter.Prune(ctx, idleLimit())
+	if err != nil {
+		return err
+	}
+	elapsed, used := time.Since(began), t.meter.Seconds()-used-(processor()-own)
+	rows, err := t.Admin().Query(ctx, `SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relname LIKE 'buckets%' AND relkind = 'r'`)
+	if err != nil {
+		return err
+	}
+	leaves, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	var all, longest time.Duration
+	for _, leaf := range leaves {
+		began := time.Now()
+		if _, err := t.Admin().Exec(ctx, "VACUUM "+leaf); err != nil {
+			return err
+		}
+		all, longest = all+time.Since(began), max(longest, time.Since(began))
+	}
+	_, err = fmt.Fprintf(w, "%2d partitions: Prune deleted %d in %.1f s, %.1f s of the server's processor; VACUUM took %.2f s, the longest %.2f s\n",
+		t.partitions, deleted, elapsed.Seconds(), used, all.Seconds(), longest.Seconds())
+	return err
+}
+
+// processor returns the seconds of the processor that this process has needed.
+func processor() float64 {
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		return 0
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
+}
+
+func ratios(a, b []float64) (all []float64) {
+	for i := range a {
+		all = append(all, a[i]/b[i])
+	}
+	return all
+}
+
+func median(all []float64) float64 {
+	sorted := slices.Sorted(slices.Values(all))
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}

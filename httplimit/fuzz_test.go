@@ -1,0 +1,167 @@
+package httplimit_test
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// FuzzSession presents cookies that nobody has signed: they are no session, and the visitor is who his address says. One that
+// was signed is the session that it was issued for.
+func FuzzSession(f *testing.F) {
+	for _, cookie := range []string{"", "a", "AQEAAAAA", strings.Repeat("A", 78), `"quoted"`, "a; " + cookieName + "=b", "\x00", strings.Repeat("x", 9000)} {
+		f.Add(cookie, "proof", uint16(5), byte(1))
+	}
+	f.Fuzz(func(t *testing.T, cookie, proof string, at uint16, change byte) {
+		s := newSite(t, solves)
+		forged := s.visit(home, cookie)
+		require.True(t, forged.known)
+		require.False(t, forged.session.Verified)
+		require.Equal(t, homesKey, forged.key)
+		require.NotNil(t, forged.cookie, "a session of his own is issued")
+
+		signed := s.visit(home, "", solution(proof))
+		require.Equal(t, proof != "", signed.session.Verified)
+		again := s.visit(home, signed.cookie.Value)
+		require.Nil(t, again.cookie)
+		require.Equal(t, signed.session.ID, again.session.ID)
+		require.Equal(t, signed.key, again.key)
+
+		value := []byte(signed.cookie.Value)
+		if value[int(at)%len(value)] ^= change; string(value) == signed.cookie.Value {
+			return
+		}
+		tampered := s.visit(home, string(value))
+		require.Equal(t, homesKey, tampered.key)
+		require.NotEqual(t, signed.session.ID, tampered.session.ID)
+	})
+}
+
+// FuzzKeys holds the keys of what a request says to what the table can store, and keys that are joined to being different where
+// one of their values is.
+func FuzzKeys(f *testing.F) {
+	f.Add("a|b", "c", "a", "b|c")
+	f.Add("", "\x00", "\xff", strings.Repeat("x", 300))
+	f.Add("sha256:x", "é", "sha256:x", "e")
+	secret := []byte("0123456789abcdef")
+	a, b := httplimit.Header("X-A"), httplimit.Header("X-B")
+	of := func(t *testing.T, key httplimit.Key, one, other string) string {
+		t.Helper()
+		r := from(balancer)
+		r.Header["X-A"], r.Header["X-B"] = []string{one}, []string{other}
+		r.URL.RawQuery = url.Values{"q": {one}}.Encode()
+		got, err := key.Of(r)
+		if err != nil {
+			require.Empty(t, got)
+			require.True(t, errors.Is(err, httplimit.ErrNoKey) || errors.Is(err, httplimit.ErrBadKey), "%v", err)
+			return ""
+		}
+		require.True(t, len(got) >= 1 && len(got) <= 256 && utf8.ValidString(got) && !strings.Contains(got, "\x00"), "%q", got)
+		return got
+	}
+	f.Fuzz(func(t *testing.T, one, other, another, yetAnother string) {
+		for name, key := range map[string]httplimit.Key{
+			"Header": a, "Query": httplimit.Query("q"), "Hashed": httplimit.Hashed(secret, a), "FirstOf": httplimit.FirstOf(a, httplimit.Query("q")),
+		} {
+			x, y := of(t, key, one, ""), of(t, key, another, "")
+			require.Equal(t, one == "", x == "", name)
+			require.Equal(t, one == another, x == y, "%s: of values that differ", name)
+		}
+		joined := httplimit.Join(a, b)
+		x, y := of(t, joined, one, other), of(t, joined, another, yetAnother)
+		require.Equal(t, one == "" || other == "", x == "")
+		if x != "" && y != "" {
+			require.Equal(t, one == another && other == yetAnother, x == y)
+		}
+	})
+}
+
+// FuzzStatedCost holds the cost that a request states to its range.
+func FuzzStatedCost(f *testing.F) {
+	for _, stated := range []string{"", "5", " 7 ", "1e400", "-1e400", "NaN", "Inf", "0x1p63", "1_000", "5,6", "1;2"} {
+		f.Add(stated, "2", 0.0, 0.0, 0.0, false)
+		f.Add(stated, "x", 2.0, 3.0, 9.0, true)
+	}
+	f.Fuzz(func(t *testing.T, stated, too string, least, absent, most float64, reject bool) {
+		cost := httplimit.StatedCost{Header: "X-Cost", Min: least, Default: absent, Max: most, Reject: reject}
+		defer func() { // its numbers are checked when a middleware is made
+			if t.Failed() {
+				t.Logf("%+v", cost)
+			}
+		}()
+		if !(least > 0 && least <= absent && absent <= most && most <= math.MaxFloat64) {
+			cost.Min, cost.Default, cost.Max = 0, 0, 0
+			least, absent, most = 1, 1, math.MaxFloat64
+		}
+		r := from(balancer)
+		r.Header["X-Cost"] = []string{stated, too}
+		got, err := cost.Of(r)
+		if err != nil {
+			require.ErrorIs(t, err, httplimit.ErrInvalidCost)
+			require.True(t, reject)
+			return
+		}
+		require.True(t, got >= least && got <= most, "%v", got)
+		n, ok := math.Inf(-1), false
+		for _, text := range []string{stated, too} {
+			if one, err := strconv.ParseFloat(strings.TrimSpace(text), 64); !math.IsNaN(one) && (err == nil || errors.Is(err, strconv.ErrRange)) {
+				n, ok = max(n, one), true
+			}
+		}
+		if !ok {
+			require.Equal(t, absent, got)
+		} else {
+			require.Equal(t, min(max(n, least), most), got)
+		}
+	})
+}
+
+// FuzzFields holds the fields that say what is left, of any policy and any answer, to what a parser of structured fields takes, and to
+// no less than the wait.
+func FuzzFields(f *testing.F) {
+	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 3.0, uint8(3))
+	f.Add("a.b/c:d_e-f", true, 1e12, int64(time.Microsecond), 0.0, 1.0, uint8(0))
+	f.Add("slow", false, 1e-9, int64(36525*ratelimit.Day), 1e-9, 1e-9, uint8(2))
+	f.Add("odd", true, 1.0/3, int64(7*time.Second), 2.5, 0.7, uint8(4))
+	f.Fuzz(func(t *testing.T, name string, windows bool, rate float64, period int64, capacity, cost float64, form uint8) {
+		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: time.Duration(period), Capacity: capacity}
+		if windows {
+			policy = ratelimit.FixedWindow{Rate: rate, Period: time.Duration(period), Capacity: capacity}
+		}
+		limit, err := ratelimit.NewLimit(name, policy)
+		if err != nil {
+			return
+		}
+		v, now := limit.For("key").Full(ten), ten
+		for range 3 {
+			var d ratelimit.Decision
+			v, d = v.Take(now, cost)
+			header := http.Header{}
+			forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
+			forms[int(form)%len(forms)].Set(header, d)
+			if _, stated := header["Ratelimit"]; stated {
+				requireDraftFields(t, header)
+			}
+			if text := header.Get("Retry-After"); text != "" {
+				seconds, err := strconv.ParseInt(text, 10, 64)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, float64(seconds), math.Floor(d.RetryAfter.Seconds()))
+			}
+			for field, values := range header {
+				require.False(t, strings.ContainsAny(strings.Join(values, ""), "\r\n\x00"), "%s: %q", field, values)
+			}
+			now = now.Add(time.Duration(period) / 3)
+		}
+	})
+}

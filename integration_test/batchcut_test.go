@@ -1,0 +1,321 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// cutCrowd are calls that are made at once, on a database that was prepared for them.
+type cutCrowd struct {
+	prepare func(t *testing.T, s *stand, key string) (release func())
+	calls   func(key string) []cutCall
+}
+
+// cutCall is a call of a crowd. What all calls for one bucket were told has to fit what was taken from it.
+type cutCall struct {
+	wants   []want // all of them or none
+	call    func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error)
+	commits bool // whether an error but ErrCommitUnknown says that nothing was taken
+	waits   bool // for a row that is held
+}
+
+// want is what a call asks of a bucket.
+type want struct {
+	limit ratelimit.Limit
+	key   string
+	cost  float64
+}
+
+func (w want) bucket() string { return w.limit.Name() + " " + w.key }
+
+func cutTake(wants ...want) cutCall {
+	return cutCall{wants: wants, call: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error) {
+		return limiter.Take(ctx, requests...)
+	}}
+}
+
+func cutReserve(wants ...want) cutCall {
+	return cutCall{wants: wants, commits: true, call: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error) {
+		r, err := limiter.Reserve(ctx, requests...)
+		return r.Decision, err
+	}}
+}
+
+// cutTakeUpTo takes four times what it wants, as there is enough.
+func cutTakeUpTo(of want) cutCall {
+	return cutCall{wants: []want{{of.limit, of.key, 4 * of.cost}}, commits: true, call: func(ctx context.Context, limiter *ratelimit.Limiter, _ []ratelimit.Request) (ratelimit.Decision, error) {
+		_, d, err := limiter.TakeUpTo(ctx, 4, of.limit.For(of.key).Cost(of.cost))
+		return d, err
+	}}
+}
+
+func (c *cutCall) requests() []ratelimit.Request {
+	all := make([]ratelimit.Request, len(c.wants))
+	for i, w := range c.wants {
+		all[i] = w.limit.For(w.key).Cost(w.cost)
+	}
+	return all
+}
+
+func cutWait(wants ...want) cutCall {
+	c := cutTake(wants...)
+	c.waits = true
+	return c
+}
+
+// scarce has three tokens for four who want one.
+var scarce = ratelimit.Define("scarce", hoard(3))
+
+// sliced is a sliding window that gains nothing while a test runs.
+var sliced = ratelimit.Define("sliced", ratelimit.SlidingWindow{Rate: callsCapacity, Period: ratelimit.Day, Slices: 24})
+
+var cutCrowds = map[string]cutCrowd{
+	"FullBuckets": {
+		calls: func(key string) (all []cutCall) {
+			for i := range 7 {
+				all = append(all, cutTake(want{calls, fmt.Sprint(key, i), 1}))
+			}
+			return all
+		},
+	},
+	"UsedBuckets": {
+		prepare: func(t *testing.T, s *stand, key string) func() {
+			t.Helper()
+			s.outside.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+				SELECT 'calls', $1 || i, 0, 1000, 0 FROM generate_series(0, 6) AS i`, key)
+			return func() {}
+		},
+		calls: func(key string) (all []cutCall) {
+			for i := range 7 {
+				all = append(all, cutTake(want{calls, fmt.Sprint(key, i), float64(1 + i%2)}))
+			}
+			return all
+		},
+	},
+	"AHeldRow": {
+		prepare: func(t *testing.T, s *stand, key string) func() {
+			t.Helper()
+			s.outside.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('calls', $1, 0, 1000, 0)`, key+"held")
+			return s.outside.holdRow(t, "calls", key+"held")
+		},
+		calls: func(key string) []cutCall {
+			return []cutCall{
+				cutTake(want{calls, key + "0", 1}), cutTake(want{calls, key + "1", 1}), cutTake(want{calls, key + "2", 1}),
+				cutWait(want{calls, key + "held", 1}), cutTake(want{calls, key + "3", 1}),
+				cutWait(want{calls, key + "held", 1}, want{roomy, key, 1}),
+			}
+		},
+	},
+	"OneBucket": {
+		calls: func(key string) (all []cutCall) {
+			for range 4 {
+				all = append(all, cutTake(want{scarce, key, 1}))
+			}
+			return all
+		},
+	},
+	"EachKind": {
+		calls: func(key string) []cutCall {
+			return []cutCall{
+				cutTake(want{calls, key + "0", 1}), cutTake(want{calls, key + "1", 1}),
+				cutTake(want{calls, key + "2", 1}, want{roomy, key + "2", 3}), cutTake(want{sliced, key, 1}), cutTake(want{sliced, key + "0", 1}),
+				cutTake(want{shardedCalls, key, 1}), cutTake(want{calls, key + "3", 1}), cutReserve(want{calls, key + "r", 2}, want{roomy, key + "r", 1}),
+				cutTake(want{scarce, key, 2}), cutTake(want{scarce, key, 2}),
+				cutTake(want{roomy, key + "4", 1}, want{calls, key + "4", 1}, want{other, key, 1}), cutTakeUpTo(want{roomy, key + "5", 1}),
+			}
+		},
+	},
+}
+
+// cutStatements are files of statements, of which each is broken in each way. Between them they are all that batches send.
+var cutStatements = []string{
+	"bucket_take_alone", "buckets_spend_bold", "buckets_spend", "clusters_spend", "windows_spend", "buckets_read",
+	"begin", "buckets_lock_free", "buckets_save", "reservation_insert", "commit",
+}
+
+// Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true, and an error hides at
+// most what the call asked for: all of it or nothing. The next batch works.
+func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
+	t.Parallel()
+	for name, side := range map[string]cut{
+		"BeforeTheRequest": cutRequest, "InTheRequest": cutHalfRequest, "BeforeTheAnswer": cutUnanswered,
+		"AtTheAnswer": cutAnswer, "InTheAnswer": cutHalfAnswer, "BehindTheAnswer": cutAnswered,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var mu sync.Mutex
+			cut, requests := map[string]bool{}, 0
+			t.Cleanup(func() {
+				t.Logf("%d requests were cut: %s", requests, strings.Join(slices.Sorted(maps.Keys(cut)), ", "))
+				for _, file := range cutStatements {
+					require.True(t, cut[file] || generalPath || t.Failed(), "no request with %s was cut", file)
+				}
+			})
+			for crowd, made := range cutCrowds {
+				t.Run(crowd, func(t *testing.T) {
+					t.Parallel()
+					broken := cutEverywhere(t, made, side)
+					mu.Lock()
+					defer mu.Unlock()
+					requests += len(broken)
+					maps.Copy(cut, cutFiles(t, broken))
+				})
+			}
+		})
+	}
+}
+
+// cutEverywhere breaks the connection of a crowd at each request that it sends, and returns the statements of each.
+func cutEverywhere(t *testing.T, crowd cutCrowd, side cut) [][]string {
+	t.Helper()
+	cutter := &cutter{}
+	s := newStand(t, cutter.on, oneConnection)
+	require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint
+	for n := 1; s.cutAt(t, cutter, crowd, n, side); n++ {
+		require.Less(t, n, 100, "more requests than calls could send")
+	}
+	s.requireHealthy(t)
+	eventually(t, "the sessions of broken connections end", func() bool {
+		return s.outside.count(t, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> 'outside'`) <= 1
+	})
+	return cutter.broken
+}
+
+// cutAt breaks the connection of a crowd at the n-th request that it sends, and reports whether it sent so many.
+func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side cut) (reached bool) {
+	t.Helper()
+	key, release := fmt.Sprint(n, " "), func() {}
+	if crowd.prepare != nil {
+		release = crowd.prepare(t, s, key)
+	}
+	made := crowd.calls(key)
+	conn, err := s.pool.Acquire(t.Context()) // so that all of them are there before the first is sent
+	require.NoError(t, err)
+	pid := conn.Conn().PgConn().PID()
+	askers := make([]*asker, len(made))
+	for i, m := range made {
+		askers[i] = askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return m.call(ctx, s.limiter, m.requests()) })
+	}
+	cutter.armAt(n, side, nil)
+	conn.Release()
+	waiting := func() (left int) {
+		for i, a := range askers {
+			if !a.hasEnded() && !made[i].waits {
+				left++
+			}
+		}
+		return left
+	}
+	eventually(t, "each call that needs no held row has its answer", func() bool { return waiting() == 0 })
+	release()
+	for _, a := range askers {
+		eventually(t, "each call has its answer", a.hasEnded)
+	}
+	if reached = cutter.seen() >= n; reached {
+		s.awaitEnd(t, pid) // by then the server has done what it was sent
+	}
+	cutter.arm("", 0, 0)
+	s.requireTrue(t, made, askers)
+	if !reached {
+		for i, a := range askers {
+			require.NoError(t, a.err, "call %d", i)
+		}
+		return false
+	}
+	_, _ = s.limiter.Take(t.Context(), calls.For(key+"after")) // finds out that the connection is broken
+	takeOne(t, s.limiter, calls.For(key+"after"))
+	return true
+}
+
+// requireTrue checks what callers were told against the rows.
+func (s *stand) requireTrue(t *testing.T, made []cutCall, askers []*asker) {
+	t.Helper()
+	least, most, taken := map[string]float64{}, map[string]float64{}, s.takenOf(t)
+	for i, m := range made {
+		a := askers[i]
+		require.False(t, a.err != nil && a.d.Allowed, "an error carries no admission")
+		for _, w := range m.wants {
+			switch {
+			case a.err == nil && a.d.Allowed:
+				least[w.bucket()] += w.cost
+				most[w.bucket()] += w.cost
+			case a.err == nil:
+				require.Greater(t, taken[w.bucket()]+w.cost, w.limit.Capacity(), "%s was refused while there was enough", w.bucket())
+			case !m.commits, errors.Is(a.err, ratelimit.ErrCommitUnknown):
+				most[w.bucket()] += w.cost
+			}
+		}
+	}
+	for i, m := range made {
+		gave := 0
+		for _, w := range m.wants {
+			is := taken[w.bucket()]
+			require.GreaterOrEqual(t, is, least[w.bucket()], "%s, call %d: %v", w.bucket(), i, askers[i].err)
+			require.LessOrEqual(t, is, most[w.bucket()], "%s, call %d: %v", w.bucket(), i, askers[i].err)
+			if is > 0 {
+				gave++
+			}
+		}
+		require.Contains(t, []int{0, len(m.wants)}, gave, "all limits of call %d or none: %v", i, m.wants)
+	}
+	require.Equal(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`),
+		s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'roomy' AND key LIKE '%r' AND value < 1e6 - 0.5`), "reservations and what they took")
+}
+
+// takenOf returns how many tokens were taken from each bucket of the limits of crowds.
+func (s *stand) takenOf(t *testing.T) map[string]float64 {
+	t.Helper()
+	taken := map[string]float64{}
+	for _, limit := range []ratelimit.Limit{calls, shardedCalls, roomy, other, scarce, sliced} {
+		shards := 1
+		if limit == shardedCalls {
+			shards = shardsOf(limit)
+		}
+		for _, r := range s.outside.rows(t, "") {
+			if r.Name == limit.Name() {
+				taken[r.Name+" "+r.Key] += math.Round(limit.Capacity()/float64(shards) - r.Value) // but for the little that arrived meanwhile
+			}
+		}
+	}
+	return taken
+}
+
+// cutFiles returns the names of the files whose statements were in requests that were cut, and "begin" and "commit".
+func cutFiles(t *testing.T, broken [][]string) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob("../internal/store/sql/*.sql")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	plain, of := strings.NewReplacer(`"`, ""), map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		of[plain.Replace(string(text))] = strings.TrimSuffix(filepath.Base(file), ".sql")
+	}
+	cut := map[string]bool{}
+	for _, request := range broken {
+		for _, sql := range request {
+			word, _, _ := strings.Cut(sql, " ")
+			name := of[plain.Replace(sql)]
+			if name == "" {
+				name = word
+			}
+			cut[name] = true
+		}
+	}
+	return cut
+}

@@ -1,0 +1,150 @@
+package pooler_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+// pooledArgs are jobs.
+type pooledArgs struct {
+	ID string `json:"id"` // of whoever enqueued it
+}
+
+func (pooledArgs) Kind() string { return "pooled" }
+
+// Jobs are enqueued with their reservations by many at once, and start with them, where River polls.
+func TestJobsThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	require.NoError(t, scheduler.Migrate(t.Context(), d.direct, scheduler.MigrateConfig{}))
+	url := d.behind(t, postgrestest.TransactionPool)
+	for _, how := range atOnce {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			pool := connect(t, mode(url, how), callers)
+			limiter := limiterOn(t, pool, ratelimit.Config{})
+			sched, err := scheduler.New(limiter, scheduler.Config{Logger: slog.New(slog.DiscardHandler)})
+			require.NoError(t, err)
+			ran := make(chan string, 2*callers)
+			workers := river.NewWorkers()
+			river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[pooledArgs]) error {
+				ran <- job.Args.ID
+				return nil
+			}))
+			config := &river.Config{
+				FetchCooldown: 5 * time.Millisecond, FetchPollInterval: 20 * time.Millisecond, PollOnly: true, TestOnly: true,
+				Logger: slog.New(slog.DiscardHandler), Queues: map[string]river.QueueConfig{how: {MaxWorkers: callers}}, Workers: workers,
+			}
+			require.NoError(t, sched.Install(config))
+			client, err := river.NewClient(riverpgxv5.New(pool), config)
+			require.NoError(t, err)
+			require.NoError(t, client.Start(context.WithoutCancel(t.Context())))
+			t.Cleanup(func() { require.NoError(t, client.StopAndCancel(context.WithoutCancel(t.Context()))) })
+			reservations := make([]string, callers)
+			require.NoError(t, together(callers, func(worker int) error {
+				return limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					e, err := sched.Enqueue(t.Context(), client, tx, pooledArgs{fmt.Sprint(worker)},
+						&scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: how}}, roomy.For(how))
+					reservations[worker] = e.ID
+					return err
+				})
+			}))
+			done := make(map[string]bool)
+			for range callers {
+				select {
+				case id := <-ran:
+					require.False(t, done[id], "it ran twice")
+					done[id] = true
+				case <-time.After(patient):
+					require.FailNow(t, "jobs did not run", "only %d", len(done))
+				}
+			}
+			for _, id := range reservations {
+				started, err := limiter.Started(t.Context(), id)
+				require.NoError(t, err)
+				require.True(t, started)
+			}
+			require.NoError(t, holds(t.Context(), limiter, roomy.For(how), 1e6-callers))
+		})
+	}
+}
+
+// Rules are changed through the pooler, and Sets hear of it by asking: also one that tries to listen, which nobody can there.
+func TestRulesThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	url := d.behind(t, postgrestest.TransactionPool)
+	for _, how := range atOnce {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			pool := connect(t, mode(url, how), callers)
+			store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
+			require.NoError(t, err)
+			limit := ratelimit.Define("of_"+how, hoard(1))
+			for _, noListen := range []bool{true, false} {
+				set, err := rules.NewSet(pool, rules.Config{Poll: 20 * time.Millisecond, NoListen: noListen, Limits: []ratelimit.Limit{limit}})
+				require.NoError(t, err)
+				ctx, stop := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- set.Run(ctx) }()
+				limiter := limiterOn(t, pool, ratelimit.Config{Policies: set})
+				for _, rate := range []float64{10, 20} {
+					applied, err := store.Put(t.Context(), rules.Edit{Author: "test", Reason: "test"},
+						rules.Rule{Limit: limit.Name(), Rate: rate, Period: century})
+					require.NoError(t, err)
+					eventually(t, "the change is heard of", func() bool { return set.Version() >= applied.Version })
+					d, err := limiter.Check(t.Context(), limit.For(fmt.Sprint(noListen, rate)).Cost(rate))
+					require.NoError(t, err)
+					require.True(t, d.Allowed)
+				}
+				stop()
+				require.ErrorIs(t, <-ended, context.Canceled)
+			}
+		})
+	}
+}
+
+// eventually asks until done is true.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patient); !done(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), what)
+	}
+}
+
+// Who migrates alone can do so through the pooler, and leaves no lock behind that whoever migrates next would wait for.
+func TestMigrationsThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	for _, how := range atOnce {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			url := postgrestest.NewEmptyDatabase(t)
+			pool := connect(t, mode(postgrestest.StartPgBouncer(t, url, postgrestest.TransactionPool), how), 4)
+			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+			direct := connect(t, url, 2)
+			through, err := migrations.Version(t.Context(), pool, migrations.Config{})
+			require.NoError(t, err)
+			past, err := migrations.Version(t.Context(), direct, migrations.Config{})
+			require.NoError(t, err)
+			require.Equal(t, past, through)
+			require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+			require.NoError(t, migrations.Up(t.Context(), direct, migrations.Config{}))
+			_, err = limiterOn(t, pool, ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
+			require.NoError(t, err)
+		})
+	}
+}

@@ -1,0 +1,10 @@
+package pooler_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// No test, whatever it broke, leaves a goroutine behind.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

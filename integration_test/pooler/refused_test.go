@@ -1,0 +1,281 @@
+package pooler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// advice is the setting to change.
+const advice = "add default_query_exec_mode=cache_describe (or exec) to the connection string"
+
+// errAbout returns an error unless err is the one of the way to run queries, and says what to change.
+func errAbout(err error, how string) error {
+	if !errors.Is(err, ratelimit.ErrPoolerMode) || !ratelimit.IsUndecided(err) {
+		return fmt.Errorf("another error, or none: %w", err)
+	}
+	text := err.Error()
+	for _, part := range []string{how, advice, "PgBouncer"} {
+		if !strings.Contains(text, part) {
+			return fmt.Errorf("it does not say %q: %w", part, err)
+		}
+	}
+	if tracks := strings.Contains(text, "max_prepared_statements"); tracks != (how == "cache_statement") {
+		return fmt.Errorf("no PgBouncer keeps track of statements without a name, of others it does: %w", err)
+	}
+	if strings.Count(text, "ratelimit: ") != 1 {
+		return fmt.Errorf("it says more than once where it comes from: %w", err)
+	}
+	return nil
+}
+
+// inAny are calls of each verb that can be made in a transaction, for the error that they come to.
+func inAny(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) error {
+	request := roomy.For("key")
+	return map[string]func(ctx context.Context, l *ratelimit.Limiter) error{
+		"Take": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Take(ctx, request); return err },
+		"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Take(ctx, request, other.For("key"))
+			return err
+		},
+		"TakeGlobal": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Take(ctx, roomy.Global())
+			return err
+		},
+		"TakeCalendar": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Take(ctx, year.Global())
+			return err
+		},
+		"TakeAhead": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Take(ctx, ahead.For("key"))
+			return err
+		},
+		"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, _, err := l.TakeUpTo(ctx, 3, request)
+			return err
+		},
+		"Require": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, request) },
+		"Check":   func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Check(ctx, request); return err },
+		"Value":   func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Value(ctx, request); return err },
+		"Reserve": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Reserve(ctx, request); return err },
+		"CheckReserve": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.CheckReserve(ctx, request)
+			return err
+		},
+		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Acquire(ctx, slots.For("key"))
+			return err
+		},
+		"Credit":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
+		"Charge":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
+		"Refund":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Refund(ctx, ids.at, request) },
+		"Reset":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
+		"Settle":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation, request) },
+		"SettleAsIs": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation) },
+		"Cancel":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Cancel(ctx, ids.reservation) },
+		"Start": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Start(ctx, ids.reservation)
+			return err
+		},
+		"Started": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Started(ctx, ids.reservation)
+			return err
+		},
+		"Renew": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Renew(ctx, ids.reservation)
+			return err
+		},
+		"RenewLease": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.RenewLease(ctx, ids.lease)
+			return err
+		},
+		"Release": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, ids.lease) },
+		"Expire":  func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Expire(ctx); return err },
+	}
+}
+
+// onPool are these and those that need a pool.
+func onPool(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) error {
+	all := inAny(ids)
+	all["Wait"] = func(ctx context.Context, l *ratelimit.Limiter) error {
+		_, err := l.Wait(ctx, roomy.For("key"))
+		return err
+	}
+	all["Prune"] = func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Prune(ctx, roomy); return err }
+	all["Hold"] = func(ctx context.Context, l *ratelimit.Limiter) error {
+		return l.Hold(ctx, func(context.Context, ratelimit.Lease) error { return errors.New("nothing is held") }, slots.For("key"))
+	}
+	all["InTx"] = func(ctx context.Context, l *ratelimit.Limiter) error {
+		return l.InTx(ctx, func(pgx.Tx) error { return errors.New("nothing has begun") })
+	}
+	return all
+}
+
+// Through a pooler in transaction mode the ways to run queries that prepare statements are refused with one error, which says what to
+// change: each verb of a Limiter's first call, with many callers at once, before anything is taken, while other programs are at work. A caller's transaction goes on.
+func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	url := d.behind(t, postgrestest.TransactionPool)
+	ids := d.ids(t)
+	before := d.contents(t)
+	t.Run("Modes", func(t *testing.T) {
+		for _, how := range preparing {
+			t.Run(how, func(t *testing.T) {
+				t.Parallel()
+				for _, u := range uses(t, mode(url, how)) {
+					all := onPool(ids)
+					names := make([]string, 0, len(all))
+					for name := range all {
+						names = append(names, name)
+					}
+					require.NoError(t, together(callers, func(worker int) error {
+						for i := range len(names) / 2 { // so that each is made by several at once
+							name := names[(5*worker+i)%len(names)]
+							if err := errAbout(all[name](t.Context(), u.limiter), how); err != nil {
+								return fmt.Errorf("%s of %s: %w", name, u.name, err)
+							}
+						}
+						return nil
+					}))
+					for name, call := range inAny(ids) {
+						who := how + u.name + name
+						require.NoError(t, u.inTx(t.Context(), who, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), how) }), who)
+						require.Equal(t, 1, d.count(t, `SELECT count(*) FROM pooled WHERE who = $1`, who), "the transaction goes on, and commits")
+					}
+				}
+			})
+		}
+	})
+	require.Equal(t, before, d.contents(t), "nothing was taken, given back or written down")
+}
+
+// Each verb finds it out by itself, when it is the first of its Limiter, alone and in a transaction.
+func TestEachVerbIsRefusedFirst(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	url := mode(d.behind(t, postgrestest.TransactionPool), "cache_statement")
+	ids := d.ids(t)
+	before := d.contents(t)
+	pool := connect(t, url, 4)
+	for name, call := range onPool(ids) {
+		require.NoError(t, errAbout(call(t.Context(), limiterOn(t, pool, ratelimit.Config{})), "cache_statement"), name)
+	}
+	for name, call := range inAny(ids) {
+		u := useOf(t, "", pool, ratelimit.Config{}, pgx.Serializable)
+		require.NoError(t, u.inTx(t.Context(), name, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), "cache_statement") }), name)
+	}
+	require.Equal(t, before, d.contents(t))
+}
+
+// A PgBouncer that keeps track of statements keeps track of those that have a name.
+func TestDescribeExecIsRefusedWhereStatementsAreTracked(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	tracks := postgrestest.HasTrackingPool(t)
+	pool := postgrestest.TransactionPool // as before 1.21, where nothing is tracked
+	if tracks {
+		pool = postgrestest.TrackingPool
+	}
+	url := d.behind(t, pool)
+	for _, how := range preparing {
+		_, err := limiterOn(t, connect(t, mode(url, how), 2), ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
+		if how == "cache_statement" && tracks {
+			require.NoError(t, err)
+			continue
+		}
+		require.NoError(t, errAbout(err, how))
+	}
+}
+
+// hidden is a pool whose connections cannot be looked at, as behind a type of the application's own.
+type hidden struct{ ratelimit.Pool }
+
+type hiddenRows struct{ pgx.Rows }
+
+func (hiddenRows) Conn() *pgx.Conn { return nil }
+
+func (p hidden) Query(ctx context.Context, query string, arguments ...any) (pgx.Rows, error) {
+	rows, err := p.Pool.Query(ctx, query, arguments...)
+	return hiddenRows{rows}, err
+}
+
+// Where it cannot be found out before, the statement that fails says so.
+func TestStatementsThatGetLostSayWhy(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	url := mode(d.behind(t, postgrestest.TransactionPool), "cache_statement")
+	take := func(pool *pgxpool.Pool) error {
+		_, err := limiterOn(t, hidden{pool}, ratelimit.Config{NoBatching: true}).Take(t.Context(), roomy.For("key"))
+		return err
+	}
+	require.NoError(t, take(connect(t, url, 1)))
+	err := take(connect(t, url, 1)) // prepares what is there, on the connection that is free again
+	require.ErrorIs(t, err, ratelimit.ErrPoolerMode)
+	require.ErrorContains(t, err, advice)
+	require.True(t, ratelimit.IsUndecided(err))
+	var answer *pgconn.PgError
+	require.ErrorAs(t, err, &answer, "with what the server said")
+	require.Equal(t, "42P05", answer.Code)
+}
+
+// Where statements stay with their connection, nothing is refused: directly, through a pooler in session mode, through one that keeps track of
+// them, and through one that gives a connection of the server away until something was prepared on it. Only behind a pooler it is tried, once.
+func TestPreparingWorksElsewhere(t *testing.T) {
+	t.Parallel()
+	type way struct {
+		url   func(t *testing.T, d *database) string
+		modes []string
+		tried int64 // connections that were made to try it, by each Limiter
+	}
+	ways := map[string]way{
+		"Direct":      {func(_ *testing.T, d *database) string { return d.url() }, preparing, 0},
+		"SessionPool": {func(t *testing.T, d *database) string { t.Helper(); return d.behind(t, postgrestest.SessionPool) }, preparing, 2},
+		"PinningPool": {func(t *testing.T, d *database) string { t.Helper(); return startPinning(t, d.url()) }, preparing[:1], 2},
+	}
+	if postgrestest.HasTrackingPool(t) {
+		ways["TrackingPool"] = way{func(t *testing.T, d *database) string { t.Helper(); return d.behind(t, postgrestest.TrackingPool) }, preparing[:1], 2}
+	}
+	for name, w := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := setup(t)
+			url := w.url(t, d)
+			for _, how := range w.modes {
+				t.Run(how, func(t *testing.T) { // one after the other: a pooler in session mode has few connections
+					var dialed atomic.Int64
+					const conns = 3
+					pool := connect(t, mode(url, how), conns, func(c *pgxpool.Config) {
+						dial := c.ConnConfig.DialFunc
+						c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+							dialed.Add(1)
+							return dial(ctx, network, address)
+						}
+					})
+					u := useOf(t, "batched", pool, ratelimit.Config{}, pgx.ReadCommitted)
+					d.work(t, conns, []use{u})
+					require.LessOrEqual(t, dialed.Load()-w.tried, int64(conns))
+					_, err := limiterOn(t, pool, ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
+					require.NoError(t, err)
+					conn, err := pool.Acquire(t.Context())
+					require.NoError(t, err)
+					defer conn.Release()
+					_, err = limiterOn(t, conn, ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
+					require.NoError(t, err, "a single connection")
+				})
+			}
+		})
+	}
+}

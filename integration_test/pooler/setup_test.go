@@ -1,0 +1,113 @@
+// Package pooler_test holds tests of what is promised through poolers: each call through PgBouncer in transaction mode, in each way in
+// which pgx can run queries, and what is told where that cannot be.
+package pooler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// patient bounds what ends by itself, so that a test that hangs fails. It decides nothing.
+const patient = 2 * time.Minute
+
+// database is one of the test's own, with a table of the application's.
+type database struct {
+	direct *pgxpool.Pool // past any pooler
+}
+
+func setup(t *testing.T) *database {
+	t.Helper()
+	d := &database{direct: postgrestest.New(t)}
+	_, err := d.direct.Exec(t.Context(), `CREATE TABLE pooled (who text PRIMARY KEY)`)
+	require.NoError(t, err)
+	return d
+}
+
+// url returns the connection string of the database, past any pooler.
+func (d *database) url() string { return d.direct.Config().ConnString() }
+
+// behind returns the connection string of the database through a PgBouncer of the test's own.
+func (d *database) behind(t *testing.T, mode postgrestest.PoolMode) string {
+	t.Helper()
+	return postgrestest.StartPgBouncer(t, d.url(), mode)
+}
+
+// count returns what a query counts.
+func (d *database) count(t *testing.T, query string, arguments ...any) (n int) {
+	t.Helper()
+	require.NoError(t, d.direct.QueryRow(t.Context(), query, arguments...).Scan(&n))
+	return n
+}
+
+// connect returns a pool of so many connections.
+func connect(t *testing.T, url string, conns int32, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	config.MaxConns = conns
+	for _, change := range configure {
+		change(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// limiterOn returns a Limiter whose calls have the time that they take on a busy machine.
+func limiterOn(t *testing.T, pool ratelimit.Pool, config ratelimit.Config) *ratelimit.Limiter {
+	t.Helper()
+	config.Timeout = patient
+	limiter, err := ratelimit.New(pool, config)
+	require.NoError(t, err)
+	return limiter
+}
+
+// mode adds a way to run queries to a connection string.
+func mode(url, mode string) string {
+	separator := "?"
+	for _, c := range url {
+		if c == '?' {
+			separator = "&"
+		}
+	}
+	return url + separator + "default_query_exec_mode=" + mode
+}
+
+// together runs work for each worker from 0 to n-1 at once, and returns what went wrong in any of them.
+func together(n int, work func(worker int) error) error {
+	start := make(chan struct{})
+	failed := make([]error, n)
+	var workers sync.WaitGroup
+	for worker := range n {
+		workers.Go(func() {
+			<-start
+			failed[worker] = work(worker)
+		})
+	}
+	close(start)
+	workers.Wait()
+	return errors.Join(failed...)
+}
+
+// callersTx runs fn in a transaction as an application does that has a retry loop of its own.
+func callersTx(ctx context.Context, pool ratelimit.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (err error) {
+	const most = 1000
+	for range most {
+		if err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn); !ratelimit.IsRetryable(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("gave up after %d conflicts: %w", most, err)
+}

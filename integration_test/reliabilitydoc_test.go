@@ -1,0 +1,91 @@
+package integration_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// reliabilityRows is how many rows docs/reliability.md has.
+const reliabilityRows = 44
+
+var (
+	reliabilityRow  = regexp.MustCompile(`(?m)^\| (\d+) \|(.*)$`)
+	reliabilityTest = regexp.MustCompile("`([a-z0-9/_]+) ((?:Test|Fuzz)[A-Za-z0-9_]*)((?:/[^` ]+)?)`")
+	namesATest      = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]`)
+)
+
+// TestReliabilityNamesTests promises of docs/reliability.md that it has each row once, that each row names a test, and that each test it
+// names is in the directory it names, with the part of it that it names.
+func TestReliabilityNamesTests(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../docs/reliability.md")
+	require.NoError(t, err)
+	packages, rows := map[string]*testsOf{}, []int{}
+	for _, row := range reliabilityRow.FindAllStringSubmatch(string(text), -1) {
+		number, err := strconv.Atoi(row[1])
+		require.NoError(t, err)
+		rows = append(rows, number)
+		named := reliabilityTest.FindAllStringSubmatch(row[2], -1)
+		if len(named) == 0 {
+			t.Errorf("row %d names no test", number)
+		}
+		if len(named) != len(namesATest.FindAllString(row[2], -1)) {
+			t.Errorf("row %d names a test otherwise than by `directory TestName`", number)
+		}
+		for _, test := range named {
+			directory, name, part := test[1], test[2], strings.TrimPrefix(test[3], "/")
+			if packages[directory] == nil {
+				packages[directory] = testsIn(t, filepath.Join("..", directory))
+			}
+			if found := packages[directory]; !found.functions[name] || part != "" && !found.texts[part] {
+				t.Errorf("row %d names %s, which is not in %s", number, name+test[3], directory)
+			}
+		}
+	}
+	slices.Sort(rows)
+	for i := range reliabilityRows {
+		require.Contains(t, rows, i+1)
+	}
+	require.Len(t, rows, reliabilityRows)
+}
+
+// testsOf are the tests of a package, and the texts in them, of which some are the names of parts.
+type testsOf struct{ functions, texts map[string]bool }
+
+// testsIn parses the tests of a directory.
+func testsIn(t *testing.T, directory string) *testsOf {
+	t.Helper()
+	found := &testsOf{functions: map[string]bool{}, texts: map[string]bool{}}
+	files, err := filepath.Glob(filepath.Join(directory, "*_test.go"))
+	require.NoError(t, err)
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		ast.Inspect(parsed, func(node ast.Node) bool {
+			switch n := node.(type) {
+			case *ast.FuncDecl:
+				if n.Recv == nil {
+					found.functions[n.Name.Name] = true
+				}
+			case *ast.BasicLit:
+				if n.Kind == token.STRING {
+					text, err := strconv.Unquote(n.Value)
+					require.NoError(t, err)
+					found.texts[text] = true
+				}
+			}
+			return true
+		})
+	}
+	return found
+}

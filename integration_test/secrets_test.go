@@ -1,0 +1,294 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
+	"github.com/pgratelimit/pgratelimit/otellimit"
+	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sloglimit"
+)
+
+const (
+	secretPassword = "Pa55-of-the-dsn"
+	secretHashKey  = "hash-key-0f-the-program"
+	secretEmail    = "alice.liddell@example.org"
+)
+
+// exposed is everything that a program with a Limiter shows to others.
+type exposed struct {
+	logtest.Journal
+
+	counts  *promlimit.Observer
+	metrics *sdkmetric.ManualReader
+	spans   *tracetest.SpanRecorder
+}
+
+// expose returns what observes a Limiter, and shows it.
+func expose(t *testing.T) (*exposed, ratelimit.Observer) {
+	t.Helper()
+	e := &exposed{metrics: sdkmetric.NewManualReader(), spans: tracetest.NewSpanRecorder()}
+	var err error
+	e.counts, err = promlimit.New(promlimit.Config{})
+	require.NoError(t, err)
+	traces, err := otellimit.New(otellimit.Config{
+		MeterProvider:  sdkmetric.NewMeterProvider(sdkmetric.WithReader(e.metrics)),
+		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(e.spans)),
+	})
+	require.NoError(t, err)
+	return e, ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: e.logger()}), e.counts, traces)
+}
+
+func (e *exposed) logger() *slog.Logger {
+	return slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// failed writes what a caller would write of an error, in each way.
+func (e *exposed) failed(err error) {
+	for ; err != nil; err = errors.Unwrap(err) {
+		_, _ = fmt.Fprintf(e, "error: %v %+v %q\n", err, err, err.Error())
+	}
+}
+
+// all returns the log, and what is scraped and exported.
+func (e *exposed) all(t *testing.T) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, registry.Register(e.counts))
+	scrape := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(scrape, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+	var measured metricdata.ResourceMetrics
+	require.NoError(t, e.metrics.Collect(t.Context(), &measured))
+	text := e.String() + scrape.Body.String() + fmt.Sprintf("%+v", measured)
+	for _, span := range tracetest.SpanStubsFromReadOnlySpans(e.spans.Ended()) {
+		text += fmt.Sprintf("%+v\n", span)
+	}
+	return text
+}
+
+// TraceQueryStart and the others are what a tracer of pgx that writes errors writes.
+func (e *exposed) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (e *exposed) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	e.failed(data.Err)
+}
+
+func (e *exposed) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (e *exposed) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	e.failed(data.Err)
+}
+
+func (e *exposed) TraceBatchEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
+	e.failed(data.Err)
+}
+
+func (e *exposed) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartData) context.Context {
+	return ctx
+}
+
+func (e *exposed) TraceConnectEnd(_ context.Context, data pgx.TraceConnectEndData) {
+	e.failed(data.Err)
+}
+
+// Whatever happens, nothing that a program logs, measures, traces, answers or returns as an error holds the password of its
+// connection string, the secret of Config.HashKey, or a key. With Config.HashKey no table holds one, either.
+func TestNothingThatIsShownHoldsASecret(t *testing.T) {
+	t.Parallel()
+	for name, secret := range map[string][]byte{"Plain": nil, "Hashed": []byte(secretHashKey)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			shown, observer := expose(t)
+			wire := &cutter{}
+			s := newStand(t, wire.on, func(c *pgxpool.Config) { c.ConnConfig.Tracer = shown })
+			config := ratelimit.Config{HashKey: secret, Observer: observer, DenyCache: 10}
+			limiter := s.with(t, config)
+			s.showCalls(t, shown, limiter)
+			s.showFailures(t, shown, config, wire)
+			s.showAnswers(t, shown, limiter)
+			if secret != nil {
+				_, _ = shown.Write([]byte(s.outside.dump(t)))
+			}
+			text := shown.all(t)
+			for _, expected := range []string{
+				"ratelimit: refused", "ratelimit: failed", "ratelimit_requests_total", "ratelimit.requests", "SQLSTATE 28P01", "SQLSTATE 55P03",
+				"SQLSTATE 42501", "connection refused", "Retry-After", "Ratelimit", "another HashKey",
+			} {
+				require.Contains(t, text, expected, "it is looked for where it could be")
+			}
+			connection := s.pool.Config().ConnConfig
+			for _, hidden := range []string{secretPassword, secretHashKey, secretEmail, "liddell", connection.Password} {
+				if hidden == "" {
+					continue // a server that asks for none
+				}
+				for _, form := range []string{
+					hidden, url.QueryEscape(hidden), base64.StdEncoding.EncodeToString([]byte(hidden)), base64.RawURLEncoding.EncodeToString([]byte(hidden)),
+					fmt.Sprintf("%x", hidden), fmt.Sprintf("%d", []byte(hidden)),
+				} {
+					at := strings.Index(strings.ToLower(text), strings.ToLower(form))
+					require.Negative(t, at, "%q is shown: %s", form, text[max(at-300, 0):min(max(at, 0)+300, len(text))])
+				}
+			}
+		})
+	}
+}
+
+// showCalls makes every call, allowed and refused, and calls that cannot be.
+func (s *stand) showCalls(t *testing.T, shown *exposed, limiter *ratelimit.Limiter) {
+	t.Helper()
+	ctx := t.Context()
+	r, err := limiter.Reserve(ctx, roomy.For(secretEmail))
+	require.NoError(t, err)
+	lease, err := limiter.Acquire(ctx, daylong("slots", 1).For(secretEmail))
+	require.NoError(t, err)
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	for name, call := range everyCall() {
+		for _, request := range []ratelimit.Request{
+			tight.For(secretEmail).Cost(2), roomy.For(secretEmail + "\x00"), daylong("slots", 1).For(strings.Repeat(secretEmail, 20)),
+		} {
+			shown.failed(call(ctx, limiter, r.ID, request))
+			shown.failed(call(ctx, limiter, unknownID, request))
+			shown.failed(call(cancelled, limiter, r.ID, request))
+			shown.failed(limiter.InTx(ctx, func(tx pgx.Tx) error { return call(ctx, limiter.WithTx(tx), r.ID, request) }))
+			d, err := limiter.Take(ctx, request, tight.For(secretEmail))
+			shown.failed(errors.Join(err, d.Err()))
+			_, _ = fmt.Fprintf(shown, "%s of %v: %v\n", name, request, d.Err())
+		}
+	}
+	_, err = limiter.Acquire(ctx, daylong("slots", 1).For(secretEmail))
+	shown.failed(err)
+	for range 2 {
+		shown.failed(limiter.Release(ctx, lease.ID))
+	}
+	_, err = limiter.RenewLease(ctx, lease.ID)
+	shown.failed(err)
+	_, err = limiter.RenewLease(ctx, lease.ID+"0")
+	shown.failed(err)
+}
+
+// showFailures makes calls where the database fails in one way after the other.
+func (s *stand) showFailures(t *testing.T, shown *exposed, config ratelimit.Config, wire *cutter) {
+	t.Helper()
+	some := map[string]bool{"Take": true, "TakeSeveral": true, "Reserve": true, "Settle": true, "Value": true}
+	ask := func(pool ratelimit.Pool, config ratelimit.Config) {
+		limiter, err := ratelimit.New(pool, config)
+		require.NoError(t, err)
+		for name, call := range everyCall() {
+			if !some[name] && config.Schema == "" {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patient)
+			shown.failed(call(ctx, limiter, unknownID, roomy.For(secretEmail)))
+			cancel()
+		}
+		shown.failed(limiter.Close(t.Context()))
+		_, err = limiter.Take(t.Context(), roomy.For(secretEmail))
+		shown.failed(err)
+	}
+	other, unmade := config, config
+	other.HashKey, unmade.Schema = []byte("another-"+secretHashKey), "unmade"
+	ask(s.pool, other)
+	ask(s.pool, unmade)
+	for _, change := range []func(*pgxpool.Config){
+		func(c *pgxpool.Config) { c.ConnConfig.Password = secretPassword },
+		func(c *pgxpool.Config) { c.ConnConfig.Password, c.ConnConfig.Port = secretPassword, 1 },
+		func(c *pgxpool.Config) { c.ConnConfig.Password, c.ConnConfig.Database = secretPassword, "nowhere" },
+		func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = "pg_monitor" },
+	} {
+		broken := s.pool.Config()
+		change(broken)
+		pool, err := pgxpool.NewWithConfig(t.Context(), broken)
+		require.NoError(t, err)
+		ask(pool, config)
+		pool.Close()
+	}
+	takeOne(t, s.with(t, ratelimit.Config{HashKey: config.HashKey}), roomy.For(secretEmail))
+	heal := s.setDefault(t, "lock_timeout", "20ms")
+	tx, err := s.outside.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
+	require.NoError(t, err)
+	ask(s.pool, config)
+	require.NoError(t, tx.Rollback(t.Context()))
+	heal()
+	for _, side := range []cut{cutHalfRequest, cutHalfAnswer} {
+		wire.arm("roomy", side, 5)
+		ask(s.pool, config)
+		wire.arm("commit", side, 5)
+		ask(s.pool, config)
+		wire.arm("", side, 0)
+	}
+	s.pool.Reset()
+}
+
+// showAnswers writes what clients of a middleware get, and what it logs.
+func (s *stand) showAnswers(t *testing.T, shown *exposed, limiter *ratelimit.Limiter) {
+	t.Helper()
+	closed := s.with(t, ratelimit.Config{})
+	require.NoError(t, closed.Close(t.Context()))
+	for _, l := range []*ratelimit.Limiter{limiter, closed} {
+		for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
+			middleware, err := httplimit.New(l, httplimit.Config{
+				Headers: headers, Logger: shown.logger(), DecisionTimeout: time.Minute,
+				Rules: []httplimit.Rule{{Limit: pinch, Key: func(r *http.Request) (string, error) { return r.Header.Get("X-Email"), nil }}},
+			})
+			require.NoError(t, err)
+			for range 4 {
+				r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
+				r.Header.Set("X-Email", secretEmail)
+				w := httptest.NewRecorder()
+				middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "done") })).ServeHTTP(w, r)
+				_, _ = fmt.Fprintf(shown, "%d %v %s\n", w.Code, w.Header(), w.Body)
+			}
+		}
+	}
+}
+
+// dump returns all rows of the Limiter's tables.
+func (b *bundle) dump(t *testing.T) string {
+	t.Helper()
+	found, err := b.pool.Query(t.Context(), `SELECT format('%I', c.relname) FROM pg_class AS c
+		WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r' ORDER BY 1`)
+	require.NoError(t, err)
+	tables, err := pgx.CollectRows(found, pgx.RowTo[string])
+	require.NoError(t, err)
+	var all bytes.Buffer
+	for _, table := range tables {
+		rows, err := b.pool.Query(t.Context(), `SELECT to_jsonb(t)::text FROM ratelimit.`+table+` AS t`)
+		require.NoError(t, err)
+		texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		fmt.Fprintln(&all, table, texts)
+	}
+	require.Contains(t, all.String(), "roomy")
+	return all.String()
+}

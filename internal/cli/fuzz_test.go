@@ -1,0 +1,62 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/cli"
+)
+
+// FuzzRun gives the program any arguments, a line each, and any input. Its context is over, so that no database is asked and no server
+// started. It ends with one of the codes that are documented, and says on standard error what is wrong where that is not all.
+func FuzzRun(f *testing.F) {
+	for _, line := range []string{
+		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --rate 10 --period 1m --cost 3 --database-url postgres://127.0.0.1:1/x",
+		"get a --kind sliding_window --rate 1e400 --period -5d", "get a --kind calendar_window --rate 1 --resets month --first-weekday x",
+		"get a --kind concurrency --most 5 --lease 1w -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
+		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --denials-older-than NaNd --yes", "migrate down --yes --schema x",
+		"doctor --hash-key-file /nowhere", "top --by debt --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
+	} {
+		f.Add(strings.ReplaceAll(line, " ", "\n"), "rules: [{limit: a, rate: 1}]")
+	}
+	codes := []int{0, 1, 2, 3, 4, 5, 6, 130}
+	f.Fuzz(func(t *testing.T, line, input string) {
+		args := strings.Split(line, "\n")
+		if slices.Contains(args, "playground") { // which listens
+			return
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		var out, errOut bytes.Buffer
+		code := cli.Run(ctx, args, strings.NewReader(input), &out, &errOut, func(string) string { return "" })
+		require.Contains(t, codes, code)
+		if code == 1 || code == 2 || code == 130 {
+			require.True(t, strings.HasPrefix(errOut.String(), "ratelimit: "), "%q", errOut.String())
+		}
+		require.NotContains(t, errOut.String(), "goroutine ")
+		require.False(t, strings.ContainsAny(errOut.String(), "\x00\x1b"), "%q", errOut.String())
+	})
+}
+
+// FuzzSpan holds spans to their bounds. One that is written as package time writes it is read as it is.
+func FuzzSpan(f *testing.F) {
+	for _, text := range []string{"", "0s", "90s", "1h30m", "7d", "2w", "minute", "week", "NaNd", "Infw", "-1d", "1e9d", "0x1p3d", "40000d", "40001d", "1e-9w", "d", "9223372036854775807ns"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		span, err := cli.Span(text)
+		if err != nil {
+			return
+		}
+		require.True(t, span > 0 && span <= 40_000*24*time.Hour, "%v", span)
+		again, err := cli.Span(span.String())
+		require.NoError(t, err)
+		require.Equal(t, span, again)
+	})
+}

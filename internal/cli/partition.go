@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+// partitionedView is what a change of the partitions has done, for programs.
+type partitionedView struct {
+	Schema     string `json:"schema"`
+	Partitions int    `json:"partitions"`
+	Was        int    `json:"was"`
+}
+
+func (v *partitionedView) words() string {
+	if v.Partitions == v.Was {
+		return fmt.Sprintf("nothing to do: the buckets of schema %s are in %s", v.Schema, inPartitions(v.Partitions))
+	}
+	return fmt.Sprintf("done: the buckets of schema %s are in %s, and were in %s", v.Schema, inPartitions(v.Partitions), inPartitions(v.Was))
+}
+
+func inPartitions(n int) string {
+	if n == 1 {
+		return "one table"
+	}
+	return fmt.Sprintf("%d partitions", n)
+}
+
+func (a *app) migratePartition() *cobra.Command {
+	var cmd *cobra.Command
+	cmd = a.withYes(a.withOutput(a.command(cobra.Command{
+		Use:   "partition NUMBER",
+		Short: "Spread the table of buckets over partitions, or make one table of them again",
+		Long: `Spread the table of buckets over so many partitions by hash; 1 is one plain table. Each call costs more then: see the operations
+guide for when it pays.
+
+The rows are copied in one transaction, which locks the table: calls wait meanwhile, some seconds for each million rows, and
+those that may wait no longer fail. The disk has to have room for the table a second time. Do it at an hour when calls
+may wait. It waits three seconds for transactions that use the table, and then gives up; nothing is changed then.`,
+		Args:    cobra.ExactArgs(1),
+		Example: "  ratelimit migrate partition 16 --yes",
+	}, func(ctx context.Context, args []string) error {
+		n, err := strconv.Atoi(args[0])
+		if err != nil || n < 1 || n > migrations.MaxPartitions {
+			return misused("%q is no number of partitions; use 1, which is one plain table, to %d", args[0], migrations.MaxPartitions)
+		}
+		if err := a.confirm(ctx, "Lock the table of buckets of schema %s, and copy it into %s?", a.options.schema, inPartitions(n)); err != nil {
+			return err
+		}
+		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
+			config := migrations.Config{Schema: db.schema, Partitions: n}
+			was, err := migrations.Partitions(ctx, db.pool, config)
+			if err != nil {
+				return err
+			}
+			if err := migrations.Partition(ctx, db.pool, config); err != nil {
+				return err
+			}
+			v := partitionedView{db.schema, n, was}
+			return a.showDone(v, func(t *table) { t.row(v.words()) })
+		})
+	})))
+	return cmd
+}

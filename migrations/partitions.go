@@ -1,0 +1,212 @@
+package migrations
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// MaxPartitions is the most that [Config.Partitions] may be.
+const MaxPartitions = 256
+
+// ErrPartitions is returned by [Up] and [Partition] when the table of buckets is not, and must not be, in as many partitions as
+// Config.Partitions says. Nothing was changed, and the text of the error says what to do.
+var ErrPartitions = errors.New("migrations: partitions of the buckets")
+
+// lockWait is how long Partition waits for the calls that are under way. Those that come meanwhile wait behind it.
+const lockWait = "3s"
+
+// checkPartitions returns an error when there can be no table of so many partitions.
+func checkPartitions(partitions int) error {
+	if partitions < 0 || partitions > MaxPartitions {
+		return fmt.Errorf("%w: %d; use 1, which is one plain table, to %d", ErrPartitions, partitions, MaxPartitions)
+	}
+	return nil
+}
+
+// Partition makes the table of buckets anew, over cfg.Partitions partitions by a hash of the name and the key, or with 1 as one plain
+// table. It does nothing when the table is so. It keeps all rows, and all that is said of the table: owner, grants,
+// storage parameters, comments, checks and indexes. docs/operations.md says when partitions pay.
+//
+// It is one transaction, which holds an ACCESS EXCLUSIVE lock on the table while it copies the rows: a million are a second and a half of
+// the processor, and what the disk needs to write them. Calls wait meanwhile, those outside of transactions for Config.Timeout of the Limiter at most, and no longer.
+// The disk has to have room for the table a second time. For the lock itself it waits three seconds, and then
+// fails with SQLSTATE 55P03, as a transaction that has taken something and stays open would have every call wait behind Partition.
+//
+// It returns [ErrPartitions] when somebody has partitioned the table in another way, when something stands on the table that would be
+// lost with it (a view, a trigger, a rule, a policy, a foreign key or a publication), and when the server has too few locks for so many
+// partitions.
+func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
+	if pool == nil {
+		return errNilPool
+	}
+	schema, err := cfg.schema()
+	if err != nil {
+		return err
+	}
+	if err := checkPartitions(cfg.Partitions); err != nil {
+		return err
+	}
+	if cfg.Partitions == 0 {
+		return fmt.Errorf("%w: Config.Partitions is not set; use 1, which is one plain table, to %d", ErrPartitions, MaxPartitions)
+	}
+	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error { return partitionIn(ctx, tx, schema, cfg.Partitions) })
+	if err != nil {
+		return fmt.Errorf("partition the buckets of schema %q: %w", schema, err)
+	}
+	return nil
+}
+
+// partitionIn does what Partition does, in a transaction.
+func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int) error {
+	// As long as somebody migrates, no migration is under way in a table that is exchanged.
+	if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", lockID); err != nil {
+		return err
+	}
+	is, err := readPartitions(ctx, tx, schema)
+	switch {
+	case err != nil:
+		return err
+	case is == 0:
+		return fmt.Errorf("%w: there is no table; Up with Config.Partitions makes one", ErrPartitions)
+	case is == partitions:
+		return nil
+	}
+	if err := enoughLocks(ctx, tx, partitions); err != nil {
+		return err
+	}
+	table := pgx.Identifier{schema, "buckets"}.Sanitize()
+	for _, statement := range []string{
+		"SET LOCAL search_path = pg_catalog, pg_temp",
+		"SET LOCAL lock_timeout = '" + lockWait + "'",
+		"LOCK TABLE " + table + " IN ACCESS EXCLUSIVE MODE",
+	} {
+		if _, err := tx.Exec(ctx, statement); err != nil {
+			return explainLock(err)
+		}
+	}
+	if err := nothingStandsOn(ctx, tx, table); err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, partition(schema, partitions))
+	return err
+}
+
+// explainLock adds to an error that says that the lock was not to be had what to do about it.
+func explainLock(err error) error {
+	var server *pgconn.PgError
+	if errors.As(err, &server) && server.Code == "55P03" {
+		return fmt.Errorf("a transaction that uses the table did not end within %s; try again, or end it first (ratelimit doctor names those that are open for long): %w", lockWait, err)
+	}
+	return err
+}
+
+// querier is a pool, or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row
+}
+
+// Partitions returns over how many partitions the table of buckets is spread: 1 is a plain table, and 0 says that there is none. It only
+// reads. It returns [ErrPartitions] when somebody has partitioned the table in another way than [Partition] does.
+func Partitions(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int, error) {
+	if pool == nil {
+		return 0, errNilPool
+	}
+	schema, err := cfg.schema()
+	if err != nil {
+		return 0, err
+	}
+	n, err := readPartitions(ctx, pool, schema)
+	if err != nil {
+		return 0, fmt.Errorf("read the partitions of schema %q: %w", schema, err)
+	}
+	return n, nil
+}
+
+func readPartitions(ctx context.Context, db querier, schema string) (partitions int, err error) {
+	// A partition of Partition has the modulus that is their number, and none under it.
+	const count = `
+		SELECT CASE WHEN c.relkind = 'r' AND NOT c.relispartition THEN 1 ELSE (
+				SELECT count(*) FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class k ON k.oid = i.inhrelid
+				WHERE i.inhparent = c.oid AND k.relkind = 'r') END,
+			c.relkind = 'r' AND NOT c.relispartition OR pg_catalog.pg_get_partkeydef(c.oid) = 'HASH (name, key)' AND (
+				SELECT bool_and(pg_catalog.pg_get_expr(k.relpartbound, k.oid) LIKE format('FOR VALUES WITH (modulus %s, %%',
+					(SELECT count(*) FROM pg_catalog.pg_inherits o WHERE o.inhparent = c.oid)))
+				FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class k ON k.oid = i.inhrelid WHERE i.inhparent = c.oid)
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = 'buckets' AND c.relkind IN ('r', 'p')`
+	var own *bool
+	err = db.QueryRow(ctx, count, schema).Scan(&partitions, &own)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case own == nil || !*own:
+		return 0, fmt.Errorf("%w: somebody has partitioned the table in another way; leave Config.Partitions at 0", ErrPartitions)
+	}
+	return partitions, nil
+}
+
+// enoughLocks returns an error when the lock table of the server is too small: a statement on many buckets locks each partition and its
+// index.
+func enoughLocks(ctx context.Context, db querier, partitions int) error {
+	if partitions == 1 {
+		return nil
+	}
+	var has int
+	if err := db.QueryRow(ctx, "SELECT current_setting('max_locks_per_transaction')::integer").Scan(&has); err != nil {
+		return err
+	}
+	if needs := 2 * (partitions + 1); has < needs {
+		return fmt.Errorf("%w: a statement locks %d partitions and their indexes, and the server is set up for %d locks for each connection; "+
+			"set max_locks_per_transaction to %d or more and restart it, or use %d partitions or fewer", ErrPartitions, partitions, has, needs, has/2-1)
+	}
+	return nil
+}
+
+// nothingStandsOn returns an error that names what would be lost with the table.
+func nothingStandsOn(ctx context.Context, tx pgx.Tx, table string) error {
+	const ask = `
+		WITH kept AS (
+			SELECT $1::text::regclass::oid AS oid UNION SELECT relid FROM pg_partition_tree($1::text::regclass)
+		)
+		SELECT pg_describe_object(d.classid, d.objid, 0) FROM pg_depend d JOIN kept ON d.refobjid = kept.oid
+		WHERE d.refclassid = 'pg_class'::regclass AND (
+			d.classid IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass, 'pg_policy'::regclass, 'pg_publication_rel'::regclass, 'pg_proc'::regclass)
+			OR d.classid = 'pg_constraint'::regclass AND EXISTS (SELECT FROM pg_constraint k WHERE k.oid = d.objid AND k.contype = 'f'))
+		UNION
+		SELECT 'row-level security of table ' || c.oid::regclass FROM pg_class c JOIN kept USING (oid) WHERE c.relrowsecurity
+		UNION
+		SELECT 'inheritance of table ' || i.inhrelid::regclass FROM pg_inherits i WHERE i.inhparent = $1::text::regclass AND EXISTS (
+			SELECT FROM pg_class c WHERE c.oid = i.inhparent AND c.relkind = 'r')
+		ORDER BY 1 LIMIT 10`
+	rows, err := tx.Query(ctx, ask, table)
+	if err != nil {
+		return err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: this stands on the table, and would be lost with it; drop it, and make it again afterwards: %s", ErrPartitions, strings.Join(names, "; "))
+}
+
+// checkMade returns an error when the table of buckets is there, and not as cfg wants it.
+func checkMade(ctx context.Context, db querier, schema string, want int) error {
+	if want == 0 {
+		return nil
+	}
+	is, err := readPartitions(ctx, db, schema)
+	if err != nil || is == 0 || is == want {
+		return err
+	}
+	return fmt.Errorf("%w: there are %d, where 1 is a plain table, and Config.Partitions is %d; call Partition, or run ratelimit migrate partition %d, "+
+		"at an hour when calls may wait, or set Config.Partitions to %d or 0", ErrPartitions, is, want, want, is)
+}

@@ -1,0 +1,81 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// unreachable is a way that cannot be examined, as nobody listens there.
+func unreachable(t *testing.T) (store.Way, route) {
+	t.Helper()
+	c, err := pgx.ParseConfig("postgres://nobody@127.0.0.1:1/nothing")
+	require.NoError(t, err)
+	return store.Way{Config: c}, route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
+}
+
+// A way that refuses calls is looked into again after a while, as somebody may have mended the pooler.
+func TestWhatRefusesCallsIsLookedIntoAgain(t *testing.T) {
+	t.Parallel()
+	way, of := unreachable(t)
+	known := errors.New("known")
+	r := newReach()
+	r.lost[of] = loss{known, time.Now()}
+	require.ErrorIs(t, r.judge(t.Context(), false, way), known)
+	require.ErrorIs(t, r.judge(t.Context(), true, way), known)
+	r.lost[of] = loss{known, time.Now().Add(-examineAgain)}
+	require.NoError(t, r.judge(t.Context(), false, way))
+	require.Empty(t, r.lost)
+}
+
+// What cannot be found out refuses nobody, and is not tried for ever.
+func TestWhatCannotBeExaminedRefusesNobody(t *testing.T) {
+	t.Parallel()
+	way, _ := unreachable(t)
+	r := newReach()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, r.judge(ended, false, way), context.Canceled, "which says nothing of the way")
+	for range maxExamined {
+		require.False(t, r.does(false))
+		require.NoError(t, r.judge(t.Context(), false, way))
+	}
+	require.True(t, r.does(false))
+}
+
+// A transaction may be of another pool than the Limiter's, and says nothing of that.
+func TestATransactionSaysNothingOfThePool(t *testing.T) {
+	t.Parallel()
+	way, _ := unreachable(t)
+	way.Direct = true
+	r := newReach()
+	require.NoError(t, r.judge(t.Context(), true, way))
+	require.True(t, r.does(true))
+	require.False(t, r.does(false))
+	require.NoError(t, r.judge(t.Context(), false, way))
+	require.True(t, r.does(false))
+	r = newReach()
+	require.NoError(t, r.judge(t.Context(), false, way))
+	require.True(t, r.does(true), "transactions mostly are of the pool")
+}
+
+// Who prepares nothing is right behind any pooler, and of other drivers nothing is known.
+func TestWaysThatNeedNoExamination(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		way, _ := unreachable(t)
+		way.Config.DefaultQueryExecMode = mode
+		r := newReach()
+		require.NoError(t, r.judge(t.Context(), false, way))
+		require.True(t, r.does(false))
+	}
+	r := newReach()
+	require.NoError(t, r.judge(t.Context(), false, store.Way{}))
+	require.True(t, r.does(false))
+}

@@ -1,0 +1,259 @@
+package ratelimittest_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+// numbers are what policies of any kind are made of.
+type numbers struct {
+	rate, capacity, maxReserved, share float64
+	period, span                       int64 // nanoseconds
+	whole, month                       int
+	word, zone                         string
+}
+
+// policyKinds is how many policies numbers make.
+const policyKinds = 9
+
+// policy returns the policy of a kind with those numbers.
+func (n numbers) policy(kind uint8) ratelimit.Policy {
+	period, span := time.Duration(n.period), time.Duration(n.span)
+	switch kind % policyKinds {
+	case 0:
+		return ratelimit.TokenBucket{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved, Shards: n.whole, Prefetch: span}
+	case 1:
+		return ratelimit.TokenBucket{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved}
+	case 2:
+		return ratelimit.FixedWindow{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved, Shards: n.whole, Prefetch: span}
+	case 3:
+		return ratelimit.FixedWindow{Rate: n.rate, Period: period, Capacity: n.capacity, Start: time.UnixMicro(n.span)}
+	case 4:
+		return ratelimit.SlidingWindow{Rate: n.rate, Period: period, Slices: n.whole}
+	case 5:
+		return ratelimit.CalendarWindow{
+			Rate: n.rate, Resets: ratelimit.Calendar(n.word), Zone: n.zone, FirstWeekday: time.Weekday(n.whole), FirstDay: n.whole,
+			FirstMonth: time.Month(n.month), MaxReserved: n.maxReserved,
+		}
+	case 6:
+		return ratelimit.Concurrency{Most: n.whole, Lease: span}
+	case 7:
+		contract := n.policy(1 + kind/policyKinds%5)
+		return ratelimit.Adaptive{Contract: contract, Floor: n.share, Growth: n.capacity, Epoch: span, Apply: n.whole%2 == 0}
+	default:
+		return []ratelimit.Policy{nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.CalendarWindow)(nil), ratelimit.Adaptive{}}[kind/policyKinds%4]
+	}
+}
+
+// isRefusalOfInput reports whether err says what is wrong with a request, and is of a type that callers can ask for.
+func isRefusalOfInput(err error) bool {
+	for _, known := range []error{
+		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrInvalidRequest,
+		ratelimit.ErrNoReservations, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded, ratelimit.ErrLeaseLost, ratelimit.ErrInvalidLease,
+	} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
+}
+
+// FuzzPolicies holds a policy of any kind with any numbers to what is promised of all: NewLimit returns an error, or a limit
+// whose full bucket gives what Check says, refuses with a wait when it is empty, and gives again after that.
+func FuzzPolicies(f *testing.F) {
+	minute, century := int64(time.Minute), int64(36525*ratelimit.Day)
+	for kind := range uint8(5 * policyKinds) {
+		f.Add(kind, 10.0, 10.0, 0.0, 0.5, minute, int64(time.Second), 2, 3, "month", "Europe/Berlin", 3.0)
+	}
+	f.Add(uint8(0), 1e12, 1e12, 1e12, 0.0, int64(1000), int64(0), 64, 0, "", "", 1e12)
+	f.Add(uint8(1), 1e-9, ratelimit.NoCapacity, ratelimit.NoReservations, 0.0, century, int64(0), 0, 0, "", "", 1e-9)
+	f.Add(uint8(1), math.NaN(), math.Inf(1), math.Inf(-1), math.NaN(), int64(math.MinInt64), int64(math.MaxInt64), math.MinInt, -1, "day", "", math.NaN())
+	f.Add(uint8(2), 100.0, 250.0, 7.0, 0.0, minute, int64(0), 8, 0, "", "", 40.0)
+	f.Add(uint8(3), 0x1p63, -1.0, 0.0, 0.0, century+1, int64(math.MinInt64), -1, 0, "", "", math.Inf(1))
+	f.Add(uint8(4), 7.0, 0.0, 0.0, 0.0, int64(12*time.Second), int64(0), 128, 0, "", "", 0.25)
+	f.Add(uint8(5), 1000.0, 0.0, 0.0, 0.0, int64(0), int64(0), 31, 12, "year", "America/Santiago", 1000.0)
+	f.Add(uint8(5), 1000.0, 0.0, ratelimit.NoDebt, 0.0, int64(0), int64(0), 6, 0, "week", "Nowhere/Land", 1.0)
+	f.Add(uint8(6), 0.0, 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 1000.0)
+	f.Fuzz(func(t *testing.T, kind uint8, rate, capacity, maxReserved, share float64, period, span int64, whole, month int, word, zone string, cost float64) {
+		n := numbers{rate, capacity, maxReserved, share, period, span, whole, month, word, zone}
+		policy := n.policy(kind)
+		limit, err := ratelimit.NewLimit("fuzz", policy)
+		if err != nil {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+			require.Equal(t, ratelimit.Limit{}, limit)
+			return
+		}
+		require.NotEmpty(t, limit.String())
+		require.True(t, limit.Capacity() >= 0 && limit.Capacity() <= 1e12, "%v", limit.Capacity())
+		clock := ratelimittest.NewClock()
+		limiter := ratelimittest.New(t, clock)
+		request := limit.For("key").Cost(cost)
+		_, holds := policy.(ratelimit.Concurrency)
+		take := func(ctx context.Context) (ratelimit.Decision, error) {
+			if holds {
+				lease, err := limiter.Acquire(ctx, request)
+				return lease.Decision, err
+			}
+			return limiter.Take(ctx, request)
+		}
+		said, err := limiter.Check(t.Context(), request)
+		told, takeErr := take(t.Context())
+		require.Equal(t, err == nil, takeErr == nil, "%v and %v", err, takeErr)
+		if err != nil {
+			require.True(t, isRefusalOfInput(err), "%v", err)
+			require.True(t, isRefusalOfInput(takeErr), "%v", takeErr)
+			return
+		}
+		require.True(t, said.Allowed && told.Allowed, "a full bucket gives what is no error: %v", told)
+		for range 3 {
+			require.True(t, told.Remaining >= 0 && told.Remaining <= limit.Capacity(), "%v remain", told.Remaining)
+			require.GreaterOrEqual(t, told.ResetAfter, time.Duration(0))
+			require.Equal(t, told.Allowed, told.RetryAfter == 0, "%v", told.RetryAfter)
+			if told, err = take(t.Context()); !told.Allowed {
+				break
+			}
+		}
+		require.NoError(t, err)
+		if told.Allowed || whole > 1 && !holds || told.RetryAfter > 200*365*ratelimit.Day {
+			return // of rows that are full nothing arrives: what is said of several is the least that it takes
+		}
+		clock.Advance(told.RetryAfter)
+		again, err := take(t.Context())
+		require.NoError(t, err)
+		require.True(t, again.Allowed, "who waits %v is let through, and not told %v", told.RetryAfter, again.RetryAfter)
+	})
+}
+
+// verbs is what FuzzVerbs calls: on a Limiter, with two requests, the actual cost, an instant, and the last reservation.
+var verbs = []func(ctx context.Context, l *ratelimit.Limiter, a *answers) error{
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Take(ctx, a.one)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Take(ctx, a.one, a.other)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Check(ctx, a.other, a.one)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		taken, _, err := l.TakeUpTo(ctx, a.n, a.one, a.other)
+		if err == nil && (taken < 0 || taken > a.n) {
+			return errors.New("took more than was asked for")
+		}
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		r, err := l.Reserve(ctx, a.one, a.other)
+		if r.ID != "" {
+			a.id = r.ID
+		}
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.CheckReserve(ctx, a.one)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		return l.Settle(ctx, a.id, a.actual)
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Cancel(ctx, a.id) },
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Start(ctx, a.id)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Renew(ctx, a.id)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		return l.Credit(ctx, a.one, a.other)
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Refund(ctx, a.at, a.one) },
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Charge(ctx, a.actual) },
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Reset(ctx, a.one) },
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Acquire(ctx, a.one)
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		_, err := l.Take(ctx, ratelimit.Borrow(a.one, a.other))
+		return err
+	},
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Release(ctx, a.id) },
+}
+
+type answers struct {
+	one, other, actual ratelimit.Request
+	n                  int
+	at                 time.Time
+	id                 string
+}
+
+// FuzzVerbs makes calls of all verbs with any costs, prices, counts and instants. What they return is nil or an error of a type
+// that says what is wrong; the buckets hold finite numbers; a transaction in which a call was wrong goes on; and
+// one that is rolled back leaves no trace.
+func FuzzVerbs(f *testing.F) {
+	all := make([]byte, len(verbs))
+	for i := range all {
+		all[i] = byte(i)
+	}
+	f.Add(all, 1.0, 2.0, 1.0, 3.0, 4, int64(0), "")
+	f.Add([]byte{4, 6, 4, 7, 4, 9, 8}, 1.0, 0.5, 2.0, 7.0, 0, int64(1767614400000000), "a-b")
+	f.Add([]byte{3, 10, 11, 12, 13}, math.NaN(), math.Inf(1), -1.0, 0x1p63, math.MaxInt, int64(math.MinInt64), "L1AAAAAA")
+	f.Add([]byte{4, 6, 12, 10, 0}, 1e-9, 1e12, 1e-300, 1e308, -1, int64(math.MaxInt64), "00000000-0000-0000-0000-000000000000")
+	bucket := ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 5})
+	contract := ratelimit.Define("contract", ratelimit.Adaptive{Contract: ratelimit.FixedWindow{Rate: 100, Period: time.Hour}, Apply: true})
+	f.Fuzz(func(t *testing.T, calls []byte, cost, otherCost, price, actual float64, n int, at int64, id string) {
+		clock := ratelimittest.NewClock()
+		limiter := ratelimittest.New(t, clock)
+		a := &answers{
+			one: bucket.For("key").Cost(cost), other: contract.For("key").Cost(otherCost).Price(price), actual: bucket.For("key").Cost(actual),
+			n: n, at: time.UnixMicro(at), id: id,
+		}
+		call := func(ctx context.Context, l *ratelimit.Limiter, calls []byte) {
+			for _, call := range calls[:min(len(calls), 12)] {
+				if err := verbs[int(call)%len(verbs)](ctx, l, a); err != nil {
+					require.True(t, isRefusalOfInput(err), "verb %d: %v", int(call)%len(verbs), err)
+				}
+				clock.Advance(time.Duration(call) * time.Second / 16)
+			}
+		}
+		tokens := func(l *ratelimit.Limiter) (held [2]float64) {
+			for i, limit := range []ratelimit.Limit{bucket, contract} {
+				v, err := l.Value(t.Context(), limit.For("key"))
+				require.NoError(t, err)
+				require.True(t, v.Tokens <= limit.Capacity() && !math.IsInf(v.Tokens, -1), "%v", v.Tokens)
+				held[i] = v.Tokens
+			}
+			return held
+		}
+		half := len(calls) / 2
+		call(t.Context(), limiter, calls[:half])
+		rolledBack := errors.New("rolled back")
+		now := clock.Now()
+		before := tokens(limiter)
+		require.ErrorIs(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			call(t.Context(), limiter.WithTx(tx), calls[half:])
+			tokens(limiter.WithTx(tx))
+			require.NoError(t, limiter.WithTx(tx).Reset(t.Context(), bucket.For("key")))
+			d, err := limiter.WithTx(tx).Take(t.Context(), bucket.For("key"))
+			require.NoError(t, err, "the transaction goes on")
+			require.True(t, d.Allowed)
+			return rolledBack
+		}), rolledBack)
+		clock.Set(now)
+		require.Equal(t, before, tokens(limiter))
+	})
+}

@@ -1,0 +1,319 @@
+package ratelimittest_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/sqllimit"
+)
+
+// recorder is a database that remembers what it was told, and answers each query with what it was given as parameters.
+type recorder struct {
+	mu     sync.Mutex
+	told   []string
+	refuse string // the statement that fails
+}
+
+func (r *recorder) tell(what string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, what)
+	if what == r.refuse {
+		return errRefused
+	}
+	return nil
+}
+
+var errRefused = errors.New("the table refuses that")
+
+func (r *recorder) Connect(context.Context) (driver.Conn, error) { return recorded{r}, nil }
+func (r *recorder) Driver() driver.Driver                        { return nil }
+
+type recorded struct{ *recorder }
+
+func (recorded) Prepare(string) (driver.Stmt, error) {
+	return nil, errors.New("nothing is prepared here")
+}
+func (recorded) Close() error                { return nil }
+func (r recorded) Begin() (driver.Tx, error) { return r, r.tell("BEGIN") }
+func (r recorded) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) {
+	return r.Begin()
+}
+func (r recorded) Commit() error   { return r.tell("COMMIT") }
+func (r recorded) Rollback() error { return r.tell("ROLLBACK") }
+
+func (r recorded) ExecContext(_ context.Context, query string, _ []driver.NamedValue) (driver.Result, error) {
+	return driver.RowsAffected(7), r.tell(query)
+}
+
+func (r recorded) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return &echo{args: args}, r.tell(query)
+}
+
+type echo struct {
+	args []driver.NamedValue
+	done bool
+}
+
+func (*echo) Close() error { return nil }
+func (e *echo) Columns() []string {
+	return strings.Split(strings.Repeat("column ", len(e.args)), " ")[:len(e.args)]
+}
+
+func (e *echo) Next(into []driver.Value) error {
+	if e.done {
+		return io.EOF
+	}
+	e.done = true
+	for i, a := range e.args {
+		into[i] = a.Value
+	}
+	return nil
+}
+
+// onSQL is a *sql.DB in memory whose rows are in a recorder, and a Limiter on its buckets.
+func onSQL(t *testing.T) (*sql.DB, *ratelimit.Limiter, *recorder) {
+	t.Helper()
+	rows := &recorder{}
+	other := sql.OpenDB(rows)
+	db := ratelimittest.NewDB().OpenSQL(other)
+	t.Cleanup(func() {
+		// database/sql gives a connection back a moment after a context has ended its transaction.
+		require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, time.Minute, time.Millisecond)
+		require.NoError(t, db.Close())
+		require.Zero(t, other.Stats().InUse)
+		require.NoError(t, other.Close())
+	})
+	limiter, err := sqllimit.New(db, ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
+	require.NoError(t, err)
+	return db, limiter, rows
+}
+
+const insert = "INSERT INTO messages"
+
+// sendTen is code that is handed a transaction.
+func sendTen(ctx context.Context, limiter *ratelimit.Limiter, tx *sql.Tx, cost float64) error {
+	if err := sqllimit.WithTx(limiter, tx).Require(ctx, ten.For("ada").Cost(cost)); err != nil {
+		return err
+	}
+	_, err := tx.ExecContext(ctx, insert)
+	return err
+}
+
+func TestOpenSQL(t *testing.T) {
+	t.Parallel()
+
+	t.Run("CommitsBoth", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, rows := onSQL(t)
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
+		require.Equal(t, 10.0, held(t, limiter), "it is not committed")
+		require.NoError(t, tx.Commit())
+		require.Equal(t, 6.0, held(t, limiter))
+		require.Equal(t, []string{"BEGIN", insert, "COMMIT"}, rows.told)
+	})
+
+	t.Run("RollsBackBoth", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, rows := onSQL(t)
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
+		require.NoError(t, tx.Rollback())
+		require.Equal(t, 10.0, held(t, limiter))
+		require.Equal(t, []string{"BEGIN", insert, "ROLLBACK"}, rows.told)
+	})
+
+	t.Run("GoesOnAfterARefusal", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, rows := onSQL(t)
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
+		require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 7), ratelimit.ErrLimited)
+		require.NoError(t, sendTen(t.Context(), limiter, tx, 6))
+		require.NoError(t, tx.Commit())
+		require.Zero(t, held(t, limiter))
+		require.Equal(t, []string{"BEGIN", insert, insert, "COMMIT"}, rows.told)
+	})
+
+	t.Run("KeepsNothingWhereTheOtherCommitFails", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, rows := onSQL(t)
+		rows.refuse = "COMMIT"
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
+		require.ErrorIs(t, tx.Commit(), errRefused)
+		require.Equal(t, 10.0, held(t, limiter))
+	})
+
+	t.Run("RollsBackWhenItsContextEnds", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, _ := onSQL(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		tx, err := db.BeginTx(ctx, nil)
+		require.NoError(t, err)
+		require.NoError(t, sendTen(ctx, limiter, tx, 10))
+		cancel()
+		require.NoError(t, limiter.Require(t.Context(), ten.For("ada").Cost(10)), "it waits for the end of the transaction")
+		require.Error(t, tx.Commit())
+	})
+
+	t.Run("GoesBackToASavepoint", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, rows := onSQL(t)
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		run := func(query string) {
+			_, err := tx.ExecContext(t.Context(), query)
+			require.NoError(t, err)
+		}
+		limits := sqllimit.WithTx(limiter, tx)
+		take := func() { require.NoError(t, limits.Require(t.Context(), ten.For("ada").Cost(2))) }
+		take()
+		run("SAVEPOINT outer_one")
+		take()
+		run(`savepoint "inner one"`)
+		take()
+		run(`ROLLBACK TO SAVEPOINT "inner one"`)
+		require.Equal(t, 6.0, held(t, limits))
+		run(`RELEASE SAVEPOINT "inner one"`)
+		_, err = tx.ExecContext(t.Context(), `ROLLBACK TO "inner one"`)
+		require.ErrorContains(t, err, `does not exist`)
+		require.ErrorContains(t, limits.Require(t.Context(), ten.For("ada")), "aborted")
+		run("rollback to outer_one;")
+		require.Equal(t, 8.0, held(t, limits))
+		require.NoError(t, tx.Commit())
+		require.Equal(t, 8.0, held(t, limiter))
+		require.Equal(t, "rollback to outer_one;", rows.told[len(rows.told)-2], "the other database hears of them")
+	})
+
+	t.Run("LeavesCallsOutsideToALimiterOnTheBucketsAlone", func(t *testing.T) {
+		t.Parallel()
+		rows := &recorder{}
+		other := sql.OpenDB(rows)
+		buckets := ratelimittest.NewDB()
+		db := buckets.OpenSQL(other)
+		t.Cleanup(func() { require.NoError(t, errors.Join(db.Close(), other.Close())) })
+		limiter, err := ratelimit.New(buckets, ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
+		require.NoError(t, err)
+		_, err = limiter.Reserve(t.Context(), ten.For("ada").Cost(3))
+		require.NoError(t, err)
+		require.Empty(t, rows.told)
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
+		require.NoError(t, tx.Commit())
+		require.Equal(t, 3.0, held(t, limiter))
+		require.Equal(t, []string{"BEGIN", insert, "COMMIT"}, rows.told)
+	})
+
+	t.Run("RunsInTx", func(t *testing.T) {
+		t.Parallel()
+		_, limiter, rows := onSQL(t)
+		send := func(tx *sql.Tx, limits *ratelimit.Limiter) error {
+			if err := limits.Require(t.Context(), ten.For("ada")); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(t.Context(), insert)
+			return err
+		}
+		require.NoError(t, sqllimit.InTx(t.Context(), limiter, send))
+		require.Equal(t, 9.0, held(t, limiter))
+		rows.refuse = insert
+		require.ErrorIs(t, sqllimit.InTx(t.Context(), limiter, send), errRefused)
+		require.Equal(t, 9.0, held(t, limiter))
+		require.Equal(t, []string{"BEGIN", insert, "COMMIT", "BEGIN", insert, "ROLLBACK"}, rows.told)
+	})
+
+	t.Run("GivesParametersAndRowsOnAsTheyAre", func(t *testing.T) {
+		t.Parallel()
+		db, _, rows := onSQL(t)
+		for _, run := range []func() *sql.Row{
+			func() *sql.Row { return db.QueryRowContext(t.Context(), "SELECT", "ada", 7, []byte{1}, nil) },
+			func() *sql.Row {
+				prepared, err := db.PrepareContext(t.Context(), "SELECT")
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = prepared.Close() })
+				return prepared.QueryRowContext(t.Context(), "ada", 7, []byte{1}, nil)
+			},
+		} {
+			var name string
+			var n int
+			var raw []byte
+			var none *string
+			require.NoError(t, run().Scan(&name, &n, &raw, &none))
+			require.Equal(t, []any{"ada", 7, []byte{1}, (*string)(nil)}, []any{name, n, raw, none})
+		}
+		result, err := db.ExecContext(t.Context(), insert)
+		require.NoError(t, err)
+		n, err := result.RowsAffected()
+		require.NoError(t, err)
+		require.EqualValues(t, 7, n)
+		require.Equal(t, []string{"SELECT", "SELECT", insert}, rows.told)
+	})
+
+	t.Run("HasNoSQLOfItsOwn", func(t *testing.T) {
+		t.Parallel()
+		db := ratelimittest.NewDB().OpenSQL(nil)
+		defer func() { require.NoError(t, db.Close()) }()
+		limiter, err := sqllimit.New(db, ratelimit.Config{})
+		require.NoError(t, err)
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 4), ratelimittest.ErrNoDatabase)
+		_, err = tx.QueryContext(t.Context(), "SELECT 1") //nolint:sqlclosecheck,rowserrcheck // it fails
+		require.ErrorIs(t, err, ratelimittest.ErrNoDatabase)
+		_, err = tx.PrepareContext(t.Context(), "SELECT 1") //nolint:sqlclosecheck // it fails
+		require.ErrorIs(t, err, ratelimittest.ErrNoDatabase)
+		require.NoError(t, tx.Rollback())
+	})
+
+	t.Run("KnowsNoTransactionOfAnother", func(t *testing.T) {
+		t.Parallel()
+		_, limiter, _ := onSQL(t)
+		stranger := sql.OpenDB(&recorder{})
+		defer func() { require.NoError(t, stranger.Close()) }()
+		tx, err := stranger.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 4), ratelimit.ErrInvalidConfig)
+		require.NoError(t, tx.Rollback())
+		require.ErrorIs(t, sqllimit.WithTx(limiter, stranger).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig)
+	})
+
+	t.Run("KnowsATransactionOnAConn", func(t *testing.T) {
+		t.Parallel()
+		db, limiter, _ := onSQL(t)
+		conn, err := db.Conn(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, conn.Close()) }) // once the test's context has ended the transaction
+		require.ErrorIs(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig, "none was begun")
+		tx, err := conn.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")))
+		require.NoError(t, tx.Rollback())
+		require.Equal(t, 10.0, held(t, limiter))
+	})
+}
+
+// held returns what the bucket of ada holds.
+func held(t *testing.T, limiter *ratelimit.Limiter) float64 {
+	t.Helper()
+	v, err := limiter.Value(t.Context(), ten.For("ada"))
+	require.NoError(t, err)
+	return v.Tokens
+}

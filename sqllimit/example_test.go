@@ -1,0 +1,57 @@
+package sqllimit_test
+
+import (
+	"context"
+	"database/sql"
+	"log"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sqllimit"
+)
+
+var exampleSendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
+
+// The Limiter is that of package ratelimit, on what sql.Open returned.
+func ExampleNew() {
+	db, err := sql.Open("pgx", "postgres://localhost/app") // of package stdlib of pgx
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := sqllimit.New(db, ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := limiter.Require(context.Background(), exampleSendMessage.For("ada")); err != nil {
+		log.Print(err)
+	}
+}
+
+// In a transaction of your own: what is taken commits with it and is undone with it.
+func ExampleWithTx() {
+	var limiter *ratelimit.Limiter // of ratelimit.New or of sqllimit.New
+	send := func(ctx context.Context, tx *sql.Tx, author, body string) error {
+		if err := sqllimit.WithTx(limiter, tx).Require(ctx, exampleSendMessage.For(author)); err != nil {
+			return err // and the caller rolls back
+		}
+		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, author, body)
+		return err
+	}
+	_ = send
+}
+
+// In a transaction that is run again when it conflicts with another.
+func ExampleInTx() {
+	ctx := context.Background()
+	var limiter *ratelimit.Limiter // of sqllimit.New
+	err := sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
+		if err := limits.Require(ctx, exampleSendMessage.For("ada")); err != nil {
+			return err // refused, it rolls back
+		}
+		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, "ada", "hello")
+		return err
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}
