@@ -49,6 +49,7 @@ func TestCitus(t *testing.T) {
 	t.Run("AnswersAsPlain", func(t *testing.T) { s.answersAsPlain(t) })
 	t.Run("Races", func(t *testing.T) { s.races(t) })
 	t.Run("Distribute", func(t *testing.T) { s.distributes(t) })
+	t.Run("Partitions", func(t *testing.T) { s.distributesPartitions(t) })
 	t.Run("ConflictAtCommit", func(t *testing.T) { s.conflictsAtCommit(t) })
 	t.Run("KilledWorker", func(t *testing.T) { s.killsWorker(t) })
 }
@@ -154,6 +155,42 @@ func (s *citusStand) distributes(t *testing.T) {
 		require.ErrorIs(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{Shards: shards}), migrations.ErrShards)
 	}
 	require.NoError(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{}))
+}
+
+// distributesPartitions promises that buckets in partitions may be distributed, and that those that are distributed are not partitioned.
+func (s *citusStand) distributesPartitions(t *testing.T) {
+	t.Helper()
+	ctx, pool := t.Context(), s.nodes[0]
+	cfg := migrations.Config{Schema: "parted", Partitions: 4}
+	for range 2 {
+		require.NoError(t, migrations.Up(ctx, pool, cfg))
+		require.NoError(t, migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 6}))
+	}
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	limit := ratelimit.Define("parted", ratelimit.PerMinute(10))
+	requests := []ratelimit.Request{limit.For("a"), limit.For("b"), limit.For("c")}
+	at := func(node *pgxpool.Pool, instant time.Time) *ratelimit.Limiter {
+		limiter, err := ratelimit.New(node, ratelimit.Config{Schema: cfg.Schema, AsOf: func() time.Time { return instant }, Timeout: 10 * time.Minute})
+		require.NoError(t, err)
+		return limiter
+	}
+	for i, node := range s.nodes {
+		d, err := at(node, noon).Take(ctx, requests...)
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		require.InDelta(t, 9-i, d.Remaining, 1e-9)
+	}
+	deleted, err := at(pool, noon.Add(time.Hour)).Prune(ctx, limit)
+	require.NoError(t, err)
+	require.EqualValues(t, len(requests), deleted)
+	for _, n := range []int{1, 8} {
+		err := migrations.Partition(ctx, pool, migrations.Config{Schema: cfg.Schema, Partitions: n})
+		require.ErrorIs(t, err, migrations.ErrPartitions)
+		require.ErrorContains(t, err, "Citus")
+	}
+	n, err := migrations.Partitions(ctx, pool, cfg)
+	require.NoError(t, err)
+	require.Equal(t, cfg.Partitions, n)
 }
 
 // conflictsAtCommit promises that InTx does not run a function twice whose COMMIT a worker may have done: the coordinator has one

@@ -13,6 +13,9 @@ import (
 // nor a usual one.
 const DefaultShards = 48
 
+// isDistributed asks whether Citus distributes a table, where Citus is there.
+const isDistributed = `SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition WHERE logicalrelid = $1::text::regclass)`
+
 // maxShards is what Citus takes.
 const maxShards = 64_000
 
@@ -40,6 +43,8 @@ type Distribution struct {
 // puts the fingerprint on every server. The tables of rules and of denials, and the record of migrations, stay on the coordinator,
 // as no decision reads them. Tables that are distributed already are left as they are, so it does the same however often it
 // runs, and several processes may run it at once.
+//
+// Buckets that are in partitions are distributed with them; [Partition] makes none where the table is distributed.
 //
 // Run it after [Up], on the coordinator, and restart the programs that used the tables before: a program finds out once whether
 // they are distributed. Rows that are there are moved, and calls wait meanwhile.
@@ -108,7 +113,7 @@ func (d *distributing) all(ctx context.Context) error {
 func (d *distributing) one(ctx context.Context, name, key, with string) error {
 	table := pgx.Identifier{d.schema, name}.Sanitize()
 	var done bool
-	err := d.tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition WHERE logicalrelid = $1::text::regclass)`, table).Scan(&done)
+	err := d.tx.QueryRow(ctx, isDistributed, table).Scan(&done)
 	switch {
 	case err != nil || done:
 		return err
