@@ -150,7 +150,7 @@ type Config struct {
 	// program with another return ErrHashKeyMismatch; see the package documentation.
 	HashKey []byte
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
-	// other transactions. Waits for rows that they hold do not count. Defaults to 50.
+	// other transactions. Waits for rows that they hold do not count. Defaults to 200.
 	MaxAttempts int
 	// Timeout bounds each call outside a transaction, with its attempts and the wait for a connection, when its context
 	// does not end sooner: a call waits for a row that a transaction holds as long as that is open. The error of a call
@@ -219,7 +219,7 @@ type Config struct {
 }
 
 const (
-	defaultMaxAttempts = 50
+	defaultMaxAttempts = 200
 	defaultMaxWaiting  = 10_000
 	defaultTimeout     = 10 * time.Second
 	maxDenyCache       = 100_000_000 // what memory holds, some 400 bytes each
