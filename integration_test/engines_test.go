@@ -30,6 +30,7 @@ type twoEngines struct {
 	leases []ratelimit.Lease
 	counts map[string]int
 	keys   string
+	seed   uint64
 }
 
 func newTwoEngines(t *testing.T, b *bundle, seed uint64) *twoEngines {
@@ -40,19 +41,25 @@ func newTwoEngines(t *testing.T, b *bundle, seed uint64) *twoEngines {
 			ratelimit.Define("fractions", ratelimit.TokenBucket{Rate: 0.7, Period: 3 * time.Second, Capacity: 5.5, MaxReserved: 9.25}),
 			ratelimit.Define("nodebt", ratelimit.TokenBucket{Rate: 9, Period: 20 * time.Second, MaxReserved: ratelimit.NoReservations}),
 		),
-		counts: map[string]int{}, keys: fmt.Sprint("engines ", seed, " "),
+		counts: map[string]int{}, keys: fmt.Sprint("engines ", seed, " "), seed: seed,
 	}
 	e.clock.set(time.Date(2026, 3, 28, 22, 0, 0, 0, time.UTC)) // the clocks change soon
 	for i := range e.dbs {
-		limiter, err := ratelimit.New(e.dbs[i], ratelimit.Config{
-			AsOf: e.clock.now, Timeout: 10 * time.Minute, StaleAfter: 30 * time.Second, ExpireAfter: 2 * time.Minute, ReleaseExpired: seed%2 == 0,
-			NoBatching: seed%2 == 1,
-		})
-		require.NoError(t, err)
-		e.bases[i] = limiter
+		e.replace(i, e.dbs[i])
 	}
-	e.in = e.bases
 	return e
+}
+
+// replace makes the i-th engine another one.
+func (e *twoEngines) replace(i int, db ratelimit.Pool) {
+	e.Helper()
+	limiter, err := ratelimit.New(db, ratelimit.Config{
+		AsOf: e.clock.now, Timeout: 10 * time.Minute, StaleAfter: 30 * time.Second, ExpireAfter: 2 * time.Minute, ReleaseExpired: e.seed%2 == 0,
+		NoBatching: e.seed%2 == 1,
+	})
+	require.NoError(e, err)
+	e.dbs[i], e.bases[i] = db, limiter
+	e.in = e.bases
 }
 
 // plainState is what a call was told of a limit, and plainDecision all that it was told.
@@ -346,6 +353,29 @@ func (e *twoEngines) call() {
 	e.decide()
 }
 
+// step makes one call, or several in a transaction.
+func (e *twoEngines) step() {
+	e.advance()
+	switch e.random.IntN(16) {
+	case 0, 1, 2:
+		e.inTx()
+	case 3:
+		e.look()
+	case 4:
+		e.keepHouse()
+	default:
+		e.call()
+	}
+}
+
+// hasTriedAll checks that each verb was called.
+func (e *twoEngines) hasTriedAll() {
+	e.Helper()
+	for _, verb := range []string{"take", "take up to", "reserve", "settle", "start", "renew", "acquire", "release", "expire", "prune", "errors"} {
+		require.Positive(e, e.counts[verb], verb)
+	}
+}
+
 // TestEnginesAnswerTheSame makes the same calls on Postgres and in memory: all verbs, over several limits of all kinds, in
 // transactions and out of them. Every answer and every error is the same, but for what level says.
 func TestEnginesAnswerTheSame(t *testing.T) {
@@ -359,21 +389,9 @@ func TestEnginesAnswerTheSame(t *testing.T) {
 			t.Parallel()
 			e := newTwoEngines(t, setup(t), seed)
 			for range steps {
-				e.advance()
-				switch e.random.IntN(16) {
-				case 0, 1, 2:
-					e.inTx()
-				case 3:
-					e.look()
-				case 4:
-					e.keepHouse()
-				default:
-					e.call()
-				}
+				e.step()
 			}
-			for _, verb := range []string{"take", "take up to", "reserve", "settle", "start", "renew", "acquire", "release", "expire", "prune", "errors"} {
-				require.Positive(t, e.counts[verb], verb)
-			}
+			e.hasTriedAll()
 		})
 	}
 }

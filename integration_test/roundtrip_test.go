@@ -173,6 +173,37 @@ func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
 	}
 }
 
+// What a Limiter has to know before its first call, of the secret, of poolers and of Citus, it asks in one round trip.
+func TestFirstCallsTakeOneRoundTripMore(t *testing.T) {
+	t.Parallel()
+	b, w := setupCounted(t)
+	take := func(l *ratelimit.Limiter) error { _, err := l.Take(t.Context(), roomy.For("a")); return err }
+	for name, call := range map[string]func(l *ratelimit.Limiter) error{
+		"Take":   take,
+		"Check":  func(l *ratelimit.Limiter) error { _, err := l.Check(t.Context(), roomy.For("a")); return err },
+		"Expire": func(l *ratelimit.Limiter) error { _, err := l.Expire(t.Context()); return err },
+		"Prune":  func(l *ratelimit.Limiter) error { _, err := l.Prune(t.Context(), roomy); return err },
+		"InTx": func(l *ratelimit.Limiter) error {
+			return l.InTx(t.Context(), func(tx pgx.Tx) error { return take(l.WithTx(tx)) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) { // not parallel: they share the connection
+			trips := func(l *ratelimit.Limiter) int { return w.count(func() { require.NoError(t, call(l)) }) }
+			trips(b.limiter) // to prepare the statements
+			fresh := b.with(t, ratelimit.Config{})
+			first := trips(fresh)
+			require.Equal(t, trips(fresh)+1, first)
+		})
+	}
+	t.Run("WithTx", func(t *testing.T) {
+		tx, fresh := b.begin(t, pgx.ReadCommitted), b.with(t, ratelimit.Config{})
+		trips := func() int { return w.count(func() { require.NoError(t, take(fresh.WithTx(tx))) }) }
+		first := trips()
+		require.Equal(t, trips()+1, first)
+		require.NoError(t, tx.Commit(t.Context()))
+	})
+}
+
 // What can be seen to be wrong is refused before the database hears of it: a statement that fails would
 // take the caller's transaction with it.
 func TestBadInputIsNotSent(t *testing.T) {

@@ -38,7 +38,7 @@ func checkPartitions(partitions int) error {
 // The disk has to have room for the table a second time. For the lock itself it waits three seconds, and then
 // fails with SQLSTATE 55P03, as a transaction that has taken something and stays open would have every call wait behind Partition.
 //
-// It returns [ErrPartitions] when somebody has partitioned the table in another way, when something stands on the table that would be
+// It returns [ErrPartitions] when somebody has partitioned the table in another way, when Citus distributes it, when something stands on the table that would be
 // lost with it (a view, a trigger, a rule, a policy, a foreign key or a publication), and when the server has too few locks for so many
 // partitions.
 func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
@@ -78,10 +78,13 @@ func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int) 
 	case is == partitions:
 		return nil
 	}
+	table := pgx.Identifier{schema, "buckets"}.Sanitize()
+	if err := notDistributed(ctx, tx, table); err != nil {
+		return err
+	}
 	if err := enoughLocks(ctx, tx, partitions); err != nil {
 		return err
 	}
-	table := pgx.Identifier{schema, "buckets"}.Sanitize()
 	for _, statement := range []string{
 		"SET LOCAL search_path = pg_catalog, pg_temp",
 		"SET LOCAL lock_timeout = '" + lockWait + "'",
@@ -152,6 +155,18 @@ func readPartitions(ctx context.Context, db querier, schema string) (partitions 
 		return 0, fmt.Errorf("%w: somebody has partitioned the table in another way; leave Config.Partitions at 0", ErrPartitions)
 	}
 	return partitions, nil
+}
+
+// notDistributed returns an error when Citus distributes the table: one made anew would be on the coordinator alone.
+func notDistributed(ctx context.Context, db querier, table string) error {
+	var hasCitus, distributed bool
+	if err := db.QueryRow(ctx, `SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`).Scan(&hasCitus); err != nil || !hasCitus {
+		return err
+	}
+	if err := db.QueryRow(ctx, isDistributed, table).Scan(&distributed); err != nil || !distributed {
+		return err
+	}
+	return fmt.Errorf("%w: Citus distributes the table; make the partitions before Distribute does that", ErrPartitions)
 }
 
 // enoughLocks returns an error when the lock table of the server is too small: a statement on many buckets locks each partition and its

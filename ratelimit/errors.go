@@ -93,8 +93,8 @@ var (
 	// ErrClosed is returned after Close by what takes, looks, reserves or acquires outside a transaction.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
 
-	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, so that the
-	// transaction is either wholly done or wholly undone and this process cannot tell which. It is not
+	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, or with Citus that of the coordinator
+	// to a worker, so that the transaction is either wholly done or wholly undone and this process cannot tell which. It is not
 	// retried, because a second run could take twice. Outside a transaction every call that writes returns it
 	// where it sends a COMMIT of its own: Reserve, Prune, Expire and the calls on reservations always do; Take, Credit,
 	// Refund, Charge and Reset do for limits with Shards, and over several limits when somebody held a row; and a Take
@@ -113,6 +113,7 @@ const (
 	codeCannotConnectNow     = "57P03"
 	codeTooManyConnections   = "53300"
 	codeIdleInTransaction    = "25P03"
+	codeInternalError        = "XX000"
 	classConnectionException = "08"
 
 	codeInsufficientPrivilege = "42501"
@@ -174,7 +175,18 @@ func changedNothing(err error) bool {
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
 		return true
 	}
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code)
+}
+
+// isOfWorker reports whether an error may be that of a server on which the one that answers has rows, of which it does not know
+// what became there. A coordinator of Citus that cannot have a worker commit says XX000, whether the worker has refused, as for
+// a conflict, or was lost.
+func isOfWorker(code string) bool {
+	switch code {
+	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeInternalError:
+		return true
+	}
+	return strings.HasPrefix(code, classConnectionException)
 }
 
 // callError is what a call failed with, and what was being done.

@@ -50,7 +50,7 @@ func newFingerprint(secret []byte) *fingerprint {
 func (c *call) runChecked(ctx context.Context, l *Limiter) error {
 	closed := l.pool != nil && c.change == nil && l.batcher.IsClosed()
 	agreed := !c.plan.keyed || l.fingerprint.agreed.Load()
-	if closed || len(c.Asks) == 0 || agreed && l.reach.does(l.pool == nil) { // or nothing is to be sent
+	if closed || len(c.Asks) == 0 || agreed && l.knowsWay() { // or nothing is to be sent
 		return c.run(ctx, l)
 	}
 	ctx, cancel := l.bounded(ctx) // what is looked at and the call together

@@ -240,13 +240,13 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 		}
 		named[limit.Name()] = append(named[limit.Name()], limit.terms())
 	}
-	extent, err := extentOf(ctx, l)
+	pages, err := prunePages(ctx, l)
 	if err != nil {
 		return 0, during("prune", l.explained(ctx, err, false))
 	}
 	began, deleted := l.reports.began(), int64(0)
-	for first := int64(0); first < extent.Blocks; first += extent.Step {
-		n, gotLock, err := pruneFrom(ctx, l, first, first+extent.Step, named)
+	for !pages.IsDone() {
+		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
 			return deleted, during("prune", l.explained(ctx, err, false))
@@ -295,19 +295,20 @@ func forgetPrices(ctx context.Context, l *Limiter) error {
 	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return s.ForgetPrices(ctx) })
 }
 
-// extentOf returns what there is to go through.
-func extentOf(ctx context.Context, l *Limiter) (store.Extent, error) {
+// prunePages returns the parts of the buckets table.
+func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.reachable(ctx); err != nil {
-		return store.Extent{}, err
+		return nil, err
 	}
-	return l.session.Extent(ctx)
+	return l.session.PrunePages(ctx)
 }
 
-// pruneFrom deletes from the blocks from first to last, in one transaction. gotLock is false, and nothing was done,
-// when another process is pruning.
-func pruneFrom(ctx context.Context, l *Limiter, first, last int64, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+// pruneNext deletes from the next of the pages, in one transaction, and goes on to the one after it. gotLock is false, and
+// nothing was done, when another process is pruning.
+func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	next := *pages
 	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
@@ -315,8 +316,10 @@ func pruneFrom(ctx context.Context, l *Limiter, first, last int64, named map[str
 				used[name] = slices.Concat(tx.policies.seen(name), terms, ruled)
 			}
 		}
-		deleted, gotLock, err = tx.session.Prune(ctx, first, last, used)
+		next = *pages
+		deleted, gotLock, err = tx.session.Prune(ctx, &next, used)
 		return err
 	})
+	*pages = next
 	return deleted, gotLock, err
 }

@@ -92,6 +92,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l.prefetched = newPrefetched(l)
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
 		Apart:      config.NoBatching || l.isConnection,
+		ApartNow:   l.store.IsRouted,
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
 	return l, nil

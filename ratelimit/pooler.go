@@ -69,9 +69,13 @@ func (r *reach) settle(inTx bool) {
 	}
 }
 
-// reachable returns ErrPoolerMode when statements of the Limiter would get lost. It is for calls that compare no fingerprint.
+// knowsWay reports whether the way of calls is known to do, and whether Citus distributes the tables.
+func (l *Limiter) knowsWay() bool { return l.reach.does(l.pool == nil) && l.store.KnowsLayout() }
+
+// reachable returns ErrPoolerMode when statements of the Limiter would get lost, and finds out whether Citus distributes the tables.
+// It is for calls that compare no fingerprint.
 func (l *Limiter) reachable(ctx context.Context) error {
-	if l.reach.does(l.pool == nil) {
+	if l.knowsWay() {
 		return nil
 	}
 	if l.pool != nil {

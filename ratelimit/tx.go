@@ -247,7 +247,8 @@ func (tx *ownedTx) Rollback(ctx context.Context) error {
 	return err
 }
 
-// commit ends tx. What comes back is nil, a definite rollback, or ErrCommitUnknown.
+// commit ends tx. What comes back is nil, a definite rollback, or ErrCommitUnknown. The latter is also what an error says that the
+// server has of another one, which may have committed before it was lost.
 //
 // It does not ask pgconn.SafeToRetry: in pgx 5.9 to 5.12 that is true of a connection that was lost while
 // the answer to COMMIT was awaited.
@@ -261,7 +262,7 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return fmt.Errorf("ratelimit: commit: a statement had failed and fn did not return its error: %w", err)
-	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR":
+	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code):
 		return fmt.Errorf("ratelimit: commit: %w", err)
 	}
 	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)

@@ -29,6 +29,7 @@ type Decider[T any] interface {
 // Options are what a Batcher is made with.
 type Options struct {
 	Apart         bool          // whether each call goes to DecideOne, and none into a batch
+	ApartNow      func() bool   // whether that is so by now; nil: it stays as Apart says
 	MaxWaiting    int           // calls that may wait
 	Timeout       time.Duration // that a call may wait for its answer; none when it is not above 0
 	ErrClosed     error         // what calls get after Close
@@ -82,7 +83,7 @@ func New[T any](decider Decider[T], options Options) *Batcher[T] {
 
 // Do answers c, by itself or as one of a batch.
 func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
-	if b.options.Apart {
+	if b.options.Apart || b.options.ApartNow != nil && b.options.ApartNow() {
 		return b.doApart(ctx, c)
 	}
 	if c.Awaited { // its time ends its context, so that nobody else ends the call

@@ -133,7 +133,7 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 	if err := clone(ctx, conn, unfinished, emptyTemplate); err != nil {
 		return err
 	}
-	if err := migrateUp(ctx, withDatabase(server.url, unfinished), cfg); err != nil {
+	if err := migrateTemplate(ctx, server, conn, unfinished, cfg); err != nil {
 		return err
 	}
 	for _, statement := range []string{
@@ -145,6 +145,29 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 		}
 	}
 	return nil
+}
+
+// migrateTemplate makes the tables of a template. Citus leaves a process in the database, which keeps it from being cloned.
+func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string, cfg migrations.Config) error {
+	if !server.hasCitus {
+		return migrateUp(ctx, withDatabase(server.url, name), cfg)
+	}
+	if err := distribute(ctx, withDatabase(server.url, name), nil, cfg); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, "ALTER DATABASE "+name+" ALLOW_CONNECTIONS false"); err != nil {
+		return err
+	}
+	for {
+		var left int
+		const end = `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1`
+		if err := conn.QueryRow(ctx, end, name).Scan(&left); err != nil || left == 0 {
+			return err
+		}
+		if !pause(ctx) {
+			return context.Cause(ctx)
+		}
+	}
 }
 
 func migrateUp(ctx context.Context, url string, cfg migrations.Config) error {

@@ -32,6 +32,8 @@ type environment struct {
 	way         string // local, docker, embedded; empty for each in turn
 	binDir      string
 	image       string
+
+	citusBinDir, citusImage string // of the server with Citus that all tests run on; empty: none is asked for
 }
 
 func environmentFromOS() environment { return environmentFrom(os.Getenv) }
@@ -41,6 +43,9 @@ func environmentFrom(getenv func(string) string) environment {
 		way:    getenv("RATELIMIT_POSTGRES"),
 		binDir: getenv("RATELIMIT_POSTGRES_BINDIR"),
 		image:  cmp.Or(getenv("RATELIMIT_POSTGRES_IMAGE"), "postgres:17-alpine"),
+	}
+	if getenv(citusForAll) != "" {
+		env.citusBinDir, env.citusImage = getenv(citusBinDir), getenv(citusImage)
 	}
 	for _, name := range []string{"DATABASE_URL", "RATELIMIT_DATABASE_URL"} { // the last one wins
 		if url := getenv(name); url != "" {
@@ -65,6 +70,9 @@ func ways() []way {
 }
 
 func start(ctx context.Context, opts Options, env environment) (*Server, error) {
+	if env.citusBinDir != "" || env.citusImage != "" {
+		return startCitusNode(ctx, env.citusBinDir, env.citusImage, opts.Settings)
+	}
 	if opts.here() {
 		server, err := startLocal(ctx, opts, env)
 		if err != nil && env.binDir == "" && !errors.Is(err, ErrNoMount) {

@@ -66,6 +66,8 @@ type Server struct {
 	url    string
 	origin string
 	host   host
+
+	hasCitus bool // whether the tables of templates are distributed
 }
 
 // host is the machine-side half of a server that this package started.

@@ -147,6 +147,9 @@ func (s *Session) changeFree(ctx context.Context, rows []bucket.Ask, statement s
 
 // Change runs change until it needs no row that somebody holds and meets no conflict. In a transaction it runs it once.
 func (s *Session) Change(ctx context.Context, verb string, change func(ctx context.Context, s *Session) error) error {
+	if err := s.LearnLayout(ctx); err != nil { // which a call that names no request has not asked for yet
+		return err
+	}
 	return s.RetryHeld(ctx, func(s *Session) error {
 		return s.retry(ctx, verb, func() error { return change(ctx, s) })
 	})

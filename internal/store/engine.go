@@ -80,7 +80,7 @@ func (s *Store) engineOf(conn Conn) Engine {
 func (s *Session) IsElsewhere() bool { return s.onEngine && s.engine == nil }
 
 // inSQL reports whether statements may decide by themselves.
-func (s *Session) inSQL() bool { return decidesInSQL && s.engine == nil }
+func (s *Session) inSQL() bool { return decidesInSQL && s.engine == nil && !s.routed() }
 
 // instant returns what time it is for the engine.
 func (s *Session) instant() int64 {

@@ -41,6 +41,9 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 	if s.engine != nil {
 		return d.dueOnEngine()
 	}
+	if err := s.LearnLayout(ctx); err != nil {
+		return nil, err
+	}
 	rows, err := s.conn.Query(ctx, s.statements.reservationsExpired, int32(expirePage), s.now(), d.after, d.last)
 	if err != nil {
 		return nil, err
@@ -59,6 +62,11 @@ func (s *Session) BoundExpireWait(ctx context.Context) error {
 		s.engine.BoundWait(time.Second)
 		return nil
 	}
+	if s.routed() {
+		batch := &pgx.Batch{}
+		boundWaitRouted(batch, expireWait)
+		return s.conn.SendBatch(ctx, batch).Close()
+	}
 	_, err := s.conn.Exec(ctx, s.statements.boundWait, expireWait)
 	return err
 }
@@ -72,6 +80,9 @@ func (s *Session) LockDue(ctx context.Context, ids []string) ([]*Reservation, er
 			r.NowUs = now
 		}
 		return locked, err
+	}
+	if s.routed() {
+		return s.lockDueRouted(ctx, ids)
 	}
 	rows, err := s.conn.Query(ctx, s.statements.reservationsLock, ids, s.now())
 	if err != nil {
@@ -88,6 +99,9 @@ func (s *Session) ForgetEnded(ctx context.Context) (more bool, err error) {
 	if s.engine != nil {
 		s.engine.ForgetEnded(s.instant() - keepEnded.Microseconds())
 		return false, nil
+	}
+	if s.routed() {
+		return s.forgetRouted(ctx)
 	}
 	tag, err := s.conn.Exec(ctx, s.statements.reservationsForget, int32(forgetPage), s.now(), int64(keepEnded/time.Microsecond))
 	return err == nil && tag.RowsAffected() == forgetPage, err

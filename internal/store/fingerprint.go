@@ -21,7 +21,7 @@ func FingerprintOf(secret []byte) string {
 }
 
 // Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet; and by
-// which way it was asked.
+// which way it was asked. With it comes what Way asks for.
 func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err error) {
 	if s.engine != nil {
 		return s.engine.Fingerprint(""), Way{}, nil
@@ -30,15 +30,8 @@ func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err 
 	if err != nil {
 		return "", Way{}, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var backend uint32
-		if err := rows.Scan(&stored, &backend); err != nil {
-			return "", Way{}, err
-		}
-		way = wayOf(rows, backend)
-	}
-	return stored, way, rows.Err()
+	way, err = s.receiveWay(ctx, rows, &stored)
+	return stored, way, err
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so

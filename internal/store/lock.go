@@ -34,12 +34,17 @@ func newLockedRows(calls [][]bucket.Ask) *lockedRows {
 	}
 	slices.SortFunc(l.rows, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) })
 	l.rows = slices.CompactFunc(l.rows, func(a, b bucket.Ask) bool { return a.Key == b.Key })
+	l.prepare()
+	return l
+}
+
+// prepare makes room for what is found in the rows.
+func (l *lockedRows) prepare() {
 	for i := range l.rows {
 		l.index[l.rows[i].Key] = i
 	}
 	l.states, l.made = make([]bucket.State, len(l.rows)), make([]bool, len(l.rows))
 	l.changed, l.locked, l.surplus = make([]bool, len(l.rows)), make([]bool, len(l.rows)), make([]bool, len(l.rows))
-	return l
 }
 
 // lock locks and reads every row of the calls' buckets, after what is in batch and in the same round trip, in the
@@ -79,6 +84,9 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, l *lockedRows)
 	}
 	if s.engine != nil {
 		return s.lockEngine(ctx, l)
+	}
+	if s.routed() {
+		return s.lockRouted(ctx, batch, l)
 	}
 	statement := s.statements.lock
 	before, waited := batch.Len(), false
@@ -277,6 +285,10 @@ func (s *Session) save(ctx context.Context, l *lockedRows) error {
 
 // queueSave queues what save sends, if there is anything.
 func (s *Session) queueSave(batch *pgx.Batch, l *lockedRows) {
+	if s.routed() {
+		s.queueSaveRouted(batch, l)
+		return
+	}
 	var rows, unmade []bucket.Ask
 	var states []bucket.State
 	for i := range l.rows {
@@ -317,6 +329,9 @@ func (s *Session) takeLocked(ctx context.Context, asks []bucket.Ask) ([]bucket.A
 // takeCallLocked decides on a call by locking all of its rows, in the transaction of s. A refusal leaves none of them
 // locked, and none that it made, unless there was a clock to be put right.
 func (s *Session) takeCallLocked(ctx context.Context, c *Call) error {
+	if s.routed() {
+		return s.takeCallRouted(ctx, c)
+	}
 	batch := &pgx.Batch{}
 	s.queueSavepoint(batch)
 	l, err := s.lock(ctx, batch, c.Asks)

@@ -56,6 +56,12 @@ func (s *Session) ReportPrices(ctx context.Context, reports []*Report) error {
 			s.engine.ReportPrice(r, now)
 		})
 	}
+	if err := s.LearnLayout(ctx); err != nil {
+		return err
+	}
+	if s.routed() {
+		return s.exchangeRouted(ctx, reports, s.queueReportRouted)
+	}
 	return s.exchangePrices(ctx, reports, func(batch *pgx.Batch, r *Report) {
 		if r.Outcomes == 0 && r.RetryAfter == 0 {
 			batch.Queue(s.statements.priceRead, r.Key.Name, r.Key.Key, s.now())
@@ -72,6 +78,9 @@ func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
 	if s.engine != nil {
 		return s.exchangeOnEngine(reports, s.engine.TurnPrice)
 	}
+	if s.routed() {
+		return s.exchangeRouted(ctx, reports, s.queueTurnRouted)
+	}
 	return s.exchangePrices(ctx, reports, func(batch *pgx.Batch, r *Report) {
 		u := &r.Upstream
 		batch.Queue(s.statements.priceTurn, r.Key.Name, r.Key.Key, u.Epoch, u.Outcomes, u.Accepted, u.Throttled,
@@ -81,38 +90,41 @@ func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
 
 // exchangePrices sends a statement for each report, and sets what each answers. Rows are locked in the order of the reports.
 func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	return s.retry(ctx, "report", func() error {
-		batch := &pgx.Batch{}
-		for _, r := range reports {
-			queue(batch, r)
+	return s.retry(ctx, "report", func() error { return s.exchangeOnce(ctx, reports, queue) })
+}
+
+// exchangeOnce is one attempt of exchangePrices.
+func (s *Session) exchangeOnce(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
+	batch := &pgx.Batch{}
+	for _, r := range reports {
+		queue(batch, r)
+	}
+	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+		answers := make([]Upstream, len(reports))
+		found := make([]bool, len(reports))
+		for i := range reports {
+			rows, err := results.Query()
+			if err != nil {
+				return err
+			}
+			u := &answers[i]
+			_, err = pgx.ForEachRow(rows, []any{
+				&u.Epoch, &u.BegunUs, &u.Outcomes, &u.Accepted, &u.Throttled, &u.Share, &u.Cut, &u.PausedUntilUs, &u.NowUs,
+			}, func() error {
+				found[i] = true
+				return nil
+			})
+			if err != nil {
+				return err
+			}
 		}
-		return s.send(ctx, batch, func(results pgx.BatchResults) error {
-			answers := make([]Upstream, len(reports))
-			found := make([]bool, len(reports))
-			for i := range reports {
-				rows, err := results.Query()
-				if err != nil {
-					return err
-				}
-				u := &answers[i]
-				_, err = pgx.ForEachRow(rows, []any{
-					&u.Epoch, &u.BegunUs, &u.Outcomes, &u.Accepted, &u.Throttled, &u.Share, &u.Cut, &u.PausedUntilUs, &u.NowUs,
-				}, func() error {
-					found[i] = true
-					return nil
-				})
-				if err != nil {
-					return err
-				}
+		for i, r := range reports {
+			r.HasUpstream = found[i]
+			if found[i] {
+				r.Upstream = answers[i]
 			}
-			for i, r := range reports {
-				r.HasUpstream = found[i]
-				if found[i] {
-					r.Upstream = answers[i]
-				}
-			}
-			return nil
-		})
+		}
+		return nil
 	})
 }
 
@@ -121,6 +133,13 @@ func (s *Session) ForgetPrices(ctx context.Context) error {
 	if s.engine != nil {
 		s.engine.ForgetPrices(s.instant() - keepPrices.Microseconds())
 		return nil
+	}
+	if s.routed() {
+		now, err := s.clock(ctx)
+		if err == nil {
+			_, err = s.conn.Exec(ctx, s.statements.routedPricesForget, now-keepPrices.Microseconds())
+		}
+		return err
 	}
 	_, err := s.conn.Exec(ctx, s.statements.pricesForget, s.now(), keepPrices.Microseconds())
 	return err

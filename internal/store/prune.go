@@ -17,16 +17,26 @@ const (
 	pruneIdle = bucket.ClockTolerance
 )
 
-// Extent is what Prune has to go through: the blocks from 0 to Blocks, Step at once, in each partition of the table.
-type Extent struct {
-	Blocks int64 // of the largest partition
-	Step   int64
+// PrunePages are the parts of the buckets table that Prune looks through, each in a transaction.
+type PrunePages struct {
+	first, step, blocks int64      // the next block, how many of each partition are looked through at once, and how many the largest has
+	after               bucket.Key // the last row that was looked at, where rows are on several servers
+	done                bool
 }
 
-// Extent returns the size of the buckets table. The size of a partitioned one is that of its partitions.
-func (s *Session) Extent(ctx context.Context) (Extent, error) {
+// IsDone reports whether all have been looked through.
+func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
+
+// PrunePages returns the parts of the buckets table. The size of a partitioned one is that of its partitions.
+func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
 	if s.engine != nil {
-		return Extent{engineBlocks, engineBlocks}, nil
+		return &PrunePages{blocks: engineBlocks}, nil
+	}
+	if err := s.LearnLayout(ctx); err != nil {
+		return nil, err
+	}
+	if s.routed() {
+		return &PrunePages{blocks: 1}, nil
 	}
 	const size = `
 		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,
@@ -34,15 +44,18 @@ func (s *Session) Extent(ctx context.Context) (Extent, error) {
 		FROM pg_partition_tree($1::text::regclass) AS p WHERE p.isleaf`
 	rows, err := s.conn.Query(ctx, size, pgx.Identifier{s.schema, "buckets"}.Sanitize(), int64(pruneBlocks))
 	if err != nil {
-		return Extent{}, err
+		return nil, err
 	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Extent])
+	p := &PrunePages{}
+	_, err = pgx.ForEachRow(rows, []any{&p.blocks, &p.step}, func() error { return nil })
+	return p, err
 }
 
-// Prune deletes the full buckets from the blocks from first to last, which is not among them, of each partition, in the transaction of
-// s: of each name those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
-func (s *Session) Prune(ctx context.Context, first, last int64, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+// Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
+// those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
+func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if s.engine != nil {
+		p.first = p.blocks
 		deleted, err = s.pruneEngine(termsOf)
 		return deleted, true, err
 	}
@@ -53,10 +66,16 @@ func (s *Session) Prune(ctx context.Context, first, last int64, termsOf map[stri
 	if gotLock, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil || !gotLock {
 		return 0, false, err
 	}
+	if s.routed() {
+		deleted, err = s.pruneRouted(ctx, p, termsOf)
+		return deleted, true, err
+	}
+	first := p.first
+	p.first += p.step
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
 		tag, err := s.conn.Exec(ctx, s.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, last, pruneIdle.Microseconds(), s.now())
+			first, p.first, pruneIdle.Microseconds(), s.now())
 		if err != nil {
 			return 0, true, err
 		}

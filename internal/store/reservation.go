@@ -132,16 +132,14 @@ func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation,
 		r.NowUs = now
 		return r, nil
 	}
-	batch := &pgx.Batch{}
-	batch.Queue("SAVEPOINT " + savepoint)
-	batch.Queue(s.statements.reservationLock, id, s.now())
-	r := &Reservation{ID: id}
-	err := s.send(ctx, batch, func(results pgx.BatchResults) error {
-		if err := skip(results, 1); err != nil {
-			return err
-		}
-		return results.QueryRow().Scan(r.columns()...)
-	})
+	if err := s.LearnLayout(ctx); err != nil {
+		return nil, err
+	}
+	read := s.readLocked
+	if s.routed() {
+		read = s.lockReservationRouted
+	}
+	r, err := read(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -152,6 +150,20 @@ func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation,
 		return nil, ErrNotReserved
 	}
 	return r, nil
+}
+
+// readLocked locks the reservation id behind a savepoint, and reads it. One that is not there has no buckets.
+func (s *Session) readLocked(ctx context.Context, id string) (*Reservation, error) {
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	batch.Queue(s.statements.reservationLock, id, s.now())
+	r := &Reservation{ID: id}
+	return r, s.send(ctx, batch, func(results pgx.BatchResults) error {
+		if err := skip(results, 1); err != nil {
+			return err
+		}
+		return results.QueryRow().Scan(r.columns()...)
+	})
 }
 
 // columns are where the columns of a reservation that has been locked are scanned to.

@@ -20,6 +20,9 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 	if s.engine != nil {
 		return s.returnToEngine(ctx, k, t, a, until)
 	}
+	if s.routed() {
+		return s.returnRouted(ctx, k, t, a, until)
+	}
 	err = s.retry(ctx, "return", func() error {
 		rows, err := s.conn.Query(ctx, s.statements.giveBack, k.Name, k.Key, k.Shard, a.Left, a.Taken, a.TS,
 			t.Capacity, t.Rate, t.Steps, until, s.now())

@@ -36,6 +36,9 @@ func (s *Session) readRows(ctx context.Context, statement string, rows []bucket.
 	if s.engine != nil {
 		return s.readEngine(rows)
 	}
+	if s.routed() {
+		return s.readRouted(ctx, rows)
+	}
 	found, err := s.conn.Query(ctx, statement, s.rowParameters(rows)...)
 	if err != nil {
 		return nil, err

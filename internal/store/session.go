@@ -137,7 +137,9 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	case s.mode != alone && c.Reserve == nil:
 		c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
 		return err
-	case s.mode == alone && s.engine != nil && c.Reserve == nil && c.UpTo == 0: // as the statements: a refusal waits for nobody
+	case s.mode == alone && s.routed() && c.Reserve == nil && c.UpTo == 0 && isRoutedTake(c.Asks):
+		return s.takeOrLook(ctx, c)
+	case s.mode == alone && (s.engine != nil || s.routed()) && c.Reserve == nil && c.UpTo == 0: // as the statements: a refusal waits for nobody
 		return s.lookAndDecide(ctx, c)
 	case s.mode == alone && (s.waitFor != nil || c.Reserve != nil && (len(c.Asks) > 1 || !bucket.AllSteps(c.Asks)) || c.UpTo > 0 || !s.inSQL()):
 		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })

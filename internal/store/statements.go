@@ -89,6 +89,38 @@ var (
 	priceTurnSQL string
 	//go:embed sql/prices_forget.sql
 	pricesForgetSQL string
+	//go:embed sql/clock.sql
+	clockSQL string
+	//go:embed sql/layout.sql
+	layoutSQL string
+	//go:embed sql/routed_read.sql
+	routedReadSQL string
+	//go:embed sql/routed_free.sql
+	routedFreeSQL string
+	//go:embed sql/routed_lock.sql
+	routedLockSQL string
+	//go:embed sql/routed_take.sql
+	routedTakeSQL string
+	//go:embed sql/routed_save.sql
+	routedSaveSQL string
+	//go:embed sql/routed_delete.sql
+	routedDeleteSQL string
+	//go:embed sql/routed_spare.sql
+	routedSpareSQL string
+	//go:embed sql/routed_reservation_lock.sql
+	routedReservationLockSQL string
+	//go:embed sql/routed_reservation_free.sql
+	routedReservationFreeSQL string
+	//go:embed sql/routed_reservations_ended.sql
+	routedReservationsEndedSQL string
+	//go:embed sql/routed_reservations_forget.sql
+	routedReservationsForgetSQL string
+	//go:embed sql/routed_price_report.sql
+	routedPriceReportSQL string
+	//go:embed sql/routed_price_turn.sql
+	routedPriceTurnSQL string
+	//go:embed sql/routed_prices_forget.sql
+	routedPricesForgetSQL string
 )
 
 // statements are the SQL texts for one schema.
@@ -111,6 +143,13 @@ type statements struct {
 
 	calendarZone, calendarTable                     string
 	priceReport, priceRead, priceTurn, pricesForget string
+
+	// Those that name one row each.
+	clock, layout                                                                         string
+	routedTake, routedRead, routedFree, routedLock, routedSave, routedDelete, routedSpare string
+	routedReservationLock, routedReservationFree                                          string
+	routedReservationsEnded, routedReservationsForget                                     string
+	routedPriceReport, routedPriceTurn, routedPricesForget                                string
 }
 
 func newStatements(schema string) statements {
@@ -163,5 +202,22 @@ func newStatements(schema string) statements {
 		priceRead:     in(priceReadSQL),
 		priceTurn:     in(priceTurnSQL),
 		pricesForget:  in(pricesForgetSQL),
+
+		clock:                    in(clockSQL),
+		layout:                   in(layoutSQL),
+		routedRead:               in(routedReadSQL),
+		routedFree:               in(routedFreeSQL),
+		routedLock:               in(routedLockSQL),
+		routedTake:               in(routedTakeSQL),
+		routedSave:               in(routedSaveSQL),
+		routedDelete:             in(routedDeleteSQL),
+		routedSpare:              in(routedSpareSQL),
+		routedReservationLock:    in(routedReservationLockSQL),
+		routedReservationFree:    in(routedReservationFreeSQL),
+		routedReservationsEnded:  in(routedReservationsEndedSQL),
+		routedReservationsForget: in(routedReservationsForgetSQL),
+		routedPriceReport:        in(routedPriceReportSQL),
+		routedPriceTurn:          in(routedPriceTurnSQL),
+		routedPricesForget:       in(routedPricesForgetSQL),
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -56,6 +57,7 @@ type Store struct {
 	calendars  calendars
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	onEngine   bool          // whether rows are on an Engine, and not in Postgres
+	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
 // New returns the store in a schema. asOf returns the instant that replaces the database's clock; nil when nothing does.

@@ -29,6 +29,11 @@ var errOutside = errors.New("other terms hold for a bucket")
 // session is of, else as its own. One of them costs something. The answers are put into room when that has the capacity.
 func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	isOne := len(asks) == 1 && asks[0].Terms.Shards <= 1
+	if s.routed() && isRoutedTake(asks) {
+		if answers, taken, err := s.takeRouted(ctx, asks, room); err != nil || taken {
+			return answers, err
+		}
+	}
 	switch {
 	case !s.inSQL() || !bucket.AllSteps(asks) && !isWindow(asks) || bucket.AnyReshaped(asks), s.mode == ownTx && len(asks) > 1 && bucket.AnySharded(asks) && bucket.AnyEras(asks):
 		return s.takeByLocking(ctx, asks) // in the last case one row of each would be locked, which may not be settled by itself

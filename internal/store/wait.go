@@ -135,14 +135,7 @@ func (s *Session) findHeld(ctx context.Context, err error) error {
 	if !waitedTooLong(err) || !errors.As(err, &bound) {
 		return err
 	}
-	names, keys, shards := keysOf(bound.rows)
-	rows, readErr := s.conn.Query(ctx, s.statements.busy, names, keys, shards)
-	if readErr != nil {
-		return errors.Join(err, readErr)
-	}
-	busy, readErr := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k bucket.Key, err error) {
-		return k, row.Scan(&k.Name, &k.Key, &k.Shard)
-	})
+	busy, readErr := s.busy(ctx, bound.rows)
 	switch {
 	case readErr != nil && !IsRetryable(readErr):
 		return errors.Join(err, readErr)
@@ -150,6 +143,21 @@ func (s *Session) findHeld(ctx context.Context, err error) error {
 		return &heldError{bound.rows[0].Key}
 	}
 	return &heldError{nextAfter(cmp.Or(bound.waited, s.waitFor), busy)}
+}
+
+// busy returns those of the rows that are not free.
+func (s *Session) busy(ctx context.Context, asks []bucket.Ask) ([]bucket.Key, error) {
+	if s.routed() {
+		return s.busyRouted(ctx, asks)
+	}
+	names, keys, shards := keysOf(asks)
+	rows, err := s.conn.Query(ctx, s.statements.busy, names, keys, shards)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (k bucket.Key, err error) {
+		return k, row.Scan(&k.Name, &k.Key, &k.Shard)
+	})
 }
 
 // nextAfter returns the first of the rows, in the order of locking, that comes after the one that was waited for, or else

@@ -1,0 +1,306 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// citusStand is a coordinator and two workers, each of which takes statements, with a pool on each; or the coordinator alone.
+type citusStand struct {
+	*postgrestest.Citus
+
+	nodes []*pgxpool.Pool // the coordinator first
+}
+
+func newCitusStand(t *testing.T) *citusStand {
+	t.Helper()
+	s := &citusStand{Citus: postgrestest.StartCitus(t, 2)}
+	for _, server := range append([]*postgrestest.Server{s.Coordinator}, s.Workers...) {
+		config, err := pgxpool.ParseConfig(server.URL())
+		require.NoError(t, err)
+		config.MaxConns = 2 * racers
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		s.nodes = append(s.nodes, pool)
+	}
+	return s
+}
+
+// TestCitus promises that where Citus distributes the tables every verb answers as on one Postgres, and that a limit is exact: from
+// each node and from all of them, at each isolation level, and when a worker is killed.
+func TestCitus(t *testing.T) {
+	t.Parallel()
+	s := newCitusStand(t)
+	t.Run("AnswersAsPlain", func(t *testing.T) { s.answersAsPlain(t) })
+	t.Run("Races", func(t *testing.T) { s.races(t) })
+	t.Run("Distribute", func(t *testing.T) { s.distributes(t) })
+	t.Run("Partitions", func(t *testing.T) { s.distributesPartitions(t) })
+	t.Run("ConflictAtCommit", func(t *testing.T) { s.conflictsAtCommit(t) })
+	t.Run("KilledWorker", func(t *testing.T) { s.killsWorker(t) })
+}
+
+// answersAsPlain makes the same calls on Citus and on plain Postgres.
+func (s *citusStand) answersAsPlain(t *testing.T) {
+	t.Helper()
+	steps := 1000
+	if testing.Short() {
+		steps = 200
+	}
+	for i, pool := range s.nodes {
+		t.Run(fmt.Sprint("Node", i), func(t *testing.T) {
+			_, err := pool.Exec(t.Context(), `DELETE FROM ratelimit.reservations`) // which Expire would end
+			require.NoError(t, err)
+			e := newTwoEngines(t, &bundle{pool: pool, schema: "ratelimit"}, uint64(2000+i))
+			e.replace(1, postgrestest.New(t))
+			for range steps {
+				e.step()
+			}
+			e.hasTriedAll()
+			e.look()
+		})
+	}
+}
+
+// races has callers take at once what is not enough for all of them, through one node and through all.
+func (s *citusStand) races(t *testing.T) {
+	t.Helper()
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	limiters := make([]*ratelimit.Limiter, len(s.nodes))
+	for i, pool := range s.nodes {
+		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return noon }, Timeout: 10 * time.Minute})
+		require.NoError(t, err)
+		limiters[i] = limiter
+	}
+	for _, caller := range callers() {
+		for _, several := range []bool{false, true} {
+			for _, everyNode := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/Several=%t/EveryNode=%t", caller.name, several, everyNode), func(t *testing.T) {
+					hot := ratelimit.Define(fmt.Sprintf("hot-%t-%t", several, everyNode), hoard(raceCapacity))
+					other := ratelimit.Define("other", hoard(10*raceCapacity))
+					key := caller.name + fmt.Sprint(several, everyNode)
+					requests := []ratelimit.Request{hot.For(key)}
+					if several {
+						requests = append(requests, other.For(key+" too"))
+					}
+					var admitted atomic.Int64
+					require.NoError(t, together(racers, func(racer int) error {
+						node := 0
+						if everyNode {
+							node = racer % len(s.nodes)
+						}
+						for range racersTries {
+							d, err := caller.take(t.Context(), s.nodes[node], limiters[node], requests...)
+							if err != nil {
+								return err
+							}
+							if d.Allowed {
+								admitted.Add(1)
+							}
+						}
+						return nil
+					}))
+					require.EqualValues(t, raceCapacity, admitted.Load())
+					for i, r := range requests {
+						v, err := limiters[0].Value(t.Context(), r)
+						require.NoError(t, err)
+						require.InDelta(t, []float64{0, 9 * raceCapacity}[i], v.Tokens, 1e-6)
+					}
+				})
+			}
+		}
+	}
+}
+
+// distributes promises that Distribute does nothing the second time, and leaves the application's tables what they could be before.
+func (s *citusStand) distributes(t *testing.T) {
+	t.Helper()
+	ctx, pool := t.Context(), s.nodes[0]
+	layout := func() (tables []string) {
+		found, err := pool.Query(ctx, `SELECT concat_ws(' ', logicalrelid, partmethod, colocationid) FROM pg_dist_partition ORDER BY 1`)
+		require.NoError(t, err)
+		tables, err = pgx.CollectRows(found, pgx.RowTo[string])
+		require.NoError(t, err)
+		return tables
+	}
+	before := layout()
+	require.Len(t, before, 4)
+	require.NoError(t, migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8}))
+	require.Equal(t, before, layout())
+
+	for _, sql := range []string{
+		`CREATE TABLE public.orders (customer text PRIMARY KEY)`,
+		`SELECT create_distributed_table('public.orders', 'customer')`,
+	} {
+		_, err := pool.Exec(ctx, sql)
+		require.NoError(t, err, "the keys here have another collation than the application's")
+	}
+	other := migrations.Config{Schema: "other"}
+	require.NoError(t, migrations.Up(ctx, pool, other))
+	for _, shards := range []int{32, -1, 100_000} { // the first of them is the application's
+		require.ErrorIs(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{Shards: shards}), migrations.ErrShards)
+	}
+	require.NoError(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{}))
+}
+
+// distributesPartitions promises that buckets in partitions may be distributed, and that those that are distributed are not partitioned.
+func (s *citusStand) distributesPartitions(t *testing.T) {
+	t.Helper()
+	ctx, pool := t.Context(), s.nodes[0]
+	cfg := migrations.Config{Schema: "parted", Partitions: 4}
+	for range 2 {
+		require.NoError(t, migrations.Up(ctx, pool, cfg))
+		require.NoError(t, migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 6}))
+	}
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	limit := ratelimit.Define("parted", ratelimit.PerMinute(10))
+	requests := []ratelimit.Request{limit.For("a"), limit.For("b"), limit.For("c")}
+	at := func(node *pgxpool.Pool, instant time.Time) *ratelimit.Limiter {
+		limiter, err := ratelimit.New(node, ratelimit.Config{Schema: cfg.Schema, AsOf: func() time.Time { return instant }, Timeout: 10 * time.Minute})
+		require.NoError(t, err)
+		return limiter
+	}
+	for i, node := range s.nodes {
+		d, err := at(node, noon).Take(ctx, requests...)
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		require.InDelta(t, 9-i, d.Remaining, 1e-9)
+	}
+	deleted, err := at(pool, noon.Add(time.Hour)).Prune(ctx, limit)
+	require.NoError(t, err)
+	require.EqualValues(t, len(requests), deleted)
+	for _, n := range []int{1, 8} {
+		err := migrations.Partition(ctx, pool, migrations.Config{Schema: cfg.Schema, Partitions: n})
+		require.ErrorIs(t, err, migrations.ErrPartitions)
+		require.ErrorContains(t, err, "Citus")
+	}
+	n, err := migrations.Partitions(ctx, pool, cfg)
+	require.NoError(t, err)
+	require.Equal(t, cfg.Partitions, n)
+}
+
+// conflictsAtCommit promises that InTx does not run a function twice whose COMMIT a worker may have done: the coordinator has one
+// error for a worker that refuses and one that is lost.
+func (s *citusStand) conflictsAtCommit(t *testing.T) {
+	t.Helper()
+	ctx, pool := t.Context(), s.nodes[0]
+	for _, sql := range []string{
+		`CREATE TABLE public.events (customer text PRIMARY KEY, lost boolean)`,
+		`SELECT create_distributed_table('public.events', 'customer', colocate_with => 'none')`,
+		`CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.lost THEN PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(60); END IF;
+			RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`,
+		`SELECT run_command_on_shards('public.events', 'CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON %s DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fail()')`,
+	} {
+		_, err := pool.Exec(ctx, sql)
+		require.NoError(t, err)
+	}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Timeout: 10 * time.Minute})
+	require.NoError(t, err)
+	for _, lost := range []bool{false, true} {
+		runs := 0
+		err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+			runs++
+			_, err := tx.Exec(ctx, `INSERT INTO public.events VALUES ($1, $2)`, fmt.Sprint(lost), lost)
+			return err
+		})
+		require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+		require.Equal(t, 1, runs)
+	}
+}
+
+// killsWorker kills the sessions of a worker again and again while callers take from two limits: no call takes half, and none
+// takes more than there is.
+func (s *citusStand) killsWorker(t *testing.T) {
+	t.Helper()
+	if len(s.Workers) == 0 {
+		t.Skip("the Citus of an image has no worker beside the coordinator")
+	}
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	limiter, err := ratelimit.New(s.nodes[0], ratelimit.Config{AsOf: func() time.Time { return noon }, Timeout: 10 * time.Second})
+	require.NoError(t, err)
+	hot, other := ratelimit.Define("hot-killed", hoard(raceCapacity)), ratelimit.Define("other-killed", hoard(10*raceCapacity))
+	requests := []ratelimit.Request{hot.For("k"), other.For("k on another server")}
+	var admitted, failed, ended, kills atomic.Int64
+	require.NoError(t, together(racers+1, func(racer int) error {
+		if racer == racers {
+			for kills.Load() < 3 && ended.Load() < racers {
+				if err := killSession(t.Context(), s.nodes[1]); err != nil {
+					continue // it is not back yet
+				}
+				kills.Add(1)
+			}
+			return nil
+		}
+		defer ended.Add(1)
+		for tries := 0; tries < racersTries || kills.Load() == 0; tries++ {
+			d, err := limiter.Take(t.Context(), requests...)
+			switch {
+			case err != nil:
+				failed.Add(1)
+			case d.Allowed:
+				admitted.Add(1)
+			}
+		}
+		return nil
+	}))
+	require.Positive(t, kills.Load())
+	var left [2]float64
+	require.NoError(t, s.recovered(t, func() error {
+		for i, r := range requests {
+			v, err := limiter.Value(t.Context(), r)
+			if err != nil {
+				return err
+			}
+			left[i] = v.Tokens
+		}
+		return nil
+	}))
+	t.Logf("%d admitted, %d failed, %d kills, %v left", admitted.Load(), failed.Load(), kills.Load(), left)
+	taken := raceCapacity - left[0]
+	require.InDelta(t, taken, 10*raceCapacity-left[1], 1e-6, "each call took from both or from none")
+	require.GreaterOrEqual(t, taken+1e-6, float64(admitted.Load()))
+	require.LessOrEqual(t, taken, float64(admitted.Load()+failed.Load())+1e-6)
+	require.GreaterOrEqual(t, left[0], -1e-6)
+}
+
+// killSession kills one session of the server by SIGKILL, which ends all of them.
+func killSession(ctx context.Context, pool *pgxpool.Pool) error {
+	var pid int
+	err := pool.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND application_name LIKE 'citus%' LIMIT 1`).Scan(&pid)
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// recovered runs read when the workers are back, and what they had prepared is committed or undone.
+func (s *citusStand) recovered(t *testing.T, read func() error) error {
+	t.Helper()
+	deadline := time.Now().Add(patient)
+	for {
+		var n int
+		err := s.nodes[0].QueryRow(t.Context(), `SELECT recover_prepared_transactions()`).Scan(&n)
+		if err == nil {
+			err = read()
+		}
+		var pgErr *pgconn.PgError
+		if err == nil || time.Now().After(deadline) || !errors.As(err, &pgErr) {
+			return err
+		}
+	}
+}

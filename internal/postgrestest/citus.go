@@ -1,0 +1,185 @@
+package postgrestest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
+)
+
+// The variables that say where Citus is to be had. There is no looking for it: few machines have it.
+const (
+	// citusBinDir names the directory with the programs of a server that Citus is installed in.
+	citusBinDir = "RATELIMIT_CITUS_BINDIR"
+	// citusImage names an image, as citusdata/citus:13.2. It makes one server, that has the shards.
+	citusImage = "RATELIMIT_CITUS_IMAGE"
+	// citusForAll, when set, has all tests run on a server with Citus, with the tables distributed.
+	citusForAll = "RATELIMIT_CITUS_ALL"
+)
+
+// Citus is a coordinator, and workers that have the shards. They know where these are, so that each takes statements. Without workers
+// the coordinator has the shards.
+type Citus struct {
+	Coordinator *Server
+	Workers     []*Server
+}
+
+// citusSettings are what servers need for Citus.
+func citusSettings(more map[string]string) map[string]string {
+	settings := map[string]string{
+		"shared_preload_libraries":  "citus",
+		"max_prepared_transactions": "200",
+		"wal_level":                 "logical",
+		"max_worker_processes":      "200",
+		"citus.node_conninfo":       "sslmode=disable",
+	}
+	maps.Copy(settings, more)
+	return settings
+}
+
+// StartCitus starts a coordinator and so many workers that only this test uses, with the tables migrated and distributed. From an
+// image it starts one server. They are closed when the test ends. The test is skipped where no variable says where Citus is: it is
+// in no package that a bare machine could install.
+func StartCitus(t testing.TB, workers int) *Citus {
+	t.Helper()
+	binDir, image := os.Getenv(citusBinDir), os.Getenv(citusImage)
+	if binDir == "" && image == "" {
+		t.Skipf("no Citus: set %s to the directory of its server programs, or %s to its image", citusBinDir, citusImage)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
+	defer cancel()
+	start := func() *Server {
+		server, err := startCitusNode(ctx, binDir, image, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := server.Close(); err != nil {
+				t.Errorf("clean up: %v", err)
+			}
+		})
+		return server
+	}
+	c := &Citus{Coordinator: start()}
+	for range workers {
+		if binDir != "" {
+			c.Workers = append(c.Workers, start())
+		}
+	}
+	if err := c.join(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// startCitusNode starts a server that Citus can be created on.
+func startCitusNode(ctx context.Context, binDir, image string, settings map[string]string) (*Server, error) {
+	opts := Options{Settings: citusSettings(settings)}
+	server, err := startCitusServer(ctx, binDir, image, opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := trustItself(ctx, server); err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	server.hasCitus = true
+	return server, nil
+}
+
+func startCitusServer(ctx context.Context, binDir, image string, opts Options) (*Server, error) {
+	if binDir == "" {
+		program, err := program()
+		if err != nil {
+			return nil, err
+		}
+		return startContainer(ctx, program, opts, image)
+	}
+	if err := checkBinDir(binDir); err != nil {
+		return nil, fmt.Errorf("%s: %w", citusBinDir, err)
+	}
+	return startCluster(ctx, binDir, opts)
+}
+
+// join makes one cluster of the servers.
+func (c *Citus) join(ctx context.Context) error {
+	for _, worker := range c.Workers {
+		err := admin(ctx, worker, func(conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `CREATE EXTENSION citus`)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("create Citus on %s: %w", worker, err)
+		}
+	}
+	return distribute(ctx, c.Coordinator.url, c.Workers, migrations.Config{})
+}
+
+// trustItself has the server take connections from its own machine without a password, as those of a cluster have none of each
+// other's. Others need theirs.
+func trustItself(ctx context.Context, server *Server) error {
+	return admin(ctx, server, func(conn *pgx.Conn) error {
+		var file string
+		if err := conn.QueryRow(ctx, `SHOW hba_file`).Scan(&file); err != nil {
+			return err
+		}
+		const lines = `COPY (VALUES ('host all all 127.0.0.1/32 trust'), ('host all all all scram-sha-256')) TO '%s'`
+		if _, err := conn.Exec(ctx, fmt.Sprintf(lines, strings.ReplaceAll(file, "'", "''"))); err != nil {
+			return err
+		}
+		_, err := conn.Exec(ctx, `SELECT pg_reload_conf()`)
+		return err
+	})
+}
+
+// portOf returns the port that the server has on its own machine, where the others of its cluster are.
+func portOf(ctx context.Context, url string) (port int, err error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	return port, conn.QueryRow(ctx, `SELECT current_setting('port')::integer`).Scan(&port)
+}
+
+// distribute creates Citus in the database at url, with workers or without, migrates it, and distributes the tables.
+func distribute(ctx context.Context, url string, workers []*Server, cfg migrations.Config) error {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	port, err := portOf(ctx, url)
+	if err != nil {
+		return err
+	}
+	exec := func(sql string, arguments ...any) {
+		if err == nil {
+			_, err = pool.Exec(ctx, sql, arguments...)
+		}
+	}
+	exec(`CREATE EXTENSION citus`)
+	exec(`SELECT citus_set_coordinator_host('127.0.0.1', $1)`, port)
+	for _, worker := range workers {
+		port, errPort := portOf(ctx, worker.url)
+		err = errors.Join(err, errPort)
+		exec(`SELECT citus_add_node('127.0.0.1', $1)`, port)
+	}
+	if len(workers) == 0 {
+		exec(`SELECT citus_set_node_property('127.0.0.1', $1, 'shouldhaveshards', true)`, port)
+	}
+	if err != nil {
+		return fmt.Errorf("set Citus up: %w", err)
+	}
+	if err := migrations.Up(ctx, pool, cfg); err != nil {
+		return err
+	}
+	return migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 8})
+}

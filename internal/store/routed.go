@@ -1,0 +1,303 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Where Citus distributes the tables, a statement that names several rows in arrays is refused, or is run on every server. So a
+// call goes the general way there, by statements that each name one row as parameters: Citus routes such a statement to the
+// server that has it. Several of them are one round trip. Those that belong together are in a transaction that was begun: without
+// one, each of them commits by itself.
+//
+// A call is decided on by the clock of the server that it is sent to, which clock.sql asks, and never by those of the servers
+// that have rows.
+
+// The layouts of the tables, as far as a Store knows.
+const (
+	layoutUnknown = iota
+	layoutPlain
+	layoutRouted
+)
+
+// madeTS is the ts of a row that a statement made in order to lock it, in place of the instant, which no such statement has. Such
+// a row is full, whoever reads it.
+const madeTS = bucket.LongAgo - 1
+
+// routed reports whether statements are to name one row each.
+func (s *Session) routed() bool { return s.Store != nil && s.layout.Load() == layoutRouted }
+
+// IsRouted reports whether the tables are known to be distributed by Citus.
+func (s *Store) IsRouted() bool { return s.layout.Load() == layoutRouted }
+
+// KnowsLayout reports whether it is known whether the tables are distributed by Citus.
+func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown || s.onEngine }
+
+// LearnLayout finds out whether Citus distributes the tables, unless that is known. It stays so for as long as the Store is there.
+func (s *Session) LearnLayout(ctx context.Context) error {
+	if s.KnowsLayout() {
+		return nil
+	}
+	_, err := s.Way(ctx)
+	return err
+}
+
+// learnLayout is LearnLayout where it is known whether Citus is there.
+func (s *Session) learnLayout(ctx context.Context, hasCitus bool) error {
+	if s.KnowsLayout() {
+		return nil
+	}
+	layout := int32(layoutPlain)
+	if hasCitus {
+		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, pgx.Identifier{s.schema, "buckets"}.Sanitize())
+		if err != nil {
+			return err
+		}
+		distributed, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+		if err != nil {
+			return err
+		}
+		if distributed {
+			layout = layoutRouted
+		}
+	}
+	s.layout.CompareAndSwap(layoutUnknown, layout)
+	return nil
+}
+
+// queueClock queues the question what time it is.
+func (s *Session) queueClock(batch *pgx.Batch) { batch.Queue(s.statements.clock, s.now()) }
+
+// receiveClock reads the answer to that.
+func receiveClock(results pgx.BatchResults) (now int64, err error) {
+	err = results.QueryRow().Scan(&now)
+	return now, err
+}
+
+// clock returns what time it is.
+func (s *Session) clock(ctx context.Context) (now int64, err error) {
+	batch := &pgx.Batch{}
+	s.queueClock(batch)
+	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
+		now, err = receiveClock(results)
+		return err
+	})
+	return now, err
+}
+
+// boundWaitRouted are statements that bound how long what follows in the transaction waits for a row, on each server. What
+// set_config sets stays on one.
+func boundWaitRouted(batch *pgx.Batch, most string) (n int) {
+	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
+	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO '%s'", most))
+	return 2
+}
+
+// keyOf returns the parameters that name a row.
+func keyOf(k bucket.Key) []any { return []any{k.Name, k.Key, k.Shard} }
+
+// receiveRow reads the answer of a statement that reads one row.
+func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err error) {
+	rows, err := results.Query()
+	if err != nil {
+		return state, false, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		found = true
+		if state.Parts, err = scanWithParts(rows, []any{&state.Value, &state.TS, nil, nil}, 2); err != nil {
+			return state, false, err
+		}
+	}
+	return state, found, rows.Err()
+}
+
+// readRouted is readRows.
+func (s *Session) readRouted(ctx context.Context, rows []bucket.Ask) ([]bucket.Answer, error) {
+	batch := &pgx.Batch{}
+	s.queueClock(batch)
+	for i := range rows {
+		batch.Queue(s.statements.routedRead, keyOf(rows[i].Key)...)
+	}
+	answers := make([]bucket.Answer, len(rows))
+	return answers, s.send(ctx, batch, func(results pgx.BatchResults) error {
+		now, err := receiveClock(results)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			state, found, err := receiveRow(results)
+			if err != nil {
+				return err
+			}
+			if !found {
+				state = rows[i].Terms.Full(now)
+			}
+			answers[i] = bucket.Answer{State: state, Now: now, Absent: !found}
+		}
+		return nil
+	})
+}
+
+// lockRouted is lockRows. A transaction of the session's own waits for one row, the one that it is to wait for or the first, so
+// that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
+// not enough, it returns a shortWaitError.
+func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRows) error {
+	order := make([]int, len(l.rows))
+	for i := range order {
+		order[i] = i
+	}
+	if i := slices.IndexFunc(l.rows, func(a bucket.Ask) bool { return s.waitFor != nil && a.Key == *s.waitFor }); i > 0 {
+		order = slices.Insert(slices.Delete(order, i, i+1), 0, i)
+	}
+	before, bounds := batch.Len(), 0
+	s.queueClock(batch)
+	for n, i := range order {
+		if n == 1 && s.mode == ownTx {
+			bounds = boundWaitRouted(batch, s.waitRouted())
+		}
+		r := &l.rows[i]
+		batch.Queue(s.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
+	}
+	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+		err := skip(results, before)
+		if err == nil {
+			l.now, err = receiveClock(results)
+		}
+		if err != nil {
+			return err
+		}
+		for n, i := range order {
+			if n == 1 {
+				if err := skip(results, bounds); err != nil {
+					return err
+				}
+			}
+			switch err := l.receiveRouted(results, i); {
+			case err == nil:
+			case s.mode == ownTx && n > 0: // a caller's transaction waits as long as its own settings say
+				return &shortWaitError{err, l.rows, &l.rows[order[0]].Key}
+			case s.mode == ownTx:
+				return waitedFor(err, l.rows[i].Key)
+			default:
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// waitRouted is how long a call waits for each row but the first.
+func (s *Session) waitRouted() string {
+	if s.waits < manyWaits {
+		return shortWait
+	}
+	return longWait(s.waits)
+}
+
+// receiveRouted reads the answer of routed_lock.sql for the i-th row.
+func (l *lockedRows) receiveRouted(results pgx.BatchResults, i int) error {
+	state, found, err := receiveRow(results)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return errors.New("the statement answered for no row")
+	}
+	if state.TS == madeTS {
+		state, l.made[i] = l.rows[i].Terms.Full(l.now), true
+	}
+	l.states[i], l.locked[i] = state, true
+	return nil
+}
+
+// queueSaveRouted is queueSave.
+func (s *Session) queueSaveRouted(batch *pgx.Batch, l *lockedRows) {
+	for i := range l.rows {
+		k, state := l.rows[i].Key, l.states[i]
+		switch {
+		case l.changed[i]:
+			parts := state.Parts
+			if parts == nil {
+				parts = &bucket.Parts{}
+			}
+			batch.Queue(s.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
+		case l.made[i], l.surplus[i]:
+			batch.Queue(s.statements.routedDelete, keyOf(k)...)
+		}
+	}
+}
+
+// busyRouted returns those of the rows that are not free, as buckets_busy.sql does: each is locked for a moment.
+func (s *Session) busyRouted(ctx context.Context, rows []bucket.Ask) (busy []bucket.Key, err error) {
+	batch := &pgx.Batch{}
+	for i := range rows {
+		batch.Queue(s.statements.routedFree, keyOf(rows[i].Key)...)
+	}
+	return busy, s.send(ctx, batch, func(results pgx.BatchResults) error {
+		for i := range rows {
+			_, free, err := receiveRow(results)
+			if err != nil {
+				return err
+			}
+			if !free {
+				busy = append(busy, rows[i].Key)
+			}
+		}
+		return nil
+	})
+}
+
+// returnRouted is Return. It mirrors bucket_return.sql.
+func (s *Session) returnRouted(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64) (given float64, err error) {
+	err = s.retryTx(ctx, "return", func(tx *Session) error {
+		given = 0
+		l := &lockedRows{rows: []bucket.Ask{{Key: k, Terms: t}}, index: make(map[bucket.Key]int)}
+		l.prepare()
+		if err := tx.lockRouted(ctx, &pgx.Batch{}, l); err != nil {
+			return err
+		}
+		if !l.made[0] && l.now <= until {
+			given = t.Returnable(a, l.states[0].TS, l.now)
+			l.states[0], l.changed[0] = t.Return(l.states[0], a, l.now), given > 0
+		}
+		return tx.save(ctx, l)
+	})
+	return given, err
+}
+
+// exchangeRouted sends a statement for each report, with what time it is, and sets what each answers.
+func (s *Session) exchangeRouted(ctx context.Context, reports []*Report, queue func(batch *pgx.Batch, r *Report, now int64)) error {
+	now, err := s.clock(ctx)
+	if err != nil {
+		return err
+	}
+	return s.retryTx(ctx, "report", func(tx *Session) error {
+		return tx.exchangeOnce(ctx, reports, func(batch *pgx.Batch, r *Report) { queue(batch, r, now) })
+	})
+}
+
+// queueReportRouted queues what adds a report, or asks where there is none.
+func (s *Session) queueReportRouted(batch *pgx.Batch, r *Report, now int64) {
+	if r.Outcomes == 0 && r.RetryAfter == 0 {
+		batch.Queue(s.statements.priceRead, r.Key.Name, r.Key.Key, now)
+		return
+	}
+	paused := int64(0)
+	if r.RetryAfter != 0 {
+		paused = now + r.RetryAfter.Microseconds()
+	}
+	batch.Queue(s.statements.routedPriceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled, paused, r.FirstShare, now)
+}
+
+// queueTurnRouted queues what ends an epoch.
+func (s *Session) queueTurnRouted(batch *pgx.Batch, r *Report, now int64) {
+	u := &r.Upstream
+	batch.Queue(s.statements.routedPriceTurn, r.Key.Name, r.Key.Key, u.Epoch, u.Outcomes, u.Accepted, u.Throttled, r.NextShare, r.Cut, now)
+}

@@ -1,0 +1,182 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// lockReservationRouted is LockReservation.
+func (s *Session) lockReservationRouted(ctx context.Context, id string) (*Reservation, error) {
+	batch := &pgx.Batch{}
+	batch.Queue("SAVEPOINT " + savepoint)
+	s.queueClock(batch)
+	batch.Queue(s.statements.routedReservationLock, id)
+	r := &Reservation{ID: id}
+	err := s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		if err = skip(results, 1); err == nil {
+			r.NowUs, err = receiveClock(results)
+		}
+		if err != nil {
+			return err
+		}
+		return results.QueryRow().Scan(r.stored()...)
+	})
+	return r, err
+}
+
+// stored are columns without the instant.
+func (r *Reservation) stored() []any {
+	columns := r.columns()
+	return columns[:len(columns)-1]
+}
+
+// lockDueRouted is LockDue. Each is looked at by itself.
+func (s *Session) lockDueRouted(ctx context.Context, ids []string) (locked []*Reservation, err error) {
+	batch := &pgx.Batch{}
+	s.queueClock(batch)
+	for _, id := range ids {
+		batch.Queue(s.statements.routedReservationFree, id)
+	}
+	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
+		now, err := receiveClock(results)
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			rows, err := results.Query()
+			if err != nil {
+				return err
+			}
+			r := &Reservation{ID: id, NowUs: now}
+			_, err = pgx.ForEachRow(rows, r.stored(), func() error {
+				if r.ExpiresUs < now {
+					locked = append(locked, r)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	slices.SortFunc(locked, func(a, b *Reservation) int {
+		return cmp.Or(cmp.Compare(a.ExpiresUs, b.ExpiresUs), cmp.Compare(a.ID, b.ID))
+	})
+	return locked, err
+}
+
+// forgetRouted is ForgetEnded: it finds them on all servers, and deletes those that still have ended.
+func (s *Session) forgetRouted(ctx context.Context) (more bool, err error) {
+	now, err := s.clock(ctx)
+	if err != nil {
+		return false, err
+	}
+	rows, err := s.conn.Query(ctx, s.statements.routedReservationsEnded, int32(forgetPage), now-keepEnded.Microseconds())
+	if err != nil {
+		return false, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(ids) == 0 {
+		return false, err
+	}
+	_, err = s.conn.Exec(ctx, s.statements.routedReservationsForget, ids)
+	return err == nil && len(ids) == forgetPage, err
+}
+
+// prunePage is how many rows Prune looks at in one transaction where they are on several servers.
+const prunePage = 500
+
+// pruneRouted deletes spare rows of the next page, in the transaction of s: it finds rows that were left alone, locks those that
+// nobody holds, and deletes those of them that are spare under their lock.
+func (s *Session) pruneRouted(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, err error) {
+	now, err := s.clock(ctx)
+	if err != nil {
+		return 0, err
+	}
+	until := now - pruneIdle.Microseconds()
+	found, err := s.nextSpare(ctx, p, until, termsOf)
+	if err != nil || len(found) == 0 {
+		return 0, err
+	}
+	states, free, err := s.lockSpare(ctx, found)
+	if err != nil {
+		return 0, err
+	}
+	batch := &pgx.Batch{}
+	for i, k := range found {
+		if free[i] && isSpare(states[i], oneRowEach(termsOf[k.Name]), until) {
+			batch.Queue(s.statements.routedDelete, keyOf(k)...)
+		}
+	}
+	if batch.Len() == 0 {
+		return 0, nil
+	}
+	return int64(batch.Len()), s.conn.SendBatch(ctx, batch).Close()
+}
+
+// nextSpare returns those rows of the next page that seem spare.
+func (s *Session) nextSpare(ctx context.Context, p *PrunePages, until int64, termsOf map[string][]bucket.Terms) (spare []bucket.Key, err error) {
+	names := make([]string, 0, len(termsOf))
+	for name := range termsOf {
+		if name >= p.after.Name {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		p.done = true
+		return nil, nil
+	}
+	if names[0] != p.after.Name {
+		p.after = bucket.Key{Name: names[0], Shard: -1}
+	}
+	rows, err := s.conn.Query(ctx, s.statements.routedSpare, p.after.Name, until, p.after.Key, p.after.Shard, int32(prunePage))
+	if err != nil {
+		return nil, err
+	}
+	terms, seen, k := oneRowEach(termsOf[p.after.Name]), 0, bucket.Key{Name: p.after.Name}
+	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (none struct{}, err error) {
+		var state bucket.State
+		seen++
+		if state.Parts, err = scanWithParts(row, []any{&k.Key, &k.Shard, &state.Value, &state.TS, nil, nil}, 4); err != nil {
+			return none, err
+		}
+		if isSpare(state, terms, until) {
+			spare = append(spare, k)
+		}
+		p.after = k
+		return none, nil
+	})
+	switch {
+	case err != nil || seen == prunePage:
+	case len(names) == 1:
+		p.done = true
+	default:
+		p.after = bucket.Key{Name: names[1], Shard: -1}
+	}
+	return spare, err
+}
+
+// lockSpare locks those of the rows that nobody holds, and returns what they hold.
+func (s *Session) lockSpare(ctx context.Context, found []bucket.Key) (states []bucket.State, free []bool, err error) {
+	batch := &pgx.Batch{}
+	for _, k := range found {
+		batch.Queue(s.statements.routedFree, keyOf(k)...)
+	}
+	states, free = make([]bucket.State, len(found)), make([]bool, len(found))
+	err = s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		for i := range found {
+			if states[i], free[i], err = receiveRow(results); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return states, free, err
+}

@@ -1,0 +1,8 @@
+-- Lock one row to the end of the transaction, and read it, unless somebody holds it. It goes to one server, as routed_read.sql.
+--
+-- $1 name, $2 key, $3 shard   the row
+--
+-- Returns value, ts, taken and leases, or no row: somebody holds it, or it is not there.
+SELECT b.value, b.ts, b.taken, b.leases
+FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
+FOR UPDATE SKIP LOCKED

@@ -1,0 +1,11 @@
+-- Lock one row to the end of the transaction, and return what it holds. It goes to one server, as routed_read.sql.
+--
+-- $1 name, $2 key, $3 shard   the row
+-- $4 capacity                 of a row that is made
+-- $5 ts                       of a row that is made, by which that one is known
+--
+-- Returns value, ts, taken and leases. An upsert for the reason in buckets_lock.sql.
+INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::integer, $4::float8, $5::bigint)
+ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
+RETURNING b.value, b.ts, b.taken, b.leases

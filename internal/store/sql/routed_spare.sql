@@ -1,0 +1,12 @@
+-- Find rows of one limit that nothing was taken from for long, on all servers.
+--
+-- $1 name
+-- $2 until_us                 the latest ts of theirs
+-- $3 after_key, $4 after_shard, $5 limit   only those that come after this one in the order of key and shard, and so many
+--
+-- Returns key, shard, value, ts, taken and leases. Which of them are full is decided elsewhere.
+SELECT b.key, b.shard, b.value, b.ts, b.taken, b.leases
+FROM ratelimit.buckets AS b
+WHERE b.name = $1::text AND b.ts <= $2::bigint AND b.key >= $3::text AND (b.key > $3::text OR b.shard > $4::integer)
+ORDER BY b.key, b.shard
+LIMIT $5::integer
