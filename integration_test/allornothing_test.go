@@ -152,6 +152,22 @@ func TestRefusedReserveOverSeveralLimitsHoldsNoRow(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
+// A row that is made to be locked is marked by an empty array of leases. Should the mark have stayed in a row, the row holds what
+// it holds: it is not taken for one that was made just now, and is full.
+func TestARowThatKeptTheMarkOfItsMakingHoldsWhatItHolds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	reserved, err := b.limiter.Reserve(t.Context(), roomy.For("key").Cost(10))
+	require.NoError(t, err)
+	requireAllowed(t, taking(roomy.For("key").Cost(20)), b.limiter)
+	b.exec(t, `UPDATE ratelimit.buckets SET leases = '{}'`)
+	err = pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		return b.limiter.WithTx(tx).Cancel(t.Context(), reserved.ID)
+	})
+	require.NoError(t, err)
+	require.InDelta(t, roomy.Capacity()-20, b.held(t, "roomy", "key"), 1e-3)
+}
+
 // A savepoint of the caller's gives back what was taken in it, and only that.
 func TestRollbackToASavepointGivesBackWhatWasTakenInIt(t *testing.T) {
 	t.Parallel()

@@ -52,7 +52,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_spend.sql":           {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 1, true},
 		"buckets_spend_bold.sql":      {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
 		"clusters_spend.sql":          {threeClusters, 1, true},
-		"buckets_lock.sql":            {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 2, false},
+		"buckets_lock.sql":            {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":          {threeBuckets, 0, true},
 		"buckets_save.sql":            {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
 		"buckets_look.sql":            {threeBuckets + `, NULL`, 0, true},

@@ -72,12 +72,12 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 			switch name {
 			case "NoDebt":
 				require.Zero(t, delayed)
-				require.Less(t, allowed, reserved*39/40)
+				require.Less(t, allowed, reserved)
 			case "Unbounded", "OwnWindows":
 				require.Equal(t, reserved, allowed)
 			default:
 				require.Greater(t, delayed, reserved/20)
-				require.Less(t, allowed, reserved*39/40)
+				require.Less(t, allowed, reserved)
 			}
 		})
 	}
