@@ -12,12 +12,11 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
-	"os/signal"
 	"regexp"
-	"syscall"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 )
 
 // options are what the program is asked to do.
@@ -41,28 +40,15 @@ const (
 )
 
 func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	switch {
-	case o.worker != "":
-		err = work(ctx, os.Stdin, os.Stdout, o)
-	case o.draw != "":
-		err = draw(os.Stdout, o)
-	default:
-		err = run(ctx, os.Stdout, o)
-	}
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+	command.Run("bench", parse, func(ctx context.Context, o options) error {
+		switch {
+		case o.worker != "":
+			return work(ctx, os.Stdin, os.Stdout, o)
+		case o.draw != "":
+			return draw(os.Stdout, o)
+		}
+		return run(ctx, os.Stdout, o)
+	})
 }
 
 func parse(args []string) (o options, err error) {
@@ -77,11 +63,8 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.svg, "svg", "", "draw the curves that were measured into this `directory`")
 	flags.StringVar(&o.draw, "draw", "", "measure nothing, and show the curves of this `file`, which -json wrote")
 	flags.StringVar(&o.worker, "worker", "", "measure this `scenario` for another process that asks on the standard input")
-	if err := flags.Parse(args); err != nil {
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
-	}
-	if flags.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if o.rounds < 0 || *seconds < 0 {
 		return o, errors.New("-rounds and -seconds must be more than 0")

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -166,7 +167,7 @@ func TestAdaptiveHasOneWinnerPerEpoch(t *testing.T) {
 	}
 	for m.known(t, "upstream", "account").Epoch < epochs {
 		m.pass(500 * time.Millisecond)
-		require.NoError(t, together(processes, func(i int) error {
+		require.NoError(t, atonce.Do(processes, func(i int) error {
 			for range 50 {
 				if err := limiters[i].Report(t.Context(), request, ratelimit.Outcome{}); err != nil {
 					return err
@@ -213,7 +214,7 @@ func TestAdaptiveCountsEachOutcomeOnce(t *testing.T) {
 	for i := range limiters {
 		limiters[i] = m.synchronous(t, &pricesTold{})
 	}
-	require.NoError(t, together(processes, func(i int) error {
+	require.NoError(t, atonce.Do(processes, func(i int) error {
 		for n := range each {
 			if err := limiters[i].Report(t.Context(), request, ratelimit.Outcome{Throttled: n%10 == 9}); err != nil {
 				return err
@@ -311,7 +312,7 @@ func TestAdaptiveAdmitsExactlyWhatThePriceLeaves(t *testing.T) {
 						}
 						learn(t, m.limiter, requests[0], 2)
 						admitted := make([]int, racers)
-						require.NoError(t, together(racers, func(racer int) error {
+						require.NoError(t, atonce.Do(racers, func(racer int) error {
 							for range racersTries {
 								d, err := c.take(t.Context(), m.db(), m.limiter, requests...)
 								if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -157,7 +158,7 @@ func TestAdaptiveLosesNothingWhileItsRuleChanges(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	called, over := make(chan struct{}), make(chan struct{})
-	require.NoError(t, together(processes*workers+1, func(worker int) error {
+	require.NoError(t, atonce.Do(processes*workers+1, func(worker int) error {
 		if worker == processes*workers { // the clock, which waits until a few calls were made at each instant
 			defer close(over)
 			for tick := range ticks {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -249,7 +250,7 @@ func TestReservationsRolledBackEndWhereTheyBegan(t *testing.T) {
 	takeAll(t, b.limiter, bounded.For("key"))
 	before := b.rows(t, "")
 	requests := []ratelimit.Request{bounded.For("key").Cost(0.25), roomy.For("key")}
-	require.NoError(t, together(4, func(worker int) error {
+	require.NoError(t, atonce.Do(4, func(worker int) error {
 		for n := range flood / 4 {
 			tx, err := b.pool.Begin(t.Context())
 			if err != nil {

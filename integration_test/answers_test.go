@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -46,7 +47,7 @@ func TestMoreRowsThanAskedAreAnError(t *testing.T) {
 			t.Parallel()
 			_, err := call(t.Context(), alone)
 			require.ErrorContains(t, err, "rows")
-			require.ErrorContains(t, together(8, func(int) error {
+			require.ErrorContains(t, atonce.Do(8, func(int) error {
 				_, err := call(t.Context(), batched)
 				return err
 			}), "rows")

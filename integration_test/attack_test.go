@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -105,7 +106,7 @@ func (a *attack) wave(t *testing.T, name string, keys int, requests func(key str
 	t.Helper()
 	const callers = 64
 	let := make([]int, callers)
-	require.NoError(t, together(callers, func(caller int) error {
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		for i := caller; i < keys; i += callers {
 			d, err := a.take(t, i, requests(fmt.Sprintf("%s %08d of an attacker", name, i)))
 			if err != nil {

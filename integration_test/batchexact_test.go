@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -89,7 +90,7 @@ func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	l := &ledger{taken: make(map[slot]float64)}
-	require.NoError(t, together(callers, func(caller int) error {
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		random := rand.New(rand.NewPCG(seed, uint64(caller)))
 		for range each {
 			err := book(t.Context(), processes[caller%8/3], random, l)
@@ -122,7 +123,7 @@ func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
 	var admitted atomic.Int64
-	require.NoError(t, together(callers, func(caller int) error {
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		for i := range each {
 			if caller == 0 && i%(each/resets) == 0 {
 				if err := b.limiter.Reset(t.Context(), limit.For("key")); err != nil {
@@ -157,7 +158,7 @@ func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
 		if several {
 			requests = append(requests, other.For(key))
 		}
-		require.NoError(t, together(callers, func(caller int) error {
+		require.NoError(t, atonce.Do(callers, func(caller int) error {
 			for range each {
 				d, err := processes[caller%2].Take(t.Context(), requests...)
 				if err != nil {
@@ -194,7 +195,7 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 		}
 		pruned <- nil
 	}()
-	err := together(callers, func(int) error {
+	err := atonce.Do(callers, func(int) error {
 		for i := range keys {
 			d, err := b.limiter.Take(t.Context(), limit.For(fmt.Sprint("key", i)))
 			if err != nil {

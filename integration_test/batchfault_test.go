@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -142,7 +143,7 @@ func TestCallersWithEndedContextsHarmNobody(t *testing.T) {
 	s := newStand(t)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.NoError(t, together(callers, func(caller int) error {
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		for i := range each {
 			switch caller % 4 {
 			case 0:

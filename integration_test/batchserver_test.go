@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -62,7 +63,7 @@ func raceInBatches(t *testing.T, b *bundle, limiter *ratelimit.Limiter) {
 	whole := ratelimit.Define("whole", hoard(60))
 	third := ratelimit.Define("third", hoard(20))
 	var taken [2][keys]atomic.Int64
-	require.NoError(t, together(callers, func(caller int) error {
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		for i := range each {
 			key := (caller + i) % keys
 			name := fmt.Sprint("ключ's \\ ", key)
@@ -117,7 +118,7 @@ func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	takeAll(t, s.limiter, tight.For("b"))
 	s.exec(t, "VACUUM ratelimit.buckets") // reading a page tidies it, once
 	refuse := func() {
-		require.NoError(t, together(32, func(caller int) error {
+		require.NoError(t, atonce.Do(32, func(caller int) error {
 			for i := range 20 {
 				d, err := s.limiter.Take(t.Context(), requests[(caller+i)%len(requests)]...)
 				if err != nil || d.Allowed {

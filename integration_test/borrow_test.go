@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -100,7 +101,7 @@ func TestBorrowHoldsUnderConcurrentLoad(t *testing.T) {
 			for step := range steps { // the second tenant is idle in the middle
 				d.at(time.Duration(step) * 200 * time.Millisecond)
 				var got [3]atomic.Int64
-				require.NoError(t, together(6, func(worker int) error {
+				require.NoError(t, atonce.Do(6, func(worker int) error {
 					tenant := worker % 3
 					for tenant != 1 || step == 0 || step == steps-1 {
 						answer, err := c.take(t.Context(), b.db(), d.limiter, ratelimit.Borrow(guarantees[tenant].For(c.name), lent.For(c.name)))
@@ -151,7 +152,7 @@ func TestBorrowAdmitsExactlyWhatThereIs(t *testing.T) {
 						require.NoError(t, d.limiter.Reset(t.Context(), lender, own.For(t.Name())))
 					}
 					var paid, borrowed atomic.Int64
-					require.NoError(t, together(racers, func(int) error {
+					require.NoError(t, atonce.Do(racers, func(int) error {
 						for range racersTries {
 							answer, err := c.take(t.Context(), b.db(), d.limiter, ratelimit.Borrow(own.For(t.Name()), lender))
 							switch {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -125,7 +126,7 @@ func TestTheFirstUseOfACalendar(t *testing.T) {
 			c.ConnConfig.Tracer = countStatements{"array_agg(r.step", &asked}
 		})
 		limit := ratelimit.Define("month", monthly)
-		require.NoError(t, together(32, func(worker int) error {
+		require.NoError(t, atonce.Do(32, func(worker int) error {
 			_, err := b.limiter.Take(t.Context(), limit.For(fmt.Sprint(worker)))
 			return err
 		}))

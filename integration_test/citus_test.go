@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -98,7 +99,7 @@ func (s *citusStand) races(t *testing.T) {
 						requests = append(requests, other.For(key+" too"))
 					}
 					var admitted atomic.Int64
-					require.NoError(t, together(racers, func(racer int) error {
+					require.NoError(t, atonce.Do(racers, func(racer int) error {
 						node := 0
 						if everyNode {
 							node = racer % len(s.nodes)
@@ -236,7 +237,7 @@ func (s *citusStand) killsWorker(t *testing.T) {
 	hot, other := ratelimit.Define("hot-killed", hoard(raceCapacity)), ratelimit.Define("other-killed", hoard(10*raceCapacity))
 	requests := []ratelimit.Request{hot.For("k"), other.For("k on another server")}
 	var admitted, failed, ended, kills atomic.Int64
-	require.NoError(t, together(racers+1, func(racer int) error {
+	require.NoError(t, atonce.Do(racers+1, func(racer int) error {
 		if racer == racers {
 			for kills.Load() < 3 && ended.Load() < racers {
 				if err := killSession(t.Context(), s.nodes[1]); err != nil {

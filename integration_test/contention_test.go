@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 )
 
 // Every commit of one takes the row from all that run beside it, and each transaction lasts as long as a
@@ -21,7 +23,7 @@ func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	ctx := t.Context()
 	var attempts, most atomic.Int64
 	start := time.Now()
-	require.NoError(t, together(workers, func(worker int) error {
+	require.NoError(t, atonce.Do(workers, func(worker int) error {
 		for n := range each {
 			runs := int64(0)
 			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {

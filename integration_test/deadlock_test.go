@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -50,7 +51,7 @@ func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/RowsExist=%v", test.name, rowsExist), func(t *testing.T) {
 					t.Parallel()
 					processes := [2]*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
-					require.NoError(t, together(2, func(worker int) error {
+					require.NoError(t, atonce.Do(2, func(worker int) error {
 						for round := range rounds {
 							key := t.Name() + " "
 							if !rowsExist {

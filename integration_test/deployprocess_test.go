@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -91,7 +92,7 @@ func TestDeployedProcess(t *testing.T) { //nolint:paralleltest // alone in its p
 	}()
 	var mu sync.Mutex
 	ways := callers()
-	require.NoError(t, together(len(ways), func(worker int) error {
+	require.NoError(t, atonce.Do(len(ways), func(worker int) error {
 		for !over.Load() {
 			d, err := ways[worker].take(t.Context(), pool, limiter, limit.For("hot"), roomy.For("beside"))
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -59,7 +60,7 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 				require.NoError(t, b.limiter.Reset(t.Context(), roomy.For(fmt.Sprint("key ", i))))
 			}
 			b.exec(t, "ANALYZE ratelimit.buckets")
-			require.NoError(t, together(workers, func(worker int) error {
+			require.NoError(t, atonce.Do(workers, func(worker int) error {
 				for n := range test.transactions {
 					requests := test.requests(worker, n)
 					err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {

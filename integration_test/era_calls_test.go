@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -55,7 +56,7 @@ func eraCallers() []eraCaller {
 func takeAtOnce(t *testing.T, d *desk, request ratelimit.Request, _ string) (decisions []ratelimit.Decision) {
 	t.Helper()
 	var mu sync.Mutex
-	require.NoError(t, together(4, func(int) error {
+	require.NoError(t, atonce.Do(4, func(int) error {
 		decision, err := d.limiter.Take(t.Context(), request)
 		mu.Lock()
 		defer mu.Unlock()

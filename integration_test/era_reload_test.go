@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -93,7 +94,7 @@ func callsOfAllKinds(t *testing.T, limiter *ratelimit.Limiter, request ratelimit
 		func(ctx context.Context) error { return count(limiter.Take(ctx, request)) },
 	}
 	const workers, rounds = 6, 5
-	require.NoError(t, together(workers, func(worker int) error {
+	require.NoError(t, atonce.Do(workers, func(worker int) error {
 		for i := range rounds * len(calls) {
 			if err := calls[(worker+i)%len(calls)](t.Context()); err != nil {
 				return err

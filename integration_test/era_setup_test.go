@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -82,7 +83,7 @@ func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts ti
 func admitted(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, callers, each int) (given int) {
 	t.Helper()
 	counts := make([]int, callers)
-	require.NoError(t, together(callers, func(worker int) error {
+	require.NoError(t, atonce.Do(callers, func(worker int) error {
 		for range each {
 			d, err := limiter.Take(t.Context(), request)
 			if err != nil {

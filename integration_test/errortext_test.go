@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -27,7 +28,7 @@ var rowWaits = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, 
 		return err
 	},
 	"TakeAtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return together(atOnce, func(int) error {
+		return atonce.Do(atOnce, func(int) error {
 			_, err := limiter.Take(ctx, request)
 			return err
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -114,7 +115,7 @@ func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 			})
 			limiters := []*ratelimit.Limiter{b.with(t, secrets["One"]), b.with(t, secrets["Other"])}
 			var allowed, refused [2]atomic.Int64
-			require.NoError(t, together(callers*len(limiters), func(worker int) error {
+			require.NoError(t, atonce.Do(callers*len(limiters), func(worker int) error {
 				program := worker % len(limiters)
 				d, err := limiters[program].Take(t.Context(), roomy.For("key"))
 				switch {
@@ -137,7 +138,7 @@ func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 
 			before := statements.n.Load()
 			late := b.with(t, secrets[[]string{"One", "Other"}[winner]])
-			require.NoError(t, together(callers, func(int) error { return late.Reset(t.Context(), roomy.For("key")) }))
+			require.NoError(t, atonce.Do(callers, func(int) error { return late.Reset(t.Context(), roomy.For("key")) }))
 			require.EqualValues(t, 1, statements.n.Load()-before, "concurrent first calls look once")
 		})
 	}

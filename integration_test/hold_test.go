@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -216,7 +217,7 @@ func TestHoldersAreNeverTooMany(t *testing.T) {
 	b := setup(t)
 	jobs := slots("jobs", most)
 	var running, peak, done atomic.Int64
-	require.NoError(t, together(workers, func(int) error {
+	require.NoError(t, atonce.Do(workers, func(int) error {
 		for n := 0; n < times; {
 			err := b.limiter.Hold(t.Context(), func(context.Context, ratelimit.Lease) error {
 				now := running.Add(1)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -27,7 +28,7 @@ func TestHotKey(t *testing.T) {
 		t.Parallel()
 		b := setup(t, wide)
 		var attempts, allowed atomic.Int64
-		require.NoError(t, together(workers, func(int) error {
+		require.NoError(t, atonce.Do(workers, func(int) error {
 			for range rounds {
 				var d ratelimit.Decision
 				err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) (err error) {
@@ -57,7 +58,7 @@ func TestHotKey(t *testing.T) {
 		t.Parallel()
 		b := setup(t, wide)
 		var attempts atomic.Int64
-		require.NoError(t, together(workers, func(int) error {
+		require.NoError(t, atonce.Do(workers, func(int) error {
 			for range rounds {
 				err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 					attempts.Add(1)
@@ -84,7 +85,7 @@ func TestHotKey(t *testing.T) {
 		b.exec(t, `CREATE TABLE app (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)`)
 		b.exec(t, `INSERT INTO app SELECT generate_series(1, 4)`)
 		limits := []ratelimit.Request{hot.For("a"), hot.For("b"), hot.For("c")}
-		require.NoError(t, together(4, func(worker int) error {
+		require.NoError(t, atonce.Do(4, func(worker int) error {
 			for round := range 3 {
 				err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 					for i := range limits { // each in an order of its own, with a row of the application between
@@ -131,7 +132,7 @@ func TestHotKey(t *testing.T) {
 			_, err := b.limiter.Take(t.Context(), ratelimit.Define("other", hoard(1)).Global())
 			return err
 		}))
-		require.NoError(t, together(8, func(int) error { return take(t.Context(), nothing) }))
+		require.NoError(t, atonce.Do(8, func(int) error { return take(t.Context(), nothing) }))
 
 		inside, leave := make(chan struct{}), make(chan struct{})
 		done := make(chan error, 1)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -30,7 +31,7 @@ func TestHotRowStaysSmall(t *testing.T) {
 	installLoop(t, b)
 	b.exec(t, `CALL takes('hot', 'key', 0, 1, 1e6, 1e6, 1, 3155760000000000, 0, 0, NULL, 60000000, NULL, NULL, $1)`, onTheServer)
 	single := b.with(t, ratelimit.Config{NoBatching: true})
-	require.NoError(t, together(takers, func(int) error {
+	require.NoError(t, atonce.Do(takers, func(int) error {
 		for range perTaker {
 			if err := takeAndCheck(t.Context(), single, []ratelimit.Request{hot.For("key")}); err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -95,7 +96,7 @@ func TestPruneGoesThroughEachPartition(t *testing.T) {
 			require.NoError(t, err)
 
 			var deleted int64
-			require.NoError(t, together(5, func(worker int) error {
+			require.NoError(t, atonce.Do(5, func(worker int) error {
 				if worker == 0 {
 					n, err := b.limiter.Prune(ctx, quick)
 					deleted = n
@@ -149,7 +150,7 @@ func TestPartitionBesideTraffic(t *testing.T) {
 		ratelimit.Define("window", ratelimit.SlidingWindow{Rate: capacity, Period: century}),
 	}
 	taken := make([]int, workers)
-	require.NoError(t, together(workers+1, func(worker int) error {
+	require.NoError(t, atonce.Do(workers+1, func(worker int) error {
 		if worker == workers {
 			for _, n := range []int{5, 2, 1, 3} {
 				if err := migrations.Partition(ctx, b.pool, migrations.Config{Partitions: n}); err != nil {

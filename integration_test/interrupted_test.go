@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -131,7 +132,7 @@ func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
 	const workers, each = 64, 5
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
 	hot := ratelimit.Define("hot", hoard(workers*each))
-	require.NoError(t, together(workers, func(int) error {
+	require.NoError(t, atonce.Do(workers, func(int) error {
 		for range each {
 			err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 				d, err := b.limiter.WithTx(tx).Take(t.Context(), hot.Global())

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -235,7 +236,7 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 	var holding sync.WaitGroup // until each has its first row, in its first run
 	holding.Add(len(orders))
 	var codes [2][]string
-	err := together(len(orders), func(worker int) error {
+	err := atonce.Do(len(orders), func(worker int) error {
 		return s.limiter.InTx(ctx, func(tx pgx.Tx) error {
 			if err := s.send(ctx, tx, orders[worker][0]); err != nil {
 				codes[worker] = append(codes[worker], sqlstate(err))

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -269,7 +270,7 @@ func (h *kindHistory) inTx(limiter *ratelimit.Limiter, calls []kindCall, how int
 		}
 		var err error
 		if how < len(levels) {
-			_, err = callersTx(ctx, h.b.db(), levels[how].level, run)
+			_, err = atonce.Tx(ctx, h.b.db(), levels[how].level, run)
 		} else {
 			err = limiter.InTx(ctx, run)
 		}

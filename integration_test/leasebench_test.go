@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -37,7 +38,7 @@ func BenchmarkLeases(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/%d", bench.name, callers), func(b *testing.B) {
 				var left atomic.Int64
 				left.Store(int64(b.N))
-				require.NoError(b, together(callers, func(caller int) error {
+				require.NoError(b, atonce.Do(callers, func(caller int) error {
 					for left.Add(-1) >= 0 {
 						if err := bench.call(fmt.Sprint("key ", caller)); err != nil {
 							return err

@@ -12,6 +12,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -195,7 +196,7 @@ func (h *slotsHistory) inTx(q slotsQuestion, limiter *ratelimit.Limiter, lease *
 			return err
 		}
 		if how < len(levels) {
-			_, err = callersTx(ctx, h.b.db(), levels[how].level, run)
+			_, err = atonce.Tx(ctx, h.b.db(), levels[how].level, run)
 		} else {
 			err = limiter.InTx(ctx, run)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -43,7 +44,7 @@ func TestHolder(t *testing.T) { //nolint:paralleltest // alone in its process
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	require.NoError(t, together(holdersEach, func(int) error {
+	require.NoError(t, atonce.Do(holdersEach, func(int) error {
 		for ctx.Err() == nil {
 			if err := holdOnce(ctx, pool, limiter); err != nil && ctx.Err() == nil {
 				return err

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -22,7 +23,7 @@ func acquirers() []caller {
 	}
 	inTx := func(name string, level pgx.TxIsoLevel) caller {
 		return caller{name, func(ctx context.Context, pool ratelimit.Pool, l *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-			_, err = callersTx(ctx, pool, level, func(tx pgx.Tx) (err error) {
+			_, err = atonce.Tx(ctx, pool, level, func(tx pgx.Tx) (err error) {
 				d, err = acquire(ctx, l.WithTx(tx), requests...)
 				return err
 			})
@@ -92,7 +93,7 @@ func TestSlotsChangeHandsBetweenManyHolders(t *testing.T) {
 					requests = append(requests, daylong("another", most).For(t.Name()))
 				}
 				var holders atomic.Int64
-				require.NoError(t, together(racers, func(racer int) error {
+				require.NoError(t, atonce.Do(racers, func(racer int) error {
 					for turn := 0; turn < turns; {
 						lease, err := limiter.Acquire(t.Context(), requests...)
 						if err != nil {
@@ -112,7 +113,7 @@ func TestSlotsChangeHandsBetweenManyHolders(t *testing.T) {
 						if racer%2 == 0 {
 							err = limiter.Release(t.Context(), lease.ID)
 						} else {
-							_, err = callersTx(t.Context(), b.db(), pgx.Serializable, func(tx pgx.Tx) error {
+							_, err = atonce.Tx(t.Context(), b.db(), pgx.Serializable, func(tx pgx.Tx) error {
 								return limiter.WithTx(tx).Release(t.Context(), lease.ID)
 							})
 						}

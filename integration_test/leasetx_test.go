@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -153,7 +154,7 @@ func TestTheTransactionGoesOnAfterARefusal(t *testing.T) {
 	job := daylong("jobs", 1).For("k")
 	lease := acquire(t, b.limiter, job)
 	for _, level := range isolationLevels {
-		_, err := callersTx(t.Context(), b.db(), level, func(tx pgx.Tx) error {
+		_, err := atonce.Tx(t.Context(), b.db(), level, func(tx pgx.Tx) error {
 			l := b.limiter.WithTx(tx)
 			refused(t, l, job)
 			require.ErrorIs(t, l.Release(t.Context(), acquireAndRelease(t, l)), ratelimit.ErrLeaseLost)
@@ -184,7 +185,7 @@ func TestSlotsOfDifferentKeysNeverConflict(t *testing.T) {
 	b := setup(t)
 	limit, other := daylong("jobs", 2), daylong("others", 2)
 	b.exec(t, "ANALYZE ratelimit.buckets")
-	require.NoError(t, together(racers, func(worker int) error {
+	require.NoError(t, atonce.Do(racers, func(worker int) error {
 		for n := range 120 {
 			key := fmt.Sprintf("key %d %d", worker, n/3) // each is used by three transactions, the first of which makes its row
 			err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -32,7 +33,7 @@ func TestAWrongClockIsToldOfOnce(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *ratelimit.Limiter, ratelimit.Request) error{
 		"Take": take,
 		"AtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			return together(32, func(int) error { return take(ctx, limiter, request) })
+			return atonce.Do(32, func(int) error { return take(ctx, limiter, request) })
 		},
 		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
 			return limiter.InTx(ctx, func(tx pgx.Tx) error { return take(ctx, limiter.WithTx(tx), request) })

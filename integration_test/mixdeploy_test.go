@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -91,7 +92,7 @@ func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 						}
 					}
 					first, second := versions[0], versions[1]
-					require.NoError(t, together(2*len(callers()), func(worker int) error {
+					require.NoError(t, atonce.Do(2*len(callers()), func(worker int) error {
 						return versions[worker%2].ask(t, b.pool, t.Name(), worker/2, tries)
 					}))
 					requireTogether(t, first, second)
@@ -99,7 +100,7 @@ func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 					now.set(deployDay.AddDate(0, 0, 3)) // all is back, whatever it is, and the old version is gone
 					for range 2 {
 						second.admitted.Store(0)
-						require.NoError(t, together(len(callers()), func(worker int) error {
+						require.NoError(t, atonce.Do(len(callers()), func(worker int) error {
 							return second.ask(t, b.pool, t.Name(), worker, 2*tries)
 						}))
 						require.EqualValues(t, second.limit.Capacity(), second.admitted.Load(), "what the new version says")

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -235,7 +236,7 @@ func (h *mixHistory) together() {
 		calls[i] = h.draw()
 		asked[i], kinds[i] = h.requests(calls[i])
 	}
-	require.NoError(h, together(len(calls), func(i int) (err error) {
+	require.NoError(h, atonce.Do(len(calls), func(i int) (err error) {
 		replies[i], err = calls[i].call(h.Context(), h.limiter, asked[i])
 		return err
 	}))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -48,9 +49,9 @@ func TestPrefetch(t *testing.T) {
 		limit := hotLimit("shared", 20_000)
 		told := &aheads{}
 		var admitted, fromMemory atomic.Int64
-		require.NoError(t, together(8, func(int) error {
+		require.NoError(t, atonce.Do(8, func(int) error {
 			limiter := b.with(t, ratelimit.Config{Observer: told})
-			err := together(4, func(int) error {
+			err := atonce.Do(4, func(int) error {
 				for range 500 {
 					d, err := limiter.Take(t.Context(), limit.For("hot"))
 					if err != nil {
@@ -202,7 +203,7 @@ func TestPrefetch(t *testing.T) {
 		limits := []ratelimit.Limit{hotLimit("at.once", 5000), hotLimit("at.once", 3000), hotLimit("at.once.too", 500)}
 		var calls atomic.Int64
 		var closed sync.WaitGroup
-		require.NoError(t, together(8, func(n int) error {
+		require.NoError(t, atonce.Do(8, func(n int) error {
 			for i := range 300 {
 				request := limits[(n+i)%3].For(fmt.Sprint(i % 2))
 				var err error

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -97,7 +98,7 @@ func TestPrefetchAcrossProcesses(t *testing.T) {
 func prefetchFleet(t *testing.T, b *bundle, rate float64) (took []int64, fromMemory int) {
 	t.Helper()
 	var mu sync.Mutex
-	require.NoError(t, together(8, func(n int) error {
+	require.NoError(t, atonce.Do(8, func(n int) error {
 		ctx, kill := context.WithCancel(t.Context())
 		defer kill()
 		process := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestPrefetchProcess$")

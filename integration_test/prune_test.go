@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -153,14 +154,14 @@ func TestPrune(t *testing.T) {
 		require.NoError(t, err)
 
 		var deleted int64
-		require.NoError(t, together(5, func(worker int) error {
+		require.NoError(t, atonce.Do(5, func(worker int) error {
 			if worker == 0 {
 				n, err := b.limiter.Prune(ctx, quick)
 				deleted = n
 				return err
 			}
 			for i := range 200 {
-				conflicts, err := callersTx(ctx, b.db(), pgx.Serializable, func(tx pgx.Tx) error {
+				conflicts, err := atonce.Tx(ctx, b.db(), pgx.Serializable, func(tx pgx.Tx) error {
 					d, err := b.limiter.WithTx(tx).Take(ctx, quick.For(fmt.Sprintf("busy%d-%d", worker, i)))
 					return errors.Join(err, d.Err())
 				})

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -41,7 +42,7 @@ func callers() []caller {
 // inCallersTx takes in a transaction that also commits refusals: they must have cost nothing.
 func inCallersTx(name string, level pgx.TxIsoLevel) caller {
 	return caller{name, func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-		_, err = callersTx(ctx, pool, level, func(tx pgx.Tx) (err error) {
+		_, err = atonce.Tx(ctx, pool, level, func(tx pgx.Tx) (err error) {
 			d, err = limiter.WithTx(tx).Take(ctx, requests...)
 			return err
 		})
@@ -76,7 +77,7 @@ func (r race) run(t *testing.T, b *bundle) {
 	after := ratelimit.Define("z-"+r.hot.Name(), hoard(float64(r.tries)))
 	var admitted atomic.Int64
 	won := make([]int, racers)
-	require.NoError(t, together(racers, func(racer int) error {
+	require.NoError(t, atonce.Do(racers, func(racer int) error {
 		requests := []ratelimit.Request{r.hot.For(r.key)}
 		if r.several {
 			own := fmt.Sprintf("%s %d", r.key, racer)
@@ -158,7 +159,7 @@ func TestTakeHasOneFirstUser(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/Several=%v", c.name, several), func(t *testing.T) {
 				t.Parallel()
 				var winners [keys]atomic.Int64
-				require.NoError(t, together(users, func(int) error {
+				require.NoError(t, atonce.Do(users, func(int) error {
 					for i := range keys {
 						key := fmt.Sprintf("%s %d", t.Name(), i)
 						requests := []ratelimit.Request{first.For(key)}

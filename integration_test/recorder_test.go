@@ -10,6 +10,8 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 )
 
 // operation is what a caller asks, and how.
@@ -34,7 +36,7 @@ func (r *recorder[Q, A]) recordAll(t *testing.T, callers, each int, draw func(ca
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	histories := make([][]porcupine.Operation, callers)
-	require.NoError(t, together(callers, func(caller int) error {
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		random := rand.New(rand.NewPCG(seed, uint64(caller)))
 		for range each {
 			recorded, err := r.record(t.Context(), caller, draw(caller, random))

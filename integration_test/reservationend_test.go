@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -58,7 +59,7 @@ func commits() map[string]func(context.Context, *desk, func(*ratelimit.Limiter) 
 	}
 	for _, level := range levels {
 		ways[level.name] = func(ctx context.Context, d *desk, fn func(*ratelimit.Limiter) error) error {
-			_, err := callersTx(ctx, d.db(), level.level, func(tx pgx.Tx) error { return fn(d.limiter.WithTx(tx)) })
+			_, err := atonce.Tx(ctx, d.db(), level.level, func(tx pgx.Tx) error { return fn(d.limiter.WithTx(tx)) })
 			return err
 		}
 	}
@@ -76,7 +77,7 @@ func TestEndingTwiceChangesNothingTwice(t *testing.T) {
 				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
 				r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
 				for range 2 { // and once more, when all is over
-					require.NoError(t, together(atOnce, func(int) error {
+					require.NoError(t, atonce.Do(atOnce, func(int) error {
 						return commit(t.Context(), d, func(limiter *ratelimit.Limiter) error { return c.make(t.Context(), limiter, key, r.ID) })
 					}))
 					d.requireTokens(t, c.lookups, lookups.For(key))
@@ -101,7 +102,7 @@ func TestOneEndWins(t *testing.T) {
 			d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
 			r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
 			var done, ended [2]atomic.Int64
-			require.NoError(t, together(10, func(worker int) error {
+			require.NoError(t, atonce.Do(10, func(worker int) error {
 				which := worker % 2
 				err := commit(t.Context(), d, func(limiter *ratelimit.Limiter) error {
 					return changes[which].make(t.Context(), limiter, key, r.ID)
@@ -188,7 +189,7 @@ func TestWhatWasNeverReservedIsRefused(t *testing.T) {
 	for name, id := range ids {
 		for _, c := range changes {
 			t.Run(c.name+"/"+name, func(t *testing.T) { // not parallel: the rows are those of all
-				require.NoError(t, together(4, func(int) error {
+				require.NoError(t, atonce.Do(4, func(int) error {
 					return isNotReserved(c.make(t.Context(), d.limiter, "key", id))
 				}))
 				for _, level := range levels {
@@ -295,7 +296,7 @@ func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
 			requests := []ratelimit.Request{lookups.For("key"), words.For("key").Cost(0.75)}
 			d.reserve(t, lookups.For("key").Cost(test.taken), words.For("key").Cost(2*test.taken))
 			before := d.rows(t, "")
-			require.NoError(t, together(test.workers, func(int) error {
+			require.NoError(t, atonce.Do(test.workers, func(int) error {
 				for n := range flood / test.workers {
 					r, err := d.limiter.Reserve(t.Context(), requests[:1+n%2]...)
 					if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -86,7 +87,7 @@ func TestExpireBySeveralProcessesAtOnce(t *testing.T) {
 	}
 	d.at(time.Hour + time.Second)
 	ended := make([]int, 4)
-	require.NoError(t, together(len(ended), func(process int) (err error) {
+	require.NoError(t, atonce.Do(len(ended), func(process int) (err error) {
 		ended[process], err = d.limiter.Expire(t.Context())
 		return err
 	}))

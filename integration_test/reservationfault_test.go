@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -190,7 +191,7 @@ func TestReservationsOfACrowdOnOneConnection(t *testing.T) {
 			s := newStand(t, oneConnection)
 			limiter := s.with(t, config)
 			requests := []ratelimit.Request{calls.For("ada").Cost(2), roomy.For("ada")}
-			require.NoError(t, together(callers, func(worker int) error {
+			require.NoError(t, atonce.Do(callers, func(worker int) error {
 				r, err := limiter.Reserve(t.Context(), requests...)
 				if err != nil {
 					return err
@@ -220,7 +221,7 @@ func TestReservationsOfACrowdOnOneConnection(t *testing.T) {
 		t.Parallel()
 		const callers = 20
 		s := newStand(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-		require.NoError(t, together(callers, func(int) error {
+		require.NoError(t, atonce.Do(callers, func(int) error {
 			_, err := s.limiter.Wait(t.Context(), turn.Global(), roomy.For("ada"))
 			return err
 		}))

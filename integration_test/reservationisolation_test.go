@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -22,7 +23,7 @@ func TestDifferentReservationsNeverConflict(t *testing.T) {
 		require.NoError(t, lifeOfReservations(t.Context(), limiter, fmt.Sprint("key ", worker)))
 	}
 	b.exec(t, "ANALYZE ratelimit.buckets, ratelimit.reservations")
-	require.NoError(t, together(workers, func(worker int) error {
+	require.NoError(t, atonce.Do(workers, func(worker int) error {
 		for n := range transactions {
 			err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
 				return lifeOfReservations(t.Context(), limiter.WithTx(tx), fmt.Sprint("key ", worker))

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -99,7 +100,7 @@ func TestRoutedStatementsGiveBack(t *testing.T) {
 	told := &aheads{}
 	limiter := b.with(t, ratelimit.Config{Observer: told})
 	var admitted atomic.Int64
-	require.NoError(t, together(4, func(int) error {
+	require.NoError(t, atonce.Do(4, func(int) error {
 		for range 400 {
 			d, err := limiter.Take(t.Context(), limit.For("hot"))
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -58,7 +59,7 @@ func TestRuleProcess(t *testing.T) { //nolint:paralleltest // alone in its proce
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop.Store(true)
 	}()
-	require.NoError(t, together(workers, func(worker int) error {
+	require.NoError(t, atonce.Do(workers, func(worker int) error {
 		for i := worker; !stop.Load(); i++ {
 			if err := told.take(ctx, set, limiter, ruledKeys[i%len(ruledKeys)], float64(1+worker%3)); err != nil {
 				return err

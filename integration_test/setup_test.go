@@ -4,10 +4,8 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -164,35 +162,6 @@ func (b *bundle) exec(t *testing.T, sql string, arguments ...any) {
 // hoard is a policy that holds capacity tokens and gains less than a thousandth of one during a test.
 func hoard(capacity float64) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: capacity, Period: century}
-}
-
-// together runs work for each worker from 0 to n-1 at once, and returns what went wrong in any of them.
-func together(n int, work func(worker int) error) error {
-	start := make(chan struct{})
-	failed := make([]error, n)
-	var workers sync.WaitGroup
-	for worker := range n {
-		workers.Go(func() {
-			<-start
-			failed[worker] = work(worker)
-		})
-	}
-	close(start)
-	workers.Wait()
-	return errors.Join(failed...)
-}
-
-// callersTx runs fn in a transaction as an application does that has a retry loop of its own. It returns
-// how often fn's transaction lost against another.
-func callersTx(ctx context.Context, pool ratelimit.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (conflicts int, err error) {
-	const most = 1000
-	for ; conflicts < most; conflicts++ {
-		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn)
-		if !ratelimit.IsRetryable(err) {
-			return conflicts, err
-		}
-	}
-	return conflicts, fmt.Errorf("gave up after %d conflicts: %w", conflicts, err)
 }
 
 // patient bounds what ends by itself, so that a test that hangs fails. It decides nothing: it is far more than

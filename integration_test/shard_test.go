@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -74,7 +75,7 @@ func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 				requireAllowed(t, taking(limit.For(key).Cost(1)), limiter)
 				var mu sync.Mutex
 				given := 1.0
-				require.NoError(t, together(racers, func(racer int) error {
+				require.NoError(t, atonce.Do(racers, func(racer int) error {
 					random := rand.New(rand.NewPCG(seed, uint64(racer)))
 					for range tries {
 						cost := costs[random.IntN(len(costs))]
@@ -364,9 +365,9 @@ func TestATransactionStaysWithItsRow(t *testing.T) {
 	limiter, _ := b.stopped(t)
 	limit := spread(16, 1<<16)
 	for _, level := range levels {
-		require.NoError(t, together(workers, func(int) error {
+		require.NoError(t, atonce.Do(workers, func(int) error {
 			for range rounds {
-				_, err := callersTx(t.Context(), b.db(), level.level, func(tx pgx.Tx) error {
+				_, err := atonce.Tx(t.Context(), b.db(), level.level, func(tx pgx.Tx) error {
 					for range each {
 						if err := takeAndCheck(t.Context(), limiter.WithTx(tx), []ratelimit.Request{limit.For(level.name)}); err != nil {
 							return err

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -25,7 +26,7 @@ func TestShardsKeepTheTransactionsOfManyProcessesApart(t *testing.T) {
 		hot := ratelimit.Define(fmt.Sprint("hot/", shards), ratelimit.TokenBucket{Rate: 1 << 12, Period: century, Shards: shards})
 		var attempts atomic.Int64
 		start := time.Now()
-		require.NoError(t, together(processes, func(int) error {
+		require.NoError(t, atonce.Do(processes, func(int) error {
 			limiter, err := ratelimit.New(b.pool, ratelimit.Config{MaxAttempts: 1000})
 			if err != nil {
 				return err

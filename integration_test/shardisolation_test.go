@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -129,7 +130,7 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 		for i, c := range callers() {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
-				require.NoError(t, together(workers, func(worker int) error {
+				require.NoError(t, atonce.Do(workers, func(worker int) error {
 					for round := range rounds {
 						key := fmt.Sprintf("%s %d", t.Name(), round)
 						requests := []ratelimit.Request{left.For(key).Cost(0.5), right.For(key).Cost(0.5)}
@@ -213,7 +214,7 @@ func TestCallsAtOnceMendAWrongClockOnOneShard(t *testing.T) {
 	requireAllowed(t, taking(request.Cost(64)), limiter)
 	b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE shard = 5`, ratelimit.Day.Microseconds())
 	now.set(clockNoon.Add(time.Second))
-	require.NoError(t, together(32, func(int) error {
+	require.NoError(t, atonce.Do(32, func(int) error {
 		d, err := limiter.Take(t.Context(), request.Cost(20))
 		if err == nil && d.Allowed {
 			err = fmt.Errorf("allowed with %v left", d.Remaining)

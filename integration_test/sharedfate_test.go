@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -69,7 +70,7 @@ func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 			var stuck sync.WaitGroup
 			var answered atomic.Int32
 			for _, process := range processes {
-				require.NoError(t, together(keys, func(caller int) error {
+				require.NoError(t, atonce.Do(keys, func(caller int) error {
 					own := test.limit.For(fmt.Sprint("key ", caller))
 					for range rounds {
 						stuck.Go(func() {
@@ -195,7 +196,7 @@ func TestCallsForOneBucketEachMeetNoDeadlock(t *testing.T) {
 	}
 	conflicts := 0
 	for range commits {
-		again, err := callersTx(t.Context(), b.db(), pgx.ReadCommitted, func(tx pgx.Tx) error {
+		again, err := atonce.Tx(t.Context(), b.db(), pgx.ReadCommitted, func(tx pgx.Tx) error {
 			limiter := b.limiter.WithTx(tx)
 			for _, request := range []ratelimit.Request{first, second} {
 				if d, err := limiter.Take(t.Context(), request); err != nil || !d.Allowed {
@@ -253,7 +254,7 @@ func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
 						}
 					})
 				}
-				err := together(free, func(caller int) error {
+				err := atonce.Do(free, func(caller int) error {
 					for range rounds {
 						d, err := b.limiter.Take(t.Context(), fate.For(fmt.Sprint("free ", caller)))
 						if err != nil || !d.Allowed {

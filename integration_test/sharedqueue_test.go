@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -59,7 +60,7 @@ func TestSharedQueueProcess(t *testing.T) { //nolint:paralleltest // alone in it
 		require.NoError(t, takeShared(t.Context(), limiter, true, func() error { select {} }))
 	}
 	var attempts atomic.Int64
-	require.NoError(t, together(sharedQueueWorkers, func(worker int) error {
+	require.NoError(t, atonce.Do(sharedQueueWorkers, func(worker int) error {
 		for range rounds {
 			err := takeShared(t.Context(), limiter, worker%2 == 0, func() error {
 				attempts.Add(1)
@@ -107,7 +108,7 @@ func TestSharedQueuesOfManyProcesses(t *testing.T) {
 			b := setup(t)
 			url := through(t, b.pool.Config().ConnString())
 			var attempts atomic.Int64
-			require.NoError(t, together(processes, func(int) error {
+			require.NoError(t, atonce.Do(processes, func(int) error {
 				out, err := sharedQueueProcess(t, url, rounds).CombinedOutput()
 				if err != nil {
 					return fmt.Errorf("%w\n%s", err, out)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -34,7 +35,7 @@ func BenchmarkSlidingWindowHot(b *testing.B) {
 		for i := range ways {
 			w := &ways[i]
 			began := time.Now()
-			require.NoError(b, together(callers, func(int) error {
+			require.NoError(b, atonce.Do(callers, func(int) error {
 				for range each {
 					d, err := limiter.Take(b.Context(), w.limit.Global())
 					if err != nil {

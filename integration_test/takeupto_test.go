@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -23,11 +24,11 @@ func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *rat
 	}
 	switch c.name {
 	case "ReadCommitted":
-		_, err = callersTx(ctx, pool, pgx.ReadCommitted, in)
+		_, err = atonce.Tx(ctx, pool, pgx.ReadCommitted, in)
 	case "RepeatableRead":
-		_, err = callersTx(ctx, pool, pgx.RepeatableRead, in)
+		_, err = atonce.Tx(ctx, pool, pgx.RepeatableRead, in)
 	case "Serializable":
-		_, err = callersTx(ctx, pool, pgx.Serializable, in)
+		_, err = atonce.Tx(ctx, pool, pgx.Serializable, in)
 	case "InTx":
 		err = limiter.InTx(ctx, in)
 	default:
@@ -57,7 +58,7 @@ func TestTakeUpToAdmitsExactlyTheCapacity(t *testing.T) {
 							require.NoError(t, limiter.Reset(t.Context(), limit.For(t.Name())))
 						}
 						var total atomic.Int64
-						require.NoError(t, together(racers, func(int) error {
+						require.NoError(t, atonce.Do(racers, func(int) error {
 							for range racersTries {
 								taken, d, err := c.takesUpTo(t.Context(), b.db(), limiter, 3, limit.For(t.Name()), roomy.For(t.Name()).Cost(2))
 								if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -75,7 +76,7 @@ func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
 						waiting.Go(func() { failed <- s.toldUntil(over, call, fmt.Sprint("held ", key), test.code) })
 					}
 				}
-				err := together(4*len(innocents), func(caller int) error {
+				err := atonce.Do(4*len(innocents), func(caller int) error {
 					for round := range rounds {
 						for name, call := range innocents {
 							d, err := call(t.Context(), s.limiter, fmt.Sprint("free ", caller, " ", round%3))

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -141,7 +142,7 @@ func TestWaitThatIsCancelledAtAnyMomentLeavesNoDebt(t *testing.T) {
 	heavy(t, "hundreds of calls")
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	takeAll(t, b.limiter, queued.Global())
-	require.NoError(t, together(8, func(worker int) error {
+	require.NoError(t, atonce.Do(8, func(worker int) error {
 		random := rand.New(rand.NewPCG(uint64(worker), 5))
 		for range 25 {
 			ctx, cancel := context.WithCancel(t.Context())

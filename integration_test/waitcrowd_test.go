@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -122,7 +123,7 @@ func TestAReserveThatIsCancelledAtAnyMomentIsKnown(t *testing.T) {
 	heavy(t, "hundreds of calls")
 	s := newStand(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	var made, failed atomic.Int64
-	require.NoError(t, together(12, func(worker int) error {
+	require.NoError(t, atonce.Do(12, func(worker int) error {
 		random := rand.New(rand.NewPCG(uint64(worker), 8))
 		for range 25 {
 			ctx, cancel := context.WithCancel(t.Context())

@@ -18,11 +18,10 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
-	"syscall"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
@@ -45,24 +44,19 @@ type measured struct {
 	Samples  []time.Duration // of each commit
 }
 
-func main() {
-	var o options
-	flag.IntVar(&o.Processes, "processes", 8, "how many processes")
-	flag.IntVar(&o.Workers, "workers", 4, "how many goroutines each has")
-	flag.IntVar(&o.Rounds, "rounds", 5, "how often")
-	flag.DurationVar(&o.Body, "body", 2*time.Millisecond, "how long a transaction sleeps after it has taken")
-	flag.DurationVar(&o.For, "for", 2*time.Second, "how long a way is measured in a round")
-	flag.BoolVar(&o.ReadFirst, "readfirst", false, "have each transaction read something before it takes")
-	flag.BoolVar(&o.Named, "named", false, "have each transaction of InTx name its bucket before")
-	flag.DurationVar(&o.LeadIn, "leadin", 500*time.Millisecond, "how long a way runs before it is measured")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := start(ctx, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "across:", err)
-		os.Exit(1)
-	}
+func main() { command.Run("across", parse, start) }
+
+func parse(args []string) (o options, err error) {
+	flags := flag.NewFlagSet("across", flag.ContinueOnError)
+	flags.IntVar(&o.Processes, "processes", 8, "how many processes")
+	flags.IntVar(&o.Workers, "workers", 4, "how many goroutines each has")
+	flags.IntVar(&o.Rounds, "rounds", 5, "how often")
+	flags.DurationVar(&o.Body, "body", 2*time.Millisecond, "how long a transaction sleeps after it has taken")
+	flags.DurationVar(&o.For, "for", 2*time.Second, "how long a way is measured in a round")
+	flags.BoolVar(&o.ReadFirst, "readfirst", false, "have each transaction read something before it takes")
+	flags.BoolVar(&o.Named, "named", false, "have each transaction of InTx name its bucket before")
+	flags.DurationVar(&o.LeadIn, "leadin", 500*time.Millisecond, "how long a way runs before it is measured")
+	return o, command.Parse(flags, args)
 }
 
 // start measures, or works for another process that does.

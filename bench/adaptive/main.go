@@ -16,10 +16,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
-	"syscall"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
@@ -46,25 +45,12 @@ type options struct {
 }
 
 func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "adaptive:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	if o.way != "" {
-		err = work(ctx, o)
-	} else {
-		err = compare(ctx, os.Stdout, o)
-	}
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "adaptive:", err)
-		os.Exit(1)
-	}
+	command.Run("adaptive", parse, func(ctx context.Context, o options) error {
+		if o.way != "" {
+			return work(ctx, o)
+		}
+		return compare(ctx, os.Stdout, o)
+	})
 }
 
 func parse(args []string) (o options, err error) {
@@ -74,13 +60,10 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.svg, "svg", "../docs/images/adaptive.svg", "the `file` for the drawing of the last run; empty: none")
 	flags.StringVar(&o.way, "way", "", "work in this `way`, for another process")
 	flags.StringVar(&o.upstream, "upstream", "", "the `address` to call, for another process")
-	if err := flags.Parse(args); err != nil {
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
 	}
-	switch {
-	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case o.third < time.Second || o.runs < 1:
+	if o.third < time.Second || o.runs < 1 {
 		return o, errors.New("-third must be a second or more, and -runs 1 or more")
 	}
 	return o, nil

@@ -23,11 +23,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
@@ -58,21 +57,7 @@ func (s setting) String() string {
 }
 
 func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "keys:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err = measure(ctx, os.Stdout, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "keys:", err)
-		os.Exit(1)
-	}
+	command.Run("keys", parse, func(ctx context.Context, o options) error { return measure(ctx, os.Stdout, o) })
 }
 
 func parse(args []string) (o options, err error) {
@@ -87,12 +72,10 @@ func parse(args []string) (o options, err error) {
 	draw := flags.String("draw", "uniform", "how keys are drawn: uniform or skewed")
 	fill := flags.String("fill", "50,70,85,90,100,50:100", "the `fillfactors`")
 	vacuum := flags.String("vacuum", "0", "the `scale factors` of autovacuum, or none")
-	if err := flags.Parse(args); err != nil {
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
 	}
 	switch {
-	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case o.rows < 100 || o.minute < 1 || o.warm < 0 || o.minutes < 1 || o.callers < 1:
 		return o, errors.New("use 100 rows or more, and one Take, minute and caller or more")
 	case *draw != "uniform" && *draw != "skewed":

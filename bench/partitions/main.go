@@ -17,11 +17,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
@@ -32,21 +31,7 @@ type options struct {
 }
 
 func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "partitions:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err = measure(ctx, os.Stdout, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "partitions:", err)
-		os.Exit(1)
-	}
+	command.Run("partitions", parse, func(ctx context.Context, o options) error { return measure(ctx, os.Stdout, o) })
 }
 
 func parse(args []string) (o options, err error) {
@@ -56,11 +41,8 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.calls, "calls", 2000, "how many `Takes` a round has of each kind")
 	partitions := flags.String("partitions", "1,8,16,64", "the `numbers` of partitions; the first is what the others are compared with")
 	callers := flags.String("callers", "1,16,64", "how `many` goroutines call")
-	if err := flags.Parse(args); err != nil {
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
-	}
-	if flags.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if o.rows < 100 || o.rounds < 1 || o.calls < 1 {
 		return o, errors.New("use 100 rows or more, and one round and call or more")

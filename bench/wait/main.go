@@ -17,15 +17,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -38,18 +37,15 @@ type options struct {
 }
 
 func main() {
-	var o options
-	flag.IntVar(&o.callers, "callers", 50, "how many wait at the same time")
-	flag.IntVar(&o.rounds, "rounds", 3, "how often")
-	flag.Float64Var(&o.rate, "rate", 100, "tokens a second")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := measure(ctx, os.Stdout, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "wait:", err)
-		os.Exit(1)
-	}
+	command.Run("wait", parse, func(ctx context.Context, o options) error { return measure(ctx, os.Stdout, o) })
+}
+
+func parse(args []string) (o options, err error) {
+	flags := flag.NewFlagSet("wait", flag.ContinueOnError)
+	flags.IntVar(&o.callers, "callers", 50, "how many wait at the same time")
+	flags.IntVar(&o.rounds, "rounds", 3, "how often")
+	flags.Float64Var(&o.rate, "rate", 100, "tokens a second")
+	return o, command.Parse(flags, args)
 }
 
 // measure starts a server, and writes a line for each round.

@@ -27,12 +27,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 )
 
 const interruptGrace = time.Minute // for the recorded program to drop its database and to stop its server
@@ -62,21 +62,7 @@ type figures struct {
 }
 
 func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "walk:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err = walk(ctx, os.Stdout, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "walk:", err)
-		os.Exit(1)
-	}
+	command.Run("walk", parse, func(ctx context.Context, o options) error { return walk(ctx, os.Stdout, o) })
 }
 
 func parse(args []string) (o options, err error) {
@@ -84,11 +70,8 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.revision, "rev", "", "the `revision` to count in; empty: the working tree")
 	flags.StringVar(&o.only, "run", "", "count the scenarios whose names match this `regexp`")
 	flags.BoolVar(&o.verbose, "v", false, "list what was entered")
-	if err := flags.Parse(args); err != nil {
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
-	}
-	if flags.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	_, err = regexp.Compile(o.only)
 	return o, err

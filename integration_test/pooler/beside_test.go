@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -55,7 +56,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 			require.NoError(t, client.Start(context.WithoutCancel(t.Context())))
 			t.Cleanup(func() { require.NoError(t, client.StopAndCancel(context.WithoutCancel(t.Context()))) })
 			reservations := make([]string, callers)
-			require.NoError(t, together(callers, func(worker int) error {
+			require.NoError(t, atonce.Do(callers, func(worker int) error {
 				return limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 					e, err := sched.Enqueue(t.Context(), client, tx, pooledArgs{fmt.Sprint(worker)},
 						&scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: how}}, roomy.For(how))

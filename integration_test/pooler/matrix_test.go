@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
@@ -54,13 +55,14 @@ func useOf(t *testing.T, name string, pool *pgxpool.Pool, config ratelimit.Confi
 	t.Helper()
 	limiter := limiterOn(t, pool, config)
 	return use{name, limiter, func(ctx context.Context, who string, fn func(*ratelimit.Limiter) error) error {
-		return callersTx(ctx, pool, level, func(tx pgx.Tx) error {
+		_, err := atonce.Tx(ctx, pool, level, func(tx pgx.Tx) error {
 			if err := fn(limiter.WithTx(tx)); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, insertPooled, pgx.QueryExecModeExec, who)
 			return err
 		})
+		return err
 	}}
 }
 
@@ -111,7 +113,7 @@ func (u use) each(first int, alone, inTx func(call verb) error) error {
 // work has so many workers make every call at once, and checks what all of them leave behind.
 func (d *database) work(t *testing.T, workers int, uses []use) {
 	t.Helper()
-	require.NoError(t, together(workers, func(worker int) error {
+	require.NoError(t, atonce.Do(workers, func(worker int) error {
 		u, ctx := uses[worker%len(uses)], t.Context()
 		named := func(call verb, how string) string {
 			return fmt.Sprintf("%s %s %d %s %s", t.Name(), u.name, worker, call.name, how)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -141,7 +142,7 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 					for name := range all {
 						names = append(names, name)
 					}
-					require.NoError(t, together(callers, func(worker int) error {
+					require.NoError(t, atonce.Do(callers, func(worker int) error {
 						for i := range len(names) / 2 { // so that each is made by several at once
 							name := names[(5*worker+i)%len(names)]
 							if err := errAbout(all[name](t.Context(), u.limiter), how); err != nil {

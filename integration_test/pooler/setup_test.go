@@ -3,14 +3,9 @@
 package pooler_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -83,31 +78,4 @@ func mode(url, mode string) string {
 		}
 	}
 	return url + separator + "default_query_exec_mode=" + mode
-}
-
-// together runs work for each worker from 0 to n-1 at once, and returns what went wrong in any of them.
-func together(n int, work func(worker int) error) error {
-	start := make(chan struct{})
-	failed := make([]error, n)
-	var workers sync.WaitGroup
-	for worker := range n {
-		workers.Go(func() {
-			<-start
-			failed[worker] = work(worker)
-		})
-	}
-	close(start)
-	workers.Wait()
-	return errors.Join(failed...)
-}
-
-// callersTx runs fn in a transaction as an application does that has a retry loop of its own.
-func callersTx(ctx context.Context, pool ratelimit.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (err error) {
-	const most = 1000
-	for range most {
-		if err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn); !ratelimit.IsRetryable(err) {
-			return err
-		}
-	}
-	return fmt.Errorf("gave up after %d conflicts: %w", most, err)
 }

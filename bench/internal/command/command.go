@@ -1,0 +1,43 @@
+// Package command is what the main functions of the benchmarks have in common.
+package command
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Run parses the arguments of the program and does what they ask for, until that is done or a signal ends its context. The program
+// ends here when something went wrong: with 2 when it was the arguments, with 1 when it was what they ask for.
+func Run[O any](name string, parse func(arguments []string) (O, error), do func(context.Context, O) error) {
+	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err = do(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		os.Exit(1)
+	}
+}
+
+// Parse parses arguments that are flags and nothing else.
+func Parse(flags *flag.FlagSet, arguments []string) error {
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	return nil
+}
