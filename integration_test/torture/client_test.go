@@ -40,6 +40,7 @@ type clientConfig struct {
 type client struct {
 	config  clientConfig
 	pool    *pgxpool.Pool
+	answers *answers
 	catalog *catalog
 	history *history
 	set     *rules.Set
@@ -58,14 +59,14 @@ type client struct {
 
 func newClient(ctx context.Context, config clientConfig) (*client, error) {
 	racing := config.Decisions > 0
-	c := &client{config: config}
+	c := &client{config: config, answers: &answers{}}
 	tight := 2 * time.Second
 	if racing {
 		tight = 20 * time.Millisecond
 	}
 	c.catalog = newCatalog(time.UnixMicro(config.Began), tight, racing)
 	var err error
-	if c.pool, err = openPool(ctx, config.URL, limiterSessions, config.Conns); err != nil {
+	if c.pool, err = openPool(ctx, config.URL, limiterSessions, config.Conns, c.answers.of); err != nil {
 		return nil, err
 	}
 	if c.history, err = newHistory(config.Directory, config.Name, config.Mortal, racing); err != nil {
@@ -101,7 +102,7 @@ func newClient(ctx context.Context, config clientConfig) (*client, error) {
 }
 
 // openPool opens a pool whose sessions have a name that pg_stat_activity shows.
-func openPool(ctx context.Context, url, name string, conns int32) (*pgxpool.Pool, error) {
+func openPool(ctx context.Context, url, name string, conns int32, change ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
@@ -109,6 +110,9 @@ func openPool(ctx context.Context, url, name string, conns int32) (*pgxpool.Pool
 	config.MaxConns = conns
 	config.ConnConfig.RuntimeParams["application_name"] = name
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
+	for _, c := range change {
+		c(config)
+	}
 	return pgxpool.NewWithConfig(ctx, config)
 }
 

@@ -58,6 +58,8 @@ func (f *faults) kinds(ctx context.Context) ([]fault, error) {
 		{"pg_cancel_backend", func(ctx context.Context) (string, error) { return f.tell(ctx, "pg_cancel_backend") }},
 		{"immediate stop", f.stop(postgrestest.Immediate)},
 		{"fast stop", f.stop(postgrestest.Fast)},
+		{"answers lost", f.loseAnswers(allStatements)},
+		{"answer to COMMIT lost", f.loseAnswers(onlyCommits)},
 		{"client killed", func(context.Context) (string, error) { return "", f.children.kill() }},
 	}
 	var directory string
