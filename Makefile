@@ -28,7 +28,7 @@ quick: ## Run the tests of the core but the heavy ones, on a Postgres that they 
 	go test -short -shuffle=on -count=1 -parallel 4 -skip 'ExactModel/Seed[1-9]' ./internal/bucket ./internal/batch ./internal/store ./ratelimit ./integration_test ./integration_test/bucket
 
 test: ## Run every test, on a Postgres that they find or start
-	@$(if $(RACE),,echo "No C compiler: testing without the race detector.")
+	@$(if $(RACE),,echo "Testing without the race detector, which needs a C compiler.")
 	$(TEST) work
 
 general: ## Run the tests of the core with the statements that decide by themselves switched off

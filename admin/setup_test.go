@@ -152,7 +152,21 @@ func (f *fixture) do(t testing.TB, method, address string, form url.Values, chan
 	return answer{response.StatusCode, response.Header, string(text)}
 }
 
-func (f *fixture) get(t testing.TB, address string) answer {
+// get loads a page, and loads it again as it says when the database took too long, which on a busy machine it may.
+func (f *fixture) get(t testing.TB, address string) (got answer) {
+	t.Helper()
+	for range 30 {
+		if got = f.getOnce(t, address); !strings.Contains(got.body, tookTooLong) {
+			break
+		}
+	}
+	return got
+}
+
+// tookTooLong is on a page with a part that was not read in time.
+const tookTooLong = "The database took longer than 2 seconds."
+
+func (f *fixture) getOnce(t testing.TB, address string) answer {
 	t.Helper()
 	return f.do(t, http.MethodGet, address, nil)
 }
