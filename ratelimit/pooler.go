@@ -69,10 +69,10 @@ func (r *reach) settle(inTx bool) {
 	}
 }
 
-// knowsWay reports whether the way of calls is known to do, and whether Citus distributes the tables.
+// knowsWay reports whether the way of calls is known to do, and how the tables are laid out.
 func (l *Limiter) knowsWay() bool { return l.reach.does(l.pool == nil) && l.store.KnowsLayout() }
 
-// reachable returns ErrPoolerMode when statements of the Limiter would get lost, and finds out whether Citus distributes the tables.
+// reachable returns ErrPoolerMode when statements of the Limiter would get lost, and finds out how the tables are laid out.
 // It is for calls that compare no fingerprint.
 func (l *Limiter) reachable(ctx context.Context) error {
 	if l.knowsWay() {

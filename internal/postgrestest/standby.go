@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // StartStandby starts a streaming replica of a server that StartOwn or StartWith has started, with the primary's settings and
@@ -41,9 +43,7 @@ func (s *Server) startStandby(ctx context.Context, opts Options) (_ *Server, err
 			err = errors.Join(err, c.remove(context.WithoutCancel(ctx)))
 		}
 	}()
-	_, err = c.user.run(ctx, c.dir, filepath.Join(c.binDir, "pg_basebackup"),
-		"-D", filepath.Join(c.dir, "data"), "-d", s.url, "-X", "stream", "-c", "fast", "-R", "--no-sync")
-	if err != nil {
+	if err := c.copyOf(ctx, primary, s.url); err != nil {
 		return nil, err
 	}
 	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
@@ -55,6 +55,40 @@ func (s *Server) startStandby(ctx context.Context, opts Options) (_ *Server, err
 	}
 	password, _ := where.User.Password()
 	return c.server(ctx, password)
+}
+
+// copyOf makes the data of a standby, as pg_basebackup does, which is not part of every installation. What the primary has logged
+// meanwhile, the standby asks it for.
+func (c *cluster) copyOf(ctx context.Context, primary *cluster, primaryURL string) error {
+	conn, err := pgx.Connect(ctx, primaryURL)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	begin, end := `SELECT pg_backup_start('standby', true)`, `SELECT labelfile FROM pg_backup_stop(false)`
+	var before15 bool
+	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::integer < 150000`).Scan(&before15); err != nil {
+		return err
+	}
+	if before15 {
+		begin, end = `SELECT pg_start_backup('standby', true, false)`, `SELECT labelfile FROM pg_stop_backup(false, false)`
+	}
+	if _, err := conn.Exec(ctx, begin); err != nil {
+		return fmt.Errorf("begin a backup: %w", err)
+	}
+	data := filepath.Join(c.dir, "data")
+	if _, err := c.user.run(ctx, c.dir, "cp", "-a", filepath.Join(primary.dir, "data"), data); err != nil {
+		return err
+	}
+	var label string
+	if err := conn.QueryRow(ctx, end).Scan(&label); err != nil {
+		return fmt.Errorf("end a backup: %w", err)
+	}
+	_, err = c.user.run(ctx, c.dir, "sh", "-c", `
+		cd "$1" && rm postmaster.pid postmaster.opts && find pg_wal pg_replslot -type f -delete &&
+		printf %s "$2" >backup_label && printf "primary_conninfo = '%s'\n" "$3" >>postgresql.auto.conf && touch standby.signal`,
+		"sh", data, label, primaryURL)
+	return err
 }
 
 // Disk returns the directory that all which the server writes is in.

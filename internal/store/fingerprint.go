@@ -21,17 +21,28 @@ func FingerprintOf(secret []byte) string {
 }
 
 // Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet; and by
-// which way it was asked. With it comes what Way asks for.
+// which way it was asked. With it the Store learns how the tables are laid out.
 func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err error) {
 	if s.engine != nil {
 		return s.engine.Fingerprint(""), Way{}, nil
 	}
-	rows, err := s.conn.Query(ctx, s.statements.fingerprintRead, runAtOnce)
+	rows, err := s.conn.Query(ctx, s.statements.fingerprintRead, runAtOnce, s.table())
 	if err != nil {
 		return "", Way{}, err
 	}
-	way, err = s.receiveWay(ctx, rows, &stored)
-	return stored, way, err
+	defer rows.Close()
+	var backend uint32
+	var hasCitus, isPruned bool
+	for rows.Next() {
+		if err := rows.Scan(&stored, &backend, &hasCitus, &isPruned); err != nil {
+			return "", Way{}, err
+		}
+		way = wayOf(rows, backend)
+	}
+	if err := rows.Err(); err != nil {
+		return "", Way{}, err
+	}
+	return stored, way, s.learnLayout(ctx, hasCitus, isPruned)
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so

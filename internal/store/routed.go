@@ -16,6 +16,11 @@ import (
 // server that has it. Several of them are one round trip. Those that belong together are in a transaction that was begun: without
 // one, each of them commits by itself.
 //
+// So does a call where the buckets are in partitions of PostgreSQL 18. There a statement that looks rows up in partitions, one after the other,
+// and finds one changed by another transaction meanwhile ends the server by a segmentation fault: the executor checks the changed row by a
+// second copy of the plan, which shares what chooses the partition with the first, and frees it (EvalPlanQual and
+// InitExecPartitionPruneContexts; seen with 18.4). For a row that parameters name, the partition is chosen when the statement begins.
+//
 // A call is decided on by the clock of the server that it is sent to, which clock.sql asks, and never by those of the servers
 // that have rows.
 
@@ -33,13 +38,13 @@ const madeTS = bucket.LongAgo - 1
 // routed reports whether statements are to name one row each.
 func (s *Session) routed() bool { return s.Store != nil && s.layout.Load() == layoutRouted }
 
-// IsRouted reports whether the tables are known to be distributed by Citus.
+// IsRouted reports whether statements are known to have to name one row each.
 func (s *Store) IsRouted() bool { return s.layout.Load() == layoutRouted }
 
-// KnowsLayout reports whether it is known whether the tables are distributed by Citus.
+// KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown || s.onEngine }
 
-// LearnLayout finds out whether Citus distributes the tables, unless that is known. It stays so for as long as the Store is there.
+// LearnLayout finds out whether statements are to name one row each, unless that is known. It stays so for as long as the Store is there.
 func (s *Session) LearnLayout(ctx context.Context) error {
 	if s.KnowsLayout() {
 		return nil
@@ -48,14 +53,17 @@ func (s *Session) LearnLayout(ctx context.Context) error {
 	return err
 }
 
-// learnLayout is LearnLayout where it is known whether Citus is there.
-func (s *Session) learnLayout(ctx context.Context, hasCitus bool) error {
+// learnLayout is LearnLayout where it is known whether Citus is there, and whether the buckets are in partitions of PostgreSQL 18.
+func (s *Session) learnLayout(ctx context.Context, hasCitus, isPruned bool) error {
 	if s.KnowsLayout() {
 		return nil
 	}
 	layout := int32(layoutPlain)
-	if hasCitus {
-		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, pgx.Identifier{s.schema, "buckets"}.Sanitize())
+	switch {
+	case isPruned:
+		layout = layoutRouted
+	case hasCitus:
+		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, s.table())
 		if err != nil {
 			return err
 		}
@@ -70,6 +78,9 @@ func (s *Session) learnLayout(ctx context.Context, hasCitus bool) error {
 	s.layout.CompareAndSwap(layoutUnknown, layout)
 	return nil
 }
+
+// table returns the name of the table of buckets, for to_regclass.
+func (s *Store) table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
 // queueClock queues the question what time it is.
 func (s *Session) queueClock(batch *pgx.Batch) { batch.Queue(s.statements.clock, s.now()) }

@@ -16,36 +16,10 @@ type Way struct {
 // any pooler.
 const runAtOnce = pgx.QueryExecModeExec
 
-// wayRead asks which process of the server runs it, and whether Citus is there. fingerprint_read.sql asks the same.
-const wayRead = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`
-
-// Way looks by which way statements get to the server, and whether Citus distributes the tables.
+// Way looks by which way statements get to the server, and how the tables are laid out.
 func (s *Session) Way(ctx context.Context) (way Way, err error) {
-	if s.engine != nil {
-		return Way{}, nil
-	}
-	rows, err := s.conn.Query(ctx, wayRead, runAtOnce)
-	if err != nil {
-		return Way{}, err
-	}
-	return s.receiveWay(ctx, rows)
-}
-
-// receiveWay reads the answer of a statement that asks, after what goes to the columns before, what wayRead asks.
-func (s *Session) receiveWay(ctx context.Context, rows pgx.Rows, before ...any) (way Way, err error) {
-	defer rows.Close()
-	var backend uint32
-	var hasCitus bool
-	for rows.Next() {
-		if err := rows.Scan(append(before, &backend, &hasCitus)...); err != nil {
-			return Way{}, err
-		}
-		way = wayOf(rows, backend)
-	}
-	if err := rows.Err(); err != nil {
-		return Way{}, err
-	}
-	return way, s.learnLayout(ctx, hasCitus)
+	_, way, err = s.Fingerprint(ctx)
+	return way, err
 }
 
 // wayOf returns the way of rows that are open, which the backend sent.

@@ -14,7 +14,8 @@
 --
 -- The sub-select hides the length of the array from the planner, which would else make a new plan for every call. LIMIT
 -- leaves nothing out: the planner does not know it, takes it for a tenth of the rows, which is one, and looks that up by
--- the key, also while nobody has analyzed the table. OFFSET 0 has the clock worked out once.
+-- the key, also while nobody has analyzed the table. The name is a column for that, too: as a parameter it alone finds no more rows than
+-- the key, for what such a planner knows. OFFSET 0 has the clock worked out once.
 WITH clock AS MATERIALIZED (
     SELECT n.now_us, ($12::bigint IS NULL OR n.now_us BETWEEN $12::bigint AND $13::bigint) AS holds, set_config('lock_timeout', '1ms', true) AS bound
     FROM (SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us OFFSET 0) AS n
@@ -23,11 +24,11 @@ WITH clock AS MATERIALIZED (
         value = least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost,
         ts = CASE WHEN b.ts > a.ts + $11::bigint THEN a.ts ELSE greatest(b.ts, a.ts) END
     FROM (
-        SELECT u.key, u.shard, u.cost, u.ord, greatest(u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint, $12::bigint) AS ts
+        SELECT $1::text AS name, u.key, u.shard, u.cost, u.ord, greatest(u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint, $12::bigint) AS ts
         FROM clock, unnest((SELECT $2::text[]), $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS u (key, shard, cost, phase_us, ord)
         WHERE clock.holds AND clock.bound IS NOT NULL
         LIMIT (SELECT cardinality($2::text[]))) AS a
-    WHERE b.name = $1::text AND b.key = a.key AND b.shard = a.shard
+    WHERE b.name = a.name AND b.key = a.key AND b.shard = a.shard
         AND (b.value >= a.cost OR least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost >= 0)
         AND ($12::bigint IS NULL OR b.ts BETWEEN $12::bigint AND $13::bigint)
     RETURNING a.ord, b.value, b.ts

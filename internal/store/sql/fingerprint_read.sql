@@ -1,6 +1,11 @@
--- Read under which secret the keys are stored: its fingerprint; by which way the question came, and whether Citus is there.
+-- Read under which secret the keys are stored: its fingerprint; by which way the question came; and what decides by which statements calls go.
 --
--- Returns hash_key, which is empty when none is stored yet, the process of the server, and the latter. In a SERIALIZABLE transaction the
--- read conflicts with nobody: the row is inserted at READ COMMITTED, and never updated.
+-- $1 the table of buckets
+--
+-- Returns hash_key, which is empty when none is stored yet, the process of the server, whether Citus is there, and whether the buckets are in
+-- partitions of PostgreSQL 18. In a SERIALIZABLE transaction the read conflicts with nobody: the row is inserted at READ COMMITTED, and never
+-- updated.
 SELECT coalesce((SELECT f.hash_key FROM ratelimit.fingerprint AS f), '') AS hash_key, pg_catalog.pg_backend_pid() AS backend,
-    pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL AS has_citus
+    pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL AS has_citus,
+    pg_catalog.current_setting('server_version_num')::integer >= 180000 AND EXISTS (
+        SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass($1::text) AND c.relkind = 'p') AS is_pruned
