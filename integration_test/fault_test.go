@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -177,11 +178,7 @@ func (s *stand) hold(t *testing.T) (release func()) {
 func (s *stand) awaitWaiter(t *testing.T) (pid uint32) {
 	t.Helper()
 	eventually(t, "one session waits for a lock", func() bool {
-		found, err := s.outside.pool.Query(t.Context(), `SELECT pid FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '20 ms'`)
-		require.NoError(t, err)
-		pids, err := pgx.CollectRows(found, pgx.RowTo[uint32])
-		require.NoError(t, err)
+		pids := s.waiters(t, 20*time.Millisecond)
 		if len(pids) != 1 {
 			return false
 		}
@@ -189,6 +186,23 @@ func (s *stand) awaitWaiter(t *testing.T) (pid uint32) {
 		return true
 	})
 	return pid
+}
+
+// awaitNoWaiter returns when no session of the database waits for a lock.
+func (s *stand) awaitNoWaiter(t *testing.T) {
+	t.Helper()
+	eventually(t, "no session waits for a lock", func() bool { return len(s.waiters(t, 0)) == 0 })
+}
+
+// waiters returns the sessions of the database that wait for a lock, in a statement that began so long ago.
+func (s *stand) waiters(t *testing.T, since time.Duration) []uint32 {
+	t.Helper()
+	found, err := s.outside.pool.Query(t.Context(), `SELECT pid FROM pg_stat_activity
+		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query_start <= clock_timestamp() - $1::interval`, since)
+	require.NoError(t, err)
+	pids, err := pgx.CollectRows(found, pgx.RowTo[uint32])
+	require.NoError(t, err)
+	return pids
 }
 
 // awaitEnd returns when the backend has ended.

@@ -56,8 +56,14 @@ func TestInPartitions(t *testing.T) {
 // isPruned reports whether the buckets are in partitions of PostgreSQL 18, where a Limiter goes by statements that name one row each.
 func (b *bundle) isPruned(t *testing.T) (is bool) {
 	t.Helper()
-	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::integer >= 180000
-		AND relkind = 'p' FROM pg_class WHERE oid = 'ratelimit.buckets'::regclass`).Scan(&is))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT relkind = 'p' FROM pg_class WHERE oid = 'ratelimit.buckets'::regclass`).Scan(&is))
+	return is && server18(t, b.pool)
+}
+
+// server18 reports whether the server is PostgreSQL 18 or later.
+func server18(t *testing.T, pool *pgxpool.Pool) (is bool) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::integer >= 180000`).Scan(&is))
 	return is
 }
 
@@ -139,9 +145,11 @@ func TestPruneGoesThroughEachPartition(t *testing.T) {
 				return nil
 			}))
 			require.EqualValues(t, idle-1, deleted, "all but the one that is held")
-			require.Equal(t, deleted, traced.all)
-			require.LessOrEqual(t, traced.most, int64(perStep))
-			require.Greater(t, traced.statements, idle/perStep)
+			if !b.isPruned(t) { // where a statement names one row
+				require.Equal(t, deleted, traced.all)
+				require.LessOrEqual(t, traced.most, int64(perStep))
+				require.Greater(t, traced.statements, idle/perStep)
+			}
 			left := map[string]int64{"quick idle": 1, "quick owing": owing, "other idle": others, "quick busy": 4 * calls}
 			requireLeft := func() {
 				t.Helper()
@@ -177,10 +185,15 @@ func TestPartitionBesideTraffic(t *testing.T) {
 		ratelimit.Define("alone", hoard(capacity)), ratelimit.Define("shared", hoard(capacity)),
 		ratelimit.Define("window", ratelimit.SlidingWindow{Rate: capacity, Period: century}),
 	}
+	numbers := []int{5, 2, 1, 3}
+	if server18(t, b.pool) { // there no Limiter may go on that has found one table
+		require.NoError(t, migrations.Partition(ctx, b.pool, migrations.Config{Partitions: numbers[0]}))
+		numbers = []int{2, 4, 3}
+	}
 	taken := make([]int, workers)
 	require.NoError(t, atonce.Do(workers+1, func(worker int) error {
 		if worker == workers {
-			for _, n := range []int{5, 2, 1, 3} {
+			for _, n := range numbers {
 				if err := migrations.Partition(ctx, b.pool, migrations.Config{Partitions: n}); err != nil {
 					return err
 				}

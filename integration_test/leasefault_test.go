@@ -43,6 +43,7 @@ func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
 			_, err = impatient.Acquire(t.Context(), requests...)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 
+			s.awaitNoWaiter(t) // else one that was given up might get the row after all
 			released := make(chan error, 1)
 			go func() { released <- s.limiter.Release(t.Context(), lease.ID) }()
 			s.awaitWaiter(t)

@@ -103,7 +103,14 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 				})
 			}
 			trips(b.limiter) // to prepare the statement
-			require.Equal(t, test.standalone, trips(b.limiter))
+			least := trips(b.limiter)
+			for range 4 { // one that goes with a batch whose goroutine looks for a next one takes more
+				if least == test.standalone {
+					break
+				}
+				least = min(least, trips(b.limiter))
+			}
+			require.Equal(t, test.standalone, least)
 			tx := b.begin(t, pgx.ReadCommitted)
 			trips(b.limiter.WithTx(tx))
 			require.Equal(t, test.inTx, trips(b.limiter.WithTx(tx)))

@@ -40,7 +40,8 @@ func checkPartitions(partitions int) error {
 //
 // It returns [ErrPartitions] when somebody has partitioned the table in another way, when Citus distributes it, when something stands on the table that would be
 // lost with it (a view, a trigger, a rule, a policy, a foreign key or a publication), and when the server has too few locks for so many
-// partitions.
+// partitions. On PostgreSQL 18 it does so too while other sessions are connected that may write a plain table: a Limiter that has found one must not
+// go on with partitions there, as the server crashes by its statements. Stop all programs before, and start them again afterwards.
 func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	if pool == nil {
 		return errNilPool
@@ -55,16 +56,25 @@ func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	if cfg.Partitions == 0 {
 		return fmt.Errorf("%w: Config.Partitions is not set; use 1, which is one plain table, to %d", ErrPartitions, MaxPartitions)
 	}
-	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
-	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error { return partitionIn(ctx, tx, schema, cfg.Partitions) })
-	if err != nil {
+	if err := partitionBy(ctx, pool, schema, cfg.Partitions); err != nil {
 		return fmt.Errorf("partition the buckets of schema %q: %w", schema, err)
 	}
 	return nil
 }
 
+// partitionBy does what Partition does.
+func partitionBy(ctx context.Context, pool *pgxpool.Pool, schema string, partitions int) error {
+	own := []uint32{} // sessions that are the caller's, and call no Limiter now
+	for _, idle := range pool.AcquireAllIdle(ctx) {
+		own = append(own, idle.Conn().PgConn().PID())
+		idle.Release()
+	}
+	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+	return pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error { return partitionIn(ctx, tx, schema, partitions, own) })
+}
+
 // partitionIn does what Partition does, in a transaction.
-func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int) error {
+func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int, own []uint32) error {
 	// As long as somebody migrates, no migration is under way in a table that is exchanged.
 	if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", lockID); err != nil {
 		return err
@@ -84,6 +94,11 @@ func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int) 
 	}
 	if err := enoughLocks(ctx, tx, partitions); err != nil {
 		return err
+	}
+	if is == 1 {
+		if err := nobodyGoesOn(ctx, tx, table, own); err != nil {
+			return err
+		}
 	}
 	for _, statement := range []string{
 		"SET LOCAL search_path = pg_catalog, pg_temp",
@@ -184,6 +199,23 @@ func enoughLocks(ctx context.Context, db querier, partitions int) error {
 			"set max_locks_per_transaction to %d or more and restart it, or use %d partitions or fewer", ErrPartitions, partitions, has, needs, has/2-1)
 	}
 	return nil
+}
+
+// nobodyGoesOn returns an error when there may be programs on PostgreSQL 18 that would go on with statements for one plain table, by which its server
+// is ended (see routed.go in internal/store). A Limiter looks at the table in its first call, and not again.
+func nobodyGoesOn(ctx context.Context, db querier, table string, own []uint32) error {
+	const ask = `
+		SELECT count(*) FROM pg_catalog.pg_stat_activity a
+		WHERE pg_catalog.current_setting('server_version_num')::integer >= 180000
+			AND a.datname = pg_catalog.current_database() AND a.backend_type = 'client backend'
+			AND a.pid <> pg_catalog.pg_backend_pid() AND a.pid <> ALL ($2::bigint[])
+			AND pg_catalog.has_table_privilege(a.usesysid, $1::text::regclass, 'INSERT')`
+	var others int
+	if err := db.QueryRow(ctx, ask, table, own).Scan(&others); err != nil || others == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: PostgreSQL 18 crashes when a program that has found one table goes on with partitions; stop all programs that use the tables, "+
+		"and start them again afterwards (%d other sessions that may write the table are connected to the database)", ErrPartitions, others)
 }
 
 // nothingStandsOn returns an error that names what would be lost with the table.
