@@ -120,7 +120,7 @@ type keyRecorder struct {
 }
 
 func (r *keyRecorder) Query(_ context.Context, _ string, args ...any) (pgx.Rows, error) {
-	if len(args) == 1 { // for the fingerprint
+	if len(args) == 2 { // for the fingerprint
 		return noRows{}, nil
 	}
 	r.key = args[1].(string)
