@@ -28,7 +28,8 @@ import (
 const (
 	layoutUnknown = iota
 	layoutPlain
-	layoutRouted
+	layoutPruned // in partitions of PostgreSQL 18
+	layoutRouted // distributed by Citus
 )
 
 // madeTS is the ts of a row that a statement made in order to lock it, in place of the instant, which no such statement has. Such
@@ -36,10 +37,13 @@ const (
 const madeTS = bucket.LongAgo - 1
 
 // routed reports whether statements are to name one row each.
-func (s *Session) routed() bool { return s.Store != nil && s.layout.Load() == layoutRouted }
+func (s *Session) routed() bool { return s.Store != nil && s.IsRouted() }
+
+// readsApart reports whether a statement that only reads is to name one row, too. It locks none, and so is right in partitions.
+func (s *Session) readsApart() bool { return s.Store != nil && s.layout.Load() == layoutRouted }
 
 // IsRouted reports whether statements are known to have to name one row each.
-func (s *Store) IsRouted() bool { return s.layout.Load() == layoutRouted }
+func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPruned }
 
 // KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown || s.onEngine }
@@ -59,10 +63,10 @@ func (s *Session) learnLayout(ctx context.Context, hasCitus, isPruned bool) erro
 		return nil
 	}
 	layout := int32(layoutPlain)
-	switch {
-	case isPruned:
-		layout = layoutRouted
-	case hasCitus:
+	if isPruned {
+		layout = layoutPruned
+	}
+	if hasCitus {
 		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, s.table())
 		if err != nil {
 			return err

@@ -36,7 +36,7 @@ func (s *Session) readRows(ctx context.Context, statement string, rows []bucket.
 	if s.engine != nil {
 		return s.readEngine(rows)
 	}
-	if s.routed() {
+	if s.readsApart() {
 		return s.readRouted(ctx, rows)
 	}
 	found, err := s.conn.Query(ctx, statement, s.rowParameters(rows)...)
