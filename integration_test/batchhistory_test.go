@@ -64,9 +64,6 @@ func TestHistoryOfBatchesIsLinearizable(t *testing.T) {
 			t.Parallel()
 			const callers, each = 12, 40
 			b := setup(t)
-			if timing.clock == nil && b.isPruned(t) {
-				t.Skip("statements that name one row each look at the clock before, so that others decide between that and the row")
-			}
 			processes := []pairHistory{{timing, timing.limiter(t, b)}, {timing, timing.limiter(t, b)}}
 			var r recorder[pairQuestion, pairReply]
 			history := r.recordAll(t, callers, each, func(caller int, random *rand.Rand) operation[pairQuestion, pairReply] {

@@ -14,17 +14,36 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// setupRouted is setup with a table that makes Limiters believe that Citus distributes the buckets, as its catalog does: they send
-// the statements that name one row each, which are plain SQL.
-func setupRouted(t *testing.T) *bundle {
+// seemDistributed makes a table by which Limiters believe that Citus distributes the buckets, as its catalog does: they send the
+// statements that name one row each, which are plain SQL.
+func (b *bundle) seemDistributed(t *testing.T) {
 	t.Helper()
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
 	if !isOnCitus(t, b) {
 		b.exec(t, `SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
 			INSERT INTO pg_catalog.pg_dist_partition VALUES ('ratelimit.buckets'); RESET allow_system_table_mods`)
 	}
+}
+
+// setupRouted is setup with buckets that seem to be distributed.
+func setupRouted(t *testing.T) *bundle {
+	t.Helper()
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+	b.seemDistributed(t)
 	b.limiter = b.with(t, ratelimit.Config{})
 	return b
+}
+
+// TestByRoutedStatements runs tests once more by the statements for Citus: setup sees whose subtests they are. Histories over several
+// buckets are not among them, as a look at several reads each by itself on Citus.
+func TestByRoutedStatements(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]func(t *testing.T){
+		"TestHistoryOfABucketIsLinearizable":  TestHistoryOfABucketIsLinearizable,
+		"TestHistoryOfAllKindsIsLinearizable": TestHistoryOfAllKindsIsLinearizable,
+		"TestHistoryOfSlotsIsLinearizable":    TestHistoryOfSlotsIsLinearizable,
+	} {
+		t.Run(name, test)
+	}
 }
 
 func isOnCitus(t *testing.T, b *bundle) (isThere bool) {

@@ -37,6 +37,9 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 		b.memory = ratelimittest.NewDB()
 	case strings.HasPrefix(t.Name(), "TestInPartitions/"):
 		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
+	case strings.HasPrefix(t.Name(), "TestByRoutedStatements/"):
+		b.pool = postgrestest.New(t, configure...)
+		b.seemDistributed(t)
 	default:
 		b.pool = postgrestest.New(t, configure...)
 	}

@@ -172,7 +172,6 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRow
 		order = slices.Insert(slices.Delete(order, i, i+1), 0, i)
 	}
 	before, bounds := batch.Len(), 0
-	s.queueClock(batch)
 	for n, i := range order {
 		if n == 1 && s.mode == ownTx {
 			bounds = boundWaitRouted(batch, s.waitRouted())
@@ -180,12 +179,9 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRow
 		r := &l.rows[i]
 		batch.Queue(s.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
-	return s.send(ctx, batch, func(results pgx.BatchResults) error {
-		err := skip(results, before)
-		if err == nil {
-			l.now, err = receiveClock(results)
-		}
-		if err != nil {
+	s.queueClock(batch) // behind the locks, so that of two calls the one that decides later does so at a later instant
+	return s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		if err := skip(results, before); err != nil {
 			return err
 		}
 		for n, i := range order {
@@ -204,8 +200,20 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRow
 				return err
 			}
 		}
-		return nil
+		if l.now, err = receiveClock(results); err == nil {
+			l.fillMade()
+		}
+		return err
 	})
+}
+
+// fillMade fills the rows that routed_lock.sql made, which has no instant to make them at.
+func (l *lockedRows) fillMade() {
+	for i, made := range l.made {
+		if made {
+			l.states[i] = l.rows[i].Terms.Full(l.now)
+		}
+	}
 }
 
 // waitRouted is how long a call waits for each row but the first.
@@ -225,10 +233,7 @@ func (l *lockedRows) receiveRouted(results pgx.BatchResults, i int) error {
 	if !found {
 		return errors.New("the statement answered for no row")
 	}
-	if state.TS == madeTS {
-		state, l.made[i] = l.rows[i].Terms.Full(l.now), true
-	}
-	l.states[i], l.locked[i] = state, true
+	l.states[i], l.made[i], l.locked[i] = state, state.TS == madeTS, true
 	return nil
 }
 
