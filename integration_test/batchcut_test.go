@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -20,6 +21,7 @@ import (
 
 // cutCrowd are calls that are made at once, on a database that was prepared for them.
 type cutCrowd struct {
+	waiters int // how many connections may wait for a held row; there is one more, for the calls that need none
 	prepare func(t *testing.T, s *stand, key string) (release func())
 	calls   func(key string) []cutCall
 }
@@ -106,6 +108,7 @@ var cutCrowds = map[string]cutCrowd{
 		},
 	},
 	"AHeldRow": {
+		waiters: 1,
 		prepare: func(t *testing.T, s *stand, key string) func() {
 			t.Helper()
 			s.outside.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('calls', $1, 0, 1000, 0)`, key+"held")
@@ -115,7 +118,7 @@ var cutCrowds = map[string]cutCrowd{
 			return []cutCall{
 				cutTake(want{calls, key + "0", 1}), cutTake(want{calls, key + "1", 1}), cutTake(want{calls, key + "2", 1}),
 				cutWait(want{calls, key + "held", 1}), cutTake(want{calls, key + "3", 1}),
-				cutWait(want{calls, key + "held", 1}, want{roomy, key, 1}),
+				cutWait(want{calls, key + "held", 2}, want{roomy, key, 1}),
 			}
 		},
 	},
@@ -139,6 +142,8 @@ var cutCrowds = map[string]cutCrowd{
 		},
 	},
 }
+
+func (c cutCrowd) connections() int32 { return int32(c.waiters) + 1 }
 
 // cutStatements are files of statements, of which each is broken in each way. Between them they are all that batches send.
 var cutStatements = []string{
@@ -182,7 +187,7 @@ func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
 func cutEverywhere(t *testing.T, crowd cutCrowd, side cut) [][]string {
 	t.Helper()
 	cutter := &cutter{}
-	s := newStand(t, cutter.on, oneConnection)
+	s := newStand(t, cutter.on, func(c *pgxpool.Config) { c.MaxConns = crowd.connections() })
 	require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint
 	for n := 1; s.cutAt(t, cutter, crowd, n, side); n++ {
 		require.Less(t, n, 100, "more requests than calls could send")
@@ -190,7 +195,7 @@ func cutEverywhere(t *testing.T, crowd cutCrowd, side cut) [][]string {
 	s.requireHealthy(t)
 	eventually(t, "the sessions of broken connections end", func() bool {
 		return s.outside.count(t, `SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> 'outside'`) <= 1
+			WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> 'outside'`) <= int(crowd.connections())
 	})
 	return cutter.broken
 }
@@ -203,15 +208,20 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 		release = crowd.prepare(t, s, key)
 	}
 	made := crowd.calls(key)
-	conn, err := s.pool.Acquire(t.Context()) // so that all of them are there before the first is sent
-	require.NoError(t, err)
-	pid := conn.Conn().PgConn().PID()
+	conns := make([]*pgxpool.Conn, crowd.connections()) // all of them, so that all calls are there before the first is sent
+	for i := range conns {
+		conn, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		conns[i] = conn
+	}
 	askers := make([]*asker, len(made))
 	for i, m := range made {
 		askers[i] = askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return m.call(ctx, s.limiter, m.requests()) })
 	}
 	cutter.armAt(n, side, nil)
-	conn.Release()
+	for _, conn := range conns {
+		conn.Release()
+	}
 	waiting := func() (left int) {
 		for i, a := range askers {
 			if !a.hasEnded() && !made[i].waits {
@@ -226,7 +236,7 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 		eventually(t, "each call has its answer", a.hasEnded)
 	}
 	if reached = cutter.seen() >= n; reached {
-		s.awaitEnd(t, pid) // by then the server has done what it was sent
+		s.awaitEndOfPort(t, cutter.brokenPort()) // by then the server has done what it was sent
 	}
 	cutter.arm("", 0, 0)
 	s.requireTrue(t, made, askers)
@@ -241,39 +251,58 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 	return true
 }
 
-// requireTrue checks what callers were told against the rows.
+// requireTrue checks what callers were told against the rows: what was taken is what some of the calls asked for, each as a whole, all that
+// were allowed among them, and none that was told that it took nothing.
 func (s *stand) requireTrue(t *testing.T, made []cutCall, askers []*asker) {
 	t.Helper()
-	least, most, taken := map[string]float64{}, map[string]float64{}, s.takenOf(t)
+	taken := s.takenOf(t)
+	left := maps.Clone(taken)
+	var unknown []cutCall
 	for i, m := range made {
 		a := askers[i]
 		require.False(t, a.err != nil && a.d.Allowed, "an error carries no admission")
-		for _, w := range m.wants {
-			switch {
-			case a.err == nil && a.d.Allowed:
-				least[w.bucket()] += w.cost
-				most[w.bucket()] += w.cost
-			case a.err == nil:
+		switch {
+		case a.err == nil && a.d.Allowed:
+			m.takeFrom(left, 1)
+		case a.err == nil:
+			for _, w := range m.wants {
 				require.Greater(t, taken[w.bucket()]+w.cost, w.limit.Capacity(), "%s was refused while there was enough", w.bucket())
-			case !m.commits, errors.Is(a.err, ratelimit.ErrCommitUnknown):
-				most[w.bucket()] += w.cost
 			}
+		case !m.commits, errors.Is(a.err, ratelimit.ErrCommitUnknown):
+			unknown = append(unknown, m)
 		}
 	}
-	for i, m := range made {
-		gave := 0
+	buckets := map[string]bool{}
+	for _, m := range made {
 		for _, w := range m.wants {
-			is := taken[w.bucket()]
-			require.GreaterOrEqual(t, is, least[w.bucket()], "%s, call %d: %v", w.bucket(), i, askers[i].err)
-			require.LessOrEqual(t, is, most[w.bucket()], "%s, call %d: %v", w.bucket(), i, askers[i].err)
-			if is > 0 {
-				gave++
-			}
+			buckets[w.bucket()] = true
 		}
-		require.Contains(t, []int{0, len(m.wants)}, gave, "all limits of call %d or none: %v", i, m.wants)
 	}
+	maps.DeleteFunc(left, func(bucket string, _ float64) bool { return !buckets[bucket] })
+	require.True(t, areTaken(unknown, left), "beyond what was allowed these were taken: %v; these may be: %v", left, unknown)
 	require.Equal(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`),
 		s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'roomy' AND key LIKE '%r' AND value < 1e6 - 0.5`), "reservations and what they took")
+}
+
+// takeFrom subtracts what the call wants, so many times.
+func (c *cutCall) takeFrom(taken map[string]float64, times float64) {
+	for _, w := range c.wants {
+		taken[w.bucket()] -= times * w.cost
+	}
+}
+
+// areTaken reports whether some of the calls want exactly what was taken.
+func areTaken(calls []cutCall, taken map[string]float64) bool {
+	if len(calls) == 0 {
+		return !slices.ContainsFunc(slices.Collect(maps.Values(taken)), func(n float64) bool { return n != 0 })
+	}
+	c := calls[0]
+	if areTaken(calls[1:], taken) {
+		return true
+	}
+	c.takeFrom(taken, 1)
+	defer c.takeFrom(taken, -1)
+	return areTaken(calls[1:], taken)
 }
 
 // takenOf returns how many tokens were taken from each bucket of the limits of crowds.

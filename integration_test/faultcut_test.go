@@ -38,6 +38,7 @@ type cutter struct {
 
 	prepared map[string]string // the statements that requests have named, by these names
 	broken   [][]string        // the statements of each request that was cut
+	port     int               // on this side, of the last connection that broke
 }
 
 // on is for a pool's configuration.
@@ -75,7 +76,14 @@ func (c *cutter) seen() int {
 	return c.requests
 }
 
-func (c *cutter) decide(message []byte) (side cut, now bool) {
+// brokenPort returns the port on this side of the last connection that broke.
+func (c *cutter) brokenPort() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.port
+}
+
+func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isStatement := len(message) > 0 && bytes.IndexByte([]byte("QPB"), message[0]) >= 0 // not a connection's start
@@ -93,6 +101,9 @@ func (c *cutter) decide(message []byte) (side cut, now bool) {
 		return 0, false
 	}
 	c.broken = append(c.broken, sql)
+	if address, ok := conn.LocalAddr().(*net.TCPAddr); ok {
+		c.port = address.Port
+	}
 	return c.side, true
 }
 
@@ -141,7 +152,7 @@ type cutConn struct {
 
 // Write reports success for a message that the network is about to lose, as a socket does.
 func (c *cutConn) Write(message []byte) (int, error) {
-	side, now := c.cutter.decide(message)
+	side, now := c.cutter.decide(c.Conn, message)
 	if !now {
 		return c.Conn.Write(message)
 	}
