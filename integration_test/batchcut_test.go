@@ -209,10 +209,13 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 	}
 	made := crowd.calls(key)
 	conns := make([]*pgxpool.Conn, crowd.connections()) // all of them, so that all calls are there before the first is sent
+	backends := map[string]uint32{}
 	for i := range conns {
 		conn, err := s.pool.Acquire(t.Context())
 		require.NoError(t, err)
 		conns[i] = conn
+		of := conn.Conn().PgConn()
+		backends[of.Conn().LocalAddr().String()] = of.PID()
 	}
 	askers := make([]*asker, len(made))
 	for i, m := range made {
@@ -236,7 +239,9 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 		eventually(t, "each call has its answer", a.hasEnded)
 	}
 	if reached = cutter.seen() >= n; reached {
-		s.awaitEndOfPort(t, cutter.brokenPort()) // by then the server has done what it was sent
+		pid, wasThere := backends[cutter.brokenFrom()]
+		require.True(t, wasThere)
+		s.awaitEnd(t, pid) // by then the server has done what it was sent
 	}
 	cutter.arm("", 0, 0)
 	s.requireTrue(t, made, askers)

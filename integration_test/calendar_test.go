@@ -143,7 +143,10 @@ type countStatements struct {
 	count *atomic.Int64
 }
 
-func (countStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+func (c countStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, c.text) {
+		c.count.Add(1)
+	}
 	return ctx
 }
 func (countStatements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}

@@ -73,7 +73,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"routed_delete.sql":           {oneBucket, 0, true},
 		"routed_lock.sql":             {oneBucket + `, 10, 0`, 1, false},
 		"routed_save.sql":             {oneBucket + `, 1, 0, NULL, NULL`, 1, false},
-		"routed_take.sql":             {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000`, 1, false},
+		"routed_take.sql":             {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
 		"routed_price_report.sql":     {`'other', 'key 17', 1, 1, 0, 0, 1, 0`, 1, false},
 		"routed_price_turn.sql":       {`'other', 'key 17', 0, 1, 1, 0, 1, false, 0`, 0, true},
 		"routed_reservation_lock.sql": {oneReservation, 1, false},

@@ -213,15 +213,6 @@ func (s *stand) awaitEnd(t *testing.T, pid uint32) {
 	})
 }
 
-// awaitEndOfPort waits until the server knows no connection from the port any more.
-func (s *stand) awaitEndOfPort(t *testing.T, port int) {
-	t.Helper()
-	require.NotZero(t, port, "the tests connect by TCP")
-	eventually(t, "the backend ends", func() bool {
-		return s.outside.count(t, `SELECT count(*) FROM pg_stat_activity WHERE client_port = $1`, port) == 0
-	})
-}
-
 // terminate ends a backend and returns when it has.
 func (s *stand) terminate(ctx context.Context, pid uint32) error {
 	var ended bool

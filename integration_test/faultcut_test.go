@@ -38,7 +38,7 @@ type cutter struct {
 
 	prepared map[string]string // the statements that requests have named, by these names
 	broken   [][]string        // the statements of each request that was cut
-	port     int               // on this side, of the last connection that broke
+	from     string            // the address on this side of the last connection that broke
 }
 
 // on is for a pool's configuration.
@@ -76,11 +76,11 @@ func (c *cutter) seen() int {
 	return c.requests
 }
 
-// brokenPort returns the port on this side of the last connection that broke.
-func (c *cutter) brokenPort() int {
+// brokenFrom returns the address on this side of the last connection that broke.
+func (c *cutter) brokenFrom() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.port
+	return c.from
 }
 
 func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
@@ -101,9 +101,7 @@ func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
 		return 0, false
 	}
 	c.broken = append(c.broken, sql)
-	if address, ok := conn.LocalAddr().(*net.TCPAddr); ok {
-		c.port = address.Port
-	}
+	c.from = conn.LocalAddr().String()
 	return c.side, true
 }
 

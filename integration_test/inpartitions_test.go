@@ -53,8 +53,8 @@ func TestInPartitions(t *testing.T) {
 	}
 }
 
-// isPruned reports whether the buckets are in partitions of PostgreSQL 18, where a Limiter goes by statements that name one row each.
-func (b *bundle) isPruned(t *testing.T) (is bool) {
+// inPartitions18 reports whether the buckets are in partitions of PostgreSQL 18, where a Limiter goes by statements that name one row each.
+func (b *bundle) inPartitions18(t *testing.T) (is bool) {
 	t.Helper()
 	if b.memory != nil {
 		return false
@@ -86,7 +86,7 @@ func TestInPartitionsOfPostgres18EachStatementNamesOneRow(t *testing.T) {
 		}
 		return nil
 	}))
-	require.Equal(t, b.isPruned(t), several.Load() == 0)
+	require.Equal(t, b.inPartitions18(t), several.Load() == 0)
 }
 
 // deletions is a tracer that counts what each statement of Prune deletes.
@@ -148,7 +148,7 @@ func TestPruneGoesThroughEachPartition(t *testing.T) {
 				return nil
 			}))
 			require.EqualValues(t, idle-1, deleted, "all but the one that is held")
-			if !b.isPruned(t) { // where a statement names one row
+			if !b.inPartitions18(t) { // where a statement names one row
 				require.Equal(t, deleted, traced.all)
 				require.LessOrEqual(t, traced.most, int64(perStep))
 				require.Greater(t, traced.statements, idle/perStep)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +39,9 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	case strings.HasPrefix(t.Name(), "TestInPartitions/"):
 		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
 	case strings.HasPrefix(t.Name(), "TestByRoutedStatements/"):
-		b.pool = postgrestest.New(t, configure...)
+		several := &atomic.Int64{} // statements on several rows
+		b.pool = postgrestest.New(t, append(configure, func(c *pgxpool.Config) { c.ConnConfig.Tracer = countStatements{"unnest(", several} })...)
+		t.Cleanup(func() { require.Zero(t, several.Load(), "each statement names one row") })
 		b.seemDistributed(t)
 	default:
 		b.pool = postgrestest.New(t, configure...)

@@ -41,7 +41,8 @@ func checkPartitions(partitions int) error {
 // It returns [ErrPartitions] when somebody has partitioned the table in another way, when Citus distributes it, when something stands on the table that would be
 // lost with it (a view, a trigger, a rule, a policy, a foreign key or a publication), and when the server has too few locks for so many
 // partitions. On PostgreSQL 18 it does so too while other sessions are connected that may write a plain table: a Limiter that has found one must not
-// go on with partitions there, as the server crashes by its statements. Stop all programs before, and start them again afterwards.
+// go on with partitions there, as the server crashes by its statements. Stop all programs before, and start them again afterwards. The idle connections of
+// pool are not counted: make no Limiter on it before.
 func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	if pool == nil {
 		return errNilPool
@@ -64,7 +65,7 @@ func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 
 // partitionBy does what Partition does.
 func partitionBy(ctx context.Context, pool *pgxpool.Pool, schema string, partitions int) error {
-	own := []uint32{} // sessions that are the caller's, and call no Limiter now
+	own := []uint32{} // sessions that are the caller's
 	for _, idle := range pool.AcquireAllIdle(ctx) {
 		own = append(own, idle.Conn().PgConn().PID())
 		idle.Release()
@@ -112,8 +113,10 @@ func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int, 
 	if err := nothingStandsOn(ctx, tx, table); err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, partition(schema, partitions))
-	return err
+	if _, err := tx.Exec(ctx, partition(schema, partitions)); err != nil || is > 1 {
+		return err
+	}
+	return nobodyGoesOn(ctx, tx, table, own) // somebody may have come meanwhile, and found one table
 }
 
 // explainLock adds to an error that says that the lock was not to be had what to do about it.
@@ -202,15 +205,19 @@ func enoughLocks(ctx context.Context, db querier, partitions int) error {
 }
 
 // nobodyGoesOn returns an error when there may be programs on PostgreSQL 18 that would go on with statements for one plain table, by which its server
-// is ended (see routed.go in internal/store). A Limiter looks at the table in its first call, and not again.
-func nobodyGoesOn(ctx context.Context, db querier, table string, own []uint32) error {
+// is ended (see routed.go in internal/store). A Limiter looks at the table in its first call, and not again. Of a session of another role
+// a role without the rights of pg_read_all_stats is not told what kind it is.
+func nobodyGoesOn(ctx context.Context, db pgx.Tx, table string, own []uint32) error {
 	const ask = `
 		SELECT count(*) FROM pg_catalog.pg_stat_activity a
 		WHERE pg_catalog.current_setting('server_version_num')::integer >= 180000
-			AND a.datname = pg_catalog.current_database() AND a.backend_type = 'client backend'
+			AND a.datname = pg_catalog.current_database() AND coalesce(a.backend_type, 'client backend') = 'client backend'
 			AND a.pid <> pg_catalog.pg_backend_pid() AND a.pid <> ALL ($2::bigint[])
 			AND pg_catalog.has_table_privilege(a.usesysid, $1::text::regclass, 'INSERT')`
 	var others int
+	if _, err := db.Exec(ctx, "SELECT pg_catalog.pg_stat_clear_snapshot()"); err != nil {
+		return err
+	}
 	if err := db.QueryRow(ctx, ask, table, own).Scan(&others); err != nil || others == 0 {
 		return err
 	}

@@ -32,9 +32,9 @@ func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err 
 	}
 	defer rows.Close()
 	var backend uint32
-	var hasCitus, isPruned bool
+	var hasCitus, inPartitions18 bool
 	for rows.Next() {
-		if err := rows.Scan(&stored, &backend, &hasCitus, &isPruned); err != nil {
+		if err := rows.Scan(&stored, &backend, &hasCitus, &inPartitions18); err != nil {
 			return "", Way{}, err
 		}
 		way = wayOf(rows, backend)
@@ -42,7 +42,7 @@ func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err 
 	if err := rows.Err(); err != nil {
 		return "", Way{}, err
 	}
-	return stored, way, s.learnLayout(ctx, hasCitus, isPruned)
+	return stored, way, s.learnLayout(ctx, hasCitus, inPartitions18)
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so

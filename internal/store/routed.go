@@ -28,7 +28,7 @@ import (
 const (
 	layoutUnknown = iota
 	layoutPlain
-	layoutPruned // in partitions of PostgreSQL 18
+	layoutPartitions18 // in partitions of PostgreSQL 18
 	layoutRouted // distributed by Citus
 )
 
@@ -39,11 +39,11 @@ const madeTS = bucket.LongAgo - 1
 // routed reports whether statements are to name one row each.
 func (s *Session) routed() bool { return s.Store != nil && s.IsRouted() }
 
-// readsApart reports whether a statement that only reads is to name one row, too. It locks none, and so is right in partitions.
+// readsApart reports whether a statement that only reads is to name one row, too. It locks none, and so does not crash in partitions.
 func (s *Session) readsApart() bool { return s.Store != nil && s.layout.Load() == layoutRouted }
 
 // IsRouted reports whether statements are known to have to name one row each.
-func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPruned }
+func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
 
 // KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown || s.onEngine }
@@ -58,13 +58,13 @@ func (s *Session) LearnLayout(ctx context.Context) error {
 }
 
 // learnLayout is LearnLayout where it is known whether Citus is there, and whether the buckets are in partitions of PostgreSQL 18.
-func (s *Session) learnLayout(ctx context.Context, hasCitus, isPruned bool) error {
+func (s *Session) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool) error {
 	if s.KnowsLayout() {
 		return nil
 	}
 	layout := int32(layoutPlain)
-	if isPruned {
-		layout = layoutPruned
+	if inPartitions18 {
+		layout = layoutPartitions18
 	}
 	if hasCitus {
 		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, s.table())
@@ -179,7 +179,9 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRow
 		r := &l.rows[i]
 		batch.Queue(s.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
-	s.queueClock(batch) // behind the locks, so that of two calls the one that decides later does so at a later instant
+	// Behind the locks, so that of two calls the one that decides later does so at a later instant. By the simple protocol all of a round trip
+	// are at one instant, as the statements are that lock several rows.
+	s.queueClock(batch)
 	return s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if err := skip(results, before); err != nil {
 			return err

@@ -14,17 +14,17 @@ import (
 func (s *Session) lockReservationRouted(ctx context.Context, id string) (*Reservation, error) {
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
-	s.queueClock(batch)
 	batch.Queue(s.statements.routedReservationLock, id)
+	s.queueClock(batch)
 	r := &Reservation{ID: id}
 	err := s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if err = skip(results, 1); err == nil {
+			err = results.QueryRow().Scan(r.stored()...)
+		}
+		if err == nil {
 			r.NowUs, err = receiveClock(results)
 		}
-		if err != nil {
-			return err
-		}
-		return results.QueryRow().Scan(r.stored()...)
+		return err
 	})
 	return r, err
 }

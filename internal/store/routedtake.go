@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,14 +17,14 @@ func isRoutedTake(asks []bucket.Ask) bool {
 }
 
 // takeRouted takes from one bucket by a statement that decides by itself, in one round trip. taken is false where there is too
-// little, or was when it looked: nothing was changed then. The answer is put into room when that has the capacity.
+// little, or was when it looked, or the row is of a later time: nothing was changed then. The answer is put into room when that has the capacity.
 func (s *Session) takeRouted(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, taken bool, err error) {
 	if s.queue != nil {
 		s.queue.Enter(ctx, asks)
 	}
 	batch := &pgx.Batch{}
 	s.queueClock(batch)
-	batch.Queue(s.statements.routedTake, s.takeParameters(&asks[0])[:routedParameters]...)
+	batch.Queue(s.statements.routedTake, routedParameters(s.takeParameters(&asks[0]))...)
 	answer := bucket.Answer{Allowed: true}
 	err = s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if answer.Now, err = receiveClock(results); err == nil {
@@ -34,8 +35,12 @@ func (s *Session) takeRouted(ctx context.Context, asks []bucket.Ask, room []buck
 	return append(room[:0], answer), taken, err
 }
 
-// routedParameters is how many of the parameters of bucket_take.sql routed_take.sql has: the others are those of eras.
-const routedParameters = 12
+// routedParameters returns those of the parameters of bucket_take.sql that routed_take.sql has: all but the instant, which clock.sql was given, and those
+// of eras.
+func routedParameters(p []any) []any {
+	const asOf, since = 10, 12
+	return slices.Delete(p[:since], asOf, asOf+1)
+}
 
 // takeOrLook answers a call for one bucket outside of a transaction: by the statement that takes, and where that did not by a look.
 func (s *Session) takeOrLook(ctx context.Context, c *Call) error {

@@ -8,4 +8,4 @@
 SELECT coalesce((SELECT f.hash_key FROM ratelimit.fingerprint AS f), '') AS hash_key, pg_catalog.pg_backend_pid() AS backend,
     pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL AS has_citus,
     pg_catalog.current_setting('server_version_num')::integer >= 180000 AND EXISTS (
-        SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass($1::text) AND c.relkind = 'p') AS is_pruned
+        SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass($1::text) AND c.relkind = 'p') AS in_partitions_18

@@ -2,14 +2,16 @@
 -- the same round trip. Citus lets no statement return an instant that it looks up.
 --
 -- $1 name, $2 key, $3 shard   the bucket
--- $4 cost, $5 capacity, $6 rate, $7 step_us, $8 steps, $9 phase_us, $10 lowest, $11 as_of_us, which clock.sql has had, $12 tolerance_us   as in bucket_take.sql
+-- $4 cost, $5 capacity, $6 rate, $7 step_us, $8 steps, $9 phase_us, $10 lowest, $11 tolerance_us   as in bucket_take.sql
 --
--- Returns value and ts after the decision, or no row when there is too little: then nothing was changed. What is no constant is worked
+-- Returns value and ts after the decision, or no row when there is too little, or when ts is ahead of the clock: of a wrong one, or of this one
+-- as it was before a long wait for the row. Then nothing was changed. What is no constant is worked
 -- out by the server that is connected to, before the statement goes on.
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-VALUES ($1::text, $2::text, $3::integer, $5::float8 - $4::float8, $9::bigint + (coalesce($11::bigint, current_setting('ratelimit.now_us', true)::bigint) - $9::bigint) / $7::bigint * $7::bigint)
+VALUES ($1::text, $2::text, $3::integer, $5::float8 - $4::float8, $9::bigint + (current_setting('ratelimit.now_us')::bigint - $9::bigint) / $7::bigint * $7::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
     value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
-    ts = CASE WHEN b.ts > excluded.ts + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
+    ts = greatest(b.ts, excluded.ts)
 WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+    AND NOT (b.ts > excluded.ts + $11::bigint)
 RETURNING b.value, b.ts, b.taken, b.leases
