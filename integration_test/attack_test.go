@@ -129,7 +129,7 @@ func (a *attack) take(t *testing.T, i int, requests []ratelimit.Request) (d rate
 	if i%50 > 0 {
 		return a.limiter.Take(t.Context(), requests...)
 	}
-	err = pgx.BeginTxFunc(t.Context(), a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) { // which commits a refusal
+	err = pgx.BeginTxFunc(t.Context(), a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) { // refused or not, it is committed
 		d, err = a.limiter.WithTx(tx).Take(t.Context(), requests...)
 		return err
 	})

@@ -51,6 +51,8 @@ type Tx interface {
 // commit with it and are undone with it, they never retry, and they use no other connection. The limiter may be one on a pool of pgx as
 // well as one of New. When a transaction lost against another, ratelimit.IsRetryable says so of the error.
 //
+// Calls of the Limiter come one after the other, as what is sent on a transaction does: not from several goroutines at once.
+//
 // A *sql.DB is no transaction: calls of a Limiter that was bound to one return ratelimit.ErrInvalidConfig, and send nothing.
 func WithTx(limiter *ratelimit.Limiter, tx Tx) *ratelimit.Limiter {
 	if isNil(tx) {

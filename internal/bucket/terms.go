@@ -30,7 +30,7 @@ const (
 	LongAgo = int64(-2208988800000000)
 
 	// ClockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock.
-	// It has to exceed any wait for a row lock: a statement that waited has an older now than the row.
+	// It has to exceed any wait for a row lock behind which the row was written again: a statement that waited has an older now than the row.
 	ClockTolerance = time.Minute
 )
 

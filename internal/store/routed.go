@@ -29,7 +29,7 @@ const (
 	layoutUnknown = iota
 	layoutPlain
 	layoutPartitions18 // in partitions of PostgreSQL 18
-	layoutRouted // distributed by Citus
+	layoutRouted       // distributed by Citus
 )
 
 // madeTS is the ts of a row that a statement made in order to lock it, in place of the instant, which no such statement has. Such
