@@ -253,6 +253,9 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 	}
 	_, _ = s.limiter.Take(t.Context(), calls.For(key+"after")) // finds out that the connection is broken
 	takeOne(t, s.limiter, calls.For(key+"after"))
+	if len(conns) > 1 {
+		s.pool.Reset() // the calls may have been on another connection
+	}
 	return true
 }
 

@@ -38,9 +38,8 @@ func setupRouted(t *testing.T) *bundle {
 func TestByRoutedStatements(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(t *testing.T){
-		"TestHistoryOfABucketIsLinearizable":  TestHistoryOfABucketIsLinearizable,
-		"TestHistoryOfAllKindsIsLinearizable": TestHistoryOfAllKindsIsLinearizable,
-		"TestHistoryOfSlotsIsLinearizable":    TestHistoryOfSlotsIsLinearizable,
+		"TestHistoryOfABucketIsLinearizable": TestHistoryOfABucketIsLinearizable,
+		"TestHistoryOfSlotsIsLinearizable":   TestHistoryOfSlotsIsLinearizable,
 	} {
 		t.Run(name, test)
 	}
