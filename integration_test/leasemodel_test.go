@@ -3,6 +3,7 @@ package integration_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -152,7 +153,7 @@ func TestLeasesAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	const histories = 10
 	steps := 10_000
-	if testing.Short() {
+	if testing.Short() || strings.HasPrefix(t.Name(), "TestInPartitions/") {
 		steps = 300
 	}
 	b := setup(t)
