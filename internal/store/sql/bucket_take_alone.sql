@@ -21,7 +21,7 @@ WITH seen AS MATERIALIZED (
             OR least($5::float8, seen.value + ((greatest(begun.ts - seen.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8 AND ($13::bigint IS NULL OR seen.ts BETWEEN $13::bigint AND $14::bigint))
     ON CONFLICT (name, key, shard) DO UPDATE SET
         value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
-        ts = CASE WHEN b.ts > excluded.ts + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
+        ts = CASE WHEN b.ts > excluded.ts + $12::bigint AND b.ts > excluded.ts + (coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - excluded.ts) / $7::bigint * $7::bigint + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
     WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
         AND ($13::bigint IS NULL OR b.ts BETWEEN $13::bigint AND $14::bigint)
     RETURNING b.value, b.ts

@@ -28,5 +28,5 @@ ON CONFLICT (name, key, shard) DO UPDATE SET (value, ts) = (
     SELECT
         CASE WHEN a.amount < 0 THEN least(greatest(a.capacity, b.value), b.value - a.amount)
             ELSE least(a.capacity, b.value + ((greatest(a.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.amount END,
-        CASE WHEN b.ts > a.ts + a.tolerance_us THEN a.ts WHEN a.amount < 0 THEN b.ts ELSE greatest(b.ts, a.ts) END
+        CASE WHEN b.ts > a.ts + a.tolerance_us AND b.ts > a.ts + (coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - a.ts) / a.step_us * a.step_us + a.tolerance_us THEN a.ts WHEN a.amount < 0 THEN b.ts ELSE greatest(b.ts, a.ts) END
     FROM asked AS a WHERE a.name = b.name AND a.key = b.key AND a.shard = b.shard)

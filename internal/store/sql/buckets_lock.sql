@@ -16,5 +16,5 @@ FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bi
     (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ORDER BY u.ord
 ON CONFLICT (name, key, shard) DO UPDATE SET leases = nullif(b.leases, '{}')
-RETURNING b.name, b.key, b.shard, b.value, b.ts, b.taken, nullif(b.leases, '{}'), coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us,
+RETURNING b.name, b.key, b.shard, b.value, b.ts, b.taken, nullif(b.leases, '{}'), coalesce($7::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now_us,
     coalesce(b.leases = '{}', false) AS made

@@ -44,7 +44,7 @@ WITH clock AS MATERIALIZED (
     (SELECT $1::text, r.key, r.shard, $5::float8 - r.cost, r.begun FROM bound, rest AS r WHERE r.ts IS NULL ORDER BY r.ord)
     ON CONFLICT (name, key, shard) DO UPDATE SET
         value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - ($5::float8 - excluded.value),
-        ts = CASE WHEN b.ts > excluded.ts + $11::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
+        ts = CASE WHEN b.ts > excluded.ts + $11::bigint AND b.ts > excluded.ts + (coalesce($10::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - excluded.ts) / $7::bigint * $7::bigint + $11::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
     WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - ($5::float8 - excluded.value) >= 0
         AND ($12::bigint IS NULL OR b.ts BETWEEN $12::bigint AND $13::bigint)
     RETURNING b.key, b.shard, b.value, b.ts

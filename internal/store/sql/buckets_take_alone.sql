@@ -36,7 +36,7 @@ WITH asked AS MATERIALIZED (
     FROM likely AS v CROSS JOIN asked AS a JOIN seen AS s ON s.ord = a.ord LEFT JOIN locked AS b ON b.ord = a.ord
 ), next AS MATERIALIZED (
     SELECT s.*, least(s.capacity, s.found_value + ((greatest(s.ts - s.found_ts, 0) + s.step_us - 1) / s.step_us)::float8 * s.rate / s.steps) - s.cost AS next_value,
-        CASE WHEN s.found_ts > s.ts + s.tolerance_us THEN s.ts ELSE greatest(s.found_ts, s.ts) END AS next_ts,
+        CASE WHEN s.found_ts > s.ts + s.tolerance_us AND s.found_ts > s.ts + (coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - s.ts) / s.step_us * s.step_us + s.tolerance_us THEN s.ts ELSE greatest(s.found_ts, s.ts) END AS next_ts,
         s.holds AND (s.missing OR (s.since_us IS NULL OR s.found_ts BETWEEN s.since_us AND s.until_us)) AS fits
     FROM state AS s
 ), verdict AS MATERIALIZED (

@@ -23,7 +23,7 @@ WITH clock AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.oid, b.tid, b.value, b.ts,
         least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost AS next_value,
-        CASE WHEN b.ts > a.begun + a.tolerance_us THEN a.begun ELSE greatest(b.ts, a.begun) END AS next_ts,
+        CASE WHEN b.ts > a.begun + a.tolerance_us AND b.ts > a.begun + (coalesce($12::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - a.begun) / a.step_us * a.step_us + a.tolerance_us THEN a.begun ELSE greatest(b.ts, a.begun) END AS next_ts,
         a.holds AND (b.tid IS NULL OR (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us)) AS fits
     FROM (
         SELECT u.*, greatest(u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, u.since_us) AS begun, (u.since_us IS NULL OR clock.now_us BETWEEN u.since_us AND u.until_us) AS holds
