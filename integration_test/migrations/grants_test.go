@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
@@ -88,34 +86,6 @@ func (c *crew) grant(t *testing.T, pool *pgxpool.Pool, cfg migrations.Config, ro
 		_, err = pool.Exec(t.Context(), statements)
 		require.NoError(t, err)
 	}
-}
-
-// requirePartition makes so many partitions once the server has ended the sessions of those who have left.
-func requirePartition(t *testing.T, owner *pgxpool.Pool, partitions int) {
-	t.Helper()
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		require.NoError(c, migrations.Partition(t.Context(), owner, migrations.Config{Partitions: partitions}))
-	}, time.Minute, 10*time.Millisecond)
-}
-
-// On PostgreSQL 18 an owner who is not told what other roles' sessions do finds them nevertheless.
-func TestPartitionFindsTheProgramsOfAnotherRole(t *testing.T) {
-	t.Parallel()
-	c := newCrew(t)
-	require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
-	c.grant(t, c.admin, migrations.Config{}, c.roles)
-	program := c.as(t, c.roles.Application)
-	var is18 bool
-	require.NoError(t, program.QueryRow(t.Context(), "SELECT current_setting('server_version_num')::integer >= 180000").Scan(&is18))
-	c.admin.Reset()
-	owner := c.as(t, c.roles.Owner)
-	if is18 {
-		err := migrations.Partition(t.Context(), owner, migrations.Config{Partitions: 2})
-		require.ErrorIs(t, err, migrations.ErrPartitions)
-		require.ErrorContains(t, err, "stop all programs")
-	}
-	program.Reset()
-	requirePartition(t, owner, 2)
 }
 
 // may returns what role may do with the tables of the schema, in the words of granted.

@@ -77,19 +77,21 @@ func (f *faults) kinds(ctx context.Context) ([]fault, error) {
 	), nil
 }
 
-// run does one fault after the other, each kind once in a round, until ctx ends. Between them is
+// run does one fault after the other, each kind once in a round, until ctx ends, and each kind once at least. Between them is
 // up to so long.
 func (f *faults) run(ctx context.Context, rounds int, between time.Duration) error {
 	kinds, err := f.kinds(ctx)
 	if err != nil {
 		return err
 	}
-	for range rounds {
+	for round := range rounds {
 		f.random.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 		for _, kind := range kinds {
 			select {
 			case <-ctx.Done():
-				return nil
+				if round > 0 {
+					return nil
+				}
 			case <-time.After(time.Duration(f.random.Int64N(int64(between)))):
 			}
 			if err := f.do(context.WithoutCancel(ctx), kind); err != nil {
@@ -106,8 +108,8 @@ func (f *faults) do(ctx context.Context, kind fault) error {
 	defer cancel()
 	began := now()
 	what, err := kind.cause(ctx)
-	if errors.Is(err, errNobody) {
-		return nil
+	for errors.Is(err, errNobody) && ctx.Err() == nil {
+		what, err = kind.cause(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind.name, err)

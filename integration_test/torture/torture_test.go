@@ -29,14 +29,14 @@ import (
 )
 
 // Where nobody says how long, as in make test, calls are made until each kind of fault has been done so often, but for no
-// longer than this.
+// longer than this, once each of them was done.
 const (
 	shortRounds = 2
 	short       = 40 * time.Second
 )
 
 var (
-	minutes   = flag.Float64("minutes", 0, "for how many minutes calls are made and faults done (0: until each kind of fault has been done twice, at most 40 seconds)")
+	minutes   = flag.Float64("minutes", 0, "for how many minutes calls are made and faults done, each kind once at least (0: until each has been done twice, and for no more than 40 seconds when it was done once)")
 	seed      = flag.Uint64("seed", 0, "what is drawn (0: another each time)")
 	decisions = flag.Int64("decisions", 0, "make so many decisions instead, as fast as they come and without faults, and stop sooner after -minutes, if given")
 	out       = flag.String("out", "", "the directory for the histories (empty: a temporary one, kept when the test fails)")
