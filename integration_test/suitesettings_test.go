@@ -55,8 +55,9 @@ func TestTheChosenSettingsHold(t *testing.T) {
 	b := setup(t)
 	for setting := range strings.SplitSeq(settings, ",") {
 		name, value, _ := strings.Cut(setting, "=")
-		var is string
+		var is, want string
 		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT current_setting($1)`, name).Scan(&is))
-		require.Equal(t, value, is, name)
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT set_config($1, $2, true)`, name, value).Scan(&want)) // 60s is 1min
+		require.Equal(t, want, is, name)
 	}
 }
