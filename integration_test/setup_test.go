@@ -51,10 +51,15 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 }
 
 // setupOwn is setup on a server of the test's own.
-func setupOwn(t *testing.T, settings map[string]string) (*bundle, *postgrestest.Server) {
+func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpool.Config)) (*bundle, *postgrestest.Server) {
 	t.Helper()
 	server := postgrestest.StartOwn(t, settings)
-	pool, err := pgxpool.New(t.Context(), server.URL())
+	config, err := pgxpool.ParseConfig(server.URL())
+	require.NoError(t, err)
+	for _, set := range configure {
+		set(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	cfg, err := postgrestest.Migrations()
