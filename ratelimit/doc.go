@@ -68,8 +68,8 @@
 //
 // # The clock
 //
-// Time is that of the database, never the application server's: statement_timestamp(), or clock_timestamp() where the rows are
-// locked first. Two callers' statements may differ by the time one of them waited for the row, so ts never moves back: an instant
+// Time is that of the database, never the application server's: statement_timestamp(), or clock_timestamp() where the rows, or a
+// reservation, are locked first. Two callers' statements may differ by the time one of them waited for the row, so ts never moves back: an instant
 // is credited once. When the database's clock itself steps back, buckets stand still until it has caught up:
 // a token bucket for at most a minute, a fixed window for at most its period and a minute. A ts further in
 // the future than that is brought back to the present, and nothing is credited for it.

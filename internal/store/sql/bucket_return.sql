@@ -4,7 +4,7 @@
 -- $4 unused, $5 taken            what is given back at most, and what was taken with it in one decision
 -- $6 taken_us                    the ts of the bucket after that decision
 -- $7 capacity, $8 rate, $9 steps as in bucket_take.sql
--- $10 until_us                   the last instant at which these terms hold
+-- $10 until_us                   the last instant at which these terms hold, by the clock as it is when the row is at hand
 -- $11 as_of_us                   as in bucket_take.sql
 --
 -- Returns one row, the tokens given back; or none where none are. A bucket that has no row is full.
@@ -17,6 +17,6 @@ UPDATE ratelimit.buckets AS b SET
     value = least(greatest($7::float8, b.value), b.value + least($4::float8, $5::float8 - greatest(greatest(b.ts, clock.now_us) - $6::bigint, 0)::float8 * $8::float8 / $9::float8))
 FROM clock
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
-    AND clock.now_us <= $10::bigint
+    AND coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) <= $10::bigint
     AND least($4::float8, $5::float8 - greatest(greatest(b.ts, clock.now_us) - $6::bigint, 0)::float8 * $8::float8 / $9::float8) > 0
 RETURNING least($4::float8, $5::float8 - greatest(greatest(b.ts, clock.now_us) - $6::bigint, 0)::float8 * $8::float8 / $9::float8) AS given

@@ -1,4 +1,4 @@
--- Lock a reservation to the end of the transaction, and return it with now_us.
+-- Lock a reservation to the end of the transaction, and return it with now_us, of the clock behind the lock.
 --
 -- $1 id, $2 as_of_us
 --
@@ -10,4 +10,4 @@ VALUES ($1::uuid, 'open', 0, 0, false, '{}', '{}', '{}', '{}', '{}', '{}', '{}',
 ON CONFLICT (id) DO UPDATE SET state = r.state
 RETURNING r.state, r.ready_us, r.stale_us, r.started_us, r.expires_us, r.release,
     r.names, r.keys, r.costs, r.capacities, r.rates, r.steps, r.step_us, r.phase_us, r.lowest, r.shards, r.plans, r.calendars, r.prices,
-    coalesce($2::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
+    coalesce($2::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now_us
