@@ -36,7 +36,9 @@ func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
 			return orRefused(l.Take(ctx, r, beside.For("all")))
 		},
 		"Charge": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error { return l.Charge(ctx, r) },
-		"Refund": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error { return l.Refund(ctx, began, r) },
+		"Refund": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error {
+			return l.Refund(ctx, began, r)
+		},
 	}
 	ahead := time.Duration(0)
 	for kind, s := range steppedLimits(one[time.Time](t, a.pool, `SELECT clock_timestamp()`)) {
