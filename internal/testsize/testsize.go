@@ -1,0 +1,118 @@
+// Package testsize decides how much a test does.
+//
+// There are three sizes: short (go test -short, which make test uses), full (without -short, make test-all) and nightly (full, with
+// RATELIMIT_NIGHTLY set, make nightly).
+package testsize
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// nightlyVariable makes the full size nightly.
+const nightlyVariable = "RATELIMIT_NIGHTLY"
+
+//nolint:gochecknoglobals // a flag of go test
+var seedFlag = flag.Uint64("seed", 0, "the only seed of each random test; 0 chooses seeds by the size of the test")
+
+// Long skips t in the short tier. It says why the test takes longer than a second, or needs more than a database and this process.
+func Long(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: " + why)
+	}
+}
+
+// Nightly skips t except in the nightly tier. It says why.
+func Nightly(t testing.TB, why string) {
+	t.Helper()
+	if !isNightly() {
+		t.Skip("nightly: " + why)
+	}
+}
+
+// Of returns short in the short tier and full in the others.
+func Of[T any](short, full T) T {
+	if testing.Short() {
+		return short
+	}
+	return full
+}
+
+// EachSeed runs test as a parallel subtest for each seed. The name of the subtest ends with the seed; -seed repeats it.
+//
+//   - short: 1 and the day, for example 20261123;
+//   - full: 1 to 3, the day, and two seeds derived from it;
+//   - nightly: 1 to 3 and thirty new seeds.
+func EachSeed(t *testing.T, test func(t *testing.T, seed uint64)) {
+	t.Helper()
+	for _, seed := range seeds(time.Now(), rand.Uint64) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			test(t, seed)
+		})
+	}
+}
+
+// Seed returns a seed for a test that draws once: that of -seed, or the day, or a new one in the nightly tier. A failure prints it.
+func Seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := one(time.Now(), rand.Uint64)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat this with -seed=%d", seed)
+		}
+	})
+	return seed
+}
+
+// Rand returns a source of random numbers that is seeded by Seed. It is not safe for concurrent use.
+func Rand(t testing.TB) *rand.Rand {
+	t.Helper()
+	return rand.New(rand.NewPCG(Seed(t), 0))
+}
+
+func one(now time.Time, fresh func() uint64) uint64 {
+	switch {
+	case *seedFlag != 0:
+		return *seedFlag
+	case isNightly():
+		return fresh()
+	}
+	return day(now)
+}
+
+func seeds(now time.Time, fresh func() uint64) []uint64 {
+	const fixed, added = 3, 30
+	today := day(now)
+	switch {
+	case *seedFlag != 0:
+		return []uint64{*seedFlag}
+	case testing.Short():
+		return []uint64{1, today}
+	}
+	list := make([]uint64, 0, fixed+added)
+	for seed := range uint64(fixed) {
+		list = append(list, seed+1)
+	}
+	if !isNightly() {
+		return append(list, today, today*10+1, today*10+2)
+	}
+	for range added {
+		list = append(list, fresh())
+	}
+	return list
+}
+
+// day returns the date of now as a number of eight digits.
+func day(now time.Time) uint64 {
+	n, _ := strconv.ParseUint(now.UTC().Format("20060102"), 10, 64) // eight digits
+	return n
+}
+
+func isNightly() bool { return !testing.Short() && os.Getenv(nightlyVariable) != "" }

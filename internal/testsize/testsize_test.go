@@ -1,0 +1,46 @@
+package testsize
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The flag, -short and the variable are the process's, so that these do not run beside each other.
+func TestSeeds(t *testing.T) { //nolint:paralleltest // it sets a variable of the process
+	if *seedFlag != 0 {
+		t.Skip("-seed is the only seed of this run")
+	}
+	now := time.Date(2026, 11, 23, 23, 0, 0, 0, time.UTC)
+	fresh := func() uint64 { return 7 }
+
+	t.Setenv(nightlyVariable, "")
+	require.EqualValues(t, 20261123, one(now, fresh))
+	if testing.Short() {
+		require.Equal(t, []uint64{1, 20261123}, seeds(now, fresh))
+		return
+	}
+	require.Equal(t, []uint64{1, 2, 3, 20261123, 202611231, 202611232}, seeds(now, fresh))
+
+	t.Setenv(nightlyVariable, "1")
+	require.EqualValues(t, 7, one(now, fresh), "a nightly run draws a new seed")
+	require.Len(t, seeds(now, fresh), 33)
+	require.Equal(t, []uint64{1, 2, 3, 7}, seeds(now, fresh)[:4])
+}
+
+func TestLong(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, testing.Short(), isSkipped(t, func(t *testing.T) { Long(t, "this shows that it is left out") }))
+	require.Equal(t, !isNightly(), isSkipped(t, func(t *testing.T) { Nightly(t, "this shows that it is left out") }))
+	require.Equal(t, testing.Short(), Of("short", "full") == "short")
+}
+
+func isSkipped(t *testing.T, test func(t *testing.T)) (skipped bool) {
+	t.Helper()
+	t.Run("Size", func(t *testing.T) {
+		defer func() { skipped = t.Skipped() }()
+		test(t)
+	})
+	return skipped
+}
