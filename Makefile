@@ -8,15 +8,22 @@ RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
 # go.work lists the modules, and nothing else does. The pattern "work" is the packages of all of them.
 MODULES = $(shell go list -m -f '{{.Dir}}')
 
-# make lint vets the code. Many tests wait, for a lock or a moment, and four of them at once fit on a server. A package
-# that hangs ends after twenty minutes: a machine that is busy with other work needs several for the largest.
-TEST := go test $(RACE) -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m
+# testrun runs go test and prints one line for each reason to skip a test. make lint vets the code. Many tests wait for a lock, and four of
+# them at once fit on a server. A package that hangs ends after twenty minutes.
+TESTRUN := go run ./internal/testrun
+FLAGS   := -vet=off -parallel 4 -timeout 20m
 
-VERSIONS ?= 14 15 16 17 18
-FUZZ     ?= 1000000x
+# Packages whose tests need no server, and packages of Go code that is concurrent by itself.
+PURE       := ./internal/bucket ./internal/batch ./internal/memstore ./internal/testsize ./internal/testrun ./ratelimittest
+CONCURRENT := ./internal/batch ./internal/memstore ./ratelimittest
+
+# VERSION=18 runs the tests on another Postgres than the one on this machine.
+ON = $(if $(VERSION),.ci/postgres $(VERSION))
+
+FUZZ ?= 1000000x
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test general torture fuzz test-matrix settings cover bench curve compare lint tidy fmt vuln
+.PHONY: help demo quick test test-all nightly release general torture fuzz settings mutants cover bench curve compare lint shape tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,24 +31,31 @@ help: ## Show this list
 demo: ## Run the login example, on a Postgres that it finds or starts
 	@go run ./examples/login
 
-quick: ## Run the tests of the core but the heavy ones, on a Postgres that they find or start: about forty seconds
-	go test -short -shuffle=on -count=1 -parallel 4 -skip 'ExactModel/Seed[1-9]' ./internal/bucket ./internal/batch ./internal/store ./ratelimit ./integration_test ./integration_test/bucket
+quick: ## Test the packages that need no server, while you type
+	@$(TESTRUN) -brief -- -short $(FLAGS) $(PURE)
 
-test: ## Run every test, on a Postgres that they find or start
-	@$(if $(RACE),,echo "Testing without the race detector, which needs a C compiler.")
-	$(TEST) work
+test: ## Test every promise once, on a Postgres that the tests find or start; VERSION=18 fetches that one
+	@$(ON) $(TESTRUN) -brief -- -short $(FLAGS) $(ARGS) work
+	@$(if $(RACE),$(TESTRUN) -brief -- -short -race $(FLAGS) $(ARGS) $(CONCURRENT),echo "The race detector needs a C compiler: it was left out.")
+
+test-all: ## Run every test at full size, with the race detector, in random order
+	@$(ON) $(TESTRUN) $(if $(CI),-expect .ci/skips) -- $(RACE) $(FLAGS) -shuffle=on -count=1 $(ARGS) work
+
+nightly: ## Run everything that takes hours, on Postgres 14 to 18; JOBS="mutants fuzz" picks some
+	@.ci/nightly $(JOBS)
+
+release: ## Run what precedes a release: nightly, an hour of torture, and a million inputs for each fuzz target
+	@.ci/nightly
+	@$(MAKE) --no-print-directory torture ARGS='-minutes 60' fuzz
 
 general: ## Run the tests of the core with the statements that decide by themselves switched off
-	go test -tags generalpath -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m -skip '^TestInPartitions$$' ./integration_test
+	go test -tags generalpath -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
 
 torture: ## Kill sessions, clients and servers under all calls, and check the accounts: ten minutes, or ARGS='-minutes 60 -seed 7'
 	go test $(RACE) -vet=off -count=1 -v -timeout 24h -run '^TestTorture$$' ./integration_test/torture -args -minutes 10 $(ARGS)
 
 fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks targets
 	@.ci/fuzz '$(FUZZ)' '$(ONLY)'
-
-test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
-	@.ci/test-matrix $(VERSIONS)
 
 settings: ## Run integration_test under settings of the database that somebody may have made: six runs, or SETTINGS="jit=on,jit_above_cost=0"
 	@.ci/settings $(SETTINGS)
