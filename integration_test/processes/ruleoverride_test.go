@@ -52,7 +52,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 			w := world.New(t)
 			first, err := newStore(t, w, -1).Put(t.Context(), edit, rules.Rule{Limit: "api", Rate: 100, Period: world.Century})
 			require.NoError(t, err)
-			users, store := ruleUsers(t, w, first.Version), newStore(t, w, 500*time.Millisecond)
+			users, store := ruleUsers(t, w, first.Version), newStore(t, w, 50*time.Millisecond)
 			users[0].take(t, "ada", 100)
 			_, err = users[1].limiter.Reserve(t.Context(), ruledCode.For("ada").Cost(50))
 			require.NoError(t, err)
