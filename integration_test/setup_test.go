@@ -14,13 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-const century = 36525 * ratelimit.Day
+const century = world.Century
 
 // bundle is a database of the test's own and a limiter on it.
 type bundle struct {
@@ -170,14 +171,9 @@ func (b *bundle) exec(t *testing.T, sql string, arguments ...any) {
 	require.NoError(t, err)
 }
 
-// hoard is a policy that holds capacity tokens and gains less than a thousandth of one during a test.
-func hoard(capacity float64) ratelimit.TokenBucket {
-	return ratelimit.TokenBucket{Rate: capacity, Period: century}
-}
+func hoard(capacity float64) ratelimit.TokenBucket { return world.Hoard(capacity) }
 
-// patient bounds what ends by itself, so that a test that hangs fails. It decides nothing: it is far more than
-// anything takes on a machine that is busy with other work.
-const patient = 2 * time.Minute
+const patient = world.Patient
 
 // heavy leaves the test out of make quick, and says why.
 func heavy(t *testing.T, why string) {
@@ -196,12 +192,9 @@ func fastPathOnly(t *testing.T, why string) {
 	}
 }
 
-// eventually asks until done is true, for states that only the server knows when it reaches.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patient); !done(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), what)
-	}
+	world.Eventually(t, what, done)
 }
 
 // lastSession closes pool, and returns a connection to its database that has it for itself. Sessions

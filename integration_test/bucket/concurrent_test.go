@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // concurrency returns the terms of a limit on concurrency.
@@ -137,18 +138,21 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 // and release, also what they have lost, by clocks that step back or are wrong for a while.
 func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	const histories, steps = 200, 500
-	for seed := range uint64(histories) {
-		random := rand.New(rand.NewPCG(seed, 17))
-		h := &slotsHistory{T: t, random: random, absent: true, now: opening}
-		for range 1 + random.IntN(3) {
-			length := time.Duration(1+random.Int64N(int64(time.Hour/time.Microsecond))) * time.Microsecond
-			h.versions = append(h.versions, concurrency(1+random.Int64N(8), max(length, time.Millisecond)))
+	const steps = 500
+	histories := testsize.Of[uint64](10, 40)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) { //nolint:thelper // a test
+		for n := range histories {
+			random := rand.New(rand.NewPCG(seed, n))
+			h := &slotsHistory{T: t, random: random, absent: true, now: opening}
+			for range 1 + random.IntN(3) {
+				length := time.Duration(1+random.Int64N(int64(time.Hour/time.Microsecond))) * time.Microsecond
+				h.versions = append(h.versions, concurrency(1+random.Int64N(8), max(length, time.Millisecond)))
+			}
+			for range steps {
+				h.step()
+			}
 		}
-		for range steps {
-			h.step()
-		}
-	}
+	})
 }
 
 // TestSlotsInErasKeepTheirLeases has the policy change under leases, to another limit on concurrency and to other kinds.

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -35,6 +37,7 @@ var (
 // ask for, and no other module, not even in go list -m all, which moves the versions of what an application has already.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
+	testsize.Nightly(t, "it builds applications with empty module caches")
 	whole := newApplication(t, core+"/ratelimit", core+"/migrations")
 	bare := newApplication(t, slices.Concat(ofPgx, ofGoose)...)
 	alone := newApplication(t, core+"/ratelimit")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -114,7 +115,7 @@ func TestGrants(t *testing.T) {
 
 	t.Run("NamesEveryTable", func(t *testing.T) {
 		t.Parallel()
-		for _, schema := range []string{"ratelimit", "user"} {
+		for _, schema := range testsize.Of([]string{"user"}, []string{"ratelimit", "user"}) {
 			c, cfg := newCrew(t), migrations.Config{Schema: schema}
 			c.exec(t, fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s", quoted(schema), quoted(c.roles.Owner)))
 			owner, roles := c.as(t, c.roles.Owner), c.roles
@@ -133,7 +134,7 @@ func TestGrants(t *testing.T) {
 
 	t.Run("HandsTheTablesToAnotherOwner", func(t *testing.T) {
 		t.Parallel()
-		for _, partitions := range []int{1, 3} {
+		for _, partitions := range testsize.Of([]int{3}, []int{1, 3}) {
 			c, cfg := newCrew(t), migrations.Config{Partitions: partitions}
 			require.NoError(t, migrations.Up(t.Context(), c.admin, cfg))
 			c.grant(t, c.admin, cfg, c.roles)

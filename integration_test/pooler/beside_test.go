@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -30,6 +31,7 @@ func (pooledArgs) Kind() string { return "pooled" }
 // Jobs are enqueued with their reservations by many at once, and start with them, where River polls.
 func TestJobsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	require.NoError(t, scheduler.Migrate(t.Context(), d.direct, scheduler.MigrateConfig{}))
 	url := d.behind(t, postgrestest.TransactionPool)
@@ -87,6 +89,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 // Rules are changed through the pooler, and Sets hear of it by asking: also one that tries to listen, which nobody can there.
 func TestRulesThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := d.behind(t, postgrestest.TransactionPool)
 	for _, how := range atOnce {
@@ -130,6 +133,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 // Who migrates alone can do so through the pooler, and leaves no lock behind that whoever migrates next would wait for.
 func TestMigrationsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	for _, how := range atOnce {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

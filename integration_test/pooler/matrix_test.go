@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
@@ -142,6 +143,7 @@ func wrapped(what string, err error) error {
 // statements run on ten connections of the server.
 func TestEveryCallThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := d.behind(t, postgrestest.TransactionPool)
 	t.Run("Modes", func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -128,6 +129,7 @@ func onPool(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) 
 // change: each verb of a Limiter's first call, with many callers at once, before anything is taken, while other programs are at work. A caller's transaction goes on.
 func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := d.behind(t, postgrestest.TransactionPool)
 	ids := d.ids(t)
@@ -166,6 +168,7 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 // Each verb finds it out by itself, when it is the first of its Limiter, alone and in a transaction.
 func TestEachVerbIsRefusedFirst(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := mode(d.behind(t, postgrestest.TransactionPool), "cache_statement")
 	ids := d.ids(t)
@@ -184,6 +187,7 @@ func TestEachVerbIsRefusedFirst(t *testing.T) {
 // A PgBouncer that keeps track of statements keeps track of those that have a name.
 func TestDescribeExecIsRefusedWhereStatementsAreTracked(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	tracks := postgrestest.HasTrackingPool(t)
 	pool := postgrestest.TransactionPool // as before 1.21, where nothing is tracked
@@ -216,6 +220,7 @@ func (p hidden) Query(ctx context.Context, query string, arguments ...any) (pgx.
 // Where it cannot be found out before, the statement that fails says so.
 func TestStatementsThatGetLostSayWhy(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := mode(d.behind(t, postgrestest.TransactionPool), "cache_statement")
 	take := func(pool *pgxpool.Pool) error {
@@ -236,6 +241,7 @@ func TestStatementsThatGetLostSayWhy(t *testing.T) {
 // them, and through one that gives a connection of the server away until something was prepared on it. Only behind a pooler it is tried, once.
 func TestPreparingWorksElsewhere(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	type way struct {
 		url   func(t *testing.T, d *database) string
 		modes []string

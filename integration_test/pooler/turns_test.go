@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -47,6 +48,7 @@ func (h *holder) end() error {
 // behind. Two Limiters are two processes here.
 func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "PgBouncers of its own")
 	for _, how := range atOnce {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

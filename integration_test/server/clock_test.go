@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -77,6 +78,7 @@ func (a *application) drain(t *testing.T, s stepped, key string, inTx bool) (giv
 // none stands still for longer than is promised.
 func TestAServersClockSteps(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	_, a, clock := startClocked(t)
 	none := map[string]int{"bucket": 0, "window": 0, "sliding": 0, "slots": 0}
 	but := func(changes map[string]int) map[string]int {
@@ -145,6 +147,7 @@ func (a *application) take(t *testing.T, request ratelimit.Request) {
 // that the clock has shown.
 func TestAServersClockJitters(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	_, a, clock := startClocked(t)
 	tight := ratelimit.Define("tight", ratelimit.TokenBucket{Rate: 20, Period: time.Second})
 	a.take(t, steady.For("key").Cost(5e8))
@@ -207,6 +210,7 @@ func TestAServersClockJitters(t *testing.T) {
 // primary was, and no longer than a minute.
 func TestAPromotedServersClockIsBehind(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	server, primary, _ := startClocked(t)
 	behind := postgrestest.NewClock(t)
 	behind.Set(t, -50*time.Second)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -18,6 +19,7 @@ import (
 // is no reason to take that of the row for a wrong clock's: what has arrived between the two takes is there once.
 func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	_, a, clock := startClocked(t)
 	const capacity, wait = 10, 41 * time.Hour // which fills every limit, and is two windows long
 	beside := ratelimit.Define("beside", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})

@@ -10,12 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // With synchronous_commit off a crash loses the last commits, each with its tokens, its reservation and its work. What
 // was written to disk by then is not lost; Postgres promises that this takes no longer than three times wal_writer_delay.
 func TestACrashWithoutSynchronousCommitLosesTheLastCommitsWhole(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	server, a := startServer(t, postgrestest.Options{Settings: map[string]string{
 		"synchronous_commit": "off", "wal_writer_delay": "200ms",
 		// Nothing but the writer of the log, which the test stops, writes it out.

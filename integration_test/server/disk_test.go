@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -41,6 +42,7 @@ func longKey(n int) string { return fmt.Sprintf("long %d %s", n, strings.Repeat(
 // log either, the server stops itself. Nothing is half done, and everything works when there is room again.
 func TestADiskThatIsFull(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	server, a := startServer(t, postgrestest.Options{DiskBytes: 192 << 20, Settings: map[string]string{
 		"min_wal_size": "32MB", "max_wal_size": "64MB", "autovacuum": "off", "checkpoint_timeout": "1h", "restart_after_crash": "off",
 	}})

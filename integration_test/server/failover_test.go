@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -166,6 +167,7 @@ func portOf(t *testing.T, pool *pgxpool.Pool) uint16 {
 // the old primary, once it is read-only, for the new one, without a connection that they would have to close.
 func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
 	reservation, lease := primary.open(t)
 	standbyServer := server.StartStandby(t, postgrestest.Options{})
@@ -252,6 +254,7 @@ func requireStaysReadOnly(t *testing.T, server *postgrestest.Server, old *applic
 // end leaves its outcome open, and it is charged. Who needs no commit is not kept waiting.
 func TestASynchronousStandby(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
 	standbyServer := server.StartStandby(t, postgrestest.Options{})
 	standby := connect(t, standbyServer.URL())

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -19,6 +20,7 @@ import (
 // logged, as time and room decide nothing here.
 func TestAnOldSnapshotIsHeldOverAHotRow(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "servers of its own")
 	const callers, each = 4, 250
 	url := postgrestest.NewDatabase(t)
 	calling, watching := connect(t, url), connect(t, url)

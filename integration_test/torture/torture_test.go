@@ -2,7 +2,7 @@
 
 // Package torture_test is a soak with an account of its own. Workers in several processes make all calls in all ways while
 // sessions, clients and servers are killed, and afterwards the histories of what callers were told are compared with
-// the tables. CONTRIBUTING.md says how to run it for longer than make test does.
+// the tables. CONTRIBUTING.md says how to run it for longer than make test-all does.
 package torture_test
 
 import (
@@ -25,10 +25,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// Where nobody says how long, as in make test, calls are made until each kind of fault has been done so often, but for no
+// Where nobody says how long, as in make test-all, calls are made until each kind of fault has been done so often, but for no
 // longer than this, once each of them was done.
 const (
 	shortRounds = 2
@@ -37,36 +38,34 @@ const (
 
 var (
 	minutes   = flag.Float64("minutes", 0, "for how many minutes calls are made and faults done, each kind once at least (0: until each has been done twice, and for no more than 40 seconds when it was done once)")
-	seed      = flag.Uint64("seed", 0, "what is drawn (0: another each time)")
 	decisions = flag.Int64("decisions", 0, "make so many decisions instead, as fast as they come and without faults, and stop sooner after -minutes, if given")
 	out       = flag.String("out", "", "the directory for the histories (empty: a temporary one, kept when the test fails)")
 )
 
 func TestTorture(t *testing.T) {
 	t.Parallel()
-	if *seed == 0 {
-		*seed = rand.Uint64()
-	}
-	again := fmt.Sprintf("make torture ARGS='-minutes %v -decisions %d -seed %d'", *minutes, *decisions, *seed)
-	t.Logf("seed %d; to draw the same again: %s", *seed, again)
+	testsize.Long(t, "it kills sessions, processes and servers")
+	seed := testsize.Seed(t)
+	again := fmt.Sprintf("make torture ARGS='-minutes %v -decisions %d -seed %d'", *minutes, *decisions, seed)
+	t.Logf("seed %d; to draw the same again: %s", seed, again)
 	directory := historyDirectory(t)
 	server := postgrestest.StartOwn(t, map[string]string{
 		"synchronous_commit": "on", "deadlock_timeout": "100ms",
 	})
-	r := &run{server: server, directory: directory}
+	r := &run{server: server, directory: directory, seed: seed}
 	require.NoError(t, r.prepare(t.Context()))
 
 	began := time.Now()
-	require.NoError(t, r.calls(t.Context()), "seed %d, histories in %s", *seed, directory)
+	require.NoError(t, r.calls(t.Context()), "seed %d, histories in %s", seed, directory)
 	ended := time.Now()
 
 	// Ten million decisions in 36 minutes took 7 to check.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+ended.Sub(began))
 	defer cancel()
-	require.NoError(t, r.look(ctx), "seed %d, histories in %s", *seed, directory)
+	require.NoError(t, r.look(ctx), "seed %d, histories in %s", seed, directory)
 	t.Logf("%s\nin %v, and %v to check\n%s", strings.Join(r.ledger.report(), "\n"), ended.Sub(began).Round(time.Millisecond), time.Since(ended).Round(time.Millisecond), r.report())
 	if len(r.audit.wrong) > 0 {
-		t.Fatalf("seed %d, histories in %s; to draw the same again: %s\n%s", *seed, directory, again, strings.Join(r.audit.wrong[:min(len(r.audit.wrong), 50)], "\n"))
+		t.Fatalf("seed %d, histories in %s; to draw the same again: %s\n%s", seed, directory, again, strings.Join(r.audit.wrong[:min(len(r.audit.wrong), 50)], "\n"))
 	}
 	require.Positive(t, r.audit.spans)
 	require.Positive(t, r.ledger.outcomes[allowed])
@@ -101,6 +100,7 @@ func historyDirectory(t *testing.T) string {
 type run struct {
 	server    *postgrestest.Server
 	directory string
+	seed      uint64
 	client    *client
 	children  *children
 	faults    *faults
@@ -121,7 +121,7 @@ func (r *run) prepare(ctx context.Context) error {
 	if _, err := pool.Exec(ctx, workTable); err != nil {
 		return err
 	}
-	config := clientConfig{Name: "main", URL: r.server.URL(), Directory: r.directory, Seed: *seed, Began: now(), Workers: 10, Conns: 14}
+	config := clientConfig{Name: "main", URL: r.server.URL(), Directory: r.directory, Seed: r.seed, Began: now(), Workers: 10, Conns: 14}
 	if *decisions > 0 {
 		config.Workers, config.Conns, config.Decisions = 256, 24, (*decisions+1)/2
 	}
@@ -133,7 +133,7 @@ func (r *run) prepare(ctx context.Context) error {
 	if *decisions == 0 {
 		r.children.config.Workers = 5
 	}
-	if r.faults, err = newFaults(r.directory, *seed); err != nil {
+	if r.faults, err = newFaults(r.directory, r.seed); err != nil {
 		return err
 	}
 	r.faults.server, r.faults.client, r.faults.children = r.server, r.client, r.children
@@ -157,7 +157,7 @@ func (r *run) calls(ctx context.Context) error {
 		if *minutes == 0 {
 			rounds, between = shortRounds, time.Second
 		}
-		house := &worker{client: r.client, name: "house", random: rand.New(rand.NewPCG(*seed, 1<<33))}
+		house := &worker{client: r.client, name: "house", random: rand.New(rand.NewPCG(r.seed, 1<<33))}
 		all.Go(func() { house.keepHouse(calling) })
 		all.Go(func() {
 			failed[0] = r.faults.run(timed, rounds, between)

@@ -1,12 +1,15 @@
-package integration_test
+package processes_test
 
 import (
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -26,7 +29,7 @@ func per5s(n float64) rules.Rule {
 // windowOf1000 gains 50 with each window, and holds 1000.
 func windowOf1000() rules.Rule {
 	return rules.Rule{
-		Limit: "api", Kind: rules.FixedWindow, Rate: 50, Period: 100 * time.Millisecond, Capacity: new(1000.0), Start: clockNoon,
+		Limit: "api", Kind: rules.FixedWindow, Rate: 50, Period: 100 * time.Millisecond, Capacity: new(1000.0), Start: noon,
 	}
 }
 
@@ -34,11 +37,10 @@ func windowOf1000() rules.Rule {
 // of their limit changes, in its numbers and its kind, and the plan of one of the keys.
 func TestPoliciesChangeInAllProcessesAtOneInstant(t *testing.T) {
 	t.Parallel()
-	heavy(t, "three processes, a second for each change")
-	b := setup(t)
-	l := emptied(t, b)
-	f := startFleet(t, b, b.newStore(t, eraLead), 2, 5)
-	f.processes = append(f.processes, startRuleProcess(t, b.pool.Config().ConnString(), 6))
+	testsize.Long(t, "three processes, a second for each change")
+	w := world.New(t)
+	l := emptied(t, w)
+	f := startFleet(t, w, newStore(t, w, eraLead), 5, 5, 6)
 	f.awaitTaken(t, time.UnixMicro(l[0].from).Add(eraSpan))
 
 	scaled := per5s(500)
@@ -65,24 +67,24 @@ func TestPoliciesChangeInAllProcessesAtOneInstant(t *testing.T) {
 		decisions = append(decisions, p.took...)
 	}
 	t.Logf("%d decisions", len(decisions))
-	decisions = append(decisions, b.wake(t))
+	decisions = append(decisions, wake(t, w))
 	for key, holds := range map[string]law{"ada": overridden, "bob": l, sleeper: l} {
 		began := 0.0
 		if key == sleeper {
 			began = -sleeperOwes
 		}
-		holds.requireKept(t, decisions, b.row(t, "api", key), began)
+		holds.requireKept(t, decisions, rowOf(t, w, key), began)
 	}
 }
 
 // emptied states the first rule, and takes all that the buckets hold then.
-func emptied(t *testing.T, b *bundle) law {
+func emptied(t *testing.T, w *world.World) law {
 	t.Helper()
 	first := per5s(100)
-	applied, err := b.newStore(t, -1).Put(t.Context(), edit, first)
+	applied, err := newStore(t, w, -1).Put(t.Context(), edit, first)
 	require.NoError(t, err)
-	limiter := b.with(t, ratelimit.Config{Policies: b.newSet(t, nil)})
-	tx := b.begin(t, "read committed")
+	limiter := w.With(t, ratelimit.Config{Policies: newSet(t, w)})
+	tx := w.Begin(t, pgx.ReadCommitted)
 	var d ratelimit.Decision
 	for _, key := range append(slices.Clone(ruledKeys), sleeper) {
 		d, err = limiter.WithTx(tx).Take(t.Context(), ruledCode.For(key).Cost(100))
@@ -104,10 +106,10 @@ const (
 )
 
 // wake takes from the key that has slept over all changes.
-func (b *bundle) wake(t *testing.T) taken {
+func wake(t *testing.T, w *world.World) taken {
 	t.Helper()
-	set := b.newSet(t, nil)
-	d, err := b.with(t, ratelimit.Config{Policies: set}).Take(t.Context(), ruledCode.For(sleeper))
+	set := newSet(t, w)
+	d, err := w.With(t, ratelimit.Config{Policies: set}).Take(t.Context(), ruledCode.For(sleeper))
 	require.NoError(t, err)
 	return taken{sleeper, d.At.UnixMicro(), d.Allowed, 1, set.Version(), d.States[0].Limit.Policy().String()}
 }
@@ -157,10 +159,10 @@ func (f *fleet) report(t *testing.T, l law) {
 // fast as they can.
 func TestNewsOfAChange(t *testing.T) {
 	t.Parallel()
-	heavy(t, "three processes")
-	b := setup(t)
-	emptied(t, b)
-	f := startFleet(t, b, b.newStore(t, 0), 3, 5)
+	testsize.Long(t, "three processes")
+	w := world.New(t)
+	emptied(t, w)
+	f := startFleet(t, w, newStore(t, w, 0), 5, 5, 5)
 	f.awaitLoaded(t, 1)
 	var news []time.Duration
 	late := 0

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -57,15 +58,25 @@ func recipeHotKey(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.De
 	return d, err
 }
 
+// fetchCount counts how often tokens were taken ahead.
+type fetchCount int
+
+func (n *fetchCount) Observe(_ context.Context, event ratelimit.Event) {
+	if e, ok := event.(ratelimit.Prefetched); ok && e.Taken > 0 {
+		*n++
+	}
+}
+
 func TestRecipesOfVerbs(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 
 	t.Run("Borrow", func(t *testing.T) {
 		t.Parallel()
 		f := newFrozen(t)
 		admitted := func(tenant string) (n int) {
 			for ; ; n++ {
-				d, err := recipeBorrow(t.Context(), f.limiter, tenant)
+				d, err := recipeBorrow(t.Context(), f.Limiter, tenant)
 				require.NoError(t, err)
 				if !d.Allowed {
 					return n
@@ -83,18 +94,18 @@ func TestRecipesOfVerbs(t *testing.T) {
 
 	t.Run("HotKey", func(t *testing.T) {
 		t.Parallel()
-		f, told := newFrozen(t), &aheads{}
-		f.limiter = f.with(t, ratelimit.Config{AsOf: func() time.Time { return f.now }, Observer: told})
+		f, fetches := newFrozen(t), fetchCount(0)
+		f.Limiter = f.With(t, ratelimit.Config{AsOf: func() time.Time { return f.now }, Observer: &fetches})
 		const calls = 100_000
 		for range calls {
-			d, err := recipeHotKey(t.Context(), f.limiter)
+			d, err := recipeHotKey(t.Context(), f.Limiter)
 			require.NoError(t, err)
 			require.True(t, d.Allowed)
 		}
 		arrive := 400_000 - Firehose.Capacity()
-		says(t, "The row holds %v, as %v arrive in half a second. Of the first %v calls %d asked it.", int(Firehose.Capacity()), int(arrive), calls, told.fetches+1)
-		require.NoError(t, f.limiter.Close(t.Context()))
-		require.InDelta(t, Firehose.Capacity()-calls, f.held(t, "firehose", ""), 0.01)
+		says(t, "The row holds %v, as %v arrive in half a second. Of the first %v calls %d asked it.", int(Firehose.Capacity()), int(arrive), calls, fetches+1)
+		require.NoError(t, f.Limiter.Close(t.Context()))
+		require.InDelta(t, Firehose.Capacity()-calls, f.Held(t, "firehose", ""), 0.01)
 	})
 
 	t.Run("UpTo", func(t *testing.T) {
@@ -102,7 +113,7 @@ func TestRecipesOfVerbs(t *testing.T) {
 		f := newFrozen(t)
 		queue, sent := make([]string, 25), 0
 		poll := func() time.Duration {
-			again, err := recipeUpTo(t.Context(), f.limiter, "news", queue[sent:], func(mails ...string) { sent += len(mails) })
+			again, err := recipeUpTo(t.Context(), f.Limiter, "news", queue[sent:], func(mails ...string) { sent += len(mails) })
 			require.NoError(t, err)
 			return again
 		}
@@ -123,12 +134,12 @@ func TestRecipesOfVerbs(t *testing.T) {
 		f := newFrozen(t)
 		calls := 0
 		call := func() error { calls++; return nil }
-		require.NoError(t, recipeWait(t.Context(), f.limiter, call))
-		r, err := f.limiter.Reserve(t.Context(), Calls.Global().Cost(50))
+		require.NoError(t, recipeWait(t.Context(), f.Limiter, call))
+		r, err := f.Limiter.Reserve(t.Context(), Calls.Global().Cost(50))
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		owed := f.tokens(t, Calls.Global())
-		require.ErrorIs(t, recipeWait(t.Context(), f.limiter, call), ratelimit.ErrLimited)
+		require.ErrorIs(t, recipeWait(t.Context(), f.Limiter, call), ratelimit.ErrLimited)
 		require.Equal(t, owed, f.tokens(t, Calls.Global()))
 		require.Equal(t, 1, calls)
 		says(t, "Behind %v s of work that others have reserved it is refused at once, and owes nothing", r.ReadyAt.Sub(f.now).Seconds())

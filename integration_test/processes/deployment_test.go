@@ -1,30 +1,21 @@
-package integration_test
+package processes_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-)
-
-// The environment of TestDeployedProcess.
-const (
-	deployedURL     = "RATELIMIT_TEST_DEPLOYED_URL"     // makes it a process of TestARollingDeploymentOfTwoProcesses
-	deployedPolicy  = "RATELIMIT_TEST_DEPLOYED_POLICY"  // which of deployedPolicies it decides by
-	deployedVersion = "RATELIMIT_TEST_DEPLOYED_VERSION" // "old" or "new"
 )
 
 // deployedPolicies are what an old and a new version of a program say of one limit, and what either allows in any span at most.
@@ -55,8 +46,8 @@ var deployedPolicies = map[string]struct {
 	},
 	"WindowRaised": {
 		versions: map[string]ratelimit.Policy{
-			"old": ratelimit.FixedWindow{Rate: 4, Period: 200 * time.Millisecond, Start: deployDay},
-			"new": ratelimit.FixedWindow{Rate: 7, Period: 200 * time.Millisecond, Start: deployDay},
+			"old": ratelimit.FixedWindow{Rate: 4, Period: 200 * time.Millisecond, Start: noon},
+			"new": ratelimit.FixedWindow{Rate: 7, Period: 200 * time.Millisecond, Start: noon},
 		},
 		most: func(span time.Duration) float64 { return 7 * float64(2+span/(200*time.Millisecond)) },
 	},
@@ -69,32 +60,18 @@ var deployedPolicies = map[string]struct {
 	},
 }
 
-// TestDeployedProcess is not a test but a process of a rolling deployment. Its workers ask in every way, by themselves and in transactions, until
-// its input ends. It writes a line for each token that it was given, and for each refusal.
-func TestDeployedProcess(t *testing.T) { //nolint:paralleltest // alone in its process
-	url := os.Getenv(deployedURL)
-	if url == "" {
-		t.Skip("a process of TestARollingDeploymentOfTwoProcesses")
-	}
-	config, err := pgxpool.ParseConfig(url)
-	require.NoError(t, err)
-	config.MaxConns = 6
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	defer pool.Close()
-	b := &bundle{pool: pool, schema: "ratelimit"}
-	limiter := b.with(t, ratelimit.Config{DenyCache: 100, MaxAttempts: 1000}) // so many, as it is SERIALIZABLE beside others
-	limit := ratelimit.Define("deployed", deployedPolicies[os.Getenv(deployedPolicy)].versions[os.Getenv(deployedVersion)])
-	var over atomic.Bool
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		over.Store(true)
-	}()
+// deployed is a process of a rolling deployment. Its arguments are the name of one of deployedPolicies, and "old" or "new". Its workers take by
+// themselves and in transactions until its input ends. It writes a line for each token that it was given, and for each refusal.
+func deployed(t *testing.T, url string, arguments []string) {
+	t.Helper()
+	w := world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = deployedWorkers + 1 })
+	limiter := w.With(t, ratelimit.Config{DenyCache: 100, MaxAttempts: 1000}) // so many, as it is SERIALIZABLE beside others
+	limit, beside := ratelimit.Define("deployed", deployedPolicies[arguments[0]].versions[arguments[1]]), ratelimit.Define("roomy", world.Hoard(1e6))
+	over := inputEnded(t)
 	var mu sync.Mutex
-	ways := callers()
-	require.NoError(t, atonce.Do(len(ways), func(worker int) error {
-		for !over.Load() {
-			d, err := ways[worker].take(t.Context(), pool, limiter, limit.For("hot"), roomy.For("beside"))
+	require.NoError(t, atonce.Do(deployedWorkers, func(worker int) error {
+		for over.Err() == nil {
+			d, err := takeAs(t.Context(), worker, w.Pool, limiter, limit.For("hot"), beside.For("beside"))
 			if err != nil {
 				return err
 			}
@@ -110,18 +87,38 @@ func TestDeployedProcess(t *testing.T) { //nolint:paralleltest // alone in its p
 	require.NoError(t, limiter.Close(t.Context()))
 }
 
+// deployedWorkers is how many workers a process of a deployment has.
+const deployedWorkers = 5
+
+// takeAs takes in the way of a worker: alone, in InTx, and in a transaction of the caller's at each isolation level.
+func takeAs(ctx context.Context, worker int, pool ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
+	inTx := func(tx pgx.Tx) (err error) {
+		d, err = limiter.WithTx(tx).Take(ctx, requests...)
+		return err
+	}
+	switch levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}; {
+	case worker < len(levels):
+		_, err = atonce.Tx(ctx, pool, levels[worker], inTx)
+	case worker == len(levels):
+		err = limiter.InTx(ctx, inTx)
+	default:
+		d, err = limiter.Take(ctx, requests...)
+	}
+	return d, err
+}
+
 // A new version of a program takes over from an old one, each in processes of its own, and their limits differ. While both run, no
 // span has more than what the larger capacity and the higher rate allow, nobody gets an error, and both get answers.
 func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
 	t.Parallel()
-	heavy(t, "ten processes")
+	testsize.Long(t, "ten processes")
 	for name, test := range deployedPolicies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
-			old := startDeployed(t, b, name, "old")
+			url := world.New(t).URL()
+			old := startDeployed(t, url, name, "old")
 			old.awaitGiven(t, 12)
-			after := startDeployed(t, b, name, "new")
+			after := startDeployed(t, url, name, "new")
 			after.awaitAsked(t, 30) // nothing is promised to either: the other may always be quicker
 			old.awaitAsked(t, 30)
 			old.end(t)
@@ -138,7 +135,7 @@ func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
 // were given arrived later.
 func requireSpans(t *testing.T, given []int64, most func(time.Duration) float64) {
 	t.Helper()
-	waiting := float64(2 * len(callers()))
+	const waiting = 2 * deployedWorkers
 	slices.Sort(given)
 	for from := range given {
 		for to := from; to < len(given); to++ {
@@ -150,57 +147,36 @@ func requireSpans(t *testing.T, given []int64, most func(time.Duration) float64)
 	}
 }
 
-// deployedProcess is a TestDeployedProcess and what it has written so far.
+// deployedProcess is a process of a deployment and what it has written so far.
 type deployedProcess struct {
-	input io.Closer
-	wait  func() error
-	read  chan struct{}
+	*process
 
 	mu      sync.Mutex
 	given   []int64 // microseconds since 1970
 	refused int
-	said    []string // what else it has written
 }
 
-func startDeployed(t *testing.T, b *bundle, policy, version string) *deployedProcess {
+func startDeployed(t *testing.T, url, policy, version string) *deployedProcess {
 	t.Helper()
-	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
-	command := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestDeployedProcess$")
-	command.Env = append(os.Environ(), deployedURL+"="+b.pool.Config().ConnString(), deployedPolicy+"="+policy, deployedVersion+"="+version)
-	input, err := command.StdinPipe()
-	require.NoError(t, err)
-	output, err := command.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, command.Start())
-	p := &deployedProcess{input: input, wait: sync.OnceValue(command.Wait), read: make(chan struct{})}
-	go func() {
-		defer close(p.read)
-		for lines := bufio.NewScanner(output); lines.Scan(); {
-			p.heard(lines.Text())
-		}
-	}()
-	t.Cleanup(func() {
-		kill()
-		<-p.read
-		_ = p.wait()
-	})
+	p := &deployedProcess{}
+	p.process = start(t, "deployed", url, p.heard, policy, version)
 	return p
 }
 
-func (p *deployedProcess) heard(line string) {
+func (p *deployedProcess) heard(line string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var at int64
 	var allowed bool
 	if _, err := fmt.Sscanf(line, "asked %d %t", &at, &allowed); err != nil {
-		p.said = append(p.said, line)
-		return
+		return false
 	}
 	if allowed {
 		p.given = append(p.given, at)
 	} else {
 		p.refused++
 	}
+	return true
 }
 
 // awaitGiven returns when the process was given that many more.
@@ -223,21 +199,12 @@ func (p *deployedProcess) await(t *testing.T, more int, of func() int) {
 		return of()
 	}
 	want := count() + more
-	eventually(t, "the process has its answers", func() bool {
+	world.Eventually(t, "the process has its answers", func() bool {
 		select {
-		case <-p.read:
-			require.Fail(t, "the process has ended", "%v", p.said)
+		case <-p.ended:
+			require.Fail(t, "the process has ended", "%v", p.said())
 		default:
 		}
 		return count() >= want
 	})
-}
-
-// end ends the process, which must have met no error.
-func (p *deployedProcess) end(t *testing.T) {
-	t.Helper()
-	require.NoError(t, p.input.Close())
-	<-p.read
-	require.NoError(t, p.wait(), "%v", p.said)
-	require.Contains(t, p.said, "PASS")
 }

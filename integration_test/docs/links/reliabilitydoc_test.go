@@ -1,4 +1,4 @@
-package integration_test
+package links_test
 
 import (
 	"go/ast"
@@ -28,7 +28,7 @@ var (
 // names is in the directory it names, with the part of it that it names.
 func TestReliabilityNamesTests(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../docs/reliability.md")
+	text, err := os.ReadFile("../../../docs/reliability.md")
 	require.NoError(t, err)
 	packages, rows := map[string]*testsOf{}, []int{}
 	for _, row := range reliabilityRow.FindAllStringSubmatch(string(text), -1) {
@@ -45,7 +45,7 @@ func TestReliabilityNamesTests(t *testing.T) {
 		for _, test := range named {
 			directory, name, part := test[1], test[2], strings.TrimPrefix(test[3], "/")
 			if packages[directory] == nil {
-				packages[directory] = testsIn(t, filepath.Join("..", directory))
+				packages[directory] = testsIn(t, filepath.Join("..", "..", "..", directory))
 			}
 			if found := packages[directory]; !found.functions[name] || part != "" && !found.texts[part] {
 				t.Errorf("row %d names %s, which is not in %s", number, name+test[3], directory)

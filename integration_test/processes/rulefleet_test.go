@@ -1,11 +1,6 @@
-package integration_test
+package processes_test
 
 import (
-	"bufio"
-	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -23,15 +18,13 @@ var edit = rules.Edit{Author: "ada", Reason: "a test"}
 
 // fleet are processes that take from the same buckets, each with a Set of rules that it has loaded by itself.
 type fleet struct {
-	*bundle
 	store     *rules.Store
 	processes []*ruleProcess
 }
 
 // ruleProcess is a process of a fleet, and what it has told.
 type ruleProcess struct {
-	stop  io.Closer
-	ended chan error
+	*process
 
 	mu     sync.Mutex
 	took   []taken
@@ -55,51 +48,29 @@ type loadTold struct {
 	at              time.Time // on the clock of this machine
 }
 
-// startFleet starts so many processes with so many workers each. A change of the rules holds lead after it is made.
-func startFleet(t *testing.T, b *bundle, store *rules.Store, processes, workers int) *fleet {
+// startFleet starts a process for each number of workers.
+func startFleet(t *testing.T, w *world.World, store *rules.Store, workers ...int) *fleet {
 	t.Helper()
-	f := &fleet{bundle: b, store: store}
-	for range processes {
-		f.processes = append(f.processes, startRuleProcess(t, b.pool.Config().ConnString(), workers))
+	f := &fleet{store: store}
+	for _, n := range workers {
+		p := &ruleProcess{latest: make(map[string]int64)}
+		p.process = start(t, "ruled", w.URL(), p.hear, strconv.Itoa(n))
+		f.processes = append(f.processes, p)
 	}
 	return f
 }
 
-func startRuleProcess(t *testing.T, url string, workers int) *ruleProcess {
-	t.Helper()
-	program := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRuleProcess$")
-	program.Env = append(os.Environ(), ruleProcessURL+"="+url, fmt.Sprintf("%s=%d", ruleProcessWorkers, workers))
-	input, err := program.StdinPipe()
-	require.NoError(t, err)
-	output, err := program.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, program.Start())
-	p := &ruleProcess{stop: input, ended: make(chan error, 1), latest: make(map[string]int64)}
-	go func() {
-		rest := p.listen(output)
-		err := program.Wait()
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, rest)
-		}
-		p.ended <- err
-	}()
-	return p
-}
-
-// listen reads what the process tells until it ends, and returns what is for people.
-func (p *ruleProcess) listen(from io.Reader) (rest string) {
-	for lines := bufio.NewScanner(from); lines.Scan(); {
-		what, line, _ := strings.Cut(lines.Text(), " ")
-		switch what {
-		case "took":
-			p.noteTaken(strings.SplitN(line, " ", 6))
-		case "loaded":
-			p.noteLoad(strings.Fields(line))
-		default:
-			rest += lines.Text() + "\n"
-		}
+func (p *ruleProcess) hear(line string) bool {
+	what, rest, _ := strings.Cut(line, " ")
+	switch what {
+	case "took":
+		p.noteTaken(strings.SplitN(rest, " ", 6))
+	case "loaded":
+		p.noteLoad(strings.Fields(rest))
+	default:
+		return false
 	}
-	return rest
+	return true
 }
 
 func (p *ruleProcess) noteTaken(words []string) {
@@ -163,10 +134,10 @@ func (f *fleet) awaitTaken(t *testing.T, at time.Time) {
 func (f *fleet) await(t *testing.T, what string, done func(p *ruleProcess) bool) {
 	t.Helper()
 	for _, p := range f.processes {
-		eventually(t, what, func() bool {
+		world.Eventually(t, what, func() bool {
 			select {
-			case err := <-p.ended:
-				require.Failf(t, "a process has ended", "%v", err)
+			case <-p.ended:
+				require.Fail(t, "a process has ended", "%v", p.wait())
 			default:
 			}
 			return done(p)
@@ -178,25 +149,22 @@ func (f *fleet) await(t *testing.T, what string, done func(p *ruleProcess) bool)
 func (f *fleet) end(t *testing.T) {
 	t.Helper()
 	for _, p := range f.processes {
-		require.NoError(t, p.stop.Close())
-	}
-	for _, p := range f.processes {
-		require.NoError(t, <-p.ended)
+		p.end(t)
 	}
 }
 
 // newStore returns a Store whose changes hold lead after they are made.
-func (b *bundle) newStore(t *testing.T, lead time.Duration) *rules.Store {
+func newStore(t *testing.T, w *world.World, lead time.Duration) *rules.Store {
 	t.Helper()
-	store, err := rules.NewStore(b.pool, rules.StoreConfig{Lead: lead})
+	store, err := rules.NewStore(w.Pool, rules.StoreConfig{Lead: lead})
 	require.NoError(t, err)
 	return store
 }
 
-// newSet returns a Set on the bundle's pool, which is loaded.
-func (b *bundle) newSet(t *testing.T, observer ratelimit.Observer) *rules.Set {
+// newSet returns a Set, which is loaded.
+func newSet(t *testing.T, w *world.World) *rules.Set {
 	t.Helper()
-	set, err := rules.NewSet(b.pool, rules.Config{Observer: observer})
+	set, err := rules.NewSet(w.Pool, rules.Config{})
 	require.NoError(t, err)
 	require.NoError(t, set.Load(t.Context()))
 	return set

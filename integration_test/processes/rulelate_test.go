@@ -1,17 +1,22 @@
-package integration_test
+package processes_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -20,6 +25,7 @@ import (
 type gate struct {
 	mu    sync.Mutex
 	shut  bool
+	words string // a request that holds them is carried out, and its connection breaks before the answer; "": none
 	conns []net.Conn
 }
 
@@ -38,8 +44,43 @@ func (g *gate) on(config *pgxpool.Config) {
 		if err == nil {
 			g.conns = append(g.conns, conn)
 		}
-		return conn, err
+		return &gateConn{Conn: conn, gate: g}, err
 	}
+}
+
+// breakAt makes connections break at requests that hold the words. None breaks at "".
+func (g *gate) breakAt(words string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.words = words
+}
+
+func (g *gate) breaksAt(request []byte) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.words != "" && bytes.Contains(request, []byte(g.words))
+}
+
+// gateConn is a connection through a gate.
+type gateConn struct {
+	net.Conn
+	gate *gate
+	lose atomic.Bool // the next answer
+}
+
+func (c *gateConn) Write(request []byte) (int, error) {
+	if c.gate.breaksAt(request) {
+		c.lose.Store(true)
+	}
+	return c.Conn.Write(request)
+}
+
+func (c *gateConn) Read(answer []byte) (int, error) {
+	n, err := c.Conn.Read(answer)
+	if err == nil && c.lose.Load() {
+		return 0, errors.Join(syscall.ECONNRESET, c.Close())
+	}
+	return n, err
 }
 
 func (g *gate) close() {
@@ -65,7 +106,6 @@ type ruleUser struct {
 	limiter   *ratelimit.Limiter
 	news      gate // that the Set's connections go through
 	decisions gate // that the Limiter's go through
-	loads     cutter
 	told      loadsTold
 }
 
@@ -104,10 +144,9 @@ func startRuleUser(t *testing.T, url string, config rules.Config, prepare ...fun
 	}
 	config.Observer = &u.told
 	var err error
-	u.set, err = rules.NewSet(openThrough(t, url, u.news.on, u.loads.on), config)
+	u.set, err = rules.NewSet(world.Open(t, url, u.news.on).Pool, config)
 	require.NoError(t, err)
-	b := &bundle{pool: openThrough(t, url, u.decisions.on), schema: "ratelimit"}
-	u.limiter = b.with(t, ratelimit.Config{Policies: u.set})
+	u.limiter = world.Open(t, url, u.decisions.on).With(t, ratelimit.Config{Policies: u.set})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- u.set.Run(ctx) }()
@@ -118,24 +157,10 @@ func startRuleUser(t *testing.T, url string, config rules.Config, prepare ...fun
 	return u
 }
 
-func openThrough(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	require.NoError(t, err)
-	config.MaxConns = 4
-	for _, c := range configure {
-		c(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
-}
-
 // knows waits until the program has loaded a version.
 func (u *ruleUser) knows(t *testing.T, version int64) {
 	t.Helper()
-	eventually(t, "the rules are loaded", func() bool { return u.set.Version() >= version })
+	world.Eventually(t, "the rules are loaded", func() bool { return u.set.Version() >= version })
 }
 
 // takeUntil takes a token after the other until an instant of the database's clock, and returns the decisions.
@@ -162,22 +187,22 @@ func (u *ruleUser) take(t *testing.T, key string, cost float64) taken {
 // and until then admits no more than that policy gives in that time. Then it is right.
 func TestAProcessThatHearsLate(t *testing.T) {
 	t.Parallel()
-	heavy(t, "a process is late by seconds")
+	testsize.Long(t, "a process is late by seconds")
 	for name, rates := range map[string][2]float64{"OfLess": {100, 10}, "OfMore": {10, 1000}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before, after := per5s(rates[0]), per5s(rates[1])
-			b := setup(t)
-			first, err := b.newStore(t, -1).Put(t.Context(), edit, before)
+			w := world.New(t)
+			first, err := newStore(t, w, -1).Put(t.Context(), edit, before)
 			require.NoError(t, err)
-			url := b.pool.Config().ConnString()
+			url := w.URL()
 			late, prompt := startRuleUser(t, url, rules.Config{Poll: time.Second}), startRuleUser(t, url, rules.Config{})
 			late.knows(t, first.Version)
 			prompt.knows(t, first.Version)
 			full := late.take(t, "ada", 1)
 
 			late.news.close()
-			second, err := b.newStore(t, 500*time.Millisecond).Put(t.Context(), edit, after)
+			second, err := newStore(t, w, 500*time.Millisecond).Put(t.Context(), edit, after)
 			require.NoError(t, err)
 			prompt.knows(t, second.Version)
 			decisions := append(prompt.takeUntil(t, "ada", second.From), full)
@@ -193,14 +218,14 @@ func TestAProcessThatHearsLate(t *testing.T) {
 			l := law{{name: "before", from: full.at, version: first.Version, rule: before}, fromRule("after", after, second)}
 			require.Positive(t, l.lateIn(t, "ada", decisions)[1].decisions)
 			require.Empty(t, l.lateIn(t, "ada", right))
-			l.requireKept(t, append(decisions, right...), b.row(t, "api", "ada"), rates[0])
+			l.requireKept(t, append(decisions, right...), rowOf(t, w, "ada"), rates[0])
 			admitted := 0.0
 			for _, d := range right {
 				if d.allowed {
 					admitted += d.cost
 				}
 			}
-			require.LessOrEqual(t, admitted, l[1].capacity()+l[1].arrived(second.From.UnixMicro()+2e6, b.row(t, "api", "ada").TS))
+			require.LessOrEqual(t, admitted, l[1].capacity()+l[1].arrived(second.From.UnixMicro()+2e6, rowOf(t, w, "ada").TS))
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"errors"
@@ -17,6 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -68,7 +70,7 @@ func busiest(instants []time.Duration, span time.Duration) (most int) {
 // page is docs/recipes.md with single spaces.
 func recipesPage(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../docs/recipes.md")
+	text, err := os.ReadFile("../../docs/recipes.md")
 	require.NoError(t, err)
 	return strings.Join(strings.Fields(string(text)), " ")
 }
@@ -89,28 +91,29 @@ func inSeconds(d time.Duration) string {
 
 // frozen is a limiter, and the instant that it takes for the present.
 type frozen struct {
-	*bundle
+	*world.World
 
 	now time.Time
 }
 
 func newFrozen(t *testing.T) *frozen {
 	t.Helper()
-	f := &frozen{bundle: setup(t), now: recipeStart}
-	f.limiter = f.with(t, ratelimit.Config{AsOf: func() time.Time { return f.now }})
+	f := &frozen{World: world.New(t), now: recipeStart}
+	f.Limiter = f.With(t, ratelimit.Config{AsOf: func() time.Time { return f.now }})
 	return f
 }
 
 // tokens returns what a bucket holds.
 func (f *frozen) tokens(t *testing.T, request ratelimit.Request) float64 {
 	t.Helper()
-	v, err := f.limiter.Value(t.Context(), request)
+	v, err := f.Limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	return v.Tokens
 }
 
 func TestRecipesOfRates(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 
 	t.Run("SixtyASecond", func(t *testing.T) {
 		t.Parallel()
@@ -164,13 +167,14 @@ func TestRecipesOfRates(t *testing.T) {
 
 func TestRecipesOfSpacing(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 
 	t.Run("Spaced", func(t *testing.T) {
 		t.Parallel()
 		f := newFrozen(t)
 		var ready []time.Duration
 		for range 8 {
-			require.NoError(t, recipeSpaced(t.Context(), f.limiter, func(at time.Time) { ready = append(ready, at.Sub(recipeStart)) }))
+			require.NoError(t, recipeSpaced(t.Context(), f.Limiter, func(at time.Time) { ready = append(ready, at.Sub(recipeStart)) }))
 			f.now = f.now.Add(100 * time.Millisecond)
 		}
 		for i, at := range ready {
@@ -185,7 +189,7 @@ func TestRecipesOfSpacing(t *testing.T) {
 		var last ratelimit.Reservation
 		admitted := 0
 		for range 60 {
-			r, err := recipeOuterInner(t.Context(), f.limiter, "ada")
+			r, err := recipeOuterInner(t.Context(), f.Limiter, "ada")
 			require.NoError(t, err)
 			if !r.Allowed {
 				require.Equal(t, 100*time.Millisecond, r.RetryAfter)
@@ -204,18 +208,18 @@ func TestRecipesOfSpacing(t *testing.T) {
 		f := newFrozen(t)
 		publish := func(err error) func(pgx.Tx) error { return func(pgx.Tx) error { return err } }
 		invalid := errors.New("the post is empty")
-		require.ErrorIs(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(invalid)), invalid)
-		require.NoError(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(nil)))
-		require.NoError(t, recipeCooldown(t.Context(), f.limiter, "grace", publish(nil)))
+		require.ErrorIs(t, recipeCooldown(t.Context(), f.Limiter, "ada", publish(invalid)), invalid)
+		require.NoError(t, recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil)))
+		require.NoError(t, recipeCooldown(t.Context(), f.Limiter, "grace", publish(nil)))
 		f.now = f.now.Add(12 * time.Second)
-		err := recipeCooldown(t.Context(), f.limiter, "ada", publish(nil))
+		err := recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil))
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
 		says(t, "Who comes back after 12 s is told %s", inSeconds(limited.Decision.RetryAfter))
 		f.now = f.now.Add(limited.Decision.RetryAfter - time.Microsecond)
-		require.ErrorIs(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(nil)), ratelimit.ErrLimited)
+		require.ErrorIs(t, recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil)), ratelimit.ErrLimited)
 		f.now = f.now.Add(time.Microsecond)
-		require.NoError(t, recipeCooldown(t.Context(), f.limiter, "ada", publish(nil)))
+		require.NoError(t, recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil)))
 	})
 
 	t.Run("Login", func(t *testing.T) {
@@ -223,7 +227,7 @@ func TestRecipesOfSpacing(t *testing.T) {
 		f := newFrozen(t)
 		looked := 0
 		signIn := func(account string, matches bool) error {
-			return recipeLogin(t.Context(), f.limiter, account, "192.0.2.1", func() bool { looked++; return matches }, func(pgx.Tx) error { return nil })
+			return recipeLogin(t.Context(), f.Limiter, account, "192.0.2.1", func() bool { looked++; return matches }, func(pgx.Tx) error { return nil })
 		}
 		for range 20 {
 			require.Error(t, signIn("ada", false))
@@ -242,9 +246,10 @@ func TestRecipesOfSpacing(t *testing.T) {
 
 func TestRecipesOfCosts(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	f := newFrozen(t)
 	user := func(*http.Request) (string, error) { return "ada", nil }
-	handler, err := recipeCost(f.limiter, user, http.NotFoundHandler())
+	handler, err := recipeCost(f.Limiter, user, http.NotFoundHandler())
 	require.NoError(t, err)
 	ask := func(stated string) *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", http.NoBody)
@@ -266,6 +271,7 @@ func TestRecipesOfCosts(t *testing.T) {
 // TestRecipesShowWhatRuns finds each block of the page in what the tests above run.
 func TestRecipesShowWhatRuns(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	var source []byte
 	files, err := filepath.Glob("recipes*_test.go")
 	require.NoError(t, err)
@@ -274,7 +280,7 @@ func TestRecipesShowWhatRuns(t *testing.T) {
 		require.NoError(t, err)
 		source = append(source, text...)
 	}
-	page, err := os.ReadFile("../docs/recipes.md")
+	page, err := os.ReadFile("../../docs/recipes.md")
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
 	require.NotEmpty(t, blocks)

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"math"
@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -28,8 +30,9 @@ func recipeAdaptive(limiter *ratelimit.Limiter, account string) *http.Client {
 
 // modelAPI is an upstream that takes so many requests in each second of the test's clock, and what was sent to it.
 type modelAPI struct {
-	*market
+	*world.World
 
+	now        time.Time
 	address    string
 	takes      int
 	retryAfter string
@@ -39,8 +42,7 @@ type modelAPI struct {
 
 func newModelAPI(t *testing.T) *modelAPI {
 	t.Helper()
-	m := &modelAPI{market: newMarket(t), takes: 40}
-	m.set(recipeStart)
+	m := &modelAPI{World: world.New(t), now: recipeStart, takes: 40}
 	server := httptest.NewServer(m)
 	t.Cleanup(server.Close)
 	m.address = server.URL
@@ -48,7 +50,7 @@ func newModelAPI(t *testing.T) *modelAPI {
 }
 
 func (m *modelAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	if second := m.now().Unix(); second != m.second {
+	if second := m.now.Unix(); second != m.second {
 		m.second, m.inSecond = second, 0
 	}
 	if m.inSecond++; m.inSecond > m.takes {
@@ -62,10 +64,10 @@ func (m *modelAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 // process returns a Limiter on a single connection: its calls wait for the exchange of prices that they begin.
 func (m *modelAPI) process(t *testing.T) *ratelimit.Limiter {
 	t.Helper()
-	conn, err := pgx.ConnectConfig(t.Context(), m.pool.Config().ConnConfig)
+	conn, err := pgx.ConnectConfig(t.Context(), m.Pool.Config().ConnConfig)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close(t.Context())) })
-	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: m.now})
+	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: func() time.Time { return m.now }})
 	require.NoError(t, err)
 	return limiter
 }
@@ -95,7 +97,7 @@ func (m *modelAPI) press(t *testing.T, client *http.Client, seconds int) (accept
 			case http.StatusTooManyRequests:
 				throttled[i]++
 			}
-			m.pass(10 * time.Millisecond)
+			m.now = m.now.Add(10 * time.Millisecond)
 		}
 	}
 	return accepted, throttled
@@ -110,6 +112,7 @@ func sumOf(of []int) (sum int) {
 
 func TestRecipesOfAdaptive(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	price := func(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) float64 {
 		t.Helper()
 		d, err := limiter.Check(t.Context(), request)
@@ -144,12 +147,12 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		says(t, "From the eighth second on it accepts %.0f %% of what it can, and throttles %.1f %% of what is sent",
 			100*float64(sumOf(accepted[7:]))/float64(40*len(settled)), 100*float64(sumOf(settled))/float64(sumOf(accepted[7:])+sumOf(settled)))
 		m.takes = 100
-		took := m.now()
+		took := m.now
 		for price(t, limiter, ModelAPI.For("acme")) > 1 {
 			_, throttled = m.press(t, client, 1)
 			require.Zero(t, throttled[0])
 		}
-		says(t, "Once it takes 100 again, the contract holds after %.0f s", math.Ceil(m.now().Sub(took).Seconds()))
+		says(t, "Once it takes 100 again, the contract holds after %.0f s", math.Ceil(m.now.Sub(took).Seconds()))
 	})
 
 	t.Run("RetryAfter", func(t *testing.T) {
@@ -166,9 +169,9 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
 		says(t, "After a response with Retry-After: 30 nobody sends anything for %v s", limited.Decision.RetryAfter.Seconds())
-		m.pass(100 * time.Millisecond)
+		m.now = m.now.Add(100 * time.Millisecond)
 		price(t, limiter, ModelAPI.For("bolt")) // a call, with which it is written
-		m.pass(1900 * time.Millisecond)
+		m.now = m.now.Add(1900 * time.Millisecond)
 		_, err = m.send(t, recipeAdaptive(other, "bolt"))
 		require.ErrorAs(t, err, &limited)
 		require.Equal(t, 28*time.Second, limited.Decision.RetryAfter)

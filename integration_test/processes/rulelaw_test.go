@@ -1,4 +1,4 @@
-package integration_test
+package processes_test
 
 import (
 	"math"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -111,6 +112,20 @@ func (l law) wasBefore(i int, policy string) bool {
 		}
 	}
 	return false
+}
+
+// row is a bucket of the limit as it is stored.
+type row struct {
+	Key   string
+	Value float64
+	TS    int64 // microseconds since 1970
+}
+
+// rowOf returns the bucket of a key.
+func rowOf(t *testing.T, w *world.World, key string) (r row) {
+	t.Helper()
+	require.NoError(t, w.Pool.QueryRow(t.Context(), `SELECT key, value, ts FROM ratelimit.buckets WHERE name = 'api' AND key = $1`, key).Scan(&r.Key, &r.Value, &r.TS))
+	return r
 }
 
 // requireKept checks that in each era no more was admitted than the bucket can have held, that it began with at its first

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -36,6 +37,7 @@ var kinds = map[string]ratelimit.Limit{
 // TestRecipesWorstCase presses each kind when that gives the most.
 func TestRecipesWorstCase(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	worst := func(limit ratelimit.Limit) (most int) {
 		for quiet := 0; quiet < 1000; quiet += 50 { // before it is pressed, in hundredths of a second
 			s, err := ratelimit.NewSimulation(ratelimit.Config{})
@@ -68,6 +70,7 @@ func TestRecipesWorstCase(t *testing.T) {
 
 func TestRecipesOfKinds(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 
 	t.Run("NeverMore", func(t *testing.T) {
 		t.Parallel()
@@ -81,10 +84,10 @@ func TestRecipesOfKinds(t *testing.T) {
 		t.Parallel()
 		f := newFrozen(t)
 		f.now = time.Date(2026, time.March, 31, 21, 59, 59, 0, time.UTC) // 23:59:59 in Berlin, where it is summer since the 29th
-		d, err := f.limiter.Take(t.Context(), MonthlyQuota.For("ada").Cost(1000))
+		d, err := f.Limiter.Take(t.Context(), MonthlyQuota.For("ada").Cost(1000))
 		require.NoError(t, err)
 		require.True(t, d.Allowed)
-		d, err = f.limiter.Take(t.Context(), MonthlyQuota.For("ada"))
+		d, err = f.Limiter.Take(t.Context(), MonthlyQuota.For("ada"))
 		require.NoError(t, err)
 		require.False(t, d.Allowed)
 		require.Equal(t, time.Second, d.RetryAfter)
@@ -104,27 +107,27 @@ func TestRecipesOfKinds(t *testing.T) {
 			most = max(most, running)
 			if running+refused < 5 { // the next one asks while this one works
 				var limited *ratelimit.LimitedError
-				if err := recipeSlots(t.Context(), f.limiter, "acme", export); errors.As(err, &limited) {
+				if err := recipeSlots(t.Context(), f.Limiter, "acme", export); errors.As(err, &limited) {
 					require.Equal(t, 30*time.Second, limited.Decision.RetryAfter)
 					refused++
 				}
 			}
 			return nil
 		}
-		require.NoError(t, recipeSlots(t.Context(), f.limiter, "acme", export))
+		require.NoError(t, recipeSlots(t.Context(), f.Limiter, "acme", export))
 		require.Equal(t, 3, most)
 		require.Positive(t, refused)
 		require.Equal(t, 3.0, f.tokens(t, Exports.For("acme")), "all came back")
-		require.NoError(t, recipeSlots(t.Context(), f.limiter, "another", func(context.Context, int64) error { return nil }))
+		require.NoError(t, recipeSlots(t.Context(), f.Limiter, "another", func(context.Context, int64) error { return nil }))
 		for range 3 { // by programs that die
-			lease, err := f.limiter.Acquire(t.Context(), Exports.For("acme"))
+			lease, err := f.Limiter.Acquire(t.Context(), Exports.For("acme"))
 			require.NoError(t, err)
 			require.True(t, lease.Allowed)
 		}
 		f.now = f.now.Add(30*time.Second - time.Microsecond)
-		require.ErrorIs(t, recipeSlots(t.Context(), f.limiter, "acme", export), ratelimit.ErrLimited)
+		require.ErrorIs(t, recipeSlots(t.Context(), f.Limiter, "acme", export), ratelimit.ErrLimited)
 		f.now = f.now.Add(time.Microsecond)
-		require.NoError(t, recipeSlots(t.Context(), f.limiter, "acme", func(context.Context, int64) error { return nil }))
+		require.NoError(t, recipeSlots(t.Context(), f.Limiter, "acme", func(context.Context, int64) error { return nil }))
 		says(t, "Never are more than %d at work, and a fourth is refused", most)
 		says(t, "Of programs that die, the slots are free after %s", inSeconds(30*time.Second))
 	})

@@ -1,4 +1,4 @@
-package integration_test
+package processes_test
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -114,20 +115,21 @@ func migratedTransaction(ctx context.Context, limiter *ratelimit.Limiter, key st
 // TestMigratedCalls runs the calls of the tables.
 func TestMigratedCalls(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	f := newFrozen(t)
 	for name, policy := range migratedPolicies() {
 		require.Equal(t, name, policy.String())
 	}
-	left, err := migratedCalls(t.Context(), f.limiter, "ada")
+	left, err := migratedCalls(t.Context(), f.Limiter, "ada")
 	require.NoError(t, err)
 	require.Equal(t, 18.0, left)
-	require.NoError(t, migratedTransaction(t.Context(), f.limiter, "ada"))
+	require.NoError(t, migratedTransaction(t.Context(), f.Limiter, "ada"))
 	require.Equal(t, 23.0, f.tokens(t, APICalls.For("ada")))
-	left, err = migratedGlobals(t.Context(), f.limiter)
+	left, err = migratedGlobals(t.Context(), f.Limiter)
 	require.NoError(t, err)
 	require.Equal(t, 22.0, left)
 	require.Equal(t, 23.0, f.tokens(t, APICalls.Global()))
-	left, err = migratedWindows(t.Context(), f.limiter, "ada")
+	left, err = migratedWindows(t.Context(), f.Limiter, "ada")
 	require.NoError(t, err)
 	require.Equal(t, 994.0, left)
 	require.Equal(t, 1000.0, f.tokens(t, Hourly.For("ada")))
@@ -136,6 +138,7 @@ func TestMigratedCalls(t *testing.T) {
 // TestMigratedMiddleware runs the middlewares of the tables.
 func TestMigratedMiddleware(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	proxies, err := httplimit.ParseProxies("192.0.2.0/24")
 	require.NoError(t, err)
 	address, behind, byUser, endpoint := migratedKeys(proxies)
@@ -162,7 +165,7 @@ func TestMigratedMiddleware(t *testing.T) {
 		config := httplimit.Config{Refuse: refuse}
 		require.IsType(t, httplimit.Rule{}, rule)
 		config.Rules = []httplimit.Rule{rule.(httplimit.Rule)}
-		limited, err := httplimit.New(f.limiter, config)
+		limited, err := httplimit.New(f.Limiter, config)
 		require.NoError(t, err)
 		for i, c := range []struct{ path, user string }{{"/a", "ada"}, {"/b", "ada"}, {"/a", "bob"}} {
 			n := 0
@@ -177,11 +180,11 @@ func TestMigratedMiddleware(t *testing.T) {
 	}
 
 	f := newFrozen(t)
-	limited, err := migratedMiddleware(f.limiter)
+	limited, err := migratedMiddleware(f.Limiter)
 	require.NoError(t, err)
 	require.Equal(t, "99", ask(limited(fine), http.MethodGet, "/", "ada").Header().Get("X-RateLimit-Remaining"))
 	rules := []httplimit.Rule{{Limit: Hourly, Key: behind}}
-	limited, err = httplimit.New(f.limiter, httplimit.Config{Rules: rules, Headers: httplimit.EpochHeaders})
+	limited, err = httplimit.New(f.Limiter, httplimit.Config{Rules: rules, Headers: httplimit.EpochHeaders})
 	require.NoError(t, err)
 	require.Equal(t, "999", ask(limited(fine), http.MethodGet, "/", "ada").Header().Get("X-RateLimit-Remaining"))
 	require.Equal(t, 999.0, f.tokens(t, Hourly.For("198.51.100.7")))
@@ -190,9 +193,10 @@ func TestMigratedMiddleware(t *testing.T) {
 // TestMigratingShowsWhatRuns finds each right-hand side, and each block, of docs/migrating.md in what the tests above run.
 func TestMigratingShowsWhatRuns(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	source, err := os.ReadFile("migrating_test.go")
 	require.NoError(t, err)
-	page, err := os.ReadFile("../docs/migrating.md")
+	page, err := os.ReadFile("../../docs/migrating.md")
 	require.NoError(t, err)
 	for _, block := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
 		require.Contains(t, unindent(string(source)), unindent(block[1]))

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
@@ -46,6 +47,7 @@ func tokensOf(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Reques
 
 func TestGuideSignIn(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	_, limiter, _ := guideStand(t)
 	hashed := 0
 	verify := func(_, password string) bool { hashed++; return password == "right" }
@@ -64,6 +66,7 @@ func TestGuideSignIn(t *testing.T) {
 
 func TestGuideSignUp(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	pool, limiter, _ := guideStand(t)
 	_, err := pool.Exec(t.Context(), `CREATE TABLE accounts (name text PRIMARY KEY)`)
 	require.NoError(t, err)
@@ -79,6 +82,7 @@ func TestGuideSignUp(t *testing.T) {
 
 func TestGuideMessages(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	pool, limiter, now := guideStand(t)
 	_, err := pool.Exec(t.Context(), `CREATE TABLE messages (room text, author text, body text)`)
 	require.NoError(t, err)
@@ -96,6 +100,7 @@ func TestGuideMessages(t *testing.T) {
 
 func TestGuideAPI(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	pool, _, _ := guideStand(t)
 	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
 	require.NoError(t, err)
@@ -123,6 +128,7 @@ func TestGuideAPI(t *testing.T) {
 
 func TestGuideModel(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	_, limiter, _ := guideStand(t)
 	var readyAt time.Time
 	run := func(at time.Time, work func() error) error { readyAt = at; return work() }
@@ -141,6 +147,7 @@ func TestGuideModel(t *testing.T) {
 
 func TestGuideWebhooks(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	pool := postgrestest.New(t)
 	require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{}))
 	sent := make(chan string, 3)
@@ -171,6 +178,7 @@ func TestGuideWebhooks(t *testing.T) {
 
 func TestGuideWebhookWorker(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	pool, limiter, _ := guideStand(t)
 	_, err := pool.Exec(t.Context(), `CREATE TABLE deliveries (endpoint text)`)
 	require.NoError(t, err)
@@ -186,6 +194,7 @@ func TestGuideWebhookWorker(t *testing.T) {
 
 func TestGuideMail(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	_, limiter, now := guideStand(t)
 	mails := 0
 	send := func() error { mails++; now.Add(1e6); return nil }
@@ -201,6 +210,7 @@ func TestGuideMail(t *testing.T) {
 
 func TestGuideRollup(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	_, limiter, now := guideStand(t)
 	ran := 0
 	require.NoError(t, guideRollup(t.Context(), limiter, func(ctx context.Context, _ int64) error {
@@ -220,13 +230,14 @@ func TestGuideRollup(t *testing.T) {
 // TestGuidesShowTheCodeThatIsRun promises that each block of the page is in the functions above.
 func TestGuidesShowTheCodeThatIsRun(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	requireShown(t, "guides.md", "guidesdoc_test.go")
 }
 
 // requireShown requires that each block of Go of a page of docs is in a file of this package.
 func requireShown(t *testing.T, page, file string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "docs", page))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", page))
 	require.NoError(t, err)
 	source, err := os.ReadFile(file)
 	require.NoError(t, err)

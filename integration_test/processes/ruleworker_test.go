@@ -1,29 +1,21 @@
-package integration_test
+package processes_test
 
 import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
-)
-
-// The environment of TestRuleProcess.
-const (
-	ruleProcessURL     = "RATELIMIT_TEST_RULES_URL"     // makes it a process of a fleet
-	ruleProcessWorkers = "RATELIMIT_TEST_RULES_WORKERS" // how many it has
 )
 
 // ruledKeys are the keys that the processes of a fleet take from.
@@ -32,35 +24,25 @@ var ruledKeys = []string{"ada", "bob"}
 // ruledCode is how the code of these processes defines their limit. Once there is a rule, nothing decides by it.
 var ruledCode = ratelimit.Define("api", ratelimit.PerHour(7))
 
-// TestRuleProcess is not a test but a process of a fleet: its workers take as fast as they can until its input ends, and
-// it writes a line for each decision and for each load of the rules.
-func TestRuleProcess(t *testing.T) { //nolint:paralleltest // alone in its process
-	url := os.Getenv(ruleProcessURL)
-	if url == "" {
-		t.Skip("a process of the fleets of other tests")
-	}
-	workers, err := strconv.Atoi(os.Getenv(ruleProcessWorkers))
+// ruledWorkers is a process of a fleet. Its argument is the number of its workers, which take as fast as they can until its input ends. It
+// writes a line for each decision and for each load of the rules.
+func ruledWorkers(t *testing.T, url string, arguments []string) {
+	t.Helper()
+	workers, err := strconv.Atoi(arguments[0])
 	require.NoError(t, err)
-	pool, err := pgxpool.New(t.Context(), url)
-	require.NoError(t, err)
-	defer pool.Close()
+	w := world.Open(t, url)
 	told := &teller{to: bufio.NewWriter(os.Stdout)}
-	set, err := rules.NewSet(pool, rules.Config{Poll: time.Hour, Observer: told}) // it is the news that it hears of
+	set, err := rules.NewSet(w.Pool, rules.Config{Poll: time.Hour, Observer: told}) // it is the news that it hears of
 	require.NoError(t, err)
-	b := &bundle{pool: pool, schema: "ratelimit"}
-	limiter := b.with(t, ratelimit.Config{Policies: set})
+	limiter := w.With(t, ratelimit.Config{Policies: set})
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = set.Run(ctx) })
-	eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
-	var stop atomic.Bool
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		stop.Store(true)
-	}()
+	world.Eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
+	over := inputEnded(t)
 	require.NoError(t, atonce.Do(workers, func(worker int) error {
-		for i := worker; !stop.Load(); i++ {
+		for i := worker; over.Err() == nil; i++ {
 			if err := told.take(ctx, set, limiter, ruledKeys[i%len(ruledKeys)], float64(1+worker%3)); err != nil {
 				return err
 			}

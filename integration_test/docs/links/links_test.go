@@ -1,4 +1,4 @@
-package integration_test
+package links_test
 
 import (
 	"os"
@@ -21,7 +21,7 @@ var (
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	var pages []string
-	for _, pattern := range []string{"../*.md", "../*/*.md", "../*/*/*.md"} {
+	for _, pattern := range []string{"../../../*.md", "../../../*/*.md", "../../../*/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		pages = append(pages, found...)

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -81,6 +82,7 @@ func (s *rulesStory) put(t *testing.T) rules.Applied {
 
 func TestRulesDocument(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 
 	t.Run("ARuleHoldsFromItsInstant", func(t *testing.T) {
 		t.Parallel()
@@ -289,7 +291,7 @@ func TestRulesDocument(t *testing.T) {
 		}
 		require.Len(t, rulesBlocks(t, "sql"), 1, "each has to be run")
 		require.Len(t, rulesBlocks(t, "yaml"), 2, "each has to be run")
-		document, err := os.ReadFile("../docs/rules.md")
+		document, err := os.ReadFile("../../docs/rules.md")
 		require.NoError(t, err)
 		require.Equal(t, len(blocks)+3, strings.Count(string(document), "```")/2, "no block that nothing runs")
 	})

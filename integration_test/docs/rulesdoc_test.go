@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -149,7 +149,7 @@ func rulesGrants() (string, error) {
 // rulesText returns docs/rules.md.
 func rulesText(t *testing.T) string {
 	t.Helper()
-	document, err := os.ReadFile("../docs/rules.md")
+	document, err := os.ReadFile("../../docs/rules.md")
 	require.NoError(t, err)
 	return string(document)
 }

@@ -1,4 +1,4 @@
-package integration_test
+package processes_test
 
 import (
 	"testing"
@@ -6,15 +6,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // ruleUsers starts two programs on a database, and returns them when they know a version of the rules.
-func ruleUsers(t *testing.T, b *bundle, version int64) (users [2]*ruleUser) {
+func ruleUsers(t *testing.T, w *world.World, version int64) (users [2]*ruleUser) {
 	t.Helper()
 	for i := range users {
-		users[i] = startRuleUser(t, b.pool.Config().ConnString(), rules.Config{})
+		users[i] = startRuleUser(t, w.URL(), rules.Config{})
 		users[i].knows(t, version)
 	}
 	return users
@@ -23,7 +25,7 @@ func ruleUsers(t *testing.T, b *bundle, version int64) (users [2]*ruleUser) {
 // valueFrom waits until a program sees what a bucket holds at an instant of the database's clock or later, and returns that.
 func (u *ruleUser) valueFrom(t *testing.T, at time.Time) (tokens float64) {
 	t.Helper()
-	eventually(t, "the instant has come", func() bool {
+	world.Eventually(t, "the instant has come", func() bool {
 		value, err := u.limiter.Value(t.Context(), ruledCode.For("ada"))
 		require.NoError(t, err)
 		tokens = value.Tokens
@@ -47,16 +49,16 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 	} {
 		t.Run(string(test.change), func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
-			first, err := b.newStore(t, -1).Put(t.Context(), edit, rules.Rule{Limit: "api", Rate: 100, Period: century})
+			w := world.New(t)
+			first, err := newStore(t, w, -1).Put(t.Context(), edit, rules.Rule{Limit: "api", Rate: 100, Period: world.Century})
 			require.NoError(t, err)
-			users, store := ruleUsers(t, b, first.Version), b.newStore(t, 500*time.Millisecond)
+			users, store := ruleUsers(t, w, first.Version), newStore(t, w, 50*time.Millisecond)
 			users[0].take(t, "ada", 100)
 			_, err = users[1].limiter.Reserve(t.Context(), ruledCode.For("ada").Cost(50))
 			require.NoError(t, err)
 
 			begun, err := store.Override(t.Context(), edit, rules.Override{
-				Limit: "api", Key: "ada", OnChange: test.change, Policy: &rules.Rule{Rate: 200, Period: century},
+				Limit: "api", Key: "ada", OnChange: test.change, Policy: &rules.Rule{Rate: 200, Period: world.Century},
 			})
 			require.NoError(t, err)
 			for _, u := range users {
@@ -66,7 +68,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 			r, err := users[0].limiter.Reserve(t.Context(), ruledCode.For("ada").Cost(10))
 			require.NoError(t, err)
 			require.InDelta(t, test.begun-10, r.States[0].Value.Tokens, 1e-3)
-			require.InDelta(t, test.begun-10, b.row(t, "api", "ada").Value, 1e-3)
+			require.InDelta(t, test.begun-10, rowOf(t, w, "ada").Value, 1e-3)
 
 			ended, err := store.RemoveOverride(t.Context(), edit, "api", "ada")
 			require.NoError(t, err)
@@ -74,7 +76,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 				u.knows(t, ended.Version)
 				require.InDelta(t, test.ended, u.valueFrom(t, ended.From), 1e-3)
 			}
-			require.InDelta(t, test.begun-10, b.row(t, "api", "ada").Value, 1e-3, "a look writes nothing")
+			require.InDelta(t, test.begun-10, rowOf(t, w, "ada").Value, 1e-3, "a look writes nothing")
 		})
 	}
 }
@@ -82,7 +84,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 // An override that says until when it holds ends in every program at that instant, and nobody writes anything then.
 func TestAnOverrideEndsByItself(t *testing.T) {
 	t.Parallel()
-	heavy(t, "it waits seconds for the end")
+	testsize.Long(t, "it waits seconds for the end")
 	for name, override := range map[string]rules.Override{
 		"Multiplier": {Multiplier: 3},
 		"OnPlan":     {OnPlan: "pro"},
@@ -90,20 +92,20 @@ func TestAnOverrideEndsByItself(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
+			w := world.New(t)
 			rule, tripled := per5s(100), per5s(300)
 			pro := tripled
 			pro.Plan = "pro"
-			first, err := b.newStore(t, -1).Put(t.Context(), edit, rule, pro)
+			first, err := newStore(t, w, -1).Put(t.Context(), edit, rule, pro)
 			require.NoError(t, err)
-			users := ruleUsers(t, b, first.Version)
+			users := ruleUsers(t, w, first.Version)
 			emptied := users[0].take(t, "ada", 100)
 
 			override.Limit, override.Key, override.OnChange = "api", "ada", ratelimit.ScaleTokens
 			override.Until = time.UnixMicro(emptied.at).Add(3 * time.Second)
-			applied, err := b.newStore(t, 500*time.Millisecond).Override(t.Context(), edit, override)
+			applied, err := newStore(t, w, 500*time.Millisecond).Override(t.Context(), edit, override)
 			require.NoError(t, err)
-			changes := b.count(t, `SELECT count(*) FROM ratelimit.rule_changes`)
+			changes := w.Count(t, `SELECT count(*) FROM ratelimit.rule_changes`)
 			decisions := takeTogether(t, override.Until.Add(500*time.Millisecond), users[:]...)
 
 			tripled.OnChange, rule.OnChange = ratelimit.ScaleTokens, ratelimit.ScaleTokens
@@ -112,8 +114,8 @@ func TestAnOverrideEndsByItself(t *testing.T) {
 				fromRule("the override", tripled, applied),
 				{name: "its end", from: override.Until.UnixMicro(), version: applied.Version, rule: rule},
 			}
-			l.requireKept(t, decisions, b.row(t, "api", "ada"), 0)
-			require.Equal(t, changes, b.count(t, `SELECT count(*) FROM ratelimit.rule_changes`))
+			l.requireKept(t, decisions, rowOf(t, w, "ada"), 0)
+			require.Equal(t, changes, w.Count(t, `SELECT count(*) FROM ratelimit.rule_changes`))
 			for _, u := range users {
 				require.Equal(t, applied.Version, u.set.Version())
 				last := u.take(t, "ada", 0)

@@ -1,4 +1,4 @@
-package integration_test
+package docs_test
 
 import (
 	"context"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -38,7 +39,7 @@ var PerAddress = ratelimit.Define("perAddress", ratelimit.TokenBucket{Rate: 1, P
 var Completions = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 1000, Period: time.Minute, MaxReserved: 5000})
 
 // readmePages are README.md and the pages that go on from it.
-var readmePages = []string{"../README.md", "../docs/using.md", "../docs/promises.md"}
+var readmePages = []string{"../../README.md", "../../docs/using.md", "../../docs/promises.md"}
 
 // The functions below hold the code blocks of these pages; TestReadme runs them, and checks that they are what is shown.
 
@@ -159,6 +160,7 @@ func readmePut(ctx context.Context, pool *pgxpool.Pool) error {
 
 func TestReadme(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 
 	t.Run("CodeDoesWhatItSays", func(t *testing.T) {
 		t.Parallel()
@@ -230,7 +232,7 @@ func TestReadme(t *testing.T) {
 		require.Eventually(t, func() bool { return ruled.Resolve(SendMessage.For("ada").Plan("pro")).Capacity() == 60 }, time.Minute, time.Millisecond)
 
 		inMemory, clock := readmeTest(t)
-		takeAll(t, inMemory, SendMessage.For("ada"))
+		require.NoError(t, inMemory.Require(ctx, SendMessage.For("ada").Cost(SendMessage.Capacity())))
 		clock.Advance(6 * time.Second)
 		require.NoError(t, readmeTake(ctx, inMemory, "ada"))
 		require.ErrorContains(t, readmeTake(ctx, inMemory, "ada"), "try again in 6s")
@@ -259,7 +261,7 @@ func TestReadme(t *testing.T) {
 		targets := regexp.MustCompile(`(?m)^make (\w+)`).FindAllStringSubmatch(strings.Join(readmeBlocks(t, "sh"), "\n"), -1)
 		require.NotEmpty(t, targets)
 		for _, target := range targets {
-			out, err := exec.CommandContext(t.Context(), "make", "-C", "..", "--dry-run", target[1]).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), "make", "-C", "../..", "--dry-run", target[1]).CombinedOutput()
 			require.NoError(t, err, string(out))
 		}
 	})

@@ -1,4 +1,4 @@
-package integration_test
+package processes_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -102,7 +103,8 @@ func outages() []outage {
 
 // outageStand is a database with a rule for each limit, and two programs on it.
 type outageStand struct {
-	*bundle
+	*world.World
+
 	store             *rules.Store
 	running, starting *ruleUser
 	tx                pgx.Tx
@@ -113,11 +115,11 @@ func TestWhatIsServedWhenSomethingIsWrong(t *testing.T) {
 	for _, row := range outages() {
 		t.Run(row.when, func(t *testing.T) {
 			t.Parallel()
-			o := &outageStand{bundle: setup(t)}
-			o.store = o.newStore(t, -1)
+			o := &outageStand{World: world.New(t)}
+			o.store = newStore(t, o.World, -1)
 			first, err := o.store.Put(t.Context(), edit, hourly("api", 50), hourly("other", 60))
 			require.NoError(t, err)
-			url := o.pool.Config().ConnString()
+			url := o.URL()
 			if row.pooled {
 				url = startPooler(t, url)
 			}
@@ -134,7 +136,7 @@ func TestWhatIsServedWhenSomethingIsWrong(t *testing.T) {
 			o.starting = startRuleUser(t, url, row.config, prepare...)
 			for u, serves := range map[*ruleUser]served{o.running: row.running, o.starting: row.starting} {
 				if row.told != nil {
-					eventually(t, "it is told", func() bool { _, told := u.told.find(row.told); return told })
+					world.Eventually(t, "it is told", func() bool { _, told := u.told.find(row.told); return told })
 				} else {
 					u.looksAgain(t)
 				}
@@ -166,18 +168,18 @@ func (o *outageStand) change(t *testing.T, store *rules.Store) {
 // changeInTx makes the change in a transaction that stays open.
 func changeInTx(t *testing.T, o *outageStand) {
 	t.Helper()
-	o.tx = o.begin(t, pgx.ReadCommitted)
+	o.tx = o.Begin(t, pgx.ReadCommitted)
 	o.change(t, o.store.WithTx(o.tx))
 }
 
 // breakRule makes a rule by hand what no rule can be, and changes the other.
 func breakRule(t *testing.T, o *outageStand) {
 	t.Helper()
-	o.exec(t, `DO $$ DECLARE c name; BEGIN
+	o.Exec(t, `DO $$ DECLARE c name; BEGIN
 		FOR c IN SELECT conname FROM pg_constraint WHERE conrelid = 'ratelimit.rules'::regclass AND contype = 'c' LOOP
 			EXECUTE format('ALTER TABLE ratelimit.rules DROP CONSTRAINT %I', c);
 		END LOOP; END $$`)
-	o.exec(t, `UPDATE ratelimit.rules SET rate = 'NaN' WHERE name = 'api'`)
+	o.Exec(t, `UPDATE ratelimit.rules SET rate = 'NaN' WHERE name = 'api'`)
 	_, err := o.store.Put(t.Context(), edit, hourly("other", 600))
 	require.NoError(t, err)
 }
@@ -185,7 +187,7 @@ func breakRule(t *testing.T, o *outageStand) {
 // reconnect lets the programs through to the database again.
 func (o *outageStand) reconnect() {
 	for _, u := range []*ruleUser{o.running, o.starting} {
-		u.loads.arm("", 0, 0)
+		u.news.breakAt("")
 		u.news.open()
 		u.decisions.open()
 	}
@@ -193,7 +195,7 @@ func (o *outageStand) reconnect() {
 
 // cutLoads breaks each connection in the middle of a load, once the answer is on its way.
 func (u *ruleUser) cutLoads() {
-	u.loads.arm(".overrides", cutAnswer, 1<<30)
+	u.news.breakAt(".overrides")
 	u.news.close() // those that have loaded before send other words
 	u.news.open()
 }
@@ -202,7 +204,7 @@ func (u *ruleUser) cutLoads() {
 func (u *ruleUser) looksAgain(t *testing.T) {
 	t.Helper()
 	now := time.Now()
-	eventually(t, "the Set looks at the tables", func() bool { return u.set.Age() < time.Since(now) })
+	world.Eventually(t, "the Set looks at the tables", func() bool { return u.set.Age() < time.Since(now) })
 }
 
 // serves waits until the program serves what is said. A change holds from an instant of the database's clock, which may be a
@@ -210,13 +212,13 @@ func (u *ruleUser) looksAgain(t *testing.T) {
 func (u *ruleUser) serves(t *testing.T, what served) {
 	t.Helper()
 	capacity := func(l ratelimit.Limit) float64 { return u.limiter.Resolve(l.For("ada")).Capacity() }
-	eventually(t, "it serves "+what.what, func() bool { return capacity(ruledCode) == what.api && capacity(otherCode) == what.other })
+	world.Eventually(t, "it serves "+what.what, func() bool { return capacity(ruledCode) == what.api && capacity(otherCode) == what.other })
 }
 
 // decides checks that decisions are made by what is served, or fail where they have to.
 func (u *ruleUser) decides(t *testing.T, by served, closed bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	ctx, cancel := context.WithTimeout(t.Context(), world.Patient)
 	defer cancel()
 	d, err := u.limiter.Take(ctx, ruledCode.For("ada").Cost(0.5), otherCode.For("ada").Cost(0.5))
 	if closed {
