@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -169,7 +170,7 @@ func heap() uint64 {
 // where none does. No process remembers more of them than Config.DenyCache says.
 func TestAnAttackerWithManyKeys(t *testing.T) {
 	t.Parallel()
-	heavy(t, "tens of thousands of calls")
+	testsize.Long(t, "tens of thousands of calls")
 	b := setup(t)
 	process := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAttackedProcess$", "-test.timeout=60m")
 	process.Env = append(os.Environ(), attackedURL+"="+b.pool.Config().ConnString())

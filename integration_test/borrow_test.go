@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -90,7 +91,7 @@ func floats(got [3]int) []float64 {
 // been refused: in each step nobody gets less than his guarantee has gained, and all together no more than the bound.
 func TestBorrowHoldsUnderConcurrentLoad(t *testing.T) {
 	t.Parallel()
-	heavy(t, "thousands of takes")
+	testsize.Long(t, "thousands of takes")
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	for _, c := range callers() {
 		t.Run(c.name, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -300,7 +301,7 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 // Allowing is never from memory.
 func TestDenyCacheAdmitsExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
-	heavy(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
+	testsize.Long(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
 	b := setup(t)
 	for _, several := range []bool{false, true} {
 		for _, shards := range []int{1, 4} {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -114,7 +115,7 @@ func TestDeployedProcess(t *testing.T) { //nolint:paralleltest // alone in its p
 // span has more than what the larger capacity and the higher rate allow, nobody gets an error, and both get answers.
 func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
 	t.Parallel()
-	heavy(t, "ten processes")
+	testsize.Long(t, "ten processes")
 	for name, test := range deployedPolicies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -29,7 +30,7 @@ func TestPrune(t *testing.T) {
 
 	t.Run("ChangesNoDecision", func(t *testing.T) {
 		t.Parallel()
-		heavy(t, "thousands of takes")
+		testsize.Long(t, "thousands of takes")
 		ctx := t.Context()
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		clock := ratelimit.Config{AsOf: func() time.Time { return now }}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -279,7 +280,7 @@ func TestReserveAndEndInOneTransaction(t *testing.T) {
 // A flood of reservations that are cancelled leaves neither a debt nor a gift.
 func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
 	t.Parallel()
-	heavy(t, "two thousand reservations")
+	testsize.Long(t, "two thousand reservations")
 	const flood = 1000
 	tests := []struct {
 		name    string

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -34,7 +35,7 @@ func windowOf1000() rules.Rule {
 // of their limit changes, in its numbers and its kind, and the plan of one of the keys.
 func TestPoliciesChangeInAllProcessesAtOneInstant(t *testing.T) {
 	t.Parallel()
-	heavy(t, "three processes, a second for each change")
+	testsize.Long(t, "three processes, a second for each change")
 	b := setup(t)
 	l := emptied(t, b)
 	f := startFleet(t, b, b.newStore(t, eraLead), 2, 5)
@@ -157,7 +158,7 @@ func (f *fleet) report(t *testing.T, l law) {
 // fast as they can.
 func TestNewsOfAChange(t *testing.T) {
 	t.Parallel()
-	heavy(t, "three processes")
+	testsize.Long(t, "three processes")
 	b := setup(t)
 	emptied(t, b)
 	f := startFleet(t, b, b.newStore(t, 0), 3, 5)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -162,7 +163,7 @@ func (u *ruleUser) take(t *testing.T, key string, cost float64) taken {
 // and until then admits no more than that policy gives in that time. Then it is right.
 func TestAProcessThatHearsLate(t *testing.T) {
 	t.Parallel()
-	heavy(t, "a process is late by seconds")
+	testsize.Long(t, "a process is late by seconds")
 	for name, rates := range map[string][2]float64{"OfLess": {100, 10}, "OfMore": {10, 1000}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -82,7 +83,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 // An override that says until when it holds ends in every program at that instant, and nobody writes anything then.
 func TestAnOverrideEndsByItself(t *testing.T) {
 	t.Parallel()
-	heavy(t, "it waits seconds for the end")
+	testsize.Long(t, "it waits seconds for the end")
 	for name, override := range map[string]rules.Override{
 		"Multiplier": {Multiplier: 3},
 		"OnPlan":     {OnPlan: "pro"},

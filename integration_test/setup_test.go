@@ -179,14 +179,6 @@ func hoard(capacity float64) ratelimit.TokenBucket {
 // anything takes on a machine that is busy with other work.
 const patient = 2 * time.Minute
 
-// heavy leaves the test out of make quick, and says why.
-func heavy(t *testing.T, why string) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("left out of make quick: " + why)
-	}
-}
-
 // fastPathOnly leaves a test out where the statements that decide by themselves are switched off (make general): it is
 // about them, and not about what callers are promised.
 func fastPathOnly(t *testing.T, why string) {

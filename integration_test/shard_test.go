@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -49,7 +50,7 @@ func TestShardedTakeAdmitsExactlyTheCapacity(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					if several {
-						heavy(t, "thousands of takes, with those that ask for one limit")
+						testsize.Long(t, "thousands of takes, with those that ask for one limit")
 					}
 					race{c, limiter, hot, tries, name, rowsExist, several, 0}.run(t, b)
 				})

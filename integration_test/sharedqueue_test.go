@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -94,7 +95,7 @@ func (b *bundle) turns(t *testing.T) (held int) {
 // another client after each transaction: all that was taken is in the bucket, and no lock is left anywhere.
 func TestSharedQueuesOfManyProcesses(t *testing.T) {
 	t.Parallel()
-	heavy(t, "processes of their own")
+	testsize.Long(t, "processes of their own")
 	for name, through := range map[string]func(t *testing.T, url string) string{
 		"direct": func(_ *testing.T, url string) string { return url },
 		"PgBouncer": func(t *testing.T, url string) string {

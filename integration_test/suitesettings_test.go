@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // chosenSettings names settings that the databases of this process have.
@@ -20,7 +22,7 @@ const shortForm = "^(TestTheChosenSettingsHold|TestRollbackLeavesEveryRowAsItWas
 // its own, on the server of the others.
 func TestTheSuiteRunsUnderChosenSettings(t *testing.T) {
 	t.Parallel()
-	heavy(t, "four processes")
+	testsize.Long(t, "four processes")
 	if os.Getenv(chosenSettings) != "" {
 		t.Skip("this is such a process")
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -53,7 +54,7 @@ func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 			t.Run(name+"/"+how, func(t *testing.T) {
 				t.Parallel()
 				if how == "Deadline" {
-					heavy(t, "a database for each verb, as with a Timeout")
+					testsize.Long(t, "a database for each verb, as with a Timeout")
 				}
 				b := setup(t, func(c *pgxpool.Config) { // a cancel request that comes between two statements ends none
 					c.ConnConfig.RuntimeParams["client_connection_check_interval"] = "100ms"
