@@ -33,7 +33,12 @@ type market struct {
 
 func newMarket(t *testing.T, configure ...func(*pgxpool.Config)) *market {
 	t.Helper()
-	m := &market{bundle: setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
+	return newMarketOn(t, onPostgres, configure...)
+}
+
+func newMarketOn(t *testing.T, on backend, configure ...func(*pgxpool.Config)) *market {
+	t.Helper()
+	m := &market{bundle: on.setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
 	m.set(clockNoon)
 	m.limiter = m.process(t, m.pricesTold)
 	return m

@@ -92,7 +92,11 @@ func TestAdaptivePriceOfTwoRequests(t *testing.T) {
 // What is given back is what was charged, whatever the price is by then.
 func TestAdaptiveRefund(t *testing.T) {
 	t.Parallel()
-	m := newMarket(t)
+	onEach(t, testAdaptiveRefund, onPostgres, inMemory)
+}
+
+func testAdaptiveRefund(t *testing.T, on backend) {
+	m := newMarketOn(t, on)
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
 	request := upstream.For("account").Cost(3)
 	m.share(t, "upstream", "account", 0.25)

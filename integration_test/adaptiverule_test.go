@@ -99,11 +99,15 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 // goes on when another makes it adaptive again.
 func TestAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
+	onEach(t, testAPauseOfAnUpstreamWhoseRuleChanges, onPostgres, inMemory)
+}
+
+func testAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T, on backend) {
 	applied, shadow := ratelimit.Adaptive{Contract: hoard(1000), Apply: true}, ratelimit.Adaptive{Contract: hoard(1000)}
 	for name, policy := range map[string]ratelimit.Policy{"ToABucket": hoard(1000), "TurnedOff": shadow} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMarket(t)
+			m := newMarketOn(t, on)
 			rules := m.upstreamRule(t, time.Minute, applied, policy, applied)
 			m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: rules})
 			request := upstreamInCode.For("account")

@@ -198,7 +198,11 @@ func TestRollbackToASavepointGivesBackWhatWasTakenInIt(t *testing.T) {
 
 func TestRollbackLeavesEveryRowAsItWas(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testRollbackLeavesEveryRowAsItWas, onPostgres, inMemory)
+}
+
+func testRollbackLeavesEveryRowAsItWas(t *testing.T, on backend) {
+	b := on.setup(t)
 	changes := []struct {
 		name string
 		make func(key string) verb

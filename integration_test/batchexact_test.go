@@ -84,8 +84,12 @@ func book(ctx context.Context, limiter *ratelimit.Limiter, random *rand.Rand, l 
 // whom, and in how many processes.
 func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
 	t.Parallel()
+	onEach(t, testManyCallersTakeExactlyWhatTheyAreTold, onPostgres, inMemory)
+}
+
+func testManyCallersTakeExactlyWhatTheyAreTold(t *testing.T, on backend) {
 	const callers, each = 48, 40
-	b := setup(t)
+	b := on.setup(t)
 	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{}), b.with(t, ratelimit.Config{NoBatching: true})}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -58,7 +58,11 @@ func (x *tenants) run(t *testing.T, span time.Duration, busy ...int) (got [3]int
 
 func TestBorrowGuaranteesAndLends(t *testing.T) {
 	t.Parallel()
-	x := &tenants{desk: setup(t).desk(t, ratelimit.Config{}), pool: "one"}
+	onEach(t, testBorrowGuaranteesAndLends, onPostgres, inMemory)
+}
+
+func testBorrowGuaranteesAndLends(t *testing.T, on backend) {
+	x := &tenants{desk: on.setup(t).desk(t, ratelimit.Config{}), pool: "one"}
 	all := []int{0, 1, 2}
 	x.run(t, time.Second, all...) // what the full buckets held is gone
 	busy := x.run(t, 2*time.Second, all...)
@@ -240,7 +244,11 @@ func TestBorrowWaitsForRowsThatAreHeld(t *testing.T) {
 // A refusal in a transaction leaves no row locked and none made, and what a transaction took is undone with it.
 func TestBorrowIsPartOfTheTransaction(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testBorrowIsPartOfTheTransaction, onPostgres, inMemory)
+}
+
+func testBorrowIsPartOfTheTransaction(t *testing.T, on backend) {
+	b := on.setup(t)
 	own, pool := ratelimit.Define("own", hoard(4)), ratelimit.Define("pool", hoard(10))
 	request := ratelimit.Borrow(own.For("ada"), pool.Global())
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {

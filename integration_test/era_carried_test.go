@@ -37,6 +37,10 @@ func TestPruneBringsNoOldRowsBack(t *testing.T) {
 // What a debt becomes in a change is not forgotten because the row that owes it was full by the policy before.
 func TestPruneForgivesNoDebtThatAChangeScales(t *testing.T) {
 	t.Parallel()
+	onEach(t, testPruneForgivesNoDebtThatAChangeScales, onPostgres, inMemory)
+}
+
+func testPruneForgivesNoDebtThatAChangeScales(t *testing.T, on backend) {
 	tests := map[string]eraChange{
 		"Scaled": {
 			before: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}, after: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 1000},
@@ -50,7 +54,7 @@ func TestPruneForgivesNoDebtThatAChangeScales(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test})
+			d := on.setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test})
 			request := changingLimit("limit").For("key")
 			d.plant(t, "key", 0, -90, changeInstant.Add(-time.Second))
 			for minutes := 1; minutes < 1200; minutes += 7 {

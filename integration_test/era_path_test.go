@@ -137,11 +137,15 @@ func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 // Callers at once get what the bucket held, whatever has become of its rows.
 func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 	t.Parallel()
+	onEach(t, testCallersAtOnceGetWhatTheBucketHeld, onPostgres, inMemory, inPartitions)
+}
+
+func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
 	for name, shards := range rowChanges() {
 		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "DenyCache": {DenyCache: denyEntries}} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
-				d := setup(t).changing(t, config, map[string]eraChange{
+				d := on.setup(t).changing(t, config, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(160, shards[1])},
 				})
 				request := changingLimit("limit").For("key")

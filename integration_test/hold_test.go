@@ -213,8 +213,12 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 // TestHoldersAreNeverTooMany has 32 workers hold one of 8 slots 5 times each: never 9 at once, and all come through.
 func TestHoldersAreNeverTooMany(t *testing.T) {
 	t.Parallel()
+	onEach(t, testHoldersAreNeverTooMany, onPostgres, inMemory)
+}
+
+func testHoldersAreNeverTooMany(t *testing.T, on backend) {
 	const workers, most, times = 32, 8, 5
-	b := setup(t)
+	b := on.setup(t)
 	jobs := slots("jobs", most)
 	var running, peak, done atomic.Int64
 	require.NoError(t, atonce.Do(workers, func(int) error {

@@ -96,7 +96,11 @@ func TestEndingTwiceChangesNothingTwice(t *testing.T) {
 // Of several ends that are asked for at once there is one, and all are told which.
 func TestOneEndWins(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testOneEndWins, onPostgres, inMemory)
+}
+
+func testOneEndWins(t *testing.T, on backend) {
+	b := on.setup(t)
 	for way, commit := range commits() {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()

@@ -5,8 +5,6 @@ package integration_test
 import (
 	"context"
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,24 +28,10 @@ type bundle struct {
 	schema  string
 }
 
+// setup returns a bundle on Postgres.
 func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
-	b := &bundle{schema: "ratelimit"}
-	switch {
-	case isInMemory(t):
-		b.memory = ratelimittest.NewDB()
-	case strings.HasPrefix(t.Name(), "TestInPartitions/"):
-		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
-	case strings.HasPrefix(t.Name(), "TestByRoutedStatements/"):
-		several := &atomic.Int64{} // statements on several rows
-		b.pool = postgrestest.New(t, append(configure, func(c *pgxpool.Config) { c.ConnConfig.Tracer = countStatements{"unnest(", several} })...)
-		t.Cleanup(func() { require.Zero(t, several.Load(), "each statement names one row") })
-		b.seemDistributed(t)
-	default:
-		b.pool = postgrestest.New(t, configure...)
-	}
-	b.limiter = b.with(t, ratelimit.Config{})
-	return b
+	return onPostgres.setup(t, configure...)
 }
 
 // setupOwn is setup on a server of the test's own.

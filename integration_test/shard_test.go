@@ -145,7 +145,11 @@ func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
 // asked tells of them, and a refusal has asked them all.
 func TestShardsReportTheirSum(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testShardsReportTheirSum, onPostgres, inMemory)
+}
+
+func testShardsReportTheirSum(t *testing.T, on backend) {
+	b := on.setup(t)
 	for _, c := range callers() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

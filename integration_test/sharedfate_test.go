@@ -48,6 +48,10 @@ func takeOne(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Req
 // every other.
 func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 	t.Parallel()
+	onEach(t, testAHeldRowStopsOnlyItsOwnCallers, onPostgres, inMemory)
+}
+
+func testAHeldRowStopsOnlyItsOwnCallers(t *testing.T, on backend) {
 	const keys, rounds = 24, 20
 	for _, test := range []struct {
 		name   string
@@ -63,7 +67,7 @@ func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 			if test.limit != fate {
 				fastPathOnly(t, "the general path locks all rows of a bucket")
 			}
-			b := setup(t, roomyPool)
+			b := on.setup(t, roomyPool)
 			held := test.limit.For("held")
 			release := b.holdKey(t, held, test.exists)
 			processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}

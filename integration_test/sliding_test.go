@@ -254,7 +254,11 @@ func TestSlidingWindowGivesNoMoreInAnyPeriod(t *testing.T) {
 // TestSlidingWindowIsPruned has Prune delete what is full, and nothing else.
 func TestSlidingWindowIsPruned(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testSlidingWindowIsPruned, onPostgres, inMemory, inPartitions)
+}
+
+func testSlidingWindowIsPruned(t *testing.T, on backend) {
+	b := on.setup(t)
 	d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("pruned", 10)
 	d.requireTake(t, 0, limit.For("a").Cost(10))
 	lowered := perMinute("pruned", 1)

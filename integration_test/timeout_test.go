@@ -140,7 +140,11 @@ func (s *slowFingerprint) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.
 // The time of a call is for calls outside a transaction: a transaction has that of its context.
 func TestTimeoutIsNotForTransactions(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testTimeoutIsNotForTransactions, onPostgres, inMemory)
+}
+
+func testTimeoutIsNotForTransactions(t *testing.T, on backend) {
+	b := on.setup(t)
 	limiter := b.with(t, ratelimit.Config{Timeout: time.Nanosecond})
 	_, err := limiter.Take(t.Context(), roomy.For("key"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
