@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -155,8 +156,7 @@ func TestAdaptiveLosesNothingWhileItsRuleChanges(t *testing.T) {
 		learn(t, limiters[i], l.request, 4)
 	}
 	m.limiter = limiters[0]
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	called, over := make(chan struct{}), make(chan struct{})
 	require.NoError(t, atonce.Do(processes*workers+1, func(worker int) error {
 		if worker == processes*workers { // the clock, which waits until a few calls were made at each instant

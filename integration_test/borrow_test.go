@@ -285,7 +285,7 @@ func TestBorrowSurvivesCuts(t *testing.T) {
 			own, pool := ratelimit.Define("own", hoard(40)), ratelimit.Define("pool", hoard(100))
 			request := ratelimit.Borrow(own.For("cutKey"), pool.For("cutKey"))
 			taken := 0
-			for range 12 {
+			for range testsize.Of(3, 12) {
 				for _, words := range []string{"SELECT", "INSERT", "UPDATE", "commit", "cutKey"} {
 					cutter.arm(words, side, 1)
 					d, err := s.limiter.Take(t.Context(), request)

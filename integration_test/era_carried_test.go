@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -138,6 +139,7 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			representative(t, name, "FourBecomeTwoOneFull")
 			b := setup(t)
 			d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
 			rule, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: test.change.before}}})
@@ -156,7 +158,7 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 			given := 0
 			for range 3 {
 				given += admitted(t, late, request, 1, 20)
-				given += admitted(t, d.limiter, request, 1, 1000)
+				given += admitted(t, d.limiter, request, 1, testsize.Of(100, 1000))
 			}
 			require.LessOrEqual(t, given, test.most)
 		})

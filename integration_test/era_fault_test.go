@@ -100,6 +100,7 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 		for verb, call := range verbs {
 			t.Run(name+"/"+verb, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name, "OneRowBecomesSeveral", "RaisedWithoutRows")
 				b := setup(t)
 				for reads := range int64(6) {
 					d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
@@ -181,6 +182,7 @@ func TestACreditAfterAChangeCountsOnce(t *testing.T) {
 		for _, capacity := range []float64{80, 800, 40} {
 			t.Run(fmt.Sprint(name, capacity), func(t *testing.T) {
 				t.Parallel()
+				representative(t, fmt.Sprint(name, capacity), "OneRow80", "MoreRows800", "FewerRows40", "TwoOfFour800")
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(capacity, shards[1])},
 				})

@@ -43,6 +43,7 @@ func testTheChangeComesWhileAReservationEnds(t *testing.T, on backend) {
 		for verb, ending := range endings {
 			t.Run(name+verb, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name, "OneToEight")
 				b := on.setup(t)
 				c := eraChange{before: slowly(80, shards[0]), after: slowly(80, shards[1])}
 				d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": c})

@@ -25,6 +25,7 @@ func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 		for _, level := range levels {
 			t.Run(name+level.name, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name, "FourToTwo")
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(800, shards[1])},
 				})
@@ -145,6 +146,7 @@ func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
 		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "DenyCache": {DenyCache: denyEntries}} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name, "OneRow", "FourToTwo")
 				d := on.setup(t).changing(t, config, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(160, shards[1])},
 				})

@@ -48,6 +48,7 @@ func testAnotherSecretIsRefused(t *testing.T, on backend) {
 			}
 			t.Run(first+"Then"+second, func(t *testing.T) {
 				t.Parallel()
+				representative(t, first+second, "OneThenOther", "NoneThenOne", "OneThenNone")
 				b := on.setup(t)
 				b.limiter = b.with(t, ours)
 				reserve := func() string {

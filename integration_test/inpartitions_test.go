@@ -85,6 +85,7 @@ func TestPruneGoesThroughEachPartition(t *testing.T) {
 	for _, n := range []int{1, 3, 16} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
+			representative(t, fmt.Sprint(n), "3")
 			ctx, traced := t.Context(), &deletions{}
 			pool := postgrestest.NewPartitioned(t, n, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 12, traced })
 			b := &bundle{pool: pool, schema: "ratelimit"}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -36,9 +35,7 @@ func TestPrune(t *testing.T) {
 		clock := ratelimit.Config{AsOf: func() time.Time { return now }}
 		kept, pruned := setup(t).with(t, clock), setup(t).with(t, clock)
 
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		random := rand.New(rand.NewPCG(seed, 0))
+		random := testsize.Rand(t)
 		var deleted int64
 		for step := range 1500 {
 			now = now.Add(time.Duration(random.ExpFloat64() * float64(40*time.Second)))
@@ -78,9 +75,7 @@ func TestPrune(t *testing.T) {
 			ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: 90 * time.Second, Capacity: 16, Shards: 2}),
 			ratelimit.Define("one", ratelimit.PerMinute(8)),
 		}
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		random := rand.New(rand.NewPCG(seed, 0))
+		random := testsize.Rand(t)
 		var deleted int64
 		for range 400 {
 			now.set(now.now().Add(time.Duration(random.ExpFloat64() * float64(40*time.Second))))

@@ -5,6 +5,7 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -162,6 +164,14 @@ func hoard(capacity float64) ratelimit.TokenBucket {
 // patient bounds what ends by itself, so that a test that hangs fails. It decides nothing: it is far more than
 // anything takes on a machine that is busy with other work.
 const patient = 2 * time.Minute
+
+// representative skips a row of a table in the short tier, unless it is one of those named.
+func representative(t *testing.T, row string, named ...string) {
+	t.Helper()
+	if !slices.Contains(named, row) {
+		testsize.Long(t, "a row of a table of which the short tier runs others")
+	}
+}
 
 // fastPathOnly leaves a test out where the statements that decide by themselves are switched off (make general): it is
 // about them, and not about what callers are promised.

@@ -63,14 +63,16 @@ func TestShardedTakeAdmitsExactlyTheCapacity(t *testing.T) {
 func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 	t.Parallel()
 	const tries = 6
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
 	limiter, _ := b.stopped(t)
 	for _, shards := range []int{2, 8, 64} {
 		for _, c := range callers() {
 			t.Run(fmt.Sprintf("%d/%s", shards, c.name), func(t *testing.T) {
 				t.Parallel()
+				if shards != 8 {
+					testsize.Long(t, "eight rows are the same code")
+				}
 				limit, key := spread(shards, 64), t.Name()
 				costs := []float64{0.125, 1, 6.5, 32, 57.5, 64}
 				requireAllowed(t, taking(limit.For(key).Cost(1)), limiter)
@@ -115,6 +117,7 @@ func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
 			for _, cost := range []float64{1, capacity / 2, 14.5, capacity} {
 				t.Run(fmt.Sprintf("%d/%s/%v", shards, c.name, cost), func(t *testing.T) {
 					t.Parallel()
+					representative(t, fmt.Sprint(shards, cost), "8 14.5", "64 16")
 					limiter, now := b.stopped(t)
 					limit, key := spread(shards, capacity), t.Name()
 					take := func(cost float64) ratelimit.Decision {

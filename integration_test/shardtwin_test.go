@@ -28,7 +28,7 @@ func twinPolicies() map[string]ratelimit.Policy {
 // evened out before time passes.
 func TestShardsDecideAsOneRow(t *testing.T) {
 	t.Parallel()
-	const steps = 150
+	steps := testsize.Of(50, 150)
 	for name, policy := range twinPolicies() {
 		for _, shards := range []int{2, 16} {
 			t.Run(fmt.Sprintf("%s/%d", name, shards), func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -127,6 +128,9 @@ func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 			} {
 				t.Run(fmt.Sprintf("%s/RowExists=%v/Batching=%v", verb, exists, batching), func(t *testing.T) {
 					t.Parallel()
+					if !exists || !batching {
+						representative(t, verb, "Take")
+					}
 					b := setup(t, roomyPool)
 					limiter := b.with(t, ratelimit.Config{NoBatching: !batching})
 					const behind = 3
@@ -232,7 +236,8 @@ func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/RowExists=%v", setting, exists), func(t *testing.T) {
 				t.Parallel()
 				b := setup(t, roomyPool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = test.value })
-				const free, rounds, held = 16, 30, 3
+				const free, held = 16, 3
+				rounds := testsize.Of(4, 30)
 				for key := range held {
 					defer b.holdKey(t, fate.For(fmt.Sprint("held ", key)), exists)()
 				}
