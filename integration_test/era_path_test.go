@@ -65,6 +65,7 @@ func TestATransactionThatBeganBeforeTheChangeTakesAfterIt(t *testing.T) {
 		for _, level := range levels {
 			for _, settled := range []bool{false, true} {
 				t.Run(fmt.Sprint(name, level.name, settled), func(t *testing.T) {
+					representative(t, name, "OneToEight", "FourToTwo")
 					if level.level != pgx.Serializable { // whose reads in one table may fail one another
 						t.Parallel()
 					}

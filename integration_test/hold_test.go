@@ -219,7 +219,8 @@ func TestHoldersAreNeverTooMany(t *testing.T) {
 }
 
 func testHoldersAreNeverTooMany(t *testing.T, on backend) {
-	const workers, most, times = 32, 8, 5
+	const workers, most = 32, 8
+	times := testsize.Of(1, 5)
 	b := on.setup(t)
 	jobs := slots("jobs", most)
 	var running, peak, done atomic.Int64

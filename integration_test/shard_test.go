@@ -222,6 +222,9 @@ func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 		} {
 			t.Run(c.name+"/"+name, func(t *testing.T) {
 				t.Parallel()
+				if c.name != "Standalone" {
+					representative(t, name, "AShardedOneRefusesWhatItsRowsCannotHold")
+				}
 				key, requests := t.Name()+" ", test.asks(t.Name()+" ")
 				for _, limit := range []ratelimit.Limit{few, many, pinch, other} {
 					require.NoError(t, limiter.Reset(t.Context(), limit.For(key)))
