@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -33,7 +34,12 @@ type market struct {
 
 func newMarket(t *testing.T, configure ...func(*pgxpool.Config)) *market {
 	t.Helper()
-	m := &market{bundle: setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
+	return newMarketOn(t, onPostgres, configure...)
+}
+
+func newMarketOn(t *testing.T, on backend, configure ...func(*pgxpool.Config)) *market {
+	t.Helper()
+	m := &market{bundle: on.setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
 	m.set(clockNoon)
 	m.limiter = m.process(t, m.pricesTold)
 	return m
@@ -155,7 +161,8 @@ func (p *pricesTold) failures() []error {
 // Eight processes report all the time. Each epoch is ended by one of them, and all learn what came of it.
 func TestAdaptiveHasOneWinnerPerEpoch(t *testing.T) {
 	t.Parallel()
-	const processes, epochs = 8, 8
+	const processes = 8
+	epochs := testsize.Of[int64](3, 8)
 	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * processes })
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Growth: 0.01, Apply: true})
 	m.share(t, "upstream", "account", 0.1) // so that it grows with each epoch

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -143,7 +144,8 @@ func (w *ledgerWorker) end(ctx context.Context, most int) error {
 // rule's, and no outcome that was reported is lost or counted twice.
 func TestAdaptiveLosesNothingWhileItsRuleChanges(t *testing.T) {
 	t.Parallel()
-	const processes, workers, ticks, callsEach = 3, 4, 100, 12
+	const processes, workers, callsEach = 3, 4, 12
+	ticks := testsize.Of(40, 100)
 	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * processes * workers })
 	rules := m.upstreamRule(t, ledgerEra, ledgerEras...)
 	l := &priceLedger{market: m, request: upstreamInCode.For("account"), prices: map[float64]int{}}
@@ -155,14 +157,13 @@ func TestAdaptiveLosesNothingWhileItsRuleChanges(t *testing.T) {
 		learn(t, limiters[i], l.request, 4)
 	}
 	m.limiter = limiters[0]
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	called, over := make(chan struct{}), make(chan struct{})
 	require.NoError(t, atonce.Do(processes*workers+1, func(worker int) error {
 		if worker == processes*workers { // the clock, which waits until a few calls were made at each instant
 			defer close(over)
 			for tick := range ticks {
-				m.set(clockNoon.Add(time.Duration(tick) * ledgerEra * time.Duration(len(ledgerEras)) / ticks))
+				m.set(clockNoon.Add(time.Duration(tick) * ledgerEra * time.Duration(len(ledgerEras)) / time.Duration(ticks)))
 				for range callsEach {
 					<-called
 				}

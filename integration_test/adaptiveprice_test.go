@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -32,7 +33,7 @@ func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
 	}
 	cached := m.with(t, ratelimit.Config{AsOf: m.now, DenyCache: 100})
 	for name, contract := range policies {
-		for _, c := range callers() {
+		for _, c := range testsize.Of(callers()[3:], callers()) {
 			for _, several := range []bool{false, true} {
 				for _, limiter := range []*ratelimit.Limiter{m.limiter, cached} {
 					key := t.Name() + name + c.name
@@ -92,7 +93,11 @@ func TestAdaptivePriceOfTwoRequests(t *testing.T) {
 // What is given back is what was charged, whatever the price is by then.
 func TestAdaptiveRefund(t *testing.T) {
 	t.Parallel()
-	m := newMarket(t)
+	onEach(t, testAdaptiveRefund, onPostgres, inMemory)
+}
+
+func testAdaptiveRefund(t *testing.T, on backend) {
+	m := newMarketOn(t, on)
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
 	request := upstream.For("account").Cost(3)
 	m.share(t, "upstream", "account", 0.25)

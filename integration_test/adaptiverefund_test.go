@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -32,7 +33,7 @@ func TestARefundAtAPriceIsOfWhatWasCharged(t *testing.T) {
 		"TheWindowToABucket": {adapts(daily, true), hoard(1000), 4, 10. / 3},
 	} {
 		t.Run(name, func(t *testing.T) { // not parallel: they share the clock
-			for _, c := range callers() {
+			for _, c := range testsize.Of(callers()[3:], callers()) {
 				request := upstreamInCode.For(name + c.name).Cost(3)
 				m.set(clockNoon)
 				m.share(t, "upstream", name+c.name, 0.25)

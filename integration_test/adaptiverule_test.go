@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -50,7 +51,7 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 		"ToMoreShards": {adapts(hoard(1000), 0, true), adapts(ratelimit.TokenBucket{Rate: 1000, Period: century, Shards: 4}, 0.5, true), [2]float64{4, 2}, [2]float64{4, 2}},
 	} {
 		t.Run(name, func(t *testing.T) { // not parallel: they share the clock
-			for _, c := range callers() {
+			for _, c := range testsize.Of(callers()[3:], callers()) {
 				request := upstreamInCode.For(name + c.name).Cost(3)
 				m.set(clockNoon)
 				m.share(t, "upstream", name+c.name, 0.25)
@@ -99,11 +100,15 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 // goes on when another makes it adaptive again.
 func TestAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
+	onEach(t, testAPauseOfAnUpstreamWhoseRuleChanges, onPostgres, inMemory)
+}
+
+func testAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T, on backend) {
 	applied, shadow := ratelimit.Adaptive{Contract: hoard(1000), Apply: true}, ratelimit.Adaptive{Contract: hoard(1000)}
 	for name, policy := range map[string]ratelimit.Policy{"ToABucket": hoard(1000), "TurnedOff": shadow} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMarket(t)
+			m := newMarketOn(t, on)
 			rules := m.upstreamRule(t, time.Minute, applied, policy, applied)
 			m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: rules})
 			request := upstreamInCode.For("account")

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -198,7 +199,11 @@ func TestRollbackToASavepointGivesBackWhatWasTakenInIt(t *testing.T) {
 
 func TestRollbackLeavesEveryRowAsItWas(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testRollbackLeavesEveryRowAsItWas, onPostgres, inMemory)
+}
+
+func testRollbackLeavesEveryRowAsItWas(t *testing.T, on backend) {
+	b := on.setup(t)
 	changes := []struct {
 		name string
 		make func(key string) verb
@@ -245,7 +250,7 @@ func requireAllowed(t *testing.T, call verb, limiter *ratelimit.Limiter) {
 // A flood of reservations that are given up must not leave a debt, nor forgive one.
 func TestReservationsRolledBackEndWhereTheyBegan(t *testing.T) {
 	t.Parallel()
-	const flood = 1000
+	flood := testsize.Of(100, 1000)
 	b := setup(t)
 	takeAll(t, b.limiter, bounded.For("key"))
 	before := b.rows(t, "")

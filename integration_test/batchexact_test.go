@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -84,11 +85,14 @@ func book(ctx context.Context, limiter *ratelimit.Limiter, random *rand.Rand, l 
 // whom, and in how many processes.
 func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
 	t.Parallel()
+	onEach(t, testManyCallersTakeExactlyWhatTheyAreTold, onPostgres, inMemory)
+}
+
+func testManyCallersTakeExactlyWhatTheyAreTold(t *testing.T, on backend) {
 	const callers, each = 48, 40
-	b := setup(t)
+	b := on.setup(t)
 	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{}), b.with(t, ratelimit.Config{NoBatching: true})}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	l := &ledger{taken: make(map[slot]float64)}
 	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		random := rand.New(rand.NewPCG(seed, uint64(caller)))
@@ -222,10 +226,8 @@ func TestOneCallAtATimeIsToldTheSameWithoutBatching(t *testing.T) {
 	batched := setup(t).with(t, ratelimit.Config{AsOf: clock})
 	single := setup(t).with(t, ratelimit.Config{AsOf: clock, NoBatching: true})
 	limits := slices.Concat(pruneLimits, booked)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	for step := range 300 {
+	random := testsize.Rand(t)
+	for step := range testsize.Of(80, 300) {
 		now = now.Add(time.Duration(random.ExpFloat64() * float64(20*time.Second)).Truncate(time.Microsecond))
 		var requests []ratelimit.Request
 		for _, i := range random.Perm(len(limits))[:1+random.IntN(6)/4] {

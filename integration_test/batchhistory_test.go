@@ -59,11 +59,15 @@ func (o timing) pairModel() porcupine.Model {
 
 func TestHistoryOfBatchesIsLinearizable(t *testing.T) {
 	t.Parallel()
+	onEach(t, testHistoryOfBatchesIsLinearizable, onPostgres, inMemory, inPartitions)
+}
+
+func testHistoryOfBatchesIsLinearizable(t *testing.T, on backend) {
 	for _, timing := range timings() {
 		t.Run(timing.name, func(t *testing.T) {
 			t.Parallel()
 			const callers, each = 12, 40
-			b := setup(t)
+			b := on.setup(t)
 			processes := []pairHistory{{timing, timing.limiter(t, b)}, {timing, timing.limiter(t, b)}}
 			var r recorder[pairQuestion, pairReply]
 			history := r.recordAll(t, callers, each, func(caller int, random *rand.Rand) operation[pairQuestion, pairReply] {
@@ -72,7 +76,7 @@ func TestHistoryOfBatchesIsLinearizable(t *testing.T) {
 			requireBoth(t, history, func(told pairReply) bool { return told.allowed })
 			requireLinearizable(t, timing.pairModel(), history)
 
-			another := pairHistory{timing, timing.limiter(t, setup(t))}
+			another := pairHistory{timing, timing.limiter(t, on.setup(t))}
 			requireOnce(t, timing.pairModel(), another.ask([2]float64{1, 2}, pairTake))
 		})
 	}

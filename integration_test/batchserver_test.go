@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -145,7 +146,7 @@ func TestRefusalsInBatchesLogNothing(t *testing.T) {
 // each call would read all rows for as long.
 func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 	t.Parallel()
-	heavy(t, "a database for each statement; TestStatementsUseThePrimaryKey has them all on one")
+	testsize.Long(t, "a database for each statement; TestStatementsUseThePrimaryKey has them all on one")
 	for _, rows := range []int{0, 100, 3000} {
 		for file, parameters := range map[string]string{
 			"bucket_take_alone.sql":  oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`,

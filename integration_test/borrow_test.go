@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -57,7 +58,11 @@ func (x *tenants) run(t *testing.T, span time.Duration, busy ...int) (got [3]int
 
 func TestBorrowGuaranteesAndLends(t *testing.T) {
 	t.Parallel()
-	x := &tenants{desk: setup(t).desk(t, ratelimit.Config{}), pool: "one"}
+	onEach(t, testBorrowGuaranteesAndLends, onPostgres, inMemory)
+}
+
+func testBorrowGuaranteesAndLends(t *testing.T, on backend) {
+	x := &tenants{desk: on.setup(t).desk(t, ratelimit.Config{}), pool: "one"}
 	all := []int{0, 1, 2}
 	x.run(t, time.Second, all...) // what the full buckets held is gone
 	busy := x.run(t, 2*time.Second, all...)
@@ -90,7 +95,7 @@ func floats(got [3]int) []float64 {
 // been refused: in each step nobody gets less than his guarantee has gained, and all together no more than the bound.
 func TestBorrowHoldsUnderConcurrentLoad(t *testing.T) {
 	t.Parallel()
-	heavy(t, "thousands of takes")
+	testsize.Long(t, "thousands of takes")
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	for _, c := range callers() {
 		t.Run(c.name, func(t *testing.T) {
@@ -239,7 +244,11 @@ func TestBorrowWaitsForRowsThatAreHeld(t *testing.T) {
 // A refusal in a transaction leaves no row locked and none made, and what a transaction took is undone with it.
 func TestBorrowIsPartOfTheTransaction(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testBorrowIsPartOfTheTransaction, onPostgres, inMemory)
+}
+
+func testBorrowIsPartOfTheTransaction(t *testing.T, on backend) {
+	b := on.setup(t)
 	own, pool := ratelimit.Define("own", hoard(4)), ratelimit.Define("pool", hoard(10))
 	request := ratelimit.Borrow(own.For("ada"), pool.Global())
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -276,7 +285,7 @@ func TestBorrowSurvivesCuts(t *testing.T) {
 			own, pool := ratelimit.Define("own", hoard(40)), ratelimit.Define("pool", hoard(100))
 			request := ratelimit.Borrow(own.For("cutKey"), pool.For("cutKey"))
 			taken := 0
-			for range 12 {
+			for range testsize.Of(3, 12) {
 				for _, words := range []string{"SELECT", "INSERT", "UPDATE", "commit", "cutKey"} {
 					cutter.arm(words, side, 1)
 					d, err := s.limiter.Take(t.Context(), request)

@@ -164,7 +164,11 @@ func (countStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchE
 // A zone that the server does not know is an error that says so. The transaction goes on, and nothing is remembered.
 func TestAZoneThatTheServerDoesNotKnow(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testAZoneThatTheServerDoesNotKnow, onPostgres, inMemory)
+}
+
+func testAZoneThatTheServerDoesNotKnow(t *testing.T, on backend) {
+	b := on.setup(t)
 	for _, zone := range []string{"Europe/Berlni", "Europe", "CEST", "nan", "Infinity", "interval"} {
 		limit := ratelimit.Define("month", ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Monthly, Zone: zone})
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -58,7 +59,7 @@ func TestACalendarWindowEndsWhileACallWaits(t *testing.T) {
 	b := setup(t)
 	limit := ratelimit.Define("month", monthly)
 	ends := in(t, "Europe/Berlin", time.April, 1, 0)
-	for _, c := range callers() {
+	for _, c := range testsize.Of(callers()[3:], callers()) {
 		for _, several := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/Several=%v", c.name, several), func(t *testing.T) { // not parallel: waiting counts all
 				key := t.Name()

@@ -70,7 +70,11 @@ func TestARuleChangesACalendarWindow(t *testing.T) {
 // A bucket that is full is not there, and one that is not stays.
 func TestPruneOfCalendarWindows(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testPruneOfCalendarWindows, onPostgres, inMemory, inPartitions)
+}
+
+func testPruneOfCalendarWindows(t *testing.T, on backend) {
+	b := on.setup(t)
 	d := b.desk(t, ratelimit.Config{})
 	limit := ratelimit.Define("month", monthly)
 	begins := in(t, "Europe/Berlin", time.March, 1, 0)

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -155,6 +156,7 @@ func TestTheClockGoesBeyondWhatIsKnownOfACalendar(t *testing.T) {
 		for _, years := range []int{2, 30, 300, -8, -40} {
 			t.Run(string(resets)+time.Date(2000+years, 1, 1, 0, 0, 0, 0, time.UTC).Format("/2006"), func(t *testing.T) {
 				t.Parallel()
+				representative(t, fmt.Sprint(resets, years), "day300", "month2", "year-8")
 				d := b.desk(t, ratelimit.Config{})
 				d.clock.set(clockNoon)
 				takeAll(t, d.limiter, limit.For(t.Name()))
@@ -171,6 +173,7 @@ func TestTheClockGoesBeyondWhatIsKnownOfACalendar(t *testing.T) {
 			})
 			t.Run("InTheMidst/"+string(resets)+time.Date(2000+years, 1, 1, 0, 0, 0, 0, time.UTC).Format("/2006"), func(t *testing.T) {
 				t.Parallel()
+				representative(t, fmt.Sprint(resets, years), "month2", "year-8")
 				for reads := range int64(6) {
 					n := int64(0)
 					l := b.with(t, ratelimit.Config{NoBatching: true, AsOf: func() time.Time {

@@ -2,12 +2,12 @@ package integration_test
 
 import (
 	"context"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -15,16 +15,14 @@ import (
 // call has several. Both leave the same in a row, to the last bit.
 func TestChargesAndCreditsAgreeToTheLastBit(t *testing.T) {
 	t.Parallel()
-	const steps = 400
+	steps := testsize.Of(80, 400)
 	for name, policy := range map[string]ratelimit.Policy{
 		"Bucket":  ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 100. / 3},
 		"Windows": ratelimit.FixedWindow{Rate: 0.7, Period: 11 * time.Second, Capacity: 100. / 3, Start: clockNoon},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			random := rand.New(rand.NewPCG(seed, 0))
+			random := testsize.Rand(t)
 			d := setup(t).desk(t, ratelimit.Config{})
 			limit := ratelimit.Define("twin", policy)
 			beside := ratelimit.Define("beside", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Shards: 2}).For("key")

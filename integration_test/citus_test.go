@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -58,21 +59,13 @@ func TestCitus(t *testing.T) {
 // answersAsPlain makes the same calls on Citus and on plain Postgres.
 func (s *citusStand) answersAsPlain(t *testing.T) {
 	t.Helper()
-	steps := 1000
-	if testing.Short() {
-		steps = 200
-	}
 	for i, pool := range s.nodes {
 		t.Run(fmt.Sprint("Node", i), func(t *testing.T) {
 			_, err := pool.Exec(t.Context(), `DELETE FROM ratelimit.reservations`) // which Expire would end
 			require.NoError(t, err)
 			e := newTwoEngines(t, &bundle{pool: pool, schema: "ratelimit"}, uint64(2000+i))
 			e.replace(1, postgrestest.New(t))
-			for range steps {
-				e.step()
-			}
-			e.hasTriedAll()
-			e.look()
+			e.run(testsize.Of(200, 1000))
 		})
 	}
 }

@@ -64,7 +64,11 @@ func TestWaitingForTheRowCreditsNoInstantTwice(t *testing.T) {
 // In a long transaction a decision is made at its own time, not at that of the BEGIN.
 func TestLongTransactionDecidesAtThePresent(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testLongTransactionDecidesAtThePresent, onPostgres, inMemory)
+}
+
+func testLongTransactionDecidesAtThePresent(t *testing.T, on backend) {
+	b := on.setup(t)
 	for _, level := range levels {
 		t.Run(level.name, func(t *testing.T) {
 			t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -322,7 +323,7 @@ func TestInTxDoesNotCutACommitShortWhenTheCallerGivesUp(t *testing.T) {
 // A COMMIT that gets no answer is given up after a while, and the server is told to stop.
 func TestInTxDoesNotWaitForeverForACommit(t *testing.T) {
 	t.Parallel()
-	heavy(t, "it waits until a COMMIT is given up")
+	testsize.Long(t, "it waits until a COMMIT is given up")
 	s, ctx := newStand(t), t.Context()
 	open := s.closeGate(t)
 	tooLong := time.AfterFunc(patient, open)

@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // Every commit of one takes the row from all that run beside it, and each transaction lasts as long as a
 // short round of an application does.
 func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	t.Parallel()
-	heavy(t, "hundreds of transactions, each of which waits")
+	testsize.Long(t, "hundreds of transactions, each of which waits")
 	const workers, each = 32, 20
 	s := newStand(t, func(config *pgxpool.Config) { config.MaxConns = workers })
 	ctx := t.Context()

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -42,7 +43,7 @@ func pairs() []pair {
 
 func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 	t.Parallel()
-	heavy(t, "sixteen thousand takes")
+	testsize.Long(t, "sixteen thousand takes")
 	const rounds = 1000
 	b := setup(t)
 	t.Run("Together", func(t *testing.T) { // not parallel: what is in it is counted when it has ended

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -168,7 +169,7 @@ func TestDenyCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) {
 // one with a cache, go through the same history at the same instants.
 func TestDenyCacheChangesNoAnswer(t *testing.T) {
 	t.Parallel()
-	const steps = 4000
+	steps := testsize.Of(400, 4000)
 	b := setup(t)
 	clock := clockNoon
 	asOf := func() time.Time { return clock }
@@ -181,7 +182,7 @@ func TestDenyCacheChangesNoAnswer(t *testing.T) {
 		ratelimit.Define("window", ratelimit.FixedWindow{Rate: 7, Period: time.Second, Capacity: 9, Start: clockNoon}),
 		ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 8, Period: time.Minute}),
 	}
-	src := rand.New(rand.NewPCG(1, 2))
+	src := testsize.Rand(t)
 	for step := range steps {
 		clock = clock.Add(time.Duration(src.IntN(60_000)) * time.Microsecond)
 		which, seed := src.Perm(len(limits))[:1+src.IntN(2)], src.Uint64()
@@ -300,7 +301,7 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 // Allowing is never from memory.
 func TestDenyCacheAdmitsExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
-	heavy(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
+	testsize.Long(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
 	b := setup(t)
 	for _, several := range []bool{false, true} {
 		for _, shards := range []int{1, 4} {

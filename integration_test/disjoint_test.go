@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -16,7 +17,7 @@ import (
 // conflict with the neighbours' inserts, or, where the planner prefers to scan it, with every write.
 func TestDifferentKeysNeverConflict(t *testing.T) {
 	t.Parallel()
-	heavy(t, "ten thousand transactions")
+	testsize.Long(t, "ten thousand transactions")
 	const workers = 8
 	tests := []struct {
 		name         string

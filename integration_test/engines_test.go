@@ -6,11 +6,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -29,7 +31,7 @@ type twoEngines struct {
 	leases []ratelimit.Lease
 	counts map[string]int
 	keys   string
-	seed   uint64
+	steps  int
 
 	mayLose bool // the transaction that is open may be given up by the server, as inTx says
 	lost    bool // it was
@@ -43,7 +45,7 @@ func newTwoEngines(t *testing.T, b *bundle, seed uint64) *twoEngines {
 			ratelimit.Define("fractions", ratelimit.TokenBucket{Rate: 0.7, Period: 3 * time.Second, Capacity: 5.5, MaxReserved: 9.25}),
 			ratelimit.Define("nodebt", ratelimit.TokenBucket{Rate: 9, Period: 20 * time.Second, MaxReserved: ratelimit.NoReservations}),
 		),
-		counts: map[string]int{}, keys: fmt.Sprint("engines ", seed, " "), seed: seed,
+		counts: map[string]int{}, keys: fmt.Sprint("engines ", seed, " "),
 	}
 	e.clock.set(time.Date(2026, 3, 28, 22, 0, 0, 0, time.UTC)) // the clocks change soon
 	for i := range e.dbs {
@@ -56,8 +58,8 @@ func newTwoEngines(t *testing.T, b *bundle, seed uint64) *twoEngines {
 func (e *twoEngines) replace(i int, db ratelimit.Pool) {
 	e.Helper()
 	limiter, err := ratelimit.New(db, ratelimit.Config{
-		AsOf: e.clock.now, Timeout: 10 * time.Minute, StaleAfter: 30 * time.Second, ExpireAfter: 2 * time.Minute, ReleaseExpired: e.seed%2 == 0,
-		NoBatching: e.seed%2 == 1,
+		AsOf: e.clock.now, Timeout: 10 * time.Minute, StaleAfter: 30 * time.Second, ExpireAfter: 2 * time.Minute,
+		ReleaseExpired: e.steps == 0, NoBatching: e.steps > 0,
 	})
 	require.NoError(e, err)
 	e.dbs[i], e.bases[i] = db, limiter
@@ -333,31 +335,40 @@ func (e *twoEngines) step() {
 	}
 }
 
-// hasTriedAll checks that each verb was called, and most transactions whole.
-func (e *twoEngines) hasTriedAll() {
+// run makes so many steps, half of them in batches, and goes on until it has called each verb.
+func (e *twoEngines) run(steps int) {
 	e.Helper()
-	require.Less(e, e.counts["lost"], e.counts["transactions"]/2, "transactions that the server gave up")
-	for _, verb := range []string{"take", "take up to", "reserve", "settle", "start", "renew", "acquire", "release", "expire", "prune", "errors"} {
-		require.Positive(e, e.counts[verb], verb)
+	for ; e.steps < steps/2; e.steps++ {
+		e.step()
 	}
+	for i, db := range e.dbs {
+		e.replace(i, db)
+	}
+	for ; e.steps < steps || e.steps < 10*steps && !e.hasTriedAll(); e.steps++ {
+		e.step()
+	}
+	e.look()
+	require.True(e, e.hasTriedAll(), e.counts)
+	require.Less(e, e.counts["lost"], e.counts["transactions"]/2, "transactions that the server gave up")
 }
 
-// TestEnginesAnswerTheSame makes the same calls on Postgres and in memory: all verbs, over several limits of all kinds, in
-// transactions and out of them. Every answer and every error is the same, but for what level says.
+// hasTriedAll reports whether each verb was called.
+func (e *twoEngines) hasTriedAll() bool {
+	verbs := []string{
+		"take", "check", "take up to", "charge", "credit", "refund", "reset", "check reserve", "reserve", "cancel", "settle", "settle at", "start", "started",
+		"renew", "acquire", "renew lease", "release", "value", "expire", "prune", "errors", "transactions", "undone", "undone to a savepoint",
+	}
+	return !slices.ContainsFunc(verbs, func(verb string) bool { return e.counts[verb] == 0 })
+}
+
+// TestEnginesAnswerTheSame makes the same calls on each backend of Postgres and in memory: all verbs, over several limits of all kinds, in
+// transactions, with savepoints, that are committed and rolled back, and out of them. Every answer and every error is the same, but for what
+// level says.
 func TestEnginesAnswerTheSame(t *testing.T) {
 	t.Parallel()
-	steps := 2500
-	if testing.Short() {
-		steps = 300
-	}
-	for _, seed := range []uint64{0, 1, 2, 1006} {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			e := newTwoEngines(t, setup(t), seed)
-			for range steps {
-				e.step()
-			}
-			e.hasTriedAll()
+	onEach(t, func(t *testing.T, on backend) {
+		testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+			newTwoEngines(t, on.setup(t), seed).run(testsize.Of(300, 1000))
 		})
-	}
+	}, onPostgres, inPartitions, byRoutedStatements)
 }

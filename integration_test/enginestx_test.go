@@ -24,10 +24,17 @@ func (e *twoEngines) inTx() {
 		if back := e.random.IntN(2) == 0; nested {
 			e.finish(inner, back)
 			e.enter(outer)
+			if back {
+				e.counts["undone to a savepoint"]++
+			}
 		}
 	}
-	e.finish(outer, e.random.IntN(3) == 0)
+	back := e.random.IntN(3) == 0
+	e.finish(outer, back)
 	e.counts["transactions"]++
+	if back {
+		e.counts["undone"]++
+	}
 	if e.lost {
 		e.counts["lost"]++
 	}

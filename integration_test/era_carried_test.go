@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -37,6 +38,10 @@ func TestPruneBringsNoOldRowsBack(t *testing.T) {
 // What a debt becomes in a change is not forgotten because the row that owes it was full by the policy before.
 func TestPruneForgivesNoDebtThatAChangeScales(t *testing.T) {
 	t.Parallel()
+	onEach(t, testPruneForgivesNoDebtThatAChangeScales, onPostgres, inMemory)
+}
+
+func testPruneForgivesNoDebtThatAChangeScales(t *testing.T, on backend) {
 	tests := map[string]eraChange{
 		"Scaled": {
 			before: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}, after: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 1000},
@@ -50,7 +55,7 @@ func TestPruneForgivesNoDebtThatAChangeScales(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test})
+			d := on.setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test})
 			request := changingLimit("limit").For("key")
 			d.plant(t, "key", 0, -90, changeInstant.Add(-time.Second))
 			for minutes := 1; minutes < 1200; minutes += 7 {
@@ -134,6 +139,7 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			representative(t, name, "FourBecomeTwoOneFull")
 			b := setup(t)
 			d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
 			rule, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: test.change.before}}})
@@ -152,7 +158,7 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 			given := 0
 			for range 3 {
 				given += admitted(t, late, request, 1, 20)
-				given += admitted(t, d.limiter, request, 1, 1000)
+				given += admitted(t, d.limiter, request, 1, testsize.Of(100, 1000))
 			}
 			require.LessOrEqual(t, given, test.most)
 		})

@@ -100,6 +100,7 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 		for verb, call := range verbs {
 			t.Run(name+"/"+verb, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name, "OneRowBecomesSeveral", "RaisedWithoutRows")
 				b := setup(t)
 				for reads := range int64(6) {
 					d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
@@ -135,6 +136,7 @@ func TestAFullBucketStaysFullInOtherRows(t *testing.T) {
 		for at, span := range map[string]time.Duration{"AtTheChange": 0, "Later": time.Second} {
 			t.Run(name+at, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name+at, "BucketLater", "WindowAtTheChange")
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": {before: slowly(80, 1), after: after}})
 				request := changingLimit("limit").For("key")
 				d.plant(t, "key", 0, 80, changeInstant.Add(-time.Second))
@@ -154,6 +156,7 @@ func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
 	for name, shards := range map[string][]int{"OneOneTwo": {1, 1, 2}, "TwoOneEight": {2, 1, 8}, "EightOneEight": {8, 1, 8}, "FourFourEightEight": {4, 4, 8, 8}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			representative(t, name, "TwoOneEight")
 			config := ratelimit.RuleConfig{}
 			for i, n := range shards {
 				config.Eras = append(config.Eras, ratelimit.Era{From: changeInstant.Add(time.Duration(i) * time.Minute), Policy: slowly(80, n)})
@@ -181,6 +184,7 @@ func TestACreditAfterAChangeCountsOnce(t *testing.T) {
 		for _, capacity := range []float64{80, 800, 40} {
 			t.Run(fmt.Sprint(name, capacity), func(t *testing.T) {
 				t.Parallel()
+				representative(t, fmt.Sprint(name, capacity), "OneRow80", "MoreRows800", "FewerRows40", "TwoOfFour800")
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(capacity, shards[1])},
 				})

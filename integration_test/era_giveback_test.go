@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -53,13 +54,14 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			representative(t, name, "WindowsToShards", "TokensToACalendar")
 			b := setup(t)
 			for way, of := range ways {
 				_, isSliding := c.before.(ratelimit.SlidingWindow)
 				if of.reserves && isSliding {
 					continue
 				}
-				for reads := range int64(12) {
+				for reads := range testsize.Of(int64(6), 12) {
 					request := changingLimit("limit").For(fmt.Sprint(way, reads))
 					rules := func() ratelimit.Policies { return eraRules{"limit": c.rule(t, changingLimit("limit"))} } // each remembers what has begun
 					d := b.desk(t, ratelimit.Config{Policies: rules(), ReleaseExpired: true, ExpireAfter: time.Millisecond})

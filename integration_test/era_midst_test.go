@@ -13,6 +13,10 @@ import (
 // The change comes in the midst of a call that ends or renews a reservation of two limits: each token counts once.
 func TestTheChangeComesWhileAReservationEnds(t *testing.T) {
 	t.Parallel()
+	onEach(t, testTheChangeComesWhileAReservationEnds, onPostgres, inMemory)
+}
+
+func testTheChangeComesWhileAReservationEnds(t *testing.T, on backend) {
 	const reserved, held = 4.0, 36.0
 	endings := map[string]struct {
 		takes float64
@@ -39,7 +43,8 @@ func TestTheChangeComesWhileAReservationEnds(t *testing.T) {
 		for verb, ending := range endings {
 			t.Run(name+verb, func(t *testing.T) {
 				t.Parallel()
-				b := setup(t)
+				representative(t, name, "OneToEight")
+				b := on.setup(t)
 				c := eraChange{before: slowly(80, shards[0]), after: slowly(80, shards[1])}
 				d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": c})
 				for reads := range int64(8) {

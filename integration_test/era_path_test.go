@@ -25,6 +25,7 @@ func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 		for _, level := range levels {
 			t.Run(name+level.name, func(t *testing.T) {
 				t.Parallel()
+				representative(t, name, "FourToTwo")
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(800, shards[1])},
 				})
@@ -64,6 +65,7 @@ func TestATransactionThatBeganBeforeTheChangeTakesAfterIt(t *testing.T) {
 		for _, level := range levels {
 			for _, settled := range []bool{false, true} {
 				t.Run(fmt.Sprint(name, level.name, settled), func(t *testing.T) {
+					representative(t, name, "OneToEight", "FourToTwo")
 					if level.level != pgx.Serializable { // whose reads in one table may fail one another
 						t.Parallel()
 					}
@@ -137,11 +139,16 @@ func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 // Callers at once get what the bucket held, whatever has become of its rows.
 func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 	t.Parallel()
+	onEach(t, testCallersAtOnceGetWhatTheBucketHeld, onPostgres, inMemory, inPartitions)
+}
+
+func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
 	for name, shards := range rowChanges() {
 		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "DenyCache": {DenyCache: denyEntries}} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
-				d := setup(t).changing(t, config, map[string]eraChange{
+				representative(t, name, "OneRow", "FourToTwo")
+				d := on.setup(t).changing(t, config, map[string]eraChange{
 					"limit": {before: slowly(80, shards[0]), after: slowly(160, shards[1])},
 				})
 				request := changingLimit("limit").For("key")

@@ -43,6 +43,7 @@ func TestCallsAtOnceUnderSeveralRules(t *testing.T) {
 				}
 				t.Run(name+how, func(t *testing.T) {
 					t.Parallel()
+					representative(t, name, "EightToOne")
 					b := setup(t)
 					c := eraChange{before: slowly(80, shards[0]), after: slowly(160, shards[1])}
 					old, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: c.before}}})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -20,15 +21,13 @@ import (
 // the decisions and what is stored are those of the exact model.
 func TestAChangeAgreesWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	const each = 45
+	each := testsize.Of(10, 45)
 	for name, first := range map[string]time.Duration{
 		"AMicrosecondBefore": -time.Microsecond, "AtTheInstant": 0, "AMicrosecondAfter": time.Microsecond, "Later": 7 * time.Second,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			table := newEraTable(t, seed, each)
+			table := newEraTable(t, testsize.Seed(t), each)
 			table.run(t, first)
 		})
 	}

@@ -70,7 +70,11 @@ func TestExpireGoesPastReservationsThatAreLocked(t *testing.T) {
 // A bucket that somebody holds keeps the reservations open that would give back to it, and no others.
 func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
 	t.Parallel()
-	d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+	onEach(t, testExpireGoesPastABucketThatIsHeld, onPostgres, inMemory)
+}
+
+func testExpireGoesPastABucketThatIsHeld(t *testing.T, on backend) {
+	d := on.setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
 	for range 3 {
 		d.reserve(t, roomy.For("held").Cost(10))
 		d.reserve(t, roomy.For("free").Cost(10))

@@ -35,6 +35,10 @@ var housekeeping = map[string]bool{
 // of the parameters: a scan would be slow, and at SERIALIZABLE a conflict with everybody.
 func TestStatementsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
+	onEach(t, testStatementsUseThePrimaryKey, onPostgres, inPartitions)
+}
+
+func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 	tests := map[string]struct {
 		parameters string
 		upserts    int  // that arbitrate by the primary key
@@ -83,7 +87,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 	require.NoError(t, err)
 	files = slices.DeleteFunc(files, func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
-	b := setup(t)
+	b := on.setup(t)
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0
 		FROM generate_series(1, 5000) AS n, unnest('{other,roomy}'::text[]) AS name`)
 	b.exec(t, "ANALYZE ratelimit.buckets")

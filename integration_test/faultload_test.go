@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -76,7 +77,7 @@ func (l *load) awaitAcks(t *testing.T, more int64) {
 
 func TestACrashOfTheServerLosesNothingThatWasAcknowledged(t *testing.T) {
 	t.Parallel()
-	heavy(t, "it stops a server of its own four times")
+	testsize.Long(t, "it stops a server of its own four times")
 	s := newServerStand(t)
 	s.dataDirectory(t)
 	stop := func(mode postgrestest.StopMode) func(*testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -86,6 +87,7 @@ func TestEveryCallFailsClosedWhenTheServerIsDown(t *testing.T) {
 
 func TestWritesFailClosedOnAHotStandby(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "it restarts a server of its own as a standby")
 	s := newServerStand(t)
 	require.NoError(t, s.takeOutside(t.Context(), "ada"))
 

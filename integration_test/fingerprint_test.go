@@ -37,6 +37,10 @@ func asks(call string) bool {
 // A program with another secret would have full buckets of its own: it is told, and takes nothing.
 func TestAnotherSecretIsRefused(t *testing.T) {
 	t.Parallel()
+	onEach(t, testAnotherSecretIsRefused, onPostgres, inMemory)
+}
+
+func testAnotherSecretIsRefused(t *testing.T, on backend) {
 	for first, ours := range secrets {
 		for second, theirs := range secrets {
 			if first == second {
@@ -44,7 +48,8 @@ func TestAnotherSecretIsRefused(t *testing.T) {
 			}
 			t.Run(first+"Then"+second, func(t *testing.T) {
 				t.Parallel()
-				b := setup(t)
+				representative(t, first+second, "OneThenOther", "NoneThenOne", "OneThenNone")
+				b := on.setup(t)
 				b.limiter = b.with(t, ours)
 				reserve := func() string {
 					r, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
@@ -222,7 +227,11 @@ func TestTransactionsLookAgainForTheFingerprint(t *testing.T) {
 // What InTx stores is not part of its transaction, and stays when that is rolled back.
 func TestFingerprintOutlivesARollback(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testFingerprintOutlivesARollback, onPostgres, inMemory)
+}
+
+func testFingerprintOutlivesARollback(t *testing.T, on backend) {
+	b := on.setup(t)
 	one, giveUp := b.with(t, secrets["One"]), errors.New("give up")
 	err := one.InTx(t.Context(), func(tx pgx.Tx) error {
 		_, err := one.WithTx(tx).Take(t.Context(), roomy.For("key"))

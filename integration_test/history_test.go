@@ -113,11 +113,15 @@ func (o timing) reply(d ratelimit.Decision, state int) reply {
 
 func TestHistoryOfABucketIsLinearizable(t *testing.T) {
 	t.Parallel()
+	onEach(t, testHistoryOfABucketIsLinearizable, onPostgres, inMemory, byRoutedStatements)
+}
+
+func testHistoryOfABucketIsLinearizable(t *testing.T, on backend) {
 	for _, timing := range timings() {
 		t.Run(timing.name, func(t *testing.T) {
 			t.Parallel()
 			const callers, each = 8, 50
-			b := setup(t)
+			b := on.setup(t)
 			h := bucketHistory{timing, timing.limiter(t, b), timing.limit().For("key")}
 			var r recorder[question, reply]
 			history := r.recordAll(t, callers, each, func(_ int, random *rand.Rand) operation[question, reply] { return h.draw(random) })

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -93,6 +94,7 @@ func (r *renewals) Observe(_ context.Context, event ratelimit.Event) {
 // was acquired in a transaction, or by another process.
 func TestHoldOutlivesTheLease(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "it waits for a lease of three seconds to end; TestKeep of package ratelimit is the same in virtual time")
 	const lease = 3 * time.Second
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
 	for name, acquire := range map[string]func(t *testing.T, b *bundle, l *ratelimit.Limiter) ratelimit.Lease{
@@ -213,8 +215,13 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 // TestHoldersAreNeverTooMany has 32 workers hold one of 8 slots 5 times each: never 9 at once, and all come through.
 func TestHoldersAreNeverTooMany(t *testing.T) {
 	t.Parallel()
-	const workers, most, times = 32, 8, 5
-	b := setup(t)
+	onEach(t, testHoldersAreNeverTooMany, onPostgres, inMemory)
+}
+
+func testHoldersAreNeverTooMany(t *testing.T, on backend) {
+	const workers, most = 32, 8
+	times := testsize.Of(1, 5)
+	b := on.setup(t)
 	jobs := slots("jobs", most)
 	var running, peak, done atomic.Int64
 	require.NoError(t, atonce.Do(workers, func(int) error {

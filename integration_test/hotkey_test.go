@@ -12,13 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // TestHotKey is about transactions of one process that want the same bucket all the time.
 func TestHotKey(t *testing.T) {
 	t.Parallel()
-	heavy(t, "thousands of transactions on one key")
+	testsize.Long(t, "thousands of transactions on one key")
 
 	const workers, rounds = 32, 20
 	hot := ratelimit.Define("hot", hoard(workers*rounds/2))

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -16,7 +17,7 @@ import (
 //
 //nolint:paralleltest // a transaction that others keep open, in whatever database, keeps dead versions from being cleaned
 func TestHotRowStaysSmall(t *testing.T) {
-	heavy(t, "a hundred thousand updates")
+	testsize.Long(t, "a hundred thousand updates")
 	const (
 		onTheServer = 92_000 // one after the other, as fast as they go
 		takers      = 4

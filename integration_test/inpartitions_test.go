@@ -18,41 +18,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// partitions is over how many partitions the buckets of TestInPartitions are.
-const partitions = 4
-
-// TestInPartitions runs a test or two of each verb, kind and way to decide once more, on buckets in partitions: setup sees whose subtests they
-// are. RATELIMIT_PARTITIONS=8 go test ./integration_test runs all of them so.
-func TestInPartitions(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]func(t *testing.T){
-		"TestABucketIsLevelledOverItsNewRows":         TestABucketIsLevelledOverItsNewRows,
-		"TestBorrowAdmitsExactlyWhatThereIs":          TestBorrowAdmitsExactlyWhatThereIs,
-		"TestCallersAtOnceGetWhatTheBucketHeld":       TestCallersAtOnceGetWhatTheBucketHeld,
-		"TestCallsThatMixKindsAgreeWithTheExactModel": TestCallsThatMixKindsAgreeWithTheExactModel,
-		"TestCancel":                            TestCancel,
-		"TestCharge":                            TestCharge,
-		"TestCredit":                            TestCredit,
-		"TestHistoryOfBatchesIsLinearizable":    TestHistoryOfBatchesIsLinearizable,
-		"TestLeasesAgreeWithTheExactModel":      TestLeasesAgreeWithTheExactModel,
-		"TestPruneOfCalendarWindows":            TestPruneOfCalendarWindows,
-		"TestRenew":                             TestRenew,
-		"TestReserve":                           TestReserve,
-		"TestResetDoesNotMoveABucketBackInTime": TestResetDoesNotMoveABucketBackInTime,
-		"TestRollbackToASavepointGivesBackWhatWasTakenInIt": TestRollbackToASavepointGivesBackWhatWasTakenInIt,
-		"TestSettleOverSeveralLimits":                       TestSettleOverSeveralLimits,
-		"TestShardedLimitsAmongOthersAreAllOrNothing":       TestShardedLimitsAmongOthersAreAllOrNothing,
-		"TestSlidingWindowIsPruned":                         TestSlidingWindowIsPruned,
-		"TestSlotsAndTokensAreTakenTogether":                TestSlotsAndTokensAreTakenTogether,
-		"TestStart":                                         TestStart,
-		"TestStatementsUseThePrimaryKey":                    TestStatementsUseThePrimaryKey,
-		"TestWhatGoesByTIDDoesNotReadTheWholeTable":         TestWhatGoesByTIDDoesNotReadTheWholeTable,
-		"TestTakeUpTo":                                      TestTakeUpTo,
-	} {
-		t.Run(name, test)
-	}
-}
-
 // inPartitions18 reports whether the buckets are in partitions of PostgreSQL 18, where a Limiter goes by statements that name one row each.
 func (b *bundle) inPartitions18(t *testing.T) (is bool) {
 	t.Helper()
@@ -120,6 +85,7 @@ func TestPruneGoesThroughEachPartition(t *testing.T) {
 	for _, n := range []int{1, 3, 16} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
+			representative(t, fmt.Sprint(n), "3")
 			ctx, traced := t.Context(), &deletions{}
 			pool := postgrestest.NewPartitioned(t, n, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 12, traced })
 			b := &bundle{pool: pool, schema: "ratelimit"}

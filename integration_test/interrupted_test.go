@@ -129,8 +129,12 @@ func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
 // Whoever waits in a queue has a connection, so whoever is at its head must not have to wait for one.
 func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
 	t.Parallel()
+	onEach(t, testInTxGetsEverybodyThroughOnAFewConnections, onPostgres, inMemory)
+}
+
+func testInTxGetsEverybodyThroughOnAFewConnections(t *testing.T, on backend) {
 	const workers, each = 64, 5
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	b := on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
 	hot := ratelimit.Define("hot", hoard(workers*each))
 	require.NoError(t, atonce.Do(workers, func(int) error {
 		for range each {

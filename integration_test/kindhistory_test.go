@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -138,7 +139,7 @@ func newKindHistory(t *testing.T, b *bundle) *kindHistory {
 
 func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 	t.Parallel()
-	heavy(t, "a thousand calls, most of them in conflict with others")
+	testsize.Long(t, "a thousand calls, most of them in conflict with others")
 	h := newKindHistory(t, setup(t))
 	var r recorder[kindQuestion, kindReply]
 	var history []porcupine.Operation

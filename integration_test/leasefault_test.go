@@ -133,7 +133,11 @@ func TestALeaseWhoseCallWasLost(t *testing.T) {
 // A context that ends between the two statements of a release in a transaction leaves nothing half done.
 func TestAContextThatEndsInARelease(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testAContextThatEndsInARelease, onPostgres, inMemory)
+}
+
+func testAContextThatEndsInARelease(t *testing.T, on backend) {
+	b := on.setup(t)
 	limit := daylong("jobs", 1)
 	lease := acquire(t, b.limiter, limit.For("ada"))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -117,10 +117,10 @@ type slotsHistory struct {
 	leases []ratelimit.Lease
 }
 
-func newSlotsHistory(t *testing.T) *slotsHistory {
+func newSlotsHistoryOn(t *testing.T, on backend) *slotsHistory {
 	t.Helper()
 	limit := ratelimit.Define("slots", ratelimit.Concurrency{Most: slotsMost, Lease: slotsLease})
-	h := &slotsHistory{b: setup(t), clock: &clock{}, request: limit.For("key")}
+	h := &slotsHistory{b: on.setup(t), clock: &clock{}, request: limit.For("key")}
 	h.clock.set(clockNoon)
 	for _, config := range []ratelimit.Config{{}, {NoBatching: true}} {
 		config.AsOf = h.clock.now
@@ -131,8 +131,12 @@ func newSlotsHistory(t *testing.T) *slotsHistory {
 
 func TestHistoryOfSlotsIsLinearizable(t *testing.T) {
 	t.Parallel()
+	onEach(t, testHistoryOfSlotsIsLinearizable, onPostgres, inMemory, byRoutedStatements)
+}
+
+func testHistoryOfSlotsIsLinearizable(t *testing.T, on backend) {
 	const callers, each = 8, 45
-	h := newSlotsHistory(t)
+	h := newSlotsHistoryOn(t, on)
 	var r recorder[slotsQuestion, slotsReply]
 	history := r.recordAll(t, callers, each, h.draw)
 	var acquired []porcupine.Operation
@@ -144,7 +148,7 @@ func TestHistoryOfSlotsIsLinearizable(t *testing.T) {
 	requireBoth(t, acquired, func(told slotsReply) bool { return told.done.Allowed })
 	requireLinearizable(t, slotsModel(), history)
 
-	another := newSlotsHistory(t)
+	another := newSlotsHistoryOn(t, on)
 	requireOnce(t, slotsModel(), another.ask(slotsQuestion{slots: slotsMost/2 + 1}, another.processes[0], nil))
 }
 

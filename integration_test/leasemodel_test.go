@@ -3,7 +3,6 @@ package integration_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -38,7 +38,7 @@ func newLeaseHistory(t *testing.T, b *bundle, seed uint64) *leaseHistory {
 		length := time.Duration(1000+h.random.Int64N(int64(time.Hour/time.Microsecond))) * time.Microsecond
 		h.limits[i] = ratelimit.Define("modelled", ratelimit.Concurrency{Most: most, Lease: length})
 		h.policies[i] = buckettest.SlotPolicy{Most: int64(most), Length: length.Microseconds()}
-		h.limiters[i] = b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(h.now) }, NoBatching: seed%2 == 1})
+		h.limiters[i] = b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(h.now) }, NoBatching: i == 1})
 		_, err := h.limiters[i].Value(t.Context(), h.limits[i].For(h.key)) // from here on it knows the policy
 		require.NoError(t, err)
 	}
@@ -148,22 +148,14 @@ func (h *leaseHistory) acquire(l *ratelimit.Limiter, policy buckettest.SlotPolic
 	h.leases = append(h.leases[max(0, len(h.leases)-20):len(h.leases):len(h.leases)], lease)
 }
 
-// TestLeasesAgreeWithTheExactModel makes 100,000 calls on rows in Postgres, and holds each answer to the exact model.
+// TestLeasesAgreeWithTheExactModel makes random calls on rows in Postgres, and compares each answer with to the exact model.
 func TestLeasesAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	const histories = 10
-	steps := 10_000
-	if testing.Short() || strings.HasPrefix(t.Name(), "TestInPartitions/") {
-		steps = 300
-	}
 	b := setup(t)
-	for seed := range uint64(histories) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			h := newLeaseHistory(t, b, seed)
-			for range steps {
-				h.step()
-			}
-		})
-	}
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		h := newLeaseHistory(t, b, seed)
+		for range testsize.Of(300, 2500) {
+			h.step()
+		}
+	})
 }

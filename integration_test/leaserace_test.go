@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -66,7 +67,7 @@ func TestAcquireAdmitsExactlyTheSlots(t *testing.T) {
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
 						if limiter == unbatched {
-							heavy(t, "thousands of calls, of which batches are the harder case")
+							testsize.Long(t, "thousands of calls, of which batches are the harder case")
 						}
 						race{c, limiter, daylong("m-slots", raceCapacity), racersTries, name, rowExists, several, 0}.run(t, b)
 					})

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -181,7 +182,7 @@ func acquireAndRelease(t *testing.T, l *ratelimit.Limiter) string {
 
 func TestSlotsOfDifferentKeysNeverConflict(t *testing.T) {
 	t.Parallel()
-	heavy(t, "a thousand transactions")
+	testsize.Long(t, "a thousand transactions")
 	b := setup(t)
 	limit, other := daylong("jobs", 2), daylong("others", 2)
 	b.exec(t, "ANALYZE ratelimit.buckets")

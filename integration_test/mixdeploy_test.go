@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -75,7 +76,7 @@ func (p *deployed) ask(t *testing.T, pool *pgxpool.Pool, key string, way, tries 
 // the new one admits what it says.
 func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 	t.Parallel()
-	heavy(t, "36 pairs of kinds, each with hundreds of calls")
+	testsize.Long(t, "36 pairs of kinds, each with hundreds of calls")
 	const few, many, tries = 6, 10, 5
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 40 })
 	for one, before := range deployKinds(few) {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -30,20 +31,18 @@ type mixHistory struct {
 	counts  map[string]int
 }
 
-func newMixHistory(t *testing.T, b *bundle, seed uint64) *mixHistory {
+// newMixHistory returns a history in a time zone. Its clock steps back far where days have 24 hours, and the calls are batched there.
+func newMixHistory(t *testing.T, b *bundle, name string, seed uint64) *mixHistory {
 	t.Helper()
-	name := "Asia/Kolkata"
-	if seed%2 == 1 { // where days are of 23, 24 and 25 hours
-		name = "Europe/Berlin"
-	}
+	isEven := name != "Europe/Berlin"
 	zone, err := time.LoadLocation(name)
 	require.NoError(t, err)
 	h := &mixHistory{
 		T: t, b: b, random: rand.New(rand.NewPCG(seed, 7)), clock: &clock{}, key: fmt.Sprint("mix ", seed), limits: mixLimits(name),
-		model: []mixState{newMixState(zone)}, late: seed%2 == 0, counts: map[string]int{},
+		model: []mixState{newMixState(zone)}, late: isEven, counts: map[string]int{},
 	}
 	h.clock.set(time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC))
-	h.limiter = b.with(t, ratelimit.Config{AsOf: h.clock.now, NoBatching: seed%3 == 2})
+	h.limiter = b.with(t, ratelimit.Config{AsOf: h.clock.now, NoBatching: !isEven})
 	return h
 }
 
@@ -330,31 +329,31 @@ func (h *mixHistory) look() {
 // one by one and together, and holds each answer to a model in whole numbers.
 func TestCallsThatMixKindsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	const histories = 6
-	steps := 1000
-	if testing.Short() {
-		steps = 150
-	}
-	for seed := range uint64(histories) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			h := newMixHistory(t, setup(t), seed) // of its own: at SERIALIZABLE a Check takes part in conflicts
-			for range steps {
-				h.advance()
-				switch h.random.IntN(10) {
-				case 0, 1:
-					h.together()
-				case 2, 3:
-					h.inTx()
-				case 4:
-					h.release()
-				case 5:
-					h.look()
-				default:
-					h.one(h.limiter)
-				}
+	steps := testsize.Of(100, 500)
+	history := func(t *testing.T, zone string, seed uint64) {
+		t.Helper()
+		h := newMixHistory(t, setup(t), zone, seed) // of its own: at SERIALIZABLE a Check takes part in conflicts
+		for range steps {
+			h.advance()
+			switch h.random.IntN(10) {
+			case 0, 1:
+				h.together()
+			case 2, 3:
+				h.inTx()
+			case 4:
+				h.release()
+			case 5:
+				h.look()
+			default:
+				h.one(h.limiter)
 			}
-			require.Greater(t, min(h.counts["allowed"], h.counts["refused"]), steps/8)
+		}
+		require.Greater(t, min(h.counts["allowed"], h.counts["refused"]), steps/8)
+	}
+	for _, zone := range []string{"Asia/Kolkata", "Europe/Berlin"} {
+		t.Run(zone, func(t *testing.T) {
+			t.Parallel()
+			testsize.EachSeed(t, func(t *testing.T, seed uint64) { history(t, zone, seed) })
 		})
 	}
 }

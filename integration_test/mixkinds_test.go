@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -41,6 +42,9 @@ func TestTwoKindsAtOneRow(t *testing.T) {
 			for two, other := range kinds {
 				t.Run(fmt.Sprintf("%s/%s/Several=%v", one, two, several), func(t *testing.T) {
 					t.Parallel()
+					if one != "Bucket" && two != "Bucket" {
+						testsize.Long(t, "25 pairs of kinds; the short tier has those with a token bucket")
+					}
 					d := b.desk(t, ratelimit.Config{DenyCache: 10})
 					first, second := ratelimit.Define("row", policy).For(t.Name()), ratelimit.Define("row", other).For(t.Name())
 					take := func(l *ratelimit.Limiter, request ratelimit.Request) bool {

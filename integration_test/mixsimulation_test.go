@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -63,53 +64,50 @@ func told(d ratelimit.Decision) (text string) {
 // several in one call, and limits that a rule makes another kind of.
 func TestEveryKindIsSimulatedAsItDecides(t *testing.T) {
 	t.Parallel()
-	const calls = 900
-	for seed := range uint64(3) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			b, now := setup(t), &clock{}
-			now.set(springNight)
-			limits, rules := answerable(t)
-			plain := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, NoBatching: seed == 1})
-			cached := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, DenyCache: 64})
-			simulation, err := ratelimit.NewSimulation(ratelimit.Config{Policies: rules})
-			require.NoError(t, err)
-			random, refused := rand.New(rand.NewPCG(seed, 31)), 0
-			for i := range calls {
-				step := time.Duration(random.ExpFloat64() * float64(150*time.Second)).Truncate(time.Microsecond)
-				switch random.IntN(60) {
-				case 0:
-					step = -time.Duration(random.IntN(59)) * time.Second
-				case 1:
-					step = 3 * time.Hour
-				}
-				now.set(now.now().Add(step))
-				ask := func(prefix string) (requests []ratelimit.Request) {
-					same := rand.New(rand.NewPCG(seed, uint64(i)))
-					for _, j := range same.Perm(len(limits))[:1+same.IntN(3)] {
-						requests = append(requests, limits[j].For(fmt.Sprint(prefix, same.IntN(2))).Cost(float64(same.IntN(5))))
-					}
-					if same.IntN(10) == 0 { // a tenant with days of its own, and a pool of weeks
-						requests = []ratelimit.Request{ratelimit.Borrow(limits[3].For(prefix+"tenant").Cost(float64(1+same.IntN(9))), limits[4].For(prefix+"pool"))}
-					}
-					return requests
-				}
-				want, err := plain.Take(t.Context(), ask("a")...)
-				require.NoError(t, err)
-				got, err := simulation.Take(t.Context(), now.now(), ask("a")...)
-				require.NoError(t, err)
-				require.Equal(t, told(want), told(got), "call %d at %v: %v", i, now.now(), ask("a"))
-				remembered, err := cached.Take(t.Context(), ask("b")...)
-				require.NoError(t, err)
-				requireSameAnswer(t, want, remembered, fmt.Sprintf("call %d at %v: %v", i, now.now(), ask("a")))
-				if !want.Allowed {
-					refused++
-				}
+	calls := testsize.Of(200, 600)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		b, now := setup(t), &clock{}
+		now.set(springNight)
+		limits, rules := answerable(t)
+		plain := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, NoBatching: seed == 1})
+		cached := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, DenyCache: 64})
+		simulation, err := ratelimit.NewSimulation(ratelimit.Config{Policies: rules})
+		require.NoError(t, err)
+		random, refused := rand.New(rand.NewPCG(seed, 31)), 0
+		for i := range calls {
+			step := time.Duration(random.ExpFloat64() * float64(150*time.Second)).Truncate(time.Microsecond)
+			switch random.IntN(60) {
+			case 0:
+				step = -time.Duration(random.IntN(59)) * time.Second
+			case 1:
+				step = 3 * time.Hour
 			}
-			require.Greater(t, refused, calls/10)
-			require.Less(t, refused, calls*9/10)
-		})
-	}
+			now.set(now.now().Add(step))
+			ask := func(prefix string) (requests []ratelimit.Request) {
+				same := rand.New(rand.NewPCG(seed, uint64(i)))
+				for _, j := range same.Perm(len(limits))[:1+same.IntN(3)] {
+					requests = append(requests, limits[j].For(fmt.Sprint(prefix, same.IntN(2))).Cost(float64(same.IntN(5))))
+				}
+				if same.IntN(10) == 0 { // a tenant with days of its own, and a pool of weeks
+					requests = []ratelimit.Request{ratelimit.Borrow(limits[3].For(prefix+"tenant").Cost(float64(1+same.IntN(9))), limits[4].For(prefix+"pool"))}
+				}
+				return requests
+			}
+			want, err := plain.Take(t.Context(), ask("a")...)
+			require.NoError(t, err)
+			got, err := simulation.Take(t.Context(), now.now(), ask("a")...)
+			require.NoError(t, err)
+			require.Equal(t, told(want), told(got), "call %d at %v: %v", i, now.now(), ask("a"))
+			remembered, err := cached.Take(t.Context(), ask("b")...)
+			require.NoError(t, err)
+			requireSameAnswer(t, want, remembered, fmt.Sprintf("call %d at %v: %v", i, now.now(), ask("a")))
+			if !want.Allowed {
+				refused++
+			}
+		}
+		require.Greater(t, refused, calls/40)
+		require.Less(t, refused, calls*9/10)
+	})
 }
 
 // requireSameAnswer checks that a decision that may be from memory is that of the table. What is remembered of a limit that did not

@@ -2,13 +2,13 @@ package integration_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -52,15 +52,13 @@ func takesOrAcquires(t *testing.T, l *ratelimit.Limiter, request ratelimit.Reque
 // every kind, also of one that a rule makes another kind of; it knows the policy of its instant, and none that follows.
 func TestAValueOfEveryKindForetells(t *testing.T) {
 	t.Parallel()
-	const calls = 250
+	calls := testsize.Of(60, 250)
 	b := setup(t)
 	limits, rules := valued(t)
 	for name, limit := range limits {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			now, seed := &clock{}, rand.Uint64()
-			t.Logf("seed %d", seed)
-			random := rand.New(rand.NewPCG(seed, 0))
+			now, random := &clock{}, testsize.Rand(t)
 			now.set(springNight)
 			l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, NoBatching: true})
 			key, refused := limit.For("key"), 0

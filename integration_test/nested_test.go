@@ -31,7 +31,11 @@ var errUndone = errors.New("undone")
 // What a nested transaction decided is told when all of the transaction has committed, and only if it is part of that.
 func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testTheObserverHearsOfNestedTransactionsWhatWasCommitted, onPostgres, inMemory)
+}
+
+func testTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T, on backend) {
+	b := on.setup(t)
 	for name, test := range map[string]struct {
 		run  func(ctx context.Context, tx pgx.Tx, take func(tx pgx.Tx, cost float64) error) error
 		told []float64
@@ -113,7 +117,11 @@ func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
 // A Reset in a nested transaction counts from the commit of the whole, when what is remembered of the bucket goes.
 func TestAResetInANestedTransactionShowsAfterTheCommit(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testAResetInANestedTransactionShowsAfterTheCommit, onPostgres, inMemory)
+}
+
+func testAResetInANestedTransactionShowsAfterTheCommit(t *testing.T, on backend) {
+	b := on.setup(t)
 	for name, deep := range map[string]int{"Nested": 1, "Deep": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

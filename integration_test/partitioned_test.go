@@ -105,7 +105,11 @@ func TestInPartitionsNoOtherRowIsTakenFrom(t *testing.T) {
 // What goes to rows by their TIDs goes to them, too, while nobody has analyzed the table: it never reads the whole of it.
 func TestWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testWhatGoesByTIDDoesNotReadTheWholeTable, onPostgres, inPartitions)
+}
+
+func testWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T, on backend) {
+	b := on.setup(t)
 	b.exec(t, `DO $$ DECLARE leaf regclass; BEGIN
 		FOR leaf IN SELECT oid FROM pg_class WHERE relname LIKE 'buckets%' AND relkind = 'r' LOOP
 			EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', leaf);

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -29,15 +29,13 @@ func TestPrune(t *testing.T) {
 
 	t.Run("ChangesNoDecision", func(t *testing.T) {
 		t.Parallel()
-		heavy(t, "thousands of takes")
+		testsize.Long(t, "thousands of takes")
 		ctx := t.Context()
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		clock := ratelimit.Config{AsOf: func() time.Time { return now }}
 		kept, pruned := setup(t).with(t, clock), setup(t).with(t, clock)
 
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		random := rand.New(rand.NewPCG(seed, 0))
+		random := testsize.Rand(t)
 		var deleted int64
 		for step := range 1500 {
 			now = now.Add(time.Duration(random.ExpFloat64() * float64(40*time.Second)))
@@ -77,9 +75,7 @@ func TestPrune(t *testing.T) {
 			ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: 90 * time.Second, Capacity: 16, Shards: 2}),
 			ratelimit.Define("one", ratelimit.PerMinute(8)),
 		}
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		random := rand.New(rand.NewPCG(seed, 0))
+		random := testsize.Rand(t)
 		var deleted int64
 		for range 400 {
 			now.set(now.now().Add(time.Duration(random.ExpFloat64() * float64(40*time.Second))))

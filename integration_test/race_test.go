@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -136,7 +137,7 @@ func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
 						if policy.limiter == unbatched {
-							heavy(t, "thousands of takes, of which batches are the harder case")
+							testsize.Long(t, "thousands of takes, of which batches are the harder case")
 						}
 						race{c, policy.limiter, policy.hot, racersTries, name, rowExists, several, 0}.run(t, b)
 					})
@@ -149,7 +150,7 @@ func TestTakeAdmitsExactlyTheCapacity(t *testing.T) {
 // The first use of a key has no row to lock, so two first users meet at the insert.
 func TestTakeHasOneFirstUser(t *testing.T) {
 	t.Parallel()
-	heavy(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity has first users too")
+	testsize.Long(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity has first users too")
 	const users, keys = 24, 40
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = users })
 	first := ratelimit.Define("first", hoard(1))

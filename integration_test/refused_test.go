@@ -103,7 +103,11 @@ func TestRefusedIsToldOfReserve(t *testing.T) {
 // A refusal in a transaction of InTx is told once it has ended, also when the refusal has made it roll back.
 func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testRefusedIsToldWhenTheTransactionHasEnded, onPostgres, inMemory)
+}
+
+func testRefusedIsToldWhenTheTransactionHasEnded(t *testing.T, on backend) {
+	b := on.setup(t)
 	for name, refused := range map[string]func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error{
 		"AndCommitted":  func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { _ = take(tx); return nil },
 		"AndRolledBack": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { return take(tx) },

@@ -3,11 +3,14 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -151,20 +154,19 @@ func windowOf(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub
 // exactly what it gives back, of what the limit holds as it is now: no other tokens come or go with it.
 func TestAReservationEndsUnderTheTermsTheLimitHasNow(t *testing.T) {
 	t.Parallel()
-	for from, old := range changedPolicies() {
-		quota := len(changedPolicies())
-		if testing.Short() {
-			quota = 2 // any two
-		}
-		for to, now := range changedPolicies() {
-			if quota--; quota < 0 {
-				break
-			}
+	policies := changedPolicies()
+	names := slices.Sorted(maps.Keys(policies))
+	for i, from := range names {
+		for j, to := range names {
+			old, now := policies[from], policies[to]
 			t.Run(from+"To"+to, func(t *testing.T) {
 				t.Parallel()
+				if j != (i+1)%len(names) {
+					testsize.Long(t, "64 pairs of policies; in the short tier each policy comes first once, and second once")
+				}
 				b, ways, n := setup(t), commits(), 0
 				for _, e := range endings() {
-					for _, taken := range []float64{6, 790, 1500} {
+					for _, taken := range testsize.Of([]float64{790}, []float64{6, 790, 1500}) {
 						way := commitNames[n%len(commitNames)]
 						n++
 						key := fmt.Sprint(e.name, way, taken)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -95,7 +96,11 @@ func TestEndingTwiceChangesNothingTwice(t *testing.T) {
 // Of several ends that are asked for at once there is one, and all are told which.
 func TestOneEndWins(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testOneEndWins, onPostgres, inMemory)
+}
+
+func testOneEndWins(t *testing.T, on backend) {
+	b := on.setup(t)
 	for way, commit := range commits() {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -279,7 +284,7 @@ func TestReserveAndEndInOneTransaction(t *testing.T) {
 // A flood of reservations that are cancelled leaves neither a debt nor a gift.
 func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
 	t.Parallel()
-	heavy(t, "two thousand reservations")
+	testsize.Long(t, "two thousand reservations")
 	const flood = 1000
 	tests := []struct {
 		name    string

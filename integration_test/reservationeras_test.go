@@ -1,12 +1,12 @@
 package integration_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -16,7 +16,6 @@ import (
 // the reservation was made.
 func TestReservationsAgreeWithTheExactModelWhenLimitsChange(t *testing.T) {
 	t.Parallel()
-	const histories, steps = 4, 2520
 	eras := map[string][]ratelimit.Policy{
 		"a": {
 			ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 25},
@@ -36,16 +35,14 @@ func TestReservationsAgreeWithTheExactModelWhenLimitsChange(t *testing.T) {
 			ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 20},
 		},
 	}
-	for seed := range uint64(histories) {
-		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
-			t.Parallel()
-			h := newReservationHistory(t, seed, eras)
-			for range steps {
-				h.step(t)
-			}
-			h.finish(t)
-		})
-	}
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		h := newReservationHistory(t, seed, eras)
+		steps := testsize.Of(200, 1000)
+		for range steps {
+			h.step(t)
+		}
+		h.finish(t, steps)
+	})
 }
 
 // change changes one of the limits, for all of its keys. The first of the limiters uses it from then on.

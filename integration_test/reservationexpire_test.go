@@ -74,8 +74,12 @@ func TestExpire(t *testing.T) {
 // Whoever lookups Expire, each reservation ends once and is given back once.
 func TestExpireBySeveralProcessesAtOnce(t *testing.T) {
 	t.Parallel()
+	onEach(t, testExpireBySeveralProcessesAtOnce, onPostgres, inMemory)
+}
+
+func testExpireBySeveralProcessesAtOnce(t *testing.T, on backend) {
 	const reservations = 230 // more than are read at once
-	d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+	d := on.setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
 	var halfIsKept float64
 	for n := range reservations {
 		key := roomy.For(fmt.Sprint("key ", n%7))

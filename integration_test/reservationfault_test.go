@@ -82,6 +82,7 @@ func TestACallOnAReservationThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 		for fault, side := range map[string]cut{"TheRequestIsLost": cutRequest, "TheAnswerIsLost": cutAnswer, "TheContextEnds": -1} {
 			t.Run(name+"/"+fault, func(t *testing.T) {
 				t.Parallel()
+				representative(t, fault, "TheAnswerIsLost")
 				cutter := &cutter{}
 				s := newStand(t, cutter.on, oneConnection)
 				require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint

@@ -10,13 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // Two transactions that share no bucket and no reservation have nothing to fail over.
 func TestDifferentReservationsNeverConflict(t *testing.T) {
 	t.Parallel()
-	const workers, transactions = 8, 60
+	const workers = 8
+	transactions := testsize.Of(6, 60)
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = workers })
 	limiter := b.with(t, ratelimit.Config{StaleAfter: 1}) // so that all are late
 	for worker := range workers {
@@ -35,7 +37,7 @@ func TestDifferentReservationsNeverConflict(t *testing.T) {
 		return nil
 	}))
 	for worker := range workers {
-		require.InDelta(t, 1e6-(1+transactions)*4, b.row(t, "roomy", fmt.Sprint("key ", worker)).Value, 0.1)
+		require.InDelta(t, float64(1e6-(1+transactions)*4), b.row(t, "roomy", fmt.Sprint("key ", worker)).Value, 0.1)
 	}
 }
 

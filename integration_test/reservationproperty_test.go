@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -17,17 +17,14 @@ import (
 // transactions that are undone, to the model in rational numbers. Every bucket is compared after every step.
 func TestReservationsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	const histories, steps = 8, 2520
-	for seed := range uint64(histories) {
-		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
-			t.Parallel()
-			h := newReservationHistory(t, seed, nil)
-			for range steps {
-				h.step(t)
-			}
-			h.finish(t)
-		})
-	}
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		h := newReservationHistory(t, seed, nil)
+		steps := testsize.Of(200, 1000)
+		for range steps {
+			h.step(t)
+		}
+		h.finish(t, steps)
+	})
 }
 
 // reservationHistory is a database, and the model of it.

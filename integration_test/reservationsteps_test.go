@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -267,7 +268,7 @@ func (h *reservationHistory) compare(t *testing.T) {
 }
 
 // finish lets all that was reserved come due and all buckets fill, and looks back on the whole.
-func (h *reservationHistory) finish(t *testing.T) {
+func (h *reservationHistory) finish(t *testing.T, steps int) {
 	t.Helper()
 	if h.tx != nil {
 		h.end(t)
@@ -288,7 +289,7 @@ func (h *reservationHistory) finish(t *testing.T) {
 		require.True(t, w.due)
 		admitted++
 	}
-	require.Greater(t, admitted, 500)
-	require.Less(t, h.close, h.lookups/4)
+	require.Greater(t, admitted, steps/10)
+	require.Less(t, h.close, h.lookups/testsize.Of(2, 4))
 	t.Logf("%d pieces of work, %d leases, %d gifts, %d of %d decisions within rounding", admitted, len(h.model.leases), len(h.model.backs), h.close, h.lookups)
 }

@@ -129,7 +129,11 @@ func TestReservationsAreValidatedBeforeSQL(t *testing.T) {
 
 func TestReservationsOnAClosedTransaction(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testReservationsOnAClosedTransaction, onPostgres, inMemory)
+}
+
+func testReservationsOnAClosedTransaction(t *testing.T, on backend) {
+	b := on.setup(t)
 	tx := b.begin(t, pgx.ReadCommitted)
 	require.NoError(t, tx.Commit(t.Context()))
 	for name, verb := range reservationVerbs {

@@ -33,41 +33,10 @@ func setupRouted(t *testing.T) *bundle {
 	return b
 }
 
-// TestByRoutedStatements runs tests once more by the statements for Citus: setup sees whose subtests they are. Histories over several
-// buckets are not among them, as a look at several reads each by itself on Citus.
-func TestByRoutedStatements(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]func(t *testing.T){
-		"TestHistoryOfABucketIsLinearizable": TestHistoryOfABucketIsLinearizable,
-		"TestHistoryOfSlotsIsLinearizable":   TestHistoryOfSlotsIsLinearizable,
-	} {
-		t.Run(name, test)
-	}
-}
-
 func isOnCitus(t *testing.T, b *bundle) (isThere bool) {
 	t.Helper()
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')`).Scan(&isThere))
 	return isThere
-}
-
-// TestRoutedStatementsAnswerTheSame makes the same calls by the statements for Citus and in memory.
-func TestRoutedStatementsAnswerTheSame(t *testing.T) {
-	t.Parallel()
-	steps := 1500
-	if testing.Short() {
-		steps = 300
-	}
-	for _, seed := range []uint64{7, 8} {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			e := newTwoEngines(t, setupRouted(t), seed)
-			for range steps {
-				e.step()
-			}
-			e.hasTriedAll()
-		})
-	}
 }
 
 // TestRoutedStatementsAdmitExactlyTheCapacity has callers take at once what is not enough for all, by the statements for Citus.

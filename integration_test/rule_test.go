@@ -65,7 +65,12 @@ func (b *ruleBook) set(limit, plan, key string, rule *ratelimit.Rule) {
 
 func setupRuled(t *testing.T, config ratelimit.Config, pool ...func(*pgxpool.Config)) *ruled {
 	t.Helper()
-	r := &ruled{bundle: setup(t, pool...), rules: &ruleBook{rules: make(map[[3]string]*ratelimit.Rule)}, failed: &failures{}, now: &atomic.Pointer[time.Time]{}}
+	return setupRuledOn(t, onPostgres, config, pool...)
+}
+
+func setupRuledOn(t *testing.T, on backend, config ratelimit.Config, pool ...func(*pgxpool.Config)) *ruled {
+	t.Helper()
+	r := &ruled{bundle: on.setup(t, pool...), rules: &ruleBook{rules: make(map[[3]string]*ratelimit.Rule)}, failed: &failures{}, now: &atomic.Pointer[time.Time]{}}
 	r.at(0)
 	config.Policies, config.Observer, config.AsOf = r.rules, r.failed, func() time.Time { return *r.now.Load() }
 	limiter, err := ratelimit.New(r.db(), config)
@@ -241,12 +246,16 @@ func TestARefusalFromMemoryGoesByTheRule(t *testing.T) {
 
 func TestABucketIsLevelledOverItsNewRows(t *testing.T) {
 	t.Parallel()
+	onEach(t, testABucketIsLevelledOverItsNewRows, onPostgres, inMemory, inPartitions)
+}
+
+func testABucketIsLevelledOverItsNewRows(t *testing.T, on backend) {
 	one, eight := ratelimit.TokenBucket{Rate: 80, Period: ratelimit.Day}, ratelimit.TokenBucket{Rate: 80, Period: ratelimit.Day, Shards: 8}
 	for name, change := range map[string][2]ratelimit.Policy{"more rows": {one, eight}, "fewer rows": {eight, one}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			limit := ratelimit.Define("api", change[0])
-			r := setupRuled(t, ratelimit.Config{})
+			r := setupRuledOn(t, on, ratelimit.Config{})
 			r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Millisecond), Policy: change[1]})
 			key := limit.For("ada")
 			require.True(t, r.takes(t, key.Cost(76)).Allowed)
@@ -294,8 +303,12 @@ func TestWhatATransactionSettlesIsUndoneWithIt(t *testing.T) {
 
 func TestPruneLeavesWhatIsFullUnderOneEraAlone(t *testing.T) {
 	t.Parallel()
+	onEach(t, testPruneLeavesWhatIsFullUnderOneEraAlone, onPostgres, inMemory)
+}
+
+func testPruneLeavesWhatIsFullUnderOneEraAlone(t *testing.T, on backend) {
 	limit := ratelimit.Define("api", ratelimit.PerHour(3))
-	r := setupRuled(t, ratelimit.Config{})
+	r := setupRuledOn(t, on, ratelimit.Config{})
 	r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(30 * time.Minute), Policy: ratelimit.PerHour(60)})
 	key := limit.For("ada")
 	require.True(t, r.takes(t, key.Cost(3)).Allowed)

@@ -9,13 +9,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // What somebody set for the whole database, for reasons of their own, changes no answer.
 func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 	t.Parallel()
-	heavy(t, "thousands of takes, some of which the server compiles")
+	testsize.Long(t, "thousands of takes, some of which the server compiles")
 	all := callers()
 	few := []caller{all[0], all[3]} // a transaction of the caller's, and standalone
 	tests := []struct {

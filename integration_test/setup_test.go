@@ -5,8 +5,7 @@ package integration_test
 import (
 	"context"
 	"fmt"
-	"strings"
-	"sync/atomic"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -31,24 +31,10 @@ type bundle struct {
 	schema  string
 }
 
+// setup returns a bundle on Postgres.
 func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
-	b := &bundle{schema: "ratelimit"}
-	switch {
-	case isInMemory(t):
-		b.memory = ratelimittest.NewDB()
-	case strings.HasPrefix(t.Name(), "TestInPartitions/"):
-		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
-	case strings.HasPrefix(t.Name(), "TestByRoutedStatements/"):
-		several := &atomic.Int64{} // statements on several rows
-		b.pool = postgrestest.New(t, append(configure, func(c *pgxpool.Config) { c.ConnConfig.Tracer = countStatements{"unnest(", several} })...)
-		t.Cleanup(func() { require.Zero(t, several.Load(), "each statement names one row") })
-		b.seemDistributed(t)
-	default:
-		b.pool = postgrestest.New(t, configure...)
-	}
-	b.limiter = b.with(t, ratelimit.Config{})
-	return b
+	return onPostgres.setup(t, configure...)
 }
 
 // setupOwn is setup on a server of the test's own.
@@ -175,11 +161,11 @@ func hoard(capacity float64) ratelimit.TokenBucket { return world.Hoard(capacity
 
 const patient = world.Patient
 
-// heavy leaves the test out of make quick, and says why.
-func heavy(t *testing.T, why string) {
+// representative skips a row of a table in the short tier, unless it is one of those named.
+func representative(t *testing.T, row string, named ...string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("left out of make quick: " + why)
+	if !slices.Contains(named, row) {
+		testsize.Long(t, "a row of a table of which the short tier runs others")
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -49,7 +50,7 @@ func TestShardedTakeAdmitsExactlyTheCapacity(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					if several {
-						heavy(t, "thousands of takes, with those that ask for one limit")
+						testsize.Long(t, "thousands of takes, with those that ask for one limit")
 					}
 					race{c, limiter, hot, tries, name, rowsExist, several, 0}.run(t, b)
 				})
@@ -62,14 +63,16 @@ func TestShardedTakeAdmitsExactlyTheCapacity(t *testing.T) {
 func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 	t.Parallel()
 	const tries = 6
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
 	limiter, _ := b.stopped(t)
 	for _, shards := range []int{2, 8, 64} {
 		for _, c := range callers() {
 			t.Run(fmt.Sprintf("%d/%s", shards, c.name), func(t *testing.T) {
 				t.Parallel()
+				if shards != 8 {
+					testsize.Long(t, "eight rows are the same code")
+				}
 				limit, key := spread(shards, 64), t.Name()
 				costs := []float64{0.125, 1, 6.5, 32, 57.5, 64}
 				requireAllowed(t, taking(limit.For(key).Cost(1)), limiter)
@@ -114,6 +117,7 @@ func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
 			for _, cost := range []float64{1, capacity / 2, 14.5, capacity} {
 				t.Run(fmt.Sprintf("%d/%s/%v", shards, c.name, cost), func(t *testing.T) {
 					t.Parallel()
+					representative(t, fmt.Sprint(shards, cost), "8 14.5", "64 16")
 					limiter, now := b.stopped(t)
 					limit, key := spread(shards, capacity), t.Name()
 					take := func(cost float64) ratelimit.Decision {
@@ -144,7 +148,11 @@ func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
 // asked tells of them, and a refusal has asked them all.
 func TestShardsReportTheirSum(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testShardsReportTheirSum, onPostgres, inMemory)
+}
+
+func testShardsReportTheirSum(t *testing.T, on backend) {
+	b := on.setup(t)
 	for _, c := range callers() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -214,6 +222,9 @@ func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 		} {
 			t.Run(c.name+"/"+name, func(t *testing.T) {
 				t.Parallel()
+				if c.name != "Standalone" {
+					representative(t, name, "AShardedOneRefusesWhatItsRowsCannotHold")
+				}
 				key, requests := t.Name()+" ", test.asks(t.Name()+" ")
 				for _, limit := range []ratelimit.Limit{few, many, pinch, other} {
 					require.NoError(t, limiter.Reset(t.Context(), limit.For(key)))

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -17,25 +17,21 @@ import (
 // says; time adds what Value said it would; and nothing else adds or takes anything.
 func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
 	t.Parallel()
-	const steps = 400
+	steps := testsize.Of(150, 600)
 	policies := changedPolicies()
 	names := make([]string, 0, len(policies))
 	for name := range policies {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	for range 4 {
-		seed := rand.Uint64()
-		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
-			t.Parallel()
-			h := &changeHistory{random: rand.New(rand.NewPCG(seed, 9)), desk: setup(t).desk(t, ratelimit.Config{}), policies: policies, names: names}
-			h.change(t)
-			for range steps {
-				h.step(t)
-			}
-			require.Greater(t, h.ended, steps/20)
-		})
-	}
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		h := &changeHistory{random: rand.New(rand.NewPCG(seed, 9)), desk: setup(t).desk(t, ratelimit.Config{}), policies: policies, names: names}
+		h.change(t)
+		for range steps {
+			h.step(t)
+		}
+		require.Greater(t, h.ended, steps/20)
+	})
 }
 
 type changeHistory struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -19,7 +20,7 @@ import (
 // takes is logged and not asserted, as it depends on the machine.
 func TestShardsKeepTheTransactionsOfManyProcessesApart(t *testing.T) {
 	t.Parallel()
-	heavy(t, "hundreds of transactions, each of which waits")
+	testsize.Long(t, "hundreds of transactions, each of which waits")
 	const processes, commits = 32, 10
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = processes })
 	for _, shards := range []int{1, 8} { // one after the other, on the same machine

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -77,13 +78,13 @@ func TestShardedDecisionsTakeNoSIREADLock(t *testing.T) {
 func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks all rows of a bucket")
-	const transactions = 8
+	transactions := testsize.Of(4, 8)
 	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
 		for _, level := range levels {
 			for _, rowsExist := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) {
 					t.Parallel()
-					b := setup(t, func(c *pgxpool.Config) { c.MaxConns = transactions + 1 })
+					b := setup(t, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
 					limiter, _ := b.stopped(t)
 					request := limit.For(t.Name())
 					if rowsExist {
@@ -122,7 +123,8 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 // asked and the second, and where two limits are asked for in opposite orders.
 func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	t.Parallel()
-	const workers, rounds, tries = 8, 25, 2
+	const workers, tries = 8, 2
+	rounds := testsize.Of(2, 25)
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * workers })
 	limiter, _ := b.stopped(t)
 	left, right := spread(8, 6), ratelimit.Define("right", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 6, Shards: 8})

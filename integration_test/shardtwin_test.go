@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -27,13 +28,13 @@ func twinPolicies() map[string]ratelimit.Policy {
 // evened out before time passes.
 func TestShardsDecideAsOneRow(t *testing.T) {
 	t.Parallel()
-	const steps = 150
+	steps := testsize.Of(50, 150)
 	for name, policy := range twinPolicies() {
 		for _, shards := range []int{2, 16} {
 			t.Run(fmt.Sprintf("%s/%d", name, shards), func(t *testing.T) {
 				t.Parallel()
 				if shards > 2 {
-					heavy(t, "thousands of calls; two shards are the same code")
+					testsize.Long(t, "thousands of calls; two shards are the same code")
 				}
 				w := newTwins(t, policy, shards)
 				for step := range steps {
@@ -84,7 +85,7 @@ func TestShardsDecideAsOneRow(t *testing.T) {
 // lost to the others, so that the limit may hold less than its twin, and refuse what that allows; never more.
 func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	t.Parallel()
-	heavy(t, "thousands of calls; TestShardsDecideAsOneRow is its even case")
+	testsize.Long(t, "thousands of calls; TestShardsDecideAsOneRow is its even case")
 	const steps = 150
 	for name, policy := range twinPolicies() {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -48,6 +49,10 @@ func takeOne(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Req
 // every other.
 func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 	t.Parallel()
+	onEach(t, testAHeldRowStopsOnlyItsOwnCallers, onPostgres, inMemory)
+}
+
+func testAHeldRowStopsOnlyItsOwnCallers(t *testing.T, on backend) {
 	const keys, rounds = 24, 20
 	for _, test := range []struct {
 		name   string
@@ -63,7 +68,7 @@ func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 			if test.limit != fate {
 				fastPathOnly(t, "the general path locks all rows of a bucket")
 			}
-			b := setup(t, roomyPool)
+			b := on.setup(t, roomyPool)
 			held := test.limit.For("held")
 			release := b.holdKey(t, held, test.exists)
 			processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
@@ -123,6 +128,9 @@ func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 			} {
 				t.Run(fmt.Sprintf("%s/RowExists=%v/Batching=%v", verb, exists, batching), func(t *testing.T) {
 					t.Parallel()
+					if !exists || !batching {
+						representative(t, verb, "Take")
+					}
 					b := setup(t, roomyPool)
 					limiter := b.with(t, ratelimit.Config{NoBatching: !batching})
 					const behind = 3
@@ -228,7 +236,8 @@ func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/RowExists=%v", setting, exists), func(t *testing.T) {
 				t.Parallel()
 				b := setup(t, roomyPool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = test.value })
-				const free, rounds, held = 16, 30, 3
+				const free, held = 16, 3
+				rounds := testsize.Of(4, 30)
 				for key := range held {
 					defer b.holdKey(t, fate.For(fmt.Sprint("held ", key)), exists)()
 				}

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -196,9 +196,7 @@ func TestSlidingWindowGivesNoMoreInAnyPeriod(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	d := b.slidingDesk(t, ratelimit.Config{})
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := testsize.Rand(t)
 	limit := ratelimit.Define("brute", ratelimit.SlidingWindow{Rate: 20, Period: 6 * time.Second, Slices: 6})
 	type given struct {
 		at     int64
@@ -254,7 +252,11 @@ func TestSlidingWindowGivesNoMoreInAnyPeriod(t *testing.T) {
 // TestSlidingWindowIsPruned has Prune delete what is full, and nothing else.
 func TestSlidingWindowIsPruned(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testSlidingWindowIsPruned, onPostgres, inMemory, inPartitions)
+}
+
+func testSlidingWindowIsPruned(t *testing.T, on backend) {
+	b := on.setup(t)
 	d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("pruned", 10)
 	d.requireTake(t, 0, limit.For("a").Cost(10))
 	lowered := perMinute("pruned", 1)
@@ -278,7 +280,7 @@ func TestSlidingWindowRefusalsFromMemory(t *testing.T) {
 	b := setup(t)
 	limit := ratelimit.Define("remembered", ratelimit.SlidingWindow{Rate: 10, Period: time.Second, Slices: 10})
 	cached, plain := b.slidingDesk(t, ratelimit.Config{DenyCache: 100}), b.slidingDesk(t, ratelimit.Config{})
-	random := rand.New(rand.NewPCG(7, 7))
+	random := testsize.Rand(t)
 	now, refused := clockNoon, 0
 	for i := range 400 {
 		now = now.Add(time.Duration(random.IntN(40)) * time.Millisecond)
@@ -309,7 +311,7 @@ func TestSlidingWindowIsSimulatedAsItDecides(t *testing.T) {
 	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
 	require.NoError(t, err)
 	value := limit.Global().Full(clockNoon)
-	random := rand.New(rand.NewPCG(3, 3))
+	random := testsize.Rand(t)
 	now := clockNoon
 	for i := range 300 {
 		now = now.Add(time.Duration(random.Int64N(int64(12 * time.Second))))

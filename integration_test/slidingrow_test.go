@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -20,8 +21,7 @@ func TestSlidingWindowRowsStaySmall(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const moves, spare = 300, 44
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	for _, slices := range []int{6, 60, 128} {
 		t.Run(fmt.Sprint(slices), func(t *testing.T) {
 			t.Parallel()

@@ -65,7 +65,11 @@ func TestTheStoredKeyOfGlobalIsEmpty(t *testing.T) {
 
 func TestAKeyThatCannotBeStoredIsRefused(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testAKeyThatCannotBeStoredIsRefused, onPostgres, inMemory)
+}
+
+func testAKeyThatCannotBeStoredIsRefused(t *testing.T, on backend) {
+	b := on.setup(t)
 	tx := b.begin(t, "read committed")
 	for _, key := range []string{strings.Repeat("k", 257), "a\x00b", "\xff"} {
 		for _, limiter := range []*ratelimit.Limiter{b.limiter, b.with(t, secrets["One"]), b.limiter.WithTx(tx)} {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -20,6 +21,7 @@ import (
 // It also sees conflicts that are not there, in every database. The server is the test's own, and has room for few.
 func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "a server of its own, and thousands of transactions")
 	b, _ := setupOwn(t, map[string]string{"max_connections": "40"}, func(c *pgxpool.Config) { c.MaxConns = racers + 2 })
 	hot := ratelimit.Define("hot", hoard(raceCapacity))
 	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: raceCapacity, Period: century, Shards: 8})
@@ -45,6 +47,7 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 // alone, and do so whenever it is run again. A decision reads nothing in that sense.
 func TestDecisionsNeverConflictWhenTheServerSummarizes(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "a server of its own, and thousands of transactions")
 	b, _ := setupOwn(t, map[string]string{"max_connections": "20"})
 	b.exec(t, `CREATE TABLE filler (n integer); CREATE TABLE nothing ()`)
 	old := b.begin(t, pgx.Serializable)

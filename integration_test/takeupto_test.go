@@ -3,7 +3,6 @@ package integration_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -85,7 +85,7 @@ func TestTakeUpToAdmitsExactlyTheCapacity(t *testing.T) {
 // seconds: what is left of a fraction is not lost.
 func TestTakeUpToLosesNoFraction(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b, last := setup(t), time.Duration(testsize.Of(40, 190))*time.Second
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.Define("polled", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 20}),
 		ratelimit.Define("polledRows", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 20, Shards: 4}),
@@ -93,8 +93,8 @@ func TestTakeUpToLosesNoFraction(t *testing.T) {
 		t.Run(limit.Name(), func(t *testing.T) {
 			t.Parallel()
 			d := b.desk(t, ratelimit.Config{})
-			random := rand.New(rand.NewPCG(1, 9))
-			total, now, last := 0, time.Duration(0), 190*time.Second
+			random := testsize.Rand(t)
+			total, now := 0, time.Duration(0)
 			for polls := 0; now < last; polls++ {
 				taken, answer, err := d.limiter.TakeUpTo(t.Context(), 100, limit.Global())
 				require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestTakeUpToLosesNoFraction(t *testing.T) {
 			}
 			taken, _, err := d.limiter.TakeUpTo(t.Context(), 100, limit.Global())
 			require.NoError(t, err)
-			ideal := 20 + 190.0*7/3
+			ideal := 20 + last.Seconds()*7/3
 			t.Logf("%d of %.2f", total+taken, ideal)
 			require.LessOrEqual(t, float64(total+taken), ideal)
 			require.InDelta(t, ideal, total+taken, 1)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -53,7 +54,7 @@ func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 			t.Run(name+"/"+how, func(t *testing.T) {
 				t.Parallel()
 				if how == "Deadline" {
-					heavy(t, "a database for each verb, as with a Timeout")
+					testsize.Long(t, "a database for each verb, as with a Timeout")
 				}
 				b := setup(t, func(c *pgxpool.Config) { // a cancel request that comes between two statements ends none
 					c.ConnConfig.RuntimeParams["client_connection_check_interval"] = "100ms"
@@ -139,7 +140,11 @@ func (s *slowFingerprint) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.
 // The time of a call is for calls outside a transaction: a transaction has that of its context.
 func TestTimeoutIsNotForTransactions(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	onEach(t, testTimeoutIsNotForTransactions, onPostgres, inMemory)
+}
+
+func testTimeoutIsNotForTransactions(t *testing.T, on backend) {
+	b := on.setup(t)
 	limiter := b.with(t, ratelimit.Config{Timeout: time.Nanosecond})
 	_, err := limiter.Take(t.Context(), roomy.For("key"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)

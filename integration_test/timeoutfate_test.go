@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -63,7 +64,8 @@ func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
 			t.Run(setting+"/Of"+of, func(t *testing.T) {
 				t.Parallel()
 				s := newStand(t, roomyPool)
-				const rounds, held = 12, 3
+				const held = 3
+				rounds := testsize.Of(2, 12)
 				for key := range held {
 					defer s.outside.holdKey(t, fate.For(fmt.Sprint("held ", key)), key > 0)()
 				}

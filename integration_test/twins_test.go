@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -36,8 +37,7 @@ const twinsSecond = 1 << 20 * time.Microsecond
 
 func newTwins(t *testing.T, policy ratelimit.Policy, shards int) *twins {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	w := &twins{random: rand.New(rand.NewPCG(seed, 0)), clock: &clock{}, latest: clockNoon}
 	w.clock.set(clockNoon)
 	for i := range w.sides {

@@ -2,12 +2,12 @@ package integration_test
 
 import (
 	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -15,7 +15,7 @@ import (
 // also goes backwards, and once in a while was wrong by hours.
 func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 	t.Parallel()
-	const steps = 400
+	steps := testsize.Of(100, 400)
 	for name, policy := range map[string]ratelimit.Policy{
 		"Bucket":     ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 100. / 3, MaxReserved: 50. / 3},
 		"Spacing":    ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: ratelimit.NoCapacity, MaxReserved: 20},
@@ -26,9 +26,7 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			random := rand.New(rand.NewPCG(seed, 0))
+			random := testsize.Rand(t)
 			b := setup(t)
 			limiter, clock := b.stopped(t)
 			limit := ratelimit.Define("step", policy)
@@ -41,7 +39,7 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 				span := lurch(random, clock, 1500*time.Millisecond)
 				costs := []float64{0, 7, 7, 0.01 + 6.9*random.Float64()}
 				cost := costs[random.IntN(len(costs))]
-				if span < 0 || generalPath || b.memory != nil { // where a Reserve of nothing writes what has arrived
+				if span < 0 || generalPath { // where a Reserve of nothing writes what has arrived
 					cost = max(cost, 1) // a read shows a wrong clock put right, and leaves it to the next take to do it
 				}
 				request := limit.For("key").Cost(cost)
@@ -113,7 +111,7 @@ func TestThePureStepRefusesWhatCannotBeReserved(t *testing.T) {
 // Of a limit with Shards the pure step reserves from all rows together.
 func TestThePureStepReservesFromAllShards(t *testing.T) {
 	t.Parallel()
-	random := rand.New(rand.NewPCG(1, 2))
+	random := testsize.Rand(t)
 	limiter, clock := setup(t).stopped(t)
 	limit := ratelimit.Define("step", ratelimit.TokenBucket{Rate: 16, Period: time.Minute, Shards: 8, MaxReserved: 8})
 	pure, err := limiter.Value(t.Context(), limit.For("key"))

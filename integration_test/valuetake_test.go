@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -15,7 +16,7 @@ import (
 // backwards, and once in a while was wrong by hours.
 func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 	t.Parallel()
-	const steps = 400
+	steps := testsize.Of(100, 400)
 	for name, policy := range map[string]ratelimit.Policy{
 		"Bucket":     ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 100. / 3},
 		"Windows":    ratelimit.FixedWindow{Rate: 7, Period: 11 * time.Second, Capacity: 100. / 3, Start: clockNoon},
@@ -23,9 +24,7 @@ func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			random := rand.New(rand.NewPCG(seed, 0))
+			random := testsize.Rand(t)
 			b := setup(t)
 			limiter, clock := b.stopped(t)
 			limit := ratelimit.Define("step", policy)
@@ -76,7 +75,7 @@ func lurch(random *rand.Rand, clock *clock, mean time.Duration) time.Duration {
 // Of a limit with Shards the pure step takes from all rows together: it allows what the database allows.
 func TestThePureStepTakesFromAllShards(t *testing.T) {
 	t.Parallel()
-	random := rand.New(rand.NewPCG(1, 2))
+	random := testsize.Rand(t)
 	b := setup(t)
 	limiter, clock := b.stopped(t)
 	limit := ratelimit.Define("step", ratelimit.TokenBucket{Rate: 16, Period: time.Minute, Shards: 8})

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -139,7 +140,7 @@ func TestWaitThatIsCancelledLeavesNoDebt(t *testing.T) {
 // Callers who are cancelled at any moment, while they ask too, leave no debt.
 func TestWaitThatIsCancelledAtAnyMomentLeavesNoDebt(t *testing.T) {
 	t.Parallel()
-	heavy(t, "hundreds of calls")
+	testsize.Long(t, "hundreds of calls")
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	takeAll(t, b.limiter, queued.Global())
 	require.NoError(t, atonce.Do(8, func(worker int) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -120,7 +121,7 @@ func TestAReserveThatIsCancelledWhileItWaitsReservesNothing(t *testing.T) {
 // Whenever the context of a Reserve ends, its caller knows of the reservation, or there is none.
 func TestAReserveThatIsCancelledAtAnyMomentIsKnown(t *testing.T) {
 	t.Parallel()
-	heavy(t, "hundreds of calls")
+	testsize.Long(t, "hundreds of calls")
 	s := newStand(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	var made, failed atomic.Int64
 	require.NoError(t, atonce.Do(12, func(worker int) error {

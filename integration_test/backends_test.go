@@ -1,0 +1,72 @@
+package integration_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+// partitions is the number of partitions of the buckets of inPartitions.
+const partitions = 4
+
+// backend is a way to store the buckets of a test.
+type backend struct {
+	name   string
+	isLong bool // the short tier leaves it out
+	open   func(t *testing.T, b *bundle, configure []func(*pgxpool.Config))
+}
+
+// setup returns a bundle on the backend.
+func (on backend) setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
+	t.Helper()
+	b := &bundle{schema: "ratelimit"}
+	on.open(t, b, configure)
+	b.limiter = b.with(t, ratelimit.Config{})
+	return b
+}
+
+//nolint:gochecknoglobals // they do not change
+var (
+	onPostgres = backend{name: "Postgres", open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
+		t.Helper()
+		b.pool = postgrestest.New(t, configure...)
+	}}
+
+	// inMemory has no pool: configure changes nothing.
+	inMemory = backend{name: "Memory", open: func(_ *testing.T, b *bundle, _ []func(*pgxpool.Config)) { b.memory = ratelimittest.NewDB() }}
+
+	inPartitions = backend{name: "Partitions", isLong: true, open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
+		t.Helper()
+		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
+	}}
+
+	// byRoutedStatements sends the statements for Citus to plain Postgres, and checks that each of them names one row.
+	byRoutedStatements = backend{name: "Routed", isLong: true, open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
+		t.Helper()
+		several := &atomic.Int64{} // statements on several rows
+		b.pool = postgrestest.New(t, append(configure, func(c *pgxpool.Config) { c.ConnConfig.Tracer = countStatements{"unnest(", several} })...)
+		t.Cleanup(func() { require.Zero(t, several.Load(), "each statement names one row") })
+		b.seemDistributed(t)
+	}}
+)
+
+// onEach runs a test on each of the backends.
+func onEach(t *testing.T, test func(t *testing.T, on backend), backends ...backend) {
+	t.Helper()
+	for _, on := range backends {
+		t.Run(on.name, func(t *testing.T) {
+			t.Parallel()
+			if on.isLong {
+				testsize.Long(t, "a backend of which the short tier has no test of its own")
+			}
+			test(t, on)
+		})
+	}
+}
