@@ -41,7 +41,7 @@ fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks 
 	@.ci/fuzz '$(FUZZ)' '$(ONLY)'
 
 test-matrix: ## Run every test on each of VERSIONS="14 15 16 17 18" of Postgres
-	@.ci/test-matrix $(VERSIONS)
+	@for version in $(VERSIONS); do .ci/postgres $$version $(MAKE) --no-print-directory test || exit; done
 
 settings: ## Run integration_test under settings of the database that somebody may have made: six runs, or SETTINGS="jit=on,jit_above_cost=0"
 	@.ci/settings $(SETTINGS)
