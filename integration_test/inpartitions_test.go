@@ -2,7 +2,12 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -35,12 +41,39 @@ func server18(t *testing.T, pool *pgxpool.Pool) (is bool) {
 	return is
 }
 
-// PostgreSQL 18.4 ends by a segmentation fault when a statement looks rows up in partitions and finds one changed meanwhile. So the statements that do
-// are not sent there.
-func TestInPartitionsOfPostgres18EachStatementNamesOneRow(t *testing.T) {
+// namesSeveral counts the statements that find several rows by arrays: those that lock or change rows, and those that only read.
+type namesSeveral struct {
+	countStatements // none
+	changes, reads  *atomic.Int64
+}
+
+var changesRows = regexp.MustCompile(`\b(INSERT|UPDATE|DELETE)\b`) // also FOR NO KEY UPDATE
+
+func (n namesSeveral) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	n.add(data.SQL)
+	return ctx
+}
+
+func (n namesSeveral) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	n.add(data.SQL)
+}
+
+func (n namesSeveral) add(sql string) {
+	switch {
+	case !strings.Contains(sql, "unnest("):
+	case changesRows.MatchString(sql):
+		n.changes.Add(1)
+	default:
+		n.reads.Add(1)
+	}
+}
+
+// PostgreSQL 18.4 ends by a segmentation fault if a statement that locks or changes rows looks them up in partitions and finds one changed
+// meanwhile. So no such statement is sent there.
+func TestInPartitionsOfPostgres18EachStatementThatLocksNamesOneRow(t *testing.T) {
 	t.Parallel()
-	several := &atomic.Int64{}
-	pool := postgrestest.NewPartitioned(t, partitions, func(c *pgxpool.Config) { c.ConnConfig.Tracer = countStatements{"unnest(", several} })
+	several := namesSeveral{changes: &atomic.Int64{}, reads: &atomic.Int64{}}
+	pool := postgrestest.NewPartitioned(t, partitions, func(c *pgxpool.Config) { c.ConnConfig.Tracer = several })
 	b := &bundle{pool: pool, schema: "ratelimit"}
 	b.limiter = b.with(t, ratelimit.Config{})
 	require.NoError(t, atonce.Do(8, func(worker int) error {
@@ -51,7 +84,79 @@ func TestInPartitionsOfPostgres18EachStatementNamesOneRow(t *testing.T) {
 		}
 		return nil
 	}))
-	require.Equal(t, b.inPartitions18(t), several.Load() == 0)
+	require.Equal(t, b.inPartitions18(t), several.changes.Load() == 0)
+}
+
+// A look in partitions reads all rows by one statement, on PostgreSQL 18 too: a SELECT that locks nothing never looks a changed row up
+// again, which is where the server ends. Here rows are changed, made and deleted meanwhile. Each transaction moves a token from one bucket
+// to the next, so what a look finds in all of them is always the same.
+func TestALookInPartitionsReadsAllRowsAtOneInstant(t *testing.T) {
+	t.Parallel()
+	const lookers, movers, held, taken = 3, 4, 1000, 500
+	rounds, readCommitted := testsize.Of(40, 2000), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	several := namesSeveral{changes: &atomic.Int64{}, reads: &atomic.Int64{}}
+	pool := postgrestest.NewPartitioned(t, partitions, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = lookers+movers+1, several })
+	b := &bundle{pool: pool, schema: "ratelimit"}
+	b.limiter = b.with(t, ratelimit.Config{})
+	limit, ctx := ratelimit.Define("moved", hoard(held)), t.Context()
+	requests := []ratelimit.Request{limit.For("0"), limit.For("1"), limit.For("2"), limit.For("3")}
+	for _, request := range requests {
+		_, err := b.limiter.Take(ctx, request.Cost(taken))
+		require.NoError(t, err)
+	}
+	look := func() error {
+		d, err := b.limiter.Check(ctx, append(slices.Clone(requests), limit.For("made and deleted"))...)
+		if err != nil {
+			return err
+		}
+		var sum float64
+		for _, state := range d.States[:len(requests)] {
+			sum += state.Remaining
+		}
+		if math.Abs(sum-float64(len(requests))*(held-taken)) > 0.5 { // what a century gives is less
+			return fmt.Errorf("a look finds %v tokens in %v", sum, d.States)
+		}
+		return nil
+	}
+	move := func(from int, tokens float64) error {
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			const change = `UPDATE ratelimit.buckets SET value = value + $2 WHERE name = 'moved' AND key = $1 AND shard = 0`
+			_, err := tx.Exec(ctx, change, strconv.Itoa(from), -tokens)
+			if err == nil {
+				_, err = tx.Exec(ctx, change, strconv.Itoa(from+1), tokens)
+			}
+			return err
+		})
+	}
+	makeAndDelete := func() error {
+		if _, err := b.limiter.Take(ctx, limit.For("made and deleted")); err != nil {
+			return err
+		}
+		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `DELETE FROM ratelimit.buckets WHERE name = 'moved' AND key = 'made and deleted'`)
+			return err
+		})
+	}
+	var looking atomic.Int64
+	looking.Store(lookers)
+	require.NoError(t, atonce.Do(lookers+movers, func(worker int) error {
+		if worker < lookers {
+			defer looking.Add(-1)
+			for range rounds {
+				if err := look(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		for i := worker; looking.Load() > 0; i++ {
+			if err := errors.Join(move(i%(len(requests)-1), float64(1-i%2*2)), makeAndDelete()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.Positive(t, several.reads.Load())
 }
 
 // deletions is a tracer that counts what each statement of Prune deletes.

@@ -219,7 +219,7 @@ func (s *stand) showFailures(t *testing.T, shown *exposed, config ratelimit.Conf
 	ask(s.pool, other)
 	ask(s.pool, unmade)
 	for _, change := range []func(*pgxpool.Config){
-		func(c *pgxpool.Config) { c.ConnConfig.Password = secretPassword },
+		func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = "ana", secretPassword }, // the superuser may need none
 		func(c *pgxpool.Config) { c.ConnConfig.Password, c.ConnConfig.Port = secretPassword, 1 },
 		func(c *pgxpool.Config) { c.ConnConfig.Password, c.ConnConfig.Database = secretPassword, "nowhere" },
 		func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = "pg_monitor" },

@@ -300,7 +300,7 @@ func TestRunWithoutAServer(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	wrong := pool.Config().ConnConfig
-	wrong.Password = password
+	wrong.User, wrong.Password = "ana", password // the superuser may need none
 	for name, connection := range map[string]string{
 		"nobody listens": "postgres://ana:" + password + "@127.0.0.1:1/db?sslmode=disable",
 		"no such host":   "postgres://ana:" + password + "@host.invalid/db?sslmode=disable",

@@ -131,6 +131,7 @@ func TestNewDatabase(t *testing.T) {
 
 func TestTemplate(t *testing.T) {
 	t.Parallel()
+	cfg := migrations.Config{Partitions: 3} // which no server begins with
 
 	t.Run("IsMadeOnceWhenSeveralProcessesShareAServer", func(t *testing.T) {
 		t.Parallel()
@@ -138,14 +139,14 @@ func TestTemplate(t *testing.T) {
 		var group errgroup.Group
 		for range 8 {
 			group.Go(func() error {
-				_, err := ensureTemplate(t.Context(), server, migrations.Config{})
+				_, err := ensureTemplate(t.Context(), server, cfg)
 				return err
 			})
 		}
 		require.NoError(t, group.Wait())
 		var names []string
 		require.NoError(t, admin(t.Context(), server, func(conn *pgx.Conn) error {
-			rows, err := conn.Query(t.Context(), "SELECT datname FROM pg_database WHERE datname LIKE 'ratelimit%'")
+			rows, err := conn.Query(t.Context(), "SELECT datname FROM pg_database WHERE datname LIKE '%of\\_3' OR datname LIKE '%unfinished'")
 			if err != nil {
 				return err
 			}
@@ -159,7 +160,7 @@ func TestTemplate(t *testing.T) {
 		t.Parallel()
 		server := StartOwn(t, nil)
 		require.NoError(t, createDatabase(t.Context(), server, "ratelimit_template_unfinished", emptyTemplate))
-		name, err := ensureTemplate(t.Context(), server, migrations.Config{})
+		name, err := ensureTemplate(t.Context(), server, cfg)
 		require.NoError(t, err)
 		require.False(t, exists(t, server, "ratelimit_template_unfinished"))
 		require.NoError(t, createDatabase(t.Context(), server, "a_clone", name))

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -30,31 +29,6 @@ const (
 	// server's URL names, which test binaries that share a server have in common.
 	templateLock int64 = 0x7067_7261_7465_7374 // "pgratest"
 )
-
-// admin runs statements on server's own database, on a connection for them alone.
-func admin(ctx context.Context, server *Server, use func(*pgx.Conn) error) (err error) {
-	conn, err := connect(ctx, server.url)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
-	return use(conn)
-}
-
-// connect waits while the server has all the connections that it takes: test binaries that share one
-// give them back soon.
-func connect(ctx context.Context, url string) (*pgx.Conn, error) {
-	for {
-		conn, err := pgx.Connect(ctx, url)
-		var refused *pgconn.PgError
-		if err == nil || !errors.As(err, &refused) || refused.Code != tooManyConnections {
-			return conn, err
-		}
-		if !pause(ctx) {
-			return nil, err
-		}
-	}
-}
 
 // createDatabase makes a database that sessions find with the settings that were chosen. A clone has none of those that its
 // template was given by ALTER DATABASE.
@@ -78,9 +52,17 @@ func createDatabase(ctx context.Context, server *Server, name, template string) 
 	return nil
 }
 
+// clone copies the files of the template where the server can choose that (from 15 on) and where the checkpoints that it takes wait for
+// no disk. It takes the server half the time of writing each block to the log, and the drop half the time too.
 func clone(ctx context.Context, conn *pgx.Conn, name, template string) error {
-	_, err := conn.Exec(ctx, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s",
-		pgx.Identifier{name}.Sanitize(), pgx.Identifier{template}.Sanitize()))
+	const strategy = `SELECT CASE WHEN current_setting('server_version_num')::integer >= 150000 AND NOT current_setting('fsync')::boolean
+		THEN 'STRATEGY file_copy' ELSE '' END`
+	var how string
+	if err := conn.QueryRow(ctx, strategy).Scan(&how); err != nil {
+		return err
+	}
+	_, err := conn.Exec(ctx, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s %s",
+		pgx.Identifier{name}.Sanitize(), pgx.Identifier{template}.Sanitize(), how))
 	return err
 }
 
@@ -108,12 +90,16 @@ func ensureTemplate(ctx context.Context, server *Server, cfg migrations.Config) 
 	if cfg.Partitions != 0 {
 		name += fmt.Sprintf("_of_%d", cfg.Partitions)
 	}
-	err = admin(ctx, server, func(conn *pgx.Conn) error {
-		if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil { // until conn is closed
+	err = admin(ctx, server, func(conn *pgx.Conn) (err error) {
+		if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
 			return err
 		}
+		defer func() {
+			_, errUnlock := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock($1)", templateLock)
+			err = errors.Join(err, errUnlock)
+		}()
 		var exists bool
-		err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&exists)
+		err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&exists)
 		if err != nil || exists {
 			return err
 		}

@@ -20,6 +20,20 @@
 //
 // RATELIMIT_POSTGRES=local, docker or embedded forces 2, 3 or 4, whatever else is set.
 //
+// # How a server begins
+//
+// A server of 2 or 4 begins from an image: the data directory of a stopped server that has the template database already, as one file in
+// pgratelimit/clusters of the user's cache directory. The first server makes the image; others that start at the same time wait for it. The
+// name of the image is a hash of the server programs (path, size, modification time), the arguments of initdb, RATELIMIT_PARTITIONS, the
+// time zone, and the sources of the migrations and of this package. The ten images that were used last are kept. An image that is
+// incomplete or damaged is made anew. If the cache directory cannot be used, or if the binary was built with -trimpath, initdb makes the
+// data directory, which takes a second or two longer. Citus servers never begin from an image.
+//
+// The server listens on the loopback. It takes the superuser postgres without a password, so any user of this machine could connect while it
+// runs. Other roles need their passwords.
+//
+// A test's database is a clone of the template. From Postgres 15 on the server copies the template's files, unless fsync is on.
+//
 // # Settings
 //
 // RATELIMIT_SETTINGS names settings of Postgres that every database and every server of a test has, as in

@@ -12,7 +12,7 @@ import (
 
 // startEmbedded has a server's programs downloaded once, into the user's cache directory, and then starts
 // them like any other server of this machine.
-func startEmbedded(ctx context.Context, opts Options, _ environment) (*Server, error) {
+func startEmbedded(ctx context.Context, opts Options, env environment) (*Server, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil, fmt.Errorf("find the cache directory: %w", err)
@@ -28,6 +28,7 @@ func startEmbedded(ctx context.Context, opts Options, _ environment) (*Server, e
 	if err != nil {
 		return nil, err
 	}
+	opts.cache = env.cache
 	server, err := startCluster(ctx, binDir, opts)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", binDir, err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -32,11 +33,18 @@ type environment struct {
 	way         string // local, docker, embedded; empty for each in turn
 	binDir      string
 	image       string
+	cache       string // the directory of images; empty: servers begin from nothing
 
 	citusBinDir, citusImage string // of the server with Citus that all tests run on; empty: none is asked for
 }
 
-func environmentFromOS() environment { return environmentFrom(os.Getenv) }
+func environmentFromOS() environment {
+	env := environmentFrom(os.Getenv)
+	if cache, err := os.UserCacheDir(); err == nil {
+		env.cache = filepath.Join(cache, "pgratelimit", "clusters")
+	}
+	return env
+}
 
 func environmentFrom(getenv func(string) string) environment {
 	env := environment{

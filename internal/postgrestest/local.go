@@ -35,6 +35,7 @@ func startLocal(ctx context.Context, opts Options, env environment) (*Server, er
 	if err != nil {
 		return nil, err
 	}
+	opts.cache = env.cache
 	var failed error
 	for _, binDir := range dirs {
 		server, err := startCluster(ctx, binDir, opts)
@@ -61,14 +62,13 @@ func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, 
 			err = errors.Join(err, c.remove(context.WithoutCancel(ctx)))
 		}
 	}()
-	password, err := c.initialize(ctx)
-	if err != nil {
+	if err := c.begin(ctx, opts.cache); err != nil {
 		return nil, err
 	}
 	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
 		return nil, err
 	}
-	return c.server(ctx, password)
+	return c.server(ctx)
 }
 
 // newCluster makes the directory of a server, and has it removed when this process ends.
@@ -94,11 +94,12 @@ func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, err
 	return c, nil
 }
 
-// server returns the cluster that runs.
-func (c *cluster) server(ctx context.Context, password string) (*Server, error) {
+// server returns the cluster that runs. The URL has a password, which the server does not ask for, so that tests notice a program that
+// shows it.
+func (c *cluster) server(ctx context.Context) (*Server, error) {
 	server := &Server{host: c, url: (&url.URL{
 		Scheme:   "postgres",
-		User:     url.UserPassword("postgres", password),
+		User:     url.UserPassword("postgres", randomName(16)),
 		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)),
 		Path:     "/postgres",
 		RawQuery: "sslmode=disable",
@@ -111,26 +112,20 @@ func (c *cluster) server(ctx context.Context, password string) (*Server, error) 
 	return server, nil
 }
 
-// initialize makes the data directory and returns the password of its superuser.
-func (c *cluster) initialize(ctx context.Context) (password string, err error) {
-	password = randomName(16)
-	file := filepath.Join(c.dir, "password")
-	if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
-		return "", fmt.Errorf("write the password file: %w", err)
+// hba lets the superuser in without a password, standbys too: a password of SCRAM costs each connection 4,096 rounds of HMAC. Other roles
+// need theirs. The server listens on the loopback only.
+const hba = "host all,replication postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+
+// initialize makes the data directory by initdb.
+func (c *cluster) initialize(ctx context.Context) error {
+	args := append([]string{"-D", c.data()}, initdbArgs()...)
+	if _, err := c.user.run(ctx, c.dir, filepath.Join(c.binDir, "initdb"), args...); err != nil {
+		return err
 	}
-	if err := c.user.own(file); err != nil {
-		return "", err
+	if err := os.WriteFile(filepath.Join(c.data(), "pg_hba.conf"), []byte(hba), 0o600); err != nil {
+		return fmt.Errorf("write who may connect: %w", err)
 	}
-	_, err = c.user.run(ctx, c.dir, filepath.Join(c.binDir, "initdb"),
-		"-D", filepath.Join(c.dir, "data"), "-U", "postgres", "--pwfile", file,
-		"-A", "scram-sha-256", "-E", "UTF8", "--no-locale", "--no-sync")
-	if err != nil {
-		return "", err
-	}
-	if err := os.Remove(file); err != nil {
-		return "", fmt.Errorf("remove the password file: %w", err)
-	}
-	return password, nil
+	return nil
 }
 
 // startOnFreePort tries again with another port when somebody took the one that was free a moment ago.
@@ -160,7 +155,9 @@ func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]strin
 	return err
 }
 
-func (c *cluster) configFile() string { return filepath.Join(c.dir, "data", "postgresql.conf") }
+func (c *cluster) data() string { return filepath.Join(c.dir, "data") }
+
+func (c *cluster) configFile() string { return filepath.Join(c.data(), "postgresql.conf") }
 
 func (c *cluster) logFile() string { return filepath.Join(c.dir, "log") }
 
@@ -197,7 +194,7 @@ func (c *cluster) stop(ctx context.Context, mode StopMode) error {
 }
 
 func (c *cluster) pid() (int, error) {
-	content, err := os.ReadFile(filepath.Join(c.dir, "data", "postmaster.pid"))
+	content, err := os.ReadFile(filepath.Join(c.data(), "postmaster.pid"))
 	if err != nil {
 		return 0, fmt.Errorf("read the server's process id: %w", err)
 	}
@@ -237,7 +234,7 @@ func (c *cluster) remove(context.Context) error { return c.watchdog.Close() }
 
 func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (string, error) {
 	seconds := strconv.Itoa(int(startTimeout.Seconds()))
-	args = append([]string{command, "-s", "-w", "-t", seconds, "-D", filepath.Join(c.dir, "data")}, args...)
+	args = append([]string{command, "-s", "-w", "-t", seconds, "-D", c.data()}, args...)
 	if len(c.env) > 0 { // pg_ctl looks at the clock, and passes on what it has
 		args = append(append(slices.Clone(c.env), filepath.Join(c.binDir, "pg_ctl")), args...)
 		return c.user.run(ctx, c.dir, "env", args...)

@@ -40,6 +40,8 @@ type Options struct {
 	// mounted at Server.Disk, in memory, for which this process must run as root on Linux. It asks for a server of this
 	// machine's programs that nobody else uses.
 	DiskBytes int64
+
+	cache string // the directory of images to begin from; empty: initdb makes the data
 }
 
 func (o Options) own() bool { return o.Own || len(o.Settings) > 0 || o.here() }
@@ -68,6 +70,8 @@ type Server struct {
 	host   host
 
 	hasCitus bool // whether the tables of templates are distributed
+
+	admins admins
 }
 
 // host is the machine-side half of a server that this package started.
@@ -117,11 +121,12 @@ func (s *Server) Restart(ctx context.Context) error {
 // Close stops a server that was started, and removes its data. On a server found by URL it does
 // nothing.
 func (s *Server) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	s.admins.close(ctx)
 	if s.host == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
 	if err := s.host.remove(ctx); err != nil {
 		return fmt.Errorf("remove %s: %w", s, err)
 	}

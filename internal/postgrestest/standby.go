@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -49,12 +47,7 @@ func (s *Server) startStandby(ctx context.Context, opts Options) (_ *Server, err
 	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
 		return nil, err
 	}
-	where, err := url.Parse(s.url)
-	if err != nil {
-		return nil, fmt.Errorf("read the primary's URL: %w", err)
-	}
-	password, _ := where.User.Password()
-	return c.server(ctx, password)
+	return c.server(ctx)
 }
 
 // copyOf makes the data of a standby, as pg_basebackup does, which is not part of every installation. What the primary has logged
@@ -76,8 +69,8 @@ func (c *cluster) copyOf(ctx context.Context, primary *cluster, primaryURL strin
 	if _, err := conn.Exec(ctx, begin); err != nil {
 		return fmt.Errorf("begin a backup: %w", err)
 	}
-	data := filepath.Join(c.dir, "data")
-	if _, err := c.user.run(ctx, c.dir, "cp", "-a", filepath.Join(primary.dir, "data"), data); err != nil {
+	data := c.data()
+	if _, err := c.user.run(ctx, c.dir, "cp", "-a", primary.data(), data); err != nil {
 		return err
 	}
 	var label string

@@ -1,0 +1,84 @@
+package postgrestest
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// keptAdmins is how many connections to a server's own database are kept between the statements of tests that begin and end.
+const keptAdmins = 2
+
+// admins are connections to a server's own database that nobody uses now.
+type admins struct {
+	mu   sync.Mutex
+	idle []*pgx.Conn
+}
+
+// admin runs statements on server's own database, on a connection for them alone. The next use may be given the same connection, so
+// nothing must stay in the session.
+func admin(ctx context.Context, server *Server, use func(*pgx.Conn) error) error {
+	conn, err := server.admins.get(ctx, server.url)
+	if err != nil {
+		return err
+	}
+	defer server.admins.put(context.WithoutCancel(ctx), conn)
+	return use(conn)
+}
+
+// get returns an idle connection that works, or a new one.
+func (a *admins) get(ctx context.Context, url string) (*pgx.Conn, error) {
+	for {
+		conn := a.pop()
+		if conn == nil {
+			return connect(ctx, url)
+		}
+		if conn.Ping(ctx) == nil {
+			return conn, nil
+		}
+		_ = conn.Close(ctx) // the server was stopped since
+	}
+}
+
+func (a *admins) pop() (conn *pgx.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if last := len(a.idle) - 1; last >= 0 {
+		conn, a.idle = a.idle[last], a.idle[:last]
+	}
+	return conn
+}
+
+func (a *admins) put(ctx context.Context, conn *pgx.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.idle) < keptAdmins && !conn.IsClosed() {
+		a.idle = append(a.idle, conn)
+		return
+	}
+	_ = conn.Close(ctx)
+}
+
+func (a *admins) close(ctx context.Context) {
+	for conn := a.pop(); conn != nil; conn = a.pop() {
+		_ = conn.Close(ctx)
+	}
+}
+
+// connect waits while the server has all the connections that it takes: test binaries that share one
+// give them back soon.
+func connect(ctx context.Context, url string) (*pgx.Conn, error) {
+	for {
+		conn, err := pgx.Connect(ctx, url)
+		var refused *pgconn.PgError
+		if err == nil || !errors.As(err, &refused) || refused.Code != tooManyConnections {
+			return conn, err
+		}
+		if !pause(ctx) {
+			return nil, err
+		}
+	}
+}
