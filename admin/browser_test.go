@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -52,6 +53,7 @@ const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = t
 // reader or a keyboard, and fits the width of a phone.
 func TestPagesInABrowser(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	pages := pagesOf(f.furnish(t))
 	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Rate: 50, Period: time.Minute, Adaptive: &rules.Adaptive{Apply: true}})...)
@@ -81,6 +83,7 @@ func TestPagesInABrowser(t *testing.T) {
 // TestHostileKeysInABrowser opens pages with keys that would run, if they could.
 func TestHostileKeysInABrowser(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	f.furnish(t)
 	b := f.browse(t)
@@ -100,6 +103,7 @@ func TestHostileKeysInABrowser(t *testing.T) {
 // TestLiveLevelIsThatOfGo compares what the script shows, as tokens arrive, with the projection of the same bucket in Go.
 func TestLiveLevelIsThatOfGo(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Rate: 50, Period: time.Minute, Adaptive: &rules.Adaptive{Apply: true}})...)
 	f.take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20), requestOf(t, "upstream").Cost(20))

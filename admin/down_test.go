@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -31,6 +32,7 @@ func isReported(t *testing.T, page string, got answer, sentence string) {
 
 func TestDatabaseIsDown(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	server := postgrestest.StartOwn(t, nil)
 	pool, err := pgxpool.New(t.Context(), server.URL())
 	require.NoError(t, err)

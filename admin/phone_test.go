@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -24,6 +25,7 @@ func (f *fixture) asPhone(t *testing.T) *tab {
 // TestPagesOnAPhone looks for what is too wide, or too small to be tapped.
 func TestPagesOnAPhone(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	id := f.furnish(t)
 	b := f.asPhone(t)

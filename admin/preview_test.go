@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/rules/denials"
@@ -64,7 +65,7 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 // goes through under the second.
 func TestAtMostIsABound(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(300) {
+	for seed := range testsize.Of[uint64](60, 150) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		before := rules.Rule{Limit: "a", Kind: rules.TokenBucket, Rate: 1 + random.Float64()*20, Period: time.Minute}
 		if seed%3 == 0 {

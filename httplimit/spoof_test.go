@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 const (
@@ -304,13 +304,10 @@ func (c *tally) limited(limiter *ratelimit.Limiter, limit ratelimit.Limit, key h
 	})
 }
 
-// newLimiter returns a limiter whose clock stands still, so that nothing is refilled.
+// newLimiter returns a limiter in memory whose clock stands still, so that nothing is refilled.
 func newLimiter(t *testing.T) *ratelimit.Limiter {
 	t.Helper()
-	now := time.Now()
-	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{AsOf: func() time.Time { return now }})
-	require.NoError(t, err)
-	return limiter
+	return ratelimittest.New(t, ratelimittest.NewClock())
 }
 
 func TestSpoofingTenThousandAddressesOfOneNetwork(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -90,6 +91,9 @@ func TestBorrowIsTheSameInASimulation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name != "plain" && name != "guarantees off" {
+				testsize.Long(t, "makes 800 calls, as the other modes do")
+			}
 			policies := make(modes)
 			for _, limit := range slices.Concat(own, pools) {
 				mode, ruled := modesOf[limit.Name()]

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -16,30 +15,23 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
-
-var prefetchSteps = flag.Int("prefetch.steps", 20_000, "calls of each history of TestPrefetchKeepsThePromise")
 
 // TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a database that is slow to answer, and
 // whose clock is another, processes that die with what they keep, others that go by the row alone, and policies that change. In no span
 // of the whole history is more admitted than the policy promises. Rates are powers of two, so that every sum is exact.
 func TestPrefetchKeepsThePromise(t *testing.T) {
 	t.Parallel()
-	steps := *prefetchSteps
-	if testing.Short() {
-		steps = 5_000
-	}
-	for seed := range uint64(5) {
-		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)), steps)
-				w.change = w.changeBuckets
-				w.run()
-				w.requirePromise(t)
-			})
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)))
+			w.change = w.changeBuckets
+			w.run()
+			w.requirePromise(t)
 		})
-	}
+	})
 }
 
 // prefetchWorld is a row, and the processes that take from it.
@@ -68,9 +60,9 @@ type prefetchWorld struct {
 	taken, returned, lost    float64 // as observers are told
 }
 
-func newPrefetchWorld(t *testing.T, random *rand.Rand, steps int) *prefetchWorld {
+func newPrefetchWorld(t *testing.T, random *rand.Rand) *prefetchWorld {
 	t.Helper()
-	w := &prefetchWorld{T: t, random: random, steps: steps, slow: 20 + random.IntN(200), began: time.Now()}
+	w := &prefetchWorld{T: t, random: random, steps: testsize.Of(3_000, 6_000), slow: 20 + random.IntN(200), began: time.Now()}
 	w.offset = time.Duration(random.Int64N(int64(10*time.Second))) - 5*time.Second
 	w.offset = w.offset.Truncate(time.Microsecond)
 	return w

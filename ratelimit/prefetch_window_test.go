@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // TestPrefetchKeepsThePromiseOfWindows is TestPrefetchKeepsThePromise for fixed windows, which begin by the database's clock. That
@@ -18,10 +19,6 @@ import (
 // more than that and what arrives.
 func TestPrefetchKeepsThePromiseOfWindows(t *testing.T) {
 	t.Parallel()
-	steps := *prefetchSteps
-	if testing.Short() {
-		steps = 5_000
-	}
 	var tight, died, returned, lost atomic.Int64 // of all histories: what they have to have in them
 	t.Run("Histories", func(t *testing.T) {
 		t.Parallel()
@@ -31,21 +28,19 @@ func TestPrefetchKeepsThePromiseOfWindows(t *testing.T) {
 			require.Positive(t, returned.Load())
 			require.Positive(t, lost.Load())
 		})
-		for seed := range uint64(5) {
-			t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 18)), steps)
-					w.drift = (w.random.Float64() - 0.5) / 1000
-					w.change = w.changeWindows
-					w.run()
-					tight.Add(w.requirePromiseOfWindows(t))
-					died.Add(int64(w.died))
-					returned.Add(int64(w.returned))
-					lost.Add(int64(w.lost))
-				})
+		testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+			t.Helper()
+			synctest.Test(t, func(t *testing.T) {
+				w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 18)))
+				w.drift = (w.random.Float64() - 0.5) / 1000
+				w.change = w.changeWindows
+				w.run()
+				tight.Add(w.requirePromiseOfWindows(t))
+				died.Add(int64(w.died))
+				returned.Add(int64(w.returned))
+				lost.Add(int64(w.lost))
 			})
-		}
+		})
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -102,7 +103,7 @@ func TestRetryAfterIsHonestOnAServer(t *testing.T) {
 	t.Run("OfOneLimit", func(t *testing.T) {
 		t.Parallel()
 		plantAll(t, pool, grid)
-		for i := 0; i < len(grid); i += 1 + i%5 {
+		for i := 0; i < len(grid); i += testsize.Of(53, 11) {
 			honest(t, pool, grid[i])
 		}
 	})
@@ -113,7 +114,7 @@ func TestRetryAfterIsHonestOnAServer(t *testing.T) {
 			together[i].key += "/together"
 		}
 		plantAll(t, pool, together)
-		for i := 0; i+97 < len(together); i += 41 {
+		for i := 0; i+97 < len(together); i += testsize.Of(211, 71) {
 			honest(t, pool, together[i], together[i+13], together[i+97])
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -313,6 +314,7 @@ func TestInABubble(t *testing.T) {
 // Whoever imports the package gets no more than with the Limiter.
 func TestDependencies(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "runs the go command")
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".").Output()
 	require.NoError(t, err)
 	for _, module := range strings.Fields(string(out)) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -31,9 +32,10 @@ func TestManyOverrides(t *testing.T) {
 	f := setup(t)
 	applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
 	require.NoError(t, err)
-	f.overrideMany(t, manyOverrides)
+	many := testsize.Of(10_000, manyOverrides)
+	f.overrideMany(t, many)
 	f.load(t)
-	require.Equal(t, manyOverrides*11/10, f.events.last(t).Overrides)
+	require.Equal(t, many*11/10, f.events.last(t).Overrides)
 	at := applied.From.Add(time.Hour)
 	require.Equal(t, 100.0, f.capacity(t, at, messages.For("customer-14")))
 	require.Equal(t, 250.0, f.capacity(t, at, messages.For("customer-14").Plan("pro")))

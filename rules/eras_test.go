@@ -1,13 +1,13 @@
 package rules_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -66,27 +66,25 @@ func (m *model) capacity(plan, key string, now time.Time) float64 {
 // a model that knows no chain.
 func TestErasAreThoseOfTheHistory(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(8) {
-		t.Run(fmt.Sprint("Seed", seed), func(t *testing.T) {
-			t.Parallel()
-			f, random := setup(t), rand.New(rand.NewPCG(seed, 5))
-			hour := time.Now().Add(time.Hour).Truncate(time.Second)
-			m := model{rules: make(map[string]history), overrides: make(map[string]history)}
-			for range 24 {
-				makeChange(t, f, &m, random, hour)
-			}
-			f.load(t)
-			for now := hour.Add(-time.Second); now.Before(hour.Add(40 * time.Second)); now = now.Add(time.Second / 2) {
-				limiter := f.at(t, now)
-				for _, plan := range []string{"", "pro", "team"} {
-					for _, key := range []string{"ana", "bob", "eve"} {
-						require.InEpsilon(t, m.capacity(plan, key, now), limiter.Resolve(messages.For(key).Plan(plan)).Capacity(), 1e-12,
-							"plan %q, key %q, %v after", plan, key, now.Sub(hour))
-					}
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		f, random := setup(t), rand.New(rand.NewPCG(seed, 5))
+		hour := time.Now().Add(time.Hour).Truncate(time.Second)
+		m := model{rules: make(map[string]history), overrides: make(map[string]history)}
+		for range 24 {
+			makeChange(t, f, &m, random, hour)
+		}
+		f.load(t)
+		for now := hour.Add(-time.Second); now.Before(hour.Add(40 * time.Second)); now = now.Add(time.Second / 2) {
+			limiter := f.at(t, now)
+			for _, plan := range []string{"", "pro", "team"} {
+				for _, key := range []string{"ana", "bob", "eve"} {
+					require.InEpsilon(t, m.capacity(plan, key, now), limiter.Resolve(messages.For(key).Plan(plan)).Capacity(), 1e-12,
+						"plan %q, key %q, %v after", plan, key, now.Sub(hour))
 				}
 			}
-		})
-	}
+		}
+	})
 }
 
 // makeChange makes a random change that begins up to half a minute after hour.

@@ -21,6 +21,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // The variables by which a test tells a copy of its program what to do and where.
@@ -158,6 +160,7 @@ func workAndDie(ctx context.Context, configure ...func(*settings)) error {
 
 func TestClientKilledWhileEnqueueing(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "kills processes")
 	f := setup(t)
 	database := f.pool.Config().ConnString()
 	_, err := f.limiter.Take(t.Context(), daily.For("first")) // stores the fingerprint: the first child sends no more than the others
@@ -200,6 +203,7 @@ func TestClientKilledWhileEnqueueing(t *testing.T) {
 
 func TestWorkerKilledInTheMiddleOfAJob(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "kills a process")
 	f := setup(t)
 	e := f.enqueue(t, nil, daily.Global().Cost(30))
 	_, err := spawn(t.Context(), "work", f.pool.Config().ConnString())

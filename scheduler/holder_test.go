@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
@@ -293,6 +294,7 @@ func TestHolderTakesTokensWithSlots(t *testing.T) {
 // before, and that its job runs again when River has rescued it.
 func TestWorkerKilledWhileItHolds(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "kills a process")
 	f := setup(t, holding(oneEach))
 	killed := f.insert(t, "a", nil)
 	_, err := spawn(t.Context(), "hold", f.pool.Config().ConnString())

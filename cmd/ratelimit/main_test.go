@@ -19,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // program returns the path of the program, which is built once.
@@ -37,8 +39,10 @@ var program = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := program(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path))
+	if !testing.Short() {
+		if path, err := program(); err == nil {
+			_ = os.RemoveAll(filepath.Dir(path))
+		}
 	}
 	os.Exit(code)
 }
@@ -57,6 +61,7 @@ func command(t *testing.T, env []string, args ...string) (cmd *exec.Cmd, out, er
 
 func TestProgram(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "builds the program and runs it")
 
 	t.Run("EndsWithItsExitCode", func(t *testing.T) {
 		t.Parallel()

@@ -7,11 +7,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // On a phone the page has to be scrolled to no side, its buttons can be tapped, and nothing keeps people from using it.
 func TestPageOnAPhone(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a browser")
 	url := serveGateway(t, new(upstream))
 	tab := browsertest.New(t)
 	requireFits := func(state string) {

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // short is most of the program's run at three times its speed.
@@ -20,6 +22,7 @@ func short() scale { return scale{minute: 6 * time.Second, share: 0.85, prompts:
 
 func TestRun(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "runs the program for seconds by a real clock")
 
 	t.Run("IsNeverRefused", func(t *testing.T) {
 		t.Parallel()

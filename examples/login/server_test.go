@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -241,6 +242,7 @@ func TestServerFailsClosed(t *testing.T) {
 
 	t.Run("WhenTheServerIsDownAndUntilItIsUp", func(t *testing.T) {
 		t.Parallel()
+		testsize.Long(t, "starts a server of its own")
 		own := postgrestest.StartOwn(t, nil)
 		db, err := postgrestest.NewScratch(t.Context(), own.URL(), "login_demo", poolSize)
 		require.NoError(t, err)

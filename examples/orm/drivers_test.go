@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/examples/orm"
 	"github.com/pgratelimit/pgratelimit/internal/drivertest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
@@ -52,6 +53,7 @@ func TestPQ(t *testing.T) {
 // With binary_parameters lib/pq sends a statement and its parameters in one message.
 func TestPQWithBinaryParameters(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "runs the tests of TestPQ again")
 	drivertest.Run(t, drivertest.Driver{Prepares: true, Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
 		t.Helper()
 		separator := "?"

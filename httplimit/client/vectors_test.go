@@ -16,12 +16,13 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const (
 	vectorsSeed   = 20260302
-	pagesOfLimits = 40 // of 64 limits, each page read at an instant of its own
+	pagesOfLimits = 16 // of 64 limits, each page read at an instant of its own
 	limitsOnPage  = 64
 	century       = 36525 * ratelimit.Day
 	longest       = 250 * 365 * ratelimit.Day // the longest wait that is told
@@ -61,6 +62,7 @@ type next struct {
 // and at telling instants. The states come from rows, through the handler. All must agree to the last bit.
 func TestVectors(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a browser")
 	d := &draw{rand.New(rand.NewPCG(vectorsSeed, 1))}
 	pool := postgrestest.New(t)
 	mux := http.NewServeMux()

@@ -11,18 +11,20 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestAnyHistoryOfCallsKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(40) {
-		for _, slow := range []bool{false, true} {
-			t.Run(fmt.Sprint(seed, " with slow batches ", slow), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, 0)), slow) })
-			})
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		for history := range testsize.Of[uint64](5, 7) {
+			for _, slow := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, history)), slow) })
+			}
 		}
-	}
+	})
 }
 
 // randomHistory has calls come at random for a few buckets, one to three each, of which some give up, and some

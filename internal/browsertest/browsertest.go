@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // How long a browser may take until it answers, which a busy machine reads from disk, and until it has ended.
@@ -57,11 +59,14 @@ func find(named string, programs []string) (string, error) {
 	return "", errNoBrowser
 }
 
-// New starts a browser for the test and returns the context of its first tab, for chromedp.Run. Others are
+const startsABrowser = "starts a browser"
+
+// New starts a browser for the test, which is a long one, and returns the context of its first tab, for chromedp.Run. Others are
 // made from it with chromedp.NewContext, and chromedp.WithNewBrowserContext gives one cookies of its own.
 // The browser ends with the test, and nothing of it is left.
 func New(t testing.TB) context.Context {
 	t.Helper()
+	testsize.Long(t, startsABrowser)
 	tab, stop, err := start()
 	skipOrFail(t, err)
 	t.Cleanup(func() {
@@ -72,7 +77,7 @@ func New(t testing.TB) context.Context {
 	return tab
 }
 
-// Shared is one browser for the tests of a package, which the first that asks starts: to start one takes longer than most
+// Shared is one browser for the long tests of a package, which the first that asks starts: to start one takes longer than most
 // tests. The zero value is ready.
 type Shared struct {
 	once sync.Once
@@ -84,6 +89,7 @@ type Shared struct {
 // Tab returns a new tab with cookies of its own, for chromedp.Run. It is closed with the test.
 func (s *Shared) Tab(t testing.TB, options ...chromedp.ContextOption) context.Context {
 	t.Helper()
+	testsize.Long(t, startsABrowser)
 	s.once.Do(func() { s.tab, s.stop, s.err = start() })
 	skipOrFail(t, s.err)
 	tab, stop := chromedp.NewContext(s.tab, append(options, chromedp.WithNewBrowserContext())...)

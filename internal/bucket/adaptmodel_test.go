@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // exactShare is what Adapting.Next promises, in fractions. It is nil where the answer may be one of two, as a float is on the
@@ -65,16 +66,21 @@ func exactShare(a bucket.Adapting, share float64, m bucket.Measured) (next *big.
 	return clamp(left.Quo(left, times(rat(a.Rate), seconds))), true, onEdge
 }
 
-// A hundred thousand random epochs, one after the other: each answer is that of the exact model, within the bounds, and no
-// growth is without demand.
+// Random epochs, one after the other: each answer is that of the exact model, within the bounds, and no growth is without demand.
 func TestAdaptingIsExact(t *testing.T) {
 	t.Parallel()
-	random := rand.New(rand.NewPCG(7, 7))
+	testsize.EachSeed(t, randomEpochs)
+}
+
+func randomEpochs(t *testing.T, seed uint64) {
+	t.Helper()
+	steps := testsize.Of(2_500, 5_000)
+	random := rand.New(rand.NewPCG(seed, 7))
 	pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
 	var grown, cuts, held int
 	share := 1.0
 	var a bucket.Adapting
-	for step := range 100_000 {
+	for step := range steps {
 		if step%50 == 0 { // another policy takes over what it finds
 			a = bucket.Adapting{
 				Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
@@ -112,9 +118,7 @@ func TestAdaptingIsExact(t *testing.T) {
 		}
 		share = next
 	}
-	require.Greater(t, grown, 1000)
-	require.Greater(t, cuts, 1000)
-	require.Greater(t, held, 1000)
+	require.Greater(t, min(grown, cuts, held), steps/100)
 }
 
 func TestAdaptingTakesNoShareThatIsNone(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // The numbers of these tests are whole in units of 2^-20 of a token, so that float64 holds them all, and a model in whole
@@ -128,12 +129,17 @@ func drawLimit(src *rand.Rand, rate int64) wholeLimit {
 	return l
 }
 
-// TestBorrowAgreesWithAModelInWholeNumbers makes 100,000 random calls, with clocks that step back, a little or by more than a
+// TestBorrowAgreesWithAModelInWholeNumbers makes random calls, with clocks that step back, a little or by more than a
 // minute, and limits that change. Decisions, buckets and waits have to be those of the model to the last bit.
 func TestBorrowAgreesWithAModelInWholeNumbers(t *testing.T) {
 	t.Parallel()
-	const steps = 100_000
-	src := rand.New(rand.NewPCG(31, 7))
+	testsize.EachSeed(t, borrowHistories)
+}
+
+func borrowHistories(t *testing.T, seed uint64) {
+	t.Helper()
+	steps := testsize.Of(2_500, 5_000)
+	src := rand.New(rand.NewPCG(seed, 7))
 	allowed, borrowed, refused := 0, 0, 0
 	var memory *bucket.Memory
 	var owns []*wholeBucket
@@ -261,13 +267,18 @@ func requireHolds(t *testing.T, want []*wholeBucket, memory *bucket.Memory, now 
 // and nobody is refused what his own bucket holds.
 func TestBorrowKeepsItsBounds(t *testing.T) {
 	t.Parallel()
+	testsize.EachSeed(t, boundsOfBorrowing)
+}
+
+func boundsOfBorrowing(t *testing.T, seed uint64) {
+	t.Helper()
 	perSecond := func(rate, capacity float64) bucket.Terms {
 		return bucket.Terms{Capacity: capacity, Rate: rate, Steps: 1e6, Step: 1, Shards: 1}
 	}
 	guarantees := []float64{50, 30, 20}
 	lender := bucket.Key{Name: "pool"}
-	for round := range 20 {
-		src := rand.New(rand.NewPCG(uint64(round), 3))
+	for round := range testsize.Of[uint64](1, 2) {
+		src := rand.New(rand.NewPCG(seed, round))
 		memory, now := bucket.NewMemory(), int64(1_700_000_000_000_000)
 		type grant struct {
 			at   int64
@@ -307,8 +318,13 @@ func TestBorrowKeepsItsBounds(t *testing.T) {
 // finds, one after the other.
 func TestMostUnitsIsTheMost(t *testing.T) {
 	t.Parallel()
-	const steps = 100_000
-	src := rand.New(rand.NewPCG(5, 11))
+	testsize.EachSeed(t, mostUnits)
+}
+
+func mostUnits(t *testing.T, seed uint64) {
+	t.Helper()
+	steps := testsize.Of(2_500, 5_000)
+	src := rand.New(rand.NewPCG(seed, 11))
 	some := 0
 	for range steps {
 		now := int64(1_700_000_000_000_000) + src.Int64N(1_000_000_000)

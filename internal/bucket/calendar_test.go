@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // calendarEvent is what happens to a bucket at an instant: a window begins, or a policy takes the place of another.
@@ -198,16 +199,18 @@ func drawPolicies(r *rand.Rand) (bucket.Terms, []calendarEvent) {
 	return eras0.Holding(opening), events
 }
 
-// TestCalendarWindowsAgreeWithTheExactModel takes a hundred thousand random steps.
+// TestCalendarWindowsAgreeWithTheExactModel takes random steps, two hundred in each history.
 func TestCalendarWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
+	testsize.EachSeed(t, calendarHistories)
+}
+
+func calendarHistories(t *testing.T, seed uint64) {
+	t.Helper()
 	waits, owed, changed := 0, 0, 0
-	seeds := uint64(500)
-	if testing.Short() {
-		seeds /= 20
-	}
-	for seed := range seeds {
-		r := rand.New(rand.NewPCG(seed, 0))
+	histories := testsize.Of[uint64](15, 30)
+	for history := range histories {
+		r := rand.New(rand.NewPCG(seed, history))
 		terms, events := drawPolicies(r)
 		memory, model, key := bucket.NewMemory(), &calendarModel{events: events}, bucket.Key{Name: "limit", Key: "key"}
 		now := opening + int64(r.Uint64N(uint64(day)))
@@ -230,16 +233,16 @@ func TestCalendarWindowsAgreeWithTheExactModel(t *testing.T) {
 			}
 			asks := []bucket.Ask{{Key: key, Terms: terms.At(now), Cost: float64(cost), Lowest: float64(lowest)}}
 			answer := memory.Take(asks, now)[0]
-			require.Equal(t, at, answer.Now, "seed %d, step %d", seed, step)
-			require.Equal(t, want, answer.Allowed, "seed %d, step %d", seed, step)
+			require.Equal(t, at, answer.Now, "history %d, step %d", history, step)
+			require.Equal(t, want, answer.Allowed, "history %d, step %d", history, step)
 			outlook := asks[0].Terms.Outlook(&answer, float64(cost), float64(lowest))
 			left := held
 			if want {
 				left -= cost
 			}
-			require.InDelta(t, float64(left), outlook.Tokens, 0, "seed %d, step %d", seed, step)
+			require.InDelta(t, float64(left), outlook.Tokens, 0, "history %d, step %d", history, step)
 			if wait := model.wait(at, cost, lowest); !want && wait >= 0 {
-				require.Equal(t, time.Duration(wait)*time.Microsecond, outlook.RetryAfter, "seed %d, step %d", seed, step)
+				require.Equal(t, time.Duration(wait)*time.Microsecond, outlook.RetryAfter, "history %d, step %d", history, step)
 				waits++
 			}
 			if left < 0 {
@@ -247,7 +250,7 @@ func TestCalendarWindowsAgreeWithTheExactModel(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d steps, %d waits, %d with a debt, %d changed definitions", 200*seeds, waits, owed, changed)
+	t.Logf("%d steps, %d waits, %d with a debt, %d changed definitions", 200*histories, waits, owed, changed)
 }
 
 // decides returns the instant of a decision: where the row is of terms that begin within a minute, it is their first one.

@@ -1,7 +1,6 @@
 package bucket_test
 
 import (
-	"flag"
 	"math"
 	"math/big"
 	"math/rand/v2"
@@ -12,9 +11,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
-
-var slidingSeed = flag.Uint64("sliding.seed", 0, "seed of the random histories of sliding windows; 0 draws one")
 
 // slidingTerms returns the terms of a sliding window of n slices of step microseconds.
 func slidingTerms(rate float64, step int64, n int32) bucket.Terms {
@@ -152,17 +150,17 @@ func drawSliding(src buckettest.Source) bucket.Terms {
 // clocks, and policies that change, in the code and from an instant on.
 func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	seed := *slidingSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed: -sliding.seed=%d", seed)
-	total := slidingHistory{}
-	for i := range uint64(200) {
+	testsize.EachSeed(t, slidingHistories)
+}
+
+func slidingHistories(t *testing.T, seed uint64) {
+	t.Helper()
+	total, histories, calls := slidingHistory{}, testsize.Of(4, 12), 500
+	for i := range uint64(histories) {
 		h := &slidingHistory{TB: t, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}, now: opening}
 		h.terms = drawSliding(h.src)
 		h.state, h.exact = h.terms.Full(h.now), exactWindow{ts: floorTo(h.now, h.terms.Step), step: h.terms.Step}
-		for range 500 {
+		for range calls {
 			h.advance()
 			h.call()
 			h.compare()
@@ -170,9 +168,10 @@ func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
 		total.taken, total.refused = total.taken+h.taken, total.refused+h.refused
 		total.changed, total.fixed = total.changed+h.changed, total.fixed+h.fixed
 	}
-	t.Logf("of 100,000 steps %d took, %d were refused, %d changed the policy, %d put a wrong clock right", total.taken, total.refused, total.changed, total.fixed)
-	require.Greater(t, min(total.taken, total.refused), 10_000)
-	require.Greater(t, min(total.changed, total.fixed), 500)
+	steps := histories * calls
+	t.Logf("of %d steps %d took, %d were refused, %d changed the policy, %d put a wrong clock right", steps, total.taken, total.refused, total.changed, total.fixed)
+	require.Greater(t, min(total.taken, total.refused), steps/10)
+	require.Greater(t, min(total.changed, total.fixed), steps/500)
 }
 
 // advance moves the clock, mostly to where something is about to happen, and sometimes back.
@@ -317,10 +316,13 @@ func (h *slidingHistory) compare() {
 // histories. A clock that steps back by less than the tolerance has passed no time.
 func TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	full := 0
-	for i := range uint64(300) {
+	testsize.EachSeed(t, slidingBounds)
+}
+
+func slidingBounds(t *testing.T, seed uint64) {
+	t.Helper()
+	full, histories := 0, testsize.Of(20, 30)
+	for i := range uint64(histories) {
 		src := buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}
 		terms, now, latest := drawSliding(src), opening, opening
 		s := terms.Full(now)
@@ -349,7 +351,7 @@ func TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod(t *testing.T) {
 			full++
 		}
 	}
-	require.Greater(t, full, 200, "the bound is reached")
+	require.Greater(t, full, histories/2, "the bound is reached")
 }
 
 // givenAt is what was given at an instant.

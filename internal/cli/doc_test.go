@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/cli"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // block is a block of commands of the document, and what it shows as their output, if it does.
@@ -56,6 +57,7 @@ func TestDocument(t *testing.T) {
 
 	t.Run("EveryBlockRuns", func(t *testing.T) {
 		t.Parallel()
+		testsize.Long(t, "builds the program, and runs it in a shell")
 		shell, err := exec.LookPath("bash")
 		if err != nil {
 			t.Skip("there is no bash")

@@ -7,10 +7,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts PgBouncer")
 	f := on(t, postgrestest.NewEmptyDatabase(t))
 	direct := f.env
 	f.env = append(f.env, "RATELIMIT_DATABASE_URL="+postgrestest.StartPgBouncer(t, f.url, "transaction"))

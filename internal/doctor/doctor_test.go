@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -150,6 +151,7 @@ func TestRunLooksAtTheClock(t *testing.T) {
 
 func TestRunWithoutPrivileges(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "CREATE ROLE stranger LOGIN PASSWORD '"+password+"'")
 	stranger := p.app.Copy()
@@ -204,6 +206,7 @@ func TestRunWithoutPrivileges(t *testing.T) {
 // TestRunLooksAtWhatKeepsDeadRows expects those transactions to be named that keep dead rows of this database, and no others.
 func TestRunLooksAtWhatKeepsDeadRows(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	p := admit(t, map[string]string{"autovacuum": "off"}) // which has transactions, too
 	p.do(t, "CREATE DATABASE other")
 	there := p.owner.Config()
@@ -246,6 +249,7 @@ func TestRunLooksAtWhatKeepsDeadRows(t *testing.T) {
 // TestRunLooksAtUpdates updates rows of a table that has no room for it, and leaves the dead ones.
 func TestRunLooksAtUpdates(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "ALTER TABLE ratelimit.buckets SET (fillfactor = 100, autovacuum_enabled = false)")
 	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 6000) i")

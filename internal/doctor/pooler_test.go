@@ -11,11 +11,13 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestRunBehindPgBouncer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts PgBouncer")
 	database := postgrestest.NewDatabase(t)
 	through := func(mode postgrestest.PoolMode) string { return postgrestest.StartPgBouncer(t, database, mode) }
 

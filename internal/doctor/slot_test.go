@@ -15,12 +15,14 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // TestRunLooksAtReplicationSlots plays a standby that has said what it still reads, and went away.
 func TestRunLooksAtReplicationSlots(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "SELECT pg_create_physical_replication_slot('standby')")
 	var now string
@@ -49,6 +51,7 @@ func TestRunLooksAtReplicationSlots(t *testing.T) {
 // TestRunOnAStandby has a server recover for ever, which can be read meanwhile.
 func TestRunOnAStandby(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	server := postgrestest.StartOwn(t, safe())
 	config, err := pgx.ParseConfig(server.URL())
 	require.NoError(t, err)

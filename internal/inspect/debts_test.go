@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // owing writes buckets of two limits, of up to four rows, and returns those that owe, in their order.
@@ -39,7 +41,7 @@ func TestDebtsByPages(t *testing.T) {
 	ofMessages := owing[:slices.IndexFunc(owing, func(b inspect.Bucket) bool { return b.Limit == "words" })]
 	require.NotEmpty(t, ofMessages)
 	for limit, want := range map[string][]inspect.Bucket{"": owing, "messages": ofMessages, "words": owing[len(ofMessages):], "none": nil} {
-		for look := 1; look <= 160; look += 1 + look/20 {
+		for look := 1; look <= 160; look += testsize.Of(3+look/4, 1+look/10) {
 			for _, most := range []int{0, 1, 3} {
 				var found []inspect.Bucket
 				query := inspect.DebtQuery{Limit: limit, Look: look, Most: most}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules/denials"
@@ -174,6 +175,7 @@ func TestAsAReader(t *testing.T) {
 
 func TestOnAHotStandby(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts two servers of its own")
 	server := postgrestest.StartOwn(t, nil)
 	pool, err := pgxpool.New(t.Context(), server.URL())
 	require.NoError(t, err)

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // explaining is a DB that first explains each statement, as it is run.
@@ -64,6 +66,7 @@ func TestPlansAreBounded(t *testing.T) {
 // So it is with tables that nobody has analyzed, as after an upgrade of the server.
 func TestPlansAreBoundedWithoutStatistics(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "writes 150,000 rows, as TestPlansAreBounded does")
 	testPlans(t, &fixture{pool: postgrestest.New(t), anew: true})
 }
 

@@ -3,7 +3,6 @@
 package store
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -14,9 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
-
-var historySeed = flag.Uint64("history.seed", 0, "seed of the random histories; 0 draws one")
 
 // era is a kind of history to run on a server.
 type era struct {
@@ -34,28 +32,25 @@ const callsInHistory = 1000
 // how near the third must be, buckettest.History says.
 func TestStatementsAgree(t *testing.T) {
 	t.Parallel()
-	seed := *historySeed
-	for seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed: -history.seed=%d", seed)
 	pool := postgrestest.New(t)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) { agreeFrom(t, pool, seed) })
+}
+
+func agreeFrom(t *testing.T, pool *pgxpool.Pool, seed uint64) {
+	t.Helper()
 	for i, e := range []era{
-		{name: "Everyday", draw: buckettest.Everyday, histories: 40},
-		{name: "EverydayInTx", draw: buckettest.Everyday, inTx: true, histories: 20},
-		{name: "Extreme", draw: buckettest.Extreme, histories: 30},
-		{name: "DyadicToTheLastBit", draw: buckettest.Dyadic, exact: true, histories: 15},
-		{name: "DyadicInTxToTheLastBit", draw: buckettest.Dyadic, exact: true, inTx: true, histories: 10},
+		{name: "Everyday", draw: buckettest.Everyday, histories: testsize.Of(1, 2)},
+		{name: "EverydayInTx", draw: buckettest.Everyday, inTx: true, histories: 1},
+		{name: "Extreme", draw: buckettest.Extreme, histories: testsize.Of(1, 2)},
+		{name: "DyadicToTheLastBit", draw: buckettest.Dyadic, exact: true, histories: 1},
+		{name: "DyadicInTxToTheLastBit", draw: buckettest.Dyadic, exact: true, inTx: true, histories: 1},
 	} {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() {
-				e.histories /= 5
-			}
 			var decisions, open, rejected, fixed int
 			for j := range e.histories {
 				src := buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, uint64(1000*i+j)))}
-				h, p := e.run(t, pool, src, fmt.Sprintf("%s%d", e.name, j))
+				h, p := e.run(t, pool, src, fmt.Sprintf("%s%d of %d", e.name, j, seed))
 				decisions, open, rejected, fixed = decisions+h.Decisions, open+h.Open, rejected+h.Rejected, fixed+p.fixed
 			}
 			t.Logf("%d decisions agree, %d of them within the rounding; %d calls could never be met; %d put a wrong clock right", decisions, open, rejected, fixed)

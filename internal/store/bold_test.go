@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // spending is a limit of which some keys have a row.
@@ -158,15 +158,13 @@ func TestWhateverThePlanABoldBatchIsToldTheSame(t *testing.T) {
 // Batches that ask boldly, and those that do not, decide the same, to the last bit.
 func TestBoldAndOtherBatchesDecideTheSame(t *testing.T) {
 	t.Parallel()
-	const rounds, most = 60, 40
+	const most = 40
 	now := opening
 	clock := func() *int64 { return new(now) }
 	bold, other := newSession(postgrestest.New(t), clock), newSession(postgrestest.New(t), clock)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := testsize.Rand(t)
 	limits := []limit{tokenBucket("fraction", 0.1, 3*time.Millisecond, 7, 0), dyadic[0], dyadic[2]}
-	for round := range rounds {
+	for round := range testsize.Of(15, 40) {
 		now += int64((random.ExpFloat64() - 0.2) * 5_000)
 		var one, two []*Call
 		for range 1 + random.IntN(most) {

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // calendarsOf returns a calendar of each unit in a zone, with several first days.
@@ -219,19 +221,29 @@ func TestCalendarTable(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 
-	t.Run("heavyEveryZoneOfTheServer", func(t *testing.T) { // some 1,200 zones
-		t.Parallel()
+	compare := func(t *testing.T, draw func(zones int) []int) {
+		t.Helper()
 		rows, err := pool.Query(t.Context(), `SELECT name FROM pg_timezone_names ORDER BY name`)
 		require.NoError(t, err)
 		zones, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		require.NoError(t, err)
 		require.Greater(t, len(zones), 300)
 		c := newComparison(pool, 2026, 2028)
-		for _, name := range zones {
-			c.compare(t, name)
+		drawn := draw(len(zones))
+		for _, i := range drawn {
+			c.compare(t, zones[i])
 		}
 		t.Logf("%d zones, %d begins; of %d zones the server has other data than this program, which were compared with the server's clocks: %s",
-			len(zones), c.begins, len(c.otherData), strings.Join(c.otherData, ", "))
+			len(drawn), c.begins, len(c.otherData), strings.Join(c.otherData, ", "))
+	}
+	t.Run("ZonesOfTheServer", func(t *testing.T) {
+		t.Parallel()
+		compare(t, func(zones int) []int { return testsize.Rand(t).Perm(zones)[:testsize.Of(8, 120)] })
+	})
+	t.Run("EveryZoneOfTheServer", func(t *testing.T) {
+		t.Parallel()
+		testsize.Nightly(t, "each of some 1,200 zones takes a tenth of a second")
+		compare(t, func(zones int) []int { return rand.Perm(zones) })
 	})
 
 	t.Run("MidnightsThatAreLeftOutOrOccurTwice", func(t *testing.T) {

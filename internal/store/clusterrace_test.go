@@ -13,16 +13,17 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // Batches and lone calls of several processes that ask for overlapping sets of buckets, each in an order of its own, take
 // exactly what they are told: from all buckets of a call or from none, and from none more than it held.
 func TestOverlappingClustersTakeExactly(t *testing.T) {
 	t.Parallel()
-	const processes, rounds, callsInBatch, capacity = 4, 40, 6, 100.0
+	const processes, callsInBatch, capacity = 4, 6, 100.0
+	rounds := testsize.Of(20, 40)
 	pool := postgrestest.New(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	limits := []limit{still("a", capacity), still("b", capacity), still("c", 1e6), still("d", 1e6)}
 	keys := []string{"1", "2", "3"}
 	for _, key := range keys[:2] { // the rows of the third are made by whoever comes first

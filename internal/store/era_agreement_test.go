@@ -8,23 +8,28 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // TestStatementsAgreeOverEras runs random histories of buckets whose terms change twice: by the calls, which choose the
 // statement, and by locking. Every decision, value and ts agree to the last bit.
 func TestStatementsAgreeOverEras(t *testing.T) {
 	t.Parallel()
-	const histories, calls = 12, 60
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
 	pool := postgrestest.New(t)
-	for i := range uint64(histories) {
-		h := &eraTwins{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}, now: opening - buckettest.Minute, history: fmt.Sprint("history", i)}
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) { agreeOverEras(t, pool, seed) })
+}
+
+func agreeOverEras(t *testing.T, pool *pgxpool.Pool, seed uint64) {
+	t.Helper()
+	const calls = 60
+	for i := range testsize.Of[uint64](1, 2) {
+		h := &eraTwins{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}, now: opening - buckettest.Minute, history: fmt.Sprintf("history%d of %d", i, seed)}
 		clock := func() *int64 { now := h.now; return &now }
 		h.fast, h.general, h.db = newSession(pool, clock), newSession(pool, clock), pool
 		for j := range 3 {

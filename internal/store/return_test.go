@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -11,15 +10,16 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // The statement gives back what the algebra in Go does, to the last bit.
 func TestReturnAgrees(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	random := rand.New(rand.NewPCG(1, 2))
+	random := testsize.Rand(t)
 	nothing, all, part := 0, 0, 0
-	for n := range 300 {
+	for n := range testsize.Of(100, 200) {
 		k := bucket.Key{Name: "return", Key: fmt.Sprint(n)}
 		terms := buckettest.TokenBucket(1+10*random.Float64(), time.Second, 100)
 		clock := opening + random.Int64N(20_000_000)

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestPickShards(t *testing.T) {
@@ -21,10 +21,10 @@ func TestPickShards(t *testing.T) {
 	t.Run("AsksAnotherRowTheSecondTime", func(t *testing.T) {
 		t.Parallel()
 		asks := []bucket.Ask{narrow.ask("a", 1), pair.ask("a", 1), wide.ask("a", 1), wide.ask("b", 1)}
-		const seeds = 8000
+		seeds, random := testsize.Of(4_000, 8_000), testsize.Rand(t)
 		var asked [2][8]int
 		for range seeds {
-			seed := rand.Uint64()
+			seed := random.Uint64()
 			first, second := pickShards(asks, seed, 0), pickShards(asks, seed, 1)
 			require.Equal(t, first, pickShards(asks, seed, 0), "the same seed leads to the same row")
 			for i, a := range asks {
@@ -45,7 +45,7 @@ func TestPickShards(t *testing.T) {
 		}
 		for attempt := range asked {
 			for shard, n := range asked[attempt] {
-				require.InDelta(t, seeds/8, n, seeds/40, "attempt %d asks row %d as often as the others", attempt, shard)
+				require.InDelta(t, seeds/8, n, float64(seeds)/40, "attempt %d asks row %d as often as the others", attempt, shard)
 			}
 		}
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -31,13 +32,12 @@ var dyadicKeys = []string{"ada", "bob", "eve"}
 // told of the buckets as they were before calls of the batch that were allowed.
 func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	const rounds, most = 25, 30
+	const most = 30
+	rounds := testsize.Of(8, 20)
 	now := opening
 	clock := func() *int64 { return new(now) }
 	single, folded := newSession(postgrestest.New(t), clock), newSession(postgrestest.New(t), clock)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := testsize.Rand(t)
 	var all []bucket.Ask
 	for _, limit := range dyadic {
 		for _, key := range dyadicKeys {

@@ -9,11 +9,13 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // windowTwins is a sliding window that is there twice: statements decide on one, Go on the other.
@@ -26,6 +28,7 @@ type windowTwins struct {
 	now           int64
 	key           string
 	neverIdle     bool      // for a period
+	undisturbed   bool      // nothing else writes the rows
 	before        []float64 // taken of the row
 
 	byStatement, trimmed, lowered int
@@ -37,26 +40,35 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 
 // TestWindowStatementsAgree runs random histories of sliding windows by the statements, alone and in a transaction, and by
 // locking and deciding in Go: with costs that round, rows that somebody else wrote, clocks that step back, and policies that
-// change in the code and by eras. Half of them go on
-// for so long that totals are dropped. Every decision, value, ts and slice agree to the last bit.
+// change in the code and by eras. Half of them go on for so long that totals are dropped. Every decision, value, ts and slice agree to the last bit.
 func TestWindowStatementsAgree(t *testing.T) {
 	t.Parallel()
-	const histories, calls = 40, 120
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
 	pool := postgrestest.New(t)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) { windowsAgree(t, pool, seed) })
+}
+
+func windowsAgree(t *testing.T, pool *pgxpool.Pool, seed uint64) {
+	t.Helper()
+	const calls = 120
+	histories := testsize.Of(4, 6)
 	byStatement, trimmed, lowered := 0, 0, 0
 	for i := range uint64(histories) {
-		h := &windowTwins{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}, db: pool, now: opening, key: fmt.Sprint("key", i), neverIdle: i%2 == 1}
+		h := &windowTwins{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}, db: pool, now: opening, key: fmt.Sprintf("key%d of %d", i, seed), neverIdle: i%2 == 1}
 		clock := func() *int64 { now := h.now; return &now }
 		h.fast, h.general = newSession(pool, clock), newSession(pool, clock)
 		h.terms = drawWindow(h.src)
-		if i%4 == 0 {
+		switch i % 4 {
+		case 0:
 			h.eras = bucket.NewEras([]bucket.Era{
 				{Terms: h.terms}, {From: opening + 20*h.terms.Step + 1, Terms: drawWindow(h.src), Change: buckettest.One(h.src, bucket.Keep, bucket.Scale, bucket.Reset)},
 			})
+		case 1:
+			h.terms, h.undisturbed = sliding(10, 5000, 10), true // the oldest totals are dropped soon
 		}
-		for range calls {
+		for call := range calls {
+			if call == calls/2 && !h.neverIdle {
+				h.write(t, largerTotals)
+			}
 			h.step(t)
 		}
 		byStatement, trimmed, lowered = byStatement+h.byStatement, trimmed+h.trimmed, lowered+h.lowered
@@ -96,7 +108,7 @@ func (h *windowTwins) step(t *testing.T) {
 	if h.eras == nil && !h.neverIdle && h.src.Pick(40) == 0 {
 		h.terms = drawWindow(h.src)
 	}
-	if h.src.Pick(25) == 0 {
+	if h.src.Pick(25) == 0 && !h.undisturbed {
 		h.disturb(t)
 	}
 	cost := max(h.terms.Capacity*h.src.Unit()*buckettest.One(h.src, 1, 0.3, 0.05), h.terms.Capacity*1e-6)
@@ -110,16 +122,23 @@ func (h *windowTwins) step(t *testing.T) {
 	h.look(t)
 }
 
+const largerTotals = `UPDATE ratelimit.buckets SET taken = taken[:2] || ARRAY(SELECT total + 40e6 FROM unnest(taken[3:]) WITH ORDINALITY AS u (total, at) ORDER BY at) WHERE key = $1`
+
 // disturb writes both rows as another kind of limit, an older program or a wrong clock would.
 func (h *windowTwins) disturb(t *testing.T) {
 	t.Helper()
-	_, err := h.db.Exec(t.Context(), buckettest.One(h.src,
+	h.write(t, buckettest.One(h.src,
 		`UPDATE ratelimit.buckets SET value = value / 2 WHERE key = $1`,
 		`UPDATE ratelimit.buckets SET value = value + 1 WHERE key = $1`,
-		`UPDATE ratelimit.buckets SET taken = taken[:2] || ARRAY(SELECT total + 40e6 FROM unnest(taken[3:]) WITH ORDINALITY AS u (total, at) ORDER BY at) WHERE key = $1`,
+		largerTotals,
 		`UPDATE ratelimit.buckets SET taken = NULL WHERE key = $1`,
 		`UPDATE ratelimit.buckets SET ts = ts + 7200000000 WHERE key = $1`,
-		`DELETE FROM ratelimit.buckets WHERE key = $1`), h.key)
+		`DELETE FROM ratelimit.buckets WHERE key = $1`))
+}
+
+func (h *windowTwins) write(t *testing.T, statement string) {
+	t.Helper()
+	_, err := h.db.Exec(t.Context(), statement, h.key)
 	require.NoError(t, err)
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // dyadicWindows are sliding windows with costs that no sum rounds, and a bucket that goes with them in a batch.
@@ -38,13 +39,11 @@ type windowBatches struct {
 // the batch that were allowed.
 func TestWindowsInABatchDecideAsOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	w := &windowBatches{random: rand.New(rand.NewPCG(seed, 0)), now: opening}
+	w := &windowBatches{random: testsize.Rand(t), now: opening}
 	clock := func() *int64 { return new(w.now) }
 	w.pools = [2]*pgxpool.Pool{postgrestest.New(t), postgrestest.New(t)}
 	w.single, w.folded = newSession(w.pools[0], clock), newSession(w.pools[1], clock)
-	for round := range 60 {
+	for round := range testsize.Of(16, 40) {
 		w.now += int64(w.random.ExpFloat64() * 20_000)
 		if w.random.IntN(8) == 0 {
 			w.disturb(t)

@@ -14,11 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // An attack by 200,000 keys writes 10,000 rows and not a million, and takes up bounded memory. All of it is in the sums,
 // and the keys that stand out are told apart.
 func TestAMillionRefusals(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
+	testsize.Long(t, "refuses a million requests")
 	const refusals, keys, flushes, callers = 1_000_000, 200_000, 5, 4
 	b := setup(t)
 	names := make([]string, keys)
