@@ -4,7 +4,6 @@ package consumer_test
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -16,9 +15,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-var update = flag.Bool("update", false, "write the golden files anew")
+	"github.com/pgratelimit/pgratelimit/internal/golden"
+)
 
 const core = "github.com/pgratelimit/pgratelimit"
 
@@ -54,12 +53,12 @@ func TestConsumer(t *testing.T) {
 
 	t.Run("RequiresThese", func(t *testing.T) {
 		t.Parallel()
-		golden(t, "require.golden", whole.required(t))
+		golden.Equal(t, "require.golden", lines(whole.required(t)))
 	})
 
 	t.Run("OfTheLimiterAloneHasThese", func(t *testing.T) {
 		t.Parallel()
-		golden(t, "alone.golden", slices.Sorted(maps.Keys(alone.modules(t))))
+		golden.Equal(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
 	})
 }
 
@@ -199,14 +198,5 @@ func output(t *testing.T, directory string, env []string, args ...string) string
 	return string(out)
 }
 
-// golden compares lines with those of a file.
-func golden(t *testing.T, name string, got []string) {
-	t.Helper()
-	file, text := filepath.Join("testdata", name), strings.Join(got, "\n")+"\n"
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), text)
-}
+// lines returns a text with a line for each item.
+func lines(items []string) string { return strings.Join(items, "\n") + "\n" }
