@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +23,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/pgratelimit/pgratelimit/internal/golden"
 	"github.com/pgratelimit/pgratelimit/otellimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -266,6 +270,52 @@ func TestSpans(t *testing.T) {
 		"ratelimit.remaining=7,ratelimit.result=refused,ratelimit.retry_after_s=1.5,ratelimit.shadow=false,ratelimit.verb=take", labels(spans[0]))
 	require.Equal(t, codes.Error, spans[1].Status().Code)
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
+}
+
+// TestMetricsAndSpans compares the name, unit, description and attributes of each metric and of each span with testdata/metrics.txt.
+func TestMetricsAndSpans(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	shadow, cached, pending := decided("check", false), decided("take", false), decided("reserve", true)
+	shadow.Shadow, cached.Cached, pending.Pending, pending.Delay = true, true, true, time.Second
+	ruled := decided("take", true)
+	ruled.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
+	for _, e := range []ratelimit.Event{
+		shadow, cached, pending, ruled,
+		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: ratelimit.ErrContended},
+		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}, Shadow: true},
+		ratelimit.Conflicted{Verb: "transaction"},
+		ratelimit.Settlement{Limit: "perUser", Delta: 5},
+		ratelimit.Settlement{Limit: "perUser", Delta: -2},
+		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		ratelimit.Leased{Verb: "release", Limit: "perUser", Slots: 2},
+		ratelimit.Leased{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
+		ratelimit.Batched{Calls: 30},
+		ratelimit.Queued{Waited: time.Second},
+		ratelimit.Pruned{Buckets: 6},
+		ratelimit.Mended{Limit: "perUser"},
+		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
+		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Late: time.Second, Err: errors.New("bad row")},
+		ratelimit.RulesLoaded{Version: 8},
+		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
+		ratelimit.Prefetched{Limit: "perUser", Taken: 12},
+		ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1},
+	} {
+		b.Observe(t.Context(), e)
+	}
+	metrics := b.metrics(t)
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(metrics)) {
+		m := metrics[name]
+		fmt.Fprintf(&text, "%s %s %T\n    %s\n", name, m.Unit, m.Data, m.Description)
+		for _, attributes := range slices.Sorted(maps.Keys(b.points(t, name))) {
+			fmt.Fprintf(&text, "    {%s}\n", attributes)
+		}
+	}
+	for _, span := range b.spans.Ended() {
+		fmt.Fprintf(&text, "span %q %s %s %q\n    {%s}\n", span.Name(), span.SpanKind(), span.Status().Code, span.Status().Description, labels(span))
+	}
+	golden.Equal(t, "metrics.txt", text.String())
 }
 
 // TestRulesAreNamedBySpansAlone promises that what rules of Config.Policies decide is counted by its result, and that their

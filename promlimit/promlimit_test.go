@@ -3,6 +3,8 @@ package promlimit_test
 import (
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
@@ -12,9 +14,11 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/golden"
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -82,145 +86,17 @@ func story() []ratelimit.Event {
 	}
 }
 
-// Refused, contended and failed are three counts.
-func TestCounts(t *testing.T) {
+// TestMetrics compares the metrics, as they are scraped, with testdata/metrics.txt. Refused, contended and failed are three counts.
+func TestMetrics(t *testing.T) {
 	t.Parallel()
 	observer, registry := setup(t, promlimit.Config{})
 	for _, e := range story() {
 		observer.Observe(t.Context(), e)
 	}
-	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP ratelimit_answers_total What guards in front of handlers made of requests, by result.
-# TYPE ratelimit_answers_total counter
-ratelimit_answers_total{limit="",result="failed_closed",route=""} 1
-ratelimit_answers_total{limit="perDay",result="shadow_bad_key",route="/chat"} 1
-ratelimit_answers_total{limit="perUser",result="failed_open",route="/chat"} 2
-# HELP ratelimit_contended_total Calls and transactions that gave up because every attempt conflicted.
-# TYPE ratelimit_contended_total counter
-ratelimit_contended_total{verb="take"} 1
-ratelimit_contended_total{verb="transaction"} 1
-# HELP ratelimit_conflicts_total Attempts that lost against another transaction and are made again.
-# TYPE ratelimit_conflicts_total counter
-ratelimit_conflicts_total{verb="transaction"} 1
-# HELP ratelimit_cost_tokens_total Tokens that requests asked for, by result.
-# TYPE ratelimit_cost_tokens_total counter
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="allowed",verb="take"} 8
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="paused",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="refused",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="reserved",verb="reserve"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="check"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="fixed_window",cached="true",limit="perDay",result="refused",verb="take"} 4
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="allowed",verb="take"} 9
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="reserved",verb="reserve"} 3
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="check"} 3
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="take"} 6
-ratelimit_cost_tokens_total{algorithm="token_bucket",cached="true",limit="perUser",result="vetoed",verb="take"} 3
-# HELP ratelimit_leases_total Leases on slots that were renewed, released or lost.
-# TYPE ratelimit_leases_total counter
-ratelimit_leases_total{limit="perUser",result="lost"} 1
-ratelimit_leases_total{limit="perUser",result="renewed"} 1
-# HELP ratelimit_mended_buckets_total Buckets that a wrong clock had left in the future.
-# TYPE ratelimit_mended_buckets_total counter
-ratelimit_mended_buckets_total{limit="perUser"} 1
-# HELP ratelimit_rule_requests_total Requests that a rule of Config.Policies decided, by result.
-# TYPE ratelimit_rule_requests_total counter
-ratelimit_rule_requests_total{limit="perDay",result="paused",rule="perDay"} 1
-ratelimit_rule_requests_total{limit="perDay",result="shadow_refused",rule="perDay/pro"} 1
-# HELP ratelimit_pruned_buckets_total Full buckets that were deleted.
-# TYPE ratelimit_pruned_buckets_total counter
-ratelimit_pruned_buckets_total 6
-# HELP ratelimit_requests_total Requests to a limit, by result.
-# TYPE ratelimit_requests_total counter
-ratelimit_requests_total{algorithm="",cached="false",limit="perUser",result="contended",verb="take"} 1
-ratelimit_requests_total{algorithm="",cached="false",limit="perUser",result="failed",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="allowed",verb="take"} 2
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="paused",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="refused",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="reserved",verb="reserve"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="check"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="perDay",result="shadow_refused",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="true",limit="perDay",result="refused",verb="take"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="allowed",verb="take"} 3
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="reserved",verb="reserve"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="check"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="perUser",result="vetoed",verb="take"} 2
-ratelimit_requests_total{algorithm="token_bucket",cached="true",limit="perUser",result="vetoed",verb="take"} 1
-# HELP ratelimit_prefetched_tokens_total Tokens that were taken ahead, returned and lost.
-# TYPE ratelimit_prefetched_tokens_total counter
-ratelimit_prefetched_tokens_total{limit="perUser",result="lost"} 1
-ratelimit_prefetched_tokens_total{limit="perUser",result="returned"} 3
-ratelimit_prefetched_tokens_total{limit="perUser",result="taken"} 12
-# HELP ratelimit_price Price of a token of the key whose price has changed last, of adaptive limits.
-# TYPE ratelimit_price gauge
-ratelimit_price{limit="perUser"} 2.5
-# HELP ratelimit_rules Rules and overrides that decide, and those kept as they cannot be read.
-# TYPE ratelimit_rules gauge
-ratelimit_rules{kind="kept"} 1
-ratelimit_rules{kind="overrides"} 2
-ratelimit_rules{kind="rules"} 3
-# HELP ratelimit_rules_loads_total Loads of rules from tables, by result.
-# TYPE ratelimit_rules_loads_total counter
-ratelimit_rules_loads_total{result="failed"} 1
-ratelimit_rules_loads_total{result="kept"} 1
-# HELP ratelimit_rules_version Version of the rules that decide.
-# TYPE ratelimit_rules_version gauge
-ratelimit_rules_version 7
-# HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
-# TYPE ratelimit_settlement_delta_tokens_total counter
-ratelimit_settlement_delta_tokens_total{direction="charged",limit="perUser"} 5
-ratelimit_settlement_delta_tokens_total{direction="returned",limit="perUser"} 3
-# HELP ratelimit_failures_total Calls and transactions that failed.
-# TYPE ratelimit_failures_total counter
-ratelimit_failures_total{error_type="57P01",verb="settle"} 1
-ratelimit_failures_total{error_type="other",verb="take"} 1
-`),
-		"ratelimit_requests_total", "ratelimit_cost_tokens_total", "ratelimit_settlement_delta_tokens_total", "ratelimit_failures_total",
-		"ratelimit_leases_total", "ratelimit_contended_total", "ratelimit_conflicts_total", "ratelimit_pruned_buckets_total", "ratelimit_mended_buckets_total",
-		"ratelimit_answers_total", "ratelimit_rule_requests_total",
-		"ratelimit_price", "ratelimit_prefetched_tokens_total", "ratelimit_rules", "ratelimit_rules_loads_total", "ratelimit_rules_version"))
-}
-
-func TestHistograms(t *testing.T) {
-	t.Parallel()
-	observer, registry := setup(t, promlimit.Config{})
-	for _, e := range story() {
-		observer.Observe(t.Context(), e)
-	}
-	type sum struct {
-		count uint64
-		sum   float64
-	}
-	got := map[string]sum{}
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if h := m.GetHistogram(); h != nil {
-				label := strings.TrimPrefix(f.GetName(), "ratelimit_")
-				for _, pair := range m.GetLabel() {
-					label += " " + pair.GetValue()
-				}
-				got[label] = sum{h.GetSampleCount(), h.GetSampleSum()}
-			}
-		}
-	}
-	require.Equal(t, map[string]sum{
-		"decision_duration_seconds perUser allowed take":        {3, 6},
-		"decision_duration_seconds perDay paused take":          {1, 2},
-		"rules_load_duration_seconds kept":                      {1, 1},
-		"rules_load_duration_seconds failed":                    {1, 2},
-		"rules_late_seconds":                                    {1, 4},
-		"decision_duration_seconds perDay refused take":         {2, 4},
-		"decision_duration_seconds perDay shadow_refused check": {1, 2},
-		"decision_duration_seconds perUser reserved reserve":    {1, 2},
-		"decision_duration_seconds perUser contended take":      {1, 1},
-		"decision_duration_seconds perUser failed take":         {1, 1},
-		"reservation_wait_seconds perUser reserve":              {1, 40},
-		"batch_size":             {1, 30},
-		"batch_duration_seconds": {1, 3},
-		"queue_wait_seconds":     {1, 4},
-	}, got)
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
+	require.Equal(t, http.StatusOK, w.Code)
+	golden.Equal(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(w.Body.String(), "$1 …"))
 }
 
 func TestKeepsTheConventions(t *testing.T) {

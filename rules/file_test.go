@@ -211,9 +211,11 @@ func TestReadsWhatEditorsOnWindowsWrite(t *testing.T) {
 	require.Equal(t, read(t, "rules:\n  - {limit: a, rate: 1}\n"), read(t, "\ufeffrules:\r\n  - {limit: a, rate: 1}\r\n"))
 }
 
-func TestReadRefuses(t *testing.T) {
-	t.Parallel()
-	tests := []struct{ name, text, want string }{
+// refused is a file that Read refuses, with a part of the error.
+type refused struct{ name, text, want string }
+
+func refusedFiles() []refused {
+	return []refused{
 		{"Empty", "", "the file is empty"},
 		{"Word", "hello", "line 1: the file is neither a list"},
 		{"UnknownField", "- limit: a\n  rate: 1\n  brust: 5\n", `line 3: there is no field "brust"; there are algorithm_config, limit, name, plan, kind`},
@@ -282,7 +284,11 @@ func TestReadRefuses(t *testing.T) {
 		{"ManyFieldsInBraces", "{" + manyFields("a%d: 1,") + "}", "line 1: the map has more than 64 fields"},
 		{"Long", strings.Repeat("#", 2<<20+1), "more than 2097152 bytes"},
 	}
-	for _, test := range tests {
+}
+
+func TestReadRefuses(t *testing.T) {
+	t.Parallel()
+	for _, test := range refusedFiles() {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			_, err := rules.Read(strings.NewReader(test.text))

@@ -4,7 +4,6 @@ package consumer_test
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -17,10 +16,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/golden"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 const core = "github.com/pgratelimit/pgratelimit"
 
@@ -57,12 +55,12 @@ func TestConsumer(t *testing.T) {
 
 	t.Run("RequiresThese", func(t *testing.T) {
 		t.Parallel()
-		golden(t, "require.golden", whole.required(t))
+		golden.Equal(t, "require.golden", lines(whole.required(t)))
 	})
 
 	t.Run("OfTheLimiterAloneHasThese", func(t *testing.T) {
 		t.Parallel()
-		golden(t, "alone.golden", slices.Sorted(maps.Keys(alone.modules(t))))
+		golden.Equal(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
 	})
 }
 
@@ -202,14 +200,5 @@ func output(t *testing.T, directory string, env []string, args ...string) string
 	return string(out)
 }
 
-// golden compares lines with those of a file.
-func golden(t *testing.T, name string, got []string) {
-	t.Helper()
-	file, text := filepath.Join("testdata", name), strings.Join(got, "\n")+"\n"
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), text)
-}
+// lines returns a text with a line for each item.
+func lines(items []string) string { return strings.Join(items, "\n") + "\n" }

@@ -1,8 +1,6 @@
 package cli_test
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -10,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/golden"
 )
 
 // everyCommand calls fn with each command and topic.
@@ -25,28 +24,15 @@ func TestHelp(t *testing.T) {
 
 	t.Run("IsAsTheGoldenFilesSay", func(t *testing.T) {
 		t.Parallel()
-		golden := make(map[string]bool)
+		texts := map[string]string{}
 		everyCommand(cli.Root(), func(cmd *cobra.Command) {
 			words := strings.Fields(cmd.CommandPath())[1:]
-			name := strings.Join(append([]string{"ratelimit"}, words...), "-") + ".txt"
-			golden[name] = true
 			r := run(t.Context(), nil, "", append([]string{"help"}, words...)...)
 			require.Equal(t, 0, r.code)
 			require.Empty(t, r.err)
-			path := filepath.Join("testdata", "help", name)
-			if *update {
-				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-				require.NoError(t, os.WriteFile(path, []byte(r.out), 0o600))
-			}
-			want, err := os.ReadFile(path)
-			require.NoError(t, err, "go test ./internal/cli -run Help -update writes it")
-			require.Equal(t, string(want), r.out, "go test ./internal/cli -run Help -update writes it anew")
+			texts[strings.Join(append([]string{"ratelimit"}, words...), "-")+".txt"] = r.out
 		})
-		files, err := os.ReadDir(filepath.Join("testdata", "help"))
-		require.NoError(t, err)
-		for _, file := range files {
-			require.True(t, golden[file.Name()], "%s is of no command", file.Name())
-		}
+		golden.Directory(t, "help", texts)
 	})
 
 	t.Run("SaysTheExitCodesOfEachCommand", func(t *testing.T) {

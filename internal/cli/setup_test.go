@@ -26,9 +26,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// update has the golden files written anew.
-var update = flag.Bool("update", false, "write the golden files anew")
-
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {

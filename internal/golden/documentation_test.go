@@ -1,0 +1,142 @@
+package golden_test
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/printer"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/golden"
+)
+
+const module = "github.com/pgratelimit/pgratelimit"
+
+// root is this checkout.
+var root = filepath.Join("..", "..")
+
+// TestDocumentation compares the documentation of each public package, as go doc -all has it, with testdata/doc.
+func TestDocumentation(t *testing.T) {
+	t.Parallel()
+	texts := map[string]string{}
+	for directory, files := range packages(t) {
+		if text := documentation(t, directory, files); text != "" {
+			texts[strings.ReplaceAll(directory, "/", "-")+".txt"] = text
+		}
+	}
+	require.Contains(t, texts, "ratelimit.txt")
+	golden.Directory(t, "doc", texts)
+}
+
+// packages returns the names of the Go files of each directory that another module can import, without tests.
+func packages(t *testing.T) map[string][]string {
+	t.Helper()
+	files := map[string][]string{}
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(root, name)
+		if err != nil {
+			return err
+		}
+		relative = filepath.ToSlash(relative)
+		switch {
+		case !entry.IsDir():
+			if strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") {
+				files[path.Dir(relative)] = append(files[path.Dir(relative)], name)
+			}
+		case relative != "." && isPrivate(entry.Name()), relative == "bench", relative == "examples", relative == "integration_test":
+			return filepath.SkipDir
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	return files
+}
+
+func isPrivate(directory string) bool {
+	return strings.HasPrefix(directory, ".") || strings.HasPrefix(directory, "_") || directory == "internal" || directory == "testdata" || directory == "node_modules"
+}
+
+// documentation returns the comment of a package, and each exported declaration with its comment; nothing of a program.
+func documentation(t *testing.T, directory string, names []string) string {
+	t.Helper()
+	set := token.NewFileSet()
+	var files []*ast.File
+	for _, name := range names {
+		source, err := os.ReadFile(name)
+		require.NoError(t, err)
+		file, err := parser.ParseFile(set, name, source, parser.ParseComments)
+		require.NoError(t, err)
+		if file.Name.Name == "main" {
+			return ""
+		}
+		files = append(files, file)
+	}
+	p, err := doc.NewFromFiles(set, files, module+"/"+directory)
+	require.NoError(t, err)
+	var out bytes.Buffer
+	w := writer{t, &out, set, p}
+	fmt.Fprintf(&out, "package %s // import %q\n\n%s\n", p.Name, p.ImportPath, p.Text(p.Doc))
+	w.values(p.Consts)
+	w.values(p.Vars)
+	w.functions(p.Funcs)
+	for _, typ := range p.Types {
+		w.declaration(typ.Decl, typ.Doc)
+		w.values(typ.Consts)
+		w.values(typ.Vars)
+		w.functions(typ.Funcs)
+		w.functions(typ.Methods)
+	}
+	return strings.TrimRight(out.String(), "\n") + "\n"
+}
+
+type writer struct {
+	t   *testing.T
+	out *bytes.Buffer
+	set *token.FileSet
+	p   *doc.Package
+}
+
+func (w writer) values(values []*doc.Value) {
+	for _, v := range values {
+		w.declaration(v.Decl, v.Doc)
+	}
+}
+
+func (w writer) functions(functions []*doc.Func) {
+	for _, f := range functions {
+		w.declaration(f.Decl, f.Doc)
+	}
+}
+
+// declaration writes a declaration, with the comments of its fields, and its own comment, indented, below.
+func (w writer) declaration(declaration ast.Decl, comment string) {
+	switch d := declaration.(type) {
+	case *ast.FuncDecl:
+		d.Doc, d.Body = nil, nil
+	case *ast.GenDecl:
+		d.Doc = nil
+	}
+	config := printer.Config{Mode: printer.UseSpaces | printer.TabIndent, Tabwidth: 8}
+	require.NoError(w.t, config.Fprint(w.out, w.set, declaration))
+	w.out.WriteString("\n")
+	for line := range strings.Lines(string(w.p.Text(comment))) {
+		if strings.TrimSpace(line) != "" {
+			line = "    " + line
+		}
+		w.out.WriteString(line)
+	}
+	w.out.WriteString("\n")
+}

@@ -1,0 +1,70 @@
+// Package golden compares texts that users see with files in testdata. The flag -update of go test writes the files.
+package golden
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+//nolint:gochecknoglobals // a flag of go test
+var update = flag.Bool("update", false, "write the golden files of the tests that run")
+
+// Updating reports whether the flag -update is set.
+func Updating() bool { return *update }
+
+// Equal fails t unless the file testdata/name has this text. With -update it writes the file.
+func Equal(t testing.TB, name, text string) {
+	t.Helper()
+	path := filepath.Join("testdata", filepath.FromSlash(name))
+	if *update {
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+		return
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err, "go test -run '^%s$' -update writes it", t.Name())
+	if difference := firstDifference(string(want), text); difference != "" {
+		require.Fail(t, path+difference, "Users see this text. If the change is meant, go test -run '^%s$' -update writes the file.", t.Name())
+	}
+}
+
+// firstDifference returns the first line in which two texts differ, as ":3: want ..., got ..."; "" when they are equal.
+func firstDifference(want, got string) string {
+	wanted, lines := strings.SplitAfter(want, "\n"), strings.SplitAfter(got, "\n")
+	for i := range max(len(wanted), len(lines)) {
+		switch {
+		case i >= len(wanted):
+			return fmt.Sprintf(":%d: want the end, got %q", i+1, lines[i])
+		case i >= len(lines):
+			return fmt.Sprintf(":%d: want %q, got the end", i+1, wanted[i])
+		case wanted[i] != lines[i]:
+			return fmt.Sprintf(":%d: want %q, got %q", i+1, wanted[i], lines[i])
+		}
+	}
+	return ""
+}
+
+// Directory fails t unless the files of the directory testdata/name are these texts, by their names, and no others. With -update it
+// writes the files and removes others.
+func Directory(t testing.TB, name string, texts map[string]string) {
+	t.Helper()
+	for file, text := range texts {
+		Equal(t, name+"/"+file, text)
+	}
+	directory := filepath.Join("testdata", filepath.FromSlash(name))
+	files, err := os.ReadDir(directory)
+	require.NoError(t, err)
+	for _, file := range files {
+		if _, ok := texts[file.Name()]; ok {
+			continue
+		}
+		require.True(t, *update, "%s has %s, which nothing writes; -update removes it", directory, file.Name())
+		require.NoError(t, os.Remove(filepath.Join(directory, file.Name())))
+	}
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"go/ast"
+	"go/token"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// A mechanism is a feature of the core. It has files of its own; a condition anywhere else that names it is a branch that leaks.
+type mechanism struct {
+	name  string
+	own   []string // patterns of paths
+	names *regexp.Regexp
+}
+
+// mechanisms returns the mechanisms of the core, with the identifiers that conditions name them by. A word is a whole identifier.
+//
+//nolint:funlen // a table
+func mechanisms() []mechanism {
+	return []mechanism{
+		{
+			"transaction", nil, // whose transaction a call runs in
+			words(`alone|callersTx|ownTx|isConnection|notInTx|hasTx`, `\b(l|limiter)\.pool [!=]= nil`),
+		},
+		{
+			"shards",
+			[]string{"internal/bucket/shards.go", "internal/store/sharded.go"},
+			words(`(Is|Any|is)?Sharded|(Has)?Shards|RowCount|OfSeveral`, `\.Rows([^.\w]|$)`, `\bh\.rows [!=]= nil`, `len\(rows\) == 1\b`),
+		},
+		{
+			"kinds",
+			[]string{
+				"internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/lease.go", "internal/store/parts.go",
+				"internal/store/swap.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
+				"ratelimit/leaseid.go", "ratelimit/slidingwindow.go",
+			},
+			words(`slides|isOdd|isWindow|isSwapped|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
+		},
+		{
+			"eras",
+			[]string{"internal/bucket/eras.go", "internal/store/levelled.go", "internal/store/settle.go"},
+			words(`(Any)?Eras?|(Any|is|err)?Outside|(Any|Ever)?Reshaped|surplus|settle|[Ll]evelled|PhaseByKey|NeedsSeed|EraOf`),
+		},
+		{
+			"rules",
+			[]string{"ratelimit/resolve.go", "ratelimit/rule.go"},
+			words(`ruled|isRuledAs|isPaused|paused|[pP]ausedUntil|notBefore|released|On|Off|Shadow|inShadow|Unenforced`, `\bplan\.isPlain\b`),
+		},
+		{
+			"memory",
+			[]string{"internal/store/engine.go"},
+			words(`engine|inSQL`),
+		},
+		{
+			"asked", []string{"internal/bucket/units.go"}, // what the caller wants: to look, or up to some units
+			words(`UpTo|Look|costless|AllCostless`),
+		},
+		{
+			"routed",
+			[]string{"internal/store/routed*.go"},
+			words(`routed|isRoutedTake|LearnLayout|readsApart`),
+		},
+		{
+			"prices",
+			[]string{"internal/bucket/adapt.go", "internal/store/price.go", "ratelimit/adaptive.go", "ratelimit/exchange.go"},
+			words(`Asked|MayOwe|AllowPrice|BoundPrice|[pP]rices?|checkPrice|mayHaveCharged|Adaptive|adapts`),
+		},
+		{
+			"borrow",
+			[]string{"internal/bucket/borrow.go", "ratelimit/borrow.go"},
+			words(`(Any)?Lender|[Bb]orrow(s|ed)?|direct`, `\br\.pool\b`),
+		},
+		{
+			"clocks", []string{"internal/store/wait.go"}, // rows with a future timestamp, stale answers, held rows
+			words(`FromFuture|IsStale|isHeld|findHeld|FixClocks`, `&held\b`),
+		},
+		{
+			"calendars",
+			[]string{
+				"internal/bucket/calendar*.go", "internal/store/calendar.go", "ratelimit/calendarwindow.go",
+			},
+			words(`Calendar|[cC]alendars|ErrUnknownWindows|CalendarWindow|Followed`),
+		},
+		{
+			"denycache",
+			[]string{"ratelimit/denycache.go"},
+			words(`cache|denied`),
+		},
+		{
+			"gate",
+			[]string{ // fingerprint, pooler mode, read-only server
+				"internal/store/fingerprint.go", "internal/store/way.go", "ratelimit/fingerprint.go", "ratelimit/pooler.go", "ratelimit/readonly.go",
+			},
+			words(`fingerprint|agreed|knowsWay|reach|mayName`),
+		},
+		{
+			"prefetch",
+			[]string{
+				"internal/bucket/ahead.go", "internal/store/return.go", "ratelimit/fetch.go", "ratelimit/giveback.go", "ratelimit/prefetch.go",
+			},
+			words(`Prefetch|prefetched`),
+		},
+	}
+}
+
+// words returns a pattern that matches one of the identifiers, or one of the other patterns.
+func words(identifiers string, others ...string) *regexp.Regexp {
+	return regexp.MustCompile(strings.Join(append([]string{`\b(` + identifiers + `)\b`}, others...), "|"))
+}
+
+// countBranches counts the conditions of a file of the core that name a mechanism whose file it is not. A condition that names
+// several mechanisms counts once for each.
+func countBranches(n numbers, t *tree, f *file) {
+	list := conditions(t, f)
+	for _, m := range mechanisms() {
+		if slices.ContainsFunc(m.own, func(pattern string) bool { ok, _ := path.Match(pattern, f.path); return ok }) {
+			continue
+		}
+		for _, c := range list {
+			if m.names.MatchString(withoutStrings(c.text)) {
+				i := item{file: f.path, line: c.line, text: c.text, size: 1}
+				n.add("branches/"+m.name, i)
+				n.add("core/branches", i)
+			}
+		}
+	}
+}
+
+// A condition is the head of an if, for, switch or case, or another expression that compares, negates or joins conditions.
+type condition struct {
+	line int
+	text string // on one line, without comments
+}
+
+// conditions returns the conditions of a file. The parts of a condition are not conditions of their own.
+func conditions(t *tree, f *file) (list []condition) {
+	var end token.Pos // of the last condition
+	add := func(from, to token.Pos) {
+		if from < end {
+			return
+		}
+		end = to
+		list = append(list, condition{t.line(from), oneLine(f.text[t.set.Position(from).Offset:t.set.Position(to).Offset])})
+	}
+	ast.Inspect(f.ast, func(node ast.Node) bool {
+		switch s := node.(type) {
+		case *ast.IfStmt:
+			add(s.If, s.Body.Lbrace)
+		case *ast.ForStmt:
+			add(s.For, s.Body.Lbrace)
+		case *ast.RangeStmt:
+			add(s.For, s.Body.Lbrace)
+		case *ast.SwitchStmt:
+			add(s.Switch, s.Body.Lbrace)
+		case *ast.TypeSwitchStmt:
+			add(s.Switch, s.Body.Lbrace)
+		case *ast.CaseClause:
+			add(s.Case, s.Colon)
+		case *ast.BinaryExpr:
+			if isLogical(s.Op) {
+				add(s.Pos(), s.End())
+			}
+		case *ast.UnaryExpr:
+			if s.Op == token.NOT {
+				add(s.Pos(), s.End())
+			}
+		}
+		return true
+	})
+	return list
+}
+
+func isLogical(operator token.Token) bool {
+	switch operator {
+	case token.LAND, token.LOR, token.EQL, token.NEQ, token.LSS, token.LEQ, token.GTR, token.GEQ:
+		return true
+	default:
+		return false
+	}
+}
+
+// oneLine returns source without its comments and line breaks.
+func oneLine(source string) string {
+	lines := strings.Split(source, "\n")
+	for i, line := range lines {
+		if at := strings.Index(line, "//"); at >= 0 && !strings.Contains(line[:at], `"`) {
+			line = line[:at]
+		}
+		lines[i] = strings.TrimSpace(line)
+	}
+	return strings.TrimSpace(strings.Join(lines, " "))
+}
+
+var quoted = regexp.MustCompile("\"(\\\\.|[^\"\\\\])*\"|`[^`]*`")
+
+// withoutStrings returns a condition with its strings emptied: a message names no mechanism.
+func withoutStrings(text string) string { return quoted.ReplaceAllString(text, `""`) }

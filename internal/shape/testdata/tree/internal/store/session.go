@@ -1,0 +1,15 @@
+package store
+
+type Session struct{ mode, Rows any }
+
+func (s *Session) Run() error {
+	tell(s.mode == ownTx, s.Rows != nil)
+	many := !s.routed() && s.engine != nil
+	if err := s.LearnLayout(); err != nil {
+		return err
+	}
+	query(`
+		SELECT 1
+		FROM rows`, "UPDATE rows SET value = 1", "SELECTED", "select a limit")
+	return nil
+}

@@ -1,0 +1,2 @@
+-- Lock.
+SELECT 2

@@ -1,0 +1,4 @@
+// Package tool has one function.
+package main
+
+func main() {}
