@@ -34,7 +34,6 @@ func fails(t *testing.T, check func(t testing.TB)) (failed bool) {
 	return f.failed
 }
 
-//nolint:paralleltest // it changes the directory
 func TestGolden(t *testing.T) {
 	if golden.Updating() {
 		t.Skip("-update writes the files that are to differ")
