@@ -79,6 +79,10 @@ lint: ## Check the code, its layout, and each go.mod
 	$(GOLANGCI_LINT) run $(addsuffix /...,$(MODULES))
 	$(GOLANGCI_LINT) fmt --diff
 	@for module in $(MODULES); do (cd "$$module" && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit; done
+	@go run ./internal/shape -check
+
+shape: ## Print the size of each package beside its budget; UPDATE=1 lowers the budget, ARGS='-v ^branches/shards$$' lists lines
+	@go run ./internal/shape $(if $(UPDATE),-update) $(ARGS)
 
 tidy: ## Bring each go.mod in line with what the code imports
 	@for module in $(MODULES); do (cd "$$module" && go mod tidy) || exit; done
