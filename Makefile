@@ -52,7 +52,7 @@ general: ## Run the tests of the core with the statements that decide by themsel
 	go test -tags generalpath -vet=off -shuffle=on -count=1 -parallel 4 -timeout 20m ./integration_test
 
 torture: ## Kill sessions, clients and servers under all calls, and check the accounts: ten minutes, or ARGS='-minutes 60 -seed 7'
-	go test $(RACE) -vet=off -count=1 -v -timeout 24h -run '^TestTorture$$' ./integration_test/torture -args -minutes 10 $(ARGS)
+	RATELIMIT_NIGHTLY=1 go test $(RACE) -vet=off -count=1 -v -timeout 24h -run '^TestTorture$$' ./integration_test/torture -args -minutes 10 $(ARGS)
 
 fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks targets
 	@.ci/fuzz '$(FUZZ)' '$(ONLY)'
