@@ -69,9 +69,19 @@ func (c *cluster) beginFromImage(ctx context.Context, cache string) error {
 		return err
 	}
 	image := filepath.Join(cache, key+imageSuffix)
+	unusable, _ := os.Stat(image) // nil if there is none
 	if c.unpack(image) == nil {
 		return nil
 	}
+	if err := replaceImage(ctx, c.binDir, cfg, image, unusable); err != nil {
+		return err
+	}
+	return c.unpack(image)
+}
+
+// replaceImage makes an image in place of an unusable one, unless another process does so meanwhile.
+func replaceImage(ctx context.Context, binDir string, cfg migrations.Config, image string, unusable fs.FileInfo) error {
+	cache := filepath.Dir(image)
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return err
 	}
@@ -80,14 +90,11 @@ func (c *cluster) beginFromImage(ctx context.Context, cache string) error {
 		return err
 	}
 	defer unlock()
-	if c.unpack(image) == nil { // another process has made it meanwhile
+	if found, err := os.Stat(image); err == nil && !os.SameFile(found, unusable) {
 		return nil
 	}
-	if err := makeImage(ctx, c.binDir, cfg, image); err != nil {
-		return err
-	}
-	cleanCache(cache)
-	return c.unpack(image)
+	defer cleanCache(cache)
+	return makeImage(ctx, binDir, cfg, image)
 }
 
 // imageKey returns the name of the image for the server programs in binDir, the arguments of initdb, the time zone, from which initdb
