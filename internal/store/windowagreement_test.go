@@ -44,7 +44,10 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 func TestWindowStatementsAgree(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) { windowsAgree(t, pool, seed) })
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		windowsAgree(t, pool, seed)
+	})
 }
 
 func windowsAgree(t *testing.T, pool *pgxpool.Pool, seed uint64) {
