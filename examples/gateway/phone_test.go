@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/browsertest"
-
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 

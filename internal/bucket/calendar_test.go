@@ -208,7 +208,7 @@ func TestCalendarWindowsAgreeWithTheExactModel(t *testing.T) {
 func calendarHistories(t *testing.T, seed uint64) {
 	t.Helper()
 	waits, owed, changed := 0, 0, 0
-	histories := testsize.Of[uint64](15, 30)
+	histories := testsize.Of[uint64](10, 15)
 	for history := range histories {
 		r := rand.New(rand.NewPCG(seed, history))
 		terms, events := drawPolicies(r)

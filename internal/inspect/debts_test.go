@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 

@@ -33,7 +33,10 @@ const callsInHistory = 1000
 func TestStatementsAgree(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) { agreeFrom(t, pool, seed) })
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		agreeFrom(t, pool, seed)
+	})
 }
 
 func agreeFrom(t *testing.T, pool *pgxpool.Pool, seed uint64) {

@@ -22,7 +22,10 @@ import (
 func TestStatementsAgreeOverEras(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) { agreeOverEras(t, pool, seed) })
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		agreeOverEras(t, pool, seed)
+	})
 }
 
 func agreeOverEras(t *testing.T, pool *pgxpool.Pool, seed uint64) {

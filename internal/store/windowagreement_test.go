@@ -44,7 +44,10 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 func TestWindowStatementsAgree(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) { windowsAgree(t, pool, seed) })
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		windowsAgree(t, pool, seed)
+	})
 }
 
 func windowsAgree(t *testing.T, pool *pgxpool.Pool, seed uint64) {
@@ -66,8 +69,9 @@ func windowsAgree(t *testing.T, pool *pgxpool.Pool, seed uint64) {
 			h.terms, h.undisturbed = sliding(10, 5000, 10), true // the oldest totals are dropped soon
 		}
 		for call := range calls {
-			if call == calls/2 && !h.neverIdle {
+			if call%20 == 19 && !h.neverIdle {
 				h.write(t, largerTotals)
+				h.look(t)
 			}
 			h.step(t)
 		}

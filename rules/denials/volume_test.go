@@ -13,9 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
-
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // An attack by 200,000 keys writes 10,000 rows and not a million, and takes up bounded memory. All of it is in the sums,
