@@ -32,7 +32,6 @@ func (on backend) setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundl
 	return b
 }
 
-//nolint:gochecknoglobals // they do not change
 var (
 	onPostgres = backend{name: "Postgres", open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
 		t.Helper()
