@@ -153,3 +153,13 @@ func TestPace(t *testing.T) {
 	require.Zero(t, p.Ahead(9, 2, 2), "no more than asked")
 	require.Zero(t, p.Ahead(-50, 2, 2))
 }
+
+// The row of a bucket holds less by the tokens that processes may have prefetched, which is half of the capacity at most.
+func TestTheRowHoldsLessByWhatMayBePrefetched(t *testing.T) {
+	t.Parallel()
+	row, enough := bucket.RowCapacity(10, 1, 1000, 4000)
+	require.True(t, enough)
+	require.InDelta(t, 6, row, 0)
+	_, enough = bucket.RowCapacity(10, 1, 1000, 5001)
+	require.False(t, enough)
+}

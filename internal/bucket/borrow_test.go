@@ -356,3 +356,16 @@ func mostUnits(t *testing.T, seed uint64) {
 	}
 	require.Greater(t, some, steps/5)
 }
+
+// A pool lends none of the tokens that the same call takes from it directly.
+func TestAPoolDoesNotLendWhatTheCallTakesFromIt(t *testing.T) {
+	t.Parallel()
+	own, pool := bucket.Key{Name: "own"}, bucket.Key{Name: "pool"}
+	terms := bucket.Terms{Capacity: 10, Rate: 1, Steps: 3_600_000_000, Step: 1, Shards: 1}
+	asks := []bucket.Ask{{Key: own, Terms: terms, Cost: 4, Lender: &pool}, {Key: pool, Terms: terms, Cost: 3}}
+	for held, allowed := range map[float64]bool{6: false, 7: true} {
+		rows := [][]bucket.State{{{Value: 0}}, {{Value: held}}}
+		answers := bucket.Decide(asks, 0, func(i int) []bucket.State { return rows[i] })
+		require.Equal(t, allowed, bucket.AllAllowed(answers), "the pool holds %v", held)
+	}
+}

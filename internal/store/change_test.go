@@ -1,0 +1,83 @@
+package store
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// A credit fills a bucket to its capacity, and no further.
+func TestACreditEndsAtTheCapacity(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	l := still("still", 10)
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
+	for _, left := range []float64{9, 10} {
+		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask("ada", 0)}, []float64{-3}, []int64{Whenever}}))
+		var value float64
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.buckets`).Scan(&value))
+		require.Equal(t, left, value)
+	}
+}
+
+// A refund of tokens of a window ends with the window: later it changes no row, and makes none.
+func TestARefundEndsWithItsWindow(t *testing.T) {
+	t.Parallel()
+	pool, now := postgrestest.New(t), opening
+	s := newSession(pool, func() *int64 { return new(now) })
+	l := fixedWindow("window", 10, time.Minute, 10, 0)
+	l.terms.PhaseByKey, l.terms.Phase = false, bucket.MinInstant
+	l.terms.Phase = l.terms.Begin(opening) - l.terms.Step
+	refund := func(key string) {
+		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask(key, 0)}, []float64{-3}, []int64{opening}}))
+	}
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
+	refund("ada")
+	require.Equal(t, []float64{9}, held(t, s, l.ask("ada", 0)))
+
+	now += l.terms.Step
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
+	refund("ada")
+	refund("bob")
+	require.Equal(t, []float64{6}, held(t, s, l.ask("ada", 0)))
+	var rows int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows))
+	require.Equal(t, 1, rows)
+}
+
+// Prune deletes a bucket that is full under each policy of its limit, and keeps one that is full under one of them.
+func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	small, large := still("still", 10), still("still", 100)
+	makeRows(t, pool, "full", large)
+	makeRows(t, pool, "half", small)
+	later := opening + time.Hour.Microseconds()
+	s := newSession(pool, func() *int64 { return &later })
+	pages, err := s.PrunePages(t.Context())
+	require.NoError(t, err)
+	deleted, gotLock, err := s.Prune(t.Context(), pages, map[string][]bucket.Terms{"still": {small.terms, large.terms}})
+	require.NoError(t, err)
+	require.True(t, gotLock)
+	require.Equal(t, int64(1), deleted)
+	require.Equal(t, []string{"half"}, freeRows(t, pool))
+}
+
+// A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause.
+func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
+	t.Parallel()
+	l := tokenBucket("slots", 1, time.Second, 10, 10)
+	asks := []bucket.Ask{l.ask("ada", 1), l.ask("bob", 1)}
+	answers := make([]bucket.Answer, len(asks))
+	for i, owed := range []float64{5, 2} {
+		answers[i] = bucket.Answer{Allowed: true, Now: opening, State: bucket.State{Value: -owed, TS: opening}}
+	}
+	ready := opening + 5*time.Second.Microseconds()
+	require.Equal(t, ready, newReservation(asks, answers, &Keeping{}).ReadyUs)
+	require.Equal(t, ready+1, newReservation(asks, answers, &Keeping{NotBefore: ready + 1}).ReadyUs)
+}

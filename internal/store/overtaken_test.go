@@ -1,0 +1,234 @@
+//go:build !generalpath
+
+package store
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// whileWaiting runs call on a goroutine of its own, and then meanwhile once a statement waits for a lock in the database of pool. It
+// returns when call has returned.
+func whileWaiting(t *testing.T, pool *pgxpool.Pool, call, meanwhile func()) {
+	t.Helper()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		call()
+	}()
+	require.Eventually(t, func() (waits bool) {
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (
+			SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())`).Scan(&waits))
+		return waits
+	}, time.Minute, time.Millisecond)
+	meanwhile()
+	<-over
+}
+
+// freeRows returns the keys of the rows of pool that nobody has locked.
+func freeRows(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	tx := begin(t, pool)
+	rows, err := tx.Query(t.Context(), `SELECT key FROM ratelimit.buckets ORDER BY key FOR UPDATE SKIP LOCKED`)
+	require.NoError(t, err)
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	return keys
+}
+
+// A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its snapshot.
+func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
+	t.Parallel()
+	for name, l := range map[string]limit{
+		"TokenBucket":   still("still", 10),
+		"SlidingWindow": {"sliding", sliding(10, time.Hour.Microseconds(), 24)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			s := newSession(pool, standing)
+			require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 1))))
+			tx := begin(t, pool)
+			other := s.InTx(tx, owner{pool}, nil)
+			require.NoError(t, other.Decide(t.Context(), taking(l.ask("ada", 9))))
+
+			call := taking(l.ask("ada", 2))
+			var err error
+			whileWaiting(t, pool, func() { err = s.Decide(t.Context(), call) }, func() { require.NoError(t, tx.Commit(t.Context())) })
+			require.ErrorIs(t, err, ErrStale, "the Owner runs it again")
+			require.NoError(t, s.Decide(t.Context(), call))
+			require.False(t, bucket.AllAllowed(call.Answers))
+			require.Equal(t, []float64{0}, call.tokens())
+			require.Equal(t, []float64{0}, held(t, s, l.ask("ada", 0)))
+		})
+	}
+}
+
+// A batch that finds a row locked leaves out its calls, which wait by themselves. It refuses none of them, and does not wait.
+func TestABatchLeavesOutACallWhoseRowIsLocked(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(with(t, pool, "lock_timeout=5s", pgx.QueryExecModeCacheStatement), standing)
+	s.askBoldly(false)
+	l := still("still", 10)
+	makeRows(t, pool, "ada", l)
+	makeRows(t, pool, "bob", l)
+	_, err := begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'ada' FOR UPDATE`)
+	require.NoError(t, err)
+
+	ada, bob := taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
+	ada.Queueable().StartAlone()
+	bob.Queueable().StartAlone()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // for a batch that waits nevertheless
+	defer cancel()
+	waiting := s.Run(ctx, []*Call{ada, bob}, nil)
+	require.Len(t, waiting, 1)
+	require.Same(t, ada, waiting[0].Call.Of)
+	require.True(t, bob.isAllowed(t))
+	require.Equal(t, []float64{10, 9}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
+}
+
+// A batch that adds a row, which another transaction has added since the batch's snapshot, takes no more than that row holds.
+func TestABatchTakesNoMoreThanARowThatWasMadeMeanwhileHolds(t *testing.T) {
+	t.Parallel()
+	const gate = "pg_advisory_xact_lock(4712)"
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	s.askBoldly(false)
+	l := still("still", 10)
+	makeRows(t, pool, "ada", l)
+	gated := strings.Replace(s.statements.spend, "SELECT set_config(", "SELECT "+gate+"::text || set_config(", 1)
+	require.NotEqual(t, s.statements.spend, gated)
+	s.statements.spend = gated
+
+	tx := begin(t, pool)
+	_, err := tx.Exec(t.Context(), "SELECT "+gate)
+	require.NoError(t, err)
+	ada, bob := taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
+	var waiting []blocked
+	whileWaiting(t, pool, func() { waiting = runBatch(t, s, ada, bob) }, func() {
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ('still', 'bob', 0, 0, $1)`, opening)
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+	})
+	require.True(t, ada.isAllowed(t))
+	require.Len(t, waiting, 1)
+	require.Same(t, bob, waiting[0].Call.Of)
+	require.Equal(t, []float64{9, 0}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
+}
+
+// A call over several limits in a transaction locks its rows in the order of their keys, whatever the costs.
+func TestATransactionLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	l := still("still", 10)
+	makeRows(t, pool, "ada", l)
+	makeRows(t, pool, "bob", l)
+	holder := begin(t, pool)
+	_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'bob' FOR UPDATE`)
+	require.NoError(t, err)
+
+	s := newSession(pool, standing)
+	bound := s.InTx(begin(t, pool), owner{pool}, nil)
+	call := taking(l.ask("ada", 2), l.ask("bob", 1))
+	whileWaiting(t, pool, func() { err = bound.Decide(t.Context(), call) }, func() {
+		require.Empty(t, freeRows(t, pool), "ada's row is locked before bob's")
+		require.NoError(t, holder.Rollback(t.Context()))
+	})
+	require.NoError(t, err)
+	require.True(t, bucket.AllAllowed(call.Answers))
+}
+
+// A refusal over several limits in a transaction takes nothing from those that have enough, and leaves no row locked.
+func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
+	t.Parallel()
+	for name, decide := range map[string]func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer{
+		"ByStatement": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
+			answers, err := s.Take(t.Context(), asks, nil)
+			require.NoError(t, err)
+			return answers
+		},
+		"OnLockedRows": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
+			answers, err := s.takeByLocking(t.Context(), asks)
+			require.NoError(t, err)
+			return answers
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			l := still("still", 10)
+			makeRows(t, pool, "ada", l)
+			makeRows(t, pool, "bob", l)
+			s, tx := newSession(pool, standing), begin(t, pool)
+			require.NoError(t, s.Decide(t.Context(), taking(l.ask("bob", 10))))
+
+			bound := s.InTx(tx, owner{pool}, nil)
+			answers := decide(t, &bound, []bucket.Ask{l.ask("ada", 1), l.ask("bob", 1)})
+			require.True(t, answers[0].Allowed)
+			require.False(t, answers[1].Allowed)
+			require.Equal(t, []string{"ada", "bob"}, freeRows(t, pool))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Equal(t, []float64{10, 0}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
+		})
+	}
+}
+
+// A call that waited for a row, which another call has settled in the next era meanwhile, decides in that era.
+func TestACallThatWaitedDecidesInTheEraOfItsRow(t *testing.T) {
+	t.Parallel()
+	terms, change := still("still", 10).terms, opening+int64(time.Second/time.Microsecond)
+	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: change, Terms: terms}})
+	l := newLockedRows([][]bucket.Ask{{{Key: bucket.Key{Name: "still", Key: "ada"}, Terms: eras.Holding(opening)}}})
+	l.now, l.locked[0], l.states[0] = opening, true, bucket.State{Value: 5, TS: change}
+	l.advance()
+	require.Equal(t, change, l.now)
+}
+
+// The statements give the last token, credit no time twice when the clock steps back, and take from all limits of a call or none.
+func TestStatementsKeepTheSimplestPromises(t *testing.T) {
+	t.Parallel()
+	for name, inTx := range map[string]bool{"Alone": false, "InTx": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const second = int64(time.Second / time.Microsecond)
+			pool, now := postgrestest.New(t), opening
+			s := newSession(pool, func() *int64 { return new(now) })
+			if inTx {
+				bound := s.InTx(begin(t, pool), owner{pool}, nil)
+				s = &bound
+			}
+			l := tokenBucket("bucket", 1, time.Second, 10, 0)
+			take := func(asks ...bucket.Ask) bool {
+				call := taking(asks...)
+				require.NoError(t, s.Decide(t.Context(), call))
+				return bucket.AllAllowed(call.Answers)
+			}
+			require.True(t, take(l.ask("last", 4)), "of a bucket without a row")
+			require.True(t, take(l.ask("last", 6)))
+			require.False(t, take(l.ask("last", 1)))
+
+			require.True(t, take(l.ask("clock", 5)))
+			now -= 5 * second
+			require.True(t, take(l.ask("clock", 1)))
+			now += 5 * second
+			require.Equal(t, []float64{4}, held(t, s, l.ask("clock", 0)))
+
+			require.False(t, take(l.ask("clock", 1), l.ask("last", 1)))
+			answers, _, err := s.takeAllOrNothing(t.Context(), []bucket.Ask{l.ask("clock", 1), l.ask("last", 1)}, nil)
+			require.NoError(t, err)
+			require.False(t, bucket.AllAllowed(answers))
+			require.Equal(t, []float64{4, 0}, held(t, s, l.ask("clock", 0), l.ask("last", 0)))
+		})
+	}
+}

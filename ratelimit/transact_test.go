@@ -1,0 +1,154 @@
+package ratelimit
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// endingTx is a transaction whose COMMIT returns err. It notes how it ended.
+type endingTx struct {
+	pgx.Tx
+	err   error
+	ended []string
+}
+
+func (tx *endingTx) Commit(context.Context) error {
+	tx.ended = append(tx.ended, "COMMIT")
+	return tx.err
+}
+
+func (tx *endingTx) Rollback(context.Context) error {
+	tx.ended = append(tx.ended, "ROLLBACK")
+	return nil
+}
+
+func (*endingTx) Conn() *pgx.Conn { return nil }
+
+// beginningPool is a pool that begins one transaction.
+type beginningPool struct {
+	Pool
+	tx pgx.Tx
+}
+
+func (p *beginningPool) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return p.tx, nil }
+
+// A COMMIT has an unknown outcome unless the server itself refused it.
+func TestACommitThatFailsIsUnknownUnlessTheServerRefusedIt(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err     error
+		unknown bool
+	}{
+		"Conflict":          {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}, false},
+		"RolledBack":        {pgx.ErrTxCommitRollback, false},
+		"BackendTerminated": {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, true},
+		"WorkerLost":        {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "08006"}, true},
+		"ConnectionLost":    {context.DeadlineExceeded, true},
+	} {
+		err := commit(t.Context(), &endingTx{err: test.err})
+		require.ErrorIs(t, err, test.err, name)
+		if test.unknown {
+			require.ErrorIs(t, err, ErrCommitUnknown, name)
+		} else {
+			require.NotErrorIs(t, err, ErrCommitUnknown, name)
+		}
+	}
+	require.NoError(t, commit(t.Context(), &endingTx{}))
+}
+
+// A transaction whose caller gives up while the function runs is rolled back, also when the function returns nil.
+func TestATransactionRollsBackWhenItsCallerGaveUp(t *testing.T) {
+	t.Parallel()
+	tx := &endingTx{}
+	limiter, err := New(&beginningPool{tx: tx}, Config{})
+	require.NoError(t, err)
+	ctx, giveUp := context.WithCancel(t.Context())
+	_, err = limiter.transact(ctx, pgx.Serializable, nil, func(*ownedTx) error {
+		giveUp()
+		return nil
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, []string{"ROLLBACK"}, tx.ended)
+}
+
+// Config.MaxAttempts bounds the attempts, with the first.
+func TestAttemptsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		conflict, attempts := error(&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}), 1
+		err := retry(t.Context(), &Limiter{config: Config{MaxAttempts: 3}}, verbTake, afterPause, conflict, func() (again, error) {
+			attempts++
+			return afterPause, conflict
+		})
+		require.ErrorIs(t, err, ErrContended)
+		require.Equal(t, 3, attempts)
+	})
+}
+
+// The requests of one call for the same bucket add up, and the buckets are in the order of their keys.
+func TestAsksAreSortedAndAddUp(t *testing.T) {
+	t.Parallel()
+	first, second := Define("first", PerMinute(10)), Define("second", PerMinute(10))
+	c := calling(t, second.For("ada"), first.For("bob").Cost(2), first.For("ada"), first.For("bob").Cost(3))
+	costs := make(map[bucket.Key]float64)
+	var order []bucket.Key
+	for i := range c.Asks {
+		order, costs[c.Asks[i].Key] = append(order, c.Asks[i].Key), c.Asks[i].Cost
+	}
+	ada, bob, other := bucket.Key{Name: "first", Key: "ada"}, bucket.Key{Name: "first", Key: "bob"}, bucket.Key{Name: "second", Key: "ada"}
+	require.Equal(t, []bucket.Key{ada, bob, other}, order)
+	require.Equal(t, map[bucket.Key]float64{ada: 1, bob: 5, other: 1}, costs)
+}
+
+// A Limiter whose secret differs from the stored one is refused.
+func TestAnotherFingerprintIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFingerprint([]byte("a secret of thirty-two characters"))
+	require.NoError(t, f.judge("ratelimit", f.own, nil))
+	require.NoError(t, f.judge("ratelimit", "", nil), "none is stored yet")
+	require.ErrorIs(t, f.judge("ratelimit", "another", nil), ErrHashKeyMismatch)
+}
+
+// A call over several limits that finds too few prefetched tokens of one limit puts the tokens of the others back.
+func TestACallThatIsNotAnsweredFromMemoryPutsTokensBack(t *testing.T) {
+	t.Parallel()
+	limiter, err := New(&beginningPool{}, Config{})
+	require.NoError(t, err)
+	p, policy := limiter.prefetched, TokenBucket{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second}
+	plenty, scarce := Define("plenty", policy), Define("scarce", policy)
+	c := calling(t, plenty.For("ada").Cost(2), scarce.For("ada").Cost(2))
+	kept := func(i int) *holding { return p.stripe(&c.Asks[i].Key).of[c.Asks[i].Key] }
+	for i, left := range []float64{5, 1} {
+		k, terms := c.Asks[i].Key, c.Asks[i].Terms
+		stripe := p.stripe(&k)
+		if stripe.of == nil {
+			stripe.of = make(map[bucket.Key]*holding)
+		}
+		stripe.of[k] = &holding{
+			key: k, limit: c.plan.of[i].limit, terms: &terms, kept: bucket.Ahead{Taken: 5, Left: left, TS: 1}, ends: time.Hour,
+		}
+	}
+	require.False(t, p.takeAll(c))
+	require.Equal(t, []float64{5, 1}, []float64{kept(0).kept.Left, kept(1).kept.Left})
+	kept(1).kept.Left = 5
+	require.True(t, p.takeAll(c))
+	require.Equal(t, []float64{3, 3}, []float64{kept(0).kept.Left, kept(1).kept.Left})
+}
+
+// Prefetched tokens are used until the end of their time, and given back from then on.
+func TestPrefetchedTokensEndOnTime(t *testing.T) {
+	t.Parallel()
+	h := &holding{kept: bucket.Ahead{Taken: 10, Left: 1}, ends: time.Second, usedAt: time.Second}
+	require.True(t, h.has(1, time.Second-1))
+	require.False(t, h.has(1, time.Second))
+	require.False(t, h.isLeft(time.Second-1, time.Hour))
+	require.True(t, h.isLeft(time.Second, time.Hour))
+}
