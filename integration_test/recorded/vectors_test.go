@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	histories         = 20_000
+	histories         = 60_000
 	postgresHistories = 600 // that a server answers, too
 	textHistories     = 200 // whose texts are recorded
 )
