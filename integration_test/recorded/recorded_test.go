@@ -1,0 +1,265 @@
+package recorded_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"reflect"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+//nolint:gochecknoglobals // flags of go test
+var (
+	historyFlag = flag.Int("history", -1, "print the history of this number, as the code answers it, in place of the test")
+	updateFlag  = flag.Bool("update", false, "record what the code answers, and print which histories differ; not with -short or -race")
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// result is what a history came to.
+type result struct {
+	n      uint64
+	hash   hash
+	text   string
+	called []call
+}
+
+func (h *history) result() result {
+	r := result{n: h.n, text: h.String(), called: h.called}
+	sum := sha256.Sum256([]byte(r.text))
+	copy(r.hash[:], sum[:])
+	return r
+}
+
+// numbers are those of histories, each so many after the one before.
+type numbers struct{ first, end, every uint64 }
+
+func (s numbers) each(visit func(n uint64)) {
+	for n := s.first; n < s.end; n += s.every {
+		visit(n)
+	}
+}
+
+// together runs histories on as many goroutines as there are processors. visit is called for one at a time.
+func (s numbers) together(t *testing.T, run func(t *testing.T, mine numbers, visit func(result)), visit func(result)) {
+	t.Helper()
+	var mu sync.Mutex
+	workers := uint64(runtime.GOMAXPROCS(0))
+	t.Run("Histories", func(t *testing.T) {
+		for worker := range workers {
+			t.Run(fmt.Sprint(worker), func(t *testing.T) {
+				t.Parallel()
+				run(t, numbers{s.first + worker*s.every, s.end, s.every * workers}, func(r result) {
+					mu.Lock()
+					defer mu.Unlock()
+					visit(r)
+				})
+			})
+		}
+	})
+}
+
+// inMemory runs histories in memory, each in a bubble of its own.
+func inMemory(t *testing.T, of numbers, visit func(result)) {
+	t.Helper()
+	of.each(func(n uint64) {
+		var r result
+		synctest.Test(t, func(t *testing.T) {
+			h, err := newHistory(n, ratelimittest.NewDB())
+			require.NoError(t, err, "history %d", n)
+			require.NoError(t, h.run(context.WithoutCancel(t.Context())), "history %d", n)
+			r = h.result()
+		})
+		visit(r)
+	})
+}
+
+// untilAsRecorded is inMemory, and runs a history that differs up to two times more. The first call for an adaptive limit begins an
+// exchange of prices beside it, which on a busy machine may, very rarely, be over before the call reads the price.
+func (v *vectors) untilAsRecorded(t *testing.T, of numbers, visit func(result)) {
+	t.Helper()
+	const more = 2
+	inMemory(t, of, func(r result) {
+		for tries := 0; r.hash != v.memory[r.n] && tries < more; tries++ {
+			inMemory(t, numbers{r.n, r.n + 1, 1}, func(again result) { r = again })
+		}
+		visit(r)
+	})
+}
+
+// onPostgres runs histories in a database that is empty for each of them. The bubble's clock stands still while the server works,
+// so a busy machine changes no answer.
+func onPostgres(t *testing.T, of numbers, visit func(result)) {
+	t.Helper()
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) {
+		config, err := pgxpool.ParseConfig(url)
+		require.NoError(t, err)
+		config.MaxConns, config.HealthCheckPeriod = 4, century
+		config.MaxConnLifetime, config.MaxConnIdleTime = century, century
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer pool.Close()
+		of.each(func(n uint64) { visit(onPool(t, pool, n)) })
+	})
+}
+
+// onPool runs the n-th history. The server may give up a transaction at SERIALIZABLE because of others that stay open for long, in any
+// database: then the history is run again.
+func onPool(t *testing.T, pool *pgxpool.Pool, n uint64) result {
+	t.Helper()
+	const attempts = 10
+	for range attempts {
+		_, err := pool.Exec(t.Context(), `DELETE FROM ratelimit.buckets; DELETE FROM ratelimit.reservations; DELETE FROM ratelimit.prices;
+			DELETE FROM ratelimit.fingerprint`)
+		require.NoError(t, err)
+		h, err := newHistory(n, pool)
+		require.NoError(t, err, "history %d", n)
+		err = h.run(context.WithoutCancel(t.Context()))
+		require.NoError(t, err, "history %d", n)
+		if !h.lost {
+			return h.result()
+		}
+		require.NoError(t, h.close(context.WithoutCancel(t.Context())))
+	}
+	require.Fail(t, "the server has given up a transaction each time", "history %d", n)
+	return result{}
+}
+
+// hasRaceDetector reports whether the program was built with -race.
+func hasRaceDetector(t *testing.T) bool {
+	t.Helper()
+	info, ok := debug.ReadBuildInfo()
+	require.True(t, ok)
+	for _, s := range info.Settings {
+		if s.Key == "-race" {
+			return s.Value == "true"
+		}
+	}
+	return false
+}
+
+// TestRecorded makes the calls of random histories in memory, and compares all answers with those that were recorded.
+func TestRecorded(t *testing.T) {
+	t.Parallel()
+	if *historyFlag >= 0 {
+		n := uint64(*historyFlag)
+		inMemory(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // what was asked for
+		return
+	}
+	of := numbers{0, testsize.Of[uint64](2000, histories), 1}
+	if hasRaceDetector(t) && !testing.Short() { // five times as slow, and the race detector finds its races in fewer
+		of.every = 20
+	}
+	recorded, counts, told := vectors{memory: make([]hash, histories), texts: make([]string, textHistories)}, cells{}, difference{}
+	if *updateFlag {
+		require.EqualValues(t, numbers{0, histories, 1}, of, "record all histories")
+	} else {
+		recorded = load(t)
+	}
+	was := recorded
+	if *updateFlag {
+		was = loadIfAny(t, recorded)
+	}
+	run := inMemory
+	if !*updateFlag {
+		run = recorded.untilAsRecorded
+	}
+	of.together(t, run, func(r result) {
+		counts.add(r.called)
+		told.add(r, was.memory[r.n])
+		if r.n < textHistories {
+			if r.hash != was.memory[r.n] && told.text == "" {
+				told.text = explain(r.n, was.texts[r.n], r.text)
+			}
+			if *updateFlag {
+				recorded.texts[r.n] = r.text
+			}
+		}
+		if *updateFlag {
+			recorded.memory[r.n] = r.hash
+		}
+	})
+	t.Log(&told)
+	if *updateFlag {
+		recorded.saveMemory(t)
+	}
+	counts.check(t, of == numbers{0, histories, 1})
+	if *updateFlag {
+		return
+	}
+	require.Zero(t, told.differing, "%s", &told)
+}
+
+// TestRecordedOnPostgres makes the same calls on a server, which answers as memory does, or as was recorded of it.
+func TestRecordedOnPostgres(t *testing.T) {
+	t.Parallel()
+	if *historyFlag >= 0 {
+		n := uint64(*historyFlag)
+		onPostgres(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // what was asked for
+		return
+	}
+	recorded := load(t)
+	if *updateFlag {
+		// what memory answers is recorded by TestRecorded, which may run beside this
+		inMemory(t, numbers{0, postgresHistories, 1}, func(r result) { recorded.memory[r.n] = r.hash })
+	}
+	var told difference
+	now := make(map[uint64]hash)
+	numbers{0, testsize.Of[uint64](120, postgresHistories), 1}.together(t, onPostgres, func(r result) {
+		told.add(r, recorded.onServer(r.n))
+		if r.hash != recorded.memory[r.n] {
+			now[r.n] = r.hash
+		}
+	})
+	t.Log(&told)
+	require.Less(t, len(now), max(told.ran/20, 10), "histories that a server answers otherwise than memory does")
+	if *updateFlag {
+		require.Equal(t, postgresHistories, told.ran, "record all histories")
+		recorded.postgres = now
+		recorded.savePostgres(t)
+		return
+	}
+	require.Zero(t, told.differing, "%s", &told)
+}
+
+// TestEveryMethodIsRecorded checks that no public method that decides is missing in the histories.
+func TestEveryMethodIsRecorded(t *testing.T) {
+	t.Parallel()
+	left := leftOut()
+	isVerb := make(map[string]bool)
+	for _, v := range verbs() {
+		isVerb[v.name] = true
+		require.NotContains(t, left, v.name)
+	}
+	limiter := reflect.TypeFor[*ratelimit.Limiter]()
+	for method := range limiter.Methods() {
+		why, isLeftOut := left[method.Name]
+		require.True(t, isVerb[method.Name] || isLeftOut && why != "", "%s is neither a verb of the histories nor left out with a reason", method.Name)
+	}
+	require.Equal(t, limiter.NumMethod(), len(isVerb)+len(left), "a verb that Limiter has not")
+	for of, called := range map[reflect.Type][]string{
+		reflect.TypeFor[ratelimit.Value]():       {"At", "MarshalJSON", "Reserve", "RetryAfter", "Take"}, // of text.projected and text.value
+		reflect.TypeFor[*ratelimit.Simulation](): {"Buckets", "Take"},                                    // of history.simulate
+	} {
+		var all []string
+		for method := range of.Methods() {
+			all = append(all, method.Name)
+		}
+		require.Equal(t, called, all, "%v", of)
+	}
+}

@@ -1,0 +1,184 @@
+package recorded_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	histories         = 60_000
+	postgresHistories = 600 // that a server answers, too
+	textHistories     = 200 // whose texts are recorded
+)
+
+// hash tells one text from another.
+type hash [4]byte
+
+// vectors are what the histories answered when they were recorded.
+type vectors struct {
+	memory   []hash
+	postgres map[uint64]hash // of histories that a server answers otherwise
+	texts    []string        // of the first histories
+}
+
+func vectorFile(name string) string { return filepath.Join("testdata", name) }
+
+// load reads the vectors.
+func load(t *testing.T) (v vectors) {
+	t.Helper()
+	hashes, err := os.ReadFile(vectorFile("memory.hashes"))
+	require.NoError(t, err)
+	require.Len(t, hashes, histories*len(hash{}))
+	v.memory = make([]hash, histories)
+	for i := range v.memory {
+		copy(v.memory[i][:], hashes[i*len(hash{}):])
+	}
+	v.postgres = make(map[uint64]hash)
+	lines, err := os.ReadFile(vectorFile("postgres.txt"))
+	require.NoError(t, err)
+	for scan := bufio.NewScanner(bytes.NewReader(lines)); scan.Scan(); {
+		var n uint64
+		var digits string
+		_, err := fmt.Sscan(scan.Text(), &n, &digits)
+		require.NoError(t, err)
+		bits, err := hex.DecodeString(digits)
+		require.NoError(t, err)
+		v.postgres[n] = hash(bits)
+	}
+	packed, err := os.ReadFile(vectorFile("texts.gz"))
+	require.NoError(t, err)
+	reader, err := gzip.NewReader(bytes.NewReader(packed))
+	require.NoError(t, err)
+	texts, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	v.texts = strings.Split(string(texts), "\x00")
+	require.Len(t, v.texts, textHistories)
+	return v
+}
+
+// loadIfAny is load where there are vectors, else fallback.
+func loadIfAny(t *testing.T, fallback vectors) vectors {
+	t.Helper()
+	if _, err := os.Stat(vectorFile("memory.hashes")); err != nil {
+		return fallback
+	}
+	return load(t)
+}
+
+// onServer returns what a server answers.
+func (v *vectors) onServer(n uint64) hash {
+	if own, differs := v.postgres[n]; differs {
+		return own
+	}
+	return v.memory[n]
+}
+
+// saveMemory records what memory answered.
+func (v *vectors) saveMemory(t *testing.T) {
+	t.Helper()
+	var hashes []byte
+	for _, h := range v.memory {
+		hashes = append(hashes, h[:]...)
+	}
+	require.NoError(t, os.WriteFile(vectorFile("memory.hashes"), hashes, 0o600))
+	var packed bytes.Buffer
+	writer, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	require.NoError(t, err)
+	_, err = io.WriteString(writer, strings.Join(v.texts, "\x00"))
+	require.NoError(t, err)
+	require.NoError(t, writer.Close())
+	require.NoError(t, os.WriteFile(vectorFile("texts.gz"), packed.Bytes(), 0o600))
+}
+
+// savePostgres records what a server answered otherwise than memory.
+func (v *vectors) savePostgres(t *testing.T) {
+	t.Helper()
+	var lines strings.Builder
+	for _, n := range slices.Sorted(maps.Keys(v.postgres)) {
+		own := v.postgres[n]
+		fmt.Fprintf(&lines, "%d %s\n", n, hex.EncodeToString(own[:]))
+	}
+	require.NoError(t, os.WriteFile(vectorFile("postgres.txt"), []byte(lines.String()), 0o600))
+}
+
+// difference is what the histories have in common that differ from what was recorded.
+type difference struct {
+	ran, differing int
+	first          []uint64
+	with           [2]map[string]int // how many histories have a call of a verb, or of a kind: all, and those that differ
+	text           string            // of the first whose text is recorded
+}
+
+func (d *difference) add(r result, want hash) {
+	if d.with[0] == nil {
+		d.with = [2]map[string]int{make(map[string]int), make(map[string]int)}
+	}
+	differs := r.hash != want
+	d.ran++
+	if differs {
+		d.differing++
+		d.first = append(d.first, r.n)
+		slices.Sort(d.first)
+		d.first = d.first[:min(len(d.first), 10)]
+	}
+	seen := make(map[string]bool)
+	for _, c := range r.called {
+		seen[verbs()[c.verb].name], seen[kindNames()[c.kind]] = true, true
+	}
+	for name := range seen {
+		d.with[0][name]++
+		if differs {
+			d.with[1][name]++
+		}
+	}
+}
+
+// String says how many histories differ, and which verbs and kinds these have more often than others have.
+func (d *difference) String() string {
+	if d.differing == 0 {
+		return fmt.Sprintf("all %d histories answer as recorded", d.ran)
+	}
+	share := func(of map[string]int, name string, all int) float64 { return float64(of[name]) / float64(all) }
+	more := func(name string) float64 {
+		return share(d.with[1], name, d.differing) - share(d.with[0], name, d.ran)
+	}
+	names := slices.SortedFunc(maps.Keys(d.with[1]), func(a, b string) int { return cmp.Compare(more(b), more(a)) })
+	var s strings.Builder
+	fmt.Fprintf(&s, "%d of %d histories differ from what was recorded: %v ...\n", d.differing, d.ran, d.first)
+	for _, name := range names[:min(len(names), 8)] {
+		fmt.Fprintf(&s, "  %-12s in %3.0f %% of them, and in %3.0f %% of all\n", name, 100*share(d.with[1], name, d.differing), 100*share(d.with[0], name, d.ran))
+	}
+	s.WriteString("To read one: go test ./recorded -run 'TestRecorded$' -history N -v, here and at the commit before, and compare.\n" +
+		"If the change is meant: add it to CHANGES.md, and run go test ./recorded -run TestRecorded -update.\n")
+	return s.String() + d.text
+}
+
+// explain returns the first line that differs, with those before it.
+func explain(n uint64, want, got string) string {
+	recorded, now := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range now {
+		if i < len(recorded) && recorded[i] == now[i] {
+			continue
+		}
+		before := strings.Join(now[max(0, i-12):i], "\n")
+		was := "(nothing)"
+		if i < len(recorded) {
+			was = recorded[i]
+		}
+		return fmt.Sprintf("history %d, line %d:\n%s\n- %s\n+ %s\n", n, i+1, before, was, now[i])
+	}
+	return ""
+}

@@ -1,0 +1,278 @@
+package recorded_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// The kinds of limits, as the coverage counts them. A sharded limit, and one with a Prefetch, is a kind of its own.
+const (
+	kindTokens = iota
+	kindFixed
+	kindSliding
+	kindCalendar
+	kindSlots
+	kindAdaptive
+	kindShards // a fixed window: how a token bucket fills goes by which of its rows were picked at random
+	kindPrefetch
+	kindBorrow // a request that borrows
+	kindNone   // a call that names no limit
+	kinds
+)
+
+func kindNames() [kinds]string {
+	return [kinds]string{"tokens", "fixed", "sliding", "calendar", "slots", "adaptive", "shards", "prefetch", "borrow", "none"}
+}
+
+// century is a period in which nothing arrives during a history.
+const century = 36525 * ratelimit.Day
+
+// limit is a limit of a history, which has two definitions in the code: a deployment changes from one to the other.
+type limit struct {
+	kind     int
+	name     string
+	defined  [2]ratelimit.Limit
+	deployed int
+	most     float64 // tokens that a call may ask for
+}
+
+func (l *limit) now() ratelimit.Limit { return l.defined[l.deployed] }
+
+// drawLimit draws the i-th limit of a history.
+func drawLimit(d *draw, i int) *limit {
+	l := &limit{kind: d.below(kindBorrow), name: fmt.Sprintf("%c", 'p'+i)}
+	first := drawPolicy(d, l.kind)
+	second := first
+	switch {
+	case l.kind == kindShards: // rows at random hold what differs by chance after another change
+	case d.oneIn(5):
+		second = drawPolicy(d, oneOf(d, kindTokens, kindFixed, kindSliding, kindCalendar, kindSlots, kindAdaptive))
+	default:
+		second = drawPolicy(d, l.kind)
+	}
+	l.defined = [2]ratelimit.Limit{ratelimit.Define(l.name, first), ratelimit.Define(l.name, second)}
+	l.most = l.defined[0].Capacity()
+	return l
+}
+
+// maxReserved draws how much may be owed.
+func maxReserved(d *draw) float64 {
+	return oneOf(d, 0, 0, 0, 4, 9.25, ratelimit.NoDebt, ratelimit.NoReservations)
+}
+
+func drawPolicy(d *draw, kind int) ratelimit.Policy {
+	switch kind {
+	case kindTokens:
+		p := ratelimit.TokenBucket{
+			Rate: oneOf(d, 1, 2, 0.7, 5, 10, 1.0/3), Period: oneOf(d, time.Second, 3*time.Second, 10*time.Second, time.Minute),
+			Capacity: oneOf(d, 0, 3, 5.5, 8, 20.0), MaxReserved: maxReserved(d),
+		}
+		if d.oneIn(15) {
+			p.Capacity, p.MaxReserved = ratelimit.NoCapacity, 0
+		}
+		return p
+	case kindFixed:
+		p := ratelimit.FixedWindow{
+			Rate: oneOf(d, 3, 5, 10, 2.5), Period: oneOf(d, 2*time.Second, 5*time.Second, 10*time.Second, time.Minute), Capacity: oneOf(d, 0, 0, 4, 15.0),
+			MaxReserved: maxReserved(d),
+		}
+		if d.oneIn(2) {
+			p.Start = time.Date(2026, 1, 1, 0, 0, d.below(60), 0, time.UTC)
+		}
+		return p
+	case kindSliding:
+		return ratelimit.SlidingWindow{Rate: oneOf(d, 3, 5, 8, 2.5), Period: oneOf(d, 6*time.Second, 12*time.Second, time.Minute), Slices: oneOf(d, 0, 3, 6, 12)}
+	case kindCalendar:
+		return drawCalendar(d)
+	case kindSlots:
+		return ratelimit.Concurrency{Most: oneOf(d, 1, 2, 4), Lease: oneOf(d, time.Second, 5*time.Second, 20*time.Second, time.Minute)}
+	case kindAdaptive:
+		return ratelimit.Adaptive{
+			Contract: drawPolicy(d, oneOf(d, kindTokens, kindTokens, kindFixed, kindCalendar)), Apply: !d.oneIn(4),
+			Epoch: oneOf(d, 100*time.Millisecond, 2*time.Second, 10*time.Second), Floor: oneOf(d, 0, 0.25), Growth: oneOf(d, 0, 0.25),
+		}
+	case kindShards:
+		return ratelimit.FixedWindow{
+			Rate: oneOf(d, 8, 16.0), Period: oneOf(d, 5*time.Second, 20*time.Second, ratelimit.Day), Shards: oneOf(d, 2, 4, 8), MaxReserved: oneOf(d, 0, 8.0),
+		}
+	}
+	if d.oneIn(2) {
+		return ratelimit.FixedWindow{Rate: oneOf(d, 16, 40.0), Period: oneOf(d, 10*time.Second, 30*time.Second), Prefetch: oneOf(d, time.Second, 5*time.Second)}
+	}
+	return ratelimit.TokenBucket{Rate: oneOf(d, 4, 10.0), Period: time.Second, Capacity: oneOf(d, 40, 64.0), Prefetch: oneOf(d, time.Second, 2*time.Second)}
+}
+
+func drawCalendar(d *draw) ratelimit.Policy {
+	p := ratelimit.CalendarWindow{
+		Rate:   oneOf(d, 5, 8, 20.0),
+		Resets: oneOf(d, ratelimit.Daily, ratelimit.Daily, ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly),
+		Zone:   oneOf(d, "UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"), MaxReserved: oneOf(d, 0, 0, 3, ratelimit.NoDebt, ratelimit.NoReservations),
+	}
+	weekday, day, month := time.Weekday(d.below(7)), oneOf(d, 0, 1, 15, 31), time.Month(1+d.below(12))
+	switch p.Resets {
+	case ratelimit.Weekly:
+		p.FirstWeekday = weekday
+	case ratelimit.Monthly:
+		p.FirstDay = day
+	case ratelimit.Quarterly, ratelimit.Yearly:
+		p.FirstDay, p.FirstMonth = day, month
+	case ratelimit.Daily:
+	}
+	return p
+}
+
+// book is a source of policies that a history changes.
+type book struct{ pages []*page }
+
+// page is a rule, with what it was made of.
+type page struct {
+	of        *limit
+	plan, key string
+	config    ratelimit.RuleConfig
+	rule      *ratelimit.Rule
+}
+
+func (b *book) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
+	var found *page
+	for _, p := range b.pages {
+		if p.of.name != limit.Name() || p.key != "" && p.key != key || p.key == "" && p.plan != "" && p.plan != plan {
+			continue
+		}
+		if found == nil || p.rank() > found.rank() {
+			found = p
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	return found.rule
+}
+
+// rank orders the rules that fit: that of a key, that of a plan, and that of the limit.
+func (p *page) rank() int {
+	switch {
+	case p.key != "":
+		return 2
+	case p.plan != "":
+		return 1
+	}
+	return 0
+}
+
+func (b *book) RulesOf(name string) (rules []*ratelimit.Rule) {
+	for _, p := range b.pages {
+		if p.of.name == name {
+			rules = append(rules, p.rule)
+		}
+	}
+	return rules
+}
+
+// make makes the rule anew, as a source does that has learnt something.
+func (p *page) make() error {
+	rule, err := ratelimit.NewRule(p.of.defined[0], p.config)
+	if err == nil {
+		p.rule = rule
+	}
+	return err
+}
+
+// drawEra draws an era of a limit. Where the limit has shards their number changes, and nothing else: what else changes
+// goes by rows, which were picked at random.
+func (p *page) drawEra(d *draw, from time.Time) ratelimit.Era {
+	e := ratelimit.Era{
+		From: from, Mode: oneOf(d, "", "", ratelimit.On, ratelimit.Shadow, ratelimit.Off), Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
+		OnChange: oneOf(d, "", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens),
+	}
+	switch {
+	case p.of.kind == kindShards:
+		e.Policy, e.OnChange = p.reshard(d), ""
+	case d.oneIn(4): // the definition in the code
+	case d.oneIn(6):
+		e.Policy = drawPolicy(d, oneOf(d, kindTokens, kindFixed, kindSliding, kindCalendar, kindSlots, kindAdaptive))
+	default:
+		e.Policy = drawPolicy(d, p.of.kind)
+	}
+	return e
+}
+
+// reshard returns the latest policy of a sharded limit in another number of rows.
+func (p *page) reshard(d *draw) ratelimit.Policy {
+	latest := p.of.defined[0].Policy()
+	if n := len(p.config.Eras); n > 0 && p.config.Eras[n-1].Policy != nil {
+		latest = p.config.Eras[n-1].Policy
+	}
+	times := oneOf(d, 2, 4)
+	next := func(shards int) int {
+		if shards > 4 {
+			return shards / times
+		}
+		return shards * times
+	}
+	policy, _ := latest.(ratelimit.FixedWindow)
+	policy.Shards = next(policy.Shards)
+	return policy
+}
+
+// drawPages draws the rules that there are at first.
+func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
+	for _, l := range limits {
+		for range oneOf(d, 0, 1, 1, 2) {
+			p := &page{of: l, config: ratelimit.RuleConfig{Name: oneOf(d, "", "standard")}}
+			switch d.below(4) {
+			case 0:
+				p.plan = "pro"
+			case 1:
+				p.key = keys[0]
+			}
+			from := start
+			for range d.below(4) {
+				from = from.Add(time.Microsecond + d.span(20*time.Second))
+				p.config.Eras = append(p.config.Eras, p.drawEra(d, from))
+			}
+			if d.oneIn(8) {
+				p.config.PausedUntil, p.config.PauseReason = start.Add(d.span(20*time.Second)), oneOf(d, "", "upstream is down")
+			}
+			if err := p.make(); err != nil {
+				return nil, err
+			}
+			pages = append(pages, p)
+		}
+	}
+	return pages, nil
+}
+
+// change changes a rule: another era from now on or from later on, a pause, or the end of one. It returns a text that names the change.
+func (p *page) change(d *draw, now time.Time) (text string, err error) {
+	before := p.config
+	switch d.below(4) {
+	case 0:
+		p.config.PausedUntil, p.config.PauseReason = now.Add(d.span(10*time.Second)), "maintenance"
+		text = "pause"
+	case 1:
+		p.config.PausedUntil, p.config.PauseReason = time.Time{}, ""
+		text = "resume"
+	default:
+		if len(p.config.Eras) == 0 {
+			p.config.Eras = []ratelimit.Era{{}}
+		}
+		from := now.Add(oneOf(d, 0, 0, time.Second, 5*time.Second))
+		if latest := p.config.Eras[len(p.config.Eras)-1].From; !from.After(latest) {
+			from = latest.Add(time.Millisecond)
+		}
+		e := p.drawEra(d, from)
+		p.config.Eras = append(slices.Clip(p.config.Eras), e)
+		text = fmt.Sprintf("era from now%+d %s %s", from.Sub(now).Microseconds(), e.Mode, e.OnChange)
+		if e.Policy != nil {
+			text += " " + e.Policy.String()
+		}
+	}
+	if err := p.make(); err != nil {
+		p.config = before
+		return text, err
+	}
+	return fmt.Sprintf("rule of %s plan %q key %q: %s", p.of.name, p.plan, p.key, text), nil
+}
