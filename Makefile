@@ -57,6 +57,9 @@ torture: ## Kill sessions, clients and servers under all calls, and check the ac
 fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks targets
 	@.ci/fuzz '$(FUZZ)' '$(ONLY)'
 
+mutants: ## Break the code in each way that .ci/mutants.tsv lists, and see that make test notices; ONLY=m01,m13 picks some
+	@go run .ci/mutants.go '$(ONLY)'
+
 settings: ## Run integration_test under settings of the database that somebody may have made: six runs, or SETTINGS="jit=on,jit_above_cost=0"
 	@.ci/settings $(SETTINGS)
 
