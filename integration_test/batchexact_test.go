@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -87,8 +88,7 @@ func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
 	const callers, each = 48, 40
 	b := setup(t)
 	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{}), b.with(t, ratelimit.Config{NoBatching: true})}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	l := &ledger{taken: make(map[slot]float64)}
 	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		random := rand.New(rand.NewPCG(seed, uint64(caller)))
@@ -119,7 +119,8 @@ func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
 // A reset lets in at most as much again, whatever is on its way.
 func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 	t.Parallel()
-	const callers, each, resets, capacity = 24, 40, 5, 20
+	const resets, capacity = 5, 20
+	callers, each := testsize.Of(12, 24), testsize.Of(20, 40)
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
 	var admitted atomic.Int64
@@ -147,10 +148,10 @@ func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 // Two processes, each with its own batches, share a limit exactly.
 func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
 	t.Parallel()
-	const callers, each, capacity = 64, 30, 500
+	callers, each, capacity := testsize.Of(32, 64), testsize.Of(10, 30), testsize.Of(100, 500)
 	b := setup(t)
 	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
-	hot, other := ratelimit.Define("hot", hoard(capacity)), ratelimit.Define("other", hoard(1e6))
+	hot, other := ratelimit.Define("hot", hoard(float64(capacity))), ratelimit.Define("other", hoard(1e6))
 	for _, several := range []bool{false, true} {
 		var admitted atomic.Int64
 		key := fmt.Sprint("several=", several)
@@ -173,13 +174,14 @@ func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
 		require.EqualValues(t, capacity, admitted.Load())
 		require.InDelta(t, 0, b.row(t, "hot", key).Value, 1e-3)
 	}
-	require.InDelta(t, 1e6-capacity, b.row(t, "other", "several=true").Value, 1)
+	require.InDelta(t, 1e6-float64(capacity), b.row(t, "other", "several=true").Value, 1)
 }
 
 // The first callers of new keys meet at rows that are not there, or that are being deleted because they are full.
 func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	t.Parallel()
-	const callers, keys, capacity = 24, 60, 3
+	const keys, capacity = 60, 3
+	callers := testsize.Of(8, 24)
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0 FROM generate_series(1, 60, 2) AS n`) // full long since
@@ -222,8 +224,7 @@ func TestOneCallAtATimeIsToldTheSameWithoutBatching(t *testing.T) {
 	batched := setup(t).with(t, ratelimit.Config{AsOf: clock})
 	single := setup(t).with(t, ratelimit.Config{AsOf: clock, NoBatching: true})
 	limits := slices.Concat(pruneLimits, booked)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for step := range 300 {
 		now = now.Add(time.Duration(random.ExpFloat64() * float64(20*time.Second)).Truncate(time.Microsecond))

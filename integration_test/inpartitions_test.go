@@ -27,7 +27,6 @@ func TestInPartitions(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(t *testing.T){
 		"TestABucketIsLevelledOverItsNewRows":         TestABucketIsLevelledOverItsNewRows,
-		"TestBorrowAdmitsExactlyWhatThereIs":          TestBorrowAdmitsExactlyWhatThereIs,
 		"TestCallersAtOnceGetWhatTheBucketHeld":       TestCallersAtOnceGetWhatTheBucketHeld,
 		"TestCallsThatMixKindsAgreeWithTheExactModel": TestCallsThatMixKindsAgreeWithTheExactModel,
 		"TestCancel":                            TestCancel,
@@ -36,6 +35,7 @@ func TestInPartitions(t *testing.T) {
 		"TestHistoryOfBatchesIsLinearizable":    TestHistoryOfBatchesIsLinearizable,
 		"TestLeasesAgreeWithTheExactModel":      TestLeasesAgreeWithTheExactModel,
 		"TestPruneOfCalendarWindows":            TestPruneOfCalendarWindows,
+		"TestRace":                              TestRace,
 		"TestRenew":                             TestRenew,
 		"TestReserve":                           TestReserve,
 		"TestResetDoesNotMoveABucketBackInTime": TestResetDoesNotMoveABucketBackInTime,

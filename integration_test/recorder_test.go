@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // operation is what a caller asks, and how.
@@ -33,8 +34,7 @@ func (r *recorder[Q, A]) record(ctx context.Context, caller int, o operation[Q, 
 // recordAll has callers do each so many operations, all at once.
 func (r *recorder[Q, A]) recordAll(t *testing.T, callers, each int, draw func(caller int, random *rand.Rand) operation[Q, A]) []porcupine.Operation {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testsize.Seed(t)
 	histories := make([][]porcupine.Operation, callers)
 	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		random := rand.New(rand.NewPCG(seed, uint64(caller)))
@@ -53,15 +53,15 @@ func (r *recorder[Q, A]) recordAll(t *testing.T, callers, each int, draw func(ca
 // requireBoth checks that the history has refusals and admissions.
 func requireBoth[A any](t *testing.T, history []porcupine.Operation, allowed func(A) bool) {
 	t.Helper()
-	n := 0
+	few, n := testsize.Of(5, 20), 0
 	for _, o := range history {
 		if allowed(o.Output.(A)) {
 			n++
 		}
 	}
 	t.Logf("%d of %d allowed", n, len(history))
-	require.Greater(t, n, 20)
-	require.Less(t, n, len(history)-20)
+	require.Greater(t, n, few)
+	require.Less(t, n, len(history)-few)
 }
 
 // requireLinearizable checks that one after the other could have been told this, in some order in which nobody is
