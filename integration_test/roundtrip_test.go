@@ -4,11 +4,13 @@ import (
 	"context"
 	"math"
 	"testing"
+	"testing/synctest"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -125,6 +127,24 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 				return takeAndCheck(t.Context(), b.limiter.WithTx(tx), five)
 			}))
 		}))
+	})
+}
+
+// A call that nobody else is beside is a batch by itself, and takes as many round trips as without batches.
+func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := &wire{}
+		b := countedOn(t, url, w)
+		for _, call := range []verb{taking(roomy.For("a")), taking(roomy.For("a"), other.Global())} {
+			requireAllowed(t, call, b.limiter) // prepares the statement
+			for range 20 {
+				synctest.Wait() // the goroutine of the batch before has ended
+				require.Equal(t, 1, w.count(func() { requireAllowed(t, call, b.limiter) }))
+			}
+		}
 	})
 }
 

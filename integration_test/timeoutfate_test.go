@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -62,6 +63,9 @@ func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
 		} {
 			t.Run(setting+"/Of"+of, func(t *testing.T) {
 				t.Parallel()
+				if setting == "statement_timeout" {
+					testsize.Nightly(t, "a statement of an innocent call may take that long on a busy machine")
+				}
 				s := newStand(t, roomyPool)
 				const rounds, held = 12, 3
 				for key := range held {
