@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -182,7 +183,7 @@ func TestRacesHaveEachPairOfValues(t *testing.T) {
 	require.Less(t, len(pairwise(all)), 45, "they are few")
 }
 
-// TestRace has callers at once ask for more than a limit has: they are given exactly what it has, and a refusal takes nothing from other
+// TestRace has callers of two processes at once ask for more than a limit has: they are given exactly what it has, and a refusal takes nothing from other
 // limits of the call. Where there is no row they meet at the insert, on each of several keys.
 func TestRace(t *testing.T) {
 	t.Parallel()
@@ -218,7 +219,7 @@ func (s raceStand) run(t *testing.T) {
 			keys = append(keys, fmt.Sprintf("%s %d", t.Name(), i))
 		}
 	}
-	limiter := s.processAt(t, raceNoon)
+	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
 	hot := ratelimit.Define(fmt.Sprint(s.cell.value(raceKind), s.cell.value(raceRows), capacity), s.policy(capacity))
 	own := ratelimit.Define(fmt.Sprint("own", s.cell.value(raceKind), capacity), s.oneRow().policy(capacity/2)) // that borrows
 	price := 1
@@ -226,14 +227,17 @@ func (s raceStand) run(t *testing.T) {
 		if s.cell.value(raceKind) == "Adaptive" { // before its first call, which asks for the price, and does so once on a stopped clock
 			price = 2
 			(&market{bundle: s.bundle, clock: stoppedAt(raceNoon)}).share(t, hot.Name(), key, 1/float64(price))
-			learn(t, limiter, hot.For(key), float64(price))
+			for _, process := range processes {
+				learn(t, process, hot.For(key), float64(price))
+			}
 		}
-		s.prepare(t, limiter, hot.For(key), own.For(key))
+		s.prepare(t, processes[0], hot.For(key), own.For(key))
 	}
 	places := callers()
 	place := places[slices.IndexFunc(places, func(c caller) bool { return c.name == s.cell.value(racePlace) })]
+	var calls atomic.Int64
 	given := race{
-		limiter: limiter, keys: keys, tries: tries, several: s.cell.value(raceLimits) == "ThreeLimits",
+		limiter: processes[0], keys: keys, tries: tries, several: s.cell.value(raceLimits) == "ThreeLimits",
 		hot: func(key string) ratelimit.Request {
 			if s.cell.value(raceVerb) == "Borrow" {
 				return ratelimit.Borrow(own.For(key), hot.For(key))
@@ -241,7 +245,7 @@ func (s raceStand) run(t *testing.T) {
 			return hot.For(key)
 		},
 		call: func(ctx context.Context, requests ...ratelimit.Request) (units int, err error) {
-			err = place.within(ctx, s.db(), limiter, func(l *ratelimit.Limiter) (err error) {
+			err = place.within(ctx, s.db(), processes[calls.Add(1)%2], func(l *ratelimit.Limiter) (err error) {
 				units, err = raceVerbs[s.cell.value(raceVerb)](ctx, l, requests...)
 				return err
 			})
