@@ -212,16 +212,12 @@ type raceStand struct {
 }
 
 func (s raceStand) run(t *testing.T) {
-	buckets, tries, capacity := 5, 2, 10
-	switch {
-	case s.cell.value(raceRow) == "None":
-		buckets, tries, capacity = 10, 1, 6
-	case s.cell.isOfFastPath():
-		buckets = 15 // a wrong statement shows where the last units of a bucket are asked for at once, and not each time
-	}
-	var keys []string
-	for i := range buckets {
-		keys = append(keys, fmt.Sprintf("%s %d", t.Name(), i))
+	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
+	if s.cell.value(raceRow) == "None" {
+		keys, tries, capacity = nil, 1, 6
+		for i := range racersTries {
+			keys = append(keys, fmt.Sprintf("%s %d", t.Name(), i))
+		}
 	}
 	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
 	hot := ratelimit.Define(fmt.Sprint(s.cell.value(raceKind), s.cell.value(raceRows), capacity), s.policy(capacity))
