@@ -94,7 +94,7 @@ type race struct {
 // run returns the units given of each key. It checks that what the hot limit refused was not taken from the racers' own limits.
 func (r race) run(t *testing.T) (given []int64) {
 	t.Helper()
-	const enough = 100
+	const enough = 200
 	before, after := ratelimit.Define("a-own", hoard(enough)), ratelimit.Define("z-own", hoard(enough))
 	own := func(racer int) string { return fmt.Sprint(r.hot(r.keys[0]).Limit().Name(), r.keys[0], racer) }
 	sums := make([]atomic.Int64, len(r.keys))

@@ -213,6 +213,9 @@ type raceStand struct {
 
 func (s raceStand) run(t *testing.T) {
 	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
+	if s.cell.isOfFastPath() { // a wrong statement shows where the last units are asked for at once, and not each time
+		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}
+	}
 	if s.cell.value(raceRow) == "None" {
 		keys, tries, capacity = nil, 1, 6
 		for i := range racersTries {
