@@ -6,15 +6,19 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // atOnce has two slots for each user, whose leases are renewed every second.
@@ -135,42 +139,32 @@ func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 // known to it.
 func TestAStreamKeepsItsSlot(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	renewed := make(chan struct{}, 100)
-	limiter, err := ratelimit.New(b.pool, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
-		if leased, ok := event.(ratelimit.Leased); ok && leased.Verb == "renew_lease" && !leased.Lost {
-			renewed <- struct{}{}
-		}
-	})})
-	require.NoError(t, err)
-	server := serve(t, b.limitedOn(t, limiter, rules(slotRule), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		lease, held := ratelimit.LeaseFromContext(r.Context())
-		if !held || lease.Fence == 0 {
-			return
-		}
-		for begun, n := time.Now(), 0; n < 4 || time.Since(begun) < 3*time.Second; n++ { // a lease and more
-			select {
-			case <-renewed:
-			case <-r.Context().Done():
-				return
+	synctest.Test(t, func(t *testing.T) { // its clock is that of the leases
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now})
+		require.NoError(t, err)
+		b := &bundle{told: &told{}, log: &logtest.Journal{}}
+		handler := b.limitedOn(t, limiter, rules(slotRule), inline(func(e exchange) {
+			lease, held := ratelimit.LeaseFromContext(e.r.Context())
+			require.True(t, held)
+			require.NotZero(t, lease.Fence)
+			for range 4 { // leases
+				time.Sleep(3 * time.Second)
+				require.NoError(t, e.r.Context().Err())
+				v, err := limiter.Value(e.r.Context(), atOnce.For("ada"))
+				require.NoError(t, err)
+				require.Equal(t, 1.0, v.At(time.Now()))
+				_, _ = io.WriteString(e.w, "more ")
+				require.NoError(t, http.NewResponseController(e.w).Flush())
 			}
-			_, _ = io.WriteString(w, "more ")
-			_ = http.NewResponseController(w).Flush()
-		}
-		v, err := limiter.Value(r.Context(), atOnce.For("ada"))
-		if err == nil && v.At(time.Now()) == 1 {
-			_, _ = io.WriteString(w, "end")
-		}
-	})))
-	status, body, err := get(t.Context(), server, "/")
-	require.NoError(t, err)
-	require.Equal(t, http.StatusOK, status)
-	require.Regexp(t, `^(more ){4,}end$`, body)
+		}))
+		answer := do(handler, request(t))
+		require.Equal(t, http.StatusOK, answer.Code)
+		require.Equal(t, strings.Repeat("more ", 4), answer.Body.String())
+		v, err := limiter.Value(t.Context(), atOnce.For("ada"))
+		require.NoError(t, err)
+		require.Equal(t, 2.0, v.At(time.Now()))
+	})
 }
-
-type observing func(ratelimit.Event)
-
-func (o observing) Observe(_ context.Context, event ratelimit.Event) { o(event) }
 
 // TestALostSlotEndsTheRequest promises that a handler whose slot is gone is told by its context, and the observer after it;
 // one whose rule is only watched goes on.

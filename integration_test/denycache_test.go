@@ -298,26 +298,6 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 	}
 }
 
-// Allowing is never from memory.
-func TestDenyCacheAdmitsExactlyTheCapacity(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "ten thousand takes; TestTakeAdmitsExactlyTheCapacity is the same without a cache")
-	b := setup(t)
-	for _, several := range []bool{false, true} {
-		for _, shards := range []int{1, 4} {
-			name := fmt.Sprintf("Several=%v/Shards=%d", several, shards)
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				hot := ratelimit.Define("hot", ratelimit.TokenBucket{Rate: raceCapacity, Period: century, Shards: shards})
-				for _, c := range callers() {
-					cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
-					race{c, cached, hot, racersTries, name + c.name, false, several, 1e-3}.run(t, b)
-				}
-			})
-		}
-	}
-}
-
 // A call whose outcome is unknown may have taken: what was remembered from before would quote too short a wait.
 func TestDenyCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 	t.Parallel()

@@ -53,7 +53,7 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
+			b, _ := setupOwn(t, nil) // the transactions of other databases of a server count as neighbours
 			if test.name == "OverFiveLimitsOnOnePage" && keepsRowLocks(t, b.pool.Config().ConnConfig) {
 				b, _ = setupOwn(t, map[string]string{"max_pred_locks_per_page": "64"}) // as docs/operations.md says
 			}

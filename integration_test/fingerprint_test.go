@@ -323,25 +323,25 @@ func TestFirstCallTakesOneRoundTripMore(t *testing.T) {
 	take := func(limiter *ratelimit.Limiter) int {
 		return w.count(func() { requireAllowed(t, taking(roomy.For("key")), limiter) })
 	}
-	take(b.with(t, ratelimit.Config{})) // to prepare the statements
-	limiter := b.with(t, ratelimit.Config{})
+	take(b.unbatched(t)) // to prepare the statements
+	limiter := b.unbatched(t)
 	require.Equal(t, []int{2, 1, 1}, []int{take(limiter), take(limiter), take(limiter)})
 
-	limiter = b.with(t, ratelimit.Config{})
+	limiter = b.unbatched(t)
 	tx := b.begin(t, pgx.ReadCommitted)
-	take(b.with(t, ratelimit.Config{}).WithTx(tx)) // to prepare the statements
+	take(b.unbatched(t).WithTx(tx)) // to prepare the statements
 	require.Equal(t, []int{2, 1}, []int{take(limiter.WithTx(tx)), take(limiter.WithTx(tx))})
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, []int{2, 1}, []int{take(limiter), take(limiter)},
 		"what a transaction has seen of the secret holds; by which way the pool gets to the server is looked at once")
 
-	limiter = b.with(t, ratelimit.Config{})
+	limiter = b.unbatched(t)
 	everybody := func() int {
 		return w.count(func() { requireAllowed(t, taking(roomy.Global()), limiter) })
 	}
 	require.Equal(t, []int{2, 1, 1}, []int{everybody(), everybody(), everybody()}, "which names no key")
 
-	closed := b.with(t, ratelimit.Config{})
+	closed := b.unbatched(t)
 	require.NoError(t, closed.Close(t.Context()))
 	require.Zero(t, w.count(func() {
 		_, err := closed.Take(t.Context(), roomy.For("key"))

@@ -11,6 +11,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -113,6 +114,7 @@ func (o timing) reply(d ratelimit.Decision, state int) reply {
 
 func TestHistoryOfABucketIsLinearizable(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "hundreds of calls; TestHistoryOfAllKindsIsLinearizable has some of each kind")
 	onEach(t, testHistoryOfABucketIsLinearizable, onPostgres, inMemory, byRoutedStatements)
 }
 

@@ -22,7 +22,7 @@ import (
 // been told by the model in whole numbers, in some order in which nobody is answered before he asked, each at an instant
 // that the clock showed meanwhile. The callers move the clock as they call, and the test does between two phases.
 const (
-	kindCallers, kindEach, kindPhases = 8, 40, 3
+	kindCallers, kindPhases = 8, 3
 	// kindPace is by how much a call moves the clock at most: a phase lasts less than a minute, from where on a clock that
 	// a slow call has read would be one that was wrong.
 	kindPace = 180 * time.Millisecond
@@ -139,12 +139,11 @@ func newKindHistory(t *testing.T, b *bundle) *kindHistory {
 
 func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a thousand calls, most of them in conflict with others")
 	h := newKindHistory(t, setup(t))
 	var r recorder[kindQuestion, kindReply]
 	var history []porcupine.Operation
 	for range kindPhases {
-		history = append(history, r.recordAll(t, kindCallers, kindEach, h.draw)...)
+		history = append(history, r.recordAll(t, kindCallers, testsize.Of(8, 40), h.draw)...)
 		h.clock.unixMicro.Add(rand.Int64N(2 * mixDay))
 	}
 	calls := slices.DeleteFunc(slices.Clone(history), func(o porcupine.Operation) bool { return o.Input.(kindQuestion).fence != 0 })

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -131,6 +132,7 @@ func newSlotsHistoryOn(t *testing.T, on backend) *slotsHistory {
 
 func TestHistoryOfSlotsIsLinearizable(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "hundreds of calls; TestHistoryOfAllKindsIsLinearizable has some of each kind")
 	onEach(t, testHistoryOfSlotsIsLinearizable, onPostgres, inMemory, byRoutedStatements)
 }
 

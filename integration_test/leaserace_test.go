@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -16,72 +15,16 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// acquirers are the ways to acquire, as callers are those to take.
-func acquirers() []caller {
-	acquire := func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
-		lease, err := l.Acquire(ctx, requests...)
-		return lease.Decision, err
-	}
-	inTx := func(name string, level pgx.TxIsoLevel) caller {
-		return caller{name, func(ctx context.Context, pool ratelimit.Pool, l *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-			_, err = atonce.Tx(ctx, pool, level, func(tx pgx.Tx) (err error) {
-				d, err = acquire(ctx, l.WithTx(tx), requests...)
-				return err
-			})
-			return d, err
-		}}
-	}
-	return []caller{
-		inTx("ReadCommitted", pgx.ReadCommitted),
-		inTx("RepeatableRead", pgx.RepeatableRead),
-		inTx("Serializable", pgx.Serializable),
-		{"Standalone", func(ctx context.Context, _ ratelimit.Pool, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
-			return acquire(ctx, l, requests...)
-		}},
-		{"InTx", func(ctx context.Context, _ ratelimit.Pool, l *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-			err = l.InTx(ctx, func(tx pgx.Tx) (err error) {
-				d, err = acquire(ctx, l.WithTx(tx), requests...)
-				return err
-			})
-			return d, err
-		}},
-	}
-}
-
 // daylong returns a limit on concurrency whose leases outlive any test.
 func daylong(name string, most int) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 24 * time.Hour})
-}
-
-func TestAcquireAdmitsExactlyTheSlots(t *testing.T) {
-	t.Parallel()
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	unbatched := b.with(t, ratelimit.Config{NoBatching: true})
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) // at which nothing arrives in the buckets beside
-	stopped := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }})
-	for name, limiter := range map[string]*ratelimit.Limiter{"Batched": stopped, "Unbatched": unbatched} {
-		for _, c := range acquirers() {
-			for _, rowExists := range []bool{true, false} {
-				for _, several := range []bool{false, true} {
-					name := fmt.Sprintf("%s/%s/RowExists=%v/Several=%v", name, c.name, rowExists, several)
-					t.Run(name, func(t *testing.T) {
-						t.Parallel()
-						if limiter == unbatched {
-							testsize.Long(t, "thousands of calls, of which batches are the harder case")
-						}
-						race{c, limiter, daylong("m-slots", raceCapacity), racersTries, name, rowExists, several, 0}.run(t, b)
-					})
-				}
-			}
-		}
-	}
 }
 
 // Whoever releases and whoever acquires meet on one row, in transactions and without: there are never more holders than
 // slots, and in the end all slots are free.
 func TestSlotsChangeHandsBetweenManyHolders(t *testing.T) {
 	t.Parallel()
-	const most, turns = 3, 25
+	most, turns := 3, testsize.Of(4, 25)
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
 	limit := daylong("shared", most)
 	for name, config := range map[string]ratelimit.Config{"Batched": {}, "Unbatched": {NoBatching: true}} {
@@ -104,7 +47,7 @@ func TestSlotsChangeHandsBetweenManyHolders(t *testing.T) {
 							continue
 						}
 						turn++
-						if n := holders.Add(1); n > most {
+						if n := holders.Add(1); n > int64(most) {
 							return fmt.Errorf("%d holders", n)
 						}
 						if _, err := limiter.RenewLease(t.Context(), lease.ID); err != nil {

@@ -2,14 +2,15 @@ package integration_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"testing"
+	"testing/synctest"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -27,12 +28,21 @@ func (w *wire) on(c *pgxpool.Config) {
 	c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
 }
 
+// setupCounted is setup with one connection, whose round trips are counted, and a Limiter without batches. A call in a batch may take
+// another number: it depends on who calls meanwhile.
 func setupCounted(t *testing.T) (*bundle, *wire) {
 	t.Helper()
 	w := &wire{}
 	b := setup(t, w.on)
 	b.spend(t)
+	b.limiter = b.unbatched(t)
 	return b, w
+}
+
+// unbatched returns another Limiter on the same rows, which has not been used and makes no batches.
+func (b *bundle) unbatched(t *testing.T) *ratelimit.Limiter {
+	t.Helper()
+	return b.with(t, ratelimit.Config{NoBatching: true})
 }
 
 // countedOn is setupCounted on a database that is there, with a pool that the goroutines of a synctest bubble serve.
@@ -104,11 +114,10 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 				})
 			}
 			trips(b.limiter) // to prepare the statement
-			// One that goes with a batch whose goroutine looks for a next one takes more.
-			eventually(t, fmt.Sprint(test.standalone, " round trips"), func() bool { return trips(b.limiter) == test.standalone })
+			standalone := trips(b.limiter)
 			tx := b.begin(t, pgx.ReadCommitted)
 			trips(b.limiter.WithTx(tx))
-			require.Equal(t, test.inTx, trips(b.limiter.WithTx(tx)))
+			require.Equal(t, []int{test.standalone, test.inTx}, []int{standalone, trips(b.limiter.WithTx(tx))})
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}
@@ -118,6 +127,24 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 				return takeAndCheck(t.Context(), b.limiter.WithTx(tx), five)
 			}))
 		}))
+	})
+}
+
+// A call that nobody else is beside is a batch by itself, and takes as many round trips as without batches.
+func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := &wire{}
+		b := countedOn(t, url, w)
+		for _, call := range []verb{taking(roomy.For("a")), taking(roomy.For("a"), other.Global())} {
+			requireAllowed(t, call, b.limiter) // prepares the statement
+			for range 20 {
+				synctest.Wait() // the goroutine of the batch before has ended
+				require.Equal(t, 1, w.count(func() { requireAllowed(t, call, b.limiter) }))
+			}
+		}
 	})
 }
 
@@ -192,13 +219,13 @@ func TestFirstCallsTakeOneRoundTripMore(t *testing.T) {
 		t.Run(name, func(t *testing.T) { // not parallel: they share the connection
 			trips := func(l *ratelimit.Limiter) int { return w.count(func() { require.NoError(t, call(l)) }) }
 			trips(b.limiter) // to prepare the statements
-			fresh := b.with(t, ratelimit.Config{})
+			fresh := b.unbatched(t)
 			first := trips(fresh)
 			require.Equal(t, trips(fresh)+1, first)
 		})
 	}
 	t.Run("WithTx", func(t *testing.T) {
-		tx, fresh := b.begin(t, pgx.ReadCommitted), b.with(t, ratelimit.Config{})
+		tx, fresh := b.begin(t, pgx.ReadCommitted), b.unbatched(t)
 		trips := func() int { return w.count(func() { require.NoError(t, take(fresh.WithTx(tx))) }) }
 		first := trips()
 		require.Equal(t, trips()+1, first)

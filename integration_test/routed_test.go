@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,29 +36,6 @@ func isOnCitus(t *testing.T, b *bundle) (isThere bool) {
 	t.Helper()
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')`).Scan(&isThere))
 	return isThere
-}
-
-// TestRoutedStatementsAdmitExactlyTheCapacity has callers take at once what is not enough for all, by the statements for Citus.
-func TestRoutedStatementsAdmitExactlyTheCapacity(t *testing.T) {
-	t.Parallel()
-	b := setupRouted(t)
-	policies := []ratelimit.Policy{
-		hoard(raceCapacity),
-		ratelimit.SlidingWindow{Rate: raceCapacity, Period: ratelimit.Day},
-	}
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }})
-	for _, caller := range callers() {
-		for i, policy := range policies {
-			for _, several := range []bool{false, true} {
-				t.Run(fmt.Sprint(caller.name, i, several), func(t *testing.T) {
-					t.Parallel()
-					hot := ratelimit.Define(fmt.Sprint("hot", i), policy)
-					race{caller: caller, limiter: limiter, hot: hot, tries: racersTries, key: fmt.Sprint(caller.name, several), several: several}.run(t, b)
-				})
-			}
-		}
-	}
 }
 
 // TestRoutedStatementsRefuseWithoutWaiting promises that a refusal outside of a transaction waits for no row of several.

@@ -142,7 +142,7 @@ func TestARowIsSettledOnceAndThenOnTheFastPath(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
 	w := &wire{}
-	r := setupRuled(t, ratelimit.Config{}, w.on)
+	r := setupRuled(t, ratelimit.Config{NoBatching: true}, w.on)
 	r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Second), Policy: ratelimit.PerMinute(100), OnChange: ratelimit.ScaleTokens})
 	key := limit.For("ada")
 	require.True(t, r.takes(t, key.Cost(5)).Allowed)

@@ -16,7 +16,7 @@ import (
 // What somebody set for the whole database, for reasons of their own, changes no answer.
 func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "thousands of takes, some of which the server compiles")
+	testsize.Nightly(t, "forty races under eight settings of the database, some of which have the server compile each statement")
 	all := callers()
 	few := []caller{all[0], all[3]} // a transaction of the caller's, and standalone
 	tests := []struct {
@@ -48,9 +48,9 @@ func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 			for _, c := range test.callers {
 				for _, several := range []bool{false, true} {
 					key := fmt.Sprintf("%s several=%v", c.name, several)
-					race{caller: c, limiter: b.limiter, hot: hot, tries: test.tries, key: key, several: several, leftover: 1e-3}.run(t, b)
+					b.race(t, c, hot, test.tries, key, several)
 				}
-				race{caller: c, limiter: b.limiter, hot: ratelimit.Define("sharded", sharded), tries: test.tries, key: c.name, leftover: 1e-3}.run(t, b)
+				b.race(t, c, ratelimit.Define("sharded", sharded), test.tries, c.name, false)
 			}
 			before := b.rows(t, "")
 			requireRefused(t, b.limiter, []ratelimit.Request{roomy.For("new"), hot.For("Standalone several=true")})

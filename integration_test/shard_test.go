@@ -32,33 +32,6 @@ func (b *bundle) stopped(t *testing.T) (*ratelimit.Limiter, *clock) {
 	return b.with(t, ratelimit.Config{AsOf: c.now}), c
 }
 
-func TestShardedTakeAdmitsExactlyTheCapacity(t *testing.T) {
-	t.Parallel()
-	const tries = 10 // 80 in all
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	limiter, _ := b.stopped(t)
-	for i, hot := range []ratelimit.Limit{
-		spread(2, 50),
-		spread(8, 50),
-		spread(64, 72), // each row has one token and an eighth
-		ratelimit.Define("window", ratelimit.FixedWindow{Rate: 50, Period: time.Minute, Shards: 8}),
-	} {
-		for _, c := range callers() {
-			for _, several := range []bool{true, false} {
-				rowsExist := several == (i%2 == 0)
-				name := fmt.Sprintf("%s/%s/RowsExist=%v/Several=%v", hot.Name(), c.name, rowsExist, several)
-				t.Run(name, func(t *testing.T) {
-					t.Parallel()
-					if several {
-						testsize.Long(t, "thousands of takes, with those that ask for one limit")
-					}
-					race{c, limiter, hot, tries, name, rowsExist, several, 0}.run(t, b)
-				})
-			}
-		}
-	}
-}
-
 // Whatever is asked for, and in whatever order it comes, what was given and what is left are the capacity.
 func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 	t.Parallel()

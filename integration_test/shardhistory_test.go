@@ -15,6 +15,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -135,6 +136,7 @@ type shardedReservation struct {
 
 func TestHistoryOfAShardedBucketIsLinearizable(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "hundreds of calls; TestHistoryOfAllKindsIsLinearizable has some of each kind")
 	const callers, each, phases = 8, 20, 4
 	for name, policy := range shardedHistories() {
 		t.Run(name, func(t *testing.T) {

@@ -79,12 +79,11 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks all rows of a bucket")
 	transactions := testsize.Of(4, 8)
+	b, _ := setupOwn(t, nil, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
 	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
 		for _, level := range levels {
 			for _, rowsExist := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) {
-					t.Parallel()
-					b := setup(t, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
+				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) { // not parallel: others would be in conflict
 					limiter, _ := b.stopped(t)
 					request := limit.For(t.Name())
 					if rowsExist {

@@ -35,8 +35,8 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 
 	for i, c := range []caller{callers()[2], callers()[4]} {
 		key := []string{"shared", "new"}[i]
-		race{caller: c, limiter: b.limiter, hot: hot, tries: racersTries, key: key, several: i > 0, leftover: 1e-3}.run(t, b)
-		race{caller: c, limiter: b.limiter, hot: sharded, tries: racersTries, key: key, several: i > 0, leftover: 1e-3}.run(t, b)
+		b.race(t, c, hot, racersTries, key, i > 0)
+		b.race(t, c, sharded, racersTries, key, i > 0)
 	}
 
 	_, err = b.limiter.WithTx(old).Take(t.Context(), hot.For("shared"))

@@ -1,85 +1,15 @@
 package integration_test
 
 import (
-	"context"
-	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// takesUpTo is TakeUpTo by a caller of the core's races.
-func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, n int, requests ...ratelimit.Request) (taken int, d ratelimit.Decision, err error) {
-	in := func(tx pgx.Tx) (err error) {
-		taken, d, err = limiter.WithTx(tx).TakeUpTo(ctx, n, requests...)
-		return err
-	}
-	switch c.name {
-	case "ReadCommitted":
-		_, err = atonce.Tx(ctx, pool, pgx.ReadCommitted, in)
-	case "RepeatableRead":
-		_, err = atonce.Tx(ctx, pool, pgx.RepeatableRead, in)
-	case "Serializable":
-		_, err = atonce.Tx(ctx, pool, pgx.Serializable, in)
-	case "InTx":
-		err = limiter.InTx(ctx, in)
-	default:
-		taken, d, err = limiter.TakeUpTo(ctx, n, requests...)
-	}
-	return taken, d, err
-}
-
-// Eight callers ask 25 times each for up to three of fifty.
-func TestTakeUpToAdmitsExactlyTheCapacity(t *testing.T) {
-	t.Parallel()
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	stopped := func() time.Time { return noon }
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.Define("bucket", hoard(raceCapacity)),
-		ratelimit.Define("window", ratelimit.FixedWindow{Rate: raceCapacity, Period: century, Start: noon}),
-		ratelimit.Define("rows", ratelimit.TokenBucket{Rate: raceCapacity, Period: century, Shards: 2}),
-	} {
-		for _, unbatched := range []bool{false, true} {
-			limiter := b.with(t, ratelimit.Config{AsOf: stopped, NoBatching: unbatched})
-			for _, c := range callers() {
-				for _, rowExists := range []bool{true, false} {
-					t.Run(fmt.Sprintf("%s/Unbatched=%v/%s/RowExists=%v", limit.Name(), unbatched, c.name, rowExists), func(t *testing.T) {
-						t.Parallel()
-						if rowExists {
-							require.NoError(t, limiter.Reset(t.Context(), limit.For(t.Name())))
-						}
-						var total atomic.Int64
-						require.NoError(t, atonce.Do(racers, func(int) error {
-							for range racersTries {
-								taken, d, err := c.takesUpTo(t.Context(), b.db(), limiter, 3, limit.For(t.Name()), roomy.For(t.Name()).Cost(2))
-								if err != nil {
-									return err
-								}
-								if d.Allowed != (taken > 0) || taken > 3 {
-									return fmt.Errorf("took %d: %+v", taken, d)
-								}
-								total.Add(int64(taken))
-							}
-							return nil
-						}))
-						require.EqualValues(t, raceCapacity, total.Load())
-						require.Zero(t, b.held(t, limit.Name(), t.Name()))
-						require.InDelta(t, 1e6-2*raceCapacity, b.held(t, "roomy", t.Name()), 0)
-					})
-				}
-			}
-		}
-	}
-}
 
 // Somebody who asks for as much as there is, at odd moments, comes to the rate of the limit within a token, over 190
 // seconds: what is left of a fraction is not lost.

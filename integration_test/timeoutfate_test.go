@@ -63,6 +63,9 @@ func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
 		} {
 			t.Run(setting+"/Of"+of, func(t *testing.T) {
 				t.Parallel()
+				if setting == "statement_timeout" {
+					testsize.Nightly(t, "a statement of an innocent call may take that long on a busy machine")
+				}
 				s := newStand(t, roomyPool)
 				const held = 3
 				rounds := testsize.Of(2, 12)

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
@@ -221,6 +222,7 @@ func TestRetries(t *testing.T) {
 // late they start is the machine's, and measured; run it with -v to see the figures.
 func TestPrecision(t *testing.T) {
 	t.Parallel()
+	testsize.Nightly(t, "it measures for thirteen seconds how late jobs start")
 	for name, hold := range map[string]time.Duration{
 		"ByDefault":   0,
 		"WithoutHold": -1, // River polls every second, up to a tenth later

@@ -1,0 +1,381 @@
+package integration_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// The dimensions of TestRace.
+const (
+	raceVerb = iota
+	raceKind
+	racePlace
+	raceRow
+	raceLimits
+	raceRows
+	raceClock
+	raceWay
+	raceStatements
+	raceDimensions
+)
+
+// raceCell has a value of each dimension, as an index of raceValues.
+type raceCell [raceDimensions]int
+
+// value returns the value of a dimension.
+func (c raceCell) value(dimension int) string { return raceValues[dimension][c[dimension]] }
+
+func (c raceCell) String() string {
+	var values []string
+	for dimension := range c {
+		values = append(values, c.value(dimension))
+	}
+	return strings.Join(values, "/")
+}
+
+// The row of an ended window, or of leases that have ended, is empty. A call of the next window fills it.
+var raceValues = [raceDimensions][]string{
+	raceVerb:       {"Take", "TakeUpTo", "Borrow", "Reserve", "Acquire"},
+	raceKind:       {"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Adaptive", "Concurrency"},
+	racePlace:      {"ReadCommitted", "RepeatableRead", "Serializable", "Standalone", "InTx"},
+	raceRow:        {"Full", "None", "Ended"},
+	raceLimits:     {"OneLimit", "ThreeLimits"},
+	raceRows:       {"OneRow", "EightRows"},
+	raceClock:      {"ClockOfTheServer", "ClockStopped"},
+	raceWay:        {"Batched", "Unbatched", "DenyCache"},
+	raceStatements: {"OverRows", "ForEachRow"}, // those for Citus name one row each
+}
+
+// raceProduct is the number of dimensions of which the full size runs each combination.
+const raceProduct = raceLimits + 1
+
+// raceMost is the most values that a dimension has.
+const raceMost = 6
+
+// isPossible reports whether the policies have such a limit, and the verb takes it.
+func (c raceCell) isPossible() bool {
+	is := func(dimension int, values ...string) bool { return slices.Contains(values, c.value(dimension)) }
+	switch {
+	case is(raceVerb, "Acquire") != is(raceKind, "Concurrency"),
+		is(raceVerb, "Borrow") && is(raceKind, "SlidingWindow", "Adaptive"),
+		is(raceVerb, "Reserve") && is(raceKind, "SlidingWindow", "Adaptive"),
+		is(raceRows, "EightRows") && !is(raceKind, "TokenBucket", "FixedWindow", "Adaptive"),
+		is(raceRow, "Ended") && is(raceKind, "TokenBucket", "Adaptive"),
+		is(raceKind, "Adaptive") && is(raceClock, "ClockOfTheServer"): // by which the price falls
+		return false
+	}
+	return true
+}
+
+// allRaces returns the possible cells, in the order of their values.
+func allRaces() (cells []raceCell) {
+	product := []raceCell{{}}
+	for dimension, values := range raceValues {
+		var longer []raceCell
+		for _, cell := range product {
+			for cell[dimension] = range values {
+				longer = append(longer, cell)
+			}
+		}
+		product = longer
+	}
+	return slices.DeleteFunc(product, func(c raceCell) bool { return !c.isPossible() })
+}
+
+// racePairs are the pairs of values that are in cells.
+type racePairs map[[2][2]int]bool
+
+func (p racePairs) add(c raceCell) {
+	for i, a := range c {
+		for j, b := range c[:i] {
+			p[[2][2]int{{i, a}, {j, b}}] = true
+		}
+	}
+}
+
+// isOfFastPath reports whether a cell is a race for one of the statements that decide by themselves, on rows that are there.
+func (c raceCell) isOfFastPath() bool {
+	return c.value(raceVerb) == "Take" && (c.value(raceKind) == "TokenBucket" || c.value(raceKind) == "SlidingWindow") &&
+		c.value(racePlace) == "Standalone" && c.value(raceRow) == "Full" && c.value(raceRows) == "OneRow" &&
+		c.value(raceClock) == "ClockOfTheServer" && c.value(raceWay) != "DenyCache" && c.value(raceStatements) == "OverRows"
+}
+
+// pairwise returns the cells of the fast path, and few more, so that each pair of values appears that appears in any cell. It chooses
+// again and again a cell that has the most missing pairs: the first in a random order, which is the same each time.
+func pairwise(cells []raceCell) (chosen []raceCell) {
+	cells = slices.Clone(cells)
+	rand.New(rand.NewPCG(1, 1)).Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
+	var seen [raceDimensions][raceDimensions][raceMost][raceMost]bool
+	missing := func(c raceCell) (n int) {
+		for i, a := range c {
+			for j, b := range c[:i] {
+				if !seen[i][j][a][b] {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	choose := func(c raceCell) {
+		chosen = append(chosen, c)
+		for i, a := range c {
+			for j, b := range c[:i] {
+				seen[i][j][a][b] = true
+			}
+		}
+	}
+	for _, c := range cells {
+		if c.isOfFastPath() {
+			choose(c)
+		}
+	}
+	for {
+		best := slices.MaxFunc(cells, func(a, b raceCell) int { return cmp.Compare(missing(a), missing(b)) })
+		if missing(best) == 0 {
+			return chosen
+		}
+		choose(best)
+	}
+}
+
+// fullRaces returns a cell for each combination of the first dimensions. The values of the others are random, and the same each time.
+func fullRaces(cells []raceCell) (chosen []raceCell) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for first := 0; first < len(cells); {
+		next := first
+		for next < len(cells) && slices.Equal(cells[next][:raceProduct], cells[first][:raceProduct]) {
+			next++
+		}
+		chosen = append(chosen, cells[first+random.IntN(next-first)])
+		first = next
+	}
+	return chosen
+}
+
+func TestRacesHaveEachPairOfValues(t *testing.T) {
+	t.Parallel()
+	all, want := allRaces(), racePairs{}
+	for _, c := range all {
+		want.add(c)
+	}
+	for name, chosen := range map[string][]raceCell{"Short": pairwise(all), "Full": fullRaces(all)} {
+		got := racePairs{}
+		for _, c := range chosen {
+			require.True(t, c.isPossible(), c)
+			got.add(c)
+		}
+		require.Equal(t, want, got, name)
+		t.Logf("%s: %d of %d cells", name, len(chosen), len(all))
+	}
+	require.Less(t, len(pairwise(all)), 45, "they are few")
+}
+
+// TestRace has callers of two processes at once ask for more than a limit has: they are given exactly what it has, and a refusal takes nothing from other
+// limits of the call. Where there is no row they meet at the insert, on each of several keys.
+func TestRace(t *testing.T) {
+	t.Parallel()
+	onEach(t, testRace, onPostgres, inMemory, inPartitions)
+}
+
+func testRace(t *testing.T, on backend) {
+	t.Helper()
+	bundles := map[string]*bundle{"OverRows": on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })}
+	if on.name == onPostgres.name {
+		bundles["ForEachRow"] = setupRouted(t)
+	}
+	for _, c := range testsize.Of(pairwise, fullRaces)(allRaces()) {
+		b := bundles[c.value(raceStatements)]
+		if b == nil {
+			continue
+		}
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			raceStand{b, c}.run(t)
+		})
+	}
+}
+
+// raceStand is a database on which a cell runs.
+type raceStand struct {
+	*bundle
+
+	cell raceCell
+}
+
+func (s raceStand) run(t *testing.T) {
+	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
+	if s.cell.isOfFastPath() { // a wrong statement shows where the last units are asked for at once, and not each time
+		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}
+	}
+	if s.cell.value(raceRow) == "None" {
+		keys, tries, capacity = nil, 1, 6
+		for i := range racersTries {
+			keys = append(keys, fmt.Sprintf("%s %d", t.Name(), i))
+		}
+	}
+	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
+	hot := ratelimit.Define(fmt.Sprint(s.cell.value(raceKind), s.cell.value(raceRows), capacity), s.policy(capacity))
+	own := ratelimit.Define(fmt.Sprint("own", s.cell.value(raceKind), capacity), s.oneRow().policy(capacity/2)) // that borrows
+	price := 1
+	for _, key := range keys {
+		if s.cell.value(raceKind) == "Adaptive" { // before its first call, which asks for the price, and does so once on a stopped clock
+			price = 2
+			(&market{bundle: s.bundle, clock: stoppedAt(raceNoon)}).share(t, hot.Name(), key, 1/float64(price))
+			for _, process := range processes {
+				learn(t, process, hot.For(key), float64(price))
+			}
+		}
+		s.prepare(t, processes[0], hot.For(key), own.For(key))
+	}
+	places := callers()
+	place := places[slices.IndexFunc(places, func(c caller) bool { return c.name == s.cell.value(racePlace) })]
+	var calls atomic.Int64
+	given := race{
+		limiter: processes[0], keys: keys, tries: tries, several: s.cell.value(raceLimits) == "ThreeLimits",
+		hot: func(key string) ratelimit.Request {
+			if s.cell.value(raceVerb) == "Borrow" {
+				return ratelimit.Borrow(own.For(key), hot.For(key))
+			}
+			return hot.For(key)
+		},
+		call: func(ctx context.Context, requests ...ratelimit.Request) (units int, err error) {
+			err = place.within(ctx, s.db(), processes[calls.Add(1)%2], func(l *ratelimit.Limiter) (err error) {
+				units, err = raceVerbs[s.cell.value(raceVerb)](ctx, l, requests...)
+				return err
+			})
+			return units, err
+		},
+	}.run(t)
+	for i, key := range keys {
+		require.EqualValues(t, capacity/price, given[i], key)
+		for _, limit := range []ratelimit.Limit{hot, own} {
+			if limit == own && s.cell.value(raceVerb) != "Borrow" {
+				continue
+			}
+			held := s.held(t, limit.Name(), key)
+			require.GreaterOrEqual(t, held, 0.0)
+			require.LessOrEqual(t, held, 1e-3, "which arrives meanwhile")
+		}
+	}
+}
+
+// raceVerbs return how many units of the hot limit they were given.
+var raceVerbs = map[string]func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error){
+	"Take":   raceTake,
+	"Borrow": raceTake,
+	"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
+		units, d, err := l.TakeUpTo(ctx, 3, requests...)
+		if err == nil && (units > 3 || d.Allowed != (units > 0)) {
+			err = fmt.Errorf("took %d: %+v", units, d)
+		}
+		return units, err
+	},
+	"Reserve": func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
+		r, err := l.Reserve(ctx, requests...)
+		return unitsOf(r.Decision), err
+	},
+	"Acquire": func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
+		lease, err := l.Acquire(ctx, requests...)
+		return unitsOf(lease.Decision), err
+	},
+}
+
+func raceTake(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
+	d, err := l.Take(ctx, requests...)
+	return unitsOf(d), err
+}
+
+func unitsOf(d ratelimit.Decision) int {
+	if d.Allowed {
+		return 1
+	}
+	return 0
+}
+
+var raceNoon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func stoppedAt(instant time.Time) *clock {
+	c := &clock{}
+	c.set(instant)
+	return c
+}
+
+// processAt returns a Limiter that has not been used. Its clock stands at an instant, or is the server's.
+func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter {
+	t.Helper()
+	config := ratelimit.Config{NoBatching: s.cell.value(raceWay) == "Unbatched"}
+	if s.cell.value(raceWay) == "DenyCache" {
+		config.DenyCache = denyEntries
+	}
+	if s.cell.value(raceClock) == "ClockStopped" || !instant.Equal(raceNoon) {
+		config.AsOf = stoppedAt(instant).now
+	}
+	return s.with(t, config)
+}
+
+// oneRow returns the stand with limits of one row each.
+func (s raceStand) oneRow() raceStand {
+	s.cell[raceRows] = 0
+	return s
+}
+
+// policy returns a policy of the cell's kind that has capacity, of which nothing comes back during the race.
+func (s raceStand) policy(capacity int) ratelimit.Policy {
+	rate, shards := float64(capacity), 1
+	if s.cell.value(raceRows) == "EightRows" {
+		shards = 8
+	}
+	bucket := ratelimit.TokenBucket{Rate: rate, Period: century, Shards: shards, MaxReserved: ratelimit.NoDebt}
+	switch s.cell.value(raceKind) {
+	case "FixedWindow":
+		return ratelimit.FixedWindow{Rate: rate, Period: century, Start: raceNoon, Shards: shards, MaxReserved: ratelimit.NoDebt}
+	case "SlidingWindow":
+		return ratelimit.SlidingWindow{Rate: rate, Period: ratelimit.Day}
+	case "CalendarWindow":
+		month := (time.Now().Month()+5)%12 + 1 // half a year away: no window begins during the test
+		return ratelimit.CalendarWindow{Rate: rate, Resets: ratelimit.Yearly, FirstMonth: month, Zone: "Europe/Berlin", MaxReserved: ratelimit.NoDebt}
+	case "Adaptive":
+		return ratelimit.Adaptive{Contract: bucket, Apply: true}
+	case "Concurrency":
+		return ratelimit.Concurrency{Most: capacity, Lease: 24 * time.Hour}
+	}
+	return bucket
+}
+
+// prepare makes the rows that are there before the race.
+func (s raceStand) prepare(t *testing.T, limiter *ratelimit.Limiter, hot, own ratelimit.Request) {
+	t.Helper()
+	requests := []ratelimit.Request{hot}
+	if s.cell.value(raceVerb) == "Borrow" {
+		requests = append(requests, own)
+	}
+	switch s.cell.value(raceRow) {
+	case "Full":
+		require.NoError(t, limiter.Reset(t.Context(), requests...))
+	case "Ended":
+		earlier := s.processAt(t, raceNoon.AddDate(-3, 0, 0))
+		for _, request := range requests {
+			all := request.Cost(request.Limit().Capacity())
+			verb := raceVerbs["Take"]
+			if s.cell.value(raceKind) == "Concurrency" {
+				verb = raceVerbs["Acquire"]
+			}
+			units, err := verb(t.Context(), earlier, all)
+			require.NoError(t, err)
+			require.Equal(t, 1, units)
+		}
+	}
+}
