@@ -11,12 +11,12 @@ import (
 // chosenSettings names settings that the databases of this process have.
 const chosenSettings = "RATELIMIT_SETTINGS"
 
-// TestTheChosenSettingsHold has something to look at where settings were chosen.
+// TestTheChosenSettingsHold checks that make settings tests under the settings that it names.
 func TestTheChosenSettingsHold(t *testing.T) {
 	t.Parallel()
 	settings := os.Getenv(chosenSettings)
 	if settings == "" {
-		t.Skip("none were chosen")
+		t.Skip(chosenSettings + " is not set")
 	}
 	b := setup(t)
 	for setting := range strings.SplitSeq(settings, ",") {
