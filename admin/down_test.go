@@ -66,6 +66,7 @@ func TestTablesAreMissing(t *testing.T) {
 // TestSlowPartLeavesTheOthers locks one table: what is read from it fails after two seconds, and the rest is shown.
 func TestSlowPartLeavesTheOthers(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "waits for the two seconds that a part of a page may take")
 	f := setup(t)
 	f.furnish(t)
 	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{})

@@ -53,6 +53,7 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 // TestPreviewOfMoreThanItLooksAt says from when on it counts.
 func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "writes 120,000 rows")
 	f := setup(t)
 	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
 		FROM generate_series(1, 3) AS m, generate_series(1, 40000) AS i`)

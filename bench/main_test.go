@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,6 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestRun runs scenarios of different kinds for a moment: that they can be run, not how fast they are.
 func TestRun(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server for the benchmark")
 	directory := t.TempDir()
 	o := options{
 		quick: true, only: regexp.MustCompile(`^(five-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),

@@ -42,7 +42,7 @@ func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
 func refunding(_ *testing.T, s *stand) { s.config.Rules[0].Refund = httplimit.RefundOn5xx }
 func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
 func shadow(_ *testing.T, s *stand)    { s.config.Shadow = true }
-func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = time.Second }
+func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = 200 * time.Millisecond }
 
 func panics(http.ResponseWriter, *http.Request) { panic("handler") }
 func aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }

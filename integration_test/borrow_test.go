@@ -25,7 +25,7 @@ var (
 	}
 )
 
-// tenants are those who ask for one token each, again and again, in each step of a hundredth of a second.
+// tenants are those who ask for one token each, again and again, in each step of the clock.
 type tenants struct {
 	*desk
 	pool string
@@ -35,7 +35,7 @@ type tenants struct {
 // run has the tenants that are busy ask until each is refused, in every step of span, in turns. It returns what each got.
 func (x *tenants) run(t *testing.T, span time.Duration, busy ...int) (got [3]int) {
 	t.Helper()
-	const step = 10 * time.Millisecond
+	step := testsize.Of(20*time.Millisecond, 10*time.Millisecond)
 	for end := x.now + span; x.now < end; {
 		x.now += step
 		x.at(x.now)

@@ -61,7 +61,7 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 				if of.reserves && isSliding {
 					continue
 				}
-				for reads := range testsize.Of(int64(6), 12) {
+				for reads := range testsize.Of(int64(4), 12) {
 					request := changingLimit("limit").For(fmt.Sprint(way, reads))
 					rules := func() ratelimit.Policies { return eraRules{"limit": c.rule(t, changingLimit("limit"))} } // each remembers what has begun
 					d := b.desk(t, ratelimit.Config{Policies: rules(), ReleaseExpired: true, ExpireAfter: time.Millisecond})

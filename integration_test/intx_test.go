@@ -231,7 +231,7 @@ func TestInTxStopsRetryingWhenTheCallerGivesUp(t *testing.T) {
 // Two callers take two limits in separate calls, in opposite order, which the limiter cannot sort.
 func TestInTxRetriesADeadlock(t *testing.T) {
 	t.Parallel()
-	s, ctx := newStand(t), t.Context()
+	s, ctx := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["deadlock_timeout"] = "100ms" }), t.Context()
 	orders := [2][2]string{{"ada", "grace"}, {"grace", "ada"}}
 	var holding sync.WaitGroup // until each has its first row, in its first run
 	holding.Add(len(orders))

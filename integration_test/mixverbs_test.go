@@ -73,7 +73,7 @@ func TestRefundBeyondWhatIsKnownOfACalendar(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limit, tries, later := ratelimit.Define("daily", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "America/Santiago"}), 0, 0
-	for hour := 0; hour < 24; hour += testsize.Of(6, 1) {
+	for hour := 0; hour < 24; hour += testsize.Of(12, 1) {
 		for reads := range int64(5) {
 			tries++
 			taken, request := &clock{}, limit.For(fmt.Sprint(hour, reads))

@@ -216,6 +216,7 @@ type raceStand struct {
 }
 
 func (s raceStand) run(t *testing.T) {
+	t.Helper()
 	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
 	if s.cell.isOfFastPath() { // a wrong statement shows where the last units are asked for at once, and not each time
 		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}

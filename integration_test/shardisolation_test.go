@@ -127,42 +127,39 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * workers })
 	limiter, _ := b.stopped(t)
 	left, right := spread(8, 6), ratelimit.Define("right", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 6, Shards: 8})
-	t.Run("Together", func(t *testing.T) { // not parallel: what is in it is counted when it has ended
-		for i, c := range callers() {
-			t.Run(c.name, func(t *testing.T) {
-				t.Parallel()
-				require.NoError(t, atonce.Do(workers, func(worker int) error {
-					for round := range rounds {
-						key := fmt.Sprintf("%s %d", t.Name(), round)
-						requests := []ratelimit.Request{left.For(key).Cost(0.5), right.For(key).Cost(0.5)}
-						switch {
-						case round%2 > 0:
-							requests = requests[:1]
-						case worker%2 > 0:
-							slices.Reverse(requests)
-						}
-						with := c
-						if worker%4 > 1 { // beside another kind of caller
-							with = callers()[(i+1)%len(callers())]
-						}
-						for range tries {
-							if _, err := with.take(t.Context(), b.db(), limiter, requests...); err != nil {
-								return err
-							}
-						}
-					}
-					return nil
-				}))
-				for round := range rounds { // twelve of the sixteen, of which one row has the tokens for eight
-					key := fmt.Sprintf("%s %d", t.Name(), round)
-					require.Zero(t, b.held(t, left.Name(), key))
-					if round%2 == 0 {
-						require.Zero(t, b.held(t, right.Name(), key))
-					}
+	keyOf := func(c caller, round int) string { return fmt.Sprintf("%s %d", c.name, round) }
+	require.NoError(t, atonce.Do(workers*len(callers()), func(n int) error {
+		i, worker := n/workers, n%workers
+		for round := range rounds {
+			key := keyOf(callers()[i], round)
+			requests := []ratelimit.Request{left.For(key).Cost(0.5), right.For(key).Cost(0.5)}
+			switch {
+			case round%2 > 0:
+				requests = requests[:1]
+			case worker%2 > 0:
+				slices.Reverse(requests)
+			}
+			with := callers()[i]
+			if worker%4 > 1 { // beside another kind of caller
+				with = callers()[(i+1)%len(callers())]
+			}
+			for range tries {
+				if _, err := with.take(t.Context(), b.db(), limiter, requests...); err != nil {
+					return fmt.Errorf("%s: %w", with.name, err)
 				}
-			})
+			}
 		}
-	})
+		return nil
+	}))
+	for _, c := range callers() {
+		for round := range rounds { // twelve of the sixteen, of which one row has the tokens for eight
+			key := keyOf(c, round)
+			require.Zero(t, b.held(t, left.Name(), key), key)
+			if round%2 == 0 {
+				require.Zero(t, b.held(t, right.Name(), key), key)
+			}
+		}
+	}
 	require.Zero(t, deadlocks(t, b.pool))
 }
 

@@ -334,10 +334,11 @@ func TestACallWaitsForEachOfItsRowsInTurn(t *testing.T) {
 // after the other.
 func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
 	t.Parallel()
-	const callers, shards, capacity, cost = 4, 8, 1e6, 250_000.0 // which is more than a shard holds
+	const callers, capacity, cost = 3, 1e6, 300_000.0 // which is more than a shard holds
+	shards := testsize.Of(4, 8)
 	limit := ratelimit.Define("fate", ratelimit.TokenBucket{Rate: capacity, Period: century, Shards: shards})
 	b := setup(t, roomyPool)
-	takeOne(t, b.limiter, limit.Global().Cost(capacity/shards+1)) // makes all rows
+	takeOne(t, b.limiter, limit.Global().Cost(capacity/float64(shards)+1)) // makes all rows
 	require.NoError(t, b.limiter.Reset(t.Context(), limit.Global()))
 	holders := make([]pgx.Tx, shards)
 	for shard := range shards {

@@ -55,15 +55,15 @@ func (c *stopped) now() time.Time {
 	return clockNoon
 }
 
-// Fifty callers on one limit, each of whom asks when the one before has reserved, come through at the moments of the limit, in
+// Callers on one limit, each of whom asks when the one before has reserved, come through at the moments of the limit, in
 // the order in which they asked: by the limit's clock, which stands still until all have asked, none starts before his moment.
 func TestWaitServesInTheOrderOfAsking(t *testing.T) {
 	t.Parallel()
-	const callers = 50
+	callers, ahead := testsize.Of(20, 50), testsize.Of(100.0, 250)
 	b, clock := setup(t, func(c *pgxpool.Config) { c.MaxConns = 16 }), &stopped{}
 	b.limiter = b.with(t, ratelimit.Config{AsOf: clock.now})
 	takeAll(t, b.limiter, turn.Global())
-	_, err := b.limiter.Reserve(t.Context(), turn.Global().Cost(250)) // so that nobody's moment is near
+	_, err := b.limiter.Reserve(t.Context(), turn.Global().Cost(ahead)) // so that nobody's moment is near
 	require.NoError(t, err)
 	var waits sync.WaitGroup
 	answers := make([]ratelimit.Decision, callers)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -98,7 +99,7 @@ func TestUp(t *testing.T) {
 				t.Parallel()
 				url := postgrestest.NewEmptyDatabase(t)
 				group, ctx := errgroup.WithContext(t.Context())
-				for range 8 {
+				for range testsize.Of(3, 8) {
 					group.Go(func() error { return upAsOneProcess(ctx, url, isolation) })
 				}
 				require.NoError(t, group.Wait())

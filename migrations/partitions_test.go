@@ -307,6 +307,7 @@ func TestPartition(t *testing.T) {
 
 	t.Run("GivesUpWhereATransactionStaysOpen", func(t *testing.T) {
 		t.Parallel()
+		testsize.Long(t, "waits for a lock for the three seconds that Partition does")
 		pool := postgrestest.NewPartitioned(t, 3)
 		before := definitions(t, pool)
 		tx, err := pool.Begin(t.Context())

@@ -124,7 +124,7 @@ func TestPause(t *testing.T) {
 
 		f.run(t, rules.Config{Poll: time.Hour})
 		f.listening(t, 1)
-		f.exec(t, `WITH moved AS (UPDATE ratelimit.pauses SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 1000000)
+		f.exec(t, `WITH moved AS (UPDATE ratelimit.pauses SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 200000)
 			UPDATE ratelimit.rules_version SET version = version + 1 RETURNING pg_notify('ratelimit_rules', '')`)
 		f.eventually(t, func() bool { return f.set.RuleFor(messages, "", "ana") != nil })
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -45,7 +46,8 @@ func (f *fixture) insertMany(t testing.TB, name string, n int) {
 // gives, that none waits for another tenant's, and that each runs once and loses no attempt by waiting.
 func TestJobsWithoutEnqueueArePaced(t *testing.T) {
 	t.Parallel()
-	const each, stale = 25, 500 * time.Millisecond
+	const stale = 200 * time.Millisecond
+	each := testsize.Of(14, 25)
 	f := setup(t, func(s *settings) {
 		s.limiter.StaleAfter = stale
 		s.scheduler.Hold = 100 * time.Millisecond
@@ -92,7 +94,7 @@ func TestJobsWithoutEnqueue(t *testing.T) {
 	t.Run("WaitForRoomWhereALimitBoundsWhatIsReserved", func(t *testing.T) {
 		t.Parallel()
 		var c *clock
-		bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.NoDebt})
+		bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.NoDebt})
 		f := setup(t, func(s *settings) {
 			c = onClock(s)
 			s.scheduler.Requests = perTenant(bounded)

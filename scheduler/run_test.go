@@ -54,10 +54,11 @@ func TestJob(t *testing.T) {
 				}
 				return nil
 			})
-			for range 25 {
+			jobs := testsize.Of(14, 25) // of which the first ten find a token
+			for range jobs {
 				f.enqueue(t, nil, perSecond.Global())
 			}
-			await(t, events, 25, river.EventKindJobCompleted)
+			await(t, events, jobs, river.EventKindJobCompleted)
 		})
 	}
 
@@ -66,7 +67,7 @@ func TestJob(t *testing.T) {
 		var c *clock
 		f := setup(t, func(s *settings) { c = onClock(s) })
 		f.enqueue(t, nil, perSecond.Global().Cost(10))
-		e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, perSecond.For("other"), perSecond.Global().Cost(10))
+		e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, perSecond.For("other"), perSecond.Global().Cost(2))
 		var started atomic.Bool
 		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
 			if job.ID == e.Job.ID {
@@ -91,7 +92,8 @@ func TestJob(t *testing.T) {
 	t.Run("WaitsAgainWhenItComesUpAfterItsSlotWentStale", func(t *testing.T) {
 		t.Parallel()
 		// The workers are down for an hour: everything is reserved then, and comes up now.
-		const jobs, capacity, rate, stale = 40, 10, 10, 200 * time.Millisecond
+		const capacity, rate, stale = 10, 10, 200 * time.Millisecond
+		jobs := testsize.Of(16, 40)
 		hourAgo := time.Now().Add(-time.Hour)
 		before := setup(t, func(s *settings) {
 			s.limiter.AsOf = func() time.Time { return hourAgo }
@@ -117,7 +119,7 @@ func TestJob(t *testing.T) {
 		}
 		require.Zero(t, early.Load(), "each was called after its slot had been started")
 		// The instants are the database's: how soon the work is called then is the machine's. A slot may be used
-		// until it is stale, so that much of a burst is allowed for. Without new slots the excess is 30.
+		// until it is stale, so that much of a burst is allowed for. Without new slots the excess is jobs - capacity.
 		rows, err := now.pool.Query(t.Context(), "SELECT to_timestamp(started_us / 1e6) FROM ratelimit.reservations ORDER BY started_us")
 		require.NoError(t, err)
 		started, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
@@ -159,11 +161,11 @@ func TestRetries(t *testing.T) {
 			}
 			return nil
 		})
-		e := f.enqueue(t, nil, perSecond.Global().Cost(8))
+		e := f.enqueue(t, nil, perSecond.Global().Cost(5))
 		job := await(t, events, 1, river.EventKindJobCompleted)[0]
 		require.Equal(t, 3, job.Attempt)
-		// 24 tokens were taken: 10 are there, and 14 take 1.4 s to arrive.
-		require.GreaterOrEqual(t, last.Sub(e.At), 1400*time.Millisecond)
+		// 15 tokens were taken: 10 are there, and 5 take half a second to arrive.
+		require.GreaterOrEqual(t, last.Sub(e.At), 500*time.Millisecond)
 	})
 
 	t.Run("DoNotPayAfterASnooze", func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // TestMain runs the tests, or is one of the processes that measure: os.Executable is this program.
@@ -28,6 +29,7 @@ func TestMain(m *testing.M) {
 // TestMeasure measures every way for a moment: that it can, not how fast.
 func TestMeasure(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server for the benchmark")
 	var output bytes.Buffer
 	err := measure(t.Context(), &output, options{
 		Processes: 2, Workers: 2, Rounds: 1, For: 20 * time.Millisecond, LeadIn: time.Millisecond, ReadFirst: true, Named: true,

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -51,6 +52,7 @@ WAL usage: 1 records, 0 full page images, 188 bytes
 // TestMeasure measures two settings on few rows: that it can, and that what it counts is of the right size.
 func TestMeasure(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server for the benchmark")
 	o, err := parse([]string{
 		"-rows", "2000", "-minute", "2000", "-warm", "1", "-minutes", "1", "-callers", "8", "-new", "0.05", "-draw", "skewed",
 		"-fill", "50,50:100", "-vacuum", "none,0", "-wal", "64MB",

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,6 +30,7 @@ func TestParse(t *testing.T) {
 // TestMeasure measures on few rows: that it can, and that each table has what it was asked for.
 func TestMeasure(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server for the benchmark")
 	o, err := parse(strings.Fields("-rows 500 -partitions 1,2 -callers 2 -rounds 1 -calls 20"))
 	require.NoError(t, err)
 	var output bytes.Buffer

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -67,6 +68,7 @@ func TestChange(t *testing.T) {
 
 	t.Run("HoldsFromItsInstantForWhatIsAdmitted", func(t *testing.T) {
 		t.Parallel()
+		testsize.Long(t, "sends requests for three seconds while a policy changes")
 		pool := postgrestest.New(t)
 		_, err := on(t.Context(), t.Output(), config{pool: pool}, func(p *play) error {
 			if err := p.runChange(t.Context(), t.Output()); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // table is what the program promises to print. README.md shows it too.
@@ -52,6 +53,7 @@ func TestRun(t *testing.T) {
 
 	t.Run("AdmitsWhatTheLimitsAllow", func(t *testing.T) {
 		t.Parallel()
+		testsize.Long(t, "sends 3,000 requests through the whole gateway")
 		var out bytes.Buffer
 		require.NoError(t, run(t.Context(), &out, options{server: postgrestest.NewEmptyDatabase(t)}), &out)
 		require.Contains(t, out.String(), table)

@@ -140,7 +140,7 @@ func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	const steps = 500
 	histories := testsize.Of[uint64](10, 40)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) { //nolint:thelper // a test
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		for n := range histories {
 			random := rand.New(rand.NewPCG(seed, n))
 			h := &slotsHistory{T: t, random: random, absent: true, now: opening}

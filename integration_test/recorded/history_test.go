@@ -111,7 +111,7 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 		time.Date(2026, 11, 1, 3, 59, 50, 0, time.UTC),   // and there in New York
 		time.Date(2026, 3, 31, 23, 59, 45, 0, time.UTC),  // a quarter ends
 	).Add(d.span(20 * time.Second))
-	h.offset, h.text.start, h.latest = h.start.Sub(time.Now()), h.start, h.start
+	h.offset, h.text.start, h.latest = time.Until(h.start), h.start, h.start
 	for i := range 1 + d.below(4) {
 		h.limits = append(h.limits, drawLimit(d, i))
 	}
@@ -180,7 +180,7 @@ func (h *history) run(ctx context.Context) error {
 		case 4:
 			h.inTx(ctx, d)
 		case 5:
-			err = h.change(d)
+			h.change(d)
 		case 6:
 			h.simulate(ctx, d)
 		default:
@@ -360,10 +360,11 @@ func (h *history) transaction(ctx context.Context, d *draw) error {
 func (h *history) calls(ctx context.Context, d *draw, tx pgx.Tx) error {
 	for range 1 + d.below(4) {
 		h.in = h.base.WithTx(tx)
-		inner, err := tx, error(nil)
+		inner := tx
 		nested, back := d.oneIn(3), d.oneIn(2)
 		if nested {
 			h.text.WriteString("savepoint\n")
+			var err error
 			if inner, err = tx.Begin(ctx); err != nil {
 				return h.give(err)
 			}
@@ -439,7 +440,7 @@ func (h *history) inTx(ctx context.Context, d *draw) {
 }
 
 // change changes a rule, or deploys another definition of a limit.
-func (h *history) change(d *draw) error {
+func (h *history) change(d *draw) {
 	if n := len(h.book.pages); n > 0 && !d.oneIn(4) {
 		what, err := h.book.pages[d.below(n)].change(d, h.now())
 		fmt.Fprintf(&h.text, "%s", what)
@@ -447,15 +448,14 @@ func (h *history) change(d *draw) error {
 			h.text.failure(err)
 		}
 		h.text.WriteByte('\n')
-		return nil
+		return
 	}
 	l := h.limits[d.below(len(h.limits))]
 	if l.kind == kindShards {
-		return nil
+		return
 	}
 	l.deployed = 1 - l.deployed
 	fmt.Fprintf(&h.text, "deploy %v\n", l.now())
-	return nil
 }
 
 // simulate takes in the Simulation, at about now.

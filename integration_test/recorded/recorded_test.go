@@ -22,7 +22,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-//nolint:gochecknoglobals // flags of go test
 var (
 	historyFlag = flag.Int("history", -1, "print the history of this number, as the code answers it, in place of the test")
 	updateFlag  = flag.Bool("update", false, "record what the code answers, and print which histories differ; not with -short or -race")
@@ -167,7 +166,7 @@ func TestRecorded(t *testing.T) {
 	}
 	recorded, counts, told := vectors{memory: make([]hash, histories), texts: make([]string, textHistories)}, cells{}, difference{}
 	if *updateFlag {
-		require.EqualValues(t, numbers{0, histories, 1}, of, "record all histories")
+		require.Equal(t, numbers{0, histories, 1}, of, "record all histories")
 	} else {
 		recorded = load(t)
 	}

@@ -9,11 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // What docs/using.md shows of the command line does what it says, line by line.
 func TestReadme(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "waits two seconds until a rule begins")
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "using.md"))
 	require.NoError(t, err)
 	f := on(t, postgrestest.NewEmptyDatabase(t))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // role makes a role of the test's own, and returns its name.
@@ -39,6 +41,7 @@ func TestRoles(t *testing.T) {
 		"get sends ada", "check sends ada", "rules list", "rules get sends", "rules history", "rules diff -f " + file(t, "none.yaml", "rules: []"),
 		"top", "top --by debt", "top --by reservations", "reservations list", "migrate status",
 	}
+	alike := testsize.Of(shows[:2], shows) // the other roles may show all of it too
 	takes := []string{"take sends ada", "prune sends --yes"}
 	cancels := "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes"
 	gives := []string{"reset sends ada --yes", "credit sends ada"}
@@ -48,8 +51,8 @@ func TestRoles(t *testing.T) {
 		may, mayNot []string
 	}{
 		{reader, shows, slices.Concat(takes[:1], gives, changes, []string{cancels})},
-		{application, slices.Concat(shows, takes), changes},
-		{operator, slices.Concat(shows, gives, changes), []string{cancels}},
+		{application, slices.Concat(alike, takes), changes},
+		{operator, slices.Concat(alike, gives, changes), []string{cancels}},
 	} {
 		env := append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(c.role)))
 		for _, args := range c.mayNot {

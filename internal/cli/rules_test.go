@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -112,10 +113,13 @@ func TestRulesApply(t *testing.T) {
 		require.Equal(t, []string{"delete override search ada"}, brief(read[[]change](t, f, 4, "rules", "diff", "-f", path, "--delete-missing-overrides")))
 		a := read[applied](t, f, 0, "rules", "apply", "-f", path, "--delete-missing", "--delete-missing-overrides", "--reason", "less", "--yes")
 		require.Len(t, a.Changes, 4)
-		f.wait(t)
-		out := f.ok(t, "rules", "list")
-		require.NotContains(t, out, "free")
-		require.NotContains(t, out, "TIER")
+		t.Run("AndListsTheRestWhenThatHolds", func(t *testing.T) {
+			testsize.Long(t, "waits two seconds until the change holds")
+			f.wait(t)
+			out := f.ok(t, "rules", "list")
+			require.NotContains(t, out, "free")
+			require.NotContains(t, out, "TIER")
+		})
 	})
 
 	t.Run("IsRefusedBeforeAnythingIsDone", func(t *testing.T) {

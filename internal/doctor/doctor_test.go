@@ -21,6 +21,7 @@ import (
 // TestRunOnAGoodServer expects nothing to be said of a server as the README has it made, for a role with the least privileges.
 func TestRunOnAGoodServer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server")
 	p := admit(t, safe())
 	requireGood(t, look(t, p.app, doctor.Config{}))
 }
@@ -29,6 +30,7 @@ func TestRunOnAGoodServer(t *testing.T) {
 // expects each to be named, does what the findings say, and expects nothing to be said any more.
 func TestRunOnABadServer(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server, and waits until it has read its settings again")
 	settings := safe()
 	settings["autovacuum"], settings["max_prepared_transactions"] = "off", "2"
 	p := admit(t, settings)

@@ -59,6 +59,7 @@ func (n *node) read() (rows float64) {
 // looks at. Here the tables have 27,000, 20,000 and 30,000 rows, and what looks at a share of them looks at 1,000.
 func TestPlansAreBounded(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "writes 150,000 rows, because Postgres chooses other plans for small tables")
 	testPlans(t, &fixture{pool: postgrestest.New(t)})
 }
 

@@ -64,6 +64,7 @@ func TestServersBeginFromAnImage(t *testing.T) {
 
 	t.Run("ThatIsMadeOnceForAllThatStartAtOnce", func(t *testing.T) {
 		t.Parallel()
+		testsize.Long(t, "initdb takes a second, and it starts four servers")
 		binDir, runs := counted(t, env)
 		cache := filepath.Join(t.TempDir(), "new")
 		var group errgroup.Group

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestStartOwn(t *testing.T) {
@@ -24,6 +25,9 @@ func TestStartOwn(t *testing.T) {
 	for _, mode := range []postgrestest.StopMode{postgrestest.Fast, postgrestest.Immediate, postgrestest.Kill} {
 		t.Run("KeepsPortAndCommitsOver/"+string(mode), func(t *testing.T) {
 			t.Parallel()
+			if mode != postgrestest.Kill {
+				testsize.Long(t, "starts a server twice")
+			}
 			server := postgrestest.StartOwn(t, nil)
 			conn, err := pgx.Connect(t.Context(), server.URL())
 			require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -18,7 +19,7 @@ import (
 // tiers are those of the file, from the tables: each refusal is the same, to the microsecond of its wait.
 func TestRunAgreesWithPostgres(t *testing.T) {
 	t.Parallel()
-	const n = 3000
+	n := testsize.Of(1500, 3000)
 	file := document(t, `
 match: all
 rules:

@@ -8,7 +8,7 @@ import (
 )
 
 // The flag, -short and the variable are the process's, so that these do not run beside each other.
-func TestSeeds(t *testing.T) { //nolint:paralleltest // it sets a variable of the process
+func TestSeeds(t *testing.T) {
 	if *seedFlag != 0 {
 		t.Skip("-seed is the only seed of this run")
 	}
@@ -31,16 +31,16 @@ func TestSeeds(t *testing.T) { //nolint:paralleltest // it sets a variable of th
 
 func TestLong(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, testing.Short(), isSkipped(t, func(t *testing.T) { Long(t, "this shows that it is left out") }))
-	require.Equal(t, !isNightly(), isSkipped(t, func(t *testing.T) { Nightly(t, "this shows that it is left out") }))
+	require.Equal(t, testing.Short(), isSkipped(t, Long))
+	require.Equal(t, !isNightly(), isSkipped(t, Nightly))
 	require.Equal(t, testing.Short(), Of("short", "full") == "short")
 }
 
-func isSkipped(t *testing.T, test func(t *testing.T)) (skipped bool) {
+func isSkipped(t *testing.T, skip func(t testing.TB, why string)) (skipped bool) {
 	t.Helper()
 	t.Run("Size", func(t *testing.T) {
 		defer func() { skipped = t.Skipped() }()
-		test(t)
+		skip(t, "this shows that it is left out")
 	})
 	return skipped
 }

@@ -106,7 +106,7 @@ func TestTopWithoutACounter(t *testing.T) {
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	const minutes, keys = 10, 4000 // more than a statement deletes
+	const minutes, keys = 7, 3500 // more than a statement deletes
 	_, err := b.pool.Exec(t.Context(), `
 		INSERT INTO ratelimit.denials (minute, name, route, key, shadow, refused, cost, last_us)
 		SELECT $1::timestamptz + n * interval '1 minute', 'logins', '', k::text, false, 1, 1, 0
