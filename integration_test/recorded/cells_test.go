@@ -110,8 +110,8 @@ func (c cells) check(t *testing.T, all bool) {
 	}
 	met := make(map[call]bool)
 	parts := func(of call) [3]call {
-		const any = -1
-		return [3]call{{of.verb, of.kind, any, any}, {of.verb, any, of.outcome, any}, {of.verb, any, any, of.level}}
+		const all = -1
+		return [3]call{{of.verb, of.kind, all, all}, {of.verb, all, of.outcome, all}, {of.verb, all, all, of.level}}
 	}
 	for one := range c {
 		for _, part := range parts(one) {

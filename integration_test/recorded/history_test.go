@@ -111,7 +111,7 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 		time.Date(2026, 11, 1, 3, 59, 50, 0, time.UTC),   // and there in New York
 		time.Date(2026, 3, 31, 23, 59, 45, 0, time.UTC),  // a quarter ends
 	).Add(d.span(20 * time.Second))
-	h.offset, h.text.start, h.latest = h.start.Sub(time.Now()), h.start, h.start
+	h.offset, h.text.start, h.latest = time.Until(h.start), h.start, h.start
 	for i := range 1 + d.below(4) {
 		h.limits = append(h.limits, drawLimit(d, i))
 	}
@@ -180,7 +180,7 @@ func (h *history) run(ctx context.Context) error {
 		case 4:
 			h.inTx(ctx, d)
 		case 5:
-			err = h.change(d)
+			h.change(d)
 		case 6:
 			h.simulate(ctx, d)
 		default:
@@ -261,6 +261,12 @@ func (h *history) sleep(by time.Duration) {
 // which of them were picked.
 func (h *history) picksRows() bool {
 	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
+}
+
+// isRandomOnServer reports whether a limit with shards has a rule for one plan or key. Then calls on other plans see another number
+// of rows, and what a call moves between the rows depends on the row that the server's statement picks at random.
+func (h *history) isRandomOnServer() bool {
+	return slices.ContainsFunc(h.book.pages, func(p *page) bool { return p.of.kind == kindShards && (p.plan != "" || p.key != "") })
 }
 
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
@@ -360,10 +366,10 @@ func (h *history) transaction(ctx context.Context, d *draw) error {
 func (h *history) calls(ctx context.Context, d *draw, tx pgx.Tx) error {
 	for range 1 + d.below(4) {
 		h.in = h.base.WithTx(tx)
-		inner, err := tx, error(nil)
-		nested, back := d.oneIn(3), d.oneIn(2)
+		inner, nested, back := tx, d.oneIn(3), d.oneIn(2)
 		if nested {
 			h.text.WriteString("savepoint\n")
+			var err error
 			if inner, err = tx.Begin(ctx); err != nil {
 				return h.give(err)
 			}
@@ -439,7 +445,7 @@ func (h *history) inTx(ctx context.Context, d *draw) {
 }
 
 // change changes a rule, or deploys another definition of a limit.
-func (h *history) change(d *draw) error {
+func (h *history) change(d *draw) {
 	if n := len(h.book.pages); n > 0 && !d.oneIn(4) {
 		what, err := h.book.pages[d.below(n)].change(d, h.now())
 		fmt.Fprintf(&h.text, "%s", what)
@@ -447,15 +453,14 @@ func (h *history) change(d *draw) error {
 			h.text.failure(err)
 		}
 		h.text.WriteByte('\n')
-		return nil
+		return
 	}
 	l := h.limits[d.below(len(h.limits))]
 	if l.kind == kindShards {
-		return nil
+		return
 	}
 	l.deployed = 1 - l.deployed
 	fmt.Fprintf(&h.text, "deploy %v\n", l.now())
-	return nil
 }
 
 // simulate takes in the Simulation, at about now.
