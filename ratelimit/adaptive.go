@@ -212,24 +212,27 @@ func charges(policy Policy) bool {
 	return adapts && a.Apply
 }
 
-// price sets what the subject of a request costs and how long it is paused, where its limit is adaptive. It sets now to about
-// what time it is for the database then.
-func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, now *int64) error {
+// price sets the price of a subject and the end of its pause, if its limit is adaptive. Then it also sets now to an estimate of the
+// database's clock. The caller passes the upstream that price returns to touch: an exchange that runs beside the call begins after
+// the call has read the price, and so never changes it. An exchange on a single connection ends before price reads.
+func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, now *int64) (u *upstream, err error) {
 	policy, adapts := s.limit.Policy().(Adaptive)
 	if !adapts {
-		return nil
+		return u, nil
 	}
 	if err := checkPrice(r); err != nil {
-		return err
+		return u, err
 	}
 	s.price = 1
 	if p != nil { // of a Simulation
 		if *now == 0 {
 			*now = p.limiter.config.estimate()
 		}
-		if u := p.find(bucket.Key{Name: s.limit.Name(), Key: key}, *now); u != nil {
+		if u = p.find(bucket.Key{Name: s.limit.Name(), Key: key}, *now); u != nil {
 			u.use(policy, s.limit.terms())
-			p.touch(ctx, u, *now, false)
+			if p.limiter.isConnection {
+				p.touch(ctx, u, *now, false)
+			}
 			s.price = 1 / max(math.Float64frombits(u.share.Load()), policy.withDefaults().Floor)
 			if until := u.pausedUntil.Load(); policy.Apply && until > *now {
 				s.pausedUntil = until
@@ -242,7 +245,7 @@ func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, 
 	if policy.Apply {
 		s.factor = s.price
 	}
-	return nil
+	return u, nil
 }
 
 // pausedUntil returns the end of the pause that the upstream of a key has asked for, as far as that is known, and the first
@@ -331,8 +334,11 @@ func (u *upstream) isDue(now int64) bool {
 	return at == 0 || now < at || now >= at+interval
 }
 
-// touch notes that the key was used, and begins an exchange when it is time for one.
+// touch notes that the key was used, and begins an exchange when it is time for one. A nil u does nothing.
 func (p *prices) touch(ctx context.Context, u *upstream, now int64, inTx bool) {
+	if u == nil {
+		return
+	}
 	u.used.Store(true)
 	u.mu.Lock()
 	due := u.isDue(now)

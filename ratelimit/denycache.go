@@ -225,8 +225,9 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 	var now int64
 	s, of := subjectOf(ctx, l, verbTake, r, key, &now)
 	cost := r.cost
+	var u *upstream
 	if !of.plain {
-		if err := l.prices.price(ctx, &s, r, key, &now); err != nil {
+		if u, err = l.prices.price(ctx, &s, r, key, &now); err != nil {
 			return Decision{}, false
 		}
 		charged := bucket.Ask{Terms: of.terms}
@@ -237,7 +238,8 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 		return Decision{}, false
 	}
 	refused, known := d.refuse(bucket.Key{Name: of.name, Key: key}, &s, cost)
-	if known {
+	if known { // else the plan of the call does this
+		l.prices.touch(ctx, u, now, false)
 		refused.States[0].Cost = r.cost
 	}
 	if known && l.reports.refused != nil {

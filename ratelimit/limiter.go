@@ -70,8 +70,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
+	newStore := store.New
 	if store.EngineOf(pool) != nil { // of package ratelimittest, where all are of one process, and calls need no company
-		config.SharedQueues, config.NoBatching = false, true
+		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewOnEngine
 	}
 	if config.SharedQueues && !isOfPgx(pool) {
 		return nil, fmt.Errorf("%w: SharedQueues with a %T: it begins a transaction anew without the pool's BeginTx; pass a *pgxpool.Pool, "+
@@ -82,7 +83,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		asOf = config.asOf
 	}
 	l := &Limiter{
-		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: store.New(config.Schema, asOf),
+		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
 		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
 	}

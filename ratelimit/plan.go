@@ -110,9 +110,11 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 		if err := checkVerb(s.limit, verb, r.cost); err != nil {
 			return s, err
 		}
-		if err := l.prices.price(ctx, &s, r, key, &p.now); err != nil {
+		u, err := l.prices.price(ctx, &s, r, key, &p.now)
+		if err != nil {
 			return s, err
 		}
+		l.prices.touch(ctx, u, p.now, false)
 	}
 	s.direct = direct
 	added, err := p.add(r, s, &d, key)

@@ -110,8 +110,8 @@ func (c cells) check(t *testing.T, all bool) {
 	}
 	met := make(map[call]bool)
 	parts := func(of call) [3]call {
-		const each = -1
-		return [3]call{{of.verb, of.kind, each, each}, {of.verb, each, of.outcome, each}, {of.verb, each, each, of.level}}
+		const all = -1
+		return [3]call{{of.verb, of.kind, all, all}, {of.verb, all, of.outcome, all}, {of.verb, all, all, of.level}}
 	}
 	for one := range c {
 		for _, part := range parts(one) {

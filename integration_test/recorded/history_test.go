@@ -263,6 +263,12 @@ func (h *history) picksRows() bool {
 	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
 }
 
+// isRandomOnServer reports whether a limit with shards has a rule for one plan or key. Then calls on other plans see another number
+// of rows, and what a call moves between the rows depends on the row that the server's statement picks at random.
+func (h *history) isRandomOnServer() bool {
+	return slices.ContainsFunc(h.book.pages, func(p *page) bool { return p.of.kind == kindShards && (p.plan != "" || p.key != "") })
+}
+
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
 func (h *history) hasWrongClock() bool { return h.n%8 == 7 }
 
@@ -360,8 +366,7 @@ func (h *history) transaction(ctx context.Context, d *draw) error {
 func (h *history) calls(ctx context.Context, d *draw, tx pgx.Tx) error {
 	for range 1 + d.below(4) {
 		h.in = h.base.WithTx(tx)
-		inner := tx
-		nested, back := d.oneIn(3), d.oneIn(2)
+		inner, nested, back := tx, d.oneIn(3), d.oneIn(2)
 		if nested {
 			h.text.WriteString("savepoint\n")
 			var err error

@@ -241,7 +241,11 @@ func (t *text) failure(err error) {
 	t.flag("undecided", ratelimit.IsUndecided(err))
 	t.flag("retryable", ratelimit.IsRetryable(err))
 	t.WriteString(": ")
-	t.WriteString(anyID.ReplaceAllString(err.Error(), "ID"))
+	said := err.Error()
+	if strings.Count(said, "-") >= 4 { // the hyphens of an ID
+		said = anyID.ReplaceAllString(said, "ID")
+	}
+	t.WriteString(said)
 }
 
 // event returns what an Observer is told, but for how long it took, and "" for what goes by statements: batches and mended clocks.

@@ -65,6 +65,11 @@ func New(schema string, asOf func() *int64) *Store {
 	return &Store{schema: schema, statements: newStatements(schema), asOf: asOf}
 }
 
+// NewOnEngine is New for rows on an Engine, which needs no statements.
+func NewOnEngine(schema string, asOf func() *int64) *Store {
+	return &Store{schema: schema, asOf: asOf, onEngine: true}
+}
+
 // retry runs a statement that is its own transaction, again when it conflicts with others. In a transaction it runs it
 // once: only the owner of the transaction can run it again.
 func (s *Session) retry(ctx context.Context, verb string, statement func() error) error {
