@@ -20,7 +20,7 @@ func TestDifferentReservationsNeverConflict(t *testing.T) {
 	const workers = 8
 	transactions := testsize.Of(6, 60)
 	b, _ := setupOwn(t, nil, func(c *pgxpool.Config) { c.MaxConns = workers }) // transactions of other databases can conflict
-	limiter := b.with(t, ratelimit.Config{StaleAfter: 1}) // so that all are late
+	limiter := b.with(t, ratelimit.Config{StaleAfter: 1})                      // so that all are late
 	for worker := range workers {
 		require.NoError(t, lifeOfReservations(t.Context(), limiter, fmt.Sprint("key ", worker)))
 	}
