@@ -359,5 +359,5 @@ func TestCheckReserveAgreesWithReserve(t *testing.T) {
 		}
 	}
 	t.Logf("%d refused, %d ready later", refused, owed)
-	require.Greater(t, min(refused, owed), 20)
+	require.Positive(t, min(refused, owed))
 }
