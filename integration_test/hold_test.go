@@ -123,6 +123,7 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inVirtualTime(t, func(t *testing.T, b *bundle) {
+				t.Helper()
 				observed := &renewals{}
 				l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observed})
 				held, release := l.Keep(t.Context(), acquire(t, b, l))
@@ -160,6 +161,7 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inVirtualTime(t, func(t *testing.T, b *bundle) {
+				t.Helper()
 				failure := errors.New("it stopped")
 				err := b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
 					if err := steal(ctx, b, lease); err != nil {
@@ -178,6 +180,7 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Run("ByAClockThatStepsForward", func(t *testing.T) {
 		t.Parallel()
 		inVirtualTime(t, func(t *testing.T, b *bundle) {
+			t.Helper()
 			var ahead atomic.Int64
 			l := b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
 			err := l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
@@ -192,6 +195,7 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Run("NotByAClockThatStepsBack", func(t *testing.T) {
 		t.Parallel()
 		inVirtualTime(t, func(t *testing.T, b *bundle) {
+			t.Helper()
 			observed := &renewals{}
 			var ahead atomic.Int64
 			l := b.with(t, ratelimit.Config{Observer: observed, AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
