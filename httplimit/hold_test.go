@@ -170,7 +170,7 @@ func TestAStreamKeepsItsSlot(t *testing.T) {
 // one whose rule is only watched goes on.
 func TestALostSlotEndsTheRequest(t *testing.T) {
 	t.Parallel()
-	quick := ratelimit.Define("quick", ratelimit.Concurrency{Most: 2, Lease: 300 * time.Millisecond})
+	quick := ratelimit.Define("quick", ratelimit.Concurrency{Most: 2, Lease: time.Minute})
 	for name, c := range map[string]struct {
 		rule httplimit.Rule
 		told []string
@@ -180,25 +180,29 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
-			var cause error
-			handler := b.limited(t, rules(c.rule), inline(func(e exchange) {
-				require.NoError(t, b.limiter.Reset(t.Context(), quick.For("ada")))
-				select {
-				case <-e.r.Context().Done():
-					cause = context.Cause(e.r.Context())
-				case <-time.After(map[bool]time.Duration{true: time.Second, false: patient}[c.rule.Shadow]):
+			synctest.Test(t, func(t *testing.T) { // its clock is that of the leases
+				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now})
+				require.NoError(t, err)
+				b := &bundle{told: &told{}, log: &logtest.Journal{}}
+				var cause error
+				handler := b.limitedOn(t, limiter, rules(c.rule), inline(func(e exchange) {
+					require.NoError(t, limiter.Reset(t.Context(), quick.For("ada")))
+					select {
+					case <-e.r.Context().Done():
+						cause = context.Cause(e.r.Context())
+					case <-time.After(2 * time.Minute): // after the end of the lease
+					}
+					e.w.WriteHeader(http.StatusServiceUnavailable)
+				}))
+				require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
+				if c.rule.Shadow {
+					require.NoError(t, cause)
+				} else {
+					require.ErrorIs(t, cause, ratelimit.ErrLeaseLost)
 				}
-				e.w.WriteHeader(http.StatusServiceUnavailable)
-			}))
-			require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
-			if c.rule.Shadow {
-				require.NoError(t, cause)
-			} else {
-				require.ErrorIs(t, cause, ratelimit.ErrLeaseLost)
-			}
-			require.Equal(t, c.told, b.told.results())
-			require.Contains(t, b.log.String(), "a handler lost the slot that it held")
+				require.Equal(t, c.told, b.told.results())
+				require.Contains(t, b.log.String(), "a handler lost the slot that it held")
+			})
 		})
 	}
 }

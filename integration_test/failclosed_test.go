@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -82,6 +83,25 @@ func (s *stand) setDefault(t *testing.T, name, value string) (reset func()) {
 	return func() { alter("RESET " + name) }
 }
 
+// cancelWaiters cancels each statement that waits for a lock, until stop.
+func (s *stand) cancelWaiters(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var cancelling sync.WaitGroup
+	cancelling.Go(func() {
+		for ctx.Err() == nil {
+			_, err := s.outside.pool.Exec(context.WithoutCancel(ctx), `SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+				WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+			if err != nil {
+				t.Errorf("cancel: %v", err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	return func() { cancel(); cancelling.Wait() }
+}
+
 func TestWritesFailClosed(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]struct {
@@ -90,7 +110,7 @@ func TestWritesFailClosed(t *testing.T) {
 		code           string
 	}{
 		"LockTimeout":       {setting: "lock_timeout", value: "20ms", locked: true, code: "55P03"},
-		"StatementTimeout":  {setting: "statement_timeout", value: "200ms", locked: true, code: "57014"},
+		"Cancelled":         {setting: "statement_timeout", value: "0", locked: true, code: "57014"}, // as a statement_timeout does
 		"ReadOnlyByDefault": {setting: "default_transaction_read_only", value: "on", code: "25006"},
 		"MayNotWrite":       {setting: "role", value: "pg_read_all_data", code: "42501"},
 	} {
@@ -103,7 +123,12 @@ func TestWritesFailClosed(t *testing.T) {
 			if fault.locked {
 				release = s.hold(t)
 			}
+			stop := func() {}
+			if fault.code == "57014" {
+				stop = s.cancelWaiters(t)
+			}
 			s.requireClosed(t, writes, patient, isState(fault.code))
+			stop()
 			if fault.locked { // a slow machine may exceed the timeouts where nothing is locked
 				heal()
 			}

@@ -122,10 +122,8 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := postgrestest.NewDatabase(t)
-			synctest.Test(t, func(t *testing.T) { // its clock is the Limiters', and goes on while nobody works
-				b := countedOn(t, url, &wire{})
-				b.limiter = b.with(t, ratelimit.Config{AsOf: time.Now})
+			inVirtualTime(t, func(t *testing.T, b *bundle) {
+				t.Helper()
 				observed := &renewals{}
 				l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observed})
 				held, release := l.Keep(t.Context(), acquire(t, b, l))
@@ -147,73 +145,99 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 // whatever the database's clock did, and that its caller hears of it.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
-	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: 600 * time.Millisecond})
-	for name, steal := range map[string]func(b *bundle, lease ratelimit.Lease) error{
-		"ByARelease": func(b *bundle, lease ratelimit.Lease) error {
-			return b.limiter.Release(context.WithoutCancel(t.Context()), lease.ID)
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
+	for name, steal := range map[string]func(ctx context.Context, b *bundle, lease ratelimit.Lease) error{
+		"ByARelease": func(ctx context.Context, b *bundle, lease ratelimit.Lease) error {
+			return b.limiter.Release(ctx, lease.ID)
 		},
-		"ByAReset": func(b *bundle, _ ratelimit.Lease) error {
-			return b.limiter.Reset(context.WithoutCancel(t.Context()), jobs.For("k"))
+		"ByAReset": func(ctx context.Context, b *bundle, _ ratelimit.Lease) error {
+			return b.limiter.Reset(ctx, jobs.For("k"))
 		},
-		"ByALostRow": func(b *bundle, _ ratelimit.Lease) error {
-			_, err := b.pool.Exec(context.WithoutCancel(t.Context()), "DELETE FROM ratelimit.buckets")
-			return err
-		},
-		"ByARowThatSomebodyHolds": func(b *bundle, _ ratelimit.Lease) error {
-			tx, err := b.pool.Begin(context.WithoutCancel(t.Context()))
-			if err != nil {
-				return err
-			}
-			_, err = tx.Exec(context.WithoutCancel(t.Context()), "SELECT FROM ratelimit.buckets FOR UPDATE")
-			if err == nil {
-				time.AfterFunc(time.Second, func() { _ = tx.Rollback(context.Background()) }) // after the lease has ended
-			}
+		"ByALostRow": func(ctx context.Context, b *bundle, _ ratelimit.Lease) error {
+			_, err := b.pool.Exec(ctx, "DELETE FROM ratelimit.buckets")
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
-			failure := errors.New("it stopped")
-			err := b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
-				if err := steal(b, lease); err != nil {
-					return err
-				}
-				<-ctx.Done()
-				require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost)
-				return failure
-			}, jobs.For("k"))
-			require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
-			require.ErrorIs(t, err, failure)
+			inVirtualTime(t, func(t *testing.T, b *bundle) {
+				t.Helper()
+				failure := errors.New("it stopped")
+				err := b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
+					if err := steal(ctx, b, lease); err != nil {
+						return err
+					}
+					<-ctx.Done()
+					require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost)
+					return failure
+				}, jobs.For("k"))
+				require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+				require.ErrorIs(t, err, failure)
+			})
 		})
 	}
 
 	t.Run("ByAClockThatStepsForward", func(t *testing.T) {
 		t.Parallel()
-		b := setup(t)
-		var ahead atomic.Int64
-		l := b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
-		err := l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
-			ahead.Store(int64(time.Hour))
-			<-ctx.Done()
-			return nil
-		}, jobs.For("k"))
-		require.ErrorIs(t, err, ratelimit.ErrLeaseLost, "also where the work says that it is done")
+		inVirtualTime(t, func(t *testing.T, b *bundle) {
+			t.Helper()
+			var ahead atomic.Int64
+			l := b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+			err := l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+				ahead.Store(int64(time.Hour))
+				<-ctx.Done()
+				return nil
+			}, jobs.For("k"))
+			require.ErrorIs(t, err, ratelimit.ErrLeaseLost, "also where the work says that it is done")
+		})
 	})
 
 	t.Run("NotByAClockThatStepsBack", func(t *testing.T) {
 		t.Parallel()
+		inVirtualTime(t, func(t *testing.T, b *bundle) {
+			t.Helper()
+			observed := &renewals{}
+			var ahead atomic.Int64
+			l := b.with(t, ratelimit.Config{Observer: observed, AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+			require.NoError(t, l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+				ahead.Store(-int64(40 * time.Second))
+				time.Sleep(3 * time.Minute)
+				return ctx.Err()
+			}, jobs.For("k")))
+			require.GreaterOrEqual(t, observed.n.Load(), int64(4))
+			require.Equal(t, 1.0, free(t, l, jobs.For("k")))
+		})
+	})
+
+	t.Run("ByARowThatSomebodyHolds", func(t *testing.T) { // by the real clock: virtual time stops while a statement waits
+		t.Parallel()
+		testsize.Long(t, "waits for the end of a lease")
 		b := setup(t)
-		patient := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
-		observed := &renewals{}
-		var ahead atomic.Int64
-		l := b.with(t, ratelimit.Config{Observer: observed, AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
-		require.NoError(t, l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
-			ahead.Store(-int64(2 * time.Second))
-			require.Eventually(t, func() bool { return observed.n.Load() >= 4 || ctx.Err() != nil }, 2*time.Minute, 10*time.Millisecond)
-			return ctx.Err()
-		}, patient.For("k")))
-		require.Equal(t, 1.0, free(t, l, patient.For("k")))
+		short := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: 600 * time.Millisecond})
+		err := b.limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+			tx, err := b.pool.Begin(context.WithoutCancel(ctx))
+			if err != nil {
+				return err
+			}
+			if _, err := tx.Exec(context.WithoutCancel(ctx), "SELECT FROM ratelimit.buckets FOR UPDATE"); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost)
+			return tx.Rollback(context.WithoutCancel(ctx))
+		}, short.For("k"))
+		require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+	})
+}
+
+// inVirtualTime runs test on Postgres in a bubble, whose clock the Limiter uses. Time does not pass while a statement runs.
+func inVirtualTime(t *testing.T, test func(t *testing.T, b *bundle)) {
+	t.Helper()
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := countedOn(t, url, &wire{})
+		b.limiter = b.with(t, ratelimit.Config{AsOf: time.Now})
+		test(t, b)
 	})
 }
 

@@ -150,11 +150,12 @@ func TestHistoryOfAShardedBucketIsLinearizable(t *testing.T) {
 			}
 			var r recorder[shardedCall, shardedReply]
 			var history []porcupine.Operation
+			passing := testsize.Rand(t)
 			for range phases {
 				history = append(history, r.recordAll(t, callers, each, func(_ int, random *rand.Rand) operation[shardedCall, shardedReply] {
 					return h.draw(random)
 				})...)
-				seconds := 2 * (1 + rand.IntN(4))
+				seconds := 2 * (1 + passing.IntN(4))
 				clock.unixMicro.Add(int64(seconds) * mixSecond)
 				arrives := 4 * float64(seconds)
 				passes := shardedCall{arrives: [2]float64{arrives / h.rows, arrives}}

@@ -60,12 +60,15 @@ func TestShardedDecisionsTakeNoSIREADLock(t *testing.T) {
 				t.Run(c.name, func(t *testing.T) { // not parallel: they share the session
 					const executions = 7 // a plan for all parameters is considered from the sixth on
 					for range executions {
-						tx := b.begin(t, pgx.Serializable)
-						allowed, err := c.call(t.Context(), limiter.WithTx(tx))
-						require.NoError(t, err)
-						require.Equal(t, c.allowed, allowed)
-						require.Zero(t, reservationSIREADs(t, tx))
-						require.NoError(t, tx.Rollback(t.Context()))
+						b.serializable(t, func(tx pgx.Tx) error {
+							allowed, err := c.call(t.Context(), limiter.WithTx(tx))
+							if err != nil {
+								return err
+							}
+							require.Equal(t, c.allowed, allowed)
+							require.Zero(t, reservationSIREADs(t, tx))
+							return nil
+						})
 					}
 				})
 			}

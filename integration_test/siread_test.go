@@ -2,12 +2,29 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 )
+
+// serializable runs fn in a SERIALIZABLE transaction that it rolls back. It runs fn again after a serialization failure, which
+// transactions of other databases of the server can cause.
+func (b *bundle) serializable(t *testing.T, fn func(tx pgx.Tx) error) {
+	t.Helper()
+	undo := errors.New("roll back")
+	_, err := atonce.Tx(t.Context(), b.db(), pgx.Serializable, func(tx pgx.Tx) error {
+		if err := fn(tx); err != nil {
+			return err
+		}
+		return undo
+	})
+	require.Equal(t, undo, err)
+}
 
 // sireads returns how many SIREAD locks, on the table of buckets or its index, the session holds.
 func sireads(t *testing.T, tx pgx.Tx) int {

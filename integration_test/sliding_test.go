@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -222,13 +223,15 @@ func TestSlidingWindowGivesNoMoreInAnyPeriod(t *testing.T) {
 		case 1:
 			took = cost * float64(admitted(t, d.Limiter, request, 4, 1))
 		default:
-			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+			_, err := atonce.Tx(t.Context(), b.db(), pgx.Serializable, func(tx pgx.Tx) error {
 				decision, err := d.WithTx(tx).Take(t.Context(), request)
+				took = 0
 				if decision.Allowed {
 					took = cost
 				}
 				return err
-			}))
+			})
+			require.NoError(t, err)
 		}
 		if took > 0 {
 			latest = max(latest, now)

@@ -143,8 +143,9 @@ func TestWaitThatIsCancelledAtAnyMomentLeavesNoDebt(t *testing.T) {
 	testsize.Long(t, "hundreds of calls")
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	takeAll(t, b.limiter, queued.Global())
+	seed := testsize.Seed(t)
 	require.NoError(t, atonce.Do(8, func(worker int) error {
-		random := rand.New(rand.NewPCG(uint64(worker), 5))
+		random := rand.New(rand.NewPCG(seed, uint64(worker)))
 		for range 25 {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(time.Duration(random.IntN(5000))*time.Microsecond, cancel)
@@ -327,7 +328,7 @@ func TestCheckReserveAgreesWithReserve(t *testing.T) {
 		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 3, Period: 2 * time.Second, Capacity: 6}),
 		ratelimit.Define("rows", ratelimit.TokenBucket{Rate: 9, Period: 2 * time.Second, Capacity: 8, Shards: 4, MaxReserved: 10}),
 	}
-	random, refused, owed := rand.New(rand.NewPCG(6, 6)), 0, 0
+	random, refused, owed := testsize.Rand(t), 0, 0
 	now := time.Duration(0)
 	for i := range 400 {
 		now += time.Duration(random.IntN(900_000)) * time.Microsecond
@@ -358,5 +359,5 @@ func TestCheckReserveAgreesWithReserve(t *testing.T) {
 		}
 	}
 	t.Logf("%d refused, %d ready later", refused, owed)
-	require.Greater(t, min(refused, owed), 20)
+	require.Positive(t, min(refused, owed))
 }

@@ -123,9 +123,10 @@ func TestAReserveThatIsCancelledAtAnyMomentIsKnown(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "hundreds of calls")
 	s := newStand(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	seed := testsize.Seed(t)
 	var made, failed atomic.Int64
 	require.NoError(t, atonce.Do(12, func(worker int) error {
-		random := rand.New(rand.NewPCG(uint64(worker), 8))
+		random := rand.New(rand.NewPCG(seed, uint64(worker)))
 		for range 25 {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(time.Duration(random.IntN(30_000))*time.Microsecond, cancel)

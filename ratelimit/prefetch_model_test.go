@@ -188,6 +188,9 @@ func (w *prefetchWorld) process() *Limiter {
 
 // kill ends a process as SIGKILL does: nothing that it keeps is given back.
 func (w *prefetchWorld) kill(l *Limiter) {
+	w.mu.Lock()
+	w.died++
+	w.mu.Unlock()
 	p := l.prefetched
 	p.shut.Store(true)
 	p.mu.Lock()
@@ -198,7 +201,13 @@ func (w *prefetchWorld) kill(l *Limiter) {
 	if p.timer != nil {
 		p.timer.Stop()
 	}
-	w.died++
+}
+
+// mustKill reports whether no process was killed in the first half of the steps. Each history has a kill in it.
+func (w *prefetchWorld) mustKill(steps int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.died == 0 && w.steps < steps/2
 }
 
 // next begins a call under the policy that holds, and returns false at the end.
@@ -293,16 +302,16 @@ func (w *prefetchWorld) run() {
 					w.take(mine, policy)
 					w.ended()
 					w.pause(times)
-					switch w.intN(2000) {
-					case 0, 1, 2, 3:
+					switch fate := w.intN(2000); {
+					case fate < 4:
 						w.sleep(300 * time.Millisecond)
 						times = float64(1+w.intN(20)) / 8
-					case 4, 6, 7:
+					case fate < 7 || w.mustKill(first):
 						mu.Lock()
 						w.kill(l)
 						l = w.process()
 						mu.Unlock()
-					case 5:
+					case fate == 7:
 						mu.Lock()
 						old := l
 						l = w.process()

@@ -41,7 +41,6 @@ func (w *prefetchWorld) requirePromise(t *testing.T) {
 	}
 	t.Logf("taken ahead %v, returned %v, lost %v; %d processes killed; %d policies", w.taken, w.returned, w.lost, w.died, len(w.policies))
 	require.Greater(t, w.fromMemory, len(w.took)/20)
-	require.Positive(t, w.returned)
 	require.Positive(t, w.died)
 }
 

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -41,18 +42,25 @@ func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 // The hook costs a refusal no allocation.
 func TestRefusedAllocatesNothing(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	request := Define("sendMessage", PerMinute(10)).For("alice")
+	calls := 0
+	// perTen returns the fewest allocations of ten refusals. On a busy machine the garbage collector and the batch's goroutine add
+	// allocations to some runs, but a hook that allocates adds them to each.
 	perTen := func(config Config) float64 {
 		config.AsOf = func() time.Time { return instant }
 		limiter, err := New(&answering{rows: oneRow{value: 0.5}}, config)
 		require.NoError(t, err)
 		ctx := WithRoute(t.Context(), "POST /messages")
-		refuse := func() { _, _ = limiter.Take(ctx, request) }
+		refuse := func() { calls++; _, _ = limiter.Take(ctx, request) }
 		refuse()
-		return testing.AllocsPerRun(100, func() { // which rounds down, and a call is not always made anew
-			for range 10 {
-				refuse()
-			}
-		})
+		fewest := math.Inf(1)
+		for range 20 {
+			fewest = min(fewest, testing.AllocsPerRun(5, func() {
+				for range 10 {
+					refuse()
+				}
+			}))
+		}
+		return fewest
 	}
 	var told int
 	hook := func(_ context.Context, r Refusal) {
@@ -62,5 +70,5 @@ func TestRefusedAllocatesNothing(t *testing.T) { //nolint:paralleltest // what o
 	}
 	require.InDelta(t, perTen(Config{}), perTen(Config{Refused: hook}), 5, "of ten refusals")
 	require.InDelta(t, perTen(Config{DenyCache: 10}), perTen(Config{DenyCache: 10, Refused: hook}), 5, "of ten refusals")
-	require.Equal(t, 2*1011, told)
+	require.Equal(t, calls/2, told, "half of the calls have the hook")
 }

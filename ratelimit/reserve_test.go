@@ -3,13 +3,13 @@ package ratelimit_test
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -93,7 +93,7 @@ func TestReserve(t *testing.T) {
 	t.Run("OfWhatIsNoErrorIsGivenByAFullBucket", func(t *testing.T) {
 		t.Parallel()
 		limiter := newLimiter(t, pool, ratelimit.Config{})
-		random, reserved := rand.New(rand.NewPCG(3, 1)), 0
+		random, reserved := testsize.Rand(t), 0
 		for i := range 300 {
 			draw := func() float64 { return math.Pow(10, 6*random.Float64()-3) }
 			capacity, debt := draw(), draw()

@@ -3,13 +3,13 @@ package ratelimit_test
 import (
 	"encoding/json"
 	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -54,7 +54,7 @@ func TestValueMarshalJSON(t *testing.T) {
 func TestValueMarshalJSONStart(t *testing.T) {
 	t.Parallel()
 	const exact = int64(1) << 53
-	random := rand.New(rand.NewPCG(5, 9))
+	random := testsize.Rand(t)
 	for range 500 {
 		period := time.Duration(math.Pow(float64(century/time.Microsecond), random.Float64())) * time.Microsecond
 		start := opening.Add(time.Duration((random.Float64()*2 - 1) * float64(century)))

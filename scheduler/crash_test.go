@@ -48,7 +48,7 @@ func child(ctx context.Context, role string) int {
 	case "work":
 		err = workAndDie(ctx)
 	case "hold":
-		err = workAndDie(ctx, holding(oneEach))
+		err = workAndDie(ctx, holding(killable))
 	}
 	fmt.Fprintln(os.Stderr, err)
 	return 1

@@ -23,9 +23,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// oneEach and threeEach have slots for each tenant.
+// oneEach and threeEach have slots for each tenant. A lease of killable is short: a test waits for its end.
 var (
-	oneEach   = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
+	oneEach   = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1})
+	killable  = ratelimit.Define("killable", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
 	threeEach = ratelimit.Define("threeEach", ratelimit.Concurrency{Most: 3})
 )
 
@@ -227,7 +228,7 @@ func TestHolderFailsClosed(t *testing.T) {
 // starts before its moment, never more than one of a tenant's runs, and each is settled.
 func TestHolderBesideAScheduler(t *testing.T) {
 	t.Parallel()
-	const jobs = 25
+	jobs := testsize.Of(12, 25) // more than there are tokens at first
 	f := setup(t, holding(oneEach), func(s *settings) {
 		s.limiter.StaleAfter = 5 * time.Second
 		s.scheduler.Hold = 100 * time.Millisecond
@@ -295,14 +296,14 @@ func TestHolderTakesTokensWithSlots(t *testing.T) {
 func TestWorkerKilledWhileItHolds(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "kills a process")
-	f := setup(t, holding(oneEach))
+	f := setup(t, holding(killable))
 	killed := f.insert(t, "a", nil)
 	_, err := spawn(t.Context(), "hold", f.pool.Config().ConnString())
 	require.NoError(t, err)
 	job, err := f.client.JobGet(t.Context(), killed.ID)
 	require.NoError(t, err)
 	require.Equal(t, rivertype.JobStateRunning, job.State)
-	d, err := f.limiter.Check(t.Context(), oneEach.For("a"))
+	d, err := f.limiter.Check(t.Context(), killable.For("a"))
 	require.NoError(t, err)
 	ends := d.At.Add(d.RetryAfter)
 	t.Logf("the slot is free %v after the worker was killed", d.RetryAfter)

@@ -1,11 +1,12 @@
 package bucket
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestKeysAreInTheOrderOfThePrimaryKey(t *testing.T) {
@@ -22,7 +23,7 @@ func TestKeysAreInTheOrderOfThePrimaryKey(t *testing.T) {
 		{Name: "ab", Key: "", Shard: 0},
 	}
 	keys := slices.Clone(sorted)
-	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	testsize.Rand(t).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 	slices.SortFunc(keys, Key.Compare)
 	require.Equal(t, sorted, keys)
 }

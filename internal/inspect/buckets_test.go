@@ -2,7 +2,6 @@ package inspect_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -124,7 +124,7 @@ func TestBucketsOfEachPrefix(t *testing.T) {
 // Pages of any size have each bucket once, with all its rows.
 func TestBucketsByPages(t *testing.T) {
 	t.Parallel()
-	f, random := setup(t), rand.New(rand.NewPCG(1, 2))
+	f, random := setup(t), testsize.Rand(t)
 	var want []inspect.Bucket
 	for n := range 40 {
 		b := inspect.Bucket{Limit: "messages", Key: fmt.Sprintf("key %02d", n)}

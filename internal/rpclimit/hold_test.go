@@ -2,16 +2,20 @@ package rpclimit_test
 
 import (
 	"context"
+	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/genproto/googleapis/rpc/code"
 
+	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: 300 * time.Millisecond})
+var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
 
 // TestSlotsAreHeldUntilTheRelease promises that a call has its slot until its handler is done, and tokens and slots together or
 // not at all.
@@ -34,14 +38,20 @@ func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 // TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the observer hears of it.
 func TestACallThatLosesItsSlotIsTold(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	held, release, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{atOnce.For("ada")})
-	require.Nil(t, rejection)
-	require.NoError(t, b.limiter.Reset(t.Context(), atOnce.For("ada")))
-	<-held.Done()
-	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
-	release()
-	require.Equal(t, []string{"allowed /test.Echo/Say? atOnce", "lease_lost /test.Echo/Say? atOnce"}, b.results())
+	synctest.Test(t, func(t *testing.T) { // renewals have a virtual clock
+		b := &bundle{}
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: b, AsOf: time.Now})
+		require.NoError(t, err)
+		gate, err := rpclimit.New(limiter, rpclimit.Config{Logger: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		held, release, rejection := gate.Admit(t.Context(), method, []ratelimit.Request{atOnce.For("ada")})
+		require.Nil(t, rejection)
+		require.NoError(t, limiter.Reset(t.Context(), atOnce.For("ada")))
+		<-held.Done()
+		require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
+		release()
+		require.Equal(t, []string{"allowed /test.Echo/Say? atOnce", "lease_lost /test.Echo/Say? atOnce"}, b.results())
+	})
 }
 
 // TestMessagesHoldNothing promises that a message of a stream does not take a slot that nothing would give back.

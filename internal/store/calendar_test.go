@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -243,7 +242,7 @@ func TestCalendarTable(t *testing.T) {
 	t.Run("EveryZoneOfTheServer", func(t *testing.T) {
 		t.Parallel()
 		testsize.Nightly(t, "each of some 1,200 zones takes a tenth of a second")
-		compare(t, rand.Perm)
+		compare(t, testsize.Rand(t).Perm)
 	})
 
 	t.Run("MidnightsThatAreLeftOutOrOccurTwice", func(t *testing.T) {
