@@ -114,7 +114,7 @@ func TestPauseFor(t *testing.T) {
 		f := setupOn(t, f.pool, func(s *settings) { c = onClock(s); s.limiter.Policies = known })
 		paused := ratelimit.Define("known", ratelimit.PerSecond(1)).Global()
 		pauseUntil := func(p scheduler.Pauser, until time.Time) (time.Time, error) {
-			answer := &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {fmt.Sprint(until.Sub(c.now()).Seconds())}}, Body: http.NoBody}
+			answer := &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {fmt.Sprint(until.Sub(c.now()).Seconds())}}, Body: http.NoBody}
 			defer answer.Body.Close()
 			return f.scheduler.PauseFor(t.Context(), p, answer, 2*time.Hour, paused)
 		}

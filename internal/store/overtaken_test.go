@@ -154,11 +154,13 @@ func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 	t.Parallel()
 	for name, decide := range map[string]func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer{
 		"ByStatement": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
+			t.Helper()
 			answers, err := s.Take(t.Context(), asks, nil)
 			require.NoError(t, err)
 			return answers
 		},
 		"OnLockedRows": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
+			t.Helper()
 			answers, err := s.takeByLocking(t.Context(), asks)
 			require.NoError(t, err)
 			return answers
