@@ -1,11 +1,11 @@
 // Mutants checks that the short tests notice mistakes. It applies each line of .ci/mutants.tsv to a clean checkout of HEAD, one after
-// the other, and runs the tests that must fail:
+// the other, and runs the test that must fail:
 //
 //	go run .ci/mutants.go [m01,m13]
 //
-// A mutant is killed by a test that fails or panics or exceeds its timeout. The named killer runs first, then the whole packages. A
-// mutant that does not compile, and a test binary that ends without naming a failed test, kill nothing. The exit status is 1 when a
-// mutant is not killed, when a text is not found exactly once, or when a killer is missing, skipped, or fails without a mutant.
+// Only the test that the line names can kill a mutant: it fails, panics or exceeds its timeout. Without a mutant it must pass three
+// times within that timeout. If it passes with its mutant, the whole package runs, and the output names the tests that fail instead.
+// The exit status is 1 if a mutant is not killed or does not compile, or if a line of the list is wrong.
 //
 // The checkout stays in the user's cache directory, so that Go's build cache is warm in the next run.
 package main
@@ -29,15 +29,15 @@ import (
 const (
 	listFile      = ".ci/mutants.tsv"
 	templates     = "internal/store/sql/tmpl/"
-	killerTimeout = 2 * time.Minute
+	killerTimeout = time.Minute
 	wholeTimeout  = 10 * time.Minute
 )
 
 // mutant is a line of the list.
 type mutant struct {
 	id, file, text, replacement string
-	packages                    []string // directories; the first has the killer
-	killer                      string   // a test, or test/subtest
+	directory                   string // of the package with the killer
+	killer                      string // a test, or test/subtest
 	breaks                      string
 }
 
@@ -110,7 +110,7 @@ func read(only string) (list []mutant, err error) {
 		}
 		seen[f[0]] = true
 		if len(ids) == 0 || slices.Contains(ids, f[0]) {
-			list = append(list, mutant{f[0], f[1], unescape.Replace(f[2]), unescape.Replace(f[3]), strings.Fields(f[4]), f[5], f[6]})
+			list = append(list, mutant{f[0], f[1], unescape.Replace(f[2]), unescape.Replace(f[3]), f[4], f[5], f[6]})
 		}
 	}
 	for _, id := range ids {
@@ -162,7 +162,7 @@ func prepare(ctx context.Context) (c *checkout, unlock func(), err error) {
 	return c, func() { lock.Close() }, err
 }
 
-// check returns an error unless each text is in its file exactly once, and each killer runs and passes without a mutant.
+// check returns an error unless each text is in its file exactly once, and each killer runs and passes without a mutant, three times.
 func (c *checkout) check(ctx context.Context, list []mutant) error {
 	var wrong []error
 	killers := map[string][]string{}
@@ -171,7 +171,7 @@ func (c *checkout) check(ctx context.Context, list []mutant) error {
 		if n := strings.Count(string(data), m.text); err != nil || n != 1 {
 			wrong = append(wrong, fmt.Errorf("%s: %s has the text %d times: %q", m.id, m.file, n, m.text))
 		}
-		killers[m.packages[0]] = append(killers[m.packages[0]], m.killer)
+		killers[m.directory] = append(killers[m.directory], m.killer)
 	}
 	for directory, names := range killers {
 		if err := c.build(ctx, directory); err != nil {
@@ -180,8 +180,8 @@ func (c *checkout) check(ctx context.Context, list []mutant) error {
 		}
 		slices.Sort(names)
 		for _, name := range slices.Compact(names) {
-			out, err := c.test(ctx, directory, killerTimeout, "-test.v", "-test.run", pattern(name))
-			if err != nil || !strings.Contains(out, "--- PASS: "+name+" ") {
+			out, err := c.test(ctx, directory, killerTimeout, "-test.v", "-test.count=3", "-test.run", pattern(name))
+			if err != nil || strings.Count(out, "--- PASS: "+name+" (") != 3 {
 				wrong = append(wrong, fmt.Errorf("without a mutant, %s in %s does not pass:\n%s", name, directory, tail(out)))
 			}
 		}
@@ -189,31 +189,32 @@ func (c *checkout) check(ctx context.Context, list []mutant) error {
 	return errors.Join(wrong...)
 }
 
-// try returns what becomes of the mutant, and whether it is killed.
+// try returns the fate of the mutant, and whether its killer kills it.
 func (c *checkout) try(ctx context.Context, m mutant) (verdict string, killed bool) {
 	defer c.restore(context.WithoutCancel(ctx))
-	if err := c.apply(ctx, m); err != nil {
+	err := c.apply(ctx, m)
+	if err == nil {
+		err = c.build(ctx, m.directory)
+	}
+	if err != nil {
 		return "BUILD FAILED: " + err.Error(), false
 	}
-	for i, directory := range m.packages {
-		if err := c.build(ctx, directory); err != nil {
-			return "BUILD FAILED: " + err.Error(), false
-		}
-		if i > 0 {
-			continue
-		}
-		if out, err := c.test(ctx, directory, killerTimeout, "-test.run", pattern(m.killer)); err != nil {
-			return judge(out)
-		}
+	out, err := c.test(ctx, m.directory, killerTimeout, "-test.run", pattern(m.killer))
+	switch {
+	case err == nil:
+		out, _ = c.test(ctx, m.directory, wholeTimeout)
+		return fmt.Sprintf("SURVIVED %s: %s. Other tests that fail: %q", m.killer, m.breaks, failed.FindAllString(out, -1)), false
+	case strings.Contains(out, "panic: test timed out"):
+		return "killed by the timeout of " + m.killer, true
+	case strings.Contains(out, "--- FAIL: "+m.killer+" ("):
+		return "killed by " + m.killer, true
+	case strings.Contains(out, "panic: "): // on another goroutine than that of the test
+		return "killed by a panic of " + m.killer, true
 	}
-	for _, directory := range m.packages {
-		if out, err := c.test(ctx, directory, wholeTimeout); err != nil {
-			verdict, killed = judge(out)
-			return verdict + " in " + directory + ", but not by " + m.killer, killed
-		}
-	}
-	return "SURVIVED " + m.killer + ": " + m.breaks, false
+	return "NOT TESTED: " + tail(out), false
 }
+
+var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: \S+`)
 
 // apply puts the mutant in the checkout.
 func (c *checkout) apply(ctx context.Context, m mutant) error {
@@ -237,7 +238,7 @@ func (c *checkout) restore(ctx context.Context) {
 
 // build compiles the tests of a directory.
 func (c *checkout) build(ctx context.Context, directory string) error {
-	_, err := output(ctx, c.dir, "go", "test", "-c", "-o", c.binary(directory), "./"+directory)
+	_, err := output(ctx, c.dir, "go", "test", "-c", "-ldflags=-s -w", "-o", c.binary(directory), "./"+directory)
 	return err
 }
 
@@ -249,27 +250,6 @@ func (c *checkout) binary(directory string) string {
 func (c *checkout) test(ctx context.Context, directory string, timeout time.Duration, args ...string) (out string, err error) {
 	args = append([]string{"-test.short", "-test.failfast", "-test.parallel=4", "-test.timeout=" + timeout.String()}, args...)
 	return combined(ctx, filepath.Join(c.dir, directory), c.binary(directory), args...)
-}
-
-var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
-
-// judge returns what the output of tests that failed says, and whether that kills a mutant.
-func judge(out string) (verdict string, killed bool) {
-	name := ""
-	for _, match := range failed.FindAllStringSubmatch(out, -1) {
-		if name == "" || strings.HasPrefix(match[1], name+"/") {
-			name = match[1]
-		}
-	}
-	switch {
-	case strings.Contains(out, "panic: test timed out"):
-		return "killed by a timeout", true
-	case name != "":
-		return "killed by " + name, true
-	case strings.Contains(out, "panic: "):
-		return "killed by a panic", true
-	}
-	return "NOT TESTED: " + tail(out), false
 }
 
 // pattern returns the pattern of -test.run for one test.

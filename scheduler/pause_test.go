@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"testing"
 	"time"
@@ -101,6 +102,38 @@ func TestPauseFor(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, entries, 1)
 		require.Equal(t, "ana", entries[0].Author)
+	})
+
+	t.Run("WritesNothingWhileAKnownPauseEndsNoSooner", func(t *testing.T) {
+		t.Parallel()
+		known, err := rules.NewSet(f.pool, rules.Config{})
+		require.NoError(t, err)
+		store, err := rules.NewStore(f.pool, rules.StoreConfig{})
+		require.NoError(t, err)
+		var c *clock
+		f := setupOn(t, f.pool, func(s *settings) { c = onClock(s); s.limiter.Policies = known })
+		paused := ratelimit.Define("known", ratelimit.PerSecond(1)).Global()
+		pauseUntil := func(p scheduler.Pauser, until time.Time) (time.Time, error) {
+			answer := &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {fmt.Sprint(until.Sub(c.now()).Seconds())}}, Body: http.NoBody}
+			defer answer.Body.Close()
+			return f.scheduler.PauseFor(t.Context(), p, answer, 2*time.Hour, paused)
+		}
+		end := c.now().Add(time.Hour)
+		_, err = pauseUntil(store, end)
+		require.NoError(t, err)
+		require.NoError(t, known.Load(t.Context()))
+		c.move(time.Minute) // to an instant after the beginning of the pause
+		p := &pauser{}
+		for _, asked := range []time.Time{end, end.Add(-time.Minute)} {
+			until, err := pauseUntil(p, asked)
+			require.NoError(t, err)
+			require.WithinDuration(t, end, until, 0)
+		}
+		require.Empty(t, p.pauses)
+		until, err := pauseUntil(p, end.Add(time.Second))
+		require.NoError(t, err)
+		require.WithinDuration(t, end.Add(time.Second), until, 0)
+		require.Len(t, p.pauses, 1)
 	})
 
 	t.Run("IsHeardOfByWhoeverLoadsTheRules", func(t *testing.T) {

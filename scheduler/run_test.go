@@ -29,6 +29,27 @@ func excess(instants []time.Time, capacity, rate float64) float64 {
 	return worst
 }
 
+// The middleware snoozes a job whose slot has not come, and does not run it.
+func TestMiddlewareSnoozesUntilTheSlot(t *testing.T) {
+	t.Parallel()
+	var c *clock
+	f := setup(t, func(s *settings) { c = onClock(s) })
+	worker, ok := f.scheduler.Middleware().(rivertype.WorkerMiddleware)
+	require.True(t, ok)
+	f.enqueue(t, nil, perSecond.Global().Cost(10))
+	job, runs := f.enqueue(t, nil, perSecond.Global().Cost(10)).Job, 0
+	work := func() error {
+		return worker.Work(t.Context(), job, func(context.Context) error { runs++; return nil })
+	}
+	var snoozed *rivertype.JobSnoozeError
+	require.ErrorAs(t, work(), &snoozed)
+	require.Equal(t, time.Second+time.Millisecond, snoozed.Duration)
+	require.Zero(t, runs)
+	c.move(time.Second)
+	require.NoError(t, work())
+	require.Equal(t, 1, runs)
+}
+
 func TestJob(t *testing.T) {
 	t.Parallel()
 

@@ -78,7 +78,7 @@ func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
 func TestABatchLeavesOutACallWhoseRowIsLocked(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	s := newSession(with(t, pool, "lock_timeout=5s", pgx.QueryExecModeCacheStatement), standing)
+	s := newSession(pool, standing)
 	s.askBoldly(false)
 	l := still("still", 10)
 	makeRows(t, pool, "ada", l)
@@ -89,7 +89,7 @@ func TestABatchLeavesOutACallWhoseRowIsLocked(t *testing.T) {
 	ada, bob := taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
 	ada.Queueable().StartAlone()
 	bob.Queueable().StartAlone()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // for a batch that waits nevertheless
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // ends a batch that waits
 	defer cancel()
 	waiting := s.Run(ctx, []*Call{ada, bob}, nil)
 	require.Len(t, waiting, 1)
