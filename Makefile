@@ -14,8 +14,9 @@ TESTRUN := go run ./internal/testrun
 FLAGS   := -vet=off -parallel 4 -timeout 20m
 
 # Packages whose tests need no server, and packages of Go code that is concurrent by itself.
-PURE       := ./internal/bucket ./internal/batch ./internal/memstore ./internal/testsize ./internal/testrun ./ratelimittest
-CONCURRENT := ./internal/batch ./internal/memstore ./ratelimittest
+PURE       := ./internal/address ./internal/batch ./internal/bucket ./internal/guard ./internal/shape ./internal/testrun ./internal/testsize \
+	./internal/upstream ./internal/words ./promlimit ./ratelimittest ./sloglimit
+CONCURRENT := ./internal/batch ./ratelimittest
 
 # VERSION=18 runs the tests on another Postgres than the one on this machine.
 ON = $(if $(VERSION),.ci/postgres $(VERSION))

@@ -43,10 +43,10 @@ func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 func TestRefusedAllocatesNothing(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	request := Define("sendMessage", PerMinute(10)).For("alice")
 	calls := 0
-	// perTen returns the fewest allocations of ten refusals. On a busy machine the garbage collector and the batch's goroutine add
-	// allocations to some runs, but a hook that allocates adds them to each.
+	// perTen returns the fewest allocations of ten refusals. On a busy machine the garbage collector adds allocations to some runs, but a
+	// hook that allocates adds them to each. A batch would add the allocations of its goroutine.
 	perTen := func(config Config) float64 {
-		config.AsOf = func() time.Time { return instant }
+		config.AsOf, config.NoBatching = func() time.Time { return instant }, true
 		limiter, err := New(&answering{rows: oneRow{value: 0.5}}, config)
 		require.NoError(t, err)
 		ctx := WithRoute(t.Context(), "POST /messages")

@@ -22,6 +22,6 @@
 // is not asked for histories in which a sharded limit has a rule for one plan or key.
 //
 // The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 100,000 and 2,000. With the race detector
-// every 20th of the 100,000 runs.
+// every 20th of the 100,000 and every fifth of the 2,000 runs; make nightly runs all without it.
 // Config.SharedQueues is not here, as it needs several processes, nor are calls at the same time.
 package recorded_test

@@ -17,7 +17,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -140,6 +139,19 @@ func hasRaceDetector(t *testing.T) bool {
 	return false
 }
 
+// sized returns the histories to run: the first in the short tier, all at full size, and one of every so many with the race detector, which
+// is five times as slow.
+func sized(t *testing.T, short, full, every uint64) numbers {
+	t.Helper()
+	switch {
+	case testing.Short():
+		return numbers{0, short, 1}
+	case hasRaceDetector(t):
+		return numbers{0, full, every}
+	}
+	return numbers{0, full, 1}
+}
+
 // TestRecorded makes the calls of random histories in memory, and compares all answers with those that were recorded.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
@@ -148,10 +160,7 @@ func TestRecorded(t *testing.T) {
 		inMemory(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // what was asked for
 		return
 	}
-	of := numbers{0, testsize.Of[uint64](2000, histories), 1}
-	if hasRaceDetector(t) && !testing.Short() { // five times as slow, and the race detector finds its races in fewer
-		of.every = 20
-	}
+	of := sized(t, 2000, histories, 20)
 	recorded, now := load(t), newVectors()
 	counts, told := cells{}, difference{}
 	of.together(t, inMemory, func(r result) {
@@ -195,7 +204,7 @@ func TestRecordedOnPostgres(t *testing.T) {
 	}
 	counts, told := cells{}, difference{}
 	now := make(map[uint64]hash)
-	of := numbers{0, testsize.Of[uint64](120, postgresHistories), 1}
+	of := sized(t, 120, postgresHistories, 5)
 	of.together(t, onPostgres, func(r result) {
 		if r.random {
 			return
@@ -215,7 +224,7 @@ func TestRecordedOnPostgres(t *testing.T) {
 		return
 	}
 	require.Zero(t, told.differing, "%s", &told)
-	if of.end == postgresHistories {
+	if of == (numbers{0, postgresHistories, 1}) {
 		counts.check(t, false)
 	}
 }
