@@ -74,7 +74,10 @@ func TestAMillionRefusals(t *testing.T) { //nolint:paralleltest // what others a
 		len(rows), float64(most)/1e6, took, ofHeavy, heavy[0]+heavy[1]+heavy[2]+heavy[3])
 	require.LessOrEqual(t, len(rows), maxKeys+1)
 	require.Greater(t, len(rows), maxKeys*9/10)
-	require.Less(t, most, int64(8e6))
+	t.Run("Memory", func(t *testing.T) {
+		testsize.Nightly(t, "the size of a heap depends on the machine")
+		require.Less(t, most, int64(8e6))
+	})
 	require.EqualValues(t, refusals, sum)
 	require.EqualValues(t, refusals, cost)
 	require.Greater(t, ofHeavy, (heavy[0]+heavy[1]+heavy[2]+heavy[3])*99/100)
