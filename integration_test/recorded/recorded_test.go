@@ -26,7 +26,9 @@ var (
 	updateFlag  = flag.Bool("update", false, "record what the code answers, and print which histories differ; not with -short or -race")
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 // result is what a history came to.
 type result struct {

@@ -27,7 +27,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"), goleak.Cleanup(func(code int) {
 		if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
 			if unused := used.unused(); len(unused) > 0 {
 				fmt.Fprintf(os.Stderr, "no test uses these commands and flags:\n  %s\n", strings.Join(unused, "\n  "))

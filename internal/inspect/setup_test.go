@@ -15,7 +15,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 // noon is when the tests' rows were written, long ago.
 var noon = time.Date(2024, time.November, 22, 12, 0, 0, 0, time.UTC)

@@ -17,7 +17,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+}
 
 // TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it is.
 func TestWork(t *testing.T) {
