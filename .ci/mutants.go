@@ -208,7 +208,7 @@ func (c *checkout) try(ctx context.Context, m mutant) (verdict string, killed bo
 		return "killed by the timeout of " + m.killer, true
 	case strings.Contains(out, "--- FAIL: "+m.killer+" ("):
 		return "killed by " + m.killer, true
-	case strings.Contains(out, "panic: "): // on another goroutine than that of the test
+	case strings.Contains(out, "panic: "): // a goroutine that the test started
 		return "killed by a panic of " + m.killer, true
 	}
 	return "NOT TESTED: " + tail(out), false
@@ -261,7 +261,7 @@ func pattern(name string) string {
 	return strings.Join(parts, "/")
 }
 
-// output runs a program and returns what it prints. Its error has that too.
+// output runs a program and returns its output. Its error ends with the last lines of the output.
 func output(ctx context.Context, dir, program string, args ...string) (string, error) {
 	out, err := combined(ctx, dir, program, args...)
 	if err != nil {

@@ -10,15 +10,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }
 
 // TestRun runs scenarios of different kinds for a moment: that they can be run, not how fast they are.

@@ -14,7 +14,6 @@ require (
 	github.com/pgratelimit/pgratelimit/internal/browsertest v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/rules v0.0.0-00010101000000-000000000000
 	github.com/stretchr/testify v1.12.1
-	go.uber.org/goleak v1.3.0
 	golang.org/x/sync v0.24.0
 	pgregory.net/rapid v1.3.0
 )

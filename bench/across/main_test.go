@@ -9,16 +9,16 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // TestMain runs the tests, or is one of the processes that measure: os.Executable is this program.
 func TestMain(m *testing.M) {
 	if os.Getenv(environment) == "" {
-		goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+		leaktest.Main(m)
 	}
 	if err := start(context.Background(), options{}); err != nil {
 		_, _ = os.Stderr.WriteString(err.Error())

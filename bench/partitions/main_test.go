@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }
 
 func TestParse(t *testing.T) {

@@ -4,7 +4,7 @@ package docs_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
 // documents is why each test here is long.
@@ -12,5 +12,5 @@ const documents = "it compiles River, protobuf and YAML"
 
 // No test, whatever it broke, leaves a goroutine behind.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }

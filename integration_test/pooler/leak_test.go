@@ -3,10 +3,10 @@ package pooler_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
 // No test, whatever it broke, leaves a goroutine behind.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }

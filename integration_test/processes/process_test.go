@@ -15,12 +15,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
+
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
 // No test, whatever it broke, leaves a goroutine behind.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }
 
 // roleVariable holds the role of a process that is a copy of this program, as JSON.

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
 // childVariable holds the clientConfig of a process that is a copy of this program.
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }
 
 // child calls until its input ends, which it does with the process that started it, or as often as it was told.

@@ -18,24 +18,28 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"), goleak.Cleanup(func(code int) {
-		if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
-			if unused := used.unused(); len(unused) > 0 {
-				fmt.Fprintf(os.Stderr, "no test uses these commands and flags:\n  %s\n", strings.Join(unused, "\n  "))
-				code = 1
-			}
+func TestMain(m *testing.M) { leaktest.Main(everyFlag{m}) }
+
+// everyFlag fails a run of all tests that has not used every command and every flag.
+type everyFlag struct{ *testing.M }
+
+func (m everyFlag) Run() int {
+	code := m.M.Run()
+	if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
+		if unused := used.unused(); len(unused) > 0 {
+			fmt.Fprintf(os.Stderr, "no test uses these commands and flags:\n  %s\n", strings.Join(unused, "\n  "))
+			code = 1
 		}
-		os.Exit(code)
-	}))
+	}
+	return code
 }
 
 // used are the commands and flags that tests have used.

@@ -1,5 +1,5 @@
-// Package leaktest fails the tests of a package that leave a goroutine behind. The core has it in place of goleak, because
-// whoever imports the core would find goleak among their modules: a go.mod names what tests import.
+// Package leaktest fails the tests of a package that leave a goroutine behind. It is used in place of goleak, because a
+// go.mod names what tests import: everybody who imports the core would find goleak among their modules.
 package leaktest
 
 import (
@@ -7,16 +7,15 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"testing"
 	"time"
 )
 
 // grace is how long a goroutine that has been told to end may take. It ends a failure, and decides nothing else.
 const grace = 10 * time.Second
 
-// Main runs the tests of a package, and ends the process. When all have passed, no goroutine may be left but this one and
-// those of the runtime.
-func Main(m *testing.M) {
+// Main runs the tests of a package and exits the process. It fails if all tests pass and a goroutine is left, except this
+// one and those of the runtime. m is a *testing.M, or wraps one.
+func Main(m interface{ Run() int }) {
 	code := m.Run()
 	if code == 0 {
 		if left := await(all, grace); len(left) > 0 {
@@ -46,15 +45,15 @@ func all() []string {
 	}
 }
 
-// leaked leaves out the first stack, and what the runtime and the standard library keep: the goroutine that hands signals out, and
-// threads in a call to C.
+// leaked leaves out the first stack, the goroutines that the runtime and the standard library keep, and the reader that pgx
+// starts when a write is slow: it stays until the next answer arrives on a connection, which servers of tests keep open.
 func leaked(stacks []string) (left []string) {
 	for _, stack := range stacks[1:] {
 		head, frames, _ := strings.Cut(stack, "\n")
 		switch {
 		case strings.HasPrefix(frames, "os/signal.signal_recv("), strings.HasPrefix(frames, "os/signal.loop("):
 		case strings.Contains(frames, "runtime.ensureSigM"):
-		case strings.Contains(frames, "bgreader.(*BGReader).bgRead("): // pgx starts it for a slow write, and it waits for the next answer
+		case strings.Contains(frames, "bgreader.(*BGReader).bgRead("):
 		case strings.Contains(head, "[syscall") && strings.Contains(frames, "runtime.goexit"):
 		default:
 			left = append(left, stack)

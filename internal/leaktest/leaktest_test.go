@@ -43,6 +43,7 @@ func TestAwait(t *testing.T) {
 			"goroutine 2 [syscall]:\nos/signal.signal_recv()\n\tsigqueue.go:152",
 			"goroutine 3 [select, locked to thread]:\nruntime.gopark()\nruntime.ensureSigM.func1()",
 			"goroutine 4 [syscall, 2 minutes]:\nruntime.goexit({})",
+			"goroutine 5 [IO wait]:\ngithub.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead(0x1)",
 		}))
 	})
 }

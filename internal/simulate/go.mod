@@ -6,7 +6,6 @@ require (
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/rules v0.0.0-00010101000000-000000000000
 	github.com/stretchr/testify v1.12.1
-	go.uber.org/goleak v1.3.0
 )
 
 require (

@@ -8,17 +8,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/against"
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead"))
+	leaktest.Main(m)
 }
 
 // TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it is.
