@@ -43,8 +43,8 @@ func pairs() []pair {
 
 func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "sixteen thousand takes")
-	const rounds = 1000
+	testsize.Long(t, "sixteen hundred takes")
+	const rounds = 100
 	b := setup(t)
 	t.Run("Together", func(t *testing.T) { // not parallel: what is in it is counted when it has ended
 		for _, test := range pairs()[:4] {
