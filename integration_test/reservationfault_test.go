@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -229,4 +230,36 @@ func TestReservationsOfACrowdOnOneConnection(t *testing.T) {
 		require.InDelta(t, 1e6-callers, s.outside.held(t, "roomy", "ada"), 0.01)
 		s.requireHealthy(t)
 	})
+}
+
+// Somebody builds an index on the table of reservations. The statement before may have set a short lock_timeout for the rows of
+// buckets: a call waits for the table nevertheless.
+func TestReserveWaitsForTheTableOfReservations(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	sharded := hoard(16)
+	sharded.Shards = 8
+	limits := []ratelimit.Limit{ratelimit.Define("table/a", hoard(10)), ratelimit.Define("table/b", hoard(10)), ratelimit.Define("table/c", sharded)}
+	for _, chosen := range [][]ratelimit.Limit{limits[:1], limits[:2], limits[1:], limits[2:]} {
+		holder := b.begin(t, pgx.ReadCommitted)
+		_, err := holder.Exec(t.Context(), "LOCK TABLE ratelimit.reservations IN SHARE MODE")
+		require.NoError(t, err)
+		var requests []ratelimit.Request
+		for _, limit := range chosen {
+			requests = append(requests, limit.For(fmt.Sprint(len(chosen))))
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, err := b.limiter.Reserve(t.Context(), requests...)
+			done <- err
+		}()
+		eventually(t, "the call has waited for 20 ms, or has failed", func() bool {
+			var waits bool
+			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+				WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > '20 ms')`).Scan(&waits))
+			return waits || len(done) == 1
+		})
+		require.NoError(t, holder.Rollback(t.Context()))
+		require.NoError(t, <-done)
+	}
 }

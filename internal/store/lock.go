@@ -112,11 +112,7 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, l *lockedRows)
 		if err != nil {
 			return err
 		}
-		err = l.receive(results)
-		if err != nil && s.mode == ownTx { // a caller's transaction waits as long as its own settings say
-			return &shortWaitError{err, l.rows, nil}
-		}
-		return err
+		return s.asShortWait(l.receive(results), l.rows)
 	})
 	if err == nil && statement == s.statements.lock && slices.Contains(l.locked, false) {
 		err = fmt.Errorf("the statement left out some of %d rows", len(l.rows))
@@ -280,7 +276,13 @@ func (s *Session) save(ctx context.Context, l *lockedRows) error {
 	}
 	batch := &pgx.Batch{}
 	s.queueSave(batch, l)
-	return s.conn.SendBatch(ctx, batch).Close()
+	return s.finish(ctx, batch, l.rows)
+}
+
+// finish sends the last statements of a transaction. When they have to wait, for a lock on their table or for its next page,
+// the short lock_timeout of an earlier statement ends the wait in a transaction of the session's own.
+func (s *Session) finish(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask) error {
+	return s.asShortWait(s.conn.SendBatch(ctx, batch).Close(), rows)
 }
 
 // queueSave queues what save sends, if there is anything.

@@ -194,7 +194,7 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 		return waiting, s.saveEngine(l)
 	}
 	s.queueSave(batch, l)
-	return waiting, s.conn.SendBatch(ctx, batch).Close()
+	return waiting, s.finish(ctx, batch, l.rows)
 }
 
 // reserve takes for c and records the reservation.
@@ -206,5 +206,5 @@ func (s *Session) reserve(ctx context.Context, c *Call) (err error) {
 	if err := s.queueReservation(batch, c); err != nil || s.engine != nil {
 		return err
 	}
-	return s.conn.SendBatch(ctx, batch).Close()
+	return s.finish(ctx, batch, c.Asks)
 }

@@ -70,6 +70,15 @@ type shortWaitError struct {
 
 func (e *shortWaitError) Unwrap() error { return e.error }
 
+// asShortWait returns err as a shortWaitError in a transaction of the session's own. A caller's transaction waits as long as its
+// own settings say.
+func (s *Session) asShortWait(err error, rows []bucket.Ask) error {
+	if err != nil && s.mode == ownTx {
+		return &shortWaitError{err, rows, nil}
+	}
+	return err
+}
+
 // waitedTooLong reports whether a statement that waits for rows only so long has done so.
 func waitedTooLong(err error) bool {
 	var bound *shortWaitError
