@@ -106,7 +106,7 @@ func read(only string) (list []mutant, err error) {
 		}
 		f := strings.Split(line, "\t")
 		if len(f) != 7 || slices.Contains(f, "") && f[3] != "" || seen[f[0]] {
-			return nil, fmt.Errorf("%s:%d: want seven fields, and an id of its own", listFile, n+1)
+			return nil, fmt.Errorf("%s:%d: want seven fields, none of them empty but the replacement, and an id that no other line has", listFile, n+1)
 		}
 		seen[f[0]] = true
 		if len(ids) == 0 || slices.Contains(ids, f[0]) {
@@ -115,7 +115,7 @@ func read(only string) (list []mutant, err error) {
 	}
 	for _, id := range ids {
 		if !seen[id] {
-			return nil, fmt.Errorf("the list has no mutant %s", id)
+			return nil, fmt.Errorf("%s has no mutant %s", listFile, id)
 		}
 	}
 	return list, nil
@@ -169,7 +169,7 @@ func (c *checkout) check(ctx context.Context, list []mutant) error {
 	for _, m := range list {
 		data, err := os.ReadFile(filepath.Join(c.dir, m.file))
 		if n := strings.Count(string(data), m.text); err != nil || n != 1 {
-			wrong = append(wrong, fmt.Errorf("%s: %s has the text %d times: %q", m.id, m.file, n, m.text))
+			wrong = append(wrong, fmt.Errorf("%s: %s has this text %d times instead of once; correct the line in %s: %q", m.id, m.file, n, listFile, m.text))
 		}
 		killers[m.directory] = append(killers[m.directory], m.killer)
 	}

@@ -38,7 +38,7 @@ var (
 		b.pool = postgrestest.New(t, configure...)
 	}}
 
-	// inMemory has no pool: configure changes nothing.
+	// inMemory has no pool, so it ignores configure.
 	inMemory = backend{name: "Memory", open: func(_ *testing.T, b *bundle, _ []func(*pgxpool.Config)) { b.memory = ratelimittest.NewDB() }}
 
 	inPartitions = backend{name: "Partitions", isLong: true, open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
@@ -63,7 +63,7 @@ func onEach(t *testing.T, test func(t *testing.T, on backend), backends ...backe
 		t.Run(on.name, func(t *testing.T) {
 			t.Parallel()
 			if on.isLong {
-				testsize.Long(t, "a backend of which the short tier has no test of its own")
+				testsize.Long(t, "the short tier leaves out this backend")
 			}
 			test(t, on)
 		})

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// caller makes a call in one place: outside of a transaction, in one of the caller's at an isolation level, or in one of the Limiter's.
+// caller makes a call in one place: without a transaction, in a transaction of the caller at an isolation level, or in Limiter.InTx.
 type caller struct {
 	name   string
 	within func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, call func(l *ratelimit.Limiter) error) error
@@ -38,14 +38,14 @@ func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *rat
 	return taken, d, err
 }
 
-// callers take.
+// callers returns a caller of Take for each place.
 func callers() []caller {
 	return callersOf(func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 		return l.Take(ctx, requests...)
 	})
 }
 
-// acquirers acquire.
+// acquirers returns a caller of Acquire for each place.
 func acquirers() []caller {
 	return callersOf(func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 		lease, err := l.Acquire(ctx, requests...)
@@ -67,7 +67,7 @@ func callersOf(decide func(ctx context.Context, l *ratelimit.Limiter, requests .
 	}
 }
 
-// inCallersTx calls in a transaction that also commits refusals: a refused call must have taken nothing.
+// inCallersTx makes the call in a transaction that commits even if the call is refused: a refused call must have taken nothing.
 func inCallersTx(level pgx.TxIsoLevel) func(context.Context, ratelimit.Pool, *ratelimit.Limiter, func(*ratelimit.Limiter) error) error {
 	return func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, call func(*ratelimit.Limiter) error) error {
 		_, err := atonce.Tx(ctx, pool, level, func(tx pgx.Tx) error { return call(limiter.WithTx(tx)) })
@@ -81,17 +81,18 @@ const (
 	raceCapacity = 50
 )
 
-// race has racers ask at once, for more units of a hot limit than it has.
+// race is a test in which racers concurrently request more units of a hot limit than it has.
 type race struct {
 	limiter *ratelimit.Limiter
-	call    func(ctx context.Context, requests ...ratelimit.Request) (units int, err error) // units it was given
+	call    func(ctx context.Context, requests ...ratelimit.Request) (units int, err error) // returns the units it was given
 	hot     func(key string) ratelimit.Request
 	keys    []string
 	tries   int  // of each racer on each key
-	several bool // between two limits of each racer's own, which have enough
+	several bool // whether each call also takes from two limits of its racer, which have enough
 }
 
-// run returns the units given of each key. It checks that what the hot limit refused was not taken from the racers' own limits.
+// run returns the units that the racers were given of each key. It checks that a call refused by the hot limit took nothing from the
+// racer's own limits.
 func (r race) run(t *testing.T) (given []int64) {
 	t.Helper()
 	const enough = 200
@@ -132,7 +133,7 @@ func (r race) run(t *testing.T) (given []int64) {
 	return given
 }
 
-// race checks that callers at once are given the capacity of a limit, and nothing is left of it.
+// race checks that concurrent callers are given exactly the capacity of a limit.
 func (b *bundle) race(t *testing.T, c caller, hot ratelimit.Limit, tries int, key string, several bool) {
 	t.Helper()
 	given := race{
@@ -146,6 +147,6 @@ func (b *bundle) race(t *testing.T, c caller, hot ratelimit.Limit, tries int, ke
 		},
 	}.run(t)
 	require.Equal(t, []int64{int64(hot.Capacity())}, given)
-	require.InDelta(t, 0, b.held(t, hot.Name(), key), 1e-3) // which arrives meanwhile
+	require.InDelta(t, 0, b.held(t, hot.Name(), key), 1e-3) // tokens that arrive meanwhile
 	require.GreaterOrEqual(t, b.held(t, hot.Name(), key), 0.0)
 }

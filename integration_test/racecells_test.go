@@ -32,7 +32,7 @@ const (
 	raceDimensions
 )
 
-// raceCell has a value of each dimension, as an index of raceValues.
+// raceCell has a value for each dimension, as an index into raceValues.
 type raceCell [raceDimensions]int
 
 // value returns the value of a dimension.
@@ -46,7 +46,7 @@ func (c raceCell) String() string {
 	return strings.Join(values, "/")
 }
 
-// The row of an ended window, or of leases that have ended, is empty. A call of the next window fills it.
+// raceValues are the values of each dimension. Row "Ended" is an empty row of an ended window or of ended leases: the first call renews it.
 var raceValues = [raceDimensions][]string{
 	raceVerb:       {"Take", "TakeUpTo", "Borrow", "Reserve", "Acquire"},
 	raceKind:       {"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Adaptive", "Concurrency"},
@@ -56,16 +56,16 @@ var raceValues = [raceDimensions][]string{
 	raceRows:       {"OneRow", "EightRows"},
 	raceClock:      {"ClockOfTheServer", "ClockStopped"},
 	raceWay:        {"Batched", "Unbatched", "DenyCache"},
-	raceStatements: {"OverRows", "ForEachRow"}, // those for Citus name one row each
+	raceStatements: {"OverRows", "ForEachRow"}, // the statements for Citus name one row each
 }
 
-// raceProduct is the number of dimensions of which the full size runs each combination.
+// raceProduct is the number of dimensions whose combinations the full size all runs: the first ones.
 const raceProduct = raceLimits + 1
 
 // raceMost is the most values that a dimension has.
 const raceMost = 6
 
-// isPossible reports whether the policies have such a limit, and the verb takes it.
+// isPossible reports whether there is such a limit, and the verb accepts it.
 func (c raceCell) isPossible() bool {
 	is := func(dimension int, values ...string) bool { return slices.Contains(values, c.value(dimension)) }
 	switch {
@@ -74,7 +74,7 @@ func (c raceCell) isPossible() bool {
 		is(raceVerb, "Reserve") && is(raceKind, "SlidingWindow", "Adaptive"),
 		is(raceRows, "EightRows") && !is(raceKind, "TokenBucket", "FixedWindow", "Adaptive"),
 		is(raceRow, "Ended") && is(raceKind, "TokenBucket", "Adaptive"),
-		is(raceKind, "Adaptive") && is(raceClock, "ClockOfTheServer"): // by which the price falls
+		is(raceKind, "Adaptive") && is(raceClock, "ClockOfTheServer"): // on a running clock the price falls
 		return false
 	}
 	return true
@@ -106,15 +106,15 @@ func (p racePairs) add(c raceCell) {
 	}
 }
 
-// isOfFastPath reports whether a cell is a race for one of the statements that decide by themselves, on rows that are there.
+// isOfFastPath reports whether the calls of a cell are decided by a single statement on rows that exist.
 func (c raceCell) isOfFastPath() bool {
 	return c.value(raceVerb) == "Take" && (c.value(raceKind) == "TokenBucket" || c.value(raceKind) == "SlidingWindow") &&
 		c.value(racePlace) == "Standalone" && c.value(raceRow) == "Full" && c.value(raceRows) == "OneRow" &&
 		c.value(raceClock) == "ClockOfTheServer" && c.value(raceWay) != "DenyCache" && c.value(raceStatements) == "OverRows"
 }
 
-// pairwise returns the cells of the fast path, and few more, so that each pair of values appears that appears in any cell. It chooses
-// again and again a cell that has the most missing pairs: the first in a random order, which is the same each time.
+// pairwise returns the cells of the fast path, and a few more that together have every possible pair of values. It repeatedly chooses the
+// cell with the most missing pairs. Among equals it chooses the first in a random order, which is always the same.
 func pairwise(cells []raceCell) (chosen []raceCell) {
 	cells = slices.Clone(cells)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
@@ -151,7 +151,7 @@ func pairwise(cells []raceCell) (chosen []raceCell) {
 	}
 }
 
-// fullRaces returns a cell for each combination of the first dimensions. The values of the others are random, and the same each time.
+// fullRaces returns a cell for each combination of the first dimensions. Values of the other dimensions are random, and always the same.
 func fullRaces(cells []raceCell) (chosen []raceCell) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for first := 0; first < len(cells); {
@@ -183,8 +183,8 @@ func TestRacesHaveEachPairOfValues(t *testing.T) {
 	require.Less(t, len(pairwise(all)), 45, "they are few")
 }
 
-// TestRace has callers of two processes at once ask for more than a limit has: they are given exactly what it has, and a refusal takes nothing from other
-// limits of the call. Where there is no row they meet at the insert, on each of several keys.
+// TestRace checks that concurrent callers of two processes, who request more than a limit has, are given exactly its capacity, and that
+// a refusal takes nothing from other limits of the call. In the cells without a row, the callers race to insert it, for several keys.
 func TestRace(t *testing.T) {
 	t.Parallel()
 	onEach(t, testRace, onPostgres, inMemory, inPartitions)
@@ -218,7 +218,7 @@ type raceStand struct {
 func (s raceStand) run(t *testing.T) {
 	t.Helper()
 	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
-	if s.cell.isOfFastPath() { // a wrong statement shows where the last units are asked for at once, and not each time
+	if s.cell.isOfFastPath() { // a wrong statement fails only in some races for the last units, so there are more of them
 		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}
 	}
 	if s.cell.value(raceRow) == "None" {
@@ -229,10 +229,10 @@ func (s raceStand) run(t *testing.T) {
 	}
 	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
 	hot := ratelimit.Define(fmt.Sprint(s.cell.value(raceKind), s.cell.value(raceRows), capacity), s.policy(capacity))
-	own := ratelimit.Define(fmt.Sprint("own", s.cell.value(raceKind), capacity), s.oneRow().policy(capacity/2)) // that borrows
+	own := ratelimit.Define(fmt.Sprint("own", s.cell.value(raceKind), capacity), s.oneRow().policy(capacity/2)) // borrows from hot
 	price := 1
 	for _, key := range keys {
-		if s.cell.value(raceKind) == "Adaptive" { // before its first call, which asks for the price, and does so once on a stopped clock
+		if s.cell.value(raceKind) == "Adaptive" { // before the first call, which reads the price: on a stopped clock only once
 			price = 2
 			(&market{bundle: s.bundle, clock: stoppedAt(raceNoon)}).share(t, hot.Name(), key, 1/float64(price))
 			for _, process := range processes {
@@ -268,7 +268,7 @@ func (s raceStand) run(t *testing.T) {
 			}
 			held := s.held(t, limit.Name(), key)
 			require.GreaterOrEqual(t, held, 0.0)
-			require.LessOrEqual(t, held, 1e-3, "which arrives meanwhile")
+			require.LessOrEqual(t, held, 1e-3, "tokens that arrive meanwhile")
 		}
 	}
 }
@@ -314,7 +314,7 @@ func stoppedAt(instant time.Time) *clock {
 	return c
 }
 
-// processAt returns a Limiter that has not been used. Its clock stands at an instant, or is the server's.
+// processAt returns a new Limiter. Its clock is stopped at an instant, or is the server's.
 func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter {
 	t.Helper()
 	config := ratelimit.Config{NoBatching: s.cell.value(raceWay) == "Unbatched"}
@@ -327,13 +327,13 @@ func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter
 	return s.with(t, config)
 }
 
-// oneRow returns the stand with limits of one row each.
+// oneRow returns a stand whose limits have one row each.
 func (s raceStand) oneRow() raceStand {
 	s.cell[raceRows] = 0
 	return s
 }
 
-// policy returns a policy of the cell's kind that has capacity, of which nothing comes back during the race.
+// policy returns a policy of the cell's kind with this capacity. It gains nothing during the race.
 func (s raceStand) policy(capacity int) ratelimit.Policy {
 	rate, shards := float64(capacity), 1
 	if s.cell.value(raceRows) == "EightRows" {
@@ -356,7 +356,7 @@ func (s raceStand) policy(capacity int) ratelimit.Policy {
 	return bucket
 }
 
-// prepare makes the rows that are there before the race.
+// prepare makes the rows that exist before the race.
 func (s raceStand) prepare(t *testing.T, limiter *ratelimit.Limiter, hot, own ratelimit.Request) {
 	t.Helper()
 	requests := []ratelimit.Request{hot}

@@ -1,4 +1,4 @@
-// Package recorded_test holds the answers of random histories as they are today, so that a change of the core shows.
+// Package recorded_test compares the answers of random histories with recorded ones, so that a change of behaviour is noticed.
 //
 // A history is drawn from its number: one to four limits of all kinds, the options of the Limiter, rules with their eras, and 8 to 30
 // steps. A step is a call of any verb, a transaction at one of three isolation levels with calls, savepoints and rollbacks, a
@@ -6,22 +6,26 @@
 // back. Each answer, error, event and refusal is a line of text, and the hash of all lines is compared with the one in testdata.
 // CHANGES.md says how to note a deliberate change.
 //
-//	go test ./recorded -run 'TestRecorded$' -history 4711 -v
+//	go test ./integration_test/recorded -run 'TestRecorded$' -history 4711 -v
 //
-// prints history 4711 as the code of the checkout answers it; TestRecordedOnPostgres does so as a server answers it.
+// prints history 4711 with the answers of the checkout. With TestRecordedOnPostgres it prints the answers of a server.
 //
-// A history runs in a bubble of package synctest. What sleeps (Wait, Hold, Keep) takes no time there, what goes on in the background has
-// ended before the next call, and no busy machine changes an answer.
+// In these texts, durations are in microseconds, and instants are microseconds since the start of the history. Fields that are zero
+// are left out. "clock+5" advances the clock by 5 microseconds. The indented lines below a call are the states of its limits: "one" is
+// the time until one token is available, and "later" the tokens seven seconds later.
 //
-// Numbers are written with as many digits as tell them from every other float64. The vectors hold on other processors too,
-// as far as the algebra does: it converts each product to float64 before it adds, so that no compiler fuses the two. Two kinds
-// of numbers are left out or rounded, because server and memory rightly differ in them: see text.decision.
+// A history runs in a bubble of package synctest. Calls that sleep (Wait, Hold, Keep) take no time there. Work in the background ends
+// before the next call. So the answers are the same on a busy machine.
 //
-// What is picked at random is left out as well: the IDs of reservations, how many rows Prune deletes, token buckets with Shards, and
+// Numbers are written with all their digits. They are the same on every processor, because the algebra converts each product to
+// float64 before it adds, so that no compiler fuses the two. Two kinds of numbers are left out or rounded, because a server and memory
+// may differ in them: see text.decision.
+//
+// Random results are left out as well: the IDs of reservations, how many rows Prune deletes, token buckets with Shards, and
 // changes of the policy of a sharded window other than the number of its rows. A call asks for one adaptive limit at most. A server
 // is not asked for histories in which a sharded limit has a rule for one plan or key.
 //
 // The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 100,000 and 2,000. With the race detector
 // every 20th of the 100,000 and every fifth of the 2,000 runs; make nightly runs all without it.
-// Config.SharedQueues is not here, as it needs several processes, nor are calls at the same time.
+// Not covered are calls at the same time, and Config.SharedQueues, which needs several processes.
 package recorded_test

@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	historyFlag = flag.Int("history", -1, "print the history of this number, as the code answers it, in place of the test")
+	historyFlag = flag.Int("history", -1, "print the history of this number, as the present code answers it, and test nothing")
 	updateFlag  = flag.Bool("update", false, "record what the code answers, and print which histories differ; not with -short or -race")
 )
 
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// result is what a history came to.
+// result is the outcome of a history.
 type result struct {
 	n      uint64
 	hash   hash
@@ -46,7 +46,7 @@ func (h *history) result() result {
 	return r
 }
 
-// numbers are those of histories, each so many after the one before.
+// numbers are the numbers of histories: first, first+every, first+2*every and so on, below end.
 type numbers struct{ first, end, every uint64 }
 
 func (s numbers) each(visit func(n uint64)) {
@@ -55,7 +55,7 @@ func (s numbers) each(visit func(n uint64)) {
 	}
 }
 
-// together runs histories on as many goroutines as there are processors. visit is called for one at a time.
+// together runs histories on one goroutine for each processor. It calls visit for one history at a time.
 func (s numbers) together(t *testing.T, run func(t *testing.T, mine numbers, visit func(result)), visit func(result)) {
 	t.Helper()
 	var mu sync.Mutex
@@ -106,8 +106,8 @@ func onPostgres(t *testing.T, of numbers, visit func(result)) {
 	})
 }
 
-// onPool runs the n-th history. The server may give up a transaction at SERIALIZABLE because of others that stay open for long, in any
-// database: then the history is run again.
+// onPool runs the n-th history. At SERIALIZABLE the server may abort a transaction because of long transactions in any database. Then
+// onPool runs the history again.
 func onPool(t *testing.T, pool *pgxpool.Pool, n uint64) result {
 	t.Helper()
 	const attempts = 10
@@ -124,7 +124,7 @@ func onPool(t *testing.T, pool *pgxpool.Pool, n uint64) result {
 		}
 		require.NoError(t, h.close(context.WithoutCancel(t.Context())))
 	}
-	require.Fail(t, "the server has given up a transaction each time", "history %d", n)
+	require.Fail(t, "the server aborted a transaction at each attempt", "history %d", n)
 	return result{}
 }
 
@@ -141,8 +141,8 @@ func hasRaceDetector(t *testing.T) bool {
 	return false
 }
 
-// sized returns the histories to run: the first in the short tier, all at full size, and one of every so many with the race detector, which
-// is five times as slow.
+// sized returns the histories to run: the first ones in the short tier, and all at full size. With the race detector, which is five times
+// as slow, it returns one of every few.
 func sized(t *testing.T, short, full, every uint64) numbers {
 	t.Helper()
 	switch {
@@ -180,18 +180,18 @@ func TestRecorded(t *testing.T) {
 	})
 	t.Log(&told)
 	if *updateFlag {
-		require.Equal(t, numbers{0, histories, 1}, of, "record all histories")
+		require.Equal(t, numbers{0, histories, 1}, of, "-update records all histories: run it without -short and without -race")
 		now.saveMemory(t)
 	}
 	counts.check(t, of == numbers{0, histories, 1})
 	if *updateFlag {
 		return
 	}
-	require.Len(t, recorded.memory, histories, "record the others with -update")
-	require.Zero(t, told.differing, "%s", &told)
+	require.Len(t, recorded.memory, histories, "CHANGES.md says how to record more histories")
+	require.Zero(t, told.differing, "the lines above say what to do")
 }
 
-// TestRecordedOnPostgres makes the same calls on a server, which answers as memory does, or as was recorded of it.
+// TestRecordedOnPostgres makes the same calls on a server. Its answers must equal those in memory, or those in testdata/postgres.txt.
 func TestRecordedOnPostgres(t *testing.T) {
 	t.Parallel()
 	if *historyFlag >= 0 {
@@ -218,20 +218,20 @@ func TestRecordedOnPostgres(t *testing.T) {
 		}
 	})
 	t.Log(&told)
-	require.Less(t, len(now), max(told.ran/20, 10), "histories that a server answers otherwise than memory does")
+	require.Less(t, len(now), max(told.ran/20, 10), "too many histories have other answers on a server than in memory")
 	if *updateFlag {
-		require.Equal(t, numbers{0, postgresHistories, 1}, of, "record all histories")
+		require.Equal(t, numbers{0, postgresHistories, 1}, of, "-update records all histories: run it without -short and without -race")
 		recorded.postgres = now
 		recorded.savePostgres(t)
 		return
 	}
-	require.Zero(t, told.differing, "%s", &told)
+	require.Zero(t, told.differing, "the lines above say what to do")
 	if of == (numbers{0, postgresHistories, 1}) {
 		counts.check(t, false)
 	}
 }
 
-// TestEveryMethodIsRecorded checks that no public method that decides is missing in the histories.
+// TestEveryMethodIsRecorded checks that the histories call each public method, except the ones that leftOut lists.
 func TestEveryMethodIsRecorded(t *testing.T) {
 	t.Parallel()
 	left := leftOut()

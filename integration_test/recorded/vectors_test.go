@@ -24,13 +24,13 @@ const (
 	textHistories     = 200  // whose texts are recorded
 )
 
-// hash tells one text from another.
+// hash is the first four bytes of the SHA-256 hash of a text.
 type hash [4]byte
 
 // vectors are what the histories answered when they were recorded.
 type vectors struct {
 	memory   []hash
-	postgres map[uint64]hash // of histories that a server answers otherwise
+	postgres map[uint64]hash // of histories that a server answers differently from memory
 	texts    []string        // of the first histories
 }
 
@@ -107,7 +107,7 @@ func (v *vectors) savePostgres(t *testing.T) {
 	require.NoError(t, os.WriteFile(vectorFile("postgres.txt"), []byte(lines.String()), 0o600))
 }
 
-// difference is what the histories have in common that differ from what was recorded.
+// difference counts the histories whose answers differ from the recorded ones, and says what these histories have in common.
 type difference struct {
 	verbs          []verb
 	ran, differing int
@@ -140,7 +140,7 @@ func (d *difference) add(r result, want hash) {
 	}
 }
 
-// String says how many histories differ, and which verbs and kinds these have more often than others have.
+// String says how many histories differ, and which verbs and kinds appear in these more often than in all histories.
 func (d *difference) String() string {
 	if d.differing == 0 {
 		return fmt.Sprintf("all %d histories answer as recorded", d.ran)
@@ -153,14 +153,15 @@ func (d *difference) String() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%d of %d histories differ from what was recorded: %v ...\n", d.differing, d.ran, d.first)
 	for _, name := range names[:min(len(names), 8)] {
-		fmt.Fprintf(&s, "  %-12s in %3.0f %% of them, and in %3.0f %% of all\n", name, 100*share(d.with[1], name, d.differing), 100*share(d.with[0], name, d.ran))
+		fmt.Fprintf(&s, "  %-12s in %3.0f %% of these histories, and in %3.0f %% of all\n", name, 100*share(d.with[1], name, d.differing), 100*share(d.with[0], name, d.ran))
 	}
-	s.WriteString("To read one: go test ./recorded -run 'TestRecorded$' -history N -v, here and at the commit before, and compare.\n" +
-		"If the change is meant: add it to CHANGES.md, and run go test ./recorded -run TestRecorded -update.\n")
+	s.WriteString("To read one, run this here and in a checkout of the commit before, and compare:\n" +
+		"  go test ./integration_test/recorded -run 'TestRecorded$' -history N -v\n" +
+		"If you want the change: integration_test/recorded/CHANGES.md says how to record the new answers.\n")
 	return s.String() + d.text
 }
 
-// explain returns the first line that differs, with those before it.
+// explain returns the first line that differs, and the lines before it.
 func explain(n uint64, want, got string) string {
 	recorded, now := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range now {

@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write the golden files of the tests tha
 // Updating reports whether the flag -update is set.
 func Updating() bool { return *update }
 
-// Equal fails t unless the file testdata/name has this text. With -update it writes the file.
+// Equal fails t unless text equals the file testdata/name. With -update it writes the file.
 func Equal(t testing.TB, name, text string) {
 	t.Helper()
 	path := filepath.Join("testdata", filepath.FromSlash(name))
@@ -28,9 +28,9 @@ func Equal(t testing.TB, name, text string) {
 		return
 	}
 	want, err := os.ReadFile(path)
-	require.NoError(t, err, "go test -run '^%s$' -update writes it", t.Name())
+	require.NoError(t, err, "To write the file, run this in the directory of the package: go test -run '^%s$' -update", t.Name())
 	if difference := firstDifference(string(want), text); difference != "" {
-		require.Fail(t, path+difference, "Users see this text. If the change is meant, go test -run '^%s$' -update writes the file.", t.Name())
+		require.Fail(t, path+difference, "Users see this text. If you want the change, run this in the directory of the package: go test -run '^%s$' -update", t.Name())
 	}
 }
 
@@ -50,8 +50,8 @@ func firstDifference(want, got string) string {
 	return ""
 }
 
-// Directory fails t unless the files of the directory testdata/name are these texts, by their names, and no others. With -update it
-// writes the files and removes others.
+// Directory fails t unless the directory testdata/name has exactly these texts, by the names of their files. With -update it writes
+// the files, and removes all others.
 func Directory(t testing.TB, name string, texts map[string]string) {
 	t.Helper()
 	for file, text := range texts {
@@ -64,7 +64,7 @@ func Directory(t testing.TB, name string, texts map[string]string) {
 		if _, ok := texts[file.Name()]; ok {
 			continue
 		}
-		require.True(t, *update, "%s has %s, which nothing writes; -update removes it", directory, file.Name())
+		require.True(t, *update, "No text belongs to %s/%s. To remove it, run the test with -update.", directory, file.Name())
 		require.NoError(t, os.Remove(filepath.Join(directory, file.Name())))
 	}
 }

@@ -36,7 +36,7 @@ func fails(t *testing.T, check func(t testing.TB)) (failed bool) {
 
 func TestGolden(t *testing.T) {
 	if golden.Updating() {
-		t.Skip("-update writes the files that are to differ")
+		t.Skip("-update writes the files that must differ")
 	}
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.MkdirAll(filepath.Join("testdata", "help"), 0o755))
@@ -50,5 +50,5 @@ func TestGolden(t *testing.T) {
 	require.False(t, fails(t, func(t testing.TB) { golden.Directory(t, "help", map[string]string{"a.txt": "one\n"}) }))
 	require.True(t, fails(t, func(t testing.TB) { golden.Directory(t, "help", map[string]string{"a.txt": "two\n"}) }))
 	require.True(t, fails(t, func(t testing.TB) { golden.Directory(t, "help", map[string]string{"a.txt": "one\n", "b.txt": ""}) }))
-	require.True(t, fails(t, func(t testing.TB) { golden.Directory(t, "help", map[string]string{}) }), "a.txt is of nothing")
+	require.True(t, fails(t, func(t testing.TB) { golden.Directory(t, "help", map[string]string{}) }), "no text belongs to a.txt")
 }

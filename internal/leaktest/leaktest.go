@@ -1,5 +1,5 @@
-// Package leaktest fails the tests of a package that leave a goroutine behind. It is used in place of goleak, because a
-// go.mod names what tests import: everybody who imports the core would find goleak among their modules.
+// Package leaktest fails the tests of a package that leave a goroutine behind. It replaces goleak: a go.mod lists the imports
+// of tests, too, so goleak would be among the modules of every application that imports the core.
 package leaktest
 
 import (
@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// grace is how long a goroutine that has been told to end may take. It ends a failure, and decides nothing else.
+// grace is the time that goroutines have to end after the tests. Main waits for it only if one is left.
 const grace = 10 * time.Second
 
-// Main runs the tests of a package and exits the process. It fails if all tests pass and a goroutine is left, except this
-// one and those of the runtime. m is a *testing.M, or wraps one.
+// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status is 1.
+// This goroutine and those of the runtime do not count. m is a *testing.M, or wraps one.
 func Main(m interface{ Run() int }) {
 	code := m.Run()
 	if code == 0 {
@@ -26,7 +26,7 @@ func Main(m interface{ Run() int }) {
 	os.Exit(code)
 }
 
-// await returns the stacks that are still there when the time is over.
+// await waits at most this long until no goroutine is left. It returns the stacks of those that are left then.
 func await(stacks func() []string, most time.Duration) (left []string) {
 	for end := time.Now().Add(most); ; time.Sleep(time.Millisecond) {
 		if left = leaked(stacks()); len(left) == 0 || time.Now().After(end) {
@@ -45,8 +45,8 @@ func all() []string {
 	}
 }
 
-// leaked leaves out the first stack, the goroutines that the runtime and the standard library keep, and the reader that pgx
-// starts when a write is slow: it stays until the next answer arrives on a connection, which servers of tests keep open.
+// leaked returns the stacks without the first one, without the goroutines of the runtime and of the standard library, and
+// without pgx's background reader. pgx starts that reader when a write is slow, and it ends at the server's next answer.
 func leaked(stacks []string) (left []string) {
 	for _, stack := range stacks[1:] {
 		head, frames, _ := strings.Cut(stack, "\n")

@@ -9,17 +9,17 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// keptAdmins is how many connections to a server's own database are kept between the statements of tests that begin and end.
+// keptAdmins is the number of idle connections to the database postgres of a server. Starting and ending tests use them.
 const keptAdmins = 2
 
-// admins are connections to a server's own database that nobody uses now.
+// admins are idle connections to the database of a server's URL.
 type admins struct {
 	mu   sync.Mutex
 	idle []*pgx.Conn
 }
 
-// admin runs statements on server's own database, on a connection for them alone. The next use may be given the same connection, so
-// nothing must stay in the session.
+// admin calls use with a connection to the database of the server's URL. Later calls may get the same connection, so use must leave
+// the session as it was.
 func admin(ctx context.Context, server *Server, use func(*pgx.Conn) error) error {
 	conn, err := server.admins.get(ctx, server.url)
 	if err != nil {
@@ -39,7 +39,7 @@ func (a *admins) get(ctx context.Context, url string) (*pgx.Conn, error) {
 		if conn.Ping(ctx) == nil {
 			return conn, nil
 		}
-		_ = conn.Close(ctx) // the server was stopped since
+		_ = conn.Close(ctx) // the server was stopped meanwhile
 	}
 }
 
@@ -68,8 +68,8 @@ func (a *admins) close(ctx context.Context) {
 	}
 }
 
-// connect waits while the server has all the connections that it takes: test binaries that share one
-// give them back soon.
+// connect waits while the server has no free connections: other test binaries that share the server soon
+// close some.
 func connect(ctx context.Context, url string) (*pgx.Conn, error) {
 	for {
 		conn, err := pgx.Connect(ctx, url)

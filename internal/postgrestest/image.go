@@ -25,17 +25,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// An image is the data directory of a stopped server that has the template database. It is one file in the user's cache directory,
-// from which other servers begin: unpacking it takes a tenth of the time that initdb and the migrations take.
+// An image is the data directory of a stopped server that has the template database, as one file in the user's cache directory. Other
+// servers begin with a copy: unpacking it takes a tenth of the time of initdb and the migrations.
 //
-// The file is a tar archive in gzip, which does not compress it but has a checksum. Nobody but this package reads it.
+// The file is an uncompressed tar archive. It is in gzip format only for the checksum.
 const (
 	imageSuffix = ".tar.gz"
 	imageLock   = "lock"
 
 	// keptImages is how many images the cache keeps, of some 45 MB each: enough for five versions of Postgres in two checkouts.
 	keptImages = 10
-	// leftoverAge is how old an unfinished image must be to be deleted: a process that still writes it is faster.
+	// leftoverAge is the age at which an unfinished image is deleted: no process takes that long to write one.
 	leftoverAge = time.Hour
 )
 
@@ -44,8 +44,8 @@ func initdbArgs() []string {
 	return []string{"-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"}
 }
 
-// begin makes the data directory: from the image in cache, which it makes if there is none that can be read. Without a usable cache
-// directory, initdb makes the data directory.
+// begin makes the data directory from the image in cache. If there is no usable image, it makes one first. If that fails, for example
+// because cache cannot be written, initdb makes the data directory.
 func (c *cluster) begin(ctx context.Context, cache string) error {
 	if cache != "" {
 		err := c.beginFromImage(ctx, cache)
@@ -69,7 +69,7 @@ func (c *cluster) beginFromImage(ctx context.Context, cache string) error {
 		return err
 	}
 	image := filepath.Join(cache, key+imageSuffix)
-	unusable, _ := os.Stat(image) // nil if there is none
+	unusable, _ := os.Stat(image) // nil if there is no image
 	if c.unpack(image) == nil {
 		return nil
 	}
@@ -128,11 +128,11 @@ func imageKey(binDir string, cfg migrations.Config) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:24], nil
 }
 
-// addSources writes the files that match pattern, except tests, to hash.
+// addSources adds the files that match pattern, except tests, to hash.
 func addSources(hash io.Writer, pattern string) error {
 	files, err := filepath.Glob(pattern)
 	if err != nil || len(files) == 0 {
-		return fmt.Errorf("this takes a checkout, and the paths of its sources: no %s: %w", pattern, errors.Join(err, fs.ErrNotExist))
+		return fmt.Errorf("an image needs the sources, in the directory where they were compiled: no %s: %w", pattern, errors.Join(err, fs.ErrNotExist))
 	}
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
@@ -164,7 +164,7 @@ func lockFile(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// makeImage makes an image by a server of its own. It appears under its name when it is complete.
+// makeImage starts a server, and makes an image of its data. The image appears under its name when it is complete.
 func makeImage(ctx context.Context, binDir string, cfg migrations.Config, image string) (err error) {
 	maker, err := newCluster(ctx, binDir, Options{})
 	if err != nil {
@@ -214,7 +214,7 @@ func writeWhole(path string, write func(io.Writer) error) error {
 	return nil
 }
 
-// pack writes what the directory holds to file.
+// pack writes the contents of a directory to file.
 func pack(file io.Writer, dir string) error {
 	sum, err := gzip.NewWriterLevel(file, gzip.NoCompression)
 	if err != nil {
@@ -224,8 +224,8 @@ func pack(file io.Writer, dir string) error {
 	return errors.Join(archive.AddFS(os.DirFS(dir)), archive.Close(), sum.Close())
 }
 
-// unpack makes the data directory from an image, and marks the image as used. It returns an error if there is no such image, or if the
-// image is not as it was written.
+// unpack makes the data directory from an image, and marks the image as used. It returns an error if the image does not exist or is
+// damaged.
 func (c *cluster) unpack(image string) error {
 	file, err := os.Open(image)
 	if err != nil {
@@ -257,7 +257,7 @@ func (c *cluster) unpack(image string) error {
 			return err
 		}
 	}
-	if _, err := io.Copy(io.Discard, content); err != nil { // up to the checksum
+	if _, err := io.Copy(io.Discard, content); err != nil { // the rest, which ends with the checksum
 		return err
 	}
 	_ = os.Chtimes(image, time.Now(), time.Now()) // if it fails, the image is deleted sooner
@@ -289,7 +289,7 @@ func (c *cluster) unpackEntry(root *os.Root, entry *tar.Header, content io.Reade
 	return root.Chown(entry.Name, c.user.uid, c.user.gid)
 }
 
-// cleanCache deletes all images but those that were used last, and what unfinished writes left behind.
+// cleanCache deletes all images except the ones that were used last, and files that unfinished writes left behind.
 func cleanCache(cache string) {
 	entries, _ := os.ReadDir(cache) // an error leaves them for the next time
 	var images []fs.FileInfo

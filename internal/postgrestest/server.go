@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ErrNotHere is returned for what can be done to a server only that this package started from programs of this machine.
+// ErrNotHere is returned for operations that need a server which this package started from programs of this machine.
 var ErrNotHere = errors.New("postgrestest: the server does not run from programs of this machine")
 
 // ErrNoMount is returned by Start with DiskBytes when this process may not mount file systems.
@@ -21,27 +21,27 @@ var ErrNoClock = errors.New("no libfaketime to move a server's clock with: apt-g
 // ErrNotOwn is returned by Server's Stop and Restart for a server named by URL, which others use.
 var ErrNotOwn = errors.New("postgrestest: the server is not ours to stop")
 
-// Options are what Start is asked for. The zero value takes the first server there is.
+// Options describe the server that Start returns. The zero value accepts any server.
 type Options struct {
-	// Settings are server settings, by the names postgresql.conf gives them, that are set on top of
-	// this package's own, which trade safety on power loss for speed (fsync is off). With
-	// fsync on, the data is on disk even where there is a tmpfs.
+	// Settings are server settings, by their names in postgresql.conf. They are added to this package's
+	// own, which trade safety on power loss for speed (fsync is off). With fsync on, the data is on disk
+	// even if there is a tmpfs.
 	Settings map[string]string
 
-	// Own asks for a server that nobody else uses: one that is named by URL will not do. Settings
-	// ask for one too.
+	// Own starts a new server for the caller alone, even if a URL names one. Settings, Env and DiskBytes
+	// imply it.
 	Own bool
 
-	// Env are variables, as NAME=value, that the server's processes have besides those of this one. They ask for a server of this
-	// machine's programs that nobody else uses.
+	// Env are variables, as NAME=value, that the server's processes have in addition to those of this process. The server then
+	// runs from programs of this machine.
 	Env []string
 
-	// DiskBytes, when above 0, puts all that the server writes on a file system of that size, which a test can fill: it is
-	// mounted at Server.Disk, in memory, for which this process must run as root on Linux. It asks for a server of this
-	// machine's programs that nobody else uses.
+	// DiskBytes, when above 0, is the size of a file system for everything that the server writes, which a test can fill. It is
+	// mounted at Server.Disk, in memory; this process must run as root on Linux. The server then runs from programs of this
+	// machine.
 	DiskBytes int64
 
-	cache string // the directory of images to begin from; empty: initdb makes the data
+	cache string // the directory of images; if it is empty, initdb makes the data
 }
 
 func (o Options) own() bool { return o.Own || len(o.Settings) > 0 || o.here() }
@@ -54,16 +54,16 @@ type StopMode string
 
 // The ways to stop a server, from the gentlest.
 const (
-	// Fast ends every session, rolls back what was open, and writes a checkpoint.
+	// Fast ends every session, rolls back open transactions, and writes a checkpoint.
 	Fast StopMode = "fast"
 	// Immediate ends every process at once; the next start recovers from the log, as after a crash.
 	Immediate StopMode = "immediate"
-	// Kill takes the server's main process away without a word, as an operating system out of memory would.
+	// Kill kills the server's main process with SIGKILL, as an operating system that is out of memory does.
 	Kill StopMode = "kill"
 )
 
-// Server is a running Postgres. A program that started one keeps it until it calls Close: a Server
-// that the program has let go of may be stopped at any time.
+// Server is a running Postgres. Keep a reference to a Server that you started until you call Close:
+// without one, it may be stopped at any time.
 type Server struct {
 	url    string
 	origin string
@@ -82,18 +82,18 @@ type host interface {
 	remove(ctx context.Context) error
 }
 
-// Start finds a server or starts one, in the order the package documentation gives. The error, when
-// there is none, names each way that was tried and why it failed, and how to get one; then
-// errors.Is(err, ErrNoServer) reports true.
+// Start finds a server or starts one, in the order of the package documentation. If there is none, it
+// returns an error that is ErrNoServer. The error says what was tried, why each attempt failed, and how
+// to get a server.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, environmentFromOS())
 }
 
-// URL returns the connection string of the server's own database "postgres", or of whatever
-// database a server found by URL was named with, as a superuser or as the role of that URL.
+// URL returns a connection string: the URL that named the server, or that of the database "postgres" of a
+// server that this package started, as a superuser.
 func (s *Server) URL() string { return s.url }
 
-// String says in one line what was found, and where.
+// String returns the version of the server and its place, in one line.
 func (s *Server) String() string { return s.origin }
 
 // Stop stops the server and keeps its data for Restart. The port stays the same.
@@ -107,7 +107,7 @@ func (s *Server) Stop(ctx context.Context, mode StopMode) error {
 	return nil
 }
 
-// Restart starts a server that was stopped, and returns when it takes connections.
+// Restart starts a stopped server, and returns when it accepts connections.
 func (s *Server) Restart(ctx context.Context) error {
 	if s.host == nil {
 		return ErrNotOwn
@@ -133,7 +133,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// describe asks the server at url for its version, which also proves that it answers.
+// describe returns the version of the server at url. It returns an error if the server does not answer.
 func describe(ctx context.Context, url string) (version string, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -16,27 +16,27 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// How long a test's preparation and cleanup may take until they count as hanging.
+// A test whose preparation or cleanup takes longer than this fails.
 const (
 	setupTimeout   = 5 * time.Minute
 	cleanupTimeout = 2 * time.Minute
 )
 
-// maxConns is how many connections a test's pool has unless the test asks for more. Tests run at
-// once, and the connections of a shared server are few.
+// maxConns is the default size of a test's pool. It is small because parallel tests share the
+// connections of one server.
 const maxConns = 8
 
 // New returns a pool on a database of the test's own, with every migration applied. When the test
-// ends the pool is closed and the database dropped; when it failed, what the buckets held is logged
-// first, and a database on a server named by URL is kept.
+// ends, the pool is closed and the database dropped. If the test failed, the rows of the buckets are
+// logged first, and a database on a server named by URL is kept.
 //
-// Each configure may change the pool's configuration before it is made.
+// Each configure may change the pool's configuration before the pool is made.
 func New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return openPool(t, NewDatabase(t), configure)
 }
 
-// NewPartitioned is New with the buckets over so many partitions.
+// NewPartitioned is New with the buckets in partitions.
 func NewPartitioned(t testing.TB, partitions int, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	server := sharedTemplate(t).server
@@ -49,7 +49,7 @@ func NewPartitioned(t testing.TB, partitions int, configure ...func(*pgxpool.Con
 	return openPool(t, newDatabase(t, server, template), configure)
 }
 
-// NewEmpty is New without the migrations: the database holds nothing.
+// NewEmpty is New without the migrations: the database is empty.
 func NewEmpty(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return openPool(t, NewEmptyDatabase(t), configure)
@@ -69,16 +69,16 @@ func NewEmptyDatabase(t testing.TB) string {
 	return newDatabase(t, sharedTemplate(t).server, emptyTemplate)
 }
 
-// StartOwn starts a server that only this test uses, with settings on top of this package's own, for
-// a test to stop, kill and reconfigure. It is closed when the test ends; when the test failed, the
-// end of the server's log is in the test's.
+// StartOwn starts a server that only this test uses, so that the test can stop, kill and reconfigure it.
+// The settings are added to this package's own. The server is closed when the test ends. If the test
+// failed, the last lines of the server's log are in the log of the test.
 func StartOwn(t testing.TB, settings map[string]string) *Server {
 	t.Helper()
 	return StartWith(t, Options{Settings: settings})
 }
 
-// StartWith is StartOwn for all options. Where the machine cannot do what they ask for, the test is skipped, with the reason,
-// at a desk, and fails when CI is set.
+// StartWith is StartOwn with all options. If this machine does not support them, the test is skipped, with the reason. If CI is set,
+// the test fails.
 func StartWith(t testing.TB, opts Options) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
@@ -112,14 +112,14 @@ func closeInTheEnd(t testing.TB, server *Server) {
 	})
 }
 
-// template is a database to clone, and the server that it is on.
+// template is a database to clone, and its server.
 type template struct {
 	server *Server
 	name   string
 }
 
-// Migrations returns how tests make their tables: RATELIMIT_PARTITIONS is over how many partitions the buckets are, where it is set.
-// New does so by itself.
+// Migrations returns the configuration of the migrations in tests. RATELIMIT_PARTITIONS sets the number of partitions. New uses this
+// configuration.
 func Migrations() (migrations.Config, error) {
 	text := os.Getenv("RATELIMIT_PARTITIONS")
 	if text == "" {
@@ -132,8 +132,8 @@ func Migrations() (migrations.Config, error) {
 	return migrations.Config{Partitions: partitions}, nil
 }
 
-// startShared starts the server that the tests of this process share, for the first that wants it. It
-// is never closed: the server ends with the process.
+// startShared starts the server that the tests of this process share, at its first call. The server ends
+// with the process.
 //
 //nolint:gochecknoglobals // one server for all tests of the process is the point
 var startShared = sync.OnceValues(func() (*template, error) {
@@ -164,8 +164,8 @@ func sharedTemplate(t testing.TB) *template {
 	return template
 }
 
-// giveUp skips the test when there is no server and nobody said there would be one; a test that is
-// skipped where it counts, or for a server that was asked for, would pass for one that ran.
+// giveUp skips the test if this machine has no server or lacks support for one. It fails the test if ci is
+// set or a variable asked for a server, because a skipped test looks like a passed one.
 func giveUp(t testing.TB, err error, ci bool) {
 	t.Helper()
 	for _, missing := range []error{ErrNoServer, ErrNotHere, ErrNoMount, ErrNoClock} {
@@ -220,7 +220,7 @@ func openPool(t testing.TB, url string, configure []func(*pgxpool.Config)) *pgxp
 	return pool
 }
 
-// closePool fails the test when it left a connection in use, for which Close would wait forever.
+// closePool fails the test if a connection is still in use, because Close would wait for it forever.
 func closePool(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	closed := make(chan struct{})

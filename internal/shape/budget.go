@@ -13,7 +13,7 @@ import (
 // budget is the highest value that each number may have.
 type budget map[string]float64
 
-// readBudget reads lines of a name and a value. A file that does not exist is no budget: nil.
+// readBudget reads lines of a name and a value. It returns nil if the file does not exist.
 func readBudget(name string) (budget, error) {
 	text, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -36,7 +36,7 @@ func readBudget(name string) (budget, error) {
 			return nil, fmt.Errorf("%s:%d: %w", name, i+1, err)
 		}
 		if _, twice := b[fields[0]]; twice {
-			return nil, fmt.Errorf("%s:%d: %s stands twice", name, i+1, fields[0])
+			return nil, fmt.Errorf("%s:%d: %s is listed twice", name, i+1, fields[0])
 		}
 		b[fields[0]] = value
 	}
@@ -69,11 +69,11 @@ func (b budget) risen(n numbers) (above []*number) {
 	return above
 }
 
-// lowered returns the budget with the values of n, and the values of walks that were not counted. A budget of nil takes every value; another refuses
-// numbers that rose.
+// lowered returns a budget with the values of n. It keeps the old values of walks if walked is false. It returns an error if a number
+// rose, unless b is nil.
 func (b budget) lowered(n numbers, walked bool) (budget, error) {
 	if above := b.risen(n); b != nil && len(above) > 0 {
-		text := "not updated, because these rose; to raise them, edit the file:\n"
+		text := "not updated, because these numbers rose; make them smaller, or raise them in the file by hand:\n"
 		for _, of := range above {
 			text += fmt.Sprintf("%s %s\n", of.name, format(of.value))
 		}

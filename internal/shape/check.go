@@ -17,7 +17,7 @@ const shownItems = 20 // of a number that rose
 // check prints the numbers above their budget with what was added to them, and returns an error if there are any.
 func check(ctx context.Context, w io.Writer, o options, b budget, n numbers) error {
 	if b == nil {
-		return fmt.Errorf("there is no %s; -update writes it", o.budget)
+		return fmt.Errorf("there is no %s; to write it, run make shape UPDATE=1", o.budget)
 	}
 	above := b.risen(n)
 	if len(above) == 0 {
@@ -25,27 +25,27 @@ func check(ctx context.Context, w io.Writer, o options, b budget, n numbers) err
 	}
 	before, revision, err := earlier(ctx, o)
 	if err != nil {
-		fmt.Fprintf(w, "Everything that is counted is listed, because no earlier revision can be read: %v\n", err)
+		fmt.Fprintf(w, "The lists show old and new together, because the earlier revision cannot be read: %v\n", err)
 	}
 	for _, of := range above {
-		fmt.Fprintf(w, "%s is %s, and may be %s\n", of.name, format(of.value), format(b[of.name]))
+		fmt.Fprintf(w, "%s is %s; its budget is %s\n", of.name, format(of.value), format(b[of.name]))
 		added := of.items
 		if old := before[of.name]; old != nil {
 			added = addedTo(old.items, of.items)
 		}
 		for i, it := range added {
 			if i == shownItems {
-				fmt.Fprintf(w, "    and %d more: -v '^%s$'\n", len(added)-i, of.name)
+				fmt.Fprintf(w, "    and %d more; to list all: go run ./internal/shape -v '^%s$'\n", len(added)-i, of.name)
 				break
 			}
 			fmt.Fprintf(w, "    %s\n", it)
 		}
 		if strings.HasPrefix(of.name, walkPrefix) {
-			fmt.Fprintln(w, "    cd bench && go run ./walk -v lists the files")
+			fmt.Fprintln(w, "    to list the files: cd bench && go run ./walk -v")
 		}
 	}
 	if before != nil {
-		fmt.Fprintf(w, "Listed is what was not there in %s.\n", revision)
+		fmt.Fprintf(w, "The lists show only what is new since %s.\n", revision)
 	}
 	return fmt.Errorf("%d of %d numbers are above the budget; make them smaller, or edit %s and give the reason in the commit", len(above), len(n), o.budget)
 }
@@ -94,7 +94,7 @@ func git(ctx context.Context, dir string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// addedTo returns the items of now that old does not have, wherever in their file they are. Of a file that grew, the size is by how much.
+// addedTo returns the items of now that are not in old. A moved line is not new. The size of a file that grew is the difference.
 func addedTo(old, now []item) (added []item) {
 	type key struct{ file, text string }
 	left := map[key]int{}

@@ -68,7 +68,7 @@ func parse(args []string) (o options, err error) {
 		return o, err
 	}
 	if flags.NArg() > 0 || o.check && o.update {
-		return o, errors.New("shape takes flags only, and -check or -update")
+		return o, errors.New("shape takes flags only, and not both of -check and -update")
 	}
 	if o.budget == "" {
 		o.budget = filepath.Join(o.dir, ".ci", "shape.txt")

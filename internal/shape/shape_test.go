@@ -201,7 +201,7 @@ func TestCheckNamesWhatWasAdded(t *testing.T) {
 	}
 
 	_, err := program(t, "-dir", dir, "-check")
-	require.ErrorContains(t, err, "-update")
+	require.ErrorContains(t, err, "UPDATE=1")
 	_, err = program(t, "-dir", dir, "-update")
 	require.NoError(t, err)
 	commit()
@@ -213,10 +213,10 @@ func TestCheckNamesWhatWasAdded(t *testing.T) {
 	out, err = program(t, "-dir", dir, "-check")
 	require.ErrorContains(t, err, "are above the budget")
 	for number, added := range map[string]string{
-		"branches/shards is 5, and may be 4":                 "internal/store/session.go:18  s.Shards > 1",
-		"core/lines is 75, and may be 72":                    "internal/store/session.go  3",
-		"package/internal/store/exported is 3, and may be 2": "internal/store/session.go:18  More",
-		"phrases/core is 125, and may be 113.6":              "internal/store/session.go:17  is to be",
+		"branches/shards is 5; its budget is 4":                 "internal/store/session.go:18  s.Shards > 1",
+		"core/lines is 75; its budget is 72":                    "internal/store/session.go  3",
+		"package/internal/store/exported is 3; its budget is 2": "internal/store/session.go:18  More",
+		"phrases/core is 125; its budget is 113.6":              "internal/store/session.go:17  is to be",
 	} {
 		require.Contains(t, out, number+"\n    "+added+"\n")
 	}
@@ -230,7 +230,7 @@ func TestCheckNamesWhatWasAdded(t *testing.T) {
 	commit() // which leaves the budget: the commit before is still the one to compare with
 	out, err = program(t, "-dir", dir, "-check")
 	require.Error(t, err)
-	require.Contains(t, out, "branches/shards is 5, and may be 4\n    internal/store/session.go:18  s.Shards > 1\n")
+	require.Contains(t, out, "branches/shards is 5; its budget is 4\n    internal/store/session.go:18  s.Shards > 1\n")
 	require.NotContains(t, out, "limiter.go")
 }
 

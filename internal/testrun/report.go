@@ -168,7 +168,7 @@ func (r *report) summary(expected []*regexp.Regexp) (unexpected []string) {
 		}
 	}
 	for _, reason := range unexpected {
-		fmt.Fprintf(r.out, "UNEXPECTED reason to skip %s: %s\n", r.packageOfReason[reason], reason)
+		fmt.Fprintf(r.out, "UNEXPECTED reason to skip %s: %s\n    Make the test run, or add the reason to the file of -expect.\n", r.packageOfReason[reason], reason)
 	}
 	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, skips)
 	return unexpected

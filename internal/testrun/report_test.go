@@ -46,6 +46,7 @@ func TestEachReasonToSkipIsPrintedOnce(t *testing.T) {
 	require.Equal(t, `skipped    1  long: it waits
 skipped    2  no browser
 UNEXPECTED reason to skip p TestB: no browser
+    Make the test run, or add the reason to the file of -expect.
 0 passed, 0 failed, 3 skipped
 `, out)
 

@@ -1,7 +1,5 @@
-// Package testsize decides how much a test does.
-//
-// There are three sizes: short (go test -short, which make test uses), full (without -short, make test-all) and nightly (full, with
-// RATELIMIT_NIGHTLY set, make nightly).
+// Package testsize chooses the size of a test, and its seeds. There are three sizes: short (go test -short, which make test uses), full
+// (without -short, make test-all) and nightly (full, with RATELIMIT_NIGHTLY set, make nightly).
 package testsize
 
 import (
@@ -14,13 +12,12 @@ import (
 	"time"
 )
 
-// nightlyVariable makes the full size nightly.
-const nightlyVariable = "RATELIMIT_NIGHTLY"
+const nightlyVariable = "RATELIMIT_NIGHTLY" // makes the full size nightly
 
 //nolint:gochecknoglobals // a flag of go test
-var seedFlag = flag.Uint64("seed", 0, "the only seed of each random test; 0 chooses seeds by the size of the test")
+var seedFlag = flag.Uint64("seed", 0, "run each random test with this seed only; 0 chooses seeds by the size of the test")
 
-// Long skips t in the short tier. It says why the test takes longer than a second, or needs more than a database and this process.
+// Long skips t in the short tier. why is the reason: the test takes longer than a second, or needs more than a database and this process.
 func Long(t testing.TB, why string) {
 	t.Helper()
 	if testing.Short() {
@@ -28,7 +25,7 @@ func Long(t testing.TB, why string) {
 	}
 }
 
-// Nightly skips t except in the nightly tier. It says why.
+// Nightly skips t except in the nightly tier. why is the reason.
 func Nightly(t testing.TB, why string) {
 	t.Helper()
 	if !isNightly() {
@@ -44,31 +41,35 @@ func Of[T any](short, full T) T {
 	return full
 }
 
-// EachSeed runs test as a parallel subtest for each seed. The name of the subtest ends with the seed; -seed repeats it.
-//
-//   - short: 1 and the day, for example 20261123;
-//   - full: 1, 2 and the day;
-//   - nightly: 1, 2 and thirty new seeds.
+// EachSeed runs test as a parallel subtest for each seed. The seeds are 1 and the day (short), 1, 2 and the day (full), or 1, 2 and thirty
+// new ones (nightly). The day is a number, for example 20261123. A failure prints the flags that repeat it.
 func EachSeed(t *testing.T, test func(t *testing.T, seed uint64)) {
 	t.Helper()
 	for _, seed := range seeds(time.Now(), rand.Uint64) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
+			showSeed(t, seed)
 			test(t, seed)
 		})
 	}
 }
 
-// Seed returns a seed for a test that draws once: that of -seed, or the day, or a new one in the nightly tier. A failure prints it.
+// Seed returns the seed of a test that needs only one: the flag -seed, or the day, or a new one in the nightly tier. A failure prints it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := one(time.Now(), rand.Uint64)
+	showSeed(t, seed)
+	return seed
+}
+
+// showSeed prints the flags that repeat t, if it fails.
+func showSeed(t testing.TB, seed uint64) {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("repeat this with -seed=%d", seed)
+			t.Logf("to repeat this, run the whole test with -seed=%d -short=%v", seed, testing.Short())
 		}
 	})
-	return seed
 }
 
 // Rand returns a source of random numbers that is seeded by Seed. It is not safe for concurrent use.
@@ -88,7 +89,6 @@ func one(now time.Time, fresh func() uint64) uint64 {
 }
 
 func seeds(now time.Time, fresh func() uint64) []uint64 {
-	const added = 30
 	switch {
 	case *seedFlag != 0:
 		return []uint64{*seedFlag}
@@ -98,7 +98,7 @@ func seeds(now time.Time, fresh func() uint64) []uint64 {
 		return []uint64{1, 2, day(now)}
 	}
 	list := []uint64{1, 2}
-	for range added {
+	for range 30 {
 		list = append(list, fresh())
 	}
 	return list

@@ -7,10 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The flag, -short and the variable are the process's, so that these do not run beside each other.
+// This test is not parallel: it sets an environment variable.
 func TestSeeds(t *testing.T) {
 	if *seedFlag != 0 {
-		t.Skip("-seed is the only seed of this run")
+		t.Skip("this test needs a run without -seed")
 	}
 	now := time.Date(2026, 11, 23, 23, 0, 0, 0, time.UTC)
 	fresh := func() uint64 { return 7 }
