@@ -67,7 +67,7 @@ func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request)
 	}
 	a.Lender, p.of[asked.bucket].lends = &lender, true
 	if s.mode == Shadow && of.mode == On { // then neither refuses
-		of.mode, a.Unenforced = Shadow, true
+		of.mode, of.spared, a.Unenforced = Shadow, true, true
 	}
 	return s, nil
 }

@@ -90,7 +90,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		return err
 	}
 	if len(p.asks) == 0 && p.now == 0 { // no bucket says what time it is
-		p.now = l.config.estimate()
+		p.now = estimate(l)
 	}
 	return nil
 }

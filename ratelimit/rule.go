@@ -275,14 +275,14 @@ func (p *plan) drop() {
 	p.move(place)
 }
 
-// refusedInShadow returns the buckets that refused, when none did whose limit is enforced, so that the others are to be
-// asked without these.
+// refusedInShadow returns the buckets that refused, if none of them is enforced in the era in which it was asked. The others are
+// asked again without these.
 func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	for i := range answers {
 		if answers[i].Allowed {
 			continue
 		}
-		if p.of[i].mode != Shadow {
+		if p.of[i].modeUnder(&p.asks[i].Terms) == On {
 			return nil
 		}
 		refused = append(refused, i)
