@@ -112,7 +112,7 @@ func (p *plan) lender(i int) int {
 	return -1
 }
 
-// passOn has the pool be asked for what the i-th bucket was to pay or borrow.
+// passOn moves the cost of ask i to its pool, if that is in use.
 func (p *plan) passOn(i int) {
 	a := &p.asks[i]
 	if a.Lender == nil {
