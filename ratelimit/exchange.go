@@ -50,7 +50,7 @@ func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome)
 	if err != nil {
 		return err
 	}
-	now := l.config.estimate()
+	now := estimate(l)
 	s, d := subjectOf(ctx, l, verb, r, key, &now)
 	if err := checkCost(&d, r.cost, bucket.MaxTokens); err != nil {
 		return err
@@ -182,7 +182,7 @@ func (p *prices) exchange(ctx context.Context) {
 		}
 		p.failed(ctx, due, told, fmt.Errorf("a hook panicked: %v", failure), began)
 	}()
-	due = p.collect(l.config.estimate())
+	due = p.collect(estimate(l))
 	if len(due) == 0 {
 		return
 	}
@@ -306,7 +306,7 @@ func (e *exchanged) isOver() bool {
 
 // learn takes over what is known of the keys, and tells the observer of prices that have changed.
 func (p *prices) learn(ctx context.Context, of []*exchanged) {
-	now := p.limiter.config.estimate()
+	now := estimate(p.limiter)
 	for _, e := range of {
 		share, until := 1.0, int64(0)
 		if r := &e.report; r.HasUpstream {

@@ -57,6 +57,7 @@ type Limiter struct {
 	reach        *reach
 	leaving      *leaving
 	prices       *prices // of adaptive limits
+	clock        *clock  // the database's, where rules go by it
 	prefetched   *prefetched
 }
 
@@ -86,6 +87,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
 		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
+	}
+	if config.Policies != nil && config.AsOf == nil && store.EngineOf(pool) == nil {
+		l.clock = &clock{made: time.Now()}
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -94,8 +93,7 @@ type Rule struct {
 	limit       string
 	name        string
 	eras        []era
-	begun       *atomic.Int32 // the latest era that is known to have begun
-	pausedUntil int64         // microseconds since 1970
+	pausedUntil int64 // microseconds since 1970
 	pauseReason string
 }
 
@@ -120,7 +118,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras)), begun: &atomic.Int32{}}
+	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras))}
 	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
 		of, change, err := e.check(limit)
@@ -231,13 +229,16 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// leaveOut leaves the limits out that are not in use.
+// leaveOut removes the limits that are off from the call. The pool of a guarantee that is off or in shadow decides alone.
 func (p *plan) leaveOut() {
 	for i := range p.of {
-		if s := &p.of[i]; s.mode == Off {
-			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
-			s.tell(&answer, nil)
+		s := &p.of[i]
+		if s.mode == Off || s.mode == Shadow && !s.spared {
 			p.passOn(i)
+		}
+		if s.mode == Off {
+			answer := State{Limit: s.limit, Remaining: s.limit.Capacity(), NotAsked: true}
+			s.tell(&answer, nil)
 			p.release(i, answer)
 		}
 	}
@@ -277,14 +278,14 @@ func (p *plan) drop() {
 	p.move(place)
 }
 
-// refusedInShadow returns the buckets that refused, when none did whose limit is enforced, so that the others are to be
-// asked without these.
+// refusedInShadow returns the buckets that refused, if none of them is enforced in the era in which it was asked. The others are
+// asked again without these.
 func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	for i := range answers {
 		if answers[i].Allowed {
 			continue
 		}
-		if p.of[i].mode != Shadow {
+		if p.of[i].modeUnder(&p.asks[i].Terms) == On {
 			return nil
 		}
 		refused = append(refused, i)
