@@ -155,7 +155,7 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	seen := &tracer{}
 	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
-	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 3})
+	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 6})
 	first, others, release := s.crowd(t, 3)
 	batchesBefore, aloneBefore := seen.sent()
 	for name, call := range map[string]verb{
@@ -163,7 +163,7 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	} {
 		allowed, err := call(t.Context(), s.limiter)
 		require.ErrorIs(t, err, ratelimit.ErrOverloaded, name)
-		require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (3)")
+		require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (6)")
 		require.False(t, allowed)
 	}
 	batches, alone := seen.sent()
