@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -157,6 +158,12 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 6})
 	first, others, release := s.crowd(t, 3)
+	eventually(t, "the line behind the row is full", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err := s.limiter.Take(ctx, calls.For("ada"))
+		return errors.Is(err, ratelimit.ErrOverloaded)
+	})
 	batchesBefore, aloneBefore := seen.sent()
 	for name, call := range map[string]verb{
 		"Take": writes["Take"], "TakeSeveral": writes["TakeSeveral"], "Reserve": writes["Reserve"],
