@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -155,15 +156,21 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	seen := &tracer{}
 	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
-	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 3})
+	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 6})
 	first, others, release := s.crowd(t, 3)
+	eventually(t, "the line behind the row is full", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err := s.limiter.Take(ctx, calls.For("ada"))
+		return errors.Is(err, ratelimit.ErrOverloaded)
+	})
 	batchesBefore, aloneBefore := seen.sent()
 	for name, call := range map[string]verb{
 		"Take": writes["Take"], "TakeSeveral": writes["TakeSeveral"], "Reserve": writes["Reserve"],
 	} {
 		allowed, err := call(t.Context(), s.limiter)
 		require.ErrorIs(t, err, ratelimit.ErrOverloaded, name)
-		require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (3)")
+		require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (6)")
 		require.False(t, allowed)
 	}
 	batches, alone := seen.sent()

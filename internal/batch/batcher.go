@@ -30,10 +30,10 @@ type Decider[T any] interface {
 type Options struct {
 	Apart         bool          // whether each call goes to DecideOne, and none into a batch
 	ApartNow      func() bool   // whether that is so by now; nil: it stays as Apart says
-	MaxWaiting    int           // calls that may wait
+	MaxWaiting    int           // calls that may wait in the queue, and behind slow batches
 	Timeout       time.Duration // that a call may wait for its answer; none when it is not above 0
 	ErrClosed     error         // what calls get after Close
-	ErrOverloaded error         // what calls get when MaxWaiting wait already
+	ErrOverloaded error         // what calls get when as many wait already
 }
 
 // Batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
@@ -149,20 +149,20 @@ func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 	if b.full() && b.findSlow() {
 		b.startAll()
 	}
-	full := b.full()
 	b.addUses(c)
 	keeper := c.keeper()
-	starts = !full && keeper == nil && !c.isQueuedFor(nil)
+	starts = !b.full() && keeper == nil && !c.isQueuedFor(nil)
+	behindSlow, waiting := keeper != nil && keeper.slow, b.queued
+	if behindSlow { // those behind one such batch leave room for those behind another
+		waiting = max(b.queued, b.parked, 2*keeper.waiting)
+	}
 	switch {
 	case b.closed:
 		b.dropUses(c)
 		return false, b.options.ErrClosed
-	case !starts && b.queued+b.parked >= b.options.MaxWaiting:
+	case !starts && waiting >= b.options.MaxWaiting:
 		b.dropUses(c)
-		return false, fmt.Errorf("%w (%d)", b.options.ErrOverloaded, b.queued+b.parked)
-	}
-	if c.done == nil {
-		c.done = make(chan struct{}, 1)
+		return false, fmt.Errorf("%w (%d)", b.options.ErrOverloaded, b.options.MaxWaiting)
 	}
 	if !b.sweeping {
 		b.armTimeoutTimer()
@@ -170,7 +170,7 @@ func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 	c.holders.Store(1)
 	b.arrivals++
 	c.arrival = b.arrivals
-	if keeper != nil && keeper.slow && !c.isQueuedFor(keeper) {
+	if behindSlow && !c.isQueuedFor(keeper) {
 		b.park(c, keeper)
 		return false, nil
 	}

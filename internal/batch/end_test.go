@@ -78,7 +78,7 @@ func TestABatchThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimulation(t, 10)
 		ctx, cancel := context.WithCancel(t.Context())
-		c := &call{Of: &job{}, ctx: ctx}
+		c := &call{Of: &job{}, ctx: ctx, done: make(chan struct{}, 1)}
 		w.lasts[c] = time.Hour
 		_, err := w.enqueue(c)
 		require.NoError(t, err)
@@ -119,7 +119,7 @@ func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 	t.Parallel()
 	w := newSimulation(t, 10)
 	for range 100 {
-		c := &call{Of: &job{}}
+		c := &call{Of: &job{}, done: make(chan struct{}, 1)}
 		_, err := w.enqueue(c)
 		require.NoError(t, err)
 		f := w.next(nil, nil)
@@ -161,6 +161,47 @@ func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
 		instead.requireAnswered(t, time.Second)
 		w.requireEmpty()
 		w.ask(t.Context(), time.Millisecond, "hot").requireAnswered(t, time.Millisecond)
+	})
+}
+
+// Callers of a held row wait in a line of their own, which at most half of MaxWaiting join: they cost callers of free rows no place.
+func TestCallersOfAHeldRowLeaveTheQueueToOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const most = 20
+		w := newSimulation(t, most)
+		hold := func(key string) (release func(), line []*pending) {
+			release = w.hold(key)
+			w.ask(t.Context(), time.Millisecond, key)
+			time.Sleep(wideSlowAfter) // its batch is slow
+			for range most / 2 {
+				line = append(line, w.ask(t.Context(), time.Millisecond, key))
+			}
+			w.ask(t.Context(), time.Millisecond, key).requireRefused(t)
+			return release, line
+		}
+		releaseFirst, first := hold("first")
+		releaseSecond, second := hold("second")
+		w.ask(t.Context(), 5*time.Millisecond, "busy")
+		w.ask(t.Context(), 5*time.Millisecond, "busy as well")
+		var free []*pending
+		for range most {
+			free = append(free, w.ask(t.Context(), time.Millisecond, "free"))
+		}
+		w.ask(t.Context(), time.Millisecond, "free").requireRefused(t)
+		for _, p := range free {
+			p.requireAnswered(t, 6*time.Millisecond)
+		}
+		for _, p := range append(first, second...) {
+			p.requireWaits(t)
+		}
+		releaseFirst()
+		releaseSecond()
+		for _, p := range append(first, second...) {
+			<-p.ended
+			require.NoError(t, p.err)
+		}
+		w.requireEmpty()
 	})
 }
 

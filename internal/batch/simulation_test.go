@@ -257,6 +257,18 @@ func (p *pending) requireAnswered(t *testing.T, took time.Duration) {
 	require.Equal(t, took, p.took)
 }
 
+// requireRefused checks that too many wait already.
+func (p *pending) requireRefused(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case <-p.ended:
+		require.ErrorIs(t, p.err, errOverloaded)
+	default:
+		require.Fail(t, "the call waits")
+	}
+}
+
 // requireWaits checks that the call has not been answered.
 func (p *pending) requireWaits(t *testing.T) {
 	t.Helper()

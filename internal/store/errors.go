@@ -2,7 +2,7 @@ package store
 
 import (
 	"errors"
-	"strings"
+	"regexp"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -21,10 +21,6 @@ const (
 	codeLockNotAvailable     = "55P03"
 	codeQueryCanceled        = "57014"
 	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
-
-	// The classes that are about values.
-	classDataException = "22"
-	classConstraint    = "23"
 )
 
 // SQLState returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
@@ -53,14 +49,16 @@ func IsConflict(err error) bool {
 // IsLockTimeout reports whether a statement waited for a row as long as lock_timeout allows.
 func IsLockTimeout(err error) bool { return SQLState(err) == codeLockNotAvailable }
 
-// isOfOne reports whether a statement for several calls failed for what may be the fault of one of them: a value
-// that it was sent, as a key with characters that the database's encoding lacks, or a row that was waited for or changed
-// meanwhile. The time that it took is nobody's: it waits for no row for long.
+// hasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
+func hasTimedOut(err error) bool { return IsLockTimeout(err) || SQLState(err) == codeQueryCanceled }
+
+// ofAll matches the SQLSTATEs that every call of a batch would get: those of the connection, of a server that is read-only, full or
+// shutting down, and of a schema that is not migrated.
+var ofAll = regexp.MustCompile(`^(08|57P|25006|26000|3F000|42P01|42P05|42703|53200|53300)`)
+
+// isOfOne reports whether a statement for several calls may have failed because of one of them, for a value that it was sent or a
+// row that it needs, or because they are too many for statement_timeout. Nothing was done then.
 func isOfOne(err error) bool {
-	switch code := SQLState(err); code {
-	case codeLockNotAvailable, codeDeadlockDetected, codeSerializationFailure:
-		return true
-	default:
-		return strings.HasPrefix(code, classDataException) || strings.HasPrefix(code, classConstraint)
-	}
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !ofAll.MatchString(pgErr.Code)
 }

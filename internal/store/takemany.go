@@ -68,15 +68,15 @@ func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 	return waiting
 }
 
-// runHalves answers calls whose statement failed with err: with that error, or again in two halves when one of them
-// may be to blame for it, and not what they all ask for. Where the statement had waited too long for a row that is being
-// made, those for one bucket go on to wait for it by themselves.
+// runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It answers the
+// calls with err when they all are, as they ask for one bucket, or have waited for one row until a timeout of the session. Where the
+// statement had waited too long for a row that is being made, those for one bucket go on to wait for it by themselves.
 func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(calls []*Call) []blocked) []blocked {
 	one := askForOne(calls)
 	switch {
 	case waitFor == nil && one && waitedTooLong(err):
 		return waitForRow(calls, calls[0].Asks[0].Key, runBatch)
-	case waitFor != nil && !waitedTooLong(err), one, len(calls) == 1, !isOfOne(err):
+	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && hasTimedOut(err) && !waitedTooLong(err):
 		for _, c := range calls {
 			c.Answer(err)
 		}

@@ -114,7 +114,7 @@ func (tx *TurnTx) send(ctx context.Context, turn *Turn, batch *pgx.Batch) (resul
 			_ = conn.Close(ctx) // and what the session holds goes with it
 			return nil, false, fmt.Errorf("begin again without a turn: %w", undoErr)
 		}
-		if code := SQLState(err); code == codeLockNotAvailable || code == codeQueryCanceled {
+		if hasTimedOut(err) {
 			return nil, false, nil
 		}
 	}
