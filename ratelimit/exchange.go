@@ -311,7 +311,7 @@ func (p *prices) learn(ctx context.Context, of []*exchanged) {
 		share, until := 1.0, int64(0)
 		if r := &e.report; r.HasUpstream {
 			share = r.Upstream.Share
-			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 {
+			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 && r.Upstream.PausedUntilUs > 0 { // 0 is no pause
 				until = now + left
 			}
 		}
