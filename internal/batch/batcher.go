@@ -94,8 +94,7 @@ func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
 	c.ctx, c.due = ctx, b.due(ctx)
 	done, _ := b.spare.Get().(*chan struct{})
 	if done == nil {
-		done = new(chan struct{})
-		*done = make(chan struct{}, 1)
+		done = new(make(chan struct{}, 1))
 	}
 	c.done = *done
 	defer b.spare.Put(done) // nobody answers a call that has its answer, or was left
@@ -149,9 +148,10 @@ func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 	if b.full() && b.findSlow() {
 		b.startAll()
 	}
+	full := b.full()
 	b.addUses(c)
 	keeper := c.keeper()
-	starts = !b.full() && keeper == nil && !c.isQueuedFor(nil)
+	starts = !full && keeper == nil && !c.isQueuedFor(nil)
 	behindSlow, waiting := keeper != nil && keeper.slow, b.queued
 	if behindSlow { // those behind one such batch leave room for those behind another
 		waiting = max(b.queued, b.parked, 2*keeper.waiting)
