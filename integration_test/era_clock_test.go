@@ -52,6 +52,7 @@ func onWrongClocks(t *testing.T, test func(t *testing.T, limiter func(limit rate
 func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
 	t.Parallel()
 	onWrongClocks(t, func(t *testing.T, limiter func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) *ratelimit.Limiter) {
+		t.Helper()
 		modes := []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off}
 		for _, byProcess := range modes {
 			for _, byServer := range modes {
@@ -89,6 +90,7 @@ func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
 func TestRequestsAreCheckedByTheServersClock(t *testing.T) {
 	t.Parallel()
 	onWrongClocks(t, func(t *testing.T, limiter func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) *ratelimit.Limiter) {
+		t.Helper()
 		slots := ratelimit.Concurrency{Most: 100}
 		for name, test := range map[string]struct {
 			byProcess, byServer ratelimit.Policy

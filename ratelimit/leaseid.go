@@ -101,7 +101,7 @@ func decodeLeaseID(b []byte) (id *leaseID, valid bool) {
 		of.row.Name, of.row.Key, of.plan = text(), text(), text()
 		of.slots, of.length = number(0, maxSlots), number(time.Millisecond.Microseconds(), bucket.MaxLease)
 		n := len(id.of)
-		valid = valid && validName.MatchString(of.row.Name) && isText(of.row.Key, maxKeyBytes) && isText(of.plan, maxPlanBytes) &&
+		valid = valid && validName.MatchString(of.row.Name) && isText(of.row.Key) && isText(of.plan) &&
 			(n == 0 || id.of[n-1].row.Compare(of.row) < 0)
 		id.of = append(id.of, of)
 	}
