@@ -45,8 +45,7 @@ type Lease struct {
 //
 // Give the slots back with Release. Without it, as when the process dies, they are held until the lease ends. All limits of
 // one call have one lease, with one ID and one fencing number. It ends for each limit as its policy says; Until is
-// the earliest end. ErrInvalidRequest is returned when no request is for slots, and when a rule replaces
-// the slots of one by tokens. Costs that are not whole, or 0, are an error, too.
+// the earliest end. Requests without any for slots are an error, as are costs that are not whole, or 0.
 //
 // Outside a transaction a refusal locks nothing. In a transaction the lease is undone with it, and others wait for the bucket's row
 // until it ends: commit before the work begins. Errors are those of Take. With ErrCommitUnknown, or a connection that fails, the
@@ -60,8 +59,8 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	if err != nil {
 		return Lease{}, err
 	}
-	if err := c.plan.checkAcquire(requests); err != nil {
-		return Lease{}, err
+	if !c.plan.asksForSlots(requests) {
+		return Lease{}, fmt.Errorf("%w: acquire of no slots, as no limit of the call has a Concurrency policy; add one, or call Take", ErrInvalidRequest)
 	}
 	c.Look = c.plan.costless
 	d, err := l.do(ctx, c)
@@ -73,21 +72,14 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	return lease, nil
 }
 
-// checkAcquire returns an error when no request is for slots, or when a rule replaces the slots of a limit by tokens. A limit that is
-// off holds no slots under any policy.
-func (p *plan) checkAcquire(requests []Request) error {
-	asksForSlots := false
+// asksForSlots reports whether one of the requests is for slots, by the definition in the code or by the rule.
+func (p *plan) asksForSlots(requests []Request) bool {
 	for i := range requests {
-		defined, limit, at := requests[i].limit, p.limitOf(i), p.asked[i].bucket
-		if defined.terms().Holds() && !limit.terms().Holds() && (at >= 0 || p.known[^at].Mode != Off) {
-			return fmt.Errorf("%w: acquire %q, which has no slots, as a rule makes it %v; call Take, or change the rule", ErrInvalidRequest, limit.Name(), limit.Policy())
+		if requests[i].limit.terms().Holds() || p.limitOf(i).terms().Holds() {
+			return true
 		}
-		asksForSlots = asksForSlots || defined.terms().Holds() || limit.terms().Holds()
 	}
-	if !asksForSlots {
-		return fmt.Errorf("%w: acquire of no slots, as no limit of the call has a Concurrency policy; add one, or call Take", ErrInvalidRequest)
-	}
-	return nil
+	return false
 }
 
 // limitOf returns the limit of the i-th request.
@@ -110,8 +102,8 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 	held := false
 	for i := range requests {
 		of := leaseOf{row: bucket.Key{Name: requests[i].limit.Name(), Key: c.plan.asked[i].key}}
-		if c.plan.ruled {
-			of.plan = requests[i].plan
+		if plan := requests[i].plan; c.plan.ruled && len(plan) <= maxPlanBytes {
+			of.plan = plan
 		}
 		for _, terms := range []bucket.Terms{requests[i].limit.terms(), c.plan.limitOf(i).terms()} {
 			if rule, holds := terms.Rule.(bucket.Concurrent); holds {

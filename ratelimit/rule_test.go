@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 func TestNewRuleRefusesWhatCannotBe(t *testing.T) {
@@ -62,40 +61,6 @@ func TestResolveFollowsTheEras(t *testing.T) {
 				now = at.Add(after)
 				require.InDelta(t, test.want[i], limiter.Resolve(limit.For("ada")).Capacity(), 0)
 			}
-		})
-	}
-}
-
-// Acquire holds slots or fails: a mutex must not become a limit that allows two callers.
-func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
-	t.Parallel()
-	slots, tokens := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1}), ratelimit.Define("tokens", ratelimit.PerDay(5))
-	for name, test := range map[string]struct {
-		era     ratelimit.Era
-		allowed bool
-	}{
-		"Enforced": {ratelimit.Era{Policy: ratelimit.PerSecond(100)}, false},
-		"Shadow":   {ratelimit.Era{Policy: ratelimit.PerSecond(100), Mode: ratelimit.Shadow}, false},
-		"Adaptive": {ratelimit.Era{Policy: ratelimit.Adaptive{Contract: ratelimit.PerSecond(100)}}, false},
-		"Off":      {ratelimit.Era{Policy: ratelimit.PerSecond(100), Mode: ratelimit.Off}, true},
-		"Slots":    {ratelimit.Era{Policy: ratelimit.Concurrency{Most: 2}}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rule, err := ratelimit.NewRule(slots, ratelimit.RuleConfig{Name: "a rule", Eras: []ratelimit.Era{test.era}})
-			require.NoError(t, err)
-			limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{Policies: modes{"slots": rule}})
-			for _, requests := range [][]ratelimit.Request{{slots.For("ada")}, {tokens.For("ada"), slots.For("ada")}} {
-				lease, err := limiter.Acquire(t.Context(), requests...)
-				require.Equal(t, test.allowed, lease.Allowed)
-				if test.allowed {
-					require.NoError(t, err)
-					continue
-				}
-				require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-				require.ErrorContains(t, err, `acquire "slots"`)
-			}
-			require.Equal(t, test.allowed, held(t, limiter, tokens.For("ada")) < 5)
 		})
 	}
 }
