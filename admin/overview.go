@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -56,7 +55,9 @@ func (v *visit) overview() {
 		names = names[:mostLimits]
 		body.Next = names[mostLimits-1]
 	}
-	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
+	if body.Now = list.Now; body.Now.IsZero() {
+		body.Now = time.Now() // nothing could be read, and nothing is computed from it
+	}
 	body.Hours = v.hours(g, names, body.Now)
 	for _, name := range names {
 		body.Limits = append(body.Limits, limitRow{

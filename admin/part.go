@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -102,10 +101,15 @@ func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 
 // isSaid reports whether what err says is of what somebody asked, and not of the database.
 func isSaid(err error) bool {
-	return slices.ContainsFunc([]error{
+	for _, asked := range []error{
 		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
 		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidRequest, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
-	}, func(asked error) bool { return errors.Is(err, asked) })
+	} {
+		if errors.Is(err, asked) {
+			return true
+		}
+	}
+	return false
 }
 
 // faultOf returns what is wrong, and what to do, for people. It holds nothing of what the error says: that is in the log.

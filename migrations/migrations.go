@@ -60,12 +60,9 @@ const DefaultSchema = "ratelimit"
 // own, applied by goose or not, never sees these among them.
 const versionTable = "goose_db_version"
 
-// lockID is the advisory lock held while migrating. It is not goose's default: an application that calls Up from inside a
-// goose migration of its own holds that one already.
-const (
-	lockID   int64 = 0x7067_7261_7465 // "pgrate"
-	takeLock       = "SELECT pg_catalog.pg_advisory_xact_lock($1)"
-)
+// lockID is the advisory lock held while migrating. It is not goose's default: an application that
+// calls Up from inside a goose migration of its own holds that one already.
+const lockID int64 = 0x7067_7261_7465 // "pgrate"
 
 // FS holds the migration files, which name [DefaultSchema], for who applies them with another tool.
 //

@@ -173,8 +173,8 @@ type prices struct {
 type upstream struct {
 	key         bucket.Key
 	share       atomic.Uint64 // of the contract, as its bits
-	pausedUntil atomic.Int64  // by estimate; 0: it is not
-	askedAt     atomic.Int64  // the latest exchange, by estimate; 0: there was none
+	pausedUntil atomic.Int64  // by Config.estimate; 0: it is not
+	askedAt     atomic.Int64  // the latest exchange, by Config.estimate; 0: there was none
 	used        atomic.Bool   // since then
 
 	mu                  sync.Mutex
@@ -226,7 +226,7 @@ func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, 
 	s.price = 1
 	if p != nil { // of a Simulation
 		if *now == 0 {
-			*now = estimate(p.limiter)
+			*now = p.limiter.config.estimate()
 		}
 		if u = p.find(bucket.Key{Name: s.limit.Name(), Key: key}, *now); u != nil {
 			u.use(policy, s.limit.terms())

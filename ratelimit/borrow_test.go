@@ -15,7 +15,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 var (
@@ -69,40 +68,6 @@ func TestInvalidBorrows(t *testing.T) {
 func waitFor(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
 	_, err := limiter.Wait(ctx, requests...)
 	return err
-}
-
-// TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide: with the guarantee off or in shadow the pool of five allows five takes, and with
-// the pool off or in shadow, too, all of them are allowed.
-func TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide(t *testing.T) {
-	t.Parallel()
-	own, pool := ratelimit.Define("own", ratelimit.PerDay(10)), ratelimit.Define("pool", ratelimit.PerDay(5))
-	for ownMode, taken := range map[ratelimit.Mode]float64{ratelimit.Off: 0, ratelimit.Shadow: 5} {
-		for _, poolMode := range []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off} {
-			t.Run(string("own "+ownMode+", pool "+poolMode), func(t *testing.T) {
-				t.Parallel()
-				policies := make(modes)
-				for limit, mode := range map[ratelimit.Limit]ratelimit.Mode{own: ownMode, pool: poolMode} {
-					rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{Mode: mode}}})
-					require.NoError(t, err)
-					policies[limit.Name()] = rule
-				}
-				limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{Policies: policies, AsOf: func() time.Time { return at }})
-				for i := range 7 {
-					for _, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Decision, error){limiter.Check, limiter.Take} {
-						d, err := call(t.Context(), ratelimit.Borrow(own.For("ada"), pool.Global()))
-						require.NoError(t, err)
-						require.Equal(t, poolMode != ratelimit.On || i < 5, d.Allowed, "call %d", i)
-						require.Equal(t, ownMode, d.States[0].Mode)
-						require.True(t, d.States[0].Allowed, "the guarantee has enough")
-					}
-				}
-				if poolMode == ratelimit.On {
-					require.InDelta(t, 0, held(t, limiter, pool.Global()), 1e-9)
-					require.InDelta(t, 10-taken, held(t, limiter, own.For("ada")), 1e-9)
-				}
-			})
-		}
-	}
 }
 
 // TestBorrowIsTheSameInASimulation holds a Simulation to the answers of a Limiter on Postgres for the same calls, with

@@ -166,14 +166,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	}
 	c := newCall()
 	c.Verb = verb
-	err := c.plan.arrange(ctx, l, verb, requests)
-	if c.plan.now != 0 && l.clock.isUnknown() {
-		if err := askTime(ctx, l, verb, requests[0].limit); err != nil {
-			return nil, err
-		}
-		return l.begin(ctx, verb, requests)
-	}
-	if err != nil {
+	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
 		return nil, err
 	}
 	c.Asks = c.plan.asks
@@ -250,9 +243,6 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		d = *c.cached
 	case c.change == nil:
 		d = c.plan.decide(c.Answers)
-	}
-	if l.clock != nil && len(c.Answers) > 0 {
-		l.clock.hear(c.Answers[0].Now)
 	}
 	l.reports.done(ctx, c, &d)
 	return d, nil

@@ -58,7 +58,7 @@ type State struct {
 	// Value is the bucket after the decision, to project to other instants; its tokens are negative while
 	// reservations are owed.
 	Value Value
-	// Rule is the name of the rule of Config.Policies that has the policy; empty: the policy is that of the code.
+	// Rule is the name of the rule of Config.Policies that decided. It is empty when the definition in the code did.
 	Rule string
 	// Unit is what the rule says that a token is, such as "requests". It is empty where it says nothing.
 	Unit string
@@ -142,11 +142,7 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 			}
 		}
 	}
-	d := p.decision(states, now)
-	if len(answers) > 0 && !d.Allowed && p.asks[0].Within > 0 {
-		d.RetryAfter = max(d.RetryAfter, bucket.SoonEnoughTogether(p.asks, answers))
-	}
-	return d
+	return p.decision(states, now)
 }
 
 // decision turns the states of the buckets at now into the decision on the call as asked.

@@ -50,7 +50,7 @@ func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome)
 	if err != nil {
 		return err
 	}
-	now := estimate(l)
+	now := l.config.estimate()
 	s, d := subjectOf(ctx, l, verb, r, key, &now)
 	if err := checkCost(&d, r.cost, bucket.MaxTokens); err != nil {
 		return err
@@ -182,7 +182,7 @@ func (p *prices) exchange(ctx context.Context) {
 		}
 		p.failed(ctx, due, told, fmt.Errorf("a hook panicked: %v", failure), began)
 	}()
-	due = p.collect(estimate(l))
+	due = p.collect(l.config.estimate())
 	if len(due) == 0 {
 		return
 	}
@@ -306,12 +306,12 @@ func (e *exchanged) isOver() bool {
 
 // learn takes over what is known of the keys, and tells the observer of prices that have changed.
 func (p *prices) learn(ctx context.Context, of []*exchanged) {
-	now := estimate(p.limiter)
+	now := p.limiter.config.estimate()
 	for _, e := range of {
 		share, until := 1.0, int64(0)
 		if r := &e.report; r.HasUpstream {
 			share = r.Upstream.Share
-			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 && r.Upstream.PausedUntilUs > 0 { // 0 is no pause
+			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 {
 				until = now + left
 			}
 		}

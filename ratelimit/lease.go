@@ -216,7 +216,7 @@ func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Le
 
 // leasesOf returns what the ID says is held, with the terms that the limits have now as far as this Limiter knows.
 func leasesOf(ctx context.Context, l *Limiter, verb string, id *leaseID) *store.Leases {
-	leases := &store.Leases{Fence: id.fence, Release: verb == verbRelease, NowUs: estimate(l)}
+	leases := &store.Leases{Fence: id.fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
 	shortest := int64(0)
 	for _, of := range id.of {
 		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.length) * time.Microsecond}
@@ -228,7 +228,7 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *leaseID) *store.
 			limit = limitOf(of.row.Name, limit.Policy(), last)
 		}
 		if rule := ruleFor(ctx, l, verb, limit, of.plan, of.row.Key); rule != nil {
-			limit = rule.holding(estimate(l)).limit
+			limit = rule.holding(l.config.estimate()).limit
 		}
 		length := of.length
 		if rule, holds := limit.terms().Rule.(bucket.Concurrent); holds {

@@ -57,7 +57,6 @@ type Limiter struct {
 	reach        *reach
 	leaving      *leaving
 	prices       *prices // of adaptive limits
-	clock        *clock  // the database's, where rules go by it
 	prefetched   *prefetched
 }
 
@@ -87,9 +86,6 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
 		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
 		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
-	}
-	if config.Policies != nil && config.AsOf == nil && store.EngineOf(pool) == nil {
-		l.clock = &clock{made: time.Now()}
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
@@ -215,8 +211,9 @@ type Config struct {
 	// key. It runs on the caller's goroutine before the call returns: it must be quick, must not call the Limiter, and may
 	// run on many goroutines at once. Defaults to nil, nobody.
 	//
-	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back; those of an attempt that
-	// lost a conflict or its connection are not. A refusal in a transaction that you began is reported at once, with Pending set.
+	// What a transaction of InTx was refused is told when the transaction has ended, and also when it was rolled back, as
+	// a refusal mostly makes the caller do: what its last attempt was refused, and nothing where that lost a conflict.
+	// A refusal in a transaction that you began is told at once, with Pending set.
 	Refused func(ctx context.Context, refusal Refusal)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time

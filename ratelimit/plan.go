@@ -90,7 +90,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		return err
 	}
 	if len(p.asks) == 0 && p.now == 0 { // no bucket says what time it is
-		p.now = estimate(l)
+		p.now = l.config.estimate()
 	}
 	return nil
 }
@@ -312,20 +312,18 @@ func checkCost(d *definition, cost, most float64) error {
 	return nil
 }
 
-// storedKey checks the request's key and plan and returns the stored form of the key: "" for the global bucket.
+// storedKey checks the request's key and returns the form that is stored: "" for the global bucket.
 func storedKey(secret []byte, r *Request) (string, error) {
 	invalid := func(problem string) (string, error) {
 		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.Name(), problem)
 	}
 	hashed := len(secret) > 0 && !r.stored
 	switch {
-	case r.plan != "" && !isText(r.plan):
-		return "", fmt.Errorf("%w: the plan of %q is %.40q; a plan has up to %d bytes of UTF-8 without NUL", ErrInvalidRequest, r.limit.Name(), r.plan, maxPlanBytes)
 	case r.global || r.limit == Limit{}: // the latter is reported by checkCost
 		return "", nil
 	case r.key == "" && r.stored: // that of Global
 		return "", nil
-	case r.stored && !isText(r.key):
+	case r.stored && (len(r.key) > maxKeyBytes || !utf8.ValidString(r.key) || strings.IndexByte(r.key, 0) >= 0):
 		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
 		return invalid("it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global for the bucket everybody shares")
@@ -341,11 +339,6 @@ func storedKey(secret []byte, r *Request) (string, error) {
 		return invalid("it holds a NUL byte, which Postgres cannot store; encode it, or set Config.HashKey")
 	}
 	return r.key, nil
-}
-
-// isText reports whether s can be a key or a plan: Postgres can store it, and it is not too long.
-func isText(s string) bool {
-	return len(s) <= maxKeyBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }
 
 // hashKey returns HMAC-SHA-256 of the limit's name and the key, 43 characters of base64url. The name

@@ -72,9 +72,7 @@ func (l *ledger) DecideOne(ctx context.Context, c *store.Call) error {
 		r.State = *l.row
 	}
 	r.State, r.Allowed = a.Terms.Take(r.State, now, a.Cost, 0)
-	if !c.Look {
-		l.row = &r.State
-	}
+	l.row = &r.State
 	c.Answers = []bucket.Answer{r}
 	return nil
 }

@@ -25,7 +25,6 @@ type subject struct {
 	released bool // whether its bucket is asked for nothing
 	direct   bool // whether a request asks it for itself
 	lends    bool // whether it is the pool of a Borrow
-	spared   bool // whether it is in shadow because its pool is
 }
 
 // StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of
@@ -33,8 +32,8 @@ type subject struct {
 func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.config.HashKey, &r) }
 
 // Resolve returns the limit of the request with the policy that a call would now be decided under: to show it, or to
-// check a cost against its capacity. It asks Config.Policies and not the database. Its clock is the
-// database's as the Limiter last heard it, and that of this process before the first call.
+// check a cost against its capacity. It asks Config.Policies, and not the database, whose clock it takes to be that of
+// this process.
 func (l *Limiter) Resolve(r Request) Limit {
 	key, err := storedKey(l.config.HashKey, &r)
 	if err != nil {
@@ -63,7 +62,7 @@ func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key str
 		return subject{limit: r.limit, plan: r.plan, mode: On}, d
 	}
 	if *now == 0 && rule.needsNow() {
-		*now = estimate(l)
+		*now = l.config.estimate()
 	}
 	e := rule.holding(*now)
 	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode}, e.limit.definition()
@@ -93,57 +92,30 @@ func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err er
 	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)}, l.reports.began())
 }
 
-// clock is the database's clock by the latest answer. A nil clock, as in memory and with Config.AsOf, is not needed.
-type clock struct {
-	made   time.Time
-	atMade atomic.Int64 // the database's time when it was made, in microseconds since 1970; 0: unknown
-}
-
-// hear sets the clock to an instant that the database told.
-func (c *clock) hear(now int64) {
-	if c != nil {
-		c.atMade.Store(now - time.Since(c.made).Microseconds())
-	}
-}
-
-// isUnknown reports whether the database never told its time.
-func (c *clock) isUnknown() bool { return c != nil && c.atMade.Load() == 0 }
-
-// estimate returns the database's time in microseconds since 1970, and this process's time while it is unknown.
-func estimate(l *Limiter) int64 {
-	switch now := l.config.asOf(); {
-	case now != nil:
+// estimate returns about what time it is for the database, in microseconds since 1970.
+func (c *Config) estimate() int64 {
+	if now := c.asOf(); now != nil {
 		return *now
-	case l.clock == nil || l.clock.isUnknown():
-		return time.Now().UnixMicro()
 	}
-	return l.clock.atMade.Load() + time.Since(l.clock.made).Microseconds()
-}
-
-// askTime sets the clock by a look at a bucket of the limit.
-func askTime(ctx context.Context, l *Limiter, verb string, limit Limit) error {
-	look := &call{Call: store.Call{Verb: verb, Look: true}, plan: plan{asked: []asked{{}}}}
-	look.Asks = []bucket.Ask{{Key: bucket.Key{Name: limit.Name()}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1}}}
-	look.plan.asks = look.Asks
-	if err := look.runChecked(ctx, l); err != nil {
-		return look.failed(ctx, l, err)
-	}
-	l.clock.hear(look.Answers[0].Now)
-	return nil
+	return time.Now().UnixMicro()
 }
 
 // needsNow reports whether what the rule says may depend on the time.
 func (r *Rule) needsNow() bool {
-	return r.pausedUntil > bucket.MinInstant || len(r.eras) > 1
+	return r.pausedUntil > bucket.MinInstant || int(r.begun.Load())+1 < len(r.eras)
 }
 
-// holding returns the era in effect at now.
+// holding returns the era that holds at about now, unless none has begun since the latest that is known to have.
 func (r *Rule) holding(now int64) *era {
-	i := len(r.eras) - 1
-	for i > 0 && r.eras[i].from > now {
-		i--
+	last := r.begun.Load()
+	at := last
+	for int(at)+1 < len(r.eras) && r.eras[at+1].from <= now {
+		at++
 	}
-	return &r.eras[i]
+	if at != last {
+		r.begun.CompareAndSwap(last, at)
+	}
+	return &r.eras[at]
 }
 
 // isPaused reports whether the rule lets nothing through at an instant.
@@ -175,8 +147,7 @@ func (s *subject) eraOf(t bucket.Terms) *era {
 	return &s.rule.eras[t.Origin()]
 }
 
-// tell sets the rule and the mode of state by the era that decided. A nil t means the era at resolve time. A limit that is off
-// allows every request.
+// tell tells the state which rule has decided, by the terms that have; nil: by those that the request was resolved to.
 func (s *subject) tell(state *State, t *bucket.Terms) {
 	state.Mode, state.Price = s.mode, max(s.price, 1)
 	if s.rule == nil {
@@ -187,18 +158,7 @@ func (s *subject) tell(state *State, t *bucket.Terms) {
 		t = &resolved
 	}
 	e := s.eraOf(*t)
-	state.Mode, state.Rule, state.Unit = s.modeUnder(t), e.name, e.unit
-	if state.Mode == Off {
-		state.Allowed, state.RetryAfter = true, 0
-	}
-}
-
-// modeUnder returns the mode in the era of t, unless a pool in shadow pays what the limit does not.
-func (s *subject) modeUnder(t *bucket.Terms) Mode {
-	if s.rule == nil || s.spared {
-		return s.mode
-	}
-	return s.eraOf(*t).mode
+	state.Rule, state.Unit = e.name, e.unit
 }
 
 // holding returns the limit with the policy of the terms, which may be those of another era by now.
@@ -221,7 +181,7 @@ func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation
 		if l.HasPolicies() {
 			limit := limitOf(name, madeElsewhere{}, terms)
 			if rule := ruleFor(ctx, l, verb, limit, r.Plan(i), r.Keys[i]); rule != nil {
-				holding := rule.holding(r.NowUs).limit.definition()
+				holding := rule.holding(l.config.estimate()).limit.definition()
 				terms, policy = holding.terms, holding.policy
 				pausedUntil = max(pausedUntil, rule.pausedUntil)
 			}

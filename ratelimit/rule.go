@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -75,7 +76,7 @@ type Era struct {
 
 // RuleConfig is what a rule says.
 type RuleConfig struct {
-	// Name is what people call the rule. Its eras have this name unless they have one of their own.
+	// Name is what people call the rule: the name of its eras and its pause.
 	Name string
 	// Eras are the policies of the rule, in the order of their From. Defaults to one: what the limit is defined with.
 	Eras []Era
@@ -93,7 +94,8 @@ type Rule struct {
 	limit       string
 	name        string
 	eras        []era
-	pausedUntil int64 // microseconds since 1970
+	begun       *atomic.Int32 // the latest era that is known to have begun
+	pausedUntil int64         // microseconds since 1970
 	pauseReason string
 }
 
@@ -118,7 +120,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras))}
+	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras)), begun: &atomic.Int32{}}
 	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
 		of, change, err := e.check(limit)
@@ -218,7 +220,7 @@ func (p *plan) pause(decides bool) {
 			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
 			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), retryAfterReason
 			if s.rule != nil && s.rule.pausedUntil == until {
-				answer.PauseReason = s.rule.pauseReason
+				answer.Rule, answer.PauseReason = s.rule.name, s.rule.pauseReason
 			}
 		}
 		p.known = append(p.known, answer)
@@ -229,16 +231,13 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// leaveOut removes the limits that are off from the call. The pool of a guarantee that is off or in shadow decides alone.
+// leaveOut leaves the limits out that are not in use.
 func (p *plan) leaveOut() {
 	for i := range p.of {
-		s := &p.of[i]
-		if s.mode == Off || s.mode == Shadow && !s.spared {
-			p.passOn(i)
-		}
-		if s.mode == Off {
-			answer := State{Limit: s.limit, Remaining: s.limit.Capacity(), NotAsked: true}
+		if s := &p.of[i]; s.mode == Off {
+			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
 			s.tell(&answer, nil)
+			p.passOn(i)
 			p.release(i, answer)
 		}
 	}
@@ -278,14 +277,14 @@ func (p *plan) drop() {
 	p.move(place)
 }
 
-// refusedInShadow returns the buckets that refused, if none of them is enforced in the era in which it was asked. The others are
-// asked again without these.
+// refusedInShadow returns the buckets that refused, when none did whose limit is enforced, so that the others are to be
+// asked without these.
 func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	for i := range answers {
 		if answers[i].Allowed {
 			continue
 		}
-		if p.of[i].modeUnder(&p.asks[i].Terms) == On {
+		if p.of[i].mode != Shadow {
 			return nil
 		}
 		refused = append(refused, i)

@@ -57,7 +57,7 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 	}
 	c.Asks = c.plan.asks
 	if c.plan.calendars {
-		if err := s.calendars.set(&c.plan, estimate(&s.limiter)); err != nil {
+		if err := s.calendars.set(&c.plan, s.limiter.config.estimate()); err != nil {
 			return Decision{}, prefixed(err)
 		}
 	}
@@ -75,6 +75,6 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 // decide decides on the call, unless its answers are known.
 func (s *Simulation) decide(c *call) {
 	if len(c.Asks) > 0 {
-		c.Answers = s.memory.Take(c.Asks, estimate(&s.limiter))
+		c.Answers = s.memory.Take(c.Asks, s.limiter.config.estimate())
 	}
 }

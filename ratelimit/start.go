@@ -131,12 +131,13 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 	if !bucket.AllAllowed(answers) {
 		var wait time.Duration
 		for i := range asks {
-			wait = max(wait, stateOf(Limit{}, &asks[i], &answers[i], &held{}).RetryAfter)
+			state := stateOf(Limit{}, &asks[i], &answers[i], &held{})
+			wait = max(wait, state.RetryAfter)
 		}
 		return wait, nil
 	}
 	tx.reports.invalidate(asks)
-	r.Reopen(store.ReadyAt(asks, answers, r.PausedUntil))
+	r.Reopen(max(store.ReadyAt(asks, answers), r.PausedUntil))
 	return time.Duration(r.ReadyUs-answers[0].Now) * time.Microsecond, nil
 }
 

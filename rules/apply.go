@@ -14,9 +14,6 @@ import (
 // for as long are settled as if there had been none.
 const kept = 30 * 24 * time.Hour
 
-// maxAhead is how many changes of a rule, or of the overrides or the pause of a key, may lie ahead.
-const maxAhead = 32
-
 // Apply makes changes together: all of them or, when it returns an error, none. It returns an error that wraps ErrInvalid,
 // before any change, when one of them says what cannot be or would hold from an instant that is past, and ErrNotFound when
 // there is nothing to take away.
@@ -141,13 +138,7 @@ func (w *writer) note(what, name, plan, key string, says any, from int64) error 
 	if err != nil {
 		return err
 	}
-	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason, maxAhead)
-	w.check(func(tag pgconn.CommandTag) error {
-		if tag.RowsAffected() == 0 {
-			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place", what, name, maxAhead)
-		}
-		return nil
-	})
+	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason)
 	w.position++
 	return nil
 }
@@ -171,7 +162,7 @@ func (w *writer) rules(c *Changes) error {
 		}
 	}
 	for _, id := range c.Delete {
-		w.queue(w.sql.deleteRule, id.Limit, id.Plan, w.from)
+		w.queue(w.sql.deleteRule, id.Limit, id.Plan)
 		w.check(func(tag pgconn.CommandTag) error {
 			return found(tag.RowsAffected(), "rule of %q for the plan %q", id.Limit, id.Plan)
 		})

@@ -188,8 +188,7 @@ function slides(state, now) {
     if (!(capacity - needed >= lowest)) return HORIZON;
     let later = 0;
     while (later <= slices && !(left(needed, later) >= lowest)) later++;
-    const forgotten = beginOf(ts) + (slices + 1) * step; // all that was taken, also where the sum is rounded up
-    return later && Math.min(beginOf(latest) + later * step - now, forgotten - now, HORIZON);
+    return later && Math.min(beginOf(latest) + later * step - now, HORIZON);
   };
   const taken = (cost) => ({ value: left(cost), ts_us: latest, totals: [totals[0] + cost, ...totals.slice(1)] });
   return { tokens: left(0), wait, fixed: { ts_us: ts }, taken };

@@ -218,7 +218,12 @@ func (t Terms) Followed() Calendar {
 
 // AnyUnknown reports whether the terms of one of the asks are Unknown.
 func AnyUnknown(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.IsUnknown() })
+	for i := range asks {
+		if asks[i].Terms.IsUnknown() {
+			return true
+		}
+	}
+	return false
 }
 
 // Origin returns which of the eras the terms are of that they were made from; see OnCalendar.

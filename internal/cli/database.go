@@ -17,9 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 const (
@@ -35,8 +33,6 @@ type database struct {
 	pool   *pgxpool.Pool
 	config *pgxpool.Config
 	schema string
-	reader *inspect.Reader
-	store  *rules.Store
 }
 
 // withDatabase runs fn on the database, within the time that it may take.
@@ -60,7 +56,7 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
-		return fmt.Errorf("cannot make a pool for the database of %s: %s", from, causeOf(err))
+		return fmt.Errorf("cannot connect to the database of %s: %w", from, errors.New(causeOf(err)))
 	}
 	defer pool.Close()
 	return within(ctx, timeout, func(ctx context.Context) error {
@@ -68,17 +64,9 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return fmt.Errorf("cannot connect to the database of %s, at %s, port %d: %s", from, config.ConnConfig.Host, config.ConnConfig.Port, causeOf(err))
+			return fmt.Errorf("cannot connect to the database of %s: %s", from, causeOf(err))
 		}
-		reader, err := inspect.New(pool, a.options.schema)
-		if err != nil {
-			return err
-		}
-		store, err := rules.NewStore(pool, rules.StoreConfig{Schema: a.options.schema})
-		if err != nil {
-			return err
-		}
-		return a.explain(fn(ctx, &database{pool, config, a.options.schema, reader, store}))
+		return a.explain(fn(ctx, &database{pool, config, a.options.schema}))
 	})
 }
 
@@ -149,7 +137,7 @@ func (a *app) hasPGVariables() bool {
 	return false
 }
 
-// causeOf returns why no connection could be made, without the user and the database that are in the error.
+// causeOf returns why no connection could be made, without the host, the user and the database that are in the error.
 func causeOf(err error) string {
 	var server *pgconn.PgError
 	var lookup *net.DNSError

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -25,14 +24,15 @@ const (
 	exitInterrupted = 130
 )
 
-type meaning struct {
+// meanings returns what each exit code says, in their order.
+func meanings() []struct {
 	code int
 	says string
-}
-
-// meanings returns what each exit code says, in their order.
-func meanings() []meaning {
-	return []meaning{
+} {
+	return []struct {
+		code int
+		says string
+	}{
 		{exitDone, "done; of check and take: allowed"},
 		{exitFailure, "a failure, such as a database that does not answer"},
 		{exitUsage, "wrong usage, or nobody confirmed: nothing was done"},
@@ -98,5 +98,10 @@ func codeOf(ctx context.Context, err error) int {
 }
 
 func isAny(err error, targets ...error) bool {
-	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+	for _, target := range targets {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
 }

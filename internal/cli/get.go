@@ -18,35 +18,23 @@ const lately = time.Hour
 
 // bucketView is a bucket for programs. What needs a policy is null where none is known.
 type bucketView struct {
-	Limit string    `json:"limit"`
-	Key   string    `json:"key"` // as stored; empty: the bucket that everybody shares
-	At    time.Time `json:"at"`
-	levelFields
-	Plans        []planView        `json:"plans,omitempty"` // only where no plan was named and several rules may decide
-	Rows         []rowView         `json:"rows"`            // as stored; none: full
+	Limit        string            `json:"limit"`
+	Key          string            `json:"key"` // as stored; empty: the bucket that everybody shares
+	At           time.Time         `json:"at"`
+	Tokens       *float64          `json:"tokens"`   // below 0 while something is owed
+	Capacity     *float64          `json:"capacity"` // null: not known, as all below up to full_at
+	Policy       *policyView       `json:"policy"`
+	DecidedBy    string            `json:"decided_by"`
+	Unit         string            `json:"unit"`
+	Mode         ratelimit.Mode    `json:"mode"`
+	FullAt       time.Time         `json:"full_at,omitzero"` // not there when it is full, or not known
+	Rows         []rowView         `json:"rows"`             // as stored; none: full
+	Upstream     *upstreamView     `json:"upstream"`         // null: the policy is not adaptive, or not known
 	Override     *overrideView     `json:"override"`
 	Pause        *pauseView        `json:"pause"`
 	Reservations []reservationView `json:"reservations"` // open ones
 	Leases       []leaseView       `json:"leases"`       // those on its slots that have not ended
 	Refusals     []minuteView      `json:"refusals"`     // of the last hour, by the minute
-}
-
-// levelFields are the fields of a bucket that depend on its policy: null where that is not known.
-type levelFields struct {
-	Tokens    *float64       `json:"tokens"` // below 0 while something is owed
-	Capacity  *float64       `json:"capacity"`
-	Policy    *policyView    `json:"policy"`
-	DecidedBy string         `json:"decided_by"`
-	Unit      string         `json:"unit"`
-	Mode      ratelimit.Mode `json:"mode"`
-	FullAt    time.Time      `json:"full_at,omitzero"` // not there when it is full, or not known
-	Upstream  *upstreamView  `json:"upstream"`         // null: the policy is not adaptive, or not known
-}
-
-// planView is a bucket under the rule of one plan, for programs.
-type planView struct {
-	Plan string `json:"plan"` // empty: none
-	levelFields
 }
 
 // rowView is a row of a bucket for programs.
@@ -79,7 +67,6 @@ func (a *app) getCommand() *cobra.Command {
 		Long: `Show a bucket: how full it is, which policy decides and where that is from, what is owed and when it is full, the pause,
 the open reservations, the leases on its slots, what its upstream accepts where it is adaptive, and what was refused in the last hour where
 programs count it (package rules/denials). It takes nothing. Without KEY it shows the bucket that everybody shares.
-Where the limit has rules for plans, and neither --plan nor --no-plan is given, it shows a line for each plan.
 
 Where no policy is known it shows the numbers as they are stored, and says so.`,
 		Args: limitAndKey,
@@ -91,8 +78,8 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 			if err != nil {
 				return err
 			}
-			if b.why != nil && len(b.plans) == 0 {
-				a.note("%v; the level is as it was when it was last changed", b.why)
+			if !b.known {
+				a.note("no policy is known for this bucket, so the level is as it was when it was last changed: %v; see ratelimit help policies", b.why)
 			}
 			return a.show(v, v.fill)
 		})
@@ -105,13 +92,6 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	v := &bucketView{
 		Limit: b.request.Limit().Name(), Key: b.stored, At: b.now.UTC(), Rows: []rowView{}, Reservations: []reservationView{}, Leases: []leaseView{}, Refusals: []minuteView{},
 	}
-	for _, plan := range b.plans {
-		var other bucketView
-		if err := plan.level(ctx, db, &other); err != nil {
-			return nil, err
-		}
-		v.Plans = append(v.Plans, planView{plan.plan, other.levelFields})
-	}
 	for _, read := range []func(context.Context, *database, *bucketView) error{b.level, b.upstream, b.tables, b.rows, b.waiting, b.refusals} {
 		if err := read(ctx, db, v); err != nil {
 			return nil, err
@@ -122,8 +102,8 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 
 // level reads how full the bucket is, where a policy is known.
 func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
-	if b.why != nil {
-		return nil //nolint:nilerr // a bucket without a known policy is shown, too
+	if !b.known {
+		return nil
 	}
 	value, err := b.limiter.Value(ctx, b.request)
 	if err != nil {
@@ -152,7 +132,11 @@ func (b *bucket) upstream(ctx context.Context, db *database, v *bucketView) erro
 	if v.Upstream == nil {
 		return nil
 	}
-	known, found, err := db.reader.Upstream(ctx, v.Limit, v.Key)
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	known, found, err := reader.Upstream(ctx, v.Limit, v.Key)
 	if err != nil || !found {
 		return err
 	}
@@ -166,11 +150,15 @@ func (b *bucket) upstream(ctx context.Context, db *database, v *bucketView) erro
 
 // tables reads what the tables of rules say of the key.
 func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
-	list, err := db.store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
+	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
 	if err != nil {
 		return err
 	}
-	now, err := db.reader.Now(ctx)
+	list, err := store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
+	if err != nil {
+		return err
+	}
+	now, err := db.now(ctx)
 	if err != nil {
 		return err
 	}
@@ -200,7 +188,11 @@ func pauseAt(list *rules.Listing, limit, key string, at time.Time) (v *pauseView
 }
 
 func (b *bucket) rows(ctx context.Context, db *database, v *bucketView) error {
-	stored, err := db.reader.Bucket(ctx, v.Limit, v.Key)
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	stored, err := reader.Bucket(ctx, v.Limit, v.Key)
 	if err != nil {
 		return err
 	}
@@ -213,7 +205,11 @@ func (b *bucket) rows(ctx context.Context, db *database, v *bucketView) error {
 
 // waiting reads the open reservations of the bucket, the first of them.
 func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error {
-	found, err := db.reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: v.Limit, Key: &v.Key})
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	found, err := reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: v.Limit, Key: &v.Key})
 	if err != nil {
 		return err
 	}
@@ -222,7 +218,11 @@ func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error
 }
 
 func (b *bucket) refusals(ctx context.Context, db *database, v *bucketView) error {
-	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately), Until: b.now})
+	reader, err := inspect.New(db.pool, db.schema)
+	if err != nil {
+		return err
+	}
+	minutes, _, err := reader.Refusals(ctx, inspect.RefusalQuery{Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately), Until: b.now})
 	if err != nil {
 		return err
 	}
@@ -237,16 +237,6 @@ func (v *bucketView) fill(t *table) {
 	t.field("key", keyText(v.Key))
 	if v.Policy != nil {
 		v.fillLevel(t)
-	}
-	for _, p := range v.Plans {
-		name, says := "no plan", "no policy is known"
-		if p.Plan != "" {
-			name = "plan " + p.Plan
-		}
-		if p.Policy != nil {
-			says = fmt.Sprintf("%s; %s, decided by %s", p.level(), p.Policy.words(), p.DecidedBy)
-		}
-		t.field(name, says)
 	}
 	for _, row := range v.Rows {
 		name := "stored"
@@ -276,13 +266,8 @@ func (v *bucketView) fill(t *table) {
 	v.fillRefusals(t)
 }
 
-// level returns how full the bucket is, for people.
-func (v *levelFields) level() string {
-	return strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(*v.Tokens), number(*v.Capacity), v.Unit))
-}
-
 func (v *bucketView) fillLevel(t *table) {
-	t.field("level", v.level())
+	t.field("level", strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(*v.Tokens), number(*v.Capacity), v.Unit)))
 	if *v.Tokens < 0 {
 		t.field("owed", number(-*v.Tokens))
 	}

@@ -17,9 +17,9 @@ func TestUsage(t *testing.T) {
 	t.Parallel()
 	nothing := file(t, "empty", "")
 	for _, c := range []struct{ args, says string }{
-		{"", "\n  take "},
+		{"", "name a command"},
 		{"rulse list", "did you mean rules?"},
-		{"rules", "\n  apply "},
+		{"rules", "name a command"},
 		{"rules aply", "did you mean apply?"},
 		{"migrate dwon", "did you mean down?"},
 		{"reservations lst", "did you mean list?"},
@@ -175,11 +175,10 @@ func TestDatabase(t *testing.T) {
 		t.Parallel()
 		r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@127.0.0.1:1/limits"}, "", "rules", "list")
 		require.Equal(t, 1, r.code)
-		require.Contains(t, r.err, "at 127.0.0.1, port 1: connection refused; see whether the server runs")
+		require.Contains(t, r.err, "connection refused; see whether the server runs")
 		r = run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@nowhere.invalid/limits"}, "", "rules", "list")
 		require.Equal(t, 1, r.code)
-		require.Contains(t, r.err, "at nowhere.invalid, port 5432: the name of its host is not known")
-		require.NotContains(t, r.err, "ana")
+		require.NotContains(t, r.err, "nowhere")
 	})
 
 	t.Run("ThatIsNotThereOrLetsNobodyInIsAFailure", func(t *testing.T) {
@@ -206,7 +205,7 @@ func TestDatabase(t *testing.T) {
 	t.Run("WithoutTablesSaysWhatToDo", func(t *testing.T) {
 		t.Parallel()
 		f := on(t, postgrestest.NewEmptyDatabase(t))
-		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rps: 1}]")
+		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1}]")
 		for _, args := range []string{
 			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
 			"get a b", "get a", "take a b --rate 1 --period 1s", "check a --rate 1 --period 1s", "reset a --yes", "credit a",
