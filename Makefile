@@ -15,8 +15,8 @@ TESTRUN := go run ./internal/testrun
 FLAGS   := -vet=off -parallel 4 -timeout 20m
 
 # PURE: packages whose tests need no server. CONCURRENT: packages whose own code is concurrent; make test adds the race detector for them.
-PURE       := ./internal/address ./internal/batch ./internal/bucket ./internal/guard ./internal/shape ./internal/testrun ./internal/testsize \
-	./internal/upstream ./internal/words ./promlimit ./ratelimittest ./sloglimit
+PURE       := ./internal/address ./internal/batch ./internal/bucket ./internal/golden ./internal/guard ./internal/leaktest ./internal/shape \
+	./internal/testrun ./internal/testsize ./internal/upstream ./internal/words ./otellimit ./promlimit ./ratelimittest ./sloglimit
 CONCURRENT := ./internal/batch ./ratelimittest
 
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine.

@@ -21,9 +21,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var (
 	messages = ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 100})

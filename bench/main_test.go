@@ -17,9 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestRun runs scenarios of different kinds for a moment: that they can be run, not how fast they are.
 func TestRun(t *testing.T) {

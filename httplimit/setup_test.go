@@ -22,9 +22,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // patient is how long a test waits for what has to happen. It only ends a test that hangs.
 const patient = 2 * time.Minute

@@ -7,6 +7,4 @@ import (
 )
 
 // No test, whatever it broke, leaves a goroutine behind.
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -232,34 +232,40 @@ func TestReservationsOfACrowdOnOneConnection(t *testing.T) {
 	})
 }
 
-// Somebody builds an index on the table of reservations. The statement before may have set a short lock_timeout for the rows of
-// buckets: a call waits for the table nevertheless.
+// While the table of reservations is locked, for example by CREATE INDEX, Reserve waits, alone and in batches. A statement that makes the
+// rows of new buckets must not leave its short lock_timeout to the statements behind it.
 func TestReserveWaitsForTheTableOfReservations(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sharded := hoard(16)
 	sharded.Shards = 8
 	limits := []ratelimit.Limit{ratelimit.Define("table/a", hoard(10)), ratelimit.Define("table/b", hoard(10)), ratelimit.Define("table/c", sharded)}
-	for _, chosen := range [][]ratelimit.Limit{limits[:1], limits[:2], limits[1:], limits[2:]} {
-		holder := b.begin(t, pgx.ReadCommitted)
-		_, err := holder.Exec(t.Context(), "LOCK TABLE ratelimit.reservations IN SHARE MODE")
-		require.NoError(t, err)
-		var requests []ratelimit.Request
-		for _, limit := range chosen {
-			requests = append(requests, limit.For(fmt.Sprint(len(chosen))))
+	for name, chosen := range map[string][]ratelimit.Limit{"One": limits[:1], "Two": limits[:2], "TwoOneSharded": limits[1:], "Sharded": limits[2:]} {
+		for _, callers := range []int{1, 5} {
+			holder := b.begin(t, pgx.ReadCommitted)
+			_, err := holder.Exec(t.Context(), "LOCK TABLE ratelimit.reservations IN SHARE MODE")
+			require.NoError(t, err)
+			done := make(chan error, callers)
+			for caller := range callers {
+				var requests []ratelimit.Request
+				for _, limit := range chosen {
+					requests = append(requests, limit.For(fmt.Sprint(name, callers, caller)))
+				}
+				go func() {
+					_, err := b.limiter.Reserve(t.Context(), requests...)
+					done <- err
+				}()
+			}
+			eventually(t, "a call has waited for 20 ms, or has failed", func() bool {
+				var waits bool
+				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+					WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > '20 ms')`).Scan(&waits))
+				return waits || len(done) > 0
+			})
+			require.NoError(t, holder.Rollback(t.Context()))
+			for range callers {
+				require.NoError(t, <-done, "%s, %d callers", name, callers)
+			}
 		}
-		done := make(chan error, 1)
-		go func() {
-			_, err := b.limiter.Reserve(t.Context(), requests...)
-			done <- err
-		}()
-		eventually(t, "the call has waited for 20 ms, or has failed", func() bool {
-			var waits bool
-			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-				WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > '20 ms')`).Scan(&waits))
-			return waits || len(done) == 1
-		})
-		require.NoError(t, holder.Rollback(t.Context()))
-		require.NoError(t, <-done)
 	}
 }

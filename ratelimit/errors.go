@@ -86,8 +86,8 @@ var (
 	// refusal: the limit may well have tokens.
 	ErrContended = store.ErrContended
 
-	// ErrOverloaded is returned, before any SQL, by a call outside a transaction when Config.MaxWaiting calls
-	// are waiting already: the database is slower than the calls come. Nothing was taken.
+	// ErrOverloaded is returned, before any SQL, by a call outside a transaction when too many calls wait already, as
+	// Config.MaxWaiting says: the database is slower than the calls come. Nothing was taken.
 	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
 
 	// ErrClosed is returned after Close by what takes, looks, reserves or acquires outside a transaction.

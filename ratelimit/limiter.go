@@ -178,8 +178,8 @@ type Config struct {
 	// one's context. A batch for one bucket waits for its row; one for more waits for
 	// no row that somebody holds, and a call that needs such a row waits by itself.
 	NoBatching bool
-	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch. More fail with ErrOverloaded, and so do
-	// more than half as many behind one held row: they take no place from callers of other rows. Defaults to 10,000.
+	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch. More fail with ErrOverloaded. Calls behind
+	// rows that are held for longer are counted apart: at most MaxWaiting, and half of it behind one row. Defaults to 10,000.
 	MaxWaiting int
 	// SharedQueues makes the queues of InTx those of all processes that set it, for buckets that many processes want at once:
 	// transactions of one bucket take turns from their first conflict on, instead of failing one another. Defaults to

@@ -12,9 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func TestParse(t *testing.T) {
 	t.Parallel()

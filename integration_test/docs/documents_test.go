@@ -11,6 +11,4 @@ import (
 const documents = "it compiles River, protobuf and YAML"
 
 // No test, whatever it broke, leaves a goroutine behind.
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }

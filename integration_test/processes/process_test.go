@@ -20,9 +20,7 @@ import (
 )
 
 // No test, whatever it broke, leaves a goroutine behind.
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // roleVariable holds the role of a process that is a copy of this program, as JSON.
 const roleVariable = "RATELIMIT_TEST_ROLE"

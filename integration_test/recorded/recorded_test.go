@@ -26,9 +26,7 @@ var (
 	updateFlag  = flag.Bool("update", false, "record what the code answers, and print which histories differ; not with -short or -race")
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // result is the outcome of a history.
 type result struct {

@@ -15,9 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // noon is when the tests' rows were written, long ago.
 var noon = time.Date(2024, time.November, 22, 12, 0, 0, 0, time.UTC)

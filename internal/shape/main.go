@@ -67,8 +67,8 @@ func parse(args []string) (o options, err error) {
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
-	if flags.NArg() > 0 || o.check && o.update {
-		return o, errors.New("shape takes flags only, and not both of -check and -update")
+	if flags.NArg() > 0 || o.check && o.update || o.list != nil && (o.check || o.update) {
+		return o, errors.New("shape takes flags only, and only one of -check, -update and -v")
 	}
 	if o.budget == "" {
 		o.budget = filepath.Join(o.dir, ".ci", "shape.txt")

@@ -15,9 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // document returns what a rules file says.
 func document(t testing.TB, yaml string) rules.Document {

@@ -52,8 +52,8 @@ func IsLockTimeout(err error) bool { return SQLState(err) == codeLockNotAvailabl
 // hasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
 func hasTimedOut(err error) bool { return IsLockTimeout(err) || SQLState(err) == codeQueryCanceled }
 
-// ofAll matches the SQLSTATEs that every call of a batch would get: those of the connection, of a server that is read-only, full or
-// shutting down, and of a schema that is not migrated.
+// ofAll matches the SQLSTATEs that every call of a batch would get: those of the connection, of a missing migration, and of a server that
+// is read-only, shutting down, or out of memory or connections. A full disk (53100) fails only calls that need a new page.
 var ofAll = regexp.MustCompile(`^(08|57P|25006|26000|3F000|42P01|42P05|42703|53200|53300)`)
 
 // isOfOne reports whether a statement for several calls may have failed because of one of them, for a value that it was sent or a

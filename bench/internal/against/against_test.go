@@ -17,9 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
-func TestMain(m *testing.M) {
-	leaktest.Main(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it is.
 func TestWork(t *testing.T) {
