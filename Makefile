@@ -19,6 +19,10 @@ PURE       := ./internal/address ./internal/batch ./internal/bucket ./internal/g
 	./internal/testrun ./internal/testsize ./internal/upstream ./internal/words ./otellimit ./promlimit ./ratelimittest ./sloglimit
 CONCURRENT := ./internal/batch ./ratelimittest
 
+# PLAIN matches packages whose tests drive a page, a command or a measurement, or read documents: make test-all runs them without
+# the race detector, because it would slow them down and find nothing.
+PLAIN := /(admin/playground|bench.*|httplimit/client|integration_test/(consumer|docs|docs/links)|internal/(browsertest|cli|golden|shape))$$
+
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine.
 ON = $(if $(VERSION),.ci/postgres $(VERSION))
 
@@ -40,8 +44,9 @@ test: ## Test every promise once, on a Postgres that the tests find or start; VE
 	@$(ON) $(TESTRUN) -brief -- -short $(FLAGS) $(ARGS) work
 	@$(if $(RACE),$(TESTRUN) -brief -- -short -race $(FLAGS) $(ARGS) $(CONCURRENT),echo "The race detector needs a C compiler: it was left out.")
 
-test-all: ## Run every test at full size, with the race detector, in random order
-	@$(ON) $(TESTRUN) $(if $(CI),-expect .ci/skips) -- $(RACE) $(FLAGS) -shuffle=on -count=1 $(ARGS) work
+test-all: ## Run every test at full size, in random order, with the race detector where code is concurrent
+	@$(ON) $(TESTRUN) $(if $(CI),-expect .ci/skips) -- $(FLAGS) -shuffle=on -count=1 $(ARGS) $$(go list work | grep -E '$(PLAIN)')
+	@$(ON) $(TESTRUN) $(if $(CI),-expect .ci/skips) -- $(RACE) $(FLAGS) -shuffle=on -count=1 $(ARGS) $$(go list work | grep -vE '$(PLAIN)')
 
 nightly: ## Run the jobs that take hours; JOBS="mutants fuzz" picks some
 	@.ci/nightly $(JOBS)

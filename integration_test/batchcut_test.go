@@ -135,6 +135,7 @@ var cutCrowds = map[string]cutCrowd{
 			return []cutCall{
 				cutTake(want{calls, key + "0", 1}), cutTake(want{calls, key + "1", 1}),
 				cutTake(want{calls, key + "2", 1}, want{roomy, key + "2", 3}), cutTake(want{sliced, key, 1}), cutTake(want{sliced, key + "0", 1}),
+				cutTake(want{sliced, key + "1", 1}), // the first call of the crowd goes alone: two are left, and share windows_spend
 				cutTake(want{shardedCalls, key, 1}), cutTake(want{calls, key + "3", 1}), cutReserve(want{calls, key + "r", 2}, want{roomy, key + "r", 1}),
 				cutTake(want{scarce, key, 2}), cutTake(want{scarce, key, 2}),
 				cutTake(want{roomy, key + "4", 1}, want{calls, key + "4", 1}, want{other, key, 1}), cutTakeUpTo(want{roomy, key + "5", 1}),
