@@ -164,21 +164,27 @@ func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
 			cut, requests := map[string]bool{}, 0
+			missing := func() []string {
+				mu.Lock()
+				defer mu.Unlock()
+				return slices.DeleteFunc(slices.Clone(cutStatements), func(file string) bool { return cut[file] })
+			}
 			t.Cleanup(func() {
 				t.Logf("%d requests were cut: %s", requests, strings.Join(slices.Sorted(maps.Keys(cut)), ", "))
-				for _, file := range cutStatements {
-					require.True(t, cut[file] || testing.Short() || generalPath || t.Failed(), "no request with %s was cut", file)
-				}
+				require.True(t, len(missing()) == 0 || testing.Short() || generalPath || t.Failed(), "no request was cut with one of %s", missing())
 			})
 			for crowd, made := range cutCrowds {
 				t.Run(crowd, func(t *testing.T) {
 					t.Parallel()
 					representative(t, crowd, "EachKind")
-					broken := cutEverywhere(t, made, side)
-					mu.Lock()
-					defer mu.Unlock()
-					requests += len(broken)
-					maps.Copy(cut, cutFiles(t, broken))
+					// On a busy machine calls come late, and go alone in place of in batches. The crowd that sends all statements tries again.
+					for try := 0; try == 0 || crowd == "EachKind" && try < 10 && !testing.Short() && !generalPath && len(missing()) > 0; try++ {
+						broken := cutEverywhere(t, made, side)
+						mu.Lock()
+						requests += len(broken)
+						maps.Copy(cut, cutFiles(t, broken))
+						mu.Unlock()
+					}
 				})
 			}
 		})
@@ -221,7 +227,13 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 	}
 	askers := make([]*asker, len(made))
 	for i, m := range made {
-		askers[i] = askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return m.call(ctx, s.limiter, m.requests()) })
+		askers[i] = startAsking(t, func(ctx context.Context) (ratelimit.Decision, error) { return m.call(ctx, s.limiter, m.requests()) })
+		if i == 0 {
+			askers[0].awaitUnderway() // it goes alone; the others come together, before a busy machine takes its batch for slow
+		}
+	}
+	for _, a := range askers {
+		a.awaitUnderway()
 	}
 	cutter.armAt(n, side, nil)
 	for _, conn := range conns {

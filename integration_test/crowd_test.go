@@ -26,10 +26,10 @@ func (c announcing) Done() <-chan struct{} {
 
 // asker is somebody who waits for a decision.
 type asker struct {
-	cancel context.CancelFunc
-	ended  chan struct{}
-	d      ratelimit.Decision
-	err    error
+	cancel          context.CancelFunc
+	underway, ended chan struct{}
+	d               ratelimit.Decision
+	err             error
 }
 
 // ask makes a call and returns when it is under way, so that calls come in the order they are made in.
@@ -40,19 +40,30 @@ func ask(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request
 
 func askFor(t *testing.T, call func(context.Context) (ratelimit.Decision, error)) *asker {
 	t.Helper()
+	a := startAsking(t, call)
+	a.awaitUnderway()
+	return a
+}
+
+// startAsking is askFor that does not wait until the call is under way.
+func startAsking(t *testing.T, call func(context.Context) (ratelimit.Decision, error)) *asker {
+	t.Helper()
 	inner, cancel := context.WithCancel(t.Context())
 	ctx := announcing{Context: inner, once: &sync.Once{}, underway: make(chan struct{})}
-	a := &asker{cancel: cancel, ended: make(chan struct{})}
+	a := &asker{cancel: cancel, underway: ctx.underway, ended: make(chan struct{})}
 	t.Cleanup(func() { cancel(); <-a.ended })
 	go func() {
 		defer close(a.ended)
 		a.d, a.err = call(ctx)
 	}()
+	return a
+}
+
+func (a *asker) awaitUnderway() {
 	select {
-	case <-ctx.underway:
+	case <-a.underway:
 	case <-a.ended:
 	}
-	return a
 }
 
 // hasEnded reports whether there is an answer.
