@@ -60,7 +60,7 @@ var raceValues = [raceDimensions][]string{
 }
 
 // raceProduct is the number of dimensions whose combinations the full size all runs: the first ones.
-const raceProduct = raceLimits + 1
+const raceProduct = raceRow + 1
 
 // raceMost is the most values that a dimension has.
 const raceMost = 6
