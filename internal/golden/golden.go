@@ -4,8 +4,10 @@ package golden
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,8 +56,8 @@ func firstDifference(want, got string) string {
 // the files, and removes all others.
 func Directory(t testing.TB, name string, texts map[string]string) {
 	t.Helper()
-	for file, text := range texts {
-		Equal(t, name+"/"+file, text)
+	for _, file := range slices.Sorted(maps.Keys(texts)) {
+		Equal(t, name+"/"+file, texts[file])
 	}
 	directory := filepath.Join("testdata", filepath.FromSlash(name))
 	files, err := os.ReadDir(directory)
