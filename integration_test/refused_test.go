@@ -14,16 +14,35 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hook keeps what Config.Refused is told, for a test that calls from one goroutine.
-type hook struct{ told []ratelimit.Refusal }
+// hook keeps what Config.Refused is told, and the events of refusals and of lost leases, for a test that calls from one goroutine.
+type hook struct {
+	told   []ratelimit.Refusal
+	events []ratelimit.Event
+}
 
 func (h *hook) refused(_ context.Context, r ratelimit.Refusal) { h.told = append(h.told, r) }
+
+func (h *hook) Observe(_ context.Context, event ratelimit.Event) {
+	switch e := event.(type) {
+	case ratelimit.Decided:
+		if !e.Decision.Allowed {
+			h.events = append(h.events, e)
+		}
+	case ratelimit.Leased:
+		if e.Lost {
+			h.events = append(h.events, e)
+		}
+	}
+}
 
 // hooked returns a limiter that tells the hook, and the stored key of one of its requests.
 func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limiter, *hook) {
 	t.Helper()
 	h := &hook{}
 	config.Refused = h.refused
+	if config.Observer == nil {
+		config.Observer = h
+	}
 	return b.with(t, config), h
 }
 
@@ -100,7 +119,8 @@ func TestRefusedIsToldOfReserve(t *testing.T) {
 	require.Equal(t, []ratelimit.Refusal{{Limit: "bounded", Key: "key", Cost: 1, At: r.At}}, h.told)
 }
 
-// A refusal in a transaction of InTx is told once it has ended, also when the refusal has made it roll back.
+// A refusal in a transaction of InTx is told once it has ended, to the hook and to the Observer, also when the refusal has made it roll
+// back.
 func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
 	t.Parallel()
 	onEach(t, testRefusedIsToldWhenTheTransactionHasEnded, onPostgres, inMemory)
@@ -111,7 +131,11 @@ func testRefusedIsToldWhenTheTransactionHasEnded(t *testing.T, on backend) {
 	for name, refused := range map[string]func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error{
 		"AndCommitted":  func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { _ = take(tx); return nil },
 		"AndRolledBack": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { return take(tx) },
-		"AndPanicked":   func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
+		"AndFailed": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
+			_ = take(tx)
+			return errUndone
+		},
+		"AndPanicked": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
 		"InANestedOneThatIsUndone": func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
 			_ = pgx.BeginFunc(ctx, tx, take)
 			return nil
@@ -133,13 +157,15 @@ func testRefusedIsToldWhenTheTransactionHasEnded(t *testing.T, on backend) {
 						want = ratelimit.Refusal{Limit: tight.Name(), Key: t.Name(), Route: "POST /", Cost: 1, At: d.At}
 						return errors.Join(err, d.Err())
 					})
-					if len(h.told) > 0 {
-						return fmt.Errorf("told before the transaction had ended: %v", h.told)
+					if len(h.told)+len(h.events) > 0 {
+						return fmt.Errorf("told before the transaction had ended: %v %v", h.told, h.events)
 					}
 					return err
 				})
 			}))
 			require.Equal(t, []ratelimit.Refusal{want}, h.told)
+			require.Len(t, h.events, 1)
+			require.Equal(t, tight.Name(), h.events[0].(ratelimit.Decided).Decision.States[0].Limit.Name())
 		})
 	}
 }
@@ -187,6 +213,7 @@ func TestRefusedIsNotToldOfAttemptsThatLostAConflict(t *testing.T) {
 			require.ErrorIs(t, err, test.err)
 			require.Equal(t, min(test.lost+1, 4), attempts)
 			require.Len(t, h.told, test.told)
+			require.Len(t, h.events, test.told)
 		})
 	}
 }
@@ -221,6 +248,7 @@ func TestRefusedIsNotToldOfAttemptsThatLostTheirConnection(t *testing.T) {
 			require.Equal(t, told == 1, errors.Is(err, ratelimit.ErrLimited), err)
 			require.Equal(t, 1+told, attempts)
 			require.Len(t, h.told, told)
+			require.Len(t, h.events, told)
 			isAway.Store(false)
 		})
 	}
@@ -239,4 +267,22 @@ func TestRefusedIsToldAtOnceInATransactionOfTheCallers(t *testing.T) {
 	require.Equal(t, want, h.told)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, want, h.told)
+}
+
+// The Observer hears of a lost lease although the loss makes the transaction roll back.
+func TestALostLeaseIsToldWhenTheTransactionRollsBack(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, on backend) {
+		limiter, h := on.setup(t).hooked(t, ratelimit.Config{})
+		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1})
+		lease, err := limiter.Acquire(t.Context(), slots.For("key"))
+		require.NoError(t, err)
+		require.NoError(t, limiter.Release(t.Context(), lease.ID))
+		err = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			_, err := limiter.WithTx(tx).RenewLease(t.Context(), lease.ID)
+			return err
+		})
+		require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+		require.Equal(t, []ratelimit.Event{ratelimit.Leased{Verb: "renew_lease", Limit: "slots", Slots: 1, Lost: true}}, h.events)
+	}, onPostgres, inMemory)
 }

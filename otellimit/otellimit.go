@@ -56,8 +56,7 @@
 // A span also has ratelimit.rules, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
 // as overrides are, so no metric has them.
 //
-// A span lies where the call lay, also when it is told later, as in ratelimit.Limiter.InTx, which tells when it
-// has committed.
+// A span lies where the call lay, also when it is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
 package otellimit
 
 import (

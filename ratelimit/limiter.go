@@ -211,9 +211,8 @@ type Config struct {
 	// key. It runs on the caller's goroutine before the call returns: it must be quick, must not call the Limiter, and may
 	// run on many goroutines at once. Defaults to nil, nobody.
 	//
-	// What a transaction of InTx was refused is told when the transaction has ended, and also when it was rolled back, as
-	// a refusal mostly makes the caller do: what its last attempt was refused, and nothing where that lost a conflict.
-	// A refusal in a transaction that you began is told at once, with Pending set.
+	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back; those of an attempt that
+	// lost a conflict or its connection are not. A refusal in a transaction that you began is reported at once, with Pending set.
 	Refused func(ctx context.Context, refusal Refusal)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time

@@ -9,9 +9,10 @@ import (
 // goroutine that noticed, before the call returns to its caller: it must be quick, must not call the Limiter,
 // and may run on many goroutines at once. ctx carries the values of the call's context, and may have ended.
 //
-// What a transaction of InTx decided is told when it has committed, and not at all when it has not; what
-// is decided in a transaction that you began is told at once, with Pending set, since nobody says how it
-// ends. No event holds a key.
+// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and lost leases are
+// reported, and what was undone is not. An attempt that lost a conflict or its connection reports a Conflicted in place of its events, and
+// a transaction that fails because of that a Failed. Events of a transaction that you began are reported at once, with Pending set.
+// No event holds a key.
 type Observer interface {
 	Observe(ctx context.Context, event Event)
 }

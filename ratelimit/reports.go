@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -42,21 +43,28 @@ func WithRoute(ctx context.Context, route string) context.Context {
 	return context.WithValue(ctx, routeKey{}, route)
 }
 
-// afterCommit is what a transaction does beside its rows, kept until it has committed.
+// afterCommit is what a transaction does beside its rows, kept until it has ended.
 type afterCommit struct {
 	changed []bucket.Key // buckets that tokens were taken from or given back to
-	events  []Event
-	refused []Refusal // to be told however it ends, with what nested transactions undid
+	told    []notice
 }
 
-// mark is how much there was at some moment.
-type mark struct{ changed, events int }
+// notice tells the Observer or the hook for refusals what a call in a transaction did.
+type notice struct {
+	tell     func()
+	isUndone bool // whether a rollback makes it untrue
+}
 
-func (a *afterCommit) mark() mark { return mark{len(a.changed), len(a.events)} }
+// mark is the length of the lists of an afterCommit.
+type mark struct{ changed, told int }
 
-// undo drops what came since the mark, as going back to a savepoint does with what was written since.
+func (a *afterCommit) mark() mark { return mark{len(a.changed), len(a.told)} }
+
+// undo drops the changes since the mark, and the notices that are untrue after a rollback to it.
 func (a *afterCommit) undo(to mark) {
-	a.changed, a.events = a.changed[:min(to.changed, len(a.changed))], a.events[:min(to.events, len(a.events))]
+	a.changed, to.told = a.changed[:min(to.changed, len(a.changed))], min(to.told, len(a.told))
+	kept := slices.DeleteFunc(a.told[to.told:], func(n notice) bool { return n.isUndone })
+	a.told = a.told[:to.told+len(kept)]
 }
 
 // reports are who hears what the calls of a Limiter did: the observer, the hook for refusals, and the deny cache.
@@ -84,12 +92,13 @@ func (r *reports) invalidate(asks []bucket.Ask) {
 	}
 }
 
-// tell tells the observer of event: once the transaction has committed when that will be known, else at once.
+// tell tells the observer of event: once the transaction has ended when that will be known, else at once.
 func (r *reports) tell(ctx context.Context, event Event) {
 	switch {
 	case r.observer == nil:
 	case r.after != nil:
-		r.after.events = append(r.after.events, event)
+		observer := r.observer // else r escapes to the heap, in calls without an observer, too
+		r.after.told = append(r.after.told, notice{func() { observer.Observe(ctx, event) }, isUndone(event)})
 	default:
 		r.observer.Observe(ctx, event)
 	}
@@ -102,12 +111,17 @@ func (r *reports) redefined(ctx context.Context, before, limit Limit) {
 	}
 }
 
-// committed lets out what a transaction that has committed did.
-func (r *reports) committed(ctx context.Context, after *afterCommit) {
-	r.ended(after)
-	for _, event := range after.events {
-		r.tell(ctx, event)
+// isUndone reports whether a rollback makes an event untrue: a refusal, a failure and a lost lease have changed nothing.
+func isUndone(event Event) bool {
+	switch e := event.(type) {
+	case Decided:
+		return e.Decision.Allowed
+	case Leased:
+		return !e.Lost
+	case Failed:
+		return false
 	}
+	return true
 }
 
 // ended has the deny cache forget the buckets that a transaction changed, or may have changed.
@@ -147,14 +161,13 @@ func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
 	r.tell(ctx, event)
 }
 
-// failed tells the observer of a failure of a call that began then, unless its caller gave up. What the
-// transaction does afterwards does not undo it.
+// failed tells the observer of a failure of a call that began then, unless its caller gave up.
 func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
 	if r.observer == nil || errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
 	event.Began, event.Elapsed, event.Shadow = began, r.elapsed(began), inShadow(ctx)
-	r.observer.Observe(ctx, event)
+	r.tell(ctx, event)
 }
 
 // pending reports whether what the call did may still be rolled back without the Limiter being told.
@@ -197,26 +210,16 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 	}
 }
 
-// refusal tells the hook of one refusal, with what the state of the bucket says of it. In a transaction of InTx the hook is
-// told when that has ended: the attempt may be run again.
+// refusal tells the hook of one refusal, with what the state of the bucket says of it, when a transaction of InTx has ended: the
+// attempt may be run again.
 func (r *reports) refusal(ctx context.Context, s *State, told Refusal) {
 	told.Limit, told.Rule = s.Limit.Name(), s.Rule
 	told.Route, _ = ctx.Value(routeKey{}).(string)
 	told.Shadow, told.Pending = inShadow(ctx) || s.Mode == Shadow || s.Mode == Off, r.pending()
 	if r.after != nil {
-		r.after.refused = append(r.after.refused, told)
+		refused, kept := r.refused, told
+		r.after.told = append(r.after.told, notice{tell: func() { refused(ctx, kept) }})
 		return
 	}
 	r.refused(ctx, told)
-}
-
-// refusedIn tells the hook of the refusals in the last attempt of a transaction of InTx; nil: it lost a conflict. A
-// refusal mostly makes the transaction roll back, and is told for all that.
-func (r *reports) refusedIn(ctx context.Context, last *afterCommit) {
-	if last == nil {
-		return
-	}
-	for _, told := range last.refused {
-		r.refused(ctx, told)
-	}
 }

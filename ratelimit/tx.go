@@ -17,13 +17,13 @@ import (
 // server that is down should be reported soon.
 const maxReconnects = 3
 
-// WithTx returns a Limiter whose calls are part of tx: they commit with it and are undone with it, at
-// whatever isolation level it runs. They never retry and use no other connection. A serialization failure
-// comes back as an error for which IsRetryable is true, and whoever owns the transaction runs it again. The buckets are
-// those of the database that tx is in, whichever pool the Limiter has.
+// WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level. They never retry and use
+// no other connection. A serialization failure comes back as an error for which IsRetryable is true, and the owner of the transaction runs
+// it again. The buckets are in the database of tx, whichever pool the Limiter has.
 //
-// A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction
-// ends. A call over several limits that is refused keeps no row locked, but one that a wrong clock had written. A call whose context ends half-way makes the transaction one that can only be rolled back.
+// A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction ends. A refused call over
+// several limits keeps no row locked, except one that a wrong clock had written. After a call whose context ended half-way the
+// transaction can only be rolled back.
 //
 // Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
 // transaction holds until its context ends, or the time of Config.Timeout.
@@ -52,25 +52,22 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 	return &bound
 }
 
-// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. When the transaction conflicts
-// with another, at a statement or at COMMIT, it is rolled back and fn is run again from the start, on a
-// new transaction, after a random pause; so fn must not do what cannot be repeated, and must return the
-// errors of its statements. Pass tx to [Limiter.WithTx] to take limits in it.
+// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take limits in it. When the
+// transaction conflicts with another, at a statement or at COMMIT, it rolls back, and after a random pause fn runs again from the start in
+// a new transaction. So fn must not do anything that cannot be repeated, and must return the errors of its statements.
 //
-// Transactions of one Limiter that met at a bucket queue for it from then on, each before its first
-// statement if that is the one that takes from the bucket. So take limits first: a transaction that read
-// something before has its snapshot by then, and has to be run again after the wait, unless [WithQueue] names the bucket.
-// With Config.SharedQueues they queue with those of other processes, too. They lose to transactions at READ COMMITTED that
-// wait for the bucket, and need more attempts the more of these there are: see Config.MaxAttempts.
+// Transactions of one Limiter that conflicted at a bucket queue for it from then on, each before its first statement if that takes from
+// the bucket. So take limits first: a transaction that read something before already has its snapshot, and must run again after the wait,
+// unless [WithQueue] names the bucket. With Config.SharedQueues they queue across processes, too. They lose to READ COMMITTED transactions
+// that wait for the bucket, and need more attempts the more of these there are: see Config.MaxAttempts.
 //
-// An error of fn rolls back and is returned as it is, a *LimitedError among them. InTx returns ErrContended
-// when no attempt of Config.MaxAttempts got through, the context's error when it ended meanwhile, and
-// ErrCommitUnknown when the connection failed after COMMIT was sent, which is never retried. On every
-// other error nothing was written and nothing was taken, unless fn ended the transaction itself.
+// An error of fn, for example a *LimitedError, rolls back and is returned unchanged. InTx returns ErrContended when each attempt of
+// Config.MaxAttempts lost, the context's error when it ended meanwhile, and ErrCommitUnknown when the connection failed after COMMIT was
+// sent, which is never retried. On every other error nothing was written and nothing was taken, unless fn ended the transaction itself.
 //
-// Transactions that fn nests in tx, with tx.Begin or pgx.BeginFunc, are part of it, and WithTx takes them too: what an
-// undone one took is back, and the Observer is not told of it. A ROLLBACK TO SAVEPOINT that fn executes as SQL gives back
-// what was taken since as well, but the Observer is told of that nevertheless.
+// Transactions that fn nests in tx, with tx.Begin or pgx.BeginFunc, are part of it, and WithTx takes them too. If one is rolled back, its
+// tokens are back, and the Observer hears only of its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL gives tokens back as well,
+// but the Observer hears of what was taken.
 //
 // COMMIT runs to its end even when ctx is cancelled during it, for up to five seconds.
 func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
@@ -96,24 +93,16 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 			return err
 		}
 	}
-	reconnects := 0
+	reconnects, lost := 0, false
 	var began time.Time
 	if l.reports.observer != nil {
 		began = time.Now()
 	}
-	var last *afterCommit // of the last attempt; nil when that lost a conflict
-	if l.reports.refused != nil {
-		defer func() { l.reports.refusedIn(ctx, last) }()
-	}
-	attempt := func() (again, error) {
-		last = nil
+	attempt := func() (_ again, err error) {
 		if len(tickets.asked) == 0 {
 			tickets.asked = append(tickets.asked, tickets.named...)
 		}
-		lost, err := l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error {
-			last = tx.after
-			return fn(tx)
-		})
+		lost, err = l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error { return fn(tx) })
 		if tickets.waited > 0 {
 			l.reports.tell(ctx, Queued{Waited: tickets.waited})
 			tickets.waited = 0
@@ -122,7 +111,6 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		case err == nil:
 		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
-			last = nil
 			l.queues.conflict(tickets.asked)
 			if tickets.willWait() {
 				return atOnce, err
@@ -139,16 +127,15 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		err = retry(ctx, l, "transaction", when, err, attempt)
 	}
 	l.leaveReadOnly(ctx, err)
-	if err != nil && (errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown) || isUnavailable(err)) {
+	if err != nil && hasFailed(lost, err) {
 		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
 	}
 	return err
 }
 
 // transact runs fn in a transaction that the Limiter begins and ends: it commits when fn returns nil, and rolls back
-// when fn returns an error, panics or exits its goroutine. What the calls in the transaction did beside their rows takes
-// effect when it has committed. tickets are nil for a transaction that does not queue. lost says that the connection failed
-// before COMMIT was sent, so that nothing was written.
+// when fn returns an error, panics or exits its goroutine. Then it reports what the calls did. tickets are nil for a transaction that does
+// not queue. lost says that the connection failed before COMMIT was sent, so that nothing was written.
 func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *tickets, fn func(tx *ownedTx) error) (lost bool, err error) {
 	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
@@ -165,20 +152,30 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 		}
 		defer tickets.release() // once the transaction has ended
 	}
-	ended := false
+	tx, ended := &ownedTx{Tx: begun, tickets: tickets, after: &afterCommit{}}, false
 	defer func() {
+		committed := ended && err == nil
 		if !ended {
 			rollback(ctx, begun)
+		}
+		if committed || tx.ended || errors.Is(err, ErrCommitUnknown) { // the latter two may have committed
+			l.reports.ended(tx.after)
+		}
+		if !committed {
+			tx.after.undo(mark{})
+		}
+		if err == nil || !hasFailed(lost, err) {
+			for _, notice := range tx.after.told {
+				notice.tell()
+			}
 		}
 	}()
 	if tickets != nil && len(tickets.asked) > 0 {
 		tickets.takeAgain(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
 	}
-	tx := &ownedTx{Tx: begun, tickets: tickets, after: &afterCommit{}}
 	err = fn(tx)
 	switch {
 	case tx.ended:
-		l.reports.ended(tx.after) // it may well have committed
 		if err == nil {
 			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
 		}
@@ -192,13 +189,13 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 	}
 	err = commit(ctx, begun)
 	ended = true
-	switch {
-	case err == nil:
-		l.reports.committed(ctx, tx.after)
-	case errors.Is(err, ErrCommitUnknown):
-		l.reports.ended(tx.after)
-	}
 	return false, err
+}
+
+// hasFailed reports whether err says that the database or a concurrent transaction failed a transaction, so that its decisions do not
+// count.
+func hasFailed(lost bool, err error) bool {
+	return lost || isUnavailable(err) || IsRetryable(err) || errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown)
 }
 
 // ownedTx is a transaction that the Limiter began, as the calls in it and fn of InTx have it, or one that was nested in
@@ -247,8 +244,8 @@ func (tx *ownedTx) Rollback(ctx context.Context) error {
 	return err
 }
 
-// commit ends tx. What comes back is nil, a definite rollback, or ErrCommitUnknown. The latter is also what an error says that the
-// server has of another one, which may have committed before it was lost.
+// commit ends tx. It returns nil, the error of a definite rollback, or ErrCommitUnknown, also for an error that a Citus coordinator relays
+// from a worker, which may have committed.
 //
 // It does not ask pgconn.SafeToRetry: in pgx 5.9 to 5.12 that is true of a connection that was lost while
 // the answer to COMMIT was awaited.
@@ -276,9 +273,8 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx)
 }
 
-// retryTx runs fn on a Limiter bound to a transaction. When l is bound to the caller's, it is that, and fn runs once. Else
-// it is a READ COMMITTED transaction of its own, which is run again when it conflicts. An error of fn rolls that back. All
-// attempts together have the time of Config.Timeout.
+// retryTx runs fn once on l if l is bound to the caller's transaction. Otherwise it runs fn in a READ COMMITTED transaction of its own,
+// again after a conflict, and rolls back on an error of fn. All attempts together have the time of Config.Timeout.
 func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
 	if l.pool == nil {
 		if err := l.reachable(ctx); err != nil {
