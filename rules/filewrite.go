@@ -2,7 +2,6 @@ package rules
 
 import (
 	"bytes"
-	"encoding/json"
 	"regexp"
 	"strconv"
 	"strings"
@@ -14,16 +13,6 @@ func (d *Document) YAML() []byte {
 	var b bytes.Buffer
 	d.node().writeYAML(&b, 0)
 	return b.Bytes()
-}
-
-// JSON returns the document as YAML does, in JSON.
-func (d *Document) JSON() []byte {
-	var b, indented bytes.Buffer
-	d.node().writeJSON(&b)
-	if json.Indent(&indented, b.Bytes(), "", "  ") != nil { // what is written here is JSON
-		return b.Bytes()
-	}
-	return append(indented.Bytes(), '\n')
 }
 
 // node returns the document as nodes.
@@ -180,44 +169,4 @@ func (n *node) yamlText() string {
 		return n.text
 	}
 	return strconv.QuoteToASCII(n.text)
-}
-
-// writeJSON writes a node.
-func (n *node) writeJSON(b *bytes.Buffer) {
-	between := ""
-	switch n.kind {
-	case list:
-		b.WriteByte('[')
-		for _, item := range n.items {
-			b.WriteString(between)
-			item.writeJSON(b)
-			between = ","
-		}
-		b.WriteByte(']')
-	case object:
-		b.WriteByte('{')
-		for _, f := range n.fields {
-			b.WriteString(between + quoteJSON(f.name) + ":")
-			f.value.writeJSON(b)
-			between = ","
-		}
-		b.WriteByte('}')
-	default:
-		if n.quoted {
-			b.WriteString(quoteJSON(n.text))
-			return
-		}
-		b.WriteString(n.text)
-	}
-}
-
-// quoteJSON returns s as a string of JSON.
-func quoteJSON(s string) string {
-	var b bytes.Buffer
-	encoder := json.NewEncoder(&b)
-	encoder.SetEscapeHTML(false)
-	if encoder.Encode(s) != nil { // a string can be encoded
-		return `""`
-	}
-	return strings.TrimSuffix(b.String(), "\n")
 }
