@@ -14,6 +14,9 @@ import (
 // for as long are settled as if there had been none.
 const kept = 30 * 24 * time.Hour
 
+// maxAhead is how many changes of a rule, or of the overrides or the pause of a key, may lie ahead.
+const maxAhead = 32
+
 // Apply makes changes together: all of them or, when it returns an error, none. It returns an error that wraps ErrInvalid,
 // before any change, when one of them says what cannot be or would hold from an instant that is past, and ErrNotFound when
 // there is nothing to take away.
@@ -138,7 +141,13 @@ func (w *writer) note(what, name, plan, key string, says any, from int64) error 
 	if err != nil {
 		return err
 	}
-	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason)
+	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason, maxAhead)
+	w.check(func(tag pgconn.CommandTag) error {
+		if tag.RowsAffected() == 0 {
+			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place", what, name, maxAhead)
+		}
+		return nil
+	})
 	w.position++
 	return nil
 }

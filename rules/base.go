@@ -64,7 +64,7 @@ func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Rule {
 
 // compile makes the rule, and remembers it.
 func (b *base) compile(limit ratelimit.Limit) *ratelimit.Rule {
-	rule := ruleOf(limit, b.name, b.chain, b.of.pause)
+	rule := ruleOf(limit, b.name, b.chain, b.of.pause, b.of.now)
 	b.of.noted.note(limit)
 	for isComparable(limit) {
 		known := b.compiled.Load()
@@ -80,8 +80,8 @@ func (b *base) compile(limit ratelimit.Limit) *ratelimit.Rule {
 }
 
 // ruleOf makes a rule of a chain. It returns nil where there is no such rule, which the checks before do not let happen.
-func ruleOf(limit ratelimit.Limit, name string, so chain, p pause) *ratelimit.Rule {
-	config := ratelimit.RuleConfig{Name: name, Eras: so.eras(limit.Policy())}
+func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *ratelimit.Rule {
+	config := ratelimit.RuleConfig{Name: name, Eras: so.eras(limit.Policy(), now)}
 	if p.until != 0 {
 		config.PausedUntil, config.PauseReason = time.UnixMicro(p.until), p.reason
 	}
@@ -144,5 +144,5 @@ func (of *limitRules) compileKey(k *keyRules, limit ratelimit.Limit, b *base, pl
 	if len(k.overrides) > 0 {
 		so, name = overridden(k.overrides, plan, of.effective), of.name+", override"
 	}
-	return ruleOf(limit, name, so, of.pause.later(k.pause))
+	return ruleOf(limit, name, so, of.pause.later(k.pause), of.now)
 }

@@ -260,11 +260,11 @@ func (b *bounds) rule(policy ratelimit.Policy) *ratelimit.Rule {
 	if err != nil {
 		return nil
 	}
-	return ruleOf(limit, b.name, unsaid(), pause{})
+	return ruleOf(limit, b.name, unsaid(), pause{}, minInstant)
 }
 
 // policy returns the point as a policy, rounded towards what is full later.
-func (p point) policy() ratelimit.Policy {
+func (p point) policy() ratelimit.TokenBucket {
 	policy := ratelimit.TokenBucket{Capacity: max(math.Nextafter(p.capacity, math.Inf(1)), minTokens)}
 	for _, period := range []time.Duration{time.Hour, time.Microsecond, maxPeriod} {
 		rate := math.Nextafter(p.speed*float64(period), 0)

@@ -1,17 +1,16 @@
 package rules
 
 import (
-	"cmp"
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const (
-	// maxChain is how many changes of a rule, and overrides of a key, are kept apart. What is older of a rule is one era,
-	// the slowest of them.
-	maxChain = 8
-	// maxEras is how many eras a rule has where several chains come together.
+	// maxChain is how many changes of a rule are loaded of those that have begun.
+	maxChain = 100
+	// maxEras is how many eras that have ended a bucket keeps apart.
 	maxEras = 16
 )
 
@@ -30,7 +29,8 @@ type span struct {
 	says   *terms  // nil: whatever is less specific decides
 	times  float64 // of what it says; 0: as it is
 	change ratelimit.OnChange
-	// slowest is set of a first span that stands for several: the definition in the code is one of them.
+	// slowest is set if the span stands for changes that were not loaded, and for the definition in the code: it says the
+	// slowest of those changes.
 	slowest bool
 }
 
@@ -97,44 +97,66 @@ func (c chain) scaled(times float64) chain {
 	return c
 }
 
-// eras returns the chain for a limit as it is defined in the code.
-func (c chain) eras(code ratelimit.Policy) []ratelimit.Era {
-	eras := make([]ratelimit.Era, len(c))
+// eras returns the chain for a limit as it is defined in the code. Eras that ended before the last maxEras that have ended
+// by now are one era, and so is a span that is the slowest of several: see point.merged.
+func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
+	eras, points, older := make([]ratelimit.Era, len(c)), make([]point, len(c)), -maxEras
 	for i, s := range c {
 		e := ratelimit.Era{From: timeOf(&s.from), OnChange: s.change}
 		if s.says != nil {
 			e.Policy, e.Mode, e.Name, e.Unit = s.says.policy, s.says.mode, s.says.name, s.says.unit
 		}
-		if s.slowest && (e.Policy == nil || speed(code) < speed(e.Policy)) {
-			e.Policy, e.Mode, e.Name, e.Unit = nil, ratelimit.On, "", ""
-		}
 		if s.times != 0 {
-			if e.Policy == nil {
-				e.Policy = code
-			}
-			e.Policy, e.Name = scale(e.Policy, s.times), "" // which is that of the override
+			e.Policy, e.Name = scale(policyOr(e.Policy, code), s.times), "" // the name is that of the override
+		}
+		points[i] = bucketOf(policyOr(e.Policy, code))
+		if s.slowest {
+			points[i] = points[i].with(bucketOf(code))
+		}
+		if c.until(i) <= now {
+			older++
 		}
 		eras[i] = e
 	}
-	return latest(eras, code)
+	older = max(older, 0)
+	for i := range older {
+		points[i+1] = points[i+1].with(points[i])
+	}
+	for i := older; i < len(c); i++ {
+		if c[i].slowest || i == older && i > 0 {
+			eras[i].Policy = points[i].merged(policyOr(eras[min(i+1, len(c)-1)].Policy, code))
+		}
+	}
+	return eras[older:]
 }
 
-// latest returns the last maxEras of eras. What is older is the first of them: the slowest.
-func latest(eras []ratelimit.Era, code ratelimit.Policy) []ratelimit.Era {
-	older := len(eras) - maxEras
-	if older <= 0 {
-		return eras
+func policyOr(policy, code ratelimit.Policy) ratelimit.Policy {
+	if policy == nil {
+		return code
 	}
-	pace := func(e ratelimit.Era) float64 {
-		if e.Policy == nil {
-			return speed(code)
-		}
-		return speed(e.Policy)
+	return policy
+}
+
+// bucketOf returns the point of a policy for all rows of a bucket together.
+func bucketOf(policy ratelimit.Policy) point {
+	p, _ := pointOf(policy)
+	return p.times(float64(p.most))
+}
+
+// merged returns the policy of an era that stands for several, of which p is the point. A bucket that nobody used in any of
+// them gains the fewest tokens that each of them gives. It holds the most that any of them, and next, allows: else a bucket
+// that held more than the smallest of them would count as full, and be filled. In kind and rows it is as next, the policy
+// after them, so that no row counts as a missing one, and leases stay.
+func (p point) merged(next ratelimit.Policy) ratelimit.Policy {
+	if hasSlots(next) {
+		return next
 	}
-	slowest := slices.MinFunc(eras[:older+1], func(a, b ratelimit.Era) int { return cmp.Compare(pace(a), pace(b)) })
-	eras = eras[older:]
-	eras[0].Policy, eras[0].Mode, eras[0].Name, eras[0].Unit = slowest.Policy, slowest.Mode, slowest.Name, slowest.Unit
-	return eras
+	n, _ := pointOf(next)
+	p.capacity = max(p.capacity, n.capacity*float64(n.most))
+	p.speed = max(p.speed, 1.001*p.capacity/float64(maxPeriod), minTokens/float64(time.Minute)) // as slow as a policy may be
+	policy := p.policy()
+	policy.Capacity, policy.Shards = min(policy.Capacity, maxTokens), n.most
+	return policy
 }
 
 // held is a span in which an override of a key holds.

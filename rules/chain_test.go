@@ -14,7 +14,7 @@ func of(n float64) *terms { return &terms{policy: ratelimit.PerMinute(n), mode: 
 
 // told returns what a chain says of a limit of 10 a minute, from when on, and with which change.
 func told(so chain) (eras []era) {
-	for _, e := range so.eras(ratelimit.PerMinute(10)) {
+	for _, e := range so.eras(ratelimit.PerMinute(10), minInstant) {
 		rate := 0.0
 		if e.Policy != nil {
 			rate = e.Policy.(ratelimit.TokenBucket).Rate
@@ -82,23 +82,60 @@ func TestChain(t *testing.T) {
 			"one takes the place of another, the first a multiple of the code's")
 	})
 
-	t.Run("WhatIsDroppedIsTheSlowest", func(t *testing.T) {
+	t.Run("ChangesThatAreNotLoadedAreAsSlowAsAnyAndHoldAsMuchAsAny", func(t *testing.T) {
 		t.Parallel()
-		require.Equal(t, []era{{0, 4, "", on}}, told(chain{{from: minInstant, says: of(4), slowest: true}}))
-		require.Equal(t, []era{{0, 0, "", on}}, told(chain{{from: minInstant, says: of(40), slowest: true}}), "of which the code's is one")
+		for dropped, rate := range map[float64]float64{4: 4, 40: 10} { // of which the code's is one
+			so := chain{{from: minInstant, says: of(dropped), slowest: true}, {from: 100, says: of(20)}}
+			eras := so.eras(ratelimit.PerMinute(10), 200)
+			require.Len(t, eras, 2)
+			requireMerged(t, rate, max(dropped, 20), 1, eras[0].Policy)
+			require.Equal(t, ratelimit.PerMinute(20), eras[1].Policy)
+		}
+		alone := chain{{from: minInstant, says: of(4), slowest: true}}
+		requireMerged(t, 4, 10, 1, alone.eras(ratelimit.PerMinute(10), 200)[0].Policy)
 	})
 
-	t.Run("TheErasAreBounded", func(t *testing.T) {
+	t.Run("TheErasThatHaveEndedAreBounded", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid()
 		for n := range int64(30) {
 			so = so.state(span{from: 100 * (n + 1), says: of(float64(15 - n%15))})
 		}
-		eras := told(so)
-		require.Len(t, eras, 16)
-		require.Equal(t, era{3000, 1, "", on}, eras[15])
-		require.Equal(t, era{1600, 15, "", on}, eras[1])
-		require.Equal(t, era{0, 1, "", on}, eras[0], "the slowest of those before")
+		eras := so.eras(ratelimit.PerMinute(20), 2500) // the 25th has begun, and 25 have ended, the code's with them
+		require.Len(t, eras, 22)
+		requireMerged(t, 7, 20, 1, eras[0].Policy)
+		for i, e := range eras[1:] {
+			require.Equal(t, int64(1000+100*i), e.From.UnixMicro())
+			require.Equal(t, of(float64(15-(9+i)%15)).policy, e.Policy)
+		}
+		require.Len(t, so.eras(ratelimit.PerMinute(20), 1699), 31, "16 have ended")
+		require.Len(t, so.eras(ratelimit.PerMinute(20), 1700), 30, "17 have ended")
+	})
+
+	t.Run("AMergedEraIsOfTheKindAndTheRowsOfTheNext", func(t *testing.T) {
+		t.Parallel()
+		merged := func(code, next ratelimit.Policy) ratelimit.Policy {
+			so := chain{{from: minInstant, slowest: true}, {from: 100, says: &terms{policy: next}}}
+			_, err := ratelimit.NewLimit("merged", so.eras(code, 200)[0].Policy)
+			require.NoError(t, err)
+			return so.eras(code, 200)[0].Policy
+		}
+		sharded := ratelimit.FixedWindow{Rate: 100, Period: time.Minute, Shards: 4}
+		requireMerged(t, 10, 100, 4, merged(ratelimit.PerMinute(10), sharded))
+		requireMerged(t, 100, 100, 1, merged(sharded, ratelimit.TokenBucket{Rate: 1, Period: time.Minute, Capacity: ratelimit.NoCapacity}))
+		slots := ratelimit.Concurrency{Most: 3}
+		require.Equal(t, slots, merged(ratelimit.PerMinute(10), slots), "leases stay")
+		for _, code := range []ratelimit.Policy{
+			ratelimit.TokenBucket{Rate: 1e-9, Period: maxPeriod},
+			ratelimit.TokenBucket{Rate: 1e12, Period: time.Microsecond, Capacity: 1e12},
+			ratelimit.TokenBucket{Rate: 1e12, Period: maxPeriod, Capacity: 1e12, Shards: 64},
+			ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity},
+			ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Yearly},
+		} {
+			for _, next := range []ratelimit.Policy{code, ratelimit.PerSecond(1e-9), ratelimit.TokenBucket{Rate: 1e12, Period: time.Hour, Capacity: 1e12, Shards: 8}} {
+				merged(code, next)
+			}
+		}
 	})
 
 	t.Run("KeepsTheModeOfEachEra", func(t *testing.T) {
@@ -106,6 +143,16 @@ func TestChain(t *testing.T) {
 		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})
 		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", ratelimit.Shadow}, {200, 0, "", ""}}, told(so))
 	})
+}
+
+// requireMerged checks a policy that stands for several: so many tokens arrive in a minute, and it holds a capacity.
+func requireMerged(t *testing.T, rate, capacity float64, shards int, policy ratelimit.Policy) {
+	t.Helper()
+	p, ok := policy.(ratelimit.TokenBucket)
+	require.True(t, ok)
+	require.InEpsilon(t, rate, p.Rate*float64(time.Minute)/float64(p.Period), 1e-9)
+	require.InEpsilon(t, capacity, p.Capacity, 1e-9)
+	require.Equal(t, shards, p.Shards)
 }
 
 func TestScale(t *testing.T) {

@@ -18,6 +18,7 @@ type snapshot struct {
 	version   int64
 	limits    map[string]*limitRules
 	tiers     TierSet
+	now       int64 // when it was loaded
 	rules     int
 	overrides int
 	kept      int   // rules and overrides that are those of the snapshot before, as they cannot be read
@@ -29,6 +30,7 @@ type snapshot struct {
 // limitRules is what is loaded of one limit.
 type limitRules struct {
 	name  string
+	now   int64            // when it was loaded
 	plans map[string]chain // what was stated of each plan
 	bases map[string]*base // what holds for each of these plans
 	other *base            // what holds for every other plan, and none
@@ -70,7 +72,7 @@ type compiler struct {
 // compile makes a snapshot of what was loaded. Of what cannot be read it keeps what the last snapshot has.
 func compile(l *loaded, last *snapshot, noted *definitions) *snapshot {
 	c := compiler{
-		next: &snapshot{version: l.version, limits: make(map[string]*limitRules), wake: maxInstant, rules: len(l.rules)},
+		next: &snapshot{version: l.version, now: l.now, limits: make(map[string]*limitRules), wake: maxInstant, rules: len(l.rules)},
 		last: last, badKeys: make(map[Bucket]bool),
 	}
 	c.rules(l)
@@ -90,7 +92,7 @@ func compile(l *loaded, last *snapshot, noted *definitions) *snapshot {
 func (s *snapshot) of(name string) *limitRules {
 	of := s.limits[name]
 	if of == nil {
-		of = &limitRules{name: name, plans: make(map[string]chain)}
+		of = &limitRules{name: name, now: s.now, plans: make(map[string]chain)}
 		s.limits[name] = of
 	}
 	return of
@@ -135,7 +137,7 @@ func (c *compiler) rules(l *loaded) {
 	}
 	for id, h := range told {
 		switch {
-		case !h.deleted, h.made < l.now-kept.Microseconds():
+		case !h.deleted, h.chain[len(h.chain)-1].from < l.now-kept.Microseconds():
 		case h.err != nil:
 			c.keepRule(id, h.chain, h.err)
 		default:
@@ -147,8 +149,7 @@ func (c *compiler) rules(l *loaded) {
 // toldRule is what the history tells of a rule.
 type toldRule struct {
 	chain   chain
-	made    int64 // when the last change was made
-	deleted bool  // whether it was the last change
+	deleted bool  // whether this is the last change
 	err     error // of entries that cannot be read, and are left out
 }
 
@@ -162,7 +163,7 @@ func (c *compiler) history(changes []loadedChange) map[RuleID]*toldRule {
 			h = &toldRule{chain: unsaid()}
 			told[id] = h
 		}
-		h.made, h.deleted = change.made, change.row == nil && change.err == nil
+		h.deleted = change.row == nil && change.err == nil
 		said, err := change.span()
 		switch {
 		case err != nil:

@@ -24,9 +24,6 @@ func (c *compiler) overrides(overrides []loadedOverride) {
 			continue // two that begin at once, which the tables do not hold
 		}
 		k.overrides = append(k.overrides, h)
-		if len(k.overrides) > maxChain {
-			k.overrides = k.overrides[1:]
-		}
 	}
 	for b := range c.badKeys {
 		k := c.next.of(b.Limit).key(b.Key)

@@ -95,9 +95,6 @@ func makeChange(t *testing.T, f *fixture, m *model, random *rand.Rand, hour time
 	rate := float64(1 + random.IntN(1000))
 	if random.IntN(2) == 0 {
 		plan := []string{"", "pro", "team"}[random.IntN(3)]
-		if len(m.rules[plan]) >= 8 {
-			return
-		}
 		var err error
 		if h := m.rules[plan]; len(h) > 0 && h[len(h)-1].rate != 0 && random.IntN(3) == 0 {
 			_, err = f.store.Delete(t.Context(), edit, "messages", plan)
@@ -135,23 +132,6 @@ func makeChange(t *testing.T, f *fixture, m *model, random *rand.Rand, hour time
 	_, err := f.store.Override(t.Context(), edit, o)
 	require.NoError(t, err)
 	m.overrides[key] = append(m.overrides[key], c)
-}
-
-func TestErasAreBounded(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	hour := time.Now().Add(time.Hour).Truncate(time.Second)
-	for i, rate := range []float64{5, 3, 7, 20, 21, 22, 23, 24, 25, 26, 27} { // three more than are kept apart
-		edit := why
-		edit.From = hour.Add(time.Duration(i) * time.Second)
-		_, err := f.store.Put(t.Context(), edit, perMinute("messages", "", rate))
-		require.NoError(t, err)
-	}
-	f.load(t)
-	require.Equal(t, 3.0, f.capacity(t, hour.Add(-time.Hour), messages.For("ana")), "the slowest of those that are dropped")
-	require.Equal(t, 3.0, f.capacity(t, hour.Add(2*time.Second), messages.For("ana")))
-	require.Equal(t, 20.0, f.capacity(t, hour.Add(3*time.Second), messages.For("ana")))
-	require.Equal(t, 27.0, f.capacity(t, hour.Add(20*time.Second), messages.For("ana")))
 }
 
 func TestOldEntriesAreForgotten(t *testing.T) {

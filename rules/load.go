@@ -31,10 +31,10 @@ type loadedRule struct {
 // loadedChange is an entry of the history of a rule.
 type loadedChange struct {
 	name, plan string
-	from, made int64
+	from       int64
 	row        *ruleRow // nil: it was deleted
 	err        error    // of an entry that cannot be read
-	dropped    bool     // it stands for all before the last maxChain
+	dropped    bool     // whether it stands for all before the last maxChain
 }
 
 type loadedOverride struct {
@@ -71,7 +71,7 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (l *lo
 	}
 	var batch pgx.Batch
 	batch.Queue(sql.loadRules).Query(l.readRules)
-	batch.Queue(sql.loadHistory, maxChain).Query(l.readHistory)
+	batch.Queue(sql.loadHistory, maxChain, l.now).Query(l.readHistory)
 	batch.Queue(sql.loadOverrides, l.now-kept.Microseconds()).Query(l.readOverrides)
 	batch.Queue(sql.loadPauses, l.now).Query(l.readPauses)
 	batch.Queue(sql.loadTiers).Query(l.readTiers)
@@ -111,7 +111,7 @@ func (l *loaded) readHistory(rows pgx.Rows) error {
 		var c loadedChange
 		var says []byte
 		var n int64
-		if err := rows.Scan(&c.name, &c.plan, &c.from, &c.made, &says, &n); err != nil {
+		if err := rows.Scan(&c.name, &c.plan, &c.from, &says, &n); err != nil {
 			return fmt.Errorf("read rule_changes: %w", err)
 		}
 		c.dropped = n > maxChain

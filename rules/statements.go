@@ -53,8 +53,11 @@ const (
 
 	notify = `SELECT pg_notify($1, $2::bigint::text)`
 
+	// note inserts nothing when $12 changes of the same thing begin between $9, when this one is made, and $8, when it begins.
 	note = `INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
+		SELECT $1::bigint, $2::integer, $3::text, $4::text, $5::text, $6::text, $7::jsonb, $8::bigint, $9::bigint, $10::text, $11::text
+		WHERE (SELECT count(DISTINCT from_us) FROM ratelimit.rule_changes
+			WHERE what = $3 AND name = $4 AND plan = $5 AND key = $6 AND from_us > $9 AND from_us < $8) < $12::bigint`
 
 	putRule = `INSERT INTO ratelimit.rules (name, plan, ` + ruleColumns + `, version, from_us)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)
@@ -119,12 +122,17 @@ const (
 
 	loadRules = `SELECT name, plan, from_us, ` + ruleColumns + ` FROM ratelimit.rules`
 
-	// loadHistory returns the last $1 changes of each rule, the oldest first, and before them the slowest of those before:
-	// its n, which counts back from the last change, is above $1.
-	loadHistory = `WITH changes AS (
-			SELECT name, plan, from_us, made_us, says,
-				row_number() OVER (PARTITION BY name, plan ORDER BY version DESC, position DESC) AS n
+	// loadHistory returns of each rule the changes that lie ahead at $2, and the last $1 of those that have begun, the oldest
+	// first. Before them it returns the slowest of the others: its n, which counts back from the last that has begun, is above
+	// $1. It leaves out a change whose place another took before it began.
+	loadHistory = `WITH stated AS (
+			SELECT name, plan, from_us, says, min(from_us) OVER (PARTITION BY name, plan
+				ORDER BY version DESC, position DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_us
 			FROM ratelimit.rule_changes WHERE what = 'rule'),
+		changes AS (
+			SELECT name, plan, from_us, says, row_number() OVER (PARTITION BY name, plan ORDER BY from_us DESC)
+				- count(*) FILTER (WHERE from_us > $2) OVER (PARTITION BY name, plan) AS n
+			FROM stated WHERE until_us IS NULL OR from_us < until_us),
 		slowest AS (
 			SELECT DISTINCT ON (name, plan) * FROM changes
 			WHERE n > $1 AND jsonb_typeof(says -> 'rate') = 'number' AND jsonb_typeof(says -> 'period_us') = 'number'

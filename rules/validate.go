@@ -134,7 +134,7 @@ func (v *validator) limit(of *limitRules, now int64) {
 	}
 	code := registered[0].Limit.Policy()
 	for _, plan := range slices.Sorted(maps.Keys(of.plans)) {
-		v.note("rule %q, plan %q: %w", of.name, plan, v.chain(of.name, of.plans[plan].between(now, maxInstant), code))
+		v.note("rule %q, plan %q: %w", of.name, plan, v.chain(of.name, of.plans[plan].between(now, maxInstant), code, now))
 	}
 	named := 0
 	for _, key := range slices.Sorted(maps.Keys(of.keys)) {
@@ -143,7 +143,7 @@ func (v *validator) limit(of *limitRules, now int64) {
 				continue
 			}
 			so := overridden([]held{o}, "", of.effective).between(max(o.from, now), o.until)
-			if err := v.chain(of.name, so, code); err != nil {
+			if err := v.chain(of.name, so, code, now); err != nil {
 				v.note("override of the key %q of %q: %w", key, of.name, err)
 				named++
 			}
@@ -152,8 +152,8 @@ func (v *validator) limit(of *limitRules, now int64) {
 }
 
 // chain checks what a chain says, and not what it leaves to the definition in the code.
-func (v *validator) chain(limit string, so chain, code ratelimit.Policy) error {
-	for _, era := range so.eras(code) {
+func (v *validator) chain(limit string, so chain, code ratelimit.Policy, now int64) error {
+	for _, era := range so.eras(code, now) {
 		if era.Policy == nil {
 			continue
 		}

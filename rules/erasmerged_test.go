@@ -1,0 +1,177 @@
+package rules_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const day = 24 * time.Hour
+
+// immediate returns a Store whose changes begin at once.
+func (f *fixture) immediate(t *testing.T) *rules.Store {
+	t.Helper()
+	store, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	return store
+}
+
+// putAgain adds n entries to the history of the rules, as if the last one had been put so many times more.
+func (f *fixture) putAgain(t *testing.T, n int) {
+	t.Helper()
+	now := f.now(t).UnixMicro()
+	f.exec(t, `INSERT INTO ratelimit.rule_changes
+		SELECT version + i, position, what, name, plan, key, says, $2::bigint + i, $2::bigint, author, reason
+		FROM ratelimit.rule_changes, generate_series(1, $1::integer) AS i
+		WHERE version = (SELECT max(version) FROM ratelimit.rule_changes)`, n, now)
+	f.exec(t, `UPDATE ratelimit.rules SET from_us = $2::bigint + $1::bigint, version = version + $1::bigint`, n, now)
+}
+
+// A bucket that nobody uses while its rule changes holds no more afterwards, however many changes there are and whatever
+// the code says.
+func TestChangesFillNoUnusedBucket(t *testing.T) {
+	t.Parallel()
+	for name, code := range map[string]ratelimit.Policy{
+		"Smaller":      ratelimit.PerDay(10),
+		"Faster":       ratelimit.PerSecond(1e6),
+		"WithShards":   ratelimit.TokenBucket{Rate: 500, Period: day, Capacity: 1000, Shards: 8},
+		"NoCapacity":   ratelimit.TokenBucket{Rate: 10, Period: day, Capacity: ratelimit.NoCapacity},
+		"Slots":        ratelimit.Concurrency{Most: 5, Lease: day},
+		"ACalendars":   ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily},
+		"ASlidingOnes": ratelimit.SlidingWindow{Rate: 10, Period: day},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, limit := setup(t), ratelimit.Define("messages", code)
+			_, err := f.immediate(t).Put(t.Context(), why, rules.Rule{Limit: "messages", Rate: 1000, Period: day})
+			require.NoError(t, err)
+			f.load(t)
+			d, err := f.at(t, f.now(t)).Take(t.Context(), limit.For("ana").Cost(900))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+			for _, more := range []int{8, 10, 100} {
+				f.putAgain(t, more)
+				f.load(t)
+				v, err := f.at(t, f.now(t)).Check(t.Context(), limit.For("ana").Cost(101))
+				require.NoError(t, err)
+				require.InDelta(t, 100, v.Remaining, 0.5, "after %d more", more)
+			}
+		})
+	}
+}
+
+// So it is with the overrides of a key.
+func TestOverridesFillNoUnusedBucket(t *testing.T) {
+	t.Parallel()
+	f, limit := setup(t), ratelimit.Define("messages", ratelimit.PerSecond(1e6))
+	store, thousand := f.immediate(t), rules.Override{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 1000, Period: day}}
+	_, err := store.Override(t.Context(), why, thousand)
+	require.NoError(t, err)
+	f.load(t)
+	d, err := f.at(t, f.now(t)).Take(t.Context(), limit.For("ana").Cost(1000))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	for range 20 {
+		_, err := store.Override(t.Context(), why, thousand)
+		require.NoError(t, err)
+	}
+	f.load(t)
+	v, err := f.at(t, f.now(t)).Check(t.Context(), limit.For("ana"))
+	require.NoError(t, err)
+	require.InDelta(t, 0, v.Remaining, 0.5)
+}
+
+// from returns an edit of a change that begins then.
+func from(at time.Time) rules.Edit { return rules.Edit{Author: "ana", Reason: "a test", From: at} }
+
+// Changes that lie ahead decide when they begin, and not before, however many there are.
+func TestManyChangesAhead(t *testing.T) {
+	t.Parallel()
+	const n = 20
+	f := setup(t)
+	now := f.now(t).Truncate(time.Second)
+	applied, err := f.immediate(t).Put(t.Context(), why, perMinute("messages", "", 100))
+	require.NoError(t, err)
+	for i := range n {
+		_, err := f.store.Put(t.Context(), from(now.Add(time.Duration(i+1)*day)), perMinute("messages", "", float64(200-i)))
+		require.NoError(t, err)
+	}
+	f.load(t)
+	require.Equal(t, 100.0, f.capacity(t, applied.From, messages.For("ana")))
+	for i := range n {
+		require.Equal(t, float64(200-i), f.capacity(t, now.Add(time.Duration(i+1)*day), messages.For("ana")), "in %d days", i+1)
+	}
+}
+
+func TestManyOverridesAhead(t *testing.T) {
+	t.Parallel()
+	const n = 20
+	for name, begun := range map[string]bool{"AndOneNow": true, "AndNoneNow": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, want := setup(t), 10.0
+			now := f.now(t).Truncate(time.Second)
+			later := now.Add(time.Second)
+			if begun {
+				want = 50
+				_, err := f.immediate(t).Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 5, Until: now.Add(day)})
+				require.NoError(t, err)
+			}
+			for i := range n {
+				at := now.Add(time.Duration(i+1) * day)
+				_, err := f.store.Override(t.Context(), from(at), rules.Override{Limit: "messages", Key: "ana", Multiplier: 0.1 * float64(i+1), Until: at.Add(time.Hour)})
+				require.NoError(t, err)
+			}
+			f.load(t)
+			require.Equal(t, want, f.capacity(t, later, messages.For("ana")))
+			for i := range n {
+				require.InDelta(t, float64(i+1), f.capacity(t, now.Add(time.Duration(i+1)*day), messages.For("ana")), 1e-9, "in %d days", i+1)
+			}
+		})
+	}
+}
+
+// What lies ahead is bounded when it is put, as each process keeps all of it.
+func TestChangesAheadAreBounded(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	for name, put := range map[string]func(edit rules.Edit) error{
+		"Put": func(edit rules.Edit) error {
+			_, err := f.store.Put(t.Context(), edit, perMinute("messages", "", 5))
+			return err
+		},
+		"Override": func(edit rules.Edit) error {
+			_, err := f.store.Override(t.Context(), edit, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
+			return err
+		},
+	} {
+		for i := range 32 {
+			require.NoError(t, put(from(now.Add(time.Duration(i+1)*day))), name)
+		}
+		err := put(from(now.Add(33 * day)))
+		require.ErrorIs(t, err, rules.ErrInvalid, name)
+		require.ErrorContains(t, err, "32 changes lie ahead", name)
+		require.NoError(t, put(from(now.Add(day))), "it takes the place of all of them")
+		require.NoError(t, put(rules.Edit{Author: "ana", Reason: "a test"}), name)
+	}
+}
+
+// A deletion is forgotten when it has been in effect for 30 days, and not 30 days after it was made.
+func TestDeletionFarAhead(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	_, err := f.immediate(t).Put(t.Context(), why, perMinute("messages", "", 50))
+	require.NoError(t, err)
+	_, err = f.store.Delete(t.Context(), from(now.Add(45*day)), "messages", "")
+	require.NoError(t, err)
+	f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 31 * 86400000000, made_us = made_us - 31 * 86400000000`)
+	f.load(t)
+	require.Equal(t, 50.0, f.capacity(t, now, messages.For("ana")))
+	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(15*day), messages.For("ana")))
+}
