@@ -171,7 +171,7 @@ func (w *writer) rules(c *Changes) error {
 		}
 	}
 	for _, id := range c.Delete {
-		w.queue(w.sql.deleteRule, id.Limit, id.Plan)
+		w.queue(w.sql.deleteRule, id.Limit, id.Plan, w.from)
 		w.check(func(tag pgconn.CommandTag) error {
 			return found(tag.RowsAffected(), "rule of %q for the plan %q", id.Limit, id.Plan)
 		})

@@ -175,3 +175,29 @@ func TestDeletionFarAhead(t *testing.T) {
 	require.Equal(t, 50.0, f.capacity(t, now, messages.For("ana")))
 	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(15*day), messages.For("ana")))
 }
+
+// A deletion that lies ahead can be brought forward, and is there once.
+func TestDeletionIsBroughtForward(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now, store := f.now(t), f.immediate(t)
+	_, err := store.Put(t.Context(), why, perMinute("messages", "", 50))
+	require.NoError(t, err)
+	for _, at := range []time.Duration{2 * day, day} {
+		_, err = store.Delete(t.Context(), from(now.Add(at)), "messages", "")
+		require.NoError(t, err)
+	}
+	f.load(t)
+	require.Equal(t, 50.0, f.capacity(t, now.Add(day-time.Hour), messages.For("ana")))
+	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(day+time.Hour), messages.For("ana")))
+	for _, at := range []time.Duration{day, 3 * day} {
+		_, err = store.Delete(t.Context(), from(now.Add(at)), "messages", "")
+		require.ErrorIs(t, err, rules.ErrNotFound)
+	}
+	_, err = store.Delete(t.Context(), why, "messages", "")
+	require.NoError(t, err)
+	f.load(t)
+	require.Equal(t, messages.Capacity(), f.capacity(t, f.now(t), messages.For("ana")))
+	_, err = store.Delete(t.Context(), why, "messages", "")
+	require.ErrorIs(t, err, rules.ErrNotFound)
+}

@@ -67,7 +67,11 @@ const (
 			excluded.growth, excluded.epoch_us, excluded.apply, excluded.on_change, excluded.unit, excluded.description,
 			excluded.version, excluded.from_us)`
 
-	deleteRule = `DELETE FROM ratelimit.rules WHERE name = $1 AND plan = $2`
+	// deleteRule returns a row for the rule, and one if its deletion lies ahead of $3, from when it is deleted now.
+	deleteRule = `WITH deleted AS (DELETE FROM ratelimit.rules WHERE name = $1 AND plan = $2 RETURNING from_us)
+		SELECT from_us FROM deleted UNION ALL
+		SELECT from_us FROM (SELECT from_us FROM ratelimit.rule_changes WHERE what = 'rule' AND name = $1 AND plan = $2
+			ORDER BY version DESC, position DESC LIMIT 1) AS last WHERE from_us > $3`
 
 	// cutOverrides takes back what would begin at $3 or later.
 	cutOverrides = `DELETE FROM ratelimit.overrides WHERE name = $1 AND key = $2 AND from_us >= $3`
