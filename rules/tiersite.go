@@ -119,16 +119,17 @@ func (s *Site) limitIn(loaded *snapshot) func(name string) (ratelimit.Limit, boo
 }
 
 // standIn returns a limit in place of a definition in the code, of which there is none: with the policy that was first
-// stated for all plans, or else with the one of a plan that has the smallest capacity. It returns false where no rule is
-// stated any more.
+// stated for all plans, or else with the one of a plan that has the smallest capacity. It returns false when no rule is in
+// effect, and none lies ahead.
 func (of *limitRules) standIn() (ratelimit.Limit, bool) {
 	var found []ratelimit.Limit
 	for _, plan := range slices.Sorted(maps.Keys(of.plans)) { // the empty one first
 		stated := of.plans[plan]
-		i := slices.IndexFunc(stated, func(s span) bool { return s.says != nil })
-		if i < 0 || stated[len(stated)-1].says == nil {
+		says := func(s span) bool { return s.says != nil }
+		if !slices.ContainsFunc(stated.between(of.now, maxInstant), says) {
 			continue
 		}
+		i := slices.IndexFunc(stated, says)
 		limit, err := ratelimit.NewLimit(of.name, stated[i].says.policy)
 		if err != nil {
 			continue

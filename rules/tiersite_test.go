@@ -108,14 +108,34 @@ func TestSiteTakesLimitsFromRules(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, [2]float64{d.States[0].Limit.Capacity(), d.States[1].Limit.Capacity()}, plan)
 	}
-	_, err = f.store.Delete(t.Context(), why, "plans", "pro")
+	_, err = f.immediate(t).Delete(t.Context(), why, "plans", "pro")
 	require.NoError(t, err)
-	_, err = f.store.Delete(t.Context(), why, "plans", "free")
+	_, err = f.immediate(t).Delete(t.Context(), why, "plans", "free")
 	require.NoError(t, err)
 	f.load(t)
 	_, err = newSite(t, f.set, rules.SiteConfig{}).Requests(ada, nil)
 	require.ErrorContains(t, err, `nobody knows the limit "plans"`)
 	require.Len(t, asks(t, site), 2, "a site that runs goes on")
+}
+
+// A limit whose rule is to be deleted is known until then, and one whose rule begins later is known already.
+func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	tomorrow := from(f.now(t).Add(24 * time.Hour))
+	_, err := f.store.Put(t.Context(), why, perMinute("search", "", 20))
+	require.NoError(t, err)
+	_, err = f.store.Delete(t.Context(), tomorrow, "search", "")
+	require.NoError(t, err)
+	_, err = f.store.Put(t.Context(), tomorrow, perMinute("login", "", 5))
+	require.NoError(t, err)
+	f.replaceTiers(t, rules.Tier{Limit: "search"}, rules.Tier{Limit: "login"})
+	require.Len(t, asks(t, newSite(t, f.set, rules.SiteConfig{})), 2)
+
+	f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 2 * 86400000000`)
+	f.load(t)
+	_, err = newSite(t, f.set, rules.SiteConfig{}).Requests(ada, nil)
+	require.ErrorContains(t, err, `nobody knows the limit "search"`)
 }
 
 // The decision on several tiers names who refused.
