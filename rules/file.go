@@ -21,7 +21,7 @@ import (
 //	  - limit: search           # also: name
 //	    plan: free
 //	    rate: 10                # also, each second: rps, tokens_per_second, rate_per_second
-//	    period: 1m              # 1s without one; also second, minute, hour, day, week
+//	    period: 1m              # also second, minute, hour, day, week
 //	    capacity: 50            # also: burst, burst_capacity; as much as the rate without one
 //	    max_reserved: 0         # no bound without one
 //	    kind: token bucket      # or fixed window, sliding window, calendar window, concurrency; also: algorithm: token_bucket
@@ -75,7 +75,7 @@ import (
 //	 "algorithm": "token_bucket", "algorithm_config": {"rps": 10, "burst": 20, "cost_source": "fixed"}}
 //	{"key_pattern": "user:{user_id}", "scope": "user", "plan": "free", "rate_per_second": 10, "burst_capacity": 50}
 //
-// In the first form the key joins what limit_keys lists: ip:address is the attribute address, and every other one is an
+// In the second form a rate without a period is per second. In the first form the key joins what limit_keys lists: ip:address is the attribute address, and every other one is an
 // attribute of that name. In the second, user_id, tenant_id and ip_address are user, tenant and address;
 // endpoint:<route> is the bucket that everybody shares at that route, and global that of all requests. The limit is named
 // by the pattern without its placeholders, unless the record has a limit. Rows with a plan are asked of that plan only,

@@ -156,11 +156,11 @@ func TestReadAliases(t *testing.T) {
 		with  string
 		want  rules.Rule
 	}{
-		{"limit name", "a", "rate: 2", rule(nothing)},
-		{"rate rps tokens_per_second rate_per_second", "2", "limit: a", rule(nothing)},
-		{"capacity burst burst_capacity", "9", "limit: a, rate: 2", rule(func(r *rules.Rule) { r.Capacity = new(9.0) })},
-		{"kind algorithm", "token_bucket", "limit: a, rate: 2", rule(func(r *rules.Rule) { r.Kind = rules.TokenBucket })},
-		{"kind algorithm", "fixed window", "limit: a, rate: 2", rule(func(r *rules.Rule) { r.Kind = rules.FixedWindow })},
+		{"limit name", "a", "rps: 2", rule(nothing)},
+		{"rps tokens_per_second rate_per_second", "2", "limit: a", rule(nothing)},
+		{"capacity burst burst_capacity", "9", "limit: a, rps: 2", rule(func(r *rules.Rule) { r.Capacity = new(9.0) })},
+		{"kind algorithm", "token_bucket", "limit: a, rps: 2", rule(func(r *rules.Rule) { r.Kind = rules.TokenBucket })},
+		{"kind algorithm", "fixed window", "limit: a, rps: 2", rule(func(r *rules.Rule) { r.Kind = rules.FixedWindow })},
 	}
 	for _, test := range tests {
 		var both []string
@@ -178,8 +178,8 @@ func TestReadAliases(t *testing.T) {
 	} {
 		require.Equal(t, want, read(t, "[{limit: a, rate: 1, period: "+text+"}]").Rules[0].Period)
 	}
-	require.Equal(t, ratelimit.Off, read(t, "[{limit: a, rate: 1, is_active: false}]").Rules[0].Mode)
-	require.Equal(t, ratelimit.On, read(t, "[{limit: a, rate: 1, is_active: true}]").Rules[0].Mode)
+	require.Equal(t, ratelimit.Off, read(t, "[{limit: a, rps: 1, is_active: false}]").Rules[0].Mode)
+	require.Equal(t, ratelimit.On, read(t, "[{limit: a, rps: 1, is_active: true}]").Rules[0].Mode)
 }
 
 func deepIndentation() string {
@@ -208,7 +208,7 @@ func manyTiers() string {
 
 func TestReadsWhatEditorsOnWindowsWrite(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, read(t, "rules:\n  - {limit: a, rate: 1}\n"), read(t, "\ufeffrules:\r\n  - {limit: a, rate: 1}\r\n"))
+	require.Equal(t, read(t, "rules:\n  - {limit: a, rps: 1}\n"), read(t, "\ufeffrules:\r\n  - {limit: a, rps: 1}\r\n"))
 }
 
 // refused is a file that Read refuses, with a part of the error.
@@ -218,7 +218,7 @@ func refusedFiles() []refused {
 	return []refused{
 		{"Empty", "", "the file is empty"},
 		{"Word", "hello", "line 1: the file is neither a list"},
-		{"UnknownField", "- limit: a\n  rate: 1\n  brust: 5\n", `line 3: there is no field "brust"; there are algorithm_config, limit, name, plan, kind`},
+		{"UnknownField", "- limit: a\n  rps: 1\n  brust: 5\n", `line 3: there is no field "brust"; there are algorithm_config, limit, name, plan, kind`},
 		{"UnknownFieldOfJSON", "[{\"limit\": \"a\",\n\"rate\": 1,\n\n\"brust\": 5}]", `line 4: there is no field "brust"`},
 		{"UnknownPart", "rules: []\nteirs: []\n", `line 2: there is no field "teirs"; there are match, rules, tiers, overrides`},
 		{"UnknownConfig", "name: a\nalgorithm_config:\n  rps: 1\n  window: 5\n", `line 4: there is no field "window"; there are rps,`},
@@ -229,9 +229,9 @@ func refusedFiles() []refused {
 		{"TwoModes", "[{limit: a, rps: 1, mode: on, is_active: true}]", "a mode and is_active"},
 		{"TwoForms", "[{limit: a, rps: 1, key_pattern: global, limit_keys: []}]", "keep one form"},
 		{"TwoRules", "- {limit: a, rps: 1}\n- {limit: a, rps: 2}", `line 2: the rule for the limit "a" and the plan "" is there already`},
-		{"UnknownPartAlone", "rule:\n  - {limit: a, rate: 1}\n", `line 1: there is no field "rule"; there are rules, tiers, overrides, algorithm_config, limit`},
+		{"UnknownPartAlone", "rule:\n  - {limit: a, rps: 1}\n", `line 1: there is no field "rule"; there are rules, tiers, overrides, algorithm_config, limit`},
 		{"UnknownPartOfPauses", "pauses:\n  - {limit: a}\n", `line 1: there is no field "pauses"; there are rules, tiers, overrides`},
-		{"UnknownPartWithMatch", "match: all\nrule:\n  - {limit: a, rate: 1}\n", `line 2: there is no field "rule"; there are match, rules, tiers, overrides`},
+		{"UnknownPartWithMatch", "match: all\nrule:\n  - {limit: a, rps: 1}\n", `line 2: there is no field "rule"; there are match, rules, tiers, overrides`},
 		{"UnknownFieldForRate", "rules:\n  - limit: a\n    rat: 1\n", `line 3: there is no field "rat"; there are`},
 		{"UnknownFieldForLimit", "match: all\ntiers:\n  - limt: a\n", `line 3: there is no field "limt"; there are limit, name`},
 		{"NoRate", "- {limit: a}", "line 1: it has no rate; give it rate and period, or rps"},
@@ -243,6 +243,8 @@ func refusedFiles() []refused {
 		{"BadScope", "- {key_pattern: 'user:{user_id}', scope: ip, rps: 1}", `its scope is ip, and its key_pattern "user:{user_id}" is of the scope user`},
 		{"UnknownScope", "- {key_pattern: global, scope: city, rps: 1}", `"scope" is "city"; use user or endpoint or global or ip`},
 		{"OnePatternNamedAsAnother", "- {key_pattern: 'u:{user_id}', rps: 1, plan: a}\n- {key_pattern: 'u:{ip}', rps: 1}", `line 2: the limit of the key_pattern "u:{ip}" is "u", as that of "u:{user_id}"`},
+		{"RateWithoutPeriod", "- limit: a\n  plan: b\n  rate: 5\n", "line 1: it has no period; say per second, minute, hour, day or week, as in period: minute"},
+		{"RateWithoutPeriodOfAKey", "overrides:\n  - {limit: a, key: b, policy: {rate: 5, kind: sliding window}}\n", "line 2: it has no period"},
 		{"QuotedNumber", "- limit: a\n  rate: '1'\n", `line 2: "rate" is "1"; it has to be a number`},
 		{"Hexadecimal", "- {limit: a, rate: 0x10}", "has to be a number"},
 		{"NoNumber", "- {limit: a, rate: .nan}", "has to be a number"},
@@ -253,11 +255,11 @@ func refusedFiles() []refused {
 		{"PeriodWithoutUnit", "- {limit: a, rate: 1, period: 60}", `"period" is "60"; write it as 90s, 1m`},
 		{"PeriodOfTheCalendar", "- {limit: a, rate: 1, period: month}", `"period" is "month", which is no fixed length; write it in days, or use kind: calendar window and resets: month`},
 		{"NegativePeriod", "- {limit: a, rate: 1, period: -1s}", `"period" is "-1s"`},
-		{"BadStart", "- {limit: a, rate: 1, kind: fixed window, start: yesterday}", "write it as 2026-01-31T15:04:05Z"},
-		{"BadMode", "- {limit: a, rate: 1, mode: true}", `"mode" is "true"; use on or shadow or off`},
-		{"BadTruth", "- {limit: a, rate: 1, is_active: yes}", `it has to be true or false`},
-		{"BadShards", "- {limit: a, rate: 1, shards: 1.5}", `it has to be a whole number`},
-		{"InvalidRule", "\n- limit: a\n  rate: -1\n", "line 2: rules: invalid: rule"},
+		{"BadStart", "- {limit: a, rps: 1, kind: fixed window, start: yesterday}", "write it as 2026-01-31T15:04:05Z"},
+		{"BadMode", "- {limit: a, rps: 1, mode: true}", `"mode" is "true"; use on or shadow or off`},
+		{"BadTruth", "- {limit: a, rps: 1, is_active: yes}", `it has to be true or false`},
+		{"BadShards", "- {limit: a, rps: 1, shards: 1.5}", `it has to be a whole number`},
+		{"InvalidRule", "\n- limit: a\n  rps: -1\n", "line 2: rules: invalid: rule"},
 		{"NothingPasses", "rules: [{limit: a, rps: 1}]\ntiers: [{limit: a, fixed_cost: 2}]\nmatch: all", "its capacity is 1, and a tier asks 2 of it, so that nobody would pass"},
 		{"NegativeCost", "tiers: [{limit: a, fixed_cost: -2}]\nmatch: all", `"fixed_cost" is -2; use a number above 0`},
 		{"NoMatch", "tiers: [{limit: a}]", "match is missing: say all"},

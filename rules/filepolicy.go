@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"cmp"
 	"strconv"
 	"strings"
 	"time"
@@ -54,13 +53,17 @@ func readRate(f *fields, r *Rule) {
 		r.Rate, r.Period = *perSecond, time.Second
 	case rate != nil:
 		r.Rate = *rate
+		switch {
+		case r.Period != 0 || r.Kind == CalendarWindow || r.Kind == Concurrency:
+		case f.has("key_pattern"): // in which form a rate is per second
+			r.Period = time.Second
+		default:
+			f.lack(f.line, "it has no period; say per second, minute, hour, day or week, as in period: minute")
+		}
 	case r.Kind == CalendarWindow:
 		f.lack(f.line, "it has no rate; say how many tokens a window gives")
 	case r.Kind != Concurrency:
 		f.lack(f.line, "it has no rate; give it rate and period, or rps")
-	}
-	if r.Kind != Concurrency && r.Kind != CalendarWindow {
-		r.Period = cmp.Or(r.Period, time.Second)
 	}
 }
 

@@ -21,10 +21,10 @@ func spellings() []string {
 			list = append(list, fmt.Sprintf(format, value)+"\n")
 		}
 	}
-	fields("- {%s: a, rate: 2}", "limit", "name")
-	fields("- {limit: a, %s: 2}", "rate", "rps", "tokens_per_second", "rate_per_second")
-	fields("- {limit: a, rate: 2, %s: 9}", "capacity", "burst", "burst_capacity")
-	fields("- {limit: a, rate: 2, %s}", "kind: token bucket", "algorithm: token_bucket", "algorithm: fixed window", "kind: fixed_window", "kind: sliding window",
+	fields("- {%s: a, rps: 2}", "limit", "name")
+	fields("- {limit: a, %s: 2}", "rps", "tokens_per_second", "rate_per_second")
+	fields("- {limit: a, rps: 2, %s: 9}", "capacity", "burst", "burst_capacity")
+	fields("- {limit: a, rps: 2, %s}", "kind: token bucket", "algorithm: token_bucket", "algorithm: fixed window", "kind: fixed_window", "kind: sliding window",
 		"kind: sliding_window, slices: 20", "max_reserved: 3", "shards: 4", "mode: on", "mode: shadow", "mode: off", "is_active: true", "is_active: false",
 		"on_change: keep", "on_change: scale", "on_change: add", "on_change: reset", "unit: calls", "plan: pro", "description: words",
 		"kind: fixed window, start: 2026-01-31T15:04:05.5+01:00", "adaptive: {floor: 0.2, growth: 0.05, epoch: 3s, apply: true}")
@@ -41,7 +41,7 @@ func spellings() []string {
 	fields("match: all\ntiers:\n  - {%s}", "limit: a", "name: a", "limit: a, key: '{user}'", "limit: a, endpoint: GET /search", "limit: a, when: {plan: pro, region: '*'}",
 		"limit: a, cost_source: query:cost, default_cost: 0.5", "limit: a, cost_source: fixed, fixed_cost: 2")
 	fields("overrides:\n  - {limit: a, key: ada, %s}", "multiplier: 10", "on_plan: pro", "policy: {rate: 1, period: day}", "multiplier: 2, until: 2026-12-31T12:00:00Z, on_change: reset")
-	fields("%s", `{"rules": [{"limit": "a", "rate": 2}]}`, `[{"limit": "a", "rps": 2}]`, `{"limit": "a", "rps": 2}`)
+	fields("%s", `{"rules": [{"limit": "a", "rate": 2, "period": "1s"}]}`, `[{"limit": "a", "rps": 2}]`, `{"limit": "a", "rps": 2}`)
 	return list
 }
 

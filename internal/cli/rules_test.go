@@ -125,7 +125,7 @@ func TestRulesApply(t *testing.T) {
 	t.Run("IsRefusedBeforeAnythingIsDone", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")
+		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rps: 1, burts: 3}")
 		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--reason", "x"), "give --yes")
 		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--yes"), "say with --reason why")
 		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", bad, "--reason", "x", "--yes"), "burts")
@@ -218,15 +218,15 @@ func TestRulesShow(t *testing.T) {
 		t.Parallel()
 		f := &fixture{}
 		require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.yaml", firstFile)), "has 3 rules, 2 tiers and 1 override")
-		require.Contains(t, f.fails(t, 5, "rules", "validate", "--file", file(t, "rules.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")), "line 2")
-		f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", "rules: [{limit: a, rate: -1}]"))
+		require.Contains(t, f.fails(t, 5, "rules", "validate", "--file", file(t, "rules.yaml", "rules:\n  - {limit: a, rps: 1, burts: 3}")), "line 2")
+		f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", "rules: [{limit: a, rps: -1}]"))
 		require.Contains(t, f.fails(t, 2, "rules", "validate", "-f", "none.yaml"), "no such file")
 		type validity struct {
 			File, Says              string
 			Valid                   bool
 			Rules, Tiers, Overrides int
 		}
-		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rate: 1, burts: 3}")
+		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rps: 1, burts: 3}")
 		require.Equal(t, validity{good, "", true, 3, 2, 1}, read[validity](t, f, 0, "rules", "validate", "-f", good))
 		v := read[validity](t, f, 5, "rules", "validate", "-f", bad)
 		require.False(t, v.Valid)

@@ -205,7 +205,7 @@ func TestDatabase(t *testing.T) {
 	t.Run("WithoutTablesSaysWhatToDo", func(t *testing.T) {
 		t.Parallel()
 		f := on(t, postgrestest.NewEmptyDatabase(t))
-		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1}]")
+		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rps: 1}]")
 		for _, args := range []string{
 			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
 			"get a b", "get a", "take a b --rate 1 --period 1s", "check a --rate 1 --period 1s", "reset a --yes", "credit a",

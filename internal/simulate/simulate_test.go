@@ -297,10 +297,10 @@ func TestRunReads(t *testing.T) {
 
 func TestRunRefusesWhatCannotBeAsked(t *testing.T) {
 	t.Parallel()
-	tiers := "match: all\nrules: [{limit: a, rate: 1}]\ntiers: [{limit: a}]"
+	tiers := "match: all\nrules: [{limit: a, rps: 1}]\ntiers: [{limit: a}]"
 	for text, config := range map[string]simulate.Config{
 		"no tiers": {Rules: document(t, three)},
-		"a limit has to be named, as the rules have 2: a, b": {Rules: document(t, `[{limit: a, rate: 1}, {limit: b, rate: 1}]`), By: "address"},
+		"a limit has to be named, as the rules have 2: a, b": {Rules: document(t, `[{limit: a, rps: 1}, {limit: b, rps: 1}]`), By: "address"},
 		"the limit \"a\" is named, and not by what":          {Rules: document(t, tiers), Limit: "a"},
 		"no rule":                    {Rules: document(t, three), By: "address", Limit: "b"},
 		"the Key":                    {Rules: document(t, three), By: "{address"},
