@@ -14,7 +14,7 @@ import (
 // for as long are settled as if there had been none.
 const kept = 30 * 24 * time.Hour
 
-// maxAhead is how many changes of a rule, or of the overrides or the pause of a key, may lie ahead.
+// maxAhead is how many changes of a rule, or of the overrides of a key, may lie further ahead than the Lead of a Store.
 const maxAhead = 32
 
 // Apply makes changes together: all of them or, when it returns an error, none. It returns an error that wraps ErrInvalid,
@@ -71,7 +71,8 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 	if err := tx.QueryRow(ctx, s.sql.bump).Scan(&w.version, &w.now); err != nil {
 		return Applied{}, err
 	}
-	w.from, w.pauseFrom = w.now+s.lead.Microseconds(), w.now
+	w.soon = w.now + s.lead.Microseconds()
+	w.from, w.pauseFrom = w.soon, w.now
 	if !edit.From.IsZero() {
 		w.from, w.pauseFrom = edit.From.UnixMicro(), edit.From.UnixMicro()
 	}
@@ -120,6 +121,7 @@ type writer struct {
 	sql             *statements
 	edit            Edit
 	version, now    int64
+	soon            int64 // when a change begins whose Edit has no From
 	from, pauseFrom int64
 	position        int
 
@@ -141,7 +143,7 @@ func (w *writer) note(what, name, plan, key string, says any, from int64) error 
 	if err != nil {
 		return err
 	}
-	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason, maxAhead)
+	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason, maxAhead, w.soon)
 	w.check(func(tag pgconn.CommandTag) error {
 		if tag.RowsAffected() == 0 {
 			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place", what, name, maxAhead)

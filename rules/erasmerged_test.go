@@ -157,7 +157,32 @@ func TestChangesAheadAreBounded(t *testing.T) {
 		require.ErrorIs(t, err, rules.ErrInvalid, name)
 		require.ErrorContains(t, err, "32 changes lie ahead", name)
 		require.NoError(t, put(from(now.Add(day))), "it takes the place of all of them")
-		require.NoError(t, put(rules.Edit{Author: "ana", Reason: "a test"}), name)
+		require.NoError(t, put(from(now.Add(33*day))), "replaced changes do not count")
+		require.NoError(t, put(why), name)
+	}
+}
+
+// Any number of changes can be made within the Lead: they begin in the order in which they are made.
+func TestChangesWithinTheLeadAreNotBounded(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	store, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: time.Hour})
+	require.NoError(t, err)
+	for range 34 {
+		_, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
+		require.NoError(t, err)
+	}
+}
+
+// A pause takes the place of an earlier one, so that there is one pause of a bucket at most.
+func TestPausesAheadAreNotBounded(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	for i := range 34 {
+		at := now.Add(time.Duration(i+1) * day)
+		_, err := f.store.Pause(t.Context(), from(at), rules.Pause{Limit: "messages", Key: "ana", Until: at.Add(time.Hour)})
+		require.NoError(t, err)
 	}
 }
 

@@ -53,11 +53,14 @@ const (
 
 	notify = `SELECT pg_notify($1, $2::bigint::text)`
 
-	// note inserts nothing when $12 changes of the same thing begin between $9, when this one is made, and $8, when it begins.
+	// note inserts nothing when $12 changes of a rule, or of the overrides of a key, are in effect between $13 and $8, when this one
+	// begins. A change is not in effect if another took its place.
 	note = `INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
 		SELECT $1::bigint, $2::integer, $3::text, $4::text, $5::text, $6::text, $7::jsonb, $8::bigint, $9::bigint, $10::text, $11::text
-		WHERE (SELECT count(DISTINCT from_us) FROM ratelimit.rule_changes
-			WHERE what = $3 AND name = $4 AND plan = $5 AND key = $6 AND from_us > $9 AND from_us < $8) < $12::bigint`
+		WHERE (SELECT count(*) FROM (
+				SELECT from_us, min(from_us) OVER (ORDER BY version DESC, position DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_us
+				FROM ratelimit.rule_changes WHERE what = $3 AND what IN ('rule', 'override') AND name = $4 AND plan = $5 AND key = $6) AS stated
+			WHERE from_us > $13::bigint AND from_us < $8 AND (until_us IS NULL OR from_us < until_us)) < $12::bigint`
 
 	putRule = `INSERT INTO ratelimit.rules (name, plan, ` + ruleColumns + `, version, from_us)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)
