@@ -75,12 +75,12 @@ import (
 //	 "algorithm": "token_bucket", "algorithm_config": {"rps": 10, "burst": 20, "cost_source": "fixed"}}
 //	{"key_pattern": "user:{user_id}", "scope": "user", "plan": "free", "rate_per_second": 10, "burst_capacity": 50}
 //
-// In the second form a rate without a period is per second. In the first form the key joins what limit_keys lists: ip:address is the attribute address, and every other one is an
-// attribute of that name. In the second, user_id, tenant_id and ip_address are user, tenant and address;
-// endpoint:<route> is the bucket that everybody shares at that route, and global that of all requests. The limit is named
-// by the pattern without its placeholders, unless the record has a limit. Rows with a plan are asked of that plan only,
-// unless the pattern has a row without one. A file may also be a list of records, or a single one, which needs no name: its
-// limit is then called default.
+// In the first form the key joins what limit_keys lists: ip:address is the attribute address, and every other one is an
+// attribute of that name. In the second, a rate without a period is per second, user_id, tenant_id and ip_address are
+// user, tenant and address; endpoint:<route> is the bucket that everybody shares at that route, and global that of all
+// requests. The limit is named by the pattern without its placeholders, unless the record has a limit. Rows with a plan
+// are asked of that plan only, unless the pattern has a row without one. A file may also be a list of records, or a
+// single one, which needs no name: its limit is then called default.
 //
 // Where match is left out, rows of the second form are all asked. Records of the first form are tried one after the other
 // where all but the last have a match and all have the same limit_keys, so that the last is what is left for others.
