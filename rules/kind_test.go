@@ -140,10 +140,10 @@ func TestKindsInFiles(t *testing.T) {
 - {limit: d, rps: 3, adaptive: {}}
 `).Rules)
 	for text, want := range map[string]string{
-		"{limit: a, kind: sliding window, rps: 1, burst: 2}":                            "its Capacity means nothing for a sliding window",
+		"{limit: a, kind: sliding window, rps: 1, burst: 2}":                             "its Capacity means nothing for a sliding window",
 		"{limit: a, kind: sliding window, period: 1m}":                                   "give it rate and period",
 		"{limit: a, kind: sliding window, rate: 1, period: 1m, slices: 7000}":            "its Slices is 7000",
-		"{limit: a, rps: 1, slices: 5}":                                                 "its Slices means nothing for a token bucket",
+		"{limit: a, rps: 1, slices: 5}":                                                  "its Slices means nothing for a token bucket",
 		"{limit: a, kind: calendar window, rate: 1}":                                     "it has no resets",
 		"{limit: a, kind: calendar window, resets: day}":                                 "say how many tokens a window gives",
 		"{limit: a, kind: calendar window, rate: 1, resets: hour}":                       "use day or week or month or quarter or year",
@@ -154,13 +154,13 @@ func TestKindsInFiles(t *testing.T) {
 		"{limit: a, kind: concurrency, most: 2, rate: 1, period: 1s}":                    "its Rate means nothing for a concurrency",
 		"{limit: a, kind: concurrency, most: 1001}":                                      "its Most is 1001",
 		"{limit: a, kind: concurrency, most: 5, adaptive: {floor: 0.5}}":                 "its Adaptive means nothing for a concurrency",
-		"{limit: a, rps: 1, adaptive: {floor: 0.0001}}":                                 "its Floor is 0.0001",
-		"{limit: a, rps: 1, adaptive: {growth: 1.5}}":                                   "its Growth is 1.5",
-		"{limit: a, rps: 1, adaptive: {epoch: 2h}}":                                     "its Epoch is 2h0m0s",
-		"{limit: a, rps: 1, adaptive: {epoch: 1ms}}":                                    "its Epoch is 1ms",
-		"{limit: a, kind: sliding window, rps: 1, adaptive: {}}":                        "its Adaptive means nothing for a sliding window",
-		"{limit: a, rps: 1, adaptive: {floor: 0.5, ceiling: 2}}":                        `there is no field "ceiling"`,
-		"{limit: a, kind: leaky bucket, rps: 1}":                                        "use token bucket or token_bucket or fixed window",
+		"{limit: a, rps: 1, adaptive: {floor: 0.0001}}":                                  "its Floor is 0.0001",
+		"{limit: a, rps: 1, adaptive: {growth: 1.5}}":                                    "its Growth is 1.5",
+		"{limit: a, rps: 1, adaptive: {epoch: 2h}}":                                      "its Epoch is 2h0m0s",
+		"{limit: a, rps: 1, adaptive: {epoch: 1ms}}":                                     "its Epoch is 1ms",
+		"{limit: a, kind: sliding window, rps: 1, adaptive: {}}":                         "its Adaptive means nothing for a sliding window",
+		"{limit: a, rps: 1, adaptive: {floor: 0.5, ceiling: 2}}":                         `there is no field "ceiling"`,
+		"{limit: a, kind: leaky bucket, rps: 1}":                                         "use token bucket or token_bucket or fixed window",
 	} {
 		_, err := rules.Read(strings.NewReader("[" + text + "]"))
 		require.ErrorIs(t, err, rules.ErrInvalid, text)
