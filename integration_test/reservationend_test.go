@@ -318,3 +318,55 @@ func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
 		})
 	}
 }
+
+// A window gets tokens back only while it is the window that paid, however much later the other limits of the reservation are ready.
+func TestARefundGoesToTheWindowThatPaid(t *testing.T) {
+	t.Parallel()
+	onEach(t, testARefundGoesToTheWindowThatPaid, onPostgres, inMemory, byRoutedStatements)
+}
+
+func testARefundGoesToTheWindowThatPaid(t *testing.T, on backend) {
+	b := on.setup(t)
+	for kind, policy := range map[string]ratelimit.Policy{
+		"Fixed":    ratelimit.FixedWindow{Rate: 10, Period: 24 * time.Hour, Start: clockNoon},
+		"Calendar": ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily},
+	} {
+		window, slow := ratelimit.Define("paid"+kind, policy), ratelimit.Define("slow"+kind, ratelimit.PerDay(1))
+		for way, end := range map[string]func(l *ratelimit.Limiter, id, key string) error{
+			"Cancel": func(l *ratelimit.Limiter, id, _ string) error { return l.Cancel(t.Context(), id) },
+			"Settle": func(l *ratelimit.Limiter, id, key string) error {
+				return l.Settle(t.Context(), id, window.For(key).Cost(0), slow.For(key).Cost(0))
+			},
+		} {
+			for name, test := range map[string]struct {
+				renewed bool
+				day     time.Duration // of the end
+				want    float64       // after all tokens were taken on that day
+			}{
+				"InTheSameWindow":       {false, 0, 8},
+				"InALaterWindow":        {false, 5, 0},
+				"InTheWindowOfRenew":    {true, 5, 8},
+				"AfterTheWindowOfRenew": {true, 7, 0},
+			} {
+				t.Run(kind+"/"+way+"/"+name, func(t *testing.T) {
+					t.Parallel()
+					d, key := b.desk(t, ratelimit.Config{StaleAfter: time.Hour}), t.Name()
+					r := d.reserve(t, window.For(key).Cost(8), slow.For(key).Cost(11))
+					if test.renewed {
+						d.at(5 * 24 * time.Hour)
+						_, err := d.limiter.Renew(t.Context(), r.ID)
+						require.NoError(t, err)
+					}
+					d.at(test.day * 24 * time.Hour)
+					value, err := d.limiter.Value(t.Context(), window.For(key))
+					require.NoError(t, err)
+					taken, err := d.limiter.Take(t.Context(), window.For(key).Cost(value.Tokens))
+					require.NoError(t, err)
+					require.True(t, taken.Allowed)
+					require.NoError(t, end(d.limiter, r.ID, key))
+					d.requireTokens(t, test.want, window.For(key))
+				})
+			}
+		}
+	}
+}

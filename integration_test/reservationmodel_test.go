@@ -40,6 +40,7 @@ type lease struct {
 	started, release bool
 	work             []*work
 	terms            map[int]exactTerms // it was made under, by bucket
+	paid             map[int]int64      // from when on each bucket owes nothing
 }
 
 const (

@@ -49,8 +49,17 @@ func (h *reservationHistory) reserve(t *testing.T) {
 	require.Equal(t, ready+modelStale, r.StaleAt.UnixMicro())
 	h.model.leases = append(h.model.leases, lease{
 		id: r.ID, state: ratelimit.Open, costs: costs, ready: ready, expires: ready + modelExpire, release: release == 1, work: h.admit(t, costs, ready),
-		terms: h.terms(costs),
+		terms: h.terms(costs), paid: h.paid(costs),
 	})
+}
+
+// paid returns when each of the buckets owes nothing any more.
+func (h *reservationHistory) paid(costs map[int]float64) map[int]int64 {
+	paid := make(map[int]int64, len(costs))
+	for i := range costs {
+		paid[i] = h.model.buckets[i].paid(h.now)
+	}
+	return paid
 }
 
 // pick draws a reservation, of any state, the newer ones more often; nil when there is none.
@@ -66,7 +75,7 @@ func (h *reservationHistory) pick() *lease {
 func (h *reservationHistory) refund(r *lease, amounts map[int]float64) map[int]float64 {
 	for i, amount := range amounts {
 		b := &h.model.buckets[i]
-		if amount == 0 || amount < 0 && b.windows && b.floor(h.now) > b.floor(r.ready) {
+		if amount == 0 || amount < 0 && b.windows && b.floor(h.now) > b.floor(r.paid[i]) {
 			delete(amounts, i)
 		}
 	}
@@ -229,7 +238,7 @@ func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Slot
 	}
 	h.charge(r.costs)
 	r.expires += ready - r.ready
-	r.state, r.ready, r.work, r.terms = ratelimit.Open, ready, h.admit(t, r.costs, ready), h.terms(r.costs)
+	r.state, r.ready, r.work, r.terms, r.paid = ratelimit.Open, ready, h.admit(t, r.costs, ready), h.terms(r.costs), h.paid(r.costs)
 }
 
 // compare holds every row to the model.

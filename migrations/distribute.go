@@ -84,7 +84,7 @@ type distributing struct {
 
 // all distributes those tables that are not distributed.
 func (d *distributing) all(ctx context.Context) error {
-	if _, err := d.tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, lockID); err != nil {
+	if _, err := d.tx.Exec(ctx, takeLock, lockID); err != nil {
 		return err
 	}
 	var usable bool
@@ -108,8 +108,7 @@ func (d *distributing) all(ctx context.Context) error {
 	return nil
 }
 
-// one distributes a table by key, with the shards of another or of its own; without a key, to every server. It does nothing where
-// that was done.
+// one distributes a table by key, with the shards of another or of its own; without a key, to every server. It does so once.
 func (d *distributing) one(ctx context.Context, name, key, with string) error {
 	table := pgx.Identifier{d.schema, name}.Sanitize()
 	var done bool

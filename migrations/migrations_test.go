@@ -21,7 +21,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 12
+const latest = 13
 
 func TestUp(t *testing.T) {
 	t.Parallel()

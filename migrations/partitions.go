@@ -77,7 +77,7 @@ func partitionBy(ctx context.Context, pool *pgxpool.Pool, schema string, partiti
 // partitionIn does what Partition does, in a transaction.
 func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int, own []uint32) error {
 	// As long as somebody migrates, no migration is under way in a table that is exchanged.
-	if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", lockID); err != nil {
+	if _, err := tx.Exec(ctx, takeLock, lockID); err != nil {
 		return err
 	}
 	is, err := readPartitions(ctx, tx, schema)

@@ -98,7 +98,7 @@ func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reserv
 	if err != nil || !d.Allowed {
 		return r, err
 	}
-	ready := max(store.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers)), c.plan.notBefore)
+	_, ready := store.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers), c.plan.notBefore)
 	r.ReadyAt = time.UnixMicro(ready)
 	if l.config.StaleAfter > 0 {
 		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
@@ -116,8 +116,8 @@ func optionalTime(us *int64) time.Time {
 
 // Settle ends a reservation with what the work really cost: actual has a request, with its cost, for each
 // limit whose cost differs from what was reserved; the others stay at their estimates. A surplus is given
-// back, up to the capacity, and for a fixed window only until the window the reservation was ready in has
-// ended: tokens of a window that is over are gone. What it cost beyond the estimate is taken from the
+// back, up to the capacity, and for a fixed window only until the window that paid has ended: tokens of a
+// window that is over are gone. What it cost beyond the estimate is taken from the
 // bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed since
 // Reserve, that is decided under the policy it has now, which is the one that actual names it with.
 //

@@ -137,7 +137,7 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 		return wait, nil
 	}
 	tx.reports.invalidate(asks)
-	r.Reopen(max(store.ReadyAt(asks, answers), r.PausedUntil))
+	r.Reopen(store.ReadyAt(asks, answers, r.PausedUntil))
 	return time.Duration(r.ReadyUs-answers[0].Now) * time.Microsecond, nil
 }
 

@@ -68,7 +68,8 @@ func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
 	require.Equal(t, []string{"half"}, freeRows(t, pool))
 }
 
-// A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause.
+// A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause. Each bucket
+// gives back to the step in which it owed nothing itself.
 func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 	t.Parallel()
 	l := tokenBucket("slots", 1, time.Second, 10, 10)
@@ -79,5 +80,10 @@ func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 	}
 	ready := opening + 5*time.Second.Microseconds()
 	require.Equal(t, ready, newReservation(asks, answers, &Keeping{}).ReadyUs)
-	require.Equal(t, ready+1, newReservation(asks, answers, &Keeping{NotBefore: ready + 1}).ReadyUs)
+	r := newReservation(asks, answers, &Keeping{NotBefore: ready + 1})
+	r.TermsNow = []bucket.Terms{l.terms, l.terms}
+	require.Equal(t, ready+1, r.ReadyUs)
+	require.Equal(t, []int64{ready, opening + 2*time.Second.Microseconds()}, r.Charge([]float64{-1, -1}).Taken)
+	r.PaidUs = nil // as of a reservation made before it was kept
+	require.Equal(t, []int64{ready + 1, ready + 1}, r.Charge([]float64{-1, -1}).Taken)
 }

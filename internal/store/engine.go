@@ -147,26 +147,6 @@ func (s *Session) saveEngine(l *lockedRows) error {
 	return s.engine.Save(rows, states, deleted)
 }
 
-// row returns the reservation of c as reservation_insert.sql has it.
-func (r *Reservation) row(c *Call) *Reservation {
-	row := *r
-	for i := range c.Asks {
-		a := &c.Asks[i]
-		t, lowest := &a.Terms, a.Lowest
-		if a.MayOwe { // which a price may have lowered
-			lowest = -t.MaxDebt
-		}
-		row.Names, row.Keys, row.Costs = append(row.Names, a.Key.Name), append(row.Keys, a.Key.Key), append(row.Costs, a.Cost)
-		row.Capacities, row.Rates, row.Steps = append(row.Capacities, t.Capacity), append(row.Rates, t.Rate), append(row.Steps, t.Steps)
-		row.StepUs, row.PhaseUs, row.Lowest = append(row.StepUs, t.Step), append(row.PhaseUs, t.Phase), append(row.Lowest, lowest)
-		if bucket.AnySharded(c.Asks) {
-			row.Shards = append(row.Shards, t.Shards)
-		}
-	}
-	row.Plans, row.Calendars, row.Prices = slices.Clone(c.Reserve.Plans), followedBy(c.Asks), pricesOf(c.Asks)
-	return &row
-}
-
 // exchangeOnEngine reports prices, reads them or ends their epochs.
 func (s *Session) exchangeOnEngine(reports []*Report, exchange func(*Report, int64)) error {
 	now := s.instant()

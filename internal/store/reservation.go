@@ -50,6 +50,7 @@ type Reservation struct {
 	Plans             []string  // empty when no key was on one
 	Calendars         []string  // empty when no limit follows one; see calendarText
 	Prices            []float64 // at which each bucket was taken from; empty when each was at 1
+	PaidUs            []int64   // when each bucket owes nothing any more
 
 	NowUs int64
 	// TermsNow are the terms that the limits have now, as far as this process knows, and PausedUntil the end of the latest
@@ -60,24 +61,41 @@ type Reservation struct {
 
 // newReservation returns the reservation of what was taken.
 func newReservation(asks []bucket.Ask, answers []bucket.Answer, keep *Keeping) *Reservation {
-	r := &Reservation{ID: newID(), State: Open, ReadyUs: max(ReadyAt(asks, answers), keep.NotBefore), Release: keep.Release}
+	r := &Reservation{ID: newID(), State: Open, Release: keep.Release, Shards: []int32{}, Plans: append([]string{}, keep.Plans...)}
+	r.PaidUs, r.ReadyUs = ReadyAt(asks, answers, keep.NotBefore)
 	if keep.StaleAfter > 0 {
 		stale := r.ReadyUs + keep.StaleAfter.Microseconds()
 		r.StaleUs = &stale
 	}
 	r.ExpiresUs = r.ReadyUs + keep.ExpireAfter.Microseconds()
+	for i := range asks {
+		a := &asks[i]
+		t, lowest := &a.Terms, a.Lowest
+		if a.MayOwe { // which a price may have lowered
+			lowest = -t.MaxDebt
+		}
+		r.Names, r.Keys, r.Costs = append(r.Names, a.Key.Name), append(r.Keys, a.Key.Key), append(r.Costs, a.Cost)
+		r.Capacities, r.Rates, r.Steps = append(r.Capacities, t.Capacity), append(r.Rates, t.Rate), append(r.Steps, t.Steps)
+		r.StepUs, r.PhaseUs, r.Lowest = append(r.StepUs, t.Step), append(r.PhaseUs, t.Phase), append(r.Lowest, lowest)
+		if bucket.AnySharded(asks) {
+			r.Shards = append(r.Shards, t.Shards)
+		}
+	}
+	r.Calendars, r.Prices = followedBy(asks), pricesOf(asks)
 	return r
 }
 
-// ReadyAt returns the instant at which none of the buckets owes anything any more.
-func ReadyAt(asks []bucket.Ask, answers []bucket.Answer) int64 {
-	var delay time.Duration
+// ReadyAt returns the instants from which each of the buckets owes nothing any more, and the latest of those that are enforced and of
+// notBefore.
+func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid []int64, ready int64) {
+	ready = max(answers[0].Now, notBefore)
 	for i := range asks {
+		paid = append(paid, answers[0].Now+asks[i].ReadyAfter(answers[i]).Microseconds())
 		if !asks[i].Unenforced {
-			delay = max(delay, asks[i].ReadyAfter(answers[i]))
+			ready = max(ready, paid[i])
 		}
 	}
-	return answers[0].Now + delay.Microseconds()
+	return paid, ready
 }
 
 // newID returns a random UUID (RFC 9562, version 4).
@@ -102,22 +120,10 @@ func (s *Session) queueReservation(batch *pgx.Batch, c *Call) error {
 	}
 	c.Reservation = r
 	if s.engine != nil {
-		return s.engine.InsertReservation(r.row(c))
-	}
-	p, shards := columnsOf(c.Asks), []int32{} // none when all buckets are one row
-	for i := range c.Asks {
-		if a := &c.Asks[i]; a.MayOwe { // which a price may have lowered
-			p.lowest[i] = double(-a.Terms.MaxDebt)
-		}
-	}
-	if bucket.AnySharded(c.Asks) {
-		for i := range c.Asks {
-			shards = append(shards, c.Asks[i].Terms.Shards)
-		}
+		return s.engine.InsertReservation(r)
 	}
 	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
-		p.names, p.keys, p.costs, p.capacities, p.rates, p.steps, p.stepUs, p.phases, p.lowest, shards, append([]string{}, c.Reserve.Plans...),
-		followedBy(c.Asks), pricesOf(c.Asks))
+		r.Names, r.Keys, r.Costs, r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Plans, r.Calendars, r.Prices, r.PaidUs)
 	return nil
 }
 
@@ -171,7 +177,7 @@ func (r *Reservation) columns() []any {
 	return []any{
 		&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
 		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.Plans, &r.Calendars,
-		&r.Prices, &r.NowUs,
+		&r.Prices, &r.PaidUs, &r.NowUs,
 	}
 }
 
@@ -181,7 +187,7 @@ func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
 		return s.engine.SaveReservation(r)
 	}
 	_, err := s.conn.Exec(ctx, s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
-		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars)
+		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars, r.PaidUs)
 	return err
 }
 
@@ -249,20 +255,24 @@ func (r *Reservation) Asks() []bucket.Ask {
 	return asks
 }
 
-// Charge returns the charge of amounts to the reservation's buckets. It belongs to the step that the reservation was ready in.
+// Charge returns the charge of amounts to the reservation's buckets. A bucket gives back to the step in which it had paid.
 func (r *Reservation) Charge(amounts []float64) Charge {
-	return Charge{Asks: r.Asks(), Amounts: amounts, Taken: slices.Repeat([]int64{r.ReadyUs}, len(amounts))}
+	c := Charge{Asks: r.Asks(), Amounts: amounts, Taken: r.PaidUs}
+	if len(c.Taken) == 0 { // it was made before PaidUs was kept
+		c.Taken = slices.Repeat([]int64{r.ReadyUs}, len(amounts))
+	}
+	return c
 }
 
 // Reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at
-// which it is ready.
-func (r *Reservation) Reopen(ready int64) {
+// which it is ready. Its buckets owe nothing from the instants paid on.
+func (r *Reservation) Reopen(paid []int64, ready int64) {
 	if r.StaleUs != nil {
 		stale := ready + (*r.StaleUs - r.ReadyUs)
 		r.StaleUs = &stale
 	}
 	r.ExpiresUs += ready - r.ReadyUs
-	r.State, r.ReadyUs, r.StartedUs = Open, ready, nil
+	r.State, r.ReadyUs, r.PaidUs, r.StartedUs = Open, ready, paid, nil
 	r.Shards = make([]int32, len(r.TermsNow))
 	for i, t := range r.TermsNow {
 		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.Capacity, t.Rate, t.Steps, t.Step, t.Phase

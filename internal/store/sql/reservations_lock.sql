@@ -3,7 +3,7 @@
 --
 -- $1 id[], $2 as_of_us
 SELECT r.id::text, r.state, r.ready_us, r.stale_us, r.started_us, r.expires_us, r.release,
-    r.names, r.keys, r.costs, r.capacities, r.rates, r.steps, r.step_us, r.phase_us, r.lowest, r.shards, r.plans, r.calendars, r.prices,
+    r.names, r.keys, r.costs, r.capacities, r.rates, r.steps, r.step_us, r.phase_us, r.lowest, r.shards, r.plans, r.calendars, r.prices, r.paid_us,
     coalesce($2::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
 FROM ratelimit.reservations AS r
 WHERE r.id = ANY ($1::uuid[]) AND r.state = 'open'
