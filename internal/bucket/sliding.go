@@ -73,7 +73,8 @@ func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Du
 	if passed == 0 {
 		return 0
 	}
-	return time.Duration(min(t.step(ts)+passed*t.Step-now, Horizon)) * time.Microsecond
+	forgotten := t.step(s.TS) + (int64(r.Slices)+1)*t.Step // the row, also where the sum is rounded up
+	return time.Duration(min(t.step(ts)+passed*t.Step, forgotten)-now) * time.Microsecond
 }
 
 // waitForEnds is Wait for a row whose slices are of another length: until so many of those have fallen out.

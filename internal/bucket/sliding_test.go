@@ -174,6 +174,19 @@ func TestSlidingRefundsAcrossAChange(t *testing.T) {
 	}
 }
 
+// A wait ends no later than a row counts, also where a sum of fractions is rounded up.
+func TestSlidingWaitOfFractions(t *testing.T) {
+	t.Parallel()
+	terms := slidingTerms(1/3., 60*second, 60)
+	s := terms.Rule.Charge(terms, terms.Full(opening), opening, 2)
+	now := opening + 30*60*second
+	wait := terms.Wait(s, now, 1/3., 0)
+	require.Equal(t, 31*time.Minute, wait)
+	_, before := terms.Take(s, now+wait.Microseconds()-1, 1/3., 0)
+	_, allowed := terms.Take(s, now+wait.Microseconds(), 1/3., 0)
+	require.Equal(t, []bool{false, true}, []bool{before, allowed})
+}
+
 // Rows are full for certain after Idle, counted from the end of the slice of ts.
 func TestSlidingIdle(t *testing.T) {
 	t.Parallel()
