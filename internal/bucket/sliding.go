@@ -102,17 +102,24 @@ func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	return r.state(t, totals, ts)
 }
 
-// Credit implements Rule. With an until it gives back to the slice that began then; without, to the newest slices.
+// Credit implements Rule. With an until it gives back to the slice that began then; without, to the newest slices. Nothing is reserved
+// of a sliding window, so tokens that are ready later were taken under another kind: they count in the slice that began with this one.
 func (r Sliding) Credit(t Terms, s State, now int64, amount float64, until int64) State {
 	totals, ts := r.at(t, s, now)
 	totals = totals[:r.needed(totals)]
 	first, end := int64(0), int64(len(totals)-1)
 	if until < MaxInstant {
+		if until > t.step(s.TS) {
+			until = t.step(max(t.since(), MinInstant))
+			if !isSlid(s) {
+				until = t.step(s.TS)
+			}
+		}
 		first = (t.step(ts) - until) / t.Step
 		end = min(end, first+1)
 	}
 	rest := amount
-	for i := first; i >= 0 && i < end && rest > 0; i++ {
+	for i := first; i < end && rest > 0; i++ {
 		given := min(rest, totals[i]-totals[i+1])
 		for j := range totals[:i+1] {
 			totals[j] = max(totals[j]-given, totals[i+1])

@@ -174,6 +174,39 @@ func TestSlidingRefundsAcrossAChange(t *testing.T) {
 	}
 }
 
+// What was reserved under another kind, and was not ready when the kind changed, comes back while the slice of the change counts.
+func TestSlidingRefundsWhatAnotherKindReserved(t *testing.T) {
+	t.Parallel()
+	const hour = 3600 * second
+	tokens, sliding, change := buckettest.TokenBucket(20, 24*time.Hour, 20), slidingTerms(20, hour, 24), opening+2*hour
+	byRule := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: change, Terms: sliding}}).Holding(change)
+	reserved := bucket.State{Value: -10, TS: opening} // by 15 and 15
+	for name, test := range map[string]struct {
+		terms         bucket.Terms
+		before, after float64 // three hours after the change
+	}{
+		"InTheCode": {sliding, -10, 5}, "ByARule": {byRule, -10 + 2*20/24., 5 + 2*20/24.},
+	} {
+		for kind, until := range map[string]int64{"ReadyLater": test.terms.RefundUntil(opening + 12*hour), "ReadyNow": test.terms.RefundUntil(opening)} {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				t.Parallel()
+				s, now := test.terms.Settle(reserved), change+3*hour
+				require.InDelta(t, test.before, test.terms.Tokens(s, now), 1e-9)
+				s = test.terms.Rule.Credit(test.terms, s, now, 15, until)
+				require.InDelta(t, test.after, test.terms.Tokens(s, now), 1e-9)
+			})
+		}
+		t.Run(name+"/WhenTheChangeCountsNoMore", func(t *testing.T) {
+			t.Parallel()
+			now := change + 26*hour
+			s, allowed := test.terms.Take(test.terms.Settle(reserved), now, 20, 0)
+			require.True(t, allowed)
+			s = test.terms.Rule.Credit(test.terms, s, now, 15, test.terms.RefundUntil(opening+30*hour))
+			require.InDelta(t, 0, test.terms.Tokens(s, now), 0)
+		})
+	}
+}
+
 // A wait ends no later than a row counts, also where a sum of fractions is rounded up.
 func TestSlidingWaitOfFractions(t *testing.T) {
 	t.Parallel()
