@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -200,6 +201,28 @@ func TestWaitRefusesWhatComesAfterTheDeadline(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, d.Allowed)
 	require.Greater(t, d.RetryAfter, 200*365*24*time.Hour, "it is full, and no wait helps")
+}
+
+// A Wait over several windows that comes again after its RetryAfter, with as much time, is served.
+func TestWaitOverSeveralWindowsSaysWhenItIsServed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := inMemory.setup(t)
+		long := ratelimit.Define("long", ratelimit.FixedWindow{Rate: 2, Period: 24 * time.Hour, Start: clockNoon})
+		short := ratelimit.Define("short", ratelimit.FixedWindow{Rate: 2, Period: 7 * time.Hour, Start: clockNoon})
+		wait := func() ratelimit.Decision {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			d, err := b.limiter.Wait(ctx, long.Global().Cost(3), short.Global().Cost(3))
+			require.NoError(t, err)
+			return d
+		}
+		first := wait()
+		require.False(t, first.Allowed)
+		time.Sleep(first.RetryAfter)
+		again := wait()
+		require.True(t, again.Allowed, "it is told %v, and then %v", first.RetryAfter, again.RetryAfter)
+	})
 }
 
 // What cannot be waited for is an error before any SQL.

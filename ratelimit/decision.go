@@ -142,7 +142,11 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 			}
 		}
 	}
-	return p.decision(states, now)
+	d := p.decision(states, now)
+	if len(answers) > 0 && !d.Allowed && p.asks[0].Within > 0 {
+		d.RetryAfter = max(d.RetryAfter, bucket.SoonEnoughTogether(p.asks, answers))
+	}
+	return d
 }
 
 // decision turns the states of the buckets at now into the decision on the call as asked.

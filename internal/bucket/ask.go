@@ -116,24 +116,24 @@ func AnyOutside(asks []Ask, answers []Answer) bool {
 	return false
 }
 
-// AnyEras reports whether the terms of one of the buckets have changed at some instant, or will.
-func AnyEras(asks []Ask) bool {
+// anyOf reports whether one of the asks is so.
+func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 	for i := range asks {
-		if asks[i].Terms.Eras != nil {
+		if is(&asks[i]) {
 			return true
 		}
 	}
 	return false
 }
 
+// AnyEras reports whether the terms of one of the buckets have changed at some instant, or will.
+func AnyEras(asks []Ask) bool {
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.Eras != nil })
+}
+
 // AnyReshaped reports whether one of the buckets has to be looked at as a whole; see Terms.Reshaped.
 func AnyReshaped(asks []Ask) bool {
-	for i := range asks {
-		if t := &asks[i].Terms; t.Eras != nil && t.Reshaped() {
-			return true
-		}
-	}
-	return false
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.Eras != nil && a.Terms.Reshaped() })
 }
 
 // IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row
@@ -204,6 +204,28 @@ func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	return time.Duration(Horizon) * time.Microsecond // it costs more than the bucket holds, which is full by then
 }
 
+// SoonEnoughTogether returns how long it takes from the answers, of which one is a refusal, until all the asks are allowed, when as long
+// as they say has to be enough then. A cost above the capacity of a window is allowed in the last moments of each window only. So one
+// may be refused again at the end of another's wait.
+func SoonEnoughTogether(asks []Ask, answers []Answer) (total time.Duration) {
+	later := slices.Clone(answers)
+	for range 100 {
+		wait := time.Duration(0)
+		for i := range asks {
+			if !asks[i].Unenforced {
+				wait = max(wait, asks[i].SoonEnoughAfter(&later[i]))
+			}
+		}
+		if total = min(total+wait, time.Duration(Horizon)*time.Microsecond); wait == 0 {
+			return total
+		}
+		for i := range later {
+			later[i].Now += wait.Microseconds()
+		}
+	}
+	return time.Duration(Horizon) * time.Microsecond // they may never be allowed together
+}
+
 // AfterTaking returns the answers as they are when the calls take what was allowed.
 func AfterTaking(asks []Ask, answers []Answer) []Answer {
 	after := slices.Clone(answers)
@@ -263,58 +285,33 @@ func AllAllowed(answers []Answer) bool {
 
 // AnySharded reports whether one of the buckets is spread over several rows.
 func AnySharded(asks []Ask) bool {
-	for i := range asks {
-		if asks[i].Sharded() {
-			return true
-		}
-	}
-	return false
+	return anyOf(asks, func(a *Ask) bool { return a.Sharded() })
 }
 
 // AllCostless reports whether none of the asks takes anything.
 func AllCostless(asks []Ask) bool {
-	for i := range asks {
-		if asks[i].Cost > 0 {
-			return false
-		}
-	}
-	return true
+	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
 }
 
 // AllSteps reports whether the tokens of all the buckets arrive in steps, and each ask is for itself, so that statements can
 // decide on them.
 func AllSteps(asks []Ask) bool {
-	for i := range asks {
-		if a := &asks[i]; a.Terms.Rule != nil || a.Lender != nil || a.Within != 0 {
-			return false
-		}
-	}
-	return true
+	return !anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil || a.Lender != nil || a.Within != 0 })
 }
 
 // AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
 func AnyFreesEarly(asks []Ask) bool {
-	for i := range asks {
-		if rule := asks[i].Terms.Rule; rule != nil && rule.FreesEarly() {
-			return true
-		}
-	}
-	return false
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Rule.FreesEarly() })
 }
 
 // AnyHolds reports whether one of the limits is one on concurrency.
 func AnyHolds(asks []Ask) bool {
-	for i := range asks {
-		if t := &asks[i].Terms; t.Rule != nil && t.Holds() {
-			return true
-		}
-	}
-	return false
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Holds() })
 }
 
 // AnyLender reports whether one of the asks has a lender.
 func AnyLender(asks []Ask) bool {
-	return slices.ContainsFunc(asks, func(a Ask) bool { return a.Lender != nil })
+	return anyOf(asks, func(a *Ask) bool { return a.Lender != nil })
 }
 
 // RowsOf returns the asks for every row of the buckets, in the order of locking. Those of the i-th bucket begin at the

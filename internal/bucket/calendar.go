@@ -218,12 +218,7 @@ func (t Terms) Followed() Calendar {
 
 // AnyUnknown reports whether the terms of one of the asks are Unknown.
 func AnyUnknown(asks []Ask) bool {
-	for i := range asks {
-		if asks[i].Terms.IsUnknown() {
-			return true
-		}
-	}
-	return false
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.IsUnknown() })
 }
 
 // Origin returns which of the eras the terms are of that they were made from; see OnCalendar.

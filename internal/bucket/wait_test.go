@@ -56,3 +56,33 @@ func TestWaitOfARowThatNeverRecovers(t *testing.T) {
 	}
 	require.Equal(t, longest, slow.Wait(bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
 }
+
+// TestWaitForSeveralWindows promises that asks which have to be soon enough are allowed together after the wait, and not before.
+func TestWaitForSeveralWindows(t *testing.T) {
+	t.Parallel()
+	window := func(hours, after time.Duration, cost float64) bucket.Ask {
+		terms := buckettest.FixedWindow(2, hours*time.Hour, 2, opening+after.Microseconds())
+		return bucket.Ask{Terms: terms, Cost: cost, Lowest: -10, MayOwe: true, Within: time.Minute}
+	}
+	for name, test := range map[string]struct {
+		asks []bucket.Ask
+		want time.Duration
+	}{
+		"EachInItsLastMinute": {[]bucket.Ask{window(24, 0, 3), window(7, 0, 3)}, 7*24*time.Hour - time.Minute},
+		"OneAtAnyTime":        {[]bucket.Ask{window(24, 0, 3), window(7, 0, 2)}, 24*time.Hour - time.Minute},
+		"NeverTogether":       {[]bucket.Ask{window(24, 0, 3), window(1, 10*time.Minute, 3)}, time.Duration(bucket.Horizon) * time.Microsecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			at := func(now int64) []bucket.Answer {
+				return bucket.Decide(test.asks, now, func(i int) []bucket.State { return []bucket.State{test.asks[i].Terms.Full(now)} })
+			}
+			require.False(t, bucket.AllAllowed(at(opening)))
+			require.Equal(t, test.want, bucket.SoonEnoughTogether(test.asks, at(opening)))
+			if test.want.Microseconds() < bucket.Horizon {
+				require.False(t, bucket.AllAllowed(at(opening+test.want.Microseconds()-1)))
+				require.True(t, bucket.AllAllowed(at(opening+test.want.Microseconds())))
+			}
+		})
+	}
+}
