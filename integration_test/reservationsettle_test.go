@@ -64,6 +64,15 @@ func TestSettleOverSeveralLimits(t *testing.T) {
 		d.requireTokens(t, 35, words.Global())
 		d.requireTokens(t, -1, roomy.For(key))
 	})
+	t.Run("NamesTheFirstOfSeveralItWasNotReservedFor", func(t *testing.T) {
+		t.Parallel()
+		d, key := inMemory.setup(t).desk(t, ratelimit.Config{}), t.Name()
+		r := d.reserve(t, lookups.For(key).Cost(8))
+		for range 20 {
+			err := d.limiter.Settle(t.Context(), r.ID, words.For(key), roomy.For(key), lookups.For(key))
+			require.ErrorContains(t, err, `it is not for "roomy"`)
+		}
+	})
 	t.Run("RefusesABucketItWasNotReservedFor", func(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, ratelimit.Config{}), t.Name()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -42,10 +43,7 @@ type Reservation struct {
 
 // Delay returns how long after the decision the work may run: 0 when it may run at once.
 func (r Reservation) Delay() time.Duration {
-	if !r.Allowed {
-		return 0
-	}
-	return r.ReadyAt.Sub(r.At)
+	return max(0, r.ReadyAt.Sub(r.At))
 }
 
 // Reserve takes what the requests cost even where the tokens are not there yet, and says from when the
@@ -115,11 +113,10 @@ func optionalTime(us *int64) time.Time {
 }
 
 // Settle ends a reservation with what the work really cost: actual has a request, with its cost, for each
-// limit whose cost differs from what was reserved; the others stay at their estimates. A surplus is given
-// back, up to the capacity, and for a fixed window only until the window that paid has ended: tokens of a
-// window that is over are gone. What it cost beyond the estimate is taken from the
-// bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed since
-// Reserve, that is decided under the policy it has now, which is the one that actual names it with.
+// limit whose cost differs from what was reserved; the others stay at their estimates. A surplus is given back, up to
+// the capacity. A fixed window takes it back only until the window that paid has ended. What it cost beyond the estimate
+// is taken from the bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed
+// since Reserve, that is decided under the policy it has now, which is the one that actual names it with.
 //
 // What was reserved of an [Adaptive] limit at a price is settled at that price, whatever holds by then.
 //
@@ -145,8 +142,8 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	}
 	return end(ctx, l, "settle", id, Settled, func(r *store.Reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Names))
-		for key, actual := range costs {
-			i := r.Index(key)
+		for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
+			actual, i := costs[key], r.Index(key)
 			if i < 0 {
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}

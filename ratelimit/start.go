@@ -131,8 +131,7 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 	if !bucket.AllAllowed(answers) {
 		var wait time.Duration
 		for i := range asks {
-			state := stateOf(Limit{}, &asks[i], &answers[i], &held{})
-			wait = max(wait, state.RetryAfter)
+			wait = max(wait, stateOf(Limit{}, &asks[i], &answers[i], &held{}).RetryAfter)
 		}
 		return wait, nil
 	}

@@ -178,14 +178,14 @@ func (t Terms) changedBy(change Change, tokens float64, before Terms) float64 {
 	return min(t.Capacity, tokens)
 }
 
-// IsSettled reports whether the state of a row is of the era of the terms, and not of one before it.
-func (t Terms) IsSettled(s State) bool { return t.Eras == nil || s.TS >= t.since() }
+// isSettled reports whether the state of a row is of the era of the terms, and not of one before it.
+func (t Terms) isSettled(s State) bool { return t.Eras == nil || s.TS >= t.since() }
 
 // Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
 // its terms, and what became of the tokens then is what the change says. The number of rows stays the same in all eras
 // that s has seen, or else SettleRows is for it.
 func (t Terms) Settle(s State) State {
-	if t.IsSettled(s) {
+	if t.isSettled(s) {
 		return s
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
@@ -225,7 +225,7 @@ func (t Terms) SettleRows(found []State, absent []bool, now int64) []State {
 // of rows has been spread over them.
 func (t Terms) IsLevelled(rows []State, absent []bool) bool {
 	for i := range t.Shards {
-		if absent[i] || !t.IsSettled(rows[i]) {
+		if absent[i] || !t.isSettled(rows[i]) {
 			return false
 		}
 	}
