@@ -188,7 +188,8 @@ function slides(state, now) {
     if (!(capacity - needed >= lowest)) return HORIZON;
     let later = 0;
     while (later <= slices && !(left(needed, later) >= lowest)) later++;
-    return later && Math.min(beginOf(latest) + later * step - now, HORIZON);
+    const forgotten = beginOf(ts) + (slices + 1) * step; // all that was taken, also where the sum is rounded up
+    return later && Math.min(beginOf(latest) + later * step - now, forgotten - now, HORIZON);
   };
   const taken = (cost) => ({ value: left(cost), ts_us: latest, totals: [totals[0] + cost, ...totals.slice(1)] });
   return { tokens: left(0), wait, fixed: { ts_us: ts }, taken };
