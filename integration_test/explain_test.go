@@ -70,7 +70,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"price_report.sql":            {`'other', 'key 17', 1, 1, 0, 0, 1, NULL`, 1, false},
 		"price_read.sql":              {`'other', 'key 17', NULL`, 0, true},
 		"price_turn.sql":              {`'other', 'key 17', 0, 1, 1, 0, 1, false, NULL`, 0, true},
-		"reservation_insert.sql":      {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}'`, 0, false},
+		"reservation_insert.sql":      {oneReservation + `, 0, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}'`, 0, false},
 		"reservation_lock.sql":        {oneReservation + `, NULL`, 1, false},
 		"routed_read.sql":             {oneBucket, 0, true},
 		"routed_free.sql":             {oneBucket, 0, true},
@@ -81,7 +81,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"routed_price_report.sql":     {`'other', 'key 17', 1, 1, 0, 0, 1, 0`, 1, false},
 		"routed_price_turn.sql":       {`'other', 'key 17', 0, 1, 1, 0, 1, false, 0`, 0, true},
 		"routed_reservation_lock.sql": {oneReservation, 1, false},
-		"reservation_save.sql":        {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{}'`, 1, false},
+		"reservation_save.sql":        {oneReservation + `, 'open', 0, NULL, NULL, 0, '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{}', '{0}'`, 1, false},
 	}
 	files, err := filepath.Glob("../internal/store/sql/*.sql")
 	require.NoError(t, err)

@@ -62,8 +62,10 @@ const versionTable = "goose_db_version"
 
 // lockID is the advisory lock held while migrating, which takeLock takes. It is not goose's default: an application that
 // calls Up from inside a goose migration of its own holds that one already.
-const lockID int64 = 0x7067_7261_7465 // "pgrate"
-const takeLock = "SELECT pg_catalog.pg_advisory_xact_lock($1)"
+const (
+	lockID   int64 = 0x7067_7261_7465 // "pgrate"
+	takeLock       = "SELECT pg_catalog.pg_advisory_xact_lock($1)"
+)
 
 // FS holds the migration files, which name [DefaultSchema], for who applies them with another tool.
 //
