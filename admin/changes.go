@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -127,7 +128,7 @@ func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	switch {
 	case err != nil:
 		return ratelimit.Request{}, err
-	case len(plans) > 0 && v.r.PostForm.Get("plan") == "":
+	case len(plans) > 0 && v.r.PostForm.Get("plan") != " " && !slices.Contains(plans, v.r.PostForm.Get("plan")):
 		return ratelimit.Request{}, wrong("The form does not say which plan the key is on. Choose it, or no plan.")
 	case limit.Name() == "":
 		return ratelimit.Request{}, wrong("Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")

@@ -112,13 +112,13 @@ const environmentText = `The variables that are read, where the flag beside them
   RATELIMIT_HASH_KEY      the secret of Config.HashKey, as it is; --hash-key-file names a file with it
   RATELIMIT_AUTHOR        --author; else SUDO_USER, else USER unless that is root`
 
-// asGroup makes a command that has others say so when none of them is named.
+// asGroup makes a command that has others show them when none is named.
 func asGroup(cmd *cobra.Command) {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.SuggestionsMinimumDistance = 2
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
-			return misused("name a command; see %s --help", cmd.CommandPath())
+			return misused("name a command\n\n%s", cmd.UsageString())
 		}
 		hint := ""
 		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
@@ -171,7 +171,7 @@ func (a *app) checkOptions(cmd *cobra.Command) error {
 // the flag were not there, and another schema or database meant.
 func noEmptyFlags(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(flag *pflag.Flag) {
-		means := flag.Name == "plan" || flag.Name == "key" // no plan; the bucket that everybody shares
+		means := flag.Name == "plan" && cmd.Name() == "history" || flag.Name == "key" // the rule without a plan; the bucket that everybody shares
 		if flag.Value.Type() == "string" && flag.Value.String() == "" && !means && err == nil {
 			err = misused("--%s is empty; give it a value, or leave it out", flag.Name)
 		}

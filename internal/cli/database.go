@@ -17,7 +17,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 const (
@@ -33,6 +35,8 @@ type database struct {
 	pool   *pgxpool.Pool
 	config *pgxpool.Config
 	schema string
+	reader *inspect.Reader
+	store  *rules.Store
 }
 
 // withDatabase runs fn on the database, within the time that it may take.
@@ -66,7 +70,15 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 			}
 			return fmt.Errorf("cannot connect to the database of %s: %s", from, causeOf(err))
 		}
-		return a.explain(fn(ctx, &database{pool, config, a.options.schema}))
+		reader, err := inspect.New(pool, a.options.schema)
+		if err != nil {
+			return err
+		}
+		store, err := rules.NewStore(pool, rules.StoreConfig{Schema: a.options.schema})
+		if err != nil {
+			return err
+		}
+		return a.explain(fn(ctx, &database{pool, config, a.options.schema, reader, store}))
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 // definition is how a limit is defined in the code, as far as it was said.
 type definition struct {
 	plan, file            string
+	noPlan                bool
 	kind                  string
 	rate                  float64
 	period                spanFlag
@@ -32,12 +33,12 @@ type definition struct {
 	changed               func(flag string) bool
 	read                  func(ctx context.Context, path string) (*rules.Document, error)
 	document              *rules.Document // what the file says, once it is read
+	plans                 []string        // plans with a rule in the tables or in the file, once choosePlan knows them
 }
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 	flags := cmd.Flags()
 	d.changed, d.read = flags.Changed, a.wantedRules
-	flags.StringVar(&d.plan, "plan", "", "plan that the key is on")
 	flags.StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies; - is standard input")
 	flags.StringVar(&d.kind, "kind", string(rules.TokenBucket), "how tokens arrive: token bucket, fixed window, sliding window, calendar window or concurrency")
 	flags.Float64Var(&d.rate, "rate", 0, "tokens that arrive each period")
@@ -88,6 +89,23 @@ func (d *definition) check(ctx context.Context, name string) error {
 		return misused("%w", err)
 	}
 	return nil
+}
+
+// choosePlan returns an error where the limit has rules for plans, in the tables or in the file, and the flags do not choose one
+// of them: under the rule of another plan a command would cut the bucket to that rule's capacity.
+func (d *definition) choosePlan(name string, stored []string) error {
+	d.plans = stored
+	if d.document != nil {
+		for i := range d.document.Rules {
+			if r := &d.document.Rules[i]; r.Limit == name && r.Plan != "" && !slices.Contains(d.plans, r.Plan) {
+				d.plans = append(d.plans, r.Plan)
+			}
+		}
+	}
+	if d.noPlan || len(d.plans) == 0 || slices.Contains(d.plans, d.plan) {
+		return nil
+	}
+	return fmt.Errorf("the limit %q has rules for these plans: %s; give --plan with the one that the key is on, or --no-plan if it is on none of them", name, strings.Join(d.plans, ", "))
 }
 
 // said reports whether flags say how the limit is defined.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -24,15 +25,14 @@ const (
 	exitInterrupted = 130
 )
 
-// meanings returns what each exit code says, in their order.
-func meanings() []struct {
+type meaning struct {
 	code int
 	says string
-} {
-	return []struct {
-		code int
-		says string
-	}{
+}
+
+// meanings returns what each exit code says, in their order.
+func meanings() []meaning {
+	return []meaning{
 		{exitDone, "done; of check and take: allowed"},
 		{exitFailure, "a failure, such as a database that does not answer"},
 		{exitUsage, "wrong usage, or nobody confirmed: nothing was done"},
@@ -98,10 +98,5 @@ func codeOf(ctx context.Context, err error) int {
 }
 
 func isAny(err error, targets ...error) bool {
-	for _, target := range targets {
-		if errors.Is(err, target) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }

@@ -23,7 +23,7 @@ func Shown(s string) string { return shown(s) }
 // Views are what -o json prints, by the names that docs/cli.md gives them.
 func Views() map[string]any {
 	return map[string]any{
-		"`get`": bucketView{}, "a row of a bucket": rowView{}, "a minute of refusals": minuteView{},
+		"`get`": bucketView{}, "one of the plans of `get`": planView{}, "a row of a bucket": rowView{}, "a minute of refusals": minuteView{},
 		"`check`, `take`": decisionView{}, "`reset`, `credit`": levelView{}, "a policy": policyView{},
 		"`pause`, `resume`": changedView{}, "`rules list`, `rules get`": listingView{}, "a rule": ruleView{},
 		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{}, "a tier": tierView{},

@@ -18,23 +18,35 @@ const lately = time.Hour
 
 // bucketView is a bucket for programs. What needs a policy is null where none is known.
 type bucketView struct {
-	Limit        string            `json:"limit"`
-	Key          string            `json:"key"` // as stored; empty: the bucket that everybody shares
-	At           time.Time         `json:"at"`
-	Tokens       *float64          `json:"tokens"`   // below 0 while something is owed
-	Capacity     *float64          `json:"capacity"` // null: not known, as all below up to full_at
-	Policy       *policyView       `json:"policy"`
-	DecidedBy    string            `json:"decided_by"`
-	Unit         string            `json:"unit"`
-	Mode         ratelimit.Mode    `json:"mode"`
-	FullAt       time.Time         `json:"full_at,omitzero"` // not there when it is full, or not known
-	Rows         []rowView         `json:"rows"`             // as stored; none: full
-	Upstream     *upstreamView     `json:"upstream"`         // null: the policy is not adaptive, or not known
+	Limit string    `json:"limit"`
+	Key   string    `json:"key"` // as stored; empty: the bucket that everybody shares
+	At    time.Time `json:"at"`
+	levelFields
+	Plans        []planView        `json:"plans,omitempty"` // only where no plan was named and several rules may decide
+	Rows         []rowView         `json:"rows"`            // as stored; none: full
 	Override     *overrideView     `json:"override"`
 	Pause        *pauseView        `json:"pause"`
 	Reservations []reservationView `json:"reservations"` // open ones
 	Leases       []leaseView       `json:"leases"`       // those on its slots that have not ended
 	Refusals     []minuteView      `json:"refusals"`     // of the last hour, by the minute
+}
+
+// levelFields are the fields of a bucket that depend on its policy: null where that is not known.
+type levelFields struct {
+	Tokens    *float64       `json:"tokens"` // below 0 while something is owed
+	Capacity  *float64       `json:"capacity"`
+	Policy    *policyView    `json:"policy"`
+	DecidedBy string         `json:"decided_by"`
+	Unit      string         `json:"unit"`
+	Mode      ratelimit.Mode `json:"mode"`
+	FullAt    time.Time      `json:"full_at,omitzero"` // not there when it is full, or not known
+	Upstream  *upstreamView  `json:"upstream"`         // null: the policy is not adaptive, or not known
+}
+
+// planView is a bucket under the rule of one plan, for programs.
+type planView struct {
+	Plan string `json:"plan"` // empty: none
+	levelFields
 }
 
 // rowView is a row of a bucket for programs.
@@ -67,6 +79,7 @@ func (a *app) getCommand() *cobra.Command {
 		Long: `Show a bucket: how full it is, which policy decides and where that is from, what is owed and when it is full, the pause,
 the open reservations, the leases on its slots, what its upstream accepts where it is adaptive, and what was refused in the last hour where
 programs count it (package rules/denials). It takes nothing. Without KEY it shows the bucket that everybody shares.
+Where the limit has rules for plans, and neither --plan nor --no-plan is given, it shows a line for each plan.
 
 Where no policy is known it shows the numbers as they are stored, and says so.`,
 		Args: limitAndKey,
@@ -78,8 +91,8 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 			if err != nil {
 				return err
 			}
-			if !b.known {
-				a.note("no policy is known for this bucket, so the level is as it was when it was last changed: %v; see ratelimit help policies", b.why)
+			if b.why != nil && len(b.plans) == 0 {
+				a.note("%v; the level is as it was when it was last changed", b.why)
 			}
 			return a.show(v, v.fill)
 		})
@@ -92,6 +105,13 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	v := &bucketView{
 		Limit: b.request.Limit().Name(), Key: b.stored, At: b.now.UTC(), Rows: []rowView{}, Reservations: []reservationView{}, Leases: []leaseView{}, Refusals: []minuteView{},
 	}
+	for _, plan := range b.plans {
+		var other bucketView
+		if err := plan.level(ctx, db, &other); err != nil {
+			return nil, err
+		}
+		v.Plans = append(v.Plans, planView{plan.plan, other.levelFields})
+	}
 	for _, read := range []func(context.Context, *database, *bucketView) error{b.level, b.upstream, b.tables, b.rows, b.waiting, b.refusals} {
 		if err := read(ctx, db, v); err != nil {
 			return nil, err
@@ -102,7 +122,7 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 
 // level reads how full the bucket is, where a policy is known.
 func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
-	if !b.known {
+	if b.why != nil {
 		return nil
 	}
 	value, err := b.limiter.Value(ctx, b.request)
@@ -132,11 +152,7 @@ func (b *bucket) upstream(ctx context.Context, db *database, v *bucketView) erro
 	if v.Upstream == nil {
 		return nil
 	}
-	reader, err := inspect.New(db.pool, db.schema)
-	if err != nil {
-		return err
-	}
-	known, found, err := reader.Upstream(ctx, v.Limit, v.Key)
+	known, found, err := db.reader.Upstream(ctx, v.Limit, v.Key)
 	if err != nil || !found {
 		return err
 	}
@@ -150,15 +166,11 @@ func (b *bucket) upstream(ctx context.Context, db *database, v *bucketView) erro
 
 // tables reads what the tables of rules say of the key.
 func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
-	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
+	list, err := db.store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
 	if err != nil {
 		return err
 	}
-	list, err := store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
-	if err != nil {
-		return err
-	}
-	now, err := db.now(ctx)
+	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return err
 	}
@@ -188,11 +200,7 @@ func pauseAt(list *rules.Listing, limit, key string, at time.Time) (v *pauseView
 }
 
 func (b *bucket) rows(ctx context.Context, db *database, v *bucketView) error {
-	reader, err := inspect.New(db.pool, db.schema)
-	if err != nil {
-		return err
-	}
-	stored, err := reader.Bucket(ctx, v.Limit, v.Key)
+	stored, err := db.reader.Bucket(ctx, v.Limit, v.Key)
 	if err != nil {
 		return err
 	}
@@ -205,11 +213,7 @@ func (b *bucket) rows(ctx context.Context, db *database, v *bucketView) error {
 
 // waiting reads the open reservations of the bucket, the first of them.
 func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error {
-	reader, err := inspect.New(db.pool, db.schema)
-	if err != nil {
-		return err
-	}
-	found, err := reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: v.Limit, Key: &v.Key})
+	found, err := db.reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: v.Limit, Key: &v.Key})
 	if err != nil {
 		return err
 	}
@@ -218,11 +222,7 @@ func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error
 }
 
 func (b *bucket) refusals(ctx context.Context, db *database, v *bucketView) error {
-	reader, err := inspect.New(db.pool, db.schema)
-	if err != nil {
-		return err
-	}
-	minutes, _, err := reader.Refusals(ctx, inspect.RefusalQuery{Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately), Until: b.now})
+	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately), Until: b.now})
 	if err != nil {
 		return err
 	}
@@ -237,6 +237,16 @@ func (v *bucketView) fill(t *table) {
 	t.field("key", keyText(v.Key))
 	if v.Policy != nil {
 		v.fillLevel(t)
+	}
+	for _, p := range v.Plans {
+		name, says := "no plan", "no policy is known"
+		if p.Plan != "" {
+			name = "plan " + p.Plan
+		}
+		if p.Policy != nil {
+			says = fmt.Sprintf("%s; %s, decided by %s", p.level(), p.Policy.words(), p.DecidedBy)
+		}
+		t.field(name, says)
 	}
 	for _, row := range v.Rows {
 		name := "stored"
@@ -266,8 +276,13 @@ func (v *bucketView) fill(t *table) {
 	v.fillRefusals(t)
 }
 
+// level returns how full the bucket is, for people.
+func (v *levelFields) level() string {
+	return strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(*v.Tokens), number(*v.Capacity), v.Unit))
+}
+
 func (v *bucketView) fillLevel(t *table) {
-	t.field("level", strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(*v.Tokens), number(*v.Capacity), v.Unit)))
+	t.field("level", v.level())
 	if *v.Tokens < 0 {
 		t.field("owed", number(-*v.Tokens))
 	}

@@ -45,24 +45,16 @@ func (a *app) leasesCommands() *cobra.Command {
 func (a *app) withLeasesOf(
 	ctx context.Context, stored bool, args []string, fn func(ctx context.Context, db *database, key string, leases []inspect.Lease, now time.Time) error,
 ) error {
-	limit, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)) // which policy it has plays no part
-	if err != nil {
-		return err
-	}
 	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		key, err := a.storedKey(ctx, db, limit, stored, args)
+		key, err := a.storedKey(ctx, db, stored, args)
 		if err != nil {
 			return err
 		}
-		reader, err := inspect.New(db.pool, db.schema)
+		bucket, err := db.reader.Bucket(ctx, args[0], key)
 		if err != nil {
 			return err
 		}
-		bucket, err := reader.Bucket(ctx, args[0], key)
-		if err != nil {
-			return err
-		}
-		now, err := reader.Now(ctx)
+		now, err := db.reader.Now(ctx)
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -90,7 +89,7 @@ itself. Programs need Config.Policies for it. Without KEY it stops everybody, an
 }
 
 func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored bool, args []string, lasts time.Duration, until time.Time) error {
-	target, err := a.target(ctx, db, stored, args)
+	key, err := a.storedKey(ctx, db, stored, args)
 	if err != nil {
 		return err
 	}
@@ -98,17 +97,17 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 		return err
 	}
 	if lasts > 0 {
-		now, err := db.now(ctx)
+		now, err := db.reader.Now(ctx)
 		if err != nil {
 			return err
 		}
 		until = now.Add(lasts)
 	}
-	applied, err := target.store.Pause(ctx, edit, rules.Pause{Limit: args[0], Key: target.key, Until: until})
+	applied, err := db.store.Pause(ctx, edit, rules.Pause{Limit: args[0], Key: key, Until: until})
 	if err != nil {
 		return err
 	}
-	v := changedView{Limit: args[0], Key: target.key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
+	v := changedView{Limit: args[0], Key: key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
 	return a.showDone(v, v.fill("paused"))
 }
 
@@ -122,11 +121,7 @@ func (a *app) noteUnknown(ctx context.Context, db *database, limit string) error
 	if of := all.of(limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
 		return nil
 	}
-	reader, err := inspect.New(db.pool, db.schema)
-	if err != nil {
-		return err
-	}
-	if buckets, err := reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
+	if buckets, err := db.reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
 		return err
 	}
 	a.note("no rule and no bucket is of a limit %q; see that it is spelled as in the program (%s)", limit, all.names())
@@ -153,25 +148,6 @@ func keyOrAll(key string) string {
 	return keyText(key)
 }
 
-// target is what pause and resume change.
-type target struct {
-	store *rules.Store
-	key   string // as stored; empty: every bucket
-}
-
-func (a *app) target(ctx context.Context, db *database, stored bool, args []string) (target, error) {
-	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
-	if err != nil {
-		return target{}, err
-	}
-	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1))
-	if err != nil {
-		return target{}, err
-	}
-	key, err := a.storedKey(ctx, db, probe, stored, args)
-	return target{store, key}, err
-}
-
 func (a *app) resumeCommand() *cobra.Command {
 	var e editFlags
 	var stored bool
@@ -187,21 +163,21 @@ func (a *app) resumeCommand() *cobra.Command {
 			return err
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			target, err := a.target(ctx, db, stored, args)
+			key, err := a.storedKey(ctx, db, stored, args)
 			if err != nil {
 				return err
 			}
-			applied, err := target.store.Resume(ctx, edit, args[0], target.key)
+			applied, err := db.store.Resume(ctx, edit, args[0], key)
 			if err != nil && !errors.Is(err, rules.ErrNotFound) {
 				return err
 			}
-			switch more := a.noteStillPaused(ctx, db, target, args[0]); {
+			switch more := a.noteStillPaused(ctx, db, key, args[0]); {
 			case err != nil:
 				return err
 			case more != nil:
 				return fmt.Errorf("the pause is ended, but which others there are cannot be read: %w", more)
 			}
-			v := changedView{Limit: args[0], Key: target.key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
+			v := changedView{Limit: args[0], Key: key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
 			return a.showDone(v, v.fill("resumed"))
 		})
 	}, "0 done", "6 there is no such pause")
@@ -210,16 +186,16 @@ func (a *app) resumeCommand() *cobra.Command {
 }
 
 // noteStillPaused says which pauses are left where one was ended: who ends that of a key may mean that of the limit, too.
-func (a *app) noteStillPaused(ctx context.Context, db *database, ended target, limit string) error {
+func (a *app) noteStillPaused(ctx context.Context, db *database, key, limit string) error {
 	query := rules.ListQuery{Limit: limit, Most: 1000}
-	if ended.key != "" {
-		query.Key = &ended.key
+	if key != "" {
+		query.Key = &key
 	}
-	list, err := ended.store.ListSome(ctx, query)
+	list, err := db.store.ListSome(ctx, query)
 	if err != nil {
 		return err
 	}
-	now, err := db.now(ctx)
+	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return err
 	}

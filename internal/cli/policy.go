@@ -11,14 +11,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 const policiesText = `get, check, take, reset, credit and prune need the policy of a limit. It comes from
 
-  1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too
+  1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too.
+     Where a limit has rules for plans, give --plan, or --no-plan for a key on none of them; only prune needs neither
   2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --kind, --rate,
      --period, --capacity, --max-reserved, --shards and --start; windows of other kinds with --slices, or --resets, --zone,
      --first-weekday, --first-day and --first-month; slots with --most and --lease. One that adapts only -f can say
@@ -40,6 +40,9 @@ type bucketFlags struct {
 // withBucket gives a command the flags for a bucket.
 func (a *app) withBucket(cmd *cobra.Command, f *bucketFlags) *cobra.Command {
 	a.withKey(cmd, &f.stored)
+	cmd.Flags().StringVar(&f.plan, "plan", "", "plan of the key; needed where the limit has rules for plans")
+	cmd.Flags().BoolVar(&f.noPlan, "no-plan", false, "the key is on none of the plans that have a rule")
+	cmd.MarkFlagsMutuallyExclusive("plan", "no-plan")
 	return a.withDefinition(cmd, &f.definition)
 }
 
@@ -59,9 +62,11 @@ type bucket struct {
 	request ratelimit.Request // of one token
 	stored  string            // the key
 	now     time.Time         // on the database's clock
-	known   bool              // whether there is a policy
-	from    string            // what the definition in the code is known from: a file or flags; empty: from nothing
-	why     error             // why there is no policy
+	set     *rules.Set        // the rules in the tables
+	from    string            // the file or the flags that define the limit; empty: nothing does
+	why     error             // why no policy is known; nil: one is
+	plan    string            // of the key
+	plans   []*bucket         // the bucket on each plan, where the flags do not choose one
 	floor   float64           // of a policy that is adaptive
 }
 
@@ -84,24 +89,44 @@ func (a *app) withBucketOf(ctx context.Context, f *bucketFlags, args []string, f
 
 // bucket finds the bucket that LIMIT [KEY] name, under the policy that decides now.
 func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []string) (*bucket, error) {
-	name := args[0]
-	probe, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
+	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1))
 	if err != nil {
 		return nil, err
 	}
 	b := &bucket{}
-	if b.stored, err = a.storedKey(ctx, db, probe, f.stored, args); err != nil {
+	if b.stored, err = a.storedKey(ctx, db, f.stored, args); err != nil {
 		return nil, err
 	}
-	set, err := a.loadRules(ctx, db)
+	if b.set, err = a.loadRules(ctx, db); err != nil {
+		return nil, err
+	}
+	if b.now, err = db.reader.Now(ctx); err != nil {
+		return nil, err
+	}
+	b.request = probe.ForStored(b.stored)
+	plans, err := db.plans(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if b.now, err = db.now(ctx); err != nil {
-		return nil, err
+	if b.why = f.choosePlan(args[0], plans[args[0]]); b.why == nil {
+		return a.onPlan(ctx, db, *b, f.definition, f.plan)
 	}
-	limit, from, err := f.of(ctx, name, b.stored)
-	policy, alone, probing := standsAlone(db, set, b, name, f.plan)
+	for _, plan := range append([]string{""}, f.plans...) {
+		other, err := a.onPlan(ctx, db, *b, f.definition, plan)
+		if err != nil {
+			return nil, err
+		}
+		b.plans = append(b.plans, other)
+	}
+	return b, nil
+}
+
+// onPlan returns b under the policy of a plan.
+func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, plan string) (*bucket, error) {
+	d.plan, b.plan, b.why = plan, plan, nil
+	name := b.request.Limit().Name()
+	limit, from, err := d.of(ctx, name, b.stored)
+	policy, alone, probing := standsAlone(db, &b, name, plan)
 	if probing != nil {
 		return nil, probing
 	}
@@ -113,19 +138,22 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 		return nil, err
 	case alone:
 		limit, err = ratelimit.NewLimit(name, policy)
-		if depends, asked := dependsOnCode(ctx, db, set, b, name, f.plan); asked != nil || depends {
+		if depends, asked := dependsOnCode(ctx, db, &b, name, plan); asked != nil || depends {
 			b.why, err = errOlder, errors.Join(err, asked)
 		}
 	default:
-		b.why, limit, err = db.whyUnknown(ctx, name, err), probe, nil
+		b.why, limit, err = db.whyUnknown(ctx, name, err), b.request.Limit(), nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	b.known, b.from = b.why == nil, from
-	b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
-	b.request = limit.ForStored(b.stored).Plan(f.plan)
-	return b, err
+	if b.why != nil {
+		b.why = fmt.Errorf("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --rate and --period as they are in the code; see ratelimit help policies", name, b.why)
+	}
+	b.from = from
+	b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, Timeout: -1, NoBatching: true})
+	b.request = limit.ForStored(b.stored).Plan(plan)
+	return &b, err
 }
 
 // loadRules returns the rules in the tables.
@@ -179,8 +207,8 @@ func probes(name string, tokens float64) ([2]ratelimit.Limit, error) {
 
 // standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
 // in the code.
-func standsAlone(db *database, set *rules.Set, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }})
+func standsAlone(db *database, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, AsOf: func() time.Time { return b.now }})
 	if err != nil {
 		return nil, false, err
 	}
@@ -194,12 +222,8 @@ func standsAlone(db *database, set *rules.Set, b *bucket, name, plan string) (po
 
 // dependsOnCode reports whether what a bucket holds depends on how its limit is defined in the code, although the tables
 // decide now: where it was last used before they had a rule, and has not filled up since.
-func dependsOnCode(ctx context.Context, db *database, set *rules.Set, b *bucket, name, plan string) (bool, error) {
-	reader, err := inspect.New(db.pool, db.schema)
-	if err != nil {
-		return false, err
-	}
-	stored, err := reader.Bucket(ctx, name, b.stored)
+func dependsOnCode(ctx context.Context, db *database, b *bucket, name, plan string) (bool, error) {
+	stored, err := db.reader.Bucket(ctx, name, b.stored)
 	if err != nil || len(stored.Rows) == 0 {
 		return false, err
 	}
@@ -212,7 +236,7 @@ func dependsOnCode(ctx context.Context, db *database, set *rules.Set, b *bucket,
 		return false, err
 	}
 	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
-		Schema: db.schema, Policies: set, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
+		Schema: db.schema, Policies: b.set, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
 	})
 	if err != nil {
 		return false, err
@@ -230,8 +254,11 @@ func dependsOnCode(ctx context.Context, db *database, set *rules.Set, b *bucket,
 
 // storedKey returns the KEY of args as it is stored, once the secret is known to be the one of the tables. It stores
 // nothing, unlike a call that takes: this program must not be the first to say what the secret is.
-func (a *app) storedKey(ctx context.Context, db *database, probe ratelimit.Limit, stored bool, args []string) (string, error) {
+func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []string) (string, error) {
+	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)) // its policy plays no part
 	switch {
+	case err != nil:
+		return "", err
 	case len(args) < 2:
 		if stored {
 			return "", misused("--stored is given without a KEY; leave it out for the bucket that everybody shares")
@@ -273,18 +300,4 @@ func (a *app) hashKey() ([]byte, error) {
 		return nil, misused("--hash-key-file: %s is empty", a.options.hashKeyFile)
 	}
 	return secret, nil
-}
-
-// need returns an error that says how to say the policy, where there is none.
-func (b *bucket) need(name string) error {
-	if b.known {
-		return nil
-	}
-	return misused("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --rate and --period as they are in the code; see ratelimit help policies", name, b.why)
-}
-
-// now returns what time it is for the database.
-func (db *database) now(ctx context.Context) (now time.Time, err error) {
-	err = db.pool.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&now)
-	return now, err
 }

@@ -81,7 +81,7 @@ func pruned(limits []string, older time.Duration) string {
 }
 
 func (a *app) prune(ctx context.Context, db *database, d *definition, args []string, older time.Duration) (v prunedView, err error) {
-	v.Limits = append([]string{}, args...)
+	v.Limits, d.noPlan = append([]string{}, args...), true // a row goes only when it is full under each of the rules
 	var limits []ratelimit.Limit
 	for _, name := range args {
 		// A key that nobody has, so that no override of one key answers for the others.
@@ -89,8 +89,8 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 		if err != nil {
 			return v, err
 		}
-		if err := b.need(name); err != nil {
-			return v, err
+		if b.why != nil {
+			return v, misused("%w", b.why)
 		}
 		plans, err := d.plansOf(ctx, name)
 		if err != nil {
@@ -118,7 +118,7 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 }
 
 func pruneDenials(ctx context.Context, db *database, older time.Duration) (int64, error) {
-	now, err := db.now(ctx)
+	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return 0, err
 	}

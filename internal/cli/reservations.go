@@ -112,15 +112,11 @@ expire, others when their record goes.`,
 			query.Key = &key
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			reader, err := inspect.New(db.pool, db.schema)
+			found, more, err := reservations(ctx, db, query)
 			if err != nil {
 				return err
 			}
-			found, more, err := reservations(ctx, reader, query)
-			if err != nil {
-				return err
-			}
-			now, err := reader.Now(ctx)
+			now, err := db.reader.Now(ctx)
 			if err != nil {
 				return err
 			}
@@ -128,7 +124,7 @@ expire, others when their record goes.`,
 				a.note("there are more; narrow the search with --limit and --key, or give a larger --most")
 			}
 			views := reservationViews(found)
-			return a.show(views, func(t *table) { fillReservations(t, views, now) })
+			return a.show(views, func(t *table) { fillReservations(t, query.State, views, now) })
 		})
 	})
 	flags := cmd.Flags()
@@ -141,10 +137,10 @@ expire, others when their record goes.`,
 }
 
 // reservations returns as many reservations as a query asks for, and whether there are more.
-func reservations(ctx context.Context, reader *inspect.Reader, query inspect.ReservationQuery) (found []inspect.Reservation, more bool, err error) {
+func reservations(ctx context.Context, db *database, query inspect.ReservationQuery) (found []inspect.Reservation, more bool, err error) {
 	most := query.Most
 	for {
-		page, err := reader.Reservations(ctx, query)
+		page, err := db.reader.Reservations(ctx, query)
 		if err != nil {
 			return nil, false, err
 		}
@@ -167,9 +163,9 @@ func checkMost(most int) error {
 	return nil
 }
 
-func fillReservations(t *table, views []reservationView, now time.Time) {
+func fillReservations(t *table, state string, views []reservationView, now time.Time) {
 	if len(views) == 0 {
-		t.row("no such reservation")
+		t.row(strings.TrimSpace("there are no "+state) + " reservations")
 		return
 	}
 	t.row("ID", "TOOK", "LIFE", "ENDS")

@@ -91,7 +91,7 @@ func TestRulesApply(t *testing.T) {
 		require.Contains(t, r.out, "+ override of search, key bob  1 per hour\n")
 		require.NotContains(t, r.out, "gone")
 		require.NotContains(t, r.out, "site")
-		require.Contains(t, r.err, "in the tables only, and it stays: rule site")
+		require.Contains(t, r.err, "rule site is only in the tables, and stays; --delete-missing deletes it")
 
 		some := []string{"replace rule search pro", "add rule mail", "replace override search ada", "add override search bob"}
 		a = read[applied](t, f, 0, "rules", "apply", "-f", second, "--reason", "the second", "--author", "bob", "--yes")
@@ -108,7 +108,7 @@ func TestRulesApply(t *testing.T) {
 		r := f.run(t, "rules", "apply", "-f", path, "--dry-run", "--delete-missing")
 		require.Equal(t, 4, r.code)
 		require.Contains(t, r.out, "- rule search, plan free  5 per minute")
-		require.Contains(t, r.err, "it stays: override of search, key ada")
+		require.Contains(t, r.err, "override of search, key ada is only in the tables, and stays; --delete-missing-overrides deletes it")
 		require.Equal(t, []string{"delete rule search free", "delete rule search pro", "replace tiers"}, brief(read[[]change](t, f, 4, "rules", "diff", "-f", path, "--delete-missing")))
 		require.Equal(t, []string{"delete override search ada"}, brief(read[[]change](t, f, 4, "rules", "diff", "-f", path, "--delete-missing-overrides")))
 		a := read[applied](t, f, 0, "rules", "apply", "-f", path, "--delete-missing", "--delete-missing-overrides", "--reason", "less", "--yes")
@@ -326,6 +326,6 @@ func TestRulesShow(t *testing.T) {
 		require.Contains(t, f.fails(t, 2, "rules", "history", "--most", "0"), "--most is 0")
 		require.Contains(t, f.fails(t, 2, "rules", "history", "two words"), "invalid limit")
 		require.Contains(t, f.fails(t, 2, "rules", "history", "a", "b"), "there are 2 arguments")
-		require.Contains(t, f.ok(t, "rules", "history", "none"), "no such change")
+		require.Contains(t, f.ok(t, "rules", "history", "none"), "there are no changes")
 	})
 }

@@ -15,11 +15,7 @@ const mostAhead = 1000
 // withAhead returns what a listing says at now, with each rule as it holds now, and as it will once a change holds that lies
 // ahead: a listing has rules as they were stated last, and none that is deleted from a later instant on. An empty limit is all.
 func (db *database) withAhead(ctx context.Context, list *rules.Listing, now time.Time, limit string) (*listingView, error) {
-	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
-	if err != nil {
-		return nil, err
-	}
-	entries, err := store.History(ctx, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Most: mostAhead})
+	entries, err := db.store.History(ctx, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Most: mostAhead})
 	if err != nil {
 		return nil, err
 	}

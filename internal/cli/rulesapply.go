@@ -112,12 +112,8 @@ func (a *app) preview(d *difference) error {
 
 // apply makes changes to rules that are still those of a version.
 func (db *database) apply(ctx context.Context, edit rules.Edit, changes rules.Changes, version int64) (applied rules.Applied, err error) {
-	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
-	if err != nil {
-		return applied, err
-	}
 	err = pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		applied, err = store.WithTx(tx).Apply(ctx, edit, changes)
+		applied, err = db.store.WithTx(tx).Apply(ctx, edit, changes)
 		if err == nil && applied.Version != version+1 {
 			err = fmt.Errorf("somebody has changed the rules meanwhile (version %d, and it was %d); nothing was changed: look at the difference again", applied.Version-1, version)
 		}

@@ -64,7 +64,7 @@ func nameOf(of, limit, plan, key string) string {
 type difference struct {
 	views   []changeView
 	changes rules.Changes
-	missing []string // rules and overrides that only the tables have, and that stay
+	missing []string // what to note about rules and overrides that only the tables have
 }
 
 // diffFlags say which file is compared, and what becomes of what it lacks.
@@ -134,7 +134,7 @@ func (d *difference) compareRules(f *diffFlags, list *rules.Listing, file *rules
 			d.views = append(d.views, view)
 			d.changes.Delete = append(d.changes.Delete, id)
 		default:
-			d.missing = append(d.missing, view.name())
+			d.missing = append(d.missing, view.name()+" is only in the tables, and stays; --delete-missing deletes it")
 		}
 	}
 }
@@ -169,7 +169,7 @@ func (d *difference) compareOverrides(f *diffFlags, list []rules.Override, file 
 			d.views = append(d.views, view)
 			d.changes.RemoveOverride = append(d.changes.RemoveOverride, id)
 		default:
-			d.missing = append(d.missing, view.name())
+			d.missing = append(d.missing, view.name()+" is only in the tables, and stays; --delete-missing-overrides deletes it")
 		}
 	}
 }
@@ -195,8 +195,8 @@ func (a *app) noteMissing(d *difference) {
 		a.note("%d rules and overrides are in the tables only, and stay: --delete-missing and --delete-missing-overrides delete them", n)
 		return
 	}
-	for _, name := range d.missing {
-		a.note("in the tables only, and it stays: %s", name)
+	for _, note := range d.missing {
+		a.note("%s", note)
 	}
 }
 

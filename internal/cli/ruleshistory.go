@@ -113,7 +113,7 @@ func (a *app) rulesHistory() *cobra.Command {
 			}
 			return a.show(entries, func(t *table) {
 				if len(entries) == 0 {
-					t.row("no such change")
+					t.row("there are no changes")
 					return
 				}
 				t.row("VERSION", "MADE", "AUTHOR", "REASON", "OF", "CHANGE")
@@ -135,18 +135,14 @@ func (a *app) rulesHistory() *cobra.Command {
 
 // history returns entries beside what they took the place of.
 func (db *database) history(ctx context.Context, query rules.HistoryQuery) ([]entryView, error) {
-	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
-	if err != nil {
-		return nil, err
-	}
-	entries, err := store.History(ctx, query)
+	entries, err := db.store.History(ctx, query)
 	if err != nil {
 		return nil, err
 	}
 	views := make([]entryView, len(entries))
 	for i := range entries {
 		e := &entries[i]
-		before, err := predecessor(ctx, store, entries[i+1:], e)
+		before, err := predecessor(ctx, db.store, entries[i+1:], e)
 		if err != nil {
 			return nil, err
 		}

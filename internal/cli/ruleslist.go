@@ -165,15 +165,11 @@ func dash(s string) string {
 
 // listing reads what the tables say, and what time it is for the database.
 func (db *database) listing(ctx context.Context) (rules.Listing, time.Time, error) {
-	store, err := rules.NewStore(db.pool, rules.StoreConfig{Schema: db.schema})
+	list, err := db.store.List(ctx)
 	if err != nil {
 		return rules.Listing{}, time.Time{}, err
 	}
-	list, err := store.List(ctx)
-	if err != nil {
-		return rules.Listing{}, time.Time{}, err
-	}
-	now, err := db.now(ctx)
+	now, err := db.reader.Now(ctx)
 	return list, now, err
 }
 

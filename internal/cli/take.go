@@ -90,8 +90,8 @@ func (a *app) decide(
 	ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error), show func(any, func(*table)) error,
 ) error {
 	return a.withBucketOf(ctx, f, args, func(ctx context.Context, _ *database, b *bucket) error {
-		if err := b.need(args[0]); err != nil {
-			return err
+		if b.why != nil {
+			return misused("%w", b.why)
 		}
 		d, err := ask(b.limiter, ctx, b.request.Cost(cost))
 		if err != nil {
@@ -153,8 +153,8 @@ that everybody shares. It does not ask, as taking is what a script wants of it; 
 // give runs reset or credit, and shows what the bucket holds then.
 func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done string, change func(ctx context.Context, b *bucket) error) error {
 	return a.withBucketOf(ctx, f, args, func(ctx context.Context, _ *database, b *bucket) error {
-		if err := b.need(args[0]); err != nil {
-			return err
+		if b.why != nil {
+			return misused("%w", b.why)
 		}
 		if err := change(ctx, b); err != nil {
 			return forSlots(err)

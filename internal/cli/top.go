@@ -57,19 +57,13 @@ it shows what was owed when the bucket was last changed, as no row says which pl
 		if err := f.check(); err != nil {
 			return err
 		}
-		show, ok := map[string]func(context.Context, *database, *inspect.Reader, *topFlags) error{
+		show, ok := map[string]func(context.Context, *database, *topFlags) error{
 			"refusals": a.topRefusals, "debt": a.topDebts, "reservations": a.topReservations,
 		}[f.by]
 		if !ok {
 			return misused("--by is %.40q; use refusals, debt or reservations", f.by)
 		}
-		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			reader, err := inspect.New(db.pool, db.schema)
-			if err != nil {
-				return err
-			}
-			return show(ctx, db, reader, &f)
-		})
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error { return show(ctx, db, &f) })
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&f.by, "by", "refusals", "refusals, debt or reservations")
@@ -92,13 +86,13 @@ type sumView struct {
 	Last    time.Time `json:"last"`
 }
 
-func (a *app) topRefusals(ctx context.Context, _ *database, reader *inspect.Reader, f *topFlags) error {
-	now, err := reader.Now(ctx)
+func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error {
+	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return err
 	}
 	asked := now.Add(-time.Duration(f.since))
-	sums, since, err := reader.TopRefused(ctx, denials.TopConfig{Since: asked, By: denials.By(f.group), Limit: f.limit, Shadow: f.shadow, Most: f.most})
+	sums, since, err := db.reader.TopRefused(ctx, denials.TopConfig{Since: asked, By: denials.By(f.group), Limit: f.limit, Shadow: f.shadow, Most: f.most})
 	if err != nil {
 		return err
 	}
@@ -138,15 +132,15 @@ type debtView struct {
 	FreeAt    time.Time `json:"free_at,omitzero"` // when nothing is owed any more, where that is known
 }
 
-func (a *app) topDebts(ctx context.Context, db *database, reader *inspect.Reader, f *topFlags) error {
-	found, more, err := debts(ctx, reader, f)
+func (a *app) topDebts(ctx context.Context, db *database, f *topFlags) error {
+	found, more, err := debts(ctx, db, f)
 	if err != nil {
 		return err
 	}
 	if more {
 		a.note("only the first %d rows were looked at; give a larger --look, or --limit", f.look)
 	}
-	now, err := reader.Now(ctx)
+	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return err
 	}
@@ -187,9 +181,9 @@ func (a *app) topDebts(ctx context.Context, db *database, reader *inspect.Reader
 }
 
 // debts returns the buckets that owe, as far as it may look.
-func debts(ctx context.Context, reader *inspect.Reader, f *topFlags) (found []inspect.Bucket, more bool, err error) {
+func debts(ctx context.Context, db *database, f *topFlags) (found []inspect.Bucket, more bool, err error) {
 	const most = 1000 // of which each is projected by itself
-	page, err := reader.Debts(ctx, inspect.DebtQuery{Limit: f.limit, Look: f.look, Most: most})
+	page, err := db.reader.Debts(ctx, inspect.DebtQuery{Limit: f.limit, Look: f.look, Most: most})
 	return page.Buckets, page.Next != nil, err
 }
 
@@ -218,12 +212,12 @@ func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.
 			v.At = row.At
 		}
 	}
-	policy, alone, err := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, "")
+	policy, alone, err := standsAlone(db, &bucket{stored: stored.Key, now: now, set: set}, stored.Limit, "")
 	if err != nil || !alone {
 		return v, err
 	}
 	for _, plan := range plans {
-		if other, _, err := standsAlone(db, set, &bucket{stored: stored.Key, now: now}, stored.Limit, plan); err != nil || other != policy {
+		if other, _, err := standsAlone(db, &bucket{stored: stored.Key, now: now, set: set}, stored.Limit, plan); err != nil || other != policy {
 			return v, err
 		}
 	}
@@ -255,16 +249,16 @@ type reservedView struct {
 	Waiting      int     `json:"waiting"` // those whose work may not begin yet
 }
 
-func (a *app) topReservations(ctx context.Context, _ *database, reader *inspect.Reader, f *topFlags) error {
+func (a *app) topReservations(ctx context.Context, db *database, f *topFlags) error {
 	query := inspect.ReservationQuery{State: "open", Limit: f.limit, Most: 1000}
-	now, err := reader.Now(ctx)
+	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return err
 	}
 	sums := make(map[rules.Bucket]*reservedView)
 	looked := 0
 	for {
-		page, err := reader.Reservations(ctx, query)
+		page, err := db.reader.Reservations(ctx, query)
 		if err != nil {
 			return err
 		}

@@ -127,7 +127,9 @@ type reservation struct {
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	require.Contains(t, f.ok(t, "reservations", "list"), "no such reservation")
+	require.Contains(t, f.ok(t, "reservations", "list"), "there are no open reservations")
+	require.Contains(t, f.ok(t, "reservations", "list", "--state", "all"), "there are no reservations")
+	require.Contains(t, f.ok(t, "rules", "history", "none"), "there are no changes")
 	first := f.reserve(t, "calls", "ada", 4)
 	waits := f.reserve(t, "calls", "ada", 30)
 	other := f.reserve(t, "jobs", "bob\n", 1)
@@ -191,7 +193,7 @@ func TestPrune(t *testing.T) {
 	p := read[pruned](t, f, 0, "prune", "ruled", "--denials-older-than", "1d", "--yes")
 	require.Equal(t, pruned{[]string{"ruled"}, 2, 1}, p)
 	require.Contains(t, f.ok(t, "prune", "--denials-older-than", "1m", "-y"), "counts deleted   1")
-	for _, more := range [][]string{{"--capacity", "1"}, {"--max-reserved", "0"}, {"--shards", "2"}, {"--plan", "pro"}} {
+	for _, more := range [][]string{{"--capacity", "1"}, {"--max-reserved", "0"}, {"--shards", "2"}} {
 		f.ok(t, append(with(fast, "prune", "none", "--yes"), more...)...)
 	}
 	f.ok(t, with(window(), "prune", "none", "--yes")...)

@@ -17,9 +17,9 @@ func TestUsage(t *testing.T) {
 	t.Parallel()
 	nothing := file(t, "empty", "")
 	for _, c := range []struct{ args, says string }{
-		{"", "name a command"},
+		{"", "\n  take "},
 		{"rulse list", "did you mean rules?"},
-		{"rules", "name a command"},
+		{"rules", "\n  apply "},
 		{"rules aply", "did you mean apply?"},
 		{"migrate dwon", "did you mean down?"},
 		{"reservations lst", "did you mean list?"},
