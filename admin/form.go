@@ -81,19 +81,7 @@ func (f form) duration(name string) (time.Duration, error) {
 func units() []string { return []string{"week", "day", "hour", "minute", "second"} }
 
 func unitOf(name string) time.Duration {
-	switch name {
-	case "week":
-		return ratelimit.Week
-	case "day":
-		return ratelimit.Day
-	case "hour":
-		return time.Hour
-	case "minute":
-		return time.Minute
-	case "second":
-		return time.Second
-	}
-	return 0
+	return map[string]time.Duration{"week": ratelimit.Week, "day": ratelimit.Day, "hour": time.Hour, "minute": time.Minute, "second": time.Second}[name]
 }
 
 // inUnits returns a span as a number and the longest unit that it is a whole number of, or seconds.

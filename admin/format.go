@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"fmt"
 	"html/template"
 	"math"
@@ -191,13 +192,4 @@ func dict(pairs ...any) (map[string]any, error) {
 	return values, nil
 }
 
-func modeClass(mode ratelimit.Mode) string {
-	switch mode {
-	case ratelimit.Shadow:
-		return "shadow"
-	case ratelimit.Off:
-		return "off"
-	default:
-		return "on"
-	}
-}
+func modeClass(mode ratelimit.Mode) string { return string(cmp.Or(mode, ratelimit.On)) }

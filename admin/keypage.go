@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,10 +110,12 @@ func (v *visit) key() {
 	})
 	g.wait()
 	list := body.Rules.Shows
-	if body.Now = list.Now; body.Now.IsZero() {
-		body.Now = time.Now() // nothing could be read, and nothing is computed from it
-	}
+	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
 	limit, known := v.limitOf(body.Limit, list.Rules)
+	if !known && v.isUnheard(body.Limit, body.Now) {
+		v.say(http.StatusNotFound, unheard)
+		return
+	}
 	body.Known, body.Plans = known, plansOf(body.Limit, list.Rules)
 	body.LimitPause = list.pauseOf(body.Limit, "")
 	if body.Key != "" {

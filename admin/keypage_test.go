@@ -32,7 +32,7 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	f.take(t, onPro.Cost(300))
 	bucket := []string{"limit", "messages", "key", "ada"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
-	for _, form := range [][]string{{"reset"}, {"credit", "tokens", "50"}} {
+	for _, form := range [][]string{{"reset"}, {"credit", "tokens", "50"}, {"reset", "plan", "prro"}} {
 		got := f.post(t, "/admin/"+form[0], with(form[1:]...)...)
 		require.Equal(t, http.StatusBadRequest, got.status)
 		require.Contains(t, got.body, "which plan the key is on")
@@ -49,6 +49,39 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	require.Contains(t, page, "The level is that of a key on no plan")
 	require.Contains(t, page, `<select name="plan" required>`)
 	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
+}
+
+// TestAPauseIsNoRule shows the page of a key that is paused, of a limit without a stored rule.
+func TestAPauseIsNoRule(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for _, key := range []string{"ada", ""} {
+		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
+		require.NoError(t, err)
+		f.load(t)
+		page := f.get(t, address("key", "limit", "messages", "key", "ada")).body
+		require.Contains(t, page, "Paused")
+		require.Contains(t, page, "By the definition in the code.")
+		require.NotContains(t, page, "By the rule")
+	}
+}
+
+// TestALimitThatDoesNotExist asks for pages of a limit that nothing knows: neither the code, nor a table.
+func TestALimitThatDoesNotExist(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for _, page := range []string{address("limit", "name", "nothing"), address("key", "limit", "nothing", "key", "ada")} {
+		got := f.get(t, page)
+		require.Equal(t, http.StatusNotFound, got.status, page)
+		require.Contains(t, got.body, "No limit has this name", page)
+	}
+	require.Equal(t, http.StatusOK, f.get(t, address("rule", "limit", "nothing", "plan", "")).status, "it may be made here")
+	f.take(t, ratelimit.Define("elsewhere", ratelimit.PerHour(1)).For("ada"))
+	require.Equal(t, http.StatusOK, f.get(t, address("limit", "name", "elsewhere")).status, "a table has a bucket of it")
+	require.Equal(t, http.StatusOK, f.get(t, address("key", "limit", "elsewhere", "key", "bob")).status)
+	_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "paused", Key: "ada", Until: time.Now().Add(time.Hour)})
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, f.get(t, address("limit", "name", "paused")).status)
 }
 
 // gives returns when the page says that the bucket of ada gives a token.

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/url"
@@ -70,10 +71,12 @@ func (v *visit) limit() {
 	})
 	g.wait()
 	list := body.Rules.Shows
-	if body.Now = list.Now; body.Now.IsZero() {
-		body.Now = time.Now() // nothing could be read, and nothing is computed from it
-	}
+	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
 	limit, known := v.limitOf(body.Name, list.Rules)
+	if !known && v.isUnheard(body.Name, body.Now) {
+		v.say(http.StatusNotFound, unheard)
+		return
+	}
 	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, list), list.pauseOf(body.Name, "")
 	body.Exceptions = append(first(pauseRows(&list)), first(overrideRows(&list))...)
 	body.Plans = plansOf(body.Name, list.Rules)
@@ -91,7 +94,25 @@ func (v *visit) limit() {
 	g.show("limit.html", page{Title: "Limit " + body.Name, Here: "limits", Body: body})
 }
 
-const noLimit = "The address names no limit. Go back to the list of limits, and choose one."
+const (
+	noLimit = "The address names no limit. Go back to the list of limits, and choose one."
+	unheard = "No limit has this name: neither the program nor a table knows one. Go back to the list of limits, and choose one."
+)
+
+// isUnheard reports whether no table has anything about a limit that is neither in the code nor has a rule.
+func (v *visit) isUnheard(name string, now time.Time) bool {
+	ctx, cancel := v.deadline()
+	defer cancel()
+	buckets, err := v.reader.Buckets(ctx, inspect.BucketQuery{Limit: name, Most: 1})
+	reserved, fails := v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: name, Most: 1})
+	since, until := lastHour(now)
+	refused, _, failed := v.reader.RefusalsByLimit(ctx, []string{name}, since, until)
+	var changes []rules.Entry
+	if v.store != nil && err == nil {
+		changes, err = v.store.History(ctx, rules.HistoryQuery{Limit: name, Most: 1})
+	}
+	return cmp.Or(err, fails, failed) == nil && len(buckets)+len(reserved.List)+len(refused)+len(changes) == 0 && reserved.Next == nil
+}
 
 // afterOf returns the key after which a page begins, and nil for the first.
 func afterOf(query url.Values) *string {

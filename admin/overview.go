@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -55,9 +56,7 @@ func (v *visit) overview() {
 		names = names[:mostLimits]
 		body.Next = names[mostLimits-1]
 	}
-	if body.Now = list.Now; body.Now.IsZero() {
-		body.Now = time.Now() // nothing could be read, and nothing is computed from it
-	}
+	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
 	body.Hours = v.hours(g, names, body.Now)
 	for _, name := range names {
 		body.Limits = append(body.Limits, limitRow{

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -101,15 +102,10 @@ func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 
 // isSaid reports whether what err says is of what somebody asked, and not of the database.
 func isSaid(err error) bool {
-	for _, asked := range []error{
+	return slices.ContainsFunc([]error{
 		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
 		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidRequest, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
-	} {
-		if errors.Is(err, asked) {
-			return true
-		}
-	}
-	return false
+	}, func(asked error) bool { return errors.Is(err, asked) })
 }
 
 // faultOf returns what is wrong, and what to do, for people. It holds nothing of what the error says: that is in the log.

@@ -58,7 +58,7 @@ type State struct {
 	// Value is the bucket after the decision, to project to other instants; its tokens are negative while
 	// reservations are owed.
 	Value Value
-	// Rule is the name of the rule of Config.Policies that decided. It is empty when the definition in the code did.
+	// Rule is the name of the rule of Config.Policies that has the policy; empty: the policy is that of the code.
 	Rule string
 	// Unit is what the rule says that a token is, such as "requests". It is empty where it says nothing.
 	Unit string

@@ -76,7 +76,7 @@ type Era struct {
 
 // RuleConfig is what a rule says.
 type RuleConfig struct {
-	// Name is what people call the rule: the name of its eras and its pause.
+	// Name is what people call the rule. Its eras have this name unless they have one of their own.
 	Name string
 	// Eras are the policies of the rule, in the order of their From. Defaults to one: what the limit is defined with.
 	Eras []Era
@@ -220,7 +220,7 @@ func (p *plan) pause(decides bool) {
 			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
 			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), retryAfterReason
 			if s.rule != nil && s.rule.pausedUntil == until {
-				answer.Rule, answer.PauseReason = s.rule.name, s.rule.pauseReason
+				answer.PauseReason = s.rule.pauseReason
 			}
 		}
 		p.known = append(p.known, answer)

@@ -243,7 +243,10 @@ overrides:
 		require.InDelta(t, 3600e6, d.RetryAfterUs, 60e6)
 		require.WithinDuration(t, d.At.Add(time.Hour), d.PausedUntil, time.Minute)
 		require.Contains(t, f.run(t, "check", "sends", "ada").out, "paused because")
+		require.Equal(t, "rule", d.DecidedBy)
 		f.ok(t, "take", "sends", "bob")
+		f.ok(t, "pause", "calls", "ada", "--for", "1h", "--reason", "the key was published")
+		require.Equal(t, "flags", read[decision](t, f, 3, with(window(), "take", "calls", "ada")...).DecidedBy, "a pause is no rule")
 	})
 }
 
