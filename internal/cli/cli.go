@@ -77,7 +77,7 @@ func (a *app) root() *cobra.Command {
 		Long: `ratelimit looks after the rate limits in a Postgres database: tables, rules, buckets, reservations, and the server.
 
 The database is named by --database-url, RATELIMIT_DATABASE_URL, DATABASE_URL or the variables of libpq (PGHOST, PGDATABASE,
-PGSERVICE and others), the first of these that is there. It is never printed.`,
+PGSERVICE and others), the first of these that is there. No error prints it.`,
 		Version:           buildOf().Version,
 		SilenceUsage:      true,
 		SilenceErrors:     true,

@@ -60,7 +60,7 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
-		return fmt.Errorf("cannot connect to the database of %s: %w", from, errors.New(causeOf(err)))
+		return fmt.Errorf("cannot make a pool for the database of %s: %s", from, causeOf(err))
 	}
 	defer pool.Close()
 	return within(ctx, timeout, func(ctx context.Context) error {
@@ -68,7 +68,7 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return fmt.Errorf("cannot connect to the database of %s: %s", from, causeOf(err))
+			return fmt.Errorf("cannot connect to the database of %s, at %s, port %d: %s", from, config.ConnConfig.Host, config.ConnConfig.Port, causeOf(err))
 		}
 		reader, err := inspect.New(pool, a.options.schema)
 		if err != nil {
@@ -149,7 +149,7 @@ func (a *app) hasPGVariables() bool {
 	return false
 }
 
-// causeOf returns why no connection could be made, without the host, the user and the database that are in the error.
+// causeOf returns why no connection could be made, without the user and the database that are in the error.
 func causeOf(err error) string {
 	var server *pgconn.PgError
 	var lookup *net.DNSError

@@ -19,8 +19,8 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "doctor",
 		Short: "Look at the database, and say what is wrong and what to do",
-		Long: `Look at the database, and say what is wrong with it for limits and what to do. It only reads. When all is well it prints
-nothing; --all prints each check. Connect as your programs do, through the same pooler: how they connect is looked at, too.`,
+		Long: `Look at the database, and say what is wrong with it for limits and what to do. It only reads. --all prints each check, also
+those that find nothing. Connect as your programs do, through the same pooler: how they connect is looked at, too.`,
 		Args:    noArguments,
 		Example: "  ratelimit doctor --role app",
 	}, func(ctx context.Context, _ []string) (err error) {
@@ -72,6 +72,10 @@ func isWrong(level doctor.Level) bool { return level == doctor.Warning || level 
 
 // showFindings prints what was found for people: what is wrong, or all.
 func (a *app) showFindings(report doctor.Report, all bool) error {
+	if !all && !isWrong(report.Worst()) {
+		_, err := fmt.Fprintf(a.out, "all is well: %d checks found nothing wrong; --all shows them\n", len(doctor.Checks()))
+		return err
+	}
 	for _, f := range report.Findings {
 		if !all && !isWrong(f.Level) {
 			continue

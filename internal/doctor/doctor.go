@@ -90,30 +90,43 @@ const (
 	minSecretBytes        = 16
 )
 
-// check is one thing to look at.
+// check is one thing to look at: with look in a transaction that only reads, or with alone on connections of its own.
 type check struct {
-	name string
-	look func(*examination, context.Context) ([]Finding, error)
+	name  string
+	look  func(*examination, context.Context, pgx.Tx) ([]Finding, error)
+	alone func(*examination, context.Context) ([]Finding, error)
+}
+
+func (c *check) run(ctx context.Context, e *examination) (found []Finding, err error) {
+	if c.alone != nil {
+		return c.alone(e, ctx)
+	}
+	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		found, err = c.look(e, ctx, tx)
+		return err
+	})
+	return few(found), err
 }
 
 func checks() []check {
 	return []check{
-		{"connection", (*examination).lookAtConnection},
-		{"server", (*examination).lookAtServer},
-		{"primary", (*examination).lookAtPrimary},
-		{"pooler", (*examination).lookAtPooler},
-		{"clock", (*examination).lookAtClock},
-		{"durability", (*examination).lookAtDurability},
-		{"role", (*examination).lookAtRole},
-		{"migrations", (*examination).lookAtMigrations},
-		{"grants", (*examination).lookAtGrants},
-		{"hashkey", (*examination).lookAtHashKey},
-		{"indexes", (*examination).lookAtIndexes},
-		{"partitions", (*examination).lookAtPartitions},
-		{"storage", (*examination).lookAtStorage},
-		{"hot", (*examination).lookAtHot},
-		{"bloat", (*examination).lookAtBloat},
-		{"transactions", (*examination).lookAtTransactions},
+		{name: "connection", alone: (*examination).lookAtConnection},
+		{name: "server", look: (*examination).lookAtServer},
+		{name: "primary", look: (*examination).lookAtPrimary},
+		{name: "pooler", alone: (*examination).lookAtPooler},
+		{name: "isolation", look: (*examination).lookAtIsolation},
+		{name: "clock", look: (*examination).lookAtClock},
+		{name: "durability", look: (*examination).lookAtDurability},
+		{name: "role", look: (*examination).lookAtRole},
+		{name: "migrations", look: (*examination).lookAtMigrations},
+		{name: "grants", look: (*examination).lookAtGrants},
+		{name: "hashkey", look: (*examination).lookAtHashKey},
+		{name: "indexes", look: (*examination).lookAtIndexes},
+		{name: "partitions", look: (*examination).lookAtPartitions},
+		{name: "storage", look: (*examination).lookAtStorage},
+		{name: "hot", look: (*examination).lookAtHot},
+		{name: "bloat", look: (*examination).lookAtBloat},
+		{name: "transactions", look: (*examination).lookAtTransactions},
 	}
 }
 
@@ -142,7 +155,7 @@ func Run(ctx context.Context, connection *pgx.ConnConfig, config Config) (Report
 	defer func() { e.close(ctx, e.conn) }()
 	var report Report
 	for _, c := range checks() {
-		found, err := c.look(e, ctx)
+		found, err := c.run(ctx, e)
 		if ctx.Err() != nil {
 			return report, fmt.Errorf("doctor: %w", ctx.Err())
 		}

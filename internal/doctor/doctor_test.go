@@ -317,6 +317,7 @@ func TestRunWithoutAServer(t *testing.T) {
 		require.Len(t, report.Findings, 1, name)
 		require.Equal(t, doctor.Fault, report.Findings[0].Level)
 		require.NotContains(t, report.Findings[0].Says, "ana")
+		require.Contains(t, report.Findings[0].Says, fmt.Sprintf("There is no connection to %s, port %d: ", config.Host, config.Port))
 	}
 	report := look(t, wrong, doctor.Config{})
 	require.Contains(t, one(t, report, "connection").Says, "password authentication failed")

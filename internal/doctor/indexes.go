@@ -17,34 +17,31 @@ type index struct {
 }
 
 // lookAtIndexes looks whether the tables have the indexes that the migrations made, which a restore in part leaves out.
-func (e *examination) lookAtIndexes(ctx context.Context) (found []Finding, err error) {
-	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		there, err := e.indexes(ctx, tx)
-		if err != nil {
-			return err
-		}
-		for _, table := range slices.Sorted(maps.Keys(there)) {
-			for _, want := range e.tables.indexes[table] {
-				if slices.ContainsFunc(there[table], func(is index) bool { return is.columns == want.columns && (is.unique || !want.unique) }) {
-					continue
-				}
-				f := Finding{
-					Level: Warning, Says: fmt.Sprintf("%s has no index of %s: what looks there reads the whole table.", e.quoted(table), want.columns),
-					Do: "Run as the owner of the table; it lets nobody write meanwhile:\n" + e.inSchema(want.statement),
-				}
-				if want.unique {
-					f.Level = Fault
-					f.Says = fmt.Sprintf("%s has no primary key, or none that is valid: what writes to it fails.", e.quoted(table))
-				}
-				found = append(found, f)
+func (e *examination) lookAtIndexes(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	there, err := e.indexes(ctx, tx)
+	if err != nil {
+		return found, err
+	}
+	for _, table := range slices.Sorted(maps.Keys(there)) {
+		for _, want := range e.tables.indexes[table] {
+			if slices.ContainsFunc(there[table], func(is index) bool { return is.columns == want.columns && (is.unique || !want.unique) }) {
+				continue
 			}
+			f := Finding{
+				Level: Warning, Says: fmt.Sprintf("%s has no index of %s: what looks there reads the whole table.", e.quoted(table), want.columns),
+				Do: "Run as the owner of the table; it lets nobody write meanwhile:\n" + e.inSchema(want.statement),
+			}
+			if want.unique {
+				f.Level = Fault
+				f.Says = fmt.Sprintf("%s has no primary key, or none that is valid: what writes to it fails.", e.quoted(table))
+			}
+			found = append(found, f)
 		}
-		if len(found) == 0 {
-			found = ok("The tables have their indexes.")
-		}
-		return nil
-	})
-	return few(found), err
+	}
+	if len(found) == 0 {
+		found = ok("The tables have their indexes.")
+	}
+	return found, nil
 }
 
 // indexes returns the indexes of the tables that there are, without those that are not valid.

@@ -23,73 +23,67 @@ func (e *examination) roleOf(ctx context.Context, tx pgx.Tx) (r role, err error)
 }
 
 // lookAtRole looks who the programs are.
-func (e *examination) lookAtRole(ctx context.Context) (found []Finding, err error) {
-	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := e.roleOf(ctx, tx)
-		quoted := pgx.Identifier{r.name}.Sanitize()
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			found = []Finding{{
-				Level: Fault, Says: fmt.Sprintf("There is no role %q.", e.config.Role),
-				Do: "Name the role that the programs connect as, or make it:\nCREATE ROLE " + pgx.Identifier{e.config.Role}.Sanitize() + " LOGIN;",
-			}}
-		case err != nil:
-			return err
-		case r.superuser:
-			found = []Finding{{
-				Level: Note, Says: fmt.Sprintf("The role %q is a superuser: who gets into a program with it has the whole server, and may change every limit.", r.name),
-				Do: "Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
-			}}
-		default:
-			found = ok("The role %s is no superuser.", quoted)
-		}
-		return nil
-	})
-	return found, err
+func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	r, err := e.roleOf(ctx, tx)
+	quoted := pgx.Identifier{r.name}.Sanitize()
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		found = []Finding{{
+			Level: Fault, Says: fmt.Sprintf("There is no role %q.", e.config.Role),
+			Do: "Name the role that the programs connect as, or make it:\nCREATE ROLE " + pgx.Identifier{e.config.Role}.Sanitize() + " LOGIN;",
+		}}
+	case err != nil:
+		return found, err
+	case r.superuser:
+		found = []Finding{{
+			Level: Note, Says: fmt.Sprintf("The role %q is a superuser: who gets into a program with it has the whole server, and may change every limit.", r.name),
+			Do: "Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
+		}}
+	default:
+		found = ok("The role %s is no superuser.", quoted)
+	}
+	return found, nil
 }
 
 // lookAtGrants looks whether the role of the programs may do what they do.
-func (e *examination) lookAtGrants(ctx context.Context) (found []Finding, err error) {
-	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := e.roleOf(ctx, tx)
-		if errors.Is(err, pgx.ErrNoRows) {
-			found = []Finding{{Level: Note, Says: "There is no role to look at.", Do: "Mend first what the check role says."}}
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		grants, err := grantsFor(e.config.Schema, r.name)
-		if err != nil { // a role that is called as no role of an application is
-			found = []Finding{{Level: Note, Says: fmt.Sprintf("The role %q can be granted nothing: %v.", r.name, err), Do: "Give the programs a role of their own."}}
-			return nil
-		}
-		lacks, statements, err := e.lacking(ctx, tx, r.name, grants)
-		if err != nil {
-			return err
-		}
-		if len(lacks) == 0 {
-			found = ok("The role %q may do what programs do.", r.name)
-			return nil
-		}
-		onlyReads, err := e.onlyReads(ctx, tx, r.name)
-		if err != nil {
-			return err
-		}
-		if onlyReads && e.config.Role == "" { // it may be that of a page, which is to be granted no more
-			found = []Finding{{
-				Level: Warning, Says: fmt.Sprintf("The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name),
-				Do: "Name the role that the programs connect as: ratelimit doctor --role ROLE.",
-			}}
-			return nil
-		}
+func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	r, err := e.roleOf(ctx, tx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		found = []Finding{{Level: Note, Says: "There is no role to look at.", Do: "Mend first what the check role says."}}
+		return found, nil
+	}
+	if err != nil {
+		return found, err
+	}
+	grants, err := grantsFor(e.config.Schema, r.name)
+	if err != nil { // a role that is called as no role of an application is
+		found = []Finding{{Level: Note, Says: fmt.Sprintf("The role %q can be granted nothing: %v.", r.name, err), Do: "Give the programs a role of their own."}}
+		return found, nil
+	}
+	lacks, statements, err := e.lacking(ctx, tx, r.name, grants)
+	if err != nil {
+		return found, err
+	}
+	if len(lacks) == 0 {
+		found = ok("The role %q may do what programs do.", r.name)
+		return found, nil
+	}
+	onlyReads, err := e.onlyReads(ctx, tx, r.name)
+	if err != nil {
+		return found, err
+	}
+	if onlyReads && e.config.Role == "" { // it may be that of a page, which is to be granted no more
 		found = []Finding{{
-			Level: Fault, Says: fmt.Sprintf("The role %q lacks %s.", r.name, strings.Join(lacks, "; ")),
-			Do: "Run as the owner of the tables:\n" + strings.Join(statements, "\n"),
+			Level: Warning, Says: fmt.Sprintf("The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name),
+			Do: "Name the role that the programs connect as: ratelimit doctor --role ROLE.",
 		}}
-		return nil
-	})
-	return found, err
+		return found, nil
+	}
+	found = []Finding{{
+		Level: Fault, Says: fmt.Sprintf("The role %q lacks %s.", r.name, strings.Join(lacks, "; ")),
+		Do: "Run as the owner of the tables:\n" + strings.Join(statements, "\n"),
+	}}
+	return found, nil
 }
 
 // onlyReads reports whether a role reads the buckets and changes none, as a reader of package migrations.

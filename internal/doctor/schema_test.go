@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -52,6 +53,37 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		_, err = pool.Exec(t.Context(), "DROP TABLE ratelimit.goose_db_version")
 		require.NoError(t, err)
 		require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations").Says, "no record of the migrations")
+	})
+
+	t.Run("WithoutAnyOfTheTables", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		for _, table := range []string{
+			"buckets", "reservations", "rules", "overrides", "pauses", "tiers", "rule_changes", "rules_version", "denials", "fingerprint", "prices",
+		} {
+			_, err := pool.Exec(t.Context(), "ALTER TABLE ratelimit."+table+" RENAME TO gone")
+			require.NoError(t, err)
+			f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations")
+			require.Equal(t, doctor.Fault, f.Level, table)
+			require.Contains(t, f.Says, "lack "+table+".")
+			_, err = pool.Exec(t.Context(), "ALTER TABLE ratelimit.gone RENAME TO "+table)
+			require.NoError(t, err)
+		}
+	})
+
+	t.Run("WithATransactionLevelThatConflicts", func(t *testing.T) {
+		t.Parallel()
+		config := postgrestest.New(t).Config().ConnConfig
+		for _, level := range []string{"serializable", "repeatable read"} {
+			config.RuntimeParams["default_transaction_isolation"] = level
+			f := of(look(t, config, doctor.Config{MaxTransaction: 24 * time.Hour}), "isolation")
+			require.Len(t, f, 1)
+			require.Equal(t, doctor.Warning, f[0].Level)
+			require.Contains(t, f[0].Says, "default_transaction_isolation is "+level)
+			require.Contains(t, f[0].Do, "ALTER ROLE CURRENT_USER RESET default_transaction_isolation;")
+		}
+		delete(config.RuntimeParams, "default_transaction_isolation")
+		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "isolation").Level)
 	})
 
 	t.Run("WithPricesThatAreKeptOtherwise", func(t *testing.T) {

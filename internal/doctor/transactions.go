@@ -14,21 +14,18 @@ const maxSlotAge = 10_000_000
 
 // lookAtTransactions looks for what keeps dead rows from being removed: transactions that stay open, prepared ones, and
 // replication slots.
-func (e *examination) lookAtTransactions(ctx context.Context) (found []Finding, err error) {
-	err = e.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){e.openTransactions, e.preparedTransactions, heldSlots, hiddenTransactions} {
-			more, err := look(ctx, tx)
-			if err != nil {
-				return err
-			}
-			found = append(found, more...)
+func (e *examination) lookAtTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){e.openTransactions, e.preparedTransactions, heldSlots, hiddenTransactions} {
+		more, err := look(ctx, tx)
+		if err != nil {
+			return found, err
 		}
-		if len(found) == 0 {
-			found = ok("No transaction that keeps dead rows is older than %v.", e.config.MaxTransaction)
-		}
-		return nil
-	})
-	return few(found), err
+		found = append(found, more...)
+	}
+	if len(found) == 0 {
+		found = ok("No transaction that keeps dead rows is older than %v.", e.config.MaxTransaction)
+	}
+	return found, nil
 }
 
 // openTransactions returns the sessions whose transaction is too old and keeps dead rows, the oldest first: those of this
