@@ -51,17 +51,23 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
 }
 
-// TestAPauseIsNoRule shows the page of a key that is paused, of a limit without a stored rule.
+// TestAPauseIsNoRule shows the page of a paused key where the code decides: before a limit has a rule, and after its rule is deleted.
 func TestAPauseIsNoRule(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	for _, key := range []string{"ada", ""} {
-		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
+	edit := rules.Edit{Author: "ana", Reason: "x"}
+	for _, key := range []string{"ada", "", "deleted"} {
+		_, err := f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
+		if key == "deleted" {
+			f.put(t, rules.Rule{Limit: "messages", Rate: 5, Period: time.Hour})
+			_, err := f.store.Delete(t.Context(), edit, "messages", "")
+			require.NoError(t, err)
+		}
 		f.load(t)
 		page := f.get(t, address("key", "limit", "messages", "key", "ada")).body
 		require.Contains(t, page, "Paused")
-		require.Contains(t, page, "By the definition in the code.")
+		require.Contains(t, page, "By the definition in the code.", key)
 		require.NotContains(t, page, "By the rule")
 	}
 }

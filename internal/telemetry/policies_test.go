@@ -38,7 +38,8 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestWhatDecidedIsTold promises that a request is told with the rule that decided it, and with the kind of that rule's policy.
+// TestWhatDecidedIsTold promises that a request is told with the rule that has the policy, and with the kind of that policy. A pause
+// is no rule, so it changes neither.
 func TestWhatDecidedIsTold(t *testing.T) {
 	t.Parallel()
 	s, o := &stored{}, &told{}
@@ -53,6 +54,7 @@ func TestWhatDecidedIsTold(t *testing.T) {
 		{Name: "tried", Eras: []ratelimit.Era{{Policy: ofOne, Mode: ratelimit.Shadow}}},
 		{Name: "off", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}},
 		{Name: "paused", PausedUntil: now.Add(time.Minute)},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}, PausedUntil: now.Add(time.Minute)},
 	} {
 		s.rule.Store(nil)
 		if config != nil {
@@ -65,6 +67,6 @@ func TestWhatDecidedIsTold(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		" token_bucket allowed", "window fixed_window allowed", "window fixed_window refused", "tried fixed_window shadow_refused",
-		"off token_bucket off", "paused token_bucket paused",
+		"off token_bucket off", " token_bucket paused", "window fixed_window paused",
 	}, o.all)
 }
