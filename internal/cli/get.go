@@ -122,7 +122,7 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 
 // level reads how full the bucket is, where a policy is known.
 func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
-	if b.why != nil {
+	if b.limiter == nil {
 		return nil
 	}
 	value, err := b.limiter.Value(ctx, b.request)

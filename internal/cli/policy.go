@@ -58,16 +58,16 @@ func (a *app) withHashKey(cmd *cobra.Command) {
 
 // bucket is a bucket that was asked for, and what it is asked under.
 type bucket struct {
-	limiter *ratelimit.Limiter
-	request ratelimit.Request // of one token
-	stored  string            // the key
-	now     time.Time         // on the database's clock
-	set     *rules.Set        // the rules in the tables
-	from    string            // the file or the flags that define the limit; empty: nothing does
-	why     error             // why no policy is known; nil: one is
-	plan    string            // of the key
-	plans   []*bucket         // the bucket on each plan, where the flags do not choose one
-	floor   float64           // of a policy that is adaptive
+	limiter *ratelimit.Limiter // nil: no policy is known
+	request ratelimit.Request  // of one token
+	stored  string             // the key
+	now     time.Time          // on the database's clock
+	set     *rules.Set         // the rules in the tables
+	from    string             // the file or the flags that define the limit; empty: nothing does
+	why     error              // why no policy is known; nil: one is
+	plan    string             // of the key
+	plans   []*bucket          // the bucket on each plan, where the flags do not choose one
+	floor   float64            // of a policy that is adaptive
 }
 
 // withBucketOf runs fn on the bucket that LIMIT [KEY] name. What can be checked without the database is checked first.
@@ -147,12 +147,12 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	if err != nil {
 		return nil, err
 	}
-	if b.why != nil {
+	b.from, b.request = from, limit.ForStored(b.stored).Plan(plan)
+	if b.why == nil {
+		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, Timeout: -1, NoBatching: true})
+	} else {
 		b.why = fmt.Errorf("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --rate and --period as they are in the code; see ratelimit help policies", name, b.why)
 	}
-	b.from = from
-	b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, Timeout: -1, NoBatching: true})
-	b.request = limit.ForStored(b.stored).Plan(plan)
 	return &b, err
 }
 
