@@ -233,6 +233,35 @@ func TestRulesShow(t *testing.T) {
 		require.Contains(t, v.Says, "line 2")
 	})
 
+	t.Run("ValidateFindsUnknownZonesAndNotesMistakes", func(t *testing.T) {
+		t.Parallel()
+		f := &fixture{}
+		for _, text := range []string{
+			"rules: [{limit: calls, kind: calendar window, rate: 3, resets: day, zone: Europe/Berlim}]",
+			"overrides: [{limit: calls, key: ada, policy: {kind: calendar window, rate: 3, resets: day, zone: Europe/Berlim}}]",
+		} {
+			require.Contains(t, f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", text)), `"calls"`)
+			require.Contains(t, f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", text)), `no time zone is called "Europe/Berlim"`)
+		}
+		r := f.run(t, "rules", "validate", "-f", file(t, "rules.yaml", `
+rules:
+  - {limit: calls, rate: 3, period: week}
+  - {limit: Calls, rate: 0.5, period: week}
+  - {limit: slow, plan: pro, rate: 3, period: week, capacity: 0.5}
+  - {limit: slots, kind: concurrency, most: 3}
+  - {limit: zone, kind: calendar window, rate: 3, resets: day, zone: Europe/Berlin}
+match: all
+tiers:
+  - {limit: calls, key: "{ip}"}
+`))
+		require.Equal(t, 0, r.code, r.err)
+		require.Equal(t, `note: rule "Calls", plan "": its capacity is 0.5, so a request with the default cost of 1 is an error
+note: rule "slow", plan "pro": its capacity is 0.5, so a request with the default cost of 1 is an error
+note: the limits "Calls" and "calls" differ only in case, and are two limits
+note: tiers name attributes that a program must declare in rules.SiteConfig: ip
+`, r.err)
+	})
+
 	t.Run("ShowsWhatHoldsNowBesideWhatLiesAhead", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

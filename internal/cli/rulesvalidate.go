@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,13 +26,17 @@ type validityView struct {
 func (a *app) rulesValidate() *cobra.Command {
 	var path string
 	cmd := a.command(cobra.Command{
-		Use:     "validate",
-		Short:   "Check a rules file",
-		Long:    "Check a rules file, and say what is wrong with it and in which line. It asks no database.",
+		Use:   "validate",
+		Short: "Check a rules file",
+		Long: `Check a rules file, and say what is wrong with it and in which line. It asks no database. It notes a capacity below 1, limits
+whose names differ only in case, and attributes of tiers that programs have to declare.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules validate -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
 		document, err := a.wantedRules(ctx, path)
+		if err == nil {
+			err = checkZones(document)
+		}
 		switch {
 		case errors.Is(err, rules.ErrInvalid):
 			if a.options.format == asJSON {
@@ -41,6 +48,7 @@ func (a *app) rulesValidate() *cobra.Command {
 		case err != nil:
 			return err
 		}
+		a.noteMistakes(document)
 		v := validityView{path, true, "", len(document.Rules), len(document.Tiers.Tiers), len(document.Overrides)}
 		return a.show(v, func(t *table) {
 			t.row(fmt.Sprintf("valid: %s has %s, %s and %s", fileName(path), count(v.Rules, "rule"), count(v.Tiers, "tier"), count(v.Overrides, "override")))
@@ -48,4 +56,60 @@ func (a *app) rulesValidate() *cobra.Command {
 	}, "0 valid", "5 not valid")
 	cmd.Flags().StringVarP(&path, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
 	return a.withOutput(cmd)
+}
+
+// checkZones returns an error for a time zone that this program does not know. Package rules leaves zones to the server, because a program
+// may have no list of them.
+func checkZones(d *rules.Document) error {
+	check := func(zone, format string, args ...any) error {
+		if _, err := time.LoadLocation(zone); err != nil {
+			return fmt.Errorf("%w: %s: no time zone is called %q; use a name such as %q", rules.ErrInvalid, fmt.Sprintf(format, args...), zone, "Europe/Berlin")
+		}
+		return nil
+	}
+	for _, r := range d.Rules {
+		if err := check(r.Zone, "rule %q, plan %q", r.Limit, r.Plan); err != nil {
+			return err
+		}
+	}
+	for _, o := range d.Overrides {
+		if o.Policy != nil {
+			if err := check(o.Policy.Zone, "override of the key %q of %q", o.Key, o.Limit); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// noteMistakes notes what is valid in a rules file and probably a mistake.
+func (a *app) noteMistakes(d *rules.Document) {
+	var limits []string
+	for _, r := range d.Rules {
+		limits = append(limits, r.Limit)
+		capacity := r.Rate
+		if r.Capacity != nil {
+			capacity = *r.Capacity
+		}
+		if capacity < 1 && r.Kind != rules.Concurrency {
+			a.note("rule %q, plan %q: its capacity is %v, so a request with the default cost of 1 is an error", r.Limit, r.Plan, capacity)
+		}
+	}
+	for _, t := range d.Tiers.Tiers {
+		limits = append(limits, t.Limit)
+	}
+	for _, o := range d.Overrides {
+		limits = append(limits, o.Limit)
+	}
+	slices.Sort(limits)
+	folded := make(map[string]string) // limits by their names in lower case
+	for _, limit := range slices.Compact(limits) {
+		if other, ok := folded[strings.ToLower(limit)]; ok {
+			a.note("the limits %q and %q differ only in case, and are two limits", other, limit)
+		}
+		folded[strings.ToLower(limit)] = limit
+	}
+	if attributes := d.Attributes(); len(attributes) > 0 {
+		a.note("tiers name attributes that a program must declare in rules.SiteConfig: %s", strings.Join(attributes, ", "))
+	}
 }
