@@ -68,7 +68,8 @@ func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, address string
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s, with the API keys free-key and pro-key; Ctrl-C ends it\n", url)
+		fmt.Fprintf(w, "%s/ shows a visitor what is left; Ctrl-C ends it\n", url)
+		fmt.Fprintf(w, "%s/v1/hello takes the API keys free-key and pro-key, as in Authorization: Bearer free-key\n", url)
 		fmt.Fprintf(w, "%s/admin/ asks for your name and a password: %s to look, %s to change limits\n", url, operators.look, operators.change)
 		fmt.Fprintf(w, "%s/playground/ shows what limits do\n", url)
 		return g.whileUpToDate(ctx, func() error { return demo.Serve(ctx, httpServer(g, log), listener, shutdownTimeout) })

@@ -95,14 +95,16 @@ func TestRun(t *testing.T) {
 			require.Len(t, printed, 2, line)
 			return printed[1]
 		}
-		port := line(`^http://localhost:(\d+), with the API keys free-key and pro-key; Ctrl-C`)
+		port := line(`^http://localhost:(\d+)/ shows a visitor what is left; Ctrl-C ends it\n$`)
+		path := line(`^http://localhost:` + port + `(/\S+) takes the API keys free-key and pro-key, as in Authorization: Bearer free-key\n$`)
 		passwords := line(`^http://localhost:` + port + `/admin/ asks for your name and a password: (\w+ to look, \w+ to change limits)\n$`)
 		line(`^http://localhost:` + port + `(/playground/) shows what limits do\n$`)
 		go func() { _, _ = io.Copy(io.Discard, lines) }()
 		url := "http://127.0.0.1:" + port
 		require.Eventually(t, func() bool { // a machine that is slow may take longer than a decision may
-			return get(t, url+"/v1/hello", map[string]string{"Authorization": "Bearer pro-key"}).status == http.StatusOK
+			return get(t, url+path, map[string]string{"Authorization": "Bearer free-key"}).status == http.StatusOK
 		}, patience, time.Millisecond)
+		require.Equal(t, http.StatusOK, get(t, url+"/", nil).status)
 		words := strings.Fields(passwords)
 		got := get(t, url+"/admin/", map[string]string{"Authorization": as("ana", words[0])})
 		require.Contains(t, got.body, "read-only")

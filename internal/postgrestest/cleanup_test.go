@@ -194,16 +194,16 @@ func TestGiveUp(t *testing.T) {
 }
 
 func TestWithDatabase(t *testing.T) {
-	t.Parallel()
+	t.Setenv("PGSSLMODE", "")
 	for connString, want := range map[string]string{
 		"postgres://u:p@host:5433/app?sslmode=disable":   "postgres://u:p@host:5433/mine?sslmode=disable",
-		"postgresql://host":                              "postgresql://host/mine",
-		"postgres://host/app?dbname=other&database=more": "postgres://host/mine",
-		"postgres:///app?host=/run/postgresql":           "postgres:///mine?host=%2Frun%2Fpostgresql",
-		"host=localhost dbname=app user=u":               "host=localhost dbname=app user=u dbname=mine",
+		"postgresql://host":                              "postgresql://host/mine?sslmode=prefer",
+		"postgres://host/app?dbname=other&database=more": "postgres://host/mine?sslmode=prefer",
+		"postgres:///app?host=/run/postgresql":           "postgres:///mine?host=%2Frun%2Fpostgresql&sslmode=prefer",
+		"host=localhost dbname=app user=u":               "host=localhost dbname=app user=u dbname=mine sslmode=prefer",
+		"host=localhost sslmode=disable":                 "host=localhost sslmode=disable dbname=mine",
 	} {
 		t.Run(connString, func(t *testing.T) {
-			t.Parallel()
 			require.Equal(t, want, withDatabase(connString, "mine"))
 			config, err := pgx.ParseConfig(withDatabase(connString, "mine"))
 			require.NoError(t, err)

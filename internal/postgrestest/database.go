@@ -198,10 +198,15 @@ func databaseName(test string) string {
 }
 
 // withDatabase returns the connection string with another database's name, whether it is a URL or a
-// list of keywords and values.
+// list of keywords and values. Without an sslmode it names the default of pgx, because that of lib/pq is another one.
 func withDatabase(connString, name string) string {
+	hasMode := strings.Contains(connString, "sslmode") || os.Getenv("PGSSLMODE") != ""
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
-		return connString + " dbname=" + name
+		connString += " dbname=" + name
+		if !hasMode {
+			connString += " sslmode=prefer"
+		}
+		return connString
 	}
 	parsed, err := url.Parse(connString)
 	if err != nil {
@@ -210,6 +215,9 @@ func withDatabase(connString, name string) string {
 	query := parsed.Query()
 	query.Del("dbname")
 	query.Del("database")
+	if !hasMode {
+		query.Set("sslmode", "prefer")
+	}
 	parsed.Path, parsed.RawQuery = "/"+name, query.Encode()
 	return parsed.String()
 }
