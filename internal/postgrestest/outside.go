@@ -38,9 +38,14 @@ type (
 // program returns the command that runs outside, which Go builds from its sources beside this file.
 func program() ([]string, error) {
 	_, file, _, _ := runtime.Caller(0)
-	dir := filepath.Join(filepath.Dir(file), "outside")
+	return programIn(filepath.Join(filepath.Dir(file), "outside"))
+}
+
+// programIn returns the command that runs the module in dir, which the module of this package does not contain.
+func programIn(dir string) ([]string, error) {
 	if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
-		return nil, fmt.Errorf("this takes a checkout, and the paths of its sources: %w", err)
+		return nil, fmt.Errorf("this takes a checkout of pgratelimit, built without -trimpath; "+
+			"set RATELIMIT_DATABASE_URL, or install the server programs of Postgres: %w", err)
 	}
 	return []string{"go", "-C", dir, "run", "."}, nil
 }

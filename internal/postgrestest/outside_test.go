@@ -104,6 +104,13 @@ func TestOutside(t *testing.T) {
 		require.Equal(t, binDir, found)
 	})
 
+	t.Run("NeedsACheckout", func(t *testing.T) {
+		t.Parallel()
+		_, err := programIn(t.TempDir())
+		require.ErrorIs(t, err, os.ErrNotExist)
+		require.ErrorContains(t, err, "takes a checkout of pgratelimit, built without -trimpath; set RATELIMIT_DATABASE_URL, or install the server programs of Postgres")
+	})
+
 	t.Run("IsAModuleBesideThisPackage", func(t *testing.T) {
 		t.Parallel()
 		command, err := program()

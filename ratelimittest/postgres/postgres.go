@@ -5,7 +5,8 @@
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: clock.Now})
 //
 // The server is, in this order, the one that RATELIMIT_DATABASE_URL or else DATABASE_URL names, programs of Postgres on the
-// machine, a container, or one that is downloaded. RATELIMIT_POSTGRES=local, docker or embedded forces one of the latter.
+// machine, a container, or one that is downloaded. RATELIMIT_POSTGRES=local, docker or embedded forces one of the latter. Containers and
+// downloads work only in a checkout of pgratelimit, and without -trimpath: set the variable, or install Postgres.
 // Tests of a process share the server, and each has a database that is dropped after it. Where there is none to be had, the test is
 // skipped with the reason, and fails when CI is set.
 //
