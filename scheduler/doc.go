@@ -3,7 +3,8 @@
 //
 //	e, err := sched.Enqueue(ctx, client, tx, PromptArgs{...}, nil, Requests.For(org), Tokens.For(org).Cost(1200))
 //
-// takes the place of River's client.InsertTx(ctx, tx, args, opts). The queue, the workers and the retries are
+// takes the place of River's client.InsertTx(ctx, tx, args, opts). It returns an error when a limit with a MaxReserved refuses: return
+// it too, so that the transaction does not commit without the job. The queue, the workers and the retries are
 // River's (https://riverqueue.com), and the client is the application's own; it needs one line before
 // river.NewClient, in every process that inserts or works such jobs:
 //

@@ -26,7 +26,7 @@ type EnqueueOpts struct {
 	Jitter time.Duration
 }
 
-// Enqueued is the answer of Enqueue. When the reservation was refused, Allowed is false, RetryAfter says
+// Enqueued is the answer of Enqueue and TryEnqueue. When the reservation was refused, Allowed is false, RetryAfter says
 // how long to wait before asking again, and there is no Job.
 type Enqueued struct {
 	ratelimit.Reservation
@@ -41,13 +41,22 @@ type Enqueued struct {
 // tx commits there are both, otherwise neither. It takes the place of client.InsertTx(ctx, tx, args, opts).
 //
 // When the tokens are there now, the job is available at once. When the reservation is refused, which takes
-// a limit with a MaxReserved, nothing is inserted and Enqueued says so; that is an answer, not an error, and
-// the transaction stays usable. After an error there is neither a job nor a slot, even if the
-// transaction is then committed.
+// a limit with a MaxReserved, Enqueue inserts nothing and returns a *[ratelimit.LimitedError]; the transaction
+// stays usable. After an error there is neither a job nor a slot, even if the transaction is then committed.
 //
-// Errors are those of [ratelimit.Limiter.Reserve], those of River's InsertTx, ErrInvalidJob and
+// Other errors are those of [ratelimit.Limiter.Reserve], those of River's InsertTx, ErrInvalidJob and
 // ErrNotInstalled. Enqueue never retries: whoever owns tx runs it again, as [ratelimit.Limiter.InTx] does.
 func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
+	e, err := s.TryEnqueue(ctx, client, tx, args, opts, requests...)
+	if err == nil {
+		err = e.Err()
+	}
+	return e, err
+}
+
+// TryEnqueue is Enqueue for a caller that goes on after a refusal: it then returns no error, and the caller must
+// check Allowed.
+func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}

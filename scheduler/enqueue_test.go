@@ -73,13 +73,29 @@ func TestEnqueue(t *testing.T) {
 		require.WithinDuration(t, e.ReadyAt, e.Job.ScheduledAt, 0)
 	})
 
+	t.Run("FailsWhenItIsRefused", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t, stopped)
+		short := ratelimit.Define("short", ratelimit.TokenBucket{Rate: 1, Period: time.Minute, MaxReserved: 1})
+		f.enqueue(t, nil, short.Global().Cost(2))
+		err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			_, err := f.scheduler.Enqueue(t.Context(), f.client, tx, taskArgs{}, nil, perSecond.Global(), short.Global())
+			return err
+		})
+		var limited *ratelimit.LimitedError
+		require.ErrorAs(t, err, &limited, "a transaction that commits without its job loses it")
+		require.Equal(t, time.Minute, limited.Decision.RetryAfter)
+		require.Equal(t, 1, f.jobs(t))
+		require.Equal(t, 1, f.reservations(t))
+	})
+
 	t.Run("AnswersARefusalAndInsertsNoJob", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t, stopped)
 		short := ratelimit.Define("short", ratelimit.TokenBucket{Rate: 1, Period: time.Minute, MaxReserved: 1})
 		f.enqueue(t, nil, short.Global().Cost(2))
 		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-			e, err := f.scheduler.Enqueue(t.Context(), f.client, tx, taskArgs{}, nil, perSecond.Global(), short.Global())
+			e, err := f.scheduler.TryEnqueue(t.Context(), f.client, tx, taskArgs{}, nil, perSecond.Global(), short.Global())
 			require.NoError(t, err)
 			require.False(t, e.Allowed)
 			require.Nil(t, e.Job)

@@ -102,10 +102,7 @@ func Example() {
 		e, err := sched.Enqueue(ctx, client, tx, PromptArgs{Org: "acme", Prompt: "..."}, nil,
 			requestsPerMinute.For("acme"), tokensPerMinute.For("acme").Cost(1_200))
 		if err != nil {
-			return err
-		}
-		if !e.Allowed { // only with a MaxReserved
-			return e.Err()
+			return err // also when it is refused
 		}
 		fmt.Println("your answer is due in", e.Delay())
 		return nil
