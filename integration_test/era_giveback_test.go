@@ -63,8 +63,8 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 				}
 				for reads := range testsize.Of(int64(4), 12) {
 					request := changingLimit("limit").For(fmt.Sprint(way, reads))
-					rules := func() ratelimit.Policies { return eraRules{"limit": c.rule(t, changingLimit("limit"))} } // each remembers what has begun
-					d := b.desk(t, ratelimit.Config{Policies: rules(), ReleaseExpired: true, ExpireAfter: time.Millisecond})
+					rules := eraRules{"limit": c.rule(t, changingLimit("limit"))}
+					d := b.desk(t, ratelimit.Config{Policies: rules, ReleaseExpired: true, ExpireAfter: time.Millisecond})
 					d.at(-time.Second)
 					require.NoError(t, d.limiter.Charge(t.Context(), request.Cost(spent)))
 					var id string
@@ -73,7 +73,7 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 					} else {
 						takeOne(t, d.limiter, request.Cost(taken))
 					}
-					jumper := d.with(t, ratelimit.Config{Policies: rules(), AsOf: jumping(reads)})
+					jumper := d.with(t, ratelimit.Config{Policies: rules, AsOf: jumping(reads)})
 					require.NoError(t, of.give(t.Context(), jumper, id, d.clock.now(), request))
 					d.at(time.Second)
 					require.InDelta(t, capacity-spent-taken+of.back, tokens(t, d.limiter, request), 1e-3, "%s, when the clock was read %d times before the change", way, reads)

@@ -102,20 +102,16 @@ func (c *Config) estimate() int64 {
 
 // needsNow reports whether what the rule says may depend on the time.
 func (r *Rule) needsNow() bool {
-	return r.pausedUntil > bucket.MinInstant || int(r.begun.Load())+1 < len(r.eras)
+	return r.pausedUntil > bucket.MinInstant || len(r.eras) > 1
 }
 
-// holding returns the era that holds at about now, unless none has begun since the latest that is known to have.
+// holding returns the era in effect at now.
 func (r *Rule) holding(now int64) *era {
-	last := r.begun.Load()
-	at := last
-	for int(at)+1 < len(r.eras) && r.eras[at+1].from <= now {
-		at++
+	i := len(r.eras) - 1
+	for i > 0 && r.eras[i].from > now {
+		i--
 	}
-	if at != last {
-		r.begun.CompareAndSwap(last, at)
-	}
-	return &r.eras[at]
+	return &r.eras[i]
 }
 
 // isPaused reports whether the rule lets nothing through at an instant.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -94,8 +93,7 @@ type Rule struct {
 	limit       string
 	name        string
 	eras        []era
-	begun       *atomic.Int32 // the latest era that is known to have begun
-	pausedUntil int64         // microseconds since 1970
+	pausedUntil int64 // microseconds since 1970
 	pauseReason string
 }
 
@@ -120,7 +118,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras)), begun: &atomic.Int32{}}
+	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras))}
 	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
 		of, change, err := e.check(limit)

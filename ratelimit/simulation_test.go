@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // modes are rules of limits: on trial, not in use, and changed in the middle of the test.
@@ -23,6 +24,45 @@ func (m modes) RulesOf(string) []*ratelimit.Rule                           { ret
 // note returns a hook that remembers what it is told.
 func note(told *[]ratelimit.Refusal) func(context.Context, ratelimit.Refusal) {
 	return func(_ context.Context, refusal ratelimit.Refusal) { *told = append(*told, refusal) }
+}
+
+// TestASimulationOfTomorrowChangesNothingToday: a Simulation and a Limiter share the rules of one source. An instant that the Simulation
+// has seen decides neither the calls of the Limiter nor those that the Simulation makes at an earlier instant.
+func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
+	t.Parallel()
+	for name, tomorrow := range map[string]ratelimit.Era{
+		"Off": {Mode: ratelimit.Off}, "Shadow": {Mode: ratelimit.Shadow}, "Smaller": {Policy: ratelimit.PerDay(1)},
+		"Window": {Policy: ratelimit.FixedWindow{Rate: 10, Period: time.Hour}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limit := ratelimit.Define("limit", ratelimit.PerDay(2))
+			tomorrow.From = at.Add(ratelimit.Day)
+			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{}, tomorrow}})
+			require.NoError(t, err)
+			config := ratelimit.Config{Policies: modes{"limit": rule}}
+			simulation, err := ratelimit.NewSimulation(config)
+			require.NoError(t, err)
+			config.AsOf = func() time.Time { return at }
+			limiter, err := ratelimit.New(ratelimittest.NewDB(), config)
+			require.NoError(t, err)
+
+			_, err = simulation.Take(t.Context(), tomorrow.From, limit.For("ada"))
+			require.NoError(t, err)
+			for _, take := range []func() (ratelimit.Decision, error){
+				func() (ratelimit.Decision, error) { return limiter.Take(t.Context(), limit.For("bob").Cost(2)) },
+				func() (ratelimit.Decision, error) { return simulation.Take(t.Context(), at, limit.For("bob").Cost(2)) },
+			} {
+				for _, allowed := range []bool{true, false} {
+					d, err := take()
+					require.NoError(t, err)
+					require.Equal(t, allowed, d.Allowed)
+					require.Equal(t, ratelimit.On, d.States[0].Mode)
+					require.Equal(t, limit.Policy(), d.States[0].Limit.Policy())
+				}
+			}
+		})
+	}
 }
 
 // TestSimulation holds a Simulation to the answers of a Limiter on Postgres, for the same calls at the same instants, some of
