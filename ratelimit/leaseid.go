@@ -8,7 +8,6 @@ import (
 	"hash/crc32"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -102,7 +101,7 @@ func decodeLeaseID(b []byte) (id *leaseID, valid bool) {
 		of.row.Name, of.row.Key, of.plan = text(), text(), text()
 		of.slots, of.length = number(0, maxSlots), number(time.Millisecond.Microseconds(), bucket.MaxLease)
 		n := len(id.of)
-		valid = valid && validName.MatchString(of.row.Name) && utf8.ValidString(of.row.Key) && !strings.Contains(of.row.Key, "\x00") &&
+		valid = valid && validName.MatchString(of.row.Name) && isText(of.row.Key, maxKeyBytes) && isText(of.plan, maxPlanBytes) &&
 			(n == 0 || id.of[n-1].row.Compare(of.row) < 0)
 		id.of = append(id.of, of)
 	}

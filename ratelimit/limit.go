@@ -149,7 +149,8 @@ type Request struct {
 // Plan returns the request with the plan that its key is on, such as "pro": where [Config.Policies] has a rule for
 // that plan, that one decides. The bucket is the same whatever the plan, so a key that changes its plan takes along what
 // it has taken. The change counts from when the bucket was last taken from, as a changed definition does; for one that
-// holds from an instant, give the key a rule of its own. Without Policies the plan plays no part.
+// holds from an instant, give the key a rule of its own. Without Policies the plan plays no part. A plan has up to 256 bytes
+// of UTF-8 without NUL; the call returns ErrInvalidRequest for others.
 func (r Request) Plan(plan string) Request {
 	r.plan = plan
 	return r

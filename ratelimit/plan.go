@@ -312,18 +312,20 @@ func checkCost(d *definition, cost, most float64) error {
 	return nil
 }
 
-// storedKey checks the request's key and returns the form that is stored: "" for the global bucket.
+// storedKey checks the request's key and plan and returns the stored form of the key: "" for the global bucket.
 func storedKey(secret []byte, r *Request) (string, error) {
 	invalid := func(problem string) (string, error) {
 		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.Name(), problem)
 	}
 	hashed := len(secret) > 0 && !r.stored
 	switch {
+	case r.plan != "" && !isText(r.plan, maxPlanBytes):
+		return "", fmt.Errorf("%w: the plan of %q is %.40q; a plan has up to %d bytes of UTF-8 without NUL", ErrInvalidRequest, r.limit.Name(), r.plan, maxPlanBytes)
 	case r.global || r.limit == Limit{}: // the latter is reported by checkCost
 		return "", nil
 	case r.key == "" && r.stored: // that of Global
 		return "", nil
-	case r.stored && (len(r.key) > maxKeyBytes || !utf8.ValidString(r.key) || strings.IndexByte(r.key, 0) >= 0):
+	case r.stored && !isText(r.key, maxKeyBytes):
 		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
 		return invalid("it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global for the bucket everybody shares")
@@ -339,6 +341,11 @@ func storedKey(secret []byte, r *Request) (string, error) {
 		return invalid("it holds a NUL byte, which Postgres cannot store; encode it, or set Config.HashKey")
 	}
 	return r.key, nil
+}
+
+// isText reports whether Postgres can store s, and it has up to most bytes.
+func isText(s string, most int) bool {
+	return len(s) <= most && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }
 
 // hashKey returns HMAC-SHA-256 of the limit's name and the key, 43 characters of base64url. The name

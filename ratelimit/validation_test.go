@@ -121,6 +121,23 @@ func TestInvalidKeys(t *testing.T) {
 	})
 }
 
+// TestInvalidPlans are refused by every call, before any SQL.
+func TestInvalidPlans(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
+	for name, plan := range map[string]string{"NUL": "a\x00b", "BadUTF8": "pro\xff", "TooLong": strings.Repeat("p", 257)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for verb, call := range verbs(t, ratelimit.Config{}) {
+				err := call(limit.For(secret).Plan(plan))
+				require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, verb)
+				require.ErrorContains(t, err, `the plan of "sendMessage"`, verb)
+				require.NotContains(t, err.Error(), secret, verb)
+			}
+		})
+	}
+}
+
 // TestInvalidCosts are refused before any SQL by the calls that have a cost.
 func TestInvalidCosts(t *testing.T) {
 	t.Parallel()
