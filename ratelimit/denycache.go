@@ -111,13 +111,13 @@ func (d *denyCache) find(k bucket.Key, limit Limit) (found *entry, now int64, ok
 // denies reports whether the entry refuses any cost.
 func (e *entry) denies() bool { return !math.IsInf(e.cost, 1) }
 
-// state sets s to the answer to a request that the entry refuses, or that is refused because of another limit.
-func (e *entry) state(s *State, of *subject, cost float64, now int64) {
-	v, limit := &s.Value, of.limit
+// state sets s to the answer to an ask that the entry refuses, or that is refused because of another limit.
+func (e *entry) state(s *State, of *subject, a *bucket.Ask, now int64) {
+	v, limit, cost := &s.Value, of.limit, a.Cost
 	of.tell(s, nil)
 	v.Limit, v.AsOf, v.held = limit, time.UnixMicro(now), &e.held
 	v.Tokens = e.held.tokens(now)
-	s.Limit, s.Cost, s.Remaining = limit, cost, max(v.Tokens, 0)
+	s.Limit, s.Cost, s.Charged, s.Remaining = limit, cost, min(a.Price(), maxPrice), max(v.Tokens, 0)
 	s.ResetAfter = time.Duration(max(e.full-now, 0)) * time.Microsecond
 	if cost == e.cost {
 		s.RetryAfter = time.Duration(e.until-now) * time.Microsecond
@@ -128,14 +128,14 @@ func (e *entry) state(s *State, of *subject, cost float64, now int64) {
 }
 
 // refuse returns the decision on a call for one bucket if it is known to be a refusal.
-func (d *denyCache) refuse(k bucket.Key, of *subject, cost float64) (Decision, bool) {
-	e, now, ok := d.find(k, of.limit)
-	if !ok || cost < e.cost {
+func (d *denyCache) refuse(a *bucket.Ask, of *subject) (Decision, bool) {
+	e, now, ok := d.find(a.Key, of.limit)
+	if !ok || a.Cost < e.cost {
 		return Decision{}, false
 	}
 	states := make([]State, 1)
 	s := &states[0]
-	e.state(s, of, cost, now)
+	e.state(s, of, a, now)
 	return Decision{RetryAfter: s.RetryAfter, Remaining: s.Remaining, ResetAfter: s.ResetAfter, At: s.Value.AsOf, States: states}, true
 }
 
@@ -148,7 +148,7 @@ func (d *denyCache) refuseAll(p *plan) (Decision, bool) {
 		if !ok {
 			return Decision{}, false
 		}
-		e.state(&states[i], of, a.Cost, now)
+		e.state(&states[i], of, a, now)
 		refused = refused || a.Cost >= e.cost
 		at = max(at, now)
 	}
@@ -224,20 +224,19 @@ func (d *denyCache) refuseOne(ctx context.Context, l *Limiter, requests []Reques
 	}
 	var now int64
 	s, of := subjectOf(ctx, l, verbTake, r, key, &now)
-	cost := r.cost
+	a := bucket.Ask{Key: bucket.Key{Name: of.name, Key: key}, Cost: r.cost}
 	var u *upstream
 	if !of.plain {
 		if u, err = l.prices.price(ctx, &s, r, key, &now); err != nil {
 			return Decision{}, false
 		}
-		charged := bucket.Ask{Terms: of.terms}
-		s.charge(&charged, r.cost)
-		cost = charged.Cost
+		a.Terms, a.Cost = of.terms, 0
+		s.charge(&a, r.cost)
 	}
-	if !(r.cost > 0 && cost <= of.terms.Capacity) || s.mode != On || s.isPaused(now) {
+	if !(r.cost > 0 && a.Cost <= of.terms.Capacity) || s.mode != On || s.isPaused(now) {
 		return Decision{}, false
 	}
-	refused, known := d.refuse(bucket.Key{Name: of.name, Key: key}, &s, cost)
+	refused, known := d.refuse(&a, &s)
 	if known { // else the plan of the call does this
 		l.prices.touch(ctx, u, now, false)
 		refused.States[0].Cost = r.cost

@@ -43,7 +43,7 @@ func refusedAt(instant time.Time, tokens float64) bucket.Answer {
 
 // knows returns the decision on a request if the cache knows that it is a refusal.
 func (d *denyCache) knows(r Request) (Decision, bool) {
-	return d.refuse(bucket.Key{Name: r.limit.Name(), Key: r.key}, &subject{limit: r.limit, mode: On}, r.cost)
+	return d.refuse(&bucket.Ask{Key: bucket.Key{Name: r.limit.Name(), Key: r.key}, Cost: r.cost}, &subject{limit: r.limit, mode: On})
 }
 
 // refused remembers that a bucket held tokens when the cache was made, and refused the request.

@@ -145,7 +145,7 @@ func (v *view) state(s *State, h *held, of *subject, cost float64) {
 	t := v.terms
 	tokens := min(t.Capacity, t.Tokens(v.row, v.at)+max(v.kept.Left, 0))
 	of.tell(s, t)
-	s.Limit, s.Cost, s.Allowed, s.Prefetched = of.holding(*t), cost, true, true
+	s.Limit, s.Cost, s.Charged, s.Allowed, s.Prefetched = of.holding(*t), cost, 1, true, true
 	s.Remaining = max(tokens, 0)
 	*h = held{*t, bucket.State{Value: tokens, TS: max(v.at, v.row.TS)}, nil}
 	s.ResetAfter = t.FullAfter(h.state, v.at)
