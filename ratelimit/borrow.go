@@ -67,7 +67,7 @@ func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request)
 	}
 	a.Lender, p.of[asked.bucket].lends = &lender, true
 	if s.mode == Shadow && of.mode == On { // then neither refuses
-		of.mode, a.Unenforced = Shadow, true
+		of.mode, of.spared, a.Unenforced = Shadow, true, true
 	}
 	return s, nil
 }
@@ -112,7 +112,7 @@ func (p *plan) lender(i int) int {
 	return -1
 }
 
-// passOn has the pool be asked for what the i-th bucket was to pay or borrow.
+// passOn moves the cost of ask i to its pool, if that is in use.
 func (p *plan) passOn(i int) {
 	a := &p.asks[i]
 	if a.Lender == nil {

@@ -19,7 +19,7 @@ import (
 var at = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 
 // newLimiter returns a limiter whose clock stands still.
-func newLimiter(t *testing.T, pool *pgxpool.Pool, config ratelimit.Config) *ratelimit.Limiter {
+func newLimiter(t *testing.T, pool ratelimit.Pool, config ratelimit.Config) *ratelimit.Limiter {
 	t.Helper()
 	config.AsOf = func() time.Time { return at }
 	limiter, err := ratelimit.New(pool, config)

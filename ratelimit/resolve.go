@@ -25,6 +25,7 @@ type subject struct {
 	released bool // whether its bucket is asked for nothing
 	direct   bool // whether a request asks it for itself
 	lends    bool // whether it is the pool of a Borrow
+	spared   bool // whether it is in shadow because its pool is
 }
 
 // StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of

@@ -229,13 +229,16 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// leaveOut leaves the limits out that are not in use.
+// leaveOut removes the limits that are off from the call. The pool of a guarantee that is off or in shadow decides alone.
 func (p *plan) leaveOut() {
 	for i := range p.of {
-		if s := &p.of[i]; s.mode == Off {
+		s := &p.of[i]
+		if s.mode == Off || s.mode == Shadow && !s.spared {
+			p.passOn(i)
+		}
+		if s.mode == Off {
 			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
 			s.tell(&answer, nil)
-			p.passOn(i)
 			p.release(i, answer)
 		}
 	}
