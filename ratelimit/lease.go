@@ -102,8 +102,8 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 	held := false
 	for i := range requests {
 		of := leaseOf{row: bucket.Key{Name: requests[i].limit.Name(), Key: c.plan.asked[i].key}}
-		if plan := requests[i].plan; c.plan.ruled && len(plan) <= maxPlanBytes {
-			of.plan = plan
+		if c.plan.ruled {
+			of.plan = requests[i].plan
 		}
 		for _, terms := range []bucket.Terms{requests[i].limit.terms(), c.plan.limitOf(i).terms()} {
 			if rule, holds := terms.Rule.(bucket.Concurrent); holds {

@@ -29,7 +29,7 @@ type leaseOf struct {
 const (
 	leaseVersion = "L1" // what an ID begins with
 
-	maxPlanBytes = 256 // of a plan that an ID names
+	maxPlanBytes = maxKeyBytes // isText checks both
 
 	// maxLeaseID bounds an ID: for each of the limits of a call a name, a key, a plan and two numbers.
 	maxLeaseID = len(leaseVersion) + (maxRequests*(64+maxKeyBytes+maxPlanBytes+24)+64)*4/3
@@ -90,7 +90,7 @@ func decodeLeaseID(b []byte) (id *leaseID, valid bool) {
 		return int64(n)
 	}
 	text := func() string {
-		s := make([]byte, number(0, max(maxKeyBytes, maxPlanBytes)))
+		s := make([]byte, number(0, maxKeyBytes))
 		n, _ := rest.Read(s)
 		valid = valid && n == len(s)
 		return string(s)
@@ -101,7 +101,7 @@ func decodeLeaseID(b []byte) (id *leaseID, valid bool) {
 		of.row.Name, of.row.Key, of.plan = text(), text(), text()
 		of.slots, of.length = number(0, maxSlots), number(time.Millisecond.Microseconds(), bucket.MaxLease)
 		n := len(id.of)
-		valid = valid && validName.MatchString(of.row.Name) && isText(of.row.Key, maxKeyBytes) && isText(of.plan, maxPlanBytes) &&
+		valid = valid && validName.MatchString(of.row.Name) && isText(of.row.Key) && isText(of.plan) &&
 			(n == 0 || id.of[n-1].row.Compare(of.row) < 0)
 		id.of = append(id.of, of)
 	}

@@ -319,13 +319,13 @@ func storedKey(secret []byte, r *Request) (string, error) {
 	}
 	hashed := len(secret) > 0 && !r.stored
 	switch {
-	case r.plan != "" && !isText(r.plan, maxPlanBytes):
+	case r.plan != "" && !isText(r.plan):
 		return "", fmt.Errorf("%w: the plan of %q is %.40q; a plan has up to %d bytes of UTF-8 without NUL", ErrInvalidRequest, r.limit.Name(), r.plan, maxPlanBytes)
 	case r.global || r.limit == Limit{}: // the latter is reported by checkCost
 		return "", nil
 	case r.key == "" && r.stored: // that of Global
 		return "", nil
-	case r.stored && !isText(r.key, maxKeyBytes):
+	case r.stored && !isText(r.key):
 		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
 		return invalid("it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global for the bucket everybody shares")
@@ -343,9 +343,9 @@ func storedKey(secret []byte, r *Request) (string, error) {
 	return r.key, nil
 }
 
-// isText reports whether Postgres can store s, and it has up to most bytes.
-func isText(s string, most int) bool {
-	return len(s) <= most && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
+// isText reports whether s can be a stored key or a plan: up to maxKeyBytes bytes of UTF-8 without NUL.
+func isText(s string) bool {
+	return len(s) <= maxKeyBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }
 
 // hashKey returns HMAC-SHA-256 of the limit's name and the key, 43 characters of base64url. The name
