@@ -5,7 +5,7 @@
 //
 //	err = sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
 //		if err := limits.Require(ctx, SendMessage.For(userID), FreeTrials.Global()); err != nil {
-//			return err // refused, it rolls back: neither limit is touched
+//			return err // limit exceeded: the transaction rolls back, and neither limit is charged
 //		}
 //		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, body)
 //		return err

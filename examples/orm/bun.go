@@ -14,7 +14,7 @@ import (
 func SendWithBun(ctx context.Context, db *bun.DB, limiter *ratelimit.Limiter, author, body string) error {
 	return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
 		if err := sqllimit.WithTx(limiter, tx.Tx).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
-			return err // refused, it rolls back: neither limit is touched
+			return err // limit exceeded: the transaction rolls back, and neither limit is charged
 		}
 		_, err := tx.NewInsert().Model(&Message{Author: author, Body: body}).Exec(ctx)
 		return err

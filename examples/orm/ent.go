@@ -22,7 +22,7 @@ func SendWithEnt(ctx context.Context, client *ent.Client, limiter *ratelimit.Lim
 	}
 	defer func() { _ = tx.Rollback() }() // does nothing after the commit
 	if err := sqllimit.WithTx(limiter, tx).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
-		return err // refused, it rolls back: neither limit is touched
+		return err // limit exceeded: the transaction rolls back, and neither limit is charged
 	}
 	if err := tx.Message.Create().SetAuthor(author).SetBody(body).Exec(ctx); err != nil {
 		return err

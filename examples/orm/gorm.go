@@ -38,7 +38,7 @@ func SendWithGORM(ctx context.Context, db *gorm.DB, limiter *ratelimit.Limiter, 
 			return err
 		}
 		if err := sqllimit.WithTx(limiter, own).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
-			return err // refused, it rolls back: neither limit is touched
+			return err // limit exceeded: the transaction rolls back, and neither limit is charged
 		}
 		return tx.Create(&Message{Author: author, Body: body}).Error
 	})

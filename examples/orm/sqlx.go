@@ -18,7 +18,7 @@ func SendWithSQLX(ctx context.Context, db *sqlx.DB, limiter *ratelimit.Limiter, 
 	}
 	defer func() { _ = tx.Rollback() }() // does nothing after the commit
 	if err := sqllimit.WithTx(limiter, tx.Tx).Require(ctx, SendMessage.For(author), FreeTrials.Global()); err != nil {
-		return err // refused, it rolls back: neither limit is touched
+		return err // limit exceeded: the transaction rolls back, and neither limit is charged
 	}
 	_, err = tx.NamedExecContext(ctx, `INSERT INTO messages (author, body) VALUES (:author, :body)`,
 		map[string]any{"author": author, "body": body})

@@ -57,7 +57,7 @@ func readmeSetUp(ctx context.Context, pool *pgxpool.Pool) error {
 func readmeTransaction(ctx context.Context, limiter *ratelimit.Limiter, userID, body string) error {
 	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
 		if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID), FreeTrials.Global()); err != nil {
-			return err // refused, it rolls back: neither limit is touched
+			return err // limit exceeded: the transaction rolls back, and neither limit is charged
 		}
 		_, err := tx.Exec(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, body)
 		return err
