@@ -32,6 +32,16 @@ const (
 	// concurrent-requests and has neither w nor t, as slots come back when they are given back; a calendar window
 	// has no w, as months differ.
 	//
+	// In RateLimit, r is the number of whole tokens left, and t a number of seconds: a client that spreads r requests over the
+	// next t seconds is not refused by this limit. t is not the time until the limit is full. For a request of cost 1, t is
+	//
+	//	refused by any kind    the seconds until the request would be allowed, as in Retry-After
+	//	TokenBucket            the seconds in which r tokens arrive: 10 a minute and r=2 give t=12
+	//	FixedWindow, calendar  the seconds until the window ends
+	//	SlidingWindow          the seconds until more than r tokens are left
+	//
+	// So do not show t as a countdown to a reset, unless the limit is a window.
+	//
 	// r is never above q. A bucket whose capacity is above its rate, and a window that carries over what was not used, may hold
 	// more than the rate of one period, which this form has no word for: r is q then, and t is what it is for q. Whoever
 	// paces by it is never refused. What is left in full is in TrioHeaders and EpochHeaders, whose Limit is the capacity,
