@@ -146,11 +146,14 @@ type Request struct {
 	price  float64  // 0: that which holds
 }
 
-// Plan returns the request with the plan that its key is on, such as "pro": where [Config.Policies] has a rule for
-// that plan, that one decides. The bucket is the same whatever the plan, so a key that changes its plan takes along what
-// it has taken. The change counts from when the bucket was last taken from, as a changed definition does; for one that
-// holds from an instant, give the key a rule of its own. Without Policies the plan plays no part. A plan has up to 256 bytes
-// of UTF-8 without NUL; the call returns ErrInvalidRequest for others.
+// Plan returns the request with the plan of its key, such as "pro". If [Config.Policies] has a rule for the plan, that rule
+// decides. Name the plan in every request for the key, because all plans share its bucket: a request that names another
+// plan, a misspelled one or none is decided by the rule without a plan, or else by the definition in the code, and cuts the
+// bucket down to that capacity. See [PlanWithoutRule].
+//
+// When a key changes its plan, its usage so far carries over. The new policy counts from the last call for the bucket; for a
+// change at an instant, give the key an override. Without Policies the plan has no effect. A plan has up to 256 bytes of
+// UTF-8 without NUL; calls return ErrInvalidRequest for others.
 func (r Request) Plan(plan string) Request {
 	r.plan = plan
 	return r

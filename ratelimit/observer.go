@@ -18,7 +18,7 @@ type Observer interface {
 }
 
 // Event is one of [Decided], [Settlement], [Leased], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended],
-// [Redefined], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. More may be added: ignore those you do not know.
+// [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. More may be added: ignore those you do not know.
 type Event interface{ event() }
 
 // Decided is a decision: allowed or refused. Refused is not failed.
@@ -132,6 +132,16 @@ type Redefined struct {
 	Before, Policy Policy
 }
 
+// PlanWithoutRule is a request whose plan has no stored rule, although other plans of the limit have one. Usually the program
+// forgot or misspelled [Request.Plan]. The request was decided by the rule without a plan, or else by the definition in the
+// code, and its bucket was cut down to that capacity. Package rules reports each limit and plan once, up to 16 plans of a limit.
+type PlanWithoutRule struct {
+	// Limit is the name of the limit.
+	Limit string
+	// Plan is the plan of the request; "" if it has none.
+	Plan string
+}
+
 // Answered is what a guard in front of a handler, as of package httplimit, made of a request. What its limits
 // decided is a Decided or a Failed besides.
 type Answered struct {
@@ -208,20 +218,21 @@ func inShadow(ctx context.Context) bool {
 	return shadow
 }
 
-func (Decided) event()      {}
-func (Settlement) event()   {}
-func (Leased) event()       {}
-func (Failed) event()       {}
-func (Conflicted) event()   {}
-func (Batched) event()      {}
-func (Queued) event()       {}
-func (Pruned) event()       {}
-func (Mended) event()       {}
-func (Redefined) event()    {}
-func (Answered) event()     {}
-func (RulesLoaded) event()  {}
-func (PriceChanged) event() {}
-func (Prefetched) event()   {}
+func (Decided) event()         {}
+func (Settlement) event()      {}
+func (Leased) event()          {}
+func (Failed) event()          {}
+func (Conflicted) event()      {}
+func (Batched) event()         {}
+func (Queued) event()          {}
+func (Pruned) event()          {}
+func (Mended) event()          {}
+func (Redefined) event()       {}
+func (PlanWithoutRule) event() {}
+func (Answered) event()        {}
+func (RulesLoaded) event()     {}
+func (PriceChanged) event()    {}
+func (Prefetched) event()      {}
 
 // Observers returns an Observer that tells each of observers, in this order; nil ones are left out. It is
 // nil when none is left, and so nobody.

@@ -18,6 +18,8 @@ type definition struct {
 	mu     sync.Mutex
 	limits []ratelimit.Policy
 	many   bool // there are more
+
+	unmatched unmatched
 }
 
 func (d *definitions) of(name string) *definition {

@@ -36,7 +36,7 @@ type Config struct {
 	// Limits are those that the program uses, as they are defined in the code: a program that prunes, and takes nothing,
 	// has to name them. Of others the Set hears when it is asked for them. Defaults to none.
 	Limits []ratelimit.Limit
-	// Observer is told of each [ratelimit.RulesLoaded]. Defaults to nil, nobody.
+	// Observer is told of each [ratelimit.RulesLoaded], and once of each [ratelimit.PlanWithoutRule]. Defaults to nil, nobody.
 	Observer ratelimit.Observer
 }
 
@@ -102,6 +102,7 @@ func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
 	if of == nil {
 		return nil
 	}
+	s.checkPlan(of, plan)
 	if of.keys != nil {
 		if k := of.keys[key]; k != nil {
 			return of.keyRule(k, &limit, plan, key)

@@ -35,8 +35,8 @@ type Config struct {
 	// of rules that could not be loaded. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
 	// Mended is the level of buckets that a wrong clock had left in the future, of rules that were heard of late, until
-	// when others decided, of leases that were lost, whose work may have run beside others, and of names that have two
-	// policies. Defaults to slog.LevelWarn.
+	// when others decided, of leases that were lost, whose work may have run beside others, of names that have two
+	// policies, and of plans without a rule. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
 	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes, prices of adaptive limits,
 	// rules that were loaded, settlements, leases that were renewed or released, and answers that follow from a decision. Defaults
@@ -87,6 +87,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.Redefined:
 		o.log(ctx, o.config.Mended, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
 			slog.String("before", e.Before.String()), slog.String("policy", e.Policy.String()))
+	case ratelimit.PlanWithoutRule:
+		o.log(ctx, o.config.Mended, "ratelimit: plan without a rule", slog.String("limit", e.Limit), slog.String("plan", e.Plan))
 	case ratelimit.Answered:
 		o.answered(ctx, e)
 	case ratelimit.RulesLoaded:

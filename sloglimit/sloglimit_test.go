@@ -176,6 +176,9 @@ func TestObserve(t *testing.T) {
 			"level": "WARN", "msg": "ratelimit: one name, two policies", "limit": "api",
 			"before": ratelimit.PerHour(10).String(), "policy": ratelimit.PerHour(20).String(),
 		}},
+		"plan": {ratelimit.PlanWithoutRule{Limit: "api", Plan: "por"}, map[string]any{
+			"level": "WARN", "msg": "ratelimit: plan without a rule", "limit": "api", "plan": "por",
+		}},
 		"mended": {ratelimit.Mended{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock mended", "limit": "perUser"}},
 	} {
 		t.Run(name, func(t *testing.T) {
