@@ -334,6 +334,14 @@ func (u *upstream) isDue(now int64) bool {
 	return at == 0 || now < at || now >= at+interval
 }
 
+// touchAll touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:
+// Wait makes two plans before it runs the first.
+func (p *prices) touchAll(ctx context.Context, of *plan) {
+	for _, u := range of.upstreams {
+		p.touch(ctx, u, of.now, false)
+	}
+}
+
 // touch notes that the key was used, and begins an exchange when it is time for one. A nil u does nothing.
 func (p *prices) touch(ctx context.Context, u *upstream, now int64, inTx bool) {
 	if u == nil {

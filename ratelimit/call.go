@@ -167,6 +167,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	c := newCall()
 	c.Verb = verb
 	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
+		l.prices.touchAll(ctx, &c.plan)
 		return nil, err
 	}
 	c.Asks = c.plan.asks
@@ -231,6 +232,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
+	l.prices.touchAll(ctx, &c.plan)
 	err = c.runKnowing(ctx, l)
 	if err == nil && c.plan.ruled && c.change == nil {
 		err = c.leaveShadowsOut(func(again *call) error { return again.runKnowing(ctx, l) })

@@ -28,6 +28,8 @@ type plan struct {
 	asked []asked   // in the order asked
 	known []State   // of requests that no bucket has to answer
 
+	upstreams []*upstream // of the adaptive limits, also of those that are left out
+
 	reserves  bool
 	ruled     bool  // whether any of them is under a rule
 	calendars bool  // whether any follows a calendar
@@ -114,7 +116,9 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 		if err != nil {
 			return s, err
 		}
-		l.prices.touch(ctx, u, p.now, false)
+		if u != nil {
+			p.upstreams = append(p.upstreams, u)
+		}
 	}
 	s.direct = direct
 	added, err := p.add(r, s, &d, key)
