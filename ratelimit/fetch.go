@@ -212,13 +212,13 @@ func (p *prefetched) fetched(ctx context.Context, s *holdingStripe, h *holding, 
 		s.mu.Unlock()
 		return false
 	default:
-		p.give(h, c, waiters, sent)
+		p.give(s, h, c, waiters, sent)
 	}
 	more = len(h.waiters) > 0
 	if !more {
 		h.stop()
 	}
-	s.mu.Unlock()
+	p.unlock(s)
 	if err == nil {
 		p.limiter.reports.invalidate(c.Asks)
 	}
@@ -227,7 +227,7 @@ func (p *prefetched) fetched(ctx context.Context, s *holdingStripe, h *holding, 
 
 // give gives out what a fetch has taken: what is left of the one before first, then to those that the fetch was for, and to
 // those that came later, as long as there is enough.
-func (p *prefetched) give(h *holding, c *store.Call, waiters []*waiter, sent time.Duration) {
+func (p *prefetched) give(s *holdingStripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration) {
 	a, r, now := &c.Asks[0], &c.Answers[0], p.now()
 	before, rest, isValid := h.kept, 0.0, now < h.ends
 	if isValid {
@@ -251,7 +251,7 @@ func (p *prefetched) give(h *holding, c *store.Call, waiters []*waiter, sent tim
 		before.Left = rest
 	}
 	p.orphanOf(h.key, *h.terms, before)
-	p.tell(Prefetched{Limit: h.key.Name, Taken: h.kept.Left})
+	s.events = append(s.events, Prefetched{Limit: h.key.Name, Taken: h.kept.Left})
 	for len(h.waiters) > 0 && (h.waiters[0].gone || h.has(h.waiters[0].cost, now)) {
 		w := h.waiters[0]
 		h.waiters = h.waiters[1:]

@@ -84,7 +84,7 @@ func (l *Limiter) Keep(ctx context.Context, lease Lease) (held context.Context, 
 	if lease.ID == "" { // it holds nothing
 		return held, forget
 	}
-	return held, keep(ctx, l, lease, lose)
+	return held, keep(ctx, inBackground(l), lease, lose)
 }
 
 // keep is Keep of a lease that has to be lost with lose.
@@ -147,8 +147,13 @@ func (k *keeper) holds(lease Lease) {
 	k.end = lease.asked.Add(k.length)
 }
 
-// renew renews the lease.
-func (k *keeper) renew(ctx context.Context) error {
+// renew renews the lease. A panic of a hook of the program, such as a tracer of pgx, is an error: it must not end the process.
+func (k *keeper) renew(ctx context.Context) (err error) {
+	defer func() {
+		if failure := recover(); failure != nil {
+			err = fmt.Errorf("a hook panicked: %v", failure)
+		}
+	}()
 	lease, err := k.limiter.RenewLease(ctx, k.id)
 	if err != nil {
 		k.gone = errors.Is(err, ErrLeaseLost)
@@ -204,6 +209,7 @@ func (k *keeper) wait(span time.Duration) bool {
 // release ends the renewals, waits for one that is under way, since giving it up would cost its connection, and releases the
 // lease. One that ended by the clock of this process may go on at the server, whose answer was lost, and is released, too.
 func (k *keeper) release(ctx context.Context) {
+	defer k.lose(nil)
 	close(k.stop)
 	<-k.done
 	if k.expiry != nil {
@@ -216,5 +222,4 @@ func (k *keeper) release(ctx context.Context) {
 			k.lose(err)
 		} // the Observer has been told of any other
 	}
-	k.lose(nil)
 }

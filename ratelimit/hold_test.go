@@ -95,6 +95,15 @@ func TestKeep(t *testing.T) {
 			}},
 			works: 80 * time.Second, renewals: seconds(20, 25, 30, 35, 40, 45, 50, 55, 75), released: seconds(80),
 		},
+		"IsNotLostByARenewalThatPanics": {
+			landlord: landlord{renew: func(_ context.Context, nth int) error {
+				if nth == 1 {
+					panic("a tracer")
+				}
+				return nil
+			}},
+			works: 70 * time.Second, renewals: seconds(20, 25, 45, 65), released: seconds(70),
+		},
 		"IsLostWhenTheServerSaysSo": {
 			landlord: landlord{renew: func(_ context.Context, nth int) error {
 				if nth == 2 {

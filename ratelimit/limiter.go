@@ -89,13 +89,13 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
-	l.prices = newPrices(l)
-	l.prefetched = newPrefetched(l)
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
 		Apart:      config.NoBatching || l.isConnection,
 		ApartNow:   l.store.IsRouted,
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
+	background := inBackground(l)
+	l.prices, l.prefetched = newPrices(background), newPrefetched(background)
 	return l, nil
 }
 
@@ -133,6 +133,17 @@ func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 // Observe tells the Observer of event, when there is one: for guards that ask this Limiter, which tell what
 // they [Answered].
 func (l *Limiter) Observe(ctx context.Context, event Event) { l.reports.tell(ctx, event) }
+
+// inBackground returns l for background work. It recovers panics of the Observer, which would end the process there.
+func inBackground(l *Limiter) *Limiter {
+	if l == nil || l.reports.observer == nil {
+		return l
+	}
+	background := *l
+	background.reports.observer = recovering{l.reports.observer}
+	background.session = l.store.OnPool(l.pool, owner{&background})
+	return &background
+}
 
 // isNil reports whether v is nil or holds a nil pointer.
 func isNil(v any) bool {
@@ -205,6 +216,10 @@ type Config struct {
 	// nil: the definitions in the code decide.
 	Policies Policies
 	// Observer is told what the calls did. Defaults to nil, nobody.
+	//
+	// A panic of Observe reaches the caller, except in background work. There the Limiter recovers it and drops the event, and the
+	// work goes on. Background work takes tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and
+	// renews and releases leases for Keep and Hold.
 	Observer Observer
 	// Refused is told of each bucket that refused a Take or a Reserve, once a call, those among them that were answered
 	// from the deny cache; a Check is not told. It is for counting who was refused, and unlike the Observer it hears the

@@ -7,7 +7,7 @@ import (
 
 // Observer is told what the calls of a Limiter did, for logs, metrics and traces. Observe runs on the
 // goroutine that noticed, before the call returns to its caller: it must be quick, must not call the Limiter,
-// and may run on many goroutines at once. ctx carries the values of the call's context, and may have ended.
+// and may run on many goroutines at once. For a panic see [Config.Observer]. ctx carries the values of the call's context, and may have ended.
 //
 // Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and lost leases are
 // reported, and what was undone is not. An attempt that lost a conflict or its connection reports a Conflicted in place of its events, and
@@ -250,6 +250,14 @@ func Observers(observers ...Observer) Observer {
 		return told[0]
 	}
 	return told
+}
+
+// recovering is an Observer whose panics are recovered.
+type recovering struct{ Observer }
+
+func (r recovering) Observe(ctx context.Context, event Event) {
+	defer func() { _ = recover() }()
+	r.Observer.Observe(ctx, event)
 }
 
 type several []Observer

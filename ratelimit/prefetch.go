@@ -39,9 +39,10 @@ type prefetched struct {
 }
 
 type holdingStripe struct {
-	mu sync.Mutex
-	of map[bucket.Key]*holding
-	_  [48]byte // a cache line each
+	mu     sync.Mutex
+	of     map[bucket.Key]*holding
+	events []Prefetched // to tell the observer once mu is unlocked
+	_      [24]byte     // a cache line each
 }
 
 // holding is what a process knows and keeps of one bucket. The lock of its stripe guards it.
@@ -80,6 +81,16 @@ func newPrefetched(l *Limiter) *prefetched {
 
 func (p *prefetched) stripe(k *bucket.Key) *holdingStripe {
 	return &p.stripes[(maphash.String(p.seed, k.Key)^uint64(len(k.Name)))%holdingStripes]
+}
+
+// unlock unlocks the stripe, and then reports the events of the time under the lock, because an observer may be slow or panic.
+func (p *prefetched) unlock(s *holdingStripe) {
+	events := s.events
+	s.events = nil
+	s.mu.Unlock()
+	for _, event := range events {
+		p.tell(event)
+	}
 }
 
 // has reports whether the kept tokens are enough for cost.
@@ -256,16 +267,16 @@ func (p *prefetched) decideOne(ctx context.Context, c *call) error {
 	h := p.holding(s, a, limit)
 	switch {
 	case h == nil || !h.isFor(limit):
-		s.mu.Unlock()
+		p.unlock(s)
 		return c.inBatch(ctx, p.limiter)
 	case !h.fetching && h.has(a.Cost, now):
 		h.spend(a.Cost, now)
 		v := p.view(h, now)
-		s.mu.Unlock()
+		p.unlock(s)
 		c.answer([]view{v})
 		return nil
 	case !h.fetching && h.ahead(now, a.Cost, a.Cost) == 0 || !p.enter(h):
-		s.mu.Unlock()
+		p.unlock(s)
 		err := c.inBatch(ctx, p.limiter)
 		p.noteAnswer(c, 0, err)
 		return err
@@ -275,7 +286,7 @@ func (p *prefetched) decideOne(ctx context.Context, c *call) error {
 	if !h.fetching {
 		p.beginFetch(ctx, s, h)
 	}
-	s.mu.Unlock()
+	p.unlock(s)
 	return p.await(ctx, s, h, w)
 }
 
@@ -298,7 +309,7 @@ func (p *prefetched) holding(s *holdingStripe, a *bucket.Ask, limit Limit) *hold
 		if terms, ok := h.terms.Under(a.Terms); ok {
 			p.orphanOf(h.key, terms, h.kept)
 		} else {
-			p.tell(Prefetched{Limit: h.key.Name, Lost: max(h.kept.Left, 0)})
+			s.events = append(s.events, Prefetched{Limit: h.key.Name, Lost: max(h.kept.Left, 0)})
 		}
 	}
 	terms := a.Terms
@@ -325,7 +336,7 @@ func (p *prefetched) noteMiss(c *call, i int) {
 	a := &c.Asks[i]
 	now, s := p.now(), p.stripe(&a.Key)
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer p.unlock(s)
 	limit := c.plan.of[i].limit
 	if h := p.holding(s, a, limit); h != nil && h.isFor(limit) && !h.fetching {
 		h.ahead(now, a.Cost, a.Cost)

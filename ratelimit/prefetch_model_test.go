@@ -182,7 +182,7 @@ func (w *prefetchWorld) process() *Limiter {
 	l, err := New(&answering{}, Config{Observer: w})
 	require.NoError(w.T, err)
 	l.batcher = batch.New[store.Call](w, batch.Options{Apart: true, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded})
-	l.prefetched.giveTo = w.giveBack
+	l.prefetched.limiter.batcher, l.prefetched.giveTo = l.batcher, w.giveBack
 	return l
 }
 

@@ -52,6 +52,7 @@ type ledger struct {
 	before  func(ctx context.Context, cost float64) error
 	given   []bucket.Ahead
 	changed Prefetched // the sum of what observers are told
+	observe func()     // called at each event, and not under mu; nil: nothing is
 }
 
 func (l *ledger) DecideOne(ctx context.Context, c *store.Call) error {
@@ -97,6 +98,9 @@ func (l *ledger) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept 
 
 func (l *ledger) Observe(_ context.Context, event Event) {
 	if e, ok := event.(Prefetched); ok {
+		if l.observe != nil {
+			l.observe()
+		}
 		l.mu.Lock()
 		l.changed.Taken, l.changed.Returned, l.changed.Lost = l.changed.Taken+e.Taken, l.changed.Returned+e.Returned, l.changed.Lost+e.Lost
 		l.mu.Unlock()
@@ -132,7 +136,7 @@ func (l *ledger) on(t *testing.T, config Config) *Limiter {
 	limiter.batcher = batch.New[store.Call](l, batch.Options{
 		Apart: true, Timeout: limiter.config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
-	limiter.prefetched.giveTo = l.giveBack
+	limiter.prefetched.limiter.batcher, limiter.prefetched.giveTo = limiter.batcher, l.giveBack
 	return limiter
 }
 
@@ -275,6 +279,25 @@ func TestPrefetchThatFailsFailsThoseWhoWait(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An Observer that does not return stops no call for the bucket, or for others of its stripe.
+func TestPrefetchDoesNotWaitForItsObserver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		row, hangs := &ledger{}, make(chan struct{})
+		row.observe = func() { <-hangs }
+		limiter := row.on(t, Config{})
+		for n := 0; n < 10; {
+			d, err := limiter.Take(t.Context(), still.For("hot"))
+			require.NoError(t, err)
+			if d.States[0].Prefetched && kept(limiter) > 0 {
+				n++
+			}
+		}
+		close(hangs)
+		require.NoError(t, limiter.Close(t.Context()))
+	})
 }
 
 // A caller who leaves leaves nobody else behind, and what it was to get is kept. When all have left, so has the fetch.

@@ -1,0 +1,100 @@
+package ratelimit_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+// broken is an Observer that counts some events and panics at each of them.
+type broken struct {
+	panicsAt func(ratelimit.Event) bool
+	panicked atomic.Int64
+}
+
+func (b *broken) Observe(_ context.Context, event ratelimit.Event) {
+	if b.panicsAt(event) {
+		b.panicked.Add(1)
+		panic("out of cheese")
+	}
+}
+
+// An Observer that panics at each event of the background work ends neither the process nor that work.
+func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
+	t.Parallel()
+	hot := ratelimit.Define("hot", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 10_000, Prefetch: 10 * time.Second})
+	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Epoch: time.Second})
+	prefetch := func(t *testing.T, limiter *ratelimit.Limiter) {
+		t.Helper()
+		for range 200 {
+			d, err := limiter.Take(t.Context(), hot.For("key"))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+		}
+		time.Sleep(time.Minute) // what was not used is given back meanwhile
+	}
+	for name, test := range map[string]struct {
+		panicsAt func(ratelimit.Event) bool
+		act      func(t *testing.T, limiter *ratelimit.Limiter)
+		panics   int64 // at least
+	}{
+		"TakenAhead": {
+			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Taken > 0 },
+			act:      prefetch, panics: 1,
+		},
+		"GivenBack": {
+			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Returned > 0 },
+			act:      prefetch, panics: 1,
+		},
+		"Leased": {
+			panicsAt: func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is },
+			act: func(t *testing.T, limiter *ratelimit.Limiter) {
+				t.Helper()
+				require.NoError(t, limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+					time.Sleep(10 * time.Second) // the lease is renewed each second
+					return ctx.Err()
+				}, slot.For("key")))
+			},
+			panics: 9 + 1, // one of the release
+		},
+		"PriceChangedAndFailed": {
+			panicsAt: func(e ratelimit.Event) bool {
+				switch e.(type) {
+				case ratelimit.PriceChanged, ratelimit.Failed:
+					return true
+				}
+				return false
+			},
+			act: func(t *testing.T, limiter *ratelimit.Limiter) {
+				t.Helper()
+				for range 30 {
+					for range 100 {
+						require.NoError(t, limiter.Report(t.Context(), upstream.For("key"), ratelimit.Outcome{Throttled: true}))
+					}
+					time.Sleep(time.Second)
+				}
+			},
+			panics: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				observer := &broken{panicsAt: test.panicsAt}
+				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: observer})
+				require.NoError(t, err)
+				test.act(t, limiter)
+				require.NoError(t, limiter.Close(t.Context()))
+				require.GreaterOrEqual(t, observer.panicked.Load(), test.panics)
+			})
+		})
+	}
+}
