@@ -56,7 +56,7 @@ type Config struct {
 	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 	// Observe is told what became of each request, on its goroutine or on one of its own for rules in shadow
-	// mode: it must be quick and safe for concurrent use. The limiter's Observer is told in any case, without
+	// mode: it must be quick and safe for concurrent use. A panic reaches the request's goroutine. The limiter's Observer is told in any case, without
 	// the decision: see [ratelimit.Answered]. Defaults to nil, nobody.
 	Observe func(ctx context.Context, outcome Outcome)
 	// Logger gets a line when decisions or refunds fail, at most one a second. Defaults to slog.Default().

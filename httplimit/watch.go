@@ -10,15 +10,25 @@ import (
 
 // watch asks the rules in shadow mode of a request that is let through, each by itself, so that none of them
 // stands in another's way, and all at once, so that the request waits for one round trip. It notes what they took.
+// It passes a panic of an observer on to the request's goroutine, where net/http recovers it.
 func (m *middleware) watch(ctx context.Context, admission *Admission, asks []ask) {
 	var group sync.WaitGroup
+	panicked := make([]any, len(asks))
 	for i := 1; i < len(asks); i++ {
-		group.Go(func() { m.watchOne(ctx, admission, asks[i:i+1]) })
+		group.Go(func() {
+			defer func() { panicked[i] = recover() }()
+			m.watchOne(ctx, admission, asks[i:i+1])
+		})
 	}
 	if len(asks) > 0 {
 		m.watchOne(ctx, admission, asks[:1])
 	}
 	group.Wait()
+	for _, p := range panicked {
+		if p != nil {
+			panic(p)
+		}
+	}
 }
 
 // watchOne asks one rule in shadow mode.

@@ -74,22 +74,25 @@ const releaseShare = 10
 
 // Hold keeps the lease for a handler. The context for it is ctx where nothing is held, and otherwise ends when the lease is
 // lost. release is for when the handler has returned or panicked, and returns an error when the lease was lost. What takes
-// longer than a tenth of timeout, the time for a decision, goes on behind it.
+// longer than a tenth of timeout, the time for a decision, goes on behind it. release passes on a panic of a hook within that time, and drops a later one.
 func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease, timeout time.Duration) (held context.Context, release func() error) {
 	if lease.ID == "" {
 		return ctx, func() error { return nil }
 	}
 	held, end := limiter.Keep(ctx, lease)
 	return held, func() error {
-		released := make(chan struct{})
+		released := make(chan any, 1)
 		go func() {
-			defer close(released)
+			defer func() { released <- recover() }()
 			end()
 		}()
 		timer := time.NewTimer(timeout / releaseShare)
 		defer timer.Stop()
 		select {
-		case <-released:
+		case panicked := <-released:
+			if panicked != nil {
+				panic(panicked)
+			}
 		case <-timer.C:
 		}
 		if lost := context.Cause(held); errors.Is(lost, ratelimit.ErrLeaseLost) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
