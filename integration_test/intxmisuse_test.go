@@ -95,6 +95,50 @@ func TestInTxReportsATransactionThatTheFunctionEnded(t *testing.T) {
 	s.requireHealthy(t)
 }
 
+// SQL that ends the transaction is noticed as well, also behind a savepoint that is left open and with SharedQueues, and no
+// decision is reported as committed.
+func TestInTxReportsATransactionThatSQLEnded(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]struct {
+		sql    string
+		shared bool
+		nested bool
+		sent   int
+	}{
+		"RolledBack":       {sql: `ROLLBACK`},
+		"Committed":        {sql: `COMMIT`, sent: 1},
+		"Nested":           {sql: `ROLLBACK`, nested: true},
+		"WithSharedQueues": {sql: `ROLLBACK`, shared: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, ctx := newStand(t, oneConnection), t.Context()
+			heard := &heardCosts{}
+			s.limiter = s.with(t, ratelimit.Config{Observer: heard, SharedQueues: step.shared})
+			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+				if err := s.send(ctx, tx, "ada"); err != nil {
+					return err
+				}
+				if step.nested {
+					nested, err := tx.Begin(ctx)
+					if err != nil {
+						return err
+					}
+					tx = nested
+				}
+				_, err := tx.Exec(ctx, step.sql)
+				return err
+			})
+			require.ErrorIs(t, err, pgx.ErrTxClosed)
+			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+			require.ErrorContains(t, err, "it must return nil to commit, or an error to roll back")
+			require.Empty(t, heard.costs)
+			s.requireSent(t, step.sent)
+			s.requireHealthy(t)
+		})
+	}
+}
+
 // A function that ends its transaction gives the connection back, and the pool may lend it to somebody
 // else at once, or close it: what InTx does then must not touch it.
 func TestInTxLeavesTheConnectionAloneThatTheFunctionGaveBack(t *testing.T) {

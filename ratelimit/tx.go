@@ -65,6 +65,10 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 // Config.MaxAttempts lost, the context's error when it ended meanwhile, and ErrCommitUnknown when the connection failed after COMMIT was
 // sent, which is never retried. On every other error nothing was written and nothing was taken, unless fn ended the transaction itself.
 //
+// fn must not end the transaction, neither with tx.Commit or tx.Rollback nor with SQL. InTx returns an error if it does, and the Observer
+// hears of no tokens that were taken. InTx cannot detect SQL that begins another transaction at once, such as ROLLBACK AND CHAIN: it
+// commits that one and returns nil.
+//
 // Transactions that fn nests in tx, with tx.Begin or pgx.BeginFunc, are part of it, and WithTx takes them too. If one is rolled back, its
 // tokens are back, and the Observer hears only of its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL gives tokens back as well,
 // but the Observer hears of what was taken.
@@ -174,10 +178,11 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 		tickets.takeAgain(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
 	}
 	err = fn(tx)
+	tx.ended = tx.ended || isIdle(begun)
 	switch {
 	case tx.ended:
 		if err == nil {
-			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself: %w", pgx.ErrTxClosed)
+			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself; it must return nil to commit, or an error to roll back: %w", pgx.ErrTxClosed)
 		}
 		return false, err
 	case err != nil:
@@ -354,6 +359,16 @@ func isClosed(tx pgx.Tx) bool {
 	}
 	conn := tx.Conn()
 	return conn != nil && conn.IsClosed()
+}
+
+// isIdle reports whether the connection of a transaction that the pool began is in no transaction any more, because fn ended it with SQL.
+// It sends nothing. A transaction begun by ROLLBACK AND CHAIN, or by BEGIN after ROLLBACK, looks like the one before it.
+func isIdle(tx pgx.Tx) bool {
+	if own, ok := tx.(interface{ IsIdle() bool }); ok {
+		return own.IsIdle()
+	}
+	conn := tx.Conn()
+	return conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 }
 
 // connectionOf returns the connection that the pool is, and nil when it is a pool of several.

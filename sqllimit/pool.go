@@ -118,6 +118,17 @@ func (t *ownTx) IsClosed() bool {
 	return closed || err != nil
 }
 
+// IsIdle reports whether the connection is in no transaction any more. Only a connection of pgx tells.
+func (t *ownTx) IsIdle() (idle bool) {
+	_ = t.own.Raw(func(of any) error {
+		if c, ok := of.(interface{ Conn() *pgx.Conn }); ok {
+			idle = !c.Conn().IsClosed() && c.Conn().PgConn().TxStatus() == 'I'
+		}
+		return nil
+	})
+	return idle
+}
+
 // Commit commits. Where the server undid the transaction instead, as one in which a statement had failed, it returns
 // pgx.ErrTxCommitRollback.
 func (t *ownTx) Commit(ctx context.Context) error {

@@ -75,7 +75,8 @@ func New(db *sql.DB, config ratelimit.Config) (*ratelimit.Limiter, error) {
 // the calls of the limiter as part of tx.
 //
 // An error of fn rolls back and is returned as it is. Otherwise it is ratelimit.ErrContended, ratelimit.ErrCommitUnknown or the context's,
-// as InTx of a Limiter says. The transaction does not end with ctx of its own accord: its COMMIT runs to its end.
+// as InTx of a Limiter says. The transaction does not end with ctx of its own accord: its COMMIT runs to its end. SQL of fn that ends the
+// transaction is detected with the driver of pgx only.
 func InTx(ctx context.Context, limiter *ratelimit.Limiter, fn func(tx *sql.Tx, limits *ratelimit.Limiter) error) error {
 	if fn == nil {
 		return limiter.InTx(ctx, nil)

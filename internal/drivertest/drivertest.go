@@ -135,6 +135,7 @@ func Run(t *testing.T, d Driver) {
 		"InTxAfterALostConnection":          inTxAfterALostConnection,
 		"InTxSwallowedError":                inTxSwallowedError,
 		"InTxEndedByTheFunction":            inTxEndedByTheFunction,
+		"InTxEndedBySQL":                    inTxEndedBySQL,
 		"InTxWithAnotherLimiter":            inTxWithAnotherLimiter,
 		"InTxContended":                     inTxContended,
 		"NothingIsRunTwice":                 nothingIsRunTwice,

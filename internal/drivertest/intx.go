@@ -195,6 +195,24 @@ func inTxEndedByTheFunction(t *testing.T, b *bundle) {
 	require.Zero(t, b.db.Stats().InUse, "the connections are back")
 }
 
+// inTxEndedBySQL ends the transaction with SQL, which only the driver of pgx shows.
+func inTxEndedBySQL(t *testing.T, b *bundle) {
+	ctx := t.Context()
+	for _, end := range []string{`ROLLBACK`, `COMMIT`} {
+		err := sqllimit.InTx(ctx, b.limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
+			require.NoError(t, b.send(ctx)(tx, limits))
+			_, err := tx.ExecContext(ctx, end)
+			return err
+		})
+		if b.driver.IsPgx {
+			require.ErrorIs(t, err, pgx.ErrTxClosed)
+			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+		}
+	}
+	require.Equal(t, 1, b.messages(t))
+	require.Zero(t, b.db.Stats().InUse, "the connections are back")
+}
+
 func inTxWithAnotherLimiter(t *testing.T, b *bundle) {
 	ctx := t.Context()
 	require.ErrorIs(t, sqllimit.InTx(ctx, b.ofPgx, b.send(ctx)), ratelimit.ErrInvalidConfig)
