@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -136,6 +137,50 @@ func TestAdaptivePrune(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1.0, m.known(t, "upstream", "idle").Share)
 	require.Equal(t, 0.5, m.known(t, "upstream", "busy").Share)
+}
+
+// Prune waits for no row of an upstream, and forgets the others.
+func TestAdaptivePruneSkipsARowThatIsHeld(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	m.share(t, "upstream", "held", 0.5)
+	m.share(t, "upstream", "free", 0.5)
+	m.pass(8 * ratelimit.Day)
+	holder := m.lockPrice(t, "held")
+	_, err := m.limiter.Prune(patience(t))
+	require.NoError(t, err)
+	require.Equal(t, 1.0, m.known(t, "upstream", "free").Share)
+	require.Equal(t, 0.5, m.known(t, "upstream", "held").Share)
+	require.NoError(t, holder.Rollback(t.Context()))
+	_, err = m.limiter.Prune(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
+}
+
+// By statements that name one row each Prune waits for no row of an upstream either: the next one forgets all that are old.
+func TestAdaptivePruneRoutedSkipsARowThatIsHeld(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	m.seemDistributed(t)
+	m.share(t, "upstream", "held", 0.5)
+	m.pass(8 * ratelimit.Day)
+	holder := m.lockPrice(t, "held")
+	_, err := m.limiter.Prune(patience(t))
+	require.NoError(t, err)
+	require.NoError(t, holder.Rollback(t.Context()))
+	_, err = m.limiter.Prune(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
+}
+
+// lockPrice begins a transaction that locks what is known of the upstream of a key.
+func (m *market) lockPrice(t *testing.T, key string) pgx.Tx {
+	t.Helper()
+	holder := m.begin(t, pgx.ReadCommitted)
+	tag, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE key = $1 FOR UPDATE`, key)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, tag.RowsAffected())
+	return holder
 }
 
 // What cannot be reported is an error before any SQL.

@@ -135,12 +135,27 @@ func (s *Session) ForgetPrices(ctx context.Context) error {
 		return nil
 	}
 	if s.routed() {
-		now, err := s.clock(ctx)
-		if err == nil {
-			_, err = s.conn.Exec(ctx, s.statements.routedPricesForget, now-keepPrices.Microseconds())
-		}
-		return err
+		return s.forgetPricesRouted(ctx)
 	}
 	_, err := s.conn.Exec(ctx, s.statements.pricesForget, s.now(), keepPrices.Microseconds())
+	return err
+}
+
+// forgetPricesRouted is ForgetPrices. Citus has no SKIP LOCKED in a statement for all servers: if somebody holds one of the rows,
+// all of them stay until the next call.
+func (s *Session) forgetPricesRouted(ctx context.Context) error {
+	now, err := s.clock(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.retryTx(ctx, "prune", func(tx *Session) error {
+		batch := &pgx.Batch{}
+		boundWaitRouted(batch, shortWait)
+		batch.Queue(tx.statements.routedPricesForget, now-keepPrices.Microseconds())
+		return tx.conn.SendBatch(ctx, batch).Close()
+	})
+	if IsLockTimeout(err) {
+		return nil
+	}
 	return err
 }

@@ -1,4 +1,9 @@
--- Delete what is known of upstreams that nobody has reported of for long.
+-- Delete what is known of upstreams that nobody has reported of for long. Rows that somebody holds are skipped.
 --
 -- $1 as_of_us, $2 keep_us
-DELETE FROM ratelimit.prices WHERE seen_us < coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $2::bigint
+WITH old AS (
+    SELECT p.name, p.key FROM ratelimit.prices AS p
+    WHERE p.seen_us < coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $2::bigint
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM ratelimit.prices AS d USING old WHERE d.name = old.name AND d.key = old.key
