@@ -54,18 +54,12 @@ func cut(list *listing) *rules.Bucket {
 		}
 	}
 	if n := len(list.Overrides); n > mostExceptions {
-		last := list.Overrides[n-1].Override
-		n-- // the spans of the last key may go on
-		for n > 0 && list.Overrides[n-1].Limit == last.Limit && list.Overrides[n-1].Key == last.Key {
-			n--
-		}
-		if n == 0 {
-			n = len(list.Overrides)
-		}
-		shorter(rules.Bucket{Limit: list.Overrides[n-1].Limit, Key: list.Overrides[n-1].Key})
+		shorter(lastWhole(n, func(i int) rules.Bucket {
+			return rules.Bucket{Limit: list.Overrides[i].Limit, Key: list.Overrides[i].Key}
+		}))
 	}
 	if n := len(list.Pauses); n > mostExceptions {
-		shorter(rules.Bucket{Limit: list.Pauses[n-2].Limit, Key: list.Pauses[n-2].Key})
+		shorter(lastWhole(n, func(i int) rules.Bucket { return rules.Bucket{Limit: list.Pauses[i].Limit, Key: list.Pauses[i].Key} }))
 	}
 	if next == nil {
 		return nil
@@ -78,6 +72,18 @@ func cut(list *listing) *rules.Bucket {
 		list.Pauses = list.Pauses[:n-1]
 	}
 	return next
+}
+
+// lastWhole returns the last bucket before that of the last of n rows, whose spans may go on. Where all rows are of one
+// bucket, it returns that one.
+func lastWhole(n int, bucketOf func(row int) rules.Bucket) rules.Bucket {
+	last := bucketOf(n - 1)
+	for i := n - 2; i >= 0; i-- {
+		if b := bucketOf(i); b != last {
+			return b
+		}
+	}
+	return last
 }
 
 func pauseRows(list *listing) (rows []exceptionRow) {

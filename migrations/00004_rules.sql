@@ -64,7 +64,8 @@ CREATE TABLE ratelimit.overrides (
     CONSTRAINT overrides_start_of_windows CHECK (start_us IS NULL OR kind = 'fixed window')
 );
 
--- What gives nothing until an instant: a key as stored, or with the key '' every bucket of the limit.
+-- What gives nothing until an instant: a key as stored, or with the key '' every bucket of the limit. The spans of one key do not
+-- overlap.
 CREATE TABLE ratelimit.pauses (
     name     text COLLATE "C" NOT NULL CHECK (name ~ '^[A-Za-z0-9_.:/-]{1,64}$'),
     key      text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(key) <= 256),
@@ -73,7 +74,7 @@ CREATE TABLE ratelimit.pauses (
     from_us  bigint           NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
                               CHECK (from_us BETWEEN -62135596800000000 AND 253402300799999999),
     until_us bigint           NOT NULL CHECK (until_us > from_us AND until_us <= 253402300799999999),
-    PRIMARY KEY (name, key)
+    PRIMARY KEY (name, key, from_us)
 );
 
 -- Which limits a request is asked of, in this order.

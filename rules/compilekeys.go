@@ -61,19 +61,27 @@ func (o *loadedOverride) held() (held, error) {
 	return h, nil
 }
 
+// pauses sets the pause of each bucket that is under way. Pauses come in the order of their beginnings.
 func (c *compiler) pauses(l *loaded) {
+	var bucket Bucket
+	var end int64
 	for i := range l.pauses {
 		p := &l.pauses[i]
-		if p.from > l.now {
+		if b := (Bucket{p.name, p.key}); b != bucket {
+			bucket, end = b, l.now
+		}
+		if p.from > end {
 			c.next.wake = min(c.next.wake, p.from)
 			continue
 		}
+		end = max(end, p.until) // the next pause may begin when this one ends
 		of := c.next.of(p.name)
 		if p.key == "" {
-			of.pause = pause{p.until, p.reason}
+			of.pause = of.pause.later(pause{p.until, p.reason})
 			continue
 		}
-		of.key(p.key).pause = pause{p.until, p.reason}
+		k := of.key(p.key)
+		k.pause = k.pause.later(pause{p.until, p.reason})
 	}
 }
 

@@ -38,7 +38,7 @@ type Listing struct {
 	Rules []StoredRule
 	// Overrides are in the order of their limits, keys and beginnings, with those that ended lately.
 	Overrides []StoredOverride
-	// Pauses are in the order of their limits and keys.
+	// Pauses are in the order of their limits, keys and beginnings.
 	Pauses []StoredPause
 	// Tiers is the list of tiers.
 	Tiers TierSet

@@ -9,7 +9,8 @@ import (
 
 // Pause is a time in which a key, or all keys of a limit, are given nothing: Take and Check refuse until its end, and
 // what is reserved is ready no earlier. It begins as soon as a program hears of it, unless [Edit.From] says later. Of a
-// pause of the limit and one of the key, the one that ends later counts.
+// pause of the limit and one of the key, the one that ends later counts. A key or limit can have several pauses, one after
+// the other. A new pause replaces the pauses that overlap with it, from its beginning on. Pauses at other times stay.
 type Pause struct {
 	// Limit is the limit's name.
 	Limit string
@@ -17,9 +18,9 @@ type Pause struct {
 	Key string
 	// Until is the end.
 	Until time.Time
-	// NoSooner has the pause end no sooner than one that is there: one that begins no later and ends no sooner stays as it
-	// is, and nothing of this one is in the history. Defaults to false: this one takes the place of the other. It is false
-	// in what Store.List and Store.History return.
+	// NoSooner has the pause end no sooner than one that it overlaps with or follows: they become one pause, which covers
+	// both. One that begins no later and ends no sooner stays as it is, and nothing of this one is in the history. Defaults
+	// to false: this one takes the place of the other. It is false in what Store.List and Store.History return.
 	NoSooner bool
 }
 
@@ -45,17 +46,20 @@ func (w *writer) pauses(c *Changes) error {
 			return invalid("pause of %q: %w", p.Limit, w.endsEarly(until, w.pauseFrom))
 		}
 		if p.NoSooner {
+			w.queue(w.sql.cutPauses, p.Limit, p.Key, w.pauseFrom, w.pauseFrom, w.now)
 			w.queue(w.sql.extendPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until, w.version, w.position, w.now)
 			w.position++
 			continue
 		}
+		w.queue(w.sql.endPause, p.Limit, p.Key, w.pauseFrom)
+		w.queue(w.sql.cutPauses, p.Limit, p.Key, w.pauseFrom, until, w.now)
 		w.queue(w.sql.putPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until)
 		if err := w.note("pause", p.Limit, "", p.Key, pauseRow{until}, w.pauseFrom); err != nil {
 			return err
 		}
 	}
 	for _, b := range c.Resume {
-		w.queue(w.sql.deletePause, b.Limit, b.Key)
+		w.queue(w.sql.deletePauses, b.Limit, b.Key)
 		w.check(func(tag pgconn.CommandTag) error { return found(tag.RowsAffected(), "such pause of %q", b.Limit) })
 		if err := w.note("pause", b.Limit, "", b.Key, nil, w.now); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -110,6 +111,74 @@ func TestPause(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, list.Pauses[0].From.Equal(hour), "one that is over counts no more")
 		require.True(t, list.Pauses[0].Until.Equal(day))
+	})
+
+	// listed returns from when until when each pause of the key "ana" is.
+	listed := func(t *testing.T, f *fixture) (spans [][2]time.Time) {
+		t.Helper()
+		list, err := f.store.List(t.Context())
+		require.NoError(t, err)
+		for _, p := range list.Pauses {
+			spans = append(spans, [2]time.Time{p.From.Local(), p.Until.Local()})
+		}
+		return spans
+	}
+	put := func(t *testing.T, f *fixture, from, until time.Time, noSooner bool) rules.Applied {
+		t.Helper()
+		p := of("ana", until)
+		p.NoSooner = noSooner
+		applied, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "a test", From: from}, p)
+		require.NoError(t, err)
+		return applied
+	}
+	week := now.Add(7 * 24 * time.Hour)
+
+	for _, noSooner := range []bool{false, true} {
+		t.Run(fmt.Sprintf("OfAWeekAheadLeavesTheOneOfNow/NoSooner=%t", noSooner), func(t *testing.T) {
+			t.Parallel()
+			f := setup(t)
+			put(t, f, time.Time{}, hour, noSooner)
+			put(t, f, week, week.Add(time.Hour), noSooner)
+			f.load(t)
+			require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RuleFor(messages, "", "ana"))
+			put(t, f, time.Time{}, day, noSooner)
+			f.load(t)
+			require.Equal(t, rule(t, "messages", day, "a test"), f.set.RuleFor(messages, "", "ana"))
+			spans := listed(t, f)
+			require.Len(t, spans, 2)
+			require.Equal(t, [2]time.Time{week, week.Add(time.Hour)}, spans[1])
+			entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
+			require.NoError(t, err)
+			require.Len(t, entries, 3)
+
+			_, err = f.store.Resume(t.Context(), why, "messages", "ana")
+			require.NoError(t, err)
+			require.Empty(t, listed(t, f), "the one that lies ahead is taken back, too")
+		})
+	}
+
+	t.Run("TakesThePlaceOfWhatItOverlaps", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		in := func(hours int) time.Time { return now.Add(time.Duration(hours) * time.Hour) }
+		put(t, f, in(1), in(4), false)
+		put(t, f, in(6), in(8), false)
+		put(t, f, in(10), in(11), false)
+		put(t, f, in(3), in(7), false)
+		require.Equal(t, [][2]time.Time{{in(1), in(3)}, {in(3), in(7)}, {in(10), in(11)}}, listed(t, f))
+
+		put(t, f, in(7), in(10), true)
+		require.Equal(t, [][2]time.Time{{in(1), in(3)}, {in(3), in(11)}}, listed(t, f), "one pause of those that it touches")
+	})
+
+	t.Run("GoesOnWhereAnotherBeginsAsItEnds", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		put(t, f, time.Time{}, hour, false)
+		put(t, f, now.Add(30*time.Minute), day, false)
+		put(t, f, week, week.Add(time.Hour), false)
+		f.load(t)
+		require.Equal(t, rule(t, "messages", day, "a test"), f.set.RuleFor(messages, "", "ana"))
 	})
 
 	t.Run("BeginsWhenItSays", func(t *testing.T) {

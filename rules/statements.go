@@ -12,7 +12,8 @@ type statements struct {
 	putRule, deleteRule                  string
 	cutOverrides, endOverride            string
 	forgetOverrides, putOverride         string
-	putPause, extendPause, deletePause   string
+	endPause, cutPauses, putPause        string
+	extendPause, deletePauses            string
 	clearTiers, putTier, matchTiers      string
 	version                              string
 	loadVersion, loadRules, loadHistory  string
@@ -29,7 +30,8 @@ func statementsFor(schema string) statements {
 		putRule: in(putRule), deleteRule: in(deleteRule),
 		cutOverrides: in(cutOverrides), endOverride: in(endOverride),
 		forgetOverrides: in(forgetOverrides), putOverride: in(putOverride),
-		putPause: in(putPause), extendPause: in(extendPause), deletePause: in(deletePause),
+		endPause: in(endPause), cutPauses: in(cutPauses), putPause: in(putPause),
+		extendPause: in(extendPause), deletePauses: in(deletePauses),
 		clearTiers: in(clearTiers), putTier: in(putTier), matchTiers: in(matchTiers),
 		version:     in(version),
 		loadVersion: in(loadVersion), loadRules: in(loadRules), loadHistory: in(loadHistory),
@@ -89,21 +91,32 @@ const (
 	putOverride = `INSERT INTO ratelimit.overrides (name, key, ` + overrideColumns + `, author, reason, from_us, until_us)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)`
 
-	putPause = `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)
-		ON CONFLICT (name, key) DO UPDATE SET (author, reason, from_us, until_us) =
-			(excluded.author, excluded.reason, excluded.from_us, excluded.until_us)`
+	// endPause ends at $3 the pause that is under way then.
+	endPause = `UPDATE ratelimit.pauses SET until_us = $3 WHERE name = $1 AND key = $2 AND from_us < $3 AND until_us > $3`
 
-	// extendPause puts a pause unless one begins no later and ends no sooner, and notes it in the history.
-	extendPause = `WITH put AS (
-			INSERT INTO ratelimit.pauses AS p (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)
-			ON CONFLICT (name, key) DO UPDATE SET (author, reason, from_us, until_us) = (excluded.author, excluded.reason,
-				CASE WHEN p.until_us < excluded.from_us THEN excluded.from_us ELSE least(p.from_us, excluded.from_us) END, greatest(p.until_us, excluded.until_us))
-			WHERE p.from_us > excluded.from_us OR p.until_us < excluded.until_us
+	// cutPauses deletes the pauses that begin between $3 and $4, and those that have ended at $5. The history has them.
+	cutPauses = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2 AND (from_us >= $3 AND from_us < $4 OR until_us <= $5)`
+
+	putPause = `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)`
+
+	// extendPause replaces the pauses that meet the one from $5 to $6 by a single pause that covers them all, and adds it to the
+	// history. It changes nothing if one of them covers all of that time.
+	extendPause = `WITH met AS (
+			SELECT from_us, until_us FROM ratelimit.pauses WHERE name = $1 AND key = $2 AND from_us <= $6 AND until_us >= $5),
+		deleted AS (
+			DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2 AND from_us <= $6 AND until_us >= $5
+				AND NOT EXISTS (SELECT FROM met WHERE from_us <= $5 AND until_us >= $6)
+			RETURNING from_us, until_us),
+		put AS (
+			INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us)
+			SELECT $1, $2, $3, $4, least($5, min(from_us)), greatest($6, max(until_us)) FROM deleted
+			HAVING NOT EXISTS (SELECT FROM met WHERE from_us <= $5 AND until_us >= $6)
 			RETURNING from_us, until_us)
 		INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
 		SELECT $7::bigint, $8::int, 'pause', $1, '', $2, jsonb_build_object('until_us', until_us), from_us, $9::bigint, $3, $4 FROM put`
 
-	deletePause = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2`
+	// deletePauses deletes the pause of now, and those that lie ahead.
+	deletePauses = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2`
 
 	clearTiers = `DELETE FROM ratelimit.tiers`
 
@@ -150,7 +163,7 @@ const (
 	loadOverrides = `SELECT name, key, from_us, until_us, ` + overrideColumns + ` FROM ratelimit.overrides
 		WHERE until_us IS NULL OR until_us >= $1 ORDER BY name, key, from_us`
 
-	loadPauses = `SELECT name, key, from_us, until_us, reason FROM ratelimit.pauses WHERE until_us > $1`
+	loadPauses = `SELECT name, key, from_us, until_us, reason FROM ratelimit.pauses WHERE until_us > $1 ORDER BY name, key, from_us`
 
 	loadTiers = `SELECT name, key, endpoint, conditions, cost_source, fixed_cost, default_cost FROM ratelimit.tiers ORDER BY position`
 
@@ -170,7 +183,7 @@ const (
 	// listPauses returns what listOverrides does of the pauses, and those of the limits themselves.
 	listPauses = `SELECT name, key, from_us, until_us, reason, author FROM ratelimit.pauses
 		WHERE name BETWEEN $1 AND $2 AND (key BETWEEN $3 AND $4 OR key = '') AND (name, key) > ($5, $6)
-		ORDER BY name, key LIMIT $7`
+		ORDER BY name, key, from_us LIMIT $7`
 
 	// history returns the newest $6 entries before the version $1.
 	history = `SELECT version, what, name, plan, key, says, from_us, made_us, author, reason FROM ratelimit.rule_changes

@@ -128,13 +128,13 @@ func (s *Store) RemoveOverride(ctx context.Context, edit Edit, limit, key string
 	return s.Apply(ctx, edit, Changes{RemoveOverride: []Bucket{{Limit: limit, Key: key}}})
 }
 
-// Pause pauses keys or limits, in place of the pauses that they have.
+// Pause pauses keys or limits. It replaces the pauses that overlap with it; others stay, also those that lie ahead.
 func (s *Store) Pause(ctx context.Context, edit Edit, pauses ...Pause) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Pause: pauses})
 }
 
-// Resume ends a pause, of a limit where key is empty, or takes back one that lies ahead. It returns ErrNotFound when there
-// is none.
+// Resume ends the pause of a key, or of the limit where key is empty, and cancels its later pauses. It
+// returns ErrNotFound when there is none.
 func (s *Store) Resume(ctx context.Context, edit Edit, limit, key string) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Resume: []Bucket{{Limit: limit, Key: key}}})
 }

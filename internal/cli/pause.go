@@ -61,8 +61,8 @@ func (a *app) pauseCommand() *cobra.Command {
 		Use:   "pause LIMIT [KEY]",
 		Short: "Have a limit, or one key of it, give nothing for a time",
 		Long: `Have every bucket of a limit, or that of one KEY, give nothing until an end: take and check refuse, and what is reserved
-is ready no earlier. It holds as soon as each program hears of it, takes the place of a pause that is there, and ends by
-itself. Programs need Config.Policies for it. Without KEY it stops everybody, and asks.`,
+is ready no earlier. It holds as soon as each program hears of it, takes the place of pauses that it overlaps with, and ends
+by itself. Programs need Config.Policies for it. Without KEY it stops everybody, and asks.`,
 		Args: limitAndKey,
 		Example: `  ratelimit pause sendMessage ada --for 1h --reason "the key was published"
   ratelimit pause completions --until 2026-12-31T18:00:00Z --reason "the provider is down" --yes`,
@@ -154,7 +154,7 @@ func (a *app) resumeCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:     "resume LIMIT [KEY]",
 		Short:   "End a pause",
-		Long:    "End a pause of a limit, or of one KEY, now. A pause of the limit and one of the key are ended one by one.",
+		Long:    "End the pause of a limit, or of one KEY, now, and cancel its later pauses. A pause of the limit and one of the key are ended one by one.",
 		Args:    limitAndKey,
 		Example: `  ratelimit resume sendMessage ada --reason "there is a new key"`,
 	}, func(ctx context.Context, args []string) error {
@@ -199,18 +199,18 @@ func (a *app) noteStillPaused(ctx context.Context, db *database, key, limit stri
 	if err != nil {
 		return err
 	}
-	keys := 0
+	keys := make(map[string]bool)
 	for _, p := range list.Pauses {
 		switch {
 		case !p.Until.After(now):
 		case p.Key == "":
 			a.note("every key of %s is still paused, until %s: resume it without a KEY", limit, instantFrom(p.Until, now))
 		default:
-			keys++
+			keys[p.Key] = true
 		}
 	}
-	if keys > 0 {
-		a.note("%s of %s still paused; ratelimit rules get %s shows them", count(keys, "key"), limit, limit)
+	if len(keys) > 0 {
+		a.note("%s of %s still paused; ratelimit rules get %s shows them", count(len(keys), "key"), limit, limit)
 	}
 	return nil
 }
