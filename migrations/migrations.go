@@ -213,7 +213,7 @@ func newProvider(pool *pgxpool.Pool, schema string, partitions int) (*goose.Prov
 	}
 	provider, err := goose.NewProvider(goose.DialectCustom, stdlib.OpenDBFromPool(pool), schemaFS{FS, schema, partitions},
 		goose.WithStore(store),
-		goose.WithSessionLocker(locker),
+		goose.WithSessionLocker(&ownPath{SessionLocker: locker}),
 		goose.WithDisableGlobalRegistry(true), // the application's Go migrations are not ours
 	)
 	if err != nil {

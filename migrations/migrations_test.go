@@ -148,6 +148,29 @@ func TestUp(t *testing.T) {
 		require.Zero(t, rows)
 	})
 
+	t.Run("CallsNothingOfAnotherSchema", func(t *testing.T) {
+		t.Parallel()
+		plain := postgrestest.NewEmpty(t)
+		require.NoError(t, migrations.Up(t.Context(), plain, migrations.Config{}))
+		owner := postgrestest.NewEmpty(t)
+		_, err := owner.Exec(t.Context(), `CREATE SCHEMA evil;
+			CREATE FUNCTION evil.octet_length(text) RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 0';
+			CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT (1 / 0)::text::timestamptz';
+			CREATE FUNCTION evil.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 0';
+			CREATE FUNCTION evil.pg_advisory_unlock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 0'`)
+		require.NoError(t, err)
+		const path = "evil, pg_catalog"
+		pool := openPool(t, owner.Config().ConnString(), func(config *pgxpool.Config) {
+			config.MaxConns = 1
+			config.ConnConfig.RuntimeParams["search_path"] = path
+		})
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		require.Equal(t, []string{path}, texts(t, pool, "SHOW search_path"), "the connection is as it was")
+		require.Equal(t, definitions(t, plain), definitions(t, owner))
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+		require.Equal(t, []string{path}, texts(t, pool, "SHOW search_path"))
+	})
+
 	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)

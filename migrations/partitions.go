@@ -194,7 +194,7 @@ func enoughLocks(ctx context.Context, db querier, partitions int) error {
 		return nil
 	}
 	var has int
-	if err := db.QueryRow(ctx, "SELECT current_setting('max_locks_per_transaction')::integer").Scan(&has); err != nil {
+	if err := db.QueryRow(ctx, "SELECT pg_catalog.current_setting('max_locks_per_transaction')::integer").Scan(&has); err != nil {
 		return err
 	}
 	if needs := 2 * (partitions + 1); has < needs {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pressly/goose/v3/database"
+	"github.com/pressly/goose/v3/lock"
 )
 
 // tableExists asks the catalog instead of to_regclass, which is an error for a role that may not use
@@ -66,6 +68,37 @@ func (s *store) TableExists(ctx context.Context, db database.DBTxConn) (bool, er
 		return false, fmt.Errorf("look for the version table of schema %q: %w", s.schema, err)
 	}
 	return exists, nil
+}
+
+// ownPath is a session locker. While it holds the lock, the search_path of the session is pg_catalog, so that no statement of
+// goose or of a migration calls a function or an operator of another schema.
+type ownPath struct {
+	lock.SessionLocker
+	before string // the session's search_path
+}
+
+func (p *ownPath) SessionLock(ctx context.Context, conn *sql.Conn) error {
+	if err := conn.QueryRowContext(ctx, "SELECT pg_catalog.current_setting('search_path')").Scan(&p.before); err != nil {
+		return fmt.Errorf("read the search_path: %w", err)
+	}
+	if _, err := conn.ExecContext(ctx, "SET search_path = pg_catalog, pg_temp"); err != nil {
+		return fmt.Errorf("set the search_path: %w", err)
+	}
+	if err := p.SessionLocker.SessionLock(ctx, conn); err != nil {
+		return errors.Join(err, p.restore(context.WithoutCancel(ctx), conn))
+	}
+	return nil
+}
+
+func (p *ownPath) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
+	return errors.Join(p.SessionLocker.SessionUnlock(ctx, conn), p.restore(ctx, conn))
+}
+
+func (p *ownPath) restore(ctx context.Context, conn *sql.Conn) error {
+	if _, err := conn.ExecContext(ctx, "SELECT pg_catalog.set_config('search_path', $1, false)", p.before); err != nil {
+		return fmt.Errorf("restore the search_path: %w", err)
+	}
+	return nil
 }
 
 var (

@@ -86,6 +86,19 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "isolation").Level)
 	})
 
+	t.Run("WithASchemaBeforePgCatalog", func(t *testing.T) {
+		t.Parallel()
+		config := postgrestest.New(t).Config().ConnConfig
+		for path, want := range map[string]doctor.Level{
+			"app, pg_catalog": doctor.Warning, `"$user","pg_catalog"`: doctor.Warning, "app, public": doctor.OK, "pg_catalog, app": doctor.OK,
+		} {
+			config.RuntimeParams["search_path"] = path
+			f := one(t, look(t, config, doctor.Config{}), "searchpath")
+			require.Equal(t, want, f.Level, path)
+			require.Equal(t, want == doctor.Warning, strings.Contains(f.Do, "ALTER ROLE CURRENT_USER RESET search_path;"), path)
+		}
+	})
+
 	t.Run("WithPricesThatAreKeptOtherwise", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,6 +102,25 @@ func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding
 		Says:  fmt.Sprintf("default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with ErrContended.", level),
 		Do: "Reset it for the role of the programs, and begin the transactions that need it with their own level:\n" +
 			reset("default_transaction_isolation"),
+	}}, nil
+}
+
+// lookAtSearchPath looks whether the search_path of a session names a schema before pg_catalog.
+func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
+	var path string // of the session: that of the transaction is pg_catalog
+	if err := tx.QueryRow(ctx, `SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
+		return nil, err
+	}
+	schemas := strings.Split(path, ",")
+	isCatalog := func(name string) bool { return strings.Trim(name, ` "`) == "pg_catalog" }
+	if slices.IndexFunc(schemas, isCatalog) <= 0 {
+		return ok("No schema comes before pg_catalog in the search_path."), nil
+	}
+	return []Finding{{
+		Level: Warning,
+		Says: fmt.Sprintf("The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, "+
+			"if they have the same names.", path),
+		Do: "Leave pg_catalog out of the search_path, so that it comes first. If the role sets it:\n" + reset("search_path"),
 	}}, nil
 }
 
