@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/guard/rulekind"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -45,7 +46,8 @@ type Lease struct {
 //
 // Give the slots back with Release. Without it, as when the process dies, they are held until the lease ends. All limits of
 // one call have one lease, with one ID and one fencing number. It ends for each limit as its policy says; Until is
-// the earliest end. Requests without any for slots are an error, as are costs that are not whole, or 0.
+// the earliest end. Acquire returns ErrInvalidRequest when no request is for slots, and when a rule makes tokens of the slots of
+// a limit. Costs that are not whole, or 0, are an error, too.
 //
 // Outside a transaction a refusal locks nothing. In a transaction the lease is undone with it, and others wait for the bucket's row
 // until it ends: commit before the work begins. Errors are those of Take. With ErrCommitUnknown, or a connection that fails, the
@@ -72,7 +74,17 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	return lease, nil
 }
 
-// asksForSlots reports whether one of the requests is for slots, by the definition in the code or by the rule.
+// checkSlotsKept returns an error when an Acquire needs slots of a limit that has none, because a rule makes it one of tokens. A limit
+// that is off needs none, and guards follow the rule.
+func checkSlotsKept(ctx context.Context, r *Request, s *subject) error {
+	if s.mode == Off || s.limit.terms().Holds() || !r.limit.terms().Holds() || rulekind.IsFollowed(ctx) {
+		return nil
+	}
+	return fmt.Errorf("%w: acquire of %q, which has no slots, because a rule makes it %v; call Take, or change the rule",
+		ErrInvalidRequest, s.limit.Name(), s.limit.Policy())
+}
+
+// asksForSlots reports whether one of the requests is for slots: by the rule, or by the definition in the code where the rule is off.
 func (p *plan) asksForSlots(requests []Request) bool {
 	for i := range requests {
 		if requests[i].limit.terms().Holds() || p.limitOf(i).terms().Holds() {

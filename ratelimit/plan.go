@@ -108,6 +108,11 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 	if err := checkCost(&d, r.cost, math.Inf(1)); err != nil {
 		return s, err
 	}
+	if verb == verbAcquire {
+		if err := checkSlotsKept(ctx, r, &s); err != nil {
+			return s, err
+		}
+	}
 	if !d.plain {
 		if err := checkVerb(s.limit, verb, r.cost); err != nil {
 			return s, err

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 func TestNewRuleRefusesWhatCannotBe(t *testing.T) {
@@ -60,6 +61,46 @@ func TestResolveFollowsTheEras(t *testing.T) {
 			for i, after := range []time.Duration{-time.Microsecond, 0, time.Hour} {
 				now = at.Add(after)
 				require.InDelta(t, test.want[i], limiter.Resolve(limit.For("ada")).Capacity(), 0)
+			}
+		})
+	}
+}
+
+// A rule that makes tokens of slots makes Acquire fail before any SQL, also beside slots of other limits: a mutex must not allow two
+// holders. A limit that is off needs no slot, whatever its policy.
+func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
+	t.Parallel()
+	mutex, other := ratelimit.Define("mutex", ratelimit.Concurrency{Most: 1}), ratelimit.Define("other", ratelimit.Concurrency{Most: 5})
+	tokens := ratelimit.PerSecond(100)
+	for name, test := range map[string]struct {
+		era     ratelimit.Era
+		allowed bool
+	}{
+		"Enforced": {ratelimit.Era{Policy: tokens}, false},
+		"Shadow":   {ratelimit.Era{Policy: tokens, Mode: ratelimit.Shadow}, false},
+		"Adaptive": {ratelimit.Era{Policy: ratelimit.Adaptive{Contract: tokens}}, false},
+		"Sliding":  {ratelimit.Era{Policy: ratelimit.SlidingWindow{Rate: 1, Period: time.Minute}}, false},
+		"Off":      {ratelimit.Era{Policy: tokens, Mode: ratelimit.Off}, true},
+		"Slots":    {ratelimit.Era{Policy: ratelimit.Concurrency{Most: 2}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rule, err := ratelimit.NewRule(mutex, ratelimit.RuleConfig{Eras: []ratelimit.Era{test.era}})
+			require.NoError(t, err)
+			var pool ratelimit.Pool = untouched{t: t}
+			if test.allowed {
+				pool = ratelimittest.NewDB()
+			}
+			limiter := newLimiter(t, pool, ratelimit.Config{Policies: modes{"mutex": rule}})
+			for _, requests := range [][]ratelimit.Request{{mutex.For("ada")}, {other.For("ada"), mutex.For("ada")}} {
+				lease, err := limiter.Acquire(t.Context(), requests...)
+				if test.allowed {
+					require.NoError(t, err)
+					require.True(t, lease.Allowed)
+					continue
+				}
+				require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+				require.ErrorContains(t, err, `acquire of "mutex"`)
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard/rulekind"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -44,7 +45,7 @@ func acquire(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelim
 	if err := ctx.Err(); err != nil {
 		return ratelimit.Lease{}, err
 	}
-	lease, err := limiter.Acquire(patient, requests...)
+	lease, err := limiter.Acquire(rulekind.Follow(patient), requests...)
 	if err != nil || ctx.Err() == nil || lease.ID == "" {
 		return lease, err
 	}
