@@ -94,6 +94,36 @@ func TestAnotherSecretIsLetInAfterTheReset(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
 }
 
+// A program whose tables were dropped and made again compares its secret with the new tables.
+func TestSecretsAreComparedAgainAfterTheTablesWereMissing(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter) error{
+		"Take": func(ctx context.Context, limiter *ratelimit.Limiter) error {
+			_, err := limiter.Take(ctx, roomy.For("key"))
+			return err
+		},
+		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter) error {
+			return limiter.InTx(ctx, func(tx pgx.Tx) error {
+				_, err := limiter.WithTx(tx).Take(ctx, roomy.For("key"))
+				return err
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, ctx := setup(t), t.Context()
+			first, second := b.with(t, secrets["One"]), b.with(t, secrets["Other"])
+			require.NoError(t, call(ctx, first))
+			require.NoError(t, migrations.Down(ctx, b.pool, migrations.Config{}))
+			require.ErrorIs(t, call(ctx, first), ratelimit.ErrNotMigrated)
+			require.NoError(t, migrations.Up(ctx, b.pool, migrations.Config{}))
+			require.NoError(t, call(ctx, second))
+			require.ErrorIs(t, call(ctx, first), ratelimit.ErrHashKeyMismatch)
+			require.NoError(t, call(ctx, second))
+		})
+	}
+}
+
 // counting counts the statements about the fingerprint.
 type counting struct{ n atomic.Int64 }
 

@@ -19,7 +19,7 @@ const lookAgain = time.Second
 // fingerprint is what a Limiter knows of the secret under which the keys in the tables are stored. Two programs with
 // different secrets would each have buckets of their own, and every limit would be twice as large.
 //
-// Once agreed is true it stays so, and a call pays for one look at it. Until then each call compares: a call on the pool
+// Once agreed is true it stays so until a call finds a table missing, and a call pays for one look at it. Until then each call compares: a call on the pool
 // that writes stores the fingerprint when there is none. A call that only looks, and one in a transaction, reads it, and
 // goes on when there is none.
 type fingerprint struct {

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -74,10 +75,15 @@ func closeReadOnly(ctx context.Context, pool Pool) bool {
 	return true
 }
 
-// explained is explain for an error of a call of l. Outside of the caller's transaction it leaves a read-only server.
+// explained is explain for an error of a call of l. Outside of the caller's transaction it leaves a read-only server. Where a table is
+// missing, the next call compares the fingerprint again, because whoever makes the tables anew may have another secret.
 func (l *Limiter) explained(ctx context.Context, err error, inTx bool) error {
 	if !inTx {
 		l.leaveReadOnly(ctx, err)
 	}
-	return explain(err, l.config.Schema, inTx)
+	err = explain(err, l.config.Schema, inTx)
+	if errors.Is(err, ErrNotMigrated) {
+		l.fingerprint.agreed.Store(false)
+	}
+	return err
 }
