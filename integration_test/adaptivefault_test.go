@@ -173,6 +173,65 @@ func TestAdaptivePruneRoutedSkipsARowThatIsHeld(t *testing.T) {
 	require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
 }
 
+// An upstream whose row somebody holds, or is making, keeps no other from being told, and nothing that was reported of it is lost.
+func TestAdaptiveGoesPastARowThatIsHeld(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		routed bool
+		hold   func(*market, *testing.T) pgx.Tx
+	}{
+		"Locked":       {false, (*market).lockedUpstream},
+		"Made":         {false, (*market).madeUpstream},
+		"RoutedLocked": {true, (*market).lockedUpstream},
+		"RoutedMade":   {true, (*market).madeUpstream},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMarket(t)
+			if c.routed {
+				m.seemDistributed(t)
+			}
+			told := &pricesTold{}
+			limiter := m.with(t, ratelimit.Config{AsOf: m.now, Observer: told})
+			free, held := adaptive("z-free").For("account"), adaptive("held").For("account")
+			m.share(t, "z-free", "account", 0.5)
+			learn(t, limiter, free, 2)
+			holder := c.hold(m, t)
+			report(t, limiter, held, 3, 2)
+			eventually(t, "the observer is told", func() bool { return len(told.failures()) > 0 })
+			report(t, limiter, free, 4, 0)
+			m.told(t, limiter, free, 4)
+			require.ErrorContains(t, told.failures()[0], "55P03")
+			require.ErrorContains(t, told.failures()[0], "held")
+			require.NoError(t, holder.Commit(t.Context()))
+			report(t, limiter, held, 1, 0)
+			m.told(t, limiter, held, 6)
+			found := m.known(t, "held", "account")
+			require.Equal(t, 4.0, found.Accepted)
+			require.Equal(t, 2.0, found.Throttled)
+		})
+	}
+}
+
+// lockedUpstream begins a transaction that locks the row of an upstream.
+func (m *market) lockedUpstream(t *testing.T) pgx.Tx {
+	t.Helper()
+	m.share(t, "held", "account", 0.5)
+	holder := m.begin(t, pgx.ReadCommitted)
+	_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE name = 'held' FOR UPDATE`)
+	require.NoError(t, err)
+	return holder
+}
+
+// madeUpstream begins a transaction that makes the row of an upstream.
+func (m *market) madeUpstream(t *testing.T) pgx.Tx {
+	t.Helper()
+	holder := m.begin(t, pgx.ReadCommitted)
+	_, err := holder.Exec(t.Context(), `INSERT INTO ratelimit.prices VALUES ('held', 'account', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`, m.now().UnixMicro())
+	require.NoError(t, err)
+	return holder
+}
+
 // lockPrice begins a transaction that locks what is known of the upstream of a key.
 func (m *market) lockPrice(t *testing.T, key string) pgx.Tx {
 	t.Helper()

@@ -30,7 +30,8 @@ type Outcome struct {
 // the calls. On a single connection in place of a pool that call waits for it. A write that fails is told the Observer as a
 // [Failed], and what it was to write is written next time, unless it may have been written. What a process has counted
 // and not written is lost with it. Report counts whatever has become of ctx. In a transaction it counts, too, and is not
-// undone: it is about the upstream.
+// undone: it is about the upstream. While another transaction has locked the row of a key, the outcomes of that key stay in memory,
+// and those of the other keys are written.
 //
 // It returns ErrInvalidRequest for a limit that is not Adaptive, and for a RetryAfter below 0, and the errors that Take finds
 // before any SQL. Where a rule of Config.Policies has put another policy in place of an Adaptive one, nothing is counted.
@@ -197,6 +198,7 @@ func (p *prices) exchange(ctx context.Context) {
 		p.failed(ctx, due, !changedNothing(err) && !wasNotSent(err), err, began)
 		return
 	}
+	due = p.leaveHeld(ctx, due, began)
 	p.learn(ctx, due)
 	over := due[:0:0]
 	for _, e := range due {
@@ -276,6 +278,23 @@ func (p *prices) failed(ctx context.Context, due []*exchanged, told bool, err er
 	}
 	err = during(fmt.Sprintf("report %q", name), p.limiter.explained(ctx, err, false))
 	p.limiter.reports.failed(ctx, Failed{Verb: "report", Limit: name, Err: err}, began)
+}
+
+// leaveHeld leaves the keys whose rows somebody holds to the next exchange, with what was reported of them, tells the observer, and
+// returns the others.
+func (p *prices) leaveHeld(ctx context.Context, due []*exchanged, began time.Time) (free []*exchanged) {
+	var held []*exchanged
+	for _, e := range due {
+		if e.report.Held != nil {
+			held = append(held, e)
+		} else {
+			free = append(free, e)
+		}
+	}
+	if len(held) > 0 {
+		p.failed(ctx, held, false, held[0].report.Held, began)
+	}
+	return free
 }
 
 // wasNotSent reports whether there was no connection to send a statement on: none could be made, or none of the pool came

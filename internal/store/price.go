@@ -2,6 +2,9 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +26,8 @@ type Report struct {
 	NextShare   float64 // with Turn
 	Cut         bool    // with Turn
 	Upstream    Upstream
-	HasUpstream bool // whether anything is known
+	HasUpstream bool  // whether anything is known
+	Held        error // the lock timeout of the row, which somebody holds: nothing was added; nil: none
 }
 
 // Upstream is what all processes know of the upstream of a limit and a key: a row of the prices table.
@@ -45,7 +49,7 @@ func (u *Upstream) Measured() bucket.Measured {
 }
 
 // ReportPrices adds the reports, which are sorted by their keys, in one transaction, and sets what is known of each upstream
-// then. s is a session on the pool.
+// then. It sets Held of the reports whose rows somebody holds, and adds the others. s is a session on the pool.
 func (s *Session) ReportPrices(ctx context.Context, reports []*Report) error {
 	if s.engine != nil {
 		return s.exchangeOnEngine(reports, func(r *Report, now int64) {
@@ -90,31 +94,74 @@ func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
 
 // exchangePrices sends a statement for each report, and sets what each answers. Rows are locked in the order of the reports.
 func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	return s.retry(ctx, "report", func() error { return s.exchangeOnce(ctx, reports, queue) })
+	return exchangeFree(ctx, reports, func(free []*Report, wait string) error {
+		return s.retry(ctx, "report", func() error {
+			batch := &pgx.Batch{}
+			batch.Queue(s.statements.boundWait, wait)
+			return s.exchangeOnce(ctx, batch, free, queue)
+		})
+	})
 }
 
+// mostPriceWait is how long an exchange waits for the first row that somebody holds: longer than the exchange of another process
+// takes. For each row after it waits shortWait.
+const mostPriceWait = 200 * time.Millisecond
+
+// exchangeFree runs exchange without the reports whose rows somebody holds, and sets Held of these. exchange returns a heldPrice
+// for the first such row that it meets, and has done nothing then.
+func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*Report, wait string) error) error {
+	patience := mostPriceWait
+	if end, ends := ctx.Deadline(); ends {
+		patience = max(min(patience, time.Until(end)/4), time.Millisecond)
+	}
+	free, wait := slices.Clone(reports), fmt.Sprint(patience.Milliseconds())
+	for len(free) > 0 {
+		err := exchange(free, wait)
+		var held *heldPrice
+		if !errors.As(err, &held) {
+			return err
+		}
+		held.report.Held, held.report.HasUpstream = held.error, false
+		free, wait = slices.DeleteFunc(free, func(r *Report) bool { return r == held.report }), shortWait
+	}
+	return nil
+}
+
+// heldPrice is the lock timeout of the row of a report.
+type heldPrice struct {
+	error
+	report *Report
+}
+
+func (e *heldPrice) Unwrap() error { return e.error }
+
 // exchangeOnce is one attempt of exchangePrices.
-func (s *Session) exchangeOnce(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	batch := &pgx.Batch{}
+func (s *Session) exchangeOnce(ctx context.Context, batch *pgx.Batch, reports []*Report, queue func(*pgx.Batch, *Report)) error {
+	before := batch.Len()
 	for _, r := range reports {
 		queue(batch, r)
 	}
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+		if err := skip(results, before); err != nil {
+			return err
+		}
 		answers := make([]Upstream, len(reports))
 		found := make([]bool, len(reports))
-		for i := range reports {
-			rows, err := results.Query()
-			if err != nil {
-				return err
-			}
+		for i, r := range reports {
 			u := &answers[i]
-			_, err = pgx.ForEachRow(rows, []any{
-				&u.Epoch, &u.BegunUs, &u.Outcomes, &u.Accepted, &u.Throttled, &u.Share, &u.Cut, &u.PausedUntilUs, &u.NowUs,
-			}, func() error {
-				found[i] = true
-				return nil
-			})
-			if err != nil {
+			rows, err := results.Query()
+			if err == nil {
+				_, err = pgx.ForEachRow(rows, []any{
+					&u.Epoch, &u.BegunUs, &u.Outcomes, &u.Accepted, &u.Throttled, &u.Share, &u.Cut, &u.PausedUntilUs, &u.NowUs,
+				}, func() error {
+					found[i] = true
+					return nil
+				})
+			}
+			switch {
+			case IsLockTimeout(err):
+				return &heldPrice{err, r}
+			case err != nil:
 				return err
 			}
 		}

@@ -300,8 +300,12 @@ func (s *Session) exchangeRouted(ctx context.Context, reports []*Report, queue f
 	if err != nil {
 		return err
 	}
-	return s.retryTx(ctx, "report", func(tx *Session) error {
-		return tx.exchangeOnce(ctx, reports, func(batch *pgx.Batch, r *Report) { queue(batch, r, now) })
+	return exchangeFree(ctx, reports, func(free []*Report, wait string) error {
+		return s.retryTx(ctx, "report", func(tx *Session) error {
+			batch := &pgx.Batch{}
+			boundWaitRouted(batch, wait)
+			return tx.exchangeOnce(ctx, batch, free, func(batch *pgx.Batch, r *Report) { queue(batch, r, now) })
+		})
 	})
 }
 
