@@ -110,7 +110,7 @@ func NewTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), at
 		of := &set.Tiers[i]
 		limit, ok := limitOf(of.Limit)
 		if !ok {
-			return nil, invalid("tier %d: nobody knows the limit %.80q; define it in the program, or store a rule for it", i, of.Limit)
+			return nil, invalid("tier %d: nobody knows the limit %.80q; correct the name, store a rule for it, or define it in the program (SiteConfig.Limits)", i, of.Limit)
 		}
 		var err error
 		if t.tiers[i], err = newTier(of, limit, known); err != nil {

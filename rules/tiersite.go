@@ -43,7 +43,8 @@ type siteTiers struct {
 	err   error // where there are none
 }
 
-// NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid.
+// NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid. If the Set has loaded tiers that
+// cannot be used, and SiteConfig has none, NewSite returns the error, and no request fails later: call Set.Load before.
 func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	if set == nil {
 		return nil, fmt.Errorf("%w: the Set is nil; pass what NewSet returned", ErrInvalidConfig)
@@ -59,6 +60,11 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 		first = &siteTiers{err: errors.New("rules: the tiers are not loaded yet; call Set.Load, or Set.Run on a goroutine of its own")}
 	}
 	s.current.Store(first)
+	if set.current.Load() != nil {
+		if loaded := s.renew(); loaded.err != nil {
+			return nil, fmt.Errorf("the tiers that the Set has loaded: %w", loaded.err)
+		}
+	}
 	return s, nil
 }
 

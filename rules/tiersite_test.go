@@ -82,9 +82,15 @@ func TestSiteKeepsTheTiersThatWork(t *testing.T) {
 		f.replaceTiers(t, tier)
 		require.Equal(t, []ratelimit.Request{messages.For("ada").Plan("pro")}, asks(t, site))
 		require.ErrorContains(t, f.events.last(t).Err, want)
-		_, err := newSite(t, f.set, config).Requests(ada, nil)
+		_, err := rules.NewSite(f.set, config)
 		require.ErrorIs(t, err, rules.ErrInvalid)
 		require.ErrorContains(t, err, want, "there are none from before")
+		require.ErrorContains(t, err, "the tiers that the Set has loaded")
+
+		own := config
+		own.Tiers = rules.TierSet{Tiers: []rules.Tier{{Limit: "messages"}}}
+		require.Equal(t, []ratelimit.Request{messages.Global().Plan("pro")}, asks(t, newSite(t, f.set, own)))
+		require.ErrorContains(t, f.events.last(t).Err, want)
 	}
 	f.replaceTiers(t, rules.Tier{Limit: "messages"})
 	require.Equal(t, []ratelimit.Request{messages.Global().Plan("pro")}, asks(t, site))
@@ -113,7 +119,7 @@ func TestSiteTakesLimitsFromRules(t *testing.T) {
 	_, err = f.immediate(t).Delete(t.Context(), why, "plans", "free")
 	require.NoError(t, err)
 	f.load(t)
-	_, err = newSite(t, f.set, rules.SiteConfig{}).Requests(ada, nil)
+	_, err = rules.NewSite(f.set, rules.SiteConfig{})
 	require.ErrorContains(t, err, `nobody knows the limit "plans"`)
 	require.Len(t, asks(t, site), 2, "a site that runs goes on")
 }
@@ -134,7 +140,7 @@ func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
 
 	f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 2 * 86400000000`)
 	f.load(t)
-	_, err = newSite(t, f.set, rules.SiteConfig{}).Requests(ada, nil)
+	_, err = rules.NewSite(f.set, rules.SiteConfig{})
 	require.ErrorContains(t, err, `nobody knows the limit "search"`)
 }
 

@@ -99,6 +99,15 @@ func TestRulesApply(t *testing.T) {
 		require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", second))
 	})
 
+	t.Run("NotesTiersOfLimitsWithoutARule", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", firstFile), "--reason", "the first", "--yes")
+		path := file(t, "rules.yaml", "match: all\nrules: [{limit: site, rps: 1000, burst: 2000, unit: requests}]\ntiers: [{limit: site}, {limit: search}, {limit: serch}]")
+		require.Contains(t, f.run(t, "rules", "diff", "-f", path).err, "tiers name limits that have no rule: serch;")
+		require.Contains(t, f.run(t, "rules", "diff", "-f", path, "--delete-missing").err, "tiers name limits that have no rule: search, serch;")
+	})
+
 	t.Run("DeletesWhatIsMissingOnlyWhenTold", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
@@ -253,11 +262,13 @@ rules:
 match: all
 tiers:
   - {limit: calls, key: "{ip}"}
+  - {limit: cals}
 `))
 		require.Equal(t, 0, r.code, r.err)
 		require.Equal(t, `note: rule "Calls", plan "": its capacity is 0.5, so a request with the default cost of 1 is an error
 note: rule "slow", plan "pro": its capacity is 0.5, so a request with the default cost of 1 is an error
 note: the limits "Calls" and "calls" differ only in case, and are two limits
+note: tiers name limits that have no rule: cals; correct the names, add rules, or name the limits in rules.SiteConfig of each program
 note: tiers name attributes that a program must declare in rules.SiteConfig: ip
 `, r.err)
 	})

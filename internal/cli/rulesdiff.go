@@ -236,6 +236,10 @@ func (a *app) compare(ctx context.Context, f *diffFlags, document *rules.Documen
 			return err
 		}
 		d, version = f.between(&list, document, now), list.Version
+		if f.deleteRules {
+			list.Rules = nil
+		}
+		a.noteUndefined(document, list.Rules)
 		return nil
 	})
 	return d, version, err

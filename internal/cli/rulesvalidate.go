@@ -29,7 +29,7 @@ func (a *app) rulesValidate() *cobra.Command {
 		Use:   "validate",
 		Short: "Check a rules file",
 		Long: `Check a rules file, and say what is wrong with it and in which line. It asks no database. It notes a capacity below 1, limits
-whose names differ only in case, and attributes of tiers that programs have to declare.`,
+whose names differ only in case, limits of tiers that have no rule, and attributes of tiers that programs have to declare.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules validate -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
@@ -109,7 +109,23 @@ func (a *app) noteMistakes(d *rules.Document) {
 		}
 		folded[strings.ToLower(limit)] = limit
 	}
+	a.noteUndefined(d, nil)
 	if attributes := d.Attributes(); len(attributes) > 0 {
 		a.note("tiers name attributes that a program must declare in rules.SiteConfig: %s", strings.Join(attributes, ", "))
+	}
+}
+
+// noteUndefined notes the limits that tiers of a file name and that have a rule neither in the file nor among the stored rules.
+func (a *app) noteUndefined(d *rules.Document, stored []rules.StoredRule) {
+	var undefined []string
+	for _, t := range d.Tiers.Tiers {
+		if !slices.ContainsFunc(d.Rules, func(r rules.Rule) bool { return r.Limit == t.Limit }) &&
+			!slices.ContainsFunc(stored, func(r rules.StoredRule) bool { return r.Limit == t.Limit }) {
+			undefined = append(undefined, t.Limit)
+		}
+	}
+	slices.Sort(undefined)
+	if undefined = slices.Compact(undefined); len(undefined) > 0 {
+		a.note("tiers name limits that have no rule: %s; correct the names, add rules, or name the limits in rules.SiteConfig of each program", strings.Join(undefined, ", "))
 	}
 }

@@ -44,11 +44,7 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
 	attributes := file.Attributes()
-	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: attributes})
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
-	}
-	for _, t := range file.Tiers.Tiers { // else each line would say so
+	for _, t := range file.Tiers.Tiers {
 		if !slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == t.Limit }) {
 			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, and there is no rule for it; add one, as the definitions in a program are not known here",
 				ErrInvalidConfig, t.Limit)
@@ -57,6 +53,10 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, which is of slots; a log does not say how long they are held: leave the tier out",
 				ErrInvalidConfig, t.Limit)
 		}
+	}
+	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: attributes})
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
 	patterns, optional := config.Routes, false
 	if len(patterns) == 0 {
