@@ -30,6 +30,7 @@ func (b *broken) Observe(_ context.Context, event ratelimit.Event) {
 func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 	t.Parallel()
 	hot := ratelimit.Define("hot", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 10_000, Prefetch: 10 * time.Second})
+	window := ratelimit.Define("hot", ratelimit.FixedWindow{Rate: 10_000, Period: ratelimit.Day, Prefetch: 10 * time.Second})
 	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Epoch: time.Second})
 	prefetch := func(t *testing.T, limiter *ratelimit.Limiter) {
@@ -53,6 +54,22 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 		"GivenBack": {
 			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Returned > 0 },
 			act:      prefetch, panics: 1,
+		},
+		"Lost": {
+			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Lost > 0 },
+			act: func(t *testing.T, limiter *ratelimit.Limiter) {
+				t.Helper()
+				for kept := false; !kept; {
+					d, err := limiter.Take(t.Context(), hot.For("key"))
+					require.NoError(t, err)
+					kept = d.States[0].Prefetched
+				}
+				for range 2 {
+					_, err := limiter.Take(t.Context(), window.For("key"))
+					require.NoError(t, err)
+				}
+			},
+			panics: 1,
 		},
 		"Leased": {
 			panicsAt: func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is },
