@@ -173,7 +173,7 @@ func TestAdaptivePruneRoutedSkipsARowThatIsHeld(t *testing.T) {
 	require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
 }
 
-// An upstream whose row somebody holds, or is making, keeps no other from being told, and nothing that was reported of it is lost.
+// A row of prices that another transaction has locked, or is inserting, delays no other row, and its outcomes are not lost.
 func TestAdaptiveGoesPastARowThatIsHeld(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -232,7 +232,7 @@ func (m *market) madeUpstream(t *testing.T) pgx.Tx {
 	return holder
 }
 
-// lockPrice begins a transaction that locks what is known of the upstream of a key.
+// lockPrice begins a transaction that locks the row of an upstream's key.
 func (m *market) lockPrice(t *testing.T, key string) pgx.Tx {
 	t.Helper()
 	holder := m.begin(t, pgx.ReadCommitted)

@@ -31,7 +31,7 @@ type Outcome struct {
 // [Failed], and what it was to write is written next time, unless it may have been written. What a process has counted
 // and not written is lost with it. Report counts whatever has become of ctx. In a transaction it counts, too, and is not
 // undone: it is about the upstream. While another transaction has locked the row of a key, the outcomes of that key stay in memory,
-// and those of the other keys are written.
+// and the outcomes of other keys are written.
 //
 // It returns ErrInvalidRequest for a limit that is not Adaptive, and for a RetryAfter below 0, and the errors that Take finds
 // before any SQL. Where a rule of Config.Policies has put another policy in place of an Adaptive one, nothing is counted.
@@ -280,8 +280,8 @@ func (p *prices) failed(ctx context.Context, due []*exchanged, told bool, err er
 	p.limiter.reports.failed(ctx, Failed{Verb: "report", Limit: name, Err: err}, began)
 }
 
-// leaveHeld leaves the keys whose rows somebody holds to the next exchange, with what was reported of them, tells the observer, and
-// returns the others.
+// leaveHeld keeps the outcomes of the keys whose rows another transaction has locked for the next exchange, notifies the observer,
+// and returns the other keys.
 func (p *prices) leaveHeld(ctx context.Context, due []*exchanged, began time.Time) (free []*exchanged) {
 	var held []*exchanged
 	for _, e := range due {

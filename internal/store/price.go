@@ -27,7 +27,7 @@ type Report struct {
 	Cut         bool    // with Turn
 	Upstream    Upstream
 	HasUpstream bool  // whether anything is known
-	Held        error // the lock timeout of the row, which somebody holds: nothing was added; nil: none
+	Held        error // the lock timeout of the row, if another transaction has locked it: nothing was added then
 }
 
 // Upstream is what all processes know of the upstream of a limit and a key: a row of the prices table.
@@ -49,7 +49,7 @@ func (u *Upstream) Measured() bucket.Measured {
 }
 
 // ReportPrices adds the reports, which are sorted by their keys, in one transaction, and sets what is known of each upstream
-// then. It sets Held of the reports whose rows somebody holds, and adds the others. s is a session on the pool.
+// then. It sets Held of the reports whose rows another transaction has locked, and adds the others. s is a session on the pool.
 func (s *Session) ReportPrices(ctx context.Context, reports []*Report) error {
 	if s.engine != nil {
 		return s.exchangeOnEngine(reports, func(r *Report, now int64) {
@@ -103,12 +103,12 @@ func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue f
 	})
 }
 
-// mostPriceWait is how long an exchange waits for the first row that somebody holds: longer than the exchange of another process
-// takes. For each row after it waits shortWait.
+// mostPriceWait is how long an exchange waits for the first row that is locked: longer than an exchange of another process takes.
+// For each later row it waits shortWait.
 const mostPriceWait = 200 * time.Millisecond
 
-// exchangeFree runs exchange without the reports whose rows somebody holds, and sets Held of these. exchange returns a heldPrice
-// for the first such row that it meets, and has done nothing then.
+// exchangeFree runs exchange without the reports whose rows another transaction has locked, and sets Held of these. exchange
+// changes nothing and returns a heldPriceError if it meets such a row.
 func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*Report, wait string) error) error {
 	patience := mostPriceWait
 	if end, ends := ctx.Deadline(); ends {
@@ -117,7 +117,7 @@ func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*
 	free, wait := slices.Clone(reports), fmt.Sprint(patience.Milliseconds())
 	for len(free) > 0 {
 		err := exchange(free, wait)
-		var held *heldPrice
+		var held *heldPriceError
 		if !errors.As(err, &held) {
 			return err
 		}
@@ -127,13 +127,13 @@ func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*
 	return nil
 }
 
-// heldPrice is the lock timeout of the row of a report.
-type heldPrice struct {
+// heldPriceError is the lock timeout of the row of a report.
+type heldPriceError struct {
 	error
 	report *Report
 }
 
-func (e *heldPrice) Unwrap() error { return e.error }
+func (e *heldPriceError) Unwrap() error { return e.error }
 
 // exchangeOnce is one attempt of exchangePrices.
 func (s *Session) exchangeOnce(ctx context.Context, batch *pgx.Batch, reports []*Report, queue func(*pgx.Batch, *Report)) error {
@@ -160,7 +160,7 @@ func (s *Session) exchangeOnce(ctx context.Context, batch *pgx.Batch, reports []
 			}
 			switch {
 			case IsLockTimeout(err):
-				return &heldPrice{err, r}
+				return &heldPriceError{err, r}
 			case err != nil:
 				return err
 			}
@@ -188,8 +188,8 @@ func (s *Session) ForgetPrices(ctx context.Context) error {
 	return err
 }
 
-// forgetPricesRouted is ForgetPrices. Citus has no SKIP LOCKED in a statement for all servers: if somebody holds one of the rows,
-// all of them stay until the next call.
+// forgetPricesRouted is ForgetPrices. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has
+// locked one of the rows, all of them stay until the next call.
 func (s *Session) forgetPricesRouted(ctx context.Context) error {
 	now, err := s.clock(ctx)
 	if err != nil {
