@@ -48,11 +48,11 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 // expireEach ends each reservation in a transaction of its own, so that one that cannot be ended undoes no other.
 func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	var failed []error
-	stuck := make(map[bucket.Key]bool)
+	ctx = store.Sweeping(ctx)
 	err = eachDue(ctx, l, func(ids []string) (more bool, err error) {
 		more = true
 		for i := 0; more && i < len(ids); i++ {
-			done, err := expire(ctx, l, ids[i], stuck)
+			done, err := expire(ctx, l, ids[i])
 			if done {
 				ended++
 			}
@@ -91,9 +91,9 @@ func nextDue(ctx context.Context, l *Limiter, due *store.DueReservations) ([]str
 	return due.Next(ctx)
 }
 
-// expire ends one reservation, if it is still to be ended and nobody has locked it. stuck are buckets that somebody
-// held for too long: reservations that would give back to one of them are left to the next call.
-func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]bool) (done bool, err error) {
+// expire ends one reservation, if it is still to be ended and nobody has locked it. Reservations that would give back to a bucket
+// that somebody held for too long are left to the next call.
+func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 	began := l.reports.began()
 	var r *store.Reservation
 	err = l.retryTx(ctx, "expire", func(ctx context.Context, tx *Limiter) error {
@@ -105,25 +105,16 @@ func expire(ctx context.Context, l *Limiter, id string, stuck map[bucket.Key]boo
 		if err != nil || len(locked) == 0 {
 			return err
 		}
-		r = locked[0]
-		if r.Release && slices.ContainsFunc(r.Asks(), func(a bucket.Ask) bool { return stuck[a.Key] }) {
-			return nil
-		}
-		done = true
+		r, done = locked[0], true
 		return finish(ctx, tx, r, Expired, r.Released())
 	})
-	if err == nil {
+	switch {
+	case err == nil:
 		return done, nil
+	case errors.Is(err, store.ErrStuck):
+		return false, nil
 	}
-	if store.IsLockTimeout(err) && r != nil {
-		var waited *store.WaitError
-		switch asks := r.Asks(); {
-		case errors.As(err, &waited):
-			stuck[waited.Row.Whole()] = true
-		case len(asks) == 1:
-			stuck[asks[0].Key] = true
-		}
-	}
+	store.StuckOf(ctx).Add(err, r)
 	err = during("expire "+id, l.explained(ctx, err, false))
 	l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
 	return false, err

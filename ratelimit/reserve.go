@@ -217,9 +217,16 @@ func onReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx
 		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation; pass the one that Reserve returned, and that of a Lease to Release", ErrNotReserved, id))
 	}
 	began := l.reports.began()
-	err := l.retryTx(ctx, verb, func(ctx context.Context, tx *Limiter) error {
-		r, err := tx.session.LockReservation(ctx, id)
-		if err != nil {
+	stuck := store.StuckOf(ctx)
+	var r *store.Reservation
+	err := l.retryTx(ctx, verb, func(ctx context.Context, tx *Limiter) (err error) {
+		r = nil
+		if stuck != nil && l.pool != nil {
+			if err := tx.session.BoundExpireWait(ctx); err != nil {
+				return err
+			}
+		}
+		if r, err = tx.session.LockReservation(ctx, id); err != nil {
 			return err
 		}
 		r.TermsNow, r.PausedUntil = termsNow(ctx, l, verb, r)
@@ -228,8 +235,9 @@ func onReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx
 	if err == nil {
 		return nil
 	}
+	stuck.Add(err, r)
 	err = during(verb+" "+id, l.explained(ctx, err, l.pool == nil))
-	if !isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
+	if !isAnyOf(err, store.ErrStuck, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}
 	return err
@@ -244,6 +252,9 @@ func isAnyOf(err error, targets ...error) bool {
 func finish(ctx context.Context, tx *Limiter, r *store.Reservation, final ReservationState, amounts []float64) error {
 	charges := slices.ContainsFunc(amounts, func(amount float64) bool { return amount != 0 })
 	if charges {
+		if store.StuckOf(ctx).Contains(r) {
+			return store.ErrStuck
+		}
 		if err := setCalendars(ctx, tx, r); err != nil {
 			return err
 		}

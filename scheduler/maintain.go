@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Maintained is what a call of Maintain did.
@@ -34,7 +34,8 @@ const (
 	// maintainBatch and maxBatches bound the reservations that one call ends.
 	maintainBatch = 500
 	maxBatches    = 200
-	// maxFailures is how many jobs may fail until a call gives up: by then it is the database that does.
+	// maxFailures is how many jobs may fail until a call gives up: by then it is the database that does. Jobs that are passed over because
+	// their bucket has made another one fail do not count.
 	maxFailures = 100
 )
 
@@ -44,7 +45,8 @@ const (
 // or let River do that: see PeriodicJob.
 //
 // A reservation that cannot be ended does not keep the others from it: Maintain ends those, returns the errors
-// joined with what it did, and finds it again at the next call.
+// joined with what it did, and finds it again at the next call. It waits at most a second for a bucket whose row another transaction
+// has locked, and then leaves the other reservations of that bucket to the next call.
 func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) (Maintained, error) {
 	var done Maintained
 	if client == nil {
@@ -59,33 +61,49 @@ func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) 
 	}
 	since = since.Add(-overlap)
 
+	sweeping, failed := store.Sweeping(ctx), make(failures)
 	var err error
-	failed := make(map[int64]error)
-	if done.Unguarded, err = s.sweep(ctx, client, since, failed, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err != nil {
-		return done, err
+	if done.Unguarded, err = s.sweep(sweeping, client, since, failed, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err == nil {
+		done.Ended, err = s.sweep(sweeping, client, since, failed, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	}
+	done.Ended += done.Unguarded
 	if done.Unguarded > 0 {
 		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their slots: a client that works them lacks the middleware",
 			slog.Int("jobs", done.Unguarded))
 	}
-	done.Ended, err = s.sweep(ctx, client, since, failed, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
-	done.Ended += done.Unguarded
-	if err != nil {
-		return done, err
-	}
-	if len(failed) == 0 { // else the next call has to look as far back
+	if err == nil && len(failed) == 0 { // else the next call has to look as far back
 		s.mu.Lock()
 		s.swept = begun
 		s.mu.Unlock()
 	}
-	done.Expired, err = s.limiter.Expire(ctx)
-	return done, errors.Join(append(slices.Collect(maps.Values(failed)), err)...)
+	errs := append(failed.causes(), err)
+	if ctx.Err() == nil {
+		done.Expired, err = s.limiter.Expire(ctx)
+		errs = append(errs, err)
+	}
+	return done, errors.Join(errs...)
 }
+
+// failures are the jobs whose reservation could not be ended, by their ID.
+type failures map[int64]error
+
+// causes returns the errors of the failures, without the jobs that were passed over.
+func (f failures) causes() (errs []error) {
+	for _, err := range f {
+		if !errors.Is(err, store.ErrStuck) {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// errGaveUp is the error of a sweep that ended early.
+var errGaveUp = errors.New("scheduler: maintain: gave up: too many reservations cannot be ended, or the time is over")
 
 // sweep ends the reservations that are open although their job ended in one of the states after since.
 // which narrows them down by a condition on their row r. Jobs whose reservation cannot be ended are added to failed,
 // and passed over when they are there already.
-func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, failed map[int64]error, which string, states ...rivertype.JobState) (int, error) {
+func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, failed failures, which string, states ...rivertype.JobState) (int, error) {
 	where := `finalized_at >= @ended_since AND EXISTS (
 		SELECT FROM ` + pgx.Identifier{s.limiter.Schema(), "reservations"}.Sanitize() + ` AS r
 		WHERE r.state = 'open'` + which + ` AND r.id = CASE
@@ -105,8 +123,8 @@ func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], sin
 			}
 			if err := s.endOf(ctx, job); err != nil {
 				failed[job.ID] = fmt.Errorf("scheduler: maintain: job %d: %w", job.ID, err)
-				if ctx.Err() != nil || len(failed) >= maxFailures {
-					return ended, errors.Join(slices.Collect(maps.Values(failed))...)
+				if ctx.Err() != nil || len(failed.causes()) >= maxFailures {
+					return ended, errGaveUp
 				}
 				continue
 			}

@@ -75,6 +75,42 @@ func TestMaintain(t *testing.T) {
 		require.InDelta(t, 100, f.held(t, daily, ""), 1e-9)
 	})
 
+	t.Run("GoesPastABucketThatIsHeld", func(t *testing.T) {
+		t.Parallel()
+		roomy := ratelimit.Define("roomy", ratelimit.FixedWindow{Rate: 1e6, Period: 24 * time.Hour})
+		const held = 110 // more than the failures after which a call gives up
+		early := setup(t, func(s *settings) {
+			s.limiter.AsOf = func() time.Time { return time.Now().Add(-48 * time.Hour) }
+		})
+		early.enqueue(t, nil, perSecond.Global().Cost(4)) // whose time is over
+		f := setupOn(t, early.pool)
+		var all []scheduler.Enqueued
+		for n := range held + 1 {
+			key := "held"
+			if n == held {
+				key = "free"
+			}
+			e := f.enqueue(t, nil, roomy.For(key).Cost(10))
+			_, err := f.client.JobCancel(t.Context(), e.Job.ID)
+			require.NoError(t, err)
+			all = append(all, e)
+		}
+		holder, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) })
+		_, err = holder.Exec(t.Context(), "SELECT FROM ratelimit.buckets WHERE key = 'held' FOR UPDATE")
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // two jobs that wait for Config.Timeout
+		defer cancel()
+		done, err := f.scheduler.Maintain(ctx, f.client)
+		require.Equal(t, scheduler.Maintained{Ended: 1, Expired: 1}, done)
+		require.ErrorContains(t, err, "55P03", "it is told once, and the other jobs of the bucket are not tried")
+		require.Equal(t, 1, strings.Count(err.Error(), "55P03"))
+		require.Equal(t, ratelimit.Cancelled, f.state(t, all[held].ID))
+		require.NoError(t, holder.Rollback(t.Context()))
+		require.Equal(t, scheduler.Maintained{Ended: held}, maintain(t, f))
+	})
+
 	t.Run("EndsTheSlotOfAJobThatPanickedInItsLastAttempt", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t, func(s *settings) { s.scheduler.Discarded = scheduler.GiveBack })

@@ -2,10 +2,14 @@ package store
 
 import (
 	"context"
+	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 const (
@@ -105,4 +109,44 @@ func (s *Session) ForgetEnded(ctx context.Context) (more bool, err error) {
 	}
 	tag, err := s.conn.Exec(ctx, s.statements.reservationsForget, int32(forgetPage), s.now(), int64(keepEnded/time.Microsecond))
 	return err == nil && tag.RowsAffected() == forgetPage, err
+}
+
+// ErrStuck is returned for a reservation that a sweep passes over: it would change a bucket that is in Stuck.
+var ErrStuck = errors.New("ratelimit: another transaction holds the row of a bucket")
+
+// Stuck is the set of buckets whose rows a sweep over many reservations found held for longer than it waits. A nil Stuck is empty,
+// and Add does nothing to it.
+type Stuck map[bucket.Key]bool
+
+// Contains reports whether a bucket of the reservation is in the set.
+func (s Stuck) Contains(r *Reservation) bool {
+	return len(s) > 0 && slices.ContainsFunc(r.Asks(), func(a bucket.Ask) bool { return s[a.Key] })
+}
+
+// Add adds the bucket of r whose row was held, if err is a lock timeout. r is nil if no reservation was locked.
+func (s Stuck) Add(err error, r *Reservation) {
+	if s == nil || r == nil || !IsLockTimeout(err) {
+		return
+	}
+	var waited *WaitError
+	switch asks := r.Asks(); {
+	case errors.As(err, &waited):
+		s[waited.Row.Whole()] = true
+	case len(asks) == 1:
+		s[asks[0].Key] = true
+	}
+}
+
+type stuckKey struct{}
+
+// Sweeping returns a context for ending many reservations, one call after the other. The calls wait a second at most for a row,
+// and return ErrStuck for a bucket that such a wait has ended at before.
+func Sweeping(ctx context.Context) context.Context {
+	return context.WithValue(ctx, stuckKey{}, Stuck{})
+}
+
+// StuckOf returns the set of the sweep that a call is part of, and nil if it is not part of one.
+func StuckOf(ctx context.Context) Stuck {
+	stuck, _ := ctx.Value(stuckKey{}).(Stuck)
+	return stuck
 }
