@@ -281,3 +281,52 @@ func TestPrefetch(t *testing.T) {
 		eventually(t, "it is given back", func() bool { return b.held(t, "idle", "hot") > limit.Capacity()-101 })
 	})
 }
+
+// Locked rows do not delay prefetched tokens of another row, and their own tokens come back when they are free.
+func TestPrefetchComesBackPastRowsThatAreHeld(t *testing.T) {
+	t.Parallel()
+	for name, setup := range map[string]func(*testing.T) *bundle{
+		"Plain":    func(t *testing.T) *bundle { t.Helper(); return setup(t) },
+		"Routed":   setupRouted,
+		"InMemory": func(t *testing.T) *bundle { t.Helper(); return inMemory.setup(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const held, takes, free = 8, 100, "free"
+			b, now, told := setup(t), &clock{}, &aheads{}
+			now.set(clockNoon)
+			limit := ratelimit.Define("ahead", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1000, Prefetch: time.Second})
+			limiter := b.with(t, ratelimit.Config{AsOf: now.now, Observer: told})
+			keys := []string{free}
+			for n := range held {
+				keys = append(keys, fmt.Sprint("held", n))
+			}
+			for _, key := range keys {
+				for range takes {
+					_, err := limiter.Take(t.Context(), limit.For(key))
+					require.NoError(t, err)
+				}
+				require.Less(t, b.held(t, "ahead", key), limit.Capacity()-takes-1, "some is taken ahead")
+			}
+			holder := b.begin(t, "")
+			for _, key := range keys[1:] {
+				_, err := b.limiter.WithTx(holder).Take(t.Context(), limit.For(key))
+				require.NoError(t, err)
+			}
+			now.set(now.now().Add(time.Second))
+			comesBack := func(keys ...string) {
+				for _, key := range keys {
+					eventually(t, "the prefetched tokens come back", func() bool {
+						now.set(now.now().Add(100 * time.Millisecond))
+						return b.held(t, "ahead", key) > limit.Capacity()-takes-0.5
+					})
+				}
+			}
+			comesBack(free)
+			require.NoError(t, holder.Rollback(t.Context()))
+			comesBack(keys...)
+			require.NoError(t, limiter.Close(t.Context()))
+			require.Zero(t, told.lost)
+		})
+	}
+}

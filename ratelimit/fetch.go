@@ -205,7 +205,7 @@ func (p *prefetched) fetched(ctx context.Context, s *holdingStripe, h *holding, 
 		h.pace.Stop()
 		rest := h.giveUp()
 		s.mu.Unlock()
-		p.giveBack(ctx, rest) // so that it is there for those who ask for it now
+		p.giveBack(ctx, rest, 0) // so that it is there for those who ask for it now
 		s.mu.Lock()
 		toDatabase(waiters)
 		h.stop()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 const (
@@ -17,6 +18,8 @@ const (
 	minSweep, maxSweep = 5 * time.Millisecond, time.Second
 	// givingBack is how many statements give back at once.
 	givingBack = 4
+	// returnWait is how long a sweep waits for a locked row. It tries again a maxSweep later.
+	returnWait = 50 * time.Millisecond
 )
 
 // leftover is what is left of a holding that is no more.
@@ -24,12 +27,14 @@ type leftover struct {
 	key   bucket.Key
 	terms bucket.Terms
 	kept  bucket.Ahead
+
+	notBefore time.Duration // when a sweep retries after a lock timeout; 0: at once
 }
 
 // giveUp ends what is kept, and returns what is left of it.
 func (h *holding) giveUp() (all []leftover) {
 	if h.kept.Left > 0 {
-		all = append(all, leftover{h.key, *h.terms, h.kept})
+		all = append(all, leftover{key: h.key, terms: *h.terms, kept: h.kept})
 	}
 	h.kept = bucket.Ahead{}
 	return all
@@ -47,7 +52,7 @@ func (p *prefetched) orphanOf(k bucket.Key, t bucket.Terms, kept bucket.Ahead) {
 		return
 	}
 	p.mu.Lock()
-	p.orphans = append(p.orphans, leftover{k, t, kept})
+	p.orphans = append(p.orphans, leftover{key: k, terms: t, kept: kept})
 	p.mu.Unlock()
 	p.arm(t.Prefetch)
 }
@@ -97,18 +102,45 @@ func (p *prefetched) sweep() {
 		return
 	}
 	defer p.end()
-	p.mu.Lock()
-	left := p.orphans
-	p.orphans, p.timer = nil, nil
-	p.mu.Unlock()
-	shortest := int64(0)
+	left, shortest := p.dueOrphans()
 	for i := range p.stripes {
 		left = p.sweepStripe(&p.stripes[i], left, &shortest)
 	}
-	p.giveBack(context.Background(), left)
 	if shortest > 0 {
-		p.arm(shortest)
+		p.arm(shortest) // before it gives back, which may take long
 	}
+	p.giveBack(context.Background(), left, returnWait)
+}
+
+// heldPrefetch is the Prefetch by which the next sweep is a maxSweep later.
+const heldPrefetch = int64(sweeps * maxSweep / time.Microsecond)
+
+// dueOrphans returns the orphans that it is time to give back, and the Prefetch by which the others are; 0 if there are none.
+func (p *prefetched) dueOrphans() (due []leftover, shortest int64) {
+	now := p.now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer = nil
+	later := p.orphans[:0:0]
+	for _, one := range p.orphans {
+		if one.notBefore > now {
+			later = append(later, one)
+			shortest = heldPrefetch
+		} else {
+			due = append(due, one)
+		}
+	}
+	p.orphans = later
+	return due, shortest
+}
+
+// retry has a later sweep give one back, because its row is locked.
+func (p *prefetched) retry(one leftover) {
+	one.notBefore = p.now() + maxSweep
+	p.mu.Lock()
+	p.orphans = append(p.orphans, one)
+	p.mu.Unlock()
+	p.arm(heldPrefetch)
 }
 
 func (p *prefetched) sweepStripe(s *holdingStripe, left []leftover, shortest *int64) []leftover {
@@ -142,11 +174,12 @@ func (h *holding) isLeft(now, prefetch time.Duration) bool {
 	return h.kept.Left > 0 && (now >= h.ends || now-h.usedAt >= prefetch*idleSweeps/sweeps || unused && now-h.sent >= prefetch/2)
 }
 
-// giveBack gives back to the rows what is left, as far as the promise allows, and waits for that.
-func (p *prefetched) giveBack(ctx context.Context, left []leftover) {
+// giveBack gives back to the rows what is left, as far as the promise allows, and waits for that: for each row up to most, after
+// which a sweep tries again; a most of 0 waits until ctx ends.
+func (p *prefetched) giveBack(ctx context.Context, left []leftover, most time.Duration) {
 	if len(left) < 2 {
 		for i := range left {
-			p.giveBackOne(ctx, &left[i])
+			p.giveBackOne(ctx, &left[i], most)
 		}
 		return
 	}
@@ -155,7 +188,7 @@ func (p *prefetched) giveBack(ctx context.Context, left []leftover) {
 	for range min(givingBack, len(left)) {
 		workers.Go(func() {
 			for one := range next {
-				p.giveBackOne(ctx, one)
+				p.giveBackOne(ctx, one, most)
 			}
 		})
 	}
@@ -166,9 +199,13 @@ func (p *prefetched) giveBack(ctx context.Context, left []leftover) {
 	workers.Wait()
 }
 
-// giveBackOne gives one back. What could not be given back is lost.
-func (p *prefetched) giveBackOne(ctx context.Context, one *leftover) {
+// giveBackOne gives one back. What could not be given back is lost, unless the row was locked for longer than most.
+func (p *prefetched) giveBackOne(ctx context.Context, one *leftover, most time.Duration) {
 	l := p.limiter
+	if most > 0 { // a sweep, beside which others may run
+		p.slots <- struct{}{}
+		defer func() { <-p.slots }()
+	}
 	event := Prefetched{Limit: one.key.Name, Lost: one.kept.Left}
 	defer func() {
 		if failure := recover(); failure != nil { // of a hook of the program: it must not end the process
@@ -180,8 +217,13 @@ func (p *prefetched) giveBackOne(ctx context.Context, one *leftover) {
 	bounded, cancel := l.bounded(ctx)
 	defer cancel()
 	terms, kept := one.terms.Returning(one.kept)
-	given, err := p.giveTo(bounded, one.key, terms, kept)
+	given, err := p.giveTo(bounded, one.key, terms, kept, most)
 	l.reports.invalidate([]bucket.Ask{{Key: one.key}})
+	if most > 0 && store.IsLockTimeout(err) {
+		event.Lost = 0
+		p.retry(*one)
+		return
+	}
 	if err != nil {
 		err = during(fmt.Sprintf("return %q", one.key.Name), l.explained(ctx, err, false))
 		l.reports.failed(ctx, Failed{Verb: "return", Limit: one.key.Name, Err: err}, began)
@@ -216,7 +258,7 @@ func (p *prefetched) beforeChange(ctx context.Context, l *Limiter, asks []bucket
 		}
 		s.mu.Unlock()
 	}
-	p.giveBack(ctx, left)
+	p.giveBack(ctx, left, 0)
 }
 
 // close gives back all that is kept, and waits for that, or until ctx ends. No fetch succeeds any more.
@@ -258,6 +300,6 @@ func (p *prefetched) close(ctx context.Context) error {
 	if len(left) == 0 {
 		return nil
 	}
-	p.giveBack(ctx, left)
+	p.giveBack(ctx, left, 0)
 	return ctx.Err()
 }

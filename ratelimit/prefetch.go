@@ -23,8 +23,8 @@ const (
 type prefetched struct {
 	limiter *Limiter
 	seed    maphash.Seed
-	now     func() time.Duration // on the clock that holdings end by: since it was made
-	giveTo  func(ctx context.Context, k bucket.Key, t bucket.Terms, kept bucket.Ahead) (float64, error)
+	now     func() time.Duration                                                                                            // on the clock that holdings end by: since it was made
+	giveTo  func(ctx context.Context, k bucket.Key, t bucket.Terms, kept bucket.Ahead, most time.Duration) (float64, error) // as store.Session.Return
 	stripes [holdingStripes]holdingStripe
 	count   atomic.Int64 // of holdings
 	waiting atomic.Int64 // calls that wait for a fetch
@@ -35,6 +35,7 @@ type prefetched struct {
 	timer    *time.Timer   // until the next sweep; nil: there is none to come
 	shortest int64         // the Prefetch that it goes by
 	orphans  []leftover    // of holdings that are no more, to be given back
+	slots    chan struct{} // one for each row that sweeps give back to at once
 	idle     chan struct{} // nil until Close; closed when nothing is under way any more
 }
 
@@ -70,7 +71,7 @@ type holding struct {
 }
 
 func newPrefetched(l *Limiter) *prefetched {
-	p := &prefetched{limiter: l, seed: maphash.MakeSeed(), giveTo: l.session.Return}
+	p := &prefetched{limiter: l, seed: maphash.MakeSeed(), giveTo: l.session.Return, slots: make(chan struct{}, givingBack)}
 	made := time.Now()
 	p.now = func() time.Duration { return time.Since(made) }
 	if l.config.AsOf != nil { // a test has time pass

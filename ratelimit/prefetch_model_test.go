@@ -154,7 +154,7 @@ func (w *prefetchWorld) Run(context.Context, []*store.Call, *bucket.Key) []batch
 }
 
 // giveBack is the database, too.
-func (w *prefetchWorld) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead) (float64, error) {
+func (w *prefetchWorld) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead, _ time.Duration) (float64, error) {
 	w.latency()
 	now := w.clock(time.Now())
 	if w.intN(10) == 0 {

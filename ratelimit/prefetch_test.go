@@ -86,7 +86,7 @@ func (l *ledger) Run(context.Context, []*store.Call, *bucket.Key) []batch.Blocke
 	panic("no batch runs")
 }
 
-func (l *ledger) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead) (float64, error) {
+func (l *ledger) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead, _ time.Duration) (float64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.given = append(l.given, kept)

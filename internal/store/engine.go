@@ -157,8 +157,11 @@ func (s *Session) exchangeOnEngine(reports []*Report, exchange func(*Report, int
 }
 
 // returnToEngine is Return.
-func (s *Session) returnToEngine(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64) (given float64, err error) {
+func (s *Session) returnToEngine(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64, most time.Duration) (given float64, err error) {
 	err = s.retryTx(ctx, "return", func(tx *Session) error {
+		if most > 0 {
+			tx.engine.BoundWait(most)
+		}
 		now := tx.instant()
 		given = 0
 		states, found, err := tx.engine.Lock(ctx, []bucket.Key{k})

@@ -30,7 +30,7 @@ func TestReturnAgrees(t *testing.T) {
 		a := bucket.Ahead{Taken: 100 * random.Float64(), TS: opening + random.Int64N(5_000_000)}
 		a.Left = a.Taken * random.Float64()
 
-		given, err := s.Return(t.Context(), k, terms, a)
+		given, err := s.Return(t.Context(), k, terms, a, 0)
 		require.NoError(t, err)
 		require.Equal(t, terms.Returnable(a, row.TS, clock), given)
 		want := terms.Return(row, a, clock)
@@ -58,7 +58,7 @@ func TestReturnOfNothing(t *testing.T) {
 	s := newSession(pool, standing)
 	terms := buckettest.TokenBucket(1, time.Second, 100)
 	k, a := bucket.Key{Name: "return", Key: "none"}, bucket.Ahead{Taken: 10, Left: 10, TS: opening}
-	given, err := s.Return(t.Context(), k, terms, a)
+	given, err := s.Return(t.Context(), k, terms, a, 0)
 	require.NoError(t, err)
 	require.Zero(t, given)
 	var count int
@@ -68,10 +68,10 @@ func TestReturnOfNothing(t *testing.T) {
 	_, err = pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1)`, opening)
 	require.NoError(t, err)
 	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: opening, Terms: terms}})
-	given, err = s.Return(t.Context(), k, eras.Holding(opening-1), a)
+	given, err = s.Return(t.Context(), k, eras.Holding(opening-1), a, 0)
 	require.NoError(t, err)
 	require.Zero(t, given)
-	given, err = s.Return(t.Context(), k, eras.Holding(opening), a)
+	given, err = s.Return(t.Context(), k, eras.Holding(opening), a, 0)
 	require.NoError(t, err)
 	require.InDelta(t, 10, given, 0)
 }

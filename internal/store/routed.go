@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -277,12 +278,16 @@ func (s *Session) busyRouted(ctx context.Context, rows []bucket.Ask) (busy []buc
 }
 
 // returnRouted is Return. It mirrors bucket_return.sql.
-func (s *Session) returnRouted(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64) (given float64, err error) {
+func (s *Session) returnRouted(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64, most time.Duration) (given float64, err error) {
 	err = s.retryTx(ctx, "return", func(tx *Session) error {
 		given = 0
 		l := &lockedRows{rows: []bucket.Ask{{Key: k, Terms: t}}, index: make(map[bucket.Key]int)}
 		l.prepare()
-		if err := tx.lockRouted(ctx, &pgx.Batch{}, l); err != nil {
+		batch := &pgx.Batch{}
+		if most > 0 {
+			boundWaitRouted(batch, fmt.Sprint(most.Milliseconds()))
+		}
+		if err := tx.lockRouted(ctx, batch, l); err != nil {
 			return err
 		}
 		if !l.made[0] && l.now <= until {
