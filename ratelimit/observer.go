@@ -124,7 +124,8 @@ type Mended struct {
 
 // Redefined is a limit that a Limiter was used with under two policies, which share the buckets of the name: whoever comes
 // last decides how large they are. It is told once for each name, whatever becomes of the call, and mostly a mistake: a name
-// used twice. Where one name is to have several policies, as plans, give it rules in [Config.Policies].
+// used twice. Where one name is to have several policies, as plans, give it rules in [Config.Policies]. Without an Observer,
+// slog's default logger has a warning instead.
 type Redefined struct {
 	// Limit is the name of both.
 	Limit string

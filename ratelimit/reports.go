@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -104,11 +105,14 @@ func (r *reports) tell(ctx context.Context, event Event) {
 	}
 }
 
-// redefined tells the observer that one name has two policies, whatever becomes of the transaction.
+// redefined tells the observer, or else slog, that one name has two policies, whatever becomes of the transaction.
 func (r *reports) redefined(ctx context.Context, before, limit Limit) {
-	if r.observer != nil {
-		r.observer.Observe(ctx, Redefined{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
+	if r.observer == nil {
+		slog.WarnContext(ctx, "ratelimit: one name, two policies; give each limit its own name", slog.String("limit", limit.Name()),
+			slog.String("before", before.Policy().String()), slog.String("policy", limit.Policy().String()))
+		return
 	}
+	r.observer.Observe(ctx, Redefined{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
 }
 
 // isUndone reports whether a rollback makes an event untrue: a refusal, a failure and a lost lease have changed nothing.

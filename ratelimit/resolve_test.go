@@ -3,6 +3,9 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"log"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -117,4 +120,27 @@ func TestANameWithTwoPoliciesIsToldOnce(t *testing.T) {
 	require.Equal(t, "api", told.Limit)
 	require.Equal(t, api.Policy(), told.Before)
 	require.Contains(t, []Policy{PerHour(20), PerHour(30)}, told.Policy)
+}
+
+// TestANameWithTwoPoliciesIsLoggedOnce: without an Observer, slog has it.
+//
+//nolint:paralleltest // it replaces slog's default logger
+func TestANameWithTwoPoliciesIsLoggedOnce(t *testing.T) {
+	var text strings.Builder
+	logger, output, flags := slog.Default(), log.Writer(), log.Flags()
+	t.Cleanup(func() {
+		slog.SetDefault(logger)
+		log.SetOutput(output)
+		log.SetFlags(flags)
+	})
+	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
+	limiter, err := New(&answering{}, Config{})
+	require.NoError(t, err)
+	for range 3 {
+		limiter.Resolve(Define("api", PerHour(10)).For("ada"))
+		limiter.Resolve(Define("api", PerHour(20)).For("ada"))
+	}
+	require.Equal(t, 1, strings.Count(text.String(), "\n"), text.String())
+	require.Contains(t, text.String(), `level=WARN msg="ratelimit: one name, two policies`)
+	require.Contains(t, text.String(), `limit=api before="10 per hour" policy="20 per hour"`)
 }
