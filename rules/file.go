@@ -112,7 +112,8 @@ func ReadFile(path string) (*Document, error) {
 }
 
 // Read returns what a rules file says, in YAML or JSON, up to 2 MiB. It is strict: a field that is not known, one that is
-// given twice, also under two of its names, and a value of another type are errors. An error wraps ErrInvalid and
+// given twice, also under two of its names, and a value of another type are errors. In YAML, so are more than 100 blank lines
+// in a row and more than 1000 entries and fields without a value, which would take long to read. An error wraps ErrInvalid and
 // names the line. What Read returns is valid, by itself: whether its tiers name attributes that the program declares is for NewTiers.
 func Read(r io.Reader) (*Document, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))

@@ -22,9 +22,14 @@ func parseYAML(text []byte) (_ *node, err error) {
 			err = errors.New("the file is not YAML that can be read; write it in a simpler way")
 		}
 	}()
-	tokens := lexer.Tokenize(string(text))
-	if err := checkTokens(tokens); err != nil {
+	if err := checkBlank(text); err != nil {
 		return nil, err
+	}
+	tokens := lexer.Tokenize(string(text))
+	for _, check := range []func(token.Tokens) error{checkTokens, checkEmpty} {
+		if err := check(tokens); err != nil {
+			return nil, err
+		}
 	}
 	file, err := parser.Parse(tokens, 0)
 	if err != nil {
