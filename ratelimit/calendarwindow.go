@@ -232,12 +232,13 @@ func explainZone(err error) error {
 // runBeyond runs the call again after it was answered with ErrUnknownWindows: nothing was taken.
 func (c *call) runBeyond(ctx context.Context, l *Limiter, err error) error {
 	for range maxBeyond {
-		beyond := slices.Clone(c.Asks)
-		if err = c.onCalendar(ctx, l, beyond); err != nil {
-			return err
+		if slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return a.IsInOtherMode() }) {
+			err = c.arrangeAgain(ctx, l)
+		} else {
+			err = c.askCalendars(ctx, l)
 		}
-		if c.plan.ruled {
-			l.store.SetLevelled(c.Asks)
+		if err != nil {
+			return err
 		}
 		again := &call{plan: c.plan, change: c.change, began: c.began}
 		again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
@@ -248,6 +249,17 @@ func (c *call) runBeyond(ctx context.Context, l *Limiter, err error) error {
 		}
 	}
 	return err
+}
+
+// askCalendars asks for the calendars of the call again.
+func (c *call) askCalendars(ctx context.Context, l *Limiter) error {
+	if err := c.onCalendar(ctx, l, slices.Clone(c.Asks)); err != nil {
+		return err
+	}
+	if c.plan.ruled {
+		l.store.SetLevelled(c.Asks)
+	}
+	return nil
 }
 
 // setCalendars has the terms that the limits of a reservation have now know when windows begin.

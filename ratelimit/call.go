@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,8 @@ const (
 type call struct {
 	store.Call
 	plan plan
+
+	requests []Request // of a call that is made again when the database's clock says that a rule is in another mode
 
 	change      func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
 	cached      *Decision                                   // the decision when it is from memory
@@ -170,16 +173,37 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 		l.prices.touchAll(ctx, &c.plan)
 		return nil, err
 	}
+	if c.plan.doubtful {
+		now, err := askTime(ctx, l, &c.plan, verb)
+		if err != nil {
+			return nil, c.failed(ctx, l, err)
+		}
+		c.plan = plan{now: now}
+		if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
+			return nil, err
+		}
+	}
+	if c.plan.moded {
+		c.requests = slices.Clone(requests)
+	}
+	if err := c.setTerms(ctx, l); err != nil {
+		return nil, c.failed(ctx, l, err)
+	}
+	return c, nil
+}
+
+// setTerms has the asks of the plan know when windows begin, and whether their rows are levelled.
+func (c *call) setTerms(ctx context.Context, l *Limiter) error {
 	c.Asks = c.plan.asks
 	if c.plan.calendars {
 		if err := c.onCalendar(ctx, l, nil); err != nil {
-			return nil, c.failed(ctx, l, err)
+			return err
 		}
 	}
 	if c.plan.ruled {
 		l.store.SetLevelled(c.Asks)
 	}
-	return c, nil
+	return nil
 }
 
 // spareCalls are calls that can be used again, each with nothing in it: a call is a thousand bytes, and what callers who share

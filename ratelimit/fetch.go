@@ -151,7 +151,7 @@ func (p *prefetched) fetch(ctx context.Context, s *holdingStripe, h *holding, is
 	}
 	h.leave = cancel
 	var c store.Call
-	c.Verb, c.Asks = verbTake, []bucket.Ask{{Key: h.key, Terms: *h.terms, Cost: cost + ahead}}
+	c.Verb, c.Asks = verbTake, []bucket.Ask{{Key: h.key, Terms: *h.terms, Cost: cost + ahead, Mode: h.terms.Mode()}}
 	s.mu.Unlock()
 
 	sent, err := p.now(), errExited

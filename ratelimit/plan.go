@@ -35,6 +35,8 @@ type plan struct {
 	calendars bool  // whether any follows a calendar
 	keyed     bool  // whether any key is not in its stored form, so that the secret counts
 	costless  bool  // whether nothing is to be taken
+	moded     bool  // whether a rule of any has eras with different modes, or with slots and with tokens
+	doubtful  bool  // whether a limit is off by this process's clock, and soon or was a moment ago in another mode
 	taken     int   // how many units of the requests were taken, where as many were asked for as there are
 	now       int64 // about what time it is for the database, where a rule needed to know
 	notBefore int64 // the end of the pauses
@@ -57,6 +59,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
 	}
 	p.reserves = verb == verbReserve
+	isEstimate := p.now == 0 && l.config.AsOf == nil
 	p.makeRoom(len(requests))
 	paused, borrows := false, false
 	for i := range requests {
@@ -86,7 +89,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		if paused {
 			p.pause(decides)
 		}
-		p.leaveOut()
+		p.leaveOut(isEstimate)
 	}
 	if err := p.finish(); err != nil {
 		return err

@@ -148,7 +148,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
 			amounts[i], r.TermsNow[i] = atPrice(actual.cost, r.Price(i), r.Costs[i]), actual.terms
-			if actual.subject.mode == Off { // which is not charged
+			if rule := actual.subject.rule; rule != nil && rule.holding(r.NowUs).mode == Off { // which is not charged
 				amounts[i] = min(amounts[i], 0)
 			}
 		}

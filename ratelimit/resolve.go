@@ -115,6 +115,56 @@ func (r *Rule) holding(now int64) *era {
 	return &r.eras[i]
 }
 
+// clockSkew is how far the clocks of this process and the database may differ while a rule that is off follows the database's clock.
+const clockSkew = time.Minute
+
+// isOffAround reports whether the rule is off at now, and at the instants that differ from it by clockSkew.
+func (r *Rule) isOffAround(now int64) bool {
+	skew := clockSkew.Microseconds()
+	return r.holding(now-skew).mode == Off && r.holding(now).mode == Off && r.holding(now+skew).mode == Off
+}
+
+// askTime returns the time of the database. It looks at the first bucket that the plan was made for.
+func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, error) {
+	look := &call{Call: store.Call{Verb: verb, Look: true}, plan: plan{asked: []asked{{}}, keyed: p.keyed}}
+	look.Asks = []bucket.Ask{{
+		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
+	}}
+	look.plan.asks = look.Asks
+	if err := look.runChecked(ctx, l); err != nil {
+		return 0, err
+	}
+	return look.Answers[0].Now, nil
+}
+
+// arrangeAgain arranges the call at an instant at which the terms of all its asks are in effect, because the database's clock says that a
+// rule is in another mode than by the clock of this process. It is decided in these modes, also where a rule changes meanwhile.
+func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
+	verb, now := c.Verb, l.config.estimate()
+	if c.plan.reserves {
+		verb = verbReserve // also of CheckReserve
+	}
+	for i := range c.Asks {
+		since, until := c.Asks[i].Terms.Span()
+		now = min(max(now, since), until-1)
+	}
+	arranged := plan{now: now}
+	if err := arranged.arrange(ctx, l, verb, c.requests); err != nil {
+		return err
+	}
+	for i := range arranged.asks {
+		arranged.asks[i].Within, arranged.asks[i].Mode = c.Asks[0].Within, 0
+	}
+	c.plan = arranged
+	c.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
+	if c.Reserve != nil {
+		keeping := *c.Reserve
+		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
+		c.Reserve = &keeping
+	}
+	return c.setTerms(ctx, l)
+}
+
 // isPaused reports whether the rule lets nothing through at an instant.
 func (s *subject) isPaused(now int64) bool { return s.paused() > now }
 

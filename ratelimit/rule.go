@@ -167,6 +167,15 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 	return of, change, err
 }
 
+// modeNumber returns a number for the mode, from 1. Slots have other numbers than tokens.
+func (e *era) modeNumber() uint8 {
+	n := slices.Index([]Mode{On, Shadow, Off}, e.mode) + 1
+	if e.limit.terms().Holds() {
+		n += 3
+	}
+	return uint8(n)
+}
+
 // link tells the terms of each era what the others are.
 func (r *Rule) link(changes []bucket.Change) {
 	if len(r.eras) == 1 {
@@ -174,7 +183,7 @@ func (r *Rule) link(changes []bucket.Change) {
 	}
 	eras := make([]bucket.Era, len(r.eras))
 	for i, e := range r.eras {
-		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i], Origin: int32(i)}
+		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i], Mode: e.modeNumber(), Origin: int32(i)}
 	}
 	linked := bucket.NewEras(eras)
 	for i := range r.eras {
@@ -229,10 +238,14 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// leaveOut removes the limits that are off from the call. The pool of a guarantee that is off or in shadow decides alone.
-func (p *plan) leaveOut() {
+// leaveOut removes the limits that are off from the call. The pool of a guarantee that is off or in shadow decides alone. isEstimate
+// says that the clock of this process chose the modes.
+func (p *plan) leaveOut(isEstimate bool) {
 	for i := range p.of {
 		s := &p.of[i]
+		p.asks[i].Mode = p.asks[i].Terms.Mode()
+		p.moded = p.moded || p.asks[i].Mode != 0
+		p.doubtful = p.doubtful || isEstimate && s.mode == Off && !s.rule.isOffAround(p.now)
 		if s.mode == Off || s.mode == Shadow && !s.spared {
 			p.passOn(i)
 		}

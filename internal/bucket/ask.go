@@ -19,6 +19,8 @@ type Ask struct {
 
 	Unenforced bool // whether the limit refuses nobody and delays nobody
 	MayOwe     bool // whether Lowest is what the terms allow to be owed
+
+	Mode uint8 // the mode of the era that the ask was made for; 0: any
 }
 
 // SetNow sets the terms to those that hold at an instant.
@@ -29,6 +31,9 @@ func (a *Ask) SetNow(now int64) {
 	}
 	a.AllowPrice()
 }
+
+// IsInOtherMode reports whether the terms are of an era with another mode than the ask was made for.
+func (a *Ask) IsInOtherMode() bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode }
 
 // Price returns what the cost was multiplied by.
 func (a *Ask) Price() float64 {

@@ -216,9 +216,10 @@ func (t Terms) Followed() Calendar {
 	return t.Eras.eras[t.Era].Follows
 }
 
-// AnyUnknown reports whether the terms of one of the asks are Unknown.
+// AnyUnknown reports whether the terms of one of the asks are Unknown, or of an era with another mode: the call cannot be decided as
+// it was made.
 func AnyUnknown(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.IsUnknown() })
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.IsUnknown() || a.IsInOtherMode() })
 }
 
 // Origin returns which of the eras the terms are of that they were made from; see OnCalendar.

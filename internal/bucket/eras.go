@@ -24,6 +24,7 @@ type Era struct {
 	From   int64
 	Terms  Terms
 	Change Change // at From; that of the first era does not matter
+	Mode   uint8  // a number for each mode of a rule, with slots or with tokens; see Ask.Mode
 
 	Origin    int32 // which era it is of those that it was made from; see Terms.OnCalendar
 	Continues bool  // whether it is the same calendar's as the era before, in other windows
@@ -38,6 +39,7 @@ type Eras struct {
 	seeded   bool   // whether the phase of any is derived from the key
 
 	calendars bool // whether any has a Calendar
+	modes     bool // whether their modes differ
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
@@ -53,6 +55,7 @@ func NewEras(eras []Era) *Eras {
 			continue
 		}
 		before := &e.eras[i-1]
+		e.modes = e.modes || era.Mode != before.Mode
 		e.reshaped[i] = era.Change != Reset && (e.reshaped[i-1] || era.isOfAllRows(before))
 	}
 	return e
@@ -88,6 +91,14 @@ func (e *Eras) DebtGrowth() float64 {
 
 // EverReshaped reports whether Terms of any era are Reshaped.
 func (e *Eras) EverReshaped() bool { return slices.Contains(e.reshaped, true) }
+
+// Mode returns the mode of the era of the terms; 0: no other era has another mode.
+func (t Terms) Mode() uint8 {
+	if t.Eras == nil || !t.Eras.modes {
+		return 0
+	}
+	return t.Eras.eras[t.Era].Mode
+}
 
 // Span returns the instant from which the terms hold, and that from which they hold no more.
 func (t Terms) Span() (since, until int64) {

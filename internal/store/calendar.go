@@ -15,9 +15,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// ErrUnknownWindows is what a decision comes to that is made at an instant beyond the tables of its calendars: it needs
-// others, and has taken nothing.
-var ErrUnknownWindows = errors.New("ratelimit: the database's clock was changed, and when windows begin has to be asked for again")
+// ErrUnknownWindows says that a decision was made at an instant beyond the tables of its calendars, or in an era with another mode
+// than the call was made for. It has taken nothing.
+var ErrUnknownWindows = errors.New("ratelimit: the database's clock was changed: the call needs the calendars and the modes of rules at another instant")
 
 // ZoneError says that the server knows no time zone of that name. A caller's transaction goes on.
 type ZoneError struct{ Zone string }

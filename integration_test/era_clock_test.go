@@ -1,0 +1,232 @@
+package integration_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// wrongClock makes Limiters in a process whose clock differs from the server's.
+type wrongClock struct {
+	bundle *bundle
+	ahead  bool
+}
+
+// limiter returns a Limiter whose limit has a rule that says one thing by the clock of the process, and another by the server's. By the
+// clock of the process, the rule changes in 30 seconds or changed 30 seconds ago.
+func (w wrongClock) limiter(t *testing.T, limit ratelimit.Limit, byProcess, byServer ratelimit.Era) *ratelimit.Limiter {
+	t.Helper()
+	eras, distance := []ratelimit.Era{byProcess, byServer}, 30*time.Second
+	if w.ahead {
+		eras, distance = []ratelimit.Era{byServer, byProcess}, -30*time.Second
+	}
+	eras[1].From = time.Now().Add(distance)
+	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: eras})
+	require.NoError(t, err)
+	return w.bundle.with(t, ratelimit.Config{Policies: eraRules{limit.Name(): rule}, DenyCache: denyEntries})
+}
+
+// onWrongClocks runs a test in processes whose clocks are behind and ahead of the server's: their time is virtual, and begins in 2000.
+func onWrongClocks(t *testing.T, test func(t *testing.T, w wrongClock)) {
+	t.Helper()
+	for name, sleep := range map[string]time.Duration{"Behind": 0, "Ahead": 200 * 365 * ratelimit.Day} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := postgrestest.NewDatabase(t)
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(sleep)
+				pool, err := pgxpool.New(t.Context(), url)
+				require.NoError(t, err)
+				t.Cleanup(pool.Close)
+				test(t, wrongClock{&bundle{pool: pool}, sleep > 0})
+			})
+		})
+	}
+}
+
+// eachPairOfModes runs a test for each pair of modes of a limit of two tokens: the mode by the clock of the process, and by the server's.
+func eachPairOfModes(test func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era)) {
+	modes := []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off}
+	for _, byProcess := range modes {
+		for _, byServer := range modes {
+			limit := ratelimit.Define(string("is-"+byProcess+"-"+byServer), ratelimit.TokenBucket{Rate: 12, Period: century, Capacity: 2, MaxReserved: 9})
+			test(limit, ratelimit.Era{Mode: byProcess}, ratelimit.Era{Mode: byServer})
+		}
+	}
+}
+
+// TestTheModeOfARuleFollowsTheServersClock has the server's clock choose the mode, in a batch and in a transaction: it is in the answer,
+// it decides, and each token is taken once.
+func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
+	t.Parallel()
+	other := ratelimit.Define("other", hoard(100))
+	onWrongClocks(t, func(t *testing.T, w wrongClock) {
+		t.Helper()
+		eachPairOfModes(func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) {
+			l := w.limiter(t, limit, byProcess, byServer)
+			for key, requests := range map[string][]ratelimit.Request{
+				limit.Name() + "one": {limit.For(limit.Name() + "one")},
+				limit.Name() + "two": {limit.For(limit.Name() + "two"), other.For(limit.Name() + "two")},
+			} {
+				takes := func(l *ratelimit.Limiter) {
+					for i := range 4 {
+						d, err := l.Take(t.Context(), requests...)
+						require.NoError(t, err, key)
+						require.Equal(t, byServer.Mode != ratelimit.On || i < 2, d.Allowed, "%v, take %d", key, i)
+						require.Equal(t, byServer.Mode == ratelimit.Off || i < 2, d.States[0].Allowed, "%v, take %d", key, i)
+						require.Equal(t, byServer.Mode, d.States[0].Mode, "%v, take %d", key, i)
+						require.Equal(t, byServer.Mode == ratelimit.Off, d.States[0].NotAsked, "%v, take %d", key, i)
+					}
+				}
+				taken := map[ratelimit.Mode]float64{ratelimit.On: 2, ratelimit.Shadow: 2}[byServer.Mode]
+				others := map[ratelimit.Mode]float64{ratelimit.On: 2, ratelimit.Shadow: 4, ratelimit.Off: 4}[byServer.Mode]
+				check := func(times float64) {
+					require.InDelta(t, 2-taken, tokens(t, l, limit.For(key)), 1e-6, key)
+					if len(requests) > 1 {
+						require.InDelta(t, 100-times*others, tokens(t, l, other.For(key)), 1e-6, key)
+					}
+				}
+				takes(l)
+				check(1)
+				require.NoError(t, l.Reset(t.Context(), limit.For(key)))
+				require.NoError(t, l.InTx(t.Context(), func(tx pgx.Tx) error {
+					takes(l.WithTx(tx))
+					return nil
+				}))
+				check(2)
+			}
+		})
+	})
+}
+
+// TestOtherCallsFollowTheServersClock has the other calls that decide go by the mode at the server's time.
+func TestOtherCallsFollowTheServersClock(t *testing.T) {
+	t.Parallel()
+	onWrongClocks(t, func(t *testing.T, w wrongClock) {
+		t.Helper()
+		eachPairOfModes(func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) {
+			l, isOn, isOff := w.limiter(t, limit, byProcess, byServer), byServer.Mode == ratelimit.On, byServer.Mode == ratelimit.Off
+			free := 2.0
+			if !isOff {
+				free = 0
+			}
+			n, d, err := l.TakeUpTo(t.Context(), 3, limit.For("eve"))
+			require.NoError(t, err)
+			require.Equal(t, map[bool]int{true: 2, false: 3}[isOn], n, limit)
+			require.Equal(t, byServer.Mode, d.States[0].Mode)
+			_, err = l.Take(t.Context(), limit.For("dan").Cost(2))
+			require.NoError(t, err)
+			d, err = l.Check(t.Context(), limit.For("dan"))
+			require.NoError(t, err)
+			require.Equal(t, !isOn, d.Allowed, limit)
+
+			for name, reserve := range map[string]func(context.Context, ...ratelimit.Request) (ratelimit.Reservation, error){"looks": l.CheckReserve, "makes": l.Reserve} {
+				r, err := reserve(t.Context(), limit.For("dan"))
+				require.NoError(t, err)
+				require.Equal(t, isOn, r.Delay() > 0, "%v %s", limit, name)
+				require.Equal(t, byServer.Mode, r.States[0].Mode)
+			}
+			r, err := l.Reserve(t.Context(), limit.For("fay"))
+			require.NoError(t, err)
+			require.NoError(t, w.limiter(t, limit, byProcess, byServer).Settle(t.Context(), r.ID, limit.For("fay").Cost(2)))
+			require.InDelta(t, free, tokens(t, l, limit.For("fay")), 1e-6, limit)
+		})
+	})
+}
+
+// TestRequestsAreCheckedByTheServersClock has the mode say whether Acquire needs slots, and whether a cost is too large.
+func TestRequestsAreCheckedByTheServersClock(t *testing.T) {
+	t.Parallel()
+	onWrongClocks(t, func(t *testing.T, w wrongClock) {
+		t.Helper()
+		mutex, small := ratelimit.Define("mutex", ratelimit.Concurrency{Most: 1}), ratelimit.Define("small", hoard(10))
+		off, on := ratelimit.Era{Mode: ratelimit.Off}, ratelimit.Era{}
+		l := w.limiter(t, mutex, off, on)
+		acquire(t, l, mutex.For("ada"))
+		refused(t, l, mutex.For("ada"))
+		lease := acquire(t, w.limiter(t, mutex, on, off), mutex.For("ada"))
+		require.True(t, lease.States[0].NotAsked)
+
+		tokens := ratelimit.Era{Policy: hoard(10)}
+		_, err := w.limiter(t, mutex, tokens, on).Take(t.Context(), mutex.For("dan"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+		_, err = w.limiter(t, mutex, on, tokens).Acquire(t.Context(), mutex.For("dan"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+		_, err = w.limiter(t, mutex, ratelimit.Era{Policy: hoard(10), Mode: ratelimit.Off}, tokens).Acquire(t.Context(), mutex.For("bob"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+		_, err = w.limiter(t, small, off, ratelimit.Era{Policy: hoard(5)}).Take(t.Context(), small.For("ada").Cost(7))
+		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+	})
+}
+
+// TestTheModeChangesInTheMidstOfACall has a rule change between the begin of a call and its decision, on both stores.
+func TestTheModeChangesInTheMidstOfACall(t *testing.T) {
+	t.Parallel()
+	limit, other := changingLimit("limit"), ratelimit.Define("other", slowly(10, 1))
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		b := on.setup(t)
+		for _, before := range []ratelimit.Mode{ratelimit.On, ratelimit.Shadow} {
+			for _, after := range []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off} {
+				key := string(before + " " + after)
+				rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{
+					{Policy: slowly(2, 1), Mode: before}, {From: changeInstant, Policy: slowly(2, 1), Mode: after},
+				}})
+				require.NoError(t, err)
+				limiter := func(reads int64) *ratelimit.Limiter {
+					return b.with(t, ratelimit.Config{Policies: eraRules{"limit": rule}, AsOf: jumping(reads)})
+				}
+				require.NoError(t, limiter(100).Charge(t.Context(), limit.For(key).Cost(2)))
+				d, err := limiter(1).Take(t.Context(), limit.For(key), other.For(key)) // which reads the clock once before it is decided
+				require.NoError(t, err)
+				require.Equal(t, after, d.States[0].Mode, key)
+				require.Equal(t, after != ratelimit.On, d.Allowed, key)
+				require.Equal(t, after == ratelimit.Off, d.States[0].Allowed, key)
+				taken := map[bool]float64{true: 1}[d.Allowed]
+				require.InDelta(t, 10-taken, tokens(t, limiter(0), other.For(key)), 1e-3, key)
+			}
+		}
+	}, inMemory, onPostgres)
+}
+
+// TestTheModesOfARuleCostNoRoundTrip has a limit whose rule changes its mode take as many round trips as one without a rule, unless it is
+// off and its mode changes within a minute.
+func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	b, w := setupCounted(t)
+	for name, test := range map[string]struct {
+		first, second ratelimit.Mode
+		change        time.Duration // from now
+		want          int
+	}{
+		"Shadow":   {ratelimit.Shadow, ratelimit.On, time.Hour, 1},
+		"On":       {ratelimit.On, ratelimit.Off, 40 * time.Second, 1},
+		"Off":      {ratelimit.Off, ratelimit.On, time.Hour, 0},
+		"OffLong":  {ratelimit.On, ratelimit.Off, -time.Hour, 0},
+		"SoonOn":   {ratelimit.Off, ratelimit.On, 40 * time.Second, 1},
+		"LatelyOn": {ratelimit.On, ratelimit.Off, -10 * time.Second, 1},
+	} {
+		limit := ratelimit.Define(name, hoard(100))
+		rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
+		require.NoError(t, err)
+		l := b.with(t, ratelimit.Config{NoBatching: true, Policies: eraRules{name: rule}})
+		for range 2 { // the former makes the row and learns of the server
+			require.NoError(t, l.Reset(t.Context(), limit.For(name)))
+			_, err := l.Take(t.Context(), limit.For(name))
+			require.NoError(t, err)
+		}
+		require.Equal(t, test.want, w.count(func() {
+			_, err := l.Take(t.Context(), limit.For(name))
+			require.NoError(t, err)
+		}), name)
+	}
+}
