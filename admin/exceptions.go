@@ -74,8 +74,8 @@ func cut(list *listing) *rules.Bucket {
 	return next
 }
 
-// lastWhole returns the last bucket before that of the last of n rows, whose spans may go on. Where all rows are of one
-// bucket, it returns that one.
+// lastWhole returns the last bucket whose rows are all among n rows: the rows of the last bucket may go on. If all rows are of
+// one bucket, it returns that bucket.
 func lastWhole(n int, bucketOf func(row int) rules.Bucket) rules.Bucket {
 	last := bucketOf(n - 1)
 	for i := n - 2; i >= 0; i-- {

@@ -140,3 +140,15 @@ func TestAllOfTheHistoryOfABucket(t *testing.T) {
 	require.Equal(t, "pause 63 of ada", all[0])
 	require.Equal(t, "pause 0 of ada", all[59])
 }
+
+// TestAllPausesOfAKeyAreOnOnePage: a page ends before a key whose pauses go on behind it.
+func TestAllPausesOfAKeyAreOnOnePage(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us)
+		SELECT 'messages', 'user-' || to_char(least(i - 1, 49), 'FM00'), 'ana', 'x', i * 1000, i * 1000 + 1 FROM generate_series(1, 52) AS i`)
+	pages := f.further(t, "/admin/exceptions", keyLink)
+	require.Len(t, pages, 2)
+	require.Len(t, pages[0], 49)
+	require.Equal(t, []string{"user-49", "user-49", "user-49"}, pages[1])
+}

@@ -194,7 +194,7 @@ func TestTheModeChangesInTheMidstOfACall(t *testing.T) {
 				require.InDelta(t, 10-taken, tokens(t, limiter(0), other.For(key)), 1e-3, key)
 			}
 		}
-	}, inMemory, onPostgres)
+	}, inMemory, onPostgres, inPartitions, byRoutedStatements)
 }
 
 // TestTheModesOfARuleCostNoRoundTrip has a limit whose rule changes its mode take as many round trips as one without a rule, unless it is

@@ -94,7 +94,7 @@ const (
 	// endPause ends at $3 the pause that is under way then.
 	endPause = `UPDATE ratelimit.pauses SET until_us = $3 WHERE name = $1 AND key = $2 AND from_us < $3 AND until_us > $3`
 
-	// cutPauses deletes the pauses that begin between $3 and $4, and those that have ended at $5. The history has them.
+	// cutPauses deletes the pauses that begin between $3 and $4, and the pauses that have ended at $5. The history has them.
 	cutPauses = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2 AND (from_us >= $3 AND from_us < $4 OR until_us <= $5)`
 
 	putPause = `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us) VALUES ($1, $2, $3, $4, $5, $6)`
@@ -115,7 +115,7 @@ const (
 		INSERT INTO ratelimit.rule_changes (version, position, what, name, plan, key, says, from_us, made_us, author, reason)
 		SELECT $7::bigint, $8::int, 'pause', $1, '', $2, jsonb_build_object('until_us', until_us), from_us, $9::bigint, $3, $4 FROM put`
 
-	// deletePauses deletes the pause of now, and those that lie ahead.
+	// deletePauses deletes the current pause and the later pauses.
 	deletePauses = `DELETE FROM ratelimit.pauses WHERE name = $1 AND key = $2`
 
 	clearTiers = `DELETE FROM ratelimit.tiers`

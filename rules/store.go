@@ -128,7 +128,7 @@ func (s *Store) RemoveOverride(ctx context.Context, edit Edit, limit, key string
 	return s.Apply(ctx, edit, Changes{RemoveOverride: []Bucket{{Limit: limit, Key: key}}})
 }
 
-// Pause pauses keys or limits. It replaces the pauses that overlap with it; others stay, also those that lie ahead.
+// Pause pauses keys or limits. It replaces the pauses that overlap with it. Pauses at other times stay.
 func (s *Store) Pause(ctx context.Context, edit Edit, pauses ...Pause) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Pause: pauses})
 }

@@ -107,7 +107,7 @@ func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding
 
 // lookAtSearchPath looks whether the search_path of a session names a schema before pg_catalog.
 func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	var path string // of the session: that of the transaction is pg_catalog
+	var path string // the default of the session; the transaction has another search_path
 	if err := tx.QueryRow(ctx, `SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
 		return nil, err
 	}

@@ -108,17 +108,18 @@ func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue f
 const mostPriceWait = 200 * time.Millisecond
 
 // exchangeFree runs exchange without the reports whose rows another transaction has locked, and sets Held of these. exchange
-// changes nothing and returns a heldPriceError if it meets such a row.
+// changes nothing and returns a heldPriceError if it meets such a row. exchangeFree returns that error, too, if ctx is about to end.
 func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*Report, wait string) error) error {
 	patience := mostPriceWait
-	if end, ends := ctx.Deadline(); ends {
+	end, ends := ctx.Deadline()
+	if ends {
 		patience = max(min(patience, time.Until(end)/4), time.Millisecond)
 	}
 	free, wait := slices.Clone(reports), fmt.Sprint(patience.Milliseconds())
 	for len(free) > 0 {
 		err := exchange(free, wait)
 		var held *heldPriceError
-		if !errors.As(err, &held) {
+		if !errors.As(err, &held) || ends && time.Until(end) < patience {
 			return err
 		}
 		held.report.Held, held.report.HasUpstream = held.error, false
