@@ -2,6 +2,8 @@ package integration_test
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -229,4 +232,39 @@ func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 			require.NoError(t, err)
 		}), name)
 	}
+}
+
+// TestCallsInOneBatchAreMadeForSeveralModes: of the calls that share a statement only those whose limit is in another mode are made
+// again, and no call takes twice or fails.
+func TestCallsInOneBatchAreMadeForSeveralModes(t *testing.T) {
+	t.Parallel()
+	const callers, rounds = 20, 5
+	other := ratelimit.Define("other", hoard(100000))
+	onWrongClocks(t, func(t *testing.T, w wrongClock) {
+		t.Helper()
+		eachPairOfModes(func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) {
+			l := w.limiter(t, limit, byProcess, byServer)
+			before := tokens(t, l, other.For("shared"))
+			var group errgroup.Group
+			var taken atomic.Int64
+			for caller := range callers {
+				group.Go(func() error {
+					for round := range rounds {
+						own, shared := limit.For(fmt.Sprint("round ", round)), other.For("shared")
+						requests := [][]ratelimit.Request{{shared}, {shared, own}, {own}}[caller%3]
+						d, err := l.Take(t.Context(), requests...)
+						if err != nil {
+							return err
+						}
+						if d.Allowed && len(d.States) > 0 && d.States[0].Limit == other {
+							taken.Add(1)
+						}
+					}
+					return nil
+				})
+			}
+			require.NoError(t, group.Wait())
+			require.InDelta(t, before-float64(taken.Load()), tokens(t, l, other.For("shared")), 0.1)
+		})
+	})
 }

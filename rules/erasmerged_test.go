@@ -118,8 +118,9 @@ func TestManyOverridesAhead(t *testing.T) {
 			later := now.Add(time.Second)
 			if begun {
 				want = 50
-				_, err := f.immediate(t).Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 5, Until: now.Add(day)})
+				applied, err := f.immediate(t).Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 5, Until: now.Add(day)})
 				require.NoError(t, err)
+				later = applied.From
 			}
 			for i := range n {
 				at := now.Add(time.Duration(i+1) * day)

@@ -21,7 +21,8 @@ import (
 // others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
 	if waitFor == nil && askForOne(calls) && !calls[0].Asks[0].Sharded() {
-		waitFor = &calls[0].Asks[0].Key
+		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
+		waitFor = &key
 	}
 	return s.runPart(ctx, calls, waitFor, true)
 }
@@ -76,6 +77,7 @@ func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(call
 	switch {
 	case waitFor == nil && one && waitedTooLong(err):
 		return waitForRow(calls, calls[0].Asks[0].Key, runBatch)
+	case errors.Is(err, ErrUnknownWindows) && len(calls) > 1: // the others can be decided
 	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && hasTimedOut(err) && !waitedTooLong(err):
 		for _, c := range calls {
 			c.Answer(err)
