@@ -132,7 +132,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		transport.Request = func(*http.Request) (ratelimit.Request, bool) { return inShadow, true }
 		_, throttled := m.press(t, client, 10)
 		require.Equal(t, 600, sumOf(throttled))
-		says(t, "all 100 a second are sent, 60 of them are throttled, and after ten seconds the price that is told is %.1f", price(t, limiter, inShadow))
+		says(t, "all 100 a second are sent, 60 of them are throttled, and after ten seconds the reported price is %.1f", price(t, limiter, inShadow))
 	})
 
 	t.Run("Applied", func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 			_, throttled = m.press(t, client, 1)
 			require.Zero(t, throttled[0])
 		}
-		says(t, "Once it takes 100 again, the contract holds after %.0f s", math.Ceil(m.now.Sub(took).Seconds()))
+		says(t, "Once it takes 100 again, the full contract is allowed after %.0f s", math.Ceil(m.now.Sub(took).Seconds()))
 	})
 
 	t.Run("RetryAfter", func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		_, err = m.send(t, client)
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
-		says(t, "After a response with Retry-After: 30 nobody sends anything for %v s", limited.Decision.RetryAfter.Seconds())
+		says(t, "After a response with Retry-After: 30, no request is sent for %v s", limited.Decision.RetryAfter.Seconds())
 		m.now = m.now.Add(100 * time.Millisecond)
 		price(t, limiter, ModelAPI.For("bolt")) // a call, with which it is written
 		m.now = m.now.Add(1900 * time.Millisecond)

@@ -215,7 +215,7 @@ func TestRecipesOfSpacing(t *testing.T) {
 		err := recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil))
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
-		says(t, "Who comes back after 12 s is told %s", inSeconds(limited.Decision.RetryAfter))
+		says(t, "A caller who retries after 12 s gets a `RetryAfter` of %s", inSeconds(limited.Decision.RetryAfter))
 		f.now = f.now.Add(limited.Decision.RetryAfter - time.Microsecond)
 		require.ErrorIs(t, recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil)), ratelimit.ErrLimited)
 		f.now = f.now.Add(time.Microsecond)
@@ -237,7 +237,7 @@ func TestRecipesOfSpacing(t *testing.T) {
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
 		require.Equal(t, 3*time.Minute, limited.Decision.RetryAfter)
-		says(t, "Of 20 guesses at once %d are looked at, and the next is %v away", looked, "3 min")
+		says(t, "Of 20 guesses at once %d are verified, and the next is possible after %v", looked, "3 min")
 		require.NoError(t, signIn("grace", true))
 		require.Equal(t, 5.0, f.tokens(t, LoginAccount.For("grace")))
 		require.Equal(t, 25.0, f.tokens(t, LoginAddress.For("192.0.2.1")), "the failures stay")
@@ -265,7 +265,7 @@ func TestRecipesOfCosts(t *testing.T) {
 	require.Equal(t, 9500.0, f.tokens(t, ModelTokens.For("ada")))
 	refused := ask("12000")
 	require.Equal(t, http.StatusTooManyRequests, refused.Code)
-	says(t, "After 30,000 tokens and a request that states none, 9,500 are left; one of 12,000 is told to come back in %s s", refused.Header().Get("Retry-After"))
+	says(t, "After 30,000 tokens and a request that states none, 9,500 are left; a request of 12,000 gets a `Retry-After` of %s s", refused.Header().Get("Retry-After"))
 }
 
 // TestRecipesShowWhatRuns finds each block of the page in what the tests above run.

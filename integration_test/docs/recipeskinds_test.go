@@ -56,7 +56,7 @@ func TestRecipesWorstCase(t *testing.T) {
 		return most
 	}
 	says(t, "| `TokenBucket` | `Rate` each `Period` in the long run, and `Capacity` at once | %d | 2 numbers |", worst(kinds["TokenBucket"]))
-	says(t, "| `FixedWindow` with a `Start` | `Rate` in each window; without a `Start` they begin at a moment of each key's own | %d | 2 numbers |", worst(kinds["FixedWindow"]))
+	says(t, "| `FixedWindow` with a `Start` | `Rate` in each window; without a `Start` windows begin at an offset derived from the key | %d | 2 numbers |", worst(kinds["FixedWindow"]))
 	says(t, "| `SlidingWindow` | never more than `Rate` in any `Period` | %d | ", worst(kinds["SlidingWindow"]))
 	var runs []time.Duration
 	v := ratelimit.Define("spacing", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second, Capacity: ratelimit.NoCapacity}).Global().Full(recipeStart)
@@ -65,7 +65,7 @@ func TestRecipesWorstCase(t *testing.T) {
 		require.True(t, r.Allowed)
 		v, runs = next, append(runs, r.ReadyAt.Sub(recipeStart))
 	}
-	says(t, "| `TokenBucket` with `NoCapacity`, and `Reserve` | one after the other, in the order of asking | %d | 2 numbers |", busiest(runs, 10*time.Second))
+	says(t, "| `TokenBucket` with `NoCapacity`, and `Reserve` | one after the other, first come, first served | %d | 2 numbers |", busiest(runs, 10*time.Second))
 }
 
 func TestRecipesOfKinds(t *testing.T) {
@@ -91,7 +91,7 @@ func TestRecipesOfKinds(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, d.Allowed)
 		require.Equal(t, time.Second, d.RetryAfter)
-		says(t, "who is refused a second before midnight of 31 March in Berlin, which is 22:00 UTC, is told %s", inSeconds(d.RetryAfter))
+		says(t, "a refusal one second before midnight of 31 March in Berlin (22:00 UTC) has a `RetryAfter` of %s", inSeconds(d.RetryAfter))
 		f.now = f.now.Add(d.RetryAfter)
 		require.Equal(t, 1000.0, f.tokens(t, MonthlyQuota.For("ada")))
 	})
@@ -128,7 +128,7 @@ func TestRecipesOfKinds(t *testing.T) {
 		require.ErrorIs(t, recipeSlots(t.Context(), f.Limiter, "acme", export), ratelimit.ErrLimited)
 		f.now = f.now.Add(time.Microsecond)
 		require.NoError(t, recipeSlots(t.Context(), f.Limiter, "acme", func(context.Context, int64) error { return nil }))
-		says(t, "Never are more than %d at work, and a fourth is refused", most)
-		says(t, "Of programs that die, the slots are free after %s", inSeconds(30*time.Second))
+		says(t, "At most %d exports run at a time, and a fourth is refused", most)
+		says(t, "The slots of programs that die are free after %s", inSeconds(30*time.Second))
 	})
 }

@@ -87,7 +87,7 @@ func TestRecipesOfVerbs(t *testing.T) {
 		for _, tenant := range []string{"bolt", "core", "dyne", "echo"} {
 			require.Equal(t, 20, admitted(tenant))
 		}
-		says(t, "One that is alone is given %d at once. Each of four others then still has 20", alone)
+		says(t, "A tenant that is alone gets %d at once. Each of four others then still has 20", alone)
 		f.now = f.now.Add(time.Second)
 		require.Equal(t, 20, admitted("acme"))
 	})
@@ -103,7 +103,7 @@ func TestRecipesOfVerbs(t *testing.T) {
 			require.True(t, d.Allowed)
 		}
 		arrive := 400_000 - Firehose.Capacity()
-		says(t, "The row holds %v, as %v arrive in half a second. Of the first %v calls %d asked it.", int(Firehose.Capacity()), int(arrive), calls, fetches+1)
+		says(t, "The row holds %v, because %v arrive in half a second. Of the first %v calls %d queried it.", int(Firehose.Capacity()), int(arrive), calls, fetches+1)
 		require.NoError(t, f.Limiter.Close(t.Context()))
 		require.InDelta(t, Firehose.Capacity()-calls, f.Held(t, "firehose", ""), 0.01)
 	})
@@ -126,7 +126,7 @@ func TestRecipesOfVerbs(t *testing.T) {
 		for begin := f.now; f.now.Sub(begin) < 7*time.Second; f.now = f.now.Add(time.Second) {
 			poll()
 		}
-		says(t, "Asked each second, it sends another %d within six seconds", sent-first-1)
+		says(t, "Polled each second, it sends another %d within six seconds", sent-first-1)
 	})
 
 	t.Run("Wait", func(t *testing.T) {
@@ -142,6 +142,6 @@ func TestRecipesOfVerbs(t *testing.T) {
 		require.ErrorIs(t, recipeWait(t.Context(), f.Limiter, call), ratelimit.ErrLimited)
 		require.Equal(t, owed, f.tokens(t, Calls.Global()))
 		require.Equal(t, 1, calls)
-		says(t, "Behind %v s of work that others have reserved it is refused at once, and owes nothing", r.ReadyAt.Sub(f.now).Seconds())
+		says(t, "If others have reserved %v s of work, the call is refused at once and reserves nothing", r.ReadyAt.Sub(f.now).Seconds())
 	})
 }
