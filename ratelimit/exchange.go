@@ -244,7 +244,7 @@ func (p *prices) collect(now int64) (due []*exchanged) {
 func (u *upstream) take(now int64) *exchanged {
 	e := &exchanged{upstream: u, adapting: u.policy.adapting(u.terms), pausedTo: u.retryAt}
 	e.report = store.Report{Key: u.key, Outcomes: u.outcomes, Accepted: u.accepted, Throttled: u.throttled, FirstShare: 1}
-	if u.retryAt > now {
+	if u.retryAt != 0 && u.retryAt > now {
 		e.report.RetryAfter = time.Duration(u.retryAt-now) * time.Microsecond
 	}
 	u.outcomes, u.accepted, u.throttled, u.retryAt = 0, 0, 0, 0
@@ -330,7 +330,7 @@ func (p *prices) learn(ctx context.Context, of []*exchanged) {
 		share, until := 1.0, int64(0)
 		if r := &e.report; r.HasUpstream {
 			share = r.Upstream.Share
-			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 {
+			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 && r.Upstream.PausedUntilUs != 0 {
 				until = now + left
 			}
 		}
