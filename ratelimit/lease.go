@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/guard/rulekind"
+	"github.com/pgratelimit/pgratelimit/internal/rulekind"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/guard/rulekind"
+	"github.com/pgratelimit/pgratelimit/internal/rulekind"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
