@@ -14,7 +14,7 @@ import (
 // capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
 // reserve and settle. In a transaction it is undone with it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
-	return adjust(ctx, l, "credit", -1, requests, store.Whenever)
+	return adjust(ctx, l, "credit", -1, requests, bucket.Whenever)
 }
 
 // Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
@@ -28,7 +28,7 @@ func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request)
 // wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
 // less. It is not idempotent. In a transaction it is undone with it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
-	return adjust(ctx, l, "charge", 1, requests, store.Whenever)
+	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
 }
 
 // adjust charges the costs of the requests times sign, or credits them as what was taken at an instant.

@@ -114,20 +114,12 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	}
 	h := *v.held
 	h.terms, h.state = h.terms.Follow(h.state, now)
-	ask, answer := bucket.Ask{Terms: h.terms, Cost: cost}, h.answer(now)
+	ask := bucket.Ask{Terms: h.terms, Cost: cost}
+	answer := h.answer(&ask, now)
 	d := v.Limit.definition()
 	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitDebt(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
-	switch {
-	case invalid:
-	case cost == 0: // which writes nothing
-		answer.Allowed = h.tokens(now) >= ask.Lowest
-	case answer.Rows != nil:
-		answer.Allowed = h.terms.TakeRows(answer.Rows, now, cost, ask.Lowest)
-	default:
-		answer.State, answer.Allowed = h.terms.Take(answer.State, now, cost, ask.Lowest)
-	}
-	if answer.Rows != nil {
-		answer.SetRows(&ask, answer.Rows) // each row has grown by itself, whatever was decided
+	if !invalid {
+		answer = ask.Decide(answer)
 	}
 	one := &single{}
 	s := &one.states[0]
@@ -168,10 +160,10 @@ func (r Request) Full(instant time.Time) Value {
 }
 
 // answer returns what a call at now would find in the bucket, with a wrong clock in it put right.
-func (h *held) answer(now int64) bucket.Answer {
+func (h *held) answer(ask *bucket.Ask, now int64) bucket.Answer {
 	a := bucket.Answer{Now: now, State: h.terms.FixClock(h.state, now)}
 	if h.rows != nil {
-		a.Rows = h.terms.FixClocks(h.rows, now)
+		a.SetRows(ask, h.terms.FixClocks(h.rows, now))
 	}
 	return a
 }

@@ -325,16 +325,21 @@ func RowsOf(asks []Ask) (rows []Ask, from []int) {
 	rows, from = make([]Ask, 0, len(asks)), make([]int, len(asks))
 	for i := range asks {
 		from[i] = len(rows)
-		n := asks[i].RowCount()
-		if n == 1 {
-			rows = append(rows, asks[i])
-			continue
-		}
-		for shard := range n {
-			rows = append(rows, asks[i].OfShard(int32(shard)))
-		}
+		rows = appendRows(rows, &asks[i])
 	}
 	return rows, from
+}
+
+// appendRows appends the asks for every row of a bucket.
+func appendRows(rows []Ask, a *Ask) []Ask {
+	n := a.RowCount()
+	if n == 1 {
+		return append(rows, *a)
+	}
+	for shard := range n {
+		rows = append(rows, a.OfShard(int32(shard)))
+	}
+	return rows
 }
 
 // GroupRows returns the answers for the buckets from those for all of their rows, and what is left of these. The terms of

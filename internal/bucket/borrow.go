@@ -23,22 +23,6 @@ import (
 // borrowsFrom reports whether o is the lender of a.
 func (a *Ask) borrowsFrom(o *Ask) bool { return a.Lender != nil && *a.Lender == o.Key }
 
-// Decide decides on each of the asks, which is all or nothing if the caller makes it so. rows returns those of the i-th
-// bucket, which stay as they are.
-func Decide(asks []Ask, now int64, rows func(i int) []State) []Answer {
-	answers := make([]Answer, len(asks))
-	for i := range asks {
-		a := &asks[i]
-		after := slices.Clone(rows(i))
-		answers[i].Now = now
-		answers[i].Allowed = a.Terms.TakeRows(after, now, a.Cost, a.Lowest) && a.isSoonEnough(after, now)
-	}
-	if AnyLender(asks) {
-		lend(asks, answers, func(i int) float64 { return asks[i].Terms.TokensOf(rows(i), now) })
-	}
-	return answers
-}
-
 // lend has lenders pay for those asks that their own buckets have refused. tokens returns what the i-th bucket holds.
 func lend(asks []Ask, answers []Answer, tokens func(i int) float64) {
 	for i := range asks {
@@ -72,18 +56,6 @@ func lent(asks []Ask, i int) (amount float64) {
 		}
 	}
 	return amount
-}
-
-// Spend takes from the rows of the i-th bucket what a call takes from it that was answered so, and allowed.
-func Spend(asks []Ask, answers []Answer, i int, rows []State, now int64) {
-	a := &asks[i]
-	switch amount := lent(asks, i); {
-	case answers[i].Borrowed: // its lender is charged
-	case amount > 0:
-		a.Terms.ChargeRows(rows, now, a.Cost+amount)
-	default:
-		a.Terms.TakeRows(rows, now, a.Cost, a.Lowest)
-	}
 }
 
 // BorrowWaits returns, for each ask that was refused and lends or borrows, how long from the answers it takes until what

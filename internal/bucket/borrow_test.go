@@ -330,7 +330,7 @@ func mostUnits(t *testing.T, seed uint64) {
 		now := int64(1_700_000_000_000_000) + src.Int64N(1_000_000_000)
 		n := 1 + src.IntN(40)
 		var asks []bucket.Ask
-		var rows [][]bucket.State
+		var rows []bucket.State
 		want := n
 		for i := range 1 + src.IntN(3) {
 			b := &wholeBucket{limit: drawLimit(src, 2), stored: true}
@@ -342,16 +342,13 @@ func mostUnits(t *testing.T, seed uint64) {
 				want = 0
 			}
 			asks = append(asks, bucket.Ask{Key: bucket.Key{Name: fmt.Sprint(i)}, Terms: b.limit.terms(), Cost: float64(cost) / float64(tokenUnits)})
-			rows = append(rows, []bucket.State{{Value: float64(b.value) / float64(tokenUnits), TS: b.ts}})
+			rows = append(rows, bucket.State{Value: float64(b.value) / float64(tokenUnits), TS: b.ts})
 		}
-		decide := func(asks []bucket.Ask) []bucket.Answer {
-			return bucket.Decide(asks, now, func(i int) []bucket.State { return rows[i] })
-		}
-		got := bucket.MostUnits(asks, n, decide)
+		got, answers := pageOf(asks, now, rows...).TakeUpTo(asks, n, nil)
 		require.Equal(t, want, got)
+		require.Equal(t, got > 0, bucket.AllAllowed(answers))
 		if got > 0 {
 			some++
-			require.True(t, bucket.AllAllowed(decide(bucket.Units(asks, got))))
 		}
 	}
 	require.Greater(t, some, steps/5)
@@ -364,8 +361,18 @@ func TestAPoolDoesNotLendWhatTheCallTakesFromIt(t *testing.T) {
 	terms := bucket.Terms{Capacity: 10, Rate: 1, Steps: 3_600_000_000, Step: 1, Shards: 1}
 	asks := []bucket.Ask{{Key: own, Terms: terms, Cost: 4, Lender: &pool}, {Key: pool, Terms: terms, Cost: 3}}
 	for held, allowed := range map[float64]bool{6: false, 7: true} {
-		rows := [][]bucket.State{{{Value: 0}}, {{Value: held}}}
-		answers := bucket.Decide(asks, 0, func(i int) []bucket.State { return rows[i] })
+		answers := pageOf(asks, 0, bucket.State{Value: 0}, bucket.State{Value: held}).Look(asks, nil)
 		require.Equal(t, allowed, bucket.AllAllowed(answers), "the pool holds %v", held)
 	}
+}
+
+// pageOf returns a page with the rows of the asks, which have one row each.
+func pageOf(asks []bucket.Ask, now int64, rows ...bucket.State) *bucket.Page {
+	p := bucket.NewPage(asks)
+	p.Now = now
+	for i := range asks {
+		at, _ := p.Index(asks[i].Key)
+		p.Put(at, rows[i], false)
+	}
+	return p
 }

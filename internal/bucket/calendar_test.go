@@ -228,8 +228,8 @@ func calendarHistories(t *testing.T, seed uint64) {
 			held := model.tokens(at)
 			if cost > 0 {
 				want = model.take(at, cost, lowest)
-			} else if want = held >= lowest; want { // which writes nothing
-				*model = before
+			} else { // which writes nothing
+				want = held >= lowest
 			}
 			asks := []bucket.Ask{{Key: key, Terms: terms.At(now), Cost: float64(cost), Lowest: float64(lowest)}}
 			answer := memory.Take(asks, now)[0]
@@ -244,6 +244,9 @@ func calendarHistories(t *testing.T, seed uint64) {
 			if wait := model.wait(at, cost, lowest); !want && wait >= 0 {
 				require.Equal(t, time.Duration(wait)*time.Microsecond, outlook.RetryAfter, "history %d, step %d", history, step)
 				waits++
+			}
+			if cost == 0 {
+				*model = before
 			}
 			if left < 0 {
 				owed++

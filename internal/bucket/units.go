@@ -2,12 +2,12 @@ package bucket
 
 import "slices"
 
-// MostUnits returns how many units, up to n, can be had of all buckets whose limits are enforced. The costs of the asks are
+// mostUnits returns how many units, up to n, can be had of all buckets whose limits are enforced. The costs of the asks are
 // those of a unit. decide decides on asks, and takes nothing.
-func MostUnits(asks []Ask, n int, decide func(asks []Ask) []Answer) int {
+func mostUnits(asks []Ask, n int, decide func(asks []Ask) []Answer) int {
 	const most = 1 << 53 // of which float64 holds each number
 	tooMany := func(units int64) bool {
-		for i, r := range decide(Units(asks, int(units))) {
+		for i, r := range decide(unitsOf(asks, int(units))) {
 			if !r.Allowed && !asks[i].Unenforced {
 				return true
 			}
@@ -17,8 +17,8 @@ func MostUnits(asks []Ask, n int, decide func(asks []Ask) []Answer) int {
 	return int(first(1, int64(min(n, most))+1, tooMany)) - 1
 }
 
-// Units returns the asks for so many units, where the costs are those of one.
-func Units(asks []Ask, units int) []Ask {
+// unitsOf returns the asks for so many units, where the costs are those of one.
+func unitsOf(asks []Ask, units int) []Ask {
 	asks = slices.Clone(asks)
 	for i := range asks {
 		asks[i].Cost *= float64(units)

@@ -1,6 +1,7 @@
 package bucket_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -75,7 +76,12 @@ func TestWaitForSeveralWindows(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			at := func(now int64) []bucket.Answer {
-				return bucket.Decide(test.asks, now, func(i int) []bucket.State { return []bucket.State{test.asks[i].Terms.Full(now)} })
+				rows := make([]bucket.State, len(test.asks))
+				for i := range rows {
+					test.asks[i].Key.Name = fmt.Sprint(i)
+					rows[i] = test.asks[i].Terms.Full(now)
+				}
+				return pageOf(test.asks, now, rows...).Look(test.asks, nil)
 			}
 			require.False(t, bucket.AllAllowed(at(opening)))
 			require.Equal(t, test.want, bucket.SoonEnoughTogether(test.asks, at(opening)))

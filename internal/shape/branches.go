@@ -28,7 +28,7 @@ func mechanisms() []mechanism {
 		{
 			"shards",
 			[]string{"internal/bucket/shards.go", "internal/store/sharded.go"},
-			words(`(Is|Any|is)?Sharded|(Has)?Shards|RowCount|OfSeveral`, `\.Rows([^.\w]|$)`, `\bh\.rows [!=]= nil`, `len\(rows\) == 1\b`),
+			words(`(Is|Any|is)?Sharded|(Has)?Shards|RowCount|OfSeveral`, `(\b[a-oq-z]|[\w)\]]{2})\.Rows([^.\w]|$)`, `\bh\.rows [!=]= nil`, `len\(rows\) == 1\b`),
 		},
 		{
 			"kinds",
@@ -41,7 +41,7 @@ func mechanisms() []mechanism {
 		},
 		{
 			"eras",
-			[]string{"internal/bucket/eras.go", "internal/store/levelled.go", "internal/store/settle.go"},
+			[]string{"internal/bucket/eras.go", "internal/bucket/settle.go", "internal/store/levelled.go"},
 			words(`(Any)?Eras?|(Any|is|err)?Outside|(Any|Ever)?Reshaped|surplus|settle|[Ll]evelled|PhaseByKey|NeedsSeed|EraOf`),
 		},
 		{

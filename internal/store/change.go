@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -14,18 +13,7 @@ import (
 type Charge struct {
 	Asks    []bucket.Ask
 	Amounts []float64 // negative: to give back
-	Taken   []int64   // the instant of what is given back, or Whenever
-}
-
-// Whenever is the instant of what may be given back at any time.
-const Whenever = int64(math.MaxInt64)
-
-// refundUntil returns the begin of the last step under the terms that may be given back what was taken at an instant.
-func refundUntil(t bucket.Terms, taken int64) int64 {
-	if taken == Whenever {
-		return bucket.MaxInstant
-	}
-	return t.RefundUntil(taken)
+	Taken   []int64   // the instant at which was taken what is given back, or bucket.Whenever
 }
 
 // Charge takes what the charge says, once. A bucket may go below zero. It locks the rows of buckets of which the amount is
@@ -40,7 +28,7 @@ func (s *Session) Charge(ctx context.Context, c Charge) error {
 	}
 	p, until := columnsOf(c.Asks), make([]int64, len(c.Asks))
 	for i := range c.Asks {
-		until[i] = refundUntil(c.Asks[i].Terms, c.Taken[i])
+		until[i] = c.Asks[i].RefundUntil(c.Taken[i])
 		if c.Amounts[i] < 0 {
 			p.capacities[i] = max(p.capacities[i], double(c.Asks[i].Most))
 		}
@@ -69,16 +57,16 @@ func (s *Session) ChargeAll(ctx context.Context, charges []Charge) error {
 		calls[i] = charges[i].Asks
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
-		l, err := tx.lock(ctx, &pgx.Batch{}, calls...)
+		p, err := tx.lock(ctx, &pgx.Batch{}, calls...)
 		if err != nil {
 			return err
 		}
 		for _, c := range charges {
 			for i := range c.Asks {
-				l.charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
+				p.Charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
 			}
 		}
-		return tx.save(ctx, l)
+		return tx.save(ctx, p)
 	})
 }
 
@@ -86,12 +74,12 @@ func (s *Session) ChargeAll(ctx context.Context, charges []Charge) error {
 func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 	if !s.inSQL() || bucket.AnyEras(asks) || !bucket.AllSteps(asks) {
 		return s.ensureTx(ctx, func(tx *Session) error {
-			l, err := tx.lock(ctx, &pgx.Batch{}, asks)
+			p, err := tx.lock(ctx, &pgx.Batch{}, asks)
 			if err != nil {
 				return err
 			}
-			l.fill(asks)
-			return tx.save(ctx, l)
+			p.Fill(asks)
+			return tx.save(ctx, p)
 		})
 	}
 	rows, _ := bucket.RowsOf(asks)
@@ -129,7 +117,7 @@ func (s *Session) changeFree(ctx context.Context, rows []bucket.Ask, statement s
 	batch := &pgx.Batch{}
 	first := rows[0].Key
 	batch.Queue(s.statements.wait, first.Name, first.Key, first.Shard)
-	batch.Queue(s.statements.boundWait, shortWait)
+	s.boundWait(batch, shortWait)
 	batch.Queue(statement, arguments...)
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
 		if _, err := results.Exec(); err != nil {

@@ -18,7 +18,7 @@ func TestACreditEndsAtTheCapacity(t *testing.T) {
 	l := still("still", 10)
 	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
 	for _, left := range []float64{9, 10} {
-		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask("ada", 0)}, []float64{-3}, []int64{Whenever}}))
+		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask("ada", 0)}, []float64{-3}, []int64{bucket.Whenever}}))
 		var value float64
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.buckets`).Scan(&value))
 		require.Equal(t, left, value)

@@ -117,34 +117,29 @@ func (s *Session) readEngine(rows []bucket.Ask) ([]bucket.Answer, error) {
 }
 
 // lockEngine is lockRows.
-func (s *Session) lockEngine(ctx context.Context, l *lockedRows) error {
-	l.now = s.instant() // as that of a statement, before it waits
-	states, found, err := s.engine.Lock(ctx, keysAlone(l.rows))
+func (s *Session) lockEngine(ctx context.Context, p *bucket.Page) error {
+	p.Now = s.instant() // as that of a statement, before it waits
+	states, found, err := s.engine.Lock(ctx, keysAlone(p.Rows))
 	if err != nil {
 		return err
 	}
-	for i := range l.rows {
-		l.states[i], l.locked[i] = states[i], true
-		if !found[i] {
-			l.states[i], l.made[i] = l.rows[i].Terms.Full(l.now), true
-		}
+	for i := range p.Rows {
+		p.Put(i, states[i], !found[i])
 	}
 	return nil
 }
 
 // saveEngine is save. Rows that were only to be made need not be deleted: Lock makes none.
-func (s *Session) saveEngine(l *lockedRows) error {
-	var rows, deleted []bucket.Key
+func (s *Session) saveEngine(p *bucket.Page) error {
+	var saved, deleted []bucket.Key
 	var states []bucket.State
-	for i := range l.rows {
-		switch {
-		case l.changed[i]:
-			rows, states = append(rows, l.rows[i].Key), append(states, l.states[i])
-		case l.surplus[i]:
-			deleted = append(deleted, l.rows[i].Key)
-		}
-	}
-	return s.engine.Save(rows, states, deleted)
+	p.Changes(func(k bucket.Key, state bucket.State) { saved, states = append(saved, k), append(states, state) },
+		func(k bucket.Key, inserted bool) {
+			if !inserted {
+				deleted = append(deleted, k)
+			}
+		})
+	return s.engine.Save(saved, states, deleted)
 }
 
 // exchangeOnEngine reports prices, reads them or ends their epochs.
@@ -154,24 +149,6 @@ func (s *Session) exchangeOnEngine(reports []*Report, exchange func(*Report, int
 		exchange(r, now)
 	}
 	return nil
-}
-
-// returnToEngine is Return.
-func (s *Session) returnToEngine(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64, most time.Duration) (given float64, err error) {
-	err = s.retryTx(ctx, "return", func(tx *Session) error {
-		if most > 0 {
-			tx.engine.BoundWait(most)
-		}
-		now := tx.instant()
-		given = 0
-		states, found, err := tx.engine.Lock(ctx, []bucket.Key{k})
-		if err != nil || !found[0] || now > until {
-			return err
-		}
-		given = t.Returnable(a, states[0].TS, now)
-		return tx.engine.Save([]bucket.Key{k}, []bucket.State{t.Return(states[0], a, now)}, nil)
-	})
-	return given, err
 }
 
 // pruneEngine is Prune.

@@ -146,7 +146,7 @@ func (h *eraTwins) step(t *testing.T) {
 func (h *eraTwins) charge(asks []bucket.Ask, amount float64) Charge {
 	c := Charge{Asks: asks, Amounts: make([]float64, len(asks)), Taken: make([]int64, len(asks))}
 	for i := range asks {
-		c.Amounts[i], c.Taken[i] = amount, Whenever
+		c.Amounts[i], c.Taken[i] = amount, bucket.Whenever
 	}
 	return c
 }

@@ -19,8 +19,8 @@ const (
 
 	// firstID sorts before every other ID.
 	firstID = "00000000-0000-0000-0000-000000000000"
-	// expireWait is how long a reservation that is given back waits for a bucket that somebody holds, as lock_timeout has it.
-	expireWait = "1s"
+	// expireWait is how long a reservation that is given back waits for a bucket that somebody holds.
+	expireWait = time.Second
 )
 
 // DueReservations returns pages of the reservations that are to end by themselves.
@@ -62,17 +62,11 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 
 // BoundExpireWait bounds how long what follows in the transaction waits for a row.
 func (s *Session) BoundExpireWait(ctx context.Context) error {
-	if s.engine != nil {
-		s.engine.BoundWait(time.Second)
+	batch := &pgx.Batch{}
+	if s.boundWait(batch, expireWait); batch.Len() == 0 {
 		return nil
 	}
-	if s.routed() {
-		batch := &pgx.Batch{}
-		boundWaitRouted(batch, expireWait)
-		return s.conn.SendBatch(ctx, batch).Close()
-	}
-	_, err := s.conn.Exec(ctx, s.statements.boundWait, expireWait)
-	return err
+	return s.conn.SendBatch(ctx, batch).Close()
 }
 
 // LockDue locks those of the reservations that are to be ended and that nobody else has locked.

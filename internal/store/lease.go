@@ -54,24 +54,22 @@ func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
 		}
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
-		l, err := tx.lock(ctx, &pgx.Batch{}, leases.Asks)
+		p, err := tx.lock(ctx, &pgx.Batch{}, leases.Asks)
 		if err != nil {
 			return err
 		}
-		leases.begin(l.now)
+		leases.begin(p.Now)
 		after := make([]bucket.State, len(leases.Asks))
 		for i := range leases.Asks {
 			a := &leases.Asks[i]
-			states, _ := l.of(a)
-			after[i] = leases.change(i, a.Terms.FixClock(states[0], l.now))
+			after[i] = leases.change(i, a.Terms.FixClock(p.State(a), p.Now))
 		}
 		for i := range leases.Asks {
 			if !leases.Lost[i] && (leases.Release || !leases.AnyLost()) {
-				states, changed := l.of(&leases.Asks[i])
-				states[0], changed[0] = after[i], true
+				p.Set(&leases.Asks[i], after[i])
 			}
 		}
-		return tx.save(ctx, l)
+		return tx.save(ctx, p)
 	})
 }
 

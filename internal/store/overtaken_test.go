@@ -191,10 +191,13 @@ func TestACallThatWaitedDecidesInTheEraOfItsRow(t *testing.T) {
 	t.Parallel()
 	terms, change := still("still", 10).terms, opening+int64(time.Second/time.Microsecond)
 	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: change, Terms: terms}})
-	l := newLockedRows([][]bucket.Ask{{{Key: bucket.Key{Name: "still", Key: "ada"}, Terms: eras.Holding(opening)}}})
-	l.now, l.locked[0], l.states[0] = opening, true, bucket.State{Value: 5, TS: change}
-	l.advance()
-	require.Equal(t, change, l.now)
+	asks := []bucket.Ask{{Key: bucket.Key{Name: "still", Key: "ada"}, Terms: eras.Holding(opening)}}
+	p := bucket.NewPage(asks)
+	p.Now = opening
+	p.Put(0, bucket.State{Value: 5, TS: change}, false)
+	p.SetNow(asks)
+	require.Equal(t, change, p.Now)
+	require.Equal(t, int32(1), asks[0].Terms.Era)
 }
 
 // The statements give the last token, credit no time twice when the clock steps back, and take from all limits of a call or none.

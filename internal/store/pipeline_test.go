@@ -142,15 +142,17 @@ func (p *pipeline) fixClocks(asks []bucket.Ask, found []*bucket.State, answers [
 		return wrong
 	}
 	require.ErrorIs(p.t, err, errRecorded)
-	l := newLockedRows([][]bucket.Ask{rows})
-	l.now, l.states = answers[0].Now, states
+	page := bucket.NewPage(rows)
+	page.Now = answers[0].Now
 	for i := range rows {
-		l.locked[i] = true
+		page.Put(i, states[i], false)
 	}
-	p.queue(sameLockedRows(rows, l))
-	l.fixClocks()
-	require.NotContains(p.t, l.changed, false)
-	p.session.queueSave(p.batch, l)
+	p.queue(sameLockedRows(rows, states, page.Now))
+	page.FixClocks()
+	fixed := 0
+	page.Changes(func(bucket.Key, bucket.State) { fixed++ }, nil)
+	require.Len(p.t, rows, fixed)
+	p.session.queueSave(p.batch, page)
 	p.fixed++
 	return wrong
 }
@@ -259,17 +261,18 @@ func sameRows(asks []bucket.Ask, found []*bucket.State) func(pgx.Rows) error {
 	}
 }
 
-// sameLockedRows returns a check that a statement locked all of the rows, as they are in expected before it is taken
-// from.
-func sameLockedRows(asks []bucket.Ask, expected *lockedRows) func(pgx.Rows) error {
-	states := slices.Clone(expected.states)
+// sameLockedRows returns a check that a statement locked all of the rows, with these states.
+func sameLockedRows(asks []bucket.Ask, states []bucket.State, now int64) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
-		got := newLockedRows([][]bucket.Ask{asks})
-		if err := got.receive(answeredBy{rows: rows}); err != nil {
+		got := bucket.NewPage(asks)
+		if err := receiveLocked(answeredBy{rows: rows}, got); err != nil {
 			return err
 		}
-		if !slices.EqualFunc(got.states, states, sameState) || got.now != expected.now ||
-			!slices.Equal(got.made, expected.made) || !slices.Equal(got.locked, expected.locked) {
+		same := got.IsComplete() && got.Now == now
+		for i := range asks {
+			same = same && sameState(got.State(&asks[i]), states[i])
+		}
+		if !same {
 			return fmt.Errorf("%+v: the server locked %+v, Go has %+v", asks, got, states)
 		}
 		return nil

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -94,10 +93,10 @@ func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
 
 // exchangePrices sends a statement for each report, and sets what each answers. Rows are locked in the order of the reports.
 func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	return exchangeFree(ctx, reports, func(free []*Report, wait string) error {
+	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
 		return s.retry(ctx, "report", func() error {
 			batch := &pgx.Batch{}
-			batch.Queue(s.statements.boundWait, wait)
+			s.boundWait(batch, wait)
 			return s.exchangeOnce(ctx, batch, free, queue)
 		})
 	})
@@ -109,13 +108,13 @@ const mostPriceWait = 200 * time.Millisecond
 
 // exchangeFree runs exchange without the reports whose rows another transaction has locked, and sets Held of these. exchange
 // changes nothing and returns a heldPriceError if it meets such a row. exchangeFree returns that error, too, if ctx is about to end.
-func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*Report, wait string) error) error {
+func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*Report, wait time.Duration) error) error {
 	patience := mostPriceWait
 	end, ends := ctx.Deadline()
 	if ends {
 		patience = max(min(patience, time.Until(end)/4), time.Millisecond)
 	}
-	free, wait := slices.Clone(reports), fmt.Sprint(patience.Milliseconds())
+	free, wait := slices.Clone(reports), patience
 	for len(free) > 0 {
 		err := exchange(free, wait)
 		var held *heldPriceError
@@ -198,7 +197,7 @@ func (s *Session) forgetPricesRouted(ctx context.Context) error {
 	}
 	err = s.retryTx(ctx, "prune", func(tx *Session) error {
 		batch := &pgx.Batch{}
-		boundWaitRouted(batch, shortWait)
+		tx.boundWait(batch, shortWait)
 		batch.Queue(tx.statements.routedPricesForget, now-keepPrices.Microseconds())
 		return tx.conn.SendBatch(ctx, batch).Close()
 	})

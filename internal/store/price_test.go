@@ -20,7 +20,7 @@ func TestExchangeEndsBeforeItsDeadline(t *testing.T) {
 		for i := range reports {
 			reports[i] = &Report{}
 		}
-		err := exchangeFree(ctx, reports, func(free []*Report, _ string) error {
+		err := exchangeFree(ctx, reports, func(free []*Report, _ time.Duration) error {
 			time.Sleep(100 * time.Millisecond)
 			if ctx.Err() != nil {
 				return ctx.Err()

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"time"
 
@@ -20,17 +19,13 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 		_, end := t.Span()
 		until = end - 1
 	}
-	if s.engine != nil {
-		return s.returnToEngine(ctx, k, t, a, until, most)
-	}
-	if s.routed() {
-		return s.returnRouted(ctx, k, t, a, until, most)
+	if !s.inSQL() {
+		return s.returnLocked(ctx, k, t, a, until, most)
 	}
 	err = s.retry(ctx, "return", func() error {
 		batch, bounds := &pgx.Batch{}, 0
 		if most > 0 {
-			batch.Queue(s.statements.boundWait, fmt.Sprint(most.Milliseconds()))
-			bounds = 1
+			bounds = s.boundWait(batch, most)
 		}
 		batch.Queue(s.statements.giveBack, k.Name, k.Key, k.Shard, a.Left, a.Taken, a.TS, t.Capacity, t.Rate, t.Steps, until, s.now())
 		given = 0
@@ -48,6 +43,22 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 			}
 			return err
 		})
+	})
+	return given, err
+}
+
+// returnLocked is Return on a locked row.
+func (s *Session) returnLocked(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64, most time.Duration) (given float64, err error) {
+	err = s.retryTx(ctx, "return", func(tx *Session) error {
+		p, batch := bucket.NewPage([]bucket.Ask{{Key: k, Terms: t.OfShard()}}), &pgx.Batch{}
+		if most > 0 {
+			tx.boundWait(batch, most)
+		}
+		if err := tx.lockRows(ctx, batch, p); err != nil {
+			return err
+		}
+		given = p.Return(a, until)
+		return tx.save(ctx, p)
 	})
 	return given, err
 }

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -107,14 +106,6 @@ func (s *Session) clock(ctx context.Context) (now int64, err error) {
 	return now, err
 }
 
-// boundWaitRouted are statements that bound how long what follows in the transaction waits for a row, on each server. What
-// set_config sets stays on one.
-func boundWaitRouted(batch *pgx.Batch, most string) (n int) {
-	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
-	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO '%s'", most))
-	return 2
-}
-
 // keyOf returns the parameters that name a row.
 func keyOf(k bucket.Key) []any { return []any{k.Name, k.Key, k.Shard} }
 
@@ -164,20 +155,20 @@ func (s *Session) readRouted(ctx context.Context, rows []bucket.Ask) ([]bucket.A
 // lockRouted is lockRows. A transaction of the session's own waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
 // not enough, it returns a shortWaitError.
-func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRows) error {
-	order := make([]int, len(l.rows))
+func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, p *bucket.Page) error {
+	order := make([]int, len(p.Rows))
 	for i := range order {
 		order[i] = i
 	}
-	if i := slices.IndexFunc(l.rows, func(a bucket.Ask) bool { return s.waitFor != nil && a.Key == *s.waitFor }); i > 0 {
+	if i := slices.IndexFunc(p.Rows, func(a bucket.Ask) bool { return s.waitFor != nil && a.Key == *s.waitFor }); i > 0 {
 		order = slices.Insert(slices.Delete(order, i, i+1), 0, i)
 	}
 	before, bounds := batch.Len(), 0
 	for n, i := range order {
 		if n == 1 && s.mode == ownTx {
-			bounds = boundWaitRouted(batch, s.waitRouted())
+			bounds = s.boundWait(batch, s.waitForOthers())
 		}
-		r := &l.rows[i]
+		r := &p.Rows[i]
 		batch.Queue(s.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
 	// Behind the locks, so that of two calls the one that decides later does so at a later instant. By the simple protocol all of a round trip
@@ -193,42 +184,23 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, l *lockedRow
 					return err
 				}
 			}
-			switch err := l.receiveRouted(results, i); {
+			switch err := receiveLockedRow(results, p, i); {
 			case err == nil:
 			case s.mode == ownTx && n > 0: // a caller's transaction waits as long as its own settings say
-				return &shortWaitError{err, l.rows, &l.rows[order[0]].Key}
+				return &shortWaitError{err, p.Rows, &p.Rows[order[0]].Key}
 			case s.mode == ownTx:
-				return waitedFor(err, l.rows[i].Key)
+				return waitedFor(err, p.Rows[i].Key)
 			default:
 				return err
 			}
 		}
-		if l.now, err = receiveClock(results); err == nil {
-			l.fillMade()
-		}
+		p.Now, err = receiveClock(results)
 		return err
 	})
 }
 
-// fillMade fills the rows that routed_lock.sql made, which has no instant to make them at.
-func (l *lockedRows) fillMade() {
-	for i, made := range l.made {
-		if made {
-			l.states[i] = l.rows[i].Terms.Full(l.now)
-		}
-	}
-}
-
-// waitRouted is how long a call waits for each row but the first.
-func (s *Session) waitRouted() string {
-	if s.waits < manyWaits {
-		return shortWait
-	}
-	return longWait(s.waits)
-}
-
-// receiveRouted reads the answer of routed_lock.sql for the i-th row.
-func (l *lockedRows) receiveRouted(results pgx.BatchResults, i int) error {
+// receiveLockedRow reads the answer of routed_lock.sql for the i-th row.
+func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 	state, found, err := receiveRow(results)
 	if err != nil {
 		return err
@@ -236,25 +208,19 @@ func (l *lockedRows) receiveRouted(results pgx.BatchResults, i int) error {
 	if !found {
 		return errors.New("the statement answered for no row")
 	}
-	l.states[i], l.made[i], l.locked[i] = state, state.TS == madeTS, true
+	p.Put(i, state, state.TS == madeTS)
 	return nil
 }
 
 // queueSaveRouted is queueSave.
-func (s *Session) queueSaveRouted(batch *pgx.Batch, l *lockedRows) {
-	for i := range l.rows {
-		k, state := l.rows[i].Key, l.states[i]
-		switch {
-		case l.changed[i]:
-			parts := state.Parts
-			if parts == nil {
-				parts = &bucket.Parts{}
-			}
-			batch.Queue(s.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
-		case l.made[i], l.surplus[i]:
-			batch.Queue(s.statements.routedDelete, keyOf(k)...)
+func (s *Session) queueSaveRouted(batch *pgx.Batch, p *bucket.Page) {
+	p.Changes(func(k bucket.Key, state bucket.State) {
+		parts := state.Parts
+		if parts == nil {
+			parts = &bucket.Parts{}
 		}
-	}
+		batch.Queue(s.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
+	}, func(k bucket.Key, _ bool) { batch.Queue(s.statements.routedDelete, keyOf(k)...) })
 }
 
 // busyRouted returns those of the rows that are not free, as buckets_busy.sql does: each is locked for a moment.
@@ -277,38 +243,16 @@ func (s *Session) busyRouted(ctx context.Context, rows []bucket.Ask) (busy []buc
 	})
 }
 
-// returnRouted is Return. It mirrors bucket_return.sql.
-func (s *Session) returnRouted(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, until int64, most time.Duration) (given float64, err error) {
-	err = s.retryTx(ctx, "return", func(tx *Session) error {
-		given = 0
-		l := &lockedRows{rows: []bucket.Ask{{Key: k, Terms: t}}, index: make(map[bucket.Key]int)}
-		l.prepare()
-		batch := &pgx.Batch{}
-		if most > 0 {
-			boundWaitRouted(batch, fmt.Sprint(most.Milliseconds()))
-		}
-		if err := tx.lockRouted(ctx, batch, l); err != nil {
-			return err
-		}
-		if !l.made[0] && l.now <= until {
-			given = t.Returnable(a, l.states[0].TS, l.now)
-			l.states[0], l.changed[0] = t.Return(l.states[0], a, l.now), given > 0
-		}
-		return tx.save(ctx, l)
-	})
-	return given, err
-}
-
 // exchangeRouted sends a statement for each report, with what time it is, and sets what each answers.
 func (s *Session) exchangeRouted(ctx context.Context, reports []*Report, queue func(batch *pgx.Batch, r *Report, now int64)) error {
 	now, err := s.clock(ctx)
 	if err != nil {
 		return err
 	}
-	return exchangeFree(ctx, reports, func(free []*Report, wait string) error {
+	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
 		return s.retryTx(ctx, "report", func(tx *Session) error {
 			batch := &pgx.Batch{}
-			boundWaitRouted(batch, wait)
+			tx.boundWait(batch, wait)
 			return tx.exchangeOnce(ctx, batch, free, func(batch *pgx.Batch, r *Report) { queue(batch, r, now) })
 		})
 	})

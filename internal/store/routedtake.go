@@ -59,10 +59,10 @@ func (s *Session) takeOrLook(ctx context.Context, c *Call) error {
 // and those that it made are deleted. In a SERIALIZABLE transaction a row that is written behind a savepoint keeps a SIREAD lock on some
 // versions of Postgres (on 15.20, and not on 15.18), by which the transaction may lose at COMMIT: that is where Citus does not say what became of it.
 func (s *Session) takeCallRouted(ctx context.Context, c *Call) error {
-	l, err := s.lock(ctx, &pgx.Batch{}, c.Asks)
+	p, err := s.lock(ctx, &pgx.Batch{}, c.Asks)
 	if err != nil {
 		return err
 	}
-	l.takeFor(c)
-	return s.save(ctx, l)
+	c.takeOn(p)
+	return s.save(ctx, p)
 }

@@ -137,9 +137,15 @@ func (s *Store) now() *int64 {
 
 // keysOf returns the keys of the asks as array parameters.
 func keysOf(asks []bucket.Ask) (names, keys array[text], shards array[integer]) {
-	names, keys, shards = make(array[text], len(asks)), make(array[text], len(asks)), make(array[integer], len(asks))
-	for i := range asks {
-		names[i], keys[i], shards[i] = text(asks[i].Key.Name), text(asks[i].Key.Key), integer(asks[i].Key.Shard)
+	return keyColumns(len(asks), func(i int) bucket.Key { return asks[i].Key })
+}
+
+// keyColumns returns n keys as array parameters.
+func keyColumns(n int, key func(i int) bucket.Key) (names, keys array[text], shards array[integer]) {
+	names, keys, shards = make(array[text], n), make(array[text], n), make(array[integer], n)
+	for i := range n {
+		k := key(i)
+		names[i], keys[i], shards[i] = text(k.Name), text(k.Key), integer(k.Shard)
 	}
 	return names, keys, shards
 }

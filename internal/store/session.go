@@ -173,28 +173,28 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 	for i, c := range calls {
 		asks[i] = c.Asks
 	}
-	l, err := s.lockFree(ctx, &pgx.Batch{}, asks...)
+	p, err := s.lockFree(ctx, &pgx.Batch{}, asks...)
 	if err != nil {
 		return nil, err
 	}
 	batch := &pgx.Batch{}
 	for _, c := range calls {
-		if row, missing := l.missing(c.Asks); missing {
+		if row, held := p.Held(c.Asks); held {
 			waiting = append(waiting, c.blockedBy(row))
 			continue
 		}
 		if c.Claim() {
-			l.takeFor(c)
+			c.takeOn(p)
 			if err := s.queueReservation(batch, c); err != nil {
 				return nil, err
 			}
 		}
 	}
 	if s.engine != nil {
-		return waiting, s.saveEngine(l)
+		return waiting, s.saveEngine(p)
 	}
-	s.queueSave(batch, l)
-	return waiting, s.finish(ctx, batch, l.rows)
+	s.queueSave(batch, p)
+	return waiting, s.finish(ctx, batch, p.Rows)
 }
 
 // reserve takes for c and records the reservation.

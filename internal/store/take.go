@@ -270,11 +270,11 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 		return nil
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
-		l, err := tx.lock(ctx, &pgx.Batch{}, wrong)
+		p, err := tx.lock(ctx, &pgx.Batch{}, wrong)
 		if err != nil {
 			return err
 		}
-		l.fixClocks()
-		return tx.save(ctx, l)
+		p.FixClocks()
+		return tx.save(ctx, p)
 	})
 }

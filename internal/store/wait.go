@@ -19,9 +19,8 @@ import (
 // before that of its bucket.
 
 const (
-	// shortWait is how long a statement that may hold rows waits for another, as lock_timeout has it: as long as a
-	// transaction that is about to commit takes.
-	shortWait = "2ms"
+	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to commit takes.
+	shortWait = 2 * time.Millisecond
 	// manyWaits is after how many rows that a call has waited for it waits for the others too, while it holds some: they
 	// are all in use, and never free at the same time. It waits for each for up to leastLongWait, twice that the next
 	// time, and so on up to mostLongWait.
@@ -33,10 +32,28 @@ const (
 	maxWaits = 10_000
 )
 
-// longWait returns how long a call that has waited for so many rows waits for each, as lock_timeout has it.
-func longWait(waits int) string {
-	wait := leastLongWait << min(waits-manyWaits, 10)
-	return fmt.Sprint(min(wait, mostLongWait).Milliseconds())
+// waitForOthers returns how long a call waits for each row but the first.
+func (s *Session) waitForOthers() time.Duration {
+	if s.waits < manyWaits {
+		return shortWait
+	}
+	return min(leastLongWait<<min(s.waits-manyWaits, 10), mostLongWait)
+}
+
+// boundWait queues what bounds how long the statements behind it, in the same transaction, wait for a row. It returns how many it queued. With
+// Citus, set_config would bound the wait on one of the servers only.
+func (s *Session) boundWait(batch *pgx.Batch, most time.Duration) (queued int) {
+	before := batch.Len()
+	switch {
+	case s.engine != nil:
+		s.engine.BoundWait(most)
+	case s.routed():
+		batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
+		batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
+	default:
+		batch.Queue(s.statements.boundWait, fmt.Sprint(most.Milliseconds()))
+	}
+	return batch.Len() - before
 }
 
 // heldError says that somebody holds a row which a call needs. Nothing was done. The call is made again, and waits for

@@ -1,0 +1,311 @@
+package bucket
+
+import (
+	"math"
+	"slices"
+)
+
+// Page holds the rows of some buckets at one instant, and decides on calls, one after the other. All decisions in Go are made on a
+// Page: on rows that a transaction has locked, on rows in memory, in a simulation, and for a preview. A Page reads and writes nothing
+// by itself: an engine puts the rows in with Put, and takes what changed from Changes. It is for one goroutine at a time.
+type Page struct {
+	Now  int64 // the instant of the decisions
+	Rows []Ask // one for each row, in the order of locking, with the terms of that row
+
+	states, next     []State // next is a row after the call that is being decided on
+	isRead, isAbsent []bool
+	settled, surplus []bool // rows to write and to delete with the bucket, if a call changes it
+	changed, removed []bool
+}
+
+// NewPage returns a page with the rows of the calls' buckets, which are still to be read.
+func NewPage(calls ...[]Ask) *Page {
+	p := &Page{}
+	p.Reset(calls...)
+	return p
+}
+
+// Decide returns what a call would be answered that finds the bucket as an answer left it. A call that costs nothing only looks.
+func (a *Ask) Decide(found Answer) Answer {
+	asks := []Ask{*a}
+	p := NewPage(asks)
+	p.Now = found.Now
+	for i, s := range found.rows() {
+		p.Put(i, s, false)
+	}
+	if a.Cost == 0 {
+		return p.Look(asks, nil)[0]
+	}
+	return p.Take(asks, nil)[0]
+}
+
+// Reset makes p what NewPage returns, in the memory that p has.
+func (p *Page) Reset(calls ...[]Ask) {
+	p.Rows = p.Rows[:0]
+	for _, asks := range calls {
+		for i := range asks {
+			p.Rows = appendRows(p.Rows, &asks[i])
+		}
+	}
+	slices.SortFunc(p.Rows, func(a, b Ask) int { return a.Key.Compare(b.Key) })
+	p.Rows = slices.CompactFunc(p.Rows, func(a, b Ask) bool { return a.Key == b.Key })
+	n := len(p.Rows)
+	p.states, p.next = cleared(p.states, n), cleared(p.next, n)
+	p.isRead, p.isAbsent = cleared(p.isRead, n), cleared(p.isAbsent, n)
+	p.settled, p.surplus = cleared(p.settled, n), cleared(p.surplus, n)
+	p.changed, p.removed = cleared(p.changed, n), cleared(p.removed, n)
+}
+
+// cleared returns n zero values, in the memory of s if that is enough.
+func cleared[T any](s []T, n int) []T {
+	s = slices.Grow(s[:0], n)[:n]
+	clear(s)
+	return s
+}
+
+// Index returns the place of a row in Rows, and whether it is there.
+func (p *Page) Index(k Key) (i int, found bool) {
+	if len(p.Rows) == 1 { // the most frequent case
+		return 0, p.Rows[0].Key == k
+	}
+	return slices.BinarySearchFunc(p.Rows, k, func(a Ask, k Key) int { return a.Key.Compare(k) })
+}
+
+// Put sets what reading the i-th row found: its state, or that it is absent, or was before somebody inserted it to lock it. A row that is
+// not put is held by another transaction.
+func (p *Page) Put(i int, s State, absent bool) {
+	p.states[i], p.isRead[i], p.isAbsent[i] = s, true, absent || p.isAbsent[i]
+}
+
+// IsComplete reports whether all rows were put.
+func (p *Page) IsComplete() bool { return !slices.Contains(p.isRead, false) }
+
+// Held returns the first row of the asks that was not put. Such a call cannot be decided on.
+func (p *Page) Held(asks []Ask) (row Key, held bool) {
+	if p.IsComplete() {
+		return Key{}, false
+	}
+	rows, _ := RowsOf(asks)
+	for i := range rows {
+		if at, _ := p.Index(rows[i].Key); !p.isRead[at] {
+			return rows[i].Key, true
+		}
+	}
+	return Key{}, false
+}
+
+// isNew reports whether a row was absent, and is as it would be if nobody had used it.
+func (p *Page) isNew(i int) bool { return p.isAbsent[i] && !p.changed[i] && !p.settled[i] }
+
+// of returns the range of the rows of a bucket in Rows.
+func (p *Page) of(a *Ask) (first, end int) {
+	first, _ = p.Index(a.FirstRow())
+	return first, first + int(max(a.Terms.Shards, 1))
+}
+
+// State returns what the one row of the bucket holds.
+func (p *Page) State(a *Ask) State {
+	first, _ := p.of(a)
+	return p.states[first]
+}
+
+// Set sets what the one row of the bucket holds.
+func (p *Page) Set(a *Ask, s State) {
+	first, _ := p.of(a)
+	p.states[first] = s
+	p.change(a, first)
+}
+
+// change notes that a call has changed a row of the bucket. The rows that were settled are written with it.
+func (p *Page) change(a *Ask, row int) {
+	p.changed[row] = true
+	if a.Terms.Eras == nil {
+		return
+	}
+	first, _ := p.of(a)
+	for i := first; i < first+a.RowCount(); i++ {
+		p.changed[i] = p.changed[i] || p.settled[i]
+		p.removed[i] = p.surplus[i]
+	}
+}
+
+// decide decides on each ask. next are the rows after it, if it is allowed.
+func (p *Page) decide(asks []Ask, room []Answer) []Answer {
+	answers := cleared(room, len(asks))
+	for i := range asks {
+		a, r := &asks[i], &answers[i]
+		first, end := p.of(a)
+		after := p.next[first:end]
+		copy(after, p.states[first:end])
+		r.Now = p.Now
+		r.Allowed = a.Terms.TakeRows(after, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
+	}
+	if AnyLender(asks) {
+		lend(asks, answers, func(i int) float64 {
+			first, end := p.of(&asks[i])
+			return asks[i].Terms.TokensOf(p.states[first:end], p.Now)
+		})
+	}
+	return answers
+}
+
+// Look decides on each ask, and takes nothing. The answers are put into room if that has the capacity.
+func (p *Page) Look(asks []Ask, room []Answer) []Answer {
+	answers := p.decide(asks, room)
+	for i := range asks {
+		first, end := p.of(&asks[i])
+		answers[i].Absent = p.isAbsent[first]
+		answers[i].SetRows(&asks[i], p.states[first:end])
+		answers[i].Rows = slices.Clone(answers[i].Rows) // later calls change those of the page
+	}
+	return answers
+}
+
+// Take decides on a call as if it came after all earlier calls on the page: it takes from all of the buckets, or from none. Either way it
+// brings rows back to the present that a wrong clock has left in the future. The answers are put into room if that has the capacity.
+func (p *Page) Take(asks []Ask, room []Answer) []Answer {
+	answers := p.decide(asks, room)
+	all := AllAllowed(answers)
+	for i := range asks {
+		a := &asks[i]
+		first, end := p.of(a)
+		lends := lent(asks, i)
+		if !all || answers[i].Borrowed || lends > 0 {
+			copy(p.next[first:end], p.states[first:end])
+		}
+		if all && lends > 0 && !answers[i].Borrowed { // the lender of a borrower pays in its place
+			a.Terms.ChargeRows(p.next[first:end], p.Now, a.Cost+lends)
+		}
+	}
+	if all {
+		AlignFences(asks, func(i int) *State {
+			first, _ := p.of(&asks[i])
+			return &p.next[first]
+		})
+	}
+	for i := range asks {
+		a := &asks[i]
+		first, end := p.of(a)
+		row := a.Terms.OfShard()
+		for j := first; j < end; j++ {
+			after := row.FixClock(p.next[j], p.Now)
+			if !after.Equal(p.states[j]) {
+				p.states[j] = after
+				p.change(a, j)
+			}
+		}
+		answers[i].SetRows(a, p.states[first:end])
+		answers[i].Rows = slices.Clone(answers[i].Rows) // later calls change those of the page
+	}
+	return answers
+}
+
+// TakeUpTo takes as many units as there are, n at most, where the costs of the asks are those of one unit. If the tokens are too few for
+// one, the answers are the refusal of one.
+func (p *Page) TakeUpTo(asks []Ask, n int, room []Answer) (units int, answers []Answer) {
+	if units = mostUnits(asks, n, func(asks []Ask) []Answer { return p.decide(asks, nil) }); units > 0 {
+		asks = unitsOf(asks, units)
+	}
+	return units, p.Take(asks, room)
+}
+
+// Whenever is the instant of tokens that may be given back at any time.
+const Whenever = int64(math.MaxInt64)
+
+// RefundUntil returns the begin of the last step in which tokens may be given back to the bucket that were taken at an instant.
+func (a *Ask) RefundUntil(taken int64) int64 {
+	if taken == Whenever {
+		return MaxInstant
+	}
+	return a.Terms.RefundUntil(taken)
+}
+
+// Charge takes amount from a bucket whatever it holds. A negative amount is given back, if the current step still takes back tokens that were
+// taken at an instant; see RefundUntil. It mirrors buckets_charge.sql.
+func (p *Page) Charge(a *Ask, amount float64, taken int64) {
+	if amount == 0 {
+		return
+	}
+	first, end := p.of(a)
+	states, until := p.states[first:end], a.RefundUntil(taken)
+	switch {
+	case a.Terms.Rule != nil && amount < 0:
+		before := states[0]
+		if states[0] = a.Terms.Credit(before, p.Now, -amount, until); !states[0].Equal(before) {
+			p.change(a, first)
+		}
+		return
+	case amount < 0 && a.Terms.Begin(p.Now) > until:
+		return
+	}
+	for i := range states {
+		if p.isNew(first+i) && amount < 0 { // it is full, and was before
+			states[i] = State{Value: max(states[i].Value, a.Most/float64(len(states))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
+		}
+		p.change(a, first+i)
+	}
+	if amount > 0 {
+		a.Terms.ChargeRows(states, p.Now, amount)
+		return
+	}
+	a.Terms.CreditRows(states, p.Now, -amount, a.Most)
+}
+
+// Return gives back to the row of a page of one row what is left of tokens that were taken ahead of it, up to an instant, and returns how
+// many that were.
+func (p *Page) Return(a Ahead, until int64) (given float64) {
+	t := &p.Rows[0].Terms
+	if p.isAbsent[0] || p.Now > until { // else it is full anyway
+		return 0
+	}
+	if given = t.Returnable(a, p.states[0].TS, p.Now); given > 0 {
+		p.states[0], p.changed[0] = t.Return(p.states[0], a, p.Now), true
+	}
+	return given
+}
+
+// Fill sets the buckets to their capacity.
+func (p *Page) Fill(asks []Ask) {
+	for i := range asks {
+		first, end := p.of(&asks[i])
+		asks[i].Terms.FillRows(p.states[first:end], p.Now)
+		for j := first; j < end; j++ {
+			p.change(&asks[i], j)
+		}
+	}
+}
+
+// FixClocks brings rows back to the present that a wrong clock has left in the future.
+func (p *Page) FixClocks() {
+	for i := range p.Rows {
+		before := p.states[i]
+		p.states[i] = p.Rows[i].Terms.FixClock(before, p.Now)
+		p.changed[i] = p.changed[i] || !p.states[i].Equal(before)
+	}
+}
+
+// FromFuture returns the rows that a wrong clock has left in the future.
+func (p *Page) FromFuture() (rows []Key) {
+	for i := range p.Rows {
+		if p.isRead[i] && p.Rows[i].Terms.FromFuture(p.states[i], p.Now) {
+			rows = append(rows, p.Rows[i].Key)
+		}
+	}
+	return rows
+}
+
+// HasChanged reports whether a row has to be written.
+func (p *Page) HasChanged() bool { return slices.Contains(p.changed, true) }
+
+// Changes calls save for each row that has to be written, and remove for each that has to be deleted, in the order of locking. inserted says
+// that remove is of a row that was absent and stays absent: it was inserted only if an engine does that to lock it.
+func (p *Page) Changes(save func(k Key, s State), remove func(k Key, inserted bool)) {
+	for i := range p.Rows {
+		switch {
+		case p.changed[i]:
+			save(p.Rows[i].Key, p.states[i])
+		case p.isAbsent[i], p.removed[i]:
+			remove(p.Rows[i].Key, !p.removed[i])
+		}
+	}
+}
