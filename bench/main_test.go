@@ -25,7 +25,7 @@ func TestRun(t *testing.T) {
 	testsize.Long(t, "starts a server for the benchmark")
 	directory := t.TempDir()
 	o := options{
-		quick: true, only: regexp.MustCompile(`^(five-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
+		quick: true, only: regexp.MustCompile(`^(five-1|pair-1|reserve-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
 		rounds: 2, round: 10 * time.Millisecond, json: filepath.Join(directory, "figures.json"), svg: directory,
 	}
 	var output bytes.Buffer
@@ -39,7 +39,7 @@ func TestRun(t *testing.T) {
 	document, err := report.ReadJSON(bytes.NewReader(written))
 	require.NoError(t, err)
 	require.Positive(t, document.Machine.Cores)
-	require.Len(t, document.Scenarios, 3)
+	require.Len(t, document.Scenarios, 5)
 	five := document.Scenarios[1]
 	require.Equal(t, "five-1", five.Name)
 	for _, c := range five.Contenders {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -20,6 +21,28 @@ type limiterOptions struct {
 // newLimiter returns a Limiter on pool.
 func newLimiter(pool *pgxpool.Pool, o limiterOptions) (*ratelimit.Limiter, error) {
 	return ratelimit.New(pool, ratelimit.Config{NoBatching: o.unbatched, DenyCache: o.denyCache, MaxAttempts: o.attempts})
+}
+
+// openLimiter returns a runner for calls outside of a transaction, on a new Limiter with a pool of its own. prepare creates
+// the buckets and sets the runner's call and check.
+func openLimiter(ctx context.Context, b Bench, o limiterOptions, prepare func(limiter *ratelimit.Limiter, r *runner) error) (Runner, error) {
+	wire := &load.Wire{}
+	pool, err := b.Database.Pool(ctx, connections(b.Callers, poolConnections), wire)
+	if err != nil {
+		return nil, err
+	}
+	limiter, err := newLimiter(pool, o)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	r := newRunner(b, nil)
+	r.wire = wire
+	r.close = func() error { return closeLimiters([]*ratelimit.Limiter{limiter}, pool) }
+	if err := prepare(limiter, r); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	return r, nil
 }
 
 // newLimit returns the limit called name over so many rows for each bucket.

@@ -20,38 +20,24 @@ type Take struct {
 }
 
 // Open makes the buckets and a Limiter.
-func (w Take) Open(ctx context.Context, b Bench) (_ Runner, err error) {
-	wire := &load.Wire{}
-	pool, err := b.Database.Pool(ctx, connections(b.Callers, poolConnections), wire)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
+func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
+	return openLimiter(ctx, b, limiterOptions{unbatched: w.Unbatched, denyCache: w.DenyCache}, func(limiter *ratelimit.Limiter, r *runner) error {
+		limits, err := w.fill(ctx, b)
 		if err != nil {
-			pool.Close()
+			return err
 		}
-	}()
-	limiter, err := newLimiter(pool, limiterOptions{unbatched: w.Unbatched, denyCache: w.DenyCache})
-	if err != nil {
-		return nil, err
-	}
-	limits, err := w.fill(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	r := newRunner(b, w.call(limiter, limits))
-	r.wire = wire
-	r.close = func() error { return closeLimiters([]*ratelimit.Limiter{limiter}, pool) }
-	opened := time.Now()
-	r.check = func(ctx context.Context, calls int) error {
-		for _, limit := range limits {
-			if err := w.check(ctx, b, limit, float64(calls), time.Since(opened)); err != nil {
-				return err
+		r.call = w.call(limiter, limits)
+		opened := time.Now()
+		r.check = func(ctx context.Context, calls int) error {
+			for _, limit := range limits {
+				if err := w.check(ctx, b, limit, float64(calls), time.Since(opened)); err != nil {
+					return err
+				}
 			}
+			return nil
 		}
 		return nil
-	}
-	return r, nil
+	})
 }
 
 // fill makes the limits and their buckets.
@@ -98,28 +84,40 @@ func (w Take) call(limiter *ratelimit.Limiter, limits []ratelimit.Limit) load.Ca
 }
 
 func (w Take) judge(d ratelimit.Decision, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case w.Empty && d.Allowed:
+	if !w.Empty {
+		return allowed(d, err)
+	}
+	if err == nil && d.Allowed {
 		return errors.New("a call on an empty bucket was allowed")
-	case !w.Empty && !d.Allowed:
+	}
+	return err
+}
+
+// allowed returns an error unless the decision allows the call.
+func allowed(d ratelimit.Decision, err error) error {
+	if err == nil && !d.Allowed {
 		return fmt.Errorf("a call on a bucket that has enough was refused: %w", d.Err())
 	}
-	return nil
+	return err
 }
 
 // check compares what is gone from the buckets with the calls that were answered: not a token less, and more
 // only by what arrived meanwhile.
 func (w Take) check(ctx context.Context, b Bench, limit ratelimit.Limit, calls float64, elapsed time.Duration) error {
+	if w.Empty {
+		calls = limit.Capacity() * float64(w.Keys) // what was gone in the beginning
+	}
+	return checkTaken(ctx, b, limit, w.Keys, calls, elapsed)
+}
+
+// checkTaken returns an error unless the limit's buckets, which were full in the beginning, have lost the admitted tokens.
+// Tokens may have arrived since then.
+func checkTaken(ctx context.Context, b Bench, limit ratelimit.Limit, keys int, admitted float64, elapsed time.Duration) error {
 	gone, err := taken(ctx, b.Database, limit.Name(), limit.Capacity())
 	if err != nil {
 		return err
 	}
-	if w.Empty {
-		calls = limit.Capacity() * float64(w.Keys) // what was gone in the beginning
-	}
-	return exact(limit, calls, gone, float64(w.Keys)*arrived(limit, elapsed))
+	return exact(limit, admitted, gone, float64(keys)*arrived(limit, elapsed))
 }
 
 // arrived returns how many tokens arrive in one bucket within elapsed.

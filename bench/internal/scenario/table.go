@@ -44,6 +44,8 @@ func All(quick bool) []Scenario {
 	scenarios := append(standalone(), refusals()...)
 	scenarios = append(scenarios, transactions()...)
 	scenarios = append(scenarios, fiveLimits()...)
+	scenarios = append(scenarios, pairs()...)
+	scenarios = append(scenarios, reservations()...)
 	scenarios = append(scenarios, hotTransactions()...)
 	scenarios = append(scenarios, sharedFate()...)
 	scenarios = append(scenarios, size(quick)...)
@@ -195,6 +197,38 @@ func fiveLimits() []Scenario {
 		of("five-1", "five limits in one Take, 20k keys each, 1 caller", 1, 1.8),
 		of("five-16", "the same, 16 callers", 16, 2.5),
 	}
+}
+
+// pairs measures the commonest pair of limits of an API. Every call takes from the one bucket of the global limit.
+func pairs() []Scenario {
+	const two, one = "user and global limit", "user limit alone"
+	of := func(callers int, compare Figure) Scenario {
+		return Scenario{
+			Name: fmt.Sprintf("pair-%d", callers), Callers: callers, Compare: compare,
+			Title: fmt.Sprintf("one Take of a limit for each user, 100k keys, and a global limit, 1 key, callers: %d", callers),
+			Contenders: []Contender{
+				{two, contender.Pair{Users: manyKeys}},
+				{one, contender.Take{Keys: manyKeys}},
+			},
+			Bars: []Bar{{Contender: two, Figure: Trips, AtMost: 1}},
+		}
+	}
+	return []Scenario{of(1, P50), of(64, Throughput)}
+}
+
+// reservations measures Reserve and Settle. The bar is their round trips without batches, which the integration tests
+// require: 4 for Reserve, and 5 for a Settle with a surplus.
+func reservations() []Scenario {
+	of := func(callers int, compare Figure) Scenario {
+		return Scenario{
+			Name: fmt.Sprintf("reserve-%d", callers), Callers: callers, Compare: compare,
+			Title:      fmt.Sprintf("Reserve and Settle of one limit, 100k keys, callers: %d", callers),
+			Note:       "a call is one Reserve of 3 tokens and one Settle that returns 2 of them, each outside of a transaction",
+			Contenders: []Contender{{ours, contender.Reserve{Keys: manyKeys}}},
+			Bars:       []Bar{{Contender: ours, Figure: Trips, AtMost: 9}},
+		}
+	}
+	return []Scenario{of(1, P50), of(16, Throughput)}
 }
 
 func hotTransactions() []Scenario {
