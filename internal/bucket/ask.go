@@ -255,21 +255,6 @@ func (r *Answer) SetRows(a *Ask, rows []State) {
 	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
 }
 
-// DecideOn decides, for each ask, on what the answers hold. Nothing is taken.
-func DecideOn(asks []Ask, answers []Answer) {
-	for i := range answers {
-		a, r := &asks[i], &answers[i]
-		if a.Sharded() {
-			r.Allowed = a.Terms.TokensOf(r.Rows, r.Now)-a.Cost >= a.Lowest
-			continue
-		}
-		_, r.Allowed = a.Terms.Take(a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost, a.Lowest)
-	}
-	if AnyLender(asks) {
-		lend(asks, answers, func(i int) float64 { return asks[i].Terms.TokensOf(answers[i].rows(), answers[i].Now) })
-	}
-}
-
 // rows returns the states of the bucket's rows.
 func (r *Answer) rows() []State {
 	if r.Rows != nil {
@@ -340,28 +325,6 @@ func appendRows(rows []Ask, a *Ask) []Ask {
 		rows = append(rows, a.OfShard(int32(shard)))
 	}
 	return rows
-}
-
-// GroupRows returns the answers for the buckets from those for all of their rows, and what is left of these. The terms of
-// the asks become those that hold at the instant of the answers, and what the rows hold is settled by them.
-func GroupRows(asks []Ask, found []Answer) (answers, rest []Answer) {
-	answers = make([]Answer, len(asks))
-	for i := range asks {
-		a, n, now := &asks[i], asks[i].RowCount(), found[0].Now
-		states := StatesOf(found[:n])
-		if a.Terms.Eras != nil {
-			absent := make([]bool, n)
-			for j := range absent {
-				absent[j] = found[j].Absent
-			}
-			a.SetNow(now)
-			states = a.Terms.SettleRows(states, absent, now)
-		}
-		answers[i].Now = now
-		answers[i].SetRows(a, states)
-		found = found[n:]
-	}
-	return answers, found
 }
 
 // StatesOf returns the states of the answers.

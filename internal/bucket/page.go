@@ -161,6 +161,29 @@ func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 	return answers
 }
 
+// LookAt is Look on a page with the rows that were found, which are all those of the asks, in the order of locking. The asks get the terms in
+// effect at the instant of the answers.
+func LookAt(asks []Ask, found, room []Answer) []Answer {
+	p := NewPage(asks)
+	for i := range p.Rows {
+		p.Put(i, found[i].State, found[i].Absent)
+	}
+	p.Now = found[0].Now
+	for p.SetNow(asks) { // rows that were not found, as they have only begun to be in use
+		all := p.Grown(asks)
+		for i := range all.Rows {
+			if at, known := p.Index(all.Rows[i].Key); known {
+				all.Put(i, p.states[at], false)
+			} else {
+				all.Put(i, State{}, true)
+			}
+		}
+		all.Now, p = p.Now, all
+	}
+	p.Settle(asks)
+	return p.Look(asks, room)
+}
+
 // Take decides on a call as if it came after all earlier calls on the page: it takes from all of the buckets, or from none. Either way it
 // brings rows back to the present that a wrong clock has left in the future. The answers are put into room if that has the capacity.
 func (p *Page) Take(asks []Ask, room []Answer) []Answer {

@@ -21,7 +21,7 @@ func (p *Page) SetNow(calls ...[]Ask) (grown bool) {
 	return grown
 }
 
-// Grown returns a page with the rows that the asks have since SetNow. It remembers which rows were absent.
+// Grown returns a page with the rows that the asks have since SetNow, still to be read. It remembers which rows were absent.
 func (p *Page) Grown(calls ...[]Ask) *Page {
 	all := NewPage(calls...)
 	for i := range all.Rows {

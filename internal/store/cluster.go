@@ -215,7 +215,7 @@ func (cs *clusters) setAnswers() {
 			}
 		}
 		if c.Answers = answers; !c.cluster.given {
-			c.Answers, _ = bucket.GroupRows(c.Asks, answers)
+			c.Answers = bucket.LookAt(c.Asks, answers, answers)
 		}
 	}
 }

@@ -186,9 +186,9 @@ func (h *eraTwins) take(t *testing.T, fast, general []bucket.Ask, chance int) {
 // look compares what both twins hold.
 func (h *eraTwins) look(t *testing.T, fast, general []bucket.Ask) {
 	t.Helper()
-	got, err := h.fast.Read(t.Context(), fast)
+	got, err := h.fast.Look(t.Context(), fast, nil)
 	require.NoError(t, err)
-	want, err := h.general.Read(t.Context(), general)
+	want, err := h.general.Look(t.Context(), general, nil)
 	require.NoError(t, err)
 	for i := range got {
 		require.Equal(t, general[i].Terms, fast[i].Terms)

@@ -37,7 +37,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	now += minute / 2
 	require.NoError(t, s.ChangeLeases(t.Context(), &renewal))
 	require.Equal(t, []bool{false, true}, renewal.Lost)
-	rows, err := s.Read(t.Context(), call.Asks[:1])
+	rows, err := s.Look(t.Context(), call.Asks[:1], nil)
 	require.NoError(t, err)
 	require.Equal(t, []bucket.Held{{Fence: lease.Fence, End: end, Slots: 1}}, rows[0].State.Leases())
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Read reads the buckets; a row that is not there reads as full.
-func (s *Session) Read(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
+// Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
+func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	rows, _ := bucket.RowsOf(asks)
 	found, err := s.readRows(ctx, s.statements.read, rows)
 	if err == nil {
@@ -24,7 +24,7 @@ func (s *Session) Read(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer,
 	if err != nil {
 		return nil, err
 	}
-	answers, _ := bucket.GroupRows(asks, found)
+	answers := bucket.LookAt(asks, found, room)
 	if bucket.AnyUnknown(asks) {
 		return nil, ErrUnknownWindows
 	}

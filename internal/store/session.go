@@ -129,8 +129,7 @@ func (s *Session) RunAlone(ctx context.Context, c *Call) ([]blocked, error) {
 func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	switch {
 	case c.Look:
-		c.Answers, err = s.Read(ctx, c.Asks)
-		bucket.DecideOn(c.Asks, c.Answers)
+		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 		return err
 	case s.mode != alone && c.UpTo > 0:
 		return s.OrSpoil(ctx, s.takeCallLocked(ctx, c))

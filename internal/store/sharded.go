@@ -52,11 +52,11 @@ func settleRows(rows []bucket.Ask, found []bucket.Answer) {
 // there was one, so that a refusal locks and writes nothing.
 func (s *Session) takeAllShards(ctx context.Context, asks []bucket.Ask, looked bool) ([]bucket.Answer, error) {
 	if s.mode == alone && !looked {
-		answers, err := s.Read(ctx, asks)
+		answers, err := s.Look(ctx, asks, nil)
 		if err != nil {
 			return nil, err
 		}
-		if bucket.DecideOn(asks, answers); !bucket.AllAllowed(answers) {
+		if !bucket.AllAllowed(answers) {
 			return answers, s.fixClocks(ctx, asks, answers)
 		}
 	}

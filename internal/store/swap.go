@@ -62,10 +62,8 @@ func (s *Session) lookAndDecide(ctx context.Context, c *Call) error {
 			answered, err = s.takeBySwap(ctx, c)
 			return err
 		}
-		if c.Answers, err = s.Read(ctx, c.Asks); err == nil {
-			bucket.DecideOn(c.Asks, c.Answers)
-			answered = c.isRefused()
-		}
+		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
+		answered = err == nil && c.isRefused()
 		return err
 	})
 	if err != nil || answered {
@@ -81,13 +79,9 @@ func (s *Session) takeBySwap(ctx context.Context, c *Call) (answered bool, err e
 	if err != nil || !swaps {
 		return false, err
 	}
-	after, allowed := a.Terms.Take(found.State, found.Now, a.Cost, a.Lowest)
-	if allowed {
-		if done, err := s.swap(ctx, a.Key, found, after); !done {
-			return false, err
-		}
+	c.one[0] = a.Decide(found)
+	if c.Answers = c.one[:]; !c.one[0].Allowed {
+		return true, nil
 	}
-	c.one[0] = bucket.Answer{Allowed: allowed, State: after, Now: found.Now}
-	c.Answers = c.one[:]
-	return true, nil
+	return s.swap(ctx, a.Key, found, c.one[0].State)
 }

@@ -70,9 +70,7 @@ func (s *Session) TakeOrRead(ctx context.Context, asks []bucket.Ask) ([]bucket.A
 	if !bucket.AllCostless(asks) {
 		return s.Take(ctx, asks, nil)
 	}
-	answers, err := s.Read(ctx, asks)
-	bucket.DecideOn(asks, answers)
-	return answers, err
+	return s.Look(ctx, asks, nil)
 }
 
 // takeOne takes from one bucket.

@@ -108,7 +108,11 @@ func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, gr
 		return err
 	}
 	for _, c := range others {
-		c.Answers, answers = bucket.GroupRows(c.Asks, answers)
+		var n int
+		for i := range c.Asks {
+			n += c.Asks[i].RowCount()
+		}
+		c.Answers, answers = bucket.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
 	}
 	for _, g := range groups {
 		if g.whole.Sharded() {

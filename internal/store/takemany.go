@@ -144,7 +144,6 @@ func (s *Session) takeGroupsAndRead(ctx context.Context, verb string, groups []*
 func answerRefused(calls []*Call) (open []*Call) {
 	locked := make(map[bucket.Key]bool) // buckets that are going to be locked
 	for _, c := range calls {
-		bucket.DecideOn(c.Asks, c.Answers)
 		switch {
 		case bucket.AnyUnknown(c.Asks):
 			c.Answer(ErrUnknownWindows)
