@@ -155,7 +155,6 @@ func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 			"buckets_read.sql":       threeBuckets + `, NULL`,
 			"buckets_look.sql":       threeBuckets + `, NULL`,
 			"buckets_lock_free.sql":  threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`,
-			"buckets_take_alone.sql": threeTakes,
 		} {
 			t.Run(fmt.Sprint(file, " ", rows), func(t *testing.T) {
 				t.Parallel()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -28,10 +27,7 @@ const (
 
 // whenAgain returns when a statement is to be run again that failed with err.
 func whenAgain(err error) again {
-	switch {
-	case errors.Is(err, store.ErrStale):
-		return atOnce
-	case store.IsConflict(err):
+	if store.IsConflict(err) {
 		return afterPause
 	}
 	return never

@@ -124,10 +124,11 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 				ErrCostExceedsCapacity, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
 		}
 	}
-	answers, err := tx.session.TakeOrRead(ctx, asks)
-	if err != nil {
+	c := store.Call{Verb: "renew", Asks: asks}
+	if err := tx.session.Decide(ctx, &c); err != nil {
 		return 0, err
 	}
+	answers := c.Answers
 	if !bucket.AllAllowed(answers) {
 		var wait time.Duration
 		for i := range asks {

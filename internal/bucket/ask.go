@@ -111,16 +111,6 @@ func (a *Ask) Outside(r Answer) bool {
 	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
 }
 
-// AnyOutside reports whether any of the asks is Outside of its answer.
-func AnyOutside(asks []Ask, answers []Answer) bool {
-	for i := range answers {
-		if asks[i].Outside(answers[i]) {
-			return true
-		}
-	}
-	return false
-}
-
 // anyOf reports whether one of the asks is so.
 func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 	for i := range asks {
@@ -134,11 +124,6 @@ func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 // AnyEras reports whether the terms of one of the buckets have changed at some instant, or will.
 func AnyEras(asks []Ask) bool {
 	return anyOf(asks, func(a *Ask) bool { return a.Terms.Eras != nil })
-}
-
-// AnyReshaped reports whether one of the buckets has to be looked at as a whole; see Terms.Reshaped.
-func AnyReshaped(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.Eras != nil && a.Terms.Reshaped() })
 }
 
 // IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row
@@ -278,6 +263,34 @@ func AnySharded(asks []Ask) bool {
 	return anyOf(asks, func(a *Ask) bool { return a.Sharded() })
 }
 
+// Traits are what the choice of the way of a call depends on.
+type Traits struct {
+	Costless bool // no ask takes anything
+	Steps    bool // AllSteps
+	Window   bool // the only ask is for a sliding window, and for itself
+	Sharded  bool // AnySharded
+	Reshaped bool // one of the buckets has to be looked at as a whole; see Terms.Reshaped
+	Holds    bool // one of the limits is one on concurrency
+}
+
+// TraitsOf returns the traits of the asks of a call.
+func TraitsOf(asks []Ask) Traits {
+	t := Traits{Costless: true, Steps: true}
+	for i := range asks {
+		a := &asks[i]
+		isForItself := a.Lender == nil && a.Within == 0
+		t.Costless = t.Costless && !(a.Cost > 0)
+		t.Steps = t.Steps && a.Terms.Rule == nil && isForItself
+		t.Sharded = t.Sharded || a.Terms.Shards > 1
+		t.Reshaped = t.Reshaped || a.Terms.Eras != nil && a.Terms.Reshaped()
+		if a.Terms.Rule != nil {
+			_, slides := a.Terms.Rule.(Sliding)
+			t.Window, t.Holds = slides && isForItself && len(asks) == 1, t.Holds || a.Terms.Holds()
+		}
+	}
+	return t
+}
+
 // AllCostless reports whether none of the asks takes anything.
 func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
@@ -292,11 +305,6 @@ func AllSteps(asks []Ask) bool {
 // AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
 func AnyFreesEarly(asks []Ask) bool {
 	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Rule.FreesEarly() })
-}
-
-// AnyHolds reports whether one of the limits is one on concurrency.
-func AnyHolds(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Holds() })
 }
 
 // AnyLender reports whether one of the asks has a lender.

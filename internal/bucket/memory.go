@@ -21,8 +21,7 @@ func NewMemory() *Memory { return &Memory{limits: make(map[string]*rowsOfLimit)}
 // Count returns how many buckets there are.
 func (m *Memory) Count() int { return m.count }
 
-// Take decides on a call at an instant, as Page.Take does. The terms of the asks become those that hold then. A call whose costs
-// are all 0 changes nothing. The answers are good until the next call.
+// Take decides on a call at an instant, as Page.Take does. The terms of the asks become those that hold then. The answers are good until the next call.
 func (m *Memory) Take(asks []Ask, now int64) []Answer {
 	p := &m.page
 	for grown := true; grown; grown = p.SetNow(asks) {
@@ -34,10 +33,6 @@ func (m *Memory) Take(asks []Ask, now int64) []Answer {
 		}
 	}
 	p.Settle(asks)
-	if AllCostless(asks) {
-		m.answers = p.Look(asks, m.answers)
-		return m.answers
-	}
 	m.answers = p.Take(asks, m.answers)
 	p.Changes(m.save, m.remove)
 	return m.answers

@@ -25,16 +25,13 @@ func NewPage(calls ...[]Ask) *Page {
 	return p
 }
 
-// Decide returns what a call would be answered that finds the bucket as an answer left it. A call that costs nothing only looks.
+// Decide returns what a call would be answered that finds the bucket as an answer left it.
 func (a *Ask) Decide(found Answer) Answer {
 	asks := []Ask{*a}
 	p := NewPage(asks)
 	p.Now = found.Now
 	for i, s := range found.rows() {
 		p.Put(i, s, false)
-	}
-	if a.Cost == 0 {
-		return p.Look(asks, nil)[0]
 	}
 	return p.Take(asks, nil)[0]
 }
@@ -185,8 +182,11 @@ func LookAt(asks []Ask, found, room []Answer) []Answer {
 }
 
 // Take decides on a call as if it came after all earlier calls on the page: it takes from all of the buckets, or from none. Either way it
-// brings rows back to the present that a wrong clock has left in the future. The answers are put into room if that has the capacity.
+// brings rows back to the present that a wrong clock has left in the future. A call whose costs are all 0 changes nothing. The answers are put into room if that has the capacity.
 func (p *Page) Take(asks []Ask, room []Answer) []Answer {
+	if AllCostless(asks) {
+		return p.Look(asks, room)
+	}
 	answers := p.decide(asks, room)
 	all := AllAllowed(answers)
 	for i := range asks {

@@ -42,15 +42,7 @@ type clusterRow struct {
 
 // isClustered reports whether a statement can decide on the call together with those that it shares buckets with.
 func (c *Call) isClustered() bool {
-	if c.Look || c.Reserve != nil || c.UpTo > 0 || !bucket.AllSteps(c.Asks) {
-		return false
-	}
-	for i := range c.Asks {
-		if t := &c.Asks[i].Terms; t.Reshaped() || c.Asks[i].RowCount() > 1 {
-			return false
-		}
-	}
-	return true
+	return c.way == byStatement && c.traits.Steps && !c.traits.Sharded
 }
 
 // clustersOf puts together calls that can be decided so, and returns the others: those too that share a bucket with one

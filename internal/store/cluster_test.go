@@ -283,14 +283,14 @@ func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 	}
 }
 
-// A row that another has made since the look undoes all that the statement did, for it to be made again.
-func TestAClusterWhoseRowIsMadeMeanwhileTakesNothing(t *testing.T) {
+// A row that another has made since the look undoes all that the statement did. Then locked rows decide.
+func TestAClusterWhoseRowIsMadeMeanwhileIsDecidedOnLockedRows(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	user, all := still("user", 10), still("all", 100)
 	makeRows(t, pool, "ada", all)
-	err := overtaken(t, pool, taking(user.ask("ada", 1), all.ask("ada", 1)), true,
-		fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening))
-	require.True(t, IsConflict(err), "%v", err)
-	require.Equal(t, []float64{100, 5}, held(t, newSession(pool, standing), all.ask("ada", 0), user.ask("ada", 0)))
+	call := taking(user.ask("ada", 1), all.ask("ada", 1))
+	require.NoError(t, overtaken(t, pool, call, true, fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening)))
+	require.True(t, bucket.AllAllowed(call.Answers))
+	require.Equal(t, []float64{99, 4}, held(t, newSession(pool, standing), all.ask("ada", 0), user.ask("ada", 0)))
 }

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -162,7 +161,9 @@ func (h *eraTwins) take(t *testing.T, fast, general []bucket.Ask, chance int) {
 	case chance < 4:
 		require.NoError(t, pgx.BeginTxFunc(t.Context(), h.db, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
 			in := h.fast.InTx(tx, owner{h.db}, nil)
-			got, err = in.Take(t.Context(), fast, nil)
+			c := taking(fast...)
+			err = in.Decide(t.Context(), c)
+			got = c.Answers
 			return err
 		}))
 	case chance < 7 && !owes:
@@ -171,8 +172,9 @@ func (h *eraTwins) take(t *testing.T, fast, general []bucket.Ask, chance int) {
 		require.NoError(t, call.Result())
 		got = call.Answers
 	default:
-		got, err = h.fast.Take(context.WithoutCancel(t.Context()), fast, nil)
-		require.NoError(t, err)
+		c := taking(fast...)
+		require.NoError(t, h.fast.Decide(t.Context(), c))
+		got = c.Answers
 	}
 	require.Equal(t, bucket.AllAllowed(want), bucket.AllAllowed(got), "%+v of %+v at %d: %+v, and by locking %+v", fast[0].Cost, fast[0].Terms, h.now, got, want)
 	for i := range got {

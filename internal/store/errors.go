@@ -20,7 +20,7 @@ const (
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
 	codeQueryCanceled        = "57014"
-	codeDivisionByZero       = "22012" // buckets_take_alone.sql undid itself
+	codeDivisionByZero       = "22012" // a statement that makes rows undid itself
 )
 
 // SQLState returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
@@ -43,7 +43,7 @@ func IsRetryable(err error) bool {
 
 // IsConflict is IsRetryable, and true when a statement outside a transaction has to be run again.
 func IsConflict(err error) bool {
-	return errors.Is(err, ErrStale) || IsRetryable(err) || SQLState(err) == codeDivisionByZero
+	return IsRetryable(err) || SQLState(err) == codeDivisionByZero
 }
 
 // IsLockTimeout reports whether a statement waited for a row as long as lock_timeout allows.

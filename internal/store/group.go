@@ -82,8 +82,7 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 
 // canBeSummed reports whether a statement can take what the call costs together with what others cost.
 func (c *Call) canBeSummed() bool {
-	t := &c.Asks[0].Terms
-	return c.takesFromOne() && (bucket.AllSteps(c.Asks) || isWindow(c.Asks)) && !t.Reshaped()
+	return c.way == byStatement && c.takesFromOne()
 }
 
 // of makes g a group for the bucket, or for one of its rows, any of them.

@@ -72,7 +72,8 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 	}
 	statement := s.statements.lock
 	before, waited := batch.Len(), false
-	if s.mode == ownTx {
+	isOnly := len(p.Rows) == 1 && s.waitFor != nil && p.Rows[0].Key == *s.waitFor
+	if s.mode == ownTx && !isOnly {
 		waited = s.queueWait(batch, p.Rows)
 		if s.waits < manyWaits {
 			statement = s.statements.lockFree
@@ -94,7 +95,10 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 		if err != nil {
 			return err
 		}
-		return s.asShortWait(receiveLocked(results, p), p.Rows)
+		if err = receiveLocked(results, p); isOnly { // for which it waits as long as the settings of the connection say
+			return err
+		}
+		return s.asShortWait(err, p.Rows)
 	})
 	if err == nil && statement == s.statements.lock && !p.IsComplete() {
 		err = fmt.Errorf("the statement left out some of %d rows", len(p.Rows))
@@ -169,27 +173,11 @@ func (s *Session) queueSave(batch *pgx.Batch, p *bucket.Page) {
 	}
 }
 
-// takeByLocking takes as Take does, on locked rows: in the transaction that the session is of, else in one of its own.
-func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, err error) {
-	err = s.ensureTx(ctx, func(tx *Session) (err error) {
-		answers, err = tx.takeLocked(ctx, asks)
-		return err
-	})
-	return answers, err
-}
-
-// takeLocked is takeCallLocked for what asks cost.
-func (s *Session) takeLocked(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
-	c := Call{Asks: asks}
-	err := s.takeCallLocked(ctx, &c)
-	return c.Answers, err
-}
-
-// takeCallLocked decides on a call by locking all of its rows, in the transaction of s. A refusal leaves none of them
+// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal leaves none of them
 // locked, and none that it made, unless there was a clock to be put right.
-func (s *Session) takeCallLocked(ctx context.Context, c *Call) error {
+func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	if s.routed() {
-		return s.takeCallRouted(ctx, c)
+		return s.takeLockedRouted(ctx, c)
 	}
 	batch := &pgx.Batch{}
 	s.queueSavepoint(batch)

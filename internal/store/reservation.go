@@ -127,6 +127,15 @@ func (s *Session) queueReservation(batch *pgx.Batch, c *Call) error {
 	return nil
 }
 
+// record records the reservation of what c took.
+func (s *Session) record(ctx context.Context, c *Call) error {
+	batch := &pgx.Batch{}
+	if err := s.queueReservation(batch, c); err != nil || s.engine != nil {
+		return err
+	}
+	return s.finish(ctx, batch, c.Asks)
+}
+
 // LockReservation reads the reservation id and locks it to the end of the transaction, behind a savepoint.
 func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation, error) {
 	if s.engine != nil {

@@ -19,7 +19,7 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 		_, end := t.Span()
 		until = end - 1
 	}
-	if !s.inSQL() {
+	if s.engine != nil || s.routed() {
 		return s.returnLocked(ctx, k, t, a, until, most)
 	}
 	err = s.retry(ctx, "return", func() error {

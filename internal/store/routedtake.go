@@ -12,16 +12,16 @@ import (
 // isRoutedTake reports whether routed_take.sql is for the asks: one token bucket or fixed window of one row, of which the terms always
 // hold.
 func isRoutedTake(asks []bucket.Ask) bool {
-	return decidesInSQL && len(asks) == 1 && asks[0].Terms.Shards <= 1 && asks[0].Terms.Eras == nil && asks[0].Cost > 0 &&
-		bucket.AllSteps(asks) && !bucket.AnyReshaped(asks)
+	return len(asks) == 1 && asks[0].Terms.Shards <= 1 && asks[0].Terms.Eras == nil && asks[0].Terms.Rule == nil && asks[0].Cost > 0
 }
 
-// takeRouted takes from one bucket by a statement that decides by itself, in one round trip. taken is false where there is too
+// takeRouted takes from one bucket by a statement that decides by itself, in one round trip. It is undecided where there is too
 // little, or was when it looked, or the row is of a later time: nothing was changed then. The answer is put into room when that has the capacity.
-func (s *Session) takeRouted(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, taken bool, err error) {
+func (s *Session) takeRouted(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, undecided bool, err error) {
 	if s.queue != nil {
 		s.queue.Enter(ctx, asks)
 	}
+	taken := false
 	batch := &pgx.Batch{}
 	s.queueClock(batch)
 	batch.Queue(s.statements.routedTake, routedParameters(s.takeParameters(&asks[0]))...)
@@ -32,7 +32,7 @@ func (s *Session) takeRouted(ctx context.Context, asks []bucket.Ask, room []buck
 		}
 		return err
 	})
-	return append(room[:0], answer), taken, err
+	return append(room[:0], answer), !taken, err
 }
 
 // routedParameters returns those of the parameters of bucket_take.sql that routed_take.sql has: all but the instant, which clock.sql was given, and those
@@ -42,23 +42,10 @@ func routedParameters(p []any) []any {
 	return slices.Delete(p[:since], asOf, asOf+1)
 }
 
-// takeOrLook answers a call for one bucket outside of a transaction: by the statement that takes, and where that did not by a look.
-func (s *Session) takeOrLook(ctx context.Context, c *Call) error {
-	taken := false
-	err := s.retry(ctx, c.Verb, func() (err error) {
-		c.Answers, taken, err = s.takeRouted(ctx, c.Asks, c.one[:0])
-		return err
-	})
-	if err != nil || taken {
-		return err
-	}
-	return s.lookAndDecide(ctx, c)
-}
-
-// takeCallRouted is takeCallLocked. It sets no savepoint, so after a refusal the rows stay locked, as one row does on plain Postgres,
+// takeLockedRouted is takeLocked. It sets no savepoint, so after a refusal the rows stay locked, as one row does on plain Postgres,
 // and those that it made are deleted. In a SERIALIZABLE transaction a row that is written behind a savepoint keeps a SIREAD lock on some
 // versions of Postgres (on 15.20, and not on 15.18), by which the transaction may lose at COMMIT: that is where Citus does not say what became of it.
-func (s *Session) takeCallRouted(ctx context.Context, c *Call) error {
+func (s *Session) takeLockedRouted(ctx context.Context, c *Call) error {
 	p, err := s.lock(ctx, &pgx.Batch{}, c.Asks)
 	if err != nil {
 		return err

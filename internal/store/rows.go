@@ -167,7 +167,7 @@ func (s *Session) takeParameters(a *bucket.Ask) []any {
 	}
 }
 
-// takeSeveralParameters returns those of buckets_take.sql and buckets_take_alone.sql.
+// takeSeveralParameters returns those of buckets_take.sql.
 func (s *Session) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
 	return []any{

@@ -25,6 +25,9 @@ type Call struct {
 	Reservation *Reservation     // that was made
 	Taken       int              // how many units of UpTo
 
+	traits bucket.Traits
+	way    way // how it is decided: what choose says, or another if that has left it undecided
+
 	waits int // how many rows it has waited for
 	seq   int // its place in the batch, in the order of arrival
 }
@@ -124,36 +127,102 @@ func (s *Session) RunAlone(ctx context.Context, c *Call) ([]blocked, error) {
 	return nil, err
 }
 
+// way is how a call is decided.
+type way uint8
+
+const (
+	byLocking   way = iota // on locked rows, in Go
+	byLooking              // refused by a look, which locks nothing, or else decided on locked rows
+	byStatement            // by a statement, or on locked rows if that leaves it undecided
+	looks                  // nothing is taken
+)
+
+// choose sets how c is decided. No other function chooses.
+func (s *Session) choose(c *Call) {
+	c.traits = bucket.TraitsOf(c.Asks)
+	t := &c.traits
+	inSQL := decidesInSQL && s.engine == nil && !t.Reshaped && (t.Steps || t.Window)
+	switch {
+	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
+		c.way = looks
+	case c.UpTo > 0, s.mode == ownTx && len(c.Asks) > 1, s.mode == alone && (c.Reserve != nil || s.waitFor != nil):
+		c.way = byLocking
+	case inSQL && (!s.routed() || isRoutedTake(c.Asks)):
+		c.way = byStatement
+	case s.mode == alone && (s.engine != nil || s.routed() || t.Holds):
+		c.way = byLooking
+	default:
+		c.way = byLocking
+	}
+}
+
 // Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError when c asks for
 // several rows and somebody holds one of them. For a single row it waits, as the call holds no other meanwhile.
 func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
+	if s.choose(c); c.way == byStatement {
+		err = s.decideByStatement(ctx, c)
+	}
 	switch {
-	case c.Look:
+	case err != nil:
+	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-		return err
-	case s.mode != alone && c.UpTo > 0:
-		return s.OrSpoil(ctx, s.takeCallLocked(ctx, c))
-	case s.mode != alone && c.Reserve == nil:
-		c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
-		return err
-	case s.mode == alone && s.routed() && c.Reserve == nil && c.UpTo == 0 && isRoutedTake(c.Asks):
-		return s.takeOrLook(ctx, c)
-	case s.mode == alone && (s.engine != nil || s.routed()) && c.Reserve == nil && c.UpTo == 0: // as the statements: a refusal waits for nobody
-		return s.lookAndDecide(ctx, c)
-	case s.mode == alone && (s.waitFor != nil || c.Reserve != nil && (len(c.Asks) > 1 || !bucket.AllSteps(c.Asks)) || c.UpTo > 0 || !s.inSQL()):
-		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
-	case c.Reserve != nil:
-		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.reserve(ctx, c) })
-	case s.mode == alone && bucket.AnyHolds(c.Asks):
-		return s.lookAndDecide(ctx, c)
+	case c.way == byLooking:
+		err = s.lookAndLock(ctx, c)
+	case c.way == byLocking:
+		err = s.lockAndDecide(ctx, c)
 	}
-	if c.Answers, err = s.Take(ctx, c.Asks, c.one[:0]); err != nil { // else no function literal is allocated
-		err = s.owner.Retry(ctx, c.Verb, err, func() (err error) {
-			c.Answers, err = s.Take(ctx, c.Asks, c.one[:0])
+	if s.mode == alone || c.Reserve == nil && c.UpTo == 0 {
+		return err
+	}
+	if err == nil && c.Reserve != nil {
+		err = s.record(ctx, c)
+	}
+	return s.OrSpoil(ctx, err)
+}
+
+// decideByStatement has a statement decide on c. It sets another way where that leaves c undecided.
+func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
+	err := s.takeByStatement(ctx, c)
+	if err != nil && s.mode == alone { // else no function literal is allocated
+		err = s.owner.Retry(ctx, c.Verb, err, func() error { return s.takeByStatement(ctx, c) })
+	}
+	if err != nil || c.way != byStatement {
+		return err
+	}
+	return s.fixClocks(ctx, c.Asks, c.Answers)
+}
+
+// lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it. Slots are asked for again and
+// again while they are all held.
+func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
+	if s.mode != alone { // where a look takes part in the detection of conflicts
+		return s.takeLocked(ctx, c)
+	}
+	answered := false
+	err := s.retry(ctx, c.Verb, func() (err error) {
+		if s.isSwapped(c.Asks) {
+			answered, err = s.takeBySwap(ctx, c)
 			return err
-		})
+		}
+		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
+		answered = err == nil && c.isRefused()
+		return err
+	})
+	if err != nil || answered {
+		return err
 	}
-	return err
+	return s.lockAndDecide(ctx, c)
+}
+
+// lockAndDecide decides on c on locked rows: in the transaction that the session is of, else in one of its own.
+func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
+	if s.mode != alone {
+		return s.takeLocked(ctx, c)
+	}
+	if first := c.Asks[0].FirstRow(); s.waitFor == nil && len(c.Asks) == 1 && c.Asks[0].RowCount() == 1 { // there is nobody to keep waiting meanwhile
+		s = s.waitingFor(&first, 0)
+	}
+	return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 }
 
 // decideOneLocked decides on c on locked rows, in the transaction of s.
@@ -194,16 +263,4 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 	}
 	s.queueSave(batch, p)
 	return waiting, s.finish(ctx, batch, p.Rows)
-}
-
-// reserve takes for c and records the reservation.
-func (s *Session) reserve(ctx context.Context, c *Call) (err error) {
-	if c.Answers, err = s.TakeOrRead(ctx, c.Asks); err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	if err := s.queueReservation(batch, c); err != nil || s.engine != nil {
-		return err
-	}
-	return s.finish(ctx, batch, c.Asks)
 }

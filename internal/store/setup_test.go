@@ -109,7 +109,11 @@ func asking(verb string, asks ...bucket.Ask) *Call {
 }
 
 // taking returns a call that takes.
-func taking(asks ...bucket.Ask) *Call { return asking("take", asks...) }
+func taking(asks ...bucket.Ask) *Call {
+	c := asking("take", asks...)
+	(&Session{Store: &Store{}}).choose(c)
+	return c
+}
 
 // looking returns a call that takes nothing.
 func looking(asks ...bucket.Ask) *Call {
@@ -168,4 +172,11 @@ func held(t *testing.T, s *Session, asks ...bucket.Ask) []float64 {
 	c := looking(asks...)
 	require.NoError(t, s.DecideOne(t.Context(), c))
 	return c.tokens()
+}
+
+// takeByLocking takes on locked rows: in the transaction that the session is of, else in one of its own.
+func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
+	c := Call{Asks: asks}
+	err := s.ensureTx(ctx, func(tx *Session) error { return tx.takeLocked(ctx, &c) })
+	return c.Answers, err
 }

@@ -7,36 +7,29 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// takeSharded takes from buckets of which some are spread over several rows: from one row of each, from another
-// one of each, and last from all of them together. An attempt that is refused leaves no row locked, because the next
-// attempt may lock rows that come before those.
-func (s *Session) takeSharded(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
+// takeSharded takes from buckets of which some are spread over several rows: from one row of each, or else from another
+// one of each. It is undecided where only all of them together may have enough. An attempt that is refused leaves no row locked, because the
+// next attempt may lock rows that come before those.
+func (s *Session) takeSharded(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
 	all, from := bucket.RowsOf(asks)
-	seed, looked := s.seed(), false
+	seed := s.seed()
 	for attempt := range 2 {
 		rows := pickShards(asks, seed, attempt)
 		if rows == nil {
 			break
 		}
-		if s.queue != nil {
-			s.queue.Enter(ctx, rows)
+		answers, found, undecided, err := s.takeRows(ctx, rows, all)
+		if err != nil || undecided {
+			return nil, undecided, err
 		}
-		answers, found, err := s.takeAllOrNothing(ctx, rows, all)
-		if err != nil {
-			return nil, err
-		}
-		looked = len(found) > 0
 		settleRows(all, found)
-		taken, certain := bucket.AllAllowed(answers), looked || isCertain(asks, answers)
+		taken, certain := bucket.AllAllowed(answers), len(found) > 0 || isCertain(asks, answers)
 		fromRows(asks, rows, answers, found, from)
-		switch {
-		case taken:
-			return answers, nil
-		case certain && !bucket.AllAllowed(answers):
-			return answers, s.fixClocks(ctx, asks, answers)
+		if taken || certain && !bucket.AllAllowed(answers) {
+			return answers, anyUndecided(asks, answers), nil
 		}
 	}
-	return s.takeAllShards(ctx, asks, looked)
+	return nil, true, nil
 }
 
 // settleRows settles what was found in rows, each for itself.
@@ -46,21 +39,6 @@ func settleRows(rows []bucket.Ask, found []bucket.Answer) {
 			found[i].State = t.At(found[i].Now).Settle(found[i].State)
 		}
 	}
-}
-
-// takeAllShards takes from all rows of the buckets together. Outside a transaction a look comes first, unless
-// there was one, so that a refusal locks and writes nothing.
-func (s *Session) takeAllShards(ctx context.Context, asks []bucket.Ask, looked bool) ([]bucket.Answer, error) {
-	if s.mode == alone && !looked {
-		answers, err := s.Look(ctx, asks, nil)
-		if err != nil {
-			return nil, err
-		}
-		if !bucket.AllAllowed(answers) {
-			return answers, s.fixClocks(ctx, asks, answers)
-		}
-	}
-	return s.takeByLocking(ctx, asks)
 }
 
 // pickShards returns the asks with one row in place of each bucket that is spread over several: at the second attempt

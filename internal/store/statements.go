@@ -51,8 +51,6 @@ var (
 	boundWaitSQL string
 	//go:embed sql/buckets_lock_free.sql
 	bucketsLockFreeSQL string
-	//go:embed sql/buckets_take_alone.sql
-	bucketsTakeAloneSQL string
 	//go:embed sql/buckets_read.sql
 	bucketsReadSQL string
 	//go:embed sql/buckets_fill.sql
@@ -125,7 +123,7 @@ var (
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, takeSeveralAlone, spend, spendBold, swap, makeRow string
+	take, takeSeveral, takeAlone, spend, spendBold, swap, makeRow string
 
 	windowTake, windowTakeAlone, windowsSpend string
 
@@ -160,31 +158,30 @@ func newStatements(schema string) statements {
 		DefaultSchema+".fingerprint", pgx.Identifier{schema, "fingerprint"}.Sanitize())
 	in := tables.Replace
 	return statements{
-		take:             in(bucketTakeSQL),
-		takeAlone:        in(bucketTakeAloneSQL),
-		windowTake:       in(windowTakeSQL),
-		windowTakeAlone:  in(windowTakeAloneSQL),
-		windowsSpend:     in(windowsSpendSQL),
-		spend:            in(bucketsSpendSQL),
-		spendBold:        in(bucketsSpendBoldSQL),
-		spendClusters:    in(clustersSpendSQL),
-		swap:             in(bucketSwapSQL),
-		makeRow:          in(bucketMakeSQL),
-		giveBack:         in(bucketReturnSQL),
-		look:             in(bucketsLookSQL),
-		lock:             in(bucketsLockSQL),
-		save:             in(bucketsSaveSQL),
-		unmake:           in(bucketsUnmakeSQL),
-		takeSeveral:      in(bucketsTakeSQL),
-		lockFree:         in(bucketsLockFreeSQL),
-		busy:             in(bucketsBusySQL),
-		wait:             in(bucketWaitSQL),
-		boundWait:        boundWaitSQL,
-		takeSeveralAlone: in(bucketsTakeAloneSQL),
-		read:             in(bucketsReadSQL),
-		fill:             in(bucketsFillSQL),
-		charge:           in(bucketsChargeSQL),
-		prune:            in(bucketsPruneSQL),
+		take:            in(bucketTakeSQL),
+		takeAlone:       in(bucketTakeAloneSQL),
+		windowTake:      in(windowTakeSQL),
+		windowTakeAlone: in(windowTakeAloneSQL),
+		windowsSpend:    in(windowsSpendSQL),
+		spend:           in(bucketsSpendSQL),
+		spendBold:       in(bucketsSpendBoldSQL),
+		spendClusters:   in(clustersSpendSQL),
+		swap:            in(bucketSwapSQL),
+		makeRow:         in(bucketMakeSQL),
+		giveBack:        in(bucketReturnSQL),
+		look:            in(bucketsLookSQL),
+		lock:            in(bucketsLockSQL),
+		save:            in(bucketsSaveSQL),
+		unmake:          in(bucketsUnmakeSQL),
+		takeSeveral:     in(bucketsTakeSQL),
+		lockFree:        in(bucketsLockFreeSQL),
+		busy:            in(bucketsBusySQL),
+		wait:            in(bucketWaitSQL),
+		boundWait:       boundWaitSQL,
+		read:            in(bucketsReadSQL),
+		fill:            in(bucketsFillSQL),
+		charge:          in(bucketsChargeSQL),
+		prune:           in(bucketsPruneSQL),
 
 		reservationInsert:   in(reservationInsertSQL),
 		reservationLock:     in(reservationLockSQL),

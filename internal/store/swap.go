@@ -53,25 +53,6 @@ func (s *Session) isSwapped(asks []bucket.Ask) bool {
 	return s.inSQL() && s.mode == alone && s.waitFor == nil && len(asks) == 1 && asks[0].Terms.Holds() && asks[0].Terms.Eras == nil
 }
 
-// lookAndDecide refuses c when a look is enough, which locks nothing, and else decides on it. Slots are asked for again and
-// again while they are all held.
-func (s *Session) lookAndDecide(ctx context.Context, c *Call) error {
-	answered := false
-	err := s.retry(ctx, c.Verb, func() (err error) {
-		if s.isSwapped(c.Asks) {
-			answered, err = s.takeBySwap(ctx, c)
-			return err
-		}
-		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-		answered = err == nil && c.isRefused()
-		return err
-	})
-	if err != nil || answered {
-		return err
-	}
-	return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
-}
-
 // takeBySwap answers a call for one row. answered is false when the row has to be locked.
 func (s *Session) takeBySwap(ctx context.Context, c *Call) (answered bool, err error) {
 	a := &c.Asks[0]

@@ -18,190 +18,145 @@ const savepoint = "ratelimit_take"
 // caller who hangs up would turn a commit into one of unknown outcome.
 const EndTimeout = 5 * time.Second
 
-// ErrStale says that another call was quicker between a statement's look and its deed. The statement is run again.
-var ErrStale = errors.New("overtaken by another call")
+// takeByStatement has a statement take what c costs from all of its buckets, or from none of them, once: in the transaction that the session is
+// of, else as its own. Where the statement cannot stand for what it found, nothing was taken, and c is decided in another way.
+func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
+	asks, next := c.Asks, byLocking
+	c.way = byStatement // after an attempt before
+	var undecided bool
+	switch {
+	case s.routed():
+		next = byLooking // it has not told how much there is
+		c.Answers, undecided, err = s.takeRouted(ctx, asks, c.one[:0])
+	case c.traits.Sharded:
+		next = byLooking
+		c.Answers, undecided, err = s.takeSharded(ctx, asks)
+	case len(asks) == 1:
+		c.Answers, undecided, err = s.takeOne(ctx, asks, c.traits.Window, c.one[:0])
+	case s.mode == alone:
+		c.Answers, undecided, err = s.takeCluster(ctx, asks)
+	default:
+		c.Answers, _, undecided, err = s.takeRows(ctx, asks, nil)
+	}
+	if undecided {
+		c.way = next
+	}
+	return err
+}
 
-// errOutside says that a statement that decides by itself was given terms which do not hold for a bucket, or do no longer.
-// Nothing was taken. The call is decided on locked rows, which are settled then.
-var errOutside = errors.New("other terms hold for a bucket")
+// isUndecided reports whether the answer of a statement to the ask is no decision: another policy is in effect, another call was quicker, or
+// the row of a sliding window is not as its terms leave it.
+func isUndecided(a *bucket.Ask, r bucket.Answer) bool {
+	return !r.Allowed && (a.Outside(r) || a.IsStale(r) || isOdd(a, r))
+}
 
-// Take takes what the asks cost from all of their buckets, or from none of them, once: in the transaction that the
-// session is of, else as its own. One of them costs something. The answers are put into room when that has the capacity.
-func (s *Session) Take(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
-	isOne := len(asks) == 1 && asks[0].Terms.Shards <= 1
-	if s.routed() && isRoutedTake(asks) {
-		if answers, taken, err := s.takeRouted(ctx, asks, room); err != nil || taken {
-			return answers, err
+// anyUndecided reports whether one of the answers is.
+func anyUndecided(asks []bucket.Ask, answers []bucket.Answer) bool {
+	for i := range answers {
+		if isUndecided(&asks[i], answers[i]) {
+			return true
 		}
 	}
-	switch {
-	case !s.inSQL() || !bucket.AllSteps(asks) && !isWindow(asks) || bucket.AnyReshaped(asks), s.mode == ownTx && len(asks) > 1 && bucket.AnySharded(asks) && bucket.AnyEras(asks):
-		return s.takeByLocking(ctx, asks) // in the last case one row of each would be locked, which may not be settled by itself
-	case !isOne && bucket.AnySharded(asks):
-		answers, err := s.takeSharded(ctx, asks)
-		return s.orByLocking(ctx, asks, answers, err)
-	}
+	return false
+}
+
+// takeOne takes from one bucket on one row. The answer is put into room if that has the capacity.
+func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, room []bucket.Answer) (answers []bucket.Answer, undecided bool, err error) {
 	if s.queue != nil {
 		s.queue.Enter(ctx, asks)
 	}
-	var answers []bucket.Answer
-	var err error
-	if isOne {
-		answers, err = s.takeOne(ctx, asks, room)
-	} else {
-		answers, err = s.takeSeveral(ctx, asks)
-	}
-	if err != nil || isOne && answers[0].Allowed {
-		return s.orByLocking(ctx, asks, answers, err)
-	}
-	return answers, s.fixClocks(ctx, asks, answers)
-}
-
-// orByLocking returns the answers and err, but where the statement was Outside those of a decision on locked rows.
-func (s *Session) orByLocking(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer, err error) ([]bucket.Answer, error) {
-	if errors.Is(err, errOutside) {
-		return s.takeByLocking(ctx, asks)
-	}
-	return answers, err
-}
-
-// TakeOrRead is Take for asks that may cost nothing.
-func (s *Session) TakeOrRead(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
-	if !bucket.AllCostless(asks) {
-		return s.Take(ctx, asks, nil)
-	}
-	return s.Look(ctx, asks, nil)
-}
-
-// takeOne takes from one bucket.
-func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
-	if asks[0].Terms.Rule != nil { // the one that there is a statement for
-		return s.takeWindow(ctx, asks, room)
-	}
-	statement := s.statements.take
-	if s.mode == alone {
-		statement = s.statements.takeAlone
-	}
-	rows, err := s.conn.Query(ctx, statement, s.takeParameters(&asks[0])...)
+	a := &asks[0]
+	statement, parameters, scan := s.statementFor(a, isWindow)
+	rows, err := s.conn.Query(ctx, statement, parameters...)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	answers, err := scanAnswers(rows, room[:0])
-	if err == nil {
-		err = checkAnswers(asks, answers)
-	}
-	return answers, err
+	answers, err = scan(rows, room[:0])
+	return answers, err == nil && (len(answers) != 1 || isUndecided(a, answers[0])), err
 }
 
-// takeSeveral takes from several buckets on one row each, all or nothing.
-func (s *Session) takeSeveral(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, err error) {
-	if s.mode == alone {
-		var decided bool
-		if answers, decided, err = s.takeCluster(ctx, asks); err != nil || decided {
-			return answers, err
-		}
+// statementFor returns the statement that takes from one row, with its parameters and what reads its answers.
+func (s *Session) statementFor(a *bucket.Ask, isWindow bool) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
+	taking, sliding := s.statements.takeAlone, s.statements.windowTakeAlone
+	if s.mode != alone {
+		taking, sliding = s.statements.take, s.statements.windowTake
 	}
-	answers, _, err = s.takeAllOrNothing(ctx, asks, nil)
-	return answers, err
+	if isWindow {
+		return sliding, s.windowParameters(a), scanWindows
+	}
+	return taking, s.takeParameters(a), scanAnswers
 }
 
-// checkAnswers returns an error when the answers are not those to the asks, or are out of date, or when somebody holds a
-// row.
-func checkAnswers(asks []bucket.Ask, answers []bucket.Answer) error {
-	switch {
-	case len(asks) == len(answers) && bucket.AnyOutside(asks, answers), len(answers) == 0 && bucket.AnyEras(asks):
-		return errOutside
-	case len(asks) == 1 && (len(answers) == 0 || !answers[0].Allowed && asks[0].IsStale(answers[0])):
-		return ErrStale
-	case len(answers) != len(asks):
-		return fmt.Errorf("the statement answered for %d of %d buckets", len(answers), len(asks))
-	}
-	for i := range answers {
-		if answers[i].Held {
-			return &heldError{asks[i].Key}
-		}
-	}
-	return nil
-}
-
-// takeAllOrNothing takes from the buckets, in a caller's transaction behind a savepoint: when one of them refuses, all is
-// undone, and no row stays locked. In the same round trip it looks at the rows of look, when there are any.
-func (s *Session) takeAllOrNothing(ctx context.Context, asks, look []bucket.Ask) (answers, found []bucket.Answer, err error) {
-	if s.mode == ownTx && len(asks) > 1 { // which waits for no row while it holds others
-		if answers, err = s.takeLocked(ctx, asks); err == nil && len(look) > 0 {
-			found, err = s.readRows(ctx, s.statements.look, look)
-		}
-		return answers, found, err
+// takeRows takes from one row of each bucket, all or nothing, and reads the rows of look in the same round trip. In a caller's transaction it does so
+// behind a savepoint: where one of them refuses, all is undone, and no row stays locked.
+func (s *Session) takeRows(ctx context.Context, rows, look []bucket.Ask) (answers, found []bucket.Answer, undecided bool, err error) {
+	if s.queue != nil {
+		s.queue.Enter(ctx, rows)
 	}
 	batch := &pgx.Batch{}
-	s.queueTake(batch, asks)
-	if answers, found, err = s.sendTake(ctx, batch, asks, look); err == nil {
-		err = checkAnswers(asks, answers)
-	}
-	if s.mode != alone && errors.Is(err, errOutside) { // it may have taken from the others
-		if undoErr := s.undo(ctx); undoErr != nil {
-			err = undoErr
-		}
-	}
-	if err != nil || s.mode == alone || bucket.AllAllowed(answers) {
-		return answers, found, err
-	}
-	if err := s.undo(ctx); err != nil {
-		return nil, nil, err
-	}
-	for i := range answers {
-		if answers[i].Allowed { // what it took is back
-			answers[i].State.Value = min(answers[i].State.Value+asks[i].Cost, asks[i].Terms.Capacity)
-		}
-	}
-	return answers, found, nil
-}
-
-// queueTake queues what takes from the buckets: outside a transaction a statement; in a caller's transaction one behind a
-// savepoint.
-func (s *Session) queueTake(batch *pgx.Batch, asks []bucket.Ask) {
-	one, several := s.statements.takeAlone, s.statements.takeSeveralAlone
-	if s.mode != alone {
-		batch.Queue("SAVEPOINT " + savepoint)
-		one, several = s.statements.take, s.statements.takeSeveral
-	}
-	if len(asks) == 1 {
-		batch.Queue(one, s.takeParameters(&asks[0])...)
-	} else {
-		batch.Queue(several, s.takeSeveralParameters(asks)...)
-	}
-}
-
-// sendTake sends what queueTake has queued, and with it a look at rows when there are any. It returns the answers
-// to both.
-func (s *Session) sendTake(ctx context.Context, batch *pgx.Batch, asks, look []bucket.Ask) (answers, found []bucket.Answer, err error) {
-	unread := batch.Len() - 1
+	scan := s.queueTake(batch, rows)
+	before := batch.Len() - 1
 	if len(look) > 0 {
 		s.queueRead(batch, s.statements.look, look)
 	}
 	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
-		if err := skip(results, unread); err != nil {
+		if err := skip(results, before); err != nil {
 			return err
 		}
-		rows, err := results.Query()
+		taken, err := results.Query()
 		if err == nil {
-			answers, err = scanAnswers(rows, nil)
+			answers, undecided, err = scan(taken)
 		}
-		if err != nil {
-			return &shortWaitError{err, asks, nil}
-		}
-		if len(look) == 0 {
-			return nil
-		}
-		if rows, err = results.Query(); err != nil {
+		if err != nil || len(look) == 0 {
 			return err
 		}
-		if found, err = scanRows(rows, look); err == nil && len(found) > 0 { // above READ COMMITTED it looks at none
+		read, err := results.Query()
+		if err != nil {
+			return err
+		}
+		if found, err = scanRows(read, look); err == nil && len(found) > 0 { // above READ COMMITTED it looks at none
 			err = answeredAll(found, look)
 		}
 		return err
 	})
-	return answers, found, err
+	if s.wasOvertaken(err) {
+		return nil, nil, true, nil
+	}
+	if err != nil || s.mode == alone || !undecided && bucket.AllAllowed(answers) {
+		return answers, found, undecided, err
+	}
+	if err := s.undo(ctx); err != nil {
+		return nil, nil, false, err
+	}
+	for i := range answers {
+		if answers[i].Allowed { // what it took is back
+			answers[i].State.Value = min(answers[i].State.Value+rows[i].Cost, rows[i].Terms.Capacity)
+		}
+	}
+	return answers, found, undecided, nil
+}
+
+// queueTake queues what takes from the rows, behind a savepoint in a caller's transaction, and returns what reads its answers.
+func (s *Session) queueTake(batch *pgx.Batch, rows []bucket.Ask) (scan func(pgx.Rows) (answers []bucket.Answer, undecided bool, err error)) {
+	if s.mode != alone {
+		batch.Queue("SAVEPOINT " + savepoint)
+	}
+	scan = func(found pgx.Rows) ([]bucket.Answer, bool, error) {
+		answers, err := scanAnswers(found, nil)
+		return answers, err == nil && (len(answers) != len(rows) || anyUndecided(rows, answers)), err
+	}
+	switch {
+	case len(rows) == 1:
+		statement, parameters, _ := s.statementFor(&rows[0], false)
+		batch.Queue(statement, parameters...)
+	case s.mode == alone:
+		cluster := clusterOf(rows)
+		batch.Queue(s.statements.spendClusters, s.clusterParameters(cluster)...)
+		scan = func(found pgx.Rows) ([]bucket.Answer, bool, error) { return scanCluster(found, cluster) }
+	default:
+		batch.Queue(s.statements.takeSeveral, s.takeSeveralParameters(rows)...)
+	}
+	return scan
 }
 
 // skip reads the results of n statements that answer nothing.

@@ -95,21 +95,24 @@ func (cs *clusters) receive(results pgx.BatchResults) error {
 	return nil
 }
 
-// takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction.
-// decided is false when that did not say what the answer is: somebody holds a row, or was quicker.
-func (s *Session) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, decided bool, err error) {
+// takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction. It is undecided where
+// somebody holds a row, or was quicker.
+func (s *Session) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
 	rows := clusterOf(asks)
 	found, err := s.conn.Query(ctx, s.statements.spendClusters, s.clusterParameters(rows)...)
 	if err == nil {
-		answers, decided, err = scanCluster(found, rows)
+		answers, undecided, err = scanCluster(found, rows)
 	}
-	if err != nil {
-		return nil, false, &shortWaitError{err, asks, nil}
+	if s.wasOvertaken(err) {
+		return nil, true, nil
 	}
-	if bucket.AnyOutside(asks, answers) {
-		err = errOutside
-	}
-	return answers, decided, err
+	return answers, undecided, err
+}
+
+// wasOvertaken reports whether a statement for several rows that is its own transaction has undone itself, because somebody makes one of the
+// rows, or has made it meanwhile.
+func (s *Session) wasOvertaken(err error) bool {
+	return s.mode == alone && (IsLockTimeout(err) || SQLState(err) == codeDivisionByZero)
 }
 
 // clusterOf returns the rows of one cluster.
@@ -122,7 +125,7 @@ func clusterOf(asks []bucket.Ask) []clusterRow {
 }
 
 // scanCluster returns the answers of clusters_spend.sql for one cluster.
-func scanCluster(found pgx.Rows, rows []clusterRow) (answers []bucket.Answer, decided bool, err error) {
+func scanCluster(found pgx.Rows, rows []clusterRow) (answers []bucket.Answer, undecided bool, err error) {
 	given := false
 	if err := scanClusterRows(found, rows, func(_ int, of bool) { given = of }); err != nil {
 		return nil, false, err
@@ -131,6 +134,7 @@ func scanCluster(found pgx.Rows, rows []clusterRow) (answers []bucket.Answer, de
 	for i := range rows {
 		answers[i] = rows[i].found
 		answers[i].Allowed, answers[i].Absent = rows[i].enough, false
+		undecided = undecided || isUndecided(rows[i].ask, answers[i])
 	}
-	return answers, given || !bucket.AllAllowed(answers), nil
+	return answers, undecided || !given && bucket.AllAllowed(answers), nil
 }

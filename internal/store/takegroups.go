@@ -16,13 +16,8 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 		g.row = g.whole.OfShard(waitFor.Shard)
 		g.sumCosts()
 	}
-	scan := scanAnswers
-	if slides(&g.row) {
-		batch.Queue(s.statements.windowTakeAlone, s.windowParameters(&g.row)...)
-		scan = scanWindows
-	} else {
-		batch.Queue(s.statements.takeAlone, s.takeParameters(&g.row)...)
-	}
+	statement, parameters, scan := s.statementFor(&g.row, slides(&g.row))
+	batch.Queue(statement, parameters...)
 	if g.whole.Sharded() {
 		s.queueRead(batch, s.statements.read, g.rows())
 	}
@@ -39,9 +34,6 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 			g.answer = answers[0]
 		}
 		g.absent = !g.found && g.row.Terms.Eras != nil
-		if g.isHeld() {
-			return ErrStale
-		}
 		if g.whole.Sharded() {
 			return receiveRows(results, g.rows(), nil, []*group{g})
 		}

@@ -24,6 +24,9 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
 		waitFor = &key
 	}
+	for _, c := range calls {
+		s.choose(c)
+	}
 	return s.runPart(ctx, calls, waitFor, true)
 }
 
@@ -31,7 +34,7 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Key, together bool) (waiting []blocked) {
 	groups, others := groupByKey(calls)
 	var cs *clusters
-	if !decidesInSQL || waitFor != nil && (len(groups) != 1 || len(others) > 0) {
+	if waitFor != nil && (len(groups) != 1 || len(others) > 0) {
 		groups, others = nil, calls
 	} else if together && len(others) > 0 {
 		cs, others = clustersOf(others)
@@ -54,7 +57,7 @@ func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 	}
 	open := answerRefused(others)
 	for _, g := range groups {
-		if g.isHeld() {
+		if g.isHeld() && waitFor == nil { // else it was overtaken while it waited
 			for _, c := range g.calls {
 				waiting = append(waiting, c.blockedBy(g.row.Key))
 			}

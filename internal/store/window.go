@@ -1,17 +1,10 @@
 package store
 
 import (
-	"context"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
-
-// isWindow reports whether the asks are for one sliding window, which has statements of its own.
-func isWindow(asks []bucket.Ask) bool {
-	return len(asks) == 1 && slides(&asks[0]) && asks[0].Lender == nil && asks[0].Within == 0
-}
 
 // slides reports whether the bucket is a sliding window.
 func slides(a *bucket.Ask) bool {
@@ -23,28 +16,6 @@ func slides(a *bucket.Ask) bool {
 func isOdd(a *bucket.Ask, r bucket.Answer) bool {
 	rule, slides := a.Terms.Rule.(bucket.Sliding)
 	return slides && !r.Allowed && !rule.IsPlain(a.Terms, r.State, r.Now)
-}
-
-// takeWindow takes from one sliding window by a statement that decides by itself. It returns errOutside, and has taken
-// nothing, where the row is not as the terms leave it.
-func (s *Session) takeWindow(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
-	statement := s.statements.windowTake
-	if s.mode == alone {
-		statement = s.statements.windowTakeAlone
-	}
-	a := &asks[0]
-	rows, err := s.conn.Query(ctx, statement, s.windowParameters(a)...)
-	if err != nil {
-		return nil, err
-	}
-	answers, err := scanWindows(rows, room[:0])
-	if err != nil {
-		return nil, err
-	}
-	if len(answers) == 1 && isOdd(a, answers[0]) {
-		return nil, errOutside
-	}
-	return answers, checkAnswers(asks, answers)
 }
 
 // windowParameters returns those of window_take.sql and window_take_alone.sql.
