@@ -159,7 +159,7 @@ type Config struct {
 	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. 16 bytes at least.
 	//
 	// All programs on a schema have the same, or none. A fingerprint of it is in the table fingerprint, and calls of a
-	// program with another return ErrHashKeyMismatch; see the package documentation. A program compares again after a call
+	// program with another return ErrHashKeyMismatch; see docs/operations.md. A program compares again after a call
 	// returned ErrNotMigrated. Restart programs that ran, but made no call, while you made the tables anew or restored them.
 	HashKey []byte
 	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with

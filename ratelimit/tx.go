@@ -28,8 +28,8 @@ const maxReconnects = 3
 // Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
 // transaction holds until its context ends, or the time of Config.Timeout.
 //
-// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see the package
-// documentation for what that means for two transactions that take from two buckets.
+// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see docs/promises.md
+// for what that means for two transactions that take from two buckets.
 //
 // For a transaction of database/sql there is package sqllimit.
 func (l *Limiter) WithTx(tx Tx) *Limiter {
