@@ -62,8 +62,9 @@ var (
 	// changed, of a newer version, or empty, as that of an Acquire that was refused.
 	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
-	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, and by calls
-	// on a Limiter that was not made by New or is bound to no transaction. So it is with NewSimulation and a Simulation.
+	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, by every call on a Limiter that New
+	// did not return or that WithTx bound to a nil transaction, and by Wait, Hold, Keep, Prune, Close and InTx on a Limiter of
+	// WithTx. NewSimulation and the calls of a Simulation return it for the same reasons.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned when the schema lacks a table or a column. Run migrations.Up.

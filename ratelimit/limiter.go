@@ -218,9 +218,9 @@ type Config struct {
 	Policies Policies
 	// Observer is told what the calls did. Defaults to nil, nobody.
 	//
-	// A panic of Observe reaches the caller, except in background work. There the Limiter recovers it and drops the event, and the
-	// work goes on. Background work takes tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and
-	// renews and releases leases for Keep and Hold.
+	// A panic of Observe reaches the caller, except in background work. The call, or the transaction of InTx, may have committed
+	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes
+	// tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and renews and releases leases.
 	Observer Observer
 	// Refused is told of each bucket that refused a Take or a Reserve, once a call, those among them that were answered
 	// from the deny cache; a Check is not told. It is for counting who was refused, and unlike the Observer it hears the
