@@ -91,7 +91,7 @@ var (
 	// Config.MaxWaiting says: the database is slower than the calls come. Nothing was taken.
 	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
 
-	// ErrClosed is returned after Close by what takes, looks, reserves or acquires outside a transaction.
+	// ErrClosed is returned after Close by calls outside a transaction that take, read, reserve or acquire.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
 
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, or with Citus that of the coordinator
