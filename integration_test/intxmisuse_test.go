@@ -131,12 +131,27 @@ func TestInTxReportsATransactionThatSQLEnded(t *testing.T) {
 			})
 			require.ErrorIs(t, err, pgx.ErrTxClosed)
 			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-			require.ErrorContains(t, err, "it must return nil to commit, or an error to roll back")
+			require.ErrorContains(t, err, "fn ended the transaction itself; its writes may be committed")
 			require.Empty(t, heard.costs)
 			s.requireSent(t, step.sent)
 			s.requireHealthy(t)
 		})
 	}
+}
+
+// After a ROLLBACK in SQL a call commits by itself. The error of InTx says that this may have happened.
+func TestInTxReportsThatCallsAfterARollbackMayBeCommitted(t *testing.T) {
+	t.Parallel()
+	s, ctx := newStand(t, oneConnection), t.Context()
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `ROLLBACK`); err != nil {
+			return err
+		}
+		return s.limiter.WithTx(tx).Require(ctx, calls.For("ada"))
+	})
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
+	require.ErrorContains(t, err, "fn ended the transaction itself; its writes may be committed")
+	require.Len(t, s.outside.rows(t, ""), 1, "the token is spent")
 }
 
 // A function that ends its transaction gives the connection back, and the pool may lend it to somebody

@@ -62,8 +62,9 @@ var (
 	// changed, of a newer version, or empty, as that of an Acquire that was refused.
 	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
-	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, and by calls
-	// on a Limiter that was not made by New or is bound to no transaction. So it is with NewSimulation and a Simulation.
+	// ErrInvalidConfig is returned by New when the pool or a field of Config cannot be used, by every call on a Limiter that New
+	// did not return or that WithTx bound to a nil transaction, and by Wait, Hold, Keep, Prune, Close and InTx on a Limiter of
+	// WithTx. NewSimulation and the calls of a Simulation return it for the same reasons.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned when the schema lacks a table or a column. Run migrations.Up.
@@ -90,7 +91,7 @@ var (
 	// Config.MaxWaiting says: the database is slower than the calls come. Nothing was taken.
 	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
 
-	// ErrClosed is returned after Close by what takes, looks, reserves or acquires outside a transaction.
+	// ErrClosed is returned after Close by calls outside a transaction that take, read, reserve or acquire.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
 
 	// ErrCommitUnknown is returned by InTx when the connection failed after COMMIT was sent, or with Citus that of the coordinator

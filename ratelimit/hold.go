@@ -21,11 +21,11 @@ import (
 // or the errors of [Limiter.Acquire]. A lease that could not be released is no error: the Observer is told, and the slot
 // comes back when the lease ends.
 //
-// When Hold returns, nothing of it is running any more. It is no call for a transaction, where the slot would be taken only at
-// the commit, and returns ErrInvalidRequest on a Limiter of WithTx: call Acquire there, and Keep once it has committed.
+// When Hold returns, nothing of it is running any more. On a Limiter of WithTx it returns ErrInvalidConfig, because a
+// transaction takes the slot only when it commits: call Acquire there, and Keep once it has committed.
 func (l *Limiter) Hold(ctx context.Context, fn func(ctx context.Context, lease Lease) error, requests ...Request) error {
 	if l.InTransaction() {
-		return fmt.Errorf("%w: hold: %w", ErrInvalidRequest, errHoldInTx)
+		return fmt.Errorf("%w: hold: %w", ErrInvalidConfig, errHoldInTx)
 	}
 	lease, err := l.Acquire(ctx, requests...)
 	if err != nil {
@@ -70,7 +70,7 @@ var errHoldInTx = errors.New("the Limiter is bound to a transaction by WithTx, w
 // wakes up, beside whoever got its slot. What must not be done twice has to compare [Lease.Fence].
 //
 // When release finds that the lease had been lost, [context.Cause] of held says so from then on. Calling it again does
-// nothing. On a Limiter of WithTx held has ended with ErrInvalidRequest as its cause.
+// nothing. On a Limiter of WithTx held has ended with ErrInvalidConfig as its cause.
 func (l *Limiter) Keep(ctx context.Context, lease Lease) (held context.Context, release func()) {
 	if lease.ID != "" {
 		ctx = context.WithValue(ctx, leaseKey{}, lease)
@@ -78,7 +78,7 @@ func (l *Limiter) Keep(ctx context.Context, lease Lease) (held context.Context, 
 	held, lose := context.WithCancelCause(ctx)
 	forget := func() { lose(nil) }
 	if l.InTransaction() {
-		lose(fmt.Errorf("%w: keep: %w", ErrInvalidRequest, errHoldInTx))
+		lose(fmt.Errorf("%w: keep: %w", ErrInvalidConfig, errHoldInTx))
 		return held, forget
 	}
 	if lease.ID == "" { // it holds nothing

@@ -16,31 +16,30 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// DB is what a call needs of the database. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx have it.
+// DB has the methods that a call needs. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx implement it.
 type DB interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// Tx is what a call in a transaction needs of it: what a DB has, and the methods that tell a transaction from a pool. pgx.Tx has
-// it. The Limiter of WithTx ends no transaction.
+// Tx is a DB with the methods that distinguish a transaction from a pool. pgx.Tx implements it. The Limiter of WithTx calls neither
+// Commit nor Rollback.
 type Tx interface {
 	DB
 	Commit(ctx context.Context) error
 	Rollback(ctx context.Context) error
 }
 
-// Pool is a DB that can begin transactions: *pgxpool.Pool, or a *pgx.Conn or *pgxpool.Conn that no one else uses
-// meanwhile.
+// Pool is a DB that can begin transactions: a *pgxpool.Pool, or a *pgx.Conn or *pgxpool.Conn that only the Limiter uses.
 type Pool interface {
 	DB
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Limiter decides on requests. It is safe for concurrent use; the one that WithTx returns is for the
-// transaction's goroutine, as the transaction is. Make one for a process: transactions queue only with
-// those of the same Limiter, unless Config.SharedQueues is set.
+// Limiter decides on requests. It is safe for concurrent use, except a Limiter of WithTx: use that on the goroutine of its
+// transaction. Make one Limiter for a process, because transactions queue only with transactions of the same Limiter, unless
+// Config.SharedQueues is set.
 type Limiter struct {
 	pool         Pool // nil for a Limiter of WithTx
 	hasTx        bool // whether WithTx was given a transaction
@@ -60,8 +59,8 @@ type Limiter struct {
 	prefetched   *prefetched
 }
 
-// New returns a Limiter whose calls run on pool. It makes no connection; that the table is there shows at
-// the first call.
+// New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
+// ErrNotMigrated.
 func New(pool Pool, config Config) (*Limiter, error) {
 	if isNil(pool) {
 		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
@@ -99,11 +98,10 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	return l, nil
 }
 
-// Close lets no more calls outside of transactions in that take, look, reserve or acquire, which fail with ErrClosed from then
-// on, and waits until those that are under way have been answered, or until ctx ends. What is to be ended still can
-// be, with Settle, Cancel, Credit and the like, and transactions go on. It leaves the pool open. What was taken ahead, see
-// TokenBucket.Prefetch, is given back. A Limiter that is not used any more needs no Close: it keeps nothing running, and gives back
-// by itself within a few seconds.
+// Close rejects new calls and waits for the calls in progress, or until ctx ends. From then on Require, Take, TakeUpTo, Check,
+// CheckReserve, Value, Reserve, Wait, Acquire and Hold return ErrClosed. Calls that end or correct something, such as Settle, Cancel,
+// Release and Credit, still work, and so do calls in transactions. Close returns prefetched tokens (TokenBucket.Prefetch), and leaves
+// the pool open. You need not close a Limiter: it returns prefetched tokens by itself within a few seconds, and keeps nothing running.
 func (l *Limiter) Close(ctx context.Context) error {
 	if err := l.ready(context.WithoutCancel(ctx), "close"); err != nil {
 		return err
@@ -130,8 +128,7 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // InTransaction reports whether WithTx returned the Limiter.
 func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 
-// Observe tells the Observer of event, when there is one: for guards that ask this Limiter, which tell what
-// they [Answered].
+// Observe passes event to the Observer, if there is one. Guards in front of handlers report what they [Answered].
 func (l *Limiter) Observe(ctx context.Context, event Event) { l.reports.tell(ctx, event) }
 
 // inBackground returns l for background work. It recovers panics of the Observer, which would end the process there.
@@ -151,81 +148,77 @@ func isNil(v any) bool {
 	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
 }
 
-// Config is how a Limiter works. The zero Config is ready for use.
+// Config holds the settings of a Limiter. The zero Config is ready for use.
 type Config struct {
-	// Schema is the schema that migrations.Up made the table in. Defaults to "ratelimit".
+	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
 	Schema string
-	// HashKey, when set, is a secret under which keys are stored as their HMAC-SHA-256 (base64url), so that
-	// the table holds no personal data and keys may be of any bytes, up to 64 KiB. 16 bytes at least.
+	// HashKey is a secret of at least 16 bytes. If set, the tables store the HMAC-SHA-256 (base64url) of a key instead of the key, so
+	// they hold no personal data, and a key may be any bytes, up to 64 KiB. A nil HashKey stores keys as they are.
 	//
-	// All programs on a schema have the same, or none. A fingerprint of it is in the table fingerprint, and calls of a
-	// program with another return ErrHashKeyMismatch; see the package documentation. A program compares again after a call
-	// returned ErrNotMigrated. Restart programs that ran, but made no call, while you made the tables anew or restored them.
+	// All programs on a schema need the same secret, or none. Calls of other programs return ErrHashKeyMismatch, because they compare
+	// a fingerprint of the secret with the table fingerprint; see docs/operations.md. A program compares again after a call returned
+	// ErrNotMigrated. If you make the tables anew or restore them, restart programs that made no call meanwhile.
 	HashKey []byte
-	// MaxAttempts bounds how often InTx, and a call outside a transaction, is run when it conflicts with
-	// other transactions. Waits for rows that they hold do not count. Defaults to 200.
+	// MaxAttempts limits the attempts of InTx, and of a call outside a transaction, that conflict with other transactions. Waiting for
+	// a locked row is no attempt. Defaults to 200.
 	MaxAttempts int
-	// Timeout bounds each call outside a transaction, with its attempts and the wait for a connection, when its context
-	// does not end sooner: a call waits for a row that a transaction holds as long as that is open. The error of a call
-	// whose time has ended is context.DeadlineExceeded to errors.Is; whether it took anything is then unknown. Of Prune
-	// and Expire it bounds each transaction. InTx, which runs a function of yours, and calls in transactions have the
-	// time of their contexts. A COMMIT that has been sent may take five seconds more. A batch looks at the clock only
-	// so often: its calls end up to a sixteenth later. Defaults to 10 seconds; below 0 there is no bound.
+	// Timeout limits the duration of each call outside a transaction, unless its context ends sooner. It includes all attempts, the
+	// wait for a connection, and the wait for rows that open transactions hold. The error then is context.DeadlineExceeded to
+	// errors.Is, and it is unknown whether the call took tokens. For Prune and Expire it limits each of their transactions. It does
+	// not limit InTx, which runs your function, and calls in transactions: their contexts do. A COMMIT that was sent can take five
+	// seconds more. A batch checks the time only now and then, so its calls can take a sixteenth longer. Defaults to 10 seconds;
+	// below 0 there is no limit.
 	//
-	// The statement of a call that has ended is cancelled. A cancel request that reaches the server before the
-	// statement does nothing, so that it may go on to wait for its row; with client_connection_check_interval set
-	// (Postgres 14, in the pool's RuntimeParams) the server ends it all the same.
+	// The Limiter cancels the statement of a call that has timed out. If the cancel request reaches the server before the statement,
+	// it has no effect, and the statement may wait for its row. Set client_connection_check_interval (Postgres 14, in the pool's
+	// RuntimeParams), and the server ends that statement too.
 	Timeout time.Duration
-	// StaleAfter is how long after ReadyAt a reservation's work may start and still use its slot; see
-	// Limiter.Start. Defaults to 0: for ever.
+	// StaleAfter is the time after ReadyAt within which reserved work may start and keep its slot; see Limiter.Start. Defaults to 0:
+	// forever.
 	StaleAfter time.Duration
-	// ExpireAfter is how long after ReadyAt a reservation may stay open until Limiter.Expire ends it.
-	// Defaults to 24 hours.
+	// ExpireAfter is the time after ReadyAt at which Limiter.Expire ends a reservation that is still open. Defaults to 24 hours.
 	ExpireAfter time.Duration
-	// ReleaseExpired makes reservations that expire give back what they took. Defaults to false: they keep
-	// it, because the work may well have run without its process living to settle.
+	// ReleaseExpired refunds the tokens of reservations that expire. Defaults to false: the tokens stay spent, because the work may
+	// have run in a process that died before it settled.
 	ReleaseExpired bool
-	// NoBatching runs each call outside a transaction as a statement of its own. Defaults to false: calls
-	// that are made at the same time are folded into one statement, which runs with the values of the first
-	// one's context. A batch for one bucket waits for its row; one for more waits for
-	// no row that somebody holds, and a call that needs such a row waits by itself.
+	// NoBatching runs each call outside a transaction as its own statement. Defaults to false: concurrent calls share a statement,
+	// which uses the context values of the first call. A batch for one bucket waits for its row. A batch for several buckets skips
+	// rows that other transactions hold, and the calls that need such a row wait by themselves.
 	NoBatching bool
-	// MaxWaiting bounds the calls outside a transaction that wait for their turn in a batch. More fail with ErrOverloaded. Calls behind
-	// rows that are held for longer are counted apart: at most MaxWaiting, and half of it behind one row. Defaults to 10,000.
+	// MaxWaiting limits the calls outside a transaction that wait for their batch. Further calls return ErrOverloaded. Calls behind
+	// rows that stay locked are counted separately: at most MaxWaiting, and half of it behind one row. Defaults to 10,000.
 	MaxWaiting int
-	// SharedQueues makes the queues of InTx those of all processes that set it, for buckets that many processes want at once:
-	// transactions of one bucket take turns from their first conflict on, instead of failing one another. Defaults to
-	// false: those of this Limiter queue, and meet those of other processes.
+	// SharedQueues shares the queues of InTx between all processes that set it, for buckets that many processes want at once. After
+	// their first conflict on a bucket, transactions take turns instead of failing each other. Defaults to false: only transactions
+	// of this Limiter queue, and they can conflict with other processes.
 	//
-	// Whoever waits does so in the server, for an advisory lock that his transaction then holds to its end, one at a time of
-	// each process; a second later he goes on without. The statement that takes from the bucket has to be the first of its
-	// transaction, or [WithQueue] to name the bucket: to wait, the transaction is ended while it is empty, and begun again on
-	// its connection. So New takes no pool but those of pgx, whose BeginTx does nothing else. It works through a pooler in
-	// transaction mode, such as PgBouncer, as calls do: see ErrPoolerMode.
+	// A queued transaction waits in the server for an advisory lock, which it holds until it ends. One transaction of each process
+	// waits at a time, for at most a second; then it continues without the lock. The statement that takes from the bucket must be
+	// the first one of its transaction, or [WithQueue] must name the bucket: to wait, the Limiter ends the transaction while it is
+	// empty, and begins it again on the same connection. So New accepts only the pools of pgx, whose BeginTx does nothing else. It
+	// works through a pooler in transaction mode, such as PgBouncer, under the same conditions as calls: see ErrPoolerMode.
 	SharedQueues bool
-	// DenyCache is how many buckets are remembered that refused a Take outside a transaction, so that the next
-	// that asks for as much is refused from memory until its wait is over, without a round trip. Up to 64 are
-	// remembered by any cache, and 100 million at most. Defaults to 0: no cache.
+	// DenyCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of the refusal is
+	// over, a Take of at least that cost is refused from memory, without a round trip. A cache remembers at least 64 buckets, and at
+	// most 100 million. Defaults to 0: no cache.
 	//
-	// What is taken from a bucket or given back to it through this Limiter, in transactions of InTx with their
-	// commit, and a changed policy, show at once. What other processes do, and transactions that this Limiter did not
-	// begin, shows within a second: until then a call may be refused although tokens were given back, and its
-	// RetryAfter and Remaining do not know of what was taken, so that who comes back in time may be refused again.
-	// Of a call over several limits the same holds for what it says of those that did not refuse.
+	// The cache sees at once what this Limiter takes or returns, transactions of InTx when they commit, and a changed policy. It sees
+	// the effect of other processes, and of transactions that you began, within a second. Until then a call can be refused although
+	// tokens were returned. RetryAfter and Remaining do not include tokens that were taken meanwhile, so a caller that comes back in
+	// time can be refused again. In a call over several limits, the states of limits that did not refuse can be out of date too.
 	DenyCache int
-	// Policies is asked for the policy of each request, in place of the one that its limit is defined with. Defaults to
-	// nil: the definitions in the code decide.
+	// Policies returns the policy of each request, in place of the definition of its limit. Defaults to nil: the definitions in the
+	// code decide.
 	Policies Policies
-	// Observer is told what the calls did. Defaults to nil, nobody.
+	// Observer receives an event for what each call did. Defaults to nil: no events.
 	//
-	// A panic of Observe reaches the caller, except in background work. There the Limiter recovers it and drops the event, and the
-	// work goes on. Background work takes tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and
-	// renews and releases leases for Keep and Hold.
+	// A panic of Observe reaches the caller, except in background work. The call, or the transaction of InTx, may have committed
+	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes
+	// tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and renews and releases leases.
 	Observer Observer
-	// Refused is told of each bucket that refused a Take or a Reserve, once a call, those among them that were answered
-	// from the deny cache; a Check is not told. It is for counting who was refused, and unlike the Observer it hears the
-	// key. It runs on the caller's goroutine before the call returns: it must be quick, must not call the Limiter, and may
-	// run on many goroutines at once. Defaults to nil, nobody.
+	// Refused is called once for each bucket that refused a Take or a Reserve, also if the deny cache refused it, but not for a Check.
+	// Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's goroutine before the call
+	// returns, and on several goroutines at once. It must be quick and must not call the Limiter. Defaults to nil: no call.
 	//
 	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back; those of an attempt that
 	// lost a conflict or its connection are not. A refusal in a transaction that you began is reported at once, with Pending set.

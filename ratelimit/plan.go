@@ -340,7 +340,7 @@ func storedKey(secret []byte, r *Request) (string, error) {
 	case r.stored && !isText(r.key):
 		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
-		return invalid("it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global for the bucket everybody shares")
+		return invalid("it is empty (an ID of 0, a nil UUID and a Join with an empty part also give an empty key); name who is being limited, or use Global for the bucket everybody shares")
 	case hashed && len(r.key) > maxHashedKeyBytes:
 		return invalid(fmt.Sprintf("it has %d bytes; at most %d can be hashed", len(r.key), maxHashedKeyBytes))
 	case hashed:

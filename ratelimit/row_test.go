@@ -1,6 +1,8 @@
 package ratelimit_test
 
 import (
+	"context"
+	"errors"
 	"math"
 	"testing"
 	"time"
@@ -202,4 +204,39 @@ func TestMissingTableSaysWhatToRun(t *testing.T) {
 		require.ErrorContains(t, err, `schema "limits"`, verb)
 		require.NotContains(t, err.Error(), secret, verb)
 	}
+}
+
+// TestCallsThatNeedTheirOwnTransactions promises one kind of error for each call that cannot be part of a transaction, before any SQL.
+func TestCallsThatNeedTheirOwnTransactions(t *testing.T) {
+	t.Parallel()
+	pool, limiter, limit := fourOfTenTaken(t)
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1})
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		bound := limiter.WithTx(tx)
+		never := func() error { return errors.New("the function ran") }
+		for name, call := range map[string]func() error{
+			"Wait": func() error {
+				_, err := bound.Wait(t.Context(), limit.For("a"))
+				return err
+			},
+			"Hold": func() error {
+				return bound.Hold(t.Context(), func(context.Context, ratelimit.Lease) error { return never() }, slots.For("a"))
+			},
+			"Keep": func() error {
+				held, release := bound.Keep(t.Context(), ratelimit.Lease{ID: "lease"})
+				defer release()
+				return context.Cause(held)
+			},
+			"Prune": func() error {
+				_, err := bound.Prune(t.Context(), limit)
+				return err
+			},
+			"Close": func() error { return bound.Close(t.Context()) },
+			"InTx":  func() error { return bound.InTx(t.Context(), func(pgx.Tx) error { return never() }) },
+		} {
+			require.ErrorIs(t, call(), ratelimit.ErrInvalidConfig, name)
+		}
+		return bound.Require(t.Context(), limit.For("a").Cost(6)) // the transaction can be used
+	})
+	require.NoError(t, err)
 }

@@ -19,7 +19,8 @@ const maxReconnects = 3
 
 // WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level. They never retry and use
 // no other connection. A serialization failure comes back as an error for which IsRetryable is true, and the owner of the transaction runs
-// it again. The buckets are in the database of tx, whichever pool the Limiter has.
+// it again. The buckets are in the database of tx, whichever pool the Limiter has. Wait, Hold, Keep, Prune, Close and InTx cannot be part
+// of a transaction: on this Limiter they return ErrInvalidConfig.
 //
 // A call over several limits, and one on a reservation, sets a savepoint, which stays until the transaction ends. A refused call over
 // several limits keeps no row locked, except one that a wrong clock had written. After a call whose context ended half-way the
@@ -28,8 +29,8 @@ const maxReconnects = 3
 // Inside the transaction use this Limiter only: a call on l is on another connection, and waits for a row that the
 // transaction holds until its context ends, or the time of Config.Timeout.
 //
-// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see the package
-// documentation for what that means for two transactions that take from two buckets.
+// The calls lock the rows of their buckets to the end of the transaction, as your own updates do: see docs/promises.md
+// for what that means for two transactions that take from two buckets.
 //
 // For a transaction of database/sql there is package sqllimit.
 func (l *Limiter) WithTx(tx Tx) *Limiter {
@@ -65,9 +66,9 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 // Config.MaxAttempts lost, the context's error when it ended meanwhile, and ErrCommitUnknown when the connection failed after COMMIT was
 // sent, which is never retried. On every other error nothing was written and nothing was taken, unless fn ended the transaction itself.
 //
-// fn must not end the transaction, neither with tx.Commit or tx.Rollback nor with SQL. InTx returns an error if it does, and the Observer
-// hears of no tokens that were taken. InTx cannot detect SQL that begins another transaction at once, such as ROLLBACK AND CHAIN: it
-// commits that one and returns nil.
+// fn must not end the transaction, neither with tx.Commit or tx.Rollback nor with SQL. If it does, InTx returns an error, and reports no
+// tokens to the Observer. Statements after SQL that ended the transaction, and calls of WithTx(tx), commit by themselves. InTx cannot
+// detect SQL that begins another transaction at once, such as ROLLBACK AND CHAIN: it commits that one and returns nil.
 //
 // Transactions that fn nests in tx, with tx.Begin or pgx.BeginFunc, are part of it, and WithTx takes them too. If one is rolled back, its
 // tokens are back, and the Observer hears only of its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL gives tokens back as well,
@@ -182,7 +183,7 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 	switch {
 	case tx.ended:
 		if err == nil {
-			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself; it must return nil to commit, or an error to roll back: %w", pgx.ErrTxClosed)
+			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself; its writes may be committed; return nil to commit, or an error to roll back: %w", pgx.ErrTxClosed)
 		}
 		return false, err
 	case err != nil:

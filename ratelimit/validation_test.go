@@ -88,7 +88,7 @@ func TestInvalidKeys(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
 	for _, c := range []struct{ name, key, text string }{
-		{"Empty", "", "it is empty, as that of an ID of 0 and of a Join with an empty part; name who is being limited, or use Global"},
+		{"Empty", "", "it is empty (an ID of 0, a nil UUID and a Join with an empty part also give an empty key); name who is being limited, or use Global"},
 		{"NUL", secret + "\x00", "it holds a NUL byte"},
 		{"NULFirst", "\x00" + secret, "it holds a NUL byte"},
 		{"BadUTF8", secret + "\xff", "it is not valid UTF-8"},

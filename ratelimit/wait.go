@@ -18,30 +18,27 @@ const (
 	mostLead = 100 * time.Millisecond
 )
 
-// Wait takes what the requests cost as soon as it is there, and returns then: at once, with one Take, when it is there now.
-// Else it reserves, as [Limiter.Reserve] does, and sleeps until ReadyAt. So callers are served in the order in which they
-// reserved, in whichever processes they are, and a large request is not overtaken by small ones. The decision is that of
-// the reservation: At is when it was made.
+// Wait takes the cost of the requests as soon as the tokens are available, and returns then. If they are available now, it sends
+// one Take. Otherwise it reserves, as [Limiter.Reserve] does, and sleeps until ReadyAt. So callers are served in the order of their
+// reservations, also across processes, and small requests cannot overtake a large one. It returns the decision of the
+// reservation, whose At is the time of the reservation. On a Limiter of WithTx it returns ErrInvalidConfig.
 //
-// When the context has a deadline and the tokens come later than that, Wait reserves nothing and returns the refusal at once:
-// the decision is not Allowed, and RetryAfter is when a call with as much time would be served, if nobody else asked
-// meanwhile. It refuses, too, where a policy bounds what may be owed; see MaxReserved.
+// If the context has a deadline and the tokens come later, Wait reserves nothing and returns the refusal at once. RetryAfter is
+// then the time after which a call with the same time left would be served, if there are no other callers. Wait also refuses
+// if the policy limits the debt; see MaxReserved.
 //
-// When the context ends while it sleeps, Wait cancels the reservation and returns the context's error: what it had reserved
-// is there for whoever asks next, and nothing is owed for it. That takes as long as others hold the rows, up to Config.Timeout. A
-// reservation that cannot be cancelled, because the database is gone, or whose process dies, is ended by [Limiter.Expire] a
-// minute after its moment, and gives back what it took. A context that ends during the statement of a Take leaves it open
-// whether that took, as ever.
+// If the context ends during the sleep, Wait cancels the reservation and returns the context's error. The tokens are then
+// available to other callers. Cancelling waits for locked rows, up to Config.Timeout. If the database is unreachable or the
+// process dies, [Limiter.Expire] ends the reservation a minute after ReadyAt, and refunds the tokens. If the context ends during
+// the statement of a Take, it is unknown whether it took tokens, as with every Take.
 //
-// No connection is held while it sleeps. It sleeps by this process's clock, and shortly before the moment it asks the database
-// how long that still is, as [Limiter.Start] does: it sleeps on when that clock went ahead of the database's, when the
-// limit was paused meanwhile, and when the process stood still past Config.StaleAfter. The reservation is settled then: a
-// context that ends in that last moment, which is four times as long as the reservation took to be made and a tenth of a
-// second at most, is not heard any more, and Wait returns at its moment.
+// Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks the database for
+// the remaining time, as [Limiter.Start] does. It sleeps on if this process's clock is fast, if the limit was paused meanwhile, or
+// if the process stood still past Config.StaleAfter. Then it settles the reservation and sleeps until ReadyAt, even if the
+// context ends. That last sleep takes four times as long as the reservation took to be made, and at most a tenth of a second.
 //
-// The reservation is the Wait's own. Where somebody else ends it while the Wait sleeps, the Wait learns that when it asks: one
-// that was cancelled is ErrReservationEnded; one that was settled is paid for, and returns at its moment; and one that has
-// expired, and so given back what it took, is reserved again.
+// Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it was settled,
+// the tokens are paid, and Wait returns at ReadyAt. If it expired and was refunded, Wait reserves again.
 func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, error) {
 	if err := l.ready(ctx, "wait"); err != nil {
 		return Decision{}, err
@@ -81,8 +78,8 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 	return d, nil
 }
 
-// takeNow takes what the requests cost if it is there. What has been reserved earlier is ready by then, as nothing is owed.
-// settled is whether the decision is that of Wait.
+// takeNow takes the cost of the requests if the tokens are available. Earlier reservations are ready by then, because the bucket
+// owes nothing. settled reports whether the decision is the answer of Wait.
 func takeNow(ctx context.Context, l *Limiter, requests []Request) (d Decision, settled bool, err error) {
 	c, err := l.begin(ctx, verbTake, requests)
 	if errors.Is(err, ErrCostExceedsCapacity) { // which a reservation can pay all the same

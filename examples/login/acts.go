@@ -82,7 +82,7 @@ func (st *stage) acts() []act {
 // play plays the acts in turn and prints how each ended, and the rows that each changed.
 func (st *stage) play(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "%s\n%s\n%s\n\n", perAccount, perClient, overall)
-	fmt.Fprintf(w, "   %-42s %8s %5s %7s %3s %7s  %-13s  %s\n", "who tries what", "at", "tries", "checked", "in", "refused", "by", "retry after")
+	fmt.Fprintf(w, "   %-42s %8s %5s %7s %8s %7s  %-13s  %s\n", "who tries what", "at", "tries", "checked", "admitted", "refused", "by", "retry after")
 	var changes strings.Builder
 	var failed []error
 	before := map[bucketID]bucketRow{}
@@ -93,7 +93,7 @@ func (st *stage) play(ctx context.Context, w io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", a.title, err)
 		}
-		fmt.Fprintf(w, "%d  %-42s %8s %5d %7d %3d %7d", i+1, a.title, short(at), a.n, got.hashes, got.in, got.refused)
+		fmt.Fprintf(w, "%d  %-42s %8s %5d %7d %8d %7d", i+1, a.title, short(at), a.n, got.hashes, got.in, got.refused)
 		if got.refused > 0 {
 			fmt.Fprintf(w, "  %-13s  %s", got.refusedBy, short(got.wait))
 		}

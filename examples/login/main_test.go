@@ -18,16 +18,16 @@ import (
 )
 
 // table is what the program promises to print. README.md shows it too.
-const table = `   who tries what                                   at tries checked  in refused  by             retry after
-1  200 guesses at ada's password at once             0   200       5   0     195  login.account  3m
-2  ada, who knows it, meanwhile                      0     1       0   0       1  login.account  3m
-3  ada, a second before Retry-After is over      2m59s     1       0   0       1  login.account  1s
-4  ada, when it is over                             3m     1       1   1       0
-5  40 guesses at grace's, one every 45 s            3m    40      14   0      26  login.account  2m15s
-6  alan, who mistypes twice                     32m15s     2       2   0       0
-7  alan, who then gets it right                 32m15s     1       1   1       0
-8  a wrong password for ada, and for nobody     32m15s     2       2   0       0
-9  one password tried on 40 accounts at once  1h32m15s    40      30   0      10  login.client   30s
+const table = `   who tries what                                   at tries checked admitted refused  by             retry after
+1  200 guesses at ada's password at once             0   200       5        0     195  login.account  3m
+2  ada, who knows it, meanwhile                      0     1       0        0       1  login.account  3m
+3  ada, a second before Retry-After is over      2m59s     1       0        0       1  login.account  1s
+4  ada, when it is over                             3m     1       1        1       0
+5  40 guesses at grace's, one every 45 s            3m    40      14        0      26  login.account  2m15s
+6  alan, who mistypes twice                     32m15s     2       2        0       0
+7  alan, who then gets it right                 32m15s     1       1        1       0
+8  a wrong password for ada, and for nobody     32m15s     2       2        0       0
+9  one password tried on 40 accounts at once  1h32m15s    40      30        0      10  login.client   30s
 `
 
 func TestRun(t *testing.T) {

@@ -98,10 +98,20 @@ func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID strin
 	if !r.Allowed {
 		return r.Err() // MaxReserved is owed already
 	}
-	schedule(r.ReadyAt, func() error {
+	var work func() error
+	work = func() error {
+		slot, err := limiter.Start(ctx, r.ID)
+		if err != nil {
+			return err
+		}
+		if slot.Wait > 0 { // too early, the limit is paused, or the slot was lost
+			schedule(time.Now().Add(slot.Wait), work)
+			return nil
+		}
 		used := complete()
 		return limiter.Settle(ctx, r.ID, Completions.For(userID).Cost(used))
-	})
+	}
+	schedule(r.ReadyAt, work)
 	return nil
 }
 
@@ -197,10 +207,14 @@ func TestReadme(t *testing.T) {
 		completions, err := limiter.Value(ctx, Completions.For("ada"))
 		require.NoError(t, err)
 		require.Equal(t, 30*time.Second, readyAt.Sub(completions.AsOf), "1500 of 1000 a minute: half a minute is owed")
+		slot, reserved := readyAt, present
+		require.NoError(t, work())
+		require.False(t, readyAt.Before(slot), "it came too early, and is scheduled again")
+		present = slot
 		require.NoError(t, work())
 		completions, err = limiter.Value(ctx, Completions.For("ada"))
 		require.NoError(t, err)
-		require.Equal(t, 400.0, completions.Tokens, "and 900 came back")
+		require.Equal(t, 900.0, completions.Tokens, "nothing is owed, and 900 came back")
 
 		depth := 0
 		var export func(ctx context.Context, fence int64) error
@@ -242,7 +256,7 @@ func TestReadme(t *testing.T) {
 		shown, err := pgx.CollectRows(rows, pgx.RowToMap)
 		require.NoError(t, err)
 		require.Equal(t, "completions", shown[0]["name"])
-		require.WithinDuration(t, present, shown[0]["ts"].(time.Time), 0)
+		require.WithinDuration(t, reserved, shown[0]["ts"].(time.Time), 0)
 	})
 
 	t.Run("ShowsTheCodeThatIsRun", func(t *testing.T) {
