@@ -61,7 +61,6 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"buckets_save.sql":            {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
 		"buckets_look.sql":            {threeBuckets + `, NULL`, 0, true},
 		"buckets_lock_free.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
-		"buckets_busy.sql":            {threeBuckets, 0, true},
 		"bucket_wait.sql":             {oneBucket, 0, true},
 		"buckets_read.sql":            {threeBuckets + `, NULL`, 0, true},
 		"buckets_fill.sql":            {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL, '{60000000,60000000,60000000}'`, 1, false},

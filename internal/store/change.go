@@ -127,7 +127,7 @@ func (s *Session) changeFree(ctx context.Context, rows []bucket.Ask, statement s
 			return err
 		}
 		if _, err := results.Exec(); err != nil {
-			return &shortWaitError{err, rows, &first}
+			return asHeld(err, &first, rows)
 		}
 		return nil
 	})

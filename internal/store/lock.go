@@ -20,7 +20,7 @@ func (s *Session) lock(ctx context.Context, batch *pgx.Batch, calls ...[]bucket.
 	}
 	for _, asks := range calls {
 		if row, held := p.Held(asks); held {
-			return nil, &heldError{row}
+			return nil, &heldError{row: row}
 		}
 	}
 	return p, nil

@@ -154,7 +154,7 @@ func (s *Session) readRouted(ctx context.Context, rows []bucket.Ask) ([]bucket.A
 
 // lockRouted is lockRows. A transaction of the session's own waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
-// not enough, it returns a shortWaitError.
+// not enough, it returns a heldError.
 func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, p *bucket.Page) error {
 	order := make([]int, len(p.Rows))
 	for i := range order {
@@ -187,7 +187,7 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, p *bucket.Pa
 			switch err := receiveLockedRow(results, p, i); {
 			case err == nil:
 			case s.mode == ownTx && n > 0: // a caller's transaction waits as long as its own settings say
-				return &shortWaitError{err, p.Rows, &p.Rows[order[0]].Key}
+				return asHeld(err, nil, p.Rows[i:i+1])
 			case s.mode == ownTx:
 				return waitedFor(err, p.Rows[i].Key)
 			default:
@@ -221,26 +221,6 @@ func (s *Session) queueSaveRouted(batch *pgx.Batch, p *bucket.Page) {
 		}
 		batch.Queue(s.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
 	}, func(k bucket.Key, _ bool) { batch.Queue(s.statements.routedDelete, keyOf(k)...) })
-}
-
-// busyRouted returns those of the rows that are not free, as buckets_busy.sql does: each is locked for a moment.
-func (s *Session) busyRouted(ctx context.Context, rows []bucket.Ask) (busy []bucket.Key, err error) {
-	batch := &pgx.Batch{}
-	for i := range rows {
-		batch.Queue(s.statements.routedFree, keyOf(rows[i].Key)...)
-	}
-	return busy, s.send(ctx, batch, func(results pgx.BatchResults) error {
-		for i := range rows {
-			_, free, err := receiveRow(results)
-			if err != nil {
-				return err
-			}
-			if !free {
-				busy = append(busy, rows[i].Key)
-			}
-		}
-		return nil
-	})
 }
 
 // exchangeRouted sends a statement for each report, with what time it is, and sets what each answers.

@@ -119,7 +119,6 @@ func (s *Session) RunAlone(ctx context.Context, c *Call) ([]blocked, error) {
 	if err == nil {
 		return nil, nil
 	}
-	err = s.findHeld(ctx, err)
 	var held *heldError
 	if errors.As(err, &held) {
 		return []blocked{c.blockedBy(held.row)}, nil
@@ -229,7 +228,7 @@ func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 func (s *Session) decideOneLocked(ctx context.Context, c *Call) error {
 	waiting, err := s.decideLocked(ctx, []*Call{c})
 	if err == nil && len(waiting) > 0 {
-		err = &heldError{waiting[0].Row}
+		err = &heldError{row: waiting[0].Row}
 	}
 	return err
 }

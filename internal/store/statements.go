@@ -43,8 +43,6 @@ var (
 	bucketsLookSQL string
 	//go:embed sql/buckets_take.sql
 	bucketsTakeSQL string
-	//go:embed sql/buckets_busy.sql
-	bucketsBusySQL string
 	//go:embed sql/bucket_wait.sql
 	bucketWaitSQL string
 	//go:embed sql/wait_bound.sql
@@ -129,7 +127,7 @@ type statements struct {
 
 	spendClusters string
 
-	read, look, lock, lockFree, busy, wait, boundWait, save, unmake, fill, charge, prune string
+	read, look, lock, lockFree, wait, boundWait, save, unmake, fill, charge, prune string
 
 	giveBack string
 
@@ -175,7 +173,6 @@ func newStatements(schema string) statements {
 		unmake:          in(bucketsUnmakeSQL),
 		takeSeveral:     in(bucketsTakeSQL),
 		lockFree:        in(bucketsLockFreeSQL),
-		busy:            in(bucketsBusySQL),
 		wait:            in(bucketWaitSQL),
 		boundWait:       boundWaitSQL,
 		read:            in(bucketsReadSQL),

@@ -66,7 +66,7 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, cs *clusters,
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
 		for _, ofPolicy := range policies {
 			if err := receiveGroups(results, ofPolicy, spend == s.statements.spendBold); err != nil {
-				return &shortWaitError{err, askedRows(groups), nil}
+				return asHeld(err, nil, askedRows(groups))
 			}
 		}
 		if err := cs.receive(results); err != nil || len(rows) == 0 {

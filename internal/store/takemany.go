@@ -199,7 +199,7 @@ func (s *Session) decideOpen(ctx context.Context, calls []*Call, waitFor *bucket
 	})
 	var held *heldError
 	switch {
-	case (len(calls) == 1 || askForOne(calls)) && errors.As(first.findHeld(ctx, err), &held):
+	case (len(calls) == 1 || askForOne(calls)) && errors.As(err, &held):
 		for _, c := range calls {
 			again = append(again, c.blockedBy(held.row))
 		}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,9 +57,14 @@ func (s *Session) boundWait(batch *pgx.Batch, most time.Duration) (queued int) {
 
 // heldError says that somebody holds a row which a call needs. Nothing was done. The call is made again, and waits for
 // that row first.
-type heldError struct{ row bucket.Key }
+type heldError struct {
+	row bucket.Key
+	err error // the lock timeout of a statement that waits for rows only so long; nil: the row was left out
+}
 
 func (e *heldError) Error() string { return "another transaction holds the row of a bucket" }
+
+func (e *heldError) Unwrap() error { return e.err }
 
 // WaitError is the error of a call that had to wait for a row.
 type WaitError struct {
@@ -78,28 +82,28 @@ func waitedFor(err error, row bucket.Key) error {
 	return err
 }
 
-// shortWaitError is the failure of a statement that waits for rows only so long, because it holds others meanwhile.
-type shortWaitError struct {
-	error
-	rows   []bucket.Ask // that it locks, or makes
-	waited *bucket.Key  // the one that it had waited for as long as that took; nil: what the session waited for
+// asHeld returns the lock timeout of a statement that waits for rows only so long, because it holds others meanwhile, as a heldError. It does not
+// tell which of the rows that was, so the error is for the next one after the row that was waited for last: in some attempts that is each of
+// them.
+func asHeld(err error, waited *bucket.Key, rows []bucket.Ask) error {
+	if !IsLockTimeout(err) || len(rows) == 0 {
+		return err
+	}
+	return &heldError{nextAfter(waited, keysAlone(rows)), err}
 }
 
-func (e *shortWaitError) Unwrap() error { return e.error }
-
-// asShortWait returns err as a shortWaitError in a transaction of the session's own. A caller's transaction waits as long as its
-// own settings say.
+// asShortWait is asHeld in a transaction of the session's own. A caller's transaction waits as long as its own settings say.
 func (s *Session) asShortWait(err error, rows []bucket.Ask) error {
-	if err != nil && s.mode == ownTx {
-		return &shortWaitError{err, rows, nil}
+	if s.mode != ownTx {
+		return err
 	}
-	return err
+	return asHeld(err, s.waitFor, rows)
 }
 
 // waitedTooLong reports whether a statement that waits for rows only so long has done so.
 func waitedTooLong(err error) bool {
-	var bound *shortWaitError
-	return errors.As(err, &bound) && SQLState(err) == codeLockNotAvailable
+	var held *heldError
+	return errors.As(err, &held) && held.err != nil
 }
 
 // waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has
@@ -124,7 +128,6 @@ func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) erro
 		if err == nil { // as mostly, and what errors.As needs is an allocation
 			return nil
 		}
-		err = s.findHeld(ctx, err)
 		var held *heldError
 		switch {
 		case !errors.As(err, &held):
@@ -151,39 +154,6 @@ func (s *Session) queueWait(batch *pgx.Batch, rows []bucket.Ask) bool {
 		}
 	}
 	return false
-}
-
-// findHeld returns a heldError in place of the lock timeout of a statement that waits for rows only so long. It is for a
-// row that somebody holds, or that is not there and may be being made; of several for the next, in the order of
-// locking, after the one that was waited for last.
-func (s *Session) findHeld(ctx context.Context, err error) error {
-	var bound *shortWaitError
-	if !waitedTooLong(err) || !errors.As(err, &bound) {
-		return err
-	}
-	busy, readErr := s.busy(ctx, bound.rows)
-	switch {
-	case readErr != nil && !IsRetryable(readErr):
-		return errors.Join(err, readErr)
-	case len(busy) == 0: // all of them are free by now, or where it is not READ COMMITTED one was changed this moment
-		return &heldError{bound.rows[0].Key}
-	}
-	return &heldError{nextAfter(cmp.Or(bound.waited, s.waitFor), busy)}
-}
-
-// busy returns those of the rows that are not free.
-func (s *Session) busy(ctx context.Context, asks []bucket.Ask) ([]bucket.Key, error) {
-	if s.routed() {
-		return s.busyRouted(ctx, asks)
-	}
-	names, keys, shards := keysOf(asks)
-	rows, err := s.conn.Query(ctx, s.statements.busy, names, keys, shards)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (k bucket.Key, err error) {
-		return k, row.Scan(&k.Name, &k.Key, &k.Shard)
-	})
 }
 
 // nextAfter returns the first of the rows, in the order of locking, that comes after the one that was waited for, or else
