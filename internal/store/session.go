@@ -218,8 +218,8 @@ func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 	if s.mode != alone {
 		return s.takeLocked(ctx, c)
 	}
-	if first := c.Asks[0].FirstRow(); s.waitFor == nil && len(c.Asks) == 1 && c.Asks[0].RowCount() == 1 { // there is nobody to keep waiting meanwhile
-		s = s.waitingFor(&first, 0)
+	if first := c.Asks[0].FirstRow(); s.waitFor == nil && c.Reserve != nil && len(c.Asks) == 1 && c.Asks[0].RowCount() == 1 {
+		s = s.waitingFor(&first, 0) // it holds no other meanwhile
 	}
 	return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 }
