@@ -11,18 +11,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Where Citus distributes the tables, a statement that names several rows in arrays is refused, or is run on every server. So a
-// call goes the general way there, by statements that each name one row as parameters: Citus routes such a statement to the
-// server that has it. Several of them are one round trip. Those that belong together are in a transaction that was begun: without
-// one, each of them commits by itself.
+// Where Citus distributes the tables, it refuses a statement that names several rows in arrays, or runs it on every server. So a call locks its
+// rows, decides in Go, and saves the rows, by statements that each name one row as parameters: Citus sends such a statement to the server that has
+// the row. Statements that belong together are in a transaction that was begun, because without BEGIN each commits by itself. Citus also refuses
+// a function that is not immutable in the values that a statement updates or returns.
 //
-// So does a call where the buckets are in partitions of PostgreSQL 18. There a statement that looks rows up in partitions, one after the other,
-// and finds one changed by another transaction meanwhile ends the server by a segmentation fault: the executor checks the changed row by a
-// second copy of the plan, which shares what chooses the partition with the first, and frees it (EvalPlanQual and
+// The same statements are used where the buckets are in partitions of PostgreSQL 18. There a statement that looks rows up in partitions, one after
+// the other, crashes the server (segmentation fault) if another transaction has changed a row meanwhile. The executor checks the changed row by a
+// second copy of the plan, which shares the data that choose the partition with the first copy, and frees them (EvalPlanQual and
 // InitExecPartitionPruneContexts; seen with 18.4). For a row that parameters name, the partition is chosen when the statement begins.
 //
-// A call is decided on by the clock of the server that it is sent to, which clock.sql asks, and never by those of the servers
-// that have rows.
+// The clock of the server that the call is sent to decides (clock.sql), never the clock of a server that has rows.
 
 // The layouts of the tables, as far as a Store knows.
 const (
