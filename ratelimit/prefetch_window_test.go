@@ -23,8 +23,8 @@ func TestPrefetchKeepsThePromiseOfWindows(t *testing.T) {
 	t.Run("Histories", func(t *testing.T) {
 		t.Parallel()
 		t.Cleanup(func() {
-			require.Positive(t, tight.Load(), "windows in which nearly all was admitted")
-			require.Positive(t, died.Load())
+			require.GreaterOrEqual(t, tight.Load(), testsize.Of[int64](0, 1), "windows in which nearly all was admitted; short histories have 2 to 14")
+			require.GreaterOrEqual(t, died.Load(), testsize.Of[int64](0, 1), "short histories have 2 to 10")
 			require.Positive(t, returned.Load())
 			require.Positive(t, lost.Load())
 		})
