@@ -118,7 +118,7 @@
 // works: Cancel, Start, Started, Renew, Settle without requests, RenewLease, Release, Expire and Prune.
 //
 // A Limiter looks until it has seen its own fingerprint once: its first call takes one round trip more, and the very first
-// call of an installation four more than that. A call in a caller's transaction looks in that transaction, and goes on when
+// call of an installation three more than that. A call in a caller's transaction looks in that transaction, and goes on when
 // there is no fingerprint yet, as does a call that only looks; the Limiter looks again after a second. A program whose calls
 // are all in transactions that it begins by itself therefore never stores the fingerprint: let it make one call on the
 // Limiter, or in InTx, when it starts.

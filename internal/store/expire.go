@@ -66,7 +66,7 @@ func (s *Session) BoundExpireWait(ctx context.Context) error {
 	if s.boundWait(batch, expireWait); batch.Len() == 0 {
 		return nil
 	}
-	return s.conn.SendBatch(ctx, batch).Close()
+	return s.sendLater(ctx, batch, func(err error) error { return err })
 }
 
 // LockDue locks those of the reservations that are to be ended and that nobody else has locked.

@@ -186,9 +186,10 @@ func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
 	if s.engine != nil {
 		return s.engine.SaveReservation(r)
 	}
-	_, err := s.conn.Exec(ctx, s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
+	batch := &pgx.Batch{}
+	batch.Queue(s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
 		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars, r.PaidUs)
-	return err
+	return s.sendLater(ctx, batch, func(err error) error { return err })
 }
 
 // TermsMade returns the terms under which the reservation took from its i-th bucket.
