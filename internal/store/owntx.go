@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -32,7 +33,8 @@ func NewOwnTx(conn *pgx.Conn, release func()) *OwnTx { return &OwnTx{conn: conn,
 // sendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if the transaction is an OwnTx.
 // Otherwise it sends batch now. It returns failed(nil) or, if a statement fails, failed of its error; with COMMIT that is the error of Commit.
 //
-// No statement of batch may wait for a row, since COMMIT has little time, and a timeout in its message leaves the outcome unknown.
+// A statement that may wait for others must be behind boundLate, since COMMIT has only EndTimeout, and a context that ends meanwhile leaves
+// the outcome unknown.
 func (s *Session) sendLater(ctx context.Context, batch *pgx.Batch, failed func(error) error) error {
 	tx, ok := s.conn.(*OwnTx)
 	if !ok {
@@ -41,6 +43,19 @@ func (s *Session) sendLater(ctx context.Context, batch *pgx.Batch, failed func(e
 	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
 	tx.owed = append(tx.owed, answer{batch.Len(), failed})
 	return nil
+}
+
+// lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it the
+// transaction is made again and waits before COMMIT.
+const lateWait = time.Second
+
+// boundLate queues the bound of lateWait if the transaction is an OwnTx, and reports whether it is.
+func (s *Session) boundLate(batch *pgx.Batch) bool {
+	_, ok := s.conn.(*OwnTx)
+	if ok {
+		s.boundWait(batch, lateWait)
+	}
+	return ok
 }
 
 // isAlone reports whether the next statement is sent without others.

@@ -122,6 +122,7 @@ func (s *Session) queueReservation(batch *pgx.Batch, c *Call) error {
 	if s.engine != nil {
 		return s.engine.InsertReservation(r)
 	}
+	s.boundLate(batch)
 	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
 		r.Names, r.Keys, r.Costs, r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Plans, r.Calendars, r.Prices, r.PaidUs)
 	return nil
