@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -87,8 +89,8 @@ func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isStatement := len(message) > 0 && bytes.IndexByte([]byte("QPB"), message[0]) >= 0 // not a connection's start
-	sql := c.statements(message)
-	if !isStatement || c.at == 0 && (len(c.request) == 0 || !bytes.Contains(message, c.request)) {
+	sql, carriedOut := c.statements(message)
+	if !isStatement || c.at == 0 && (len(c.request) == 0 || !c.isIn(message, carriedOut)) {
 		return 0, false
 	}
 	c.requests++
@@ -105,8 +107,18 @@ func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
 	return c.side, true
 }
 
-// statements returns the statements that a request prepares or carries out.
-func (c *cutter) statements(request []byte) (sql []string) {
+// isIn reports whether the cutter is armed for a message that carries out some statements: by its bytes, or by the first words of a statement
+// that was prepared before. A message that only prepares BEGIN or COMMIT is no such message.
+func (c *cutter) isIn(message []byte, carriedOut []string) bool {
+	if len(carriedOut) == 0 && (bytes.HasPrefix(c.request, []byte("begin")) || bytes.HasPrefix(c.request, []byte("commit"))) {
+		return false
+	}
+	return bytes.Contains(message, c.request) ||
+		slices.ContainsFunc(carriedOut, func(sql string) bool { return strings.HasPrefix(sql+"\x00", string(c.request)) })
+}
+
+// statements returns the statements that a request prepares or carries out, and those that it carries out.
+func (c *cutter) statements(request []byte) (sql, carriedOut []string) {
 	text := func(rest []byte) (string, []byte) {
 		before, after, _ := bytes.Cut(rest, []byte{0})
 		return string(before), after
@@ -119,7 +131,7 @@ func (c *cutter) statements(request []byte) (sql []string) {
 		first, rest := text(request[5 : size+1])
 		switch kind {
 		case 'Q':
-			sql = append(sql, first)
+			sql, carriedOut = append(sql, first), append(carriedOut, first)
 		case 'P':
 			statement, _ := text(rest)
 			if c.prepared == nil {
@@ -129,11 +141,11 @@ func (c *cutter) statements(request []byte) (sql []string) {
 			sql = append(sql, statement)
 		case 'B':
 			name, _ := text(rest)
-			sql = append(sql, c.prepared[name])
+			sql, carriedOut = append(sql, c.prepared[name]), append(carriedOut, c.prepared[name])
 		}
 		request = request[size+1:]
 	}
-	return sql
+	return sql, carriedOut
 }
 
 // cutConn is a connection that a cutter may break.

@@ -128,6 +128,17 @@ func (h *trap) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQ
 
 func (h *trap) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
+func (h *trap) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		h.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: q.SQL})
+	}
+	return ctx
+}
+
+func (h *trap) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (h *trap) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
 // A tracer may panic at COMMIT, too, which then was not sent.
 func TestATracerThatEndsTheGoroutineAtCommitLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()

@@ -37,13 +37,22 @@ func (i *interloper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.
 		if deed := i.deed.Swap(nil); deed != nil {
 			(*deed)()
 		}
-	case strings.HasPrefix(data.SQL, "begin"):
-		i.locks.Add(1)
 	}
 	return ctx
 }
 
 func (i *interloper) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (i *interloper) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	if strings.HasPrefix(data.Batch.QueuedQueries[0].SQL, "begin") {
+		i.locks.Add(1)
+	}
+	return ctx
+}
+
+func (i *interloper) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (i *interloper) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // swapStand is a Limiter whose swaps an interloper comes before, on sessions of a default isolation level.
 type swapStand struct {

@@ -67,18 +67,26 @@ type holding struct {
 	locked, goOn chan struct{}
 }
 
-func (h *holding) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	return context.WithValue(ctx, h, strings.Contains(q.SQL, "pg_try_advisory_xact_lock"))
+func (*holding) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
 }
 
-func (h *holding) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
-	if ctx.Value(h) == true {
+func (*holding) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (*holding) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (h *holding) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
+	if strings.Contains(q.SQL, "pg_try_advisory_xact_lock") {
 		h.once.Do(func() {
 			close(h.locked)
 			<-h.goOn
 		})
 	}
 }
+
+func (*holding) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
 	t.Parallel()

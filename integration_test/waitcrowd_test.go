@@ -35,6 +35,14 @@ func (e *txEnds) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Trac
 }
 func (e *txEnds) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
+func (e *txEnds) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	last := data.Batch.QueuedQueries[len(data.Batch.QueuedQueries)-1]
+	return e.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: last.SQL})
+}
+
+func (e *txEnds) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (e *txEnds) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
 // A crowd that waits for one limit stands in line: nobody's transaction meets another's and is made again, when they reserve
 // and when they cancel, and nobody is left in the queue, whatever else they ask for.
 func TestACrowdThatWaitsStandsInLine(t *testing.T) {

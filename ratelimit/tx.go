@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -142,7 +143,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 // when fn returns an error, panics or exits its goroutine. Then it reports what the calls did. tickets are nil for a transaction that does
 // not queue. lost says that the connection failed before COMMIT was sent, so that nothing was written.
 func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *tickets, fn func(tx *ownedTx) error) (lost bool, err error) {
-	begun, err := l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	begun, err := beginTx(ctx, l, level)
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
 		lost := isUnavailable(err) || store.SQLState(err) == ""
@@ -196,6 +197,20 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 	err = commit(ctx, begun)
 	ended = true
 	return false, err
+}
+
+// beginTx begins a transaction. One at READ COMMITTED, which runs statements of the store only, sends BEGIN with the first of them if the
+// pool is pgx's and the store's statements need not name one row each.
+func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, error) {
+	pool, isPool := l.pool.(*pgxpool.Pool)
+	if !isPool || level != pgx.ReadCommitted || !l.store.IsPlain() {
+		return l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return store.NewOwnTx(conn.Conn(), conn.Release), nil
 }
 
 // hasFailed reports whether err says that the database or a concurrent transaction failed a transaction, so that its decisions do not
@@ -260,11 +275,14 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	defer cancel()
 	err := tx.Commit(ctx)
 	var pgErr *pgconn.PgError
+	var notSent pgx.ErrPreprocessingBatch
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return fmt.Errorf("ratelimit: commit: a statement had failed and fn did not return its error: %w", err)
+	case errors.As(err, &notSent):
+		return fmt.Errorf("ratelimit: commit: %w", err)
 	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code):
 		return fmt.Errorf("ratelimit: commit: %w", err)
 	}
@@ -312,7 +330,7 @@ func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.
 func inOwnTx(ctx context.Context, l *Limiter, from *store.Session, fn func(tx *Limiter) error) error {
 	_, err := l.transact(ctx, pgx.ReadCommitted, nil, func(tx *ownedTx) error {
 		bound := l.WithTx(tx)
-		bound.session = from.BoundTo(tx, owner{bound})
+		bound.session = from.BoundTo(tx.Tx, owner{bound})
 		return fn(bound)
 	})
 	return err

@@ -93,7 +93,10 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 // changeRows runs a statement that changes rows whatever they hold. Of several it waits for each but the first only so
 // long, unless it is in a caller's transaction; when that was not enough, it locks them first.
 func (s *Session) changeRows(ctx context.Context, rows []bucket.Ask, statement string, arguments ...any) error {
+	late := &pgx.Batch{}
 	switch {
+	case s.mode == ownTx && s.waitFor == nil && !s.bounded && s.boundLate(late):
+		return s.changeLate(ctx, late, rows, statement, arguments...)
 	case len(rows) == 1 || s.mode == callersTx:
 	case s.waitFor == nil:
 		return s.changeFree(ctx, rows, statement, arguments...)
@@ -109,6 +112,21 @@ func (s *Session) changeRows(ctx context.Context, rows []bucket.Ask, statement s
 		return waitedFor(err, rows[0].Key)
 	}
 	return err
+}
+
+// changeLate is changeRows with COMMIT, behind what is in batch: it waits for the first row up to lateWait, and for each other only so long.
+func (s *Session) changeLate(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask, statement string, arguments ...any) error {
+	first := &rows[0].Key
+	if len(rows) > 1 {
+		batch.Queue(s.statements.wait, first.Name, first.Key, first.Shard)
+		if err := s.finish(ctx, batch, rows[:1]); err != nil {
+			return err
+		}
+		batch = &pgx.Batch{}
+		s.boundWait(batch, shortWait)
+	}
+	batch.Queue(statement, arguments...)
+	return s.sendLater(ctx, batch, func(err error) error { return asHeld(err, first, rows) })
 }
 
 // changeFree is changeRows for when the rows are free once the first of them is, as they mostly are: those who want the same

@@ -63,10 +63,11 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 // BoundExpireWait bounds how long what follows in the transaction waits for a row.
 func (s *Session) BoundExpireWait(ctx context.Context) error {
 	batch := &pgx.Batch{}
+	s.bounded = true
 	if s.boundWait(batch, expireWait); batch.Len() == 0 {
 		return nil
 	}
-	return s.conn.SendBatch(ctx, batch).Close()
+	return s.sendLater(ctx, batch, func(err error) error { return err })
 }
 
 // LockDue locks those of the reservations that are to be ended and that nobody else has locked.

@@ -146,10 +146,10 @@ func (s *Session) save(ctx context.Context, p *bucket.Page) error {
 	return s.finish(ctx, batch, p.Rows)
 }
 
-// finish sends the last statements of a transaction. When they have to wait, for a lock on their table or for its next page,
-// the short lock_timeout of an earlier statement ends the wait in a transaction of the session's own.
+// finish sends the last statements of a transaction, in one of the session's own with COMMIT. When they have to wait, for a lock on their
+// table or for its next page, the short lock_timeout of an earlier statement ends the wait in a transaction of the session's own.
 func (s *Session) finish(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask) error {
-	return s.asShortWait(s.conn.SendBatch(ctx, batch).Close(), rows)
+	return s.sendLater(ctx, batch, func(err error) error { return s.asShortWait(err, rows) })
 }
 
 // queueSave queues what save sends, if there is anything.

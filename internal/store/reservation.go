@@ -122,6 +122,7 @@ func (s *Session) queueReservation(batch *pgx.Batch, c *Call) error {
 	if s.engine != nil {
 		return s.engine.InsertReservation(r)
 	}
+	s.boundLate(batch)
 	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
 		r.Names, r.Keys, r.Costs, r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Plans, r.Calendars, r.Prices, r.PaidUs)
 	return nil
@@ -195,9 +196,10 @@ func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
 	if s.engine != nil {
 		return s.engine.SaveReservation(r)
 	}
-	_, err := s.conn.Exec(ctx, s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
+	batch := &pgx.Batch{}
+	batch.Queue(s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
 		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars, r.PaidUs)
-	return err
+	return s.sendLater(ctx, batch, func(err error) error { return err })
 }
 
 // TermsMade returns the terms under which the reservation took from its i-th bucket.

@@ -44,6 +44,9 @@ func (s *Session) readsApart() bool { return s.Store != nil && s.layout.Load() =
 // IsRouted reports whether statements are known to have to name one row each.
 func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
 
+// IsPlain reports whether it is known that statements may name several rows.
+func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
+
 // KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown || s.onEngine }
 

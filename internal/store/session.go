@@ -80,6 +80,7 @@ type Session struct {
 
 	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
 	waits   int         // how many rows the call has waited for
+	bounded bool        // whether BoundExpireWait bounds its waits
 }
 
 // OnPool returns the session whose statements are each a transaction of its own.

@@ -9,7 +9,7 @@ import (
 )
 
 // A call about one row of a limit on concurrency, outside of a transaction, reads the row, decides in Go, and writes what
-// follows if the row is still the same: two round trips and one record in the log, where a lock takes four and two. When
+// follows if the row is still the same: two round trips and one record in the log. A lock takes as many round trips and two records. When
 // another was quicker, the call goes on to lock the row.
 
 // readToSwap reads the row of the ask, with what bucket_swap.sql compares. swaps is false when that statement is not for it.

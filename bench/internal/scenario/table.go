@@ -217,7 +217,7 @@ func pairs() []Scenario {
 }
 
 // reservations measures Reserve and Settle. The bar is their round trips without batches, which the integration tests
-// require: 4 for Reserve, and 5 for a Settle with a surplus.
+// require: 2 for Reserve, and 2 for a Settle.
 func reservations() []Scenario {
 	of := func(callers int, compare Figure) Scenario {
 		return Scenario{
@@ -225,7 +225,7 @@ func reservations() []Scenario {
 			Title:      fmt.Sprintf("Reserve and Settle of one limit, 100k keys, callers: %d", callers),
 			Note:       "a call is one Reserve of 3 tokens and one Settle that returns 2 of them, each outside of a transaction",
 			Contenders: []Contender{{ours, contender.Reserve{Keys: manyKeys}}},
-			Bars:       []Bar{{Contender: ours, Figure: Trips, AtMost: 9}},
+			Bars:       []Bar{{Contender: ours, Figure: Trips, AtMost: 4}},
 		}
 	}
 	return []Scenario{of(1, P50), of(16, Throughput)}

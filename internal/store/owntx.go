@@ -1,0 +1,189 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// OwnTx is a READ COMMITTED transaction of the Owner's on a connection of pgx. BEGIN travels with its first statement, and the last
+// statements travel with COMMIT: lock, decide, and save are two round trips.
+//
+// Only Exec, Query, SendBatch, Commit and Rollback may be called before the first statement.
+type OwnTx struct {
+	pgx.Tx  // nil before BEGIN was sent
+	conn    *pgx.Conn
+	release func() // returns the connection to its pool, which closes a connection that is in a transaction
+	ended   bool
+	later   pgx.Batch // statements for the next message
+	owed    []answer  // the answers to them, in order
+}
+
+// answer is the answer to some statements that nobody waits for.
+type answer struct {
+	statements int
+	failed     func(error) error // returns what an error of a statement means
+}
+
+// NewOwnTx returns a transaction on conn, and sends nothing. Its end calls release.
+func NewOwnTx(conn *pgx.Conn, release func()) *OwnTx { return &OwnTx{conn: conn, release: release} }
+
+// sendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if the transaction is an OwnTx.
+// Otherwise it sends batch now. It returns failed(nil) or, if a statement fails, failed of its error; with COMMIT that is the error of Commit.
+//
+// A statement that may wait for others must be behind boundLate, since COMMIT has only EndTimeout, and a context that ends meanwhile leaves
+// the outcome unknown.
+func (s *Session) sendLater(ctx context.Context, batch *pgx.Batch, failed func(error) error) error {
+	tx, ok := s.conn.(*OwnTx)
+	if !ok {
+		return failed(s.conn.SendBatch(ctx, batch).Close())
+	}
+	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
+	tx.owed = append(tx.owed, answer{batch.Len(), failed})
+	return nil
+}
+
+// lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it the
+// transaction is made again and waits before COMMIT.
+const lateWait = time.Second
+
+// boundLate queues the bound of lateWait if the transaction is an OwnTx, and reports whether it is.
+func (s *Session) boundLate(batch *pgx.Batch) bool {
+	_, ok := s.conn.(*OwnTx)
+	if ok {
+		s.boundWait(batch, lateWait)
+	}
+	return ok
+}
+
+// isAlone reports whether the next statement is sent without others.
+func (tx *OwnTx) isAlone() bool { return tx.Tx != nil && len(tx.later.QueuedQueries) == 0 }
+
+// send sends BEGIN unless it was sent, the statements of sendLater, and batch, in one message. It returns the results of batch.
+func (tx *OwnTx) send(ctx context.Context, batch *pgx.Batch) (pgx.BatchResults, error) {
+	if tx.ended {
+		return nil, pgx.ErrTxClosed
+	}
+	all, owed := &pgx.Batch{}, tx.owed
+	begins := tx.Tx == nil
+	if begins {
+		all.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	}
+	all.QueuedQueries = append(append(all.QueuedQueries, tx.later.QueuedQueries...), batch.QueuedQueries...)
+	tx.later, tx.owed = pgx.Batch{}, nil
+	results := tx.conn.SendBatch(ctx, all)
+	if begins {
+		tx.Tx = results.Tx()
+		owed = append([]answer{{1, func(err error) error { return err }}}, owed...)
+	}
+	for _, a := range owed {
+		if err := skip(results, a.statements); err != nil {
+			_ = results.Close() // with the same error
+			return nil, a.failed(err)
+		}
+	}
+	return results, nil
+}
+
+// SendBatch sends statements.
+func (tx *OwnTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	results, err := tx.send(ctx, batch)
+	if err != nil {
+		return pgx.FailedBatchResults(batch, err)
+	}
+	return results
+}
+
+// Query runs a statement.
+func (tx *OwnTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+	if tx.isAlone() {
+		return tx.Tx.Query(ctx, sql, arguments...)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(sql, arguments...)
+	results, err := tx.send(ctx, batch)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		_ = results.Close() // with the same error
+		return nil, err
+	}
+	return &lastRows{Rows: rows, results: results}, nil
+}
+
+// Exec runs a statement.
+func (tx *OwnTx) Exec(ctx context.Context, sql string, arguments ...any) (tag pgconn.CommandTag, err error) {
+	if tx.isAlone() {
+		return tx.Tx.Exec(ctx, sql, arguments...)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(sql, arguments...)
+	return tx.execLast(ctx, batch)
+}
+
+// execLast sends a batch of one statement, and reads the answer to its end.
+func (tx *OwnTx) execLast(ctx context.Context, batch *pgx.Batch) (tag pgconn.CommandTag, err error) {
+	results, err := tx.send(ctx, batch)
+	if err != nil {
+		return tag, err
+	}
+	tag, err = results.Exec()
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return tag, err
+}
+
+// Commit sends the statements of sendLater and COMMIT. An error of the server itself, and a pgx.ErrPreprocessingBatch, which comes before the
+// message, say that the transaction was rolled back. If a hook panics in Commit, Rollback must follow.
+func (tx *OwnTx) Commit(ctx context.Context) error {
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	if tx.Tx == nil && len(tx.later.QueuedQueries) == 0 {
+		tx.end()
+		return nil
+	}
+	batch := &pgx.Batch{}
+	batch.Queue("commit")
+	tag, err := tx.execLast(ctx, batch)
+	if err == nil && tag.String() == "ROLLBACK" {
+		err = pgx.ErrTxCommitRollback
+	}
+	if tx.conn.IsClosed() || tx.conn.PgConn().TxStatus() == 'I' {
+		tx.end()
+	} else {
+		_ = tx.Rollback(ctx) // which closes the connection if it fails
+	}
+	return err
+}
+
+// Rollback rolls back what was sent.
+func (tx *OwnTx) Rollback(ctx context.Context) error {
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	defer tx.end()
+	if tx.Tx == nil {
+		return nil
+	}
+	return tx.Tx.Rollback(ctx)
+}
+
+// end returns the connection.
+func (tx *OwnTx) end() {
+	tx.ended = true
+	tx.release()
+}
+
+// Conn returns the connection, which is the transaction's until its end.
+func (tx *OwnTx) Conn() *pgx.Conn { return tx.conn }
+
+// IsIdle reports whether the connection is in no transaction any more.
+func (tx *OwnTx) IsIdle() bool {
+	return tx.Tx != nil && !tx.conn.IsClosed() && tx.conn.PgConn().TxStatus() == 'I'
+}
