@@ -114,6 +114,7 @@ const (
 	codeCannotConnectNow     = "57P03"
 	codeTooManyConnections   = "53300"
 	codeIdleInTransaction    = "25P03"
+	codeQueryCanceled        = "57014"
 	codeInternalError        = "XX000"
 	classConnectionException = "08"
 

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -77,7 +78,13 @@ func closeReadOnly(ctx context.Context, pool Pool) bool {
 
 // explained is explain for an error of a call of l. Outside of the caller's transaction it leaves a read-only server. Where a table is
 // missing, the next call compares the fingerprint again, because whoever makes the tables anew may have another secret.
+//
+// If ctx has ended, explained adds its error to the server's query_canceled: pgx returns only the latter if the pool sends cancel
+// requests (pgconn.CancelRequestContextWatcherHandler).
 func (l *Limiter) explained(ctx context.Context, err error, inTx bool) error {
+	if ended := ctx.Err(); ended != nil && store.SQLState(err) == codeQueryCanceled && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
 	if !inTx {
 		l.leaveReadOnly(ctx, err)
 	}
