@@ -320,7 +320,7 @@ func TestDependencies(t *testing.T) {
 	for _, module := range strings.Fields(string(out)) {
 		require.Contains(t, []string{
 			"github.com/pgratelimit/pgratelimit", "github.com/jackc/pgx/v5", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
-			"golang.org/x/text",
+			"github.com/jackc/puddle/v2", "golang.org/x/sync", "golang.org/x/text", // of pgxpool
 		}, module)
 	}
 }

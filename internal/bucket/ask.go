@@ -73,7 +73,6 @@ type Answer struct {
 	State   State   // of the row after the decision; of several rows what they hold together
 	Now     int64   // the instant of the decision
 	Rows    []State // of each row, when the bucket is spread over several
-	Held    bool    // whether somebody holds the row, so that nothing was decided
 	Absent  bool    // whether there is no row, and State is that of a full one
 
 	Borrowed bool // whether the lender paid

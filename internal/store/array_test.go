@@ -57,8 +57,8 @@ func TestAnswersAreReadAsTheyAre(t *testing.T) {
 	}{
 		{columns: "true, 0.1::float8, 7::bigint, -9::bigint", want: bucket.Answer{Allowed: true, State: bucket.State{Value: 0.1, TS: 7}, Now: -9}},
 		{
-			columns: "false, -1e300::float8, -7::bigint, 9::bigint, true",
-			want:    bucket.Answer{State: bucket.State{Value: -1e300, TS: -7}, Now: 9, Held: true},
+			columns: "false, -1e300::float8, -7::bigint, 9::bigint",
+			want:    bucket.Answer{State: bucket.State{Value: -1e300, TS: -7}, Now: 9},
 		},
 		{columns: "NULL::boolean, 0.1::float8, 7::bigint, 9::bigint", fails: true},
 		{columns: "true, 0.1::float8, 7::bigint", fails: true},

@@ -222,16 +222,12 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 	return p
 }
 
-// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts, now, and held where the
-// statement tells it.
+// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts and now.
 func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
 	defer rows.Close()
 	for rows.Next() {
 		r := readerOf(rows)
 		a := bucket.Answer{Allowed: r.bool(), State: bucket.State{Value: r.float64(), TS: r.int64()}, Now: r.int64()}
-		if len(r.values) > r.next {
-			a.Held = r.bool()
-		}
 		if r.err != nil {
 			return nil, r.err
 		}
