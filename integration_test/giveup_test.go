@@ -88,6 +88,7 @@ var givingUp = map[string]func(ctx context.Context, l *ratelimit.Limiter, caller
 // requests the call keeps its connection, takes nothing and leaves no row locked.
 func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "callers give up after a tenth of a second, one after the other")
 	for name, call := range givingUp {
 		for _, callers := range []int{1, 3} {
 			if callers > 1 && !strings.HasPrefix(name, "Take") && !strings.HasPrefix(name, "Reserve") {
@@ -148,6 +149,7 @@ func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 // ends none; then pgx closes the connection.
 func TestGiveUpHarmsNoCallOnTheSameConnection(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "callers give up after a tenth of a second, one after the other")
 	const givers, innocents = 12, 6
 	rounds := testsize.Of(15, 200)
 	for _, noBatching := range []bool{false, true} {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -111,6 +112,7 @@ func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 // same message, does not make the outcome unknown.
 func TestACallThatWaitsInTheMessageOfCommit(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "each call waits for a second")
 	reserved := []ratelimit.Request{roomy.For("ada").Cost(3), other.For("ada")}
 	for name, test := range map[string]struct {
 		lock string
