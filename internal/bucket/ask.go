@@ -235,7 +235,7 @@ func (r *Answer) SetRows(a *Ask, rows []State) {
 		r.State = rows[0]
 		return
 	}
-	r.Rows = rows
+	r.Rows = slices.Clone(rows) // later calls may change those
 	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
 }
 

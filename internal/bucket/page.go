@@ -153,7 +153,6 @@ func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 		first, end := p.of(&asks[i])
 		answers[i].Absent = p.isAbsent[first]
 		answers[i].SetRows(&asks[i], p.states[first:end])
-		answers[i].Rows = slices.Clone(answers[i].Rows) // later calls change those of the page
 	}
 	return answers
 }
@@ -182,7 +181,8 @@ func LookAt(asks []Ask, found, room []Answer) []Answer {
 }
 
 // Take decides on a call as if it came after all earlier calls on the page: it takes from all of the buckets, or from none. Either way it
-// brings rows back to the present that a wrong clock has left in the future. A call whose costs are all 0 changes nothing. The answers are put into room if that has the capacity.
+// brings rows back to the present that a wrong clock has left in the future. A call whose costs are all 0 changes nothing. The answers are
+// put into room if that has the capacity.
 func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	if AllCostless(asks) {
 		return p.Look(asks, room)
@@ -218,7 +218,6 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 			}
 		}
 		answers[i].SetRows(a, p.states[first:end])
-		answers[i].Rows = slices.Clone(answers[i].Rows) // later calls change those of the page
 	}
 	return answers
 }
