@@ -49,8 +49,6 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"window_take.sql":             {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
 		"window_take_alone.sql":       {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
 		"windows_spend.sql":           {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 1000000, 60000000, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
-		"bucket_swap.sql":             {oneBucket + `, 1, 0, NULL, 1, 0, NULL`, 0, true},
-		"bucket_make.sql":             {oneBucket + `, 1, 0, NULL`, 1, false},
 		"bucket_return.sql":           {oneBucket + `, 1, 2, 0, 10, 1, 1000000, 9000000000000000000, NULL`, 0, true},
 		"buckets_take.sql":            {threeTakes, 2, false},
 		"buckets_spend.sql":           {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 1, true},

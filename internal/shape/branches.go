@@ -37,7 +37,7 @@ func mechanisms() []mechanism {
 				"internal/store/swap.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/leaseid.go", "ratelimit/slidingwindow.go",
 			},
-			words(`slides|isOdd|isWindow|isSwapped|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
+			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
 		},
 		{
 			"eras",

@@ -48,11 +48,6 @@ func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 
 // ChangeLeases gives back those of the leases that are not lost, or extends all of them unless one is lost; once.
 func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
-	if s.isSwapped(leases.Asks) {
-		if done, err := s.swapLease(ctx, leases); done || err != nil {
-			return err
-		}
-	}
 	return s.ensureTx(ctx, func(tx *Session) error {
 		p, err := tx.lock(ctx, &pgx.Batch{}, leases.Asks)
 		if err != nil {
@@ -71,20 +66,4 @@ func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
 		}
 		return tx.save(ctx, p)
 	})
-}
-
-// swapLease is ChangeLeases for one row, without a lock. done is false when the row has to be locked: also where the lease
-// seems lost, as a transaction that has taken it may not have committed yet.
-func (s *Session) swapLease(ctx context.Context, leases *Leases) (done bool, err error) {
-	a := &leases.Asks[0]
-	found, swaps, err := s.readToSwap(ctx, a)
-	if err != nil || !swaps {
-		return false, err
-	}
-	leases.begin(found.Now)
-	after := leases.change(0, found.State)
-	if leases.AnyLost() {
-		return false, nil
-	}
-	return s.swap(ctx, a.Key, found, after)
 }

@@ -135,6 +135,7 @@ const (
 	byLooking              // refused by a look, which locks nothing, or else decided on locked rows
 	byStatement            // by a statement, or on locked rows if that leaves it undecided
 	looks                  // nothing is taken
+	inOwnTx                // in a transaction of the Owner's, where another way is chosen
 )
 
 // choose sets how c is decided. No other function chooses.
@@ -145,11 +146,13 @@ func (s *Session) choose(c *Call) {
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
 		c.way = looks
-	case c.UpTo > 0, s.mode == ownTx && len(c.Asks) > 1, s.mode == alone && (c.Reserve != nil || s.waitFor != nil):
+	case c.UpTo > 0, len(c.Asks) > 1 && (s.mode == ownTx || c.Reserve != nil && s.mode == alone), s.mode == alone && s.waitFor != nil:
 		c.way = byLocking
+	case s.mode == alone && c.Reserve != nil:
+		c.way = inOwnTx
 	case inSQL && (!s.routed() || isRoutedTake(c.Asks)):
 		c.way = byStatement
-	case s.mode == alone && (s.engine != nil || s.routed() || t.Holds):
+	case s.mode == alone && (s.engine != nil || s.routed()):
 		c.way = byLooking
 	default:
 		c.way = byLocking
@@ -168,6 +171,8 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 	case c.way == byLooking:
 		err = s.lookAndLock(ctx, c)
+	case c.way == inOwnTx:
+		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
 	case c.way == byLocking:
 		err = s.lockAndDecide(ctx, c)
 	}
@@ -192,18 +197,13 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	return s.fixClocks(ctx, c.Asks, c.Answers)
 }
 
-// lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it. Slots are asked for again and
-// again while they are all held.
+// lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
 func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
 	if s.mode != alone { // where a look takes part in the detection of conflicts
 		return s.takeLocked(ctx, c)
 	}
 	answered := false
 	err := s.retry(ctx, c.Verb, func() (err error) {
-		if s.isSwapped(c.Asks) {
-			answered, err = s.takeBySwap(ctx, c)
-			return err
-		}
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 		answered = err == nil && c.isRefused()
 		return err
@@ -219,7 +219,7 @@ func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 	if s.mode != alone {
 		return s.takeLocked(ctx, c)
 	}
-	if first := c.Asks[0].FirstRow(); s.waitFor == nil && c.Reserve != nil && len(c.Asks) == 1 && c.Asks[0].RowCount() == 1 {
+	if first := c.Asks[0].FirstRow(); s.waitFor == nil && len(c.Asks) == 1 && c.Asks[0].RowCount() == 1 {
 		s = s.waitingFor(&first, 0) // it holds no other meanwhile
 	}
 	return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })

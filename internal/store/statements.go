@@ -16,7 +16,7 @@ var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, spend, spendBold, swap, makeRow string
+	take, takeSeveral, takeAlone, spend, spendBold string
 
 	windowTake, windowTakeAlone, windowsSpend string
 
@@ -59,8 +59,6 @@ func newStatements(schema string) (s statements) {
 		"buckets_spend":              &s.spend,
 		"buckets_spend_bold":         &s.spendBold,
 		"clusters_spend":             &s.spendClusters,
-		"bucket_swap":                &s.swap,
-		"bucket_make":                &s.makeRow,
 		"bucket_return":              &s.giveBack,
 		"buckets_look":               &s.look,
 		"buckets_lock":               &s.lock,
