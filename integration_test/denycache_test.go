@@ -310,7 +310,7 @@ func TestDenyCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 			_, err := limiter.Take(ctx, request)
 			return err
 		}},
-		"Charge": {"ada", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+		"Charge": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
 			return limiter.Charge(ctx, request)
 		}},
 		"Reserve": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {

@@ -216,9 +216,9 @@ func TestLeasesTakeFewRoundTrips(t *testing.T) {
 		requests         []ratelimit.Request
 		standalone, inTx trips
 	}{
-		{"OneLimit", []ratelimit.Request{one}, trips{2, 1, 2, 2, 3}, trips{2, 2, 2, 2, 1}},                     // read, write
-		{"TwoLimits", []ratelimit.Request{one, two}, trips{3, 1, 2, 2, 2}, trips{2, 2, 2, 2, 1}},               // begin and lock, save and commit
-		{"WithTokens", []ratelimit.Request{one, roomy.For("ada")}, trips{3, 1, 2, 2, 3}, trips{2, 2, 2, 2, 1}}, // the look comes before them
+		{"OneLimit", []ratelimit.Request{one}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}}, // begin and lock, save and commit
+		{"TwoLimits", []ratelimit.Request{one, two}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
+		{"WithTokens", []ratelimit.Request{one, roomy.For("ada")}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
 			count(b.limiter, test.requests...) // to prepare the statements

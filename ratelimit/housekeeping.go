@@ -177,7 +177,7 @@ func release(ctx context.Context, tx *Limiter, all []*store.Reservation) error {
 	if len(charges) == 0 {
 		return nil
 	}
-	return tx.session.ChargeAll(ctx, charges)
+	return tx.session.Charge(ctx, charges...)
 }
 
 // forget deletes reservations that ended long ago, a batch at a time until there are no more.

@@ -276,7 +276,7 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	})
 }
 
-// TestChargeRows holds what is charged to even rows to what buckets_charge.sql charges to one row.
+// TestChargeRows holds what is charged to even rows to what is charged to one row.
 func TestChargeRows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

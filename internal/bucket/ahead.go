@@ -53,7 +53,7 @@ func (t Terms) FullAfter(s State, now int64) time.Duration {
 	return time.Duration(math.Ceil((t.Capacity-s.Value)*t.Steps/t.Rate)) * time.Microsecond
 }
 
-// Returning returns terms and a for which Return, and bucket_return.sql, do what is right for t: of a window all that is left may be
+// Returning returns terms and a for which Return does what is right for t: of a window all that is left may be
 // given back until the next one begins, and nothing from then on. These are terms by which all of it arrives with the first
 // microsecond of that.
 func (t Terms) Returning(a Ahead) (Terms, Ahead) {
@@ -78,7 +78,7 @@ func (t Terms) Under(other Terms) (Terms, bool) {
 //
 // After the decision it held no more than its capacity - Taken. So without the part that is left it would have lost to the
 // capacity no more than arrived - (Taken - Left). Without this bound tokens that go back and forth between processes would
-// be out of reach of the capacity, and pile up. It mirrors bucket_return.sql.
+// be out of reach of the capacity, and pile up.
 func (t Terms) Returnable(a Ahead, ts, now int64) float64 {
 	arrived := float64(float64(max(max(ts, now)-a.TS, 0))*t.Rate) / t.Steps
 	return max(min(a.Left, float64(a.Taken-arrived)), 0)

@@ -243,7 +243,7 @@ func (a *Ask) RefundUntil(taken int64) int64 {
 }
 
 // Charge takes amount from a bucket whatever it holds. A negative amount is given back, if the current step still takes back tokens that were
-// taken at an instant; see RefundUntil. It mirrors buckets_charge.sql.
+// taken at an instant; see RefundUntil.
 func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	if amount == 0 {
 		return

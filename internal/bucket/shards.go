@@ -56,8 +56,9 @@ func (t Terms) FillRows(rows []State, now int64) {
 }
 
 // CreditRows gives amount back to the rows of a bucket, and fills them to the capacity, or to most together where
-// that is more. As in buckets_charge.sql it credits no time, so TS stays as it is. Of several rows it prefers those
-// that are not full now: one that is full would gain nothing from it.
+// that is more. TS stays as it is: at each later instant Value + amount is worth what it would be if the tokens that have arrived
+// were added first, because both are bounded by the capacity then. Of several rows it prefers those that are not full now: one that is
+// full would gain nothing from it.
 func (t Terms) CreditRows(rows []State, now int64, amount, most float64) {
 	shard, n := t.OfShard(), float64(len(rows))
 	most = max(shard.Capacity, most/n)

@@ -134,7 +134,7 @@ func (h *eraTwins) step(t *testing.T) {
 	case chance == 1:
 		amount := fast[0].Cost * float64(h.src.Pick(3)-1)
 		require.NoError(t, h.fast.Charge(ctx, h.charge(fast, amount)))
-		require.NoError(t, h.general.ChargeAll(ctx, []Charge{h.charge(general, amount)}))
+		require.NoError(t, h.general.Charge(ctx, h.charge(general, amount)))
 	case bucket.AllCostless(fast):
 	default:
 		h.take(t, fast, general, chance)

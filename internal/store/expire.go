@@ -63,7 +63,6 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 // BoundExpireWait bounds how long what follows in the transaction waits for a row.
 func (s *Session) BoundExpireWait(ctx context.Context) error {
 	batch := &pgx.Batch{}
-	s.bounded = true
 	if s.boundWait(batch, expireWait); batch.Len() == 0 {
 		return nil
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -48,11 +46,7 @@ func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 
 // ChangeLeases gives back those of the leases that are not lost, or extends all of them unless one is lost; once.
 func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
-	return s.ensureTx(ctx, func(tx *Session) error {
-		p, err := tx.lock(ctx, &pgx.Batch{}, leases.Asks)
-		if err != nil {
-			return err
-		}
+	return s.change(ctx, func(p *bucket.Page) {
 		leases.begin(p.Now)
 		after := make([]bucket.State, len(leases.Asks))
 		for i := range leases.Asks {
@@ -64,6 +58,5 @@ func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
 				p.Set(&leases.Asks[i], after[i])
 			}
 		}
-		return tx.save(ctx, p)
-	})
+	}, leases.Asks)
 }

@@ -72,8 +72,7 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 	}
 	statement := s.statements.lock
 	before, waited := batch.Len(), false
-	isOnly := len(p.Rows) == 1 && s.waitFor != nil && p.Rows[0].Key == *s.waitFor
-	if s.mode == ownTx && !isOnly {
+	if s.mode == ownTx && len(p.Rows) > 1 {
 		waited = s.queueWait(batch, p.Rows)
 		if s.waits < manyWaits {
 			statement = s.statements.lockFree
@@ -87,7 +86,7 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 		err := skip(results, before)
 		if err == nil && waited { // which may have made the row
 			between--
-			err = receiveLocked(results, p)
+			err = waitedFor(receiveLocked(results, p), *s.waitFor)
 		}
 		if err == nil {
 			err = skip(results, between)
@@ -95,8 +94,8 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 		if err != nil {
 			return err
 		}
-		if err = receiveLocked(results, p); isOnly { // for which it waits as long as the settings of the connection say
-			return err
+		if err = receiveLocked(results, p); len(p.Rows) == 1 {
+			return waitedFor(err, p.Rows[0].Key)
 		}
 		return s.asShortWait(err, p.Rows)
 	})

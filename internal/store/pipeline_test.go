@@ -163,12 +163,6 @@ func (p *pipeline) Look(asks []bucket.Ask, found []*bucket.State) {
 	p.queue(sameRows(asks, found))
 }
 
-// Fill queues what fills the bucket.
-func (p *pipeline) Fill(ask bucket.Ask) {
-	require.NoError(p.t, p.session.Fill(p.t.Context(), []bucket.Ask{ask}))
-	p.queue(nil)
-}
-
 // Plant queues the writing of a row behind the session's back.
 func (p *pipeline) Plant(row bucket.Key, state bucket.State) {
 	p.batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4, $5)

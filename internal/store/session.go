@@ -80,7 +80,6 @@ type Session struct {
 
 	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
 	waits   int         // how many rows the call has waited for
-	bounded bool        // whether BoundExpireWait bounds its waits
 }
 
 // OnPool returns the session whose statements are each a transaction of its own.
@@ -218,9 +217,6 @@ func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
 func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 	if s.mode != alone {
 		return s.takeLocked(ctx, c)
-	}
-	if first := c.Asks[0].FirstRow(); s.waitFor == nil && len(c.Asks) == 1 && c.Asks[0].RowCount() == 1 {
-		s = s.waitingFor(&first, 0) // it holds no other meanwhile
 	}
 	return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 }

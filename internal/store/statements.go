@@ -22,9 +22,7 @@ type statements struct {
 
 	spendClusters string
 
-	read, look, lock, lockFree, wait, boundWait, save, unmake, fill, charge, prune string
-
-	giveBack string
+	read, look, lock, lockFree, boundWait, save, unmake, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsLock               string
@@ -59,18 +57,14 @@ func newStatements(schema string) (s statements) {
 		"buckets_spend":              &s.spend,
 		"buckets_spend_bold":         &s.spendBold,
 		"clusters_spend":             &s.spendClusters,
-		"bucket_return":              &s.giveBack,
 		"buckets_look":               &s.look,
 		"buckets_lock":               &s.lock,
 		"buckets_save":               &s.save,
 		"buckets_unmake":             &s.unmake,
 		"buckets_take":               &s.takeSeveral,
 		"buckets_lock_free":          &s.lockFree,
-		"bucket_wait":                &s.wait,
 		"wait_bound":                 &s.boundWait,
 		"buckets_read":               &s.read,
-		"buckets_fill":               &s.fill,
-		"buckets_charge":             &s.charge,
 		"buckets_prune":              &s.prune,
 		"reservation_insert":         &s.reservationInsert,
 		"reservation_lock":           &s.reservationLock,

@@ -222,12 +222,5 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	if len(wrong) == 0 {
 		return nil
 	}
-	return s.ensureTx(ctx, func(tx *Session) error {
-		p, err := tx.lock(ctx, &pgx.Batch{}, wrong)
-		if err != nil {
-			return err
-		}
-		p.FixClocks()
-		return tx.save(ctx, p)
-	})
+	return s.change(ctx, (*bucket.Page).FixClocks, wrong)
 }

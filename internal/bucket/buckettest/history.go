@@ -33,8 +33,6 @@ type Server interface {
 	Take(asks []bucket.Ask, found []*bucket.State, expected []bucket.Answer) (clocksFixed []bool)
 	// Look changes nothing.
 	Look(asks []bucket.Ask, found []*bucket.State)
-	// Fill fills the bucket.
-	Fill(ask bucket.Ask)
 	// Plant writes a row behind the limiter's back.
 	Plant(row bucket.Key, state bucket.State)
 }
@@ -203,10 +201,10 @@ func (h *History) fill(s *subject) {
 		full.TS = max(full.TS, s.row.TS)
 		model.ts = max(model.ts, s.model.ts)
 	}
-	if h.Server != nil {
-		h.Server.Fill(bucket.Ask{Key: s.key, Terms: s.terms})
-	}
 	s.row, s.model = &full, &model
+	if h.Server != nil {
+		h.Server.Plant(s.key, *s.row)
+	}
 }
 
 // plant puts into the row what no policy of the moment would have: what another policy, another clock or
