@@ -79,16 +79,16 @@ func shards(l ratelimit.Limit) int {
 
 // decision writes a decision. Two things are left out, because servers and memory may rightly differ in them:
 //
-//   - In a transaction, what is left of a limit with shards. At READ COMMITTED it is their sum, above it an estimate.
+//   - The tokens left of a limit with shards, if the limit had enough or the call is in a transaction. They are an estimate.
 //   - In a transaction, digits beyond the sixth of what is left of a limit that had enough, when another limit refused: a
 //     statement has taken from it, and the answer adds the cost again.
 func (t *text) decision(d ratelimit.Decision, inTx bool) {
 	undone := inTx && !d.Allowed && len(d.States) > 1
-	estimated := inTx && slices.ContainsFunc(d.States, func(s ratelimit.State) bool { return shards(s.Limit) > 1 })
+	isEstimate := func(s ratelimit.State) bool { return shards(s.Limit) > 1 && (inTx || s.Allowed) }
 	t.WriteString(map[bool]string{true: " allowed", false: " refused"}[d.Allowed])
 	t.span("retry", d.RetryAfter)
 	switch {
-	case estimated:
+	case slices.ContainsFunc(d.States, isEstimate):
 	case undone:
 		t.rough("left", d.Remaining)
 	default:
@@ -100,7 +100,7 @@ func (t *text) decision(d ratelimit.Decision, inTx bool) {
 		s := &d.States[i]
 		switch {
 		case shards(s.Limit) > 1:
-			t.state(s, d.At, roughly, inTx)
+			t.state(s, d.At, roughly, isEstimate(*s))
 		case undone && s.Allowed:
 			t.state(s, d.At, roughly, false)
 		default:
@@ -170,7 +170,7 @@ func (t *text) slot(s ratelimit.Slot) {
 	t.flag("restarted", s.Restarted)
 }
 
-// tokens writes what a bucket holds. In a transaction above READ COMMITTED that is an estimate where the limit has shards.
+// tokens writes the tokens of a bucket. In a transaction it leaves out those of a limit with shards.
 func (t *text) tokens(v ratelimit.Value, inTx bool) {
 	t.instant("asof", v.AsOf)
 	switch {

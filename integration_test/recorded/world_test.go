@@ -180,8 +180,8 @@ func (p *page) make() error {
 	return err
 }
 
-// drawEra draws an era of a limit. Where the limit has shards their number changes, and nothing else: what else changes
-// goes by rows, which were picked at random.
+// drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any other
+// change applies to each row, and which rows have tokens is random.
 func (p *page) drawEra(d *draw, from time.Time) ratelimit.Era {
 	e := ratelimit.Era{
 		From: from, Mode: oneOf(d, "", "", ratelimit.On, ratelimit.Shadow, ratelimit.Off), Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
@@ -189,7 +189,7 @@ func (p *page) drawEra(d *draw, from time.Time) ratelimit.Era {
 	}
 	switch {
 	case p.of.kind == kindShards:
-		e.Policy, e.OnChange = p.reshard(d), ""
+		e.Policy, e.OnChange = p.reshard(d), ratelimit.ResetTokens
 	case d.oneIn(4): // the definition in the code
 	case d.oneIn(6):
 		e.Policy = drawPolicy(d, oneOf(d, kindTokens, kindFixed, kindSliding, kindCalendar, kindSlots, kindAdaptive))
