@@ -33,7 +33,7 @@ func TestARuleChangesACalendarWindow(t *testing.T) {
 		{"MonthToDay", ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}, day, ratelimit.KeepTokens, 40, 40},
 		{"BucketToMonth", bucket, monthly, ratelimit.KeepTokens, 70, 1000},
 		{"MonthToBucket", ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}, bucket, ratelimit.KeepTokens, 70, 70},
-		{"ShardsToMonth", ratelimit.TokenBucket{Rate: 100, Period: century, Shards: 4}, monthly, ratelimit.KeepTokens, 70, 1000},
+		{"ShardsToMonth", ratelimit.TokenBucket{Rate: 100, Period: century, Shards: 4}, monthly, ratelimit.ResetTokens, 1000, 1000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

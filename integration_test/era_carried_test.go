@@ -10,27 +10,29 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What a bucket held before its rows were put together counts once, also when the row that it was put into has been
-// pruned since.
+// The rows that a bucket had before a reset count no more, also when Prune has deleted rows since.
 func TestPruneBringsNoOldRowsBack(t *testing.T) {
 	t.Parallel()
 	for name, shards := range map[string]int{"OneRow": 1, "TwoRows": 2} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": {before: slowly(80, 8), after: slowly(80, shards)}})
+			c := eraChange{before: slowly(80, 8), after: slowly(80, shards), onChange: ratelimit.ResetTokens}
+			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": c})
 			for shard := range 8 {
 				d.plant(t, "key", shard, 0, changeInstant.Add(-time.Second))
 			}
 			request := changingLimit("limit").For("key")
-			d.at(time.Second)
 			requireRefused(t, d.limiter, []ratelimit.Request{request})
-			require.NoError(t, d.limiter.Reset(t.Context(), request))
-			d.at(time.Hour)
-			d.requireTokens(t, 80, request)
+			for _, at := range []time.Duration{time.Second, time.Hour} {
+				d.at(at)
+				d.requireTokens(t, 80, request)
+				_, err := d.limiter.Prune(t.Context(), changingLimit("limit"))
+				require.NoError(t, err)
+			}
+			require.Equal(t, 80, admitted(t, d.limiter, request, 1, 100))
 			_, err := d.limiter.Prune(t.Context(), changingLimit("limit"))
 			require.NoError(t, err)
-			d.requireTokens(t, 80, request)
-			require.Equal(t, 80, admitted(t, d.limiter, request, 1, 100))
+			require.Zero(t, admitted(t, d.limiter, request, 1, 10))
 		})
 	}
 }
@@ -128,18 +130,18 @@ func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T)
 		absent int // how many of the rows before are not there
 		most   int
 	}{
-		"OneRowBecomesSeveral": {eraChange{before: slowly(10, 1), after: slowly(800, 8)}, 0, 0, 1 + 10},
-		"FourBecomeTwo":        {eraChange{before: slowly(8, 4), after: slowly(800, 2)}, 1, 0, 1 + 8},
-		"FourBecomeTwoOneFull": {eraChange{before: slowly(8, 4), after: slowly(800, 2)}, 1, 1, 3 + 8},
-		"OneRow":               {eraChange{before: slowly(10, 1), after: slowly(800, 1)}, 0, 0, 1 + 10},
-		"OneRowScaled":         {eraChange{before: slowly(10, 1), after: slowly(800, 1), onChange: ratelimit.ScaleTokens}, 0, 0, 80 + 10},
-		"SeveralRows":          {eraChange{before: slowly(8, 4), after: slowly(800, 4)}, 0, 0, 1 + 8},
-		"Lowered":              {eraChange{before: slowly(800, 8), after: slowly(10, 1)}, 0, 0, 1 + 800},
+		"OneRow":            {eraChange{before: slowly(10, 1), after: slowly(800, 1)}, 0, 0, 1 + 10},
+		"OneRowScaled":      {eraChange{before: slowly(10, 1), after: slowly(800, 1), onChange: ratelimit.ScaleTokens}, 0, 0, 80 + 10},
+		"SeveralRowsAdded":  {eraChange{before: slowly(8, 4), after: slowly(800, 4), onChange: ratelimit.AddTokens}, 0, 0, 793 + 8},
+		"SeveralRowsScaled": {eraChange{before: slowly(8, 4), after: slowly(800, 4), onChange: ratelimit.ScaleTokens}, 1, 1, 300 + 8},
+		"MoreRowsReset":     {eraChange{before: slowly(10, 1), after: slowly(800, 8), onChange: ratelimit.ResetTokens}, 0, 0, 800 + 10},
+		"FewerRowsReset":    {eraChange{before: slowly(8, 4), after: slowly(800, 2), onChange: ratelimit.ResetTokens}, 1, 0, 800 + 8},
+		"Lowered":           {eraChange{before: slowly(800, 8), after: slowly(10, 1), onChange: ratelimit.ResetTokens}, 0, 0, 10 + 800},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			representative(t, name, "FourBecomeTwoOneFull")
+			representative(t, name, "SeveralRowsScaled", "FewerRowsReset")
 			b := setup(t)
 			d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
 			rule, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: test.change.before}}})

@@ -19,6 +19,8 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 	const capacity, spent, taken = 80.0, 40.0, 4.0
 	day := ratelimit.FixedWindow{Rate: capacity, Period: ratelimit.Day, Start: clockNoon.Add(-6 * time.Hour)}
 	hour := ratelimit.FixedWindow{Rate: capacity, Period: time.Hour, Start: clockNoon.Add(-30 * time.Minute)}
+	dayOnRows := day
+	dayOnRows.Shards = 4
 	daily := ratelimit.CalendarWindow{Rate: capacity, Resets: ratelimit.Daily}
 	slides := ratelimit.SlidingWindow{Rate: capacity, Period: ratelimit.Day}
 	plain := slowly(capacity, 1)
@@ -46,7 +48,7 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 		"ABucketToWindows":  {before: plain, after: day},
 		"HoursToDays":       {before: hour, after: day},
 		"ACalendarToTokens": {before: daily, after: plain},
-		"WindowsToShards":   {before: day, after: slowly(capacity, 4)},
+		"WindowsOnRows":     {before: dayOnRows, after: slowly(capacity, 4)},
 		"TokensToACalendar": {before: plain, after: daily},
 		"SlidingToABucket":  {before: slides, after: plain},
 		"WindowsToSliding":  {before: hour, after: slides},
@@ -54,7 +56,7 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			representative(t, name, "WindowsToShards", "TokensToACalendar")
+			representative(t, name, "WindowsOnRows", "TokensToACalendar")
 			b := setup(t)
 			for way, of := range ways {
 				_, isSliding := c.before.(ratelimit.SlidingWindow)

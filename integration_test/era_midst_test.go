@@ -39,20 +39,20 @@ func testTheChangeComesWhileAReservationEnds(t *testing.T, on backend) {
 			return l.Refund(ctx, changeInstant.Add(-time.Second), request.Cost(reserved))
 		}},
 	}
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		for verb, ending := range endings {
 			t.Run(name+verb, func(t *testing.T) {
 				t.Parallel()
-				representative(t, name, "OneToEight")
+				representative(t, name, "EightRows")
 				b := on.setup(t)
-				c := eraChange{before: slowly(80, shards[0]), after: slowly(80, shards[1])}
+				c := eraChange{before: slowly(80, shards), after: faster(80, shards)}
 				d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": c})
 				for reads := range int64(8) {
 					key := "key" + string(rune('a'+reads))
 					request := changingLimit("limit").For(key)
 					d.at(-time.Second)
-					for shard := range shards[0] {
-						b.plant(t, key, shard, (held+reserved)/float64(shards[0]), d.clock.now())
+					for shard := range shards {
+						b.plant(t, key, shard, (held+reserved)/float64(shards), d.clock.now())
 					}
 					r := d.reserve(t, request.Cost(reserved), roomy.For(key))
 					jumper := b.with(t, ratelimit.Config{Policies: eraRules{"limit": c.rule(t, changingLimit("limit"))}, AsOf: jumping(reads)})

@@ -12,26 +12,26 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// rowChanges are the numbers of rows before a change and after it.
-func rowChanges() map[string][2]int {
-	return map[string][2]int{"OneRow": {1, 1}, "OneToEight": {1, 8}, "EightToOne": {8, 1}, "FourToTwo": {4, 2}, "FourRows": {4, 4}}
+// rowCounts are numbers of rows of a bucket whose limit changes.
+func rowCounts() map[string]int {
+	return map[string]int{"OneRow": 1, "FourRows": 4, "EightRows": 8}
 }
 
 // Whoever holds a row while its limit changes has taken from it by the policy before, and who waited decides by the one
 // after.
 func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 	t.Parallel()
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		for _, level := range levels {
 			t.Run(name+level.name, func(t *testing.T) {
 				t.Parallel()
-				representative(t, name, "FourToTwo")
+				representative(t, name, "FourRows")
 				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
-					"limit": {before: slowly(80, shards[0]), after: slowly(800, shards[1])},
+					"limit": {before: slowly(80, shards), after: slowly(40, shards)},
 				})
 				request := changingLimit("limit").For("key")
-				for shard := range shards[0] {
-					d.plant(t, "key", shard, 40/float64(shards[0]), d.clock.now())
+				for shard := range shards {
+					d.plant(t, "key", shard, 40/float64(shards), d.clock.now())
 				}
 				tx := d.begin(t, level.level)
 				requireAllowed(t, taking(request.Cost(30)), d.limiter.WithTx(tx)) // more than a row has: all are locked
@@ -49,7 +49,7 @@ func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 				decision, answered := <-waited
 				require.True(t, answered)
 				require.False(t, decision.Allowed)
-				require.Equal(t, 800.0, decision.States[0].Limit.Capacity())
+				require.Equal(t, 40.0, decision.States[0].Limit.Capacity())
 				require.InDelta(t, 10, decision.Remaining, 1e-3)
 				require.Equal(t, 10, admitted(t, d.limiter, request, 4, 10))
 			})
@@ -61,20 +61,20 @@ func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 func TestATransactionThatBeganBeforeTheChangeTakesAfterIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		for _, level := range levels {
 			for _, settled := range []bool{false, true} {
 				t.Run(fmt.Sprint(name, level.name, settled), func(t *testing.T) {
-					representative(t, name, "OneToEight", "FourToTwo")
+					representative(t, name, "OneRow", "FourRows")
 					if level.level != pgx.Serializable { // whose reads in one table may fail one another
 						t.Parallel()
 					}
 					d := b.changing(t, ratelimit.Config{}, map[string]eraChange{
-						"limit": {before: slowly(80, shards[0]), after: slowly(40, shards[1]), onChange: ratelimit.ScaleTokens},
+						"limit": {before: slowly(80, shards), after: slowly(40, shards), onChange: ratelimit.ScaleTokens},
 					})
 					request := changingLimit("limit").For(t.Name())
-					for shard := range shards[0] {
-						d.plant(t, t.Name(), shard, 40/float64(shards[0]), d.clock.now())
+					for shard := range shards {
+						d.plant(t, t.Name(), shard, 40/float64(shards), d.clock.now())
 					}
 					tx := d.begin(t, level.level)
 					require.NoError(t, tx.QueryRow(t.Context(), `SELECT`).Scan()) // it has its snapshot
@@ -109,16 +109,16 @@ func (d *desk) requireAbout(t *testing.T, want float64, request ratelimit.Reques
 func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		for _, level := range levels {
 			t.Run(name+level.name, func(t *testing.T) {
 				t.Parallel()
 				d := b.changing(t, ratelimit.Config{}, map[string]eraChange{
-					"limit": {before: slowly(80, shards[0]), after: slowly(80, shards[1])},
+					"limit": {before: slowly(80, shards), after: faster(80, shards)},
 				})
 				request := changingLimit("limit").For(t.Name())
-				for shard := range shards[0] {
-					d.plant(t, t.Name(), shard, 24/float64(shards[0]), d.clock.now())
+				for shard := range shards {
+					d.plant(t, t.Name(), shard, 24/float64(shards), d.clock.now())
 				}
 				d.at(time.Second)
 				before := d.rows(t, t.Name())
@@ -143,16 +143,16 @@ func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 }
 
 func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "DenyCache": {DenyCache: denyEntries}} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
-				representative(t, name, "OneRow", "FourToTwo")
+				representative(t, name, "OneRow", "FourRows")
 				d := on.setup(t).changing(t, config, map[string]eraChange{
-					"limit": {before: slowly(80, shards[0]), after: slowly(160, shards[1])},
+					"limit": {before: slowly(80, shards), after: faster(80, shards)},
 				})
 				request := changingLimit("limit").For("key")
-				for shard := range shards[0] {
+				for shard := range shards {
 					if shard%2 == 0 {
 						d.plant(t, "key", shard, 3, d.clock.now())
 					}
@@ -170,14 +170,14 @@ func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
 // A refusal that is remembered does not outlive the policy that it was by.
 func TestARememberedRefusalEndsWithItsPolicy(t *testing.T) {
 	t.Parallel()
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := setup(t).changing(t, ratelimit.Config{DenyCache: denyEntries}, map[string]eraChange{
-				"limit": {before: slowly(80, shards[0]), after: slowly(800, shards[1]), onChange: ratelimit.AddTokens},
+				"limit": {before: slowly(80, shards), after: slowly(800, shards), onChange: ratelimit.AddTokens},
 			})
 			request := changingLimit("limit").For("key")
-			for shard := range shards[0] {
+			for shard := range shards {
 				d.plant(t, "key", shard, 0, d.clock.now())
 			}
 			several := []ratelimit.Request{roomy.For("key"), request}
@@ -202,15 +202,15 @@ func TestWhatIsSaidOfABucketIsByThePolicyThatHolds(t *testing.T) {
 	minutely := func(rate float64, shards int) ratelimit.TokenBucket {
 		return ratelimit.TokenBucket{Rate: rate, Period: time.Minute, Shards: shards}
 	}
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
-				"limit": {before: minutely(60, shards[0]), after: minutely(120, shards[1]), onChange: ratelimit.ScaleTokens},
+				"limit": {before: minutely(60, shards), after: minutely(120, shards), onChange: ratelimit.ScaleTokens},
 			})
 			request := changingLimit("limit").For("key")
-			for shard := range shards[0] {
-				d.plant(t, "key", shard, 9/float64(shards[0]), d.clock.now().Add(-time.Second))
+			for shard := range shards {
+				d.plant(t, "key", shard, 9/float64(shards), d.clock.now().Add(-time.Second))
 			}
 			says := func(capacity, held float64, retry, reset time.Duration) {
 				t.Helper()

@@ -32,7 +32,7 @@ func (r *reloading) RulesOf(string) []*ratelimit.Rule { return r.rules }
 // held, and at most what the policy before holds in addition.
 func TestCallsAtOnceUnderSeveralRules(t *testing.T) {
 	t.Parallel()
-	for name, shards := range rowChanges() {
+	for name, shards := range rowCounts() {
 		for how, at := range map[string]time.Duration{"Before": -time.Microsecond, "AtTheInstant": 0, "After": time.Second} {
 			for _, noBatching := range []bool{false, true} {
 				if noBatching && at != 0 {
@@ -43,16 +43,16 @@ func TestCallsAtOnceUnderSeveralRules(t *testing.T) {
 				}
 				t.Run(name+how, func(t *testing.T) {
 					t.Parallel()
-					representative(t, name, "EightToOne")
+					representative(t, name, "EightRows")
 					b := setup(t)
-					c := eraChange{before: slowly(80, shards[0]), after: slowly(160, shards[1])}
+					c := eraChange{before: slowly(80, shards), after: faster(80, shards)}
 					old, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: c.before}}})
 					require.NoError(t, err)
 					source := &reloading{rules: []*ratelimit.Rule{c.rule(t, changingLimit("limit")), old, c.rule(t, changingLimit("limit"))}}
 					d := b.desk(t, ratelimit.Config{Policies: source, NoBatching: noBatching})
 					d.at(-time.Second)
-					for shard := range shards[0] {
-						b.plant(t, "key", shard, 40/float64(shards[0]), d.clock.now())
+					for shard := range shards {
+						b.plant(t, "key", shard, 40/float64(shards), d.clock.now())
 					}
 					d.at(at)
 					given := callsOfAllKinds(t, d.limiter, changingLimit("limit").For("key"))

@@ -17,7 +17,7 @@ import (
 )
 
 // TestAChangeAgreesWithTheExactModel changes limits in every way: raised and lowered, from a bucket or a window to either,
-// to more rows and fewer, whatever they held, with a reservation open or not. Whoever calls then, and at whatever instant,
+// with one row and several, whatever they held, with a reservation open or not. Whoever calls then, and at whatever instant,
 // the decisions and what is stored are those of the exact model.
 func TestAChangeAgreesWithTheExactModel(t *testing.T) {
 	t.Parallel()
@@ -102,12 +102,18 @@ func newEraTable(t *testing.T, seed uint64, n int) *eraTable {
 // draw draws a bucket.
 func (e *eraTable) draw(t *testing.T, limit ratelimit.Limit, key string, rules byKey) *eraRow {
 	t.Helper()
-	shards := [][2]int{{1, 1}, {1, 8}, {8, 1}, {4, 2}, {4, 4}}[e.random.IntN(5)]
+	shards := [][2]int{{1, 1}, {1, 8}, {8, 1}, {4, 2}, {4, 4}, {8, 8}, {2, 2}}[e.random.IntN(7)]
 	windows := [2]bool{e.random.IntN(2) == 0, e.random.IntN(2) == 0}
 	to := []float64{16, 800}[e.random.IntN(2)]
 	change := []ratelimit.OnChange{ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens}[e.random.IntN(4)]
 	before, termsBefore := eraPolicy(windows[0], eraCapacity, shards[0])
 	after, termsAfter := eraPolicy(windows[1], to, shards[1])
+	switch {
+	case shards[0] != shards[1]: // only a reset can do that
+		change = ratelimit.ResetTokens
+	case change == ratelimit.KeepTokens && shards[0] > 1 && to > eraCapacity:
+		change = ratelimit.ScaleTokens
+	}
 	rules[key] = eraChange{before, after, change}.rule(t, limit)
 	row := &eraRow{
 		name: fmt.Sprintf("%s: %v over %d to %v over %d, %s", key, before, shards[0], after, shards[1], change), key: key, request: limit.For(key),

@@ -40,7 +40,7 @@ func plantInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, state bucke
 		if _, _, err := engine.Lock(t.Context(), []bucket.Key{k}); err != nil {
 			return err
 		}
-		return engine.Save([]bucket.Key{k}, []bucket.State{state}, nil)
+		return engine.Save([]bucket.Key{k}, []bucket.State{state})
 	}))
 }
 

@@ -119,7 +119,7 @@ func TestSlotsOfALimitWhoseRuleChanges(t *testing.T) {
 	t.Run("ToTokensAndBack", func(t *testing.T) {
 		t.Parallel()
 		r := setupRuled(t, ratelimit.Config{})
-		r.rule(t, jobs, "pro", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Second), Policy: ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 4}},
+		r.rule(t, jobs, "pro", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Second), Policy: ratelimit.TokenBucket{Rate: 8, Period: century}},
 			ratelimit.Era{From: clockNoon.Add(2 * time.Second), Policy: lowered})
 		lease := acquire(t, r.Limiter, request)
 		r.at(time.Second)

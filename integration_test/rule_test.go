@@ -244,37 +244,37 @@ func TestARefusalFromMemoryGoesByTheRule(t *testing.T) {
 	require.True(t, r.takes(t, key).Allowed, "no refusal outlives the policy it was made under")
 }
 
-func TestABucketIsLevelledOverItsNewRows(t *testing.T) {
+func TestAResetChangesTheNumberOfRows(t *testing.T) {
 	t.Parallel()
-	onEach(t, testABucketIsLevelledOverItsNewRows, onPostgres, inMemory, inPartitions)
+	onEach(t, testAResetChangesTheNumberOfRows, onPostgres, inMemory, inPartitions)
 }
 
-func testABucketIsLevelledOverItsNewRows(t *testing.T, on backend) {
+func testAResetChangesTheNumberOfRows(t *testing.T, on backend) {
 	one, eight := ratelimit.TokenBucket{Rate: 80, Period: ratelimit.Day}, ratelimit.TokenBucket{Rate: 80, Period: ratelimit.Day, Shards: 8}
 	for name, change := range map[string][2]ratelimit.Policy{"more rows": {one, eight}, "fewer rows": {eight, one}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			limit := ratelimit.Define("api", change[0])
 			r := setupRuledOn(t, on, ratelimit.Config{})
-			r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Millisecond), Policy: change[1]})
+			r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Millisecond), Policy: change[1], OnChange: ratelimit.ResetTokens})
 			key := limit.For("ada")
 			require.True(t, r.takes(t, key.Cost(76)).Allowed)
 			r.at(time.Millisecond)
-			require.InDelta(t, 4, r.holds(t, key), 1e-3)
+			require.InDelta(t, 80, r.holds(t, key), 0)
 			admitted := 0
-			for range 20 {
+			for range 100 {
 				if r.takes(t, key).Allowed {
 					admitted++
 				}
 			}
-			require.Equal(t, 4, admitted)
+			require.Equal(t, 80, admitted)
 		})
 	}
 }
 
 func TestWhatATransactionSettlesIsUndoneWithIt(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.Define("api", ratelimit.PerDay(10))
+	limit := ratelimit.Define("api", ratelimit.TokenBucket{Rate: 10, Period: ratelimit.Day, Shards: 4})
 	r := setupRuled(t, ratelimit.Config{})
 	r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{
 		From: clockNoon.Add(time.Millisecond), Policy: ratelimit.TokenBucket{Rate: 100, Period: ratelimit.Day, Shards: 4}, OnChange: ratelimit.ScaleTokens,

@@ -70,7 +70,7 @@ func TestSlidingWindowByRules(t *testing.T) {
 		"Lower":       {eraChange{window(20, time.Minute, 6), window(5, time.Minute, 6), ratelimit.KeepTokens}, -3, 40 * time.Second},
 		"LongSlices":  {eraChange{window(20, time.Minute, 6), window(10, time.Minute, 1), ratelimit.KeepTokens}, 2, 60 * time.Second},
 		"FromABucket": {eraChange{slowly(20, 1), window(20, time.Minute, 6), ratelimit.KeepTokens}, 12, 70 * time.Second},
-		"FromShards":  {eraChange{slowly(16, 4), window(16, time.Minute, 6), ratelimit.KeepTokens}, 8, 70 * time.Second},
+		"FromShards":  {eraChange{slowly(16, 4), window(16, time.Minute, 6), ratelimit.ResetTokens}, 16, 0},
 		"ToABucket":   {eraChange{window(20, time.Minute, 6), ratelimit.TokenBucket{Rate: 20, Period: 20 * time.Second}, ratelimit.KeepTokens}, 12, 8 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -135,7 +135,7 @@ func TestBorrowIsTheSameInASimulation(t *testing.T) {
 				eras := []ratelimit.Era{{Mode: mode}}
 				if ruled || limit.Name() == "poolOfRows" {
 					if limit.Name() == "poolOfRows" {
-						eras = append(eras, ratelimit.Era{From: start.Add(10 * time.Second), Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second, Shards: 4}})
+						eras = append(eras, ratelimit.Era{From: start.Add(10 * time.Second), Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second, Shards: 2}, OnChange: ratelimit.AddTokens})
 					}
 					rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Name: "rule", Eras: eras})
 					require.NoError(t, err)

@@ -253,13 +253,7 @@ func (c *call) runBeyond(ctx context.Context, l *Limiter, err error) error {
 
 // askCalendars asks for the calendars of the call again.
 func (c *call) askCalendars(ctx context.Context, l *Limiter) error {
-	if err := c.onCalendar(ctx, l, slices.Clone(c.Asks)); err != nil {
-		return err
-	}
-	if c.plan.ruled {
-		l.store.SetLevelled(c.Asks)
-	}
-	return nil
+	return c.onCalendar(ctx, l, slices.Clone(c.Asks))
 }
 
 // setCalendars has the terms that the limits of a reservation have now know when windows begin.

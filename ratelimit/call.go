@@ -192,16 +192,11 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	return c, nil
 }
 
-// setTerms has the asks of the plan know when windows begin, and whether their rows are levelled.
+// setTerms sets the asks to those of the plan, and finds out when their windows begin.
 func (c *call) setTerms(ctx context.Context, l *Limiter) error {
 	c.Asks = c.plan.asks
 	if c.plan.calendars {
-		if err := c.onCalendar(ctx, l, nil); err != nil {
-			return err
-		}
-	}
-	if c.plan.ruled {
-		l.store.SetLevelled(c.Asks)
+		return c.onCalendar(ctx, l, nil)
 	}
 	return nil
 }

@@ -255,18 +255,15 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 
 // ruledTerms returns the terms by which a row is full under the rules of a name. It may have been filled under one policy for
 // a while and under another since, and its debt may have grown between them, so that it has to hold the most of all at the
-// pace of each. Where the number of rows has changed, none may be deleted by itself.
-func ruledTerms(source Policies, name string) (terms []bucket.Terms, prunable bool) {
+// pace of each.
+func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	if source == nil {
-		return nil, true
+		return nil
 	}
 	most, growth := 0.0, 1.0
 	for _, rule := range source.RulesOf(name) {
 		for i := range rule.eras {
 			row := rule.eras[i].limit.terms().OfShard()
-			if row.Eras != nil && row.Eras.EverReshaped() {
-				return nil, false
-			}
 			if row.Eras != nil && i == 0 {
 				growth = max(growth, row.Eras.DebtGrowth())
 			}
@@ -276,7 +273,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms, prunable bo
 	for i := range terms {
 		terms[i].Capacity, terms[i].Rate = most, terms[i].Rate/growth
 	}
-	return terms, true
+	return terms
 }
 
 // forgetPrices deletes what is known of the upstreams of adaptive limits that nobody has reported of for a week.
@@ -303,9 +300,7 @@ func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named m
 	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
-			if ruled, prunable := ruledTerms(l.config.Policies, name); prunable {
-				used[name] = slices.Concat(tx.policies.seen(name), terms, ruled)
-			}
+			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
 		}
 		next = *pages
 		deleted, gotLock, err = tx.session.Prune(ctx, &next, used)

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -22,7 +23,7 @@ type Policies interface {
 	RuleFor(limit Limit, plan, key string) *Rule
 
 	// RulesOf returns rules that bound those that RuleFor returns for the limits of a name, for Prune: one with as large a
-	// capacity as any, one that is as slow as any, and those whose changes scale debts or the number of rows.
+	// capacity as any, one that is as slow as any, and those whose changes scale debts.
 	RulesOf(name string) []*Rule
 }
 
@@ -45,7 +46,8 @@ const (
 type OnChange string
 
 const (
-	// KeepTokens keeps what the bucket holds or owes, up to the new capacity. It is what the empty OnChange means.
+	// KeepTokens keeps what the bucket holds or owes, up to the new capacity. It is what the empty OnChange means. With
+	// Shards it cannot raise the capacity: use another OnChange.
 	KeepTokens OnChange = "keep"
 	// ScaleTokens keeps the share of the capacity that the bucket holds or owes: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
@@ -69,7 +71,8 @@ type Era struct {
 	Name string
 	// Unit is what a token is, for people and programs: "requests", "tokens". It is told as State.Unit.
 	Unit string
-	// OnChange defaults to KeepTokens. That of the first era is not looked at.
+	// OnChange defaults to KeepTokens. That of the first era is not looked at. An era with another number of Shards than the
+	// one before it needs ResetTokens.
 	OnChange OnChange
 }
 
@@ -135,11 +138,28 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 		if of.name == "" && !(isNil(e.Policy) && of.mode == On) {
 			of.name = config.Name
 		}
+		if i > 0 {
+			if err := checkRows(r.eras[i-1].limit.terms(), of.limit.terms(), change); err != nil {
+				return invalid("era %d: %w", i, err)
+			}
+		}
 		r.eras[i], changes[i] = of, change
 		r.eras[i].from = from
 	}
 	r.link(changes)
 	return r.Paused(config.PausedUntil, config.PauseReason), nil
+}
+
+// checkRows returns an error if a bucket cannot go from the terms before to t row by row.
+func checkRows(before, t bucket.Terms, change bucket.Change) error {
+	switch {
+	case t.IsByRow(change, before):
+		return nil
+	case t.Shards != before.Shards:
+		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.Shards, t.Shards)
+	default:
+		return errors.New("it has Shards and keeps the tokens under a larger capacity; set OnChange to scale, add or reset")
+	}
 }
 
 // check returns the era of the limit.

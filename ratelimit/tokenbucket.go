@@ -55,8 +55,8 @@ type TokenBucket struct {
 	// The limit stays exact. A call takes from one row at random, from another when that is short, and then from
 	// all together, and is refused only when these are short. A row that is full gains nothing while others are
 	// not, so the bucket may fill more slowly than on one row, and never gives more. Changing Shards in use, in the code, starts
-	// the rows that are new full, and leaves out what those that are not used any more hold or owe. A rule that changes
-	// them spreads what the bucket holds over the new rows, under the locks of all.
+	// the rows that are new full, and leaves out what those that are not used any more hold or owe. A rule can change
+	// them only with ResetTokens.
 	//
 	// All rows are locked for a cost above Capacity / Shards, for what is owed, and by Settle, Cancel, Credit, Charge
 	// and Reset, so keep usual costs well below that: at SERIALIZABLE such a call loses against every transaction

@@ -80,20 +80,20 @@ type bounded struct {
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
 // nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket that
 // lived under several policies, one after the other, is full when it is so by the point of all: with least, the smallest
-// capacity of them, and scaled, how many changes between them scale what is owed; few and most are the numbers of rows.
+// capacity of them. scaled changes between them scale the debt, and so do kept changes with several rows; most is the largest number of rows.
 type point struct {
 	capacity, speed, lag, least float64
-	scaled, few, most           int
+	scaled, kept, most          int
 }
 
 // nowhere is the point of no policy.
-func nowhere() point { return point{speed: math.Inf(1), least: math.Inf(1), few: math.MaxInt} }
+func nowhere() point { return point{speed: math.Inf(1), least: math.Inf(1)} }
 
 // with returns the point of both.
 func (p point) with(q point) point {
 	return point{
 		capacity: max(p.capacity, q.capacity), speed: min(p.speed, q.speed), lag: p.lag + q.lag, least: min(p.least, q.least),
-		scaled: p.scaled + q.scaled, few: min(p.few, q.few), most: max(p.most, q.most),
+		scaled: p.scaled + q.scaled, kept: p.kept + q.kept, most: max(p.most, q.most),
 	}
 }
 
@@ -103,23 +103,34 @@ func (p point) times(n float64) point {
 	return p
 }
 
-// isOfAllRows reports whether a change between the policies may be one of all rows of a bucket together, so that none of
-// them is to be deleted by itself: to another number of rows, or of several rows to a larger capacity.
-func (p point) isOfAllRows() bool { return p.few != p.most || p.most > 1 && p.least < p.capacity }
+// changedBy returns the point with n more changes of that kind between its policies.
+func (p point) changedBy(change ratelimit.OnChange, n int) point {
+	switch {
+	case change == ratelimit.ScaleTokens:
+		p.scaled += n
+	case isKept(change):
+		p.kept += n
+	}
+	return p
+}
 
 // growth returns how many times larger a debt may become by the changes.
 func (p point) growth() float64 {
-	if p.scaled == 0 {
+	scaled := p.scaled
+	if p.most > 1 {
+		scaled += p.kept // see changeByRow
+	}
+	if scaled == 0 {
 		return 1
 	}
-	return math.Pow(p.capacity/p.least, float64(p.scaled))
+	return math.Pow(p.capacity/p.least, float64(scaled))
 }
 
 // pointOf returns the point of a policy; ok is false of a kind that this package does not know.
 func pointOf(policy ratelimit.Policy) (p point, ok bool) {
 	n, ok := numbersOf(policy)
 	shards := float64(n.shards)
-	p = point{capacity: n.capacity / shards, speed: n.rate / float64(n.period) / shards, few: n.shards, most: n.shards}
+	p = point{capacity: n.capacity / shards, speed: n.rate / float64(n.period) / shards, most: n.shards}
 	p.least = p.capacity
 	if n.window {
 		p.lag = n.rate / shards
@@ -169,7 +180,6 @@ func boundsOf(of *limitRules) *bounds {
 	for _, k := range of.keys {
 		for _, p := range on {
 			q := k.point(p, ofPlan)
-			b.unknown = b.unknown || len(k.overrides) > 0 && q.isOfAllRows()
 			b.add(q)
 		}
 	}
@@ -180,8 +190,8 @@ func boundsOf(of *limitRules) *bounds {
 func (b *bounds) chain(so chain) point {
 	all := nowhere()
 	for i, s := range so {
-		if i > 0 && s.change == ratelimit.ScaleTokens {
-			all.scaled++
+		if i > 0 {
+			all = all.changedBy(s.change, 1)
 		}
 		if s.says == nil || s.slowest {
 			all = all.with(b.code)
@@ -191,7 +201,6 @@ func (b *bounds) chain(so chain) point {
 			all, b.unknown = all.with(p), b.unknown || !ok
 		}
 	}
-	b.unknown = b.unknown || len(so) > 1 && all.isOfAllRows()
 	return all
 }
 
@@ -199,9 +208,7 @@ func (b *bounds) chain(so chain) point {
 func (k *keyRules) point(p point, ofPlan func(plan string) point) point {
 	all := p
 	for i := range k.overrides {
-		if k.overrides[i].change == ratelimit.ScaleTokens { // at its beginning, and at its end
-			all.scaled += 2
-		}
+		all = all.changedBy(k.overrides[i].change, 2) // at its beginning, and at its end
 		switch o := &k.overrides[i]; {
 		case o.says != nil:
 			own, _ := pointOf(o.says.policy)
@@ -217,7 +224,7 @@ func (k *keyRules) point(p point, ofPlan func(plan string) point) point {
 
 // add adds a point to those with a capacity of its size. A bucket that holds more by the lag is full later than it.
 func (b *bounds) add(p point) {
-	p.capacity, p.lag, p.speed, p.scaled = p.capacity+p.lag, 0, p.speed/p.growth(), 0
+	p.capacity, p.lag, p.speed, p.scaled, p.kept = p.capacity+p.lag, 0, p.speed/p.growth(), 0, 0
 	size := math.Log2(max(p.capacity, minTokens) / minTokens) // up to 71
 	g := &b.groups[min(int(size)*len(b.groups)/72, len(b.groups)-1)]
 	if g.speed == 0 {

@@ -149,11 +149,20 @@ func TestRulesOf(t *testing.T) {
 		require.InEpsilon(t, 100, slowest(change(ratelimit.KeepTokens))/slowest(change(ratelimit.ScaleTokens)), 1e-6)
 	})
 
-	t.Run("LeavesRowsWhoseNumberChanges", func(t *testing.T) {
+	t.Run("KnowsThatADebtOfSeveralRowsGrows", func(t *testing.T) {
 		t.Parallel()
-		s := set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: ruleRowOf(Rule{Rate: 10, Period: time.Minute, Shards: 4})}}})
-		s.RuleFor(code, "", "bob")
-		require.Equal(t, maxTokens, most(s), "no bucket is full")
+		slowest := func(change ratelimit.OnChange) float64 {
+			row := ruleRowOf(Rule{Rate: 1000, Period: time.Minute, Shards: 4, OnChange: change})
+			s := set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
+			s.RuleFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
+			pace := math.Inf(1)
+			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
+				pace = min(pace, speed(policy))
+			}
+			return pace
+		}
+		require.InEpsilon(t, slowest(ratelimit.ScaleTokens), slowest(ratelimit.KeepTokens), 1e-6, "which is a scale")
+		require.InEpsilon(t, 100, slowest(ratelimit.AddTokens)/slowest(ratelimit.ScaleTokens), 1e-6)
 	})
 
 	t.Run("FewAreEnough", func(t *testing.T) {

@@ -127,8 +127,29 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 			eras[i].Policy = points[i].merged(policyOr(eras[min(i+1, len(c)-1)].Policy, code))
 		}
 	}
-	return eras[older:]
+	eras = eras[older:]
+	changeByRow(eras, code)
+	return eras
 }
+
+// changeByRow replaces each OnChange that ratelimit.NewRule refuses because of Shards. A change of the number of rows resets the bucket.
+// If the limit has several rows, keep with a larger capacity becomes scale.
+func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
+	for i := 1; i < len(eras); i++ {
+		before, _ := numbersOf(policyOr(eras[i-1].Policy, code))
+		now, _ := numbersOf(policyOr(eras[i].Policy, code))
+		e := &eras[i]
+		switch {
+		case now.shards != before.shards:
+			e.OnChange = ratelimit.ResetTokens
+		case now.shards > 1 && now.capacity > before.capacity && isKept(e.OnChange):
+			e.OnChange = ratelimit.ScaleTokens
+		}
+	}
+}
+
+// isKept reports whether a change keeps tokens.
+func isKept(c ratelimit.OnChange) bool { return c == "" || c == ratelimit.KeepTokens }
 
 func policyOr(policy, code ratelimit.Policy) ratelimit.Policy {
 	if policy == nil {

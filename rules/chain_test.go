@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -135,6 +136,31 @@ func TestChain(t *testing.T) {
 			for _, next := range []ratelimit.Policy{code, ratelimit.PerSecond(1e-9), ratelimit.TokenBucket{Rate: 1e12, Period: time.Hour, Capacity: 1e12, Shards: 8}} {
 				merged(code, next)
 			}
+		}
+	})
+
+	t.Run("EachChangeIsOneThatRowsCanMake", func(t *testing.T) {
+		t.Parallel()
+		rows := func(capacity float64, shards int) ratelimit.Policy {
+			return ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: capacity, Shards: shards}
+		}
+		changed := func(code, next ratelimit.Policy, change ratelimit.OnChange) ratelimit.OnChange {
+			return unsaid().state(span{from: 100, says: &terms{policy: next}, change: change}).eras(code, 50)[1].OnChange
+		}
+		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), rows(10, 1), ratelimit.AddTokens))
+		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), ratelimit.Concurrency{Most: 3}, ""))
+		require.Equal(t, ratelimit.ScaleTokens, changed(rows(10, 4), rows(20, 4), ""))
+		require.Equal(t, ratelimit.ScaleTokens, changed(rows(10, 4), rows(20, 4), ratelimit.KeepTokens))
+		require.Equal(t, ratelimit.AddTokens, changed(rows(10, 4), rows(20, 4), ratelimit.AddTokens))
+		require.Equal(t, ratelimit.KeepTokens, changed(rows(20, 4), rows(10, 4), ratelimit.KeepTokens))
+		require.Equal(t, ratelimit.KeepTokens, changed(rows(10, 1), rows(20, 1), ratelimit.KeepTokens))
+		for seed := range uint64(400) {
+			random, so := rand.New(rand.NewPCG(seed, 11)), unsaid()
+			for n := range int64(20) {
+				change := []ratelimit.OnChange{"", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens}[random.IntN(5)]
+				so = so.state(span{from: 100 * (n + 1), says: &terms{policy: drawPolicy(random)}, change: change})
+			}
+			require.NotNil(t, ruleOf(ratelimit.Define("drawn", drawPolicy(random)), "drawn", so, pause{}, random.Int64N(3000)))
 		}
 	})
 

@@ -188,12 +188,6 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	back := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: at, Terms: three}}).Holding(later)
 	entered := back.Settle(spent)
 	require.Equal(t, 3.0, back.Tokens(entered, later), "tokens that were taken are no slots that are held")
-	spread := tokens
-	spread.Shards = 4
-	reshaped := bucket.NewEras([]bucket.Era{{Terms: spread}, {From: at, Terms: three}}).Holding(later)
-	rows := reshaped.SettleRows([]bucket.State{spent, {}, {}, {}}, []bool{false, true, true, true}, later)
-	require.Len(t, rows, 1)
-	require.Equal(t, 3.0, reshaped.Tokens(rows[0], later))
 }
 
 // TestARowOfAnotherKindHoldsNoSlots has a limit on concurrency read what other kinds have left, and the other way round.

@@ -100,12 +100,18 @@ func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent 
 		}
 	}
 	terms = terms.At(now)
-	found, missing := make([]bucket.State, terms.MostShards()), make([]bool, terms.MostShards())
-	for i := range found {
+	asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: terms}}
+	p := bucket.NewPage(asks)
+	p.Now = now
+	for i := range p.Rows {
 		s, there := h.rows[i]
-		found[i], missing[i] = s, !there
+		p.Put(i, s, !there)
 	}
-	rows = terms.SettleRows(found, missing, now)
+	p.Settle(asks)
+	answer := p.Look(asks, nil)[0]
+	if rows = answer.Rows; rows == nil {
+		rows = []bucket.State{answer.State}
+	}
 	require.Len(h, rows, int(max(terms.Shards, 1)))
 	rows = terms.FixClocks(rows, now)
 
@@ -114,8 +120,7 @@ func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent 
 	absent = make([]bool, len(rows)) // a row that has been made for the decision is full
 	for i := range absent {
 		_, there := h.rows[i]
-		whole := terms.Reshaped() && len(h.rows) > 0 // and all of its rows are written
-		absent[i] = !there && !whole && rows[i] == terms.OfShard().Full(now)
+		absent[i] = !there && rows[i] == terms.OfShard().Full(now)
 	}
 	if unsure {
 		h.open++
@@ -173,7 +178,7 @@ func (h *erasHistory) step() {
 		terms.CreditRows(rows, now, amount, 0)
 		h.model.Credit(amount, now)
 		keep = nil
-	case chance < 10 && terms.Shards > 1 && !terms.Reshaped():
+	case chance < 10 && terms.Shards > 1:
 		h.takeOne(terms, rows, keep, now, amount/float64(terms.Shards))
 	default:
 		lowest := -terms.MaxDebt * float64(h.src.Pick(2))

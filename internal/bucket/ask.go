@@ -96,9 +96,13 @@ func (a *Ask) FirstRow() Key {
 	return a.Key
 }
 
-// RowCount returns how many rows the ask is about. They are more than the bucket has now while some that it had before may
-// still have to be settled.
-func (a *Ask) RowCount() int { return int(max(a.Terms.MostShards(), 1)) }
+// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
+func (a *Ask) RowCount() int {
+	if a.Terms.Eras != nil && !a.Terms.OfRow {
+		return int(a.Terms.Eras.rows)
+	}
+	return int(max(a.Terms.Shards, 1))
+}
 
 // Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
 // or the row is of another era. Nothing was taken then.
@@ -268,7 +272,6 @@ type Traits struct {
 	Steps    bool // AllSteps
 	Window   bool // the only ask is for a sliding window, and for itself
 	Sharded  bool // AnySharded
-	Reshaped bool // one of the buckets has to be looked at as a whole; see Terms.Reshaped
 	Holds    bool // one of the limits is one on concurrency
 }
 
@@ -281,7 +284,6 @@ func TraitsOf(asks []Ask) Traits {
 		t.Costless = t.Costless && !(a.Cost > 0)
 		t.Steps = t.Steps && a.Terms.Rule == nil && isForItself
 		t.Sharded = t.Sharded || a.Terms.Shards > 1
-		t.Reshaped = t.Reshaped || a.Terms.Eras != nil && a.Terms.Reshaped()
 		if a.Terms.Rule != nil {
 			_, slides := a.Terms.Rule.(Sliding)
 			t.Window, t.Holds = slides && isForItself && len(asks) == 1, t.Holds || a.Terms.Holds()

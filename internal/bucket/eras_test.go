@@ -106,48 +106,50 @@ func TestTheWaitEndsWhenTheTokensAreThereInAStepThatTheEraBeganIn(t *testing.T) 
 	}
 }
 
-func TestABucketKeepsWhatItHoldsInAnotherNumberOfRows(t *testing.T) {
+func TestOnlyAResetChangesTheNumberOfRows(t *testing.T) {
 	t.Parallel()
-	const from = 1000 * minute
 	one := buckettest.TokenBucket(80, time.Hour, 80)
+	eight, more := buckettest.Over(one, 8), buckettest.Over(buckettest.TokenBucket(80, time.Hour, 160), 8)
 	tests := map[string]struct {
-		before, after int32
-		values        []float64 // of the rows before; nil where there is none
-		want          float64
+		before, after bucket.Terms
+		byRow         []bucket.Change
 	}{
-		"more, empty":         {1, 8, []float64{0}, 0},
-		"more, half":          {1, 8, []float64{40}, 40},
-		"more, in debt":       {1, 8, []float64{-16}, -16},
-		"fewer":               {8, 1, []float64{1, 2, 3, 4, 5, 6, 7, 8}, 36},
-		"fewer, in debt":      {4, 2, []float64{-20, 10, 10, 10}, 10},
-		"fewer, some missing": {4, 2, []float64{0}, 60},
+		"MoreRows":                     {one, eight, []bucket.Change{bucket.Reset}},
+		"FewerRows":                    {eight, one, []bucket.Change{bucket.Reset}},
+		"ALargerCapacityOfSeveralRows": {eight, more, []bucket.Change{bucket.Scale, bucket.Add, bucket.Reset}},
+		"ASmallerCapacity":             {more, eight, []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset}},
+		"ALargerCapacityOfOneRow":      {one, buckettest.TokenBucket(80, time.Hour, 160), []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			terms := changeAt(from, buckettest.Over(one, test.before), buckettest.Over(one, test.after), bucket.Keep)
-			require.True(t, terms.Reshaped())
-			found, absent := make([]bucket.State, terms.MostShards()), make([]bool, terms.MostShards())
-			for i := range found {
-				if absent[i] = i >= len(test.values); !absent[i] {
-					found[i] = bucket.State{Value: test.values[i], TS: from - 1}
+			var byRow []bucket.Change
+			for _, change := range []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset} {
+				if test.after.IsByRow(change, test.before) {
+					byRow = append(byRow, change)
 				}
 			}
-			rows := terms.SettleRows(found, absent, from+1)
-			require.Len(t, rows, int(test.after))
-			require.InDelta(t, test.want, terms.TokensOf(rows, from), 1e-4)
-			again := terms.SettleRows(append(rows, found[len(rows):]...), append(make([]bool, len(rows)), absent[len(rows):]...), from+1)
-			require.Equal(t, rows, again, "settled once")
+			require.Equal(t, test.byRow, byRow)
 		})
 	}
 }
 
-func TestABucketWithoutRowsIsFullInAnyNumberOfThem(t *testing.T) {
+// TestAResetFillsTheBucketInAnotherNumberOfRows decides on rows of the number before the change and of the number after it.
+func TestAResetFillsTheBucketInAnotherNumberOfRows(t *testing.T) {
 	t.Parallel()
 	const from = 1000 * minute
-	before := buckettest.TokenBucket(10, time.Hour, 10)
-	after := buckettest.Over(buckettest.TokenBucket(80, time.Hour, 80), 8)
-	terms := changeAt(from, before, after, bucket.Keep)
-	absent := []bool{true, true, true, true, true, true, true, true}
-	require.InDelta(t, 80, terms.TokensOf(terms.SettleRows(make([]bucket.State, 8), absent, from), from), 0)
+	one := buckettest.TokenBucket(80, time.Hour, 80)
+	for name, rows := range map[string][2]int32{"More": {1, 8}, "Fewer": {8, 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			terms := changeAt(from, buckettest.Over(one, rows[1]), buckettest.Over(one, rows[0]), bucket.Reset)
+			asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: terms.Eras.Holding(from - 1), Cost: 80}}
+			require.Equal(t, 8, asks[0].RowCount(), "the rows of all eras, because any of them may be in effect")
+			memory := bucket.NewMemory()
+			require.True(t, memory.Take(asks, from-1)[0].Allowed)
+			require.False(t, memory.Take(asks, from-1)[0].Allowed)
+			require.True(t, memory.Take(asks, from)[0].Allowed)
+			require.False(t, memory.Take(asks, from)[0].Allowed)
+		})
+	}
 }

@@ -24,17 +24,16 @@ func (m *Memory) Count() int { return m.count }
 // Take decides on a call at an instant, as Page.Take does. The terms of the asks become those that hold then. The answers are good until the next call.
 func (m *Memory) Take(asks []Ask, now int64) []Answer {
 	p := &m.page
-	for grown := true; grown; grown = p.SetNow(asks) {
-		p.Reset(asks)
-		p.Now = now
-		for i := range p.Rows {
-			s, found := m.row(p.Rows[i].Key)
-			p.Put(i, s, !found)
-		}
+	p.Reset(asks)
+	p.Now = now
+	for i := range p.Rows {
+		s, found := m.row(p.Rows[i].Key)
+		p.Put(i, s, !found)
 	}
+	p.SetNow(asks)
 	p.Settle(asks)
 	m.answers = p.Take(asks, m.answers)
-	p.Changes(m.save, m.remove)
+	p.Changes(m.save, func(Key) {})
 	return m.answers
 }
 
@@ -63,10 +62,4 @@ func (m *Memory) save(k Key, s State) {
 	before := len(of.first)
 	of.first[k.Key] = s
 	m.count += len(of.first) - before
-}
-
-func (m *Memory) remove(k Key, inserted bool) {
-	if !inserted {
-		delete(m.limits[k.Name].others, k)
-	}
 }

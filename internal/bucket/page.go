@@ -14,8 +14,7 @@ type Page struct {
 
 	states, next     []State // next is a row after the call that is being decided on
 	isRead, isAbsent []bool
-	settled, surplus []bool // rows to write and to delete with the bucket, if a call changes it
-	changed, removed []bool
+	settled, changed []bool // settled rows are written with the bucket, if a call changes it
 }
 
 // NewPage returns a page with the rows of the calls' buckets, which are still to be read.
@@ -49,8 +48,7 @@ func (p *Page) Reset(calls ...[]Ask) {
 	n := len(p.Rows)
 	p.states, p.next = cleared(p.states, n), cleared(p.next, n)
 	p.isRead, p.isAbsent = cleared(p.isRead, n), cleared(p.isAbsent, n)
-	p.settled, p.surplus = cleared(p.settled, n), cleared(p.surplus, n)
-	p.changed, p.removed = cleared(p.changed, n), cleared(p.removed, n)
+	p.settled, p.changed = cleared(p.settled, n), cleared(p.changed, n)
 }
 
 // cleared returns n zero values, in the memory of s if that is enough.
@@ -119,10 +117,9 @@ func (p *Page) change(a *Ask, row int) {
 	if a.Terms.Eras == nil {
 		return
 	}
-	first, _ := p.of(a)
-	for i := first; i < first+a.RowCount(); i++ {
+	first, end := p.of(a)
+	for i := first; i < end; i++ {
 		p.changed[i] = p.changed[i] || p.settled[i]
-		p.removed[i] = p.surplus[i]
 	}
 }
 
@@ -165,17 +162,7 @@ func LookAt(asks []Ask, found, room []Answer) []Answer {
 		p.Put(i, found[i].State, found[i].Absent)
 	}
 	p.Now = found[0].Now
-	for p.SetNow(asks) { // rows that were not found, as they have only begun to be in use
-		all := p.Grown(asks)
-		for i := range all.Rows {
-			if at, known := p.Index(all.Rows[i].Key); known {
-				all.Put(i, p.states[at], false)
-			} else {
-				all.Put(i, State{}, true)
-			}
-		}
-		all.Now, p = p.Now, all
-	}
+	p.SetNow(asks)
 	p.Settle(asks)
 	return p.Look(asks, room)
 }
@@ -319,15 +306,15 @@ func (p *Page) FromFuture() (rows []Key) {
 // HasChanged reports whether a row has to be written.
 func (p *Page) HasChanged() bool { return slices.Contains(p.changed, true) }
 
-// Changes calls save for each row that has to be written, and remove for each that has to be deleted, in the order of locking. inserted says
-// that remove is of a row that was absent and stays absent: it was inserted only if an engine does that to lock it.
-func (p *Page) Changes(save func(k Key, s State), remove func(k Key, inserted bool)) {
+// Changes calls save for each row that has to be written, in the order of locking, and unmake for each other row that was absent: an
+// engine that inserts rows to lock them has to delete those.
+func (p *Page) Changes(save func(k Key, s State), unmake func(k Key)) {
 	for i := range p.Rows {
 		switch {
 		case p.changed[i]:
 			save(p.Rows[i].Key, p.states[i])
-		case p.isAbsent[i], p.removed[i]:
-			remove(p.Rows[i].Key, !p.removed[i])
+		case p.isAbsent[i]:
+			unmake(p.Rows[i].Key)
 		}
 	}
 }

@@ -51,7 +51,6 @@ type Terms struct {
 	Reserves   bool    // whether reservations are taken at all
 	PhaseByKey bool    // whether Phase is derived from the key
 	OfRow      bool    // whether they are of one of the rows that a bucket is spread over
-	Levelled   bool    // whether all rows are known to be settled, or absent because they are full
 	Shards     int32   // the rows a bucket is spread over
 	Prefetch   int64   // how long a process may keep tokens that it took ahead, in microseconds; 0: it takes none
 	Rule       Rule    // what decides in place of steps; nil: steps

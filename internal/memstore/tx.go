@@ -26,9 +26,9 @@ type Tx struct {
 	ended    bool
 }
 
-// writes are what a transaction has written and not committed. What it has deleted is nil there.
+// writes are what a transaction has written and not committed.
 type writes struct {
-	buckets      map[bucket.Key]*bucket.State
+	buckets      map[bucket.Key]bucket.State
 	reservations map[string]*store.Reservation
 }
 
@@ -69,10 +69,7 @@ func lockAll[T any](ctx context.Context, tx *Tx, rows []T) error {
 // bucket returns what a row holds for the transaction.
 func (tx *Tx) bucket(k bucket.Key) (s bucket.State, found bool) {
 	if own, wrote := tx.writes.buckets[k]; wrote {
-		if own == nil {
-			return s, false
-		}
-		return *own, true
+		return own, true
 	}
 	s, found = tx.buckets[k]
 	return s, found
@@ -119,22 +116,18 @@ func (tx *Tx) Lock(ctx context.Context, rows []bucket.Key) (states []bucket.Stat
 	return states, found, nil
 }
 
-// Save writes rows and deletes others.
-func (tx *Tx) Save(rows []bucket.Key, states []bucket.State, deleted []bucket.Key) error {
+// Save writes rows.
+func (tx *Tx) Save(rows []bucket.Key, states []bucket.State) error {
 	err := tx.enter()
 	defer tx.leave()
 	if err != nil {
 		return err
 	}
 	if tx.writes.buckets == nil {
-		tx.writes.buckets = make(map[bucket.Key]*bucket.State)
+		tx.writes.buckets = make(map[bucket.Key]bucket.State)
 	}
 	for i, k := range rows {
-		state := states[i]
-		tx.writes.buckets[k] = &state
-	}
-	for _, k := range deleted {
-		tx.writes.buckets[k] = nil
+		tx.writes.buckets[k] = states[i]
 	}
 	return nil
 }
@@ -313,13 +306,7 @@ func (tx *Tx) commit() error {
 	if tx.ended {
 		return pgx.ErrTxClosed
 	}
-	for k, s := range tx.writes.buckets {
-		if s == nil {
-			delete(tx.buckets, k)
-			continue
-		}
-		tx.buckets[k] = *s
-	}
+	maps.Copy(tx.buckets, tx.writes.buckets)
 	maps.Copy(tx.reservations, tx.writes.reservations)
 	tx.ended = true
 	tx.release(0)

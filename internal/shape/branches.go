@@ -41,8 +41,8 @@ func mechanisms() []mechanism {
 		},
 		{
 			"eras",
-			[]string{"internal/bucket/eras.go", "internal/bucket/settle.go", "internal/store/levelled.go"},
-			words(`(Any)?Eras?|(Any|is|err)?Outside|(Any|Ever)?Reshaped|surplus|settle|[Ll]evelled|PhaseByKey|NeedsSeed|EraOf`),
+			[]string{"internal/bucket/eras.go", "internal/bucket/settle.go"},
+			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|NeedsSeed|EraOf`),
 		},
 		{
 			"rules",

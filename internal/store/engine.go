@@ -22,8 +22,8 @@ type Engine interface {
 	// Lock locks the rows to the end of the transaction, in the order given, and waits for whoever holds one. It returns what
 	// they hold, and whether they are there.
 	Lock(ctx context.Context, rows []bucket.Key) (states []bucket.State, found []bool, err error)
-	// Save writes rows that are locked, and deletes others.
-	Save(rows []bucket.Key, states []bucket.State, deleted []bucket.Key) error
+	// Save writes rows that are locked.
+	Save(rows []bucket.Key, states []bucket.State) error
 	// BoundWait bounds how long what follows in the transaction waits for a row.
 	BoundWait(most time.Duration)
 
@@ -129,17 +129,12 @@ func (s *Session) lockEngine(ctx context.Context, p *bucket.Page) error {
 	return nil
 }
 
-// saveEngine is save. Rows that were only to be made need not be deleted: Lock makes none.
+// saveEngine is save. It deletes no row, because Lock inserts none.
 func (s *Session) saveEngine(p *bucket.Page) error {
-	var saved, deleted []bucket.Key
+	var saved []bucket.Key
 	var states []bucket.State
-	p.Changes(func(k bucket.Key, state bucket.State) { saved, states = append(saved, k), append(states, state) },
-		func(k bucket.Key, inserted bool) {
-			if !inserted {
-				deleted = append(deleted, k)
-			}
-		})
-	return s.engine.Save(saved, states, deleted)
+	p.Changes(func(k bucket.Key, state bucket.State) { saved, states = append(saved, k), append(states, state) }, func(bucket.Key) {})
+	return s.engine.Save(saved, states)
 }
 
 // exchangeOnEngine reports prices, reads them or ends their epochs.

@@ -38,24 +38,11 @@ func (s *Session) lockFree(ctx context.Context, batch *pgx.Batch, calls ...[]buc
 	for _, row := range p.FromFuture() { // what is decided on them brings them back to the present
 		s.owner.Mended(ctx, row.Name)
 	}
-	for {
-		grown := p.SetNow(calls...)
-		if slices.ContainsFunc(calls, bucket.AnyUnknown) {
-			return nil, ErrUnknownWindows
-		}
-		if !grown {
-			break
-		}
-		p = p.Grown(calls...)
-		if err := s.lockRows(ctx, &pgx.Batch{}, p); err != nil {
-			return nil, err
-		}
+	p.SetNow(calls...)
+	if slices.ContainsFunc(calls, bucket.AnyUnknown) {
+		return nil, ErrUnknownWindows
 	}
-	for _, a := range p.Settle(calls...) {
-		if s.mode == ownTx {
-			s.levelled.note(a)
-		}
-	}
+	p.Settle(calls...)
 	return p, nil
 }
 
@@ -160,7 +147,7 @@ func (s *Session) queueSave(batch *pgx.Batch, p *bucket.Page) {
 	var saved, removed []bucket.Key
 	var states []bucket.State
 	p.Changes(func(k bucket.Key, state bucket.State) { saved, states = append(saved, k), append(states, state) },
-		func(k bucket.Key, _ bool) { removed = append(removed, k) })
+		func(k bucket.Key) { removed = append(removed, k) })
 	if len(saved) > 0 {
 		names, keys, shards := keyColumns(len(saved), func(i int) bucket.Key { return saved[i] })
 		values, ts, taken, leases := statesAsColumns(states)

@@ -222,7 +222,7 @@ func (s *Session) queueSaveRouted(batch *pgx.Batch, p *bucket.Page) {
 			parts = &bucket.Parts{}
 		}
 		batch.Queue(s.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
-	}, func(k bucket.Key, _ bool) { batch.Queue(s.statements.routedDelete, keyOf(k)...) })
+	}, func(k bucket.Key) { batch.Queue(s.statements.routedDelete, keyOf(k)...) })
 }
 
 // exchangeRouted sends a statement for each report, with what time it is, and sets what each answers.

@@ -141,7 +141,7 @@ const (
 func (s *Session) choose(c *Call) {
 	c.traits = bucket.TraitsOf(c.Asks)
 	t := &c.traits
-	inSQL := decidesInSQL && s.engine == nil && !t.Reshaped && (t.Steps || t.Window)
+	inSQL := decidesInSQL && s.engine == nil && (t.Steps || t.Window)
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
 		c.way = looks

@@ -52,7 +52,6 @@ type Store struct {
 	schema     string
 	statements statements
 	limits     limitParameters
-	levelled   levelled
 	bold       boldness
 	calendars  calendars
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does

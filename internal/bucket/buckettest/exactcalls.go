@@ -161,6 +161,10 @@ func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(4))}
 		if i == 0 {
 			eras[i].From = math.MinInt64
+		} else if !terms.IsByRow(eras[i].Change, eras[i-1].Terms) { // then mostly in as many rows, so that some change without a reset
+			if eras[i].Terms.Shards = eras[i-1].Terms.Shards; src.Pick(3) == 0 || !eras[i].Terms.IsByRow(eras[i].Change, eras[i-1].Terms) {
+				eras[i].Terms.Shards, eras[i].Change = terms.Shards, bucket.Reset
+			}
 		}
 		from += 1 + int64(src.Unit()*src.Unit()*4*float64(Period(terms)))
 	}

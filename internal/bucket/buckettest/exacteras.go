@@ -14,9 +14,8 @@ import (
 //	else         v2 = min(C1, keep v1 | scale v1 * C1 / C0 | add v1 + C1 - C0), and reset C1
 //	after from   tokens arrive by the new terms; a window of theirs that had begun before from gives nothing
 //
-// and shares no code with what it is the measure of. Where the number of rows stays, each row is such a bucket of its own,
-// with a share of the terms; where it changes, and where keep meets a larger capacity, the bucket is one as a whole, and its
-// rows are even afterwards.
+// and shares no code with what it is the measure of. Each row is such a bucket of its own, with a share of the terms. Only a reset
+// changes the number of rows.
 
 // ExactEras are the terms of a limit at all instants.
 type ExactEras []exactEra
@@ -45,12 +44,6 @@ func (eras ExactEras) At(now int64) (i int) {
 		i++
 	}
 	return i
-}
-
-// isOfAll reports whether a bucket enters the era as a whole.
-func (e exactEra) isOfAll(before exactEra) bool {
-	isRaised := e.change == bucket.Keep && e.capacity.Cmp(before.capacity) > 0
-	return e.rows != before.rows || e.rows > 1 && isRaised
 }
 
 // ofRow returns the policy of one row.
@@ -191,18 +184,11 @@ func (b *ExactBucket) enter(next int) (unsure bool) {
 				rows[i] = exactBucket{} // full from here on
 			}
 		}
-	case !after.isOfAll(before):
+	default:
 		for i, row := range b.rows {
 			held := before.ofRow().held(row, from)
 			unsure = unsure || b.isOpen(total(row.value, before.ofRow().arrived(row.ts, from)), before.ofRow())
 			rows[i] = exactBucket{value: after.ofRow().changed(held, before.ofRow()), ts: from}
-		}
-	default:
-		held := b.Tokens(from)
-		unsure = before.capacity.Cmp(held) != 0 && b.isOpen(held, before)
-		each := quotient(after.changed(held, before), big.NewRat(after.rows, 1))
-		for i := range after.rows {
-			rows[i] = exactBucket{value: each, ts: from}
 		}
 	}
 	if after.change == bucket.Scale && before.capacity.Sign() > 0 {
