@@ -56,7 +56,6 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"buckets_lock.sql":            {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":          {threeBuckets, 0, true},
 		"buckets_save.sql":            {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
-		"buckets_look.sql":            {threeBuckets + `, NULL`, 0, true},
 		"buckets_lock_free.sql":       {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_read.sql":            {threeBuckets + `, NULL`, 0, true},
 		"price_report.sql":            {`'other', 'key 17', 1, 1, 0, 0, 1, NULL`, 1, false},

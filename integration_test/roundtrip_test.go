@@ -87,8 +87,8 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 		{"TakeFromAShardedLimit", taking(wide.For("a")), true, 1, 1},
 		{"TakeFromAShardedLimitAndFive", taking(append(five, wide.For("a"))...), true, 1, 1},
 		{"TakeFromAllItsRows", taking(wide.For("a").Cost(2e5)), true, 3, 2}, // look, begin and lock, save and commit
-		{"RefusalByAShardedLimit", taking(wide.For("empty")), false, 1, 2},
-		{"RefusalByAShardedLimitOfSix", taking(append(five, wide.For("empty"))...), false, 1, 2},
+		{"RefusalByAShardedLimit", taking(wide.For("empty")), false, 2, 4},  // and a look; in a transaction all rows are locked, and that is undone
+		{"RefusalByAShardedLimitOfSix", taking(append(five, wide.For("empty"))...), false, 2, 4},
 		{"RefusalByAllItsRows", taking(wide.For("empty").Cost(2e5)), false, 1, 2},
 		{"ReserveFromAShardedLimit", reserving(wide.For("a")), true, 2, 2},
 		{"CheckAShardedLimit", checking(wide.For("a")), true, 1, 1},

@@ -202,9 +202,9 @@ func (w *twins) change(t *testing.T) {
 	}
 }
 
-// sameAnswers compares what the twins were told. Rows that are not even need longer until one of them has enough
-// and, where the others are not read, tell little of these. known is whether they are.
-func (w *twins) sameAnswers(t *testing.T, answers [2]ratelimit.Decision, even, known bool) {
+// sameAnswers compares what the twins were told. Rows that are not even need longer until one of them has enough. When a row had enough, and
+// the call did not only look, the tokens left are an estimate.
+func (w *twins) sameAnswers(t *testing.T, answers [2]ratelimit.Decision, even, looked bool) {
 	t.Helper()
 	one, many := answers[0], answers[1]
 	require.Equal(t, one.Allowed, many.Allowed)
@@ -212,13 +212,15 @@ func (w *twins) sameAnswers(t *testing.T, answers [2]ratelimit.Decision, even, k
 	require.GreaterOrEqual(t, many.RetryAfter, one.RetryAfter)
 	for i := range one.States {
 		require.Equal(t, one.States[i].Cost, many.States[i].Cost)
-		if known || even {
-			require.Equal(t, one.States[i].Allowed, many.States[i].Allowed)
+		require.Equal(t, one.States[i].Allowed, many.States[i].Allowed)
+		if looked || !many.States[i].Allowed || many.States[i].Limit == one.States[i].Limit {
 			require.Equal(t, one.States[i].Remaining, many.States[i].Remaining)
 		}
 		if even && !one.Allowed {
 			require.Equal(t, one.States[i].RetryAfter, many.States[i].RetryAfter)
-			require.Equal(t, one.States[i].ResetAfter, many.States[i].ResetAfter)
+			if !many.States[i].Allowed {
+				require.Equal(t, one.States[i].ResetAfter, many.States[i].ResetAfter)
+			}
 		}
 	}
 }
@@ -236,7 +238,7 @@ func (w *twins) reserve(t *testing.T, even bool) {
 		}
 		return made.Decision, err
 	})
-	w.sameAnswers(t, answers, even, w.where < 2)
+	w.sameAnswers(t, answers, even, false)
 	require.Equal(t, reserved[0].ReadyAt, reserved[1].ReadyAt)
 	if reserved[0].Allowed && (w.where == 0 || !w.undone) {
 		w.leases = append(w.leases, [2]string{reserved[0].ID, reserved[1].ID})

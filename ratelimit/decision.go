@@ -11,10 +11,9 @@ import (
 
 // Decision is the answer to a call over one or several limits.
 //
-// Of a limit with Shards, what is left is the sum over its rows, as they were in the moments of the call. In a
-// transaction at REPEATABLE READ or SERIALIZABLE, InTx included, an allowed call reads none but the row that it
-// takes from, lest it conflict with others: Remaining, ResetAfter and Value are then estimates, made as if the
-// other rows held as much as that one did. A limit that refused was asked as a whole, so RetryAfter is no estimate.
+// If a limit with Shards had enough, Remaining, ResetAfter and Value are estimates: a call reads only the row that it takes
+// from, and counts the other rows as if they held as much. A limit that refused was asked as a whole, so its refusal,
+// Remaining and RetryAfter are exact. Check and Limiter.Value are exact, too.
 type Decision struct {
 	// Allowed is whether every limit had what was asked of it. When it is false nothing was taken.
 	Allowed bool

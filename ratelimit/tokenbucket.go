@@ -52,8 +52,8 @@ type TokenBucket struct {
 	// end, or at SERIALIZABLE is undone by it. With n rows that is so only for those at the same row: about
 	// n times as many get through when they are long, or come from many processes.
 	//
-	// The limit stays exact. A call takes from one row at random, from another when that is short, and then from
-	// all together, and is refused only when these are short. A row that is full gains nothing while others are
+	// The limit stays exact. A call takes from one row at random, or if that is short from all together, and is refused
+	// only when these are short. What an allowed call says is left is an estimate; see Decision. A row that is full gains nothing while others are
 	// not, so the bucket may fill more slowly than on one row, and never gives more. Changing Shards in use, in the code, starts
 	// the rows that are new full, and leaves out what those that are not used any more hold or owe. A rule can change
 	// them only with ResetTokens.

@@ -72,7 +72,7 @@ type Answer struct {
 	Allowed bool
 	State   State   // of the row after the decision; of several rows what they hold together
 	Now     int64   // the instant of the decision
-	Rows    []State // of each row, when the bucket is spread over several
+	Rows    []State // of each row, when the bucket is spread over several; nil in an Estimate
 	Absent  bool    // whether there is no row, and State is that of a full one
 
 	Borrowed bool // whether the lender paid
@@ -86,6 +86,17 @@ func (a *Ask) OfShard(shard int32) Ask {
 	row := *a
 	row.Key.Shard, row.Terms, row.Cost, row.Asked, row.Lowest = shard, a.Terms.OfShard(), 0, 0, 0
 	return row
+}
+
+// Estimate returns the answer for a bucket of n rows from that for the row of a, as if the other rows held as much as this one did before.
+func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
+	if !taken {
+		r.State.Value *= float64(n)
+		return r
+	}
+	before := min(r.State.Value+a.Cost, a.Terms.Capacity)
+	r.State.Value = before*float64(n) - a.Cost
+	return r
 }
 
 // FirstRow names the first row that the ask is about.
@@ -161,10 +172,7 @@ func (a *Ask) FromFuture(r Answer) bool { return len(a.RowsFromFuture(r)) > 0 }
 
 // ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
 func (a *Ask) ReadyAfter(r Answer) time.Duration {
-	if a.Sharded() {
-		return a.Terms.WaitOf(r.Rows, r.Now, 0, 0)
-	}
-	return a.Terms.Wait(r.State, r.Now, 0, 0)
+	return a.waitFor(&r, 0, 0)
 }
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
@@ -182,7 +190,7 @@ func (a *Ask) owesFor(rows []State, now int64) time.Duration {
 // SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
 // to be enough then.
 func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
-	rows := a.Terms.FixClocks(r.rows(), r.Now)
+	rows := a.Terms.FixClocks(r.rows(a), r.Now)
 	after := slices.Clone(rows)
 	a.Terms.ChargeRows(after, r.Now, a.Cost)
 	wait := max(a.waitFor(r, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
@@ -224,7 +232,7 @@ func AfterTaking(asks []Ask, answers []Answer) []Answer {
 	after := slices.Clone(answers)
 	for i := range after {
 		a, r := &asks[i], &after[i]
-		rows := slices.Clone(r.rows())
+		rows := slices.Clone(r.rows(a))
 		if r.Allowed {
 			a.Terms.TakeRows(rows, r.Now, a.Cost, a.Lowest)
 		}
@@ -243,12 +251,14 @@ func (r *Answer) SetRows(a *Ask, rows []State) {
 	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
 }
 
-// rows returns the states of the bucket's rows.
-func (r *Answer) rows() []State {
+// rows returns the states of the bucket's rows, which are even in an estimate.
+func (r *Answer) rows(a *Ask) []State {
 	if r.Rows != nil {
 		return r.Rows
 	}
-	return []State{r.State}
+	row, n := r.State, max(a.Terms.Shards, 1)
+	row.Value /= float64(n)
+	return slices.Repeat([]State{row}, int(n))
 }
 
 // AllAllowed reports whether no answer is a refusal.
@@ -334,13 +344,4 @@ func appendRows(rows []Ask, a *Ask) []Ask {
 		rows = append(rows, a.OfShard(int32(shard)))
 	}
 	return rows
-}
-
-// StatesOf returns the states of the answers.
-func StatesOf(answers []Answer) []State {
-	states := make([]State, len(answers))
-	for i := range answers {
-		states[i] = answers[i].State
-	}
-	return states
 }

@@ -29,7 +29,7 @@ func (a *Ask) Decide(found Answer) Answer {
 	asks := []Ask{*a}
 	p := NewPage(asks)
 	p.Now = found.Now
-	for i, s := range found.rows() {
+	for i, s := range found.rows(a) {
 		p.Put(i, s, false)
 	}
 	return p.Take(asks, nil)[0]

@@ -14,10 +14,9 @@ type group struct {
 	calls  []*Call
 	first  [1]*Call // the room for them when there is one, as there mostly is
 	answer bucket.Answer
-	found  bool           // whether the answer is there: another may have been quicker
-	absent bool           // whether there is none because other terms may hold
-	tried  int32          // rows of the bucket that were held
-	states []bucket.State // the rows of a bucket that is spread over several
+	found  bool  // whether the answer is there: another may have been quicker
+	absent bool  // whether there is none because other terms may hold
+	tried  int32 // rows of the bucket that were held
 }
 
 // maxStatements bounds the statements of a batch, each of which takes under one policy of one limit. Calls under more of
@@ -142,12 +141,6 @@ func (g *group) nextRow() bool {
 	return g.sumCosts()
 }
 
-// rows returns the rows of the group's bucket.
-func (g *group) rows() []bucket.Ask {
-	rows, _ := bucket.RowsOf([]bucket.Ask{g.whole})
-	return rows
-}
-
 // byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
 func byPolicy(groups []*group) (policies [][]*group) {
 	if len(groups) > 0 && !slices.ContainsFunc(groups, func(g *group) bool { return !groups[0].isUnder(g) }) {
@@ -189,6 +182,12 @@ func (g *group) answerCalls() (open []*Call) {
 		a, rest = g.answer, g.calls[n:]
 		a.Allowed = false
 	}
+	if g.whole.Sharded() {
+		for _, c := range rest {
+			c.way = byLooking // other rows may have tokens
+		}
+		return rest
+	}
 	for i, c := range rest {
 		ask := &c.Asks[0]
 		if g.setAnswer(c, a); !g.found || g.isOutside() || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
@@ -203,11 +202,9 @@ func (g *group) answerCalls() (open []*Call) {
 func (g *group) setAnswer(c *Call, a bucket.Answer) {
 	c.Answers = c.one[:]
 	c.one[0] = a
-	if g.whole.Sharded() && g.found {
-		rows := slices.Clone(g.states)
-		if a.Allowed || g.answer.Allowed {
-			rows[g.row.Key.Shard] = a.State
-		}
-		c.one[0].SetRows(&g.whole, rows)
+	if g.whole.Sharded() {
+		row := g.row
+		row.Cost = c.Asks[0].Cost
+		c.one[0] = row.Estimate(a, g.whole.Terms.Shards, true)
 	}
 }

@@ -230,10 +230,12 @@ func TestStatementsKeepTheSimplestPromises(t *testing.T) {
 			require.Equal(t, []float64{4}, held(t, s, l.ask("clock", 0)))
 
 			require.False(t, take(l.ask("clock", 1), l.ask("last", 1)))
-			answers, _, undecided, err := s.takeRows(t.Context(), []bucket.Ask{l.ask("clock", 1), l.ask("last", 1)}, nil)
-			require.NoError(t, err)
-			require.False(t, undecided)
-			require.False(t, bucket.AllAllowed(answers))
+			refused := taking(l.ask("clock", 1), l.ask("last", 1))
+			s.choose(refused)
+			require.Equal(t, byStatement, refused.way)
+			require.NoError(t, s.takeByStatement(t.Context(), refused))
+			require.Equal(t, byStatement, refused.way, "the statement has decided")
+			require.False(t, bucket.AllAllowed(refused.Answers))
 			require.Equal(t, []float64{4, 0}, held(t, s, l.ask("clock", 0), l.ask("last", 0)))
 		})
 	}

@@ -17,7 +17,7 @@ import (
 // Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
 func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	rows, _ := bucket.RowsOf(asks)
-	found, err := s.readRows(ctx, s.statements.read, rows)
+	found, err := s.readRows(ctx, rows)
 	if err == nil {
 		err = answeredAll(found, rows)
 	}
@@ -31,27 +31,22 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 	return answers, nil
 }
 
-// readRows reads rows with one of the statements that do no more.
-func (s *Session) readRows(ctx context.Context, statement string, rows []bucket.Ask) ([]bucket.Answer, error) {
+// readRows reads rows.
+func (s *Session) readRows(ctx context.Context, rows []bucket.Ask) ([]bucket.Answer, error) {
 	if s.engine != nil {
 		return s.readEngine(rows)
 	}
 	if s.readsApart() {
 		return s.readRouted(ctx, rows)
 	}
-	found, err := s.conn.Query(ctx, statement, s.rowParameters(rows)...)
+	found, err := s.conn.Query(ctx, s.statements.read, s.rowParameters(rows)...)
 	if err != nil {
 		return nil, err
 	}
 	return scanRows(found, rows)
 }
 
-// queueRead queues one of the statements that do no more than read rows.
-func (s *Session) queueRead(batch *pgx.Batch, statement string, rows []bucket.Ask) {
-	batch.Queue(statement, s.rowParameters(rows)...)
-}
-
-// scanRows returns what the statements that only read answer for the rows.
+// scanRows returns the answers of buckets_read.sql.
 func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 	i := 0
 	return pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {

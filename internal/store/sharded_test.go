@@ -12,61 +12,77 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-func TestPickShards(t *testing.T) {
+func TestPickRows(t *testing.T) {
 	t.Parallel()
 	narrow := tokenBucket("narrow", 8, time.Second, 8, 100)
 	wide := tokenBucket("wide", 8, time.Second, 8, 100).over(8)
 	pair := tokenBucket("pair", 8, time.Second, 8, 0).over(2) // which may owe nothing
 
-	t.Run("AsksAnotherRowTheSecondTime", func(t *testing.T) {
+	t.Run("PicksEachRowAsOften", func(t *testing.T) {
 		t.Parallel()
 		asks := []bucket.Ask{narrow.ask("a", 1), pair.ask("a", 1), wide.ask("a", 1), wide.ask("b", 1)}
 		seeds, random := testsize.Of(4_000, 8_000), testsize.Rand(t)
-		var asked [2][8]int
+		var asked [8]int
 		for range seeds {
 			seed := random.Uint64()
-			first, second := pickShards(asks, seed, 0), pickShards(asks, seed, 1)
-			require.Equal(t, first, pickShards(asks, seed, 0), "the same seed leads to the same row")
+			rows := pickRows(asks, seed)
+			require.Equal(t, rows, pickRows(asks, seed), "the same seed leads to the same row")
 			for i, a := range asks {
 				if !a.Sharded() {
-					require.Equal(t, a, first[i])
-					require.Equal(t, a, second[i])
+					require.Equal(t, a, rows[i])
 					continue
 				}
-				require.NotEqual(t, first[i].Key.Shard, second[i].Key.Shard)
-				for _, row := range []bucket.Ask{first[i], second[i]} {
-					require.Equal(t, a.Key, row.Key.Whole())
-					require.Equal(t, a.Terms.OfShard(), row.Terms)
-					require.Equal(t, a.Cost, row.Cost)
-				}
+				require.Equal(t, a.Key, rows[i].Key.Whole())
+				require.Equal(t, a.Terms.OfShard(), rows[i].Terms)
+				require.Equal(t, a.Cost, rows[i].Cost)
 			}
-			asked[0][first[3].Key.Shard]++
-			asked[1][second[3].Key.Shard]++
+			asked[rows[3].Key.Shard]++
 		}
-		for attempt := range asked {
-			for shard, n := range asked[attempt] {
-				require.InDelta(t, seeds/8, n, float64(seeds)/40, "attempt %d asks row %d as often as the others", attempt, shard)
-			}
+		for shard, n := range asked {
+			require.InDelta(t, seeds/8, n, float64(seeds)/40, "row %d is asked as often as the others", shard)
 		}
 	})
 	t.Run("LeavesToAllRowsWhatOneCannotHold", func(t *testing.T) {
 		t.Parallel()
-		for _, attempt := range []int{0, 1} {
-			require.NotNil(t, pickShards([]bucket.Ask{wide.ask("a", 1)}, 0, attempt))
-			require.Nil(t, pickShards([]bucket.Ask{wide.ask("a", 1.5)}, 0, attempt))
-			require.Nil(t, pickShards([]bucket.Ask{pair.ask("a", 4.5), wide.ask("a", 1)}, 0, attempt))
-			require.NotNil(t, pickShards([]bucket.Ask{narrow.ask("a", 8), pair.ask("a", 4)}, 0, attempt))
-		}
+		require.NotNil(t, pickRows([]bucket.Ask{wide.ask("a", 1)}, 0))
+		require.Nil(t, pickRows([]bucket.Ask{wide.ask("a", 1.5)}, 0))
+		require.Nil(t, pickRows([]bucket.Ask{pair.ask("a", 4.5), wide.ask("a", 1)}, 0))
+		require.NotNil(t, pickRows([]bucket.Ask{narrow.ask("a", 8), pair.ask("a", 4)}, 0))
 	})
 	t.Run("OwesNothingOnOneRow", func(t *testing.T) {
 		t.Parallel()
 		asks := reserving(wide.ask("a", 1)).Asks
 		require.Negative(t, asks[0].Lowest)
-		require.Zero(t, pickShards(asks, 0, 0)[0].Lowest)
-		require.Nil(t, pickShards(asks, 0, 1), "what is not there is owed by all")
-		require.NotNil(t, pickShards(reserving(pair.ask("a", 1)).Asks, 0, 1), "which this limit does not allow")
-		require.Nil(t, pickShards(reserving(wide.ask("a", 9)).Asks, 0, 0))
+		require.Zero(t, pickRows(asks, 0)[0].Lowest)
+		require.Nil(t, pickRows(reserving(wide.ask("a", 9)).Asks, 0))
 	})
+}
+
+// TestFromRows estimates what buckets hold from one of their rows, and leaves the refusal of a row undecided.
+func TestFromRows(t *testing.T) {
+	t.Parallel()
+	asks := []bucket.Ask{tokenBucket("one", 8, time.Second, 8, 0).ask("a", 1), tokenBucket("wide", 8, time.Second, 16, 0).over(8).ask("a", 1)}
+	rows := pickRows(asks, 3)
+	of := func(one, wide bool) []bucket.Answer {
+		return []bucket.Answer{{Allowed: one, State: bucket.State{Value: 3}}, {Allowed: wide, State: bucket.State{Value: 0.5}}}
+	}
+	for name, test := range map[string]struct {
+		answers   []bucket.Answer
+		undecided bool
+		want      float64
+	}{
+		"Taken":          {of(true, true), false, 8*1.5 - 1},
+		"AnotherRefuses": {of(false, true), false, 8 * 0.5},
+		"TheRowRefuses":  {of(true, false), true, 8 * 0.5},
+		"BothRefuse":     {of(false, false), true, 8 * 0.5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, test.undecided, fromRows(asks, rows, test.answers))
+			require.Equal(t, 3.0, test.answers[0].State.Value)
+			require.Equal(t, test.want, test.answers[1].State.Value)
+		})
+	}
 }
 
 // waitingRoom is a Queue.

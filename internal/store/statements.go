@@ -22,7 +22,7 @@ type statements struct {
 
 	spendClusters string
 
-	read, look, lock, lockFree, boundWait, save, unmake, prune string
+	read, lock, lockFree, boundWait, save, unmake, prune string
 
 	reservationInsert, reservationLock, reservationSave string
 	reservationsExpired, reservationsLock               string
@@ -57,7 +57,6 @@ func newStatements(schema string) (s statements) {
 		"buckets_spend":              &s.spend,
 		"buckets_spend_bold":         &s.spendBold,
 		"clusters_spend":             &s.spendClusters,
-		"buckets_look":               &s.look,
 		"buckets_lock":               &s.lock,
 		"buckets_save":               &s.save,
 		"buckets_unmake":             &s.unmake,

@@ -23,20 +23,26 @@ const EndTimeout = 5 * time.Second
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	asks, next := c.Asks, byLocking
 	c.way = byStatement // after an attempt before
+	if c.traits.Sharded {
+		if asks, next = pickRows(c.Asks, s.seed()), byLooking; asks == nil {
+			c.way = next
+			return nil
+		}
+	}
 	var undecided bool
 	switch {
 	case s.routed():
 		next = byLooking // it has not told how much there is
 		c.Answers, undecided, err = s.takeRouted(ctx, asks, c.one[:0])
-	case c.traits.Sharded:
-		next = byLooking
-		c.Answers, undecided, err = s.takeSharded(ctx, asks)
-	case len(asks) == 1:
+	case len(asks) == 1 && (s.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
 		c.Answers, undecided, err = s.takeOne(ctx, asks, c.traits.Window, c.one[:0])
 	case s.mode == alone:
 		c.Answers, undecided, err = s.takeCluster(ctx, asks)
 	default:
-		c.Answers, _, undecided, err = s.takeRows(ctx, asks, nil)
+		c.Answers, undecided, err = s.takeRows(ctx, asks)
+	}
+	if c.traits.Sharded && err == nil && !undecided {
+		undecided = fromRows(c.Asks, asks, c.Answers)
 	}
 	if undecided {
 		c.way = next
@@ -87,76 +93,46 @@ func (s *Session) statementFor(a *bucket.Ask, isWindow bool) (statement string, 
 	return taking, s.takeParameters(a), scanAnswers
 }
 
-// takeRows takes from one row of each bucket, all or nothing, and reads the rows of look in the same round trip. In a caller's transaction it does so
-// behind a savepoint: where one of them refuses, all is undone, and no row stays locked.
-func (s *Session) takeRows(ctx context.Context, rows, look []bucket.Ask) (answers, found []bucket.Answer, undecided bool, err error) {
+// takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
+// undone, and no row stays locked.
+func (s *Session) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
 	if s.queue != nil {
 		s.queue.Enter(ctx, rows)
 	}
 	batch := &pgx.Batch{}
-	scan := s.queueTake(batch, rows)
-	before := batch.Len() - 1
-	if len(look) > 0 {
-		s.queueRead(batch, s.statements.look, look)
+	batch.Queue("SAVEPOINT " + savepoint)
+	if len(rows) == 1 {
+		statement, parameters, _ := s.statementFor(&rows[0], false)
+		batch.Queue(statement, parameters...)
+	} else {
+		batch.Queue(s.statements.takeSeveral, s.takeSeveralParameters(rows)...)
 	}
 	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
-		if err := skip(results, before); err != nil {
+		if err := skip(results, 1); err != nil {
 			return err
 		}
-		taken, err := results.Query()
+		found, err := results.Query()
 		if err == nil {
-			answers, undecided, err = scan(taken)
-		}
-		if err != nil || len(look) == 0 {
-			return err
-		}
-		read, err := results.Query()
-		if err != nil {
-			return err
-		}
-		if found, err = scanRows(read, look); err == nil && len(found) > 0 { // above READ COMMITTED it looks at none
-			err = answeredAll(found, look)
+			answers, err = scanAnswers(found, nil)
 		}
 		return err
 	})
-	if s.wasOvertaken(err) {
-		return nil, nil, true, nil
+	if err != nil {
+		return nil, false, err
 	}
-	if err != nil || s.mode == alone || !undecided && bucket.AllAllowed(answers) {
-		return answers, found, undecided, err
+	undecided = len(answers) != len(rows) || anyUndecided(rows, answers)
+	if !undecided && bucket.AllAllowed(answers) {
+		return answers, false, nil
 	}
 	if err := s.undo(ctx); err != nil {
-		return nil, nil, false, err
+		return nil, false, err
 	}
 	for i := range answers {
 		if answers[i].Allowed { // what it took is back
 			answers[i].State.Value = min(answers[i].State.Value+rows[i].Cost, rows[i].Terms.Capacity)
 		}
 	}
-	return answers, found, undecided, nil
-}
-
-// queueTake queues what takes from the rows, behind a savepoint in a caller's transaction, and returns what reads its answers.
-func (s *Session) queueTake(batch *pgx.Batch, rows []bucket.Ask) (scan func(pgx.Rows) (answers []bucket.Answer, undecided bool, err error)) {
-	if s.mode != alone {
-		batch.Queue("SAVEPOINT " + savepoint)
-	}
-	scan = func(found pgx.Rows) ([]bucket.Answer, bool, error) {
-		answers, err := scanAnswers(found, nil)
-		return answers, err == nil && (len(answers) != len(rows) || anyUndecided(rows, answers)), err
-	}
-	switch {
-	case len(rows) == 1:
-		statement, parameters, _ := s.statementFor(&rows[0], false)
-		batch.Queue(statement, parameters...)
-	case s.mode == alone:
-		cluster := clusterOf(rows)
-		batch.Queue(s.statements.spendClusters, s.clusterParameters(cluster)...)
-		scan = func(found pgx.Rows) ([]bucket.Answer, bool, error) { return scanCluster(found, cluster) }
-	default:
-		batch.Queue(s.statements.takeSeveral, s.takeSeveralParameters(rows)...)
-	}
-	return scan
+	return answers, undecided, nil
 }
 
 // skip reads the results of n statements that answer nothing.

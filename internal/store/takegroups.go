@@ -18,9 +18,6 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 	}
 	statement, parameters, scan := s.statementFor(&g.row, slides(&g.row))
 	batch.Queue(statement, parameters...)
-	if g.whole.Sharded() {
-		s.queueRead(batch, s.statements.read, g.rows())
-	}
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
 		rows, err := results.Query()
 		if err != nil {
@@ -34,9 +31,6 @@ func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) 
 			g.answer = answers[0]
 		}
 		g.absent = !g.found && g.row.Terms.Eras != nil
-		if g.whole.Sharded() {
-			return receiveRows(results, g.rows(), nil, []*group{g})
-		}
 		return nil
 	})
 }
@@ -55,13 +49,8 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, cs *clusters,
 		all, _ := bucket.RowsOf(c.Asks)
 		rows = append(rows, all...)
 	}
-	for _, g := range groups {
-		if g.whole.Sharded() { // behind what was taken, so that it shows
-			rows = append(rows, g.rows()...)
-		}
-	}
 	if len(rows) > 0 {
-		s.queueRead(batch, s.statements.read, rows)
+		batch.Queue(s.statements.read, s.rowParameters(rows)...)
 	}
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {
 		for _, ofPolicy := range policies {
@@ -72,7 +61,7 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, cs *clusters,
 		if err := cs.receive(results); err != nil || len(rows) == 0 {
 			return err
 		}
-		return receiveRows(results, rows, others, groups)
+		return receiveRows(results, rows, others)
 	})
 }
 
@@ -85,9 +74,8 @@ func askedRows(groups []*group) []bucket.Ask {
 	return rows
 }
 
-// receiveRows distributes the answers to a look at the rows of others, and then those of the groups whose buckets
-// are spread over several.
-func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, groups []*group) error {
+// receiveRows distributes the answers to a look at the rows of others.
+func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call) error {
 	found, err := results.Query()
 	if err != nil {
 		return err
@@ -105,13 +93,6 @@ func receiveRows(results pgx.BatchResults, rows []bucket.Ask, others []*Call, gr
 			n += c.Asks[i].RowCount()
 		}
 		c.Answers, answers = bucket.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
-	}
-	for _, g := range groups {
-		if g.whole.Sharded() {
-			n := g.whole.RowCount()
-			settleRows(g.rows(), answers[:n])
-			g.states, answers = bucket.StatesOf(answers[:n]), answers[n:]
-		}
 	}
 	return nil
 }

@@ -55,6 +55,7 @@ func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 		others = append(others, cs.answerGiven()...)
 		slices.SortFunc(others, bySeq)
 	}
+	var short []*Call
 	open := answerRefused(others)
 	for _, g := range groups {
 		if g.isHeld() && waitFor == nil { // else it was overtaken while it waited
@@ -63,7 +64,15 @@ func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 			}
 			continue
 		}
-		open = append(open, g.answerCalls()...)
+		left := g.answerCalls()
+		if g.whole.Sharded() {
+			short = append(short, left...)
+		} else {
+			open = append(open, left...)
+		}
+	}
+	if len(short) > 0 {
+		waiting = append(waiting, again(short)...)
 	}
 	if len(open) > 0 {
 		slices.SortFunc(open, bySeq)
