@@ -42,7 +42,7 @@ func (b *boldness) learn(paid bool) {
 // groups that have to be asked for otherwise. tried is false when nothing was done: there is nothing to be bold about, or
 // somebody holds a row.
 func (s *Session) takeBoldly(ctx context.Context, groups []*group, cs *clusters, others []*Call) (left []*group, tried bool, err error) {
-	if !slices.ContainsFunc(groups, (*group).isPlain) || slices.ContainsFunc(groups, func(g *group) bool { return g.whole.Sharded() }) || !s.bold.may() {
+	if !slices.ContainsFunc(groups, (*group).isPlain) || slices.ContainsFunc(groups, func(g *group) bool { return g.calls[0].isSpread() }) || !s.bold.may() {
 		return groups, false, nil
 	}
 	err = s.takeGroups(ctx, groups, cs, others, s.statements.spendBold)

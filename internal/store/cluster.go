@@ -42,7 +42,7 @@ type clusterRow struct {
 
 // isClustered reports whether a statement can decide on the call together with those that it shares buckets with.
 func (c *Call) isClustered() bool {
-	return c.way == byStatement && c.traits.Steps && !c.traits.Sharded
+	return c.way == byStatement && c.traits.Steps
 }
 
 // clustersOf puts together calls that can be decided so, and returns the others: those too that share a bucket with one
@@ -96,8 +96,8 @@ func newClusterBuilder(calls []*Call) *clusterBuilder {
 func (b *clusterBuilder) add(c *Call) {
 	place := len(b.calls)
 	b.calls, b.pointer[place] = append(b.calls, clustered{Call: c}), place
-	for i := range c.Asks {
-		a := &c.Asks[i]
+	for i := range c.takes {
+		a := &c.takes[i]
 		at, known := b.byKey[a.Key]
 		if !known {
 			b.byKey[a.Key] = len(b.rows)
@@ -185,9 +185,9 @@ func (b *clusterBuilder) hand(cs *clusters, places []int) {
 	cs.rows = rows
 	for i := range cs.calls {
 		c := &cs.calls[i]
-		c.rows = make([]*clusterRow, len(c.Asks))
-		for j := range c.Asks {
-			c.rows[j] = &rows[b.byKey[c.Asks[j].Key]]
+		c.rows = make([]*clusterRow, len(c.takes))
+		for j := range c.takes {
+			c.rows[j] = &rows[b.byKey[c.takes[j].Key]]
 		}
 	}
 }
@@ -203,10 +203,15 @@ func (cs *clusters) setAnswers() {
 		}
 		for j, r := range c.rows {
 			if answers[j] = r.found; c.cluster.given {
-				r.found.State = c.Asks[j].Terms.Before(r.found.State, r.found.Now, c.Asks[j].Cost)
+				r.found.State = c.takes[j].Terms.Before(r.found.State, r.found.Now, c.takes[j].Cost)
 			}
 		}
-		if c.Answers = answers; !c.cluster.given {
+		switch c.Answers = answers; {
+		case c.cluster.given:
+			c.fromRows()
+		case c.traits.Sharded:
+			c.way = byLooking // other rows may have tokens
+		default:
 			c.Answers = bucket.LookAt(c.Asks, answers, answers)
 		}
 	}

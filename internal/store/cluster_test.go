@@ -64,7 +64,7 @@ func TestWhichCallsGoTogether(t *testing.T) {
 		"NoneBesideAWindow":      {[]*Call{taking(a.ask("1", 1), window.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("1", 1))}, nil},
 		"NoneUnderOtherPolicies": {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(changed.ask("1", 1), c.ask("1", 1)), taking(c.ask("2", 1), b.ask("2", 1))}, [][]int{{2}}},
 		"ALookIsInNobodysWay":    {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), looking(a.ask("1", 1))}, [][]int{{0}}},
-		"NoneOfSeveralRows":      {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1))}, nil},
+		"WithOneRowOfSeveral":    {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1))}, [][]int{{0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -106,6 +106,35 @@ func TestClustersAreTakenAtOnce(t *testing.T) {
 	}
 	require.Equal(t, 1, pool.trips)
 	require.Equal(t, []float64{85, 5, 7}, held(t, s, all.ask("", 0), user.ask("ada", 0), user.ask("bob", 0)))
+}
+
+// Calls over several limits take from one row of a bucket that has several, and from all of its rows when that has too little.
+func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
+	t.Parallel()
+	pool := &tripCounter{Pool: postgrestest.New(t)}
+	s := newSession(pool, standing)
+	user, wide := still("user", 10), still("wide", 80).over(8)
+	makeRows(t, pool, "ada", user)
+	makeRows(t, pool, "bob", user)
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'wide', '', shard, 10, $1 FROM generate_series(0, 7) AS shard`, opening)
+	require.NoError(t, err)
+	run := func(cost float64) (calls []*Call) {
+		calls = []*Call{taking(user.ask("ada", 1), wide.ask("", cost)), taking(user.ask("bob", 1), wide.ask("", cost))}
+		require.Empty(t, runBatch(t, s, calls...))
+		return calls
+	}
+	for _, c := range run(4) {
+		require.True(t, c.isAllowed(t))
+	}
+	require.Equal(t, 1, pool.trips)
+	for _, c := range run(9) {
+		require.True(t, c.isAllowed(t), "other rows have enough")
+	}
+	require.Equal(t, []float64{8, 8, 80 - 8 - 18}, held(t, s, user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
+	for i, c := range run(50) {
+		require.Equal(t, i == 0, c.isAllowed(t))
+	}
+	require.Equal(t, []float64{7, 8, 4}, held(t, s, user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
 }
 
 // Where there is too little for all, some get what they want, in the order in which they came; and others that share no

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"math/rand/v2"
 	"slices"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -9,8 +8,7 @@ import (
 
 // group are the calls of a batch for one bucket that no other call of it asks for together with another.
 type group struct {
-	whole  bucket.Ask
-	row    bucket.Ask // with what the calls ask for together: the whole, or one of the rows it is spread over
+	row    bucket.Ask // with what the calls ask for together
 	calls  []*Call
 	first  [1]*Call // the room for them when there is one, as there mostly is
 	answer bucket.Answer
@@ -38,8 +36,8 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 	}
 	var room []group
 	for _, c := range calls {
-		a := &c.Asks[0]
-		if c.Look || !c.canBeSummed() || shared[a.Key] {
+		a := &c.takes[0]
+		if c.Look || !c.canBeSummed() || shared[a.Key.Whole()] {
 			others = append(others, c)
 			continue
 		}
@@ -50,11 +48,11 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 			}
 			room = room[:len(room)+1]
 			g = &room[len(room)-1]
-			g.of(a)
+			g.row, g.calls = *a, g.first[:0]
 			byBucket[a.Key] = g
 			groups = append(groups, g)
 		}
-		if g.whole.Terms != a.Terms {
+		if len(g.calls) > 0 && g.calls[0].Asks[0].Terms != c.Asks[0].Terms {
 			others = append(others, c)
 			continue
 		}
@@ -82,14 +80,6 @@ func groupByKey(calls []*Call) (groups []*group, others []*Call) {
 // canBeSummed reports whether a statement can take what the call costs together with what others cost.
 func (c *Call) canBeSummed() bool {
 	return c.way == byStatement && c.takesFromOne()
-}
-
-// of makes g a group for the bucket, or for one of its rows, any of them.
-func (g *group) of(a *bucket.Ask) {
-	g.whole, g.row, g.calls = *a, *a, g.first[:0]
-	if a.Sharded() {
-		g.row = a.OfShard(rand.N(a.Terms.Shards))
-	}
 }
 
 // sumCosts sets how much the group asks for: what as many of its calls cost as the row may hold at most. It
@@ -127,18 +117,6 @@ func (g *group) isHeld() bool {
 // isOutside reports whether the statement did not decide: other terms have to, or Go.
 func (g *group) isOutside() bool {
 	return g.absent || g.found && (g.row.Outside(g.answer) || isOdd(&g.row, g.answer))
-}
-
-// nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
-// there is one that was not asked yet.
-func (g *group) nextRow() bool {
-	n := g.whole.Terms.Shards
-	if !g.isHeld() || g.tried+1 >= n {
-		return false
-	}
-	g.tried++
-	g.row = g.whole.OfShard((g.row.Key.Shard + 1) % n)
-	return g.sumCosts()
 }
 
 // byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
@@ -182,29 +160,23 @@ func (g *group) answerCalls() (open []*Call) {
 		a, rest = g.answer, g.calls[n:]
 		a.Allowed = false
 	}
-	if g.whole.Sharded() {
-		for _, c := range rest {
-			c.way = byLooking // other rows may have tokens
-		}
-		return rest
-	}
 	for i, c := range rest {
-		ask := &c.Asks[0]
-		if g.setAnswer(c, a); !g.found || g.isOutside() || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
+		ask := &c.takes[0]
+		if g.setAnswer(c, a); c.way != byStatement {
+			open = append(open, c)
+			continue
+		}
+		if !g.found || g.isOutside() || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
 			return rest[i:] // those behind it too: what it takes is missing when it is their turn
 		}
 		c.Answer(nil)
 	}
-	return nil
+	return open
 }
 
 // setAnswer sets the answer to a call of the group, from that for its row.
 func (g *group) setAnswer(c *Call, a bucket.Answer) {
 	c.Answers = c.one[:]
 	c.one[0] = a
-	if g.whole.Sharded() {
-		row := g.row
-		row.Cost = c.Asks[0].Cost
-		c.one[0] = row.Estimate(a, g.whole.Terms.Shards, true)
-	}
+	c.fromRows()
 }

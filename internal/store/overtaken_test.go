@@ -154,8 +154,8 @@ func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 	for name, decide := range map[string]func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer{
 		"ByStatement": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
 			t.Helper()
-			c := Call{Asks: asks}
-			require.NoError(t, s.takeByStatement(t.Context(), &c))
+			c := taking(asks...)
+			require.NoError(t, s.takeByStatement(t.Context(), c))
 			require.Equal(t, byStatement, c.way)
 			return c.Answers
 		},

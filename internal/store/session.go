@@ -26,7 +26,8 @@ type Call struct {
 	Taken       int              // how many units of UpTo
 
 	traits bucket.Traits
-	way    way // how it is decided: what choose says, or another if that has left it undecided
+	way    way          // how it is decided: what choose says, or another if that has left it undecided
+	takes  []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
 
 	waits int // how many rows it has waited for
 	seq   int // its place in the batch, in the order of arrival
@@ -37,7 +38,7 @@ type blocked = batch.Blocked[Call]
 
 // Queueable tells the call's Batcher what it has to know of the call.
 func (c *Call) Queueable() *batch.Call[Call] {
-	c.Of, c.HasShards, c.Awaited = c, c.Asks[0].Terms.Shards > 1 && c.takesFromOne(), c.Reserve != nil
+	c.Of, c.HasShards, c.Awaited = c, c.isSpread(), c.Reserve != nil
 	if !c.Look {
 		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
 	}
@@ -139,7 +140,7 @@ const (
 
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
-	c.traits = bucket.TraitsOf(c.Asks)
+	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
 	inSQL := decidesInSQL && s.engine == nil && (t.Steps || t.Window)
 	switch {

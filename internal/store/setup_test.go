@@ -112,6 +112,7 @@ func asking(verb string, asks ...bucket.Ask) *Call {
 func taking(asks ...bucket.Ask) *Call {
 	c := asking("take", asks...)
 	(&Session{Store: &Store{}}).choose(c)
+	c.pickRows(0)
 	return c
 }
 

@@ -6,32 +6,56 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// pickRows returns the asks with one row in place of each bucket that is spread over several. It returns nil if a row can never
-// hold the cost.
-func pickRows(asks []bucket.Ask, seed uint64) []bucket.Ask {
-	rows := slices.Clone(asks)
-	for i := range rows {
-		a := &asks[i]
+// pickRows makes the statement for c take from one row of each bucket that has several. If a row can never hold the cost, c is decided in
+// another way.
+func (c *Call) pickRows(seed uint64) {
+	if !c.traits.Sharded || c.way != byStatement {
+		return
+	}
+	c.takes = slices.Clone(c.Asks)
+	for i := range c.takes {
+		a, row := &c.Asks[i], &c.takes[i]
 		if !a.Sharded() {
 			continue
 		}
-		if rows[i] = a.OfShard(int32(seed % uint64(a.Terms.Shards))); a.Cost > rows[i].Terms.Capacity {
-			return nil
+		*row = a.OfShard(int32(seed % uint64(a.Terms.Shards)))
+		if row.Cost = a.Cost; row.Cost > row.Terms.Capacity {
+			c.way = byLooking
 		}
-		rows[i].Cost = a.Cost
 	}
-	return rows
 }
 
-// fromRows turns the answers for the rows that pickRows has returned into answers for the buckets. They are undecided if a row refuses whose
-// bucket has others.
-func fromRows(asks, rows []bucket.Ask, answers []bucket.Answer) (undecided bool) {
-	taken := bucket.AllAllowed(answers)
-	for i := range asks {
-		if a := &asks[i]; a.Sharded() {
-			undecided = undecided || !answers[i].Allowed
-			answers[i] = rows[i].Estimate(answers[i], a.Terms.Shards, taken)
-		}
+// fromRows turns the answers for rows that pickRows has picked into answers for their buckets. If such a row refuses, its bucket may have enough in
+// others, and c is decided in another way.
+func (c *Call) fromRows() {
+	if !c.traits.Sharded {
+		return
 	}
-	return undecided
+	taken := bucket.AllAllowed(c.Answers)
+	for i := range c.Asks {
+		a, r := &c.Asks[i], &c.Answers[i]
+		if !a.Sharded() {
+			continue
+		}
+		if !r.Allowed {
+			c.way = byLooking
+		}
+		*r = c.takes[i].Estimate(*r, a.Terms.Shards, taken)
+	}
+}
+
+// isSpread reports whether the call takes from one bucket, which has several rows.
+func (c *Call) isSpread() bool { return c.takesFromOne() && c.Asks[0].Sharded() }
+
+// nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
+// there is one that was not asked yet.
+func (g *group) nextRow() bool {
+	whole := &g.calls[0].Asks[0]
+	n := whole.Terms.Shards
+	if !g.isHeld() || g.tried+1 >= n {
+		return false
+	}
+	g.tried++
+	g.row = whole.OfShard((g.row.Key.Shard + 1) % n)
+	return g.sumCosts()
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +15,13 @@ import (
 
 func TestPickRows(t *testing.T) {
 	t.Parallel()
+	pickRows := func(asks []bucket.Ask, seed uint64) []bucket.Ask {
+		c := taking(slices.Clone(asks)...)
+		if c.pickRows(seed); c.way != byStatement {
+			return nil
+		}
+		return c.takes
+	}
 	narrow := tokenBucket("narrow", 8, time.Second, 8, 100)
 	wide := tokenBucket("wide", 8, time.Second, 8, 100).over(8)
 	pair := tokenBucket("pair", 8, time.Second, 8, 0).over(2) // which may owe nothing
@@ -62,7 +70,6 @@ func TestPickRows(t *testing.T) {
 func TestFromRows(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{tokenBucket("one", 8, time.Second, 8, 0).ask("a", 1), tokenBucket("wide", 8, time.Second, 16, 0).over(8).ask("a", 1)}
-	rows := pickRows(asks, 3)
 	of := func(one, wide bool) []bucket.Answer {
 		return []bucket.Answer{{Allowed: one, State: bucket.State{Value: 3}}, {Allowed: wide, State: bucket.State{Value: 0.5}}}
 	}
@@ -78,7 +85,10 @@ func TestFromRows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, test.undecided, fromRows(asks, rows, test.answers))
+			c := taking(slices.Clone(asks)...)
+			c.Answers = test.answers
+			c.fromRows()
+			require.Equal(t, test.undecided, c.way == byLooking)
 			require.Equal(t, 3.0, test.answers[0].State.Value)
 			require.Equal(t, test.want, test.answers[1].State.Value)
 		})

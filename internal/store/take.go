@@ -21,15 +21,15 @@ const EndTimeout = 5 * time.Second
 // takeByStatement has a statement take what c costs from all of its buckets, or from none of them, once: in the transaction that the session is
 // of, else as its own. Where the statement cannot stand for what it found, nothing was taken, and c is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
-	asks, next := c.Asks, byLocking
+	next := byLocking
 	c.way = byStatement // after an attempt before
 	if c.traits.Sharded {
-		if asks, next = pickRows(c.Asks, s.seed()), byLooking; asks == nil {
-			c.way = next
+		if c.pickRows(s.seed()); c.way != byStatement {
 			return nil
 		}
+		next = byLooking // other rows may have tokens
 	}
-	var undecided bool
+	asks, undecided := c.takes, false
 	switch {
 	case s.routed():
 		next = byLooking // it has not told how much there is
@@ -41,11 +41,11 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	default:
 		c.Answers, undecided, err = s.takeRows(ctx, asks)
 	}
-	if c.traits.Sharded && err == nil && !undecided {
-		undecided = fromRows(c.Asks, asks, c.Answers)
-	}
-	if undecided {
+	switch {
+	case undecided:
 		c.way = next
+	case err == nil:
+		c.fromRows()
 	}
 	return err
 }

@@ -8,14 +8,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// takeGroup takes what the calls for one bucket want, and waits for its row, as it holds none meanwhile: that of
-// waitFor where the bucket is spread over several.
-func (s *Session) takeGroup(ctx context.Context, g *group, waitFor *bucket.Key) error {
+// takeGroup takes what the calls for one bucket want, and waits for its row, as it holds none meanwhile.
+func (s *Session) takeGroup(ctx context.Context, g *group) error {
 	batch := &pgx.Batch{}
-	if g.whole.Sharded() {
-		g.row = g.whole.OfShard(waitFor.Shard)
-		g.sumCosts()
-	}
 	statement, parameters, scan := s.statementFor(&g.row, slides(&g.row))
 	batch.Queue(statement, parameters...)
 	return s.send(ctx, batch, func(results pgx.BatchResults) error {

@@ -20,12 +20,17 @@ import (
 // A batch for one bucket waits for its row. Otherwise nothing waits for a row, but for 2 ms, while the batch keeps other buckets from
 // others; but when waitFor is not nil, all calls need that row, and what locks begins with the wait for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	if waitFor == nil && askForOne(calls) && !calls[0].Asks[0].Sharded() {
+	if waitFor == nil && askForOne(calls) && !calls[0].isSpread() {
 		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
 		waitFor = &key
 	}
+	seed := s.seed() // calls for one bucket take from the same row
+	if waitFor != nil {
+		seed = uint64(waitFor.Shard)
+	}
 	for _, c := range calls {
 		s.choose(c)
+		c.pickRows(seed)
 	}
 	return s.runPart(ctx, calls, waitFor, true)
 }
@@ -51,11 +56,17 @@ func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 		waiting = runHalves(failed, err, waitFor, again)
 	}
 	s.owner.Batched(ctx, len(calls), time.Since(began))
+	var short []*Call // calls that a row of several has refused
+	isShort := func(c *Call) bool {
+		if c.way == byLooking {
+			short = append(short, c)
+		}
+		return c.way == byLooking
+	}
 	if cs != nil {
-		others = append(others, cs.answerGiven()...)
+		others = append(others, slices.DeleteFunc(cs.answerGiven(), isShort)...)
 		slices.SortFunc(others, bySeq)
 	}
-	var short []*Call
 	open := answerRefused(others)
 	for _, g := range groups {
 		if g.isHeld() && waitFor == nil { // else it was overtaken while it waited
@@ -64,12 +75,7 @@ func (s *Session) runPart(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 			}
 			continue
 		}
-		left := g.answerCalls()
-		if g.whole.Sharded() {
-			short = append(short, left...)
-		} else {
-			open = append(open, left...)
-		}
+		open = append(open, slices.DeleteFunc(g.answerCalls(), isShort)...)
 	}
 	if len(short) > 0 {
 		waiting = append(waiting, again(short)...)
@@ -125,7 +131,7 @@ func askForOne(calls []*Call) bool {
 func (s *Session) takeGroupsAndRead(ctx context.Context, verb string, groups []*group, cs *clusters, others []*Call, waitFor *bucket.Key) (failed []*Call, err error) {
 	if len(groups) == 1 && waitFor != nil {
 		g := groups[0]
-		return nil, s.retry(ctx, verb, func() error { return s.takeGroup(ctx, g, waitFor) })
+		return nil, s.retry(ctx, verb, func() error { return s.takeGroup(ctx, g) })
 	}
 	left, taken, err := s.takeBoldly(ctx, groups, cs, others)
 	if err != nil {
