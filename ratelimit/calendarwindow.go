@@ -243,7 +243,7 @@ func (c *call) runBeyond(ctx context.Context, l *Limiter, err error) error {
 		again := &call{plan: c.plan, change: c.change, began: c.began}
 		again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
 		err = again.runChecked(ctx, l)
-		c.Answers, c.Reservation, c.cached, c.Taken = again.Answers, again.Reservation, again.cached, again.Taken
+		c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
 		if !errors.Is(err, store.ErrUnknownWindows) {
 			break
 		}

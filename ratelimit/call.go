@@ -26,12 +26,14 @@ type call struct {
 
 	requests []Request // of a call that is made again when the database's clock says that a rule is in another mode
 
-	change      func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
-	cached      *Decision                                   // the decision when it is from memory
-	untold      bool                                        // whether the observer is not told of the decision
-	quiet       bool                                        // whether nobody is told of a refusal, as the verb goes on
-	mayPrefetch bool                                        // whether the call may be answered with tokens that were taken ahead
-	prefetched  bool                                        // whether cached is such an answer
+	change  func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
+	untold  bool                                        // whether the observer is not told of the decision
+	quiet   bool                                        // whether nobody is told of a refusal, as the verb goes on
+	recalls bool                                        // whether the call may be answered from memory
+
+	from   source
+	states []State // of its buckets, when it is not from the database
+	at     int64   // the instant of the decision then
 
 	began time.Time // when an observer wants to know how long the call takes
 }
@@ -48,25 +50,15 @@ type call struct {
 // were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	if l != nil && l.pool != nil && l.prefetched.count.Load() > 0 {
-		began := l.reports.began()
-		if d, known := l.prefetched.takeOne(ctx, requests); known {
-			l.reports.decided(ctx, Decided{Verb: verbTake, Decision: d}, began)
-			return d, nil
-		}
-	}
-	if l != nil && l.cache != nil && l.pool != nil {
-		began := l.reports.began()
-		if d, known := l.cache.refuseOne(ctx, l, requests); known {
-			l.reports.decided(ctx, Decided{Verb: verbTake, Decision: d, Cached: true}, began)
-			return d, nil
-		}
+	if d, known := l.recallOne(ctx, requests); known {
+		return d, nil
 	}
 	c, err := l.begin(ctx, verbTake, requests)
 	if err != nil {
 		return Decision{}, err
 	}
-	c.Look, c.mayPrefetch = c.plan.costless, true // in the former case it has nothing to write
+	c.Look = c.plan.costless // there is nothing to write
+	c.recalls = !c.Look && l.pool != nil && c.plan.isPlain()
 	return l.doOnce(ctx, c)
 }
 
@@ -252,7 +244,12 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		c.began = time.Now()
 	}
 	l.prices.touchAll(ctx, &c.plan)
-	err = c.runKnowing(ctx, l)
+	if c.recalls {
+		c.states, c.at, c.from = l.recall(c.Asks, c.plan.of)
+	}
+	if c.from == fromDatabase {
+		err = c.runKnowing(ctx, l)
+	}
 	if err == nil && c.plan.ruled && c.change == nil {
 		err = c.leaveShadowsOut(func(again *call) error { return again.runKnowing(ctx, l) })
 	}
@@ -260,8 +257,8 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		return Decision{}, c.failed(ctx, l, err)
 	}
 	switch {
-	case c.cached != nil:
-		d = *c.cached
+	case c.from != fromDatabase:
+		d = c.plan.decision(c.states, c.at)
 	case c.change == nil:
 		d = c.plan.decide(c.Answers)
 	}
@@ -282,7 +279,7 @@ func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
 	return nil
 }
 
-// run changes what c changes, or decides on c. In a transaction the store decides; else the deny cache, and then a batch.
+// run changes what c changes, or decides on c. In a transaction the store decides.
 func (c *call) run(ctx context.Context, l *Limiter) error {
 	if l.isConnection {
 		if err := notInTx(l.pool); err != nil {
@@ -304,18 +301,10 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case c.mayPrefetch && c.Asks[0].Terms.Prefetch != 0 && l.prefetched.mayServe(c):
+	case c.recalls && !c.plan.calendars && l.prefetched.serves(c.Asks):
 		return l.prefetched.decide(ctx, c)
 	}
-	return c.inBatch(ctx, l)
-}
-
-// inBatch decides on c by the deny cache, or in a batch.
-func (c *call) inBatch(ctx context.Context, l *Limiter) error {
-	if l.cache != nil {
-		return l.cache.decide(ctx, c, l.batcher)
-	}
-	return l.batcher.Do(ctx, c.Queueable())
+	return c.send(ctx, l)
 }
 
 // failed returns err with what was being done, and tells the observer. It names the limit, and never a key.

@@ -110,7 +110,16 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 // single is the state of a bucket that was asked for alone, and what that holds: one allocation.
 type single struct {
 	states [1]State
-	held   held
+	held   [1]bucket.Content
+}
+
+// room returns room for the states of n buckets, and for what these hold.
+func room(n int) ([]State, []bucket.Content) {
+	if n == 1 {
+		one := &single{}
+		return one.states[:], one.held[:]
+	}
+	return make([]State, n), make([]bucket.Content, n)
 }
 
 // decision returns the decision on a call that asks for this bucket alone, whose state is set.
@@ -122,14 +131,8 @@ func (one *single) decision(at time.Time) Decision {
 
 // decide turns what was answered for each bucket into the decision on the call as asked.
 func (p *plan) decide(answers []bucket.Answer) Decision {
-	if len(p.asked) == 1 && len(p.known) == 0 {
-		one := &single{}
-		s := &one.states[0]
-		p.setState(s, 0, &answers[0], &one.held)
-		s.Cost = p.asked[0].cost * p.units()
-		return one.decision(s.Value.AsOf)
-	}
-	states, holds, now := make([]State, len(answers)), make([]held, len(answers)), p.now
+	states, holds := room(len(answers))
+	now := p.now
 	for i := range answers {
 		p.setState(&states[i], i, &answers[i], &holds[i])
 		now = answers[0].Now
@@ -142,7 +145,7 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 		}
 	}
 	d := p.decision(states, now)
-	if len(answers) > 0 && !d.Allowed && p.asks[0].Within > 0 {
+	if len(answers) > 1 && !d.Allowed && p.asks[0].Within > 0 {
 		d.RetryAfter = max(d.RetryAfter, bucket.SoonEnoughTogether(p.asks, answers))
 	}
 	return d
@@ -150,12 +153,16 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 
 // decision turns the states of the buckets at now into the decision on the call as asked.
 func (p *plan) decision(states []State, now int64) Decision {
-	d := Decision{Allowed: true, At: time.UnixMicro(now), States: make([]State, len(p.asked))}
+	d := Decision{Allowed: true, At: time.UnixMicro(now), States: states}
+	if len(p.asked) > 1 || len(p.known) > 0 {
+		d.States = make([]State, len(p.asked))
+	}
 	for i, of := range p.asked {
-		if of.bucket >= 0 {
-			d.States[i] = states[of.bucket]
-		} else {
+		switch {
+		case of.bucket < 0:
 			d.States[i] = p.known[^of.bucket]
+		case len(p.asked) > 1:
+			d.States[i] = states[of.bucket]
 		}
 		d.States[i].Cost = of.cost * p.units()
 		d.add(&d.States[i], i == 0)
@@ -176,14 +183,14 @@ func (d *Decision) add(s *State, isFirst bool) {
 }
 
 // setState sets s to what the answer means for the i-th bucket. What the bucket holds is put into h.
-func (p *plan) setState(s *State, i int, r *bucket.Answer, h *held) {
+func (p *plan) setState(s *State, i int, r *bucket.Answer, h *bucket.Content) {
 	of, a := &p.of[i], &p.asks[i]
 	if p.taken > 1 {
 		several := *a
 		several.Cost *= p.units()
 		a = &several
 	}
-	setState(s, of.holding(a.Terms), a, r, h)
+	setState(s, of.holding(&a.Terms), a, r, h)
 	of.tell(s, &a.Terms)
 }
 
@@ -191,21 +198,26 @@ func (p *plan) setState(s *State, i int, r *bucket.Answer, h *held) {
 func (p *plan) units() float64 { return float64(max(p.taken, 1)) }
 
 // stateOf returns what the answer means for one bucket. What it holds is put into h.
-func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *held) (s State) {
+func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s State) {
 	setState(&s, limit, a, r, h)
 	return s
 }
 
 // setState sets s, which is empty, to what the answer means for one bucket. What that holds is put into h, which is empty,
 // too. Both are written where they stay: to copy them would be most of what this takes.
-func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *held) {
+func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
 	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
 	if a.Within > 0 && !r.Allowed {
 		o.RetryAfter = a.SoonEnoughAfter(r)
 	}
-	h.terms, h.state, h.rows = a.Terms, o.State, o.Rows
-	s.Limit, s.Cost, s.Allowed, s.Borrowed = limit, a.Cost, r.Allowed, r.Borrowed
-	s.RetryAfter, s.Remaining, s.ResetAfter = o.RetryAfter, max(o.Tokens, 0), o.FullAfter
-	s.Mode, s.Price, s.Charged = On, 1, min(a.Price(), maxPrice)
-	s.Value = Value{Limit: limit, Tokens: o.Tokens, AsOf: time.UnixMicro(r.Now), held: h}
+	h.Terms, h.State, h.Rows = a.Terms, o.State, o.Rows
+	s.Mode, s.Price, s.Borrowed = On, 1, r.Borrowed
+	s.set(limit, a, &bucket.Told{Content: h, Now: r.Now, Allowed: r.Allowed, Tokens: o.Tokens, RetryAfter: o.RetryAfter, FullAfter: o.FullAfter})
+}
+
+// set sets what the state says of an ask, by the decision on it.
+func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
+	s.Limit, s.Cost, s.Charged, s.Allowed = limit, a.Cost, min(a.Price(), maxPrice), told.Allowed
+	s.RetryAfter, s.Remaining, s.ResetAfter = told.RetryAfter, max(told.Tokens, 0), told.FullAfter
+	s.Value = Value{Limit: limit, Tokens: told.Tokens, AsOf: time.UnixMicro(told.Now), held: told.Content}
 }

@@ -65,11 +65,11 @@ func (p *prefetched) await(ctx context.Context, s *holdingStripe, h *holding, w 
 	case w.err != nil:
 		return w.err
 	case w.apart:
-		err := w.call.inBatch(ctx, l)
+		err := w.call.send(ctx, l)
 		p.noteAnswer(w.call, 0, err)
 		return err
 	}
-	w.call.answer([]view{w.got})
+	w.call.given(w.got)
 	return nil
 }
 
@@ -111,7 +111,7 @@ func (p *prefetched) fetchFor(ctx context.Context, c *call, i int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := s.of[a.Key]
-	if h == nil || h.fetching || !h.isFor(c.plan.of[i].limit) || h.has(a.Cost, p.now()) || h.pace.Ahead(h.row.Value, 0, h.cost) == 0 || !p.start() {
+	if h == nil || h.fetching || h.policy != a.Policy || h.has(a.Cost, p.now()) || h.pace.Ahead(h.row.Value, 0, h.cost) == 0 || !p.start() {
 		return
 	}
 	p.beginFetch(ctx, s, h)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/deny"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -48,7 +49,7 @@ type Limiter struct {
 	store        *store.Store
 	session      store.Session // on the pool, or the transaction
 	batcher      *batch.Batcher[store.Call]
-	cache        *denyCache // nil: no refusal is answered from memory
+	cache        *deny.Cache // nil: no refusal is answered from memory
 	queues       *queues
 	reports      reports
 	policies     *policies
@@ -83,7 +84,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
-		cache: newDenyCache(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
+		cache: deny.New(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
 		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}

@@ -219,7 +219,7 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 		p.of[i].direct = p.of[i].direct || s.direct
 		return asked{i, r.cost, key}, nil
 	}
-	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Unenforced: s.mode == Shadow}), append(p.of, s)
+	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Policy: s.limit, Unenforced: s.mode == Shadow}), append(p.of, s)
 	s.charge(&p.asks[len(p.asks)-1], r.cost)
 	return asked{len(p.asks) - 1, r.cost, key}, nil
 }

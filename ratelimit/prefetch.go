@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"hash/maphash"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,7 +48,7 @@ type holdingStripe struct {
 // holding is what a process knows and keeps of one bucket. The lock of its stripe guards it.
 type holding struct {
 	key    bucket.Key
-	limit  Limit         // to notice that the policy has changed
+	policy any           // Ask.Policy, to notice that it has changed
 	terms  *bucket.Terms // of the bucket; what it points to does not change
 	kept   bucket.Ahead
 	sent   time.Duration // when kept was asked for, and
@@ -99,41 +98,6 @@ func (h *holding) has(cost float64, now time.Duration) bool {
 	return h.kept.Left >= cost && now < h.ends
 }
 
-// isFor reports whether the holding is for calls of a limit.
-func (h *holding) isFor(limit Limit) bool { return h.limit.isAs(limit) }
-
-// takeOne answers a Take of one request from memory, if it can.
-func (p *prefetched) takeOne(ctx context.Context, requests []Request) (d Decision, ok bool) {
-	l := p.limiter
-	if len(requests) != 1 || ctx.Err() != nil || p.shut.Load() {
-		return d, false
-	}
-	r := &requests[0]
-	if r.pool != nil || r.limit.terms().Prefetch == 0 { // the call is resolved once then, and a rule's Prefetch served on its way
-		return d, false
-	}
-	key, err := storedKey(l.config.HashKey, r)
-	if err != nil {
-		return d, false
-	}
-	var about int64
-	s, defined := subjectOf(ctx, l, verbTake, r, key, &about)
-	if defined.terms.Prefetch == 0 || s.mode != On || s.isPaused(about) || !(r.cost > 0) || checkCost(&defined, r.cost, math.Inf(1)) != nil {
-		return d, false
-	}
-	k := bucket.Key{Name: defined.name, Key: key}
-	v, ok := p.take(&k, s.limit, r.cost)
-	if !ok {
-		return d, false
-	}
-	one := &single{}
-	d.States = one.states[:]
-	v.state(&one.states[0], &one.held, &s, r.cost)
-	first := &d.States[0]
-	d.Allowed, d.Remaining, d.ResetAfter, d.At = true, first.Remaining, first.ResetAfter, first.Value.AsOf
-	return d, true
-}
-
 // view is what a process knows of a bucket at some moment.
 type view struct {
 	terms *bucket.Terms
@@ -151,41 +115,44 @@ func (p *prefetched) view(h *holding, now time.Duration) view {
 	return v
 }
 
-// state sets s to the answer to a request that was answered from memory. What the row holds by now is an estimate: others
-// may have taken from it.
-func (v *view) state(s *State, h *held, of *subject, cost float64) {
+// tell returns the answer to a request that was answered from memory, and sets h to what the bucket holds. That is an estimate: others
+// may have taken from the row.
+func (v *view) tell(h *bucket.Content) bucket.Told {
 	t := v.terms
 	tokens := min(t.Capacity, t.Tokens(v.row, v.at)+max(v.kept.Left, 0))
-	of.tell(s, t)
-	s.Limit, s.Cost, s.Charged, s.Allowed, s.Prefetched = of.holding(*t), cost, 1, true, true
-	s.Remaining = max(tokens, 0)
-	*h = held{*t, bucket.State{Value: tokens, TS: max(v.at, v.row.TS)}, nil}
-	s.ResetAfter = t.FullAfter(h.state, v.at)
-	s.Value = Value{Limit: s.Limit, Tokens: tokens, AsOf: time.UnixMicro(v.at), held: h}
+	h.Terms, h.State.Value, h.State.TS = *t, tokens, max(v.at, v.row.TS)
+	return bucket.Told{Content: h, Now: v.at, Allowed: true, Tokens: tokens, FullAfter: t.FullAfter(h.State, v.at)}
 }
 
-// answer has the call be answered from memory, with what is known of each of its buckets.
-func (c *call) answer(views []view) {
-	states, holds, at := make([]State, len(views)), make([]held, len(views)), int64(math.MinInt64)
-	for i := range views {
-		views[i].state(&states[i], &holds[i], &c.plan.of[i], c.Asks[i].Cost)
-		at = max(at, views[i].at)
+// take takes what the asks cost of what is kept of their buckets, unless one of them keeps too little, or others wait for it. It appends
+// what is known of each bucket to views.
+func (p *prefetched) take(asks []bucket.Ask, views []view) (taken []view, ok bool) {
+	if p.count.Load() == 0 || !p.serves(asks) {
+		return views, false
 	}
-	d := c.plan.decision(states, at)
-	c.cached, c.prefetched = &d, true
+	for i := range asks {
+		v, ok := p.takeOne(&asks[i])
+		if !ok {
+			for j := range views {
+				p.putBack(&asks[j].Key, &views[j], asks[j].Cost)
+			}
+			return views, false
+		}
+		views = append(views, v)
+	}
+	return views, true
 }
 
-// take takes cost of what is kept of a bucket, unless there is too little, or others wait for it.
-func (p *prefetched) take(k *bucket.Key, limit Limit, cost float64) (v view, ok bool) {
+func (p *prefetched) takeOne(a *bucket.Ask) (v view, ok bool) {
 	now := p.now()
-	s := p.stripe(k)
+	s := p.stripe(&a.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h := s.of[*k]
-	if h == nil || h.fetching || !h.has(cost, now) || !h.isFor(limit) {
+	h := s.of[a.Key]
+	if h == nil || h.fetching || !h.has(a.Cost, now) || h.policy != a.Policy {
 		return v, false
 	}
-	h.spend(cost, now)
+	h.spend(a.Cost, now)
 	return p.view(h, now), true
 }
 
@@ -205,19 +172,20 @@ func (p *prefetched) putBack(k *bucket.Key, taken *view, cost float64) {
 	}
 }
 
-// mayServe reports whether the call may be answered from memory: a Take outside of transactions, of buckets that tokens are
-// taken ahead of, each as its limit says.
-func (p *prefetched) mayServe(c *call) bool {
-	if c.Look || p.limiter.isConnection || p.shut.Load() || !c.plan.isPlain() {
-		return false
-	}
-	for i := range c.Asks {
-		a := &c.Asks[i]
-		if a.Terms.Prefetch == 0 || a.Terms.Era != c.plan.of[i].limit.terms().Era || a.Cost == 0 {
+// serves reports whether tokens are taken ahead of all the buckets.
+func (p *prefetched) serves(asks []bucket.Ask) bool {
+	for i := range asks {
+		if asks[i].Terms.Prefetch == 0 || asks[i].Cost == 0 {
 			return false
 		}
 	}
-	return true
+	return !p.limiter.isConnection && !p.shut.Load()
+}
+
+// given has the call be answered with tokens that were taken ahead of its bucket.
+func (c *call) given(v view) {
+	c.from = fromPrefetched
+	c.states, c.at = statesOf([]view{v}, c.Asks, c.plan.of)
 }
 
 // decide answers the call from memory, or else from the database.
@@ -225,60 +193,39 @@ func (p *prefetched) decide(ctx context.Context, c *call) error {
 	if len(c.Asks) == 1 {
 		return p.decideOne(ctx, c)
 	}
-	if p.takeAll(c) {
-		return nil
-	}
 	for i := range c.Asks {
 		p.noteMiss(c, i)
 	}
-	err := c.inBatch(ctx, p.limiter)
+	err := c.send(ctx, p.limiter)
 	for i := range c.Asks {
 		p.noteAnswer(c, i, err)
-		if err == nil && c.cached == nil && c.Answers[i].Allowed {
+		if err == nil && c.Answers[i].Allowed {
 			p.fetchFor(ctx, c, i)
 		}
 	}
 	return err
 }
 
-// takeAll answers a call for several buckets from memory if all of them have enough.
-func (p *prefetched) takeAll(c *call) bool {
-	var room [4]view
-	views := room[:0]
-	for i := range c.Asks {
-		v, ok := p.take(&c.Asks[i].Key, c.plan.of[i].limit, c.Asks[i].Cost)
-		if !ok {
-			for j := range views {
-				p.putBack(&c.Asks[j].Key, &views[j], c.Asks[j].Cost)
-			}
-			return false
-		}
-		views = append(views, v)
-	}
-	c.answer(views)
-	return true
-}
-
 // decideOne answers a call for one bucket from memory. Where too little is kept it waits for the fetch that is under way, or
 // begins one; or it goes to the database by itself, where nothing is to be taken ahead.
 func (p *prefetched) decideOne(ctx context.Context, c *call) error {
-	a, limit := &c.Asks[0], c.plan.of[0].limit
+	a := &c.Asks[0]
 	now, s := p.now(), p.stripe(&a.Key)
 	s.mu.Lock()
-	h := p.holding(s, a, limit)
+	h := p.holding(s, a)
 	switch {
-	case h == nil || !h.isFor(limit):
+	case h == nil || h.policy != a.Policy:
 		p.unlock(s)
-		return c.inBatch(ctx, p.limiter)
+		return c.send(ctx, p.limiter)
 	case !h.fetching && h.has(a.Cost, now):
 		h.spend(a.Cost, now)
 		v := p.view(h, now)
 		p.unlock(s)
-		c.answer([]view{v})
+		c.given(v)
 		return nil
 	case !h.fetching && h.ahead(now, a.Cost, a.Cost) == 0 || !p.enter(h):
 		p.unlock(s)
-		err := c.inBatch(ctx, p.limiter)
+		err := c.send(ctx, p.limiter)
 		p.noteAnswer(c, 0, err)
 		return err
 	}
@@ -293,7 +240,7 @@ func (p *prefetched) decideOne(ctx context.Context, c *call) error {
 
 // holding returns the holding of a bucket, and nil when there are too many. That of another policy is given up, unless it is
 // in use. The stripe is locked.
-func (p *prefetched) holding(s *holdingStripe, a *bucket.Ask, limit Limit) *holding {
+func (p *prefetched) holding(s *holdingStripe, a *bucket.Ask) *holding {
 	h := s.of[a.Key]
 	switch {
 	case h == nil:
@@ -304,7 +251,7 @@ func (p *prefetched) holding(s *holdingStripe, a *bucket.Ask, limit Limit) *hold
 			s.of = make(map[bucket.Key]*holding)
 		}
 		p.count.Add(1)
-	case h.fetching || h.isFor(limit):
+	case h.fetching || h.policy == a.Policy:
 		return h
 	default:
 		if terms, ok := h.terms.Under(a.Terms); ok {
@@ -314,7 +261,7 @@ func (p *prefetched) holding(s *holdingStripe, a *bucket.Ask, limit Limit) *hold
 		}
 	}
 	terms := a.Terms
-	h = &holding{key: a.Key, limit: limit, terms: &terms}
+	h = &holding{key: a.Key, policy: a.Policy, terms: &terms}
 	s.of[a.Key] = h
 	p.arm(a.Terms.Prefetch)
 	return h
@@ -338,22 +285,20 @@ func (p *prefetched) noteMiss(c *call, i int) {
 	now, s := p.now(), p.stripe(&a.Key)
 	s.mu.Lock()
 	defer p.unlock(s)
-	limit := c.plan.of[i].limit
-	if h := p.holding(s, a, limit); h != nil && h.isFor(limit) && !h.fetching {
+	if h := p.holding(s, a); h != nil && h.policy == a.Policy && !h.fetching {
 		h.ahead(now, a.Cost, a.Cost)
 	}
 }
 
-// noteAnswer notes what a call found in the row of its i-th bucket, unless it failed, and its batch may go on, or was refused
-// from memory.
+// noteAnswer notes what a call found in the row of its i-th bucket, unless it failed, and its batch may go on.
 func (p *prefetched) noteAnswer(c *call, i int, err error) {
-	if err != nil || c.cached != nil {
+	if err != nil {
 		return
 	}
 	a, s := &c.Asks[i], p.stripe(&c.Asks[i].Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.of[a.Key]; h != nil && h.isFor(c.plan.of[i].limit) && a.Terms.Era == h.terms.Era {
+	if h := s.of[a.Key]; h != nil && h.policy == a.Policy && a.Terms.Era == h.terms.Era {
 		h.note(&c.Answers[i], p.now())
 	}
 }

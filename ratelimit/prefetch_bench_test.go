@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // BenchmarkPrefetch is what a Take costs that is answered with tokens which were taken ahead, with the Decision: /bare is
@@ -44,7 +46,7 @@ func BenchmarkPrefetch(b *testing.B) {
 			}
 			for i := 0; b.Loop(); i++ {
 				h := of[i%keys]
-				if _, ok := limiter.prefetched.take(&h.key, h.limit, 1); !ok {
+				if _, ok := limiter.prefetched.takeOne(&bucket.Ask{Key: h.key, Policy: h.policy, Cost: 1}); !ok {
 					b.Fatal("there is too little")
 				}
 			}

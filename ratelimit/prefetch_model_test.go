@@ -377,7 +377,7 @@ func (w *prefetchWorld) take(l *Limiter, policy int) {
 		return
 	}
 	told := d.At.Add(-w.offset)
-	a := admission{at: told, told: told, cost: cost, policy: policy, ts: d.States[0].Value.held.state.TS}
+	a := admission{at: told, told: told, cost: cost, policy: policy, ts: d.States[0].Value.held.State.TS}
 	if d.States[0].Prefetched && began.Equal(time.Now()) { // at once
 		a.ownInstant = true
 		w.fromMemory++

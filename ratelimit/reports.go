@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/deny"
 )
 
 // Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] is told of it.
@@ -72,7 +73,7 @@ func (a *afterCommit) undo(to mark) {
 type reports struct {
 	observer Observer
 	refused  func(context.Context, Refusal)
-	cache    *denyCache
+	cache    *deny.Cache
 	inTx     bool         // whether the calls are part of a transaction
 	after    *afterCommit // of that transaction; nil when nobody will say whether it has committed
 }
@@ -88,7 +89,7 @@ func (r *reports) invalidate(asks []bucket.Ask) {
 		}
 	default:
 		for i := range asks {
-			r.cache.invalidate(asks[i].Key)
+			r.cache.Forget(&asks[i].Key)
 		}
 	}
 }
@@ -130,14 +131,14 @@ func isUndone(event Event) bool {
 
 // ended has the deny cache forget the buckets that a transaction changed, or may have changed.
 func (r *reports) ended(after *afterCommit) {
-	for _, k := range after.changed {
-		r.cache.invalidate(k)
+	for i := range after.changed {
+		r.cache.Forget(&after.changed[i])
 	}
 }
 
 // done tells what a call that was answered did.
 func (r *reports) done(ctx context.Context, c *call, d *Decision) {
-	if r.cache != nil && (c.change != nil || d.Allowed && !c.Look) {
+	if r.cache != nil && (c.change != nil || d.Allowed && !c.Look && c.from == fromDatabase) {
 		r.invalidate(c.Asks)
 	}
 	if c.quiet && !d.Allowed {
@@ -149,7 +150,7 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.observer == nil || c.change != nil || c.untold {
 		return
 	}
-	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.cached != nil && !c.prefetched}
+	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.from == fromRefusals}
 	if kept := c.Reservation; kept != nil {
 		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
 	}
@@ -209,7 +210,7 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 			}
 		}
 		if isFirst {
-			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.cached != nil})
+			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.from == fromRefusals})
 		}
 	}
 }

@@ -187,7 +187,7 @@ func (s *subject) isRuledAs(o *subject) bool {
 
 // eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
 // resolved in.
-func (s *subject) eraOf(t bucket.Terms) *era {
+func (s *subject) eraOf(t *bucket.Terms) *era {
 	if t.Eras == nil { // there is one
 		return &s.rule.eras[0]
 	}
@@ -204,12 +204,12 @@ func (s *subject) tell(state *State, t *bucket.Terms) {
 		resolved := s.limit.terms()
 		t = &resolved
 	}
-	e := s.eraOf(*t)
+	e := s.eraOf(t)
 	state.Rule, state.Unit = e.name, e.unit
 }
 
 // holding returns the limit with the policy of the terms, which may be those of another era by now.
-func (s *subject) holding(t bucket.Terms) Limit {
+func (s *subject) holding(t *bucket.Terms) Limit {
 	if s.rule == nil {
 		return s.limit
 	}

@@ -352,7 +352,7 @@ func (c *call) withoutShadows(refused []int) *call {
 	p.known, p.now, p.taken = slices.Clone(p.known), c.Answers[0].Now, 0
 	for _, i := range refused {
 		var state State
-		c.plan.setState(&state, i, &c.Answers[i], &held{})
+		c.plan.setState(&state, i, &c.Answers[i], &bucket.Content{})
 		p.release(i, state)
 	}
 	p.drop()

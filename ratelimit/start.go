@@ -132,7 +132,7 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 	if !bucket.AllAllowed(answers) {
 		var wait time.Duration
 		for i := range asks {
-			wait = max(wait, stateOf(Limit{}, &asks[i], &answers[i], &held{}).RetryAfter)
+			wait = max(wait, stateOf(Limit{}, &asks[i], &answers[i], &bucket.Content{}).RetryAfter)
 		}
 		return wait, nil
 	}

@@ -133,13 +133,18 @@ func TestACallThatIsNotAnsweredFromMemoryPutsTokensBack(t *testing.T) {
 			stripe.of = make(map[bucket.Key]*holding)
 		}
 		stripe.of[k] = &holding{
-			key: k, limit: c.plan.of[i].limit, terms: &terms, kept: bucket.Ahead{Taken: 5, Left: left, TS: 1}, ends: time.Hour,
+			key: k, policy: c.Asks[i].Policy, terms: &terms, kept: bucket.Ahead{Taken: 5, Left: left, TS: 1}, ends: time.Hour,
 		}
 	}
-	require.False(t, p.takeAll(c))
+	takes := func() bool {
+		_, ok := p.take(c.Asks, nil)
+		return ok
+	}
+	p.count.Store(2)
+	require.False(t, takes())
 	require.Equal(t, []float64{5, 1}, []float64{kept(0).kept.Left, kept(1).kept.Left})
 	kept(1).kept.Left = 5
-	require.True(t, p.takeAll(c))
+	require.True(t, takes())
 	require.Equal(t, []float64{3, 3}, []float64{kept(0).kept.Left, kept(1).kept.Left})
 }
 

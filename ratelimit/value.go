@@ -18,14 +18,7 @@ type Value struct {
 	// AsOf is the instant of the reading on the database's clock.
 	AsOf time.Time
 
-	held *held // nil for the zero Value
-}
-
-// held is what a bucket's row holds, and by which terms. Values share it: it does not change.
-type held struct {
-	terms bucket.Terms
-	state bucket.State
-	rows  []bucket.State // of each row, when the bucket is spread over several
+	held *bucket.Content // nil for the zero Value
 }
 
 // At returns what the bucket holds at another instant if nothing more is taken: never above the
@@ -35,19 +28,7 @@ func (v Value) At(instant time.Time) float64 {
 	if v.Limit.isZero() { // the zero Value, as after an error
 		return 0
 	}
-	return v.held.tokens(clampInstant(instant))
-}
-
-// tokens is Terms.Tokens for what the bucket holds.
-func (h *held) tokens(now int64) float64 {
-	if h.rows != nil {
-		return h.terms.TokensOf(h.rows, now)
-	}
-	if h.terms.Eras == nil { // as mostly
-		return h.terms.Tokens(h.state, now)
-	}
-	terms, state := h.terms.Follow(h.state, now)
-	return terms.Tokens(state, now)
+	return v.held.Tokens(clampInstant(instant))
 }
 
 // RetryAfter returns how long from instant it takes until cost tokens can be taken, if nothing more
@@ -60,7 +41,7 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 	if err := checkSlots(v.Limit, cost); err != nil {
 		return 0, err
 	}
-	return v.held.wait(clampInstant(instant), cost, 0), nil
+	return v.held.Wait(clampInstant(instant), cost), nil
 }
 
 // capacity returns the most tokens that the bucket holds, and 0 for the zero Value.
@@ -68,16 +49,7 @@ func (v *Value) capacity() float64 {
 	if v.held == nil {
 		return 0
 	}
-	return v.held.terms.Capacity
-}
-
-// wait is Terms.Wait for what the bucket holds.
-func (h *held) wait(now int64, cost, lowest float64) time.Duration {
-	if h.rows != nil {
-		return h.terms.WaitOf(h.rows, now, cost, lowest)
-	}
-	terms, state := h.terms.Follow(h.state, now)
-	return terms.Wait(state, now, cost, lowest)
+	return v.held.Terms.Capacity
 }
 
 // Take returns what the bucket would hold, and what a call would be told, if cost tokens were taken at an instant: the
@@ -113,9 +85,9 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 		return v, Reservation{Decision: one.decision(time.UnixMicro(now))}
 	}
 	h := *v.held
-	h.terms, h.state = h.terms.Follow(h.state, now)
-	ask := bucket.Ask{Terms: h.terms, Cost: cost}
-	answer := h.answer(&ask, now)
+	h.Terms, h.State = h.Terms.Follow(h.State, now)
+	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
+	answer := h.Answer(&ask, now)
 	d := v.Limit.definition()
 	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitDebt(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
 	if !invalid {
@@ -123,7 +95,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	}
 	one := &single{}
 	s := &one.states[0]
-	setState(s, v.Limit, &ask, &answer, &one.held)
+	setState(s, v.Limit, &ask, &answer, &one.held[0])
 	if invalid {
 		s.RetryAfter = longestWait
 	}
@@ -156,16 +128,7 @@ func (r Request) Full(instant time.Time) Value {
 		shard := ask.Terms.OfShard()
 		answer.SetRows(&ask, slices.Repeat([]bucket.State{shard.Full(now)}, int(ask.Terms.Shards)))
 	}
-	return stateOf(r.limit, &ask, &answer, &held{}).Value
-}
-
-// answer returns what a call at now would find in the bucket, with a wrong clock in it put right.
-func (h *held) answer(ask *bucket.Ask, now int64) bucket.Answer {
-	a := bucket.Answer{Now: now, State: h.terms.FixClock(h.state, now)}
-	if h.rows != nil {
-		a.SetRows(ask, h.terms.FixClocks(h.rows, now))
-	}
-	return a
+	return stateOf(r.limit, &ask, &answer, &bucket.Content{}).Value
 }
 
 // clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
@@ -247,7 +210,7 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	if v.Limit.isZero() {
 		return []byte("null"), nil
 	}
-	t, state := v.held.terms, v.held.state
+	t, state := v.held.Terms, v.held.State
 	out := valueJSON{
 		Limit:    v.Limit.Name(),
 		Rate:     t.Rate,

@@ -9,6 +9,7 @@ import (
 type Ask struct {
 	Key    Key
 	Terms  Terms
+	Policy any // what the terms were compiled from, for those who remember answers: equal policies decide alike
 	Cost   float64
 	Asked  float64 // what the cost is without its price, where it has one; else 0
 	Lowest float64 // the least value that may remain

@@ -86,8 +86,8 @@ func mechanisms() []mechanism {
 		},
 		{
 			"denycache",
-			[]string{"ratelimit/denycache.go"},
-			words(`cache|denied`),
+			nil, // internal/deny is its package
+			words(`cache|denied|fromRefusals`),
 		},
 		{
 			"gate",
