@@ -50,7 +50,7 @@ type call struct {
 // were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	if d, known := l.recallOne(ctx, requests); known {
+	if d, known := recallOne(ctx, l, requests); known {
 		return d, nil
 	}
 	c, err := l.begin(ctx, verbTake, requests)
@@ -245,7 +245,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	}
 	l.prices.touchAll(ctx, &c.plan)
 	if c.recalls {
-		c.states, c.at, c.from = l.recall(c.Asks, c.plan.of)
+		c.states, c.at, c.from = recall(l, c.Asks, c.plan.of)
 	}
 	if c.from == fromDatabase {
 		err = c.runKnowing(ctx, l)
@@ -294,15 +294,15 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		return nil
 	case c.change != nil:
 		if c.Verb != "refund" { // of what was given out
-			l.prefetched.beforeChange(ctx, l, c.Asks)
+			l.ahead.GiveUp(ctx, c.Asks, l.pool == nil)
 		}
 		ctx, cancel := l.bounded(ctx)
 		defer cancel()
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case c.recalls && !c.plan.calendars && l.prefetched.serves(c.Asks):
-		return l.prefetched.decide(ctx, c)
+	case c.recalls && !c.plan.calendars && l.ahead.Serves(c.Asks):
+		return c.fetch(ctx, l)
 	}
 	return c.send(ctx, l)
 }

@@ -2,10 +2,14 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/ahead"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/deny"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // A source is who answered a call.
@@ -18,8 +22,8 @@ const (
 )
 
 // recallOne is recall for a Take of one request of a plain limit. It makes no call and no plan, which take as long as the rest.
-func (l *Limiter) recallOne(ctx context.Context, requests []Request) (d Decision, known bool) {
-	if l == nil || l.pool == nil || len(requests) != 1 || ctx.Err() != nil || l.cache == nil && l.prefetched.count.Load() == 0 {
+func recallOne(ctx context.Context, l *Limiter, requests []Request) (d Decision, known bool) {
+	if l == nil || l.pool == nil || len(requests) != 1 || ctx.Err() != nil || l.cache == nil && l.ahead.IsEmpty() {
 		return d, false
 	}
 	r := &requests[0]
@@ -33,7 +37,7 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (d Decision
 		return d, false
 	}
 	asks := [1]bucket.Ask{{Key: bucket.Key{Name: of.name, Key: key}, Terms: of.terms, Policy: s.limit, Cost: r.cost}}
-	states, at, from := l.recall(asks[:], []subject{s})
+	states, at, from := recall(l, asks[:], []subject{s})
 	if from == fromDatabase {
 		return d, false
 	}
@@ -48,12 +52,12 @@ func (l *Limiter) recallOne(ctx context.Context, requests []Request) (d Decision
 
 // recall returns the states of the buckets of a Take, and the instant of the decision, if it can be decided on from memory: with
 // prefetched tokens, or by a refusal that is remembered. It waits for nothing, and sends nothing.
-func (l *Limiter) recall(asks []bucket.Ask, of []subject) (states []State, at int64, from source) {
+func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int64, from source) {
 	if l.batcher.IsClosed() {
 		return nil, 0, fromDatabase
 	}
-	var few [2]view
-	if kept, ok := l.prefetched.take(asks, few[:0]); ok {
+	var few [2]ahead.View
+	if kept, taken := l.ahead.Take(asks, few[:0]); taken {
 		states, at = statesOf(kept, asks, of)
 		return states, at, fromPrefetched
 	}
@@ -71,11 +75,11 @@ func (l *Limiter) recall(asks []bucket.Ask, of []subject) (states []State, at in
 }
 
 // statesOf returns the states of buckets that gave prefetched tokens, and the instant of the decision.
-func statesOf(kept []view, asks []bucket.Ask, of []subject) (states []State, at int64) {
+func statesOf(kept []ahead.View, asks []bucket.Ask, of []subject) (states []State, at int64) {
+	at = math.MinInt64
 	states, contents := room(len(kept))
-	at = kept[0].at
 	for i := range kept {
-		told := kept[i].tell(&contents[i])
+		told := kept[i].Tell(&contents[i])
 		states[i].Prefetched = true
 		states[i].tell(&told, &asks[i], &of[i])
 		at = max(at, told.Now)
@@ -87,6 +91,21 @@ func statesOf(kept []view, asks []bucket.Ask, of []subject) (states []State, at 
 func (s *State) tell(told *bucket.Told, a *bucket.Ask, of *subject) {
 	s.set(of.holding(&told.Terms), a, told)
 	of.tell(s, &told.Terms)
+}
+
+// fetch has the database decide on a Take of prefetched limits, or waits for tokens that are taken ahead for it and others.
+func (c *call) fetch(ctx context.Context, l *Limiter) error {
+	kept, given, err := l.ahead.Do(ctx, c.Asks, func() ([]bucket.Answer, error) {
+		if err := c.send(ctx, l); err != nil { // a batch that its caller has left goes on with the call
+			return nil, err
+		}
+		return c.Answers, nil
+	})
+	if given {
+		c.from = fromPrefetched
+		c.states, c.at = statesOf([]ahead.View{kept}, c.Asks, c.plan.of)
+	}
+	return err
 }
 
 // send has the database decide on the call, in a batch with others if it can. A refusal of limits that keep their word is remembered.
@@ -105,3 +124,39 @@ func (c *call) send(ctx context.Context, l *Limiter) error {
 	}
 	return err
 }
+
+// keeping is a Limiter as package ahead knows it.
+type keeping struct{ *Limiter }
+
+// Fetch decides on a call that takes tokens ahead, in a batch with others.
+func (l keeping) Fetch(ctx context.Context, c *store.Call) error {
+	err := l.batcher.Do(ctx, c.Queueable())
+	if err == nil && c.Answers[0].Allowed {
+		l.reports.invalidate(c.Asks)
+	}
+	return err
+}
+
+// GiveBack returns tokens to a row. It reports an error, unless it is to be tried again.
+func (l keeping) GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kept bucket.Ahead, most time.Duration) (given float64, err error) {
+	began := l.reports.began()
+	defer func() {
+		if failure := recover(); failure != nil { // of a hook of the program: it must not end the process
+			err = prefixed(fmt.Errorf("return %q: a hook panicked: %v", k.Name, failure))
+		}
+		if err != nil && !(most > 0 && store.IsLockTimeout(err)) {
+			l.reports.failed(ctx, Failed{Verb: "return", Limit: k.Name, Err: err}, began)
+		}
+	}()
+	bounded, cancel := l.bounded(ctx)
+	defer cancel()
+	given, err = l.session.Return(bounded, k, t, kept, most)
+	l.reports.invalidate([]bucket.Ask{{Key: k}})
+	if err != nil {
+		err = during(fmt.Sprintf("return %q", k.Name), l.explained(ctx, err, false))
+	}
+	return given, err
+}
+
+// Tell tells the observer what became of tokens that were taken ahead.
+func (l keeping) Tell(e ahead.Event) { l.reports.tell(context.Background(), Prefetched(e)) }

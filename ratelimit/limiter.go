@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/ahead"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/deny"
@@ -56,8 +57,8 @@ type Limiter struct {
 	fingerprint  *fingerprint
 	reach        *reach
 	leaving      *leaving
-	prices       *prices // of adaptive limits
-	prefetched   *prefetched
+	prices       *prices       // of adaptive limits
+	ahead        *ahead.Keeper // nil: no tokens are taken ahead
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
@@ -95,7 +96,10 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
 	background := inBackground(l)
-	l.prices, l.prefetched = newPrices(background), newPrefetched(background)
+	l.prices = newPrices(background)
+	if !l.isConnection {
+		l.ahead = ahead.New(keeping{background}, ahead.Options{MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, AsOf: asOf})
+	}
 	return l, nil
 }
 
@@ -110,11 +114,11 @@ func (l *Limiter) Close(ctx context.Context) error {
 	if l.pool == nil {
 		return fmt.Errorf("%w: close of a Limiter of WithTx; close the one that New returned", ErrInvalidConfig)
 	}
-	l.prefetched.shut.Store(true)
+	l.ahead.Shut()
 	if err := l.batcher.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
-	if err := l.prefetched.close(ctx); err != nil {
+	if err := l.ahead.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
 	if err := l.prices.close(ctx); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -115,45 +114,4 @@ func TestAnotherFingerprintIsRefused(t *testing.T) {
 	require.NoError(t, f.judge("ratelimit", f.own, nil))
 	require.NoError(t, f.judge("ratelimit", "", nil), "none is stored yet")
 	require.ErrorIs(t, f.judge("ratelimit", "another", nil), ErrHashKeyMismatch)
-}
-
-// A call over several limits that finds too few prefetched tokens of one limit puts the tokens of the others back.
-func TestACallThatIsNotAnsweredFromMemoryPutsTokensBack(t *testing.T) {
-	t.Parallel()
-	limiter, err := New(&beginningPool{}, Config{})
-	require.NoError(t, err)
-	p, policy := limiter.prefetched, TokenBucket{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second}
-	plenty, scarce := Define("plenty", policy), Define("scarce", policy)
-	c := calling(t, plenty.For("ada").Cost(2), scarce.For("ada").Cost(2))
-	kept := func(i int) *holding { return p.stripe(&c.Asks[i].Key).of[c.Asks[i].Key] }
-	for i, left := range []float64{5, 1} {
-		k, terms := c.Asks[i].Key, c.Asks[i].Terms
-		stripe := p.stripe(&k)
-		if stripe.of == nil {
-			stripe.of = make(map[bucket.Key]*holding)
-		}
-		stripe.of[k] = &holding{
-			key: k, policy: c.Asks[i].Policy, terms: &terms, kept: bucket.Ahead{Taken: 5, Left: left, TS: 1}, ends: time.Hour,
-		}
-	}
-	takes := func() bool {
-		_, ok := p.take(c.Asks, nil)
-		return ok
-	}
-	p.count.Store(2)
-	require.False(t, takes())
-	require.Equal(t, []float64{5, 1}, []float64{kept(0).kept.Left, kept(1).kept.Left})
-	kept(1).kept.Left = 5
-	require.True(t, takes())
-	require.Equal(t, []float64{3, 3}, []float64{kept(0).kept.Left, kept(1).kept.Left})
-}
-
-// Prefetched tokens are used until the end of their time, and given back from then on.
-func TestPrefetchedTokensEndOnTime(t *testing.T) {
-	t.Parallel()
-	h := &holding{kept: bucket.Ahead{Taken: 10, Left: 1}, ends: time.Second, usedAt: time.Second}
-	require.True(t, h.has(1, time.Second-1))
-	require.False(t, h.has(1, time.Second))
-	require.False(t, h.isLeft(time.Second-1, time.Hour))
-	require.True(t, h.isLeft(time.Second, time.Hour))
 }

@@ -92,48 +92,6 @@ func (t Terms) Return(s State, a Ahead, now int64) State {
 	return s
 }
 
-const (
-	// aheadOfRow and aheadOfCapacity are the shares, of what a row holds and of what it can hold, that one process takes ahead
-	// in one decision, so that there is something left for others.
-	aheadOfRow, aheadOfCapacity = 0.25, 0.125
-	// usedUpSoon is the share of Prefetch within which what was taken ahead is used up where more is taken the next time. Twice
-	// of that is well within Prefetch, so that at a steady pace nothing is left over.
-	usedUpSoon = 8
-)
-
-// Pace is how much a process takes ahead of one bucket.
-type Pace struct {
-	Size float64 // before its bounds
-}
-
-// Next sets how much is taken ahead in a decision that comes gap microseconds after the one before it. It doubles while that
-// was used up soon, and halves when it was not within half of the time.
-func (p *Pace) Next(t *Terms, gap int64, cost float64) {
-	switch {
-	case gap < t.Prefetch/usedUpSoon:
-		p.Size = max(2*p.Size, cost)
-	case gap > t.Prefetch/2:
-		p.Size /= 2
-	}
-	p.Size = min(p.Size, t.Capacity*aheadOfCapacity)
-}
-
-// Ahead returns how much is taken ahead of a row that holds so much, beside what is asked for: 0 when that would be less
-// than one more call for cost needs, or the row is about to be empty.
-func (p *Pace) Ahead(row, asked, cost float64) float64 {
-	ahead := min(p.Size, (row-asked)*aheadOfRow)
-	if !(ahead >= cost) {
-		return 0
-	}
-	return ahead
-}
-
-// Halve has less taken ahead the next time, because some was left over.
-func (p *Pace) Halve() { p.Size /= 2 }
-
-// Stop has nothing taken ahead the next time, because the row had too little.
-func (p *Pace) Stop() { p.Size = 0 }
-
 // RowCapacity returns what the row of a bucket may hold where processes keep tokens for prefetch, and false when that is not
 // half of the capacity or more.
 func RowCapacity(capacity, rate, steps float64, prefetch int64) (row float64, enough bool) {

@@ -136,24 +136,6 @@ func TestUnderOtherTerms(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestPace(t *testing.T) {
-	t.Parallel()
-	terms := buckettest.TokenBucket(1, time.Second, 800)
-	terms.Prefetch = 8000
-	var p bucket.Pace
-	for _, step := range []struct {
-		gap  int64
-		size float64
-	}{{5000, 0}, {999, 2}, {999, 4}, {1000, 4}, {4000, 4}, {4001, 2}, {0, 4}, {0, 8}, {0, 16}, {0, 32}, {0, 64}, {0, 100}, {0, 100}} {
-		p.Next(&terms, step.gap, 2)
-		require.InDelta(t, step.size, p.Size, 0, "after %d", step.gap)
-	}
-	require.InDelta(t, 100, p.Ahead(800, 2, 2), 0)
-	require.InDelta(t, 25, p.Ahead(102, 2, 2), 0, "a share of what there is")
-	require.Zero(t, p.Ahead(9, 2, 2), "no more than asked")
-	require.Zero(t, p.Ahead(-50, 2, 2))
-}
-
 // The row of a bucket holds less by the tokens that processes may have prefetched, which is half of the capacity at most.
 func TestTheRowHoldsLessByWhatMayBePrefetched(t *testing.T) {
 	t.Parallel()

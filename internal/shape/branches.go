@@ -98,10 +98,8 @@ func mechanisms() []mechanism {
 		},
 		{
 			"prefetch",
-			[]string{
-				"internal/bucket/ahead.go", "internal/store/return.go", "ratelimit/fetch.go", "ratelimit/giveback.go", "ratelimit/prefetch.go",
-			},
-			words(`Prefetch|prefetched`),
+			[]string{"internal/bucket/ahead.go", "internal/store/return.go"}, // and the package internal/ahead
+			words(`Prefetch|prefetched|ahead|fromPrefetched`),
 		},
 	}
 }

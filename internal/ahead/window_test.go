@@ -1,4 +1,4 @@
-package ratelimit
+package ahead
 
 import (
 	"math"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
@@ -52,7 +53,7 @@ func (w *prefetchWorld) changeWindows() {
 	arrives := rate * float64(period.Microseconds()) / 1024
 	capacity := arrives * float64(1+w.random.IntN(3)) // unused tokens roll over
 	start := time.UnixMicro(w.random.Int64N(1 << 40))
-	w.hold(FixedWindow{Rate: arrives, Period: period, Capacity: capacity, Start: start, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
+	w.hold(windows{Rate: arrives, Period: period, Capacity: capacity, Start: start, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
 }
 
 // requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in
@@ -61,8 +62,8 @@ func (w *prefetchWorld) changeWindows() {
 func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 	t.Helper()
 	for i, limit := range w.policies {
-		policy := limit.Policy().(FixedWindow)
-		terms := limit.terms()
+		policy := limit.policy.(windows)
+		terms := limit.terms
 		windows := make(map[int64]float64) // what was admitted in each, by its beginning
 		for _, a := range w.took {
 			if a.policy != i {
@@ -102,32 +103,32 @@ func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 func TestPrefetchEndsWithTheWindow(t *testing.T) {
 	t.Parallel()
 	const period = 10 * time.Second
-	setup := func(t *testing.T) (*ledger, *Limiter, Request, time.Time) {
+	setup := func(t *testing.T) (*ledger, *process, bucket.Ask, time.Time) {
 		t.Helper()
 		row := &ledger{}
 		start := time.Now().Add(-period / 2)
-		limit := Define("window", FixedWindow{Rate: 10_000, Period: period, Start: start, Prefetch: period})
-		limiter := row.on(t, Config{})
-		warm(t, limiter, limit.For("hot"), 100)
-		return row, limiter, limit.For("hot"), start.Add(period)
+		limit := define("window", windows{Rate: 10_000, Period: period, Start: start, Prefetch: period})
+		limiter := row.on(Options{})
+		warm(t, limiter, limit.ask("hot", 1), 100)
+		return row, limiter, limit.ask("hot", 1), start.Add(period)
 	}
 	t.Run("LostAfterIt", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			row, limiter, request, end := setup(t)
-			limiter.prefetched.timer.Stop() // as in a process that stood still
+			limiter.timer.Stop() // as in a process that stood still
 			pass(time.Until(end) - period/100)
-			d, err := limiter.Take(t.Context(), request)
+			d, err := limiter.take(t.Context(), request)
 			require.NoError(t, err)
-			require.True(t, d.States[0].Prefetched)
-			require.LessOrEqual(t, d.ResetAfter, period/100, "all arrives with the next window")
+			require.True(t, d.Prefetched)
+			require.LessOrEqual(t, d.FullAfter, period/100, "all arrives with the next window")
 			pass(time.Until(end))
 			row.change(func() { row.asked = nil })
-			_, err = limiter.Take(t.Context(), request)
+			_, err = limiter.take(t.Context(), request)
 			require.NoError(t, err)
 			require.Len(t, row.asked, 1)
 			require.InDelta(t, 10_000-row.asked[0], row.row.Value, 0, "the next window has all its tokens")
-			require.NoError(t, limiter.Close(t.Context()))
+			limiter.end(t)
 			require.InDelta(t, 99, row.changed.Lost, 0)
 			require.InDelta(t, 10_000-1, row.row.Value, 0)
 		})
@@ -141,7 +142,7 @@ func TestPrefetchEndsWithTheWindow(t *testing.T) {
 			require.Zero(t, kept(limiter))
 			require.InDelta(t, before+100, row.row.Value, 0)
 			require.Zero(t, row.changed.Lost)
-			require.NoError(t, limiter.Close(t.Context()))
+			limiter.end(t)
 		})
 	})
 	t.Run("LostWithAnotherPolicy", func(t *testing.T) {
@@ -149,30 +150,12 @@ func TestPrefetchEndsWithTheWindow(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			row, limiter, _, end := setup(t)
 			before := row.held()
-			again := FixedWindow{Rate: 20_000, Period: period, Start: end, Prefetch: period}
-			_, err := limiter.Take(t.Context(), Define("window", again).For("hot"))
+			again := windows{Rate: 20_000, Period: period, Start: end, Prefetch: period}
+			_, err := limiter.take(t.Context(), define("window", again).ask("hot", 1))
 			require.NoError(t, err)
-			require.NoError(t, limiter.Close(t.Context()))
+			limiter.end(t)
 			require.InDelta(t, 100, row.changed.Lost, 0)
 			require.LessOrEqual(t, row.row.Value, before)
 		})
 	})
-}
-
-func TestPrefetchOfWindowsIsChecked(t *testing.T) {
-	t.Parallel()
-	for says, policy := range map[string]Policy{
-		"must be that or less":    FixedWindow{Rate: 10, Period: time.Second, Prefetch: 1001 * time.Millisecond},
-		"from 1ms to 1h":          FixedWindow{Rate: 10, Period: time.Second, Prefetch: time.Microsecond},
-		"use one of them":         FixedWindow{Rate: 10, Period: time.Second, Shards: 2, Prefetch: 10 * time.Millisecond},
-		"NoCapacity":              FixedWindow{Rate: 10, Period: time.Second, Capacity: NoCapacity, Prefetch: 10 * time.Millisecond},
-		"cannot follow the price": Adaptive{Contract: FixedWindow{Rate: 10, Period: time.Second, Prefetch: 10 * time.Millisecond}},
-	} {
-		_, err := NewLimit("hot", policy)
-		require.ErrorIs(t, err, ErrInvalidLimit)
-		require.ErrorContains(t, err, says)
-	}
-	limit := Define("hot", FixedWindow{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second})
-	require.InDelta(t, 20, limit.Capacity(), 0)
-	require.Equal(t, "hot: 10 per second, capacity 20 (fixed window), taken ahead for 1s", limit.String())
 }

@@ -1,4 +1,4 @@
-package ratelimit
+package ahead
 
 import (
 	"math"
@@ -47,7 +47,7 @@ func (w *prefetchWorld) requirePromise(t *testing.T) {
 // arrivedBy returns what has arrived by an instant under the policies that have held, and the capacity of that which holds.
 func (w *prefetchWorld) arrivedBy(instant time.Time) (capacity, arrived float64) {
 	for i, limit := range w.policies {
-		policy := limit.Policy().(TokenBucket)
+		policy := limit.policy.(tokens)
 		until := instant
 		if i+1 < len(w.changed) && w.changed[i+1].Before(until) {
 			until = w.changed[i+1]

@@ -1,4 +1,4 @@
-package ratelimit
+package ahead
 
 import (
 	"context"
@@ -10,9 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -51,7 +48,7 @@ type prefetchWorld struct {
 	active   int    // calls that are under way
 	changing bool   // whether no call may begin, because the policy is about to change
 	change   func() // has another policy hold from now on
-	policies []Limit
+	policies []*limit
 	pace     worldPace   // of the last of them
 	changed  []time.Time // when each of them began to hold
 
@@ -87,12 +84,12 @@ func (w *prefetchWorld) changeBuckets() {
 	prefetch := time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
 	kept := rate * float64(prefetch.Microseconds()) / 1024
 	capacity := math.Ceil(max(2*kept, 64) * (1 + w.random.Float64()))
-	w.hold(TokenBucket{Rate: rate, Period: 1024 * time.Microsecond, Capacity: capacity, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
+	w.hold(tokens{Rate: rate, Period: 1024 * time.Microsecond, Capacity: capacity, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
 }
 
 // hold has a policy hold from now on.
-func (w *prefetchWorld) hold(policy Policy, pace worldPace) {
-	w.policies = append(w.policies, Define("hot", policy))
+func (w *prefetchWorld) hold(policy any, pace worldPace) {
+	w.policies = append(w.policies, define("hot", policy))
 	w.pace = pace
 	w.changed = append(w.changed, time.Now())
 }
@@ -120,8 +117,8 @@ func (w *prefetchWorld) latency() {
 	w.sleep(300 * time.Microsecond)
 }
 
-// DecideOne is the database. What it takes the time to be is when the statement came, although that may wait for the row.
-func (w *prefetchWorld) DecideOne(_ context.Context, c *store.Call) error {
+// Fetch is the database. What it takes the time to be is when the statement came, although that may wait for the row.
+func (w *prefetchWorld) Fetch(_ context.Context, c *store.Call) error {
 	w.latency()
 	now := w.clock(time.Now())
 	if w.intN(10) == 0 {
@@ -145,16 +142,8 @@ func (w *prefetchWorld) DecideOne(_ context.Context, c *store.Call) error {
 	return nil
 }
 
-func (w *prefetchWorld) RunAlone(context.Context, *store.Call) ([]batch.Blocked[store.Call], error) {
-	panic("no batch runs")
-}
-
-func (w *prefetchWorld) Run(context.Context, []*store.Call, *bucket.Key) []batch.Blocked[store.Call] {
-	panic("no batch runs")
-}
-
-// giveBack is the database, too.
-func (w *prefetchWorld) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead, _ time.Duration) (float64, error) {
+// GiveBack is the database, too.
+func (w *prefetchWorld) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead, _ time.Duration) (float64, error) {
 	w.latency()
 	now := w.clock(time.Now())
 	if w.intN(10) == 0 {
@@ -168,31 +157,25 @@ func (w *prefetchWorld) giveBack(_ context.Context, _ bucket.Key, t bucket.Terms
 	return given, nil
 }
 
-// Observe adds up what becomes of what is taken ahead.
-func (w *prefetchWorld) Observe(_ context.Context, event Event) {
-	if e, ok := event.(Prefetched); ok {
-		w.mu.Lock()
-		w.taken, w.returned, w.lost = w.taken+e.Taken, w.returned+e.Returned, w.lost+e.Lost
-		w.mu.Unlock()
-	}
+// Tell adds up what becomes of what is taken ahead.
+func (w *prefetchWorld) Tell(e Event) {
+	w.mu.Lock()
+	w.taken, w.returned, w.lost = w.taken+e.Taken, w.returned+e.Returned, w.lost+e.Lost
+	w.mu.Unlock()
 }
 
 // process returns a new process.
-func (w *prefetchWorld) process() *Limiter {
-	l, err := New(&answering{}, Config{Observer: w})
-	require.NoError(w.T, err)
-	l.batcher = batch.New[store.Call](w, batch.Options{Apart: true, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded})
-	l.prefetched.limiter.batcher, l.prefetched.giveTo = l.batcher, w.giveBack
-	return l
+func (w *prefetchWorld) process() *process {
+	return newProcess(w, Options{MaxWaiting: 10_000, Timeout: 10 * time.Second})
 }
 
 // kill ends a process as SIGKILL does: nothing that it keeps is given back.
-func (w *prefetchWorld) kill(l *Limiter) {
+func (w *prefetchWorld) kill(l *process) {
 	w.mu.Lock()
 	w.died++
 	w.mu.Unlock()
-	p := l.prefetched
-	p.shut.Store(true)
+	p := l.Keeper
+	p.Shut()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.idle == nil {
@@ -316,6 +299,7 @@ func (w *prefetchWorld) run() {
 						old := l
 						l = w.process()
 						mu.Unlock()
+						old.Shut()
 						_ = old.Close(context.Background())
 					}
 				}
@@ -344,7 +328,7 @@ func (w *prefetchWorld) run() {
 }
 
 // take makes a call of a process; one in twenty goes by the row, as all calls in transactions do.
-func (w *prefetchWorld) take(l *Limiter, policy int) {
+func (w *prefetchWorld) take(l *process, policy int) {
 	cost := float64(1 + w.intN(3)*w.intN(4))
 	w.mu.Lock()
 	if w.phase == rest {
@@ -352,15 +336,12 @@ func (w *prefetchWorld) take(l *Limiter, policy int) {
 		return
 	}
 	w.mu.Unlock()
-	request := w.policies[policy].For("key").Cost(cost)
+	request := w.policies[policy].ask("key", cost)
 	began := time.Now()
-	var d Decision
+	var d decision
 	var err error
 	if w.intN(20) == 0 {
-		var c *call
-		if c, err = l.begin(context.Background(), verbTake, []Request{request}); err == nil {
-			d, err = l.do(context.Background(), c)
-		}
+		d, err = l.ask(context.Background(), request)
 	} else {
 		ctx := context.Background()
 		if w.intN(50) == 0 {
@@ -368,7 +349,7 @@ func (w *prefetchWorld) take(l *Limiter, policy int) {
 			ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
 			defer cancel()
 		}
-		d, err = l.Take(ctx, request)
+		d, err = l.take(ctx, request)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -376,9 +357,9 @@ func (w *prefetchWorld) take(l *Limiter, policy int) {
 		w.denied++
 		return
 	}
-	told := d.At.Add(-w.offset)
-	a := admission{at: told, told: told, cost: cost, policy: policy, ts: d.States[0].Value.held.State.TS}
-	if d.States[0].Prefetched && began.Equal(time.Now()) { // at once
+	told := time.UnixMicro(d.Now).Add(-w.offset)
+	a := admission{at: told, told: told, cost: cost, policy: policy, ts: d.State.TS}
+	if d.Prefetched && began.Equal(time.Now()) { // at once
 		a.ownInstant = true
 		w.fromMemory++
 		a.at = began

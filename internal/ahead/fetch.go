@@ -1,4 +1,4 @@
-package ratelimit
+package ahead
 
 import (
 	"context"
@@ -6,76 +6,55 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // waiter is a call that waits for a fetch. The lock of the stripe guards it until done is closed.
 type waiter struct {
-	call *call
 	cost float64
 	gone bool          // whether its caller has left
 	done chan struct{} // closed when there is an answer
 
-	got   view // what is known of the bucket with the answer
-	apart bool // whether the call is to go to the database by itself
-	err   error
+	got View // what is known of the bucket with the answer
+	err error
 }
 
-// errExited is what calls get whose fetch was ended by runtime.Goexit in a hook of the program.
-var errExited = errors.New("the goroutine that takes ahead has exited")
+var (
+	// errExited is what calls get whose fetch was ended by runtime.Goexit in a hook of the program.
+	errExited = errors.New("the goroutine that takes ahead has exited")
+	// errApart has a call go to the database by itself.
+	errApart = errors.New("nothing was taken ahead")
+)
 
-// answer gives the waiter its answer, unless it left.
-func (w *waiter) answer() {
-	if !w.gone {
-		close(w.done)
-	}
-}
-
-// toDatabase has the calls go to the database by themselves.
-func toDatabase(waiters []*waiter) {
+// answer gives the calls an error, or tokens if there is none. Some may have left.
+func answer(waiters []*waiter, err error) {
 	for _, w := range waiters {
-		w.apart = true
-		w.answer()
-	}
-}
-
-// fail answers the calls with an error.
-func fail(waiters []*waiter, err error) {
-	for _, w := range waiters {
-		w.err = err
-		w.answer()
+		if w.err = err; !w.gone {
+			close(w.done)
+		}
 	}
 }
 
 // await waits until the waiter has its answer, or its time is over.
-func (p *prefetched) await(ctx context.Context, s *holdingStripe, h *holding, w *waiter) error {
-	l := p.limiter
-	defer p.waiting.Add(-1)
-	ctx, cancel := l.bounded(ctx)
+func (k *Keeper) await(ctx context.Context, s *stripe, h *holding, w *waiter) error {
+	defer k.waiting.Add(-1)
+	ctx, cancel := batch.Bounded(ctx, k.options.Timeout)
 	defer cancel()
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		if p.left(s, h, w) {
+		if k.left(s, h, w) {
 			return ctx.Err()
 		}
 	}
-	switch {
-	case w.err != nil:
-		return w.err
-	case w.apart:
-		err := w.call.send(ctx, l)
-		p.noteAnswer(w.call, 0, err)
-		return err
-	}
-	w.call.given(w.got)
-	return nil
+	return w.err
 }
 
 // left notes that the caller of w has left, and reports whether it has no answer. A fetch that nobody waits for any more is
 // cancelled, as it may wait for a row that somebody holds.
-func (p *prefetched) left(s *holdingStripe, h *holding, w *waiter) bool {
+func (k *Keeper) left(s *stripe, h *holding, w *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
@@ -97,28 +76,16 @@ func (p *prefetched) left(s *holdingStripe, h *holding, w *waiter) bool {
 
 // enter reports whether a call may wait for the fetch of the holding, and one may begin where none is under way. The stripe is
 // locked.
-func (p *prefetched) enter(h *holding) bool {
-	if p.waiting.Add(1) > int64(p.limiter.config.MaxWaiting) || !h.fetching && !p.start() {
-		p.waiting.Add(-1)
+func (k *Keeper) enter(h *holding) bool {
+	if k.waiting.Add(1) > int64(k.options.MaxWaiting) || !h.fetching && !k.start() {
+		k.waiting.Add(-1)
 		return false
 	}
 	return true
 }
 
-// fetchFor begins a fetch that nobody waits for, when the last call for the bucket found too little and more are expected.
-func (p *prefetched) fetchFor(ctx context.Context, c *call, i int) {
-	a, s := &c.Asks[i], p.stripe(&c.Asks[i].Key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h := s.of[a.Key]
-	if h == nil || h.fetching || h.policy != a.Policy || h.has(a.Cost, p.now()) || h.pace.Ahead(h.row.Value, 0, h.cost) == 0 || !p.start() {
-		return
-	}
-	p.beginFetch(ctx, s, h)
-}
-
 // beginFetch begins a fetch, with the values of the context. The stripe is locked, and start was called.
-func (p *prefetched) beginFetch(ctx context.Context, s *holdingStripe, h *holding) {
+func (k *Keeper) beginFetch(ctx context.Context, s *stripe, h *holding) {
 	h.fetching = true
 	ctx = context.WithoutCancel(ctx)
 	go func() {
@@ -129,21 +96,21 @@ func (p *prefetched) beginFetch(ctx context.Context, s *holdingStripe, h *holdin
 				h.stop()
 				s.mu.Unlock()
 			}
-			p.end()
+			k.end()
 		}()
 		for isFirst := true; more; isFirst = false {
-			more = p.fetch(ctx, s, h, isFirst)
+			more = k.fetch(ctx, s, h, isFirst)
 		}
 	}()
 }
 
 // fetch takes from the row what the calls that wait cost and some ahead, in one statement, and reports whether another is to
 // follow, for those that came meanwhile.
-func (p *prefetched) fetch(ctx context.Context, s *holdingStripe, h *holding, isFirst bool) (more bool) {
+func (k *Keeper) fetch(ctx context.Context, s *stripe, h *holding, isFirst bool) (more bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.mu.Lock()
-	waiters, cost, ahead := h.next(p.now(), isFirst)
+	waiters, cost, ahead := h.next(k.now(), isFirst)
 	if ahead == 0 {
 		h.stop()
 		s.mu.Unlock()
@@ -151,17 +118,17 @@ func (p *prefetched) fetch(ctx context.Context, s *holdingStripe, h *holding, is
 	}
 	h.leave = cancel
 	var c store.Call
-	c.Verb, c.Asks = verbTake, []bucket.Ask{{Key: h.key, Terms: *h.terms, Cost: cost + ahead, Mode: h.terms.Mode()}}
+	c.Verb, c.Asks = "take", []bucket.Ask{{Key: h.key, Terms: *h.terms, Policy: h.policy, Cost: cost + ahead, Mode: h.terms.Mode()}}
 	s.mu.Unlock()
 
-	sent, err := p.now(), errExited
+	sent, err := k.now(), errExited
 	defer func() { // whatever ends it, those who wait go on
 		if failure := recover(); failure != nil {
 			err = fmt.Errorf("a hook panicked: %v", failure)
 		}
-		more = p.fetched(ctx, s, h, &c, waiters, sent, err)
+		more = k.fetched(ctx, s, h, &c, waiters, sent, err)
 	}()
-	err = p.limiter.batcher.Do(ctx, c.Queueable())
+	err = k.owner.Fetch(ctx, &c)
 	return false
 }
 
@@ -179,7 +146,7 @@ func (h *holding) next(now time.Duration, isFirst bool) (waiters []*waiter, cost
 	case len(waiting) > 0 && !isFirst:
 		ahead = h.ahead(now, cost, waiting[0].cost)
 	case len(waiting) > 0 || isFirst:
-		ahead = h.pace.Ahead(h.row.Value, cost, h.cost)
+		ahead = h.pace.ahead(h.row.Value, cost, h.cost)
 	}
 	return waiting, cost, ahead
 }
@@ -188,47 +155,44 @@ func (h *holding) next(now time.Duration, isFirst bool) (waiters []*waiter, cost
 func (h *holding) stop() {
 	waiters := h.waiters
 	h.fetching, h.waiters, h.leave = false, nil, nil
-	toDatabase(waiters)
+	answer(waiters, errApart)
 }
 
 // fetched gives out what a fetch for the waiters has taken, and keeps the rest. It reports whether another is to follow.
-func (p *prefetched) fetched(ctx context.Context, s *holdingStripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration, err error) (more bool) {
+func (k *Keeper) fetched(ctx context.Context, s *stripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration, err error) (more bool) {
 	s.mu.Lock()
 	h.leave = nil
 	late := h.waiters[len(waiters):]
 	h.waiters = append([]*waiter(nil), late...)
 	switch {
 	case err != nil:
-		fail(waiters, err)
+		answer(waiters, err)
 	case !c.Answers[0].Allowed:
-		h.note(&c.Answers[0], p.now())
-		h.pace.Stop()
+		h.note(&c.Answers[0], k.now())
+		h.pace = 0
 		rest := h.giveUp()
 		s.mu.Unlock()
-		p.giveBack(ctx, rest, 0) // so that it is there for those who ask for it now
+		k.giveBack(ctx, rest, 0) // so that it is there for those who ask for it now
 		s.mu.Lock()
-		toDatabase(waiters)
+		answer(waiters, errApart)
 		h.stop()
 		s.mu.Unlock()
 		return false
 	default:
-		p.give(s, h, c, waiters, sent)
+		k.give(s, h, c, waiters, sent)
 	}
 	more = len(h.waiters) > 0
 	if !more {
 		h.stop()
 	}
-	p.unlock(s)
-	if err == nil {
-		p.limiter.reports.invalidate(c.Asks)
-	}
+	k.unlock(s)
 	return more
 }
 
 // give gives out what a fetch has taken: what is left of the one before first, then to those that the fetch was for, and to
 // those that came later, as long as there is enough.
-func (p *prefetched) give(s *holdingStripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration) {
-	a, r, now := &c.Asks[0], &c.Answers[0], p.now()
+func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration) {
+	a, r, now := &c.Asks[0], &c.Answers[0], k.now()
 	before, rest, isValid := h.kept, 0.0, now < h.ends
 	if isValid {
 		rest = max(before.Left, 0)
@@ -244,14 +208,14 @@ func (p *prefetched) give(s *holdingStripe, h *holding, c *store.Call, waiters [
 		}
 		rest -= old
 		h.kept.Left = max(h.kept.Left-(w.cost-old), 0)
-		w.got = view{terms: &a.Terms, row: r.State, at: r.Now, kept: h.kept}
-		w.answer()
+		w.got = View{terms: &a.Terms, row: r.State, at: r.Now, kept: h.kept}
+		close(w.done)
 	}
 	if isValid {
 		before.Left = rest
 	}
-	p.orphanOf(h.key, *h.terms, before)
-	s.events = append(s.events, Prefetched{Limit: h.key.Name, Taken: h.kept.Left})
+	k.orphan(h.key, *h.terms, before)
+	s.events = append(s.events, Event{Limit: h.key.Name, Taken: h.kept.Left})
 	for len(h.waiters) > 0 && (h.waiters[0].gone || h.has(h.waiters[0].cost, now)) {
 		w := h.waiters[0]
 		h.waiters = h.waiters[1:]
@@ -259,11 +223,11 @@ func (p *prefetched) give(s *holdingStripe, h *holding, c *store.Call, waiters [
 			continue
 		}
 		h.spend(w.cost, now)
-		w.got = p.view(h, now)
-		w.answer()
+		w.got = k.view(h, now)
+		close(w.done)
 	}
 	if a.Terms.Era != h.terms.Era { // what is kept is of another policy
-		p.orphanOf(h.key, a.Terms, h.kept)
+		k.orphan(h.key, a.Terms, h.kept)
 		h.kept, h.known = bucket.Ahead{}, false
 	}
 }

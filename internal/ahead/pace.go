@@ -1,0 +1,37 @@
+package ahead
+
+import "github.com/pgratelimit/pgratelimit/internal/bucket"
+
+const (
+	// ofRow and ofCapacity are the shares, of the tokens that a row holds and of those that it can hold, that one process takes ahead in
+	// one decision, so that others get some.
+	ofRow, ofCapacity = 0.25, 0.125
+	// usedUpSoon is the share of Prefetch within which the tokens are used up if more are taken the next time. Twice
+	// of that is well within Prefetch, so that at a steady pace none are left over.
+	usedUpSoon = 8
+)
+
+// pace is how many tokens a process takes ahead of one bucket, before the bounds.
+type pace float64
+
+// next sets how many tokens are taken ahead in a decision that comes gap microseconds after the one before it. It doubles while those were
+// used up soon, and halves when they were not within half of the time.
+func (p *pace) next(t *bucket.Terms, gap int64, cost float64) {
+	switch {
+	case gap < t.Prefetch/usedUpSoon:
+		*p = max(2**p, pace(cost))
+	case gap > t.Prefetch/2:
+		*p /= 2
+	}
+	*p = min(*p, pace(t.Capacity*ofCapacity))
+}
+
+// ahead returns how many tokens are taken ahead of a row that holds so many, beside those that are asked for: 0 when that would be fewer
+// than one more call for cost needs, or the row is about to be empty.
+func (p pace) ahead(row, asked, cost float64) float64 {
+	ahead := min(float64(p), (row-asked)*ofRow)
+	if !(ahead >= cost) {
+		return 0
+	}
+	return ahead
+}
