@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/deny"
 	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
 // DB has the methods that a call needs. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx implement it.
@@ -51,7 +52,7 @@ type Limiter struct {
 	session      store.Session // on the pool, or the transaction
 	batcher      *batch.Batcher[store.Call]
 	cache        *deny.Cache // nil: no refusal is answered from memory
-	queues       *queues
+	queues       *turns.Queues
 	reports      reports
 	policies     *policies
 	fingerprint  *fingerprint
@@ -79,13 +80,17 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		return nil, fmt.Errorf("%w: SharedQueues with a %T: it begins a transaction anew without the pool's BeginTx; pass a *pgxpool.Pool, "+
 			"or a *pgxpool.Conn or *pgx.Conn", ErrInvalidConfig, pool)
 	}
+	shared := ""
+	if config.SharedQueues {
+		shared = config.Schema
+	}
 	var asOf func() *int64
 	if config.AsOf != nil {
 		asOf = config.asOf
 	}
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
-		cache: deny.New(config.DenyCache, asOf), queues: newQueues(), policies: &policies{},
+		cache: deny.New(config.DenyCache, asOf), queues: turns.New(shared), policies: &policies{},
 		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}

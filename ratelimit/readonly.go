@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -74,6 +76,16 @@ func closeReadOnly(ctx context.Context, pool Pool) bool {
 	}
 	_ = tx.Conn().Close(ctx) // what is closed does not go back into the pool
 	return true
+}
+
+// isOfPgx reports whether the pool is one of pgx's own, whose BeginTx begins a transaction and runs nothing in it.
+func isOfPgx(pool Pool) bool {
+	t := reflect.TypeOf(pool)
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	path := reflect.TypeFor[pgx.Conn]().PkgPath()
+	return t.PkgPath() == path || strings.HasPrefix(t.PkgPath(), path+"/")
 }
 
 // explained is explain for an error of a call of l. Outside of the caller's transaction it leaves a read-only server. Where a table is

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
 // maxReconnects bounds the attempts that end because the connection, not the transaction, failed: a
@@ -46,8 +46,8 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 	bound.hasTx = ok || !isNil(tx)
 	if ok {
 		bound.reports.after = ours.after
-		if ours.tickets != nil {
-			queue = ours.tickets
+		if ours.ticket != nil {
+			queue = ours.ticket
 		}
 	}
 	bound.session = l.store.InTx(tx, owner{&bound}, queue)
@@ -93,11 +93,9 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 			return err
 		}
 	}
-	tickets := &tickets{queues: l.queues, held: make(map[bucket.Key]*queue)}
-	if requests, named := ctx.Value(queueKey{}).([]Request); named || l.config.SharedQueues {
-		if err := tickets.prepare(l, requests); err != nil {
-			return err
-		}
+	ticket, err := ticketOf(ctx, l)
+	if err != nil {
+		return err
 	}
 	reconnects, lost := 0, false
 	var began time.Time
@@ -105,20 +103,15 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		began = time.Now()
 	}
 	attempt := func() (_ again, err error) {
-		if len(tickets.asked) == 0 {
-			tickets.asked = append(tickets.asked, tickets.named...)
-		}
-		lost, err = l.transact(ctx, pgx.Serializable, tickets, func(tx *ownedTx) error { return fn(tx) })
-		if tickets.waited > 0 {
-			l.reports.tell(ctx, Queued{Waited: tickets.waited})
-			tickets.waited = 0
+		lost, err = l.transact(ctx, pgx.Serializable, ticket, func(tx *ownedTx) error { return fn(tx) })
+		if waited := ticket.Waited(); waited > 0 {
+			l.reports.tell(ctx, Queued{Waited: waited})
 		}
 		switch {
 		case err == nil:
 		case errors.Is(err, ErrCommitUnknown), errors.Is(err, ErrContended): // the latter of a call that fn made
 		case IsRetryable(err):
-			l.queues.conflict(tickets.asked)
-			if tickets.willWait() {
+			if ticket.Conflict() {
 				return atOnce, err
 			}
 			return afterPause, err
@@ -140,9 +133,9 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 }
 
 // transact runs fn in a transaction that the Limiter begins and ends: it commits when fn returns nil, and rolls back
-// when fn returns an error, panics or exits its goroutine. Then it reports what the calls did. tickets are nil for a transaction that does
-// not queue. lost says that the connection failed before COMMIT was sent, so that nothing was written.
-func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *tickets, fn func(tx *ownedTx) error) (lost bool, err error) {
+// when fn returns an error, panics or exits its goroutine. Then it reports what the calls did. A nil ticket
+// is of a transaction that does not queue. lost says that the connection failed before COMMIT was sent, so that nothing was written.
+func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, ticket *turns.Ticket, fn func(tx *ownedTx) error) (lost bool, err error) {
 	begun, err := beginTx(ctx, l, level)
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
@@ -152,13 +145,11 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 		}
 		return lost, during("begin", err)
 	}
-	if tickets != nil {
-		if tickets.shared != nil {
-			begun = tickets.shared.over(begun)
-		}
-		defer tickets.release() // once the transaction has ended
+	if ticket != nil {
+		begun = ticket.Begin(begun)
+		defer ticket.Release() // once the transaction has ended
 	}
-	tx, ended := &ownedTx{Tx: begun, tickets: tickets, after: &afterCommit{}}, false
+	tx, ended := &ownedTx{Tx: begun, ticket: ticket, after: &afterCommit{}}, false
 	defer func() {
 		committed := ended && err == nil
 		if !ended {
@@ -176,8 +167,8 @@ func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, tickets *t
 			}
 		}
 	}()
-	if tickets != nil && len(tickets.asked) > 0 {
-		tickets.takeAgain(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
+	if ticket != nil {
+		ticket.Again(ctx) // BEGIN takes no snapshot, and whoever waits here has its connection already
 	}
 	err = fn(tx)
 	tx.ended = tx.ended || isIdle(begun)
@@ -224,10 +215,10 @@ func hasFailed(lost bool, err error) bool {
 // nothing of this transaction any more.
 type ownedTx struct {
 	pgx.Tx
-	tickets *tickets     // in the queues; nil when it does not queue
-	after   *afterCommit // of the transaction and of those that are nested in it
-	before  *mark        // what there was of it when a nested transaction began; nil for the transaction itself
-	ended   bool
+	ticket *turns.Ticket // in the queues; nil when it does not queue
+	after  *afterCommit  // of the transaction and of those that are nested in it
+	before *mark         // what there was of it when a nested transaction began; nil for the transaction itself
+	ended  bool
 }
 
 // Unwrap returns the transaction as the pool began it, for package sqllimit.
@@ -244,7 +235,7 @@ func (tx *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 		return nil, err
 	}
 	before := tx.after.mark()
-	return &ownedTx{Tx: begun, tickets: tx.tickets, after: tx.after, before: &before}, nil
+	return &ownedTx{Tx: begun, ticket: tx.ticket, after: tx.after, before: &before}, nil
 }
 
 // Commit of a nested transaction releases its savepoint. Commit of the transaction itself commits it, which InTx

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
 type queueKey struct{}
@@ -18,19 +19,16 @@ func WithQueue(ctx context.Context, requests ...Request) context.Context {
 	return context.WithValue(ctx, queueKey{}, requests)
 }
 
-// prepare makes the tickets of a transaction that has its queues with all processes, or that names the buckets of
-// requests, where transactions queue from then on.
-func (t *tickets) prepare(l *Limiter, requests []Request) error {
-	if l.config.SharedQueues {
-		t.shared = &sharedTicket{store: l.store}
-	}
+// ticketOf returns the ticket of a call of InTx for the queues, with the buckets that WithQueue names.
+func ticketOf(ctx context.Context, l *Limiter) (*turns.Ticket, error) {
+	requests, _ := ctx.Value(queueKey{}).([]Request)
+	named := make([]bucket.Key, len(requests))
 	for i := range requests {
 		key, err := storedKey(l.config.HashKey, &requests[i])
 		if err != nil {
-			return during("transaction", err)
+			return nil, during("transaction", err)
 		}
-		t.named = append(t.named, bucket.Key{Name: requests[i].limit.Name(), Key: key})
+		named[i] = bucket.Key{Name: requests[i].limit.Name(), Key: key}
 	}
-	t.queues.conflict(t.named)
-	return nil
+	return l.queues.Ticket(named), nil
 }

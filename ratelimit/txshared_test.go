@@ -34,8 +34,8 @@ func newSharing(t *testing.T, configure ...func(*pgxpool.Config)) *sharing {
 	limiter, err := New(pool, Config{SharedQueues: true})
 	require.NoError(t, err)
 	now := time.Now()
-	limiter.queues.now, limiter.queues.wait = func() time.Time { return now }, time.Hour
-	limiter.queues.conflict([]bucket.Key{{Name: "hot"}})
+	limiter.queues.Now, limiter.queues.Wait = func() time.Time { return now }, time.Hour
+	limiter.queues.Conflict([]bucket.Key{{Name: "hot"}})
 	return &sharing{pool, limiter}
 }
 
@@ -215,11 +215,15 @@ func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 func TestAWaitForASharedTurnIsBounded(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
-	b.limiter.queues.wait = time.Millisecond
+	b.limiter.queues.Wait = time.Millisecond
 	stranger, err := b.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer stranger.Release()
-	lock := b.limiter.store.TurnLock(bucket.Key{Name: "hot"})
+	var lock int64
+	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), func(tx pgx.Tx) error { // which has it
+		return tx.QueryRow(t.Context(), `SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks
+			WHERE locktype = 'advisory' AND pid = pg_backend_pid()`).Scan(&lock)
+	}))
 	_, err = stranger.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, lock)
 	require.NoError(t, err)
 
@@ -229,7 +233,7 @@ func TestAWaitForASharedTurnIsBounded(t *testing.T) {
 		_, err := b.limiter.WithTx(tx).Take(t.Context(), turnsAtHot, Define("other", PerHour(10)).Global())
 		return err
 	}))
-	b.requireTaken(t, 3)
+	b.requireTaken(t, 4)
 	held, waiting := b.turns(t)
 	require.Equal(t, 1, held, "the stranger's")
 	require.Zero(t, waiting)
@@ -271,7 +275,7 @@ func TestSharedTurnsOfTransactionsThatWantSeveralBuckets(t *testing.T) {
 	t.Parallel()
 	const workers, rounds = 4, 2
 	b := newSharing(t, func(c *pgxpool.Config) { c.MaxConns = workers })
-	b.limiter.queues.wait = queueWait
+	b.limiter.queues.Wait = time.Second
 	limit := Define("many", TokenBucket{Rate: 100_000, Period: 36525 * Day})
 	keys := []Request{limit.For("a"), limit.For("b"), limit.For("c")}
 	var group sync.WaitGroup

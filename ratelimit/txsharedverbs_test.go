@@ -69,7 +69,7 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 				b := newSharing(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				for _, limit := range []string{"bucketed", "other", "sliding", "sharded", "slots"} {
 					for shard := range int32(2) {
-						b.limiter.queues.conflict([]bucket.Key{{Name: limit, Key: "key", Shard: shard}})
+						b.limiter.queues.Conflict([]bucket.Key{{Name: limit, Key: "key", Shard: shard}})
 					}
 				}
 				require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
@@ -82,26 +82,4 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Who wants several buckets takes turns at the one where most meet, and where that does not say, at the same one as others do.
-func TestTheTurnIsAtTheBucketWhereMostMeet(t *testing.T) {
-	t.Parallel()
-	q := newQueues()
-	first, second, all := bucket.Key{Name: "a"}, bucket.Key{Name: "b"}, bucket.Key{Name: "z"}
-	_, in := q.joinHottest([]bucket.Key{first})
-	require.Nil(t, in)
-	q.conflict([]bucket.Key{second, first})
-	q.conflict([]bucket.Key{second})
-	for _, wanted := range [][]bucket.Key{{first, second, all}, {second, all, first}} {
-		chosen, _ := q.joinHottest(wanted)
-		require.Equal(t, first, chosen)
-	}
-	for range 10 {
-		q.conflict([]bucket.Key{second, all})
-	}
-	chosen, in := q.joinHottest([]bucket.Key{first, all})
-	require.Equal(t, all, chosen)
-	require.Same(t, q.of[all], in)
-	require.Equal(t, 1, in.users)
 }

@@ -49,8 +49,8 @@ func IsConflict(err error) bool {
 // IsLockTimeout reports whether a statement waited for a row as long as lock_timeout allows.
 func IsLockTimeout(err error) bool { return SQLState(err) == codeLockNotAvailable }
 
-// hasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
-func hasTimedOut(err error) bool { return IsLockTimeout(err) || SQLState(err) == codeQueryCanceled }
+// HasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
+func HasTimedOut(err error) bool { return IsLockTimeout(err) || SQLState(err) == codeQueryCanceled }
 
 // ofAll matches the SQLSTATEs that every call of a batch would get: those of the connection, of a missing migration, and of a server that
 // is read-only, shutting down, or out of memory or connections. A full disk (53100) fails only calls that need a new page.

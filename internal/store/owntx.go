@@ -107,12 +107,7 @@ func (tx *OwnTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.R
 	if err != nil {
 		return nil, err
 	}
-	rows, err := results.Query()
-	if err != nil {
-		_ = results.Close() // with the same error
-		return nil, err
-	}
-	return &lastRows{Rows: rows, results: results}, nil
+	return QueryLast(results)
 }
 
 // Exec runs a statement.

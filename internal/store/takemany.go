@@ -96,7 +96,7 @@ func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(call
 	case waitFor == nil && one && waitedTooLong(err):
 		return waitForRow(calls, calls[0].Asks[0].Key, runBatch)
 	case errors.Is(err, ErrUnknownWindows) && len(calls) > 1: // the others can be decided
-	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && hasTimedOut(err) && !waitedTooLong(err):
+	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && HasTimedOut(err) && !waitedTooLong(err):
 		for _, c := range calls {
 			c.Answer(err)
 		}

@@ -1,8 +1,9 @@
-package store
+package turns
 
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"testing"
 	"time"
 
@@ -18,19 +19,19 @@ func TestTurnLocksAreApart(t *testing.T) {
 	t.Parallel()
 	seen := make(map[int64]string)
 	for _, schema := range []string{"ratelimit", "ratelimit2"} {
-		s := New(schema, nil)
 		for _, k := range []bucket.Key{
 			{Name: "a"}, {Name: "a", Key: "b"}, {Name: "a", Key: "b", Shard: 1}, {Name: "ab"}, {Name: "a\",\"b"}, {Key: "ab"}, {Key: "a"},
 		} {
-			lock := s.TurnLock(k)
+			lock := lockOf(schema, k)
 			require.Empty(t, seen[lock], "%s %v", schema, k)
 			seen[lock] = fmt.Sprint(schema, k)
-			require.Equal(t, lock, New(schema, nil).TurnLock(k))
+			require.Equal(t, lock, lockOf(schema, k))
 		}
-		session := s.OnPool(nil, nil)
-		require.Empty(t, seen[session.pruneLock()])
+		prune := fnv.New64a() // as in internal/store/prune.go
+		prune.Write([]byte("pgratelimit prune " + schema))
+		require.Empty(t, seen[int64(prune.Sum64())])
 	}
-	require.Equal(t, int64(lockOfA), New("ratelimit", nil).TurnLock(bucket.Key{Name: "a"}), "programs of all versions have to agree")
+	require.Equal(t, int64(lockOfA), lockOf("ratelimit", bucket.Key{Name: "a"}), "programs of all versions have to agree")
 }
 
 // A timeout that comes together with the lock leaves the session with it. Whoever goes on without a turn does not keep it.
@@ -45,12 +46,12 @@ func TestATurnThatWasForgoneLeavesNoLock(t *testing.T) {
 		require.NoError(t, err)
 		begun, err := conn.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
 		require.NoError(t, err)
-		tx := &TurnTx{Tx: cancelled{begun}}
-		require.True(t, tx.IsFresh())
+		tx := &turnTx{Tx: cancelled{begun}}
+		require.False(t, tx.used)
 		var over []bool
-		require.NoError(t, tx.Await(t.Context(), Turn{Lock: lock, Wait: time.Hour, Over: func(came, waited bool) { over = append(over, came, waited) }}))
+		require.NoError(t, tx.await(t.Context(), &turn{lock: lock, wait: time.Hour, over: func(came, waited bool) { over = append(over, came, waited) }}))
 		require.Equal(t, []bool{false, false}, over)
-		require.False(t, tx.IsFresh())
+		require.True(t, tx.used)
 		var level string
 		var locks []int64
 		require.NoError(t, tx.QueryRow(t.Context(), `SELECT current_setting('transaction_isolation'),
