@@ -59,7 +59,8 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 	}
 	statement := s.statements.lock
 	before, waited := batch.Len(), false
-	if s.mode == ownTx && len(p.Rows) > 1 {
+	isOnly := len(p.Rows) == 1 && s.waitFor != nil && p.Rows[0].Key == *s.waitFor
+	if s.mode == ownTx && !isOnly {
 		waited = s.queueWait(batch, p.Rows)
 		if s.waits < manyWaits {
 			statement = s.statements.lockFree
@@ -81,8 +82,8 @@ func (s *Session) lockRows(ctx context.Context, batch *pgx.Batch, p *bucket.Page
 		if err != nil {
 			return err
 		}
-		if err = receiveLocked(results, p); len(p.Rows) == 1 {
-			return waitedFor(err, p.Rows[0].Key)
+		if err = receiveLocked(results, p); isOnly { // for which it waits as long as the settings of the connection say
+			return waitedFor(err, *s.waitFor)
 		}
 		return s.asShortWait(err, p.Rows)
 	})

@@ -202,24 +202,35 @@ func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
 	if s.mode != alone { // where a look takes part in the detection of conflicts
 		return s.takeLocked(ctx, c)
 	}
-	answered := false
-	err := s.retry(ctx, c.Verb, func() (err error) {
-		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-		answered = err == nil && c.isRefused()
-		return err
-	})
-	if err != nil || answered {
+	if refused, err := s.lookAndRefuse(ctx, c); refused || err != nil {
 		return err
 	}
 	return s.lockAndDecide(ctx, c)
 }
 
-// lockAndDecide decides on c on locked rows: in the transaction that the session is of, else in one of its own.
+// lookAndRefuse refuses c if a look is enough for that.
+func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err error) {
+	err = s.retry(ctx, c.Verb, func() (err error) {
+		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
+		return err
+	})
+	return err == nil && c.isRefused(), err
+}
+
+// lockAndDecide decides on c on locked rows: in the transaction that the session is of, else in one of its own. If somebody holds
+// one of them, a look may still refuse c: a refusal waits for nobody.
 func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 	if s.mode != alone {
 		return s.takeLocked(ctx, c)
 	}
-	return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
+	err := s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
+	var held *heldError
+	if s.waitFor == nil && c.Reserve == nil && c.UpTo == 0 && errors.As(err, &held) {
+		if refused, lookErr := s.lookAndRefuse(ctx, c); refused || lookErr != nil {
+			return lookErr
+		}
+	}
+	return err
 }
 
 // decideOneLocked decides on c on locked rows, in the transaction of s.
