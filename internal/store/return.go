@@ -18,7 +18,7 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 		_, end := t.Span()
 		until = end - 1
 	}
-	err = s.retryTx(ctx, "return", func(tx *Session) error {
+	err = s.waitingFor(&k, 0).retryTx(ctx, "return", func(tx *Session) error {
 		p, batch := bucket.NewPage([]bucket.Ask{{Key: k, Terms: t.OfShard()}}), &pgx.Batch{}
 		if most > 0 {
 			tx.boundWait(batch, most)

@@ -146,7 +146,8 @@ func (s *Session) choose(c *Call) {
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
 		c.way = looks
-	case c.UpTo > 0, len(c.Asks) > 1 && (s.mode == ownTx || c.Reserve != nil && s.mode == alone), s.mode == alone && s.waitFor != nil:
+	case c.UpTo > 0, s.mode == alone && s.waitFor != nil, s.mode == ownTx && len(c.Asks) > 1,
+		s.mode != callersTx && c.Reserve != nil && (len(c.Asks) > 1 || t.Sharded):
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
