@@ -73,20 +73,14 @@ func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it deletes the row between two statements of the fast path")
 	b := setup(t)
-	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
-	for _, limit := range []ratelimit.Limit{pinch, sharded} {
-		t.Run(limit.Name(), func(t *testing.T) {
-			t.Parallel()
-			request := limit.For(t.Name())
-			takeAll(t, b.limiter, request)
-			b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2 AND shard = 0`, ratelimit.Day.Microseconds(), t.Name())
-			limiter, err := ratelimit.New(forgetful{b.pool, t.Name()}, ratelimit.Config{NoBatching: true})
-			require.NoError(t, err)
-			requireRefused(t, limiter, []ratelimit.Request{request})
-			require.InDelta(t, limit.Capacity(), tokens(t, b.limiter, request), 1e-3)
-			require.Empty(t, b.rows(t, t.Name()))
-		})
-	}
+	request := pinch.For(t.Name())
+	takeAll(t, b.limiter, request)
+	b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2`, ratelimit.Day.Microseconds(), t.Name())
+	limiter, err := ratelimit.New(forgetful{b.pool, t.Name()}, ratelimit.Config{NoBatching: true})
+	require.NoError(t, err)
+	requireRefused(t, limiter, []ratelimit.Request{request})
+	require.InDelta(t, pinch.Capacity(), tokens(t, b.limiter, request), 1e-3)
+	require.Empty(t, b.rows(t, t.Name()))
 }
 
 // What puts the clock of a row right concerns that row alone: it waits for no other, and makes none.
