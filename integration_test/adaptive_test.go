@@ -69,7 +69,7 @@ func (m *market) pass(d time.Duration) { m.set(m.now().Add(d)) }
 func (m *market) share(t *testing.T, name, key string, share float64) {
 	t.Helper()
 	if m.memory != nil {
-		shareInMemory(m.memory, bucket.Key{Name: name, Key: key}, share, m.now())
+		shareInMemory(t, m.memory, bucket.Key{Name: name, Key: key}, share, m.now())
 		return
 	}
 	m.exec(t, `INSERT INTO ratelimit.prices VALUES ($1, $2, 0, $3, $3, 0, 0, 0, $4, false, 0)

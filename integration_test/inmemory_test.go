@@ -36,19 +36,26 @@ func rowsInMemory(db *ratelimittest.DB, keys string) (rows []row) {
 func plantInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, state bucket.State) {
 	t.Helper()
 	require.NoError(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		engine := store.EngineOf(tx)
-		if _, _, err := engine.Lock(t.Context(), []bucket.Key{k}); err != nil {
+		asks := []bucket.Ask{{Key: k}}
+		engine, u, p := store.EngineOf(tx), unitAt(time.Now()), bucket.NewPage(asks)
+		if err := engine.Lock(t.Context(), u, p, false); err != nil {
 			return err
 		}
-		return engine.Save([]bucket.Key{k}, []bucket.State{state})
+		p.Set(&asks[0], state)
+		return engine.Save(t.Context(), u, p)
 	}))
 }
 
 // shareInMemory sets the share of the contract that all processes go by.
-func shareInMemory(db *ratelimittest.DB, k bucket.Key, share float64, now time.Time) {
-	engine, r := store.EngineOf(db), &store.Report{Key: k, FirstShare: share, NextShare: share}
-	engine.ReportPrice(r, now.UnixMicro())
-	if r.Upstream.Share != share {
-		engine.TurnPrice(r, r.Upstream.BegunUs)
-	}
+func shareInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, share float64, now time.Time) {
+	t.Helper()
+	engine, reports := store.EngineOf(db), []*store.Report{{Key: k, Outcomes: 1, NextShare: share}}
+	require.NoError(t, engine.Report(t.Context(), unitAt(now), reports))
+	require.NoError(t, engine.Turn(t.Context(), unitAt(time.UnixMicro(reports[0].Upstream.BegunUs)), reports)) // which forgets the outcome
+}
+
+// unitAt returns a unit in memory, at an instant.
+func unitAt(now time.Time) *store.Unit {
+	us := now.UnixMicro()
+	return &store.Unit{Store: store.NewInMemory(store.DefaultSchema, func() *int64 { return &us })}
 }

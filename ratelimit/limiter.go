@@ -74,7 +74,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	newStore := store.New
 	if store.EngineOf(pool) != nil { // of package ratelimittest, where all are of one process, and calls need no company
-		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewOnEngine
+		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewInMemory
 	}
 	if config.SharedQueues && !isOfPgx(pool) {
 		return nil, fmt.Errorf("%w: SharedQueues with a %T: it begins a transaction anew without the pool's BeginTx; pass a *pgxpool.Pool, "+

@@ -7,6 +7,7 @@
 package memstore
 
 import (
+	"context"
 	"maps"
 	"strings"
 	"sync"
@@ -47,8 +48,9 @@ func byEnd(a, b *store.Reservation) int {
 	return strings.Compare(a.ID, b.ID)
 }
 
-// ForgetEnded deletes reservations that ended before an instant, and that nobody has locked.
-func (db *DB) ForgetEnded(before int64) {
+// ForgetEnded deletes reservations that ended long ago, and that nobody has locked.
+func (db *DB) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err error) {
+	before := u.Instant() - store.KeepEnded.Microseconds()
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	for id, r := range db.reservations {
@@ -56,17 +58,21 @@ func (db *DB) ForgetEnded(before int64) {
 			delete(db.reservations, id)
 		}
 	}
+	return false, nil
 }
 
-// Fingerprint returns what was stored first.
-func (db *DB) Fingerprint(own string) string {
+// Fingerprint returns what was stored first, and stores own when that is nothing yet.
+func (db *DB) Fingerprint(_ context.Context, _ *store.Unit, own string) (string, store.Way, error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if db.fingerprint == "" {
 		db.fingerprint = own
 	}
-	return db.fingerprint
+	return db.fingerprint, store.Way{}, nil
 }
+
+// StoreFingerprint does nothing, as Fingerprint has stored it.
+func (db *DB) StoreFingerprint(context.Context, *store.Unit, string) error { return nil }
 
 // price is what is known of an upstream.
 type price struct {
@@ -82,47 +88,53 @@ func (p *price) answer(r *store.Report, now int64) {
 	}
 }
 
-// ReadPrice mirrors price_read.sql.
-func (db *DB) ReadPrice(r *store.Report, now int64) {
+// Report mirrors price_report.sql and price_read.sql.
+func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report) error {
+	now := u.Instant()
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	db.prices[r.Key].answer(r, now)
+	for _, r := range reports {
+		p := db.prices[r.Key]
+		if r.OnlyAsks() {
+			p.answer(r, now)
+			continue
+		}
+		if p == nil {
+			p = &price{Upstream: store.Upstream{BegunUs: now, Share: r.FirstShare}}
+			db.prices[r.Key] = p
+		}
+		p.seenUs = now
+		p.Outcomes, p.Accepted, p.Throttled = p.Outcomes+r.Outcomes, p.Accepted+r.Accepted, p.Throttled+r.Throttled
+		if r.RetryAfter > 0 {
+			p.PausedUntilUs = max(p.PausedUntilUs, now+r.RetryAfter.Microseconds())
+		}
+		p.answer(r, now)
+	}
+	return nil
 }
 
-// ReportPrice mirrors price_report.sql.
-func (db *DB) ReportPrice(r *store.Report, now int64) {
+// Turn mirrors price_turn.sql.
+func (db *DB) Turn(_ context.Context, u *store.Unit, reports []*store.Report) error {
+	now := u.Instant()
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	p := db.prices[r.Key]
-	if p == nil {
-		p = &price{Upstream: store.Upstream{BegunUs: now, Share: r.FirstShare}}
-		db.prices[r.Key] = p
+	for _, r := range reports {
+		p, known := db.prices[r.Key], &r.Upstream
+		if p == nil || p.Epoch != known.Epoch {
+			r.HasUpstream = false
+			continue
+		}
+		p.Epoch, p.BegunUs, p.Share, p.Cut = p.Epoch+1, now, r.NextShare, r.Cut
+		p.Outcomes = max(p.Outcomes-known.Outcomes, 0)
+		p.Accepted, p.Throttled = max(p.Accepted-known.Accepted, 0), max(p.Throttled-known.Throttled, 0)
+		p.answer(r, now)
 	}
-	p.seenUs = now
-	p.Outcomes, p.Accepted, p.Throttled = p.Outcomes+r.Outcomes, p.Accepted+r.Accepted, p.Throttled+r.Throttled
-	if r.RetryAfter > 0 {
-		p.PausedUntilUs = max(p.PausedUntilUs, now+r.RetryAfter.Microseconds())
-	}
-	p.answer(r, now)
+	return nil
 }
 
-// TurnPrice mirrors price_turn.sql.
-func (db *DB) TurnPrice(r *store.Report, now int64) {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	p, u := db.prices[r.Key], &r.Upstream
-	if p == nil || p.Epoch != u.Epoch {
-		r.HasUpstream = false
-		return
-	}
-	p.Epoch, p.BegunUs, p.Share, p.Cut = p.Epoch+1, now, r.NextShare, r.Cut
-	p.Outcomes = max(p.Outcomes-u.Outcomes, 0)
-	p.Accepted, p.Throttled = max(p.Accepted-u.Accepted, 0), max(p.Throttled-u.Throttled, 0)
-	p.answer(r, now)
-}
-
-// ForgetPrices deletes what was reported last before an instant.
-func (db *DB) ForgetPrices(before int64) {
+// ForgetPrices deletes what was reported last long ago.
+func (db *DB) ForgetPrices(_ context.Context, u *store.Unit) error {
+	before := u.Instant() - store.KeepPrices.Microseconds()
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	for k, p := range db.prices {
@@ -130,6 +142,7 @@ func (db *DB) ForgetPrices(before int64) {
 			delete(db.prices, k)
 		}
 	}
+	return nil
 }
 
 // Buckets returns a copy of the rows that were committed, for tests.

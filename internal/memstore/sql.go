@@ -165,7 +165,7 @@ func (c *sqlConn) save(verb, name string) error {
 		c.marks = c.marks[:i+1]
 		return c.tx.backTo(c.marks[i].mark)
 	}
-	c.tx.Spoil()
+	c.tx.Spoil(context.Background(), nil)
 	return failure("3B001", fmt.Sprintf("savepoint %q does not exist", name))
 }
 

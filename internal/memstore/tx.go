@@ -55,15 +55,11 @@ func (tx *Tx) enter() error {
 
 func (tx *Tx) leave() { tx.mu.Unlock() }
 
-// lockAll locks rows, and fails the transaction where it cannot.
-func lockAll[T any](ctx context.Context, tx *Tx, rows []T) error {
-	for _, row := range rows {
-		if err := tx.acquire(ctx, row); err != nil {
-			tx.failed = true
-			return err
-		}
-	}
-	return nil
+// lock locks a row, and fails the transaction where it cannot.
+func (tx *Tx) lock(ctx context.Context, row any) error {
+	err := tx.acquire(ctx, row)
+	tx.failed = tx.failed || err != nil
+	return err
 }
 
 // bucket returns what a row holds for the transaction.
@@ -84,40 +80,52 @@ func (tx *Tx) reservation(id string) *store.Reservation {
 }
 
 // Read returns what the rows hold.
-func (tx *Tx) Read(rows []bucket.Key) (states []bucket.State, found []bool, err error) {
-	err = tx.enter()
+func (tx *Tx) Read(_ context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
+	now := u.Instant()
+	err := tx.enter()
 	defer tx.leave()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	states, found = tx.read(rows)
-	return states, found, nil
+	answers := make([]bucket.Answer, len(rows))
+	for i := range rows {
+		state, found := tx.bucket(rows[i].Key)
+		if !found {
+			state = rows[i].Terms.Full(now)
+		}
+		answers[i] = bucket.Answer{State: state, Now: now, Absent: !found}
+	}
+	return answers, nil
 }
 
-func (tx *Tx) read(rows []bucket.Key) (states []bucket.State, found []bool) {
-	states, found = make([]bucket.State, len(rows)), make([]bool, len(rows))
-	for i, k := range rows {
-		states[i], found[i] = tx.bucket(k)
-	}
-	return states, found
-}
+// LeavesOutHeld returns false: whoever wants a row that is locked waits for it.
+func (tx *Tx) LeavesOutHeld() bool { return false }
 
-// Lock locks the rows and returns what they hold.
-func (tx *Tx) Lock(ctx context.Context, rows []bucket.Key) (states []bucket.State, found []bool, err error) {
-	err = tx.enter()
+// Lock locks the rows and puts what they hold at the instant before it waits, as that of a statement.
+func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool) error {
+	p.Now = u.Instant()
+	err := tx.enter()
 	defer tx.leave()
-	if err == nil {
-		err = lockAll(ctx, tx, rows)
-	}
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	states, found = tx.read(rows)
-	return states, found, nil
+	if mark {
+		tx.saved = tx.mark()
+	}
+	for i := range p.Rows {
+		if err := tx.lock(ctx, p.Rows[i].Key); err != nil {
+			return err
+		}
+	}
+	for i := range p.Rows {
+		state, found := tx.bucket(p.Rows[i].Key)
+		p.Put(i, state, !found)
+	}
+	return nil
 }
 
-// Save writes rows.
-func (tx *Tx) Save(rows []bucket.Key, states []bucket.State) error {
+// Save writes rows and reservations. It deletes no row, because Lock inserts none.
+func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...*store.Reservation) error {
 	err := tx.enter()
 	defer tx.leave()
 	if err != nil {
@@ -126,14 +134,18 @@ func (tx *Tx) Save(rows []bucket.Key, states []bucket.State) error {
 	if tx.writes.buckets == nil {
 		tx.writes.buckets = make(map[bucket.Key]bucket.State)
 	}
-	for i, k := range rows {
-		tx.writes.buckets[k] = states[i]
+	p.Changes(func(k bucket.Key, state bucket.State) { tx.writes.buckets[k] = state }, func(bucket.Key) {})
+	for _, r := range made {
+		tx.writeReservation(r)
 	}
 	return nil
 }
 
 // BoundWait bounds each wait for a row.
-func (tx *Tx) BoundWait(most time.Duration) { tx.mostWait = most }
+func (tx *Tx) BoundWait(_ context.Context, _ *store.Unit, most time.Duration) error {
+	tx.mostWait = most
+	return nil
+}
 
 // mark returns the place where the transaction is. db.mu is held.
 func (tx *Tx) mark() mark {
@@ -147,25 +159,10 @@ func (tx *Tx) back(to mark) {
 	tx.release(to.held)
 }
 
-// Savepoint marks the place that Undo goes back to.
-func (tx *Tx) Savepoint() {
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	tx.saved = tx.mark()
-}
+// Undo goes back to the last mark.
+func (tx *Tx) Undo(context.Context, *store.Unit, *bucket.Page) error { return tx.backTo(tx.saved) }
 
-// Undo goes back to the last Savepoint.
-func (tx *Tx) Undo() error {
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if tx.ended {
-		return pgx.ErrTxClosed
-	}
-	tx.back(tx.saved)
-	return nil
-}
-
-// backTo is Undo for a nested transaction that is rolled back.
+// backTo goes back to a place.
 func (tx *Tx) backTo(before mark) error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -177,38 +174,40 @@ func (tx *Tx) backTo(before mark) error {
 }
 
 // Spoil makes the transaction one that can only be rolled back.
-func (tx *Tx) Spoil() {
+func (tx *Tx) Spoil(context.Context, *store.Unit) {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
 	tx.failed = true
 }
 
-// InsertReservation keeps a reservation. Nobody else knows its ID.
-func (tx *Tx) InsertReservation(r *store.Reservation) error { return tx.SaveReservation(r) }
-
 // SaveReservation writes a reservation.
-func (tx *Tx) SaveReservation(r *store.Reservation) error {
+func (tx *Tx) SaveReservation(_ context.Context, _ *store.Unit, r *store.Reservation) error {
 	err := tx.enter()
 	defer tx.leave()
-	if err != nil {
-		return err
+	if err == nil {
+		tx.writeReservation(r)
 	}
+	return err
+}
+
+// writeReservation writes a reservation. db.mu is held.
+func (tx *Tx) writeReservation(r *store.Reservation) {
 	if tx.writes.reservations == nil {
 		tx.writes.reservations = make(map[string]*store.Reservation)
 	}
 	tx.writes.reservations[r.ID] = copyOf(r)
-	return nil
 }
 
 // LockReservation locks and returns a reservation.
-func (tx *Tx) LockReservation(ctx context.Context, id string) (*store.Reservation, error) {
+func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*store.Reservation, error) {
+	now := u.Instant()
 	err := tx.enter()
 	defer tx.leave()
 	if err != nil {
 		return nil, err
 	}
 	tx.saved = tx.mark()
-	if err := lockAll(ctx, tx, []string{id}); err != nil {
+	if err := tx.lock(ctx, id); err != nil {
 		return nil, err
 	}
 	r := tx.reservation(id)
@@ -216,11 +215,14 @@ func (tx *Tx) LockReservation(ctx context.Context, id string) (*store.Reservatio
 		tx.back(tx.saved)
 		return nil, store.ErrNotReserved
 	}
-	return copyOf(r), nil
+	r = copyOf(r)
+	r.NowUs = now
+	return r, nil
 }
 
 // Due returns reservations that are to end, as far as the transaction sees them.
-func (tx *Tx) Due(now, after int64, last string, most int) (due []*store.Reservation, err error) {
+func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, most int) (due []*store.Reservation, err error) {
+	now := u.Instant()
 	err = tx.enter()
 	defer tx.leave()
 	if err != nil {
@@ -238,7 +240,8 @@ func (tx *Tx) Due(now, after int64, last string, most int) (due []*store.Reserva
 }
 
 // LockDue locks and returns those of the reservations that are to end and that nobody else has locked.
-func (tx *Tx) LockDue(ids []string, now int64) (due []*store.Reservation, err error) {
+func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*store.Reservation, err error) {
+	now := u.Instant()
 	err = tx.enter()
 	defer tx.leave()
 	if err != nil {
@@ -251,27 +254,39 @@ func (tx *Tx) LockDue(ids []string, now int64) (due []*store.Reservation, err er
 				tx.locks[id] = &lock{holder: tx}
 				tx.held = append(tx.held, id)
 			}
-			due = append(due, copyOf(r))
+			r = copyOf(r)
+			r.NowUs = now
+			due = append(due, r)
 		}
 	}
 	slices.SortFunc(due, byEnd)
 	return due, nil
 }
 
-// Prune deletes the rows of a limit that nobody holds and that are spare.
-func (tx *Tx) Prune(name string, isSpare func(bucket.State) bool) (deleted int64, err error) {
+// PrunePages returns one part.
+func (tx *Tx) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error) {
+	return store.OnePage(), nil
+}
+
+// Prune deletes the rows of limits that nobody holds and that are spare.
+func (tx *Tx) Prune(_ context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	p.Next()
+	now := u.Instant()
 	err = tx.enter()
 	defer tx.leave()
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	for k, s := range tx.buckets {
-		if k.Name == name && tx.locks[k] == nil && isSpare(s) {
-			delete(tx.buckets, k) // it stands for nothing: a rollback need not bring it back
-			deleted++
+	for name, terms := range termsOf {
+		isSpare := store.IsSpare(terms, now)
+		for k, s := range tx.buckets {
+			if k.Name == name && tx.locks[k] == nil && isSpare(s) {
+				delete(tx.buckets, k) // it stands for nothing: a rollback need not bring it back
+				deleted++
+			}
 		}
 	}
-	return deleted, nil
+	return deleted, true, nil
 }
 
 // copyOf returns a copy of a reservation that shares nothing with it that anybody writes to.

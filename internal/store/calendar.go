@@ -246,7 +246,7 @@ func (c *calendar) learn(fresh *knownTable) *knownTable {
 
 // askCalendar asks the server when the windows of a calendar begin.
 func (s *Session) askCalendar(ctx context.Context, c bucket.Calendar) (known *knownTable, err error) {
-	if s.engine != nil {
+	if s.memory != nil {
 		return s.calendarOnEngine(c)
 	}
 	batch := &pgx.Batch{}
@@ -339,4 +339,14 @@ func followedBy(asks []bucket.Ask) []string {
 		}
 	}
 	return calendars
+}
+
+// calendarOnEngine says when the windows of a calendar begin by the time zone data of this program.
+func (s *Session) calendarOnEngine(c bucket.Calendar) (*knownTable, error) {
+	zone, err := time.LoadLocation(c.Zone)
+	if err != nil {
+		return nil, &ZoneError{c.Zone}
+	}
+	local, now := time.Now(), s.Instant()
+	return &knownTable{table: c.LocalTable(zone, now), ahead: now - local.UnixMicro(), again: local.Add(calendarAge)}, nil
 }

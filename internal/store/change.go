@@ -4,8 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -58,7 +56,7 @@ func (s *Session) change(ctx context.Context, change func(p *bucket.Page), calls
 		s = s.waitingFor(&first, 0)
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
-		p, err := tx.lock(ctx, &pgx.Batch{}, calls...)
+		p, err := tx.lock(ctx, false, calls...)
 		if err != nil {
 			return err
 		}

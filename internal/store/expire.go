@@ -15,7 +15,8 @@ import (
 const (
 	expirePage = 100
 	forgetPage = 1000
-	keepEnded  = 7 * 24 * time.Hour
+	// KeepEnded is how long after its end a reservation is kept.
+	KeepEnded = 7 * 24 * time.Hour
 
 	// firstID sorts before every other ID.
 	firstID = "00000000-0000-0000-0000-000000000000"
@@ -41,48 +42,48 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 	if d.done {
 		return nil, nil
 	}
-	s := d.session
-	if s.engine != nil {
-		return d.dueOnEngine()
-	}
-	if err := s.LearnLayout(ctx); err != nil {
+	if err := d.session.LearnLayout(ctx); err != nil {
 		return nil, err
 	}
-	rows, err := s.conn.Query(ctx, s.statements.reservationsExpired, int32(expirePage), s.now(), d.after, d.last)
+	due, err := d.session.engine().Due(ctx, &d.session.Unit, d.after, d.last, expirePage)
 	if err != nil {
 		return nil, err
 	}
-	_, err = pgx.ForEachRow(rows, []any{&d.last, &d.after}, func() error {
-		ids = append(ids, d.last)
-		return nil
-	})
+	for _, r := range due {
+		ids, d.after, d.last = append(ids, r.ID), r.ExpiresUs, r.ID
+	}
 	d.done = len(ids) < expirePage
-	return ids, err
+	return ids, nil
 }
 
 // BoundExpireWait bounds how long what follows in the transaction waits for a row.
-func (s *Session) BoundExpireWait(ctx context.Context) error {
-	batch := &pgx.Batch{}
-	if s.boundWait(batch, expireWait); batch.Len() == 0 {
-		return nil
-	}
-	return s.sendLater(ctx, batch, func(err error) error { return err })
-}
+func (s *Session) BoundExpireWait(ctx context.Context) error { return s.BoundWait(ctx, expireWait) }
 
 // LockDue locks those of the reservations that are to be ended and that nobody else has locked.
 func (s *Session) LockDue(ctx context.Context, ids []string) ([]*Reservation, error) {
-	if s.engine != nil {
-		now := s.instant()
-		locked, err := s.engine.LockDue(ids, now)
-		for _, r := range locked {
-			r.NowUs = now
-		}
-		return locked, err
+	return s.engine().LockDue(ctx, &s.Unit, ids)
+}
+
+// ForgetEnded deletes some of the reservations that ended long ago, and reports whether there may be more.
+func (s *Session) ForgetEnded(ctx context.Context) (more bool, err error) {
+	return s.engine().ForgetEnded(ctx, &s.Unit)
+}
+
+// Due reads them by reservations_expired.sql.
+func (postgres) Due(ctx context.Context, u *Unit, after int64, last string, most int) ([]*Reservation, error) {
+	rows, err := u.conn.Query(ctx, u.statements.reservationsExpired, int32(most), u.now(), after, last)
+	if err != nil {
+		return nil, err
 	}
-	if s.routed() {
-		return s.lockDueRouted(ctx, ids)
-	}
-	rows, err := s.conn.Query(ctx, s.statements.reservationsLock, ids, s.now())
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Reservation, error) {
+		var r Reservation
+		return &r, row.Scan(&r.ID, &r.ExpiresUs)
+	})
+}
+
+// LockDue locks and reads them by reservations_lock.sql.
+func (postgres) LockDue(ctx context.Context, u *Unit, ids []string) ([]*Reservation, error) {
+	rows, err := u.conn.Query(ctx, u.statements.reservationsLock, ids, u.now())
 	if err != nil {
 		return nil, err
 	}
@@ -92,16 +93,9 @@ func (s *Session) LockDue(ctx context.Context, ids []string) ([]*Reservation, er
 	})
 }
 
-// ForgetEnded deletes some of the reservations that ended long ago, and reports whether there may be more.
-func (s *Session) ForgetEnded(ctx context.Context) (more bool, err error) {
-	if s.engine != nil {
-		s.engine.ForgetEnded(s.instant() - keepEnded.Microseconds())
-		return false, nil
-	}
-	if s.routed() {
-		return s.forgetRouted(ctx)
-	}
-	tag, err := s.conn.Exec(ctx, s.statements.reservationsForget, int32(forgetPage), s.now(), int64(keepEnded/time.Microsecond))
+// ForgetEnded deletes up to forgetPage.
+func (postgres) ForgetEnded(ctx context.Context, u *Unit) (more bool, err error) {
+	tag, err := u.conn.Exec(ctx, u.statements.reservationsForget, int32(forgetPage), u.now(), KeepEnded.Microseconds())
 	return err == nil && tag.RowsAffected() == forgetPage, err
 }
 

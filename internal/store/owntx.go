@@ -30,33 +30,9 @@ type answer struct {
 // NewOwnTx returns a transaction on conn, and sends nothing. Its end calls release.
 func NewOwnTx(conn *pgx.Conn, release func()) *OwnTx { return &OwnTx{conn: conn, release: release} }
 
-// sendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if the transaction is an OwnTx.
-// Otherwise it sends batch now. It returns failed(nil) or, if a statement fails, failed of its error; with COMMIT that is the error of Commit.
-//
-// A statement that may wait for others must be behind boundLate, since COMMIT has only EndTimeout, and a context that ends meanwhile leaves
-// the outcome unknown.
-func (s *Session) sendLater(ctx context.Context, batch *pgx.Batch, failed func(error) error) error {
-	tx, ok := s.conn.(*OwnTx)
-	if !ok {
-		return failed(s.conn.SendBatch(ctx, batch).Close())
-	}
-	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
-	tx.owed = append(tx.owed, answer{batch.Len(), failed})
-	return nil
-}
-
 // lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it the
 // transaction is made again and waits before COMMIT.
 const lateWait = time.Second
-
-// boundLate queues the bound of lateWait if the transaction is an OwnTx, and reports whether it is.
-func (s *Session) boundLate(batch *pgx.Batch) bool {
-	_, ok := s.conn.(*OwnTx)
-	if ok {
-		s.boundWait(batch, lateWait)
-	}
-	return ok
-}
 
 // isAlone reports whether the next statement is sent without others.
 func (tx *OwnTx) isAlone() bool { return tx.Tx != nil && len(tx.later.QueuedQueries) == 0 }
@@ -181,4 +157,25 @@ func (tx *OwnTx) Conn() *pgx.Conn { return tx.conn }
 // IsIdle reports whether the connection is in no transaction any more.
 func (tx *OwnTx) IsIdle() bool {
 	return tx.Tx != nil && !tx.conn.IsClosed() && tx.conn.PgConn().TxStatus() == 'I'
+}
+
+// sendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if the transaction is an OwnTx.
+// Otherwise it sends batch now. It returns failed(nil) or, if a statement fails, failed of its error; with COMMIT that is the error of Commit.
+//
+// A statement that may wait for others must be behind a bound of lateWait, since COMMIT has only EndTimeout, and a context that ends meanwhile leaves
+// the outcome unknown.
+func (u *Unit) sendLater(ctx context.Context, batch *pgx.Batch, failed func(error) error) error {
+	tx, ok := u.conn.(*OwnTx)
+	if !ok {
+		return failed(u.conn.SendBatch(ctx, batch).Close())
+	}
+	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
+	tx.owed = append(tx.owed, answer{batch.Len(), failed})
+	return nil
+}
+
+// isLate reports whether what sendLater is given travels with COMMIT.
+func (u *Unit) isLate() bool {
+	_, ok := u.conn.(*OwnTx)
+	return ok
 }

@@ -110,7 +110,7 @@ func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []buc
 	}
 	if !allowed {
 		if len(asks) > 1 && p.session.mode != alone {
-			require.NoError(p.t, p.session.undo(p.t.Context()))
+			require.NoError(p.t, postgres{}.Undo(p.t.Context(), &p.session.Unit, nil))
 			p.queue(nil)
 		}
 	}

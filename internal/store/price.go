@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// keepPrices is how long after its last report what is known of an upstream is forgotten.
-const keepPrices = 7 * 24 * time.Hour
+// KeepPrices is how long after its last report what is known of an upstream is forgotten.
+const KeepPrices = 7 * 24 * time.Hour
 
 // Report is what was reported to a process of the upstream of a limit and a key. One without outcomes only asks.
 type Report struct {
@@ -28,6 +28,9 @@ type Report struct {
 	HasUpstream bool  // whether anything is known
 	Held        error // the lock timeout of the row, if another transaction has locked it: nothing was added then
 }
+
+// OnlyAsks reports whether the report tells nothing.
+func (r *Report) OnlyAsks() bool { return r.Outcomes == 0 && r.RetryAfter == 0 }
 
 // Upstream is what all processes know of the upstream of a limit and a key: a row of the prices table.
 type Upstream struct {
@@ -50,56 +53,37 @@ func (u *Upstream) Measured() bucket.Measured {
 // ReportPrices adds the reports, which are sorted by their keys, in one transaction, and sets what is known of each upstream
 // then. It sets Held of the reports whose rows another transaction has locked, and adds the others. s is a session on the pool.
 func (s *Session) ReportPrices(ctx context.Context, reports []*Report) error {
-	if s.engine != nil {
-		return s.exchangeOnEngine(reports, func(r *Report, now int64) {
-			if r.Outcomes == 0 && r.RetryAfter == 0 {
-				s.engine.ReadPrice(r, now)
-				return
-			}
-			s.engine.ReportPrice(r, now)
-		})
-	}
 	if err := s.LearnLayout(ctx); err != nil {
 		return err
 	}
-	if s.routed() {
-		return s.exchangeRouted(ctx, reports, s.queueReportRouted)
-	}
-	return s.exchangePrices(ctx, reports, func(batch *pgx.Batch, r *Report) {
-		if r.Outcomes == 0 && r.RetryAfter == 0 {
-			batch.Queue(s.statements.priceRead, r.Key.Name, r.Key.Key, s.now())
-			return
-		}
-		batch.Queue(s.statements.priceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled,
-			r.RetryAfter.Microseconds(), r.FirstShare, s.now())
-	})
+	return s.exchangePrices(ctx, reports, Engine.Report)
 }
 
 // TurnPrices ends the epochs of the upstreams of the reports, which are sorted by their keys, in one transaction.
 // HasUpstream is false of those that somebody else has ended.
 func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
-	if s.engine != nil {
-		return s.exchangeOnEngine(reports, s.engine.TurnPrice)
-	}
-	if s.routed() {
-		return s.exchangeRouted(ctx, reports, s.queueTurnRouted)
-	}
-	return s.exchangePrices(ctx, reports, func(batch *pgx.Batch, r *Report) {
-		u := &r.Upstream
-		batch.Queue(s.statements.priceTurn, r.Key.Name, r.Key.Key, u.Epoch, u.Outcomes, u.Accepted, u.Throttled,
-			r.NextShare, r.Cut, s.now())
+	return s.exchangePrices(ctx, reports, Engine.Turn)
+}
+
+// exchangePrices tells reports in a transaction that waits for rows only so long. Rows are locked in the order of the reports.
+func (s *Session) exchangePrices(ctx context.Context, reports []*Report, tell func(Engine, context.Context, *Unit, []*Report) error) error {
+	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
+		return s.retryTx(ctx, "report", func(tx *Session) error {
+			if err := tx.BoundWait(ctx, wait); err != nil {
+				return err
+			}
+			return tell(tx.engine(), ctx, &tx.Unit, free)
+		})
 	})
 }
 
-// exchangePrices sends a statement for each report, and sets what each answers. Rows are locked in the order of the reports.
-func (s *Session) exchangePrices(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
-		return s.retry(ctx, "report", func() error {
-			batch := &pgx.Batch{}
-			s.boundWait(batch, wait)
-			return s.exchangeOnce(ctx, batch, free, queue)
-		})
-	})
+// ForgetPrices deletes what is known of upstreams that nobody has reported of for a week.
+func (s *Session) ForgetPrices(ctx context.Context) error {
+	err := s.retryTx(ctx, "prune", func(tx *Session) error { return tx.engine().ForgetPrices(ctx, &tx.Unit) })
+	if IsLockTimeout(err) { // they stay until the next call
+		return nil
+	}
+	return err
 }
 
 // mostPriceWait is how long an exchange waits for the first row that is locked: longer than an exchange of another process takes.
@@ -135,24 +119,42 @@ type heldPriceError struct {
 
 func (e *heldPriceError) Unwrap() error { return e.error }
 
-// exchangeOnce is one attempt of exchangePrices.
-func (s *Session) exchangeOnce(ctx context.Context, batch *pgx.Batch, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	before := batch.Len()
+// Report sends price_report.sql or price_read.sql for each report.
+func (postgres) Report(ctx context.Context, u *Unit, reports []*Report) error {
+	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+		if r.OnlyAsks() {
+			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, u.now())
+			return
+		}
+		batch.Queue(u.statements.priceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled,
+			r.RetryAfter.Microseconds(), r.FirstShare, u.now())
+	})
+}
+
+// Turn sends price_turn.sql for each report.
+func (postgres) Turn(ctx context.Context, u *Unit, reports []*Report) error {
+	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+		of := &r.Upstream
+		batch.Queue(u.statements.priceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled,
+			r.NextShare, r.Cut, u.now())
+	})
+}
+
+// exchange sends a statement for each report, and sets what each answers.
+func (u *Unit) exchange(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
+	batch := &pgx.Batch{}
 	for _, r := range reports {
 		queue(batch, r)
 	}
-	return s.send(ctx, batch, func(results pgx.BatchResults) error {
-		if err := skip(results, before); err != nil {
-			return err
-		}
+	return u.send(ctx, batch, func(results pgx.BatchResults) error {
 		answers := make([]Upstream, len(reports))
 		found := make([]bool, len(reports))
 		for i, r := range reports {
-			u := &answers[i]
+			of := &answers[i]
 			rows, err := results.Query()
 			if err == nil {
 				_, err = pgx.ForEachRow(rows, []any{
-					&u.Epoch, &u.BegunUs, &u.Outcomes, &u.Accepted, &u.Throttled, &u.Share, &u.Cut, &u.PausedUntilUs, &u.NowUs,
+					&of.Epoch, &of.BegunUs, &of.Outcomes, &of.Accepted, &of.Throttled, &of.Share, &of.Cut, &of.PausedUntilUs, &of.NowUs,
 				}, func() error {
 					found[i] = true
 					return nil
@@ -175,34 +177,8 @@ func (s *Session) exchangeOnce(ctx context.Context, batch *pgx.Batch, reports []
 	})
 }
 
-// ForgetPrices deletes what is known of upstreams that nobody has reported of for a week.
-func (s *Session) ForgetPrices(ctx context.Context) error {
-	if s.engine != nil {
-		s.engine.ForgetPrices(s.instant() - keepPrices.Microseconds())
-		return nil
-	}
-	if s.routed() {
-		return s.forgetPricesRouted(ctx)
-	}
-	_, err := s.conn.Exec(ctx, s.statements.pricesForget, s.now(), keepPrices.Microseconds())
-	return err
-}
-
-// forgetPricesRouted is ForgetPrices. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has
-// locked one of the rows, all of them stay until the next call.
-func (s *Session) forgetPricesRouted(ctx context.Context) error {
-	now, err := s.clock(ctx)
-	if err != nil {
-		return err
-	}
-	err = s.retryTx(ctx, "prune", func(tx *Session) error {
-		batch := &pgx.Batch{}
-		tx.boundWait(batch, shortWait)
-		batch.Queue(tx.statements.routedPricesForget, now-keepPrices.Microseconds())
-		return tx.conn.SendBatch(ctx, batch).Close()
-	})
-	if IsLockTimeout(err) {
-		return nil
-	}
+// ForgetPrices deletes them by prices_forget.sql.
+func (postgres) ForgetPrices(ctx context.Context, u *Unit) error {
+	_, err := u.conn.Exec(ctx, u.statements.pricesForget, u.now(), KeepPrices.Microseconds())
 	return err
 }

@@ -27,22 +27,37 @@ type PrunePages struct {
 // IsDone reports whether all have been looked through.
 func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
 
-// PrunePages returns the parts of the buckets table. The size of a partitioned one is that of its partitions.
+// OnePage returns a PrunePages of one part.
+func OnePage() *PrunePages { return &PrunePages{blocks: 1, step: 1} }
+
+// PrunePages returns the parts that Prune looks through.
 func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
-	if s.engine != nil {
-		return &PrunePages{blocks: engineBlocks}, nil
-	}
 	if err := s.LearnLayout(ctx); err != nil {
 		return nil, err
 	}
-	if s.routed() {
-		return &PrunePages{blocks: 1}, nil
-	}
+	return s.engine().PrunePages(ctx, &s.Unit)
+}
+
+// Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
+// those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
+func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	return s.engine().Prune(ctx, &s.Unit, p, termsOf)
+}
+
+// Next returns the part that is looked through, and goes on to the one after it.
+func (p *PrunePages) Next() (first, end int64) {
+	first = p.first
+	p.first += p.step
+	return first, p.first
+}
+
+// PrunePages returns parts of the table. The size of a partitioned one is that of its partitions.
+func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
 	const size = `
 		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,
 			greatest($2::bigint / greatest(count(p.relid), 1), 1)
 		FROM pg_partition_tree($1::text::regclass) AS p WHERE p.isleaf`
-	rows, err := s.conn.Query(ctx, size, pgx.Identifier{s.schema, "buckets"}.Sanitize(), int64(pruneBlocks))
+	rows, err := u.conn.Query(ctx, size, u.table(), int64(pruneBlocks))
 	if err != nil {
 		return nil, err
 	}
@@ -51,37 +66,44 @@ func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
 	return p, err
 }
 
-// Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
-// those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
-func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
-	if s.engine != nil {
-		p.first = p.blocks
-		deleted, err = s.pruneEngine(termsOf)
-		return deleted, true, err
-	}
-	rows, err := s.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, s.pruneLock())
-	if err != nil {
+// Prune deletes them by buckets_prune.sql.
+func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	if gotLock, err = u.lockPruning(ctx); !gotLock {
 		return 0, false, err
 	}
-	if gotLock, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil || !gotLock {
-		return 0, false, err
-	}
-	if s.routed() {
-		deleted, err = s.pruneRouted(ctx, p, termsOf)
-		return deleted, true, err
-	}
-	first := p.first
-	p.first += p.step
+	first, end := p.Next()
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
-		tag, err := s.conn.Exec(ctx, s.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, p.first, pruneIdle.Microseconds(), s.now())
+		tag, err := u.conn.Exec(ctx, u.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
+			first, end, pruneIdle.Microseconds(), u.now())
 		if err != nil {
 			return 0, true, err
 		}
 		deleted += tag.RowsAffected()
 	}
 	return deleted, true, nil
+}
+
+// IsSpare returns what reports whether a row has been full under each of the terms, long enough before now.
+func IsSpare(terms []bucket.Terms, now int64) func(bucket.State) bool {
+	rows, until := oneRowEach(terms), now-pruneIdle.Microseconds()
+	return func(s bucket.State) bool { return isSpare(s, rows, until) }
+}
+
+// isSpare reports whether a row was full under the terms of each ask at until. It mirrors buckets_prune.sql.
+func isSpare(s bucket.State, rows []bucket.Ask, until int64) bool {
+	since := s.TS
+	if s.Parts != nil && len(s.Parts.Taken) > 0 {
+		since += int64(s.Parts.Taken[0])
+	}
+	late := s.Parts != nil && slices.ContainsFunc(s.Parts.Leases, func(end int64) bool { return end > until })
+	if s.TS > until || late {
+		return false
+	}
+	return !slices.ContainsFunc(rows, func(a bucket.Ask) bool {
+		t := &a.Terms
+		return !(s.Value+float64((until-since)/t.Step)*t.Rate/t.Steps >= t.Capacity)
+	})
 }
 
 // oneRowEach returns an ask for each of the distinct terms, as they are to one row: a row of a bucket that is spread over
@@ -96,11 +118,15 @@ func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
 	return rows
 }
 
-// pruneLock returns the advisory lock that lets one process at a time prune the schema. It is held to the end of a
-// transaction, so that it works through PgBouncer.
-func (s *Session) pruneLock() int64 {
+// lockPruning takes the advisory lock that lets one process at a time prune the schema. It is held to the end of a transaction, so that it
+// works through PgBouncer.
+func (u *Unit) lockPruning(ctx context.Context) (gotLock bool, err error) {
 	h := fnv.New64a()
 	h.Write([]byte("pgratelimit prune "))
-	h.Write([]byte(s.schema))
-	return int64(h.Sum64())
+	h.Write([]byte(u.schema))
+	rows, err := u.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, int64(h.Sum64()))
+	if err != nil {
+		return false, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
 }

@@ -107,79 +107,81 @@ func newID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// queueReservation makes the reservation of what c took, and queues its insertion; when c reserves, and was allowed. An engine
-// is given it at once.
-func (s *Session) queueReservation(batch *pgx.Batch, c *Call) error {
+// reserve makes the reservation of what c took, when c reserves and was allowed.
+func (c *Call) reserve() {
 	c.Reservation = nil
 	if c.Reserve == nil || !bucket.AllAllowed(c.Answers) {
-		return nil
+		return
 	}
 	r := newReservation(c.Asks, c.Answers, c.Reserve)
-	if c.Reserve.OnlyLater && r.ReadyUs <= c.Answers[0].Now {
-		return nil
+	if !c.Reserve.OnlyLater || r.ReadyUs > c.Answers[0].Now {
+		c.Reservation = r
 	}
-	c.Reservation = r
-	if s.engine != nil {
-		return s.engine.InsertReservation(r)
-	}
-	s.boundLate(batch)
-	batch.Queue(s.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
-		r.Names, r.Keys, r.Costs, r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Plans, r.Calendars, r.Prices, r.PaidUs)
-	return nil
 }
 
 // record records the reservation of what c took.
 func (s *Session) record(ctx context.Context, c *Call) error {
-	batch := &pgx.Batch{}
-	if err := s.queueReservation(batch, c); err != nil || s.engine != nil {
-		return err
+	if c.reserve(); c.Reservation == nil {
+		return nil
 	}
-	return s.finish(ctx, batch, c.Asks)
+	return s.save(ctx, bucket.NewPage(c.Asks), c.Reservation)
 }
 
-// LockReservation reads the reservation id and locks it to the end of the transaction, behind a savepoint.
+// LockReservation reads the reservation id and locks it to the end of the transaction.
 func (s *Session) LockReservation(ctx context.Context, id string) (*Reservation, error) {
-	if s.engine != nil {
-		now := s.instant()
-		r, err := s.engine.LockReservation(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		r.NowUs = now
-		return r, nil
-	}
 	if err := s.LearnLayout(ctx); err != nil {
 		return nil, err
 	}
-	read := s.readLocked
-	if s.routed() {
-		read = s.lockReservationRouted
-	}
-	r, err := read(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	if len(r.Names) == 0 { // the statement made one
-		if err := s.undo(ctx); err != nil {
-			return nil, err
-		}
-		return nil, ErrNotReserved
-	}
-	return r, nil
+	return s.engine().LockReservation(ctx, &s.Unit, id)
 }
 
-// readLocked locks the reservation id behind a savepoint, and reads it. One that is not there has no buckets.
-func (s *Session) readLocked(ctx context.Context, id string) (*Reservation, error) {
+// SaveReservation writes what may have changed of r.
+func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
+	return s.engine().SaveReservation(ctx, &s.Unit, r)
+}
+
+// queueReservations queues the insertion of reservations.
+func (u *Unit) queueReservations(batch *pgx.Batch, made []*Reservation) {
+	for _, r := range made {
+		batch.Queue(u.statements.reservationInsert, r.ID, r.ReadyUs, r.StaleUs, r.ExpiresUs, r.Release,
+			r.Names, r.Keys, r.Costs, r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Plans, r.Calendars, r.Prices, r.PaidUs)
+	}
+}
+
+// LockReservation locks the reservation, and reads it. The statement inserts one if there is none, which is undone.
+func (postgres) LockReservation(ctx context.Context, u *Unit, id string) (*Reservation, error) {
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
-	batch.Queue(s.statements.reservationLock, id, s.now())
+	batch.Queue(u.statements.reservationLock, id, u.now())
 	r := &Reservation{ID: id}
-	return r, s.send(ctx, batch, func(results pgx.BatchResults) error {
+	err := u.send(ctx, batch, func(results pgx.BatchResults) error {
 		if err := skip(results, 1); err != nil {
 			return err
 		}
 		return results.QueryRow().Scan(r.columns()...)
 	})
+	return r.orNone(ctx, u, err)
+}
+
+// orNone returns the reservation that a statement has locked. One without buckets was inserted by the statement, and is undone.
+func (r *Reservation) orNone(ctx context.Context, u *Unit, err error) (*Reservation, error) {
+	if err == nil && len(r.Names) == 0 {
+		if err = (postgres{}).Undo(ctx, u, nil); err == nil {
+			err = ErrNotReserved
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// SaveReservation writes the reservation later.
+func (postgres) SaveReservation(ctx context.Context, u *Unit, r *Reservation) error {
+	batch := &pgx.Batch{}
+	batch.Queue(u.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
+		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars, r.PaidUs)
+	return u.sendLater(ctx, batch, func(err error) error { return err })
 }
 
 // columns are where the columns of a reservation that has been locked are scanned to.
@@ -189,17 +191,6 @@ func (r *Reservation) columns() []any {
 		&r.Names, &r.Keys, &r.Costs, &r.Capacities, &r.Rates, &r.Steps, &r.StepUs, &r.PhaseUs, &r.Lowest, &r.Shards, &r.Plans, &r.Calendars,
 		&r.Prices, &r.PaidUs, &r.NowUs,
 	}
-}
-
-// SaveReservation writes what may have changed of r.
-func (s *Session) SaveReservation(ctx context.Context, r *Reservation) error {
-	if s.engine != nil {
-		return s.engine.SaveReservation(r)
-	}
-	batch := &pgx.Batch{}
-	batch.Queue(s.statements.reservationSave, r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs,
-		r.Capacities, r.Rates, r.Steps, r.StepUs, r.PhaseUs, r.Lowest, r.Shards, r.Calendars, r.PaidUs)
-	return s.sendLater(ctx, batch, func(err error) error { return err })
 }
 
 // TermsMade returns the terms under which the reservation took from its i-th bucket.

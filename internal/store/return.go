@@ -5,8 +5,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -19,11 +17,13 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 		until = end - 1
 	}
 	err = s.waitingFor(&k, 0).retryTx(ctx, "return", func(tx *Session) error {
-		p, batch := bucket.NewPage([]bucket.Ask{{Key: k, Terms: t.OfShard()}}), &pgx.Batch{}
 		if most > 0 {
-			tx.boundWait(batch, most)
+			if err := tx.BoundWait(ctx, most); err != nil {
+				return err
+			}
 		}
-		if err := tx.lockRows(ctx, batch, p); err != nil {
+		p := bucket.NewPage([]bucket.Ask{{Key: k, Terms: t.OfShard()}})
+		if err := tx.lockRows(ctx, p, false); err != nil {
 			return err
 		}
 		given = p.Return(a, until)

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -35,11 +36,8 @@ const (
 // a row is full, whoever reads it.
 const madeTS = bucket.LongAgo - 1
 
-// routed reports whether statements are to name one row each.
-func (s *Session) routed() bool { return s.Store != nil && s.IsRouted() }
-
-// readsApart reports whether a statement that only reads is to name one row, too. It locks none, and so does not crash in partitions.
-func (s *Session) readsApart() bool { return s.Store != nil && s.layout.Load() == layoutRouted }
+// byRow is the Engine on such tables.
+type byRow struct{ postgres }
 
 // IsRouted reports whether statements are known to have to name one row each.
 func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
@@ -48,7 +46,7 @@ func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
 func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
 
 // KnowsLayout reports whether it is known whether statements are to name one row each.
-func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown || s.onEngine }
+func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
 
 // LearnLayout finds out whether statements are to name one row each, unless that is known. It stays so for as long as the Store is there.
 func (s *Session) LearnLayout(ctx context.Context) error {
@@ -60,8 +58,8 @@ func (s *Session) LearnLayout(ctx context.Context) error {
 }
 
 // learnLayout is LearnLayout where it is known whether Citus is there, and whether the buckets are in partitions of PostgreSQL 18.
-func (s *Session) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool) error {
-	if s.KnowsLayout() {
+func (u *Unit) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool) error {
+	if u.KnowsLayout() {
 		return nil
 	}
 	layout := int32(layoutPlain)
@@ -69,7 +67,7 @@ func (s *Session) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool
 		layout = layoutPartitions18
 	}
 	if hasCitus {
-		rows, err := s.conn.Query(ctx, s.statements.layout, runAtOnce, s.table())
+		rows, err := u.conn.Query(ctx, u.statements.layout, runAtOnce, u.table())
 		if err != nil {
 			return err
 		}
@@ -81,7 +79,7 @@ func (s *Session) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool
 			layout = layoutRouted
 		}
 	}
-	s.layout.CompareAndSwap(layoutUnknown, layout)
+	u.layout.CompareAndSwap(layoutUnknown, layout)
 	return nil
 }
 
@@ -89,7 +87,7 @@ func (s *Session) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool
 func (s *Store) table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
 // queueClock queues the question what time it is.
-func (s *Session) queueClock(batch *pgx.Batch) { batch.Queue(s.statements.clock, s.now()) }
+func (u *Unit) queueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.now()) }
 
 // receiveClock reads the answer to that.
 func receiveClock(results pgx.BatchResults) (now int64, err error) {
@@ -98,10 +96,10 @@ func receiveClock(results pgx.BatchResults) (now int64, err error) {
 }
 
 // clock returns what time it is.
-func (s *Session) clock(ctx context.Context) (now int64, err error) {
+func (u *Unit) clock(ctx context.Context) (now int64, err error) {
 	batch := &pgx.Batch{}
-	s.queueClock(batch)
-	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
+	u.queueClock(batch)
+	err = u.send(ctx, batch, func(results pgx.BatchResults) error {
 		now, err = receiveClock(results)
 		return err
 	})
@@ -127,15 +125,18 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 	return state, found, rows.Err()
 }
 
-// readRouted is readRows.
-func (s *Session) readRouted(ctx context.Context, rows []bucket.Ask) ([]bucket.Answer, error) {
+// Read reads rows, each by a statement. In partitions one statement reads all: it locks none, and so does not crash.
+func (e byRow) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
+	if u.layout.Load() != layoutRouted {
+		return e.postgres.Read(ctx, u, rows)
+	}
 	batch := &pgx.Batch{}
-	s.queueClock(batch)
+	u.queueClock(batch)
 	for i := range rows {
-		batch.Queue(s.statements.routedRead, keyOf(rows[i].Key)...)
+		batch.Queue(u.statements.routedRead, keyOf(rows[i].Key)...)
 	}
 	answers := make([]bucket.Answer, len(rows))
-	return answers, s.send(ctx, batch, func(results pgx.BatchResults) error {
+	return answers, u.send(ctx, batch, func(results pgx.BatchResults) error {
 		now, err := receiveClock(results)
 		if err != nil {
 			return err
@@ -154,32 +155,33 @@ func (s *Session) readRouted(ctx context.Context, rows []bucket.Ask) ([]bucket.A
 	})
 }
 
-// lockRouted is lockRows. A transaction of the session's own waits for one row, the one that it is to wait for or the first, so
+// LeavesOutHeld returns false.
+func (byRow) LeavesOutHeld() bool { return false }
+
+// Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
 // not enough, it returns a heldError.
-func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, p *bucket.Page) error {
+func (byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
+	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
 	for i := range order {
 		order[i] = i
 	}
-	if i := slices.IndexFunc(p.Rows, func(a bucket.Ask) bool { return s.waitFor != nil && a.Key == *s.waitFor }); i > 0 {
+	if i := slices.IndexFunc(p.Rows, func(a bucket.Ask) bool { return u.waitFor != nil && a.Key == *u.waitFor }); i > 0 {
 		order = slices.Insert(slices.Delete(order, i, i+1), 0, i)
 	}
-	before, bounds := batch.Len(), 0
+	bounds := 0
 	for n, i := range order {
-		if n == 1 && s.mode == ownTx {
-			bounds = s.boundWait(batch, s.waitForOthers())
+		if n == 1 && u.mode == ownTx {
+			bounds = queueBoundLocal(batch, u.waitForOthers())
 		}
 		r := &p.Rows[i]
-		batch.Queue(s.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
+		batch.Queue(u.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
 	// Behind the locks, so that of two calls the one that decides later does so at a later instant. By the simple protocol all of a round trip
 	// are at one instant, as the statements are that lock several rows.
-	s.queueClock(batch)
-	return s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
-		if err := skip(results, before); err != nil {
-			return err
-		}
+	u.queueClock(batch)
+	return u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		for n, i := range order {
 			if n == 1 {
 				if err := skip(results, bounds); err != nil {
@@ -188,9 +190,9 @@ func (s *Session) lockRouted(ctx context.Context, batch *pgx.Batch, p *bucket.Pa
 			}
 			switch err := receiveLockedRow(results, p, i); {
 			case err == nil:
-			case s.mode == ownTx && n > 0: // a caller's transaction waits as long as its own settings say
+			case u.mode == ownTx && n > 0: // a caller's transaction waits as long as its own settings say
 				return asHeld(err, nil, p.Rows[i:i+1])
-			case s.mode == ownTx:
+			case u.mode == ownTx:
 				return waitedFor(err, p.Rows[i].Key)
 			default:
 				return err
@@ -214,47 +216,82 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 	return nil
 }
 
-// queueSaveRouted is queueSave.
-func (s *Session) queueSaveRouted(batch *pgx.Batch, p *bucket.Page) {
+// Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
+func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...*Reservation) error {
+	batch := &pgx.Batch{}
+	if len(made) > 0 && u.isLate() {
+		queueBoundLocal(batch, lateWait)
+	}
+	u.queueReservations(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
 		parts := state.Parts
 		if parts == nil {
 			parts = &bucket.Parts{}
 		}
-		batch.Queue(s.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
-	}, func(k bucket.Key) { batch.Queue(s.statements.routedDelete, keyOf(k)...) })
+		batch.Queue(u.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
+	}, func(k bucket.Key) { batch.Queue(u.statements.routedDelete, keyOf(k)...) })
+	return u.finish(ctx, batch, p.Rows)
 }
 
-// exchangeRouted sends a statement for each report, with what time it is, and sets what each answers.
-func (s *Session) exchangeRouted(ctx context.Context, reports []*Report, queue func(batch *pgx.Batch, r *Report, now int64)) error {
-	now, err := s.clock(ctx)
+// Undo deletes the rows that were inserted to lock them. After a refusal the rows stay locked, as one row does on plain Postgres. In a SERIALIZABLE
+// transaction a row that is written behind a savepoint keeps a SIREAD lock on some versions of Postgres (on 15.20, and not on 15.18), by which the
+// transaction may lose at COMMIT: that is where Citus does not say what became of it.
+func (e byRow) Undo(ctx context.Context, u *Unit, p *bucket.Page) error { return e.Save(ctx, u, p) }
+
+// BoundWait bounds the waits of the statements behind it on the server that they are sent to: set_config would do so on one of the servers only.
+func (byRow) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
+	batch := &pgx.Batch{}
+	queueBoundLocal(batch, most)
+	return u.sendLater(ctx, batch, func(err error) error { return err })
+}
+
+// queueBoundLocal queues what BoundWait sends, and returns how many statements that is.
+func queueBoundLocal(batch *pgx.Batch, most time.Duration) (queued int) {
+	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
+	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
+	return 2
+}
+
+// Report sends a statement for each report, with what time it is.
+func (byRow) Report(ctx context.Context, u *Unit, reports []*Report) error {
+	now, err := u.clock(ctx)
 	if err != nil {
 		return err
 	}
-	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
-		return s.retryTx(ctx, "report", func(tx *Session) error {
-			batch := &pgx.Batch{}
-			tx.boundWait(batch, wait)
-			return tx.exchangeOnce(ctx, batch, free, func(batch *pgx.Batch, r *Report) { queue(batch, r, now) })
-		})
+	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+		if r.OnlyAsks() {
+			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, now)
+			return
+		}
+		paused := int64(0)
+		if r.RetryAfter != 0 {
+			paused = now + r.RetryAfter.Microseconds()
+		}
+		batch.Queue(u.statements.routedPriceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled, paused, r.FirstShare, now)
 	})
 }
 
-// queueReportRouted queues what adds a report, or asks where there is none.
-func (s *Session) queueReportRouted(batch *pgx.Batch, r *Report, now int64) {
-	if r.Outcomes == 0 && r.RetryAfter == 0 {
-		batch.Queue(s.statements.priceRead, r.Key.Name, r.Key.Key, now)
-		return
+// Turn sends a statement for each report, with what time it is.
+func (byRow) Turn(ctx context.Context, u *Unit, reports []*Report) error {
+	now, err := u.clock(ctx)
+	if err != nil {
+		return err
 	}
-	paused := int64(0)
-	if r.RetryAfter != 0 {
-		paused = now + r.RetryAfter.Microseconds()
-	}
-	batch.Queue(s.statements.routedPriceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled, paused, r.FirstShare, now)
+	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+		of := &r.Upstream
+		batch.Queue(u.statements.routedPriceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled, r.NextShare, r.Cut, now)
+	})
 }
 
-// queueTurnRouted queues what ends an epoch.
-func (s *Session) queueTurnRouted(batch *pgx.Batch, r *Report, now int64) {
-	u := &r.Upstream
-	batch.Queue(s.statements.routedPriceTurn, r.Key.Name, r.Key.Key, u.Epoch, u.Outcomes, u.Accepted, u.Throttled, r.NextShare, r.Cut, now)
+// ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
+// fails with a lock timeout.
+func (byRow) ForgetPrices(ctx context.Context, u *Unit) error {
+	now, err := u.clock(ctx)
+	if err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	queueBoundLocal(batch, shortWait)
+	batch.Queue(u.statements.routedPricesForget, now-KeepPrices.Microseconds())
+	return u.conn.SendBatch(ctx, batch).Close()
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// lockReservationRouted is LockReservation.
-func (s *Session) lockReservationRouted(ctx context.Context, id string) (*Reservation, error) {
+// LockReservation locks the reservation, and reads it with what time it is.
+func (byRow) LockReservation(ctx context.Context, u *Unit, id string) (*Reservation, error) {
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
-	batch.Queue(s.statements.routedReservationLock, id)
-	s.queueClock(batch)
+	batch.Queue(u.statements.routedReservationLock, id)
+	u.queueClock(batch)
 	r := &Reservation{ID: id}
-	err := s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+	err := u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if err = skip(results, 1); err == nil {
 			err = results.QueryRow().Scan(r.stored()...)
 		}
@@ -26,7 +26,7 @@ func (s *Session) lockReservationRouted(ctx context.Context, id string) (*Reserv
 		}
 		return err
 	})
-	return r, err
+	return r.orNone(ctx, u, err)
 }
 
 // stored are columns without the instant.
@@ -35,14 +35,14 @@ func (r *Reservation) stored() []any {
 	return columns[:len(columns)-1]
 }
 
-// lockDueRouted is LockDue. Each is looked at by itself.
-func (s *Session) lockDueRouted(ctx context.Context, ids []string) (locked []*Reservation, err error) {
+// LockDue looks at each reservation by itself.
+func (byRow) LockDue(ctx context.Context, u *Unit, ids []string) (locked []*Reservation, err error) {
 	batch := &pgx.Batch{}
-	s.queueClock(batch)
+	u.queueClock(batch)
 	for _, id := range ids {
-		batch.Queue(s.statements.routedReservationFree, id)
+		batch.Queue(u.statements.routedReservationFree, id)
 	}
-	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
+	err = u.send(ctx, batch, func(results pgx.BatchResults) error {
 		now, err := receiveClock(results)
 		if err != nil {
 			return err
@@ -71,13 +71,13 @@ func (s *Session) lockDueRouted(ctx context.Context, ids []string) (locked []*Re
 	return locked, err
 }
 
-// forgetRouted is ForgetEnded: it finds them on all servers, and deletes those that still have ended.
-func (s *Session) forgetRouted(ctx context.Context) (more bool, err error) {
-	now, err := s.clock(ctx)
+// ForgetEnded finds them on all servers, and deletes those that still have ended.
+func (byRow) ForgetEnded(ctx context.Context, u *Unit) (more bool, err error) {
+	now, err := u.clock(ctx)
 	if err != nil {
 		return false, err
 	}
-	rows, err := s.conn.Query(ctx, s.statements.routedReservationsEnded, int32(forgetPage), now-keepEnded.Microseconds())
+	rows, err := u.conn.Query(ctx, u.statements.routedReservationsEnded, int32(forgetPage), now-KeepEnded.Microseconds())
 	if err != nil {
 		return false, err
 	}
@@ -85,43 +85,57 @@ func (s *Session) forgetRouted(ctx context.Context) (more bool, err error) {
 	if err != nil || len(ids) == 0 {
 		return false, err
 	}
-	_, err = s.conn.Exec(ctx, s.statements.routedReservationsForget, ids)
+	_, err = u.conn.Exec(ctx, u.statements.routedReservationsForget, ids)
 	return err == nil && len(ids) == forgetPage, err
 }
 
 // prunePage is how many rows Prune looks at in one transaction where they are on several servers.
 const prunePage = 500
 
-// pruneRouted deletes spare rows of the next page, in the transaction of s: it finds rows that were left alone, locks those that
-// nobody holds, and deletes those of them that are spare under their lock.
-func (s *Session) pruneRouted(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, err error) {
-	now, err := s.clock(ctx)
+// PrunePages returns one part: Prune knows how far it has come by the last row that it has seen.
+func (byRow) PrunePages(context.Context, *Unit) (*PrunePages, error) {
+	return &PrunePages{blocks: 1}, nil
+}
+
+// Prune deletes spare rows of the next page: it finds rows that were left alone, locks those that nobody holds, and deletes those of them that are
+// spare under their lock.
+func (byRow) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+	if gotLock, err = u.lockPruning(ctx); !gotLock {
+		return 0, false, err
+	}
+	deleted, err = u.pruneByRow(ctx, p, termsOf)
+	return deleted, true, err
+}
+
+// pruneByRow is Prune, once no other process prunes.
+func (u *Unit) pruneByRow(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, err error) {
+	now, err := u.clock(ctx)
 	if err != nil {
 		return 0, err
 	}
 	until := now - pruneIdle.Microseconds()
-	found, err := s.nextSpare(ctx, p, until, termsOf)
+	found, err := u.nextSpare(ctx, p, until, termsOf)
 	if err != nil || len(found) == 0 {
 		return 0, err
 	}
-	states, free, err := s.lockSpare(ctx, found)
+	states, free, err := u.lockSpare(ctx, found)
 	if err != nil {
 		return 0, err
 	}
 	batch := &pgx.Batch{}
 	for i, k := range found {
 		if free[i] && isSpare(states[i], oneRowEach(termsOf[k.Name]), until) {
-			batch.Queue(s.statements.routedDelete, keyOf(k)...)
+			batch.Queue(u.statements.routedDelete, keyOf(k)...)
 		}
 	}
 	if batch.Len() == 0 {
 		return 0, nil
 	}
-	return int64(batch.Len()), s.conn.SendBatch(ctx, batch).Close()
+	return int64(batch.Len()), u.conn.SendBatch(ctx, batch).Close()
 }
 
 // nextSpare returns those rows of the next page that seem spare.
-func (s *Session) nextSpare(ctx context.Context, p *PrunePages, until int64, termsOf map[string][]bucket.Terms) (spare []bucket.Key, err error) {
+func (u *Unit) nextSpare(ctx context.Context, p *PrunePages, until int64, termsOf map[string][]bucket.Terms) (spare []bucket.Key, err error) {
 	names := make([]string, 0, len(termsOf))
 	for name := range termsOf {
 		if name >= p.after.Name {
@@ -136,7 +150,7 @@ func (s *Session) nextSpare(ctx context.Context, p *PrunePages, until int64, ter
 	if names[0] != p.after.Name {
 		p.after = bucket.Key{Name: names[0], Shard: -1}
 	}
-	rows, err := s.conn.Query(ctx, s.statements.routedSpare, p.after.Name, until, p.after.Key, p.after.Shard, int32(prunePage))
+	rows, err := u.conn.Query(ctx, u.statements.routedSpare, p.after.Name, until, p.after.Key, p.after.Shard, int32(prunePage))
 	if err != nil {
 		return nil, err
 	}
@@ -164,13 +178,13 @@ func (s *Session) nextSpare(ctx context.Context, p *PrunePages, until int64, ter
 }
 
 // lockSpare locks those of the rows that nobody holds, and returns what they hold.
-func (s *Session) lockSpare(ctx context.Context, found []bucket.Key) (states []bucket.State, free []bool, err error) {
+func (u *Unit) lockSpare(ctx context.Context, found []bucket.Key) (states []bucket.State, free []bool, err error) {
 	batch := &pgx.Batch{}
 	for _, k := range found {
-		batch.Queue(s.statements.routedFree, keyOf(k)...)
+		batch.Queue(u.statements.routedFree, keyOf(k)...)
 	}
 	states, free = make([]bucket.State, len(found)), make([]bool, len(found))
-	err = s.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+	err = u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		for i := range found {
 			if states[i], free[i], err = receiveRow(results); err != nil {
 				return err

@@ -17,7 +17,7 @@ import (
 // Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
 func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	rows, _ := bucket.RowsOf(asks)
-	found, err := s.readRows(ctx, rows)
+	found, err := s.engine().Read(ctx, &s.Unit, rows)
 	if err == nil {
 		err = answeredAll(found, rows)
 	}
@@ -29,21 +29,6 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 		return nil, ErrUnknownWindows
 	}
 	return answers, nil
-}
-
-// readRows reads rows.
-func (s *Session) readRows(ctx context.Context, rows []bucket.Ask) ([]bucket.Answer, error) {
-	if s.engine != nil {
-		return s.readEngine(rows)
-	}
-	if s.readsApart() {
-		return s.readRouted(ctx, rows)
-	}
-	found, err := s.conn.Query(ctx, s.statements.read, s.rowParameters(rows)...)
-	if err != nil {
-		return nil, err
-	}
-	return scanRows(found, rows)
 }
 
 // scanRows returns the answers of buckets_read.sql.
@@ -116,12 +101,6 @@ func spanOf(t bucket.Terms) (since, until *int64) {
 	return &first, &last
 }
 
-// rowParameters returns the parameters of the statements that read rows.
-func (s *Session) rowParameters(rows []bucket.Ask) []any {
-	names, keys, shards := keysOf(rows)
-	return []any{names, keys, shards, s.now()}
-}
-
 // now returns the parameter that replaces the database's clock.
 func (s *Store) now() *int64 {
 	if s.asOf == nil {
@@ -146,8 +125,8 @@ func keyColumns(n int, key func(i int) bucket.Key) (names, keys array[text], sha
 }
 
 // takeParameters returns those of bucket_take.sql and bucket_take_alone.sql.
-func (s *Session) takeParameters(a *bucket.Ask) []any {
-	p := s.limits.of(a)
+func (u *Unit) takeParameters(a *bucket.Ask) []any {
+	p := u.limits.of(a)
 	phase := p.phase
 	if a.Terms.PhaseByKey {
 		phase = a.Terms.Phase
@@ -157,16 +136,16 @@ func (s *Session) takeParameters(a *bucket.Ask) []any {
 		cost = a.Cost
 	}
 	return []any{
-		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, s.now(), p.tolerance,
+		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.now(), p.tolerance,
 		p.since, p.until,
 	}
 }
 
 // takeSeveralParameters returns those of buckets_take.sql.
-func (s *Session) takeSeveralParameters(asks []bucket.Ask) []any {
+func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
 	return []any{
-		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, s.now(), c.tolerances,
+		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.now(), c.tolerances,
 		c.since, c.until,
 	}
 }
@@ -296,4 +275,10 @@ func (r *rowReader) float64() (n float64) {
 		return n
 	}
 	return math.Float64frombits(binary.BigEndian.Uint64(raw))
+}
+
+// rowParameters returns the parameters of the statements that read rows.
+func (u *Unit) rowParameters(rows []bucket.Ask) []any {
+	names, keys, shards := keysOf(rows)
+	return []any{names, keys, shards, u.now()}
 }

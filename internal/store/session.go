@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -61,46 +59,30 @@ func (c *Call) blockedBy(row bucket.Key) blocked {
 	return blocked{Call: &c.Call, Row: row}
 }
 
-// mode is what the statements of a Session are part of.
-type mode uint8
-
-const (
-	alone     mode = iota // each is a transaction of its own
-	callersTx             // a transaction that somebody else began
-	ownTx                 // a transaction of the Owner's, for one call or one batch
-)
-
 // Session is the store on a pool or in a transaction. The one on a pool is safe for concurrent use.
 type Session struct {
-	*Store
-	conn   Conn
-	engine Engine // that conn stands for; nil: it is Postgres
-	owner  Owner
-	mode   mode
-	queue  Queue // nil: the transaction does not queue
-
-	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
-	waits   int         // how many rows the call has waited for
+	Unit
+	owner Owner
 }
 
 // OnPool returns the session whose statements are each a transaction of its own.
 func (s *Store) OnPool(pool Conn, owner Owner) Session {
-	engine := EngineOf(pool)
-	if engine != nil {
-		s.onEngine = true
+	memory := EngineOf(pool)
+	if memory != nil {
+		s.keepInMemory()
 	}
-	return Session{Store: s, conn: pool, engine: engine, owner: owner, mode: alone}
+	return Session{Unit{Store: s, conn: pool, memory: memory, mode: alone}, owner}
 }
 
 // InTx returns the session whose statements are part of the caller's transaction. queue may be nil.
 func (s *Store) InTx(tx Conn, owner Owner, queue Queue) Session {
-	return Session{Store: s, conn: tx, engine: s.engineOf(tx), owner: owner, mode: callersTx, queue: queue}
+	return Session{Unit{Store: s, conn: tx, memory: s.engineOf(tx), mode: callersTx, queue: queue}, owner}
 }
 
 // BoundTo returns the session in a transaction that the owner began for s.
 func (s *Session) BoundTo(tx Conn, owner Owner) Session {
-	bound := *s
-	bound.conn, bound.engine, bound.owner, bound.mode = tx, s.engineOf(tx), owner, ownTx
+	bound := Session{s.Unit, owner}
+	bound.conn, bound.memory, bound.mode = tx, s.engineOf(tx), ownTx
 	return bound
 }
 
@@ -142,7 +124,8 @@ const (
 func (s *Session) choose(c *Call) {
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
-	inSQL := decidesInSQL && s.engine == nil && (t.Steps || t.Window)
+	engine := s.engine()
+	statements, hasStatements := engine.(decider)
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
 		c.way = looks
@@ -151,9 +134,9 @@ func (s *Session) choose(c *Call) {
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
-	case inSQL && (!s.routed() || isRoutedTake(c.Asks)):
+	case decidesInSQL && hasStatements && statements.decides(c):
 		c.way = byStatement
-	case s.mode == alone && (s.engine != nil || s.routed()):
+	case s.mode == alone && !engine.LeavesOutHeld():
 		c.way = byLooking
 	default:
 		c.way = byLocking
@@ -250,11 +233,11 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 	for i, c := range calls {
 		asks[i] = c.Asks
 	}
-	p, err := s.lockFree(ctx, &pgx.Batch{}, asks...)
+	p, err := s.lockFree(ctx, false, asks...)
 	if err != nil {
 		return nil, err
 	}
-	batch := &pgx.Batch{}
+	var made []*Reservation
 	for _, c := range calls {
 		if row, held := p.Held(c.Asks); held {
 			waiting = append(waiting, c.blockedBy(row))
@@ -262,14 +245,10 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 		}
 		if c.Claim() {
 			c.takeOn(p)
-			if err := s.queueReservation(batch, c); err != nil {
-				return nil, err
+			if c.reserve(); c.Reservation != nil {
+				made = append(made, c.Reservation)
 			}
 		}
 	}
-	if s.engine != nil {
-		return waiting, s.saveEngine(p)
-	}
-	s.queueSave(batch, p)
-	return waiting, s.finish(ctx, batch, p.Rows)
+	return waiting, s.save(ctx, p, made...)
 }

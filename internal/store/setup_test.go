@@ -111,7 +111,7 @@ func asking(verb string, asks ...bucket.Ask) *Call {
 // taking returns a call that takes.
 func taking(asks ...bucket.Ask) *Call {
 	c := asking("take", asks...)
-	(&Session{Store: &Store{}}).choose(c)
+	(&Session{Unit: Unit{Store: &Store{}}}).choose(c)
 	c.pickRows(0)
 	return c
 }

@@ -8,8 +8,6 @@ package store
 
 import (
 	"context"
-	"math/rand/v2"
-	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -55,7 +53,7 @@ type Store struct {
 	bold       boldness
 	calendars  calendars
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
-	onEngine   bool          // whether rows are on an Engine, and not in Postgres
+	inMemory   bool          // whether rows are in memory, and not in Postgres
 	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
@@ -64,9 +62,17 @@ func New(schema string, asOf func() *int64) *Store {
 	return &Store{schema: schema, statements: newStatements(schema), asOf: asOf}
 }
 
-// NewOnEngine is New for rows on an Engine, which needs no statements.
-func NewOnEngine(schema string, asOf func() *int64) *Store {
-	return &Store{schema: schema, asOf: asOf, onEngine: true}
+// NewInMemory is New for rows in memory, which needs no statements.
+func NewInMemory(schema string, asOf func() *int64) *Store {
+	s := &Store{schema: schema, asOf: asOf}
+	s.keepInMemory()
+	return s
+}
+
+// keepInMemory says that rows are in memory.
+func (s *Store) keepInMemory() {
+	s.inMemory = true
+	s.layout.Store(layoutPlain) // there is nothing to learn
 }
 
 // retry runs a statement that is its own transaction, again when it conflicts with others. In a transaction it runs it
@@ -97,32 +103,4 @@ func (s *Session) retryTx(ctx context.Context, verb string, fn func(tx *Session)
 		return nil
 	}
 	return s.owner.Retry(ctx, verb, err, func() error { return s.owner.InOwnTx(ctx, s, fn) })
-}
-
-// seed returns the number that the rows of sharded buckets are picked by: a random one, but the same for all calls of a
-// transaction and all attempts of one that queues. So a transaction that takes from a bucket twice returns to the row it
-// has locked, and does not wait for another that does the same; and one that is made again, to the queue it is in.
-func (s *Session) seed() uint64 {
-	var owner any = s.conn
-	if c, ok := owner.(interface{ Identity() any }); ok { // one of several that stand for the transaction
-		owner = c.Identity()
-	}
-	if s.queue != nil {
-		owner = s.queue
-	}
-	if v := reflect.ValueOf(owner); s.mode != alone && v.Kind() == reflect.Pointer {
-		return rand.NewPCG(uint64(v.Pointer()), 0).Uint64()
-	}
-	return rand.Uint64()
-}
-
-// send sends batch, and has receive read the answers.
-func (s *Session) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (err error) {
-	results := s.conn.SendBatch(ctx, batch)
-	defer func() {
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-	}()
-	return receive(results)
 }

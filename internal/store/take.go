@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,26 +19,15 @@ const EndTimeout = 5 * time.Second
 // takeByStatement has a statement take what c costs from all of its buckets, or from none of them, once: in the transaction that the session is
 // of, else as its own. Where the statement cannot stand for what it found, nothing was taken, and c is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
-	next := byLocking
+	engine, next := s.engine(), byLocking
+	if c.traits.Sharded || !engine.LeavesOutHeld() {
+		next = byLooking
+	}
 	c.way = byStatement // after an attempt before
-	if c.traits.Sharded {
-		if c.pickRows(s.seed()); c.way != byStatement {
-			return nil
-		}
-		next = byLooking // other rows may have tokens
+	if c.pickRows(s.seed()); c.way != byStatement {
+		return nil
 	}
-	asks, undecided := c.takes, false
-	switch {
-	case s.routed():
-		next = byLooking // it has not told how much there is
-		c.Answers, undecided, err = s.takeRouted(ctx, asks, c.one[:0])
-	case len(asks) == 1 && (s.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
-		c.Answers, undecided, err = s.takeOne(ctx, asks, c.traits.Window, c.one[:0])
-	case s.mode == alone:
-		c.Answers, undecided, err = s.takeCluster(ctx, asks)
-	default:
-		c.Answers, undecided, err = s.takeRows(ctx, asks)
-	}
+	undecided, err := engine.(decider).take(ctx, &s.Unit, c)
 	switch {
 	case undecided:
 		c.way = next
@@ -48,6 +35,20 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 		c.fromRows()
 	}
 	return err
+}
+
+// take sends the statement for one row or for several.
+func (postgres) take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error) {
+	asks := c.takes
+	switch {
+	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
+		c.Answers, undecided, err = u.takeOne(ctx, asks, c.traits.Window, c.one[:0])
+	case u.mode == alone:
+		c.Answers, undecided, err = u.takeCluster(ctx, asks)
+	default:
+		c.Answers, undecided, err = u.takeRows(ctx, asks)
+	}
+	return undecided, err
 }
 
 // isUndecided reports whether the answer of a statement to the ask is no decision: another policy is in effect, another call was quicker, or
@@ -67,13 +68,13 @@ func anyUndecided(asks []bucket.Ask, answers []bucket.Answer) bool {
 }
 
 // takeOne takes from one bucket on one row. The answer is put into room if that has the capacity.
-func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, room []bucket.Answer) (answers []bucket.Answer, undecided bool, err error) {
-	if s.queue != nil {
-		s.queue.Enter(ctx, asks)
+func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, room []bucket.Answer) (answers []bucket.Answer, undecided bool, err error) {
+	if u.queue != nil {
+		u.queue.Enter(ctx, asks)
 	}
 	a := &asks[0]
-	statement, parameters, scan := s.statementFor(a, isWindow)
-	rows, err := s.conn.Query(ctx, statement, parameters...)
+	statement, parameters, scan := u.statementFor(a, isWindow)
+	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
 		return nil, false, err
 	}
@@ -82,32 +83,32 @@ func (s *Session) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool,
 }
 
 // statementFor returns the statement that takes from one row, with its parameters and what reads its answers.
-func (s *Session) statementFor(a *bucket.Ask, isWindow bool) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
-	taking, sliding := s.statements.takeAlone, s.statements.windowTakeAlone
-	if s.mode != alone {
-		taking, sliding = s.statements.take, s.statements.windowTake
+func (u *Unit) statementFor(a *bucket.Ask, isWindow bool) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
+	taking, sliding := u.statements.takeAlone, u.statements.windowTakeAlone
+	if u.mode != alone {
+		taking, sliding = u.statements.take, u.statements.windowTake
 	}
 	if isWindow {
-		return sliding, s.windowParameters(a), scanWindows
+		return sliding, u.windowParameters(a), scanWindows
 	}
-	return taking, s.takeParameters(a), scanAnswers
+	return taking, u.takeParameters(a), scanAnswers
 }
 
 // takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
 // undone, and no row stays locked.
-func (s *Session) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
-	if s.queue != nil {
-		s.queue.Enter(ctx, rows)
+func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
+	if u.queue != nil {
+		u.queue.Enter(ctx, rows)
 	}
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
 	if len(rows) == 1 {
-		statement, parameters, _ := s.statementFor(&rows[0], false)
+		statement, parameters, _ := u.statementFor(&rows[0], false)
 		batch.Queue(statement, parameters...)
 	} else {
-		batch.Queue(s.statements.takeSeveral, s.takeSeveralParameters(rows)...)
+		batch.Queue(u.statements.takeSeveral, u.takeSeveralParameters(rows)...)
 	}
-	err = s.send(ctx, batch, func(results pgx.BatchResults) error {
+	err = u.send(ctx, batch, func(results pgx.BatchResults) error {
 		if err := skip(results, 1); err != nil {
 			return err
 		}
@@ -124,7 +125,7 @@ func (s *Session) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bu
 	if !undecided && bucket.AllAllowed(answers) {
 		return answers, false, nil
 	}
-	if err := s.undo(ctx); err != nil {
+	if err := (postgres{}).Undo(ctx, u, nil); err != nil {
 		return nil, false, err
 	}
 	for i := range answers {
@@ -143,44 +144,6 @@ func skip(results pgx.BatchResults, n int) error {
 		}
 	}
 	return nil
-}
-
-// undo goes back to the savepoint and removes it.
-func (s *Session) undo(ctx context.Context) error {
-	if s.engine != nil {
-		return s.engine.Undo()
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout) // half a call must not stay
-	defer cancel()
-	batch := &pgx.Batch{}
-	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
-	batch.Queue("RELEASE SAVEPOINT " + savepoint)
-	if err := s.conn.SendBatch(ctx, batch).Close(); err != nil {
-		return fmt.Errorf("undo: %w", err)
-	}
-	return nil
-}
-
-// OrSpoil returns err, with which a call in the caller's transaction ended. When the context has ended between two
-// statements of the call, it makes the transaction one that can only be rolled back: half of the call may be done, and
-// the connection is alive. A context that ends during a statement closes the connection, which comes to the same.
-func (s *Session) OrSpoil(ctx context.Context, err error) error {
-	if err == nil || ctx.Err() == nil || errors.Is(err, ErrNotReserved) {
-		return err
-	}
-	return s.Spoil(ctx, err)
-}
-
-// Spoil returns err, and makes the caller's transaction one that can only be rolled back.
-func (s *Session) Spoil(ctx context.Context, err error) error {
-	if s.engine != nil {
-		s.engine.Spoil()
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout)
-	defer cancel()
-	_, _ = s.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
-	return err
 }
 
 // fixClocks puts the rows right that refused and that a wrong clock has left in the future: a refusal writes nothing, so

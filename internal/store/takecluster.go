@@ -10,7 +10,7 @@ import (
 )
 
 // clusterParameters returns those of clusters_spend.sql.
-func (s *Session) clusterParameters(rows []clusterRow) []any {
+func (u *Unit) clusterParameters(rows []clusterRow) []any {
 	n := len(rows)
 	names, keys, shards := make(array[text], n), make(array[text], n), make(array[integer], n)
 	costs, capacities, rates, steps, lowest := make(array[double], n), make(array[double], n), make(array[double], n), make(array[double], n), make(array[double], n)
@@ -31,7 +31,7 @@ func (s *Session) clusterParameters(rows []clusterRow) []any {
 		}
 	}
 	return []any{
-		names, keys, shards, costs, capacities, rates, stepUs, steps, phases, lowest, of, s.now(), tolerances, since, until,
+		names, keys, shards, costs, capacities, rates, stepUs, steps, phases, lowest, of, u.now(), tolerances, since, until,
 	}
 }
 
@@ -97,13 +97,13 @@ func (cs *clusters) receive(results pgx.BatchResults) error {
 
 // takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction. It is undecided where
 // somebody holds a row, or was quicker.
-func (s *Session) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
+func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
 	rows := clusterOf(asks)
-	found, err := s.conn.Query(ctx, s.statements.spendClusters, s.clusterParameters(rows)...)
+	found, err := u.conn.Query(ctx, u.statements.spendClusters, u.clusterParameters(rows)...)
 	if err == nil {
 		answers, undecided, err = scanCluster(found, rows)
 	}
-	if s.wasOvertaken(err) {
+	if u.wasOvertaken(err) {
 		return nil, true, nil
 	}
 	return answers, undecided, err
@@ -111,8 +111,8 @@ func (s *Session) takeCluster(ctx context.Context, asks []bucket.Ask) (answers [
 
 // wasOvertaken reports whether a statement for several rows that is its own transaction has undone itself, because somebody makes one of the
 // rows, or has made it meanwhile.
-func (s *Session) wasOvertaken(err error) bool {
-	return s.mode == alone && (IsLockTimeout(err) || SQLState(err) == codeDivisionByZero)
+func (u *Unit) wasOvertaken(err error) bool {
+	return u.mode == alone && (IsLockTimeout(err) || SQLState(err) == codeDivisionByZero)
 }
 
 // clusterOf returns the rows of one cluster.

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -30,30 +28,6 @@ const (
 	// maxWaits bounds the rows that a call waits for, which the time for a call bounds first.
 	maxWaits = 10_000
 )
-
-// waitForOthers returns how long a call waits for each row but the first.
-func (s *Session) waitForOthers() time.Duration {
-	if s.waits < manyWaits {
-		return shortWait
-	}
-	return min(leastLongWait<<min(s.waits-manyWaits, 10), mostLongWait)
-}
-
-// boundWait queues what bounds how long the statements behind it, in the same transaction, wait for a row. It returns how many it queued. With
-// Citus, set_config would bound the wait on one of the servers only.
-func (s *Session) boundWait(batch *pgx.Batch, most time.Duration) (queued int) {
-	before := batch.Len()
-	switch {
-	case s.engine != nil:
-		s.engine.BoundWait(most)
-	case s.routed():
-		batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
-		batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
-	default:
-		batch.Queue(s.statements.boundWait, fmt.Sprint(most.Milliseconds()))
-	}
-	return batch.Len() - before
-}
 
 // heldError says that somebody holds a row which a call needs. Nothing was done. The call is made again, and waits for
 // that row first.
@@ -90,14 +64,6 @@ func asHeld(err error, waited *bucket.Key, rows []bucket.Ask) error {
 		return err
 	}
 	return &heldError{nextAfter(waited, keysAlone(rows)), err}
-}
-
-// asShortWait is asHeld in a transaction of the session's own. A caller's transaction waits as long as its own settings say.
-func (s *Session) asShortWait(err error, rows []bucket.Ask) error {
-	if s.mode != ownTx {
-		return err
-	}
-	return asHeld(err, s.waitFor, rows)
 }
 
 // waitedTooLong reports whether a statement that waits for rows only so long has done so.
@@ -144,18 +110,6 @@ func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) erro
 	}
 }
 
-// queueWait queues the wait for the row that the session is to wait for, when it is one of rows. It is the first
-// statement that locks a bucket's row. It makes the row when it is not there. It reports whether there is one to wait for.
-func (s *Session) queueWait(batch *pgx.Batch, rows []bucket.Ask) bool {
-	for i := range rows {
-		if s.waitFor != nil && rows[i].Key == *s.waitFor {
-			s.queueLock(batch, s.statements.lock, rows[i:i+1])
-			return true
-		}
-	}
-	return false
-}
-
 // nextAfter returns the first of the rows, in the order of locking, that comes after the one that was waited for, or else
 // the first.
 func nextAfter(waited *bucket.Key, rows []bucket.Key) bucket.Key {
@@ -166,4 +120,29 @@ func nextAfter(waited *bucket.Key, rows []bucket.Key) bucket.Key {
 		}
 	}
 	return rows[0]
+}
+
+// waitForOthers returns how long a call waits for each row but the first.
+func (u *Unit) waitForOthers() time.Duration {
+	if u.waits < manyWaits {
+		return shortWait
+	}
+	return min(leastLongWait<<min(u.waits-manyWaits, 10), mostLongWait)
+}
+
+// asShortWait is asHeld in a transaction of the session's own. A caller's transaction waits as long as its own settings say.
+func (u *Unit) asShortWait(err error, rows []bucket.Ask) error {
+	if u.mode != ownTx {
+		return err
+	}
+	return asHeld(err, u.waitFor, rows)
+}
+
+// keysAlone returns the keys of rows.
+func keysAlone(rows []bucket.Ask) []bucket.Key {
+	keys := make([]bucket.Key, len(rows))
+	for i := range rows {
+		keys[i] = rows[i].Key
+	}
+	return keys
 }

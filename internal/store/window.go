@@ -19,10 +19,10 @@ func isOdd(a *bucket.Ask, r bucket.Answer) bool {
 }
 
 // windowParameters returns those of window_take.sql and window_take_alone.sql.
-func (s *Session) windowParameters(a *bucket.Ask) []any {
-	p := s.limits.of(a)
+func (u *Unit) windowParameters(a *bucket.Ask) []any {
+	p := u.limits.of(a)
 	return []any{
-		p.name, a.Key.Key, a.Key.Shard, a.Cost, p.capacity, p.step, p.period, p.phase, a.Lowest, s.now(), p.tolerance, p.since, p.until,
+		p.name, a.Key.Key, a.Key.Shard, a.Cost, p.capacity, p.step, p.period, p.phase, a.Lowest, u.now(), p.tolerance, p.since, p.until,
 	}
 }
 

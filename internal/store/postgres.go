@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// postgres is the Engine on tables of Postgres, by statements that name as many rows as there are.
+type postgres struct{}
+
+// Read reads rows by buckets_read.sql.
+func (postgres) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
+	found, err := u.conn.Query(ctx, u.statements.read, u.rowParameters(rows)...)
+	if err != nil {
+		return nil, err
+	}
+	return scanRows(found, rows)
+}
+
+// LeavesOutHeld returns true: a transaction of the Owner's locks the rows that are free.
+func (postgres) LeavesOutHeld() bool { return true }
+
+// Lock locks and reads the rows of p in one round trip. A transaction of the Owner's leaves out those that somebody holds, but for the one that
+// it is to wait for, which it locks first. When the call has waited for many it waits for the others too, for a little. A caller's transaction,
+// which may hold rows already, waits for all of them.
+func (postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error {
+	batch, statement, waited := &pgx.Batch{}, u.statements.lock, false
+	if mark {
+		batch.Queue("SAVEPOINT " + savepoint)
+	}
+	before := batch.Len()
+	isOnly := len(p.Rows) == 1 && u.waitFor != nil && p.Rows[0].Key == *u.waitFor
+	if u.mode == ownTx && !isOnly {
+		waited = u.queueWait(batch, p.Rows)
+		if u.waits < manyWaits {
+			statement = u.statements.lockFree
+		} else {
+			u.queueBound(batch, u.waitForOthers())
+		}
+	}
+	between := batch.Len() - before
+	u.queueLock(batch, statement, p.Rows)
+	err := u.send(ctx, batch, func(results pgx.BatchResults) error {
+		err := skip(results, before)
+		if err == nil && waited { // which may have made the row
+			between--
+			err = waitedFor(receiveLocked(results, p), *u.waitFor)
+		}
+		if err == nil {
+			err = skip(results, between)
+		}
+		if err != nil {
+			return err
+		}
+		if err = receiveLocked(results, p); isOnly { // for which it waits as long as the settings of the connection say
+			return waitedFor(err, *u.waitFor)
+		}
+		return u.asShortWait(err, p.Rows)
+	})
+	if err == nil && statement == u.statements.lock && !p.IsComplete() {
+		err = fmt.Errorf("the statement left out some of %d rows", len(p.Rows))
+	}
+	return err
+}
+
+// queueLock queues a statement that locks rows: buckets_lock.sql, which waits for them, or buckets_lock_free.sql.
+func (u *Unit) queueLock(batch *pgx.Batch, statement string, rows []bucket.Ask) {
+	c := columnsOf(rows)
+	batch.Queue(statement, c.names, c.keys, c.shards, c.capacities, c.stepUs, c.phases, u.now())
+}
+
+// queueWait queues the wait for the row that the unit is to wait for, when it is one of rows. It is the first statement that locks a bucket's
+// row. It makes the row when it is not there. It reports whether there is one to wait for.
+func (u *Unit) queueWait(batch *pgx.Batch, rows []bucket.Ask) bool {
+	for i := range rows {
+		if u.waitFor != nil && rows[i].Key == *u.waitFor {
+			u.queueLock(batch, u.statements.lock, rows[i:i+1])
+			return true
+		}
+	}
+	return false
+}
+
+// receiveLocked reads the answers of a statement that locks rows.
+func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var k bucket.Key
+	var found bucket.State
+	var made bool
+	columns := []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, nil, nil, &p.Now, &made}
+	for rows.Next() {
+		if found.Parts, err = scanWithParts(rows, columns, 5); err != nil {
+			return err
+		}
+		i, asked := p.Index(k)
+		if !asked {
+			return errors.New("the statement answered for a row that was not asked for")
+		}
+		p.Put(i, found, made)
+	}
+	return rows.Err()
+}
+
+// Save writes the rows of p with the reservations, with COMMIT in a transaction of the Owner's.
+func (postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...*Reservation) error {
+	batch := &pgx.Batch{}
+	u.queueReservations(batch, made)
+	u.queueSave(batch, p)
+	return u.finish(ctx, batch, p.Rows)
+}
+
+// queueSave queues what writes the rows that have changed, and deletes those that were inserted to lock them.
+func (u *Unit) queueSave(batch *pgx.Batch, p *bucket.Page) {
+	var saved, removed []bucket.Key
+	var states []bucket.State
+	p.Changes(func(k bucket.Key, state bucket.State) { saved, states = append(saved, k), append(states, state) },
+		func(k bucket.Key) { removed = append(removed, k) })
+	if len(saved) > 0 {
+		names, keys, shards := keyColumns(len(saved), func(i int) bucket.Key { return saved[i] })
+		values, ts, taken, leases := statesAsColumns(states)
+		batch.Queue(u.statements.save, names, keys, shards, values, ts, taken, leases)
+	}
+	if len(removed) > 0 {
+		names, keys, shards := keyColumns(len(removed), func(i int) bucket.Key { return removed[i] })
+		batch.Queue(u.statements.unmake, names, keys, shards)
+	}
+}
+
+// finish sends the last statements of a transaction. When they have to wait, for a lock on their table or for its next page, the short
+// lock_timeout of an earlier statement ends the wait in a transaction of the Owner's.
+func (u *Unit) finish(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask) error {
+	return u.sendLater(ctx, batch, func(err error) error { return u.asShortWait(err, rows) })
+}
+
+// Undo goes back to the savepoint, and removes it.
+func (postgres) Undo(ctx context.Context, u *Unit, _ *bucket.Page) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout) // half a call must not stay
+	defer cancel()
+	batch := &pgx.Batch{}
+	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
+	batch.Queue("RELEASE SAVEPOINT " + savepoint)
+	if err := u.conn.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
+}
+
+// Spoil has a statement fail.
+func (postgres) Spoil(ctx context.Context, u *Unit) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout)
+	defer cancel()
+	_, _ = u.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
+}
+
+// BoundWait bounds the waits of the statements behind it.
+func (postgres) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
+	batch := &pgx.Batch{}
+	u.queueBound(batch, most)
+	return u.sendLater(ctx, batch, func(err error) error { return err })
+}
+
+// queueBound queues what bounds how long the statements behind it, in the same transaction, wait for a row.
+func (u *Unit) queueBound(batch *pgx.Batch, most time.Duration) {
+	batch.Queue(u.statements.boundWait, fmt.Sprint(most.Milliseconds()))
+}
+
+// decides reports whether there is a statement for the kinds of the limits.
+func (postgres) decides(c *Call) bool { return c.traits.Steps || c.traits.Window }

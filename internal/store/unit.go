@@ -1,0 +1,104 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// mode is what the statements of a Unit are part of.
+type mode uint8
+
+const (
+	alone     mode = iota // each is a transaction of its own
+	callersTx             // a transaction that somebody else began
+	ownTx                 // a transaction of the Owner's, for one call or one batch
+)
+
+// Unit is what an Engine works in: a transaction, or a pool, on which each statement is a transaction of its own.
+type Unit struct {
+	*Store
+	conn   Conn
+	memory Engine // that conn stands for; nil: it is Postgres
+	mode   mode
+	queue  Queue // nil: the transaction does not queue
+
+	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
+	waits   int         // how many rows the call has waited for
+}
+
+// Instant returns what time it is where there is no server that says so.
+func (u *Unit) Instant() int64 {
+	if asOf := u.now(); asOf != nil {
+		return *asOf
+	}
+	return time.Now().UnixMicro()
+}
+
+// lockRows locks and reads the rows of p.
+func (u *Unit) lockRows(ctx context.Context, p *bucket.Page, mark bool) error {
+	if u.queue != nil {
+		u.queue.Enter(ctx, p.Rows)
+	}
+	return u.engine().Lock(ctx, u, p, mark)
+}
+
+// BoundWait bounds how long what follows in the transaction waits for a row.
+func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
+	return u.engine().BoundWait(ctx, u, most)
+}
+
+// save writes the rows that were changed, and deletes those that were made for nothing.
+func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...*Reservation) error {
+	return u.engine().Save(ctx, u, p, made...)
+}
+
+// seed returns the number that the rows of sharded buckets are picked by: a random one, but the same for all calls of a
+// transaction and all attempts of one that queues. So a transaction that takes from a bucket twice returns to the row it
+// has locked, and does not wait for another that does the same; and one that is made again, to the queue it is in.
+func (u *Unit) seed() uint64 {
+	var owner any = u.conn
+	if c, ok := owner.(interface{ Identity() any }); ok { // one of several that stand for the transaction
+		owner = c.Identity()
+	}
+	if u.queue != nil {
+		owner = u.queue
+	}
+	if v := reflect.ValueOf(owner); u.mode != alone && v.Kind() == reflect.Pointer {
+		return rand.NewPCG(uint64(v.Pointer()), 0).Uint64()
+	}
+	return rand.Uint64()
+}
+
+// send sends batch, and has receive read the answers.
+func (u *Unit) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (err error) {
+	results := u.conn.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	return receive(results)
+}
+
+// OrSpoil returns err, with which a call in the caller's transaction ended. When the context has ended between two
+// statements of the call, it makes the transaction one that can only be rolled back: half of the call may be done, and
+// the connection is alive. A context that ends during a statement closes the connection, which comes to the same.
+func (u *Unit) OrSpoil(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil || errors.Is(err, ErrNotReserved) {
+		return err
+	}
+	return u.Spoil(ctx, err)
+}
+
+// Spoil returns err, and makes the caller's transaction one that can only be rolled back.
+func (u *Unit) Spoil(ctx context.Context, err error) error {
+	u.engine().Spoil(ctx, u)
+	return err
+}
