@@ -79,43 +79,6 @@ type Answer struct {
 	Borrowed bool // whether the lender paid
 }
 
-// Sharded reports whether the bucket is spread over several rows.
-func (a *Ask) Sharded() bool { return a.Terms.Shards > 1 }
-
-// OfShard returns the ask for one row of the bucket. What it costs is left to the caller.
-func (a *Ask) OfShard(shard int32) Ask {
-	row := *a
-	row.Key.Shard, row.Terms, row.Cost, row.Asked, row.Lowest = shard, a.Terms.OfShard(), 0, 0, 0
-	return row
-}
-
-// Estimate returns the answer for a bucket of n rows from that for the row of a, as if the other rows held as much as this one did before.
-func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
-	if !taken {
-		r.State.Value *= float64(n)
-		return r
-	}
-	before := min(r.State.Value+a.Cost, a.Terms.Capacity)
-	r.State.Value = before*float64(n) - a.Cost
-	return r
-}
-
-// FirstRow names the first row that the ask is about.
-func (a *Ask) FirstRow() Key {
-	if a.Sharded() {
-		return a.Key.Whole()
-	}
-	return a.Key
-}
-
-// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
-func (a *Ask) RowCount() int {
-	if a.Terms.Eras != nil && !a.Terms.OfRow {
-		return int(a.Terms.Eras.rows)
-	}
-	return int(max(a.Terms.Shards, 1))
-}
-
 // Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
 // or the row is of another era. Nothing was taken then.
 func (a *Ask) Outside(r Answer) bool {
@@ -151,25 +114,11 @@ func (a *Ask) IsStale(r Answer) bool {
 	return enough
 }
 
-// RowsFromFuture returns the rows of the bucket that the answer shows to be written by a clock that was wrong.
-func (a *Ask) RowsFromFuture(r Answer) (rows []Ask) {
-	if !a.Sharded() {
-		if a.Terms.FromFuture(r.State, r.Now) {
-			rows = append(rows, *a)
-		}
-		return rows
-	}
-	shard := a.Terms.OfShard()
-	for i, s := range r.Rows {
-		if shard.FromFuture(s, r.Now) {
-			rows = append(rows, a.OfShard(int32(i)))
-		}
-	}
-	return rows
+// FromFuture reports whether the answer shows a row of the bucket that was written by a clock that was wrong.
+func (a *Ask) FromFuture(r Answer) bool {
+	isWrong := func(s State) bool { return a.Terms.FromFuture(s, r.Now) }
+	return isWrong(r.State) || slices.ContainsFunc(r.Rows, isWrong)
 }
-
-// FromFuture reports whether RowsFromFuture returns any.
-func (a *Ask) FromFuture(r Answer) bool { return len(a.RowsFromFuture(r)) > 0 }
 
 // ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
 func (a *Ask) ReadyAfter(r Answer) time.Duration {
@@ -242,26 +191,6 @@ func AfterTaking(asks []Ask, answers []Answer) []Answer {
 	return after
 }
 
-// SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
-func (r *Answer) SetRows(a *Ask, rows []State) {
-	if !a.Sharded() {
-		r.State = rows[0]
-		return
-	}
-	r.Rows = slices.Clone(rows) // later calls may change those
-	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
-}
-
-// rows returns the states of the bucket's rows, which are even in an estimate.
-func (r *Answer) rows(a *Ask) []State {
-	if r.Rows != nil {
-		return r.Rows
-	}
-	row, n := r.State, max(a.Terms.Shards, 1)
-	row.Value /= float64(n)
-	return slices.Repeat([]State{row}, int(n))
-}
-
 // AllAllowed reports whether no answer is a refusal.
 func AllAllowed(answers []Answer) bool {
 	for i := range answers {
@@ -270,11 +199,6 @@ func AllAllowed(answers []Answer) bool {
 		}
 	}
 	return true
-}
-
-// AnySharded reports whether one of the buckets is spread over several rows.
-func AnySharded(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Sharded() })
 }
 
 // Traits are what the choice of the way of a call depends on.
@@ -322,27 +246,4 @@ func AnyFreesEarly(asks []Ask) bool {
 // AnyLender reports whether one of the asks has a lender.
 func AnyLender(asks []Ask) bool {
 	return anyOf(asks, func(a *Ask) bool { return a.Lender != nil })
-}
-
-// RowsOf returns the asks for every row of the buckets, in the order of locking. Those of the i-th bucket begin at the
-// index from[i].
-func RowsOf(asks []Ask) (rows []Ask, from []int) {
-	rows, from = make([]Ask, 0, len(asks)), make([]int, len(asks))
-	for i := range asks {
-		from[i] = len(rows)
-		rows = appendRows(rows, &asks[i])
-	}
-	return rows, from
-}
-
-// appendRows appends the asks for every row of a bucket.
-func appendRows(rows []Ask, a *Ask) []Ask {
-	n := a.RowCount()
-	if n == 1 {
-		return append(rows, *a)
-	}
-	for shard := range n {
-		rows = append(rows, a.OfShard(int32(shard)))
-	}
-	return rows
 }

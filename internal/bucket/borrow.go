@@ -104,11 +104,3 @@ func togetherAfter(asks []Ask, answers []Answer, p int, own []borrower) time.Dur
 	}
 	return shortest
 }
-
-// waitFor is Terms.Wait for what the answer says of the bucket.
-func (a *Ask) waitFor(r *Answer, cost, lowest float64) time.Duration {
-	if r.Rows != nil {
-		return a.Terms.WaitOf(r.Rows, r.Now, cost, lowest)
-	}
-	return a.Terms.Wait(r.State, r.Now, cost, lowest)
-}

@@ -60,13 +60,6 @@ func NewEras(eras []Era) *Eras {
 	return e
 }
 
-// IsByRow reports whether each row of a bucket can be changed from the terms before to t by itself. A change of the number of rows can
-// only reset the bucket. With several rows, Keep cannot raise the capacity: a full row would stay full although its bucket is not.
-func (t Terms) IsByRow(change Change, before Terms) bool {
-	raised := t.Shards > 1 && t.Capacity > before.Capacity
-	return change == Reset || t.Shards == before.Shards && !(change == Keep && raised)
-}
-
 // Holding returns the terms that hold at an instant.
 func (e *Eras) Holding(now int64) Terms {
 	i := len(e.eras) - 1

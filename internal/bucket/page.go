@@ -80,10 +80,9 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 	if p.IsComplete() {
 		return Key{}, false
 	}
-	rows, _ := RowsOf(asks)
-	for i := range rows {
-		if at, _ := p.Index(rows[i].Key); !p.isRead[at] {
-			return rows[i].Key, true
+	for _, row := range RowsOf(asks) {
+		if at, _ := p.Index(row.Key); !p.isRead[at] {
+			return row.Key, true
 		}
 	}
 	return Key{}, false
@@ -94,7 +93,7 @@ func (p *Page) isNew(i int) bool { return p.isAbsent[i] && !p.changed[i] && !p.s
 
 // of returns the range of the rows of a bucket in Rows.
 func (p *Page) of(a *Ask) (first, end int) {
-	first, _ = p.Index(a.FirstRow())
+	first, _ = p.Index(a.Key)
 	return first, first + int(max(a.Terms.Shards, 1))
 }
 

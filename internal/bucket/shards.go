@@ -2,6 +2,7 @@ package bucket
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -15,6 +16,96 @@ func (t Terms) OfShard() Terms {
 	t.Capacity, t.Rate, t.MaxDebt, t.Shards = t.Capacity/n, t.Rate/n, t.MaxDebt/n, 1
 	t.OfRow = t.Eras != nil
 	return t
+}
+
+// Sharded reports whether the bucket is spread over several rows.
+func (a *Ask) Sharded() bool { return a.Terms.Shards > 1 }
+
+// OfShard returns the ask for one row of the bucket. What it costs is left to the caller.
+func (a *Ask) OfShard(shard int32) Ask {
+	row := *a
+	row.Key.Shard, row.Terms, row.Cost, row.Asked, row.Lowest = shard, a.Terms.OfShard(), 0, 0, 0
+	return row
+}
+
+// Estimate returns the answer for a bucket of n rows from that for the row of a, as if the other rows held as much as this one did before.
+func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
+	if !taken {
+		r.State.Value *= float64(n)
+		return r
+	}
+	before := min(r.State.Value+a.Cost, a.Terms.Capacity)
+	r.State.Value = before*float64(n) - a.Cost
+	return r
+}
+
+// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
+func (a *Ask) RowCount() int {
+	if a.Terms.Eras != nil && !a.Terms.OfRow {
+		return int(a.Terms.Eras.rows)
+	}
+	return int(max(a.Terms.Shards, 1))
+}
+
+// SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
+func (r *Answer) SetRows(a *Ask, rows []State) {
+	if !a.Sharded() {
+		r.State = rows[0]
+		return
+	}
+	r.Rows = slices.Clone(rows) // later calls may change those
+	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
+}
+
+// rows returns the states of the bucket's rows, which are even in an estimate.
+func (r *Answer) rows(a *Ask) []State {
+	if r.Rows != nil {
+		return r.Rows
+	}
+	row, n := r.State, max(a.Terms.Shards, 1)
+	row.Value /= float64(n)
+	return slices.Repeat([]State{row}, int(n))
+}
+
+// AnySharded reports whether one of the buckets is spread over several rows.
+func AnySharded(asks []Ask) bool {
+	return anyOf(asks, func(a *Ask) bool { return a.Sharded() })
+}
+
+// RowsOf returns the asks for every row of the buckets, in the order of locking.
+func RowsOf(asks []Ask) []Ask {
+	rows := make([]Ask, 0, len(asks))
+	for i := range asks {
+		rows = appendRows(rows, &asks[i])
+	}
+	return rows
+}
+
+// appendRows appends the asks for every row of a bucket.
+func appendRows(rows []Ask, a *Ask) []Ask {
+	n := a.RowCount()
+	if n == 1 {
+		return append(rows, *a)
+	}
+	for shard := range n {
+		rows = append(rows, a.OfShard(int32(shard)))
+	}
+	return rows
+}
+
+// IsByRow reports whether each row of a bucket can be changed from the terms before to t by itself. A change of the number of rows can
+// only reset the bucket. With several rows, Keep cannot raise the capacity: a full row would stay full although its bucket is not.
+func (t Terms) IsByRow(change Change, before Terms) bool {
+	raised := t.Shards > 1 && t.Capacity > before.Capacity
+	return change == Reset || t.Shards == before.Shards && !(change == Keep && raised)
+}
+
+// waitFor is Terms.Wait for what the answer says of the bucket.
+func (a *Ask) waitFor(r *Answer, cost, lowest float64) time.Duration {
+	if r.Rows != nil {
+		return a.Terms.WaitOf(r.Rows, r.Now, cost, lowest)
+	}
+	return a.Terms.Wait(r.State, r.Now, cost, lowest)
 }
 
 // TakeRows is Take on the rows of one bucket: it takes from all of them together, and evens them out. When

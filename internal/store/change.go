@@ -52,7 +52,7 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 // its own. For one call it waits for the first row before it locks others, so that those who want the same rows stand in line there.
 func (s *Session) change(ctx context.Context, change func(p *bucket.Page), calls ...[]bucket.Ask) error {
 	if len(calls) == 1 && len(calls[0]) > 0 && s.waitFor == nil {
-		first := calls[0][0].FirstRow()
+		first := calls[0][0].Key
 		s = s.waitingFor(&first, 0)
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {

@@ -16,7 +16,7 @@ import (
 
 // Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
 func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
-	rows, _ := bucket.RowsOf(asks)
+	rows := bucket.RowsOf(asks)
 	found, err := s.engine().Read(ctx, &s.Unit, rows)
 	if err == nil {
 		err = answeredAll(found, rows)

@@ -90,7 +90,7 @@ func (s *Session) BoundTo(tx Conn, owner Owner) Session {
 // before it locks any, so that those who want the same stand in line there.
 func (s *Session) DecideOne(ctx context.Context, c *Call) error {
 	if c.Reserve != nil && len(c.Asks) > 1 {
-		first := c.Asks[0].FirstRow()
+		first := c.Asks[0].Key
 		s = s.waitingFor(&first, 0)
 	}
 	return s.RetryHeld(ctx, func(s *Session) error { return s.Decide(ctx, c) })

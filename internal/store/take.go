@@ -156,7 +156,9 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 		return nil
 	}
 	for i := range asks {
-		wrong = append(wrong, asks[i].RowsFromFuture(answers[i])...)
+		if asks[i].FromFuture(answers[i]) {
+			wrong = append(wrong, asks[i])
+		}
 	}
 	if len(wrong) == 0 {
 		return nil

@@ -41,8 +41,7 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, cs *clusters,
 	cs.queue(s, batch)
 	var rows []bucket.Ask
 	for _, c := range others {
-		all, _ := bucket.RowsOf(c.Asks)
-		rows = append(rows, all...)
+		rows = append(rows, bucket.RowsOf(c.Asks)...)
 	}
 	if len(rows) > 0 {
 		batch.Queue(s.statements.read, s.rowParameters(rows)...)
