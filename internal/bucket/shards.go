@@ -135,15 +135,12 @@ func (t Terms) ChargeRows(rows []State, now int64, amount float64) {
 
 // FillRows sets the rows of a bucket to its capacity.
 func (t Terms) FillRows(rows []State, now int64) {
-	row := t.OfShard()
-	for i := range rows {
-		s := row.FixClock(rows[i], now)
-		full := State{Value: row.Capacity, TS: max(s.TS, row.Begin(now))}
-		if row.Rule != nil {
-			full = row.Rule.Fill(row, s, now)
-		}
-		rows[i] = row.keepingLeases(full, s)
+	if t.Rule != nil {
+		s := t.FixClock(rows[0], now)
+		rows[0] = t.keepingLeases(t.Rule.Fill(t, s, now), s)
+		return
 	}
+	t.level(rows, now, t.Capacity)
 }
 
 // CreditRows gives amount back to the rows of a bucket, and fills them to the capacity, or to most together where
