@@ -203,14 +203,9 @@ func (c *call) onCalendar(ctx context.Context, l *Limiter, beyond []bucket.Ask) 
 
 // askCalendar asks the server when the windows of terms begin.
 func askCalendar(ctx context.Context, l *Limiter, terms, not bucket.Terms) (bucket.Terms, error) {
-	if l.isConnection {
-		if err := notInTx(l.pool); err != nil {
-			return terms, err
-		}
-	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	if err := l.reachable(ctx); err != nil {
+	if err := l.pass(ctx, "", false, true); err != nil {
 		return terms, err
 	}
 	known, err := l.session.OnCalendar(ctx, terms, nil, not)
@@ -242,7 +237,7 @@ func (c *call) runBeyond(ctx context.Context, l *Limiter, err error) error {
 		}
 		again := &call{plan: c.plan, change: c.change, began: c.began}
 		again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
-		err = again.runChecked(ctx, l)
+		err = again.run(ctx, l)
 		c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
 		if !errors.Is(err, store.ErrUnknownWindows) {
 			break

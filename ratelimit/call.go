@@ -268,7 +268,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 
 // runKnowing runs the call, and again while the database's clock is beyond what is known of a calendar.
 func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
-	err := c.runChecked(ctx, l)
+	err := c.run(ctx, l)
 	if errors.Is(err, store.ErrUnknownWindows) {
 		err = c.runBeyond(ctx, l, err)
 	}
@@ -279,19 +279,25 @@ func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
 	return nil
 }
 
-// run changes what c changes, or decides on c. In a transaction the store decides.
+// run changes what c changes, or decides on c, when the gate lets it pass. In a transaction the store decides.
 func (c *call) run(ctx context.Context, l *Limiter) error {
-	if l.isConnection {
-		if err := notInTx(l.pool); err != nil {
-			return err
-		}
-	}
-	switch {
-	case len(c.Asks) == 0: // the answers are known
+	if len(c.Asks) == 0 { // the answers are known
 		if c.plan.notBefore == 0 { // else one of them is paused
 			c.Taken = c.UpTo
 		}
 		return nil
+	}
+	if l.pool == nil || c.change != nil || !l.batcher.IsClosed() { // else nothing is sent
+		if !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed) {
+			bounded, cancel := l.bounded(ctx) // what is looked at and the call together
+			defer cancel()
+			ctx = bounded
+		}
+		if err := l.pass(ctx, c.Verb, c.plan.keyed, c.Look); err != nil {
+			return err
+		}
+	}
+	switch {
 	case c.change != nil:
 		if c.Verb != "refund" { // of what was given out
 			l.ahead.GiveUp(ctx, c.Asks, l.pool == nil)

@@ -23,14 +23,11 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
 	}
-	if err := l.reachable(ctx); err != nil {
+	if err := l.pass(ctx, "expire", false, true); err != nil {
 		return 0, during("expire", l.explained(ctx, err, l.pool == nil))
 	}
 	if l.pool == nil {
 		return expireTogether(ctx, l)
-	}
-	if err := notInTx(l.pool); err != nil {
-		return 0, during("expire", err)
 	}
 	ended, err := expireEach(ctx, l)
 	if ctx.Err() != nil {
@@ -287,7 +284,7 @@ func forgetPrices(ctx context.Context, l *Limiter) error {
 func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	if err := l.reachable(ctx); err != nil {
+	if err := l.pass(ctx, "prune", false, true); err != nil {
 		return nil, err
 	}
 	return l.session.PrunePages(ctx)

@@ -212,17 +212,14 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *sto
 
 // changeLeases has the store change the rows, within the time of Config.Timeout.
 func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Leases) error {
-	if err := l.reachable(ctx); err != nil {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	if err := l.pass(ctx, verb, false, true); err != nil {
 		return err
 	}
 	if l.pool == nil {
 		return l.session.OrSpoil(ctx, l.session.ChangeLeases(ctx, leases))
 	}
-	if err := notInTx(l.pool); err != nil {
-		return err
-	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
 	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return s.ChangeLeases(ctx, leases) })
 }
 

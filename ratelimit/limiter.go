@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/deny"
+	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
@@ -55,9 +56,8 @@ type Limiter struct {
 	queues       *turns.Queues
 	reports      reports
 	policies     *policies
-	fingerprint  *fingerprint
-	reach        *reach
-	leaving      *leaving
+	gate         *gate.Gate
+	leaving      *gate.Leaving
 	prices       *prices       // of adaptive limits
 	ahead        *ahead.Keeper // nil: no tokens are taken ahead
 }
@@ -91,7 +91,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
 		cache: deny.New(config.DenyCache, asOf), queues: turns.New(shared), policies: &policies{},
-		fingerprint: newFingerprint(config.HashKey), reach: newReach(), leaving: &leaving{},
+		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
+			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
+		}),
 	}
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})

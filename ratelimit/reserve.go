@@ -132,11 +132,15 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	if err != nil {
 		return during("settle", err)
 	}
-	if !l.fingerprint.agreed.Load() && slices.ContainsFunc(actual, func(r Request) bool { return !r.stored }) {
+	keyed := slices.ContainsFunc(actual, func(r Request) bool { return !r.stored })
+	if keyed && validID.MatchString(id) && !l.gate.IsOpen(&l.session, l.pool == nil, true) {
 		bounded, cancel := l.bounded(ctx)
 		defer cancel()
 		ctx = bounded
-		if err := l.fingerprint.mayName(ctx, l, "settle", id); err != nil {
+		began := l.reports.began()
+		if err := l.pass(ctx, "settle", true, false); err != nil {
+			err = during("settle "+id, l.explained(ctx, err, l.pool == nil))
+			l.reports.failed(ctx, Failed{Verb: "settle", Err: err}, began)
 			return err
 		}
 	}

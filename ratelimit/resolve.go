@@ -131,7 +131,7 @@ func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, erro
 		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
 	}}
 	look.plan.asks = look.Asks
-	if err := look.runChecked(ctx, l); err != nil {
+	if err := look.run(ctx, l); err != nil {
 		return 0, err
 	}
 	return look.Answers[0].Now, nil

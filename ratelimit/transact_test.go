@@ -106,12 +106,3 @@ func TestAsksAreSortedAndAddUp(t *testing.T) {
 	require.Equal(t, []bucket.Key{ada, bob, other}, order)
 	require.Equal(t, map[bucket.Key]float64{ada: 1, bob: 5, other: 1}, costs)
 }
-
-// A Limiter whose secret differs from the stored one is refused.
-func TestAnotherFingerprintIsRefused(t *testing.T) {
-	t.Parallel()
-	f := newFingerprint([]byte("a secret of thirty-two characters"))
-	require.NoError(t, f.judge("ratelimit", f.own, nil))
-	require.NoError(t, f.judge("ratelimit", "", nil), "none is stored yet")
-	require.ErrorIs(t, f.judge("ratelimit", "another", nil), ErrHashKeyMismatch)
-}

@@ -88,10 +88,9 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := notInTx(l.pool); err != nil {
 		return err
 	}
-	if !l.fingerprint.agreed.Load() || !l.reach.does(false) {
-		if err := l.fingerprint.mayTransact(ctx, l); err != nil {
-			return err
-		}
+	// The transaction itself meets other errors, and may be able to mend them.
+	if err := l.pass(ctx, "transaction", true, false); isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode) {
+		return during("transaction", err)
 	}
 	ticket, err := ticketOf(ctx, l)
 	if err != nil {
@@ -291,23 +290,17 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 // retryTx runs fn once on l if l is bound to the caller's transaction. Otherwise it runs fn in a READ COMMITTED transaction of its own,
 // again after a conflict, and rolls back on an error of fn. All attempts together have the time of Config.Timeout.
 func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	if err := l.pass(ctx, verb, false, true); err != nil {
+		return err
+	}
 	if l.pool == nil {
-		if err := l.reachable(ctx); err != nil {
-			return err
-		}
 		err := fn(ctx, l)
 		if errors.Is(err, store.ErrUnknownWindows) { // half of the call is done
 			return l.session.Spoil(ctx, err)
 		}
 		return l.session.OrSpoil(ctx, err)
-	}
-	if err := notInTx(l.pool); err != nil {
-		return err
-	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	if err := l.reachable(ctx); err != nil {
-		return err
 	}
 	return l.session.RetryHeld(ctx, func(from *store.Session) error {
 		attempt := func() error {

@@ -92,9 +92,9 @@ func mechanisms() []mechanism {
 		{
 			"gate",
 			[]string{ // fingerprint, pooler mode, read-only server
-				"internal/store/fingerprint.go", "internal/store/way.go", "ratelimit/fingerprint.go", "ratelimit/pooler.go", "ratelimit/readonly.go",
+				"internal/store/fingerprint.go", "internal/store/way.go", // and the package internal/gate
 			},
-			words(`fingerprint|agreed|knowsWay|reach|mayName`),
+			words(`fingerprint|agreed|gate|leaving`),
 		},
 		{
 			"prefetch",

@@ -1,4 +1,4 @@
-package ratelimit
+package gate
 
 import (
 	"context"
@@ -25,28 +25,28 @@ func TestWhatRefusesCallsIsLookedIntoAgain(t *testing.T) {
 	t.Parallel()
 	way, of := unreachable(t)
 	known := errors.New("known")
-	r := newReach()
-	r.lost[of] = loss{known, time.Now()}
-	require.ErrorIs(t, r.judge(t.Context(), false, way), known)
-	require.ErrorIs(t, r.judge(t.Context(), true, way), known)
-	r.lost[of] = loss{known, time.Now().Add(-examineAgain)}
-	require.NoError(t, r.judge(t.Context(), false, way))
-	require.Empty(t, r.lost)
+	p := newPath(nil)
+	p.lost[of] = loss{known, time.Now()}
+	require.ErrorIs(t, p.judge(t.Context(), false, way), known)
+	require.ErrorIs(t, p.judge(t.Context(), true, way), known)
+	p.lost[of] = loss{known, time.Now().Add(-examineAgain)}
+	require.NoError(t, p.judge(t.Context(), false, way))
+	require.Empty(t, p.lost)
 }
 
 // What cannot be found out refuses nobody, and is not tried for ever.
 func TestWhatCannotBeExaminedRefusesNobody(t *testing.T) {
 	t.Parallel()
 	way, _ := unreachable(t)
-	r := newReach()
+	p := newPath(nil)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, r.judge(ended, false, way), context.Canceled, "which says nothing of the way")
+	require.ErrorIs(t, p.judge(ended, false, way), context.Canceled, "which says nothing of the way")
 	for range maxExamined {
-		require.False(t, r.does(false))
-		require.NoError(t, r.judge(t.Context(), false, way))
+		require.False(t, p.isUsable(false))
+		require.NoError(t, p.judge(t.Context(), false, way))
 	}
-	require.True(t, r.does(false))
+	require.True(t, p.isUsable(false))
 }
 
 // A transaction may be of another pool than the Limiter's, and says nothing of that.
@@ -54,15 +54,15 @@ func TestATransactionSaysNothingOfThePool(t *testing.T) {
 	t.Parallel()
 	way, _ := unreachable(t)
 	way.Direct = true
-	r := newReach()
-	require.NoError(t, r.judge(t.Context(), true, way))
-	require.True(t, r.does(true))
-	require.False(t, r.does(false))
-	require.NoError(t, r.judge(t.Context(), false, way))
-	require.True(t, r.does(false))
-	r = newReach()
-	require.NoError(t, r.judge(t.Context(), false, way))
-	require.True(t, r.does(true), "transactions mostly are of the pool")
+	p := newPath(nil)
+	require.NoError(t, p.judge(t.Context(), true, way))
+	require.True(t, p.isUsable(true))
+	require.False(t, p.isUsable(false))
+	require.NoError(t, p.judge(t.Context(), false, way))
+	require.True(t, p.isUsable(false))
+	p = newPath(nil)
+	require.NoError(t, p.judge(t.Context(), false, way))
+	require.True(t, p.isUsable(true), "transactions mostly are of the pool")
 }
 
 // Who prepares nothing is right behind any pooler, and of other drivers nothing is known.
@@ -71,11 +71,11 @@ func TestWaysThatNeedNoExamination(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		way, _ := unreachable(t)
 		way.Config.DefaultQueryExecMode = mode
-		r := newReach()
-		require.NoError(t, r.judge(t.Context(), false, way))
-		require.True(t, r.does(false))
+		p := newPath(nil)
+		require.NoError(t, p.judge(t.Context(), false, way))
+		require.True(t, p.isUsable(false))
 	}
-	r := newReach()
-	require.NoError(t, r.judge(t.Context(), false, store.Way{}))
-	require.True(t, r.does(false))
+	p := newPath(nil)
+	require.NoError(t, p.judge(t.Context(), false, store.Way{}))
+	require.True(t, p.isUsable(false))
 }

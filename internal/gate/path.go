@@ -1,4 +1,4 @@
-package ratelimit
+package gate
 
 import (
 	"context"
@@ -21,7 +21,7 @@ const (
 	maxExamined = 3
 )
 
-// reach is what a Limiter knows of the way to its server: whether the statements that its connections prepare get lost on it, as
+// path is what a limiter knows of the way to its server: whether the statements that its connections prepare get lost on it, as
 // behind a pooler in transaction mode.
 //
 // Once a way is known to do it stays so, and a call pays for one look at that. Until then each call looks by which way it gets to the
@@ -30,7 +30,8 @@ const (
 // where nothing stands between. Only otherwise it is tried, on two connections of their own, whether statements get lost.
 //
 // A pool does for transactions, too. A transaction, which may be of another pool, does for transactions alone.
-type reach struct {
+type path struct {
+	errLost    error
 	pools, txs atomic.Bool // whether the way of calls on the pool, and of those in transactions, does
 
 	turn   chan struct{} // whoever examines has received from it
@@ -51,83 +52,60 @@ type loss struct {
 	found time.Time
 }
 
-func newReach() *reach {
-	r := &reach{turn: make(chan struct{}, 1), lost: make(map[route]loss)}
-	r.turn <- struct{}{}
-	return r
+func newPath(errLost error) *path {
+	p := &path{errLost: errLost, turn: make(chan struct{}, 1), lost: make(map[route]loss)}
+	p.turn <- struct{}{}
+	return p
 }
 
-// does reports whether the way of calls is known to do.
-func (r *reach) does(inTx bool) bool { return r.pools.Load() || inTx && r.txs.Load() }
+// isUsable reports whether statements are known not to get lost.
+func (p *path) isUsable(inTx bool) bool { return p.pools.Load() || inTx && p.txs.Load() }
 
 // settle notes that the way of calls does, or that there is no telling.
-func (r *reach) settle(inTx bool) {
+func (p *path) settle(inTx bool) {
 	if inTx {
-		r.txs.Store(true)
+		p.txs.Store(true)
 	} else {
-		r.pools.Store(true)
+		p.pools.Store(true)
 	}
-}
-
-// knowsWay reports whether the way of calls is known to do, and how the tables are laid out.
-func (l *Limiter) knowsWay() bool { return l.reach.does(l.pool == nil) && l.store.KnowsLayout() }
-
-// reachable returns ErrPoolerMode when statements of the Limiter would get lost, and finds out how the tables are laid out.
-// It is for calls that compare no fingerprint.
-func (l *Limiter) reachable(ctx context.Context) error {
-	if l.knowsWay() {
-		return nil
-	}
-	if l.pool != nil {
-		if err := notInTx(l.pool); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	way, err := l.session.Way(ctx)
-	if err != nil {
-		return err
-	}
-	return l.reach.judge(ctx, l.pool == nil, way)
 }
 
 // judge returns ErrPoolerMode when statements get lost on the way by which a call got to the server.
-func (r *reach) judge(ctx context.Context, inTx bool, way store.Way) error {
+func (p *path) judge(ctx context.Context, inTx bool, way store.Way) error {
 	switch {
-	case r.does(inTx):
+	case p.isUsable(inTx):
 		return nil
 	case way.Config == nil, way.Direct, !pooler.Prepares(way.Config.DefaultQueryExecMode):
-		r.settle(inTx)
+		p.settle(inTx)
 		return nil
 	}
 	select {
-	case <-r.turn:
-		defer func() { r.turn <- struct{}{} }()
+	case <-p.turn:
+		defer func() { p.turn <- struct{}{} }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if r.does(inTx) { // by now
+	if p.isUsable(inTx) { // by now
 		return nil
 	}
 	c := way.Config
 	of := route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
-	if known, ok := r.lost[of]; ok && time.Since(known.found) < examineAgain {
+	if known, ok := p.lost[of]; ok && time.Since(known.found) < examineAgain {
 		return known.err
 	}
-	delete(r.lost, of)
+	delete(p.lost, of)
 	loses, err := examine(ctx, c)
 	switch {
 	case loses:
-		r.lost[of] = loss{errLost(c.DefaultQueryExecMode), time.Now()}
-		return r.lost[of].err
+		p.lost[of] = loss{p.lostBy(c.DefaultQueryExecMode), time.Now()}
+		return p.lost[of].err
 	case err != nil && ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		r.failed++
+		p.failed++
 	}
-	if err == nil || r.failed >= maxExamined { // in the latter case what fails will say why
-		r.settle(inTx)
+	if err == nil || p.failed >= maxExamined { // in the latter case what fails will say why
+		p.settle(inTx)
 	}
 	return nil
 }
@@ -143,7 +121,7 @@ func examine(ctx context.Context, config *pgx.ConnConfig) (loses bool, err error
 	return pooler.Loses(ctx, config, config.DefaultQueryExecMode)
 }
 
-func errLost(mode pgx.QueryExecMode) error {
+func (p *path) lostBy(mode pgx.QueryExecMode) error {
 	return fmt.Errorf("%w: queries are run as prepared statements (%s), and behind a pooler in transaction mode, such as PgBouncer, these get lost; %s",
-		ErrPoolerMode, pooler.Mode(mode), pooler.Advice(mode))
+		p.errLost, pooler.Mode(mode), pooler.Advice(mode))
 }

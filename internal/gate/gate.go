@@ -1,0 +1,194 @@
+// Package gate checks, before a limiter sends its first statements, that the keys in the tables are stored under its secret, and that
+// statements do not get lost on the way to the server.
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// lookAgain is how long a limiter that may only look does not look again after it found no fingerprint.
+const lookAgain = time.Second
+
+// Options are what a Gate is made with.
+type Options struct {
+	Secret        []byte
+	Schema        string
+	ErrMismatch   error // what calls get if the keys are stored under another secret
+	ErrPoolerMode error // what calls get if statements get lost
+}
+
+// Gate is what a limiter knows of the secret under which the keys in the tables are stored, and of the way to its server. Two programs
+// with different secrets would each have buckets of their own, and every limit would be twice as large.
+//
+// Once agreed is true it stays so until a call finds a table missing, and a call pays for one look at it. Until then each call compares: a
+// call on the pool that writes stores the fingerprint when there is none. A call that only looks, and one in a transaction, reads it, and
+// goes on when there is none.
+type Gate struct {
+	options Options
+	path    *path
+	own     string       // the fingerprint of the secret
+	agreed  atomic.Bool  // whether the tables have been seen to hold the same
+	absent  atomic.Int64 // when none was found, in nanoseconds since made; 0: never
+	made    time.Time
+
+	mu       sync.Mutex
+	underWay map[bool]*comparison // on the pool, those that only look and those that may store
+}
+
+// comparison is one look at the database for all calls of a limiter that are made meanwhile.
+type comparison struct {
+	done chan struct{}
+	err  error
+}
+
+// New returns a Gate that has checked nothing yet.
+func New(options Options) *Gate {
+	return &Gate{
+		options: options, path: newPath(options.ErrPoolerMode), own: store.FingerprintOf(options.Secret), made: time.Now(),
+		underWay: make(map[bool]*comparison),
+	}
+}
+
+// Call is what a Gate has to know of a call.
+type Call struct {
+	Verb  string
+	InTx  bool // whether it is in the caller's transaction
+	Keyed bool // whether it names keys in another form than they are stored in
+	Looks bool // whether it writes nothing
+}
+
+// IsOpen reports whether Pass returns nil for a call, and sends nothing.
+func (g *Gate) IsOpen(s *store.Session, inTx, keyed bool) bool {
+	return (!keyed || g.agreed.Load()) && g.path.isUsable(inTx) && s.KnowsLayout()
+}
+
+// Pass returns an error when the call must not be sent. With the first calls the store learns how the tables are laid out.
+func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
+	if c.Keyed && !g.agreed.Load() {
+		if err := g.compare(ctx, s, c); err != nil {
+			return err
+		}
+	}
+	if g.IsOpen(s, c.InTx, false) {
+		return nil
+	}
+	way, err := s.Way(ctx)
+	if err != nil {
+		return err
+	}
+	return g.path.judge(ctx, c.InTx, way)
+}
+
+// Forget has the next call compare the fingerprint again: whoever makes the tables anew may have another secret.
+func (g *Gate) Forget() { g.agreed.Store(false) }
+
+// errGaveUp is what a comparison comes to whose caller went away: another has to make it.
+var errGaveUp = errors.New("the caller gave up")
+
+// compare returns ErrMismatch when the keys in the tables are stored under another secret. A look stores nothing.
+func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
+	switch {
+	case (c.Looks || c.InTx) && g.lookedLately():
+		return nil
+	case c.InTx:
+		return g.judge(g.read(ctx, s, c))
+	}
+	for {
+		at, first := g.join(c.Looks)
+		if first {
+			return g.lead(ctx, s, c, at)
+		}
+		select {
+		case <-at.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if !errors.Is(at.err, errGaveUp) {
+			return at.err
+		}
+	}
+}
+
+// join returns the comparison that is under way, or a new one that the caller is the first of, and has to lead.
+func (g *Gate) join(looks bool) (c *comparison, first bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c = g.underWay[looks]; c != nil {
+		return c, false
+	}
+	c = &comparison{done: make(chan struct{}), err: errGaveUp}
+	g.underWay[looks] = c
+	return c, true
+}
+
+// lead makes the comparison. Those that wait for it get its error, unless the context of the one who makes it ended.
+func (g *Gate) lead(ctx context.Context, s *store.Session, c Call, at *comparison) error {
+	defer func() { // also when a tracer of pgx panics
+		g.mu.Lock()
+		delete(g.underWay, c.Looks)
+		g.mu.Unlock()
+		close(at.done)
+	}()
+	err := g.judge(g.read(ctx, s, c))
+	if ctx.Err() == nil {
+		at.err = err
+	}
+	return err
+}
+
+// read returns the fingerprint in the tables, if statements do not get lost on the way to the server. A call that may write stores it
+// when there is none.
+func (g *Gate) read(ctx context.Context, s *store.Session, c Call) (string, error) {
+	judge := func(way store.Way) error { return g.path.judge(ctx, c.InTx, way) }
+	if !c.Looks && !c.InTx {
+		return s.StoreFingerprint(ctx, c.Verb, g.own, judge)
+	}
+	stored, way, err := s.Fingerprint(ctx)
+	if err == nil {
+		err = judge(way)
+	}
+	return stored, err
+}
+
+// judge compares what was read with the limiter's own.
+func (g *Gate) judge(stored string, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case stored == g.own:
+		g.agreed.Store(true)
+		return nil
+	case stored == "":
+		g.absent.Store(int64(time.Since(g.made)))
+		return nil
+	}
+	return g.mismatch(stored)
+}
+
+// lookedLately reports whether there was no fingerprint a moment ago.
+func (g *Gate) lookedLately() bool {
+	at := g.absent.Load()
+	return at != 0 && time.Since(g.made)-time.Duration(at) < lookAgain
+}
+
+// mismatch says what differs, and what to do.
+func (g *Gate) mismatch(stored string) error {
+	differs := "the keys are stored under another secret; set Config.HashKey to the one that the other programs have"
+	switch {
+	case stored == store.NoSecret:
+		differs = "the keys are stored without a secret; leave Config.HashKey unset, as the other programs do"
+	case g.own == store.NoSecret:
+		differs = "the keys are stored under a secret; set Config.HashKey to the one that the other programs have"
+	}
+	return fmt.Errorf("%w: schema %q: %s; or, to begin anew with full buckets, stop the other programs and run DELETE FROM %s",
+		g.options.ErrMismatch, g.options.Schema, differs, pgx.Identifier{g.options.Schema, "fingerprint"}.Sanitize())
+}
