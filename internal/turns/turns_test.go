@@ -5,8 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // The queues of a process are for what is contended now, and take no more memory than that.
