@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Adaptive follows what an upstream accepts. While the upstream refuses nothing, the Contract holds. When it throttles, requests cost
@@ -118,9 +118,9 @@ func (p Adaptive) compile() (bucket.Terms, error) {
 }
 
 // adapting returns the policy of a limit with these terms as its controller sees it.
-func (p Adaptive) adapting(t bucket.Terms) bucket.Adapting {
+func (p Adaptive) adapting(t bucket.Terms) adaptive.Adapting {
 	p = p.withDefaults()
-	a := bucket.Adapting{
+	a := adaptive.Adapting{
 		Rate: t.Rate / t.Steps / (time.Duration(t.Step) * time.Microsecond).Seconds(), Floor: p.Floor, Growth: p.Growth, Epoch: p.Epoch, Applied: p.Apply,
 	}
 	if window, isCalendar := p.Contract.(CalendarWindow); isCalendar {
@@ -145,49 +145,8 @@ func lengthOf(part Calendar) time.Duration {
 	return 365 * Day
 }
 
-const (
-	// maxUpstreams bounds the keys of adaptive limits that a Limiter knows a price of; the contract holds for others.
-	maxUpstreams = 10_000
-	// retryAfterReason is the reason of the pause that an upstream has asked for.
-	retryAfterReason = "the upstream's Retry-After"
-	// exchanges of an epoch are how often a process tells what was reported to it, and urgentExchanges how often it may when
-	// an upstream wants to be left alone.
-	exchanges, urgentExchanges = 4, 20
-)
-
-// prices are what a Limiter knows of the upstreams of its adaptive limits, and what was reported to it of them. It asks the
-// database, and tells it, in exchanges: one at a time, beside the calls.
-type prices struct {
-	limiter *Limiter // that New has made
-
-	mu      sync.RWMutex
-	of      map[bucket.Key]*upstream
-	sweptAt int64 // in microseconds
-
-	state    sync.Mutex
-	underWay chan struct{} // closed when the exchange that is under way has ended; nil: none is
-	closed   bool
-}
-
-// upstream is what a Limiter knows of the upstream of one key.
-type upstream struct {
-	key         bucket.Key
-	share       atomic.Uint64 // of the contract, as its bits
-	pausedUntil atomic.Int64  // by Config.estimate; 0: it is not
-	askedAt     atomic.Int64  // the latest exchange, by Config.estimate; 0: there was none
-	used        atomic.Bool   // since then
-
-	mu                  sync.Mutex
-	policy              Adaptive // that was used last
-	terms               bucket.Terms
-	outcomes            int64 // since the latest exchange
-	accepted, throttled float64
-	retryAt             int64 // the end of a pause that was asked for since; 0: none was
-}
-
-func newPrices(l *Limiter) *prices {
-	return &prices{limiter: l, of: make(map[bucket.Key]*upstream)}
-}
+// retryAfterReason is the reason of the pause that an upstream has asked for.
+const retryAfterReason = "the upstream's Retry-After"
 
 // checkPrice returns an error unless the price of the request is one.
 func checkPrice(r *Request) error {
@@ -212,10 +171,10 @@ func charges(policy Policy) bool {
 	return adapts && a.Apply
 }
 
-// price sets the price of a subject and the end of its pause, if its limit is adaptive. Then it also sets now to an estimate of the
+// price sets the price of the subject and the end of its pause, if its limit is adaptive. Then it also sets now to an estimate of the
 // database's clock. The caller passes the upstream that price returns to touch: an exchange that runs beside the call begins after
-// the call has read the price, and so never changes it. An exchange on a single connection ends before price reads.
-func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, now *int64) (u *upstream, err error) {
+// the call has read the price, and so never changes it.
+func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key string, now *int64) (u *adaptive.Upstream, err error) {
 	policy, adapts := s.limit.Policy().(Adaptive)
 	if !adapts {
 		return u, nil
@@ -224,17 +183,13 @@ func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, 
 		return u, err
 	}
 	s.price = 1
-	if p != nil { // of a Simulation
+	if l.prices != nil { // a Simulation has none
 		if *now == 0 {
-			*now = p.limiter.config.estimate()
+			*now = l.config.estimate()
 		}
-		if u = p.find(bucket.Key{Name: s.limit.Name(), Key: key}, *now); u != nil {
-			u.use(policy, s.limit.terms())
-			if p.limiter.isConnection {
-				p.touch(ctx, u, *now, false)
-			}
-			s.price = 1 / max(math.Float64frombits(u.share.Load()), policy.withDefaults().Floor)
-			if until := u.pausedUntil.Load(); policy.Apply && until > *now {
+		adapting, until := policy.adapting(s.limit.terms()), int64(0)
+		if u = l.prices.UseNow(ctx, bucket.Key{Name: s.limit.Name(), Key: key}, adapting, *now); u != nil {
+			if s.price, until = u.Price(adapting); policy.Apply && until > *now {
 				s.pausedUntil = until
 			}
 		}
@@ -248,110 +203,107 @@ func (p *prices) price(ctx context.Context, s *subject, r *Request, key string, 
 	return u, nil
 }
 
-// pausedUntil returns the end of the pause that the upstream of a key has asked for, as far as that is known, and the first
-// of instants where it has not. Of a limit without a rule, whose policy now is not known, that counts which was used last.
-func (p *prices) pausedUntil(k bucket.Key, now Policy) int64 {
-	if p == nil {
-		return bucket.MinInstant
-	}
-	p.mu.RLock()
-	u := p.of[k]
-	p.mu.RUnlock()
-	if u == nil {
-		return bucket.MinInstant
-	}
-	u.mu.Lock()
-	policy := u.policy
-	u.mu.Unlock()
-	if _, isUnknown := now.(madeElsewhere); !isUnknown {
-		policy, _ = now.(Adaptive)
-	}
-	if until := u.pausedUntil.Load(); policy.Apply && until != 0 {
-		return until
-	}
-	return bucket.MinInstant
-}
-
-// find returns what is known of a key, and nil when there are too many of them.
-func (p *prices) find(k bucket.Key, now int64) *upstream {
-	p.mu.RLock()
-	u := p.of[k]
-	p.mu.RUnlock()
-	if u != nil {
-		return u
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if u = p.of[k]; u != nil {
-		return u
-	}
-	if len(p.of) >= maxUpstreams && !p.sweep(now) {
-		return nil
-	}
-	u = &upstream{key: k}
-	u.share.Store(math.Float64bits(1))
-	p.of[k] = u
-	return u
-}
-
-// sweep forgets keys that were not used in the last epoch, at most once a second, and reports whether there is room.
-func (p *prices) sweep(now int64) bool {
-	const second = 1_000_000
-	if p.sweptAt <= now && now < p.sweptAt+second {
-		return false
-	}
-	p.sweptAt = now
-	for k, u := range p.of {
-		u.mu.Lock()
-		epoch := u.policy.withDefaults().Epoch.Microseconds()
-		if !u.used.Load() && u.outcomes == 0 && u.askedAt.Load()+epoch < now && u.pausedUntil.Load() < now {
-			delete(p.of, k)
-		}
-		u.mu.Unlock()
-	}
-	return len(p.of) < maxUpstreams
-}
-
-// use notes the policy that the key is used with.
-func (u *upstream) use(policy Adaptive, terms bucket.Terms) {
-	u.mu.Lock()
-	if u.policy != policy || u.terms != terms {
-		u.policy, u.terms = policy, terms
-	}
-	u.mu.Unlock()
-}
-
-// isDue reports whether what is known of the key is to be exchanged at now. u.mu is held.
-func (u *upstream) isDue(now int64) bool {
-	interval := u.policy.withDefaults().Epoch.Microseconds()
-	switch {
-	case u.retryAt != 0:
-		interval /= urgentExchanges
-	case u.outcomes > 0:
-		interval /= exchanges
-	}
-	at := u.askedAt.Load()
-	return at == 0 || now < at || now >= at+interval
-}
-
-// touchAll touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:
+// touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:
 // Wait makes two plans before it runs the first.
-func (p *prices) touchAll(ctx context.Context, of *plan) {
-	for _, u := range of.upstreams {
-		p.touch(ctx, u, of.now, false)
+func (p *plan) touchPrices(ctx context.Context, l *Limiter) {
+	for _, u := range p.upstreams {
+		l.prices.Touch(ctx, u, p.now, false)
 	}
 }
 
-// touch notes that the key was used, and begins an exchange when it is time for one. A nil u does nothing.
-func (p *prices) touch(ctx context.Context, u *upstream, now int64, inTx bool) {
-	if u == nil {
-		return
+// Outcome is what an upstream made of a request.
+type Outcome struct {
+	// Throttled is whether it was refused because there were too many, as with the HTTP status 429.
+	Throttled bool
+	// RetryAfter is how long the upstream wants no requests, as its Retry-After says; 0 where it does not say. The key is
+	// paused meanwhile, in all processes, when its policy has Apply. More than a day counts as a day.
+	RetryAfter time.Duration
+}
+
+// Report notes what the upstream behind an [Adaptive] limit made of a request, which counts with its cost. Report each request
+// once, those that were accepted too, and none that the limit refused.
+//
+// It returns at once: outcomes are counted in memory, and four times an epoch one call has them written to the database, beside
+// the calls. On a single connection in place of a pool that call waits for it. A write that fails is told the Observer as a
+// [Failed], and what it was to write is written next time, unless it may have been written. What a process has counted
+// and not written is lost with it. Report counts whatever has become of ctx. In a transaction it counts, too, and is not
+// undone: it is about the upstream. While another transaction has locked the row of a key, the outcomes of that key stay in memory,
+// and the outcomes of other keys are written.
+//
+// It returns ErrInvalidRequest for a limit that is not Adaptive, and for a RetryAfter below 0, and the errors that Take finds
+// before any SQL. Where a rule of Config.Policies has put another policy in place of an Adaptive one, nothing is counted.
+func (l *Limiter) Report(ctx context.Context, request Request, o Outcome) error {
+	const verb = "report"
+	if err := l.ready(context.WithoutCancel(ctx), verb); err != nil {
+		return err
 	}
-	u.used.Store(true)
-	u.mu.Lock()
-	due := u.isDue(now)
-	u.mu.Unlock()
-	if due {
-		p.begin(ctx, inTx)
+	if err := report(ctx, l, verb, &request, o); err != nil {
+		return during(fmt.Sprintf("%s %q", verb, request.limit.Name()), err)
 	}
+	return nil
+}
+
+func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome) error {
+	key, err := storedKey(l.config.HashKey, r)
+	if err != nil {
+		return err
+	}
+	now := l.config.estimate()
+	s, d := subjectOf(ctx, l, verb, r, key, &now)
+	if err := checkCost(&d, r.cost, bucket.MaxTokens); err != nil {
+		return err
+	}
+	if o.RetryAfter < 0 {
+		return fmt.Errorf("%w: RetryAfter is %v; it is how long to wait, or 0", ErrInvalidRequest, o.RetryAfter)
+	}
+	policy, adapts := s.limit.Policy().(Adaptive)
+	if !adapts {
+		if _, was := r.limit.Policy().(Adaptive); was {
+			return nil
+		}
+		return fmt.Errorf("%w: %v does not adapt; define the limit with an Adaptive policy", ErrInvalidRequest, s.limit)
+	}
+	u := l.prices.Use(bucket.Key{Name: s.limit.Name(), Key: key}, policy.adapting(s.limit.terms()), now)
+	if u != nil {
+		u.Count(r.cost, o.Throttled, o.RetryAfter, now)
+		l.prices.Touch(ctx, u, now, l.pool == nil)
+	}
+	return nil
+}
+
+// pricing is a Limiter as package adaptive knows it.
+type pricing struct{ *Limiter }
+
+// ReportPrices exchanges reports with the database.
+func (l pricing) ReportPrices(ctx context.Context, reports []*store.Report) error {
+	return l.session.ReportPrices(ctx, reports)
+}
+
+// TurnPrices ends epochs.
+func (l pricing) TurnPrices(ctx context.Context, reports []*store.Report) error {
+	return l.session.TurnPrices(ctx, reports)
+}
+
+// MayBeKept reports whether the database may have kept the reports of an exchange that failed.
+func (l pricing) MayBeKept(err error) bool { return !changedNothing(err) && !wasNotSent(err) }
+
+// Estimate returns about what time it is for the database.
+func (l pricing) Estimate() int64 { return l.config.estimate() }
+
+// Failed tells the observer of an exchange that has failed.
+func (l pricing) Failed(ctx context.Context, limit string, err error, began time.Time) {
+	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err, false))
+	l.reports.failed(ctx, Failed{Verb: "report", Limit: limit, Err: err}, began)
+}
+
+// Changed tells the observer of a price.
+func (l pricing) Changed(ctx context.Context, limit string, before, price float64, applied, decided bool) {
+	l.reports.tell(ctx, PriceChanged{Limit: limit, Before: before, Price: price, Applied: applied, Decided: decided})
+}
+
+// wasNotSent reports whether there was no connection to send a statement on: none could be made, or none of the pool came
+// free in time. pgx gives a time that ends during a statement a type of its own.
+func wasNotSent(err error) bool {
+	var connectErr *pgconn.ConnectError
+	return errors.As(err, &connectErr) || errors.Is(err, context.DeadlineExceeded) && !pgconn.Timeout(err)
 }

@@ -162,7 +162,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	c := newCall()
 	c.Verb = verb
 	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
-		l.prices.touchAll(ctx, &c.plan)
+		c.plan.touchPrices(ctx, l)
 		return nil, err
 	}
 	if c.plan.doubtful {
@@ -243,7 +243,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	l.prices.touchAll(ctx, &c.plan)
+	c.plan.touchPrices(ctx, l)
 	if c.recalls {
 		c.states, c.at, c.from = recall(l, c.Asks, c.plan.of)
 	}

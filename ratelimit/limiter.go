@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/ahead"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -58,8 +59,8 @@ type Limiter struct {
 	policies     *policies
 	gate         *gate.Gate
 	leaving      *gate.Leaving
-	prices       *prices       // of adaptive limits
-	ahead        *ahead.Keeper // nil: no tokens are taken ahead
+	prices       *adaptive.Prices // of adaptive limits
+	ahead        *ahead.Keeper    // nil: no tokens are taken ahead
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
@@ -103,7 +104,11 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
 	background := inBackground(l)
-	l.prices = newPrices(background)
+	exchange := adaptive.Options{Timeout: config.Timeout}
+	if l.isConnection {
+		exchange.Busy = func() bool { return notInTx(pool) != nil }
+	}
+	l.prices = adaptive.New(pricing{background}, exchange)
 	if !l.isConnection {
 		l.ahead = ahead.New(keeping{background}, ahead.Options{MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, AsOf: asOf})
 	}
@@ -128,7 +133,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 	if err := l.ahead.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
-	if err := l.prices.close(ctx); err != nil {
+	if err := l.prices.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
 	return nil

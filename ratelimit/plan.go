@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -28,7 +29,7 @@ type plan struct {
 	asked []asked   // in the order asked
 	known []State   // of requests that no bucket has to answer
 
-	upstreams []*upstream // of the adaptive limits, also of those that are left out
+	upstreams []*adaptive.Upstream // of the adaptive limits, also of those that are left out
 
 	reserves  bool
 	ruled     bool  // whether any of them is under a rule
@@ -120,7 +121,7 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 		if err := checkVerb(s.limit, verb, r.cost); err != nil {
 			return s, err
 		}
-		u, err := l.prices.price(ctx, &s, r, key, &p.now)
+		u, err := s.setPrice(ctx, l, r, key, &p.now)
 		if err != nil {
 			return s, err
 		}

@@ -233,10 +233,19 @@ func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation
 				pausedUntil = max(pausedUntil, rule.pausedUntil)
 			}
 		}
-		pausedUntil = max(pausedUntil, l.prices.pausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, policy))
+		pausedUntil = max(pausedUntil, l.prices.PausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, applies(policy)))
 		now[i] = termsFor(terms, name, r.Keys[i])
 	}
 	return now, pausedUntil
+}
+
+// applies returns whether a policy has callers pay the price of an upstream; nil: it is not known.
+func applies(policy Policy) *bool {
+	if _, isUnknown := policy.(madeElsewhere); isUnknown {
+		return nil
+	}
+	a, _ := policy.(Adaptive)
+	return &a.Apply
 }
 
 // madeElsewhere is the policy of a limit of which only the terms are known.

@@ -65,7 +65,7 @@ func mechanisms() []mechanism {
 		},
 		{
 			"prices",
-			[]string{"internal/bucket/adapt.go", "internal/store/price.go", "ratelimit/adaptive.go", "ratelimit/exchange.go"},
+			[]string{"internal/store/price.go", "ratelimit/adaptive.go"}, // and the package internal/adaptive
 			words(`Asked|MayOwe|AllowPrice|BoundPrice|[pP]rices?|checkPrice|mayHaveCharged|Adaptive|adapts`),
 		},
 		{

@@ -43,13 +43,6 @@ type Upstream struct {
 	PausedUntilUs, NowUs int64
 }
 
-// Measured returns what was reported in the present epoch.
-func (u *Upstream) Measured() bucket.Measured {
-	return bucket.Measured{
-		Span: time.Duration(u.NowUs-u.BegunUs) * time.Microsecond, Outcomes: u.Outcomes, Accepted: u.Accepted, Throttled: u.Throttled,
-	}
-}
-
 // ReportPrices adds the reports, which are sorted by their keys, in one transaction, and sets what is known of each upstream
 // then. It sets Held of the reports whose rows another transaction has locked, and adds the others. s is a session on the pool.
 func (s *Session) ReportPrices(ctx context.Context, reports []*Report) error {

@@ -1,6 +1,10 @@
-package bucket
+package adaptive
 
-import "time"
+import (
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
 
 // What the controller of an adaptive limit goes by. Next is the additive increase and multiplicative decrease of congestion
 // control, on a rate that was measured, once an epoch for all processes.
@@ -86,4 +90,11 @@ func (a *Adapting) Clamp(share float64) float64 {
 		return a.Floor
 	}
 	return min(share, 1)
+}
+
+// measured returns what was reported in the present epoch.
+func measured(u *store.Upstream) Measured {
+	return Measured{
+		Span: time.Duration(u.NowUs-u.BegunUs) * time.Microsecond, Outcomes: u.Outcomes, Accepted: u.Accepted, Throttled: u.Throttled,
+	}
 }

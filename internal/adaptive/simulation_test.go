@@ -1,4 +1,4 @@
-package bucket_test
+package adaptive_test
 
 import (
 	"container/heap"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
@@ -34,7 +35,7 @@ func (m *moments) Pop() any {
 // incident is an upstream whose capacity falls from 100 requests a second to 40 and rises again, each for a third of the
 // time. Twenty workers in four processes send as fast as the limit lets them.
 type incident struct {
-	adapting bucket.Adapting
+	adapting adaptive.Adapting
 	third    float64 // seconds
 	answers  float64 // seconds that the upstream takes
 	unbound  bool    // whether there is no limit
@@ -45,7 +46,7 @@ type incident struct {
 	terms     bucket.Terms
 	state     bucket.State // of the bucket
 	upstream  bucket.State // what it can take at once, on its own clock
-	known     bucket.Measured
+	known     adaptive.Measured
 	share     float64
 	begun     float64
 	cut       bool
@@ -141,7 +142,7 @@ func (s *incident) exchange(c *client, now float64) {
 		if since := now - 2*s.third; since > 0 && s.share >= 0.95 {
 			s.recovered = min(s.recovered, since)
 		}
-		s.known, s.begun = bucket.Measured{}, now
+		s.known, s.begun = adaptive.Measured{}, now
 	}
 	c.share = s.share
 }
@@ -153,7 +154,7 @@ func (s *incident) refused() float64 { return s.throttled / (s.accepted + s.thro
 // TestAdaptingFollowsAnUpstream is about the figures that the controller was chosen by.
 func TestAdaptingFollowsAnUpstream(t *testing.T) {
 	t.Parallel()
-	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
 	var goodput, refused float64
 	seeds := testsize.Of(3, 10) // always the same ones: the figures are for them
 	for seed := range uint64(seeds) {
@@ -182,7 +183,7 @@ func TestAdaptingFollowsAnUpstream(t *testing.T) {
 func TestAdaptingFollowsASlowUpstream(t *testing.T) {
 	t.Parallel()
 	for _, answers := range []float64{0.02, 0.5, 1} {
-		s := incident{adapting: bucket.Adapting{Rate: 20, Floor: 0.1, Growth: 0.04, Epoch: 4 * time.Second, Applied: true}, third: 100, answers: answers}
+		s := incident{adapting: adaptive.Adapting{Rate: 20, Floor: 0.1, Growth: 0.04, Epoch: 4 * time.Second, Applied: true}, third: 100, answers: answers}
 		s.run()
 		require.Greater(t, s.goodput(), 0.85, "%v s", answers)
 		require.Less(t, s.refused(), 0.05, "%v s", answers)

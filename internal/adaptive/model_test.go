@@ -1,4 +1,4 @@
-package bucket_test
+package adaptive_test
 
 import (
 	"math/big"
@@ -8,13 +8,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // exactShare is what Adapting.Next promises, in fractions. It is nil where the answer may be one of two, as a float is on the
 // edge between them.
-func exactShare(a bucket.Adapting, share float64, m bucket.Measured) (next *big.Rat, cut, onEdge bool) {
+func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *big.Rat, cut, onEdge bool) {
 	rat := func(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
 	times := func(a, b *big.Rat) *big.Rat { return new(big.Rat).Mul(a, b) }
 	least := func(a, b *big.Rat) *big.Rat {
@@ -79,15 +79,15 @@ func randomEpochs(t *testing.T, seed uint64) {
 	pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
 	var grown, cuts, held int
 	share := 1.0
-	var a bucket.Adapting
+	var a adaptive.Adapting
 	for step := range steps {
 		if step%50 == 0 { // another policy takes over what it finds
-			a = bucket.Adapting{
+			a = adaptive.Adapting{
 				Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
 				Epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), Applied: random.IntN(3) > 0,
 			}
 		}
-		m := bucket.Measured{Span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.Epoch)), Outcomes: random.Int64N(40)}
+		m := adaptive.Measured{Span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.Epoch)), Outcomes: random.Int64N(40)}
 		if random.IntN(50) == 0 {
 			m.Span = -m.Span
 		}
@@ -123,20 +123,20 @@ func randomEpochs(t *testing.T, seed uint64) {
 
 func TestAdaptingTakesNoShareThatIsNone(t *testing.T) {
 	t.Parallel()
-	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
+	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
 	zero := 0.0
 	for _, share := range []float64{-1, 0, 0.01, zero / zero} {
-		next, _ := a.Next(share, bucket.Measured{})
+		next, _ := a.Next(share, adaptive.Measured{})
 		require.Equal(t, 0.1, next)
 	}
-	next, _ := a.Next(7, bucket.Measured{})
+	next, _ := a.Next(7, adaptive.Measured{})
 	require.Equal(t, 1.0, next)
 }
 
 // The story of an incident, epoch by epoch of two seconds, at 100 a second.
 func TestAdapting(t *testing.T) {
 	t.Parallel()
-	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
 	share := 1.0
 	for _, c := range []struct {
 		what                string
@@ -161,7 +161,7 @@ func TestAdapting(t *testing.T) {
 		{"an outage", 0, 60, 60, 2 * time.Second, 0.1, true},
 		{"at the floor", 0, 20, 20, 2 * time.Second, 0.1, true},
 	} {
-		next, cut := a.Next(share, bucket.Measured{Span: c.span, Outcomes: c.outcomes, Accepted: c.accepted, Throttled: c.throttled})
+		next, cut := a.Next(share, adaptive.Measured{Span: c.span, Outcomes: c.outcomes, Accepted: c.accepted, Throttled: c.throttled})
 		require.InDelta(t, c.share, next, 1e-9, c.what)
 		require.Equal(t, c.cut, cut, c.what)
 		share = next
@@ -171,10 +171,10 @@ func TestAdapting(t *testing.T) {
 // Callers in shadow are not held to the share: it follows what they would have been told.
 func TestAdaptingInShadow(t *testing.T) {
 	t.Parallel()
-	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
+	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
 	share, lowest := 1.0, 1.0
 	for range 50 { // the upstream takes 40 a second of the 100 that are sent
-		share, _ = a.Next(share, bucket.Measured{Span: a.Epoch, Outcomes: 200, Accepted: 80, Throttled: 120})
+		share, _ = a.Next(share, adaptive.Measured{Span: a.Epoch, Outcomes: 200, Accepted: 80, Throttled: 120})
 		lowest = min(lowest, share)
 	}
 	require.InDelta(t, 0.4, share, 0.08)
@@ -183,15 +183,15 @@ func TestAdaptingInShadow(t *testing.T) {
 
 func TestEpochIsOver(t *testing.T) {
 	t.Parallel()
-	a := bucket.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
 	inShadow := a
 	inShadow.Applied = false
-	well, sudden := bucket.Measured{Outcomes: 10, Accepted: 10}, bucket.Measured{Outcomes: 10, Accepted: 7, Throttled: 3}
-	few := bucket.Measured{Outcomes: 9, Throttled: 9}
+	well, sudden := adaptive.Measured{Outcomes: 10, Accepted: 10}, adaptive.Measured{Outcomes: 10, Accepted: 7, Throttled: 3}
+	few := adaptive.Measured{Outcomes: 9, Throttled: 9}
 	for _, c := range []struct {
 		what     string
-		of       bucket.Adapting
-		m        bucket.Measured
+		of       adaptive.Adapting
+		m        adaptive.Measured
 		span     time.Duration
 		afterCut bool
 		over     bool

@@ -1,0 +1,250 @@
+package adaptive
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+const (
+	// exchangeTimeout bounds an exchange, which nobody waits for.
+	exchangeTimeout = 5 * time.Second
+	// maxReports bounds the keys of an exchange, each of which is a row lock held for one round trip.
+	maxReports = 500
+)
+
+// begin begins an exchange, unless one is under way. It goes on beside the call that begins it, with the values of its
+// context. A single connection is for one call at a time, and only outside of transactions.
+func (p *Prices) begin(ctx context.Context, inTx bool) {
+	single := p.options.Busy != nil
+	if single && (inTx || p.options.Busy()) {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	switch done := p.enter(); {
+	case done == nil:
+	case single:
+		p.run(ctx, done)
+	default:
+		go p.run(ctx, done)
+	}
+}
+
+// enter returns what is to be closed at the end of the exchange that the caller may begin, and nil when it may not.
+func (p *Prices) enter() chan struct{} {
+	p.state.Lock()
+	defer p.state.Unlock()
+	if p.underWay != nil || p.closed {
+		return nil
+	}
+	p.underWay = make(chan struct{})
+	return p.underWay
+}
+
+// run runs an exchange.
+func (p *Prices) run(ctx context.Context, done chan struct{}) {
+	defer func() {
+		p.state.Lock()
+		p.underWay = nil
+		p.state.Unlock()
+		close(done)
+	}()
+	p.exchange(ctx)
+}
+
+// Close lets no more exchanges begin, and waits until that which is under way has ended, or ctx has.
+func (p *Prices) Close(ctx context.Context) error {
+	p.state.Lock()
+	p.closed = true
+	done := p.underWay
+	p.state.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// exchanged is a key in an exchange.
+type exchanged struct {
+	*Upstream
+	report   store.Report
+	adapting Adapting
+	pausedTo int64 // as was asked for since the exchange before; 0: it was not
+	turned   bool  // whether this process has ended its epoch
+}
+
+// exchange tells the database what was reported of the keys for which it is time, and learns their prices.
+func (p *Prices) exchange(ctx context.Context) {
+	began := time.Now()
+	var due []*exchanged
+	told := false
+	defer func() {
+		failure := recover() // of a hook of the program, as a tracer of pgx: it must not end the process
+		if failure == nil {
+			return
+		}
+		p.failed(ctx, due, told, fmt.Errorf("a hook panicked: %v", failure), began)
+	}()
+	due = p.collect(p.owner.Estimate())
+	if len(due) == 0 {
+		return
+	}
+	timeout := exchangeTimeout
+	if p.options.Timeout > 0 {
+		timeout = min(timeout, p.options.Timeout)
+	}
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	told = true
+	if err := p.owner.ReportPrices(bounded, reportsOf(due)); err != nil {
+		p.failed(ctx, due, p.owner.MayBeKept(err), err, began)
+		return
+	}
+	due = p.leaveHeld(ctx, due, began)
+	p.learn(ctx, due)
+	over := due[:0:0]
+	for _, e := range due {
+		if e.isOver() {
+			over = append(over, e)
+		}
+	}
+	if len(over) == 0 {
+		return
+	}
+	if err := p.owner.TurnPrices(bounded, reportsOf(over)); err != nil { // what was told is told
+		p.failed(ctx, over, true, err, began)
+		return
+	}
+	for _, e := range over {
+		e.turned = e.report.HasUpstream
+	}
+	p.learn(ctx, slices.DeleteFunc(over, func(e *exchanged) bool { return !e.turned }))
+}
+
+// collect returns the keys for which it is time, with what was reported of them, in the order of locking.
+func (p *Prices) collect(now int64) (due []*exchanged) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, u := range p.of {
+		if len(due) == maxReports {
+			break
+		}
+		if !u.used.Load() {
+			continue
+		}
+		u.mu.Lock()
+		if u.isDue(now) {
+			due = append(due, u.take(now))
+		}
+		u.mu.Unlock()
+	}
+	slices.SortFunc(due, func(a, b *exchanged) int { return a.key.Compare(b.key) })
+	return due
+}
+
+// take takes what was reported of the key since the latest exchange. u.mu is held.
+func (u *Upstream) take(now int64) *exchanged {
+	e := &exchanged{Upstream: u, adapting: u.adapting, pausedTo: u.retryAt}
+	e.report = store.Report{Key: u.key, Outcomes: u.outcomes, Accepted: u.accepted, Throttled: u.throttled, FirstShare: 1}
+	if u.retryAt != 0 && u.retryAt > now {
+		e.report.RetryAfter = time.Duration(u.retryAt-now) * time.Microsecond
+	}
+	u.outcomes, u.accepted, u.throttled, u.retryAt = 0, 0, 0, 0
+	u.askedAt.Store(now)
+	u.used.Store(false)
+	return e
+}
+
+// reportsOf returns the reports of the keys.
+func reportsOf(due []*exchanged) []*store.Report {
+	reports := make([]*store.Report, len(due))
+	for i, e := range due {
+		reports[i] = &e.report
+	}
+	return reports
+}
+
+// failed tells the observer that the exchange has failed, and keeps what was not told for the next.
+func (p *Prices) failed(ctx context.Context, due []*exchanged, told bool, err error, began time.Time) {
+	name := ""
+	for _, e := range due {
+		if name = due[0].key.Name; told {
+			break
+		}
+		e.mu.Lock()
+		e.outcomes += e.report.Outcomes
+		e.accepted += e.report.Accepted
+		e.throttled += e.report.Throttled
+		e.retryAt = max(e.retryAt, e.pausedTo)
+		e.mu.Unlock()
+	}
+	p.owner.Failed(ctx, name, err, began)
+}
+
+// leaveHeld keeps the outcomes of the keys whose rows another transaction has locked for the next exchange, notifies the observer,
+// and returns the other keys.
+func (p *Prices) leaveHeld(ctx context.Context, due []*exchanged, began time.Time) (free []*exchanged) {
+	var held []*exchanged
+	for _, e := range due {
+		if e.report.Held != nil {
+			held = append(held, e)
+		} else {
+			free = append(free, e)
+		}
+	}
+	if len(held) > 0 {
+		p.failed(ctx, held, false, held[0].report.Held, began)
+	}
+	return free
+}
+
+// isOver reports whether the epoch of the key is over, and sets what follows it. One that a clock has begun that was wrong
+// begins again; a statement that has waited for the row is only a little older than the epoch.
+func (e *exchanged) isOver() bool {
+	r := &e.report
+	if !r.HasUpstream || r.Outcomes == 0 { // only who reports has a say
+		return false
+	}
+	known := &r.Upstream
+	r.NextShare, r.Cut = known.Share, known.Cut
+	if known.BegunUs-known.NowUs > bucket.ClockTolerance.Microseconds() {
+		return true
+	}
+	if !e.adapting.IsOver(measured(known), known.Cut) {
+		return false
+	}
+	r.NextShare, r.Cut = e.adapting.Next(known.Share, measured(known))
+	return true
+}
+
+// learn takes over what is known of the keys, and tells the observer of prices that have changed.
+func (p *Prices) learn(ctx context.Context, of []*exchanged) {
+	now := p.owner.Estimate()
+	for _, e := range of {
+		share, until := 1.0, int64(0)
+		if r := &e.report; r.HasUpstream {
+			share = r.Upstream.Share
+			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 && r.Upstream.PausedUntilUs != 0 {
+				until = now + left
+			}
+		}
+		e.mu.Lock()
+		e.pausedUntil.Store(max(until, e.retryAt))
+		e.mu.Unlock()
+		before := math.Float64frombits(e.share.Swap(math.Float64bits(share)))
+		was, is := 1/e.adapting.Clamp(before), 1/e.adapting.Clamp(share)
+		if was != is {
+			p.owner.Changed(ctx, e.key.Name, was, is, e.adapting.Applied, e.turned)
+		}
+	}
+}
