@@ -50,8 +50,8 @@ func plantInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, state bucke
 func shareInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, share float64, now time.Time) {
 	t.Helper()
 	engine, reports := store.EngineOf(db), []*store.Report{{Key: k, Outcomes: 1, NextShare: share}}
-	require.NoError(t, engine.Report(t.Context(), unitAt(now), reports))
-	require.NoError(t, engine.Turn(t.Context(), unitAt(time.UnixMicro(reports[0].Upstream.BegunUs)), reports)) // which forgets the outcome
+	require.NoError(t, engine.Report(t.Context(), unitAt(now), reports, 0))
+	require.NoError(t, engine.Turn(t.Context(), unitAt(time.UnixMicro(reports[0].Upstream.BegunUs)), reports, 0)) // which forgets the outcome
 }
 
 // unitAt returns a unit in memory, at an instant.

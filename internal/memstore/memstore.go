@@ -11,6 +11,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -89,7 +90,7 @@ func (p *price) answer(r *store.Report, now int64) {
 }
 
 // Report mirrors price_report.sql and price_read.sql.
-func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report) error {
+func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report, _ time.Duration) error {
 	now := u.Instant()
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -114,7 +115,7 @@ func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report) 
 }
 
 // Turn mirrors price_turn.sql.
-func (db *DB) Turn(_ context.Context, u *store.Unit, reports []*store.Report) error {
+func (db *DB) Turn(_ context.Context, u *store.Unit, reports []*store.Report, _ time.Duration) error {
 	now := u.Instant()
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -131,6 +132,9 @@ func (db *DB) Turn(_ context.Context, u *store.Unit, reports []*store.Report) er
 	}
 	return nil
 }
+
+// NeedsBegin returns false.
+func (db *DB) NeedsBegin() bool { return false }
 
 // ForgetPrices deletes what was reported last long ago.
 func (db *DB) ForgetPrices(_ context.Context, u *store.Unit) error {

@@ -41,10 +41,11 @@ type Engine interface {
 	ForgetEnded(ctx context.Context, u *Unit) (more bool, err error)
 
 	// Report adds the reports to what is known of their upstreams, or makes that, and sets it. A report without outcomes only asks. Turn ends
-	// the epochs of upstreams, unless somebody else has: HasUpstream is false then. They return a heldPriceError for a row that was locked for too
-	// long.
-	Report(ctx context.Context, u *Unit, reports []*Report) error
-	Turn(ctx context.Context, u *Unit, reports []*Report) error
+	// the epochs of upstreams, unless somebody else has: HasUpstream is false then. They return a heldPriceError for a row that was locked for longer than
+	// most. They are one transaction on a pool, too, unless NeedsBegin says that they have to be in one that was begun.
+	Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
+	Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
+	NeedsBegin() bool
 	// ForgetPrices deletes what nobody has reported of for keepPrices.
 	ForgetPrices(ctx context.Context, u *Unit) error
 

@@ -59,14 +59,13 @@ func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
 }
 
 // exchangePrices tells reports in a transaction that waits for rows only so long. Rows are locked in the order of the reports.
-func (s *Session) exchangePrices(ctx context.Context, reports []*Report, tell func(Engine, context.Context, *Unit, []*Report) error) error {
+func (s *Session) exchangePrices(ctx context.Context, reports []*Report, tell func(Engine, context.Context, *Unit, []*Report, time.Duration) error) error {
 	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
-		return s.retryTx(ctx, "report", func(tx *Session) error {
-			if err := tx.BoundWait(ctx, wait); err != nil {
-				return err
-			}
-			return tell(tx.engine(), ctx, &tx.Unit, free)
-		})
+		attempt := func(tx *Session) error { return tell(tx.engine(), ctx, &tx.Unit, free, wait) }
+		if s.engine().NeedsBegin() {
+			return s.retryTx(ctx, "report", attempt)
+		}
+		return s.retry(ctx, "report", func() error { return attempt(s) })
 	})
 }
 
@@ -113,8 +112,10 @@ type heldPriceError struct {
 func (e *heldPriceError) Unwrap() error { return e.error }
 
 // Report sends price_report.sql or price_read.sql for each report.
-func (postgres) Report(ctx context.Context, u *Unit, reports []*Report) error {
-	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+func (postgres) Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
+	batch := &pgx.Batch{}
+	u.queueBound(batch, most)
+	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
 		if r.OnlyAsks() {
 			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, u.now())
 			return
@@ -125,21 +126,29 @@ func (postgres) Report(ctx context.Context, u *Unit, reports []*Report) error {
 }
 
 // Turn sends price_turn.sql for each report.
-func (postgres) Turn(ctx context.Context, u *Unit, reports []*Report) error {
-	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+func (postgres) Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
+	batch := &pgx.Batch{}
+	u.queueBound(batch, most)
+	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
 		of := &r.Upstream
 		batch.Queue(u.statements.priceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled,
 			r.NextShare, r.Cut, u.now())
 	})
 }
 
-// exchange sends a statement for each report, and sets what each answers.
-func (u *Unit) exchange(ctx context.Context, reports []*Report, queue func(*pgx.Batch, *Report)) error {
-	batch := &pgx.Batch{}
+// NeedsBegin returns false.
+func (postgres) NeedsBegin() bool { return false }
+
+// exchange sends a statement for each report behind those in batch, and sets what each answers.
+func (u *Unit) exchange(ctx context.Context, batch *pgx.Batch, reports []*Report, queue func(*pgx.Batch, *Report)) error {
+	before := batch.Len()
 	for _, r := range reports {
 		queue(batch, r)
 	}
 	return u.send(ctx, batch, func(results pgx.BatchResults) error {
+		if err := skip(results, before); err != nil {
+			return err
+		}
 		answers := make([]Upstream, len(reports))
 		found := make([]bool, len(reports))
 		for i, r := range reports {

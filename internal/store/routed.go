@@ -253,12 +253,14 @@ func queueBoundLocal(batch *pgx.Batch, most time.Duration) (queued int) {
 }
 
 // Report sends a statement for each report, with what time it is.
-func (byRow) Report(ctx context.Context, u *Unit, reports []*Report) error {
+func (byRow) Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
 	now, err := u.clock(ctx)
 	if err != nil {
 		return err
 	}
-	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+	batch := &pgx.Batch{}
+	queueBoundLocal(batch, most)
+	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
 		if r.OnlyAsks() {
 			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, now)
 			return
@@ -272,16 +274,21 @@ func (byRow) Report(ctx context.Context, u *Unit, reports []*Report) error {
 }
 
 // Turn sends a statement for each report, with what time it is.
-func (byRow) Turn(ctx context.Context, u *Unit, reports []*Report) error {
+func (byRow) Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
 	now, err := u.clock(ctx)
 	if err != nil {
 		return err
 	}
-	return u.exchange(ctx, reports, func(batch *pgx.Batch, r *Report) {
+	batch := &pgx.Batch{}
+	queueBoundLocal(batch, most)
+	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
 		of := &r.Upstream
 		batch.Queue(u.statements.routedPriceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled, r.NextShare, r.Cut, now)
 	})
 }
+
+// NeedsBegin returns true.
+func (byRow) NeedsBegin() bool { return true }
 
 // ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
 // fails with a lock timeout.
