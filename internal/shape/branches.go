@@ -23,7 +23,7 @@ func mechanisms() []mechanism {
 	return []mechanism{
 		{
 			"transaction", nil, // whose transaction a call runs in
-			words(`alone|callersTx|ownTx|isConnection|notInTx|hasTx`, `\b(l|limiter)\.pool [!=]= nil`),
+			words(`alone|callersTx|ownTx|isConnection|notInTx|hasTx|isLate`, `\b(l|limiter)\.pool [!=]= nil`),
 		},
 		{
 			"shards",
@@ -34,7 +34,7 @@ func mechanisms() []mechanism {
 			"kinds",
 			[]string{
 				"internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/lease.go", "internal/store/parts.go",
-				"internal/store/swap.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
+				"internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/leaseid.go", "ratelimit/slidingwindow.go",
 			},
 			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
@@ -52,7 +52,7 @@ func mechanisms() []mechanism {
 		{
 			"memory",
 			[]string{"internal/store/engine.go"},
-			words(`engine|inSQL`),
+			words(`memory|inMemory|hasStatements`),
 		},
 		{
 			"asked", []string{"internal/bucket/units.go"}, // what the caller wants: to look, or up to some units
@@ -61,7 +61,7 @@ func mechanisms() []mechanism {
 		{
 			"routed",
 			[]string{"internal/store/routed*.go"},
-			words(`routed|isRoutedTake|LearnLayout|readsApart`),
+			words(`IsRouted|LearnLayout|LeavesOutHeld|NeedsBegin|layoutRouted`),
 		},
 		{
 			"prices",
