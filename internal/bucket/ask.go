@@ -122,7 +122,7 @@ func (a *Ask) FromFuture(r Answer) bool {
 
 // ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
 func (a *Ask) ReadyAfter(r Answer) time.Duration {
-	return a.waitFor(&r, 0, 0)
+	return a.Terms.waitFor(&r, 0, 0)
 }
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
@@ -143,7 +143,7 @@ func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	rows := a.Terms.FixClocks(r.rows(a), r.Now)
 	after := slices.Clone(rows)
 	a.Terms.ChargeRows(after, r.Now, a.Cost)
-	wait := max(a.waitFor(r, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
+	wait := max(a.Terms.waitFor(r, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
 	for range 2 { // where the wait was rounded, a microsecond more is enough
 		at := r.Now + wait.Microseconds()
 		after = slices.Clone(rows)

@@ -100,12 +100,12 @@ func (t Terms) IsByRow(change Change, before Terms) bool {
 	return change == Reset || t.Shards == before.Shards && !(change == Keep && raised)
 }
 
-// waitFor is Terms.Wait for what the answer says of the bucket.
-func (a *Ask) waitFor(r *Answer, cost, lowest float64) time.Duration {
+// waitFor is Wait for what the answer says of the bucket.
+func (t Terms) waitFor(r *Answer, cost, lowest float64) time.Duration {
 	if r.Rows != nil {
-		return a.Terms.WaitOf(r.Rows, r.Now, cost, lowest)
+		return t.WaitOf(r.Rows, r.Now, cost, lowest)
 	}
-	return a.Terms.Wait(r.State, r.Now, cost, lowest)
+	return t.Wait(r.State, r.Now, cost, lowest)
 }
 
 // TakeRows is Take on the rows of one bucket: it takes from all of them together, and evens them out. When
@@ -179,7 +179,7 @@ func (t Terms) level(rows []State, now int64, tokens float64) {
 
 // FixClocks is FixClock for the rows of a bucket. The rows passed in stay as they are.
 func (t Terms) FixClocks(rows []State, now int64) []State {
-	shard, fixed := t.OfShard(), make([]State, len(rows))
+	shard, fixed := t.OfShard(), slices.Clone(rows)
 	for i, s := range rows {
 		fixed[i] = shard.FixClock(s, now)
 	}

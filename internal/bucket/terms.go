@@ -240,18 +240,9 @@ func (t Terms) Outlook(r *Answer, cost, lowest float64) Outlook {
 		}
 		return o
 	}
-	o.Tokens = t.Tokens(o.State, r.Now)
-	if r.Rows != nil {
-		o.Rows = t.FixClocks(r.Rows, r.Now)
-		o.FullAfter = t.WaitOf(o.Rows, r.Now, t.Capacity, 0)
-		if !r.Allowed {
-			o.RetryAfter = t.WaitOf(o.Rows, r.Now, cost, lowest)
-		}
-		return o
-	}
-	o.FullAfter = t.UntilFull(o.State, r.Now)
+	o.Rows, o.Tokens, o.FullAfter = t.FixClocks(r.Rows, r.Now), t.Tokens(o.State, r.Now), t.waitFor(r, t.Capacity, 0)
 	if !r.Allowed {
-		o.RetryAfter = t.Wait(o.State, r.Now, cost, lowest)
+		o.RetryAfter = t.waitFor(r, cost, lowest)
 	}
 	return o
 }
