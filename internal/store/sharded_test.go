@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
@@ -146,4 +147,25 @@ func TestTheSeedOfTheRows(t *testing.T) {
 			require.InDelta(t, transactions/8, n, transactions/40, "shard %d", shard)
 		}
 	})
+}
+
+// A call does not wait for a row that somebody holds while another row of its bucket is free.
+func TestABatchTakesFromAnotherRowWhenOneIsHeld(t *testing.T) {
+	t.Parallel()
+	if !decidesInSQL {
+		t.Skip("of the fast path: without it a call locks all rows")
+	}
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	wide := still("wide", 100).over(2)
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'wide', 'key', shard, 50, $1 FROM generate_series(0, 1) AS shard`, opening)
+	require.NoError(t, err)
+	_, err = begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE shard = 0 FOR UPDATE`)
+	require.NoError(t, err)
+	for range 20 { // half of which pick the row that is held
+		c := taking(wide.ask("key", 1))
+		require.Empty(t, runBatch(t, s, c))
+		require.True(t, c.isAllowed(t))
+	}
+	require.Equal(t, []float64{80}, held(t, s, wide.ask("key", 0)))
 }
