@@ -46,7 +46,8 @@ type Rule struct {
 	// MaxReserved is how many tokens Reserve may owe. Defaults to nil: no bound, and of a CalendarWindow as much as Rate.
 	// 0 is none, as ratelimit.NoDebt. A SlidingWindow and a Concurrency have no reservations.
 	MaxReserved *float64
-	// Shards is the number of rows of a bucket, of a TokenBucket or a FixedWindow. Defaults to 1.
+	// Shards is the number of rows of a bucket, of a TokenBucket or a FixedWindow. Defaults to 1. Give it the number that
+	// the code has: a change of the number of rows is a reset, whatever OnChange says.
 	Shards int
 	// Start is the start of some FixedWindow, to the microsecond. Defaults to the zero time: it follows from the name and
 	// the key.
