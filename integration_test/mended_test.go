@@ -68,7 +68,8 @@ func (p forgetful) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, 
 	return p.Pool.BeginTx(ctx, options)
 }
 
-// A row that is deleted before its clock can be put right stands for a full bucket as it did.
+// A row that is deleted before its clock can be put right stands for a full bucket as it did. With Shards the call is decided on locked
+// rows, which puts their clocks right.
 func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it deletes the row between two statements of the fast path")
@@ -86,27 +87,22 @@ func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 // What puts the clock of a row right concerns that row alone: it waits for no other, and makes none.
 func TestAWrongClockIsPutRightWhereItIs(t *testing.T) {
 	t.Parallel()
-	wide := ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 2})
 	for name, config := range map[string]ratelimit.Config{"Batching": {}, "NoBatching": {NoBatching: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			fastPathOnly(t, "the general path locks every row of a call")
 			b := setup(t)
 			limiter, other := b.with(t, config), ratelimit.Define("zother", hoard(2))
-			for _, request := range []ratelimit.Request{pinch.For("wrong a"), pinch.For("wrong b"), wide.For("wrong"), other.For("held")} {
+			for _, request := range []ratelimit.Request{pinch.For("wrong a"), pinch.For("wrong b"), other.For("held")} {
 				takeAll(t, b.limiter, request)
 			}
-			b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE starts_with(key, 'wrong') AND shard = 0`, ratelimit.Day.Microseconds())
-			_, err := b.begin(t, pgx.ReadCommitted).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'held' OR shard = 1 FOR UPDATE`)
+			b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE starts_with(key, 'wrong')`, ratelimit.Day.Microseconds())
+			_, err := b.begin(t, pgx.ReadCommitted).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'held' FOR UPDATE`)
 			require.NoError(t, err)
-			calls := [][]ratelimit.Request{
+			for _, requests := range [][]ratelimit.Request{
 				{pinch.For("wrong a"), other.For("missing")},
 				{pinch.For("wrong b"), other.For("held")},
-			}
-			if name == "NoBatching" { // a batch waits for the rows of a bucket in turn
-				calls = append(calls, []ratelimit.Request{wide.For("wrong")})
-			}
-			for _, requests := range calls {
+			} {
 				d, err := limiter.Take(t.Context(), requests...)
 				require.NoError(t, err)
 				require.False(t, d.Allowed)

@@ -203,14 +203,6 @@ func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key stri
 	return u, nil
 }
 
-// touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:
-// Wait makes two plans before it runs the first.
-func (p *plan) touchPrices(ctx context.Context, l *Limiter) {
-	for _, u := range p.upstreams {
-		l.prices.Touch(ctx, u, p.now, false)
-	}
-}
-
 // Outcome is what an upstream made of a request.
 type Outcome struct {
 	// Throttled is whether it was refused because there were too many, as with the HTTP status 429.

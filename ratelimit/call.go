@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
+	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -162,7 +163,7 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	c := newCall()
 	c.Verb = verb
 	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
-		c.plan.touchPrices(ctx, l)
+		c.touchPrices(ctx, l)
 		return nil, err
 	}
 	if c.plan.doubtful {
@@ -243,7 +244,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	c.plan.touchPrices(ctx, l)
+	c.touchPrices(ctx, l)
 	if c.recalls {
 		c.states, c.at, c.from = recall(l, c.Asks, c.plan.of)
 	}
@@ -330,4 +331,28 @@ func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelF
 		return ctx, func() {}
 	}
 	return batch.Bounded(ctx, l.config.Timeout)
+}
+
+// pass returns an error when a call must not be sent: a single connection is in a transaction, the keys are stored under another secret,
+// or statements would get lost on the way to the server. A call that is not keyed names keys as they are stored, or none.
+func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) error {
+	if l.isConnection {
+		if err := notInTx(l.pool); err != nil {
+			return err
+		}
+	}
+	if l.gate.IsOpen(&l.session, l.pool == nil, keyed) {
+		return nil
+	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, InTx: l.pool == nil, Keyed: keyed, Looks: looks})
+}
+
+// touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:
+// Wait makes two plans before it runs the first.
+func (c *call) touchPrices(ctx context.Context, l *Limiter) {
+	for _, u := range c.plan.upstreams {
+		l.prices.Touch(ctx, u, c.plan.now, false)
+	}
 }

@@ -221,3 +221,25 @@ func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
 	s.RetryAfter, s.Remaining, s.ResetAfter = told.RetryAfter, max(told.Tokens, 0), told.FullAfter
 	s.Value = Value{Limit: limit, Tokens: told.Tokens, AsOf: time.UnixMicro(told.Now), held: told.Content}
 }
+
+// tell tells the state which rule has decided, by the terms that have; nil: by those that the request was resolved to.
+func (s *subject) tell(state *State, t *bucket.Terms) {
+	state.Mode, state.Price = s.mode, max(s.price, 1)
+	if s.rule == nil {
+		return
+	}
+	if t == nil {
+		resolved := s.limit.terms()
+		t = &resolved
+	}
+	e := s.eraOf(t)
+	state.Rule, state.Unit = e.name, e.unit
+}
+
+// holding returns the limit with the policy of the terms, which may be those of another era by now.
+func (s *subject) holding(t *bucket.Terms) Limit {
+	if s.rule == nil {
+		return s.limit
+	}
+	return s.eraOf(t).limit
+}

@@ -165,21 +165,6 @@ func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
 	return c.setTerms(ctx, l)
 }
 
-// isPaused reports whether the rule lets nothing through at an instant.
-func (s *subject) isPaused(now int64) bool { return s.paused() > now }
-
-// paused returns the end of the pause, by the rule or by the upstream.
-func (s *subject) paused() int64 {
-	until := bucket.MinInstant
-	if s.pausedUntil != 0 {
-		until = s.pausedUntil
-	}
-	if s.rule != nil {
-		until = max(until, s.rule.pausedUntil)
-	}
-	return until
-}
-
 // isRuledAs reports whether another request for the same bucket is under the same rule, or was before a newer one came.
 func (s *subject) isRuledAs(o *subject) bool {
 	return s.rule != nil && o.rule != nil && s.plan == o.plan
@@ -192,28 +177,6 @@ func (s *subject) eraOf(t *bucket.Terms) *era {
 		return &s.rule.eras[0]
 	}
 	return &s.rule.eras[t.Origin()]
-}
-
-// tell tells the state which rule has decided, by the terms that have; nil: by those that the request was resolved to.
-func (s *subject) tell(state *State, t *bucket.Terms) {
-	state.Mode, state.Price = s.mode, max(s.price, 1)
-	if s.rule == nil {
-		return
-	}
-	if t == nil {
-		resolved := s.limit.terms()
-		t = &resolved
-	}
-	e := s.eraOf(t)
-	state.Rule, state.Unit = e.name, e.unit
-}
-
-// holding returns the limit with the policy of the terms, which may be those of another era by now.
-func (s *subject) holding(t *bucket.Terms) Limit {
-	if s.rule == nil {
-		return s.limit
-	}
-	return s.eraOf(t).limit
 }
 
 // termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this
@@ -360,4 +323,30 @@ func (u *usage) find(limit Limit) *Limit {
 		}
 	}
 	return nil
+}
+
+// isPaused reports whether the rule lets nothing through at an instant.
+func (s *subject) isPaused(now int64) bool { return s.paused() > now }
+
+// paused returns the end of the pause, by the rule or by the upstream.
+func (s *subject) paused() int64 {
+	until := bucket.MinInstant
+	if s.pausedUntil != 0 {
+		until = s.pausedUntil
+	}
+	if s.rule != nil {
+		until = max(until, s.rule.pausedUntil)
+	}
+	return until
+}
+
+// isPlain reports whether each request asks a bucket of a limit that is enforced, and that alone, and no more than it can
+// hold.
+func (p *plan) isPlain() bool {
+	for i := range p.of {
+		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
+			return false
+		}
+	}
+	return len(p.known) == 0
 }

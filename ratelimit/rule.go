@@ -366,14 +366,3 @@ func (c *call) again(made *call) {
 	c.plan, c.Asks, c.Answers, c.Look, c.Reservation = made.plan, made.Asks, made.Answers, made.Look, made.Reservation
 	c.Taken = made.Taken
 }
-
-// isPlain reports whether each request asks a bucket of a limit that is enforced, and that alone, and no more than it can
-// hold.
-func (p *plan) isPlain() bool {
-	for i := range p.of {
-		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
-			return false
-		}
-	}
-	return len(p.known) == 0
-}

@@ -69,6 +69,23 @@ type decider interface {
 	take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error)
 }
 
+// The layouts of the tables, as far as a Store knows.
+const (
+	layoutUnknown = iota
+	layoutPlain
+	layoutPartitions18 // in partitions of PostgreSQL 18
+	layoutRouted       // distributed by Citus
+)
+
+// IsRouted reports whether statements are known to have to name one row each.
+func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
+
+// IsPlain reports whether it is known that statements may name several rows.
+func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
+
+// KnowsLayout reports whether it is known whether statements are to name one row each.
+func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
+
 // engine returns the engine that keeps the rows.
 func (u *Unit) engine() Engine {
 	switch {

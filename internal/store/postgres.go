@@ -173,6 +173,3 @@ func (postgres) BoundWait(ctx context.Context, u *Unit, most time.Duration) erro
 func (u *Unit) queueBound(batch *pgx.Batch, most time.Duration) {
 	batch.Queue(u.statements.boundWait, fmt.Sprint(most.Milliseconds()))
 }
-
-// decides reports whether there is a statement for the kinds of the limits.
-func (postgres) decides(c *Call) bool { return c.traits.Steps || c.traits.Window }

@@ -24,29 +24,12 @@ import (
 //
 // The clock of the server that the call is sent to decides (clock.sql), never the clock of a server that has rows.
 
-// The layouts of the tables, as far as a Store knows.
-const (
-	layoutUnknown = iota
-	layoutPlain
-	layoutPartitions18 // in partitions of PostgreSQL 18
-	layoutRouted       // distributed by Citus
-)
-
 // madeTS is the ts of a row that a statement made in order to lock it, in place of the instant, which no such statement has. Such
 // a row is full, whoever reads it.
 const madeTS = bucket.LongAgo - 1
 
 // byRow is the Engine on such tables.
 type byRow struct{ postgres }
-
-// IsRouted reports whether statements are known to have to name one row each.
-func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
-
-// IsPlain reports whether it is known that statements may name several rows.
-func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
-
-// KnowsLayout reports whether it is known whether statements are to name one row each.
-func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
 
 // LearnLayout finds out whether statements are to name one row each, unless that is known. It stays so for as long as the Store is there.
 func (s *Session) LearnLayout(ctx context.Context) error {

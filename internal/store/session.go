@@ -25,6 +25,7 @@ type Call struct {
 
 	traits bucket.Traits
 	way    way          // how it is decided: what choose says, or another if that has left it undecided
+	by     decider      // has the statement, if a statement decides
 	takes  []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
 
 	waits int // how many rows it has waited for
@@ -47,6 +48,9 @@ func (c *Call) Queueable() *batch.Call[Call] {
 func (c *Call) takesFromOne() bool {
 	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 && c.UpTo == 0
 }
+
+// isSpread reports whether the call takes from one bucket, which has several rows.
+func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFromOne() }
 
 // blockedBy returns the call as one that waits for row.
 func (c *Call) blockedBy(row bucket.Key) blocked {
@@ -125,7 +129,7 @@ func (s *Session) choose(c *Call) {
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
 	engine := s.engine()
-	statements, hasStatements := engine.(decider)
+	by, hasStatements := engine.(decider)
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
 		c.way = looks
@@ -134,8 +138,8 @@ func (s *Session) choose(c *Call) {
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
-	case decidesInSQL && hasStatements && statements.decides(c):
-		c.way = byStatement
+	case decidesInSQL && hasStatements && by.decides(c):
+		c.way, c.by = byStatement, by
 	case s.mode == alone && !engine.LeavesOutHeld():
 		c.way = byLooking
 	default:

@@ -28,9 +28,6 @@ func (c *Call) pickRows(seed uint64) {
 // fromRows turns the answers for rows that pickRows has picked into answers for their buckets. If such a row refuses, its bucket may have enough in
 // others, and c is decided in another way.
 func (c *Call) fromRows() {
-	if !c.traits.Sharded {
-		return
-	}
 	taken := bucket.AllAllowed(c.Answers)
 	for i := range c.Asks {
 		a, r := &c.Asks[i], &c.Answers[i]
@@ -43,9 +40,6 @@ func (c *Call) fromRows() {
 		*r = c.takes[i].Estimate(*r, a.Terms.Shards, taken)
 	}
 }
-
-// isSpread reports whether the call takes from one bucket, which has several rows.
-func (c *Call) isSpread() bool { return c.takesFromOne() && c.Asks[0].Sharded() }
 
 // nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
 // there is one that was not asked yet.

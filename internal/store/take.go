@@ -2,9 +2,15 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -19,23 +25,32 @@ const EndTimeout = 5 * time.Second
 // takeByStatement has a statement take what c costs from all of its buckets, or from none of them, once: in the transaction that the session is
 // of, else as its own. Where the statement cannot stand for what it found, nothing was taken, and c is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
-	engine, next := s.engine(), byLocking
-	if c.traits.Sharded || !engine.LeavesOutHeld() {
-		next = byLooking
-	}
 	c.way = byStatement // after an attempt before
-	if c.pickRows(s.seed()); c.way != byStatement {
-		return nil
+	if c.traits.Sharded {
+		if c.pickRows(s.seed()); c.way != byStatement {
+			return nil
+		}
 	}
-	undecided, err := engine.(decider).take(ctx, &s.Unit, c)
+	undecided, err := c.by.take(ctx, &s.Unit, c)
 	switch {
 	case undecided:
-		c.way = next
-	case err == nil:
+		c.way = s.whenUndecided(c)
+	case err == nil && c.traits.Sharded:
 		c.fromRows()
 	}
 	return err
 }
+
+// whenUndecided returns how a call is decided that a statement has left undecided.
+func (s *Session) whenUndecided(c *Call) way {
+	if c.traits.Sharded || !s.engine().LeavesOutHeld() {
+		return byLooking
+	}
+	return byLocking
+}
+
+// decides reports whether there is a statement for the kinds of the limits.
+func (postgres) decides(c *Call) bool { return c.traits.Steps || c.traits.Window }
 
 // take sends the statement for one row or for several.
 func (postgres) take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error) {
@@ -164,4 +179,165 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 		return nil
 	}
 	return s.change(ctx, (*bucket.Page).FixClocks, wrong)
+}
+
+// takeParameters returns those of bucket_take.sql and bucket_take_alone.sql.
+func (u *Unit) takeParameters(a *bucket.Ask) []any {
+	p := u.limits.of(a)
+	phase := p.phase
+	if a.Terms.PhaseByKey {
+		phase = a.Terms.Phase
+	}
+	cost := any(1.0) // as mostly, and no allocation
+	if a.Cost != 1 {
+		cost = a.Cost
+	}
+	return []any{
+		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.now(), p.tolerance,
+		p.since, p.until,
+	}
+}
+
+// takeSeveralParameters returns those of buckets_take.sql.
+func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
+	c := columnsOf(asks)
+	return []any{
+		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.now(), c.tolerances,
+		c.since, c.until,
+	}
+}
+
+// limitParameters keep those parameters that are the same for all buckets of a limit, as pgx wants them: each is an
+// allocation. They are made again when maxLimitParameters are there: few programs have so many limits, and those that
+// make them up must not fill the memory with them.
+type limitParameters struct {
+	mu   sync.RWMutex
+	kept map[limitKey]*boxed
+}
+
+type limitKey struct {
+	name  string
+	terms bucket.Terms
+}
+
+// boxed are parameters of a limit, each in an interface.
+type boxed struct{ name, capacity, rate, step, steps, period, phase, tolerance, since, until any }
+
+const maxLimitParameters = 1024
+
+// of returns the parameters for the limit of the bucket.
+func (l *limitParameters) of(a *bucket.Ask) *boxed {
+	key := limitKey{a.Key.Name, a.Terms}
+	key.terms.Seed = 0
+	if key.terms.PhaseByKey {
+		key.terms.Phase = 0
+	}
+	l.mu.RLock()
+	p := l.kept[key]
+	l.mu.RUnlock()
+	if p != nil {
+		return p
+	}
+	t := a.Terms
+	since, until := spanOf(t)
+	p = &boxed{
+		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, period: periodOf(t), phase: t.Phase,
+		tolerance: t.Tolerance(), since: since, until: until,
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.kept == nil || len(l.kept) >= maxLimitParameters {
+		l.kept = make(map[limitKey]*boxed)
+	}
+	l.kept[key] = p
+	return p
+}
+
+// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts and now.
+func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
+	defer rows.Close()
+	for rows.Next() {
+		r := readerOf(rows)
+		a := bucket.Answer{Allowed: r.bool(), State: bucket.State{Value: r.float64(), TS: r.int64()}, Now: r.int64()}
+		if r.err != nil {
+			return nil, r.err
+		}
+		answers = append(answers, a)
+	}
+	return answers, rows.Err()
+}
+
+// rowReader reads the columns of a row, one after the other: in binary, or as text, as the modes of pgx without prepared
+// statements have them. pgx's own Scan plans it anew for each statement, which is two allocations.
+type rowReader struct {
+	values [][]byte
+	fields []pgconn.FieldDescription
+	next   int
+	err    error
+}
+
+// readerOf returns the reader of the current row. It is good for until the next one.
+func readerOf(row pgx.CollectableRow) rowReader {
+	return rowReader{values: row.RawValues(), fields: row.FieldDescriptions()}
+}
+
+// column returns the next column, of so many bytes in binary.
+func (r *rowReader) column(size int) (raw []byte, isText bool) {
+	if r.err != nil {
+		return nil, false
+	}
+	if r.next >= len(r.values) || r.next >= len(r.fields) {
+		r.err = fmt.Errorf("the statement answered with %d columns", len(r.values))
+		return nil, false
+	}
+	raw, isText = r.values[r.next], r.fields[r.next].Format == pgx.TextFormatCode
+	r.next++
+	if raw == nil || !isText && len(raw) != size {
+		r.err = fmt.Errorf("column %d of the answer has %d bytes", r.next, len(raw))
+		return nil, false
+	}
+	return raw, isText
+}
+
+func (r *rowReader) bool() bool {
+	raw, isText := r.column(1)
+	switch {
+	case r.err != nil:
+		return false
+	case isText:
+		return string(raw) == "t"
+	}
+	return raw[0] != 0
+}
+
+func (r *rowReader) int64() (n int64) {
+	raw, isText := r.column(8)
+	switch {
+	case r.err != nil:
+		return 0
+	case isText:
+		n, r.err = strconv.ParseInt(string(raw), 10, 64)
+		return n
+	}
+	return int64(binary.BigEndian.Uint64(raw))
+}
+
+func (r *rowReader) float64() (n float64) {
+	raw, isText := r.column(8)
+	switch {
+	case r.err != nil:
+		return 0
+	case isText:
+		n, r.err = strconv.ParseFloat(string(raw), 64)
+		return n
+	}
+	return math.Float64frombits(binary.BigEndian.Uint64(raw))
+}
+
+// now returns the parameter that replaces the database's clock.
+func (s *Store) now() *int64 {
+	if s.asOf == nil {
+		return nil
+	}
+	return s.asOf()
 }

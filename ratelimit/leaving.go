@@ -9,25 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
-
-// pass returns an error when a call must not be sent: a single connection is in a transaction, the keys are stored under another secret,
-// or statements would get lost on the way to the server. A call that is not keyed names keys as they are stored, or none.
-func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) error {
-	if l.isConnection {
-		if err := notInTx(l.pool); err != nil {
-			return err
-		}
-	}
-	if l.gate.IsOpen(&l.session, l.pool == nil, keyed) {
-		return nil
-	}
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, InTx: l.pool == nil, Keyed: keyed, Looks: looks})
-}
 
 // leaveReadOnly closes connections of the pool to a read-only server, if err says that there was one. A pool that is not of pgx is left
 // as it is, and so is a single connection, which is the caller's.
