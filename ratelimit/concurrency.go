@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/slots"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -34,7 +35,7 @@ type Concurrency struct {
 }
 
 // maxSlots bounds what the row of one bucket holds.
-const maxSlots = 1000
+const maxSlots = slots.MaxSlots
 
 // String returns the policy in words, as in "5 at a time, leases of 1m".
 func (p Concurrency) String() string {

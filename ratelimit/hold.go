@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
 
 // Hold acquires what the requests ask, calls fn while it holds that, and releases it when fn has returned or panicked.
@@ -84,28 +84,30 @@ func (l *Limiter) Keep(ctx context.Context, lease Lease) (held context.Context, 
 	if lease.ID == "" { // it holds nothing
 		return held, forget
 	}
-	return held, keep(ctx, inBackground(l), lease, lose)
+	return held, slots.Keep(ctx, keepingLease{inBackground(l)}, lease.ID, lease.span(), lose)
 }
 
-// keep is Keep of a lease that has to be lost with lose.
-func keep(ctx context.Context, l leases, lease Lease, lose context.CancelCauseFunc) (release func()) {
-	k := &keeper{limiter: l, id: lease.ID, lose: lose, stop: make(chan struct{}), done: make(chan struct{})}
-	k.holds(lease)
-	background := context.WithoutCancel(ctx)
-	release = sync.OnceFunc(func() { k.release(background) })
-	if !time.Now().Before(k.end) {
-		if err := k.renew(ctx); err != nil {
-			if !k.gone {
-				err = fmt.Errorf("%w: it could not be renewed: %w", ErrLeaseLost, err)
-			}
-			lose(err)
-			close(k.done)
-			return release
-		}
+// span returns how long the lease holds, on the clock of this process: from before it was asked for.
+func (l *Lease) span() slots.Span { return slots.Span{Asked: l.asked, Length: l.Until.Sub(l.At)} }
+
+// keepingLease is a Limiter as package slots knows it.
+type keepingLease struct{ *Limiter }
+
+// Renew renews a lease.
+func (l keepingLease) Renew(ctx context.Context, id string) (slots.Span, error) {
+	lease, err := l.RenewLease(ctx, id)
+	return lease.span(), err
+}
+
+// IsLost reports whether an error says that a lease is lost.
+func (l keepingLease) IsLost(err error) bool { return errors.Is(err, ErrLeaseLost) }
+
+// Lost returns the error of a lease that could not be renewed in time.
+func (l keepingLease) Lost(cause error) error {
+	if cause == nil {
+		return errNotRenewed
 	}
-	k.expiry = time.AfterFunc(time.Until(k.end), func() { lose(errNotRenewed) })
-	go k.run(background)
-	return release
+	return fmt.Errorf("%w: it could not be renewed: %w", ErrLeaseLost, cause)
 }
 
 // errNotRenewed is the cause of a context whose lease has ended by the clock of this process.
@@ -118,108 +120,4 @@ type leaseKey struct{}
 func LeaseFromContext(ctx context.Context) (Lease, bool) {
 	lease, ok := ctx.Value(leaseKey{}).(Lease)
 	return lease, ok
-}
-
-// leases is what a keeper needs of a Limiter.
-type leases interface {
-	RenewLease(ctx context.Context, id string) (Lease, error)
-	Release(ctx context.Context, id string) error
-}
-
-// keeper renews one lease.
-type keeper struct {
-	limiter leases
-	id      string // of the lease
-	lose    context.CancelCauseFunc
-	expiry  *time.Timer   // loses the lease at end; nil where it was lost from the beginning
-	stop    chan struct{} // is closed when the work is done
-	done    chan struct{} // is closed when no renewal is under way any more
-
-	// Of run, once that is running.
-	length time.Duration // of the lease
-	end    time.Time     // until when it holds, whatever the server's clock shows
-	gone   bool          // the server said that it is lost
-}
-
-// holds notes what the server said of the lease. It had decided when its answer came, and not before it was asked.
-func (k *keeper) holds(lease Lease) {
-	k.length = lease.Until.Sub(lease.At)
-	k.end = lease.asked.Add(k.length)
-}
-
-// renew renews the lease. A panic of a hook of the program, such as a tracer of pgx, is an error: it must not end the process.
-func (k *keeper) renew(ctx context.Context) (err error) {
-	defer func() {
-		if failure := recover(); failure != nil {
-			err = fmt.Errorf("a hook panicked: %v", failure)
-		}
-	}()
-	lease, err := k.limiter.RenewLease(ctx, k.id)
-	if err != nil {
-		k.gone = errors.Is(err, ErrLeaseLost)
-		return err
-	}
-	k.holds(lease)
-	return nil
-}
-
-// run renews the lease each time a third of it is over, until the work is done or the lease is lost.
-func (k *keeper) run(ctx context.Context) {
-	defer close(k.done)
-	for next := k.end.Add(-k.length * 2 / 3); ; {
-		if !k.wait(time.Until(next)) || !time.Now().Before(k.end) {
-			return
-		}
-		bounded, cancel := context.WithDeadline(ctx, k.end)
-		err := k.renew(bounded)
-		cancel()
-		switch {
-		case err == nil:
-			if !k.expiry.Reset(time.Until(k.end)) { // it has been lost meanwhile
-				k.expiry.Stop()
-				return
-			}
-			next = k.end.Add(-k.length * 2 / 3)
-		case k.gone:
-			k.lose(err)
-			return
-		default:
-			next = time.Now().Add(k.length / 12)
-		}
-	}
-}
-
-// wait waits for a span and reports whether the work still goes on.
-func (k *keeper) wait(span time.Duration) bool {
-	timer := time.NewTimer(span)
-	defer timer.Stop()
-	select {
-	case <-k.stop:
-		return false
-	case <-timer.C:
-	}
-	select {
-	case <-k.stop:
-		return false
-	default:
-		return true
-	}
-}
-
-// release ends the renewals, waits for one that is under way, since giving it up would cost its connection, and releases the
-// lease. One that ended by the clock of this process may go on at the server, whose answer was lost, and is released, too.
-func (k *keeper) release(ctx context.Context) {
-	defer k.lose(nil)
-	close(k.stop)
-	<-k.done
-	if k.expiry != nil {
-		k.expiry.Stop()
-	}
-	if !k.gone {
-		bounded, cancel := context.WithTimeout(ctx, max(k.length, defaultTimeout)) // then the slots are free by themselves
-		defer cancel()
-		if err := k.limiter.Release(bounded, k.id); errors.Is(err, ErrLeaseLost) {
-			k.lose(err)
-		} // the Observer has been told of any other
-	}
 }

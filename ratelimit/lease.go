@@ -3,11 +3,11 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/rulekind"
+	"github.com/pgratelimit/pgratelimit/internal/slots"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -104,7 +104,7 @@ func (p *plan) limitOf(i int) Limit {
 
 // lease returns the lease that the call has taken, by the decision on it.
 func (c *call) lease(requests []Request, d Decision) Lease {
-	id := leaseID{fence: max(d.At.UnixMicro(), 1)}
+	id := slots.ID{Fence: max(d.At.UnixMicro(), 1)}
 	first := int64(0) // when the first of them ends
 	ends := func(end int64) {
 		if first == 0 || end < first {
@@ -113,40 +113,34 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 	}
 	held := false
 	for i := range requests {
-		of := leaseOf{row: bucket.Key{Name: requests[i].limit.Name(), Key: c.plan.asked[i].key}}
+		of := slots.Share{Row: bucket.Key{Name: requests[i].limit.Name(), Key: c.plan.asked[i].key}}
 		if c.plan.ruled {
-			of.plan = requests[i].plan
+			of.Plan = requests[i].plan
 		}
 		for _, terms := range []bucket.Terms{requests[i].limit.terms(), c.plan.limitOf(i).terms()} {
 			if rule, holds := terms.Rule.(bucket.Concurrent); holds {
-				of.length = rule.Lease
+				of.Length = rule.Lease
 			}
 		}
 		if at := c.plan.asked[i].bucket; at >= 0 {
 			a := &c.Asks[at]
 			if taken, found := a.NewLease(&c.Answers[at]); found {
 				rule, _ := a.Terms.Rule.(bucket.Concurrent)
-				of.slots, of.length, id.fence, held = taken.Slots, rule.Lease, taken.Fence, true
+				of.Slots, of.Length, id.Fence, held = taken.Slots, rule.Lease, taken.Fence, true
 				ends(taken.End)
 			}
 		}
-		if of.length > 0 {
-			id.of = append(id.of, of)
+		if of.Length > 0 {
+			id.Of = append(id.Of, of)
 		}
 	}
-	id.sort()
+	id.Sort()
 	if !held {
-		for _, of := range id.of {
-			ends(d.At.UnixMicro() + of.length)
+		for _, of := range id.Of {
+			ends(d.At.UnixMicro() + of.Length)
 		}
 	}
-	return Lease{Decision: d, ID: id.String(), Fence: id.fence, Until: time.UnixMicro(first)}
-}
-
-// sort puts what is held into the order of locking, each bucket once.
-func (id *leaseID) sort() {
-	slices.SortFunc(id.of, func(a, b leaseOf) int { return a.row.Compare(b.row) })
-	id.of = slices.CompactFunc(id.of, func(a, b leaseOf) bool { return a.row == b.row })
+	return Lease{Decision: d, ID: id.String(), Fence: id.Fence, Until: time.UnixMicro(first)}
 }
 
 // RenewLease extends a lease, which then ends no earlier than the policy's Lease from now. The policy is the one that this
@@ -164,7 +158,7 @@ func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 	}
 	return Lease{
 		Decision: Decision{Allowed: true, At: time.UnixMicro(leases.NowUs)},
-		ID:       id, Fence: parsed.fence, Until: time.UnixMicro(leases.EndUs), asked: asked,
+		ID:       id, Fence: parsed.Fence, Until: time.UnixMicro(leases.EndUs), asked: asked,
 	}, nil
 }
 
@@ -182,7 +176,7 @@ func (l *Limiter) Release(ctx context.Context, id string) error {
 }
 
 // withLease releases or renews a lease: in the caller's transaction when l is bound to one, else by itself.
-func withLease(ctx context.Context, l *Limiter, verb, id string) (*leaseID, *store.Leases, error) {
+func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *store.Leases, error) {
 	if err := l.ready(ctx, verb); err != nil {
 		return nil, nil, err
 	}
@@ -224,33 +218,64 @@ func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Le
 }
 
 // leasesOf returns what the ID says is held, with the terms that the limits have now as far as this Limiter knows.
-func leasesOf(ctx context.Context, l *Limiter, verb string, id *leaseID) *store.Leases {
-	leases := &store.Leases{Fence: id.fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
+func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *store.Leases {
+	leases := &store.Leases{Fence: id.Fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
 	shortest := int64(0)
-	for _, of := range id.of {
-		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.length) * time.Microsecond}
-		limit, err := NewLimit(of.row.Name, policy)
+	for _, of := range id.Of {
+		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.Length) * time.Microsecond}
+		limit, err := NewLimit(of.Row.Name, policy)
 		if err != nil { // the ID was checked
 			continue
 		}
-		if last, known := l.policies.last(of.row.Name); known {
-			limit = limitOf(of.row.Name, limit.Policy(), last)
+		if last, known := l.policies.last(of.Row.Name); known {
+			limit = limitOf(of.Row.Name, limit.Policy(), last)
 		}
-		if rule := ruleFor(ctx, l, verb, limit, of.plan, of.row.Key); rule != nil {
+		if rule := ruleFor(ctx, l, verb, limit, of.Plan, of.Row.Key); rule != nil {
 			limit = rule.holding(l.config.estimate()).limit
 		}
-		length := of.length
+		length := of.Length
 		if rule, holds := limit.terms().Rule.(bucket.Concurrent); holds {
 			length = rule.Lease
 		}
 		if shortest == 0 || length < shortest {
 			shortest = length
 		}
-		if of.slots > 0 {
-			leases.Asks = append(leases.Asks, bucket.Ask{Key: of.row, Terms: limit.termsFor(of.row.Key), Cost: float64(of.slots)})
+		if of.Slots > 0 {
+			leases.Asks = append(leases.Asks, bucket.Ask{Key: of.Row, Terms: limit.termsFor(of.Row.Key), Cost: float64(of.Slots)})
 			leases.Lengths = append(leases.Lengths, length)
 		}
 	}
 	leases.EndUs = leases.NowUs + shortest // where nothing is held
 	return leases
+}
+
+// parseLeaseID returns what an ID says.
+func parseLeaseID(text string) (*slots.ID, error) {
+	id, err := slots.Parse(text, func(of *slots.Share) bool {
+		return validName.MatchString(of.Row.Name) && isText(of.Row.Key) && isText(of.Plan)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidLease, err)
+	}
+	return id, nil
+}
+
+// StoredLeaseID returns the ID of the lease with a fencing number on the bucket of a request, which is in the stored form:
+// that of [Limit.ForStored], or [Limit.Global]. It is for tools that read leases in the table and release them. An Acquire
+// for several limits has one lease on each of their buckets; this ID is that of one alone. It returns an error that wraps
+// ErrInvalidLease for a number that no lease has, and ErrInvalidRequest for a key that is not in the stored form.
+func StoredLeaseID(request Request, fence int64) (string, error) {
+	switch {
+	case request.limit.isZero() || !request.stored && !request.global:
+		return "", fmt.Errorf("%w: the lease of %v; name the bucket with ForStored", ErrInvalidRequest, request)
+	case fence < 1:
+		return "", fmt.Errorf("%w: the fencing number is %d; use one that the table has", ErrInvalidLease, fence)
+	}
+	of := slots.Share{
+		Row: bucket.Key{Name: request.limit.Name(), Key: request.key}, Plan: request.plan, Slots: 1,
+		Length: Concurrency{}.lease().Microseconds(),
+	}
+	id := (&slots.ID{Fence: fence, Of: []slots.Share{of}}).String()
+	_, err := parseLeaseID(id)
+	return id, err
 }

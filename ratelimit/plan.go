@@ -14,12 +14,14 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
 
 const (
-	maxRequests       = 64      // limits in one call: each is a row lock held to the end of the transaction
-	maxKeyBytes       = 256     // what the key column holds
-	maxHashedKeyBytes = 1 << 16 // how long a key that is hashed may be
+	maxRequests       = slots.MaxShares // limits in one call: each is a row lock held to the end of the transaction
+	maxKeyBytes       = 256             // what the key column holds
+	maxPlanBytes      = maxKeyBytes     // isText checks both
+	maxHashedKeyBytes = 1 << 16         // how long a key that is hashed may be
 )
 
 // plan is a call's requests as the store needs them: every bucket once, in the order of locking.

@@ -35,7 +35,7 @@ func mechanisms() []mechanism {
 			[]string{
 				"internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/lease.go", "internal/store/parts.go",
 				"internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
-				"ratelimit/leaseid.go", "ratelimit/slidingwindow.go",
+				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
 			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
 		},

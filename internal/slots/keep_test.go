@@ -1,0 +1,194 @@
+package slots
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// landlord gives leases of a minute, and notes when it is asked.
+type landlord struct {
+	begun    time.Time
+	renewals []time.Duration
+	released []time.Duration
+	renew    func(ctx context.Context, nth int) error // nil: it renews
+	release  error
+}
+
+const leaseLength = time.Minute
+
+var errLost = errors.New("the lease is lost")
+
+func (l *landlord) Renew(ctx context.Context, _ string) (Span, error) {
+	span := Span{Asked: time.Now(), Length: leaseLength}
+	l.renewals = append(l.renewals, time.Since(l.begun))
+	if l.renew != nil {
+		if err := l.renew(ctx, len(l.renewals)); err != nil {
+			return Span{}, err
+		}
+	}
+	return span, nil
+}
+
+func (l *landlord) IsLost(err error) bool { return errors.Is(err, errLost) }
+
+func (l *landlord) Lost(cause error) error { return errors.Join(errLost, cause) }
+
+func (l *landlord) Release(context.Context, string) error {
+	l.released = append(l.released, time.Since(l.begun))
+	return l.release
+}
+
+// seconds returns durations since the beginning.
+func seconds(all ...int) []time.Duration {
+	spans := make([]time.Duration, len(all))
+	for i, n := range all {
+		spans[i] = time.Duration(n) * time.Second
+	}
+	return spans
+}
+
+// TestKeep is a story for each way that a lease can go, told by the process's own clock.
+func TestKeep(t *testing.T) {
+	t.Parallel()
+	down := errors.New("the server is down")
+	for name, c := range map[string]struct {
+		landlord landlord
+		works    time.Duration
+		dies     time.Duration // when the context that the work was given ends; 0: never
+		old      time.Duration // how long before the lease was had
+		lostAt   time.Duration // 0: never
+		cause    error
+		renewals []time.Duration
+		released []time.Duration
+	}{
+		"IsRenewedAtEachThird": {
+			works: 70 * time.Second, renewals: seconds(20, 40, 60), released: seconds(70),
+		},
+		"EndsBeforeTheFirstRenewal": {
+			works: 19 * time.Second, released: seconds(19),
+		},
+		"IsRenewedOnWhenTheCallerHasGone": {
+			works: 50 * time.Second, dies: 5 * time.Second, cause: context.Canceled, lostAt: 5 * time.Second,
+			renewals: seconds(20, 40), released: seconds(50),
+		},
+		"IsLostByFailuresForTwoThirds": {
+			landlord: landlord{renew: func(_ context.Context, nth int) error {
+				if nth <= 8 { // at 20, 25 .. 55
+					return down
+				}
+				return nil
+			}},
+			works: 70 * time.Second, lostAt: 60 * time.Second, cause: errLost,
+			renewals: seconds(20, 25, 30, 35, 40, 45, 50, 55), released: seconds(70),
+		},
+		"IsNotLostByFailuresThatEndInTime": {
+			landlord: landlord{renew: func(_ context.Context, nth int) error {
+				if nth <= 7 {
+					return down
+				}
+				return nil
+			}},
+			works: 80 * time.Second, renewals: seconds(20, 25, 30, 35, 40, 45, 50, 55, 75), released: seconds(80),
+		},
+		"IsNotLostByARenewalThatPanics": {
+			landlord: landlord{renew: func(_ context.Context, nth int) error {
+				if nth == 1 {
+					panic("a tracer")
+				}
+				return nil
+			}},
+			works: 70 * time.Second, renewals: seconds(20, 25, 45, 65), released: seconds(70),
+		},
+		"IsLostWhenTheServerSaysSo": {
+			landlord: landlord{renew: func(_ context.Context, nth int) error {
+				if nth == 2 {
+					return errLost
+				}
+				return nil
+			}},
+			works: 100 * time.Second, lostAt: 40 * time.Second, cause: errLost, renewals: seconds(20, 40),
+		},
+		"IsLostInTimeWhenARenewalHangs": {
+			landlord: landlord{renew: func(ctx context.Context, _ int) error {
+				<-ctx.Done()
+				time.Sleep(5 * time.Second) // it takes its time to notice
+				return ctx.Err()
+			}},
+			works: 100 * time.Second, lostAt: 60 * time.Second, cause: errLost, renewals: seconds(20), released: seconds(100),
+		},
+		"IsLostInTimeWhenAnAnswerComesLate": {
+			landlord: landlord{renew: func(context.Context, int) error {
+				time.Sleep(45 * time.Second)
+				return nil
+			}},
+			works: 100 * time.Second, lostAt: 60 * time.Second, cause: errLost, renewals: seconds(20), released: seconds(100),
+		},
+		"CountsFromBeforeTheAnswer": {
+			landlord: landlord{renew: func(_ context.Context, nth int) error {
+				time.Sleep(10 * time.Second)
+				if nth > 1 {
+					return down
+				}
+				return nil
+			}},
+			// Asked at 20, answered at 30: it holds until 80, and is renewed from 40.
+			works: 90 * time.Second, lostAt: 80 * time.Second, cause: errLost, renewals: seconds(20, 40, 55, 70), released: seconds(90),
+		},
+		"IsRenewedAtOnceWhenItMayBeOver": {
+			old: time.Hour, works: 30 * time.Second, renewals: seconds(0, 20), released: seconds(30),
+		},
+		"IsRenewedSoonerWhenItIsOld": {
+			old: 50 * time.Second, works: 30 * time.Second, renewals: seconds(0, 20), released: seconds(30),
+		},
+		"IsLostFromTheBeginning": {
+			landlord: landlord{renew: func(context.Context, int) error { return errLost }},
+			old:      time.Hour, works: time.Second, lostAt: 1, cause: errLost, renewals: seconds(0),
+		},
+		"IsLostAndReleasedWhenItCannotBeKnown": {
+			landlord: landlord{renew: func(context.Context, int) error { return down }},
+			old:      time.Hour, works: time.Second, lostAt: 1, cause: down, renewals: seconds(0), released: seconds(1),
+		},
+		"WasLostWhenTheReleaseSaysSo": {
+			landlord: landlord{release: errLost},
+			works:    time.Second, lostAt: time.Second, cause: errLost, released: seconds(1),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := &c.landlord
+				l.begun = time.Now()
+				ctx, die := context.WithCancel(t.Context())
+				defer die()
+				if c.dies > 0 {
+					time.AfterFunc(c.dies, die)
+				}
+				held, lose := context.WithCancelCause(ctx)
+				var lostAt time.Duration
+				context.AfterFunc(held, func() { lostAt = max(time.Since(l.begun), 1) })
+				release := Keep(ctx, l, "lease", Span{Asked: time.Now().Add(-c.old), Length: leaseLength}, lose)
+				time.Sleep(c.works - time.Since(l.begun))
+				release()
+				release()
+				synctest.Wait()
+				require.Equal(t, c.renewals, slices.Clone(l.renewals))
+				require.Equal(t, c.released, l.released)
+				if c.lostAt == 0 {
+					require.Equal(t, context.Canceled, context.Cause(held))
+					require.Equal(t, c.works, lostAt, "it ends with release")
+					return
+				}
+				require.ErrorIs(t, context.Cause(held), c.cause)
+				require.Equal(t, c.lostAt, lostAt)
+				time.Sleep(time.Hour) // nothing goes on
+				require.Equal(t, c.renewals, slices.Clone(l.renewals))
+			})
+		})
+	}
+}
