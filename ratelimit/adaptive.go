@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -187,9 +188,11 @@ func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key stri
 		if *now == 0 {
 			*now = l.config.estimate()
 		}
-		adapting, until := policy.adapting(s.limit.terms()), int64(0)
+		adapting := policy.adapting(s.limit.terms())
 		if u = l.prices.UseNow(ctx, bucket.Key{Name: s.limit.Name(), Key: key}, adapting, *now); u != nil {
-			if s.price, until = u.Price(adapting); policy.Apply && until > *now {
+			price, until := u.Price(adapting)
+			s.price = price
+			if policy.Apply && until > *now {
 				s.pausedUntil = until
 			}
 		}

@@ -212,13 +212,17 @@ func (c *call) Free() {
 }
 
 // doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
-// and no other call that was made for it shares its memory, as those under rules, by calendars and ahead may.
+// and no other call that was made for it shares its memory, as those under rules and by calendars may.
 func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
-	if len(c.Asks) == 1 && !c.plan.ruled && !c.plan.calendars && c.Asks[0].Terms.Prefetch == 0 {
+	if len(c.Asks) == 1 && !c.plan.ruled && !c.plan.calendars {
 		c.Owner = c
 	}
 	d, err := l.do(ctx, c)
-	if err == nil {
+	switch {
+	case err != nil:
+	case c.from != fromDatabase: // no batch has seen it
+		c.Free()
+	default:
 		c.Done()
 	}
 	return d, err

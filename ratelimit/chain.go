@@ -8,7 +8,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/ahead"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/deny"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -21,7 +20,7 @@ const (
 	fromPrefetched        // tokens that this process took ahead
 )
 
-// recallOne is recall for a Take of one request of a plain limit. It makes no call and no plan, which take as long as the rest.
+// recallOne is recall for a Take of one request without a price. It makes no call and no plan, which take as long as the rest.
 func recallOne(ctx context.Context, l *Limiter, requests []Request) (d Decision, known bool) {
 	if l == nil || l.pool == nil || len(requests) != 1 || ctx.Err() != nil || l.cache == nil && l.ahead.IsEmpty() {
 		return d, false
@@ -33,7 +32,7 @@ func recallOne(ctx context.Context, l *Limiter, requests []Request) (d Decision,
 	}
 	began, now := l.reports.began(), int64(0)
 	s, of := subjectOf(ctx, l, verbTake, r, key, &now)
-	if !of.plain || s.mode != On || s.isPaused(now) || !(r.cost > 0) || checkCost(&of, r.cost, of.terms.Capacity) != nil {
+	if _, adapts := of.policy.(Adaptive); adapts || s.mode != On || s.isPaused(now) || !(r.cost > 0) || checkCost(&of, r.cost, of.terms.Capacity) != nil {
 		return d, false
 	}
 	asks := [1]bucket.Ask{{Key: bucket.Key{Name: of.name, Key: key}, Terms: of.terms, Policy: s.limit, Cost: r.cost}}
@@ -108,19 +107,20 @@ func (c *call) fetch(ctx context.Context, l *Limiter) error {
 	return err
 }
 
-// send has the database decide on the call, in a batch with others if it can. A refusal of limits that keep their word is remembered.
+// send has the database decide on the call, in a batch with others if it can. A refusal is remembered, if
+// its buckets have no tokens before the end of their waits.
 func (c *call) send(ctx context.Context, l *Limiter) error {
 	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
-	var sent deny.Sent
-	l.cache.Send(&sent, c.Asks)
+	var room [1]uint32 // as there mostly is one bucket
+	sent := l.cache.Send(c.Asks, room[:0])
 	err := l.batcher.Do(ctx, c.Queueable())
 	if err == nil && !bucket.AllAllowed(c.Answers) {
 		for i := range c.Asks {
 			c.Asks[i].Policy = c.plan.of[i].holding(&c.Asks[i].Terms)
 		}
-		l.cache.Keep(&sent, c.Asks, c.Answers)
+		l.cache.Keep(sent, c.Asks, c.Answers)
 	}
 	return err
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/deny"
 )
 
 // calling returns a call for the requests.
@@ -27,9 +26,7 @@ func refused(t testing.TB, l *Limiter, tokens []float64, requests ...Request) {
 	for i, value := range tokens {
 		c.Answers = append(c.Answers, bucket.Answer{State: bucket.State{Value: value, TS: now}, Now: now, Allowed: value >= c.Asks[i].Cost})
 	}
-	var sent deny.Sent
-	l.cache.Send(&sent, c.Asks)
-	l.cache.Keep(&sent, c.Asks, c.Answers)
+	l.cache.Keep(l.cache.Send(c.Asks, nil), c.Asks, c.Answers)
 }
 
 // A refusal of several limits that is remembered is told in the order in which they were asked.

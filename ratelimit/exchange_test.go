@@ -27,6 +27,7 @@ var errNowhere = errors.New("there is no server")
 func (*nowhere) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, errNowhere
 }
+
 func (p *nowhere) Query(context.Context, string, ...any) (pgx.Rows, error) {
 	p.sent.Add(1)
 	return nil, errNowhere

@@ -5,9 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/slots"
-	"github.com/stretchr/testify/require"
 )
 
 // FuzzLeaseID holds every ID that is accepted to what Acquire writes, and to what a statement may be given.

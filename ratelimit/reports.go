@@ -138,7 +138,7 @@ func (r *reports) ended(after *afterCommit) {
 
 // done tells what a call that was answered did.
 func (r *reports) done(ctx context.Context, c *call, d *Decision) {
-	if r.cache != nil && (c.change != nil || d.Allowed && !c.Look && c.from == fromDatabase) {
+	if c.change != nil || d.Allowed && !c.Look && c.from == fromDatabase {
 		r.invalidate(c.Asks)
 	}
 	if c.quiet && !d.Allowed {

@@ -133,22 +133,22 @@ func (e *entry) tell(cost float64, now int64) bucket.Told {
 type Sent struct {
 	at     time.Duration
 	epochs []uint32 // how often each bucket was changed: a refusal that was decided before a change is not kept after it
-	one    [1]uint32
 }
 
-// Send notes that a call is sent. Pass s to Keep when the database has answered.
-func (c *Cache) Send(s *Sent, asks []bucket.Ask) {
-	s.at, s.epochs = c.now(), s.one[:0]
+// Send notes that a call is sent, in the room if that is enough. Keep needs the answer of Send when the database has answered.
+func (c *Cache) Send(asks []bucket.Ask, room []uint32) Sent {
+	s := Sent{c.now(), room}
 	for i := range asks {
 		of, slot := c.place(&asks[i].Key)
 		of.mu.Lock()
 		s.epochs = append(s.epochs, of.changed[slot])
 		of.mu.Unlock()
 	}
+	return s
 }
 
 // Keep remembers a refusal, of the buckets that were not changed since the call was sent.
-func (c *Cache) Keep(s *Sent, asks []bucket.Ask, answers []bucket.Answer) {
+func (c *Cache) Keep(s Sent, asks []bucket.Ask, answers []bucket.Answer) {
 	heardAt := c.now()
 	for i := range asks {
 		a, r := &asks[i], &answers[i]

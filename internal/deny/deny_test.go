@@ -47,11 +47,7 @@ func (c *Cache) knows(a bucket.Ask) (bucket.Told, bool) {
 }
 
 // sent returns what is to be noted of a call before it is sent.
-func (c *Cache) sent(asks ...bucket.Ask) *Sent {
-	s := &Sent{}
-	c.Send(s, asks)
-	return s
-}
+func (c *Cache) sent(asks ...bucket.Ask) Sent { return c.Send(asks, nil) }
 
 // refused remembers that a bucket held tokens when the cache was made, and refused the ask.
 func (c *stand) refused(a bucket.Ask, tokens float64) {
