@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Adaptive follows what an upstream accepts. While the upstream refuses nothing, the Contract holds. When it throttles, requests cost
@@ -268,16 +267,6 @@ func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome)
 
 // pricing is a Limiter as package adaptive knows it.
 type pricing struct{ *Limiter }
-
-// ReportPrices exchanges reports with the database.
-func (l pricing) ReportPrices(ctx context.Context, reports []*store.Report) error {
-	return l.session.ReportPrices(ctx, reports)
-}
-
-// TurnPrices ends epochs.
-func (l pricing) TurnPrices(ctx context.Context, reports []*store.Report) error {
-	return l.session.TurnPrices(ctx, reports)
-}
 
 // MayBeKept reports whether the database may have kept the reports of an exchange that failed.
 func (l pricing) MayBeKept(err error) bool { return !changedNothing(err) && !wasNotSent(err) }

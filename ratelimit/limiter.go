@@ -104,7 +104,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
 	background := inBackground(l)
-	exchange := adaptive.Options{Timeout: config.Timeout}
+	exchange := adaptive.Options{Session: &background.session, Timeout: config.Timeout}
 	if l.isConnection {
 		exchange.Busy = func() bool { return notInTx(pool) != nil }
 	}

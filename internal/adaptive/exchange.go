@@ -106,7 +106,7 @@ func (p *Prices) exchange(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	told = true
-	if err := p.owner.ReportPrices(bounded, reportsOf(due)); err != nil {
+	if err := p.options.Session.ReportPrices(bounded, reportsOf(due)); err != nil {
 		p.failed(ctx, due, p.owner.MayBeKept(err), err, began)
 		return
 	}
@@ -121,7 +121,7 @@ func (p *Prices) exchange(ctx context.Context) {
 	if len(over) == 0 {
 		return
 	}
-	if err := p.owner.TurnPrices(bounded, reportsOf(over)); err != nil { // what was told is told
+	if err := p.options.Session.TurnPrices(bounded, reportsOf(over)); err != nil { // what was told is told
 		p.failed(ctx, over, true, err, began)
 		return
 	}

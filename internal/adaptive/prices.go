@@ -25,9 +25,6 @@ const (
 
 // Owner is who the Prices work for.
 type Owner interface {
-	// ReportPrices and TurnPrices are those of a store.Session on the pool.
-	ReportPrices(ctx context.Context, reports []*store.Report) error
-	TurnPrices(ctx context.Context, reports []*store.Report) error
 	// MayBeKept reports whether the database may have kept the reports of an exchange that failed.
 	MayBeKept(err error) bool
 	// Estimate returns about what time it is for the database.
@@ -40,7 +37,8 @@ type Owner interface {
 
 // Options are what Prices are made with.
 type Options struct {
-	Timeout time.Duration // that an exchange may take; when it is not above 0, only exchangeTimeout counts
+	Session *store.Session // on the pool
+	Timeout time.Duration  // that an exchange may take; when it is not above 0, only exchangeTimeout counts
 	// Busy reports whether the pool is a single connection that is in a transaction, so that no exchange may begin. nil: it has several.
 	Busy func() bool
 }
