@@ -144,6 +144,7 @@ type Ticket struct {
 	named  []bucket.Key  // those that all attempts queue for
 	waited time.Duration // of the attempt
 	place  place
+	own    heads // what place mostly is: one allocation
 }
 
 // place is what a transaction holds: the heads of queues of this process, or a turn among all processes.
@@ -158,8 +159,8 @@ type place interface {
 // Ticket returns a ticket. Transactions queue for the named buckets from now on.
 func (qs *Queues) Ticket(named []bucket.Key) *Ticket {
 	qs.Conflict(named)
-	t := &Ticket{queues: qs, named: named, place: &heads{held: make(map[bucket.Key]*queue)}}
-	if qs.schema != "" {
+	t := &Ticket{queues: qs, named: named}
+	if t.place = &t.own; qs.schema != "" {
 		t.place = &sharedTurn{}
 	}
 	return t
@@ -248,6 +249,9 @@ func (h *heads) take(ctx context.Context, t *Ticket, keys []bucket.Key, deadline
 		if !taken {
 			t.queues.leave(q, false)
 			continue
+		}
+		if h.held == nil {
+			h.held = make(map[bucket.Key]*queue)
 		}
 		h.held[k] = q
 	}
