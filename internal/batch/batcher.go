@@ -184,9 +184,6 @@ func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 	return starts, nil
 }
 
-// full reports whether no more batches may start.
-func (b *Batcher[T]) full() bool { return b.batches-b.slow >= maxRunning || b.wide >= maxWide }
-
 // wait waits until c is answered, or its context ends.
 func (b *Batcher[T]) wait(ctx context.Context, c *Call[T]) error {
 	ended := ctx.Done()

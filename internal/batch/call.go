@@ -74,14 +74,6 @@ func (c *Call[T]) Done() {
 	}
 }
 
-// room returns the room for the calls of a batch that c is the first of.
-func (c *Call[T]) room(n int) []*Call[T] {
-	if n == 1 {
-		return c.oneCall[:0]
-	}
-	return make([]*Call[T], 0, n)
-}
-
 // Blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
 type Blocked[T any] struct {
 	Call *Call[T]
@@ -124,11 +116,6 @@ func (c *Call[T]) Answer(err error) {
 	c.done <- struct{}{}
 }
 
-// end makes the call answered, unless its caller gave up.
-func (c *Call[T]) end() bool {
-	return c.stage.CompareAndSwap(stageInBatch, stageAnswered) || c.stage.CompareAndSwap(stageClaimed, stageAnswered)
-}
-
 // unclaim has a claimed call wait again, as nothing was done for it. It reports whether its caller gave up.
 func (c *Call[T]) unclaim() (givenUp bool) {
 	c.stage.CompareAndSwap(stageClaimed, stageInBatch)
@@ -163,113 +150,4 @@ type use[T any] struct {
 	calls  int       // that wait for it
 	queued int       // those of them in the queue, and not behind a slow batch
 	batch  *batch[T] // that keeps it from others
-}
-
-// maxUnused bounds the uses that a Batcher keeps for the next buckets.
-const maxUnused = 1000
-
-// use returns what is known of a bucket, which is nothing yet where nobody uses it.
-func (b *Batcher[T]) use(key bucket.Key) *use[T] {
-	if u := b.latest; u != nil && u.key == key { // as mostly where many ask for one
-		return u
-	}
-	u := b.uses[key]
-	if u != nil {
-		b.latest = u
-		return u
-	}
-	if n := len(b.unused); n > 0 {
-		u, b.unused = b.unused[n-1], b.unused[:n-1]
-	} else {
-		u = &use[T]{}
-	}
-	u.key = key
-	b.uses[key], b.latest = u, u
-	return u
-}
-
-// dropUnused forgets a bucket that nobody uses any more.
-func (b *Batcher[T]) dropUnused(u *use[T]) {
-	if u.calls > 0 || u.batch != nil {
-		return
-	}
-	delete(b.uses, u.key)
-	if b.latest == u {
-		b.latest = nil
-	}
-	if *u = (use[T]{}); len(b.unused) < maxUnused {
-		b.unused = append(b.unused, u)
-	}
-}
-
-// addUses notes that c waits for its buckets.
-func (b *Batcher[T]) addUses(c *Call[T]) {
-	for i := range c.needs {
-		u := b.use(c.needs[i].key)
-		u.calls++
-		c.needs[i].use = u
-	}
-}
-
-// dropUses notes that c waits for its buckets no more.
-func (b *Batcher[T]) dropUses(c *Call[T]) {
-	for _, n := range c.needs {
-		n.use.calls--
-		b.dropUnused(n.use)
-	}
-	c.needs = nil
-}
-
-// count adds a call to the queue's counts, or takes it out with n = -1.
-func (b *Batcher[T]) count(c *Call[T], n int) {
-	b.queued += n
-	for i := range c.needs {
-		c.needs[i].use.queued += n
-	}
-}
-
-// inUse reports whether an earlier call, in the queue or in a batch that keeps its bucket from others, asks for a
-// bucket of c.
-func (c *Call[T]) inUse() bool { return c.isQueuedFor(nil) || c.keeper() != nil }
-
-// isQueuedFor reports whether a call in the queue asks for a bucket of c. When f is not nil, only the buckets that f keeps
-// count.
-func (c *Call[T]) isQueuedFor(f *batch[T]) bool {
-	for _, n := range c.needs {
-		if n.use.queued > 0 && (f == nil || n.use.batch == f) {
-			return true
-		}
-	}
-	return false
-}
-
-// keeper returns a batch that keeps a bucket of c from others, a slow one if there is one, or nil.
-func (c *Call[T]) keeper() (keeper *batch[T]) {
-	for _, n := range c.needs {
-		if f := n.use.batch; f != nil && (keeper == nil || f.slow) {
-			keeper = f
-		}
-	}
-	return keeper
-}
-
-// keep keeps a bucket from others while the batch is in flight.
-func (f *batch[T]) keep(u *use[T]) {
-	if u.batch == f {
-		return
-	}
-	if f.keeps == nil {
-		f.keeps = f.oneKeep[:0]
-	}
-	u.batch = f
-	f.keeps = append(f.keeps, u)
-}
-
-// letGo lets others have the buckets that the batch has kept from them.
-func (b *Batcher[T]) letGo(f *batch[T]) {
-	for _, u := range f.keeps {
-		u.batch = nil
-		b.dropUnused(u)
-	}
-	f.keeps = nil
 }
