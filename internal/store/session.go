@@ -202,6 +202,7 @@ func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 		return err
 	})
+	c.Taken = 0
 	return err == nil && c.isRefused(), err
 }
 
@@ -213,7 +214,7 @@ func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 	}
 	err := s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 	var held *heldError
-	if s.waitFor == nil && c.Reserve == nil && c.UpTo == 0 && errors.As(err, &held) {
+	if s.waitFor == nil && c.Reserve == nil && errors.As(err, &held) {
 		if refused, lookErr := s.lookAndRefuse(ctx, c); refused || lookErr != nil {
 			return lookErr
 		}
