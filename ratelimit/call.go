@@ -59,7 +59,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 		return Decision{}, err
 	}
 	c.Look = c.plan.costless // there is nothing to write
-	c.recalls = !c.Look && l.pool != nil && c.plan.isPlain()
+	c.recalls = !c.Look && l.pool != nil && c.plan.isPlain() && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0)
 	return l.doOnce(ctx, c)
 }
 
@@ -292,12 +292,11 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		}
 		return nil
 	}
-	if l.pool == nil || c.change != nil || !l.batcher.IsClosed() { // else nothing is sent
-		if !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed) {
-			bounded, cancel := l.bounded(ctx) // what is looked at and the call together
-			defer cancel()
-			ctx = bounded
-		}
+	isClosed := l.pool != nil && c.change == nil && l.batcher.IsClosed() // so that nothing is sent
+	if !isClosed && (l.isConnection || !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed)) {
+		bounded, cancel := l.bounded(ctx) // what is looked at and the call together
+		defer cancel()
+		ctx = bounded
 		if err := l.pass(ctx, c.Verb, c.plan.keyed, c.Look); err != nil {
 			return err
 		}

@@ -71,6 +71,9 @@ func (g *Gate) IsOpen(s *store.Session, inTx, keyed bool) bool {
 	return (!keyed || g.agreed.Load()) && g.path.isUsable(inTx) && s.KnowsLayout()
 }
 
+// isUsable reports whether statements are known not to get lost.
+func (p *path) isUsable(inTx bool) bool { return p.pools.Load() || inTx && p.txs.Load() }
+
 // Pass returns an error when the call must not be sent. With the first calls the store learns how the tables are laid out.
 func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 	if c.Keyed && !g.agreed.Load() {

@@ -58,9 +58,6 @@ func newPath(errLost error) *path {
 	return p
 }
 
-// isUsable reports whether statements are known not to get lost.
-func (p *path) isUsable(inTx bool) bool { return p.pools.Load() || inTx && p.txs.Load() }
-
 // settle notes that the way of calls does, or that there is no telling.
 func (p *path) settle(inTx bool) {
 	if inTx {
