@@ -84,8 +84,8 @@ func TestBranches(t *testing.T) {
 			"internal/bucket/terms.go:16  for t.Sharded()", "internal/store/session.go:6  s.Rows != nil",
 		},
 		"kinds":  {"internal/bucket/shards.go:3  t.Sharded() || t.Rule == nil", "internal/bucket/terms.go:12  case t.Rule == nil && !t.Sharded()"},
-		"routed": {"internal/store/session.go:7  !s.routed() && s.engine != nil", "internal/store/session.go:8  if err := s.LearnLayout(); err != nil"},
-		"memory": {"internal/store/session.go:7  !s.routed() && s.engine != nil"},
+		"routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LearnLayout(); err != nil"},
+		"memory": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil"},
 		"eras":   nil,
 	} {
 		require.Equal(t, want, items(n, "branches/"+name), name)
@@ -238,7 +238,7 @@ func TestList(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	list(&out, measured(t), regexp.MustCompile("^branches/memory$"))
-	require.Equal(t, "branches/memory 1\n  internal/store/session.go:7  !s.routed() && s.engine != nil\n", out.String())
+	require.Equal(t, "branches/memory 1\n  internal/store/session.go:7  !s.IsRouted() && s.memory != nil\n", out.String())
 }
 
 func TestFlags(t *testing.T) {

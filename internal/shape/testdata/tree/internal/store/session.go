@@ -4,7 +4,7 @@ type Session struct{ mode, Rows any }
 
 func (s *Session) Run() error {
 	tell(s.mode == ownTx, s.Rows != nil)
-	many := !s.routed() && s.engine != nil
+	many := !s.IsRouted() && s.memory != nil
 	if err := s.LearnLayout(); err != nil {
 		return err
 	}
