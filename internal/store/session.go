@@ -154,14 +154,16 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		err = s.decideByStatement(ctx, c)
 	}
 	switch {
-	case err != nil:
+	case err != nil, c.way == byStatement:
 	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-	case c.way == byLooking:
-		err = s.lookAndLock(ctx, c)
 	case c.way == inOwnTx:
 		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
-	case c.way == byLocking:
+	case s.mode != alone: // where a look would take part in the detection of conflicts
+		err = s.takeLocked(ctx, c)
+	case c.way == byLooking:
+		err = s.lookAndLock(ctx, c)
+	default:
 		err = s.lockAndDecide(ctx, c)
 	}
 	if s.mode == alone || c.Reserve == nil && c.UpTo == 0 {
@@ -187,9 +189,6 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 
 // lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
 func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
-	if s.mode != alone { // where a look takes part in the detection of conflicts
-		return s.takeLocked(ctx, c)
-	}
 	if refused, err := s.lookAndRefuse(ctx, c); refused || err != nil {
 		return err
 	}
@@ -206,12 +205,9 @@ func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err
 	return err == nil && c.isRefused(), err
 }
 
-// lockAndDecide decides on c on locked rows: in the transaction that the session is of, else in one of its own. If somebody holds
+// lockAndDecide decides on c on locked rows, in a transaction of its own. If somebody holds
 // one of them, a look may still refuse c: a refusal waits for nobody.
 func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
-	if s.mode != alone {
-		return s.takeLocked(ctx, c)
-	}
 	err := s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 	var held *heldError
 	if s.waitFor == nil && c.Reserve == nil && errors.As(err, &held) {
