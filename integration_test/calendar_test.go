@@ -1,18 +1,13 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -94,153 +89,15 @@ func TestTheFirstUseOfACalendar(t *testing.T) {
 			})
 		}
 	}
-
-	t.Run("OnASingleConnection", func(t *testing.T) {
-		t.Parallel()
-		b := setup(t)
-		conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-		limiter, err := ratelimit.New(conn, ratelimit.Config{})
-		require.NoError(t, err)
-		requireAllowed(t, taking(ratelimit.Define("month", monthly).For("key")), limiter)
-		var zone string
-		require.NoError(t, conn.QueryRow(t.Context(), "SHOW TimeZone").Scan(&zone))
-		require.NotEqual(t, "Europe/Berlin", zone)
-		tx, err := conn.Begin(t.Context())
-		require.NoError(t, err)
-		daily := ratelimit.Define("day", ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily, Zone: "Asia/Tokyo"})
-		_, err = limiter.Take(t.Context(), daily.For("key"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, "the connection is in a transaction")
-		requireAllowed(t, taking(daily.For("key")), limiter.WithTx(tx))
-		require.NoError(t, tx.QueryRow(t.Context(), "SHOW TimeZone").Scan(&zone))
-		require.NotEqual(t, "Asia/Tokyo", zone, "the transaction keeps its own")
-		require.NoError(t, tx.Commit(t.Context()))
-	})
-
-	t.Run("OfManyAtOnce", func(t *testing.T) {
-		t.Parallel()
-		var asked atomic.Int64
-		b := setup(t, func(c *pgxpool.Config) {
-			c.MaxConns = 8
-			c.ConnConfig.Tracer = countStatements{"array_agg(r.step", &asked}
-		})
-		limit := ratelimit.Define("month", monthly)
-		require.NoError(t, atonce.Do(32, func(worker int) error {
-			_, err := b.limiter.Take(t.Context(), limit.For(fmt.Sprint(worker)))
-			return err
-		}))
-		require.EqualValues(t, 1, asked.Load(), "the server is asked once")
-		_, err := b.limiter.Take(t.Context(), ratelimit.Define("other", ratelimit.CalendarWindow{Rate: 7, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 1}).For("key"))
-		require.NoError(t, err)
-		require.EqualValues(t, 1, asked.Load(), "also for another limit")
-	})
 }
 
-// countStatements counts those batched statements that hold a text.
-type countStatements struct {
-	text  string
-	count *atomic.Int64
-}
-
-func (c countStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, c.text) {
-		c.count.Add(1)
-	}
-	return ctx
-}
-func (countStatements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-func (countStatements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-func (c countStatements) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	if strings.Contains(data.SQL, c.text) {
-		c.count.Add(1)
-	}
-}
-func (countStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-// A zone that the server does not know is an error that says so. The transaction goes on, and nothing is remembered.
-func TestAZoneThatTheServerDoesNotKnow(t *testing.T) {
-	t.Parallel()
-	onEach(t, testAZoneThatTheServerDoesNotKnow, onPostgres, inMemory)
-}
-
-func testAZoneThatTheServerDoesNotKnow(t *testing.T, on backend) {
-	b := on.setup(t)
-	for _, zone := range []string{"Europe/Berlni", "Europe", "CEST", "nan", "Infinity", "interval"} {
-		limit := ratelimit.Define("month", ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Monthly, Zone: zone})
-		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
-			t.Run(zone+"/"+string(level), func(t *testing.T) {
-				t.Parallel()
-				tx := b.begin(t, level)
-				bound := b.limiter.WithTx(tx)
-				requireAllowed(t, taking(roomy.For(t.Name())), bound)
-				for range 2 {
-					for name, call := range map[string]func() error{
-						"Take":    func() error { _, err := bound.Take(t.Context(), roomy.For(t.Name()), limit.For("key")); return err },
-						"Value":   func() error { _, err := bound.Value(t.Context(), limit.For("key")); return err },
-						"Reserve": func() error { _, err := bound.Reserve(t.Context(), limit.For("key")); return err },
-						"Charge":  func() error { return bound.Charge(t.Context(), limit.For("key")) },
-						"Pool":    func() error { _, err := b.limiter.Take(t.Context(), limit.For("key")); return err },
-					} {
-						err := call()
-						require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, name)
-						require.ErrorContains(t, err, fmt.Sprintf("knows no time zone %q", zone))
-						require.NotContains(t, err.Error(), "SQLSTATE")
-					}
-				}
-				requireAllowed(t, taking(roomy.For(t.Name())), bound)
-				require.NoError(t, tx.Commit(t.Context()))
-				require.InDelta(t, roomy.Capacity()-2, b.held(t, roomy.Name(), t.Name()), 1)
-			})
-		}
-	}
-}
-
-// What the server does not tell because its connection breaks is asked for again by the next call.
-func TestTheConnectionBreaksAtTheFirstUseOfACalendar(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	pool := &breakingPool{Pool: b.pool}
-	limiter, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true})
-	require.NoError(t, err)
-	limit := ratelimit.Define("month", monthly)
-	requireAllowed(t, taking(roomy.For("key")), limiter)
-	pool.breaks.Store(true)
-	_, err = limiter.Take(t.Context(), limit.For("key"))
-	require.Error(t, err)
-	require.NotErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	require.Empty(t, b.rows(t, "key")[1:], "nothing was taken")
-	pool.breaks.Store(false)
-	requireAllowed(t, taking(limit.For("key")), limiter)
-	require.InDelta(t, 999, b.held(t, "month", "key"), 0)
-}
-
-// breakingPool is a pool whose sessions end when a batch is sent that sets the time zone.
-type breakingPool struct {
-	*pgxpool.Pool
-	breaks atomic.Bool
-}
-
-func (p *breakingPool) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if p.breaks.Load() && strings.Contains(batch.QueuedQueries[0].SQL, "TimeZone") {
-		ended := &pgx.Batch{}
-		ended.Queue("SELECT pg_terminate_backend(pg_backend_pid())")
-		ended.QueuedQueries = append(ended.QueuedQueries, batch.QueuedQueries...)
-		batch = ended
-	}
-	return p.Pool.SendBatch(ctx, batch)
-}
-
-// A decision is one round trip once it is known when windows begin, and takes no SIREAD lock.
+// A decision is one round trip, also the first on a calendar, and takes no SIREAD lock.
 func TestWhatADecisionOnACalendarTakes(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it counts round trips")
 	b, w := setupCounted(t)
 	limit := ratelimit.Define("month", monthly)
-	requireAllowed(t, taking(limit.For("first")), b.limiter)
+	requireAllowed(t, taking(roomy.For("first")), b.limiter)
 	require.Equal(t, 1, w.count(func() { requireAllowed(t, taking(limit.For("key")), b.limiter) }))
 	require.Equal(t, 1, w.count(func() { requireAllowed(t, taking(limit.For("key")), b.limiter) }))
 	inline := func() ratelimit.Limit { return ratelimit.Define("month", monthly) }

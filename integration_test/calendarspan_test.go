@@ -147,8 +147,8 @@ func requireRefusedFor(t *testing.T, d *desk, request ratelimit.Request, wait ti
 	require.Equal(t, wait, refused.RetryAfter)
 }
 
-// The clock of the database goes far beyond what is known of the calendar, and back: what is not known is asked for.
-func TestTheClockGoesBeyondWhatIsKnownOfACalendar(t *testing.T) {
+// The clock of the database goes on, or back, by many windows.
+func TestTheClockGoesManyWindowsOn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, resets := range []ratelimit.Calendar{ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly} {
@@ -167,7 +167,7 @@ func TestTheClockGoesBeyondWhatIsKnownOfACalendar(t *testing.T) {
 				begin := d.clock.now().Add(next.ResetAfter)
 				fresh, err := b.with(t, ratelimit.Config{AsOf: d.clock.now}).Take(t.Context(), limit.For(t.Name()+" anew"))
 				require.NoError(t, err)
-				require.Equal(t, begin, d.clock.now().Add(fresh.ResetAfter), "a Limiter that never knew another time says the same")
+				require.Equal(t, begin, d.clock.now().Add(fresh.ResetAfter), "a Limiter that never saw another time says the same")
 				local := begin.In(in(t, "America/Santiago", 1, 1, 0).Location())
 				require.LessOrEqual(t, local.Hour(), 1)
 			})
@@ -195,8 +195,8 @@ func TestTheClockGoesBeyondWhatIsKnownOfACalendar(t *testing.T) {
 	}
 }
 
-// It does so in the midst of a call for as much as there is, which is made again as it was.
-func TestTheClockGoesBeyondACalendarDuringATakeUpTo(t *testing.T) {
+// The clock goes on in the midst of a call for as much as there is.
+func TestTheClockGoesManyWindowsOnDuringATakeUpTo(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limit := ratelimit.Define("limit", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Monthly, Zone: "America/Santiago"})

@@ -26,7 +26,7 @@ const (
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true, "prices_forget.sql": true,
 	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_lock.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true,
-	"calendar_zone.sql": true, "calendar_table.sql": true, "clock.sql": true, "layout.sql": true, // which go to no table
+	"clock.sql": true, "layout.sql": true, // which go to no table
 	"routed_spare.sql": true, "routed_reservations_ended.sql": true, "routed_reservations_forget.sql": true, "routed_reservation_free.sql": true,
 	"routed_prices_forget.sql": true,
 }

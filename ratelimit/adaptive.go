@@ -120,29 +120,9 @@ func (p Adaptive) compile() (bucket.Terms, error) {
 // adapting returns the policy of a limit with these terms as its controller sees it.
 func (p Adaptive) adapting(t bucket.Terms) adaptive.Adapting {
 	p = p.withDefaults()
-	a := adaptive.Adapting{
+	return adaptive.Adapting{
 		Rate: t.Rate / t.Steps / (time.Duration(t.Step) * time.Microsecond).Seconds(), Floor: p.Floor, Growth: p.Growth, Epoch: p.Epoch, Applied: p.Apply,
 	}
-	if window, isCalendar := p.Contract.(CalendarWindow); isCalendar {
-		a.Rate = window.Rate / lengthOf(window.Resets).Seconds()
-	}
-	return a
-}
-
-// lengthOf returns about how long a part of the calendar is.
-func lengthOf(part Calendar) time.Duration {
-	switch part {
-	case Daily:
-		return Day
-	case Weekly:
-		return Week
-	case Monthly:
-		return 30 * Day
-	case Quarterly:
-		return 91 * Day
-	case Yearly:
-	}
-	return 365 * Day
 }
 
 // retryAfterReason is the reason of the pause that an upstream has asked for.

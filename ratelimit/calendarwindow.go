@@ -1,13 +1,11 @@
 package ratelimit
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
+	_ "time/tzdata" // for machines without time zone data
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -28,18 +26,13 @@ const (
 // CalendarWindow gives Rate tokens in each day, week, month, quarter or year of a time zone: "1000 a month, which begin on
 // the 1st at midnight in Berlin". What is left of a window is gone with it. What is owed is repaid by Rate for each window.
 //
-// A window begins at local midnight. When that is, the database server's time zone data say, so that all processes agree, and
-// daylight saving and the lengths of months are right. A local midnight that does not exist is the first instant after it,
-// and of one that occurs twice the first counts. A [FixedWindow] of 24 hours, in contrast, begins at another local time after
-// each change of the clocks.
+// A window begins at local midnight, so daylight saving and the lengths of months are right. A local midnight that does not exist
+// is the first instant after it, and of one that occurs twice the first counts. A [FixedWindow] of 24 hours, in contrast, begins
+// at another local time after each change of the clocks.
 //
-// A Limiter asks the server for the begins when it first uses a calendar, in one more round trip, which in a transaction of
-// yours is part of that, and again every hour: data that have changed on the server hold within an hour. When the server
-// does not know the zone, calls return [ErrInvalidLimit], take nothing, and leave the transaction usable.
-//
-// RetryAfter, ResetAfter and [Value.At] are exact for eight windows at least. Further on they are estimated with windows of
-// average length. [Request.Full] and [Simulation] ask no server: they go by the time zone data that this program finds, as
-// package time does.
+// The begins follow the time zone data of this program, as [time.LoadLocation] finds them: those of the machine, and otherwise
+// those in the program, which package time/tzdata adds (about 450 KB). Two programs with different data can disagree about a
+// zone whose law has changed. Then their windows begin up to some hours apart, until both have the new data.
 //
 // A reservation may reach into the next window, and not further.
 type CalendarWindow struct {
@@ -47,8 +40,8 @@ type CalendarWindow struct {
 	Rate float64
 	// Resets is how long a window is. There is no default.
 	Resets Calendar
-	// Zone is the name of a time zone that the database server knows, such as "Europe/Berlin": one of those in
-	// pg_timezone_names. Defaults to "UTC".
+	// Zone is the name of a time zone, such as "Europe/Berlin", as the time zone data of this program have it. NewLimit returns
+	// ErrInvalidLimit for a name that they do not have. Defaults to "UTC".
 	Zone string
 	// FirstWeekday is the day on which a Weekly window begins. Its zero value is Sunday.
 	FirstWeekday time.Weekday
@@ -87,7 +80,7 @@ func (p CalendarWindow) zone() string {
 }
 
 func (p CalendarWindow) compile() (bucket.Terms, error) {
-	c, err := p.calendar()
+	c, length, err := p.calendar()
 	if err != nil {
 		return bucket.Terms{}, err
 	}
@@ -102,23 +95,31 @@ func (p CalendarWindow) compile() (bucket.Terms, error) {
 	if p.MaxReserved > p.Rate {
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be up to its Rate of %v, as a reservation reaches into the next window only", p.MaxReserved, p.Rate)
 	}
-	t.Calendar, t.Step, t.Steps = c, Day.Microseconds(), 1 // the step is none before it is known when windows begin
+	t.Calendar, t.Step, t.Steps = c, length.Microseconds(), 1 // OnWindows sets the Step of an instant
 	return t, nil
 }
 
-// calendar checks what says when the windows begin.
-func (p CalendarWindow) calendar() (bucket.Calendar, error) {
-	units := map[Calendar]bucket.Unit{
-		Daily: bucket.OfDay, Weekly: bucket.OfWeek, Monthly: bucket.OfMonth, Quarterly: bucket.OfQuarter, Yearly: bucket.OfYear,
+// calendar returns the calendar of the windows, and about how long they are. It checks the fields that say when they begin.
+func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err error) {
+	switch p.Resets {
+	case Daily:
+		c.Days, length = 1, Day
+	case Weekly:
+		c.Days, length = 7, Week
+	case Monthly:
+		c.Months, length = 1, 30*Day
+	case Quarterly:
+		c.Months, length = 3, 91*Day
+	case Yearly:
+		c.Months, length = 12, 365*Day
 	}
-	c := bucket.Calendar{Zone: p.zone(), Unit: units[p.Resets], Weekday: uint8(p.FirstWeekday)}
-	invalid := func(format string, args ...any) (bucket.Calendar, error) {
-		return bucket.Calendar{}, fmt.Errorf(format, args...)
+	invalid := func(format string, args ...any) (bucket.Calendar, time.Duration, error) {
+		return bucket.Calendar{}, 0, fmt.Errorf(format, args...)
 	}
 	switch {
 	case p.Resets == "":
 		return invalid("its Resets is not set; use Daily, Weekly, Monthly, Quarterly or Yearly")
-	case c.Unit == 0:
+	case length == 0:
 		return invalid("its Resets is %.20q; use Daily, Weekly, Monthly, Quarterly or Yearly", string(p.Resets))
 	case p.FirstWeekday < time.Sunday || p.FirstWeekday > time.Saturday:
 		return invalid("its FirstWeekday is %d; use time.Sunday to time.Saturday", int(p.FirstWeekday))
@@ -126,193 +127,37 @@ func (p CalendarWindow) calendar() (bucket.Calendar, error) {
 		return invalid("it has a FirstWeekday, which is for Weekly windows; leave it out of one for each %s", p.Resets)
 	case p.FirstDay < 0 || p.FirstDay > 31:
 		return invalid("its FirstDay is %d; it must be from 1 to 31, or 0 for 1", p.FirstDay)
-	case p.FirstDay != 0 && c.Months() == 0:
+	case p.FirstDay != 0 && c.Months == 0:
 		return invalid("it has a FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for each %s", p.Resets)
 	case p.FirstMonth < 0 || p.FirstMonth > time.December:
 		return invalid("its FirstMonth is %d; use time.January to time.December, or 0 for January", int(p.FirstMonth))
-	case p.FirstMonth != 0 && c.Months() < 3:
+	case p.FirstMonth != 0 && c.Months < 3:
 		return invalid("it has a FirstMonth, which is for Quarterly and Yearly windows; leave it out of one for each %s", p.Resets)
 	}
-	if c.Months() > 0 {
-		c.Day = uint8(max(p.FirstDay, 1))
-		c.Month = uint8((max(int(p.FirstMonth), 1)-1)%c.Months() + 1) // February, May, August and November say the same
+	if c.Months > 0 {
+		c.First = uint8(max(p.FirstDay, 1))
+		c.Month = uint8(max(p.FirstMonth, 1)-1)%c.Months + 1 // February, May, August and November say the same
+	} else {
+		c.First = uint8(p.FirstWeekday+7-time.Thursday) % c.Days // 1970 began on a Thursday
 	}
-	return c, checkZone(c.Zone)
+	c.Zone, err = zoneOf(p.zone())
+	return c, length, err
 }
 
-// maxZoneBytes bounds the name of a time zone. The longest that there is has 32 bytes.
-const maxZoneBytes = 64
+// zoneName is the form of the names of time zones. A file system takes "Europe//Berlin", too.
+var zoneName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
 
-var (
-	zoneName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
-	// offsetZone are the names with digits that are of zones. All others are what POSIX makes of a misspelt name: "Berlin+3"
-	// is three hours behind UTC to a server, whatever the letters say.
-	offsetZone = regexp.MustCompile(`^(GMT[+-]?0|Etc/GMT([+-]?0|\+([1-9]|1[0-2])|-([1-9]|1[0-4]))|EST5EDT|CST6CDT|MST7MDT|PST8PDT)$`)
-)
-
-// checkZone returns an error when no zone has such a name, as far as that can be told without the server.
-func checkZone(name string) error {
-	switch {
-	case name == "Local", strings.EqualFold(name, "localtime"):
-		return fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name, "Europe/Berlin")
-	case len(name) > maxZoneBytes || !zoneName.MatchString(name):
-		return fmt.Errorf("its Zone is %.80q; use the name of a time zone, such as %q", name, "Europe/Berlin")
-	case strings.ContainsAny(name, "0123456789") && !offsetZone.MatchString(name):
-		return fmt.Errorf("its Zone is %q, which is an offset and no time zone; use a name such as %q, or %q, which is three hours ahead of UTC", name, "Europe/Berlin", "Etc/GMT-3")
+// zoneOf returns the time zone of a name.
+func zoneOf(name string) (zone *time.Location, err error) {
+	if name == "Local" || strings.EqualFold(name, "localtime") {
+		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name, "Europe/Berlin")
 	}
-	return nil
-}
-
-// errNoSuchZone is what the server, or this program, says of a zone that it does not know.
-func errNoSuchZone(who, zone string) error {
-	return fmt.Errorf("%w: %s knows no time zone %q; use one of the names in pg_timezone_names, such as %q", ErrInvalidLimit, who, zone, "Europe/Berlin")
-}
-
-// maxBeyond bounds how often a call is made again because the database's clock was beyond what was known of a calendar.
-const maxBeyond = 3
-
-// onCalendar has the asks of the call that follow a calendar know when windows begin. beyond are the asks as they were
-// answered with ErrUnknownWindows.
-func (c *call) onCalendar(ctx context.Context, l *Limiter, beyond []bucket.Ask) error {
-	if l.pool != nil && c.change == nil && l.batcher.IsClosed() {
-		return nil // the call says so
+	if zoneName.MatchString(name) {
+		zone = store.Zone(name)
 	}
-	for i := range c.Asks {
-		a, of := &c.Asks[i], c.plan.of[i].limit
-		if !of.terms().FollowsCalendar() {
-			continue
-		}
-		terms := of.termsFor(a.Key.Key)
-		if beyond == nil {
-			if known, ok := l.store.KnownOnCalendar(terms); ok {
-				a.Terms = known
-				continue
-			}
-		}
-		var not bucket.Terms
-		if beyond != nil {
-			not = beyond[i].Terms
-		}
-		var err error
-		if a.Terms, err = askCalendar(ctx, l, terms, not); err != nil {
-			return err
-		}
+	if zone == nil {
+		err = fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is three hours ahead of UTC",
+			name, "Europe/Berlin", "Etc/GMT-3")
 	}
-	return nil
-}
-
-// askCalendar asks the server when the windows of terms begin.
-func askCalendar(ctx context.Context, l *Limiter, terms, not bucket.Terms) (bucket.Terms, error) {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	if err := l.pass(ctx, "", false, true); err != nil {
-		return terms, err
-	}
-	known, err := l.session.OnCalendar(ctx, terms, nil, not)
-	if err != nil {
-		return terms, explainZone(err)
-	}
-	return known, nil
-}
-
-// explainZone returns ErrInvalidLimit for a zone that the server does not know, and every other err as it is.
-func explainZone(err error) error {
-	var unknown *store.ZoneError
-	if errors.As(err, &unknown) {
-		return errNoSuchZone("the database server", unknown.Zone)
-	}
-	return err
-}
-
-// runBeyond runs the call again after it was answered with ErrUnknownWindows: nothing was taken.
-func (c *call) runBeyond(ctx context.Context, l *Limiter, err error) error {
-	for range maxBeyond {
-		if slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return a.IsInOtherMode() }) {
-			err = c.arrangeAgain(ctx, l)
-		} else {
-			err = c.askCalendars(ctx, l)
-		}
-		if err != nil {
-			return err
-		}
-		again := &call{plan: c.plan, change: c.change, began: c.began}
-		again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
-		err = again.run(ctx, l)
-		c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
-		if !errors.Is(err, store.ErrUnknownWindows) {
-			break
-		}
-	}
-	return err
-}
-
-// askCalendars asks for the calendars of the call again.
-func (c *call) askCalendars(ctx context.Context, l *Limiter) error {
-	return c.onCalendar(ctx, l, slices.Clone(c.Asks))
-}
-
-// setCalendars has the terms that the limits of a reservation have now know when windows begin.
-func setCalendars(ctx context.Context, tx *Limiter, r *store.Reservation) error {
-	for i, t := range r.TermsNow {
-		if !t.FollowsCalendar() {
-			continue
-		}
-		known, err := tx.session.OnCalendar(ctx, t, &r.NowUs, bucket.Terms{})
-		if err != nil {
-			return explainZone(err)
-		}
-		r.TermsNow[i] = known
-	}
-	return nil
-}
-
-// localCalendars knows when windows begin by the time zone data of this program.
-type localCalendars struct {
-	tables map[bucket.Calendar]*bucket.Table
-	eras   map[bucket.Terms]*bucket.Eras
-}
-
-// at returns terms that follow a calendar as those that hold at an instant.
-func (l *localCalendars) at(t bucket.Terms, now int64) (bucket.Terms, error) {
-	key := t
-	if t.Eras != nil {
-		key = bucket.Terms{Eras: t.Eras}
-	}
-	for _, c := range t.Calendars() {
-		if table := l.tables[c]; table != nil && table.Covers(c, now) {
-			continue
-		}
-		zone, err := time.LoadLocation(c.Zone)
-		if err != nil {
-			return t, errNoSuchZone("this program", c.Zone)
-		}
-		if l.tables == nil || len(l.tables) >= maxNames {
-			l.tables = make(map[bucket.Calendar]*bucket.Table)
-		}
-		l.tables[c] = c.LocalTable(zone, now)
-		l.eras = nil
-	}
-	if l.eras == nil || len(l.eras) >= maxNames {
-		l.eras = make(map[bucket.Terms]*bucket.Eras)
-	}
-	eras := l.eras[key]
-	if eras == nil {
-		eras = key.OnCalendar(func(c bucket.Calendar) *bucket.Table { return l.tables[c] })
-		l.eras[key] = eras
-	}
-	return t.Within(eras.Holding(now)), nil
-}
-
-// set has the asks of a plan that follow a calendar know when windows begin.
-func (l *localCalendars) set(p *plan, now int64) error {
-	for i := range p.asks {
-		if a := &p.asks[i]; a.Terms.FollowsCalendar() {
-			known, err := l.at(a.Terms, now)
-			if err != nil {
-				return err
-			}
-			a.Terms = known
-		}
-	}
-	return nil
+	return zone, err
 }

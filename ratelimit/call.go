@@ -179,19 +179,8 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	if c.plan.moded {
 		c.requests = slices.Clone(requests)
 	}
-	if err := c.setTerms(ctx, l); err != nil {
-		return nil, c.failed(ctx, l, err)
-	}
-	return c, nil
-}
-
-// setTerms sets the asks to those of the plan, and finds out when their windows begin.
-func (c *call) setTerms(ctx context.Context, l *Limiter) error {
 	c.Asks = c.plan.asks
-	if c.plan.calendars {
-		return c.onCalendar(ctx, l, nil)
-	}
-	return nil
+	return c, nil
 }
 
 // spareCalls are calls that can be used again, each with nothing in it: a call is a thousand bytes, and what callers who share
@@ -212,9 +201,9 @@ func (c *call) Free() {
 }
 
 // doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
-// and no other call that was made for it shares its memory, as those under rules and by calendars may.
+// and no other call that was made for it shares its memory, as those under rules may.
 func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
-	if len(c.Asks) == 1 && !c.plan.ruled && !c.plan.calendars {
+	if len(c.Asks) == 1 && !c.plan.ruled {
 		c.Owner = c
 	}
 	d, err := l.do(ctx, c)
@@ -253,10 +242,10 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		c.states, c.at, c.from = recall(l, c.Asks, c.plan.of)
 	}
 	if c.from == fromDatabase {
-		err = c.runKnowing(ctx, l)
+		err = c.runInMode(ctx, l)
 	}
 	if err == nil && c.plan.ruled && c.change == nil {
-		err = c.leaveShadowsOut(func(again *call) error { return again.runKnowing(ctx, l) })
+		err = c.leaveShadowsOut(func(again *call) error { return again.runInMode(ctx, l) })
 	}
 	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)
@@ -271,11 +260,11 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	return d, nil
 }
 
-// runKnowing runs the call, and again while the database's clock is beyond what is known of a calendar.
-func (c *call) runKnowing(ctx context.Context, l *Limiter) error {
+// runInMode runs the call, and again if a rule is in another mode by the database's clock than by the clock of this process.
+func (c *call) runInMode(ctx context.Context, l *Limiter) error {
 	err := c.run(ctx, l)
-	if errors.Is(err, store.ErrUnknownWindows) {
-		err = c.runBeyond(ctx, l, err)
+	if errors.Is(err, store.ErrOtherMode) {
+		err = c.runAgain(ctx, l)
 	}
 	if err != nil { // a batch that its caller has left goes on with the call
 		return err
@@ -311,7 +300,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case c.recalls && !c.plan.calendars && l.ahead.Serves(c.Asks):
+	case c.recalls && l.ahead.Serves(c.Asks):
 		return c.fetch(ctx, l)
 	}
 	return c.send(ctx, l)

@@ -140,11 +140,6 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 			return err
 		}
 		for _, r := range all {
-			if r.Release {
-				if err := setCalendars(ctx, tx, r); err != nil {
-					return err
-				}
-			}
 			if err := record(ctx, tx, r, Expired, r.Released()); err != nil {
 				return err
 			}
@@ -261,10 +256,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	for _, rule := range source.RulesOf(name) {
 		for i := range rule.eras {
 			row := rule.eras[i].limit.terms().OfShard()
-			if row.Eras != nil && i == 0 {
-				growth = max(growth, row.Eras.DebtGrowth())
-			}
-			terms, most = append(terms, row), max(most, row.Capacity)
+			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.DebtGrowth())
 		}
 	}
 	for i := range terms {

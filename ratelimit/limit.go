@@ -39,7 +39,7 @@ type incomparable struct{ Policy }
 // buckets_prune.sql, and TermsMade in internal/store. Locked rows decide on it until it has a statement (internal/store/window.go).
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
-	d := definition{name, policy, t, !adapts && t.Rule == nil && t.Eras == nil && t.Calendar.Unit == 0}
+	d := definition{name, policy, t, !adapts && t.Rule == nil && !t.HasSpan()}
 	switch policy.(type) {
 	case TokenBucket, FixedWindow, SlidingWindow, CalendarWindow, Concurrency, Adaptive, madeElsewhere:
 	default:

@@ -35,7 +35,6 @@ type plan struct {
 
 	reserves  bool
 	ruled     bool  // whether any of them is under a rule
-	calendars bool  // whether any follows a calendar
 	keyed     bool  // whether any key is not in its stored form, so that the secret counts
 	costless  bool  // whether nothing is to be taken
 	moded     bool  // whether a rule of any has eras with different modes, or with slots and with tokens
@@ -86,7 +85,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		}
 	}
 	if !p.ruled {
-		return p.finish()
+		return p.finish(l)
 	}
 	if decides := verb == verbTake || verb == verbCheck || verb == verbAcquire; decides || p.reserves {
 		if paused {
@@ -94,7 +93,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		}
 		p.leaveOut(isEstimate)
 	}
-	if err := p.finish(); err != nil {
+	if err := p.finish(l); err != nil {
 		return err
 	}
 	if len(p.asks) == 0 && p.now == 0 { // no bucket says what time it is
@@ -141,11 +140,14 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 	return s, nil
 }
 
-// finish checks what is asked of each bucket, and sorts them.
-func (p *plan) finish() error {
+// finish checks what is asked of each bucket, and sorts them. Windows of a calendar are those of now.
+func (p *plan) finish(l *Limiter) error {
 	p.costless = true
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
+		if a.Terms.Calendar.Zone != nil {
+			a.Terms = a.Terms.OnWindows(l.config.estimate())
+		}
 		if s.released {
 			continue
 		}
@@ -204,7 +206,6 @@ func (p *plan) makeRoom(n int) {
 // add adds a request to the plan, or its cost to that for the bucket of the same name and key.
 func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, error) {
 	k, terms := bucket.Key{Name: d.name, Key: key}, termsFor(d.terms, d.name, key)
-	p.calendars = p.calendars || !d.plain && terms.FollowsCalendar()
 	for i := range p.asks {
 		same := &p.asks[i]
 		if same.Key != k {
@@ -378,7 +379,7 @@ func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.
 
 // termsFor is that for the terms of a limit of that name.
 func termsFor(t bucket.Terms, name, key string) bucket.Terms {
-	if !t.PhaseByKey && (t.Eras == nil || !t.NeedsSeed()) {
+	if !t.NeedsSeed() {
 		return t
 	}
 	h := fnv.New64a()

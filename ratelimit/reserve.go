@@ -259,9 +259,6 @@ func finish(ctx context.Context, tx *Limiter, r *store.Reservation, final Reserv
 		if store.StuckOf(ctx).Contains(r) {
 			return store.ErrStuck
 		}
-		if err := setCalendars(ctx, tx, r); err != nil {
-			return err
-		}
 	}
 	if err := record(ctx, tx, r, final, amounts); err != nil || !charges {
 		return err

@@ -162,7 +162,20 @@ func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
 		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
 		c.Reserve = &keeping
 	}
-	return c.setTerms(ctx, l)
+	c.Asks = arranged.asks
+	return nil
+}
+
+// runAgain runs the call in the modes that rules have by the database's clock. Nothing was taken before.
+func (c *call) runAgain(ctx context.Context, l *Limiter) error {
+	if err := c.arrangeAgain(ctx, l); err != nil {
+		return err
+	}
+	again := &call{plan: c.plan, change: c.change, began: c.began}
+	again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
+	err := again.run(ctx, l)
+	c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
+	return err
 }
 
 // isRuledAs reports whether another request for the same bucket is under the same rule, or was before a newer one came.
@@ -172,12 +185,7 @@ func (s *subject) isRuledAs(o *subject) bool {
 
 // eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
 // resolved in.
-func (s *subject) eraOf(t *bucket.Terms) *era {
-	if t.Eras == nil { // there is one
-		return &s.rule.eras[0]
-	}
-	return &s.rule.eras[t.Origin()]
-}
+func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
 
 // termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this
 // Limiter was not used with have those that r was made under, unless there is a rule.
@@ -197,7 +205,7 @@ func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation
 			}
 		}
 		pausedUntil = max(pausedUntil, l.prices.PausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, applies(policy)))
-		now[i] = termsFor(terms, name, r.Keys[i])
+		now[i] = termsFor(terms, name, r.Keys[i]).OnWindows(r.NowUs)
 	}
 	return now, pausedUntil
 }

@@ -203,7 +203,7 @@ func (r *Rule) link(changes []bucket.Change) {
 	}
 	eras := make([]bucket.Era, len(r.eras))
 	for i, e := range r.eras {
-		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i], Mode: e.modeNumber(), Origin: int32(i)}
+		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i], Mode: e.modeNumber()}
 	}
 	linked := bucket.NewEras(eras)
 	for i := range r.eras {

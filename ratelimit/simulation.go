@@ -18,8 +18,7 @@ type Simulation struct {
 	memory  *bucket.Memory
 	at      time.Time
 
-	calendars localCalendars
-	call      call // the room for the next one
+	call call // the room for the next one
 }
 
 // NewSimulation returns a Simulation. Of config it uses HashKey, Policies and Refused. An error wraps ErrInvalidConfig.
@@ -39,7 +38,7 @@ func (s *Simulation) Buckets() int { return s.memory.Count() }
 
 // Take decides as [Limiter.Take] does, at an instant that is taken for the time of the database, and may be before that of
 // the last call. Its errors are those that are found before any SQL. Of a limit with Shards it takes from all rows together,
-// as [Value.Take] does. A [CalendarWindow] begins when the time zone data of this program say. Policies and Refused are given ctx; its end ends nothing.
+// as [Value.Take] does. Policies and Refused are given ctx; its end ends nothing.
 func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request) (Decision, error) {
 	if s == nil || s.memory == nil {
 		return Decision{}, fmt.Errorf("%w: %s on a Simulation that NewSimulation did not return", ErrInvalidConfig, verbTake)
@@ -56,11 +55,6 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 		return Decision{}, err
 	}
 	c.Asks = c.plan.asks
-	if c.plan.calendars {
-		if err := s.calendars.set(&c.plan, s.limiter.config.estimate()); err != nil {
-			return Decision{}, prefixed(err)
-		}
-	}
 	s.decide(c)
 	if c.plan.ruled {
 		_ = c.leaveShadowsOut(func(again *call) error { s.decide(again); return nil })

@@ -110,9 +110,6 @@ func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 // renew takes again what r took, moves it to the new slot and returns the wait for that; or leaves it and
 // returns the wait until that can be tried again.
 func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duration, error) {
-	if err := setCalendars(ctx, tx, r); err != nil {
-		return 0, err
-	}
 	asks := r.Asks()
 	for i := range asks {
 		if asks[i].Terms.Holds() { // by now; of slots nothing was reserved

@@ -296,11 +296,7 @@ func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.
 		return err
 	}
 	if l.pool == nil {
-		err := fn(ctx, l)
-		if errors.Is(err, store.ErrUnknownWindows) { // half of the call is done
-			return l.session.Spoil(ctx, err)
-		}
-		return l.session.OrSpoil(ctx, err)
+		return l.session.OrSpoil(ctx, fn(ctx, l))
 	}
 	return l.session.RetryHeld(ctx, func(from *store.Session) error {
 		attempt := func() error {

@@ -85,7 +85,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 		return v, Reservation{Decision: one.decision(time.UnixMicro(now))}
 	}
 	h := *v.held
-	h.Terms, h.State = h.Terms.Follow(h.State, now)
+	h.Terms = h.Terms.OnWindows(now)
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
 	answer := h.Answer(&ask, now)
 	d := v.Limit.definition()
@@ -108,21 +108,13 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 
 // Full returns the value, at an instant, of a bucket that nobody has used: the first one of a simulation. The request's
 // cost does not matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, where no
-// secret is known. A [CalendarWindow] begins when the time zone data of this program say; where they do not have its zone, the
-// value is the zero Value.
+// secret is known.
 func (r Request) Full(instant time.Time) Value {
 	if r.limit.isZero() {
 		return Value{}
 	}
 	now := clampInstant(instant)
-	ask := bucket.Ask{Terms: r.limit.termsFor(r.key)}
-	if ask.Terms.FollowsCalendar() {
-		known, err := new(localCalendars).at(ask.Terms, now)
-		if err != nil {
-			return Value{}
-		}
-		ask.Terms = known
-	}
+	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).OnWindows(now)}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
 	if ask.Sharded() {
 		shard := ask.Terms.OfShard()
@@ -167,20 +159,18 @@ type windows struct {
 	Until  int64 `json:"until_us,omitempty"`
 }
 
-// windowsFrom returns the windows of the terms, and those that follow.
-func windowsFrom(t bucket.Terms) (all []windows) {
-	for {
-		next, from, found := t.Next()
-		all = append(all, windows{Period: t.Step, Start: startOf(t), Until: from})
-		if !found {
-			return all
-		}
-		t = next
+// windowsOf returns the windows as MarshalJSON tells them.
+func windowsOf(runs []bucket.Run) []windows {
+	all := make([]windows, len(runs))
+	for i, r := range runs {
+		all[i] = windows{Period: r.Step, Start: startOf(r.From, r.Step), Until: r.Until}
 	}
+	all[len(all)-1].Until = 0
+	return all
 }
 
-// startOf returns the first instant since 1970 at which a step begins.
-func startOf(t bucket.Terms) int64 { return (t.Phase%t.Step + t.Step) % t.Step }
+// startOf returns the first instant since 1970 at which a step begins, if one begins at phase.
+func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 
 // MarshalJSON returns the bucket as a client needs it to project it with the same answers to the last bit,
 // which the JavaScript module of package httplimit/client does. No key is in it, and no lease by which it could be
@@ -216,7 +206,7 @@ func (v Value) MarshalJSON() ([]byte, error) {
 		Rate:     t.Rate,
 		Period:   t.Step * int64(t.Steps),
 		Capacity: t.Capacity,
-		Start:    startOf(t),
+		Start:    startOf(t.Phase, t.Step),
 		Value:    &state.Value,
 		TS:       state.TS,
 		Now:      v.AsOf.UnixMicro(),
@@ -230,8 +220,12 @@ func (v Value) MarshalJSON() ([]byte, error) {
 		out.Rate, out.Period, out.Start, out.Value = 0, 0, 0, nil
 	default:
 		switch {
-		case t.OnWindows():
-			out.Algorithm, out.Windows = "calendar window", windowsFrom(t)
+		case t.Calendar.Zone != nil:
+			runs := t.Runs(state.TS, out.Now)
+			if from := runs[0].From; state.TS < from { // windows that are over are not told
+				state.Value, out.TS = t.Tokens(state, from), from
+			}
+			out.Algorithm, out.Windows = "calendar window", windowsOf(runs)
 			out.Period, out.Start = 0, 0
 		case t.Step > 1:
 			out.Algorithm = "fixed window"

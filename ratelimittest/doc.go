@@ -22,6 +22,5 @@
 // mock. Or it runs on a Postgres; package ratelimittest/postgres finds or starts one. WithTx takes the transactions of InTx and of
 // DB.Begin, and sqllimit.WithTx those of OpenSQL; of any other nothing is known here, and calls in it are errors (ratelimit.ErrInvalidConfig).
 //
-// A [ratelimit.CalendarWindow] begins when the time zone data of this program say, and not those of a server. Rules from
-// tables need a Postgres; Config.Policies may be any other source.
+// Rules from tables need a Postgres; Config.Policies may be any other source.
 package ratelimittest

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	_ "time/tzdata" // the machine may have no time zones
 
 	"github.com/pgratelimit/pgratelimit/internal/cli"
 )

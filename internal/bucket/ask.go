@@ -33,8 +33,10 @@ func (a *Ask) SetNow(now int64) {
 	a.AllowPrice()
 }
 
-// IsInOtherMode reports whether the terms are of an era with another mode than the ask was made for.
-func (a *Ask) IsInOtherMode() bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode }
+// AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
+func AnyInOtherMode(asks []Ask) bool {
+	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode })
+}
 
 // Price returns what the cost was multiplied by.
 func (a *Ask) Price() float64 {
@@ -46,7 +48,7 @@ func (a *Ask) Price() float64 {
 
 // BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
 func (a *Ask) BoundPrice() {
-	if a.Asked > 0 && (a.Terms.Calendar.Unit != 0 || a.Terms.Followed().Unit != 0) {
+	if a.Asked > 0 && a.Terms.Calendar.Zone != nil {
 		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
 	}
 }
@@ -82,7 +84,7 @@ type Answer struct {
 // Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
 // or the row is of another era. Nothing was taken then.
 func (a *Ask) Outside(r Answer) bool {
-	if a.Terms.Eras == nil || r.Allowed {
+	if !a.Terms.HasSpan() || r.Allowed {
 		return false
 	}
 	since, until := a.Terms.Span()
@@ -99,9 +101,9 @@ func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 	return false
 }
 
-// AnyEras reports whether the terms of one of the buckets have changed at some instant, or will.
-func AnyEras(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.Eras != nil })
+// AnySpan reports whether one of the buckets has other terms at other instants.
+func AnySpan(asks []Ask) bool {
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.HasSpan() })
 }
 
 // IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row

@@ -1,265 +1,169 @@
 package bucket
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
-// Unit is what part of the calendar a window is as long as.
-type Unit uint8
-
-// The units. The zero Unit is none: windows are as long as Step says.
-const (
-	_ Unit = iota
-	OfDay
-	OfWeek
-	OfMonth
-	OfQuarter
-	OfYear
-)
-
-// Calendar says when windows begin: at midnight in a time zone. Terms with one cannot decide. What decides are the Eras that
-// Terms.OnCalendar makes of them once it is known when the windows begin. A Calendar is a comparable value.
+// Calendar says when windows begin: at midnight in a time zone. A midnight that does not exist is the first instant after it, and if
+// midnight occurs twice, the first one counts. The i-th window begins on the i-th day, week, month, quarter or year, counted from 1970 on.
+// A Calendar is a comparable value. The zero Calendar is none: windows are as long as Step says.
 type Calendar struct {
-	Zone    string
-	Unit    Unit
-	Weekday uint8 // OfWeek: on which windows begin; 0 is Sunday
-	Day     uint8 // OfMonth, OfQuarter, OfYear: of the month, or its last when it has fewer
-	Month   uint8 // OfQuarter, OfYear: of one of the begins
+	Zone         *time.Location
+	Days, Months uint8 // the length of a window: one of them is 0
+	Month        uint8 // the month of a begin, from 1, if windows are Months long
+	First        uint8 // the day of that month, or its last day if it has fewer; or else the days from 1970-01-01 to a begin
 }
 
 const (
 	microsOfDay = int64(24 * time.Hour / time.Microsecond)
 	daysOfCycle = 146097 // after 400 years the calendar repeats
+
+	// longestRun is how many windows a run has at most before those of an instant, and after it. Rows from before the run are decided
+	// under their lock.
+	longestRun = 32
 )
 
-// mean returns how long windows are on average, in microseconds.
+// mean returns the average length of a window, in microseconds.
 func (c Calendar) mean() int64 {
-	switch c.Unit {
-	case OfDay:
-		return microsOfDay
-	case OfWeek:
-		return 7 * microsOfDay
+	return int64(c.Days)*microsOfDay + int64(c.Months)*(daysOfCycle*microsOfDay/(400*12))
+}
+
+// date returns the midnight, as if in UTC, of the day on which the i-th window begins.
+func (c Calendar) date(i int64) time.Time {
+	if c.Days > 0 {
+		return time.Unix((i*int64(c.Days)+int64(c.First))*86400, 0).UTC()
+	}
+	month := time.Date(1970, time.Month(int64(c.Month)+i*int64(c.Months)), 1, 0, 0, 0, 0, time.UTC)
+	return month.AddDate(0, 0, min(int(c.First), month.AddDate(0, 1, -1).Day())-1)
+}
+
+// begin returns the instant at which the i-th window begins.
+func (c Calendar) begin(i int64) int64 { return firstInstant(c.date(i), c.Zone) }
+
+// index returns the number of the window that holds an instant. A window of a day that the zone leaves out holds none.
+func (c Calendar) index(at int64) (i int64) {
+	for i = (at - c.begin(0)) / c.mean(); c.begin(i) > at; i-- { // at most two times
+	}
+	for ; c.begin(i+1) <= at; i++ {
+	}
+	return i
+}
+
+// Run is windows of one length, one after the other.
+type Run struct{ From, Until, Step int64 }
+
+// around returns a run with the window that holds an instant.
+func (c Calendar) around(at int64) Run {
+	i := c.index(at)
+	r := Run{From: c.begin(i), Until: c.begin(i + 1)}
+	r.Step = r.Until - r.From
+	for n := int64(1); n <= longestRun && c.begin(i-n) == r.From-r.Step; n++ {
+		r.From -= r.Step
+	}
+	for n := int64(2); n <= longestRun && c.begin(i+n) == r.Until+r.Step; n++ {
+		r.Until += r.Step
+	}
+	return r
+}
+
+// toldUntil returns when the last window ends that Runs tells: at least eight windows after an instant.
+func (c Calendar) toldUntil(now int64) int64 {
+	year := time.UnixMicro(now).In(c.Zone).Year()
+	first := c.index(firstInstant(time.Date(year, time.January, 1, 0, 0, 0, 0, time.UTC), c.Zone))
+	switch {
+	case c.Days == 1:
+		return c.begin(first + 366 + 62)
+	case c.Days > 1:
+		return c.begin(first + 53 + 20)
 	default:
-		return daysOfCycle * microsOfDay / (400 * 12) * int64(c.Months())
+		return c.begin(int64((year-1970+2)*12/int(c.Months) + 9))
 	}
 }
 
-// longest returns a length, in microseconds, that no window exceeds, whatever the zone does.
-func (c Calendar) longest() int64 { return c.mean() + 3*microsOfDay }
-
-// Days returns how many days a window has, and 0 where it is made of months.
-func (c Calendar) Days() int {
-	switch c.Unit {
-	case OfDay:
-		return 1
-	case OfWeek:
-		return 7
-	default:
-		return 0
+// Runs returns the run of all windows of one length that hold now, as far back as since, and the runs that follow in the era. The last ones
+// are estimated: windows of average length.
+func (t Terms) Runs(since, now int64) []Run {
+	c, end := t.Calendar, t.until()
+	first := c.around(now)
+	for before := first; first.From > since && before.Step == first.Step; before = c.around(first.From - 1) {
+		first.From = before.From
 	}
-}
-
-// Months returns how many months a window has, and 0 where it is made of days.
-func (c Calendar) Months() int {
-	switch c.Unit {
-	case OfMonth:
-		return 1
-	case OfQuarter:
-		return 3
-	case OfYear:
-		return 12
-	default:
-		return 0
-	}
-}
-
-// Reach returns how many windows of a Table begin before the year that it is made in, and how many after its first day.
-func (c Calendar) Reach() (before, after int) {
-	switch c.Unit {
-	case OfDay:
-		return 3653, 366 + 62
-	case OfWeek:
-		return 522, 53 + 20
-	default:
-		return 120 / c.Months(), 24/c.Months() + 9
-	}
-}
-
-// Run is windows of one length that follow each other.
-type Run struct{ From, Step int64 }
-
-// Table is when the windows of a Calendar begin: those of some ten years before a year, of that year and for a while after.
-type Table struct {
-	Runs []Run
-	End  int64 // of the last window
-}
-
-// Covers reports whether decisions at an instant can be made by the table, and what comes after that be told.
-func (t *Table) Covers(c Calendar, now int64) bool {
-	return now >= t.Runs[0].From && now < t.End-8*c.longest()
-}
-
-// Equal reports whether two tables say the same.
-func (t *Table) Equal(o *Table) bool { return t.End == o.End && slices.Equal(t.Runs, o.Runs) }
-
-// TableOf returns the table that has these begins, which are in order, the last being the end.
-func TableOf(begins []int64) *Table {
-	t := &Table{End: begins[len(begins)-1]}
-	for i, from := range begins[:len(begins)-1] {
-		step := begins[i+1] - from
-		if n := len(t.Runs); n == 0 || t.Runs[n-1].Step != step {
-			t.Runs = append(t.Runs, Run{from, step})
+	runs, told := []Run{first}, c.toldUntil(now)
+	for last := &runs[0]; last.Until < min(told, end); last = &runs[len(runs)-1] {
+		next := c.around(last.Until)
+		if next.Step == last.Step {
+			last.Until = next.Until
+		} else {
+			runs = append(runs, Run{last.Until, next.Until, next.Step})
 		}
+	}
+	if told < end {
+		runs[len(runs)-1].Until = told
+		runs = append(runs, Run{told, end, c.mean()})
+	}
+	return runs
+}
+
+// firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds since 1970. The time is
+// given as if in UTC. It goes by the offsets of the day before and the day after. If the time is left out, the clocks are put forward
+// between the instants to which these lead.
+func firstInstant(local time.Time, zone *time.Location) int64 {
+	_, before := local.Add(-30 * time.Hour).In(zone).Zone()
+	_, after := local.Add(30 * time.Hour).In(zone).Zone()
+	low, high := local.Unix()-int64(max(before, after)), local.Unix()-int64(min(before, after))
+	shows := func(at int64) bool {
+		_, offset := time.Unix(at, 0).In(zone).Zone()
+		return at+int64(offset) >= local.Unix()
+	}
+	if low < high && !shows(low) {
+		low += first(1, high-low, func(n int64) bool { return shows(low + n) })
+	}
+	return low * time.Second.Microseconds()
+}
+
+// OnWindows returns the terms with the Step and the Phase of their calendar's windows at an instant, and with the Span of these.
+func (t Terms) OnWindows(now int64) Terms {
+	if !t.isBeside(now) {
+		return t
+	}
+	r := t.Calendar.around(now)
+	t.Step, t.Steps, t.Phase, t.run = r.Step, 1, PhaseOf(r.From, r.Step), r
+	return t
+}
+
+// isBeside reports whether the Step and the Phase are of other windows of the calendar than those at an instant.
+func (t *Terms) isBeside(at int64) bool {
+	return t.Calendar.Zone != nil && (at < t.run.From || at >= t.run.Until)
+}
+
+// spanOfWindows returns the part of a span in which the windows of the calendar have the length Step.
+func (t *Terms) spanOfWindows(since, until int64) (int64, int64) {
+	if t.Calendar.Zone == nil {
+		return since, until
+	}
+	return max(since, t.run.From), min(until, t.run.Until)
+}
+
+// inLongestWindows returns the terms without their calendar, with windows that are longer than any of its windows in any zone.
+func (t Terms) inLongestWindows() Terms {
+	if t.Calendar.Zone != nil {
+		t.Step, t.Steps, t.Calendar = t.Calendar.mean()+3*microsOfDay, 1, Calendar{}
 	}
 	return t
 }
 
-// Begins returns when the windows of the table begin, and at last when it ends.
-func (t *Table) Begins() (begins []int64) {
-	for i, r := range t.Runs {
-		until := t.End
-		if i+1 < len(t.Runs) {
-			until = t.Runs[i+1].From
-		}
-		for at := r.From; at < until; at += r.Step {
-			begins = append(begins, at)
-		}
-	}
-	return append(begins, t.End)
-}
+// HasSpan reports whether other terms hold at other instants: in another era, or in other windows of the calendar.
+func (t *Terms) HasSpan() bool { return t.Eras != nil || t.Calendar.Zone != nil }
 
-// FollowsCalendar reports whether the terms, or those that hold at another instant, have a Calendar.
-func (t Terms) FollowsCalendar() bool {
-	return t.Calendar.Unit != 0 || t.Eras != nil && t.Eras.calendars
-}
-
-// Calendars returns those of the terms and of the terms that hold at other instants.
-func (t Terms) Calendars() (of []Calendar) {
-	if t.Eras == nil {
-		return append(of, t.Calendar)
-	}
-	for i := range t.Eras.eras {
-		if c := t.Eras.eras[i].Terms.Calendar; c.Unit != 0 && !slices.Contains(of, c) {
-			of = append(of, c)
+// stepAfter returns the begin of the n-th step after the one that holds an instant.
+func (t Terms) stepAfter(at, n int64) int64 {
+	if !t.isBeside(at) {
+		if begin := t.step(at) + n*t.Step; t.Calendar.Zone == nil || begin <= t.run.Until {
+			return begin
 		}
 	}
-	return of
+	return t.Calendar.begin(t.Calendar.index(at) + n)
 }
 
-// OnCalendar returns the eras of terms that have a Calendar, or of which others have: each run of windows of one length is
-// an era of its own, in which they are those of a fixed window. What arrives at the begin of an era is the window that
-// would begin there under the terms before, so that tokens are kept as they are.
-//
-// Before the first window of a table and after its last, windows have the average length. No decision is made there: the
-// terms are Unknown. A row that was last changed before the first has gained as many windows as began since by that, and
-// what is told of instants after the last is estimated so.
-func (t Terms) OnCalendar(table func(Calendar) *Table) *Eras {
-	eras := []Era{{Terms: t}}
-	if t.Eras != nil {
-		eras = t.Eras.eras
-	}
-	var all []Era
-	for i, era := range eras {
-		era.Origin = int32(i)
-		if era.Terms.Calendar.Unit == 0 {
-			all = append(all, era)
-			continue
-		}
-		until := MaxInstant
-		if i+1 < len(eras) {
-			until = eras[i+1].From
-		}
-		if i == 0 {
-			era.From = MinInstant
-		}
-		all = append(all, era.windows(table(era.Terms.Calendar), until)...)
-	}
-	return NewEras(all)
-}
-
-// windows returns the eras that an era with a Calendar consists of.
-func (e Era) windows(table *Table, until int64) (eras []Era) {
-	c := e.Terms.Calendar
-	e.Follows, e.Terms.Calendar = c, Calendar{}
-	add := func(r Run, end int64, unknown bool) {
-		if end <= e.From || r.From >= until {
-			return
-		}
-		of := e
-		of.Terms.Step, of.Terms.Steps, of.Terms.Phase, of.Unknown = r.Step, 1, PhaseOf(r.From, r.Step), unknown
-		if len(eras) > 0 {
-			of.From, of.Change, of.Continues = r.From, Keep, true
-		}
-		eras = append(eras, of)
-	}
-	add(Run{table.Runs[0].From - c.mean(), c.mean()}, table.Runs[0].From, true)
-	for i, r := range table.Runs {
-		end := table.End
-		if i+1 < len(table.Runs) {
-			end = table.Runs[i+1].From
-		}
-		add(r, end, false)
-	}
-	add(Run{table.End, c.mean()}, MaxInstant+1, true)
-	return eras
-}
-
-// IsUnknown reports whether it is not known when the windows begin in which the terms hold.
-func (t Terms) IsUnknown() bool { return t.Eras != nil && t.Eras.eras[t.Era].Unknown }
-
-// Followed returns the calendar that says when the windows begin in which the terms hold, or none.
-func (t Terms) Followed() Calendar {
-	if t.Eras == nil {
-		return t.Calendar
-	}
-	return t.Eras.eras[t.Era].Follows
-}
-
-// AnyUnknown reports whether the terms of one of the asks are Unknown, or of an era with another mode: the call cannot be decided as
-// it was made.
-func AnyUnknown(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.IsUnknown() || a.IsInOtherMode() })
-}
-
-// Origin returns which of the eras the terms are of that they were made from; see OnCalendar.
-func (t Terms) Origin() int32 { return t.Eras.eras[t.Era].Origin }
-
-// next returns the terms that the calendar has after t, and from when on.
-func (t Terms) next() (next Terms, from int64, found bool) {
-	if t.Eras == nil || int(t.Era)+1 >= len(t.Eras.eras) || !t.Eras.eras[t.Era+1].Continues {
-		return Terms{}, 0, false
-	}
-	return t.within(t.Era + 1), t.Eras.eras[t.Era+1].From, true
-}
-
-// OnWindows reports whether the terms are of windows of a calendar that are of one length, as OnCalendar makes them.
-func (t Terms) OnWindows() bool {
-	_, _, found := t.next()
-	return found || t.Eras != nil && t.Eras.eras[t.Era].Continues
-}
-
-// Next returns the terms of the windows that follow, which are of another length, and from when on they do.
-func (t Terms) Next() (next Terms, from int64, found bool) { return t.next() }
-
-// Follow returns the terms and the state that a bucket has at an instant, as far as its calendar goes on that way.
-func (t Terms) Follow(s State, now int64) (Terms, State) {
-	for t.Eras != nil && t.Eras.eras[t.Era].Continues && now < t.since() {
-		t = t.within(t.Era - 1)
-	}
-	for {
-		next, from, found := t.next()
-		if !found || now < from {
-			return t, s
-		}
-		t, s = next, t.stateAt(s, next, from)
-	}
-}
-
-// stateAt returns the state at the begin of the next terms of the calendar.
-func (t Terms) stateAt(s State, next Terms, from int64) State {
-	if s.TS < from {
-		s = next.enterRow(t, s, from)
-	}
-	return s
+// windowsBetween returns how many windows of the calendar begin after one instant and up to another.
+func (t Terms) windowsBetween(from, until int64) int64 {
+	return max(t.Calendar.index(until)-t.Calendar.index(from), 0)
 }

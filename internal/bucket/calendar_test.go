@@ -103,10 +103,10 @@ func (m *calendarModel) take(now, cost, lowest int64) bool {
 
 // wait returns how long it takes until cost can be taken, or -1 when the policy changes before.
 func (m *calendarModel) wait(now, cost, lowest int64) int64 {
-	for _, e := range m.events {
+	for i, e := range m.events {
 		switch {
 		case e.at <= now:
-		case e.isChange:
+		case e.isChange, i+1 < len(m.events) && m.events[i+1].at == e.at:
 			return -1
 		case m.tokens(e.at)-cost >= lowest:
 			return e.at - now
@@ -115,31 +115,48 @@ func (m *calendarModel) wait(now, cost, lowest int64) int64 {
 	return -1
 }
 
-// drawnCalendar is a calendar of windows of random lengths, and what it gives.
+// drawnCalendar is a calendar, when its windows begin by package time, and what it gives.
 type drawnCalendar struct {
+	bucket.Calendar
 	begins []int64
 	rate   int64
 }
 
-// drawCalendar draws a calendar over two years: days and weeks with another length now and then, or months.
-func drawCalendar(r *rand.Rand) drawnCalendar {
-	c := drawnCalendar{begins: []int64{opening - int64(r.Uint64N(uint64(31*day)))}, rate: 1 + r.Int64N(20)}
-	for kind := r.IntN(3); c.begins[len(c.begins)-1] < opening+2*365*day; {
-		length := day
-		switch kind {
-		case 0:
-			if r.IntN(20) == 0 {
-				length += int64(r.IntN(3)-1) * int64(time.Hour/time.Microsecond)
-			}
-		case 1:
-			length *= 7
-			if r.IntN(6) == 0 {
-				length += int64(r.IntN(3)-1) * int64(30*time.Minute/time.Microsecond)
-			}
-		default:
-			length *= 28 + int64(r.IntN(4))
+// isFirst reports whether a window of the calendar begins on a day.
+func isFirst(c bucket.Calendar, day time.Time) bool {
+	switch c.Days {
+	case 1:
+		return true
+	case 7:
+		return day.Weekday() == (time.Thursday+time.Weekday(c.First))%7
+	default:
+		last := day.AddDate(0, 1, -day.Day()).Day()
+		return (int(day.Month())-int(c.Month))%int(c.Months) == 0 && day.Day() == min(int(c.First), last)
+	}
+}
+
+// drawCalendar draws a calendar, with its begins over some years. Midnight exists once on each day of the zones.
+func drawCalendar(t *testing.T, r *rand.Rand) drawnCalendar {
+	t.Helper()
+	zones := []string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Antarctica/Troll", "Asia/Kathmandu"}
+	c := drawnCalendar{rate: 1 + r.Int64N(20)}
+	zone, err := time.LoadLocation(zones[r.IntN(len(zones))])
+	require.NoError(t, err)
+	switch c.Zone = zone; r.IntN(5) {
+	case 0:
+		c.Days = 1
+	case 1:
+		c.Days, c.First = 7, uint8(r.IntN(7))
+	default:
+		c.Months = []uint8{1, 3, 12}[r.IntN(3)]
+		c.First, c.Month = uint8(1+r.IntN(31)), uint8(1+r.IntN(int(c.Months)))
+	}
+	first := time.UnixMicro(opening).UTC()
+	for i := -400; i < 1100; i++ {
+		day := time.Date(first.Year(), first.Month(), first.Day()+i, 0, 0, 0, 0, zone)
+		if isFirst(c.Calendar, day) {
+			c.begins = append(c.begins, day.UnixMicro())
 		}
-		c.begins = append(c.begins, c.begins[len(c.begins)-1]+length)
 	}
 	return c
 }
@@ -153,26 +170,27 @@ func (c drawnCalendar) length(at int64) int64 {
 	return c.begins[next] - c.begins[next-1]
 }
 
-// eraOf returns the calendar as an era. Its zone is the number by which its table is found.
-func (c drawnCalendar) eraOf(from int64, change bucket.Change, number rune) bucket.Era {
+// eraOf returns the calendar as an era.
+func (c drawnCalendar) eraOf(from int64, change bucket.Change) bucket.Era {
 	return bucket.Era{From: from, Change: change, Terms: bucket.Terms{
 		Capacity: float64(c.rate), Rate: float64(c.rate), Step: day, Steps: 1, MaxDebt: float64(c.rate), Reserves: true, Shards: 1,
-		Calendar: bucket.Calendar{Unit: bucket.OfMonth, Day: 1, Month: 1, Zone: string(number)},
+		Calendar: c.Calendar,
 	}}
 }
 
 // drawPolicies draws a policy that perhaps takes the place of another at an instant, or at the begin of a window.
-func drawPolicies(r *rand.Rand) (bucket.Terms, []calendarEvent) {
-	of := []drawnCalendar{drawCalendar(r)}
-	eras := []bucket.Era{of[0].eraOf(0, bucket.Keep, 'a')}
+func drawPolicies(t *testing.T, r *rand.Rand) (bucket.Terms, []calendarEvent) {
+	t.Helper()
+	of := []drawnCalendar{drawCalendar(t, r)}
+	eras := []bucket.Era{of[0].eraOf(0, bucket.Keep)}
 	for from := opening; r.IntN(3) > 0 && len(of) < 4; {
 		from += day + int64(r.Uint64N(uint64(120*day)))
-		next := drawCalendar(r)
+		next := drawCalendar(t, r)
 		if r.IntN(3) == 0 {
 			from = next.begins[slices.IndexFunc(next.begins, func(at int64) bool { return at > from })]
 		}
 		change := []bucket.Change{bucket.Keep, bucket.Add, bucket.Reset}[r.IntN(3)]
-		eras = append(eras, next.eraOf(from, change, 'a'+rune(len(of))))
+		eras = append(eras, next.eraOf(from, change))
 		of = append(of, next)
 	}
 	terms := eras[0].Terms
@@ -195,8 +213,7 @@ func drawPolicies(r *rand.Rand) (bucket.Terms, []calendarEvent) {
 			}
 		}
 	}
-	eras0 := terms.OnCalendar(func(c bucket.Calendar) *bucket.Table { return bucket.TableOf(of[c.Zone[0]-'a'].begins) })
-	return eras0.Holding(opening), events
+	return terms, events
 }
 
 // TestCalendarWindowsAgreeWithTheExactModel takes random steps, two hundred in each history.
@@ -211,12 +228,12 @@ func calendarHistories(t *testing.T, seed uint64) {
 	histories := testsize.Of[uint64](10, 15)
 	for history := range histories {
 		r := rand.New(rand.NewPCG(seed, history))
-		terms, events := drawPolicies(r)
+		terms, events := drawPolicies(t, r)
 		memory, model, key := bucket.NewMemory(), &calendarModel{events: events}, bucket.Key{Name: "limit", Key: "key"}
 		now := opening + int64(r.Uint64N(uint64(day)))
 		for step := range 200 {
 			if step == 100 && r.IntN(2) == 0 { // another definition in the code
-				terms, model.events = drawPolicies(r)
+				terms, model.events = drawPolicies(t, r)
 				changed++
 			}
 			now = nextInstant(r, model, now)
@@ -256,13 +273,13 @@ func calendarHistories(t *testing.T, seed uint64) {
 	t.Logf("%d steps, %d waits, %d with a debt, %d changed definitions", 200*histories, waits, owed, changed)
 }
 
-// decides returns the instant of a decision: where the row is of terms that begin within a minute, it is their first one.
+// decides returns the instant of a decision: if the row is of terms that begin within a minute, it is their first one.
 func (m *calendarModel) decides(terms bucket.Terms, now int64) int64 {
 	begin, length := m.begin(now)
 	if !m.row || m.ts <= now || m.ts > begin+length+minute {
 		return now
 	}
-	if since, _ := terms.At(m.ts).Span(); since-now <= minute {
+	if since, _ := terms.At(now).At(m.ts).Span(); since-now <= minute {
 		return max(now, since)
 	}
 	return now

@@ -24,11 +24,7 @@ func (h *Content) Tokens(now int64) float64 {
 	if h.Rows != nil {
 		return h.Terms.TokensOf(h.Rows, now)
 	}
-	if h.Terms.Eras == nil { // as mostly
-		return h.Terms.Tokens(h.State, now)
-	}
-	terms, state := h.Terms.Follow(h.State, now)
-	return terms.Tokens(state, now)
+	return h.Terms.Tokens(h.State, now)
 }
 
 // Wait returns how long it takes from an instant until cost tokens can be taken, as Terms.Wait.
@@ -36,8 +32,7 @@ func (h *Content) Wait(now int64, cost float64) time.Duration {
 	if h.Rows != nil {
 		return h.Terms.WaitOf(h.Rows, now, cost, 0)
 	}
-	terms, state := h.Terms.Follow(h.State, now)
-	return terms.Wait(state, now, cost, 0)
+	return h.Terms.Wait(h.State, now, cost, 0)
 }
 
 // Answer returns what a call at an instant would find in the bucket of the ask. A wrong clock in it is put right.

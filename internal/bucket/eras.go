@@ -25,11 +25,6 @@ type Era struct {
 	Terms  Terms
 	Change Change // at From; that of the first era does not matter
 	Mode   uint8  // a number for each mode of a rule, with slots or with tokens; see Ask.Mode
-
-	Origin    int32 // which era it is of those that it was made from; see Terms.OnCalendar
-	Continues bool  // whether it is the same calendar's as the era before, in other windows
-	Unknown   bool  // whether it is not known when the windows begin in it
-	Follows   Calendar
 }
 
 // Eras are the terms of a limit at all instants. They do not change once they are made.
@@ -37,9 +32,7 @@ type Eras struct {
 	eras   []Era
 	rows   int32 // the highest number of rows that a bucket has in any of them
 	seeded bool  // whether the phase of any is derived from the key
-
-	calendars bool // whether any has a Calendar
-	modes     bool // whether their modes differ
+	modes  bool  // whether their modes differ
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
@@ -50,7 +43,7 @@ func NewEras(eras []Era) *Eras {
 		era := &e.eras[i]
 		era.Terms.Eras, era.Terms.Era, era.Terms.Shards = e, int32(i), max(era.Terms.Shards, 1)
 		e.rows = max(e.rows, era.Terms.Shards)
-		e.seeded, e.calendars = e.seeded || era.Terms.PhaseByKey, e.calendars || era.Terms.Calendar.Unit != 0
+		e.seeded = e.seeded || era.Terms.PhaseByKey
 		if i == 0 {
 			era.From = math.MinInt64
 			continue
@@ -70,11 +63,11 @@ func (e *Eras) Holding(now int64) Terms {
 }
 
 // DebtGrowth returns how many times a debt may grow by the changes of all eras.
-func (e *Eras) DebtGrowth() float64 {
+func (t Terms) DebtGrowth() float64 {
 	growth := 1.0
-	for i := 1; i < len(e.eras); i++ {
-		before, after := e.eras[i-1].Terms.Capacity, e.eras[i].Terms.Capacity
-		if e.eras[i].Change == Scale && before > 0 {
+	for i := 1; t.Eras != nil && i < len(t.Eras.eras); i++ {
+		before, after := t.Eras.eras[i-1].Terms.Capacity, t.Eras.eras[i].Terms.Capacity
+		if t.Eras.eras[i].Change == Scale && before > 0 {
 			growth *= max(1, after/before)
 		}
 	}
@@ -89,22 +82,26 @@ func (t Terms) Mode() uint8 {
 	return t.Eras.eras[t.Era].Mode
 }
 
-// Span returns the instant from which the terms hold, and that from which they hold no more.
+// Span returns the instant from which the terms hold, and that from which they hold no more. Terms with a Calendar hold as long as its
+// windows have the length Step.
 func (t Terms) Span() (since, until int64) {
-	since, until = math.MinInt64, math.MaxInt64
-	if t.Eras != nil {
-		since = t.Eras.eras[t.Era].From
-		if next := int(t.Era) + 1; next < len(t.Eras.eras) {
-			until = t.Eras.eras[next].From
-		}
-	}
-	return since, until
+	return t.spanOfWindows(t.since(), t.until())
 }
 
-// since returns the instant from which the terms hold.
+// since returns the instant at which the era of the terms begins.
 func (t Terms) since() int64 {
-	since, _ := t.Span()
-	return since
+	if t.Eras == nil {
+		return math.MinInt64
+	}
+	return t.Eras.eras[t.Era].From
+}
+
+// until returns the instant at which the next era begins.
+func (t Terms) until() int64 {
+	if t.Eras == nil || int(t.Era)+1 == len(t.Eras.eras) {
+		return math.MaxInt64
+	}
+	return t.Eras.eras[t.Era+1].From
 }
 
 // At returns the terms that hold at an instant, of the same bucket or row.
@@ -112,11 +109,11 @@ func (t Terms) At(now int64) Terms {
 	if since, until := t.Span(); now >= since && now < until {
 		return t
 	}
-	return t.of(t.Eras.Holding(now))
+	if t.Eras != nil {
+		t = t.of(t.Eras.Holding(now))
+	}
+	return t.OnWindows(now)
 }
-
-// Within returns the terms of an era of other eras, as they are for the bucket of t.
-func (t Terms) Within(era Terms) Terms { return t.of(era) }
 
 // of returns the terms of an era as they are for the bucket or the row that t is of.
 func (t Terms) of(era Terms) Terms {
@@ -163,13 +160,10 @@ func (t Terms) changedBy(change Change, tokens float64, before Terms) float64 {
 	return min(t.Capacity, tokens)
 }
 
-// isSettled reports whether the state of a row is of the era of the terms, and not of one before it.
-func (t Terms) isSettled(s State) bool { return t.Eras == nil || s.TS >= t.since() }
-
 // Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
 // its terms, and what became of the tokens then is what the change says.
 func (t Terms) Settle(s State) State {
-	if t.isSettled(s) {
+	if s.TS >= t.since() {
 		return s
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
@@ -190,6 +184,7 @@ func (t Terms) lastReset() int64 {
 
 // enterRow returns the state of a row at the beginning of the era of t, from the era before.
 func (t Terms) enterRow(before Terms, s State, from int64) State {
+	t, before = t.OnWindows(from), before.OnWindows(from-1)
 	entered := State{TS: from}
 	if t.Rule != nil {
 		entered = t.Rule.Enter(t, before, s, from, t.Eras.eras[t.Era].Change)

@@ -81,8 +81,5 @@ func (t Terms) Pruning() Terms {
 		t.Step, t.Steps, t.Rule = t.Rule.Idle(t), 1, nil
 		t.Capacity, t.Rate = 1e100, 1e101 // one step fills it, whatever it owes, and nothing less does
 	}
-	if t.Calendar.Unit != 0 { // in so many of the longest windows as many begin
-		t.Step, t.Steps, t.Calendar = t.Calendar.longest(), 1, Calendar{}
-	}
-	return t
+	return t.inLongestWindows()
 }

@@ -10,22 +10,22 @@ func (p *Page) SetNow(calls ...[]Ask) {
 	p.advance()
 	for _, asks := range calls {
 		for i := range asks {
-			if a := &asks[i]; a.Terms.Eras != nil {
+			if a := &asks[i]; a.Terms.HasSpan() {
 				a.SetNow(p.Now)
 			}
 		}
 	}
 }
 
-// advance moves Now to the begin of the latest era that a row has seen, if that is less than a minute ahead: the statement may have
-// waited for a call that was decided in this era.
+// advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead: the statement may have
+// waited for a call that was decided in it.
 func (p *Page) advance() {
 	for i := range p.Rows {
 		t, s := &p.Rows[i].Terms, p.states[i]
-		if t.Eras == nil || !p.isRead[i] || p.isAbsent[i] || s.TS <= p.Now || t.FromFuture(s, p.Now) {
+		if !t.HasSpan() || !p.isRead[i] || p.isAbsent[i] || s.TS <= p.Now || t.FromFuture(s, p.Now) {
 			continue
 		}
-		if since := t.At(s.TS).since(); since-p.Now <= ClockTolerance.Microseconds() {
+		if since, _ := t.At(s.TS).Span(); since-p.Now <= ClockTolerance.Microseconds() {
 			p.Now = max(p.Now, since)
 		}
 	}

@@ -55,6 +55,7 @@ type Terms struct {
 	Prefetch   int64   // how long a process may keep tokens that it took ahead, in microseconds; 0: it takes none
 	Rule       Rule    // what decides in place of steps; nil: steps
 	Calendar   Calendar
+	run        Run // the windows of the Calendar that Step and Phase are of
 
 	Era  int32  // which of the Eras they are
 	Eras *Eras  // the terms that hold at other instants; nil: these hold at all
@@ -71,15 +72,14 @@ type State struct {
 // Begin returns the instant at which the step that holds now began, and for instants before the first step when
 // that will. A step that had begun before the terms did begins with them.
 func (t Terms) Begin(now int64) int64 {
-	begin := t.step(now)
-	if t.Eras != nil {
-		begin = max(begin, t.since())
-	}
-	return begin
+	return max(t.step(now), t.since())
 }
 
 // step is Begin, whenever the terms began.
 func (t Terms) step(now int64) int64 {
+	if t.isBeside(now) {
+		return t.stepAfter(now, 0)
+	}
 	return t.Phase + (now-t.Phase)/t.Step*t.Step
 }
 
@@ -95,6 +95,7 @@ func (t Terms) Tolerance() int64 {
 
 // FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
 func (t Terms) FromFuture(s State, now int64) bool {
+	t = t.OnWindows(now)
 	return s.TS > t.Begin(now)+t.Tolerance()
 }
 
@@ -138,6 +139,9 @@ func (t Terms) after(s State, n int64) float64 {
 
 // elapsed returns the number of steps that began after s.TS, up to now; zero when TS is not yet reached.
 func (t Terms) elapsed(s State, now int64) int64 {
+	if t.isBeside(s.TS) || t.isBeside(now) {
+		return t.windowsBetween(s.TS, now)
+	}
 	return (max(t.Begin(now)-s.TS, 0) + t.Step - 1) / t.Step // ceil: a TS inside a step counts as its begin
 }
 
@@ -183,14 +187,10 @@ func (t Terms) waitFrom(s State, now, elapsed int64, cost, lowest float64) time.
 	estimate := math.Ceil((cost + lowest - s.Value) * t.Steps / t.Rate)
 	limit := elapsed + Horizon/t.Step + 2 // counted from s.TS, and past the horizon of now
 	n := first(int64(min(max(estimate, 1), float64(limit))), limit, enough)
-	at := t.step(s.TS) + n*t.Step
-	if t.Eras != nil {
-		if next, from, found := t.next(); found && at > from { // the windows after that are longer or shorter
-			until := time.Duration(max(from-now, 0)) * time.Microsecond
-			return min(until+next.Wait(t.stateAt(s, next, from), max(from, now), cost, lowest), time.Duration(Horizon)*time.Microsecond)
-		}
+	if n == limit {
+		return time.Duration(Horizon) * time.Microsecond
 	}
-	return time.Duration(min(at-now, Horizon)) * time.Microsecond
+	return time.Duration(min(t.stepAfter(s.TS, n)-now, Horizon)) * time.Microsecond
 }
 
 // UntilFull returns how long from now it takes until the bucket holds its capacity.

@@ -18,7 +18,7 @@ func (t Terms) RefundUntil(taken int64) int64 {
 	if t.Step <= 1 {
 		return math.MaxInt64
 	}
-	t, _ = t.Follow(State{TS: MaxInstant}, taken)
+	t = t.OnWindows(taken)
 	begin := t.step(taken)
 	if since := t.since(); begin < since && begin+t.Step > since { // the terms began in this window
 		return since

@@ -42,7 +42,7 @@ func mechanisms() []mechanism {
 		{
 			"eras",
 			[]string{"internal/bucket/eras.go", "internal/bucket/settle.go"},
-			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|NeedsSeed|EraOf`),
+			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|NeedsSeed|EraOf|(Has|Any)Span|(Err|AnyIn)OtherMode`),
 		},
 		{
 			"rules",
@@ -82,7 +82,7 @@ func mechanisms() []mechanism {
 			[]string{
 				"internal/bucket/calendar*.go", "internal/store/calendar.go", "ratelimit/calendarwindow.go",
 			},
-			words(`Calendar|[cC]alendars|ErrUnknownWindows|CalendarWindow|Followed`),
+			words(`Calendar|[cC]alendars|isBeside|CalendarWindow`),
 		},
 		{
 			"denycache",

@@ -12,6 +12,8 @@ var (
 	ErrContended = errors.New("ratelimit: too much contention")
 	// ErrNotReserved is what asks for a reservation that is not there.
 	ErrNotReserved = errors.New("ratelimit: no such reservation")
+	// ErrOtherMode is what a call gets if the database's clock is in an era with another mode than the call was made for. Nothing was taken.
+	ErrOtherMode = errors.New("ratelimit: by the database's clock a rule is in another mode than by the clock of this process")
 )
 
 // SQLSTATE values that decide something here.

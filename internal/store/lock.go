@@ -33,8 +33,8 @@ func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask
 		s.owner.Mended(ctx, row.Name)
 	}
 	p.SetNow(calls...)
-	if slices.ContainsFunc(calls, bucket.AnyUnknown) {
-		return nil, ErrUnknownWindows
+	if slices.ContainsFunc(calls, bucket.AnyInOtherMode) {
+		return nil, ErrOtherMode
 	}
 	p.Settle(calls...)
 	return p, nil
@@ -44,7 +44,7 @@ func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask
 // right.
 func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	p, err := s.lock(ctx, true, c.Asks)
-	if errors.Is(err, ErrUnknownWindows) {
+	if errors.Is(err, ErrOtherMode) {
 		return errors.Join(err, s.engine().Undo(ctx, &s.Unit, bucket.NewPage()))
 	}
 	if err != nil {

@@ -81,7 +81,7 @@ func newReservation(asks []bucket.Ask, answers []bucket.Answer, keep *Keeping) *
 			r.Shards = append(r.Shards, t.Shards)
 		}
 	}
-	r.Calendars, r.Prices = followedBy(asks), pricesOf(asks)
+	r.Calendars, r.Prices = calendarsOf(asks), pricesOf(asks)
 	return r
 }
 
@@ -199,12 +199,8 @@ func (r *Reservation) TermsMade(i int) bucket.Terms {
 	if i < len(r.Shards) {
 		shards = r.Shards[i]
 	}
-	var calendar bucket.Calendar
-	if i < len(r.Calendars) {
-		calendar = calendarOf(r.Calendars[i])
-	}
 	return bucket.Terms{
-		Calendar: calendar, Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
+		Calendar: calendarOf(r.Calendars, i), Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
 		MaxDebt: -r.Lowest[i], Reserves: true,
 	}
 }
@@ -280,7 +276,7 @@ func (r *Reservation) Reopen(paid []int64, ready int64) {
 		r.Capacities[i], r.Rates[i], r.Steps[i], r.StepUs[i], r.PhaseUs[i] = t.Capacity, t.Rate, t.Steps, t.Step, t.Phase
 		r.Lowest[i], r.Shards[i] = -t.MaxDebt, t.Shards
 	}
-	r.Calendars = followedBy(r.Asks())
+	r.Calendars = calendarsOf(r.Asks())
 }
 
 // Index returns the bucket of that key, or -1.

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -11,11 +10,7 @@ import (
 // Return gives back to a bucket what is left of what was taken ahead of it, and returns how much that was. It waits for the row
 // up to most, and then fails with a lock timeout; a most of 0 waits until ctx ends. Terms are those that it was taken under.
 func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, most time.Duration) (given float64, err error) {
-	until := int64(math.MaxInt64)
-	if t.Eras != nil {
-		_, end := t.Span()
-		until = end - 1
-	}
+	_, end := t.Span()
 	err = s.waitingFor(&k, 0).retryTx(ctx, "return", func(tx *Session) error {
 		if most > 0 {
 			if err := tx.BoundWait(ctx, most); err != nil {
@@ -26,7 +21,7 @@ func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bu
 		if err := tx.lockRows(ctx, p, false); err != nil {
 			return err
 		}
-		given = p.Return(a, until)
+		given = p.Return(a, end-1)
 		return tx.save(ctx, p)
 	})
 	return given, err

@@ -20,8 +20,8 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 		return nil, err
 	}
 	answers := bucket.LookAt(asks, found, room)
-	if bucket.AnyUnknown(asks) {
-		return nil, ErrUnknownWindows
+	if bucket.AnyInOtherMode(asks) {
+		return nil, ErrOtherMode
 	}
 	return answers, nil
 }
@@ -76,7 +76,7 @@ func columnsOf(asks []bucket.Ask) columns {
 		c.stepUs, c.steps = append(c.stepUs, bigint(t.Step)), append(c.steps, double(t.Steps))
 		c.phases, c.tolerances = append(c.phases, bigint(t.Phase)), append(c.tolerances, bigint(t.Tolerance()))
 	}
-	if bucket.AnyEras(asks) {
+	if bucket.AnySpan(asks) {
 		c.since, c.until = make([]*int64, len(asks)), make([]*int64, len(asks))
 		for i := range asks {
 			c.since[i], c.until[i] = spanOf(asks[i].Terms)
@@ -88,7 +88,7 @@ func columnsOf(asks []bucket.Ask) columns {
 // spanOf returns the first and the last instant at which the terms hold, as parameters of a statement: null for terms
 // that always do.
 func spanOf(t bucket.Terms) (since, until *int64) {
-	if t.Eras == nil {
+	if !t.HasSpan() {
 		return nil, nil
 	}
 	first, next := t.Span()

@@ -30,7 +30,6 @@ type statements struct {
 
 	fingerprintRead, fingerprintInsert string
 
-	calendarZone, calendarTable                     string
 	priceReport, priceRead, priceTurn, pricesForget string
 
 	// Those that name one row each.
@@ -73,8 +72,6 @@ func newStatements(schema string) (s statements) {
 		"reservations_forget":        &s.reservationsForget,
 		"fingerprint_read":           &s.fingerprintRead,
 		"fingerprint_insert":         &s.fingerprintInsert,
-		"calendar_zone":              &s.calendarZone,
-		"calendar_table":             &s.calendarTable,
 		"price_report":               &s.priceReport,
 		"price_read":                 &s.priceRead,
 		"price_turn":                 &s.priceTurn,

@@ -23,7 +23,7 @@ func (u *Unit) clusterParameters(rows []clusterRow) []any {
 		costs[i], lowest[i], of[i] = double(r.cost), double(r.lowest), integer(r.cluster)
 		capacities[i], rates[i], steps[i] = double(t.Capacity), double(t.Rate), double(t.Steps)
 		stepUs[i], phases[i], tolerances[i] = bigint(t.Step), bigint(t.Phase), bigint(t.Tolerance())
-		if t.Eras != nil {
+		if t.HasSpan() {
 			if since == nil {
 				since, until = make([]*int64, n), make([]*int64, n)
 			}

@@ -25,7 +25,7 @@ func (s *Session) takeGroup(ctx context.Context, g *group) error {
 		if g.found = len(answers) == 1; g.found {
 			g.answer = answers[0]
 		}
-		g.absent = !g.found && g.row.Terms.Eras != nil
+		g.absent = !g.found && g.row.Terms.HasSpan()
 		return nil
 	})
 }

@@ -95,7 +95,7 @@ func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(call
 	switch {
 	case waitFor == nil && one && waitedTooLong(err):
 		return waitForRow(calls, calls[0].Asks[0].Key, runBatch)
-	case errors.Is(err, ErrUnknownWindows) && len(calls) > 1: // the others can be decided
+	case errors.Is(err, ErrOtherMode) && len(calls) > 1: // the others can be decided
 	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && HasTimedOut(err) && !waitedTooLong(err):
 		for _, c := range calls {
 			c.Answer(err)
@@ -163,8 +163,8 @@ func answerRefused(calls []*Call) (open []*Call) {
 	locked := make(map[bucket.Key]bool) // buckets that are going to be locked
 	for _, c := range calls {
 		switch {
-		case bucket.AnyUnknown(c.Asks):
-			c.Answer(ErrUnknownWindows)
+		case bucket.AnyInOtherMode(c.Asks):
+			c.Answer(ErrOtherMode)
 		case c.Look:
 			c.Answer(nil)
 		case c.Reserve == nil && !c.asksAllOf(locked) && c.isRefused():
