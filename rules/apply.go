@@ -64,9 +64,6 @@ func (s *Store) inTx(ctx context.Context, fn func(tx pgx.Tx) error) (err error) 
 
 // apply makes the changes in a transaction. The lock on the version puts it after every change before it.
 func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Changes) (Applied, error) {
-	if err := checkZones(ctx, tx, changes.zones()); err != nil {
-		return Applied{}, err
-	}
 	w := writer{sql: &s.sql, edit: edit}
 	if err := tx.QueryRow(ctx, s.sql.bump).Scan(&w.version, &w.now); err != nil {
 		return Applied{}, err
@@ -98,22 +95,6 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 		return Applied{}, err
 	}
 	return Applied{Version: w.version, From: time.UnixMicro(w.from).UTC()}, nil
-}
-
-// checkZones returns an error for a time zone that the server does not know: no program could decide by it.
-func checkZones(ctx context.Context, tx pgx.Tx, zones []string) error {
-	if len(zones) == 0 {
-		return nil
-	}
-	rows, err := tx.Query(ctx, unknownZones, zones)
-	if err != nil {
-		return err
-	}
-	unknown, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(unknown) == 0 {
-		return err
-	}
-	return invalid("the server knows no time zone %q; use one of the names in pg_timezone_names, such as %q", unknown[0], "Europe/Berlin")
 }
 
 // writer makes the statements of the changes of one transaction.

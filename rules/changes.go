@@ -3,7 +3,6 @@ package rules
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -59,20 +58,6 @@ func (c *Changes) validate(edit Edit) error {
 		return c.Tiers.validate()
 	}
 	return nil
-}
-
-// zones returns the time zones that the policies name.
-func (c *Changes) zones() (zones []string) {
-	for i := range c.Put {
-		zones = append(zones, c.Put[i].Zone)
-	}
-	for i := range c.Override {
-		if policy := c.Override[i].Policy; policy != nil {
-			zones = append(zones, policy.Zone)
-		}
-	}
-	slices.Sort(zones)
-	return slices.DeleteFunc(slices.Compact(zones), func(zone string) bool { return zone == "" || zone == defaultZone })
 }
 
 func (e *Edit) validate() error {

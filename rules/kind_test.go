@@ -90,7 +90,7 @@ func TestKindsAreStored(t *testing.T) {
 	}
 }
 
-// TestUnknownZone promises that a rule whose time zone the server does not know is not stored, and that the caller's
+// TestUnknownZone promises that a rule whose time zone this program does not know is not stored, and that the caller's
 // transaction goes on.
 func TestUnknownZone(t *testing.T) {
 	t.Parallel()
@@ -102,12 +102,15 @@ func TestUnknownZone(t *testing.T) {
 	r := rules.Rule{Limit: "quota", Kind: rules.CalendarWindow, Rate: 10, Resets: ratelimit.Daily, Zone: "Europe/Atlantis"}
 	_, err = store.Put(t.Context(), why, r)
 	require.ErrorIs(t, err, rules.ErrInvalid)
-	require.ErrorContains(t, err, `the server knows no time zone "Europe/Atlantis"`)
+	require.ErrorContains(t, err, `this program knows no time zone "Europe/Atlantis"`)
 	own := r
 	own.Limit = ""
 	_, err = store.Override(t.Context(), why, rules.Override{Limit: "quota", Key: "ana", Policy: &own})
-	require.ErrorContains(t, err, `the server knows no time zone "Europe/Atlantis"`)
+	require.ErrorContains(t, err, `this program knows no time zone "Europe/Atlantis"`)
 	r.Zone = "europe/berlin"
+	_, err = store.Put(t.Context(), why, r)
+	require.ErrorContains(t, err, `this program knows no time zone "europe/berlin"`)
+	r.Zone = "Europe/Berlin"
 	_, err = store.Put(t.Context(), why, r)
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))

@@ -49,10 +49,6 @@ const (
 		ON CONFLICT (id) DO UPDATE SET version = v.version + 1
 		RETURNING v.version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
 
-	// unknownZones returns those of the time zones $1 that the server does not know.
-	unknownZones = `SELECT asked.name FROM unnest($1::text[]) AS asked (name)
-		WHERE NOT EXISTS (SELECT FROM pg_timezone_names AS known WHERE lower(known.name) = lower(asked.name)) ORDER BY 1`
-
 	notify = `SELECT pg_notify($1, $2::bigint::text)`
 
 	// note inserts nothing when $12 changes of a rule, or of the overrides of a key, are in effect between $13 and $8, when this one

@@ -250,7 +250,7 @@ func TestRulesShow(t *testing.T) {
 			"overrides: [{limit: calls, key: ada, policy: {kind: calendar window, rate: 3, resets: day, zone: Europe/Berlim}}]",
 		} {
 			require.Contains(t, f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", text)), `"calls"`)
-			require.Contains(t, f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", text)), `no time zone is called "Europe/Berlim"`)
+			require.Contains(t, f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", text)), `knows no time zone "Europe/Berlim"`)
 		}
 		r := f.run(t, "rules", "validate", "-f", file(t, "rules.yaml", `
 rules:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -34,9 +33,6 @@ whose names differ only in case, limits of tiers that have no rule, and attribut
 		Example: "  ratelimit rules validate -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
 		document, err := a.wantedRules(ctx, path)
-		if err == nil {
-			err = checkZones(document)
-		}
 		switch {
 		case errors.Is(err, rules.ErrInvalid):
 			if a.options.format == asJSON {
@@ -56,30 +52,6 @@ whose names differ only in case, limits of tiers that have no rule, and attribut
 	}, "0 valid", "5 not valid")
 	cmd.Flags().StringVarP(&path, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
 	return a.withOutput(cmd)
-}
-
-// checkZones returns an error for a time zone that this program does not know. Package rules leaves zones to the server, because a program
-// may have no list of them.
-func checkZones(d *rules.Document) error {
-	check := func(zone, format string, args ...any) error {
-		if _, err := time.LoadLocation(zone); err != nil {
-			return fmt.Errorf("%w: %s: no time zone is called %q; use a name such as %q", rules.ErrInvalid, fmt.Sprintf(format, args...), zone, "Europe/Berlin")
-		}
-		return nil
-	}
-	for _, r := range d.Rules {
-		if err := check(r.Zone, "rule %q, plan %q", r.Limit, r.Plan); err != nil {
-			return err
-		}
-	}
-	for _, o := range d.Overrides {
-		if o.Policy != nil {
-			if err := check(o.Policy.Zone, "override of the key %q of %q", o.Key, o.Limit); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // noteMistakes notes what is valid in a rules file and probably a mistake.
