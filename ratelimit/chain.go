@@ -20,6 +20,9 @@ const (
 	fromPrefetched        // tokens that this process took ahead
 )
 
+// isRemembered reports whether the answer is a refusal that was remembered.
+func (s source) isRemembered() bool { return s == fromRefusals }
+
 // recallOne is recall for a Take of one request without a price. It makes no call and no plan, which take as long as the rest.
 func recallOne(ctx context.Context, l *Limiter, requests []Request) (d Decision, known bool) {
 	if l == nil || l.pool == nil || len(requests) != 1 || ctx.Err() != nil || l.cache == nil && l.ahead.IsEmpty() {
@@ -45,7 +48,7 @@ func recallOne(ctx context.Context, l *Limiter, requests []Request) (d Decision,
 	if !d.Allowed && l.reports.refused != nil {
 		l.reports.refusal(ctx, &states[0], Refusal{Key: key, Cost: r.cost, At: d.At, Cached: true})
 	}
-	l.reports.decided(ctx, Decided{Verb: verbTake, Decision: d, Cached: from == fromRefusals}, began)
+	l.reports.decided(ctx, Decided{Verb: verbTake, Decision: d, Cached: from.isRemembered()}, began)
 	return d, true
 }
 

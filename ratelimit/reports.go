@@ -150,7 +150,7 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.observer == nil || c.change != nil || c.untold {
 		return
 	}
-	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.from == fromRefusals}
+	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.from.isRemembered()}
 	if kept := c.Reservation; kept != nil {
 		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
 	}
@@ -210,7 +210,7 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 			}
 		}
 		if isFirst {
-			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.from == fromRefusals})
+			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.from.isRemembered()})
 		}
 	}
 }

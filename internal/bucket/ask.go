@@ -81,16 +81,6 @@ type Answer struct {
 	Borrowed bool // whether the lender paid
 }
 
-// Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
-// or the row is of another era. Nothing was taken then.
-func (a *Ask) Outside(r Answer) bool {
-	if !a.Terms.HasSpan() || r.Allowed {
-		return false
-	}
-	since, until := a.Terms.Span()
-	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
-}
-
 // anyOf reports whether one of the asks is so.
 func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 	for i := range asks {
@@ -99,11 +89,6 @@ func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 		}
 	}
 	return false
-}
-
-// AnySpan reports whether one of the buckets has other terms at other instants.
-func AnySpan(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.HasSpan() })
 }
 
 // IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row

@@ -129,11 +129,6 @@ func (t Terms) OnWindows(now int64) Terms {
 	return t
 }
 
-// isBeside reports whether the Step and the Phase are of other windows of the calendar than those at an instant.
-func (t *Terms) isBeside(at int64) bool {
-	return t.Calendar.Zone != nil && (at < t.run.From || at >= t.run.Until)
-}
-
 // spanOfWindows returns the part of a span in which the windows of the calendar have the length Step.
 func (t *Terms) spanOfWindows(since, until int64) (int64, int64) {
 	if t.Calendar.Zone == nil {
@@ -148,19 +143,6 @@ func (t Terms) inLongestWindows() Terms {
 		t.Step, t.Steps, t.Calendar = t.Calendar.mean()+3*microsOfDay, 1, Calendar{}
 	}
 	return t
-}
-
-// HasSpan reports whether other terms hold at other instants: in another era, or in other windows of the calendar.
-func (t *Terms) HasSpan() bool { return t.Eras != nil || t.Calendar.Zone != nil }
-
-// stepAfter returns the begin of the n-th step after the one that holds an instant.
-func (t Terms) stepAfter(at, n int64) int64 {
-	if !t.isBeside(at) {
-		if begin := t.step(at) + n*t.Step; t.Calendar.Zone == nil || begin <= t.run.Until {
-			return begin
-		}
-	}
-	return t.Calendar.begin(t.Calendar.index(at) + n)
 }
 
 // windowsBetween returns how many windows of the calendar begin after one instant and up to another.

@@ -88,14 +88,6 @@ func (t Terms) Span() (since, until int64) {
 	return t.spanOfWindows(t.since(), t.until())
 }
 
-// since returns the instant at which the era of the terms begins.
-func (t Terms) since() int64 {
-	if t.Eras == nil {
-		return math.MinInt64
-	}
-	return t.Eras.eras[t.Era].From
-}
-
 // until returns the instant at which the next era begins.
 func (t Terms) until() int64 {
 	if t.Eras == nil || int(t.Era)+1 == len(t.Eras.eras) {
@@ -123,9 +115,6 @@ func (t Terms) of(era Terms) Terms {
 	}
 	return era
 }
-
-// NeedsSeed reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
-func (t Terms) NeedsSeed() bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
 
 // Seeded returns the terms with the phase that follows from seed, where they have such a one.
 func (t Terms) Seeded(seed uint64) Terms {
@@ -195,4 +184,27 @@ func (t Terms) enterRow(before Terms, s State, from int64) State {
 		s.Parts = &Parts{Leases: []int64{s.lastFence()}}
 	}
 	return t.keepingLeases(entered, s)
+}
+
+// Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
+// or the row is of another era. Nothing was taken then.
+func (a *Ask) Outside(r Answer) bool {
+	if !a.Terms.HasSpan() || r.Allowed {
+		return false
+	}
+	since, until := a.Terms.Span()
+	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
+}
+
+// HasSpan reports whether other terms hold at other instants: in another era, or in other windows of the calendar.
+func (t *Terms) HasSpan() bool { return t.Eras != nil || t.Calendar.Zone != nil }
+
+// AnySpan reports whether one of n terms has a span.
+func AnySpan(n int, terms func(i int) *Terms) bool {
+	for i := range n {
+		if terms(i).HasSpan() {
+			return true
+		}
+	}
+	return false
 }

@@ -83,6 +83,32 @@ func (t Terms) step(now int64) int64 {
 	return t.Phase + (now-t.Phase)/t.Step*t.Step
 }
 
+// isBeside reports whether the Step and the Phase are of other windows of the calendar than those at an instant.
+func (t *Terms) isBeside(at int64) bool {
+	return t.Calendar.Zone != nil && (at < t.run.From || at >= t.run.Until)
+}
+
+// stepAfter returns the begin of the n-th step after the one that holds an instant.
+func (t Terms) stepAfter(at, n int64) int64 {
+	if !t.isBeside(at) {
+		if begin := t.step(at) + n*t.Step; !t.isBeside(begin - 1) {
+			return begin
+		}
+	}
+	return t.Calendar.begin(t.Calendar.index(at) + n)
+}
+
+// since returns the instant at which the era of the terms begins.
+func (t Terms) since() int64 {
+	if t.Eras == nil {
+		return math.MinInt64
+	}
+	return t.Eras.eras[t.Era].From
+}
+
+// NeedsSeed reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
+func (t Terms) NeedsSeed() bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
+
 // Full is the state of a bucket that has no row.
 func (t Terms) Full(now int64) State {
 	return State{Value: t.Capacity, TS: t.Begin(now)}
@@ -95,7 +121,9 @@ func (t Terms) Tolerance() int64 {
 
 // FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
 func (t Terms) FromFuture(s State, now int64) bool {
-	t = t.OnWindows(now)
+	if t.isBeside(now) {
+		t = t.OnWindows(now)
+	}
 	return s.TS > t.Begin(now)+t.Tolerance()
 }
 

@@ -12,7 +12,7 @@ import (
 // decides reports whether routed_take.sql is for the call: one token bucket or fixed window of one row, of which the terms always hold.
 func (byRow) decides(c *Call) bool {
 	asks := c.Asks
-	return len(asks) == 1 && asks[0].Terms.Shards <= 1 && !asks[0].Terms.HasSpan() && asks[0].Terms.Rule == nil && asks[0].Cost > 0
+	return len(asks) == 1 && c.traits.Steps && !c.traits.Sharded && !c.traits.Costless && !asks[0].Terms.HasSpan()
 }
 
 // take takes from one bucket by a statement that decides by itself, in one round trip. It is undecided where there is too little, or was when

@@ -76,18 +76,25 @@ func columnsOf(asks []bucket.Ask) columns {
 		c.stepUs, c.steps = append(c.stepUs, bigint(t.Step)), append(c.steps, double(t.Steps))
 		c.phases, c.tolerances = append(c.phases, bigint(t.Phase)), append(c.tolerances, bigint(t.Tolerance()))
 	}
-	if bucket.AnySpan(asks) {
-		c.since, c.until = make([]*int64, len(asks)), make([]*int64, len(asks))
-		for i := range asks {
-			c.since[i], c.until[i] = spanOf(asks[i].Terms)
-		}
-	}
+	c.since, c.until = spansOf(len(asks), func(i int) *bucket.Terms { return &asks[i].Terms })
 	return c
+}
+
+// spansOf returns what spanOf does for n terms, as array parameters: nil when all always hold.
+func spansOf(n int, terms func(i int) *bucket.Terms) (since, until []*int64) {
+	if !bucket.AnySpan(n, terms) {
+		return nil, nil
+	}
+	since, until = make([]*int64, n), make([]*int64, n)
+	for i := range n {
+		since[i], until[i] = spanOf(terms(i))
+	}
+	return since, until
 }
 
 // spanOf returns the first and the last instant at which the terms hold, as parameters of a statement: null for terms
 // that always do.
-func spanOf(t bucket.Terms) (since, until *int64) {
+func spanOf(t *bucket.Terms) (since, until *int64) {
 	if !t.HasSpan() {
 		return nil, nil
 	}

@@ -239,7 +239,7 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 		return p
 	}
 	t := a.Terms
-	since, until := spanOf(t)
+	since, until := spanOf(&t)
 	p = &boxed{
 		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, period: periodOf(t), phase: t.Phase,
 		tolerance: t.Tolerance(), since: since, until: until,

@@ -15,7 +15,6 @@ func (u *Unit) clusterParameters(rows []clusterRow) []any {
 	names, keys, shards := make(array[text], n), make(array[text], n), make(array[integer], n)
 	costs, capacities, rates, steps, lowest := make(array[double], n), make(array[double], n), make(array[double], n), make(array[double], n), make(array[double], n)
 	stepUs, phases, tolerances, of := make(array[bigint], n), make(array[bigint], n), make(array[bigint], n), make(array[integer], n)
-	var since, until []*int64
 	for i := range rows {
 		r := &rows[i]
 		t := &r.ask.Terms
@@ -23,13 +22,8 @@ func (u *Unit) clusterParameters(rows []clusterRow) []any {
 		costs[i], lowest[i], of[i] = double(r.cost), double(r.lowest), integer(r.cluster)
 		capacities[i], rates[i], steps[i] = double(t.Capacity), double(t.Rate), double(t.Steps)
 		stepUs[i], phases[i], tolerances[i] = bigint(t.Step), bigint(t.Phase), bigint(t.Tolerance())
-		if t.HasSpan() {
-			if since == nil {
-				since, until = make([]*int64, n), make([]*int64, n)
-			}
-			since[i], until[i] = spanOf(*t)
-		}
 	}
+	since, until := spansOf(n, func(i int) *bucket.Terms { return &rows[i].ask.Terms })
 	return []any{
 		names, keys, shards, costs, capacities, rates, stepUs, steps, phases, lowest, of, u.now(), tolerances, since, until,
 	}

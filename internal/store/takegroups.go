@@ -101,7 +101,7 @@ func (s *Session) queueGroups(batch *pgx.Batch, groups []*group, spend string) {
 	}
 	first := &groups[0].row
 	t := first.Terms
-	since, until := spanOf(t)
+	since, until := spanOf(&t)
 	if slides(first) {
 		batch.Queue(s.statements.windowsSpend, first.Key.Name, keys, shards, costs,
 			t.Capacity, t.Step, periodOf(t), t.Phase, s.now(), t.Tolerance(), since, until)
