@@ -67,9 +67,6 @@ func (s *Session) change(ctx context.Context, change func(p *bucket.Page), calls
 
 // Change runs change until it needs no row that somebody holds and meets no conflict. In a transaction it runs it once.
 func (s *Session) Change(ctx context.Context, verb string, change func(ctx context.Context, s *Session) error) error {
-	if err := s.LearnLayout(ctx); err != nil { // which a call that names no request has not asked for yet
-		return err
-	}
 	return s.RetryHeld(ctx, func(s *Session) error {
 		return s.retry(ctx, verb, func() error { return change(ctx, s) })
 	})

@@ -42,9 +42,6 @@ func (d *DueReservations) Next(ctx context.Context) (ids []string, err error) {
 	if d.done {
 		return nil, nil
 	}
-	if err := d.session.LearnLayout(ctx); err != nil {
-		return nil, err
-	}
 	due, err := d.session.engine().Due(ctx, &d.session.Unit, d.after, d.last, expirePage)
 	if err != nil {
 		return nil, err

@@ -32,9 +32,6 @@ func OnePage() *PrunePages { return &PrunePages{blocks: 1, step: 1} }
 
 // PrunePages returns the parts that Prune looks through.
 func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
-	if err := s.LearnLayout(ctx); err != nil {
-		return nil, err
-	}
 	return s.engine().PrunePages(ctx, &s.Unit)
 }
 
