@@ -3,7 +3,6 @@
 package store
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,36 +16,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
-
-// still returns a limit whose tokens do not come back while a test runs.
-func still(name string, capacity float64) limit {
-	return tokenBucket(name, 1, 24*365*time.Hour, capacity, 0)
-}
-
-// makeRows makes the rows of a key, full.
-func makeRows(t *testing.T, db Conn, key string, limits ...limit) {
-	t.Helper()
-	for _, l := range limits {
-		_, err := db.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ($1, $2, 0, $3, $4)`, l.name, key, l.terms.Capacity, opening)
-		require.NoError(t, err)
-	}
-}
-
-// tripCounter is a pool that counts what is sent.
-type tripCounter struct {
-	*pgxpool.Pool
-	trips int
-}
-
-func (p *tripCounter) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	p.trips++
-	return p.Pool.SendBatch(ctx, batch)
-}
-
-func (p *tripCounter) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
-	p.trips++
-	return p.Pool.BeginTx(ctx, options)
-}
 
 func TestWhichCallsGoTogether(t *testing.T) {
 	t.Parallel()

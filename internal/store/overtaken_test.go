@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -32,18 +31,6 @@ func whileWaiting(t *testing.T, pool *pgxpool.Pool, call, meanwhile func()) {
 	}, time.Minute, time.Millisecond)
 	meanwhile()
 	<-over
-}
-
-// freeRows returns the keys of the rows of pool that nobody has locked.
-func freeRows(t *testing.T, pool *pgxpool.Pool) []string {
-	t.Helper()
-	tx := begin(t, pool)
-	rows, err := tx.Query(t.Context(), `SELECT key FROM ratelimit.buckets ORDER BY key FOR UPDATE SKIP LOCKED`)
-	require.NoError(t, err)
-	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	require.NoError(t, tx.Rollback(t.Context()))
-	return keys
 }
 
 // A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its snapshot.

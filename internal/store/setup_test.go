@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -180,4 +181,46 @@ func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucke
 	c := Call{Asks: asks}
 	err := s.ensureTx(ctx, func(tx *Session) error { return tx.takeLocked(ctx, &c) })
 	return c.Answers, err
+}
+
+// makeRows makes the rows of a key, full.
+func makeRows(t *testing.T, db Conn, key string, limits ...limit) {
+	t.Helper()
+	for _, l := range limits {
+		_, err := db.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ($1, $2, 0, $3, $4)`, l.name, key, l.terms.Capacity, opening)
+		require.NoError(t, err)
+	}
+}
+
+// tripCounter is a pool that counts what is sent.
+type tripCounter struct {
+	*pgxpool.Pool
+	trips int
+}
+
+func (p *tripCounter) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	p.trips++
+	return p.Pool.SendBatch(ctx, batch)
+}
+
+func (p *tripCounter) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	p.trips++
+	return p.Pool.BeginTx(ctx, options)
+}
+
+// still returns a limit whose tokens do not come back while a test runs.
+func still(name string, capacity float64) limit {
+	return tokenBucket(name, 1, 24*365*time.Hour, capacity, 0)
+}
+
+// freeRows returns the keys of the rows of pool that nobody has locked.
+func freeRows(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	tx := begin(t, pool)
+	rows, err := tx.Query(t.Context(), `SELECT key FROM ratelimit.buckets ORDER BY key FOR UPDATE SKIP LOCKED`)
+	require.NoError(t, err)
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	return keys
 }
