@@ -1,3 +1,5 @@
+//go:build !generalpath
+
 package store
 
 import (
@@ -103,9 +105,6 @@ var plans = []string{
 // enough gives, in one round trip, what has not refuses, and what has no row is asked for again.
 func TestWhateverThePlanABoldBatchIsToldTheSame(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path")
-	}
 	for _, table := range []struct {
 		name     string
 		rows     int
@@ -186,9 +185,6 @@ func TestBoldAndOtherBatchesDecideTheSame(t *testing.T) {
 // batches after it do not ask boldly for a while.
 func TestAHeldRowStopsNobodyElseInABoldBatch(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path")
-	}
 	const keys, row = 40, `WHERE name = 'spending' AND key = 'key 000005'`
 	for name, test := range map[string]struct {
 		statements []string
@@ -254,9 +250,6 @@ func TestAHeldRowStopsNobodyElseInABoldBatch(t *testing.T) {
 // and what was given is gone.
 func TestBoldBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path")
-	}
 	const keys, rounds = 60, 12
 	pool := postgrestest.New(t)
 	fillSpending(t, pool, keys) // from the last key to the first
@@ -297,9 +290,6 @@ func TestBoldBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 // In a table with partitions a batch takes from each row what it asks of that one.
 func TestABoldBatchTakesFromPartitions(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path")
-	}
 	pool := postgrestest.New(t)
 	for _, statement := range []string{
 		"ALTER TABLE ratelimit.buckets RENAME TO whole",

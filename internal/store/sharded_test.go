@@ -1,3 +1,5 @@
+//go:build !generalpath
+
 package store
 
 import (
@@ -152,9 +154,6 @@ func TestTheSeedOfTheRows(t *testing.T) {
 // A call does not wait for a row that somebody holds while another row of its bucket is free.
 func TestABatchTakesFromAnotherRowWhenOneIsHeld(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path: without it a call locks all rows")
-	}
 	pool := postgrestest.New(t)
 	s := newSession(pool, standing)
 	wide := still("wide", 100).over(2)

@@ -1,3 +1,5 @@
+//go:build !generalpath
+
 package store
 
 import (
@@ -77,9 +79,6 @@ func (p *cancelling) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchR
 // so, or pays twice.
 func TestAFailureOfASecondRoundIsToldToThoseWhoNeededIt(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path: there is no second round without it")
-	}
 	pool := &cancelling{Pool: postgrestest.New(t), from: 2} // the first takes from plain, and finds that the row of the other is held
 	s := newSession(pool, standing)
 	plain, sharded := tokenBucket("plain", 100, time.Hour, 100, 0), tokenBucket("sharded", 100, time.Hour, 100, 0).over(2)
@@ -114,9 +113,6 @@ func (p *failing) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResu
 // What a second round gave before it failed is undone with the rest, and asked for again.
 func TestWhatASecondRoundGaveBeforeItFailedIsNotGiven(t *testing.T) {
 	t.Parallel()
-	if !decidesInSQL {
-		t.Skip("of the fast path: there is no second round without it")
-	}
 	pool := &failing{Pool: postgrestest.New(t)}
 	s := newSession(pool, standing)
 	var calls []*Call
