@@ -217,7 +217,7 @@ func pairs() []Scenario {
 }
 
 // reservations measures Reserve and Settle. The bar is their round trips without batches, which the integration tests
-// require: 2 for Reserve, and 2 for a Settle.
+// require: 2 for Reserve, and 3 for a Settle that returns tokens.
 func reservations() []Scenario {
 	of := func(callers int, compare Figure) Scenario {
 		return Scenario{
