@@ -24,11 +24,10 @@ const (
 func (s source) isRemembered() bool { return s == fromRefusals }
 
 // recallOne is recall for a Take of one request without a price. It makes no call and no plan, which take as long as the rest.
-func recallOne(ctx context.Context, l *Limiter, requests []Request) (d Decision, known bool) {
-	if l == nil || l.pool == nil || len(requests) != 1 || ctx.Err() != nil || l.cache == nil && l.ahead.IsEmpty() {
+func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known bool) {
+	if ctx.Err() != nil || l.cache == nil && l.ahead.IsEmpty() {
 		return d, false
 	}
-	r := &requests[0]
 	key, err := storedKey(l.config.HashKey, r)
 	if err != nil || r.pool != nil {
 		return d, false

@@ -137,7 +137,7 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 		p.setState(&states[i], i, &answers[i], &holds[i])
 		now = answers[0].Now
 	}
-	if bucket.AnyLender(p.asks) {
+	if p.borrows {
 		for i, wait := range bucket.BorrowWaits(p.asks, answers) {
 			if wait > 0 {
 				states[i].RetryAfter = wait

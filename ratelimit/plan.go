@@ -34,6 +34,7 @@ type plan struct {
 	upstreams []*adaptive.Upstream // of the adaptive limits, also of those that are left out
 
 	reserves  bool
+	borrows   bool  // whether one borrows from another
 	ruled     bool  // whether any of them is under a rule
 	keyed     bool  // whether any key is not in its stored form, so that the secret counts
 	costless  bool  // whether nothing is to be taken
@@ -63,23 +64,20 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	p.reserves = verb == verbReserve
 	isEstimate := p.now == 0 && l.config.AsOf == nil
 	p.makeRoom(len(requests))
-	paused, borrows := false, false
 	for i := range requests {
 		r := &requests[i]
-		s, err := p.ask(ctx, l, verb, r, r.pool == nil)
-		if err != nil {
+		if _, err := p.ask(ctx, l, verb, r, r.pool == nil); err != nil {
 			return err
 		}
-		paused = paused || s.isPaused(p.now)
 		if r.pool == nil {
 			continue
 		}
-		if s, err = p.askPool(ctx, l, verb, r); err != nil {
+		if _, err := p.askPool(ctx, l, verb, r); err != nil {
 			return err
 		}
-		paused, borrows = paused || s.isPaused(p.now), true
+		p.borrows = true
 	}
-	if borrows {
+	if p.borrows {
 		if err := p.checkBorrowers(); err != nil {
 			return err
 		}
@@ -88,7 +86,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		return p.finish(l)
 	}
 	if decides := verb == verbTake || verb == verbCheck || verb == verbAcquire; decides || p.reserves {
-		if paused {
+		if slices.ContainsFunc(p.of, func(s subject) bool { return s.isPaused(p.now) }) {
 			p.pause(decides)
 		}
 		p.leaveOut(isEstimate)

@@ -37,7 +37,7 @@ type Engine interface {
 	Due(ctx context.Context, u *Unit, after int64, last string, most int) ([]*Reservation, error)
 	// LockDue locks those of the reservations that are open and have ended, and that nobody else has locked.
 	LockDue(ctx context.Context, u *Unit, ids []string) ([]*Reservation, error)
-	// ForgetEnded deletes some of the reservations that are not open and ended before keepEnded, and reports whether there may be more.
+	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there may be more.
 	ForgetEnded(ctx context.Context, u *Unit) (more bool, err error)
 
 	// Report adds the reports to what is known of their upstreams, or makes that, and sets it. A report without outcomes only asks. Turn ends
@@ -46,7 +46,7 @@ type Engine interface {
 	Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
 	Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
 	NeedsBegin() bool
-	// ForgetPrices deletes what nobody has reported of for keepPrices.
+	// ForgetPrices deletes what nobody has reported of for KeepPrices.
 	ForgetPrices(ctx context.Context, u *Unit) error
 
 	// PrunePages returns the parts that Prune looks through, one in a transaction.

@@ -114,6 +114,9 @@ func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
 // Save writes the rows of p with the reservations, with COMMIT in a transaction of the Owner's.
 func (postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...*Reservation) error {
 	batch := &pgx.Batch{}
+	if len(made) > 0 && u.isLate() { // as the table may be locked
+		u.queueBound(batch, lateWait)
+	}
 	u.queueReservations(batch, made)
 	u.queueSave(batch, p)
 	return u.finish(ctx, batch, p.Rows)

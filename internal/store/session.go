@@ -175,18 +175,6 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	return s.OrSpoil(ctx, err)
 }
 
-// decideByStatement has a statement decide on c. It sets another way where that leaves c undecided.
-func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
-	err := s.takeByStatement(ctx, c)
-	if err != nil && s.mode == alone { // else no function literal is allocated
-		err = s.owner.Retry(ctx, c.Verb, err, func() error { return s.takeByStatement(ctx, c) })
-	}
-	if err != nil || c.way != byStatement {
-		return err
-	}
-	return s.fixClocks(ctx, c.Asks, c.Answers)
-}
-
 // lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
 func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
 	if refused, err := s.lookAndRefuse(ctx, c); refused || err != nil {

@@ -22,6 +22,18 @@ const savepoint = "ratelimit_take"
 // caller who hangs up would turn a commit into one of unknown outcome.
 const EndTimeout = 5 * time.Second
 
+// decideByStatement has a statement decide on c. It sets another way where that leaves c undecided.
+func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
+	err := s.takeByStatement(ctx, c)
+	if err != nil && s.mode == alone { // else no function literal is allocated
+		err = s.owner.Retry(ctx, c.Verb, err, func() error { return s.takeByStatement(ctx, c) })
+	}
+	if err != nil || c.way != byStatement {
+		return err
+	}
+	return s.fixClocks(ctx, c.Asks, c.Answers)
+}
+
 // takeByStatement has a statement take what c costs from all of its buckets, or from none of them, once: in the transaction that the session is
 // of, else as its own. Where the statement cannot stand for what it found, nothing was taken, and c is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
