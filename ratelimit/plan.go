@@ -64,18 +64,21 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	p.reserves = verb == verbReserve
 	isEstimate := p.now == 0 && l.config.AsOf == nil
 	p.makeRoom(len(requests))
+	paused := false
 	for i := range requests {
 		r := &requests[i]
-		if _, err := p.ask(ctx, l, verb, r, r.pool == nil); err != nil {
+		s, err := p.ask(ctx, l, verb, r, r.pool == nil)
+		if err != nil {
 			return err
 		}
+		paused = paused || s.isPaused(p.now)
 		if r.pool == nil {
 			continue
 		}
-		if _, err := p.askPool(ctx, l, verb, r); err != nil {
+		if s, err = p.askPool(ctx, l, verb, r); err != nil {
 			return err
 		}
-		p.borrows = true
+		paused, p.borrows = paused || s.isPaused(p.now), true
 	}
 	if p.borrows {
 		if err := p.checkBorrowers(); err != nil {
@@ -86,7 +89,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		return p.finish(l)
 	}
 	if decides := verb == verbTake || verb == verbCheck || verb == verbAcquire; decides || p.reserves {
-		if slices.ContainsFunc(p.of, func(s subject) bool { return s.isPaused(p.now) }) {
+		if paused {
 			p.pause(decides)
 		}
 		p.leaveOut(isEstimate)
