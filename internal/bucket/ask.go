@@ -219,12 +219,6 @@ func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
 }
 
-// AllSteps reports whether the tokens of all the buckets arrive in steps, and each ask is for itself, so that statements can
-// decide on them.
-func AllSteps(asks []Ask) bool {
-	return !anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil || a.Lender != nil || a.Within != 0 })
-}
-
 // AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
 func AnyFreesEarly(asks []Ask) bool {
 	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Rule.FreesEarly() })

@@ -1,0 +1,34 @@
+package store
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// A reservation that is inserted in the message of COMMIT is behind a bound: its table may be locked, and COMMIT has little time.
+func TestAReservationWithCommitIsBehindABound(t *testing.T) {
+	t.Parallel()
+	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
+	for name, engine := range map[string]Engine{"Postgres": postgres{}, "ByRow": byRow{}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tx := NewOwnTx(nil, func() {})
+			u := &Unit{Store: New(DefaultSchema, standing), conn: tx, mode: ownTx}
+			require.NoError(t, engine.BoundWait(t.Context(), u, lateWait))
+			bound := tx.later.QueuedQueries
+			tx.later, tx.owed = pgx.Batch{}, nil
+			require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))
+			require.Empty(t, tx.later.QueuedQueries, "nothing has changed")
+
+			require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks), &Reservation{}))
+			sent := tx.later.QueuedQueries
+			insert := slices.IndexFunc(sent, func(q *pgx.QueuedQuery) bool { return q.SQL == u.statements.reservationInsert })
+			require.Equal(t, bound, sent[:insert])
+		})
+	}
+}
