@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -157,8 +158,8 @@ func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
 	}
 	c.plan = arranged
 	c.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
-	if c.Reserve != nil {
-		keeping := *c.Reserve
+	if before, reserves := c.Reserve.(*reserved.Keeping); reserves {
+		keeping := *before
 		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
 		c.Reserve = &keeping
 	}
@@ -174,7 +175,7 @@ func (c *call) runAgain(ctx context.Context, l *Limiter) error {
 	again := &call{plan: c.plan, change: c.change, began: c.began}
 	again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
 	err := again.run(ctx, l)
-	c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
+	c.Answers, c.Record, c.Taken = again.Answers, again.Record, again.Taken
 	return err
 }
 
@@ -186,38 +187,6 @@ func (s *subject) isRuledAs(o *subject) bool {
 // eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
 // resolved in.
 func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
-
-// termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this
-// Limiter was not used with have those that r was made under, unless there is a rule.
-func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation) (now []bucket.Terms, pausedUntil int64) {
-	now = make([]bucket.Terms, len(r.Names))
-	for i, name := range r.Names {
-		terms, policy := r.TermsMade(i), Policy(madeElsewhere{})
-		if last, known := l.policies.last(name); known {
-			terms = last
-		}
-		if l.HasPolicies() {
-			limit := limitOf(name, madeElsewhere{}, terms)
-			if rule := ruleFor(ctx, l, verb, limit, r.Plan(i), r.Keys[i]); rule != nil {
-				holding := rule.holding(l.config.estimate()).limit.definition()
-				terms, policy = holding.terms, holding.policy
-				pausedUntil = max(pausedUntil, rule.pausedUntil)
-			}
-		}
-		pausedUntil = max(pausedUntil, l.prices.PausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, applies(policy)))
-		now[i] = termsFor(terms, name, r.Keys[i]).OnWindows(r.NowUs)
-	}
-	return now, pausedUntil
-}
-
-// applies returns whether a policy has callers pay the price of an upstream; nil: it is not known.
-func applies(policy Policy) *bool {
-	if _, isUnknown := policy.(madeElsewhere); isUnknown {
-		return nil
-	}
-	a, _ := policy.(Adaptive)
-	return &a.Apply
-}
 
 // madeElsewhere is the policy of a limit of which only the terms are known.
 type madeElsewhere struct{}

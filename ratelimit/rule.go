@@ -363,6 +363,6 @@ func (c *call) withoutShadows(refused []int) *call {
 
 // again takes over what was answered when the call was made again.
 func (c *call) again(made *call) {
-	c.plan, c.Asks, c.Answers, c.Look, c.Reservation = made.plan, made.Asks, made.Answers, made.Look, made.Reservation
+	c.plan, c.Asks, c.Answers, c.Look, c.Record = made.plan, made.Asks, made.Answers, made.Look, made.Record
 	c.Taken = made.Taken
 }

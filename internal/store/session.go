@@ -15,13 +15,13 @@ type Call struct {
 	Verb    string
 	Asks    []bucket.Ask // in the order of locking
 	Look    bool         // whether nothing is to be taken
-	Reserve *Keeping     // how what is taken is recorded as a reservation; nil: it is not
+	Reserve Recorder     // makes a record of what is taken; nil: there is none
 	UpTo    int          // of how many units as many as there are are taken, where Asks have the costs of one; 0: what they cost
 
-	Answers     []bucket.Answer
-	one         [1]bucket.Answer // what Answers is when there is one bucket
-	Reservation *Reservation     // that was made
-	Taken       int              // how many units of UpTo
+	Answers []bucket.Answer
+	one     [1]bucket.Answer // what Answers is when there is one bucket
+	Record  Record           // that was made
+	Taken   int              // how many units of UpTo
 
 	traits bucket.Traits
 	way    way          // how it is decided: what choose says, or another if that has left it undecided
@@ -128,7 +128,7 @@ const (
 func (s *Session) choose(c *Call) {
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
-	engine := s.engine()
+	engine := s.Engine()
 	by, hasStatements := engine.(decider)
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
@@ -170,9 +170,19 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		return err
 	}
 	if err == nil && c.Reserve != nil {
-		err = s.record(ctx, c)
+		if c.record(); c.Record != nil {
+			err = s.save(ctx, bucket.NewPage(c.Asks), c.Record)
+		}
 	}
 	return s.OrSpoil(ctx, err)
+}
+
+// record makes the record of what c took, if c was allowed.
+func (c *Call) record() {
+	c.Record = nil
+	if c.Reserve != nil && bucket.AllAllowed(c.Answers) {
+		c.Record = c.Reserve.Record(c.Asks, c.Answers)
+	}
 }
 
 // lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
@@ -226,7 +236,7 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 	if err != nil {
 		return nil, err
 	}
-	var made []*Reservation
+	var made []Record
 	for _, c := range calls {
 		if row, held := p.Held(c.Asks); held {
 			waiting = append(waiting, c.blockedBy(row))
@@ -234,8 +244,8 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 		}
 		if c.Claim() {
 			c.takeOn(p)
-			if c.reserve(); c.Reservation != nil {
-				made = append(made, c.Reservation)
+			if c.record(); c.Record != nil {
+				made = append(made, c.Record)
 			}
 		}
 	}
