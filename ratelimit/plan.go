@@ -71,14 +71,14 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		if err != nil {
 			return err
 		}
-		paused = paused || s.isPaused(p.now)
+		paused = paused || s.pausedUntil > p.now
 		if r.pool == nil {
 			continue
 		}
 		if s, err = p.askPool(ctx, l, verb, r); err != nil {
 			return err
 		}
-		paused, p.borrows = paused || s.isPaused(p.now), true
+		paused, p.borrows = paused || s.pausedUntil > p.now, true
 	}
 	if p.borrows {
 		if err := p.checkBorrowers(); err != nil {
@@ -137,7 +137,7 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 		return s, err
 	}
 	p.asked = append(p.asked, added)
-	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil != 0, p.keyed || !r.stored
+	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil > bucket.MinInstant, p.keyed || !r.stored
 	return s, nil
 }
 
@@ -191,6 +191,16 @@ func (p *plan) plans() (plans []string) {
 	return plans
 }
 
+// isPlain reports whether each request asks one bucket, of a limit that is enforced, for no more than it can hold.
+func (p *plan) isPlain() bool {
+	for i := range p.of {
+		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
+			return false
+		}
+	}
+	return len(p.known) == 0
+}
+
 // makeRoom makes room for n requests.
 func (p *plan) makeRoom(n int) {
 	if n == 1 {
@@ -206,7 +216,10 @@ func (p *plan) makeRoom(n int) {
 
 // add adds a request to the plan, or its cost to that for the bucket of the same name and key.
 func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, error) {
-	k, terms := bucket.Key{Name: d.name, Key: key}, termsFor(d.terms, d.name, key)
+	k, terms := bucket.Key{Name: d.name, Key: key}, d.terms
+	if d.seeded {
+		terms = termsFor(d.terms, d.name, key)
+	}
 	for i := range p.asks {
 		same := &p.asks[i]
 		if same.Key != k {

@@ -20,7 +20,7 @@ type subject struct {
 
 	price       float64 // of an adaptive limit; 0: there is none
 	factor      float64 // what the cost is multiplied by; 0: nothing
-	pausedUntil int64   // as the upstream of an adaptive limit asked; 0: it did not
+	pausedUntil int64   // the end of the pause by the rule or by the upstream; bucket.MinInstant: there is none
 
 	released bool // whether its bucket is asked for nothing
 	direct   bool // whether a request asks it for itself
@@ -51,22 +51,22 @@ func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != n
 // subjectOf returns what the request is about, and what its limit is. It sets now to about what time it is for the database
 // where that matters.
 func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key string, now *int64) (subject, definition) {
-	d := r.limit.definition()
-	if d.policy == nil {
-		return subject{limit: r.limit}, d
+	if r.limit == (Limit{}) {
+		return subject{pausedUntil: bucket.MinInstant}, definition{}
 	}
+	d := r.limit.made.Value()
 	if other := l.policies.note(d.name, r.limit); other != nil {
 		l.reports.redefined(ctx, *other, r.limit)
 	}
 	rule := ruleFor(ctx, l, verb, r.limit, r.plan, key)
 	if rule == nil {
-		return subject{limit: r.limit, plan: r.plan, mode: On}, d
+		return subject{limit: r.limit, plan: r.plan, mode: On, pausedUntil: bucket.MinInstant}, d
 	}
 	if *now == 0 && rule.needsNow() {
 		*now = l.config.estimate()
 	}
 	e := rule.holding(*now)
-	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode}, e.limit.definition()
+	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil}, e.limit.definition()
 }
 
 // ruleFor returns the rule that Config.Policies has, or nil. The Observer hears of a source that fails.
@@ -331,30 +331,4 @@ func (u *usage) find(limit Limit) *Limit {
 		}
 	}
 	return nil
-}
-
-// isPaused reports whether the rule lets nothing through at an instant.
-func (s *subject) isPaused(now int64) bool { return s.paused() > now }
-
-// paused returns the end of the pause, by the rule or by the upstream.
-func (s *subject) paused() int64 {
-	until := bucket.MinInstant
-	if s.pausedUntil != 0 {
-		until = s.pausedUntil
-	}
-	if s.rule != nil {
-		until = max(until, s.rule.pausedUntil)
-	}
-	return until
-}
-
-// isPlain reports whether each request asks a bucket of a limit that is enforced, and that alone, and no more than it can
-// hold.
-func (p *plan) isPlain() bool {
-	for i := range p.of {
-		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
-			return false
-		}
-	}
-	return len(p.known) == 0
 }

@@ -233,8 +233,8 @@ func (p *plan) pause(decides bool) {
 	for i := range p.asked {
 		s := &p.of[p.asked[i].bucket]
 		until := int64(0)
-		if s.isPaused(p.now) {
-			until = s.paused()
+		if s.pausedUntil > p.now {
+			until = s.pausedUntil
 			p.notBefore = max(p.notBefore, until)
 		}
 		if !decides {
