@@ -263,14 +263,32 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 // runInMode runs the call, and again if a rule is in another mode by the database's clock than by the clock of this process.
 func (c *call) runInMode(ctx context.Context, l *Limiter) error {
 	err := c.run(ctx, l)
-	if errors.Is(err, store.ErrOtherMode) {
-		err = c.runAgain(ctx, l)
+	if errors.Is(err, store.ErrOtherMode) { // nothing was taken
+		var arranged plan
+		if arranged, err = c.arrangeAgain(ctx, l); err == nil {
+			err = c.retryWith(arranged, func(again *call) error { return again.run(ctx, l) })
+		}
 	}
 	if err != nil { // a batch that its caller has left goes on with the call
 		return err
 	}
 	c.plan.taken = c.Taken
 	return nil
+}
+
+// retryWith runs the call again by another plan, and takes over its outcome. A batch may still look at the first attempt.
+func (c *call) retryWith(arranged plan, run func(again *call) error) error {
+	again := &call{plan: arranged, change: c.change, began: c.began}
+	again.Question, again.Asks = c.Question, arranged.asks
+	again.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
+	if c.Reserve != nil {
+		keeping := *c.Reserve
+		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
+		again.Reserve = &keeping
+	}
+	err := run(again)
+	c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
+	return err
 }
 
 // run changes what c changes, or decides on c, when the gate lets it pass. In a transaction the store decides.
@@ -299,8 +317,8 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case c.recalls:
-		return c.sendRecalled(ctx, l)
+	case c.recalls || l.cache != nil:
+		return c.remember(ctx, l)
 	}
 	return l.batcher.Do(ctx, c.Queueable())
 }

@@ -94,9 +94,9 @@ func (s *State) tell(told *bucket.Told, a *bucket.Ask, of *subject) {
 	of.tell(s, &told.Terms)
 }
 
-// sendRecalled has the database decide on a call that memory could not answer, or waits for tokens that are taken ahead for it and others.
-func (c *call) sendRecalled(ctx context.Context, l *Limiter) error {
-	if !l.ahead.Serves(c.Asks) {
+// remember has the database decide on the call, and keeps its answer in memory. It may wait for tokens that are taken ahead for it and others.
+func (c *call) remember(ctx context.Context, l *Limiter) error {
+	if !c.recalls || !l.ahead.Serves(c.Asks) {
 		return c.sendNoting(ctx, l)
 	}
 	kept, given, err := l.ahead.Do(ctx, c.Asks, func() ([]bucket.Answer, error) {
@@ -115,7 +115,7 @@ func (c *call) sendRecalled(ctx context.Context, l *Limiter) error {
 // sendNoting has the database decide on the call, in a batch with others if it can. It keeps a refusal in the deny cache, unless its
 // buckets can have tokens before the end of their waits.
 func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
-	if l.cache == nil || bucket.AnyFreesEarly(c.Asks) {
+	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
 	var room [1]uint32 // as there mostly is one bucket

@@ -126,7 +126,8 @@ func (r *Rule) isOffAround(now int64) bool {
 
 // askTime returns the time of the database. It looks at the first bucket that the plan was made for.
 func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, error) {
-	look := &call{Call: store.Call{Verb: verb, Look: true}, plan: plan{asked: []asked{{}}, keyed: p.keyed}}
+	look := &call{plan: plan{asked: []asked{{}}, keyed: p.keyed}}
+	look.Verb, look.Look = verb, true
 	look.Asks = []bucket.Ask{{
 		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
 	}}
@@ -137,9 +138,9 @@ func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, erro
 	return look.Answers[0].Now, nil
 }
 
-// arrangeAgain arranges the call at an instant at which the terms of all its asks are in effect, because the database's clock says that a
-// rule is in another mode than by the clock of this process. It is decided in these modes, also where a rule changes meanwhile.
-func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
+// arrangeAgain returns a plan for an instant at which the terms of all asks of the call are in effect, because a rule is in another mode by
+// the database's clock than by the clock of this process. The call is then decided in these modes, also if a rule changes meanwhile.
+func (c *call) arrangeAgain(ctx context.Context, l *Limiter) (plan, error) {
 	verb, now := c.Verb, l.config.estimate()
 	if c.plan.reserves {
 		verb = verbReserve // also of CheckReserve
@@ -150,32 +151,12 @@ func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
 	}
 	arranged := plan{now: now}
 	if err := arranged.arrange(ctx, l, verb, c.requests); err != nil {
-		return err
+		return plan{}, err
 	}
 	for i := range arranged.asks {
 		arranged.asks[i].Within, arranged.asks[i].Mode = c.Asks[0].Within, 0
 	}
-	c.plan = arranged
-	c.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
-	if c.Reserve != nil {
-		keeping := *c.Reserve
-		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
-		c.Reserve = &keeping
-	}
-	c.Asks = arranged.asks
-	return nil
-}
-
-// runAgain runs the call in the modes that rules have by the database's clock. Nothing was taken before.
-func (c *call) runAgain(ctx context.Context, l *Limiter) error {
-	if err := c.arrangeAgain(ctx, l); err != nil {
-		return err
-	}
-	again := &call{plan: c.plan, change: c.change, began: c.began}
-	again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
-	err := again.run(ctx, l)
-	c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
-	return err
+	return arranged, nil
 }
 
 // isRuledAs reports whether another request for the same bucket is under the same rule, or was before a newer one came.

@@ -102,7 +102,7 @@ func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []buc
 			expected[i].State = stateOf(&asks[i], found[i], expected[i].Now)
 		}
 	}
-	require.ErrorIs(p.t, p.session.takeByStatement(p.t.Context(), &Call{by: postgres{}, Asks: asks, takes: asks}), errRecorded)
+	require.ErrorIs(p.t, p.session.takeByStatement(p.t.Context(), &Call{by: postgres{}, Question: Question{Asks: asks}, takes: asks}), errRecorded)
 	if len(asks) == 1 || p.session.mode != alone {
 		p.queue(sameAnswers(asks, expected))
 	} else {

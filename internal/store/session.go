@@ -11,18 +11,10 @@ import (
 // Call is one call that takes from buckets, reserves, or looks at them.
 type Call struct {
 	batch.Call[Call] // the call as its Batcher knows it; unused in a transaction
+	Question
+	Outcome
 
-	Verb    string
-	Asks    []bucket.Ask // in the order of locking
-	Look    bool         // whether nothing is to be taken
-	Reserve *Keeping     // how what is taken is recorded as a reservation; nil: it is not
-	UpTo    int          // of how many units as many as there are are taken, where Asks have the costs of one; 0: what they cost
-
-	Answers     []bucket.Answer
-	one         [1]bucket.Answer // what Answers is when there is one bucket
-	Reservation *Reservation     // that was made
-	Taken       int              // how many units of UpTo
-
+	one     [1]bucket.Answer // the room for Answers when there is one bucket
 	traits  bucket.Traits
 	way     way          // how it is decided: what choose says, or another if that has left it undecided
 	by      decider      // has the statement, if a statement decides
@@ -31,6 +23,22 @@ type Call struct {
 
 	waits int // how many rows it has waited for
 	seq   int // its place in the batch, in the order of arrival
+}
+
+// Question is the part of a call that its caller sets.
+type Question struct {
+	Verb    string
+	Asks    []bucket.Ask // in the order of locking
+	Look    bool         // whether nothing is to be taken
+	Reserve *Keeping     // how to record the tokens as a reservation; nil: no reservation is made
+	UpTo    int          // the maximum number of units to take, if Asks have the costs of one unit; 0: the cost itself
+}
+
+// Outcome is the answer to a call.
+type Outcome struct {
+	Answers     []bucket.Answer
+	Reservation *Reservation // the reservation that was made
+	Taken       int          // how many units of UpTo were taken
 }
 
 // blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
