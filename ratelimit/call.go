@@ -51,7 +51,7 @@ type call struct {
 // were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	if len(requests) == 1 && l.hasMemory() {
+	if len(requests) == 1 && l != nil && l.pool != nil && (l.cache != nil || !l.ahead.IsEmpty()) {
 		if d, known := recallOne(ctx, l, &requests[0]); known {
 			return d, nil
 		}
@@ -299,7 +299,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		}
 		return nil
 	}
-	if (l.isConnection || !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed)) && !l.isClosedTo(c) {
+	if (l.isConnection || !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed)) && !c.isRejected(l) {
 		bounded, cancel := l.bounded(ctx) // what is looked at and the call together
 		defer cancel()
 		ctx = bounded
@@ -323,13 +323,8 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	return l.batcher.Do(ctx, c.Queueable())
 }
 
-// hasMemory reports whether a call may be answered from memory: by prefetched tokens or a refusal that is remembered.
-func (l *Limiter) hasMemory() bool {
-	return l != nil && l.pool != nil && (l.cache != nil || !l.ahead.IsEmpty())
-}
-
-// isClosedTo reports whether the batcher rejects the call, so that nothing needs to be sent for it.
-func (l *Limiter) isClosedTo(c *call) bool {
+// isRejected reports whether the batcher rejects the call, so that nothing needs to be sent for it.
+func (c *call) isRejected(l *Limiter) bool {
 	return l.pool != nil && c.change == nil && l.batcher.IsClosed()
 }
 
