@@ -155,7 +155,7 @@ func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, e
 				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
 		}
 	}
-	c := store.Call{Verb: "renew", Asks: asks}
+	c := store.Call{Question: store.Question{Verb: "renew", Asks: asks}}
 	if err := l.Session.Decide(ctx, &c); err != nil {
 		return 0, err
 	}
