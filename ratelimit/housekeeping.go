@@ -224,7 +224,7 @@ func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	if err := l.pass(ctx, "prune", false, true); err != nil {
 		return nil, err
 	}
-	return l.session.PrunePages(ctx)
+	return l.session.Engine().PrunePages(ctx, &l.session.Unit)
 }
 
 // pruneNext deletes from the next of the pages, in one transaction, and goes on to the one after it. gotLock is false, and
@@ -237,7 +237,7 @@ func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named m
 			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
 		}
 		next = *pages
-		deleted, gotLock, err = tx.session.Prune(ctx, &next, used)
+		deleted, gotLock, err = tx.session.Engine().Prune(ctx, &tx.session.Unit, &next, used)
 		return err
 	})
 	*pages = next
