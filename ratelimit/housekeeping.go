@@ -25,7 +25,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if err := l.pass(ctx, "expire", false, true); err != nil {
-		return 0, during("expire", l.explained(ctx, err, l.pool == nil))
+		return 0, during("expire", l.explained(ctx, err))
 	}
 	if l.pool == nil {
 		return expireTogether(ctx, l)
@@ -35,7 +35,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return ended, err
 	}
 	if forgetErr := forget(ctx, l); forgetErr != nil {
-		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr, false)))
+		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr)))
 	}
 	if err != nil {
 		err = prefixed(err) // once for all that are joined
@@ -62,7 +62,7 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 		return more, nil
 	})
 	if err != nil {
-		failed = append(failed, during("expire", l.explained(ctx, err, false)))
+		failed = append(failed, during("expire", l.explained(ctx, err)))
 	}
 	return ended, errors.Join(failed...)
 }
@@ -111,7 +111,7 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 		return forget(ctx, tx)
 	})
 	if err != nil {
-		return 0, during("expire", l.explained(ctx, err, true))
+		return 0, during("expire", l.explained(ctx, err))
 	}
 	return ended, nil
 }
@@ -169,21 +169,21 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	pages, err := prunePages(ctx, l)
 	if err != nil {
-		return 0, during("prune", l.explained(ctx, err, false))
+		return 0, during("prune", l.explained(ctx, err))
 	}
 	began, deleted := l.reports.began(), int64(0)
 	for !pages.IsDone() {
 		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
-			return deleted, during("prune", l.explained(ctx, err, false))
+			return deleted, during("prune", l.explained(ctx, err))
 		}
 		if !gotLock {
 			break
 		}
 	}
 	if err := forgetPrices(ctx, l); err != nil {
-		return deleted, during("prune", l.explained(ctx, err, false))
+		return deleted, during("prune", l.explained(ctx, err))
 	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil

@@ -226,7 +226,7 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 		return nil
 	}
 	stuck.Add(err, r)
-	err = during(verb+" "+id, l.explained(ctx, err, l.pool == nil))
+	err = during(verb+" "+id, l.explained(ctx, err))
 	if !isAnyOf(err, reserved.ErrStuck, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}

@@ -39,7 +39,7 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 		return nil
 	}
 	bound := *l
-	bound.pool = nil
+	bound.pool, bound.config.Timeout = nil, -1
 	bound.reports.inTx, bound.reports.after = true, nil
 	var queue store.Queue
 	ours, ok := tx.(*ownedTx)
