@@ -32,9 +32,6 @@ type Unit struct {
 	waits   int         // how many rows the call has waited for
 }
 
-// IsOnPool reports whether each statement is a transaction of its own.
-func (u *Unit) IsOnPool() bool { return u.mode == alone }
-
 // Instant returns what time it is where there is no server that says so.
 func (u *Unit) Instant() int64 {
 	if asOf := u.AsOf(); asOf != nil {
