@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -213,7 +214,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 func forgetPrices(ctx context.Context, l *Limiter) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return s.ForgetPrices(ctx) })
+	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return adaptive.Forget(ctx, s) })
 }
 
 // prunePages returns the parts of the buckets table.
