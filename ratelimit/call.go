@@ -63,7 +63,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	}
 	c.Look = c.plan.costless // there is nothing to write
 	c.recalls = !c.Look && l.pool != nil && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0) && c.plan.isPlain()
-	return l.doOnce(ctx, c)
+	return doOnce(ctx, l, c)
 }
 
 // TakeUpTo takes as much as there is, up to n units: of several limits the most that all of them have. The cost of each
@@ -118,7 +118,7 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 		return Decision{}, err
 	}
 	c.Look = true
-	return l.doOnce(ctx, c)
+	return doOnce(ctx, l, c)
 }
 
 // Value returns what the bucket of request holds, to show it or to project it. The request's cost does
@@ -129,7 +129,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 		return Value{}, err
 	}
 	c.Look, c.untold = true, true
-	d, err := l.doOnce(ctx, c)
+	d, err := doOnce(ctx, l, c)
 	if err != nil {
 		return Value{}, err
 	}
@@ -205,7 +205,7 @@ func (c *call) Free() {
 
 // doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
 // and no other call that was made for it shares its memory, as those under rules may.
-func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
+func doOnce(ctx context.Context, l *Limiter, c *call) (Decision, error) {
 	if l.pool != nil && len(c.Asks) == 1 && !c.plan.ruled {
 		c.Owner = c
 	}
@@ -300,7 +300,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		}
 		return nil
 	}
-	if (l.isConnection || !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed)) && !c.isRejected(l) {
+	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
 		bounded, cancel := l.bounded(ctx) // what is looked at and the call together
 		defer cancel()
 		ctx = bounded
@@ -335,16 +335,13 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
-	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err, l.pool == nil))
+	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err))
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }
 
 // bounded returns ctx with the time that Config.Timeout leaves a call outside a transaction.
 func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if l.pool == nil {
-		return ctx, func() {}
-	}
 	return batch.Bounded(ctx, l.config.Timeout)
 }
 
@@ -356,12 +353,12 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 			return err
 		}
 	}
-	if l.gate.IsOpen(&l.session, l.pool == nil, keyed) {
+	if l.gate.IsOpen(&l.session, keyed) {
 		return nil
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, InTx: l.pool == nil, Keyed: keyed, Looks: looks})
+	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
 
 // touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:

@@ -26,7 +26,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if err := l.pass(ctx, "expire", false, true); err != nil {
-		return 0, during("expire", l.explained(ctx, err, l.pool == nil))
+		return 0, during("expire", l.explained(ctx, err))
 	}
 	if l.pool == nil {
 		return expireTogether(ctx, l)
@@ -36,7 +36,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return ended, err
 	}
 	if forgetErr := forget(ctx, l); forgetErr != nil {
-		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr, false)))
+		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr)))
 	}
 	if err != nil {
 		err = prefixed(err) // once for all that are joined
@@ -63,7 +63,7 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 		return more, nil
 	})
 	if err != nil {
-		failed = append(failed, during("expire", l.explained(ctx, err, false)))
+		failed = append(failed, during("expire", l.explained(ctx, err)))
 	}
 	return ended, errors.Join(failed...)
 }
@@ -94,7 +94,7 @@ func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 // expireTogether ends all reservations in the caller's transaction. It locks the buckets of all of them at once, in
 // the order in which every call does: one reservation after the other could lock them in another.
 func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
-	err = l.retryTx(ctx, "expire", false, func(ctx context.Context, tx *Limiter) error {
+	err = retryTx(ctx, l, "expire", false, func(ctx context.Context, tx *Limiter) error {
 		var all []*reserved.Reservation
 		life := lifeIn(tx)
 		err := reserved.EachDue(ctx, &tx.session.Unit, tx.bounded, func(ids []string) (more bool, err error) {
@@ -112,7 +112,7 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 		return forget(ctx, tx)
 	})
 	if err != nil {
-		return 0, during("expire", l.explained(ctx, err, true))
+		return 0, during("expire", l.explained(ctx, err))
 	}
 	return ended, nil
 }
@@ -170,21 +170,21 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	pages, err := prunePages(ctx, l)
 	if err != nil {
-		return 0, during("prune", l.explained(ctx, err, false))
+		return 0, during("prune", l.explained(ctx, err))
 	}
 	began, deleted := l.reports.began(), int64(0)
 	for !pages.IsDone() {
 		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
-			return deleted, during("prune", l.explained(ctx, err, false))
+			return deleted, during("prune", l.explained(ctx, err))
 		}
 		if !gotLock {
 			break
 		}
 	}
 	if err := forgetPrices(ctx, l); err != nil {
-		return deleted, during("prune", l.explained(ctx, err, false))
+		return deleted, during("prune", l.explained(ctx, err))
 	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil
@@ -231,7 +231,7 @@ func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 // nothing was done, when another process is pruning.
 func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	next := *pages
-	err = l.retryTx(ctx, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
+	err = retryTx(ctx, l, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
 			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))

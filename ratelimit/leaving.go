@@ -14,7 +14,7 @@ import (
 
 // leaveReadOnly closes connections of the pool to a read-only server, if err says that there was one. A pool that is not of pgx is left
 // as it is, and so is a single connection, which is the caller's.
-func (l *Limiter) leaveReadOnly(ctx context.Context, err error) {
+func leaveReadOnly(ctx context.Context, l *Limiter, err error) {
 	state := store.SQLState(err)
 	if (state == codeReadOnly || state == codeNotSupported) && !l.isConnection && isOfPgx(l.pool) {
 		l.leaving.Leave(ctx, l.pool)
@@ -36,12 +36,13 @@ func isOfPgx(pool Pool) bool {
 //
 // If ctx has ended, explained adds its error to the server's query_canceled: pgx returns only the latter if the pool sends cancel
 // requests (pgconn.CancelRequestContextWatcherHandler).
-func (l *Limiter) explained(ctx context.Context, err error, inTx bool) error {
+func (l *Limiter) explained(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil && store.SQLState(err) == codeQueryCanceled && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
+	inTx := l.pool == nil
 	if !inTx {
-		l.leaveReadOnly(ctx, err)
+		leaveReadOnly(ctx, l, err)
 	}
 	err = explain(err, l.config.Schema, inTx)
 	if errors.Is(err, ErrNotMigrated) {

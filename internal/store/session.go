@@ -105,6 +105,9 @@ func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
 // IsPlain reports whether it is known that statements may name several rows.
 func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
 
+// IsOnPool reports whether each statement is a transaction of its own.
+func (u *Unit) IsOnPool() bool { return u.mode == alone }
+
 // KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
 
