@@ -57,10 +57,10 @@ type TokenBucket struct {
 	// estimate; see Decision. A full row gains no tokens while other rows refill, so the bucket can refill more slowly than one
 	// row, and never faster.
 	//
-	// A call locks all rows if its cost is above Capacity / Shards, or if it makes the bucket owe tokens. Settle, Cancel, Credit, Charge
-	// and Reset always do. So keep usual costs well below Capacity / Shards. At SERIALIZABLE a call that locks all rows
-	// conflicts with every transaction of another process on any of the rows. Two transactions that take from the bucket, and
-	// then lock all of its rows, can deadlock; InTx then runs one of them again.
+	// A call locks all rows if its cost is above Capacity / Shards, or if it makes the bucket owe tokens. Settle, Cancel,
+	// Credit, Charge and Reset always do. So keep usual costs well below Capacity / Shards. At SERIALIZABLE a call that locks
+	// all rows conflicts with every transaction of another process on any of the rows. Two transactions that take from the
+	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
 	//
 	// If you change Shards of a limit in use in the code, new rows start full, and tokens and debts in rows that are no longer
 	// used are lost. A rule can change Shards only with ResetTokens.
@@ -75,7 +75,7 @@ type TokenBucket struct {
 	// the row, less the tokens that were added since they were taken.
 	//
 	// Only Take uses prefetched tokens. All other calls, and calls in transactions, use the row, which lacks the tokens that
-	// processes keep. So they can be refused while another process still has tokens.
+	// processes keep. So any call can be refused while another process still keeps tokens.
 	Prefetch time.Duration
 }
 
