@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -26,17 +28,8 @@ type Engine interface {
 	Undo(ctx context.Context, u *Unit, p *bucket.Page) error
 	// Spoil makes the transaction one that can only be rolled back.
 	Spoil(ctx context.Context, u *Unit)
-	// BoundWait bounds how long what follows in the transaction waits for a row.
-	BoundWait(ctx context.Context, u *Unit, most time.Duration) error
-
-	// Report adds the reports to what is known of their upstreams, or makes that, and sets it. A report without outcomes only asks. Turn ends
-	// the epochs of upstreams, unless somebody else has: HasUpstream is false then. They return a heldPriceError for a row that was locked for longer than
-	// most. They are one transaction on a pool, too, unless NeedsBegin says that they have to be in one that was begun.
-	Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
-	Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
-	NeedsBegin() bool
-	// ForgetPrices deletes what nobody has reported of for KeepPrices.
-	ForgetPrices(ctx context.Context, u *Unit) error
+	// QueueBound queues statements that bound how long the statements behind them wait for a row, in the same transaction.
+	QueueBound(batch *pgx.Batch, u *Unit, most time.Duration)
 
 	// PrunePages returns the parts that Prune looks through, one in a transaction.
 	PrunePages(ctx context.Context, u *Unit) (*PrunePages, error)

@@ -42,7 +42,7 @@ func (s *Session) StoreFingerprint(ctx context.Context, verb, own string, judge 
 	if err != nil || stored != "" {
 		return stored, err
 	}
-	err = s.retryTx(ctx, verb, func(tx *Session) error {
+	err = s.RetryTx(ctx, verb, func(tx *Session) error {
 		if err := tx.Engine().StoreFingerprint(ctx, &tx.Unit, own); err != nil {
 			return err
 		}

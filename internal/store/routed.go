@@ -138,7 +138,7 @@ func (byRow) LeavesOutHeld() bool { return false }
 // Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
 // not enough, it returns a heldError.
-func (byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
+func (e byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
 	for i := range order {
@@ -150,7 +150,9 @@ func (byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
 	bounds := 0
 	for n, i := range order {
 		if n == 1 && u.mode == ownTx {
-			bounds = queueBoundLocal(batch, u.waitForOthers())
+			before := batch.Len()
+			e.QueueBound(batch, u, u.waitForOthers())
+			bounds = batch.Len() - before
 		}
 		r := &p.Rows[i]
 		batch.Queue(u.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
@@ -194,10 +196,10 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 }
 
 // Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
-func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
+func (e byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
 	batch := &pgx.Batch{}
 	if len(made) > 0 && u.isLate() {
-		queueBoundLocal(batch, lateWait)
+		e.QueueBound(batch, u, lateWait)
 	}
 	u.queueRecords(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
@@ -215,67 +217,8 @@ func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) 
 // transaction may lose at COMMIT: that is where Citus does not say what became of it.
 func (e byRow) Undo(ctx context.Context, u *Unit, p *bucket.Page) error { return e.Save(ctx, u, p) }
 
-// BoundWait bounds the waits of the statements behind it on the server that they are sent to: set_config would do so on one of the servers only.
-func (byRow) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, most)
-	return u.SendLater(ctx, batch)
-}
-
-// queueBoundLocal queues what BoundWait sends, and returns how many statements that is.
-func queueBoundLocal(batch *pgx.Batch, most time.Duration) (queued int) {
+// QueueBound bounds the waits on the server that the statements are sent to: set_config would do so on one of the servers only.
+func (byRow) QueueBound(batch *pgx.Batch, _ *Unit, most time.Duration) {
 	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
-	return 2
-}
-
-// Report sends a statement for each report, with what time it is.
-func (byRow) Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, most)
-	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
-		if r.OnlyAsks() {
-			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, now)
-			return
-		}
-		paused := int64(0)
-		if r.RetryAfter != 0 {
-			paused = now + r.RetryAfter.Microseconds()
-		}
-		batch.Queue(u.statements.routedPriceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled, paused, r.FirstShare, now)
-	})
-}
-
-// Turn sends a statement for each report, with what time it is.
-func (byRow) Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, most)
-	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
-		of := &r.Upstream
-		batch.Queue(u.statements.routedPriceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled, r.NextShare, r.Cut, now)
-	})
-}
-
-// NeedsBegin returns true.
-func (byRow) NeedsBegin() bool { return true }
-
-// ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
-// fails with a lock timeout.
-func (byRow) ForgetPrices(ctx context.Context, u *Unit) error {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, shortWait)
-	batch.Queue(u.statements.routedPricesForget, now-KeepPrices.Microseconds())
-	return u.conn.SendBatch(ctx, batch).Close()
 }
