@@ -7,7 +7,7 @@ import (
 )
 
 // Borrow returns a request that takes from own, a guarantee, or otherwise from pool, which holds the unused share of all
-// guarantees. For example, if a pool of 100 a second serves tenants with guarantees of 50, 30 and 20, each tenant can use its
+// guarantees. For example, a pool of 100 a second serves tenants with guarantees of 50, 30 and 20. Each tenant can use its
 // guarantee at any time, and all tenants share the rest.
 //
 //	d, err := limiter.Take(ctx, ratelimit.Borrow(Guarantee.For(tenant), Pool.Global()))
@@ -15,8 +15,9 @@ import (
 // If own has enough tokens, they are taken from own, and the same number is charged to the pool, even below zero. Otherwise, if
 // the pool has enough, they are taken from the pool alone, and State.Borrowed is set. Otherwise the request is refused, with
 // the shorter of the two waits. So a tenant that returns is served from its guarantee at once, and borrowers wait for the pool.
-// The sum of the guarantees should be at most the rate of the pool. Then in any span t all of them take at most the capacity of
-// the pool, plus the capacities of the guarantees, plus the rate of the pool times t.
+//
+// The sum of the guarantees should be at most the rate of the pool. Then all tenants together take in any span t at most the
+// rate of the pool times t, plus the capacities of the pool and of the guarantees.
 //
 // The cost is the cost of own, which you can also set on the result with [Request.Cost]. The cost of pool is ignored. The
 // decision has two states for the request, first of own and then of pool. Both count towards the 64 limits of a call. Several

@@ -75,8 +75,8 @@ type State struct {
 	// ResetAfter and Value are then estimates: the tokens that this process still has, plus the tokens of the row when it was
 	// last read and the tokens that have arrived since. They do not include tokens that other processes have taken meanwhile.
 	Prefetched bool
-	// NotAsked reports whether the bucket was not read, because the limit is Off, because a limit of the call is paused, or
-	// because the limit is in Shadow and can never give the cost. Value is then the zero Value.
+	// NotAsked reports whether the bucket was not read. Value is then the zero Value. This is so if the limit is Off, if a
+	// limit of the call is paused, or if the limit is in Shadow and can never give the cost.
 	NotAsked bool
 }
 

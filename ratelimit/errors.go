@@ -28,8 +28,8 @@ var (
 	// ErrInvalidKey is returned before any SQL if a key is empty, too long, or not text that Postgres can store.
 	ErrInvalidKey = errors.New("ratelimit: invalid key")
 
-	// ErrInvalidCost is returned before any SQL if a cost is negative, not a number, not a whole number of slots, or so small
-	// beside the capacity that taking it would change nothing. It is also returned for a price out of range.
+	// ErrInvalidCost is returned before any SQL if a cost is negative or not a number, or so small beside the capacity that
+	// taking it would change nothing. It is also returned for a price out of range and for slots that are not whole.
 	ErrInvalidCost = errors.New("ratelimit: invalid cost")
 
 	// ErrCostExceedsCapacity is returned before any SQL if a request costs more than its limit can ever hold (for Reserve: hold
@@ -37,9 +37,9 @@ var (
 	// cost.
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
-	// ErrInvalidRequest is returned before any SQL if a call names no limit, too many limits, one bucket under two policies, or
-	// a limit that does not support the call, for example a Take of slots. InTx returns it without a function, and Settle for a
-	// bucket that was not reserved.
+	// ErrInvalidRequest is returned before any SQL for an invalid call. For example, it names no limit, too many limits, one
+	// bucket under two policies, or a limit that does not support the call, such as a Take of slots. InTx returns it without a
+	// function, and Settle for a bucket that was not reserved.
 	ErrInvalidRequest = errors.New("ratelimit: invalid request")
 
 	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
@@ -70,8 +70,8 @@ var (
 	// ErrNotMigrated is returned if the schema lacks a table or a column. Run migrations.Up.
 	ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
 
-	// ErrHashKeyMismatch is returned by InTx and by calls with keys if Config.HashKey differs from the secret of the keys in
-	// the tables, or if only one of the two is set. Otherwise each program would have full buckets of its own. Nothing was
+	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the keys in the tables were stored under another
+	// Config.HashKey, or if only one of the two is set. Otherwise each program would have full buckets of its own. Nothing was
 	// taken, and a caller's transaction goes on. The message says how to correct it.
 	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
 
@@ -110,7 +110,7 @@ var (
 	ErrCommitUnknown = errors.New("ratelimit: the outcome of the commit is unknown")
 )
 
-// SQLSTATE values that decide something here.
+// SQLSTATE values that this package tests for.
 const (
 	codeUndefinedTable       = "42P01"
 	codeUndefinedColumn      = "42703"
@@ -138,8 +138,12 @@ func IsRetryable(err error) bool { return store.IsRetryable(err) }
 // was unreachable, too slow or too contended, or the request was invalid. Treat the request as refused, but do not report it as
 // a refusal.
 //
-// It is false for nil, for a refusal, for errors of your own code in InTx, for ErrCommitUnknown (the work may be done), for
-// errors about the ID of a reservation or lease, and for a context that had ended before the call.
+// It is false for
+//   - nil, and a refusal,
+//   - errors of your own code in InTx,
+//   - ErrCommitUnknown, because the work may be done,
+//   - errors about the ID of a reservation or lease,
+//   - a context that had ended before the call.
 func IsUndecided(err error) bool {
 	for _, decided := range []error{
 		ErrLimited, ErrCommitUnknown, ErrNotReserved, ErrReservationEnded, ErrLeaseLost, ErrInvalidLease,

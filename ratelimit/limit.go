@@ -124,9 +124,10 @@ func (l Limit) String() string {
 }
 
 // For returns a request for one token from the bucket of key: a user, an address, an account. A key has 1 to 256 bytes of UTF-8
-// without NUL (see Config.HashKey for other keys), and is compared byte for byte, so normalize names that people type. [ID] and
-// [UUID] make keys of integers and UUIDs, and [Join] makes one of several parts. A call with an empty key returns
-// ErrInvalidKey, so a missing key cannot put all callers into one bucket. For a bucket that all callers share, use Global.
+// without NUL; with Config.HashKey it has 1 byte to 64 KiB of any content. Keys are compared byte for byte, so normalize names
+// that people type. [ID] and [UUID] make keys of integers and UUIDs, and [Join] makes one of several parts. A call with an
+// empty key returns ErrInvalidKey, so a missing key cannot put all callers into one bucket. For a bucket that all callers
+// share, use Global.
 func (l Limit) For(key string) Request { return Request{limit: l, key: key, cost: 1} }
 
 // Global returns a request for one token from the limit's only bucket without a key.

@@ -47,7 +47,7 @@ func WithRoute(ctx context.Context, route string) context.Context {
 
 // afterCommit collects the effects of a transaction outside its rows, until it has ended.
 type afterCommit struct {
-	changed []bucket.Key // buckets that tokens were taken from or given back to
+	changed []bucket.Key // buckets whose tokens were taken or returned
 	told    []notice
 }
 

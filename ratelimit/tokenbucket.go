@@ -32,9 +32,8 @@ const (
 //
 //	tokens = min(Capacity, value + elapsed * Rate / Period)
 //
-// In any span t, at most Capacity + Rate * t / Period tokens are taken, at whatever times requests arrive. A rollback restores
-// the tokens of its transaction. The algorithm is the continuous-state leaky bucket of ITU-T I.371, but it counts the tokens
-// left.
+// In any span t, at most Capacity + Rate * t / Period tokens are taken. A rollback restores the tokens of its transaction. The
+// algorithm is the continuous-state leaky bucket of ITU-T I.371, but it counts the tokens left.
 type TokenBucket struct {
 	// Rate is the number of tokens added each Period: from 1e-9 to 1e12.
 	Rate float64
@@ -62,8 +61,8 @@ type TokenBucket struct {
 	// all rows conflicts with every transaction of another process on any of the rows. Two transactions that take from the
 	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
 	//
-	// If you change Shards of a limit in use in the code, new rows start full, and tokens and debts in rows that are no longer
-	// used are lost. A rule can change Shards only with ResetTokens.
+	// If you change Shards in the code while the limit is in use, new rows start full. Tokens and debts in unused rows are
+	// lost. A rule can change Shards only with ResetTokens.
 	Shards int
 	// Prefetch is the maximum time for which a process keeps prefetched tokens, which it takes in advance to answer calls from
 	// memory. It is in whole microseconds, from 1ms to 1h, and at most the time in which half of the Capacity is added.
