@@ -107,7 +107,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 // statementFiles returns the files of all statements of a Limiter.
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
-	for _, of := range []string{"store", "reserved", "adaptive"} {
+	for _, of := range []string{"store", "reserved", "adaptive", "gate"} {
 		found, err := filepath.Glob("../internal/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)

@@ -244,6 +244,9 @@ func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome)
 // pricing adapts a Limiter to package adaptive.
 type pricing struct{ *Limiter }
 
+// Pass returns an error if no statement must be sent.
+func (l pricing) Pass(ctx context.Context) error { return l.pass(ctx, "report", false, true) }
+
 // MayBeKept reports whether the database may have stored the reports of a failed exchange.
 func (l pricing) MayBeKept(err error) bool { return !changedNothing(err) && !wasNotSent(err) }
 

@@ -221,7 +221,7 @@ func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	if err := l.pass(ctx, "prune", false, true); err != nil {
 		return nil, err
 	}
-	return l.session.PrunePages(ctx)
+	return l.session.Engine().PrunePages(ctx, &l.session.Unit)
 }
 
 // pruneNext deletes rows of the next page in one transaction, and advances pages. gotLock is false, and nothing was done, if
@@ -234,7 +234,7 @@ func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named m
 			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
 		}
 		next = *pages
-		deleted, gotLock, err = tx.session.Prune(ctx, &next, used)
+		deleted, gotLock, err = tx.session.Engine().Prune(ctx, &tx.session.Unit, &next, used)
 		return err
 	})
 	*pages = next

@@ -105,7 +105,11 @@ func (p *Prices) exchange(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	told = true
-	if err := exchangeAll(bounded, p.options.Session, reportsOf(due), Upstreams.Report); err != nil {
+	err := p.owner.Pass(bounded)
+	if err == nil {
+		err = exchangeAll(bounded, p.options.Session, reportsOf(due), Upstreams.Report)
+	}
+	if err != nil {
 		p.failed(ctx, due, p.owner.MayBeKept(err), err, began)
 		return
 	}

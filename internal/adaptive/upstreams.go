@@ -77,9 +77,6 @@ func Forget(ctx context.Context, s *store.Session) error {
 func exchangeAll(ctx context.Context, s *store.Session, reports []*Report,
 	tell func(of Upstreams, ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error,
 ) error {
-	if err := s.LearnLayout(ctx); err != nil {
-		return err
-	}
 	return exchangeFree(ctx, reports, func(free []*Report, most time.Duration) error {
 		return s.InOneTx(ctx, "report", func(tx *store.Session) error { return tell(in(tx), ctx, &tx.Unit, free, most) })
 	})

@@ -49,18 +49,15 @@ func (db *DB) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err erro
 	return false, nil
 }
 
-// Fingerprint returns what was stored first, and stores own when that is nothing yet.
-func (db *DB) Fingerprint(_ context.Context, _ *store.Unit, own string) (string, store.Way, error) {
+// Fingerprint returns the fingerprint that was stored first, and stores own if there is none.
+func (db *DB) Fingerprint(own string) string {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if db.fingerprint == "" {
 		db.fingerprint = own
 	}
-	return db.fingerprint, store.Way{}, nil
+	return db.fingerprint
 }
-
-// StoreFingerprint does nothing, as Fingerprint has stored it.
-func (db *DB) StoreFingerprint(context.Context, *store.Unit, string) error { return nil }
 
 // price is what is known of an upstream.
 type price struct {

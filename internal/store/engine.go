@@ -36,11 +36,6 @@ type Engine interface {
 	// Prune deletes the rows of the next part that nobody holds and that are spare, of each name under all of its terms. gotLock is false, and
 	// nothing was done, when another process prunes the schema.
 	Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
-
-	// Fingerprint returns what was stored first, and "" when nothing was, or own if the engine has stored it then, since it needs no transaction.
-	// StoreFingerprint stores own in a transaction.
-	Fingerprint(ctx context.Context, u *Unit, own string) (stored string, way Way, err error)
-	StoreFingerprint(ctx context.Context, u *Unit, own string) error
 }
 
 // decider is an Engine with statements that decide.

@@ -31,43 +31,20 @@ const madeTS = bucket.LongAgo - 1
 // byRow is the Engine on such tables.
 type byRow struct{ postgres }
 
-// LearnLayout finds out whether statements are to name one row each, unless that is known. It stays so for as long as the Store is there.
-func (s *Session) LearnLayout(ctx context.Context) error {
-	if s.KnowsLayout() {
-		return nil
-	}
-	_, err := s.Way(ctx)
-	return err
-}
-
-// learnLayout is LearnLayout where it is known whether Citus is there, and whether the buckets are in partitions of PostgreSQL 18.
-func (u *Unit) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool) error {
-	if u.KnowsLayout() {
-		return nil
-	}
+// SetLayout tells the Store how the tables are laid out. That stays so for as long as the Store is there.
+func (s *Store) SetLayout(distributed, inPartitions18 bool) {
 	layout := int32(layoutPlain)
-	if inPartitions18 {
+	switch {
+	case distributed:
+		layout = layoutRouted
+	case inPartitions18:
 		layout = layoutPartitions18
 	}
-	if hasCitus {
-		rows, err := u.conn.Query(ctx, u.statements.layout, runAtOnce, u.table())
-		if err != nil {
-			return err
-		}
-		distributed, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
-		if err != nil {
-			return err
-		}
-		if distributed {
-			layout = layoutRouted
-		}
-	}
-	u.layout.CompareAndSwap(layoutUnknown, layout)
-	return nil
+	s.layout.CompareAndSwap(layoutUnknown, layout)
 }
 
-// table returns the name of the table of buckets, for to_regclass.
-func (s *Store) table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
+// Table returns the name of the table of buckets, for to_regclass.
+func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
 // queueClock queues the question what time it is.
 func (u *Unit) queueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.AsOf()) }

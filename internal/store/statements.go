@@ -24,10 +24,8 @@ type statements struct {
 
 	read, lock, lockFree, boundWait, save, unmake, prune string
 
-	fingerprintRead, fingerprintInsert string
-
 	// Those that name one row each.
-	clock, layout                                                                         string
+	clock                                                                                 string
 	routedTake, routedRead, routedFree, routedLock, routedSave, routedDelete, routedSpare string
 }
 
@@ -73,10 +71,7 @@ func newStatements(schema string) (s statements) {
 		"wait_bound":         &s.boundWait,
 		"buckets_read":       &s.read,
 		"buckets_prune":      &s.prune,
-		"fingerprint_read":   &s.fingerprintRead,
-		"fingerprint_insert": &s.fingerprintInsert,
 		"clock":              &s.clock,
-		"layout":             &s.layout,
 		"routed_read":        &s.routedRead,
 		"routed_free":        &s.routedFree,
 		"routed_lock":        &s.routedLock,
