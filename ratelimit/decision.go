@@ -38,8 +38,8 @@ type State struct {
 	Limit Limit
 	// Cost is the cost of the request in tokens, before the price.
 	Cost float64
-	// Price is the price of a token: above 1 if the limit is [Adaptive] and its upstream has throttled, otherwise 1. A policy
-	// without Apply reports the price but does not charge it.
+	// Price is the price of a token. It is 1 unless the limit is [Adaptive] and its upstream has throttled, or [Request.Price]
+	// sets another price. A policy without Apply reports the price but does not charge it.
 	Price float64
 	// Charged is the price that was charged: the call took Cost times Charged. Pass it to [Request.Price] in a Refund. It is 1
 	// if the policy is not Adaptive or has no Apply, and 0 if NotAsked is set. It is below Price if the price would have cost
@@ -75,8 +75,8 @@ type State struct {
 	// ResetAfter and Value are then estimates: the tokens that this process still has, plus the tokens of the row when it was
 	// last read and the tokens that have arrived since. They do not include tokens that other processes have taken meanwhile.
 	Prefetched bool
-	// NotAsked reports whether the bucket was not read. Value is then the zero Value. This is so if the limit is Off, if a
-	// limit of the call is paused, or if the limit is in Shadow and can never give the cost.
+	// NotAsked reports whether the bucket was not read: the limit is Off, a limit of the call is paused, or the limit is in
+	// Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool
 }
 

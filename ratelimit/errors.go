@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	// ErrLimited is wrapped by a refusal that is returned as an error. [Decision.Err] returns a [*LimitedError], for which
+	// ErrLimited identifies a refusal that is returned as an error. [Decision.Err] returns a [*LimitedError], for which
 	// errors.Is(err, ErrLimited) is true.
 	ErrLimited = errors.New("ratelimit: limited")
 
@@ -37,8 +37,8 @@ var (
 	// cost.
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
-	// ErrInvalidRequest is returned before any SQL for an invalid call. For example, it names no limit, too many limits, one
-	// bucket under two policies, or a limit that does not support the call, such as a Take of slots. InTx returns it without a
+	// ErrInvalidRequest is returned before any SQL for an invalid call. For example, it names no limit or too many, one bucket
+	// under two policies, or a limit that does not support the call, such as a Take of slots. InTx returns it without a
 	// function, and Settle for a bucket that was not reserved.
 	ErrInvalidRequest = errors.New("ratelimit: invalid request")
 
@@ -54,8 +54,8 @@ var (
 	ErrReservationEnded = reserved.ErrEnded
 
 	// ErrLeaseLost is returned by RenewLease and Release if the lease is not held: it ended, was released, was reset with its
-	// bucket, or its transaction was rolled back. Other holders may have its slots, so stop the work, or check fencing numbers
-	// when it writes; see [Lease].
+	// bucket, or its transaction was rolled back. Other holders may have its slots, so stop the work, or compare fencing
+	// numbers when you write; see [Lease].
 	ErrLeaseLost = errors.New("ratelimit: the lease is lost")
 
 	// ErrInvalidLease is returned by RenewLease and Release, before any SQL, for an ID that Acquire did not return. It may be
@@ -71,8 +71,8 @@ var (
 	ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
 
 	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the keys in the tables were stored under another
-	// Config.HashKey, or if only one of the two is set. Otherwise each program would have full buckets of its own. Nothing was
-	// taken, and a caller's transaction goes on. The message says how to correct it.
+	// Config.HashKey. It is also returned if only the program or only the tables have a secret. Otherwise each program would
+	// have full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says how to correct it.
 	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
 
 	// ErrPoolerMode is returned by InTx and every other call if a connection pooler loses prepared statements. By default pgx

@@ -233,10 +233,10 @@ type Config struct {
 	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes
 	// tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and renews and releases leases.
 	Observer Observer
-	// Refused is called once for each bucket that refused a Take or a Reserve, also if the deny cache refused it, but not for a
-	// Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's goroutine before
-	// the call returns, and on several goroutines at once. It must be quick and must not call the Limiter. Defaults to nil: no
-	// call.
+	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the deny cache refused it,
+	// but not for a Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's
+	// goroutine before the call returns, and on several goroutines at once. It must be quick and must not call the Limiter.
+	// Defaults to nil: no call.
 	//
 	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back. If an attempt
 	// lost a conflict or its connection, its refusals are not reported. A refusal in a transaction that you began is reported

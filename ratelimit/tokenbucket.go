@@ -20,7 +20,7 @@ const (
 	// NoReservations as MaxReserved forbids reservations.
 	NoReservations = -math.MaxFloat64
 
-	// NoDebt as MaxReserved limits Reserve to the available tokens. Unlike Take, the tokens can be settled and cancelled.
+	// NoDebt as MaxReserved limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and cancelled.
 	NoDebt = -math.MaxFloat64 / 2
 
 	// NoCapacity as Capacity stores no tokens: every request must be reserved and waits its turn. This spaces requests as

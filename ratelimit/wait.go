@@ -35,8 +35,8 @@ const (
 // Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks the database
 // for the remaining time, as [Limiter.Start] does. It sleeps on if this process's clock is fast, if the limit was paused
 // meanwhile, or if the process was suspended past Config.StaleAfter. Then it settles the reservation and sleeps until ReadyAt,
-// even if the context ends. That last sleep takes four times as long as the reservation took to be made, and at most a tenth of
-// a second.
+// even if the context ends. That last sleep takes at most four times as long as the reservation took to be made, and at most a
+// tenth of a second.
 //
 // Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it was
 // settled, the tokens are paid, and Wait returns at ReadyAt. If it expired and was refunded, Wait reserves again.
