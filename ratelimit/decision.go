@@ -206,7 +206,7 @@ func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s
 // setState sets s, which is empty, to what the answer means for one bucket. What that holds is put into h, which is empty,
 // too. Both are written where they stay: to copy them would be most of what this takes.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
-	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
+	o := a.Outlook(r, a.Lowest)
 	if a.Within > 0 && !r.Allowed {
 		o.RetryAfter = a.SoonEnoughAfter(r)
 	}

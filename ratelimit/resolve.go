@@ -128,7 +128,7 @@ func (r *Rule) isOffAround(now int64) bool {
 func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, error) {
 	look := &call{Call: store.Call{Verb: verb, Look: true}, plan: plan{asked: []asked{{}}, keyed: p.keyed}}
 	look.Asks = []bucket.Ask{{
-		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
+		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 1, Rate: 1, Step: 1, Steps: 1},
 	}}
 	look.plan.asks = look.Asks
 	if err := look.run(ctx, l); err != nil {
@@ -205,7 +205,8 @@ func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation
 			}
 		}
 		pausedUntil = max(pausedUntil, l.prices.PausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, applies(policy)))
-		now[i] = termsFor(terms, name, r.Keys[i]).OnWindows(r.NowUs)
+		terms = termsFor(terms, name, r.Keys[i])
+		now[i] = terms.Kind.On(terms, r.NowUs)
 	}
 	return now, pausedUntil
 }

@@ -112,7 +112,7 @@ func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
 func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duration, error) {
 	asks := r.Asks()
 	for i := range asks {
-		if asks[i].Terms.Holds() { // by now; of slots nothing was reserved
+		if bucket.Holds(&asks[i].Terms) { // by now; of slots nothing was reserved
 			asks[i].Cost, asks[i].Lowest = 0, -math.MaxFloat64
 			continue
 		}

@@ -199,7 +199,7 @@ func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, s
 	}
 	h.note(r, now)
 	h.kept = bucket.Ahead{Taken: a.Cost, Left: a.Cost, TS: r.State.TS}
-	keeps := time.Duration(a.Terms.KeptFor(r.Now)) * time.Microsecond
+	keeps := time.Duration(bucket.KeptFor(&a.Terms, r.Now)) * time.Microsecond
 	h.sent, h.ends, h.usedAt = sent, sent+keeps, now
 	for _, w := range waiters {
 		old := min(rest, w.cost)

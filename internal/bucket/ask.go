@@ -33,11 +33,6 @@ func (a *Ask) SetNow(now int64) {
 	a.AllowPrice()
 }
 
-// AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
-func AnyInOtherMode(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode })
-}
-
 // Price returns what the cost was multiplied by.
 func (a *Ask) Price() float64 {
 	if a.Asked == 0 {
@@ -48,7 +43,7 @@ func (a *Ask) Price() float64 {
 
 // BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
 func (a *Ask) BoundPrice() {
-	if a.Asked > 0 && a.Terms.Calendar.Zone != nil {
+	if a.Asked > 0 && a.Terms.isCalendar() {
 		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
 	}
 }
@@ -73,10 +68,10 @@ func (a *Ask) AllowPrice() {
 // Answer is what was decided on an Ask.
 type Answer struct {
 	Allowed bool
-	State   State   // of the row after the decision; of several rows what they hold together
-	Now     int64   // the instant of the decision
-	Rows    []State // of each row, when the bucket is spread over several; nil in an Estimate
-	Absent  bool    // whether there is no row, and State is that of a full one
+	State   State // of the row after the decision; of several rows what they hold together
+	Now     int64 // the instant of the decision
+	Rows    Rows  // of each row, when the bucket is spread over several; nil in an Estimate
+	Absent  bool  // whether there is no row, and State is that of a full one
 
 	Borrowed bool // whether the lender paid
 }
@@ -97,8 +92,12 @@ func (a *Ask) IsStale(r Answer) bool {
 	if r.Allowed {
 		return false
 	}
-	_, enough := a.Terms.Take(r.State, r.Now, a.Cost, a.Lowest)
-	return enough
+	return Rows{r.State}.Take(a.Terms, r.Now, a.Cost, a.Lowest)
+}
+
+// Untake turns the answer to an ask that was allowed into the answer before cost tokens were taken.
+func (a *Ask) Untake(r *Answer, cost float64) {
+	r.State = a.Terms.Kind.Charge(a.Terms, r.State, r.Now, -cost)
 }
 
 // FromFuture reports whether the answer shows a row of the bucket that was written by a clock that was wrong.
@@ -109,7 +108,7 @@ func (a *Ask) FromFuture(r Answer) bool {
 
 // ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
 func (a *Ask) ReadyAfter(r Answer) time.Duration {
-	return a.Terms.waitFor(&r, 0, 0)
+	return r.wait(&a.Terms, 0, 0)
 }
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
@@ -127,14 +126,15 @@ func (a *Ask) owesFor(rows []State, now int64) time.Duration {
 // SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
 // to be enough then.
 func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
-	rows := a.Terms.FixClocks(r.rows(a), r.Now)
+	rows := slices.Clone(r.rows(a))
+	rows.FixClocks(a.Terms, r.Now)
 	after := slices.Clone(rows)
-	a.Terms.ChargeRows(after, r.Now, a.Cost)
-	wait := max(a.Terms.waitFor(r, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
+	after.Charge(a.Terms, r.Now, a.Cost)
+	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
 	for range 2 { // where the wait was rounded, a microsecond more is enough
 		at := r.Now + wait.Microseconds()
 		after = slices.Clone(rows)
-		if a.Terms.TakeRows(after, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
+		if after.Take(a.Terms, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
 			return wait
 		}
 		wait += time.Microsecond
@@ -171,7 +171,7 @@ func AfterTaking(asks []Ask, answers []Answer) []Answer {
 		a, r := &asks[i], &after[i]
 		rows := slices.Clone(r.rows(a))
 		if r.Allowed {
-			a.Terms.TakeRows(rows, r.Now, a.Cost, a.Lowest)
+			rows.Take(a.Terms, r.Now, a.Cost, a.Lowest)
 		}
 		r.SetRows(a, rows)
 	}
@@ -204,12 +204,17 @@ func TraitsOf(asks []Ask) Traits {
 		a := &asks[i]
 		isForItself := a.Lender == nil && a.Within == 0
 		t.Costless = t.Costless && !(a.Cost > 0)
-		t.Steps = t.Steps && a.Terms.Rule == nil && isForItself
 		t.Sharded = t.Sharded || a.Terms.Shards > 1
-		if a.Terms.Rule != nil {
-			_, slides := a.Terms.Rule.(Sliding)
-			t.Window, t.Holds = slides && isForItself && len(asks) == 1, t.Holds || a.Terms.Holds()
+		switch a.Terms.Kind.(type) {
+		case Steps, Calendar:
+			t.Steps = t.Steps && isForItself
+			continue
+		case Sliding:
+			t.Window = isForItself && len(asks) == 1
+		case Concurrent:
+			t.Holds = true
 		}
+		t.Steps = false
 	}
 	return t
 }
@@ -221,7 +226,7 @@ func AllCostless(asks []Ask) bool {
 
 // AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
 func AnyFreesEarly(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Rule.FreesEarly() })
+	return anyOf(asks, func(a *Ask) bool { return a.Terms.Kind.FreesEarly() })
 }
 
 // AnyLender reports whether one of the asks has a lender.

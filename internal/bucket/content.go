@@ -1,12 +1,15 @@
 package bucket
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Content is what a bucket holds, and under which terms. Many may share one: it does not change.
 type Content struct {
 	Terms Terms
 	State State
-	Rows  []State // of each row, when the bucket is spread over several
+	Rows  Rows // of each row, when the bucket is spread over several
 }
 
 // Told is what a decision says of one bucket.
@@ -19,27 +22,51 @@ type Told struct {
 	FullAfter  time.Duration
 }
 
-// Tokens returns what the bucket holds at an instant, as Terms.Tokens.
-func (h *Content) Tokens(now int64) float64 {
+// rows returns the rows of the bucket.
+func (h *Content) rows() Rows {
 	if h.Rows != nil {
-		return h.Terms.TokensOf(h.Rows, now)
+		return h.Rows
 	}
-	return h.Terms.Tokens(h.State, now)
+	return Rows{h.State}
 }
 
-// Wait returns how long it takes from an instant until cost tokens can be taken, as Terms.Wait.
+// Tokens returns what the bucket holds at an instant.
+func (h *Content) Tokens(now int64) float64 { return h.rows().Tokens(h.Terms, now) }
+
+// Wait returns how long it takes from an instant until cost tokens can be taken.
 func (h *Content) Wait(now int64, cost float64) time.Duration {
-	if h.Rows != nil {
-		return h.Terms.WaitOf(h.Rows, now, cost, 0)
-	}
-	return h.Terms.Wait(h.State, now, cost, 0)
+	return h.rows().Wait(h.Terms, now, cost, 0)
 }
 
 // Answer returns what a call at an instant would find in the bucket of the ask. A wrong clock in it is put right.
 func (h *Content) Answer(a *Ask, now int64) Answer {
-	r := Answer{Now: now, State: h.Terms.FixClock(h.State, now)}
-	if h.Rows != nil {
-		r.SetRows(a, h.Terms.FixClocks(h.Rows, now))
-	}
+	r := Answer{Now: now}
+	rows := slices.Clone(h.rows())
+	rows.FixClocks(h.Terms, now)
+	r.SetRows(a, rows)
 	return r
+}
+
+// Outlook is what an answer says of the bucket from its instant on.
+type Outlook struct {
+	State      State // with a wrong clock in it put right
+	Rows       Rows  // so, too, when the bucket is spread over several
+	Tokens     float64
+	RetryAfter time.Duration // until the ask is allowed: 0 when it was
+	FullAfter  time.Duration
+}
+
+// Outlook returns what the answer to the ask says of the bucket, where lowest has to remain.
+func (a *Ask) Outlook(r *Answer, lowest float64) Outlook {
+	t := &a.Terms
+	o := Outlook{State: t.FixClock(r.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
+	o.Tokens = t.Kind.Tokens(*t, o.State, r.Now)
+	if r.Rows != nil {
+		o.Rows = slices.Clone(r.Rows)
+		o.Rows.FixClocks(*t, r.Now)
+	}
+	if !r.Allowed {
+		o.RetryAfter = r.wait(t, a.Cost, lowest)
+	}
+	return o
 }

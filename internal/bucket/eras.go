@@ -19,6 +19,19 @@ const (
 	Reset
 )
 
+// tokens returns how many tokens a bucket or a row has after the change from one capacity to another, if it had so many.
+func (c Change) tokens(tokens, before, after float64) float64 {
+	switch {
+	case c == Reset || tokens >= before:
+		return after
+	case c == Scale && before > 0:
+		tokens *= after / before
+	case c == Add:
+		tokens += after - before
+	}
+	return min(after, tokens)
+}
+
 // Era is terms and the instant from which they hold, up to the next era's.
 type Era struct {
 	From   int64
@@ -62,38 +75,68 @@ func (e *Eras) Holding(now int64) Terms {
 	return e.eras[i].Terms
 }
 
+// span returns the instants at which an era and the next one begin.
+func (e *Eras) span(era int32) (since, until int64) {
+	since, until = math.MinInt64, math.MaxInt64
+	if e == nil {
+		return since, until
+	}
+	if int(era)+1 < len(e.eras) {
+		until = e.eras[era+1].From
+	}
+	return e.eras[era].From, until
+}
+
 // DebtGrowth returns how many times a debt may grow by the changes of all eras.
-func (t Terms) DebtGrowth() float64 {
+func (e *Eras) DebtGrowth() float64 {
 	growth := 1.0
-	for i := 1; t.Eras != nil && i < len(t.Eras.eras); i++ {
-		before, after := t.Eras.eras[i-1].Terms.Capacity, t.Eras.eras[i].Terms.Capacity
-		if t.Eras.eras[i].Change == Scale && before > 0 {
+	for i := 1; e != nil && i < len(e.eras); i++ {
+		before, after := e.eras[i-1].Terms.Capacity, e.eras[i].Terms.Capacity
+		if e.eras[i].Change == Scale && before > 0 {
 			growth *= max(1, after/before)
 		}
 	}
 	return growth
 }
 
+// lastReset returns when the latest era up to this one began that filled the buckets.
+func (e *Eras) lastReset(era int32) int64 {
+	for era > 0 && e.eras[era].Change != Reset {
+		era--
+	}
+	return e.eras[era].From
+}
+
 // Mode returns the mode of the era of the terms; 0: no other era has another mode.
-func (t Terms) Mode() uint8 {
+func (t *Terms) Mode() uint8 {
 	if t.Eras == nil || !t.Eras.modes {
 		return 0
 	}
 	return t.Eras.eras[t.Era].Mode
 }
 
-// Span returns the instant from which the terms hold, and that from which they hold no more. Terms with a Calendar hold as long as its
-// windows have the length Step.
-func (t Terms) Span() (since, until int64) {
-	return t.spanOfWindows(t.since(), t.until())
+// AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
+func AnyInOtherMode(asks []Ask) bool {
+	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode })
 }
 
-// until returns the instant at which the next era begins.
-func (t Terms) until() int64 {
-	if t.Eras == nil || int(t.Era)+1 == len(t.Eras.eras) {
-		return math.MaxInt64
-	}
-	return t.Eras.eras[t.Era+1].From
+// since returns the instant at which the era of the terms begins.
+func (t *Terms) since() int64 {
+	since, _ := t.Eras.span(t.Era)
+	return since
+}
+
+// Span returns the instant from which the terms hold, and that from which they hold no more.
+func (t Terms) Span() (since, until int64) {
+	since, until = t.Eras.span(t.Era)
+	first, end := t.Kind.Span(t)
+	return max(since, first), min(until, end)
+}
+
+// HasSpan reports whether other terms hold at other instants.
+func (t *Terms) HasSpan() bool {
+	since, until := t.Span()
+	return since > math.MinInt64 || until < math.MaxInt64
 }
 
 // At returns the terms that hold at an instant, of the same bucket or row.
@@ -104,17 +147,20 @@ func (t Terms) At(now int64) Terms {
 	if t.Eras != nil {
 		t = t.of(t.Eras.Holding(now))
 	}
-	return t.OnWindows(now)
+	return t.Kind.On(t, now)
 }
 
 // of returns the terms of an era as they are for the bucket or the row that t is of.
-func (t Terms) of(era Terms) Terms {
+func (t *Terms) of(era Terms) Terms {
 	era = era.Seeded(t.Seed)
 	if t.OfRow {
 		era = era.OfShard()
 	}
 	return era
 }
+
+// NeedsSeed reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
+func (t *Terms) NeedsSeed() bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
 
 // Seeded returns the terms with the phase that follows from seed, where they have such a one.
 func (t Terms) Seeded(seed uint64) Terms {
@@ -127,26 +173,12 @@ func (t Terms) Seeded(seed uint64) Terms {
 	return t
 }
 
-// within returns the terms of the i-th era.
-func (t Terms) within(i int32) Terms { return t.of(t.Eras.eras[i].Terms) }
-
-// changed returns the tokens that a bucket or a row has under the terms t of an era, at its first instant, when it had so
-// many under the terms before.
-func (t Terms) changed(tokens float64, before Terms) float64 {
-	return t.changedBy(t.Eras.eras[t.Era].Change, tokens, before)
-}
-
-// changedBy is changed for a change that may be another than that of the era.
-func (t Terms) changedBy(change Change, tokens float64, before Terms) float64 {
-	switch {
-	case change == Reset || tokens >= before.Capacity:
-		return t.Capacity
-	case change == Scale && before.Capacity > 0:
-		tokens *= t.Capacity / before.Capacity
-	case change == Add:
-		tokens += t.Capacity - before.Capacity
+// rowsEver returns how many rows the bucket or the row ever has, because another era may be in effect.
+func (t *Terms) rowsEver() int {
+	if t.Eras != nil && !t.OfRow {
+		return int(t.Eras.rows)
 	}
-	return min(t.Capacity, tokens)
+	return int(max(t.Shards, 1))
 }
 
 // Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
@@ -156,34 +188,13 @@ func (t Terms) Settle(s State) State {
 		return s
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
-		from, before, after := t.Eras.eras[i].From, t.within(i-1), t.within(i)
-		s = after.enterRow(before, s, from)
+		era := &t.Eras.eras[i]
+		before, after := t.of(t.Eras.eras[i-1].Terms), t.of(era.Terms)
+		before, after = before.Kind.On(before, era.From-1), after.Kind.On(after, era.From)
+		entered := after.Kind.Enter(after, before, s, era.From, era.Change)
+		s = after.keepLeases(entered, s.endLeases(&before))
 	}
 	return s
-}
-
-// lastReset returns when the latest era up to that of t began that filled the buckets.
-func (t Terms) lastReset() int64 {
-	i := t.Era
-	for i > 0 && t.Eras.eras[i].Change != Reset {
-		i--
-	}
-	return t.Eras.eras[i].From
-}
-
-// enterRow returns the state of a row at the beginning of the era of t, from the era before.
-func (t Terms) enterRow(before Terms, s State, from int64) State {
-	t, before = t.OnWindows(from), before.OnWindows(from-1)
-	entered := State{TS: from}
-	if t.Rule != nil {
-		entered = t.Rule.Enter(t, before, s, from, t.Eras.eras[t.Era].Change)
-	} else {
-		entered.Value = t.changed(before.Tokens(s, from), before)
-	}
-	if before.Holds() && s.lastFence() > 0 { // what was held is no more, but its numbers are not given again
-		s.Parts = &Parts{Leases: []int64{s.lastFence()}}
-	}
-	return t.keepingLeases(entered, s)
 }
 
 // Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
@@ -195,9 +206,6 @@ func (a *Ask) Outside(r Answer) bool {
 	since, until := a.Terms.Span()
 	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
 }
-
-// HasSpan reports whether other terms hold at other instants: in another era, or in other windows of the calendar.
-func (t *Terms) HasSpan() bool { return t.Eras != nil || t.Calendar.Zone != nil }
 
 // AnySpan reports whether one of n terms has a span.
 func AnySpan(n int, terms func(i int) *Terms) bool {

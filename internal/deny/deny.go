@@ -152,7 +152,7 @@ func (c *Cache) Keep(s Sent, asks []bucket.Ask, answers []bucket.Answer) {
 	heardAt := c.now()
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
-		o := a.Terms.Outlook(r, a.Cost, 0)
+		o := a.Outlook(r, 0)
 		e := &entry{
 			policy: a.Policy, held: bucket.Content{Terms: a.Terms, State: o.State, Rows: r.Rows}, now: r.Now,
 			cost: math.Inf(1), full: r.Now + o.FullAfter.Microseconds(), askedAt: s.at, heardAt: heardAt,

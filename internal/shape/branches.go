@@ -33,11 +33,11 @@ func mechanisms() []mechanism {
 		{
 			"kinds",
 			[]string{
-				"internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/lease.go", "internal/store/parts.go",
-				"internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
+				"internal/bucket/steps.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/lease.go",
+				"internal/store/parts.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
-			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
+			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bg(roup\))?\.isPlain\b`),
 		},
 		{
 			"eras",
@@ -82,7 +82,7 @@ func mechanisms() []mechanism {
 			[]string{
 				"internal/bucket/calendar*.go", "internal/store/calendar.go", "ratelimit/calendarwindow.go",
 			},
-			words(`Calendar|[cC]alendars|isBeside|CalendarWindow`),
+			words(`Calendar|[cC]alendars|isCalendar|CalendarWindow`),
 		},
 		{
 			"denycache",

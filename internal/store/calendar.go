@@ -25,25 +25,29 @@ func Zone(name string) *time.Location {
 	return zone
 }
 
-// calendarText returns a calendar in the form in which a reservation stores it, or "" for none.
-func calendarText(c bucket.Calendar) string {
-	if c.Zone == nil {
+// calendarText returns a calendar in the form in which a reservation stores it, or "" for steps.
+func calendarText(k bucket.Kind) string {
+	c, is := k.(bucket.Calendar)
+	if !is {
 		return ""
 	}
 	return fmt.Sprintf("%d %d %d %d %s", c.Days, c.Months, c.Month, c.First, c.Zone)
 }
 
-// calendarOf returns the i-th of the calendars that calendarsOf returned. It returns none if this program does not know the time zone. Then
+// kindOf returns the i-th of the calendars that calendarsOf returned. It returns steps if this program does not know the time zone. Then
 // windows of the stored length count.
-func calendarOf(calendars []string, i int) (c bucket.Calendar) {
+func kindOf(calendars []string, i int) bucket.Kind {
 	if i >= len(calendars) {
-		return c
+		return bucket.Steps{}
 	}
+	var c bucket.Calendar
 	var zone string
 	if _, err := fmt.Sscanf(calendars[i], "%d %d %d %d %s", &c.Days, &c.Months, &c.Month, &c.First, &zone); err != nil || c.Days+c.Months == 0 {
-		return bucket.Calendar{}
+		return bucket.Steps{}
 	}
-	c.Zone = Zone(zone)
+	if c.Zone = Zone(zone); c.Zone == nil {
+		return bucket.Steps{}
+	}
 	return c
 }
 
@@ -51,7 +55,7 @@ func calendarOf(calendars []string, i int) (c bucket.Calendar) {
 func calendarsOf(asks []bucket.Ask) []string {
 	calendars, found := make([]string, len(asks)), false
 	for i := range asks {
-		calendars[i] = calendarText(asks[i].Terms.Calendar)
+		calendars[i] = calendarText(asks[i].Terms.Kind)
 		found = found || calendars[i] != ""
 	}
 	if !found {

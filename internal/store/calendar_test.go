@@ -61,7 +61,7 @@ func expected(c bucket.Calendar, days map[int]int64) (begins []int64) {
 // begins returns when windows of the calendar begin up to an instant, from the begin of one on.
 func begins(c bucket.Calendar, at, until int64) (begins []int64) {
 	for at <= until {
-		t := bucket.Terms{Calendar: c}.OnWindows(at)
+		t := c.On(bucket.Terms{Kind: c}, at)
 		for _, end := t.Span(); at < min(end, until+1); at += t.Step {
 			begins = append(begins, at)
 		}
@@ -201,10 +201,10 @@ func TestCalendarsAgreeWithTheServer(t *testing.T) {
 // A reservation of a calendar whose zone this program does not know has windows of the length that is stored.
 func TestTermsMadeInAnUnknownZone(t *testing.T) {
 	t.Parallel()
-	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Calendar: bucket.Calendar{Zone: Zone("Europe/Berlin"), Days: 1}}
+	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Kind: bucket.Calendar{Zone: Zone("Europe/Berlin"), Days: 1}}
 	r := newReservation([]bucket.Ask{{Terms: day}}, []bucket.Answer{{Allowed: true}}, &Keeping{})
-	require.Equal(t, day.Calendar, r.TermsMade(0).Calendar)
+	require.Equal(t, day.Kind, r.TermsMade(0).Kind)
 	r.Calendars[0] = strings.Replace(r.Calendars[0], "Berlin", "Atlantis", 1)
-	require.Nil(t, r.TermsMade(0).Calendar.Zone)
+	require.Equal(t, bucket.Steps{}, r.TermsMade(0).Kind)
 	require.Equal(t, day.Step, r.TermsMade(0).Step)
 }

@@ -203,7 +203,7 @@ func (cs *clusters) setAnswers() {
 		}
 		for j, r := range c.rows {
 			if answers[j] = r.found; c.cluster.given {
-				r.found.State = c.takes[j].Terms.Before(r.found.State, r.found.Now, c.takes[j].Cost)
+				c.takes[j].Untake(&r.found, c.takes[j].Cost)
 			}
 		}
 		switch c.Answers = answers; {

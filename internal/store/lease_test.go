@@ -17,7 +17,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	now := opening
 	s := newSession(postgrestest.New(t), func() *int64 { return new(now) })
 	slots := func(name string, lease int64) limit {
-		return limit{name, bucket.Terms{Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Rule: bucket.Concurrent{Lease: lease}}}
+		return limit{name, bucket.Terms{Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Kind: bucket.Concurrent{Lease: lease}}}
 	}
 	long, short := slots("a", 2*minute), slots("b", minute)
 	call := taking(long.ask("ada", 1), short.ask("ada", 1))

@@ -200,7 +200,7 @@ func (r *Reservation) TermsMade(i int) bucket.Terms {
 		shards = r.Shards[i]
 	}
 	return bucket.Terms{
-		Calendar: calendarOf(r.Calendars, i), Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
+		Kind: kindOf(r.Calendars, i), Shards: shards, Capacity: r.Capacities[i], Rate: r.Rates[i], Steps: r.Steps[i], Step: r.StepUs[i], Phase: r.PhaseUs[i],
 		MaxDebt: -r.Lowest[i], Reserves: true,
 	}
 }

@@ -8,13 +8,13 @@ import (
 
 // slides reports whether the bucket is a sliding window.
 func slides(a *bucket.Ask) bool {
-	_, slides := a.Terms.Rule.(bucket.Sliding)
+	_, slides := a.Terms.Kind.(bucket.Sliding)
 	return slides
 }
 
 // isOdd reports whether a statement did not decide on a sliding window, because the row is not as the terms leave it.
 func isOdd(a *bucket.Ask, r bucket.Answer) bool {
-	rule, slides := a.Terms.Rule.(bucket.Sliding)
+	rule, slides := a.Terms.Kind.(bucket.Sliding)
 	return slides && !r.Allowed && !rule.IsPlain(a.Terms, r.State, r.Now)
 }
 
