@@ -172,7 +172,7 @@ func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key stri
 			price, until := u.Price(adapting)
 			s.price = price
 			if policy.Apply && until > *now {
-				s.pausedUntil = until
+				s.pausedUntil = max(s.pausedUntil, until)
 			}
 		}
 	}

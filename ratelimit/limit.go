@@ -23,6 +23,8 @@ type definition struct {
 
 	// plain is whether the limit is what most are: tokens arrive in steps, by no calendar and in one era, and cost 1 each.
 	plain bool
+	// seeded is whether the phase of windows is derived from the key, in any era.
+	seeded bool
 }
 
 // incomparable is a policy of a type on which == cannot be used, as one of the program's that embeds a policy may be. A limit
@@ -37,7 +39,7 @@ type incomparable struct{ Policy }
 // buckets_prune.sql, and TermsMade in internal/store. Locked rows decide on it until it has a statement (internal/store/window.go).
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
-	d := definition{name, policy, t, !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan()}
+	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: t.NeedsSeed()}
 	switch policy.(type) {
 	case TokenBucket, FixedWindow, SlidingWindow, CalendarWindow, Concurrency, Adaptive, madeElsewhere:
 	default:

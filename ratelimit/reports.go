@@ -205,7 +205,7 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 			continue
 		}
 		for j, a := range c.plan.asked {
-			if a.bucket == of.bucket {
+			if a.ask == of.ask && a.known == of.known {
 				isFirst, cost = isFirst && j >= i, cost+a.cost
 			}
 		}

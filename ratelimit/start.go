@@ -121,7 +121,7 @@ func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duratio
 				ErrCostExceedsCapacity, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
 		}
 	}
-	c := store.Call{Verb: "renew", Asks: asks}
+	c := store.Call{Question: store.Question{Verb: "renew", Asks: asks}}
 	if err := tx.session.Decide(ctx, &c); err != nil {
 		return 0, err
 	}

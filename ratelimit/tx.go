@@ -43,7 +43,6 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 	bound.reports.inTx, bound.reports.after = true, nil
 	var queue store.Queue
 	ours, ok := tx.(*ownedTx)
-	bound.hasTx = ok || !isNil(tx)
 	if ok {
 		bound.reports.after = ours.after
 		if ours.ticket != nil {
@@ -51,6 +50,12 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 		}
 	}
 	bound.session = l.store.InTx(tx, owner{&bound}, queue)
+	switch {
+	case isNil(tx):
+		bound.misuse = "on a nil transaction; pass WithTx the one you began"
+	case l.store != nil && bound.session.IsElsewhere():
+		bound.misuse = "of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB"
+	}
 	return &bound
 }
 

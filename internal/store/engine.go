@@ -65,9 +65,20 @@ type Engine interface {
 type decider interface {
 	// decides reports whether a statement can decide on the call.
 	decides(c *Call) bool
-	// take has a statement decide on the call, once. If it leaves the call undecided it has taken nothing.
-	take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error)
+	// take has a statement decide on the call, once. If it returns undecided it has taken nothing.
+	take(ctx context.Context, u *Unit, c *Call) (verdict, error)
 }
+
+// verdict is what a statement answers to a call.
+type verdict uint8
+
+const (
+	// undecided: another policy is in effect, another call was quicker, a row is held, or is not as its terms leave it. The call is
+	// decided on locked rows.
+	undecided verdict = iota
+	refused
+	allowed
+)
 
 // The layouts of the tables, as far as a Store knows.
 const (
@@ -76,26 +87,6 @@ const (
 	layoutPartitions18 // in partitions of PostgreSQL 18
 	layoutRouted       // distributed by Citus
 )
-
-// IsRouted reports whether statements are known to have to name one row each.
-func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
-
-// IsPlain reports whether it is known that statements may name several rows.
-func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
-
-// KnowsLayout reports whether it is known whether statements are to name one row each.
-func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
-
-// engine returns the engine that keeps the rows.
-func (u *Unit) engine() Engine {
-	switch {
-	case u.memory != nil:
-		return u.memory
-	case u.Store != nil && u.IsRouted():
-		return byRow{}
-	}
-	return postgres{}
-}
 
 // EngineOf returns the Engine in memory that conn stands for, and nil when it is Postgres.
 func EngineOf(conn Conn) Engine {

@@ -107,7 +107,7 @@ func (l limit) ask(key string, cost float64) bucket.Ask {
 // asking returns a call for asks.
 func asking(verb string, asks ...bucket.Ask) *Call {
 	slices.SortFunc(asks, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) })
-	return &Call{Verb: verb, Asks: asks}
+	return &Call{Question: Question{Verb: verb, Asks: asks}}
 }
 
 // taking returns a call that takes.
@@ -179,7 +179,7 @@ func held(t *testing.T, s *Session, asks ...bucket.Ask) []float64 {
 
 // takeByLocking takes on locked rows: in the transaction that the session is of, else in one of its own.
 func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
-	c := Call{Asks: asks}
+	c := Call{Question: Question{Asks: asks}}
 	err := s.ensureTx(ctx, func(tx *Session) error { return tx.takeLocked(ctx, &c) })
 	return c.Answers, err
 }

@@ -91,16 +91,16 @@ func (cs *clusters) receive(results pgx.BatchResults) error {
 
 // takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction. It is undecided where
 // somebody holds a row, or was quicker.
-func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
+func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	rows := clusterOf(asks)
 	found, err := u.conn.Query(ctx, u.statements.spendClusters, u.clusterParameters(rows)...)
 	if err == nil {
-		answers, undecided, err = scanCluster(found, rows)
+		answers, v, err = scanCluster(asks, found, rows)
 	}
 	if u.wasOvertaken(err) {
-		return nil, true, nil
+		return nil, undecided, nil
 	}
-	return answers, undecided, err
+	return answers, v, err
 }
 
 // wasOvertaken reports whether a statement for several rows that is its own transaction has undone itself, because somebody makes one of the
@@ -119,16 +119,18 @@ func clusterOf(asks []bucket.Ask) []clusterRow {
 }
 
 // scanCluster returns the answers of clusters_spend.sql for one cluster.
-func scanCluster(found pgx.Rows, rows []clusterRow) (answers []bucket.Answer, undecided bool, err error) {
+func scanCluster(asks []bucket.Ask, found pgx.Rows, rows []clusterRow) (answers []bucket.Answer, v verdict, err error) {
 	given := false
 	if err := scanClusterRows(found, rows, func(_ int, of bool) { given = of }); err != nil {
-		return nil, false, err
+		return nil, undecided, err
 	}
 	answers = make([]bucket.Answer, len(rows))
 	for i := range rows {
 		answers[i] = rows[i].found
 		answers[i].Allowed, answers[i].Absent = rows[i].enough, false
-		undecided = undecided || isUndecided(rows[i].ask, answers[i])
 	}
-	return answers, undecided || !given && bucket.AllAllowed(answers), nil
+	if v = verdictOn(asks, answers); v == allowed && !given {
+		return answers, undecided, nil
+	}
+	return answers, v, nil
 }
