@@ -190,31 +190,25 @@ func AllAllowed(answers []Answer) bool {
 
 // Traits are what the choice of the way of a call depends on.
 type Traits struct {
-	Costless bool // no ask takes anything
-	Steps    bool // AllSteps
-	Window   bool // the only ask is for a sliding window, and for itself
-	Sharded  bool // AnySharded
-	Holds    bool // one of the limits is one on concurrency
+	Costless  bool      // no ask takes anything
+	Sharded   bool      // AnySharded
+	Statement Statement // decides on all asks together; Locked: none does
 }
 
 // TraitsOf returns the traits of the asks of a call.
 func TraitsOf(asks []Ask) Traits {
-	t := Traits{Costless: true, Steps: true}
+	t := Traits{Costless: true}
 	for i := range asks {
 		a := &asks[i]
-		isForItself := a.Lender == nil && a.Within == 0
 		t.Costless = t.Costless && !(a.Cost > 0)
 		t.Sharded = t.Sharded || a.Terms.Shards > 1
-		switch a.Terms.Kind.(type) {
-		case Steps, Calendar:
-			t.Steps = t.Steps && isForItself
-			continue
-		case Sliding:
-			t.Window = isForItself && len(asks) == 1
-		case Concurrent:
-			t.Holds = true
+		statement := a.Terms.Kind.Statement()
+		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Lender != nil || a.Within != 0 {
+			statement = Locked
 		}
-		t.Steps = false
+		if i == 0 || statement == Locked {
+			t.Statement = statement
+		}
 	}
 	return t
 }

@@ -170,6 +170,9 @@ func (Concurrent) Owes() bool { return false }
 // FreesEarly is true of slots that are given back.
 func (Concurrent) FreesEarly() bool { return true }
 
+// Statement implements Kind.
+func (Concurrent) Statement() Statement { return Locked }
+
 // Pruning returns the shortest terms: TS does not tell whether leases are held, and buckets_prune.sql looks at them.
 func (Concurrent) Pruning(t Terms) Terms { return t.fullAfter(1) }
 

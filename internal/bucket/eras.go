@@ -197,14 +197,14 @@ func (t Terms) Settle(s State) State {
 	return s
 }
 
-// Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
-// or the row is of another era. Nothing was taken then.
+// Outside reports whether a statement says nothing on the row that it found: the terms of the ask are not in effect at the instant of the
+// answer, or the row is of another era, or not as its kind leaves it. Nothing was taken then.
 func (a *Ask) Outside(r Answer) bool {
-	if !a.Terms.HasSpan() || r.Allowed {
+	if r.Allowed {
 		return false
 	}
 	since, until := a.Terms.Span()
-	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
+	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until || !a.Terms.Kind.IsPlain(a.Terms, r.State, r.Now)
 }
 
 // AnySpan reports whether one of n terms has a span.

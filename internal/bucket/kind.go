@@ -41,6 +41,9 @@ type Kind interface {
 	// RefundUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
 	RefundUntil(t Terms, taken int64) int64
 
+	// Statement returns which statement decides on rows of the kind that are not locked, if IsPlain reports that a row is as the kind leaves it.
+	Statement() Statement
+	IsPlain(t Terms, s State, now int64) bool
 	// Pruning returns terms of steps under which a row is full no earlier than under t, whatever its Value.
 	Pruning(t Terms) Terms
 	// Owes reports whether a bucket can owe tokens, to reservations or as a pool.
@@ -48,6 +51,15 @@ type Kind interface {
 	// FreesEarly reports whether tokens may be available before the end of a RetryAfter.
 	FreesEarly() bool
 }
+
+// Statement is a group of statements of Postgres that decide on rows of some kinds as their methods do, to the last bit.
+type Statement uint8
+
+const (
+	Locked          Statement = iota // none: the kind decides, on locked rows
+	StepStatement                    // bucket_take.sql and its variants, also for several rows
+	WindowStatement                  // window_take.sql and its variants
+)
 
 // Parts are what a row holds besides Value and TS, for the kinds that need more. They are not changed once they are part of
 // a State, so that states share them.

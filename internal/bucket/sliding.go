@@ -175,7 +175,10 @@ func (Sliding) Owes() bool { return false }
 // Pruning implements Kind.
 func (r Sliding) Pruning(t Terms) Terms { return t.fullAfter((int64(r.Slices) + 1) * t.Step) }
 
-// IsPlain reports whether the row is as the terms t leave it, so that a statement decides on it.
+// Statement implements Kind.
+func (Sliding) Statement() Statement { return WindowStatement }
+
+// IsPlain implements Kind.
 func (r Sliding) IsPlain(t Terms, s State, now int64) bool {
 	if !isSlid(s) || t.FromFuture(s, now) {
 		return false

@@ -127,6 +127,12 @@ func (Steps) RefundUntil(t Terms, taken int64) int64 {
 	return begin
 }
 
+// Statement implements Kind.
+func (Steps) Statement() Statement { return StepStatement }
+
+// IsPlain implements Kind.
+func (Steps) IsPlain(Terms, State, int64) bool { return true }
+
 // Pruning implements Kind.
 func (Steps) Pruning(t Terms) Terms { return t }
 

@@ -37,7 +37,7 @@ func mechanisms() []mechanism {
 				"internal/store/parts.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
-			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bg(roup\))?\.isPlain\b`),
+			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bStatement\b`, `\bg(roup\))?\.isPlain\b`),
 		},
 		{
 			"eras",

@@ -42,7 +42,7 @@ type clusterRow struct {
 
 // isClustered reports whether a statement can decide on the call together with those that it shares buckets with.
 func (c *Call) isClustered() bool {
-	return c.way == byStatement && c.traits.Steps
+	return c.way == byStatement && c.traits.Statement == bucket.StepStatement
 }
 
 // clustersOf puts together calls that can be decided so, and returns the others: those too that share a bucket with one

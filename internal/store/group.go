@@ -116,7 +116,7 @@ func (g *group) isHeld() bool {
 
 // isOutside reports whether the statement did not decide: other terms have to, or Go.
 func (g *group) isOutside() bool {
-	return g.absent || g.found && (g.row.Outside(g.answer) || isOdd(&g.row, g.answer))
+	return g.absent || g.found && g.row.Outside(g.answer)
 }
 
 // byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
