@@ -112,7 +112,7 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 	r.State, r.Allowed = buckettest.Take(t, before, h.now, a.Cost, 0)
 	fence, end, wait := h.model.Acquire(h.now, p, slots)
 	require.Equal(h, wait == 0, r.Allowed)
-	o := a.Outlook(&r, 0)
+	o := a.Tell(&r, 0, &bucket.Content{})
 	require.Equal(h, wait, o.RetryAfter)
 	require.Equal(h, float64(p.Most-h.model.Held(h.now)), o.Tokens)
 	if !r.Allowed {

@@ -210,7 +210,7 @@ func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, c
 		h.model.Spend(cost, now)
 		cost, lowest = 0, 0
 	}
-	o := (&bucket.Ask{Terms: terms, Cost: cost}).Outlook(&answer, lowest)
+	o := (&bucket.Ask{Terms: terms, Cost: cost}).Tell(&answer, lowest, &bucket.Content{})
 	if !allowed {
 		h.waits(terms, now, o.RetryAfter, cost+lowest)
 	} else {

@@ -102,7 +102,7 @@ func (p *process) ask(ctx context.Context, a bucket.Ask) (decision, error) {
 		return decision{}, err
 	}
 	r := c.Answers[0]
-	o := a.Outlook(&r, 0)
+	o := a.Tell(&r, 0, &bucket.Content{})
 	return decision{Told: bucket.Told{
 		Content: &bucket.Content{Terms: a.Terms, State: r.State}, Now: r.Now, Allowed: r.Allowed, Tokens: o.Tokens, RetryAfter: o.RetryAfter, FullAfter: o.FullAfter,
 	}}, nil

@@ -221,7 +221,7 @@ func requireWait(t *testing.T, call wholeCall, owns []*wholeBucket, pool *wholeB
 	for i, w := range bucket.BorrowWaits(asks, answers) {
 		require.Equal(t, w > 0, !answers[i].Allowed && (asks[i].Lender != nil || anyRefused(asks, answers)))
 		if wait = max(wait, w); w == 0 && !answers[i].Allowed {
-			o := asks[i].Outlook(&answers[i], asks[i].Lowest)
+			o := asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{})
 			wait = max(wait, o.RetryAfter)
 		}
 	}

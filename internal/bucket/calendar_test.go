@@ -252,7 +252,7 @@ func calendarHistories(t *testing.T, seed uint64) {
 			answer := memory.Take(asks, now)[0]
 			require.Equal(t, at, answer.Now, "history %d, step %d", history, step)
 			require.Equal(t, want, answer.Allowed, "history %d, step %d", history, step)
-			outlook := (&bucket.Ask{Terms: asks[0].Terms, Cost: float64(cost)}).Outlook(&answer, float64(lowest))
+			outlook := (&bucket.Ask{Terms: asks[0].Terms, Cost: float64(cost)}).Tell(&answer, float64(lowest), &bucket.Content{})
 			left := held
 			if want {
 				left -= cost

@@ -182,24 +182,23 @@ func Holds(t *Terms) bool {
 	return holds
 }
 
-// keepLeases returns a state that the terms have made of the one before. Terms that hold no slots leave the leases as they are,
-// as their statements do: another version of a program may hold slots of the limit.
-func (t *Terms) keepLeases(after, before State) State {
-	if before.Parts == nil || len(before.Parts.Leases) == 0 || Holds(t) {
-		return after
+// parts returns what a row holds after s under a kind without slots. It keeps the leases, as the statements do: another version of a program
+// may hold slots of the limit.
+func (s State) parts(taken []float64) *Parts {
+	switch {
+	case s.Parts != nil && len(s.Parts.Leases) > 0:
+		return &Parts{Taken: taken, Leases: s.Parts.Leases}
+	case taken != nil:
+		return &Parts{Taken: taken}
+	default:
+		return nil
 	}
-	parts := Parts{Leases: before.Parts.Leases}
-	if after.Parts != nil {
-		parts.Taken = after.Parts.Taken
-	}
-	after.Parts = &parts
-	return after
 }
 
-// endLeases returns the state of a row before it enters an era of another kind: its leases are no more, but their numbers are not given again.
-func (s State) endLeases(before *Terms) State {
-	if Holds(before) && s.lastFence() > 0 {
-		s.Parts = &Parts{Leases: []int64{s.lastFence()}}
+// endLeases returns the state without the leases that it holds. Their numbers are not given again.
+func (s State) endLeases() State {
+	if s.lastFence() > 0 {
+		s.Parts = &Parts{Taken: s.Parts.Taken, Leases: s.Parts.Leases[:1:1]}
 	}
 	return s
 }

@@ -47,26 +47,14 @@ func (h *Content) Answer(a *Ask, now int64) Answer {
 	return r
 }
 
-// Outlook is what an answer says of the bucket from its instant on.
-type Outlook struct {
-	State      State // with a wrong clock in it put right
-	Rows       Rows  // so, too, when the bucket is spread over several
-	Tokens     float64
-	RetryAfter time.Duration // until the ask is allowed: 0 when it was
-	FullAfter  time.Duration
-}
-
-// Outlook returns what the answer to the ask says of the bucket, where lowest has to remain.
-func (a *Ask) Outlook(r *Answer, lowest float64) Outlook {
+// Tell puts what the answer to the ask says of the bucket into c, with fixed clocks, and returns what to tell the caller. lowest has to remain.
+func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 	t := &a.Terms
-	o := Outlook{State: t.FixClock(r.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
-	o.Tokens = t.Kind.Tokens(*t, o.State, r.Now)
-	if r.Rows != nil {
-		o.Rows = slices.Clone(r.Rows)
-		o.Rows.FixClocks(*t, r.Now)
-	}
+	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)
+	c.Rows.FixClocks(*t, r.Now)
+	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
 	if !r.Allowed {
-		o.RetryAfter = r.wait(t, a.Cost, lowest)
+		told.RetryAfter = r.wait(t, a.Cost, lowest)
 	}
-	return o
+	return told
 }

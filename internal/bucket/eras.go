@@ -191,8 +191,10 @@ func (t Terms) Settle(s State) State {
 		era := &t.Eras.eras[i]
 		before, after := t.of(t.Eras.eras[i-1].Terms), t.of(era.Terms)
 		before, after = before.Kind.On(before, era.From-1), after.Kind.On(after, era.From)
-		entered := after.Kind.Enter(after, before, s, era.From, era.Change)
-		s = after.keepLeases(entered, s.endLeases(&before))
+		s = after.Kind.Enter(after, before, s, era.From, era.Change)
+		if Holds(&before) && !Holds(&after) {
+			s = s.endLeases()
+		}
 	}
 	return s
 }

@@ -109,9 +109,7 @@ type Rows []State
 // Take takes cost from all rows together and makes them even, if at least lowest remain. Otherwise it leaves them as they are.
 func (r Rows) Take(t Terms, now int64, cost, lowest float64) (allowed bool) {
 	if len(r) == 1 {
-		before := r[0]
-		r[0], allowed = t.Kind.Take(t, before, now, cost, lowest)
-		r[0] = t.keepLeases(r[0], before)
+		r[0], allowed = t.Kind.Take(t, r[0], now, cost, lowest)
 		return allowed
 	}
 	left := r.Tokens(t, now) - cost
@@ -125,7 +123,7 @@ func (r Rows) Take(t Terms, now int64, cost, lowest float64) (allowed bool) {
 // Charge takes amount from the rows, even below zero, and makes them even.
 func (r Rows) Charge(t Terms, now int64, amount float64) {
 	if len(r) == 1 {
-		r[0] = t.keepLeases(t.Kind.Charge(t, t.FixClock(r[0], now), now, amount), r[0])
+		r[0] = t.Kind.Charge(t, t.FixClock(r[0], now), now, amount)
 		return
 	}
 	r.level(t, now, r.Tokens(t, now)-amount)
@@ -135,7 +133,7 @@ func (r Rows) Charge(t Terms, now int64, amount float64) {
 func (r Rows) Fill(t Terms, now int64) {
 	row := t.OfShard()
 	for i, s := range r {
-		r[i] = row.keepLeases(row.Kind.Fill(row, row.FixClock(s, now), now), s)
+		r[i] = row.Kind.Fill(row, row.FixClock(s, now), now)
 	}
 }
 
@@ -143,9 +141,7 @@ func (r Rows) Fill(t Terms, now int64) {
 // are not full, because a full row would gain nothing. If the step of until is over, it gives nothing and returns false.
 func (r Rows) Credit(t Terms, now int64, amount, most float64, until int64) (given bool) {
 	if len(r) == 1 {
-		before := r[0]
-		r[0], given = t.Kind.Credit(t, before, now, amount, most, until)
-		r[0] = t.keepLeases(r[0], before)
+		r[0], given = t.Kind.Credit(t, r[0], now, amount, most, until)
 		return given
 	}
 	if t.Begin(now) > until {
@@ -170,15 +166,14 @@ func (r Rows) Credit(t Terms, now int64, amount, most float64, until int64) (giv
 func (r Rows) level(t Terms, now int64, tokens float64) {
 	row, each := t.OfShard(), tokens/float64(len(r))
 	for i, s := range r {
-		r[i] = row.keepLeases(row.written(s, now, each), s)
+		r[i] = row.written(s, now, each)
 	}
 }
 
 // FixClocks fixes the clock of each row.
 func (r Rows) FixClocks(t Terms, now int64) {
-	row := t.OfShard()
 	for i, s := range r {
-		r[i] = row.FixClock(s, now)
+		r[i] = t.FixClock(s, now)
 	}
 }
 

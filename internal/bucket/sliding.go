@@ -96,7 +96,7 @@ func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) 
 func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	totals, ts := r.at(t, s, now)
 	totals[0] += amount
-	return r.state(t, totals, ts)
+	return r.state(t, s, totals, ts)
 }
 
 // Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. Nothing is reserved
@@ -127,12 +127,12 @@ func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until in
 	if rest == amount {
 		return s, false
 	}
-	return r.state(t, totals, ts), true
+	return r.state(t, s, totals, ts), true
 }
 
 // Fill implements Kind.
 func (r Sliding) Fill(t Terms, s State, now int64) State {
-	return r.state(t, totalsOf(0), max(s.TS, t.Begin(now)))
+	return r.state(t, s, totalsOf(0), max(s.TS, t.Begin(now)))
 }
 
 // Enter implements Kind. Of a sliding window it keeps what was taken and still counts, and where the change is Scale its
@@ -141,10 +141,10 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 	slid, isSliding := before.Kind.(Sliding)
 	switch {
 	case change == Reset:
-		return r.state(t, totalsOf(0), from)
+		return r.state(t, s, totalsOf(0), from)
 	case !isSliding:
 		tokens := change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity)
-		return r.state(t, totalsOf(t.Capacity-tokens), from)
+		return r.state(t, s, totalsOf(t.Capacity-tokens), from)
 	}
 	totals, ts := slid.at(before, s, from)
 	totals, ts = r.rebinned(t, totals[:slid.needed(totals)], before.Step, ts, from)
@@ -153,7 +153,7 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 			totals[i] *= t.Capacity / before.Capacity
 		}
 	}
-	return r.state(t, r.shifted(t, totals, ts, from), from)
+	return r.state(t, s, r.shifted(t, totals, ts, from), from)
 }
 
 // RefundUntil implements Kind: the slice in which what was taken then is counted.
@@ -299,8 +299,8 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	return binned, max(newest, ts)
 }
 
-// state returns the row with these totals, of which the first is that of the slice of ts.
-func (r Sliding) state(t Terms, totals []float64, ts int64) State {
+// state returns the row after s with these totals, of which the first is that of the slice of ts.
+func (r Sliding) state(t Terms, s State, totals []float64, ts int64) State {
 	value := r.left(t, totals)
-	return State{Value: value, TS: ts, Parts: &Parts{Taken: append([]float64{float64(t.Step), value}, totals...)}}
+	return State{Value: value, TS: ts, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}
 }

@@ -61,7 +61,7 @@ func (Steps) Take(t Terms, s State, now int64, cost, lowest float64) (State, boo
 
 // written returns the row of s with another value at now.
 func (t *Terms) written(s State, now int64, value float64) State {
-	next := State{Value: value, TS: t.Begin(now)}
+	next := State{Value: value, TS: t.Begin(now), Parts: s.parts(nil)}
 	if !t.FromFuture(s, now) {
 		next.TS = max(s.TS, next.TS)
 	}
@@ -111,7 +111,8 @@ func (Steps) Fill(t Terms, s State, now int64) State { return t.written(s, now, 
 
 // Enter implements Kind.
 func (Steps) Enter(t, before Terms, s State, from int64, change Change) State {
-	return State{Value: change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity), TS: from}
+	tokens := change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity)
+	return State{Value: tokens, TS: from, Parts: s.parts(nil)}
 }
 
 // RefundUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket takes tokens back at

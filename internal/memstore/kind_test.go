@@ -106,7 +106,7 @@ func TestAKindMadeOfStepsNeedsNoOtherFile(t *testing.T) {
 		}
 		want := simulation.Take(asks, now)[0]
 		require.Equal(t, want.Allowed, allowed)
-		outlook := a.Outlook(&want, a.Lowest)
+		outlook := a.Tell(&want, a.Lowest, &bucket.Content{})
 		require.InDelta(t, tokens, outlook.Tokens, 0)
 		if !allowed {
 			at := now + outlook.RetryAfter.Microseconds()
