@@ -256,7 +256,7 @@ func (l pricing) Estimate() int64 { return l.config.estimate() }
 
 // Failed tells the observer of an exchange that has failed.
 func (l pricing) Failed(ctx context.Context, limit string, err error, began time.Time) {
-	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err, false))
+	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err))
 	l.reports.failed(ctx, Failed{Verb: "report", Limit: limit, Err: err}, began)
 }
 

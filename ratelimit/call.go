@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -281,8 +282,8 @@ func (c *call) retryWith(arranged plan, run func(again *call) error) error {
 	again := &call{plan: arranged, change: c.change, began: c.began}
 	again.Question, again.Asks = c.Question, arranged.asks
 	again.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
-	if c.Reserve != nil {
-		keeping := *c.Reserve
+	if before, reserves := c.Reserve.(*reserved.Keeping); reserves {
+		keeping := *before
 		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
 		again.Reserve = &keeping
 	}
@@ -299,7 +300,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		}
 		return nil
 	}
-	if (l.isConnection || !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed)) && !c.isRejected(l) {
+	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
 		bounded, cancel := l.bounded(ctx) // what is looked at and the call together
 		defer cancel()
 		ctx = bounded
@@ -334,16 +335,13 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
-	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err, l.pool == nil))
+	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err))
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }
 
 // bounded returns ctx with the time that Config.Timeout leaves a call outside a transaction.
 func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if l.pool == nil {
-		return ctx, func() {}
-	}
 	return batch.Bounded(ctx, l.config.Timeout)
 }
 
@@ -355,12 +353,12 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 			return err
 		}
 	}
-	if l.gate.IsOpen(&l.session, l.pool == nil, keyed) {
+	if l.gate.IsOpen(&l.session, keyed) {
 		return nil
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, InTx: l.pool == nil, Keyed: keyed, Looks: looks})
+	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
 
 // touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:

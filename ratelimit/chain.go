@@ -158,7 +158,7 @@ func (l keeping) GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kep
 	given, err = l.session.Return(bounded, k, t, kept, most)
 	l.reports.invalidate([]bucket.Ask{{Key: k}})
 	if err != nil {
-		err = during(fmt.Sprintf("return %q", k.Name), l.explained(ctx, err, false))
+		err = during(fmt.Sprintf("return %q", k.Name), l.explained(ctx, err))
 	}
 	return given, err
 }

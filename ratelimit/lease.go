@@ -190,7 +190,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *st
 	}
 	began, name := l.reports.began(), leases.Asks[0].Key.Name
 	if err := changeLeases(ctx, l, verb, leases); err != nil {
-		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err, l.pool == nil))
+		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err))
 		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 		return nil, nil, err
 	}

@@ -36,7 +36,7 @@ type incomparable struct{ Policy }
 // A new kind of policy is also added to value.go, checkVerb, internal/telemetry (algorithmOf), httplimit (quota.go, clientstate.go,
 // client/ratelimit.js), rules (kind.go, row.go, scale.go, filepolicy.go, and a migration), internal/cli (definition.go, policytext.go) and
 // admin (policytext.go, formpolicy.go, preview.go). A new bucket.Kind also needs bucket.Parts and a column if its rows hold more,
-// buckets_prune.sql, and TermsMade in internal/store. Locked rows decide on it until it has a statement (internal/store/window.go).
+// buckets_prune.sql, and Reserved in internal/reserved. Locked rows decide on it until it has a statement (internal/store/window.go).
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
 	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: t.NeedsSeed()}

@@ -147,7 +147,7 @@ func (p *plan) finish(l *Limiter) error {
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
 		if a.Terms.HasSpan() {
-			a.Terms = a.Terms.Kind.On(a.Terms, l.config.estimate())
+			a.Terms = a.Terms.On(l.config.estimate())
 		}
 		if s.released {
 			continue

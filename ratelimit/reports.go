@@ -151,7 +151,7 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 		return
 	}
 	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.from.isRemembered()}
-	if kept := c.Reservation; kept != nil {
+	if kept := c.reservation(); kept != nil {
 		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
 	}
 	r.decided(ctx, event, c.began)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // subject is what a request is about: the limit with the policy that decides, and the rule that this comes from.
@@ -167,39 +166,6 @@ func (s *subject) isRuledAs(o *subject) bool {
 // eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
 // resolved in.
 func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
-
-// termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this
-// Limiter was not used with have those that r was made under, unless there is a rule.
-func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation) (now []bucket.Terms, pausedUntil int64) {
-	now = make([]bucket.Terms, len(r.Names))
-	for i, name := range r.Names {
-		terms, policy := r.TermsMade(i), Policy(madeElsewhere{})
-		if last, known := l.policies.last(name); known {
-			terms = last
-		}
-		if l.HasPolicies() {
-			limit := limitOf(name, madeElsewhere{}, terms)
-			if rule := ruleFor(ctx, l, verb, limit, r.Plan(i), r.Keys[i]); rule != nil {
-				holding := rule.holding(l.config.estimate()).limit.definition()
-				terms, policy = holding.terms, holding.policy
-				pausedUntil = max(pausedUntil, rule.pausedUntil)
-			}
-		}
-		pausedUntil = max(pausedUntil, l.prices.PausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, applies(policy)))
-		terms = termsFor(terms, name, r.Keys[i])
-		now[i] = terms.Kind.On(terms, r.NowUs)
-	}
-	return now, pausedUntil
-}
-
-// applies returns whether a policy has callers pay the price of an upstream; nil: it is not known.
-func applies(policy Policy) *bool {
-	if _, isUnknown := policy.(madeElsewhere); isUnknown {
-		return nil
-	}
-	a, _ := policy.(Adaptive)
-	return &a.Apply
-}
 
 // madeElsewhere is the policy of a limit of which only the terms are known.
 type madeElsewhere struct{}

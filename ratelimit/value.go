@@ -85,7 +85,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 		return v, Reservation{Decision: one.decision(time.UnixMicro(now))}
 	}
 	h := *v.held
-	h.Terms = h.Terms.Kind.On(h.Terms, now)
+	h.Terms = h.Terms.On(now)
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
 	answer := h.Answer(&ask, now)
 	d := v.Limit.definition()
@@ -114,8 +114,7 @@ func (r Request) Full(instant time.Time) Value {
 		return Value{}
 	}
 	now := clampInstant(instant)
-	ask := bucket.Ask{Terms: r.limit.termsFor(r.key)}
-	ask.Terms = ask.Terms.Kind.On(ask.Terms, now)
+	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).On(now)}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
 	if ask.Sharded() {
 		shard := ask.Terms.OfShard()

@@ -147,7 +147,7 @@ func (t Terms) At(now int64) Terms {
 	if t.Eras != nil {
 		t = t.of(t.Eras.Holding(now))
 	}
-	return t.Kind.On(t, now)
+	return t.On(now)
 }
 
 // of returns the terms of an era as they are for the bucket or the row that t is of.
@@ -189,8 +189,7 @@ func (t Terms) Settle(s State) State {
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
 		era := &t.Eras.eras[i]
-		before, after := t.of(t.Eras.eras[i-1].Terms), t.of(era.Terms)
-		before, after = before.Kind.On(before, era.From-1), after.Kind.On(after, era.From)
+		before, after := t.of(t.Eras.eras[i-1].Terms).On(era.From-1), t.of(era.Terms).On(era.From)
 		s = after.Kind.Enter(after, before, s, era.From, era.Change)
 		if Holds(&before) && !Holds(&after) {
 			s = s.endLeases()

@@ -67,6 +67,9 @@ func (t Terms) Begin(now int64) int64 {
 	return max(t.Kind.Begin(t, now), t.since())
 }
 
+// On returns the terms with the steps of an instant. Another era may be in effect then: see At.
+func (t Terms) On(now int64) Terms { return t.Kind.On(t, now) }
+
 // Full is the state of a bucket that has no row.
 func (t Terms) Full(now int64) State {
 	return State{Value: t.Capacity, TS: t.Begin(now)}

@@ -30,15 +30,15 @@ type Question struct {
 	Verb    string
 	Asks    []bucket.Ask // in the order of locking
 	Look    bool         // whether nothing is to be taken
-	Reserve *Keeping     // how to record the tokens as a reservation; nil: no reservation is made
+	Reserve Recorder     // makes a record of the tokens, such as a reservation; nil: no record is made
 	UpTo    int          // the maximum number of units to take, if Asks have the costs of one unit; 0: the cost itself
 }
 
 // Outcome is the answer to a call.
 type Outcome struct {
-	Answers     []bucket.Answer
-	Reservation *Reservation // the reservation that was made
-	Taken       int          // how many units of UpTo were taken
+	Answers []bucket.Answer
+	Record  Record // the record that was made
+	Taken   int    // how many units of UpTo were taken
 }
 
 // blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
@@ -105,11 +105,14 @@ func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
 // IsPlain reports whether it is known that statements may name several rows.
 func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
 
+// IsOnPool reports whether each statement is a transaction of its own.
+func (u *Unit) IsOnPool() bool { return u.mode == alone }
+
 // KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
 
-// engine returns the engine that keeps the rows.
-func (u *Unit) engine() Engine {
+// Engine returns the engine that keeps the rows.
+func (u *Unit) Engine() Engine {
 	switch {
 	case u.memory != nil:
 		return u.memory
@@ -155,7 +158,7 @@ const (
 
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
-	engine := s.engine()
+	engine := s.Engine()
 	by, hasStatements := engine.(decider)
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
@@ -199,9 +202,19 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		return err
 	}
 	if err == nil && c.Reserve != nil {
-		err = s.record(ctx, c)
+		if c.record(); c.Record != nil {
+			err = s.save(ctx, bucket.NewPage(c.Asks), c.Record)
+		}
 	}
 	return s.OrSpoil(ctx, err)
+}
+
+// record makes the record of what c took, if c was allowed.
+func (c *Call) record() {
+	c.Record = nil
+	if c.Reserve != nil && bucket.AllAllowed(c.Answers) {
+		c.Record = c.Reserve.Record(c.Asks, c.Answers)
+	}
 }
 
 // lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
@@ -255,7 +268,7 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 	if err != nil {
 		return nil, err
 	}
-	var made []*Reservation
+	var made []Record
 	for _, c := range calls {
 		if row, held := p.Held(c.Asks); held {
 			waiting = append(waiting, c.blockedBy(row))
@@ -263,8 +276,8 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 		}
 		if c.Claim() {
 			c.takeOn(p)
-			if c.reserve(); c.Reservation != nil {
-				made = append(made, c.Reservation)
+			if c.record(); c.Record != nil {
+				made = append(made, c.Record)
 			}
 		}
 	}

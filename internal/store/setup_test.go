@@ -128,12 +128,22 @@ func looking(asks ...bucket.Ask) *Call {
 // reserving returns a call that reserves.
 func reserving(asks ...bucket.Ask) *Call {
 	c := asking("reserve", asks...)
-	c.Reserve = &Keeping{ExpireAfter: time.Hour}
+	c.Reserve = keeping{}
 	for i := range c.Asks {
 		c.Asks[i].Lowest = -c.Asks[i].Terms.MaxDebt
 	}
 	return c
 }
+
+// keeping keeps a record of each call.
+type keeping struct{}
+
+func (keeping) Record([]bucket.Ask, []bucket.Answer) Record { return kept{} }
+
+// kept is a record.
+type kept struct{}
+
+func (kept) Queue(_ *Unit, batch *pgx.Batch) { batch.Queue("SELECT") }
 
 // runBatch runs calls as one batch, and returns those that wait for a row.
 func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {

@@ -56,7 +56,7 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 
 // whenUndecided returns how a call is decided that a statement has left undecided.
 func (s *Session) whenUndecided(c *Call) way {
-	if c.traits.Sharded || !s.engine().LeavesOutHeld() {
+	if c.traits.Sharded || !s.Engine().LeavesOutHeld() {
 		return byLooking
 	}
 	return byLocking
@@ -193,7 +193,7 @@ func (u *Unit) takeParameters(a *bucket.Ask) []any {
 		cost = a.Cost
 	}
 	return []any{
-		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.now(), p.tolerance,
+		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.AsOf(), p.tolerance,
 		p.since, p.until,
 	}
 }
@@ -202,7 +202,7 @@ func (u *Unit) takeParameters(a *bucket.Ask) []any {
 func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
 	return []any{
-		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.now(), c.tolerances,
+		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.AsOf(), c.tolerances,
 		c.since, c.until,
 	}
 }
@@ -334,8 +334,8 @@ func (r *rowReader) float64() (n float64) {
 	return math.Float64frombits(binary.BigEndian.Uint64(raw))
 }
 
-// now returns the parameter that replaces the database's clock.
-func (s *Store) now() *int64 {
+// AsOf returns the instant that replaces the database's clock, as a parameter.
+func (s *Store) AsOf() *int64 {
 	if s.asOf == nil {
 		return nil
 	}

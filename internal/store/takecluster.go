@@ -25,7 +25,7 @@ func (u *Unit) clusterParameters(rows []clusterRow) []any {
 	}
 	since, until := spansOf(n, func(i int) *bucket.Terms { return &rows[i].ask.Terms })
 	return []any{
-		names, keys, shards, costs, capacities, rates, stepUs, steps, phases, lowest, of, u.now(), tolerances, since, until,
+		names, keys, shards, costs, capacities, rates, stepUs, steps, phases, lowest, of, u.AsOf(), tolerances, since, until,
 	}
 }
 

@@ -104,11 +104,11 @@ func (s *Session) queueGroups(batch *pgx.Batch, groups []*group, spend string) {
 	since, until := spanOf(&t)
 	if slides(first) {
 		batch.Queue(s.statements.windowsSpend, first.Key.Name, keys, shards, costs,
-			t.Capacity, t.Step, periodOf(t), t.Phase, s.now(), t.Tolerance(), since, until)
+			t.Capacity, t.Step, periodOf(t), t.Phase, s.AsOf(), t.Tolerance(), since, until)
 		return
 	}
 	batch.Queue(spend, first.Key.Name, keys, shards, costs,
-		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance(), since, until)
+		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.AsOf(), t.Tolerance(), since, until)
 }
 
 // receiveGroups gives each group of a policy its answer. Those of a statement that is not bold come in the order asked,
