@@ -393,7 +393,7 @@ func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.
 
 // termsFor is that for the terms of a limit of that name.
 func termsFor(t bucket.Terms, name, key string) bucket.Terms {
-	if !t.NeedsSeed() {
+	if !bucket.IsSeeded(&t) {
 		return t
 	}
 	h := fnv.New64a()

@@ -262,7 +262,7 @@ func (p *plan) pause(decides bool) {
 func (p *plan) leaveOut(isEstimate bool) {
 	for i := range p.of {
 		s := &p.of[i]
-		p.asks[i].Mode = p.asks[i].Terms.Mode()
+		p.asks[i].Mode = p.asks[i].Terms.Eras.Mode(p.asks[i].Terms.Era)
 		p.moded = p.moded || p.asks[i].Mode != 0
 		p.doubtful = p.doubtful || isEstimate && s.mode == Off && !s.rule.isOffAround(p.now)
 		if s.mode == Off || s.mode == Shadow && !s.spared {

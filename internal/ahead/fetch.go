@@ -118,7 +118,7 @@ func (k *Keeper) fetch(ctx context.Context, s *stripe, h *holding, isFirst bool)
 	}
 	h.leave = cancel
 	var c store.Call
-	c.Verb, c.Asks = "take", []bucket.Ask{{Key: h.key, Terms: *h.terms, Policy: h.policy, Cost: cost + ahead, Mode: h.terms.Mode()}}
+	c.Verb, c.Asks = "take", []bucket.Ask{{Key: h.key, Terms: *h.terms, Policy: h.policy, Cost: cost + ahead, Mode: h.terms.Eras.Mode(h.terms.Era)}}
 	s.mu.Unlock()
 
 	sent, err := k.now(), errExited

@@ -41,13 +41,6 @@ func (a *Ask) Price() float64 {
 	return a.Cost / a.Asked
 }
 
-// BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
-func (a *Ask) BoundPrice() {
-	if a.Asked > 0 && a.Terms.isCalendar() {
-		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
-	}
-}
-
 // AllowPrice has a full bucket give what the ask costs, into debt, where it would give what is asked without a price: a price
 // makes no request impossible.
 func (a *Ask) AllowPrice() {
@@ -216,11 +209,6 @@ func TraitsOf(asks []Ask) Traits {
 // AllCostless reports whether none of the asks takes anything.
 func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
-}
-
-// AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
-func AnyFreesEarly(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.Kind.FreesEarly() })
 }
 
 // AnyLender reports whether one of the asks has a lender.

@@ -49,12 +49,9 @@ func (c Calendar) index(at int64) (i int64) {
 }
 
 // Begin implements Kind.
-func (c Calendar) Begin(t Terms, at int64) int64 { return c.After(t, at, 0) }
-
-// After implements Kind.
-func (c Calendar) After(t Terms, at, n int64) int64 {
+func (c Calendar) Begin(t Terms, at, n int64) int64 {
 	if t.run.holds(at) {
-		if begin := c.Steps.After(t, at, n); t.run.holds(begin - 1) {
+		if begin := c.Steps.Begin(t, at, n); t.run.holds(begin - 1) {
 			return begin
 		}
 	}
@@ -162,8 +159,9 @@ func firstInstant(local time.Time, zone *time.Location) int64 {
 	return low * time.Second.Microseconds()
 }
 
-// isCalendar reports whether the terms are those of windows of a calendar.
-func (t *Terms) isCalendar() bool {
-	_, is := t.Kind.(Calendar)
-	return is
+// BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
+func (a *Ask) BoundPrice() {
+	if _, is := a.Terms.Kind.(Calendar); is && a.Asked > 0 {
+		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
+	}
 }

@@ -167,20 +167,20 @@ func (Concurrent) RefundUntil(Terms, int64) int64 { return math.MinInt64 }
 // Owes implements Kind.
 func (Concurrent) Owes() bool { return false }
 
-// FreesEarly is true of slots that are given back.
-func (Concurrent) FreesEarly() bool { return true }
-
 // Statement implements Kind.
 func (Concurrent) Statement() Statement { return Locked }
 
 // Pruning returns the shortest terms: TS does not tell whether leases are held, and buckets_prune.sql looks at them.
-func (Concurrent) Pruning(t Terms) Terms { return t.fullAfter(1) }
+func (Concurrent) Pruning(t Terms) Terms { return fullAfter(1, t) }
 
 // Holds reports whether the terms are those of a limit on concurrency.
 func Holds(t *Terms) bool {
 	_, holds := t.Kind.(Concurrent)
 	return holds
 }
+
+// AnyHolds reports whether one of the limits is on concurrency: slots may be free before the end of a RetryAfter.
+func AnyHolds(asks []Ask) bool { return anyOf(asks, func(a *Ask) bool { return Holds(&a.Terms) }) }
 
 // parts returns what a row holds after s under a kind without slots. It keeps the leases, as the statements do: another version of a program
 // may hold slots of the limit.

@@ -37,7 +37,7 @@ type Era struct {
 	From   int64
 	Terms  Terms
 	Change Change // at From; that of the first era does not matter
-	Mode   uint8  // a number for each mode of a rule, with slots or with tokens; see Ask.Mode
+	Mode   uint8  // a number for each mode of a rule, with slots or with tokens, if they differ; see Ask.Mode
 }
 
 // Eras are the terms of a limit at all instants. They do not change once they are made.
@@ -45,7 +45,6 @@ type Eras struct {
 	eras   []Era
 	rows   int32 // the highest number of rows that a bucket has in any of them
 	seeded bool  // whether the phase of any is derived from the key
-	modes  bool  // whether their modes differ
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
@@ -57,11 +56,12 @@ func NewEras(eras []Era) *Eras {
 		era.Terms.Eras, era.Terms.Era, era.Terms.Shards = e, int32(i), max(era.Terms.Shards, 1)
 		e.rows = max(e.rows, era.Terms.Shards)
 		e.seeded = e.seeded || era.Terms.PhaseByKey
-		if i == 0 {
-			era.From = math.MinInt64
-			continue
+	}
+	e.eras[0].From = math.MinInt64
+	if !slices.ContainsFunc(e.eras, func(o Era) bool { return o.Mode != e.eras[0].Mode }) {
+		for i := range e.eras {
+			e.eras[i].Mode = 0
 		}
-		e.modes = e.modes || era.Mode != e.eras[i-1].Mode
 	}
 	return e
 }
@@ -77,14 +77,18 @@ func (e *Eras) Holding(now int64) Terms {
 
 // span returns the instants at which an era and the next one begin.
 func (e *Eras) span(era int32) (since, until int64) {
-	since, until = math.MinInt64, math.MaxInt64
+	if e == nil || int(era)+1 == len(e.eras) {
+		return e.since(era), math.MaxInt64
+	}
+	return e.since(era), e.since(era + 1)
+}
+
+// since returns the instant at which an era begins.
+func (e *Eras) since(era int32) int64 {
 	if e == nil {
-		return since, until
+		return math.MinInt64
 	}
-	if int(era)+1 < len(e.eras) {
-		until = e.eras[era+1].From
-	}
-	return e.eras[era].From, until
+	return e.eras[era].From
 }
 
 // DebtGrowth returns how many times a debt may grow by the changes of all eras.
@@ -107,23 +111,17 @@ func (e *Eras) lastReset(era int32) int64 {
 	return e.eras[era].From
 }
 
-// Mode returns the mode of the era of the terms; 0: no other era has another mode.
-func (t *Terms) Mode() uint8 {
-	if t.Eras == nil || !t.Eras.modes {
+// Mode returns the mode of an era. 0 means that all eras have the same mode.
+func (e *Eras) Mode(era int32) uint8 {
+	if e == nil {
 		return 0
 	}
-	return t.Eras.eras[t.Era].Mode
+	return e.eras[era].Mode
 }
 
 // AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
 func AnyInOtherMode(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode })
-}
-
-// since returns the instant at which the era of the terms begins.
-func (t *Terms) since() int64 {
-	since, _ := t.Eras.span(t.Era)
-	return since
+	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Eras.Mode(a.Terms.Era) != a.Mode })
 }
 
 // Span returns the instant from which the terms hold, and that from which they hold no more.
@@ -145,22 +143,22 @@ func (t Terms) At(now int64) Terms {
 		return t
 	}
 	if t.Eras != nil {
-		t = t.of(t.Eras.Holding(now))
+		t = t.Eras.like(t, t.Eras.Holding(now).Era)
 	}
 	return t.On(now)
 }
 
-// of returns the terms of an era as they are for the bucket or the row that t is of.
-func (t *Terms) of(era Terms) Terms {
-	era = era.Seeded(t.Seed)
+// like returns the terms of an era for the bucket or the row of t.
+func (e *Eras) like(t Terms, era int32) Terms {
+	of := e.eras[era].Terms.Seeded(t.Seed)
 	if t.OfRow {
-		era = era.OfShard()
+		return of.OfShard()
 	}
-	return era
+	return of
 }
 
-// NeedsSeed reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
-func (t *Terms) NeedsSeed() bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
+// IsSeeded reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
+func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
 
 // Seeded returns the terms with the phase that follows from seed, where they have such a one.
 func (t Terms) Seeded(seed uint64) Terms {
@@ -173,24 +171,24 @@ func (t Terms) Seeded(seed uint64) Terms {
 	return t
 }
 
-// rowsEver returns how many rows the bucket or the row ever has, because another era may be in effect.
-func (t *Terms) rowsEver() int {
-	if t.Eras != nil && !t.OfRow {
-		return int(t.Eras.rows)
+// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
+func (a *Ask) RowCount() int {
+	if a.Terms.Eras != nil && !a.Terms.OfRow {
+		return int(a.Terms.Eras.rows)
 	}
-	return int(max(t.Shards, 1))
+	return int(max(a.Terms.Shards, 1))
 }
 
 // Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
 // its terms, and what became of the tokens then is what the change says.
 func (t Terms) Settle(s State) State {
-	if s.TS >= t.since() {
+	if s.TS >= t.Eras.since(t.Era) {
 		return s
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
-		era := &t.Eras.eras[i]
-		before, after := t.of(t.Eras.eras[i-1].Terms).On(era.From-1), t.of(era.Terms).On(era.From)
-		s = after.Kind.Enter(after, before, s, era.From, era.Change)
+		from := t.Eras.since(i)
+		before, after := t.Eras.like(t, i-1).On(from-1), t.Eras.like(t, i).On(from)
+		s = after.Kind.Enter(after, before, s, from, t.Eras.eras[i].Change)
 		if Holds(&before) && !Holds(&after) {
 			s = s.endLeases()
 		}

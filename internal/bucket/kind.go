@@ -11,10 +11,8 @@ import (
 // The terms are those of the row in effect. A State that another kind wrote has other Parts, or none. Its Value is the number of tokens
 // that were left at TS, whatever the kind. No method changes the Parts of the state that it is given.
 type Kind interface {
-	// Begin returns the begin of the step that holds an instant.
-	Begin(t Terms, at int64) int64
-	// After returns the begin of the n-th step after the one that holds an instant.
-	After(t Terms, at, n int64) int64
+	// Begin returns the begin of the n-th step after the one that holds an instant.
+	Begin(t Terms, at, n int64) int64
 	// Between returns how many steps begin after one instant and up to another. A step that an era cut begins with the era.
 	Between(t Terms, from, until int64) int64
 	// On returns the terms with the Step and the Phase of an instant. Span returns from when until when those of t hold.
@@ -48,8 +46,6 @@ type Kind interface {
 	Pruning(t Terms) Terms
 	// Owes reports whether a bucket can owe tokens, to reservations or as a pool.
 	Owes() bool
-	// FreesEarly reports whether tokens may be available before the end of a RetryAfter.
-	FreesEarly() bool
 }
 
 // Statement is a group of statements of Postgres that decide on rows of some kinds as their methods do, to the last bit.

@@ -39,9 +39,6 @@ func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
 	return r
 }
 
-// RowCount returns how many rows the ask is about.
-func (a *Ask) RowCount() int { return a.Terms.rowsEver() }
-
 // SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
 func (r *Answer) SetRows(a *Ask, rows []State) {
 	if !a.Sharded() {
@@ -166,7 +163,7 @@ func (r Rows) Credit(t Terms, now int64, amount, most float64, until int64) (giv
 func (r Rows) level(t Terms, now int64, tokens float64) {
 	row, each := t.OfShard(), tokens/float64(len(r))
 	for i, s := range r {
-		r[i] = row.written(s, now, each)
+		r[i] = Steps{}.written(&row, s, now, each)
 	}
 }
 
@@ -204,13 +201,13 @@ func (r Rows) Wait(t Terms, now int64, cost, lowest float64) time.Duration {
 	}
 	r = slices.Clone(r)
 	r.FixClocks(t, now)
-	enough := func(n int64) bool { return r.Tokens(t, t.Kind.After(t, now, n))-cost >= lowest }
+	enough := func(n int64) bool { return r.Tokens(t, t.Kind.Begin(t, now, n))-cost >= lowest }
 	if enough(0) {
 		return 0
 	}
 	limit := Horizon/t.Step + 2
 	n := first(r.stepsUntil(t, now, cost+lowest, limit), limit, enough)
-	return time.Duration(min(t.Kind.After(t, now, n)-now, Horizon)) * time.Microsecond
+	return time.Duration(min(t.Kind.Begin(t, now, n)-now, Horizon)) * time.Microsecond
 }
 
 // stepsUntil returns about how many steps after that of now the rows hold tokens together, at most limit: missing tokens
@@ -218,7 +215,7 @@ func (r Rows) Wait(t Terms, now int64, cost, lowest float64) time.Duration {
 func (r Rows) stepsUntil(t Terms, now int64, tokens float64, limit int64) (n int64) {
 	row := t.OfShard()
 	for range r {
-		at, filling := t.Kind.After(t, now, n), 0.0
+		at, filling := t.Kind.Begin(t, now, n), 0.0
 		for _, s := range r {
 			if row.Kind.Tokens(row, s, at) < row.Capacity {
 				filling++

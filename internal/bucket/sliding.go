@@ -49,15 +49,6 @@ func (r Sliding) Tokens(t Terms, s State, now int64) float64 {
 	return r.left(t, totals)
 }
 
-// Take implements Kind. It mirrors window_take.sql.
-func (r Sliding) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
-	next := r.Charge(t, t.FixClock(s, now), now, cost)
-	if !(next.Value >= lowest) {
-		return s, false
-	}
-	return next, true
-}
-
 // Wait implements Kind: until so many of the oldest slices have fallen out that the rest leaves room. What it subtracts is
 // what Take subtracts then.
 func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
@@ -76,8 +67,8 @@ func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Du
 	if passed == 0 {
 		return 0
 	}
-	forgotten := r.Begin(t, s.TS) + (int64(r.Slices)+1)*t.Step // the row, also where the sum is rounded up
-	return time.Duration(min(r.Begin(t, ts)+passed*t.Step, forgotten)-now) * time.Microsecond
+	forgotten := r.Begin(t, s.TS, 0) + (int64(r.Slices)+1)*t.Step // the row, also where the sum is rounded up
+	return time.Duration(min(r.Begin(t, ts, 0)+passed*t.Step, forgotten)-now) * time.Microsecond
 }
 
 // waitForEnds is Wait for a row whose slices are of another length: until so many of those have fallen out.
@@ -87,12 +78,12 @@ func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) 
 		if _, enough := r.Take(t, s, at, cost, lowest); enough {
 			break
 		}
-		at = max(at, r.Begin(t, endOf(t, s.TS, r.length(t, s), i))+(int64(r.Slices)+1)*t.Step)
+		at = max(at, r.Begin(t, endOf(t, s.TS, r.length(t, s), i), 0)+(int64(r.Slices)+1)*t.Step)
 	}
 	return time.Duration(min(at-now, Horizon)) * time.Microsecond
 }
 
-// Charge implements Kind.
+// Charge implements Kind. Take, which charges what remains, mirrors window_take.sql.
 func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	totals, ts := r.at(t, s, now)
 	totals[0] += amount
@@ -107,13 +98,13 @@ func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until in
 	totals = totals[:r.needed(totals)]
 	first, end := int64(0), int64(len(totals)-1)
 	if until < MaxInstant {
-		if until > r.Begin(t, s.TS) {
-			until = r.Begin(t, max(t.since(), MinInstant))
+		if until > r.Begin(t, s.TS, 0) {
+			until = r.Begin(t, max(t.Eras.since(t.Era), MinInstant), 0)
 			if !isSlid(s) {
-				until = r.Begin(t, s.TS)
+				until = r.Begin(t, s.TS, 0)
 			}
 		}
-		first = (r.Begin(t, ts) - until) / t.Step
+		first = (r.Begin(t, ts, 0) - until) / t.Step
 		end = min(end, first+1)
 	}
 	rest := amount
@@ -158,22 +149,22 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 
 // RefundUntil implements Kind: the slice in which what was taken then is counted.
 func (r Sliding) RefundUntil(t Terms, taken int64) int64 {
-	since := t.since()
+	since := t.Eras.since(t.Era)
 	if taken >= since {
-		return r.Begin(t, taken)
+		return r.Begin(t, taken, 0)
 	}
 	before := t.Eras.Holding(taken)
 	if _, isSliding := before.Kind.(Sliding); isSliding {
-		return r.Begin(t, min(before.Kind.Begin(before, taken)+before.Step-1, since))
+		return r.Begin(t, min(before.Kind.Begin(before, taken, 0)+before.Step-1, since), 0)
 	}
-	return r.Begin(t, since)
+	return r.Begin(t, since, 0)
 }
 
 // Owes implements Kind.
 func (Sliding) Owes() bool { return false }
 
 // Pruning implements Kind.
-func (r Sliding) Pruning(t Terms) Terms { return t.fullAfter((int64(r.Slices) + 1) * t.Step) }
+func (r Sliding) Pruning(t Terms) Terms { return fullAfter((int64(r.Slices)+1)*t.Step, t) }
 
 // Statement implements Kind.
 func (Sliding) Statement() Statement { return WindowStatement }
@@ -229,7 +220,7 @@ func (r Sliding) lowered(totals []float64) []float64 {
 // shifted returns the totals at now, of those up to the slice of ts. It has room for what is added. Where too many have
 // fallen out, they are dropped.
 func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
-	passed := max((r.Begin(t, now)-r.Begin(t, ts))/t.Step, 0)
+	passed := max((r.Begin(t, now, 0)-r.Begin(t, ts, 0))/t.Step, 0)
 	if passed > int64(r.Slices) {
 		return totalsOf(0)
 	}
@@ -281,10 +272,10 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	if length == t.Step {
 		return totals, ts
 	}
-	newest, most := r.Begin(t, min(endOf(t, ts, length, 0), latest)), int64(r.Slices)+1
+	newest, most := r.Begin(t, min(endOf(t, ts, length, 0), latest), 0), int64(r.Slices)+1
 	binned := make([]float64, 2, most+1)
 	for i := range totals[1:] {
-		bin := (newest - r.Begin(t, min(endOf(t, ts, length, i), latest))) / t.Step
+		bin := (newest - r.Begin(t, min(endOf(t, ts, length, i), latest), 0)) / t.Step
 		if bin >= most {
 			break
 		}

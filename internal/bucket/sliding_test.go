@@ -229,7 +229,6 @@ func TestSlidingIdle(t *testing.T) {
 		pruning := terms.Kind.Pruning(terms)
 		require.Equal(t, bucket.Steps{}, pruning.Kind)
 		require.Equal(t, terms.Kind.Pruning(terms).Step, pruning.Step)
-		require.False(t, terms.Kind.FreesEarly())
 	}
 }
 

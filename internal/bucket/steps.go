@@ -19,11 +19,8 @@ func PhaseOf(start, step int64) int64 {
 	return MinInstant + (start%step-MinInstant%step+2*step)%step
 }
 
-// Begin implements Kind. For instants before the first step it returns when that begins.
-func (Steps) Begin(t Terms, at int64) int64 { return t.Phase + (at-t.Phase)/t.Step*t.Step }
-
-// After implements Kind.
-func (Steps) After(t Terms, at, n int64) int64 {
+// Begin implements Kind. For instants before the first step it counts from that.
+func (Steps) Begin(t Terms, at, n int64) int64 {
 	return t.Phase + (at-t.Phase)/t.Step*t.Step + n*t.Step
 }
 
@@ -39,39 +36,35 @@ func (Steps) On(t Terms, _ int64) Terms { return t }
 func (Steps) Span(Terms) (since, until int64) { return math.MinInt64, math.MaxInt64 }
 
 // Tokens implements Kind. Nothing arrives before TS, so a clock that steps back takes nothing away.
-func (Steps) Tokens(t Terms, s State, now int64) float64 {
-	return t.after(s, t.Kind.Between(t, s.TS, now))
+func (k Steps) Tokens(t Terms, s State, now int64) float64 {
+	return k.after(&t, s, t.Kind.Between(t, s.TS, now))
 }
 
 // after returns the tokens s has grown to when n more steps have begun. The conversions keep the compiler
 // from fusing operations, so that the result is the same to the last bit on every machine and in Postgres.
-func (t *Terms) after(s State, n int64) float64 {
+func (Steps) after(t *Terms, s State, n int64) float64 {
 	arrived := float64(float64(n)*t.Rate) / t.Steps
 	return min(t.Capacity, float64(s.Value+arrived))
 }
 
 // Take implements Kind. It mirrors bucket_take.sql, which decides on rows that were not locked before.
 func (Steps) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
-	value := t.Kind.Tokens(t, s, now) - cost
-	if !(value >= lowest) {
+	next := t.Kind.Charge(t, t.FixClock(s, now), now, cost)
+	if !(next.Value >= lowest) {
 		return s, false
 	}
-	return t.written(s, now, value), true
+	return next, true
 }
 
-// written returns the row of s with another value at now.
-func (t *Terms) written(s State, now int64, value float64) State {
-	next := State{Value: value, TS: t.Begin(now), Parts: s.parts(nil)}
-	if !t.FromFuture(s, now) {
-		next.TS = max(s.TS, next.TS)
-	}
-	return next
+// written returns the row after s with another value at now.
+func (Steps) written(t *Terms, s State, now int64, value float64) State {
+	return State{Value: value, TS: max(t.FixClock(s, now).TS, t.Begin(now)), Parts: s.parts(nil)}
 }
 
 // Wait implements Kind.
-func (Steps) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
+func (k Steps) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
 	elapsed := t.Kind.Between(t, s.TS, now)
-	enough := func(n int64) bool { return t.after(s, n)-cost >= lowest }
+	enough := func(n int64) bool { return k.after(&t, s, n)-cost >= lowest }
 	if enough(elapsed) {
 		return 0
 	}
@@ -81,7 +74,7 @@ func (Steps) Wait(t Terms, s State, now int64, cost, lowest float64) time.Durati
 	if n == limit {
 		return time.Duration(Horizon) * time.Microsecond
 	}
-	return time.Duration(min(t.Kind.After(t, s.TS, n)-now, Horizon)) * time.Microsecond
+	return time.Duration(min(t.Kind.Begin(t, s.TS, n)-now, Horizon)) * time.Microsecond
 }
 
 // FixClock implements Kind. It keeps the value, and credits no time.
@@ -91,8 +84,8 @@ func (Steps) FixClock(t Terms, s State, now int64) State {
 }
 
 // Charge implements Kind.
-func (Steps) Charge(t Terms, s State, now int64, amount float64) State {
-	return t.written(s, now, t.Kind.Tokens(t, s, now)-amount)
+func (k Steps) Charge(t Terms, s State, now int64, amount float64) State {
+	return k.written(&t, s, now, t.Kind.Tokens(t, s, now)-amount)
 }
 
 // Credit implements Kind. TS stays as it is: at each later instant Value + amount is worth what it would be if the tokens that have arrived
@@ -107,7 +100,7 @@ func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int
 }
 
 // Fill implements Kind.
-func (Steps) Fill(t Terms, s State, now int64) State { return t.written(s, now, t.Capacity) }
+func (k Steps) Fill(t Terms, s State, now int64) State { return k.written(&t, s, now, t.Capacity) }
 
 // Enter implements Kind.
 func (Steps) Enter(t, before Terms, s State, from int64, change Change) State {
@@ -121,8 +114,8 @@ func (Steps) RefundUntil(t Terms, taken int64) int64 {
 	if t.Step <= 1 {
 		return math.MaxInt64
 	}
-	begin, since := t.Kind.Begin(t, taken), t.since()
-	if begin < since && t.Kind.After(t, taken, 1) > since { // the terms began in this window
+	begin, since := t.Kind.Begin(t, taken, 0), t.Eras.since(t.Era)
+	if begin < since && t.Kind.Begin(t, taken, 1) > since { // the terms began in this window
 		return since
 	}
 	return begin
@@ -140,11 +133,8 @@ func (Steps) Pruning(t Terms) Terms { return t }
 // Owes implements Kind.
 func (Steps) Owes() bool { return true }
 
-// FreesEarly implements Kind.
-func (Steps) FreesEarly() bool { return false }
-
 // fullAfter returns terms that fill a row one step of so many microseconds after its TS, whatever it owes, and not before.
-func (t Terms) fullAfter(idle int64) Terms {
+func fullAfter(idle int64, t Terms) Terms {
 	t.Step, t.Steps, t.Kind = idle, 1, Steps{}
 	t.Capacity, t.Rate = 1e100, 1e101
 	return t

@@ -64,7 +64,7 @@ type State struct {
 // Begin returns the instant at which the step that holds now began, and for instants before the first step when
 // that will. A step that had begun before the terms did begins with them.
 func (t Terms) Begin(now int64) int64 {
-	return max(t.Kind.Begin(t, now), t.since())
+	return max(t.Kind.Begin(t, now, 0), t.Eras.since(t.Era))
 }
 
 // On returns the terms with the steps of an instant. Another era may be in effect then: see At.
@@ -85,9 +85,9 @@ func (t Terms) FromFuture(s State, now int64) bool {
 	if s.TS <= now { // the most frequent case
 		return false
 	}
-	begin := t.Kind.Begin(t, now)
-	step := t.Kind.After(t, now, 1) - begin
-	return s.TS > max(begin, t.since())+step+ClockTolerance.Microseconds()
+	begin := t.Kind.Begin(t, now, 0)
+	step := t.Kind.Begin(t, now, 1) - begin
+	return s.TS > max(begin, t.Eras.since(t.Era))+step+ClockTolerance.Microseconds()
 }
 
 // FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now.

@@ -27,17 +27,11 @@ func isWorkday(number int64) bool {
 }
 
 // Begin implements bucket.Kind.
-func (workdays) Begin(_ bucket.Terms, at int64) int64 {
+func (workdays) Begin(_ bucket.Terms, at, n int64) int64 {
 	number := at / day
 	for !isWorkday(number) {
 		number--
 	}
-	return number * day
-}
-
-// After implements bucket.Kind.
-func (k workdays) After(t bucket.Terms, at, n int64) int64 {
-	number := k.Begin(t, at) / day
 	for ; n > 0; n-- {
 		for number++; !isWorkday(number); number++ {
 		}
