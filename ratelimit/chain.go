@@ -115,7 +115,7 @@ func (c *call) remember(ctx context.Context, l *Limiter) error {
 // sendNoting has the database decide on the call, in a batch with others if it can. It keeps a refusal in the deny cache, unless its
 // buckets can have tokens before the end of their waits.
 func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
-	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
+	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
 	var room [1]uint32 // as there mostly is one bucket

@@ -206,13 +206,12 @@ func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s
 // setState sets s, which is empty, to what the answer means for one bucket. What that holds is put into h, which is empty,
 // too. Both are written where they stay: to copy them would be most of what this takes.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
-	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
+	told := a.Tell(r, a.Lowest, h)
 	if a.Within > 0 && !r.Allowed {
-		o.RetryAfter = a.SoonEnoughAfter(r)
+		told.RetryAfter = a.SoonEnoughAfter(r)
 	}
-	h.Terms, h.State, h.Rows = a.Terms, o.State, o.Rows
 	s.Mode, s.Price, s.Borrowed = On, 1, r.Borrowed
-	s.set(limit, a, &bucket.Told{Content: h, Now: r.Now, Allowed: r.Allowed, Tokens: o.Tokens, RetryAfter: o.RetryAfter, FullAfter: o.FullAfter})
+	s.set(limit, a, &told)
 }
 
 // set sets what the state says of an ask, by the decision on it.

@@ -1,9 +1,7 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"regexp"
 	"unique"
@@ -37,11 +35,11 @@ type incomparable struct{ Policy }
 //
 // A new kind of policy is also added to value.go, checkVerb, internal/telemetry (algorithmOf), httplimit (quota.go, clientstate.go,
 // client/ratelimit.js), rules (kind.go, row.go, scale.go, filepolicy.go, and a migration), internal/cli (definition.go, policytext.go) and
-// admin (policytext.go, formpolicy.go, preview.go). A kind with a bucket.Rule also needs bucket.Parts and a column if its rows hold more,
+// admin (policytext.go, formpolicy.go, preview.go). A new bucket.Kind also needs bucket.Parts and a column if its rows hold more,
 // buckets_prune.sql, and Reserved in internal/reserved. Locked rows decide on it until it has a statement (internal/store/window.go).
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
-	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Rule == nil && !t.HasSpan(), seeded: t.NeedsSeed()}
+	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
 	switch policy.(type) {
 	case TokenBucket, FixedWindow, SlidingWindow, CalendarWindow, Concurrency, Adaptive, madeElsewhere:
 	default:
@@ -196,12 +194,6 @@ type Policy interface {
 	compile() (bucket.Terms, error)
 }
 
-// verbAcquire is the verb of Acquire.
-const verbAcquire = "acquire"
-
-// errHolds says what a verb does not do that is called on a limit on concurrency.
-var errHolds = errors.New("call Acquire, which takes a lease on slots, and Release")
-
 // valueOf returns the policy itself where it is given by a pointer, so that kinds are told apart by values only, and a limit
 // stays as it is when what the pointer is to changes.
 func valueOf(policy Policy) Policy {
@@ -217,29 +209,4 @@ func valueOf(policy Policy) Policy {
 		return p
 	}
 	return policy
-}
-
-// checkVerb returns an error when a verb means nothing for the limit, or does not with that cost.
-func checkVerb(limit Limit, verb string, cost float64) error {
-	if !limit.terms().Holds() {
-		return nil
-	}
-	switch verb {
-	case verbAcquire, verbCheck:
-		if cost == 0 && verb == verbAcquire {
-			return fmt.Errorf("%w: 0 of %q; ask for one slot or more", ErrInvalidCost, limit.Name())
-		}
-		return checkSlots(limit, cost)
-	case "value", "reset":
-		return nil
-	}
-	return fmt.Errorf("%w: %s of %q, which is %v: %w", ErrInvalidRequest, verb, limit.Name(), limit.Policy(), errHolds)
-}
-
-// checkSlots returns an error when the limit is one on concurrency and cost is not a whole number of slots.
-func checkSlots(limit Limit, cost float64) error {
-	if limit.terms().Holds() && cost != math.Trunc(cost) {
-		return fmt.Errorf("%w: %v of %q; slots are whole: ask for one or more of them", ErrInvalidCost, cost, limit.Name())
-	}
-	return nil
 }
