@@ -61,7 +61,7 @@ func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request)
 		return s, fmt.Errorf("%w: a bucket of %q is to borrow from two pools in one call; name one", ErrInvalidRequest, a.Key.Name)
 	}
 	for _, limit := range []Limit{of.limit, s.limit} {
-		if _, adapts := limit.Policy().(Adaptive); adapts || limit.terms().Rule != nil {
+		if _, adapts := limit.Policy().(Adaptive); adapts || !limit.terms().Kind.Owes() {
 			return s, fmt.Errorf("%w: Borrow with %q, which is %v: use token buckets, fixed windows or calendar windows",
 				ErrInvalidRequest, limit.Name(), limit.Policy())
 		}

@@ -96,7 +96,7 @@ func (p CalendarWindow) compile() (bucket.Terms, error) {
 	if p.MaxReserved > p.Rate {
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be up to its Rate of %v, as a reservation reaches into the next window only", p.MaxReserved, p.Rate)
 	}
-	t.Calendar, t.Step, t.Steps = c, length.Microseconds(), 1 // OnWindows sets the Step of an instant
+	t.Kind, t.Step, t.Steps = c, length.Microseconds(), 1 // On sets the Step of an instant
 	return t, nil
 }
 

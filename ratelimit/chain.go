@@ -115,7 +115,7 @@ func (c *call) remember(ctx context.Context, l *Limiter) error {
 // sendNoting executes the call in the database, in a batch if possible. It stores a refusal in the deny cache, unless the
 // buckets can gain tokens before their waits end.
 func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
-	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
+	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
 	var room [1]uint32 // most calls have one bucket

@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -57,6 +59,43 @@ func (p Concurrency) compile() (bucket.Terms, error) {
 	}
 	return bucket.Terms{
 		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()), Phase: bucket.MinInstant, Shards: 1,
-		Rule: bucket.Concurrent{Lease: lease.Microseconds()},
+		Kind: bucket.Concurrent{Lease: lease.Microseconds()},
 	}, nil
+}
+
+// holds reports whether the limit gives slots in place of tokens.
+func (l Limit) holds() bool {
+	t := l.terms()
+	return bucket.Holds(&t)
+}
+
+// verbAcquire is the verb of Acquire.
+const verbAcquire = "acquire"
+
+// errHolds tells how to use a limit with a Concurrency policy, which most verbs do not support.
+var errHolds = errors.New("call Acquire, which takes a lease on slots, and Release")
+
+// checkVerb returns an error if the limit does not support the verb, or not with this cost.
+func checkVerb(limit Limit, verb string, cost float64) error {
+	if !limit.holds() {
+		return nil
+	}
+	switch verb {
+	case verbAcquire, verbCheck:
+		if cost == 0 && verb == verbAcquire {
+			return fmt.Errorf("%w: 0 of %q; ask for one slot or more", ErrInvalidCost, limit.Name())
+		}
+		return checkSlots(limit, cost)
+	case "value", "reset":
+		return nil
+	}
+	return fmt.Errorf("%w: %s of %q, which is %v: %w", ErrInvalidRequest, verb, limit.Name(), limit.Policy(), errHolds)
+}
+
+// checkSlots returns an error if the limit has a Concurrency policy and cost is not a whole number of slots.
+func checkSlots(limit Limit, cost float64) error {
+	if limit.holds() && cost != math.Trunc(cost) {
+		return fmt.Errorf("%w: %v of %q; slots are whole: ask for one or more of them", ErrInvalidCost, cost, limit.Name())
+	}
+	return nil
 }

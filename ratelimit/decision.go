@@ -207,13 +207,12 @@ func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s
 // setState sets s from the answer of one bucket, and h to the content of the bucket. Both must be empty. It writes them in
 // place, because copying them would take most of its time.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
-	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
+	told := a.Tell(r, a.Lowest, h)
 	if a.Within > 0 && !r.Allowed {
-		o.RetryAfter = a.SoonEnoughAfter(r)
+		told.RetryAfter = a.SoonEnoughAfter(r)
 	}
-	h.Terms, h.State, h.Rows = a.Terms, o.State, o.Rows
 	s.Mode, s.Price, s.Borrowed = On, 1, r.Borrowed
-	s.set(limit, a, &bucket.Told{Content: h, Now: r.Now, Allowed: r.Allowed, Tokens: o.Tokens, RetryAfter: o.RetryAfter, FullAfter: o.FullAfter})
+	s.set(limit, a, &told)
 }
 
 // set sets the fields of the state that an ask and the decision on it determine.

@@ -198,7 +198,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	for _, rule := range source.RulesOf(name) {
 		for i := range rule.eras {
 			row := rule.eras[i].limit.terms().OfShard()
-			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.DebtGrowth())
+			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.DebtGrowth())
 		}
 	}
 	for i := range terms {

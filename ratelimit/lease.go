@@ -79,7 +79,7 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 // checkSlotsKept returns an error if an Acquire needs slots of a limit, but a rule replaces them by tokens. A limit that is off
 // needs no slots, and guards follow the rule.
 func checkSlotsKept(ctx context.Context, r *Request, s *subject) error {
-	if s.mode == Off || s.limit.terms().Holds() || !r.limit.terms().Holds() || rulekind.IsFollowed(ctx) {
+	if s.mode == Off || s.limit.holds() || !r.limit.holds() || rulekind.IsFollowed(ctx) {
 		return nil
 	}
 	return fmt.Errorf("%w: acquire of %q, which has no slots, because a rule makes it %v; call Take, or change the rule",
@@ -89,7 +89,7 @@ func checkSlotsKept(ctx context.Context, r *Request, s *subject) error {
 // asksForSlots reports whether a request is for slots, by the rule or by the definition in the code.
 func (p *plan) asksForSlots(requests []Request) bool {
 	for i := range requests {
-		if requests[i].limit.terms().Holds() || p.limitOf(i).terms().Holds() {
+		if requests[i].limit.holds() || p.limitOf(i).holds() {
 			return true
 		}
 	}
@@ -120,14 +120,14 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 			of.Plan = requests[i].plan
 		}
 		for _, terms := range []bucket.Terms{requests[i].limit.terms(), c.plan.limitOf(i).terms()} {
-			if rule, holds := terms.Rule.(bucket.Concurrent); holds {
+			if rule, holds := terms.Kind.(bucket.Concurrent); holds {
 				of.Length = rule.Lease
 			}
 		}
 		if at := &c.plan.asked[i]; at.known == nil {
 			a := &c.Asks[at.ask]
 			if taken, found := a.NewLease(&c.Answers[at.ask]); found {
-				rule, _ := a.Terms.Rule.(bucket.Concurrent)
+				rule, _ := a.Terms.Kind.(bucket.Concurrent)
 				of.Slots, of.Length, id.Fence, held = taken.Slots, rule.Lease, taken.Fence, true
 				ends(taken.End)
 			}
@@ -236,7 +236,7 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *slots
 			limit = rule.holding(l.config.estimate()).limit
 		}
 		length := of.Length
-		if rule, holds := limit.terms().Rule.(bucket.Concurrent); holds {
+		if rule, holds := limit.terms().Kind.(bucket.Concurrent); holds {
 			length = rule.Lease
 		}
 		if shortest == 0 || length < shortest {

@@ -1,9 +1,7 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"regexp"
 	"unique"
@@ -37,12 +35,12 @@ type incomparable struct{ Policy }
 //
 // To add a new kind of policy, also change value.go, checkVerb, internal/telemetry (algorithmOf), httplimit (quota.go,
 // clientstate.go, client/ratelimit.js), rules (kind.go, row.go, scale.go, filepolicy.go, and a migration), internal/cli
-// (definition.go, policytext.go) and admin (policytext.go, formpolicy.go, preview.go). A kind with a bucket.Rule also needs
+// (definition.go, policytext.go) and admin (policytext.go, formpolicy.go, preview.go). A new bucket.Kind also needs
 // bucket.Parts, a column if its rows hold more, buckets_prune.sql, and Reserved in internal/reserved. Until it has a statement
 // of its own (internal/store/window.go), calls lock its rows and decide in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
-	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Rule == nil && !t.HasSpan(), seeded: t.NeedsSeed()}
+	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
 	switch policy.(type) {
 	case TokenBucket, FixedWindow, SlidingWindow, CalendarWindow, Concurrency, Adaptive, madeElsewhere:
 	default:
@@ -197,12 +195,6 @@ type Policy interface {
 	compile() (bucket.Terms, error)
 }
 
-// verbAcquire is the verb of Acquire.
-const verbAcquire = "acquire"
-
-// errHolds tells how to use a limit with a Concurrency policy, which most verbs do not support.
-var errHolds = errors.New("call Acquire, which takes a lease on slots, and Release")
-
 // valueOf returns the policy that a pointer points to, and other policies unchanged. So a type switch needs only value types,
 // and later changes through the pointer do not change a limit.
 func valueOf(policy Policy) Policy {
@@ -218,29 +210,4 @@ func valueOf(policy Policy) Policy {
 		return p
 	}
 	return policy
-}
-
-// checkVerb returns an error if the limit does not support the verb, or not with this cost.
-func checkVerb(limit Limit, verb string, cost float64) error {
-	if !limit.terms().Holds() {
-		return nil
-	}
-	switch verb {
-	case verbAcquire, verbCheck:
-		if cost == 0 && verb == verbAcquire {
-			return fmt.Errorf("%w: 0 of %q; ask for one slot or more", ErrInvalidCost, limit.Name())
-		}
-		return checkSlots(limit, cost)
-	case "value", "reset":
-		return nil
-	}
-	return fmt.Errorf("%w: %s of %q, which is %v: %w", ErrInvalidRequest, verb, limit.Name(), limit.Policy(), errHolds)
-}
-
-// checkSlots returns an error if the limit has a Concurrency policy and cost is not a whole number of slots.
-func checkSlots(limit Limit, cost float64) error {
-	if limit.terms().Holds() && cost != math.Trunc(cost) {
-		return fmt.Errorf("%w: %v of %q; slots are whole: ask for one or more of them", ErrInvalidCost, cost, limit.Name())
-	}
-	return nil
 }

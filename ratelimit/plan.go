@@ -146,8 +146,8 @@ func (p *plan) finish(l *Limiter) error {
 	p.costless = true
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
-		if a.Terms.Calendar.Zone != nil {
-			a.Terms = a.Terms.OnWindows(l.config.estimate())
+		if a.Terms.HasSpan() {
+			a.Terms = a.Terms.On(l.config.estimate())
 		}
 		if s.released {
 			continue
@@ -274,7 +274,7 @@ func limitDebt(a *bucket.Ask, limit Limit, reserve bool) error {
 	if !reserve {
 		return checkMost(limit, cost, a.Terms.Capacity)
 	}
-	if !a.Terms.Reserves && a.Terms.Rule != nil {
+	if !a.Terms.Reserves && !a.Terms.Kind.Owes() {
 		return fmt.Errorf("%w: %q is %v, of which nothing can be had ahead of time; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
 	}
 	if !a.Terms.Reserves {
@@ -392,7 +392,7 @@ func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.
 
 // termsFor returns the terms of the bucket of key, for a limit called name with the terms t.
 func termsFor(t bucket.Terms, name, key string) bucket.Terms {
-	if !t.NeedsSeed() {
+	if !bucket.IsSeeded(&t) {
 		return t
 	}
 	h := fnv.New64a()

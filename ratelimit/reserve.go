@@ -257,7 +257,7 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 			}
 		}
 		r.PausedUntil = max(r.PausedUntil, l.prices.PausedUntil(b.Key, applies(policy)))
-		b.Now = termsFor(terms, b.Key.Name, b.Key.Key).OnWindows(r.NowUs)
+		b.Now = termsFor(terms, b.Key.Name, b.Key.Key).On(r.NowUs)
 	}
 }
 

@@ -129,7 +129,7 @@ func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, erro
 	look := &call{plan: plan{asked: []asked{{}}, keyed: p.keyed}}
 	look.Verb, look.Look = verb, true
 	look.Asks = []bucket.Ask{{
-		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
+		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 1, Rate: 1, Step: 1, Steps: 1},
 	}}
 	look.plan.asks = look.Asks
 	if err := look.run(ctx, l); err != nil {

@@ -147,7 +147,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 // checkRows returns an error if a bucket with the terms before cannot change to t row by row.
 func checkRows(before, t bucket.Terms, change bucket.Change) error {
 	switch {
-	case t.IsByRow(change, before):
+	case change.IsByRow(&before, &t):
 		return nil
 	case t.Shards != before.Shards:
 		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.Shards, t.Shards)
@@ -184,7 +184,7 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 // modeNumber returns a number for the mode, from 1. Slots have other numbers than tokens.
 func (e *era) modeNumber() uint8 {
 	n := slices.Index([]Mode{On, Shadow, Off}, e.mode) + 1
-	if e.limit.terms().Holds() {
+	if e.limit.holds() {
 		n += 3
 	}
 	return uint8(n)
@@ -256,7 +256,7 @@ func (p *plan) pause(decides bool) {
 func (p *plan) leaveOut(isEstimate bool) {
 	for i := range p.of {
 		s := &p.of[i]
-		p.asks[i].Mode = p.asks[i].Terms.Mode()
+		p.asks[i].Mode = p.asks[i].Terms.Eras.Mode(p.asks[i].Terms.Era)
 		p.moded = p.moded || p.asks[i].Mode != 0
 		p.doubtful = p.doubtful || isEstimate && s.mode == Off && !s.rule.isOffAround(p.now)
 		if s.mode == Off || s.mode == Shadow && !s.spared {

@@ -57,7 +57,7 @@ func (p SlidingWindow) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Period of %v is no whole number of microseconds for each of %d Slices; leave out Slices for %d, or set it to a number that divides %d", p.Period, slices, dividing(us), us)
 	}
 	t.Step, t.Steps, t.Phase = us/slices, float64(slices), bucket.MinInstant
-	t.Rule = bucket.Sliding{Slices: int32(slices)}
+	t.Kind = bucket.Sliding{Slices: int32(slices)}
 	return t, nil
 }
 

@@ -155,7 +155,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	if shards < 0 || shards > bucket.MaxShards || shards&(shards-1) != 0 {
 		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, bucket.MaxShards)
 	}
-	t := bucket.Terms{Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
+	t := bucket.Terms{Kind: bucket.Steps{}, Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
 	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // the tokens added within MaxSpan
 	switch {
 	case capacity == NoCapacity:

@@ -83,7 +83,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 		return v, Reservation{Decision: one.decision(time.UnixMicro(now))}
 	}
 	h := *v.held
-	h.Terms = h.Terms.OnWindows(now)
+	h.Terms = h.Terms.On(now)
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
 	answer := h.Answer(&ask, now)
 	d := v.Limit.definition()
@@ -111,7 +111,7 @@ func (r Request) Full(instant time.Time) Value {
 		return Value{}
 	}
 	now := clampInstant(instant)
-	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).OnWindows(now)}
+	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).On(now)}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
 	if ask.Sharded() {
 		shard := ask.Terms.OfShard()
@@ -205,26 +205,24 @@ func (v Value) MarshalJSON() ([]byte, error) {
 		TS:       state.TS,
 		Now:      v.AsOf.UnixMicro(),
 	}
-	switch rule := t.Rule.(type) {
+	switch kind := t.Kind.(type) {
 	case bucket.Sliding:
-		out.Algorithm, out.Slices = "sliding window", rule.Slices
-		out.Totals, out.TS = rule.Counted(t, state, out.Now)
+		out.Algorithm, out.Slices = "sliding window", kind.Slices
+		out.Totals, out.TS = kind.Counted(t, state, out.Now)
 	case bucket.Concurrent:
-		out.Algorithm, out.Lease, out.Ends = "concurrency", rule.Lease, endsOf(state)
+		out.Algorithm, out.Lease, out.Ends = "concurrency", kind.Lease, endsOf(state)
 		out.Rate, out.Period, out.Start, out.Value = 0, 0, 0, nil
+	case bucket.Calendar:
+		runs := kind.Runs(t, state.TS, out.Now)
+		if from := runs[0].From; state.TS < from { // leave out windows that have ended
+			state.Value, out.TS = kind.Tokens(t, state, from), from
+		}
+		out.Algorithm, out.Windows = "calendar window", windowsOf(runs)
+		out.Period, out.Start = 0, 0
 	default:
-		switch {
-		case t.Calendar.Zone != nil:
-			runs := t.Runs(state.TS, out.Now)
-			if from := runs[0].From; state.TS < from { // leave out windows that have ended
-				state.Value, out.TS = t.Tokens(state, from), from
-			}
-			out.Algorithm, out.Windows = "calendar window", windowsOf(runs)
-			out.Period, out.Start = 0, 0
-		case t.Step > 1:
+		out.Algorithm = "token bucket"
+		if t.Step > 1 { // windows of a microsecond are a token bucket
 			out.Algorithm = "fixed window"
-		default: // windows of a microsecond are a token bucket
-			out.Algorithm = "token bucket"
 		}
 	}
 	return json.Marshal(out)

@@ -113,9 +113,6 @@ func (p *Page) Set(a *Ask, s State) {
 // change notes that a call has changed a row of the bucket. The rows that were settled are written with it.
 func (p *Page) change(a *Ask, row int) {
 	p.changed[row] = true
-	if a.Terms.Eras == nil {
-		return
-	}
 	first, end := p.of(a)
 	for i := first; i < end; i++ {
 		p.changed[i] = p.changed[i] || p.settled[i]
@@ -128,15 +125,15 @@ func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
 		first, end := p.of(a)
-		after := p.next[first:end]
+		after := Rows(p.next[first:end])
 		copy(after, p.states[first:end])
 		r.Now = p.Now
-		r.Allowed = a.Terms.TakeRows(after, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
+		r.Allowed = after.Take(a.Terms, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
 	}
 	if AnyLender(asks) {
 		lend(asks, answers, func(i int) float64 {
 			first, end := p.of(&asks[i])
-			return asks[i].Terms.TokensOf(p.states[first:end], p.Now)
+			return Rows(p.states[first:end]).Tokens(asks[i].Terms, p.Now)
 		})
 	}
 	return answers
@@ -183,7 +180,7 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 			copy(p.next[first:end], p.states[first:end])
 		}
 		if all && lends > 0 && !answers[i].Borrowed { // the lender of a borrower pays in its place
-			a.Terms.ChargeRows(p.next[first:end], p.Now, a.Cost+lends)
+			Rows(p.next[first:end]).Charge(a.Terms, p.Now, a.Cost+lends)
 		}
 	}
 	if all {
@@ -225,7 +222,7 @@ func (a *Ask) RefundUntil(taken int64) int64 {
 	if taken == Whenever {
 		return MaxInstant
 	}
-	return a.Terms.RefundUntil(taken)
+	return a.Terms.Kind.RefundUntil(a.Terms, taken)
 }
 
 // Charge takes amount from a bucket whatever it holds. A negative amount is given back, if the current step still takes back tokens that were
@@ -235,28 +232,25 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 		return
 	}
 	first, end := p.of(a)
-	states, until := p.states[first:end], a.RefundUntil(taken)
-	switch {
-	case a.Terms.Rule != nil && amount < 0:
-		before := states[0]
-		if states[0] = a.Terms.Credit(before, p.Now, -amount, until); !states[0].Equal(before) {
-			p.change(a, first)
+	rows := Rows(p.states[first:end])
+	before, changed := slices.Clone(rows), amount > 0
+	if changed {
+		rows.Charge(a.Terms, p.Now, amount)
+	} else {
+		for i := range rows {
+			if p.isNew(first + i) { // it is full under all terms, and was before
+				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
+			}
 		}
-		return
-	case amount < 0 && a.Terms.Begin(p.Now) > until:
-		return
-	}
-	for i := range states {
-		if p.isNew(first+i) && amount < 0 { // it is full, and was before
-			states[i] = State{Value: max(states[i].Value, a.Most/float64(len(states))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
+		if changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.RefundUntil(taken)); !changed && p.isNew(first) {
+			copy(rows, before)
 		}
-		p.change(a, first+i)
 	}
-	if amount > 0 {
-		a.Terms.ChargeRows(states, p.Now, amount)
-		return
+	for i := range rows {
+		if changed || !rows[i].Equal(before[i]) {
+			p.change(a, first+i)
+		}
 	}
-	a.Terms.CreditRows(states, p.Now, -amount, a.Most)
 }
 
 // Return gives back to the row of a page of one row what is left of tokens that were taken ahead of it, up to an instant, and returns how
@@ -266,8 +260,8 @@ func (p *Page) Return(a Ahead, until int64) (given float64) {
 	if p.isAbsent[0] || p.Now > until { // else it is full anyway
 		return 0
 	}
-	if given = t.Returnable(a, p.states[0].TS, p.Now); given > 0 {
-		p.states[0], p.changed[0] = t.Return(p.states[0], a, p.Now), true
+	if given = a.Returnable(t, p.states[0].TS, p.Now); given > 0 {
+		p.states[0], p.changed[0] = a.Return(t, p.states[0], p.Now), true
 	}
 	return given
 }
@@ -276,7 +270,7 @@ func (p *Page) Return(a Ahead, until int64) (given float64) {
 func (p *Page) Fill(asks []Ask) {
 	for i := range asks {
 		first, end := p.of(&asks[i])
-		asks[i].Terms.FillRows(p.states[first:end], p.Now)
+		Rows(p.states[first:end]).Fill(asks[i].Terms, p.Now)
 		for j := first; j < end; j++ {
 			p.change(&asks[i], j)
 		}

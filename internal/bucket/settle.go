@@ -51,7 +51,7 @@ func (p *Page) Settle(calls ...[]Ask) {
 
 // settle is Settle for one bucket.
 func (p *Page) settle(a *Ask) {
-	row, reset := a.Terms.OfShard(), a.Terms.lastReset()
+	row, reset := a.Terms.OfShard(), a.Terms.Eras.lastReset(a.Terms.Era)
 	first, end := p.of(a)
 	for i := first; i < end; i++ {
 		found, isNew := p.states[i], p.isNew(i)
