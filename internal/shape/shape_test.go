@@ -84,7 +84,7 @@ func TestBranches(t *testing.T) {
 			"internal/bucket/terms.go:16  for t.Sharded()", "internal/store/session.go:6  s.Rows != nil",
 		},
 		"kinds":  {"internal/bucket/shards.go:3  t.Sharded() || t.Kind == nil", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()"},
-		"routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LearnLayout(); err != nil"},
+		"routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LeavesOutHeld(); err != nil"},
 		"memory": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil"},
 		"eras":   nil,
 	} {
