@@ -242,12 +242,12 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
 			}
 		}
-		if changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.RefundUntil(taken)); !changed && p.isNew(first) {
-			copy(rows, before)
-		}
+		changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.RefundUntil(taken))
 	}
 	for i := range rows {
-		if changed || !rows[i].Equal(before[i]) {
+		if !changed && p.isNew(first+i) {
+			rows[i] = before[i]
+		} else if changed || !rows[i].Equal(before[i]) {
 			p.change(a, first+i)
 		}
 	}
