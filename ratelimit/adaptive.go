@@ -248,6 +248,9 @@ func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome)
 // pricing is a Limiter as package adaptive knows it.
 type pricing struct{ *Limiter }
 
+// Pass returns an error if no statement must be sent.
+func (l pricing) Pass(ctx context.Context) error { return l.pass(ctx, "report", false, true) }
+
 // MayBeKept reports whether the database may have kept the reports of an exchange that failed.
 func (l pricing) MayBeKept(err error) bool { return !changedNothing(err) && !wasNotSent(err) }
 

@@ -63,7 +63,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	}
 	c.Look = c.plan.costless // there is nothing to write
 	c.recalls = !c.Look && l.pool != nil && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0) && c.plan.isPlain()
-	return l.doOnce(ctx, c)
+	return doOnce(ctx, l, c)
 }
 
 // TakeUpTo takes as much as there is, up to n units: of several limits the most that all of them have. The cost of each
@@ -118,7 +118,7 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 		return Decision{}, err
 	}
 	c.Look = true
-	return l.doOnce(ctx, c)
+	return doOnce(ctx, l, c)
 }
 
 // Value returns what the bucket of request holds, to show it or to project it. The request's cost does
@@ -129,7 +129,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 		return Value{}, err
 	}
 	c.Look, c.untold = true, true
-	d, err := l.doOnce(ctx, c)
+	d, err := doOnce(ctx, l, c)
 	if err != nil {
 		return Value{}, err
 	}
@@ -205,7 +205,7 @@ func (c *call) Free() {
 
 // doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
 // and no other call that was made for it shares its memory, as those under rules may.
-func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
+func doOnce(ctx context.Context, l *Limiter, c *call) (Decision, error) {
 	if l.pool != nil && len(c.Asks) == 1 && !c.plan.ruled {
 		c.Owner = c
 	}

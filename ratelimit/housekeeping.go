@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -93,7 +94,7 @@ func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 // expireTogether ends all reservations in the caller's transaction. It locks the buckets of all of them at once, in
 // the order in which every call does: one reservation after the other could lock them in another.
 func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
-	err = l.retryTx(ctx, "expire", false, func(ctx context.Context, tx *Limiter) error {
+	err = retryTx(ctx, l, "expire", false, func(ctx context.Context, tx *Limiter) error {
 		var all []*reserved.Reservation
 		life := lifeIn(tx)
 		err := reserved.EachDue(ctx, &tx.session.Unit, tx.bounded, func(ids []string) (more bool, err error) {
@@ -213,7 +214,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 func forgetPrices(ctx context.Context, l *Limiter) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return s.ForgetPrices(ctx) })
+	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return adaptive.Forget(ctx, s) })
 }
 
 // prunePages returns the parts of the buckets table.
@@ -223,20 +224,20 @@ func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	if err := l.pass(ctx, "prune", false, true); err != nil {
 		return nil, err
 	}
-	return l.session.PrunePages(ctx)
+	return l.session.Engine().PrunePages(ctx, &l.session.Unit)
 }
 
 // pruneNext deletes from the next of the pages, in one transaction, and goes on to the one after it. gotLock is false, and
 // nothing was done, when another process is pruning.
 func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	next := *pages
-	err = l.retryTx(ctx, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
+	err = retryTx(ctx, l, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
 			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
 		}
 		next = *pages
-		deleted, gotLock, err = tx.session.Prune(ctx, &next, used)
+		deleted, gotLock, err = tx.session.Engine().Prune(ctx, &tx.session.Unit, &next, used)
 		return err
 	})
 	*pages = next

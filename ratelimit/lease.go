@@ -176,7 +176,7 @@ func (l *Limiter) Release(ctx context.Context, id string) error {
 }
 
 // withLease releases or renews a lease: in the caller's transaction when l is bound to one, else by itself.
-func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *store.Leases, error) {
+func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *slots.Leases, error) {
 	if err := l.ready(ctx, verb); err != nil {
 		return nil, nil, err
 	}
@@ -205,21 +205,21 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *st
 }
 
 // changeLeases has the store change the rows, within the time of Config.Timeout.
-func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Leases) error {
+func changeLeases(ctx context.Context, l *Limiter, verb string, leases *slots.Leases) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, false, true); err != nil {
 		return err
 	}
 	if l.pool == nil {
-		return l.session.OrSpoil(ctx, l.session.ChangeLeases(ctx, leases))
+		return l.session.OrSpoil(ctx, leases.Change(ctx, &l.session))
 	}
-	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return s.ChangeLeases(ctx, leases) })
+	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return leases.Change(ctx, s) })
 }
 
 // leasesOf returns what the ID says is held, with the terms that the limits have now as far as this Limiter knows.
-func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *store.Leases {
-	leases := &store.Leases{Fence: id.Fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
+func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *slots.Leases {
+	leases := &slots.Leases{Fence: id.Fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
 	shortest := int64(0)
 	for _, of := range id.Of {
 		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.Length) * time.Microsecond}

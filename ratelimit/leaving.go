@@ -14,7 +14,7 @@ import (
 
 // leaveReadOnly closes connections of the pool to a read-only server, if err says that there was one. A pool that is not of pgx is left
 // as it is, and so is a single connection, which is the caller's.
-func (l *Limiter) leaveReadOnly(ctx context.Context, err error) {
+func leaveReadOnly(ctx context.Context, l *Limiter, err error) {
 	state := store.SQLState(err)
 	if (state == codeReadOnly || state == codeNotSupported) && !l.isConnection && isOfPgx(l.pool) {
 		l.leaving.Leave(ctx, l.pool)
@@ -42,7 +42,7 @@ func (l *Limiter) explained(ctx context.Context, err error) error {
 	}
 	inTx := l.pool == nil
 	if !inTx {
-		l.leaveReadOnly(ctx, err)
+		leaveReadOnly(ctx, l, err)
 	}
 	err = explain(err, l.config.Schema, inTx)
 	if errors.Is(err, ErrNotMigrated) {

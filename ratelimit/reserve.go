@@ -209,7 +209,7 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 ) error {
 	began, stuck := l.reports.began(), reserved.StuckOf(ctx)
 	var r *reserved.Reservation
-	err := l.retryTx(ctx, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
+	err := retryTx(ctx, l, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
 		r = nil
 		if stuck != nil && l.pool != nil {
 			if err := reserved.BoundWait(ctx, &tx.session.Unit); err != nil {

@@ -113,7 +113,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		began = time.Now()
 	}
 	attempt := func() (_ again, err error) {
-		lost, err = l.transact(ctx, pgx.Serializable, ticket, func(tx *ownedTx) error { return fn(tx) })
+		lost, err = transact(ctx, l, pgx.Serializable, ticket, func(tx *ownedTx) error { return fn(tx) })
 		if waited := ticket.Waited(); waited > 0 {
 			l.reports.tell(ctx, Queued{Waited: waited})
 		}
@@ -135,7 +135,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if when != never {
 		err = retry(ctx, l, "transaction", when, err, attempt)
 	}
-	l.leaveReadOnly(ctx, err)
+	leaveReadOnly(ctx, l, err)
 	if err != nil && hasFailed(lost, err) {
 		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
 	}
@@ -145,7 +145,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 // transact runs fn in a transaction that the Limiter begins and ends: it commits when fn returns nil, and rolls back
 // when fn returns an error, panics or exits its goroutine. Then it reports what the calls did. A nil ticket
 // is of a transaction that does not queue. lost says that the connection failed before COMMIT was sent, so that nothing was written.
-func (l *Limiter) transact(ctx context.Context, level pgx.TxIsoLevel, ticket *turns.Ticket, fn func(tx *ownedTx) error) (lost bool, err error) {
+func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *turns.Ticket, fn func(tx *ownedTx) error) (lost bool, err error) {
 	begun, err := beginTx(ctx, l, level)
 	if err != nil {
 		// Nothing was written, whatever broke, unless it is the server that says no.
@@ -301,7 +301,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 // retryTx runs fn once on l if l is bound to the caller's transaction. Otherwise it runs fn in a READ COMMITTED transaction of its own,
 // again after a conflict, and rolls back on an error of fn. All attempts together have the time of Config.Timeout. keyed reports whether the call
 // names keys that are not in their stored form.
-func (l *Limiter) retryTx(ctx context.Context, verb string, keyed bool, fn func(ctx context.Context, tx *Limiter) error) error {
+func retryTx(ctx context.Context, l *Limiter, verb string, keyed bool, fn func(ctx context.Context, tx *Limiter) error) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
@@ -324,7 +324,7 @@ func (l *Limiter) retryTx(ctx context.Context, verb string, keyed bool, fn func(
 
 // inOwnTx runs fn once on a Limiter bound to a READ COMMITTED transaction of its own.
 func inOwnTx(ctx context.Context, l *Limiter, from *store.Session, fn func(tx *Limiter) error) error {
-	_, err := l.transact(ctx, pgx.ReadCommitted, nil, func(tx *ownedTx) error {
+	_, err := transact(ctx, l, pgx.ReadCommitted, nil, func(tx *ownedTx) error {
 		bound := withoutPool(l, tx.after)
 		bound.session = from.BoundTo(tx.Tx, owner{bound})
 		return fn(bound)

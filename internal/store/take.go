@@ -178,7 +178,7 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	if len(wrong) == 0 {
 		return nil
 	}
-	return s.change(ctx, (*bucket.Page).FixClocks, wrong)
+	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
 // takeParameters returns those of bucket_take.sql and bucket_take_alone.sql.
