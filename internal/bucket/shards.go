@@ -14,7 +14,7 @@ const MaxShards = 64
 func (t Terms) OfShard() Terms {
 	n := float64(max(t.Shards, 1))
 	t.Capacity, t.Rate, t.MaxDebt, t.Shards = t.Capacity/n, t.Rate/n, t.MaxDebt/n, 1
-	t.OfRow = t.Eras != nil
+	t.OfRow = true
 	return t
 }
 
