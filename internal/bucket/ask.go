@@ -105,15 +105,8 @@ func (a *Ask) ReadyAfter(r Answer) time.Duration {
 }
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
-func (a *Ask) isSoonEnough(after []State, now int64) bool {
-	return a.Within == 0 || a.Unenforced || a.owesFor(after, now) <= a.Within
-}
-
-// owesFor returns how long it takes until the bucket, whose rows these are, owes nothing any more.
-func (a *Ask) owesFor(rows []State, now int64) time.Duration {
-	r := Answer{Now: now}
-	r.SetRows(a, rows)
-	return a.ReadyAfter(r)
+func (a *Ask) isSoonEnough(after Rows, now int64) bool {
+	return a.Within == 0 || a.Unenforced || after.Wait(a.Terms, now, 0, 0) <= a.Within
 }
 
 // SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
@@ -123,7 +116,7 @@ func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	rows.FixClocks(a.Terms, r.Now)
 	after := slices.Clone(rows)
 	after.Charge(a.Terms, r.Now, a.Cost)
-	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
+	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), after.Wait(a.Terms, r.Now, 0, 0)-a.Within)
 	for range 2 { // where the wait was rounded, a microsecond more is enough
 		at := r.Now + wait.Microseconds()
 		after = slices.Clone(rows)

@@ -14,7 +14,7 @@ const MaxShards = 64
 func (t Terms) OfShard() Terms {
 	n := float64(max(t.Shards, 1))
 	t.Capacity, t.Rate, t.MaxDebt, t.Shards = t.Capacity/n, t.Rate/n, t.MaxDebt/n, 1
-	t.OfRow = t.Eras != nil
+	t.OfRow = true
 	return t
 }
 
@@ -61,10 +61,7 @@ func (r *Answer) rows(a *Ask) Rows {
 
 // wait returns how long it takes from the answer until cost tokens can be taken and lowest remain.
 func (r *Answer) wait(t *Terms, cost, lowest float64) time.Duration {
-	if r.Rows != nil {
-		return r.Rows.Wait(*t, r.Now, cost, lowest)
-	}
-	return Rows{r.State}.Wait(*t, r.Now, cost, lowest)
+	return rowsOf(r.State, r.Rows).Wait(*t, r.Now, cost, lowest)
 }
 
 // AnySharded reports whether one of the buckets is spread over several rows.
@@ -102,6 +99,14 @@ func (c Change) IsByRow(before, t *Terms) bool {
 
 // Rows are the rows of one bucket. Its methods treat them as one row with the terms of the bucket. Only buckets of Steps have several rows.
 type Rows []State
+
+// rowsOf returns the rows of a bucket, or its one row if there are no several.
+func rowsOf(one State, several Rows) Rows {
+	if several != nil {
+		return several
+	}
+	return Rows{one}
+}
 
 // Take takes cost from all rows together and makes them even, if at least lowest remain. Otherwise it leaves them as they are.
 func (r Rows) Take(t Terms, now int64, cost, lowest float64) (allowed bool) {

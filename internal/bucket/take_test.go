@@ -45,3 +45,18 @@ func TestATSInsideAWindowCountsAsItsBegin(t *testing.T) {
 	require.InDelta(t, 2, buckettest.Tokens(terms, inside, minute-1), 0)
 	require.InDelta(t, 10, buckettest.Tokens(terms, inside, minute), 0)
 }
+
+// A refund that comes too late writes no row, whichever of the rows there are.
+func TestALateRefundWritesNoRow(t *testing.T) {
+	t.Parallel()
+	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2)}}
+	p := bucket.NewPage(asks)
+	p.Now = opening + int64(3*time.Hour/time.Microsecond)
+	p.Put(0, bucket.State{Value: 1, TS: opening}, false)
+	p.Put(1, bucket.State{}, true)
+	p.Settle(asks)
+	p.Charge(&asks[0], -2, opening)
+	require.False(t, p.HasChanged())
+	p.Charge(&asks[0], -2, p.Now)
+	require.True(t, p.HasChanged())
+}

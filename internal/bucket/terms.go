@@ -85,9 +85,8 @@ func (t Terms) FromFuture(s State, now int64) bool {
 	if s.TS <= now { // the most frequent case
 		return false
 	}
-	begin := t.Kind.Begin(t, now, 0)
-	step := t.Kind.Begin(t, now, 1) - begin
-	return s.TS > max(begin, t.Eras.since(t.Era))+step+ClockTolerance.Microseconds()
+	step := t.Kind.Begin(t, now, 1) - t.Kind.Begin(t, now, 0)
+	return s.TS > t.Begin(now)+step+ClockTolerance.Microseconds()
 }
 
 // FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now.

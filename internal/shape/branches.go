@@ -33,8 +33,8 @@ func mechanisms() []mechanism {
 		{
 			"kinds",
 			[]string{
-				"internal/bucket/steps.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/parts.go",
-				"internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
+				"internal/bucket/steps.go", "internal/bucket/calendar.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go",
+				"internal/store/parts.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
 			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bStatement\b`, `\bg(roup\))?\.isPlain\b`),

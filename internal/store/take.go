@@ -185,7 +185,7 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 func (u *Unit) takeParameters(a *bucket.Ask) []any {
 	p := u.limits.of(a)
 	phase := p.phase
-	if a.Terms.PhaseByKey {
+	if phase != a.Terms.Phase { // it follows from the key
 		phase = a.Terms.Phase
 	}
 	cost := any(1.0) // as mostly, and no allocation
@@ -227,11 +227,7 @@ const maxLimitParameters = 1024
 
 // of returns the parameters for the limit of the bucket.
 func (l *limitParameters) of(a *bucket.Ask) *boxed {
-	key := limitKey{a.Key.Name, a.Terms}
-	key.terms.Seed = 0
-	if key.terms.PhaseByKey {
-		key.terms.Phase = 0
-	}
+	key := limitKey{a.Key.Name, bucket.Unseeded(a.Terms)}
 	l.mu.RLock()
 	p := l.kept[key]
 	l.mu.RUnlock()
