@@ -11,7 +11,7 @@ import (
 
 // Takes reports whether row_take.sql is for the ask: one of a token bucket or fixed window, of which the terms always hold.
 func (Engine) Takes(a *bucket.Ask, t *bucket.Traits) bool {
-	return t.Steps && !t.Costless && !a.Terms.HasSpan()
+	return t.Statement == bucket.StepStatement && !t.Costless && !a.Terms.HasSpan()
 }
 
 // Take takes by a statement that decides by itself, in one round trip. Nothing is taken where there is too little, or was when it looked, or where the

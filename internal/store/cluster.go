@@ -42,7 +42,7 @@ type clusterRow struct {
 
 // isClustered reports whether a statement can decide on the call together with those that it shares buckets with.
 func (c *Call) isClustered() bool {
-	return c.way == byStatement && c.traits.Steps
+	return c.way == byStatement && c.traits.Statement == bucket.StepStatement
 }
 
 // clustersOf puts together calls that can be decided so, and returns the others: those too that share a bucket with one
@@ -203,7 +203,7 @@ func (cs *clusters) setAnswers() {
 		}
 		for j, r := range c.rows {
 			if answers[j] = r.found; c.cluster.given {
-				r.found.State = c.takes[j].Terms.Before(r.found.State, r.found.Now, c.takes[j].Cost)
+				c.takes[j].Untake(&r.found, c.takes[j].Cost)
 			}
 		}
 		switch c.Answers = answers; {

@@ -116,7 +116,7 @@ func (g *group) isHeld() bool {
 
 // isOutside reports whether the statement did not decide: other terms have to, or Go.
 func (g *group) isOutside() bool {
-	return g.absent || g.found && (g.row.Outside(g.answer) || isOdd(&g.row, g.answer))
+	return g.absent || g.found && g.row.Outside(g.answer)
 }
 
 // byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
@@ -152,7 +152,7 @@ func (g *group) answerCalls() (open []*Call) {
 		}
 		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
 			g.setAnswer(g.calls[i], a)
-			a.State = g.row.Terms.Before(a.State, a.Now, g.calls[i].Asks[0].Cost)
+			g.row.Untake(&a, g.calls[i].Asks[0].Cost)
 		}
 		for _, c := range g.calls[:n] {
 			c.Answer(nil)

@@ -97,7 +97,8 @@ func isSpare(s bucket.State, rows []bucket.Ask, until int64) bool {
 // several is deleted for itself.
 func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
 	for _, t := range policies {
-		t = t.OfShard().Pruning()
+		t = t.OfShard()
+		t = t.Kind.Pruning(t)
 		if !slices.ContainsFunc(rows, func(a bucket.Ask) bool { return a.Terms == t }) {
 			rows = append(rows, bucket.Ask{Terms: t})
 		}

@@ -11,7 +11,7 @@ import (
 // takeGroup takes what the calls for one bucket want, and waits for its row, as it holds none meanwhile.
 func (s *Session) takeGroup(ctx context.Context, g *group) error {
 	batch := &pgx.Batch{}
-	statement, parameters, scan := s.statementFor(&g.row, slides(&g.row))
+	statement, parameters, scan := s.statementFor(&g.row)
 	batch.Queue(statement, parameters...)
 	return s.Send(ctx, batch, func(results pgx.BatchResults) error {
 		rows, err := results.Query()
