@@ -206,7 +206,7 @@ func sameAnswers(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) err
 // sameCluster is sameAnswers for the statement that takes for clusters.
 func sameCluster(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
 	return sameAs(asks, expected, func(found pgx.Rows) ([]bucket.Answer, error) {
-		answers, undecided, err := scanCluster(found, clusterOf(asks))
+		answers, undecided, err := scanCluster(found, asks)
 		if err == nil && undecided && !anyUndecided(asks, answers) {
 			err = errors.New("the statement did not decide")
 		}

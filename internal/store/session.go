@@ -28,8 +28,9 @@ type Call struct {
 	by     decider      // has the statement, if a statement decides
 	takes  []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
 
-	waits int // how many rows it has waited for
-	seq   int // its place in the batch, in the order of arrival
+	waits int   // how many rows it has waited for
+	seq   int   // its place in the batch, in the order of arrival
+	tried int32 // how many rows of its bucket were held
 }
 
 // blocked is a call that cannot be answered yet, because somebody holds a row that it needs.

@@ -16,9 +16,9 @@ var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, spend, spendBold string
+	take, takeSeveral, takeAlone, spend string
 
-	windowTake, windowTakeAlone, windowsSpend string
+	windowTake, windowTakeAlone string
 
 	spendClusters string
 
@@ -52,9 +52,7 @@ func newStatements(schema string) (s statements) {
 		"bucket_take_alone":          &s.takeAlone,
 		"window_take":                &s.windowTake,
 		"window_take_alone":          &s.windowTakeAlone,
-		"windows_spend":              &s.windowsSpend,
 		"buckets_spend":              &s.spend,
-		"buckets_spend_bold":         &s.spendBold,
 		"clusters_spend":             &s.spendClusters,
 		"buckets_lock":               &s.lock,
 		"buckets_save":               &s.save,

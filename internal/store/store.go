@@ -50,7 +50,6 @@ type Store struct {
 	schema     string
 	statements statements
 	limits     limitParameters
-	bold       boldness
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	inMemory   bool          // whether rows are in memory, and not in Postgres
 	layout     atomic.Int32  // of the tables, as far as that is known

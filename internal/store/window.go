@@ -6,12 +6,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// slides reports whether the bucket is a sliding window.
-func slides(a *bucket.Ask) bool {
-	_, slides := a.Terms.Rule.(bucket.Sliding)
-	return slides
-}
-
 // isOdd reports whether a statement did not decide on a sliding window, because the row is not as the terms leave it.
 func isOdd(a *bucket.Ask, r bucket.Answer) bool {
 	rule, slides := a.Terms.Rule.(bucket.Sliding)
