@@ -149,7 +149,7 @@ func (c cutCrowd) connections() int32 { return int32(c.waiters) + 1 }
 // cutStatements are files of statements, of which each is broken in each way. Between them they are all that batches send.
 var cutStatements = []string{
 	"bucket_take_alone", "buckets_spend", "clusters_spend", "buckets_read",
-	"begin", "buckets_lock_free", "buckets_save", "reservation_insert", "commit",
+	"begin", "buckets_lock_free", "buckets_save", "reservation_save", "commit",
 }
 
 // Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true, and an error hides at
@@ -351,11 +351,8 @@ func (s *stand) takenOf(t *testing.T) map[string]float64 {
 // cutFiles returns the names of the files whose statements were in requests that were cut, and "begin" and "commit".
 func cutFiles(t *testing.T, broken [][]string) map[string]bool {
 	t.Helper()
-	files, err := filepath.Glob("../internal/store/sql/*.sql")
-	require.NoError(t, err)
-	require.NotEmpty(t, files)
 	plain, of := strings.NewReplacer(`"`, ""), map[string]string{}
-	for _, file := range files {
+	for _, file := range statementFiles(t) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		of[plain.Replace(string(text))] = strings.TrimSuffix(filepath.Base(file), ".sql")

@@ -172,7 +172,7 @@ func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key stri
 			price, until := u.Price(adapting)
 			s.price = price
 			if policy.Apply && until > *now {
-				s.pausedUntil = until
+				s.pausedUntil = max(s.pausedUntil, until)
 			}
 		}
 	}
@@ -256,7 +256,7 @@ func (l pricing) Estimate() int64 { return l.config.estimate() }
 
 // Failed tells the observer of an exchange that has failed.
 func (l pricing) Failed(ctx context.Context, limit string, err error, began time.Time) {
-	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err, false))
+	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err))
 	l.reports.failed(ctx, Failed{Verb: "report", Limit: limit, Err: err}, began)
 }
 

@@ -38,7 +38,7 @@ func Borrow(own, pool Request) Request {
 
 // askPool adds the pool of a request that was added last.
 func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request) (subject, error) {
-	own := p.asked[len(p.asked)-1].bucket
+	own := p.asked[len(p.asked)-1].ask
 	if err := checkBorrow(r, verb); err != nil {
 		return subject{}, err
 	}
@@ -52,9 +52,9 @@ func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request)
 	}
 	asked := &p.asked[len(p.asked)-1]
 	asked.cost = r.cost
-	a, of, lender := &p.asks[own], &p.of[own], p.asks[asked.bucket].Key
+	a, of, lender := &p.asks[own], &p.of[own], p.asks[asked.ask].Key
 	switch {
-	case own == asked.bucket:
+	case own == asked.ask:
 		return s, fmt.Errorf("%w: %q is to borrow from itself; name another limit or key as the pool", ErrInvalidRequest, lender.Name)
 	case a.Lender != nil && *a.Lender != lender:
 		return s, fmt.Errorf("%w: a bucket of %q is to borrow from two pools in one call; name one", ErrInvalidRequest, a.Key.Name)
@@ -65,7 +65,7 @@ func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request)
 				ErrInvalidRequest, limit.Name(), limit.Policy())
 		}
 	}
-	a.Lender, p.of[asked.bucket].lends = &lender, true
+	a.Lender, p.of[asked.ask].lends = &lender, true
 	if s.mode == Shadow && of.mode == On { // then neither refuses
 		of.mode, of.spared, a.Unenforced = Shadow, true, true
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -51,7 +52,7 @@ type call struct {
 // were taken, and that is an error too.
 // A call whose costs are all 0 takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	if l != nil && l.pool != nil && len(requests) == 1 {
+	if len(requests) == 1 && l != nil && l.pool != nil && (l.cache != nil || !l.ahead.IsEmpty()) {
 		if d, known := recallOne(ctx, l, &requests[0]); known {
 			return d, nil
 		}
@@ -61,7 +62,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 		return Decision{}, err
 	}
 	c.Look = c.plan.costless // there is nothing to write
-	c.recalls = !c.Look && l.pool != nil && c.plan.isPlain() && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0)
+	c.recalls = !c.Look && l.pool != nil && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0) && c.plan.isPlain()
 	return l.doOnce(ctx, c)
 }
 
@@ -205,7 +206,7 @@ func (c *call) Free() {
 // doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
 // and no other call that was made for it shares its memory, as those under rules may.
 func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
-	if len(c.Asks) == 1 && !c.plan.ruled {
+	if l.pool != nil && len(c.Asks) == 1 && !c.plan.ruled {
 		c.Owner = c
 	}
 	d, err := l.do(ctx, c)
@@ -213,7 +214,7 @@ func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
 	case err != nil:
 	case c.from != fromDatabase: // no batch has seen it
 		c.Free()
-	default:
+	case c.Owner != nil:
 		c.Done()
 	}
 	return d, err
@@ -224,10 +225,8 @@ func (l *Limiter) ready(ctx context.Context, verb string) error {
 	switch {
 	case l == nil || l.store == nil:
 		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
-	case l.pool == nil && !l.hasTx:
-		return fmt.Errorf("%w: %s on a nil transaction; pass WithTx the one you began", ErrInvalidConfig, verb)
-	case l.session.IsElsewhere():
-		return fmt.Errorf("%w: %s of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB", ErrInvalidConfig, verb)
+	case l.misuse != "":
+		return fmt.Errorf("%w: %s %s", ErrInvalidConfig, verb, l.misuse)
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
 	}
@@ -265,14 +264,32 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 // runInMode runs the call, and again if a rule is in another mode by the database's clock than by the clock of this process.
 func (c *call) runInMode(ctx context.Context, l *Limiter) error {
 	err := c.run(ctx, l)
-	if errors.Is(err, store.ErrOtherMode) {
-		err = c.runAgain(ctx, l)
+	if errors.Is(err, store.ErrOtherMode) { // nothing was taken
+		var arranged plan
+		if arranged, err = c.arrangeAgain(ctx, l); err == nil {
+			err = c.retryWith(arranged, func(again *call) error { return again.run(ctx, l) })
+		}
 	}
 	if err != nil { // a batch that its caller has left goes on with the call
 		return err
 	}
 	c.plan.taken = c.Taken
 	return nil
+}
+
+// retryWith runs the call again by another plan, and takes over its outcome. A batch may still look at the first attempt.
+func (c *call) retryWith(arranged plan, run func(again *call) error) error {
+	again := &call{plan: arranged, change: c.change, began: c.began}
+	again.Question, again.Asks = c.Question, arranged.asks
+	again.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
+	if before, reserves := c.Reserve.(*reserved.Keeping); reserves {
+		keeping := *before
+		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
+		again.Reserve = &keeping
+	}
+	err := run(again)
+	c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
+	return err
 }
 
 // run changes what c changes, or decides on c, when the gate lets it pass. In a transaction the store decides.
@@ -283,8 +300,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		}
 		return nil
 	}
-	isClosed := l.pool != nil && c.change == nil && l.batcher.IsClosed() // so that nothing is sent
-	if !isClosed && (l.isConnection || !l.gate.IsOpen(&l.session, l.pool == nil, c.plan.keyed)) {
+	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
 		bounded, cancel := l.bounded(ctx) // what is looked at and the call together
 		defer cancel()
 		ctx = bounded
@@ -302,10 +318,15 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case c.recalls && l.ahead.Serves(c.Asks):
-		return c.fetch(ctx, l)
+	case c.recalls || l.cache != nil:
+		return c.remember(ctx, l)
 	}
-	return c.send(ctx, l)
+	return l.batcher.Do(ctx, c.Queueable())
+}
+
+// isRejected reports whether the batcher rejects the call, so that nothing needs to be sent for it.
+func (c *call) isRejected(l *Limiter) bool {
+	return l.pool != nil && c.change == nil && l.batcher.IsClosed()
 }
 
 // failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
@@ -314,16 +335,13 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
-	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err, l.pool == nil))
+	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err))
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }
 
 // bounded returns ctx with the time that Config.Timeout leaves a call outside a transaction.
 func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if l.pool == nil {
-		return ctx, func() {}
-	}
 	return batch.Bounded(ctx, l.config.Timeout)
 }
 
@@ -335,12 +353,12 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 			return err
 		}
 	}
-	if l.gate.IsOpen(&l.session, l.pool == nil, keyed) {
+	if l.gate.IsOpen(&l.session, keyed) {
 		return nil
 	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, InTx: l.pool == nil, Keyed: keyed, Looks: looks})
+	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
 
 // touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:

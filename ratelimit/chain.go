@@ -25,7 +25,7 @@ func (s source) isRemembered() bool { return s == fromRefusals }
 
 // recallOne is recall for a Take of one request without a price. It makes no call and no plan, which take as long as the rest.
 func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known bool) {
-	if ctx.Err() != nil || l.cache == nil && l.ahead.IsEmpty() {
+	if ctx.Err() != nil {
 		return d, false
 	}
 	key, err := storedKey(l.config.HashKey, r)
@@ -34,7 +34,7 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known b
 	}
 	began, now := l.reports.began(), int64(0)
 	s, of := subjectOf(ctx, l, verbTake, r, key, &now)
-	if _, adapts := of.policy.(Adaptive); adapts || s.mode != On || s.isPaused(now) || !(r.cost > 0) || checkCost(&of, r.cost, of.terms.Capacity) != nil {
+	if _, adapts := of.policy.(Adaptive); adapts || s.mode != On || s.pausedUntil > now || !(r.cost > 0) || checkCost(&of, r.cost, of.terms.Capacity) != nil {
 		return d, false
 	}
 	asks := [1]bucket.Ask{{Key: bucket.Key{Name: of.name, Key: key}, Terms: of.terms, Policy: s.limit, Cost: r.cost}}
@@ -94,10 +94,13 @@ func (s *State) tell(told *bucket.Told, a *bucket.Ask, of *subject) {
 	of.tell(s, &told.Terms)
 }
 
-// fetch has the database decide on a Take of prefetched limits, or waits for tokens that are taken ahead for it and others.
-func (c *call) fetch(ctx context.Context, l *Limiter) error {
+// remember has the database decide on the call, and keeps its answer in memory. It may wait for tokens that are taken ahead for it and others.
+func (c *call) remember(ctx context.Context, l *Limiter) error {
+	if !c.recalls || !l.ahead.Serves(c.Asks) {
+		return c.sendNoting(ctx, l)
+	}
 	kept, given, err := l.ahead.Do(ctx, c.Asks, func() ([]bucket.Answer, error) {
-		if err := c.send(ctx, l); err != nil { // a batch that its caller has left goes on with the call
+		if err := c.sendNoting(ctx, l); err != nil { // a batch that its caller has left goes on with the call
 			return nil, err
 		}
 		return c.Answers, nil
@@ -109,9 +112,9 @@ func (c *call) fetch(ctx context.Context, l *Limiter) error {
 	return err
 }
 
-// send has the database decide on the call, in a batch with others if it can. A refusal is remembered, if
-// its buckets have no tokens before the end of their waits.
-func (c *call) send(ctx context.Context, l *Limiter) error {
+// sendNoting has the database decide on the call, in a batch with others if it can. It keeps a refusal in the deny cache, unless its
+// buckets can have tokens before the end of their waits.
+func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
 	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
@@ -155,7 +158,7 @@ func (l keeping) GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kep
 	given, err = l.session.Return(bounded, k, t, kept, most)
 	l.reports.invalidate([]bucket.Ask{{Key: k}})
 	if err != nil {
-		err = during(fmt.Sprintf("return %q", k.Name), l.explained(ctx, err, false))
+		err = during(fmt.Sprintf("return %q", k.Name), l.explained(ctx, err))
 	}
 	return given, err
 }

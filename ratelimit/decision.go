@@ -154,15 +154,15 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 // decision turns the states of the buckets at now into the decision on the call as asked.
 func (p *plan) decision(states []State, now int64) Decision {
 	d := Decision{Allowed: true, At: time.UnixMicro(now), States: states}
-	if len(p.asked) > 1 || len(p.known) > 0 {
+	if len(p.asked) > 1 || p.asked[0].known != nil {
 		d.States = make([]State, len(p.asked))
 	}
 	for i, of := range p.asked {
 		switch {
-		case of.bucket < 0:
-			d.States[i] = p.known[^of.bucket]
+		case of.known != nil:
+			d.States[i] = *of.known
 		case len(p.asked) > 1:
-			d.States[i] = states[of.bucket]
+			d.States[i] = states[of.ask]
 		}
 		d.States[i].Cost = of.cost * p.units()
 		d.add(&d.States[i], i == 0)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/internal/pooler"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -47,11 +48,11 @@ var (
 
 	// ErrNotReserved is returned when no reservation has the ID: it was never made, its transaction was
 	// rolled back, or it ended and Expire has deleted it.
-	ErrNotReserved = store.ErrNotReserved
+	ErrNotReserved = reserved.ErrNotReserved
 
 	// ErrReservationEnded is returned when a reservation has ended in another way than the call asks for:
 	// Settle after Cancel, Cancel after Settle, either after expiry.
-	ErrReservationEnded = errors.New("ratelimit: the reservation has ended")
+	ErrReservationEnded = reserved.ErrEnded
 
 	// ErrLeaseLost is returned by RenewLease and Release when the lease is not held any more: it has ended, was released, or
 	// was reset with its bucket, or its transaction was rolled back. Its slots may be others' by now, so stop the work, or

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -24,7 +25,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if err := l.pass(ctx, "expire", false, true); err != nil {
-		return 0, during("expire", l.explained(ctx, err, l.pool == nil))
+		return 0, during("expire", l.explained(ctx, err))
 	}
 	if l.pool == nil {
 		return expireTogether(ctx, l)
@@ -34,7 +35,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		return ended, err
 	}
 	if forgetErr := forget(ctx, l); forgetErr != nil {
-		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr, false)))
+		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr)))
 	}
 	if err != nil {
 		err = prefixed(err) // once for all that are joined
@@ -45,8 +46,8 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 // expireEach ends each reservation in a transaction of its own, so that one that cannot be ended undoes no other.
 func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	var failed []error
-	ctx = store.Sweeping(ctx)
-	err = eachDue(ctx, l, func(ids []string) (more bool, err error) {
+	ctx = reserved.Sweeping(ctx)
+	err = reserved.EachDue(ctx, &l.session.Unit, l.bounded, func(ids []string) (more bool, err error) {
 		more = true
 		for i := 0; more && i < len(ids); i++ {
 			done, err := expire(ctx, l, ids[i])
@@ -61,115 +62,58 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 		return more, nil
 	})
 	if err != nil {
-		failed = append(failed, during("expire", l.explained(ctx, err, false)))
+		failed = append(failed, during("expire", l.explained(ctx, err)))
 	}
 	return ended, errors.Join(failed...)
-}
-
-// eachDue passes the reservations whose end has come to each, some at a time and every one once, until there are no
-// more or each wants none.
-func eachDue(ctx context.Context, l *Limiter, each func(ids []string) (more bool, err error)) error {
-	due := l.session.Due()
-	for {
-		ids, err := nextDue(ctx, l, due)
-		if err != nil || len(ids) == 0 {
-			return err
-		}
-		if more, err := each(ids); err != nil || !more {
-			return err
-		}
-	}
-}
-
-// nextDue returns some of the reservations whose end has come.
-func nextDue(ctx context.Context, l *Limiter, due *store.DueReservations) ([]string, error) {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	return due.Next(ctx)
 }
 
 // expire ends one reservation, if it is still to be ended and nobody has locked it. Reservations that would give back to a bucket
 // that somebody held for too long are left to the next call.
 func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
-	began := l.reports.began()
-	var r *store.Reservation
-	err = l.retryTx(ctx, "expire", func(ctx context.Context, tx *Limiter) error {
-		done, r = false, nil
-		if err := tx.session.BoundExpireWait(ctx); err != nil {
-			return err
+	err = lockedBy(ctx, l, "expire", id, false, func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
+		done = false
+		due, err := life.LockDue(ctx, id)
+		if err != nil || len(due) == 0 {
+			return nil, err
 		}
-		locked, err := lockDue(ctx, tx, []string{id})
-		if err != nil || len(locked) == 0 {
-			return err
-		}
-		r, done = locked[0], true
-		return finish(ctx, tx, r, Expired, r.Released())
+		return due[0], nil
+	}, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+		done = true
+		return life.Expire(ctx, r)
 	})
-	switch {
-	case err == nil:
-		return done, nil
-	case errors.Is(err, store.ErrStuck):
-		return false, nil
+	if err != nil {
+		done = false
 	}
-	store.StuckOf(ctx).Add(err, r)
-	err = during("expire "+id, l.explained(ctx, err, false))
-	l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
-	return false, err
-}
-
-// lockDue locks those of the reservations that are to be ended and that nobody else has locked.
-func lockDue(ctx context.Context, tx *Limiter, ids []string) ([]*store.Reservation, error) {
-	locked, err := tx.session.LockDue(ctx, ids)
-	for _, r := range locked {
-		r.TermsNow, r.PausedUntil = termsNow(ctx, tx, "expire", r)
+	if errors.Is(err, reserved.ErrStuck) {
+		err = nil
 	}
-	return locked, err
+	return done, err
 }
 
 // expireTogether ends all reservations in the caller's transaction. It locks the buckets of all of them at once, in
 // the order in which every call does: one reservation after the other could lock them in another.
 func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
-	err = l.retryTx(ctx, "expire", func(ctx context.Context, tx *Limiter) error {
-		var all []*store.Reservation
-		err := eachDue(ctx, tx, func(ids []string) (more bool, err error) {
-			locked, err := lockDue(ctx, tx, ids)
-			all = append(all, locked...)
+	err = l.retryTx(ctx, "expire", false, func(ctx context.Context, tx *Limiter) error {
+		var all []*reserved.Reservation
+		life := lifeIn(tx)
+		err := reserved.EachDue(ctx, &tx.session.Unit, tx.bounded, func(ids []string) (more bool, err error) {
+			due, err := life.LockDue(ctx, ids...)
+			all = append(all, due...)
 			return true, err
 		})
+		if err == nil {
+			err = life.Expire(ctx, all...)
+		}
 		if err != nil {
 			return err
 		}
-		for _, r := range all {
-			if err := record(ctx, tx, r, Expired, r.Released()); err != nil {
-				return err
-			}
-		}
 		ended = len(all)
-		if err := release(ctx, tx, all); err != nil {
-			return err
-		}
 		return forget(ctx, tx)
 	})
 	if err != nil {
-		return 0, during("expire", l.explained(ctx, err, true))
+		return 0, during("expire", l.explained(ctx, err))
 	}
 	return ended, nil
-}
-
-// release gives back what those of the reservations took that release it.
-func release(ctx context.Context, tx *Limiter, all []*store.Reservation) error {
-	var charges []store.Charge
-	for _, r := range all {
-		if r.Release {
-			charge := r.Charge(r.Refund())
-			tx.reports.invalidate(charge.Asks)
-			charges = append(charges, charge)
-		}
-	}
-	if len(charges) == 0 {
-		return nil
-	}
-	return tx.session.Charge(ctx, charges...)
 }
 
 // forget deletes reservations that ended long ago, a batch at a time until there are no more.
@@ -187,7 +131,7 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	err = l.session.Change(ctx, "expire", func(ctx context.Context, s *store.Session) (err error) {
-		more, err = s.ForgetEnded(ctx)
+		more, err = reserved.In(&s.Unit).ForgetEnded(ctx, &s.Unit)
 		return err
 	})
 	return more, err
@@ -225,21 +169,21 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	pages, err := prunePages(ctx, l)
 	if err != nil {
-		return 0, during("prune", l.explained(ctx, err, false))
+		return 0, during("prune", l.explained(ctx, err))
 	}
 	began, deleted := l.reports.began(), int64(0)
 	for !pages.IsDone() {
 		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
-			return deleted, during("prune", l.explained(ctx, err, false))
+			return deleted, during("prune", l.explained(ctx, err))
 		}
 		if !gotLock {
 			break
 		}
 	}
 	if err := forgetPrices(ctx, l); err != nil {
-		return deleted, during("prune", l.explained(ctx, err, false))
+		return deleted, during("prune", l.explained(ctx, err))
 	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil
@@ -286,7 +230,7 @@ func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 // nothing was done, when another process is pruning.
 func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	next := *pages
-	err = l.retryTx(ctx, "prune", func(ctx context.Context, tx *Limiter) (err error) {
+	err = l.retryTx(ctx, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // by now
 		for name, terms := range named {
 			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))

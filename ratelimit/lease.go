@@ -96,10 +96,10 @@ func (p *plan) asksForSlots(requests []Request) bool {
 
 // limitOf returns the limit of the i-th request.
 func (p *plan) limitOf(i int) Limit {
-	if at := p.asked[i].bucket; at >= 0 {
-		return p.of[at].limit
+	if known := p.asked[i].known; known != nil {
+		return known.Limit
 	}
-	return p.known[^p.asked[i].bucket].Limit
+	return p.of[p.asked[i].ask].limit
 }
 
 // lease returns the lease that the call has taken, by the decision on it.
@@ -122,9 +122,9 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 				of.Length = rule.Lease
 			}
 		}
-		if at := c.plan.asked[i].bucket; at >= 0 {
-			a := &c.Asks[at]
-			if taken, found := a.NewLease(&c.Answers[at]); found {
+		if at := &c.plan.asked[i]; at.known == nil {
+			a := &c.Asks[at.ask]
+			if taken, found := a.NewLease(&c.Answers[at.ask]); found {
 				rule, _ := a.Terms.Rule.(bucket.Concurrent)
 				of.Slots, of.Length, id.Fence, held = taken.Slots, rule.Lease, taken.Fence, true
 				ends(taken.End)
@@ -190,7 +190,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *st
 	}
 	began, name := l.reports.began(), leases.Asks[0].Key.Name
 	if err := changeLeases(ctx, l, verb, leases); err != nil {
-		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err, l.pool == nil))
+		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err))
 		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 		return nil, nil, err
 	}

@@ -36,10 +36,11 @@ func isOfPgx(pool Pool) bool {
 //
 // If ctx has ended, explained adds its error to the server's query_canceled: pgx returns only the latter if the pool sends cancel
 // requests (pgconn.CancelRequestContextWatcherHandler).
-func (l *Limiter) explained(ctx context.Context, err error, inTx bool) error {
+func (l *Limiter) explained(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil && store.SQLState(err) == codeQueryCanceled && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
+	inTx := l.pool == nil
 	if !inTx {
 		l.leaveReadOnly(ctx, err)
 	}

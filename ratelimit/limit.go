@@ -25,6 +25,8 @@ type definition struct {
 
 	// plain is whether the limit is what most are: tokens arrive in steps, by no calendar and in one era, and cost 1 each.
 	plain bool
+	// seeded is whether the phase of windows is derived from the key, in any era.
+	seeded bool
 }
 
 // incomparable is a policy of a type on which == cannot be used, as one of the program's that embeds a policy may be. A limit
@@ -36,10 +38,10 @@ type incomparable struct{ Policy }
 // A new kind of policy is also added to value.go, checkVerb, internal/telemetry (algorithmOf), httplimit (quota.go, clientstate.go,
 // client/ratelimit.js), rules (kind.go, row.go, scale.go, filepolicy.go, and a migration), internal/cli (definition.go, policytext.go) and
 // admin (policytext.go, formpolicy.go, preview.go). A kind with a bucket.Rule also needs bucket.Parts and a column if its rows hold more,
-// buckets_prune.sql, and TermsMade in internal/store. Locked rows decide on it until it has a statement (internal/store/window.go).
+// buckets_prune.sql, and Reserved in internal/reserved. Locked rows decide on it until it has a statement (internal/store/window.go).
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
-	d := definition{name, policy, t, !adapts && t.Rule == nil && !t.HasSpan()}
+	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Rule == nil && !t.HasSpan(), seeded: t.NeedsSeed()}
 	switch policy.(type) {
 	case TokenBucket, FixedWindow, SlidingWindow, CalendarWindow, Concurrency, Adaptive, madeElsewhere:
 	default:

@@ -46,9 +46,9 @@ type Pool interface {
 // transaction. Make one Limiter for a process, because transactions queue only with transactions of the same Limiter, unless
 // Config.SharedQueues is set.
 type Limiter struct {
-	pool         Pool // nil for a Limiter of WithTx
-	hasTx        bool // whether WithTx was given a transaction
-	isConnection bool // whether the pool is a single connection, which one caller at a time can use
+	pool         Pool   // nil for a Limiter of WithTx
+	misuse       string // why the transaction of WithTx cannot be used; empty if it can
+	isConnection bool   // whether the pool is a single connection, which one caller at a time can use
 	config       Config
 	store        *store.Store
 	session      store.Session // on the pool, or the transaction

@@ -29,7 +29,6 @@ type plan struct {
 	asks  []bucket.Ask
 	of    []subject // of the asks
 	asked []asked   // in the order asked
-	known []State   // of requests that no bucket has to answer
 
 	upstreams []*adaptive.Upstream // of the adaptive limits, also of those that are left out
 
@@ -51,9 +50,10 @@ type plan struct {
 
 // asked is a request of the call.
 type asked struct {
-	bucket int // index into asks; below 0 it is the complement of one into known
-	cost   float64
-	key    string // as stored
+	ask   int    // index into asks; -1 if the answer is known
+	known *State // the answer, if no bucket is asked: the limit is off, paused, or can never give the cost in shadow
+	cost  float64
+	key   string // as stored
 }
 
 // arrange checks requests and arranges them for a verb.
@@ -71,14 +71,14 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		if err != nil {
 			return err
 		}
-		paused = paused || s.isPaused(p.now)
+		paused = paused || s.pausedUntil > p.now
 		if r.pool == nil {
 			continue
 		}
 		if s, err = p.askPool(ctx, l, verb, r); err != nil {
 			return err
 		}
-		paused, p.borrows = paused || s.isPaused(p.now), true
+		paused, p.borrows = paused || s.pausedUntil > p.now, true
 	}
 	if p.borrows {
 		if err := p.checkBorrowers(); err != nil {
@@ -137,7 +137,7 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 		return s, err
 	}
 	p.asked = append(p.asked, added)
-	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil != 0, p.keyed || !r.stored
+	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil > bucket.MinInstant, p.keyed || !r.stored
 	return s, nil
 }
 
@@ -172,10 +172,10 @@ func (p *plan) finish(l *Limiter) error {
 
 // firstLimit returns the name of the limit that was asked first: buckets are in the order of locking.
 func (p *plan) firstLimit() string {
-	if i := p.asked[0].bucket; i >= 0 {
-		return p.asks[i].Key.Name
+	if known := p.asked[0].known; known != nil {
+		return known.Limit.Name()
 	}
-	return p.known[^p.asked[0].bucket].Limit.Name()
+	return p.asks[p.asked[0].ask].Key.Name
 }
 
 // plans returns the plan that the key of each bucket is on, and none when no key is.
@@ -189,6 +189,16 @@ func (p *plan) plans() (plans []string) {
 		}
 	}
 	return plans
+}
+
+// isPlain reports whether each request asks one bucket, of a limit that is enforced, for no more than it can hold.
+func (p *plan) isPlain() bool {
+	for i := range p.of {
+		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(p.asked, func(a asked) bool { return a.known != nil })
 }
 
 // makeRoom makes room for n requests.
@@ -206,7 +216,10 @@ func (p *plan) makeRoom(n int) {
 
 // add adds a request to the plan, or its cost to that for the bucket of the same name and key.
 func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, error) {
-	k, terms := bucket.Key{Name: d.name, Key: key}, termsFor(d.terms, d.name, key)
+	k, terms := bucket.Key{Name: d.name, Key: key}, d.terms
+	if d.seeded {
+		terms = termsFor(d.terms, d.name, key)
+	}
 	for i := range p.asks {
 		same := &p.asks[i]
 		if same.Key != k {
@@ -222,11 +235,11 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 		}
 		s.charge(same, r.cost)
 		p.of[i].direct = p.of[i].direct || s.direct
-		return asked{i, r.cost, key}, nil
+		return asked{ask: i, cost: r.cost, key: key}, nil
 	}
 	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Policy: s.limit, Unenforced: s.mode == Shadow}), append(p.of, s)
 	s.charge(&p.asks[len(p.asks)-1], r.cost)
-	return asked{len(p.asks) - 1, r.cost, key}, nil
+	return asked{ask: len(p.asks) - 1, cost: r.cost, key: key}, nil
 }
 
 // charge adds to what is asked of a bucket what the subject costs.
@@ -296,8 +309,8 @@ func (p *plan) sort() {
 // move has the requests name the buckets by their new places.
 func (p *plan) move(place []int) {
 	for i := range p.asked {
-		if p.asked[i].bucket >= 0 {
-			p.asked[i].bucket = place[p.asked[i].bucket]
+		if p.asked[i].known == nil {
+			p.asked[i].ask = place[p.asked[i].ask]
 		}
 	}
 }

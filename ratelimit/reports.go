@@ -151,7 +151,7 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 		return
 	}
 	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.from.isRemembered()}
-	if kept := c.Reservation; kept != nil {
+	if kept := c.reservation(); kept != nil {
 		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
 	}
 	r.decided(ctx, event, c.began)
@@ -205,7 +205,7 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 			continue
 		}
 		for j, a := range c.plan.asked {
-			if a.bucket == of.bucket {
+			if a.ask == of.ask && a.known == of.known {
 				isFirst, cost = isFirst && j >= i, cost+a.cost
 			}
 		}

@@ -33,7 +33,7 @@ func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 		c := calling(t, Define("tried", PerMinute(1)).For("key"), Define("asked", PerMinute(1)).For("key"))
 		c.Verb = "take"
 		d := Decision{Allowed: test.shadow, At: instant, States: []State{
-			{Limit: c.plan.of[c.plan.asked[0].bucket].limit, Rule: "by plan", Mode: test.mode}, {Allowed: true},
+			{Limit: c.plan.of[c.plan.asked[0].ask].limit, Rule: "by plan", Mode: test.mode}, {Allowed: true},
 		}}
 		r.refusals(ctx, c, &d)
 		require.Equal(t, []Refusal{{Limit: "tried", Key: "key", Rule: "by plan", Cost: 1, At: instant, Shadow: test.shadow}}, told)

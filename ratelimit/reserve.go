@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
 // ReservationState is where a reservation is in its life.
@@ -19,10 +19,10 @@ type ReservationState string
 
 // The states of a reservation. It begins open; the others are final, but that Renew opens it again.
 const (
-	Open      ReservationState = store.Open
-	Settled   ReservationState = store.Settled
-	Cancelled ReservationState = store.Cancelled
-	Expired   ReservationState = store.Expired
+	Open      ReservationState = reserved.Open
+	Settled   ReservationState = reserved.Settled
+	Cancelled ReservationState = reserved.Cancelled
+	Expired   ReservationState = reserved.Expired
 )
 
 // Reservation is the answer to Reserve: tokens taken now for work that is done later.
@@ -65,7 +65,7 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err != nil {
 		return Reservation{}, err
 	}
-	c.Reserve = &store.Keeping{
+	c.Reserve = &reserved.Keeping{
 		StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired,
 		NotBefore: c.plan.notBefore, Plans: c.plan.plans(),
 	}
@@ -74,7 +74,7 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 		return Reservation{}, err
 	}
 	r := Reservation{Decision: d}
-	if kept := c.Reservation; kept != nil {
+	if kept := c.reservation(); kept != nil {
 		r.ID, r.ReadyAt, r.StaleAt = kept.ID, time.UnixMicro(kept.ReadyUs), optionalTime(kept.StaleUs)
 	}
 	return r, nil
@@ -96,7 +96,7 @@ func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reserv
 	if err != nil || !d.Allowed {
 		return r, err
 	}
-	_, ready := store.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers), c.plan.notBefore)
+	_, ready := reserved.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers), c.plan.notBefore)
 	r.ReadyAt = time.UnixMicro(ready)
 	if l.config.StaleAfter > 0 {
 		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
@@ -133,25 +133,15 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 		return during("settle", err)
 	}
 	keyed := slices.ContainsFunc(actual, func(r Request) bool { return !r.stored })
-	if keyed && validID.MatchString(id) && !l.gate.IsOpen(&l.session, l.pool == nil, true) {
-		bounded, cancel := l.bounded(ctx)
-		defer cancel()
-		ctx = bounded
-		began := l.reports.began()
-		if err := l.pass(ctx, "settle", true, false); err != nil {
-			err = during("settle "+id, l.explained(ctx, err, l.pool == nil))
-			l.reports.failed(ctx, Failed{Verb: "settle", Err: err}, began)
-			return err
-		}
-	}
-	return end(ctx, l, "settle", id, Settled, func(r *store.Reservation) ([]float64, error) {
-		amounts := make([]float64, len(r.Names))
+	return end(ctx, l, "settle", id, keyed, Settled, func(r *reserved.Reservation) ([]float64, error) {
+		amounts := make([]float64, len(r.Buckets))
 		for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
 			actual, i := costs[key], r.Index(key)
 			if i < 0 {
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
-			amounts[i], r.TermsNow[i] = atPrice(actual.cost, r.Price(i), r.Costs[i]), actual.terms
+			b := &r.Buckets[i]
+			amounts[i], b.Now = atPrice(actual.cost, b.Price, b.Cost), actual.terms
 			if rule := actual.subject.rule; rule != nil && rule.holding(r.NowUs).mode == Off { // which is not charged
 				amounts[i] = min(amounts[i], 0)
 			}
@@ -179,103 +169,126 @@ func atPrice(actual, price, taken float64) float64 {
 // Which rows and which window it goes back to follows the policy that this Limiter last used each limit with, and
 // where it was not used with one the policy the reservation was made under.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
-	if err := l.ready(ctx, "cancel"); err != nil {
-		return err
-	}
-	return end(ctx, l, "cancel", id, Cancelled, func(r *store.Reservation) ([]float64, error) { return r.Refund(), nil })
+	return end(ctx, l, "cancel", id, false, Cancelled, func(r *reserved.Reservation) ([]float64, error) { return r.Refund(), nil })
 }
 
-// end moves an open reservation to a final state and charges what amounts returns for each of its
-// buckets. A reservation that is in that state already stays as it is. l is ready.
-func end(ctx context.Context, l *Limiter, verb, id string, final ReservationState, amounts func(*store.Reservation) ([]float64, error)) error {
-	return onReservation(ctx, l, verb, id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
-		switch state := ReservationState(r.State); state {
-		case final:
-			return nil
-		case Open:
-		default:
-			return fmt.Errorf("%w: it was %s", ErrReservationEnded, state)
-		}
-		charges, err := amounts(r)
-		if err != nil {
-			return err
-		}
-		return finish(ctx, tx, r, final, charges)
+// end moves an open reservation to a final state and charges what amounts returns for each of its buckets. keyed reports whether the call names
+// keys that are not in their stored form.
+func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, final ReservationState, amounts func(*reserved.Reservation) ([]float64, error)) error {
+	return onReservation(ctx, l, verb, id, keyed, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+		return life.End(ctx, r, string(final), amounts)
 	})
 }
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// withReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
+// withReservation is onReservation of a call that names no keys.
+func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
+	return onReservation(ctx, l, verb, id, false, fn)
+}
+
+// onReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
 // when l is bound to one, else in one of its own.
-func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx context.Context, tx *Limiter, r *store.Reservation) error) error {
+func onReservation(ctx context.Context, l *Limiter, verb, id string, keyed bool, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
 	if err := l.ready(ctx, verb); err != nil {
 		return err
 	}
-	return onReservation(ctx, l, verb, id, fn)
-}
-
-// onReservation is withReservation of a Limiter that is ready: the time of ctx may have ended since, which is the call's own.
-func onReservation(ctx context.Context, l *Limiter, verb, id string, fn func(ctx context.Context, tx *Limiter, r *store.Reservation) error) error {
 	if !validID.MatchString(id) {
 		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation; pass the one that Reserve returned, and that of a Lease to Release", ErrNotReserved, id))
 	}
-	began := l.reports.began()
-	stuck := store.StuckOf(ctx)
-	var r *store.Reservation
-	err := l.retryTx(ctx, verb, func(ctx context.Context, tx *Limiter) (err error) {
+	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
+		return life.Lock(ctx, verb, id)
+	}
+	return lockedBy(ctx, l, verb, id, keyed, lock, fn)
+}
+
+// lockedBy runs fn on the reservation that lock has locked, unless that is nil. Among the calls of a sweep it waits only so long for rows.
+func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
+	lock func(context.Context, *reserved.Life) (*reserved.Reservation, error),
+	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,
+) error {
+	began, stuck := l.reports.began(), reserved.StuckOf(ctx)
+	var r *reserved.Reservation
+	err := l.retryTx(ctx, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
 		r = nil
 		if stuck != nil && l.pool != nil {
-			if err := tx.session.BoundExpireWait(ctx); err != nil {
+			if err := reserved.BoundWait(ctx, &tx.session.Unit); err != nil {
 				return err
 			}
 		}
-		if r, err = tx.session.LockReservation(ctx, id); err != nil {
+		life := lifeIn(tx)
+		if r, err = lock(ctx, life); err != nil || r == nil {
 			return err
 		}
-		r.TermsNow, r.PausedUntil = termsNow(ctx, l, verb, r)
-		return fn(ctx, tx, r)
+		return fn(ctx, life, r)
 	})
 	if err == nil {
 		return nil
 	}
 	stuck.Add(err, r)
-	err = during(verb+" "+id, l.explained(ctx, err, l.pool == nil))
-	if !isAnyOf(err, store.ErrStuck, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
+	err = during(verb+" "+id, l.explained(ctx, err))
+	if !isAnyOf(err, reserved.ErrStuck, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}
 	return err
 }
 
+// lifeIn returns the life of reservations in the transaction that a Limiter is bound to.
+func lifeIn(tx *Limiter) *reserved.Life {
+	return &reserved.Life{Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter, ErrTooMuch: ErrCostExceedsCapacity}
+}
+
+// reserving is a Limiter as package reserved knows it.
+type reserving struct{ *Limiter }
+
+// Resolve sets the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this Limiter was not used with have
+// those that r was made under, unless there is a rule.
+func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reservation) {
+	for i := range r.Buckets {
+		b := &r.Buckets[i]
+		terms, policy := b.Terms(), Policy(madeElsewhere{})
+		if last, known := l.policies.last(b.Key.Name); known {
+			terms = last
+		}
+		if l.HasPolicies() {
+			limit := limitOf(b.Key.Name, madeElsewhere{}, terms)
+			if rule := ruleFor(ctx, l.Limiter, verb, limit, b.Plan, b.Key.Key); rule != nil {
+				holding := rule.holding(l.config.estimate()).limit.definition()
+				terms, policy = holding.terms, holding.policy
+				r.PausedUntil = max(r.PausedUntil, rule.pausedUntil)
+			}
+		}
+		r.PausedUntil = max(r.PausedUntil, l.prices.PausedUntil(b.Key, applies(policy)))
+		b.Now = termsFor(terms, b.Key.Name, b.Key.Key).OnWindows(r.NowUs)
+	}
+}
+
+// applies returns whether a policy has callers pay the price of an upstream; nil: it is not known.
+func applies(policy Policy) *bool {
+	if _, isUnknown := policy.(madeElsewhere); isUnknown {
+		return nil
+	}
+	a, _ := policy.(Adaptive)
+	return &a.Apply
+}
+
+// Changed forgets refusals of the buckets.
+func (l reserving) Changed(asks []bucket.Ask) { l.reports.invalidate(asks) }
+
+// Ended tells the observer what the end of a reservation charges.
+func (l reserving) Ended(ctx context.Context, r *reserved.Reservation, amounts []float64) {
+	for i, delta := range amounts {
+		l.reports.tell(ctx, Settlement{Limit: r.Buckets[i].Key.Name, Delta: delta, Pending: l.reports.pending()})
+	}
+}
+
+// reservation returns the reservation that the call has made, or nil.
+func (c *call) reservation() *reserved.Reservation {
+	r, _ := c.Record.(*reserved.Reservation)
+	return r
+}
+
 // isAnyOf reports whether err is one of targets.
 func isAnyOf(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
-}
-
-// finish saves the final state of a locked reservation and charges its buckets, in the transaction of tx.
-func finish(ctx context.Context, tx *Limiter, r *store.Reservation, final ReservationState, amounts []float64) error {
-	charges := slices.ContainsFunc(amounts, func(amount float64) bool { return amount != 0 })
-	if charges {
-		if store.StuckOf(ctx).Contains(r) {
-			return store.ErrStuck
-		}
-	}
-	if err := record(ctx, tx, r, final, amounts); err != nil || !charges {
-		return err
-	}
-	charge := r.Charge(amounts)
-	tx.reports.invalidate(charge.Asks)
-	return tx.session.Charge(ctx, charge)
-}
-
-// record saves the final state of a locked reservation, and tells what is charged to its buckets with that.
-func record(ctx context.Context, tx *Limiter, r *store.Reservation, final ReservationState, amounts []float64) error {
-	r.State, r.ExpiresUs = string(final), max(r.ExpiresUs, r.NowUs)
-	if err := tx.session.SaveReservation(ctx, r); err != nil {
-		return err
-	}
-	for i, delta := range amounts {
-		tx.reports.tell(ctx, Settlement{Limit: r.Names[i], Delta: delta, Pending: tx.reports.pending()})
-	}
-	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // subject is what a request is about: the limit with the policy that decides, and the rule that this comes from.
@@ -20,7 +19,7 @@ type subject struct {
 
 	price       float64 // of an adaptive limit; 0: there is none
 	factor      float64 // what the cost is multiplied by; 0: nothing
-	pausedUntil int64   // as the upstream of an adaptive limit asked; 0: it did not
+	pausedUntil int64   // the end of the pause by the rule or by the upstream; bucket.MinInstant: there is none
 
 	released bool // whether its bucket is asked for nothing
 	direct   bool // whether a request asks it for itself
@@ -51,22 +50,22 @@ func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != n
 // subjectOf returns what the request is about, and what its limit is. It sets now to about what time it is for the database
 // where that matters.
 func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key string, now *int64) (subject, definition) {
-	d := r.limit.definition()
-	if d.policy == nil {
-		return subject{limit: r.limit}, d
+	if r.limit == (Limit{}) {
+		return subject{pausedUntil: bucket.MinInstant}, definition{}
 	}
+	d := r.limit.made.Value()
 	if other := l.policies.note(d.name, r.limit); other != nil {
 		l.reports.redefined(ctx, *other, r.limit)
 	}
 	rule := ruleFor(ctx, l, verb, r.limit, r.plan, key)
 	if rule == nil {
-		return subject{limit: r.limit, plan: r.plan, mode: On}, d
+		return subject{limit: r.limit, plan: r.plan, mode: On, pausedUntil: bucket.MinInstant}, d
 	}
 	if *now == 0 && rule.needsNow() {
 		*now = l.config.estimate()
 	}
 	e := rule.holding(*now)
-	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode}, e.limit.definition()
+	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil}, e.limit.definition()
 }
 
 // ruleFor returns the rule that Config.Policies has, or nil. The Observer hears of a source that fails.
@@ -126,7 +125,8 @@ func (r *Rule) isOffAround(now int64) bool {
 
 // askTime returns the time of the database. It looks at the first bucket that the plan was made for.
 func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, error) {
-	look := &call{Call: store.Call{Verb: verb, Look: true}, plan: plan{asked: []asked{{}}, keyed: p.keyed}}
+	look := &call{plan: plan{asked: []asked{{}}, keyed: p.keyed}}
+	look.Verb, look.Look = verb, true
 	look.Asks = []bucket.Ask{{
 		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
 	}}
@@ -137,9 +137,9 @@ func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, erro
 	return look.Answers[0].Now, nil
 }
 
-// arrangeAgain arranges the call at an instant at which the terms of all its asks are in effect, because the database's clock says that a
-// rule is in another mode than by the clock of this process. It is decided in these modes, also where a rule changes meanwhile.
-func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
+// arrangeAgain returns a plan for an instant at which the terms of all asks of the call are in effect, because a rule is in another mode by
+// the database's clock than by the clock of this process. The call is then decided in these modes, also if a rule changes meanwhile.
+func (c *call) arrangeAgain(ctx context.Context, l *Limiter) (plan, error) {
 	verb, now := c.Verb, l.config.estimate()
 	if c.plan.reserves {
 		verb = verbReserve // also of CheckReserve
@@ -150,32 +150,12 @@ func (c *call) arrangeAgain(ctx context.Context, l *Limiter) error {
 	}
 	arranged := plan{now: now}
 	if err := arranged.arrange(ctx, l, verb, c.requests); err != nil {
-		return err
+		return plan{}, err
 	}
 	for i := range arranged.asks {
 		arranged.asks[i].Within, arranged.asks[i].Mode = c.Asks[0].Within, 0
 	}
-	c.plan = arranged
-	c.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
-	if c.Reserve != nil {
-		keeping := *c.Reserve
-		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
-		c.Reserve = &keeping
-	}
-	c.Asks = arranged.asks
-	return nil
-}
-
-// runAgain runs the call in the modes that rules have by the database's clock. Nothing was taken before.
-func (c *call) runAgain(ctx context.Context, l *Limiter) error {
-	if err := c.arrangeAgain(ctx, l); err != nil {
-		return err
-	}
-	again := &call{plan: c.plan, change: c.change, began: c.began}
-	again.Verb, again.Asks, again.Reserve, again.Look, again.UpTo = c.Verb, c.Asks, c.Reserve, c.Look, c.UpTo
-	err := again.run(ctx, l)
-	c.Answers, c.Reservation, c.Taken = again.Answers, again.Reservation, again.Taken
-	return err
+	return arranged, nil
 }
 
 // isRuledAs reports whether another request for the same bucket is under the same rule, or was before a newer one came.
@@ -186,38 +166,6 @@ func (s *subject) isRuledAs(o *subject) bool {
 // eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
 // resolved in.
 func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
-
-// termsNow returns the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this
-// Limiter was not used with have those that r was made under, unless there is a rule.
-func termsNow(ctx context.Context, l *Limiter, verb string, r *store.Reservation) (now []bucket.Terms, pausedUntil int64) {
-	now = make([]bucket.Terms, len(r.Names))
-	for i, name := range r.Names {
-		terms, policy := r.TermsMade(i), Policy(madeElsewhere{})
-		if last, known := l.policies.last(name); known {
-			terms = last
-		}
-		if l.HasPolicies() {
-			limit := limitOf(name, madeElsewhere{}, terms)
-			if rule := ruleFor(ctx, l, verb, limit, r.Plan(i), r.Keys[i]); rule != nil {
-				holding := rule.holding(l.config.estimate()).limit.definition()
-				terms, policy = holding.terms, holding.policy
-				pausedUntil = max(pausedUntil, rule.pausedUntil)
-			}
-		}
-		pausedUntil = max(pausedUntil, l.prices.PausedUntil(bucket.Key{Name: name, Key: r.Keys[i]}, applies(policy)))
-		now[i] = termsFor(terms, name, r.Keys[i]).OnWindows(r.NowUs)
-	}
-	return now, pausedUntil
-}
-
-// applies returns whether a policy has callers pay the price of an upstream; nil: it is not known.
-func applies(policy Policy) *bool {
-	if _, isUnknown := policy.(madeElsewhere); isUnknown {
-		return nil
-	}
-	a, _ := policy.(Adaptive)
-	return &a.Apply
-}
 
 // madeElsewhere is the policy of a limit of which only the terms are known.
 type madeElsewhere struct{}
@@ -331,30 +279,4 @@ func (u *usage) find(limit Limit) *Limit {
 		}
 	}
 	return nil
-}
-
-// isPaused reports whether the rule lets nothing through at an instant.
-func (s *subject) isPaused(now int64) bool { return s.paused() > now }
-
-// paused returns the end of the pause, by the rule or by the upstream.
-func (s *subject) paused() int64 {
-	until := bucket.MinInstant
-	if s.pausedUntil != 0 {
-		until = s.pausedUntil
-	}
-	if s.rule != nil {
-		until = max(until, s.rule.pausedUntil)
-	}
-	return until
-}
-
-// isPlain reports whether each request asks a bucket of a limit that is enforced, and that alone, and no more than it can
-// hold.
-func (p *plan) isPlain() bool {
-	for i := range p.of {
-		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
-			return false
-		}
-	}
-	return len(p.known) == 0
 }

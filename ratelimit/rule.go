@@ -231,10 +231,10 @@ const longestWait = time.Duration(bucket.Horizon) * time.Microsecond
 // and ready no earlier than the pause ends.
 func (p *plan) pause(decides bool) {
 	for i := range p.asked {
-		s := &p.of[p.asked[i].bucket]
+		s := &p.of[p.asked[i].ask]
 		until := int64(0)
-		if s.isPaused(p.now) {
-			until = s.paused()
+		if s.pausedUntil > p.now {
+			until = s.pausedUntil
 			p.notBefore = max(p.notBefore, until)
 		}
 		if !decides {
@@ -250,8 +250,7 @@ func (p *plan) pause(decides bool) {
 				answer.PauseReason = s.rule.pauseReason
 			}
 		}
-		p.known = append(p.known, answer)
-		p.asked[i].bucket = ^(len(p.known) - 1)
+		p.asked[i].ask, p.asked[i].known = -1, &answer
 	}
 	if decides {
 		p.asks, p.of = nil, nil
@@ -280,10 +279,9 @@ func (p *plan) leaveOut(isEstimate bool) {
 // release has the i-th bucket be asked for nothing, because the answer is known. A reservation still names it, so that its
 // cost can be settled.
 func (p *plan) release(i int, answer State) {
-	p.known = append(p.known, answer)
 	for j := range p.asked {
-		if p.asked[j].bucket == i {
-			p.asked[j].bucket = ^(len(p.known) - 1)
+		if p.asked[j].ask == i {
+			p.asked[j].ask, p.asked[j].known = -1, &answer
 		}
 	}
 	a := &p.asks[i]
@@ -326,43 +324,31 @@ func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	return refused
 }
 
-// leaveShadowsOut makes a call that was answered again, without the buckets that refused in shadow, while no others have.
+// leaveShadowsOut runs a call again without the buckets that refused in shadow, while no others have refused.
 func (c *call) leaveShadowsOut(run func(again *call) error) error {
 	for !c.Look {
 		refused := c.plan.refusedInShadow(c.Answers)
 		if refused == nil {
-			break
+			return nil
 		}
-		again := c.withoutShadows(refused)
-		err := run(again)
-		c.again(again)
-		if err != nil {
+		if err := c.retryWith(c.plan.withoutShadows(refused, c.Answers), run); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// withoutShadows returns the call as it is to be made again without the buckets that refused in shadow.
-func (c *call) withoutShadows(refused []int) *call {
-	again := &call{plan: c.plan, began: c.began}
-	again.Verb, again.Reserve, again.UpTo = c.Verb, c.Reserve, c.UpTo
-	p := &again.plan
-	p.asks, p.of, p.asked = slices.Clone(p.asks), slices.Clone(p.of), slices.Clone(p.asked)
-	p.known, p.now, p.taken = slices.Clone(p.known), c.Answers[0].Now, 0
+// withoutShadows returns the plan without the buckets that refused in shadow.
+func (p *plan) withoutShadows(refused []int, answers []bucket.Answer) plan {
+	left := *p
+	left.asks, left.of, left.asked = slices.Clone(p.asks), slices.Clone(p.of), slices.Clone(p.asked)
+	left.now, left.taken = answers[0].Now, 0
 	for _, i := range refused {
 		var state State
-		c.plan.setState(&state, i, &c.Answers[i], &bucket.Content{})
-		p.release(i, state)
+		p.setState(&state, i, &answers[i], &bucket.Content{})
+		left.release(i, state)
 	}
-	p.drop()
-	p.costless = bucket.AllCostless(p.asks)
-	again.Asks, again.Look = p.asks, p.costless && !p.reserves && c.UpTo == 0
-	return again
-}
-
-// again takes over what was answered when the call was made again.
-func (c *call) again(made *call) {
-	c.plan, c.Asks, c.Answers, c.Look, c.Reservation = made.plan, made.Asks, made.Answers, made.Look, made.Reservation
-	c.Taken = made.Taken
+	left.drop()
+	left.costless = bucket.AllCostless(left.asks)
+	return left
 }

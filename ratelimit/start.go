@@ -2,12 +2,9 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
-	"math"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
 // Slot is when the work of a reservation may run.
@@ -35,50 +32,31 @@ type Slot struct {
 // It returns ErrReservationEnded when the reservation was cancelled, ErrNotReserved when there is none, and
 // ErrCostExceedsCapacity as Renew does; do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
-	var slot Slot
-	err := withReservation(ctx, l, "start", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) (err error) {
-		if slot, err = start(ctx, tx, r); err != nil {
-			return err
-		}
-		return tx.session.SaveReservation(ctx, r)
-	})
-	return slot, err
+	return slotAfter(ctx, l, "start", id, (*reserved.Life).Start)
 }
 
-// start starts the work of a locked reservation if it may run, which is to be saved then.
-func start(ctx context.Context, tx *Limiter, r *store.Reservation) (slot Slot, err error) {
-	var wait time.Duration
-	switch state := ReservationState(r.State); {
-	case state == Cancelled:
-		return slot, fmt.Errorf("%w: it was %s", ErrReservationEnded, state)
-	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
-		r.ExpiresUs = max(r.ExpiresUs, r.PausedUntil+tx.config.ExpireAfter.Microseconds())
-		return slotOf(r, time.Duration(r.PausedUntil-r.NowUs)*time.Microsecond, r.StartedUs != nil), nil
-	case state == Expired && r.Release: // what it took is given back, whether it was started or not
-		wait, err = renew(ctx, tx, r)
-	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
-		r.ExpiresUs = max(r.ExpiresUs, r.NowUs+tx.config.ExpireAfter.Microseconds())
-		return slotOf(r, 0, true), nil
-	case state == Settled: // early; it keeps its slot
-		return slotOf(r, untilReady(r), false), nil
-	case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
-		wait, err = renew(ctx, tx, r)
-	default:
-		wait = untilReady(r)
-	}
-	if err != nil {
-		return slot, err
-	}
-	if wait == 0 {
-		r.StartedUs = &r.NowUs
-	}
-	return slotOf(r, wait, false), nil
+// slotAfter returns the slot of a reservation after change, which returns how long the work has to wait and whether it was started before.
+func slotAfter(ctx context.Context, l *Limiter, verb, id string,
+	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool, err error),
+) (slot Slot, err error) {
+	err = withReservation(ctx, l, verb, id, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+		wait, restarted, err := change(life, ctx, r)
+		if err != nil {
+			return err
+		}
+		slot = Slot{
+			ID: r.ID, State: ReservationState(r.State), Wait: wait,
+			ReadyAt: time.UnixMicro(r.ReadyUs), StaleAt: optionalTime(r.StaleUs), Restarted: restarted,
+		}
+		return life.Save(ctx, r)
+	})
+	return slot, err
 }
 
 // Started reports whether the work of a reservation has been started. The errors are those of Start.
 func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 	started := false
-	err := withReservation(ctx, l, "started", id, func(_ context.Context, _ *Limiter, r *store.Reservation) error {
+	err := withReservation(ctx, l, "started", id, func(_ context.Context, _ *reserved.Life, r *reserved.Reservation) error {
 		started = r.StartedUs != nil
 		return nil
 	})
@@ -95,58 +73,8 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // returns ErrCostExceedsCapacity when by that the limit can never give so much. Where keys have plans of their own
 // under one name, that may be another key's plan: Settle and Reserve again there, or give each plan a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
-	var slot Slot
-	err := withReservation(ctx, l, "renew", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
-		wait, err := renew(ctx, tx, r)
-		if err != nil {
-			return err
-		}
-		slot = slotOf(r, wait, false)
-		return tx.session.SaveReservation(ctx, r)
+	return slotAfter(ctx, l, "renew", id, func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
+		wait, err := life.Renew(ctx, r)
+		return wait, false, err
 	})
-	return slot, err
-}
-
-// renew takes again what r took, moves it to the new slot and returns the wait for that; or leaves it and
-// returns the wait until that can be tried again.
-func renew(ctx context.Context, tx *Limiter, r *store.Reservation) (time.Duration, error) {
-	asks := r.Asks()
-	for i := range asks {
-		if asks[i].Terms.Holds() { // by now; of slots nothing was reserved
-			asks[i].Cost, asks[i].Lowest = 0, -math.MaxFloat64
-			continue
-		}
-		if a := &asks[i]; !(a.Terms.Capacity-a.Cost >= a.Lowest) {
-			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
-				ErrCostExceedsCapacity, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
-		}
-	}
-	c := store.Call{Verb: "renew", Asks: asks}
-	if err := tx.session.Decide(ctx, &c); err != nil {
-		return 0, err
-	}
-	answers := c.Answers
-	if !bucket.AllAllowed(answers) {
-		var wait time.Duration
-		for i := range asks {
-			wait = max(wait, stateOf(Limit{}, &asks[i], &answers[i], &bucket.Content{}).RetryAfter)
-		}
-		return wait, nil
-	}
-	tx.reports.invalidate(asks)
-	r.Reopen(store.ReadyAt(asks, answers, r.PausedUntil))
-	return time.Duration(r.ReadyUs-answers[0].Now) * time.Microsecond, nil
-}
-
-// untilReady returns how long it takes until the work may run.
-func untilReady(r *store.Reservation) time.Duration {
-	return time.Duration(max(0, r.ReadyUs-r.NowUs)) * time.Microsecond
-}
-
-// slotOf returns r as the caller sees it.
-func slotOf(r *store.Reservation, wait time.Duration, restarted bool) Slot {
-	return Slot{
-		ID: r.ID, State: ReservationState(r.State), Wait: wait,
-		ReadyAt: time.UnixMicro(r.ReadyUs), StaleAt: optionalTime(r.StaleUs), Restarted: restarted,
-	}
 }

@@ -39,11 +39,10 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 		return nil
 	}
 	bound := *l
-	bound.pool = nil
+	bound.pool, bound.config.Timeout = nil, -1
 	bound.reports.inTx, bound.reports.after = true, nil
 	var queue store.Queue
 	ours, ok := tx.(*ownedTx)
-	bound.hasTx = ok || !isNil(tx)
 	if ok {
 		bound.reports.after = ours.after
 		if ours.ticket != nil {
@@ -51,6 +50,12 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 		}
 	}
 	bound.session = l.store.InTx(tx, owner{&bound}, queue)
+	switch {
+	case isNil(tx):
+		bound.misuse = "on a nil transaction; pass WithTx the one you began"
+	case l.store != nil && bound.session.IsElsewhere():
+		bound.misuse = "of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB"
+	}
 	return &bound
 }
 
@@ -288,15 +293,20 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 }
 
 // retryTx runs fn once on l if l is bound to the caller's transaction. Otherwise it runs fn in a READ COMMITTED transaction of its own,
-// again after a conflict, and rolls back on an error of fn. All attempts together have the time of Config.Timeout.
-func (l *Limiter) retryTx(ctx context.Context, verb string, fn func(ctx context.Context, tx *Limiter) error) error {
+// again after a conflict, and rolls back on an error of fn. All attempts together have the time of Config.Timeout. keyed reports whether the call
+// names keys that are not in their stored form.
+func (l *Limiter) retryTx(ctx context.Context, verb string, keyed bool, fn func(ctx context.Context, tx *Limiter) error) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	if err := l.pass(ctx, verb, false, true); err != nil {
+	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
 		return err
 	}
 	if l.pool == nil {
-		return l.session.OrSpoil(ctx, fn(ctx, l))
+		err := fn(ctx, l)
+		if errors.Is(err, ErrNotReserved) { // nothing was changed
+			return err
+		}
+		return l.session.OrSpoil(ctx, err)
 	}
 	return l.session.RetryHeld(ctx, func(from *store.Session) error {
 		attempt := func() error {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
 const (
@@ -54,7 +54,7 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 	if err != nil || settled {
 		return d, err
 	}
-	c.Reserve = &store.Keeping{
+	c.Reserve = &reserved.Keeping{
 		StaleAfter: l.config.StaleAfter, ExpireAfter: min(l.config.ExpireAfter, maxLeft), Release: true, OnlyLater: true,
 		NotBefore: c.plan.notBefore, Plans: c.plan.plans(),
 	}
@@ -63,17 +63,17 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 	}
 	began := time.Now()
 	d, err = l.do(ctx, c)
-	answered := time.Now()
+	answered, kept := time.Now(), c.reservation()
 	switch {
-	case errors.Is(err, ErrCommitUnknown) && c.Reservation != nil:
-		return Decision{}, giveUp(ctx, l, c.Reservation.ID, err)
-	case err != nil || !d.Allowed || c.Reservation == nil: // in the latter case it was ready at once
+	case errors.Is(err, ErrCommitUnknown) && kept != nil:
+		return Decision{}, giveUp(ctx, l, kept.ID, err)
+	case err != nil || !d.Allowed || kept == nil: // in the latter case it was ready at once
 		return d, err
 	}
-	ready := answered.Add(time.UnixMicro(c.Reservation.ReadyUs).Sub(d.At))
+	ready := answered.Add(time.UnixMicro(kept.ReadyUs).Sub(d.At))
 	lead := min(leads*answered.Sub(began), mostLead)
-	if err := awaitStart(ctx, l, c.Reservation.ID, ready, lead); err != nil {
-		return Decision{}, giveUp(ctx, l, c.Reservation.ID, err)
+	if err := awaitStart(ctx, l, kept.ID, ready, lead); err != nil {
+		return Decision{}, giveUp(ctx, l, kept.ID, err)
 	}
 	return d, nil
 }
@@ -139,20 +139,21 @@ func awaitStart(ctx context.Context, l *Limiter, id string, ready time.Time, lea
 func settleEarly(ctx context.Context, l *Limiter, id string, lead time.Duration) (ready time.Time, settled bool, err error) {
 	ctx, cancel := l.config.toTheEnd(ctx)
 	defer cancel()
-	err = withReservation(ctx, l, "wait", id, func(ctx context.Context, tx *Limiter, r *store.Reservation) error {
+	err = withReservation(ctx, l, "wait", id, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 		answered := time.Now()
-		slot, err := start(ctx, tx, r)
+		wait, _, err := life.Start(ctx, r)
 		if err != nil {
 			return err
 		}
-		ready, settled = answered.Add(slot.Wait), slot.Wait <= lead
-		if !settled || ReservationState(r.State) != Open { // in the latter case somebody else has settled it: it keeps its slot
-			return tx.session.SaveReservation(ctx, r)
+		ready, settled = answered.Add(wait), wait <= lead
+		if !settled || r.State != reserved.Open { // in the latter case somebody else has settled it: it keeps its slot
+			return life.Save(ctx, r)
 		}
 		if r.StartedUs == nil {
-			r.StartedUs = &r.ReadyUs
+			ready := r.ReadyUs
+			r.StartedUs = &ready
 		}
-		return finish(ctx, tx, r, Settled, make([]float64, len(r.Names)))
+		return life.End(ctx, r, reserved.Settled, func(r *reserved.Reservation) ([]float64, error) { return make([]float64, len(r.Buckets)), nil })
 	})
 	return ready, settled, err
 }

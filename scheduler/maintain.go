@@ -11,7 +11,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
 // Maintained is what a call of Maintain did.
@@ -61,7 +61,7 @@ func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) 
 	}
 	since = since.Add(-overlap)
 
-	sweeping, failed := store.Sweeping(ctx), make(failures)
+	sweeping, failed := reserved.Sweeping(ctx), make(failures)
 	var err error
 	if done.Unguarded, err = s.sweep(sweeping, client, since, failed, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err == nil {
 		done.Ended, err = s.sweep(sweeping, client, since, failed, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
@@ -90,7 +90,7 @@ type failures map[int64]error
 // causes returns the errors of the failures, without the jobs that were passed over.
 func (f failures) causes() (errs []error) {
 	for _, err := range f {
-		if !errors.Is(err, store.ErrStuck) {
+		if !errors.Is(err, reserved.ErrStuck) {
 			errs = append(errs, err)
 		}
 	}

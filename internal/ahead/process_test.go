@@ -97,7 +97,7 @@ func (p *process) take(ctx context.Context, a bucket.Ask) (decision, error) {
 func (p *process) ask(ctx context.Context, a bucket.Ask) (decision, error) {
 	ctx, cancel := batch.Bounded(ctx, p.options.Timeout)
 	defer cancel()
-	c := &store.Call{Asks: []bucket.Ask{a}}
+	c := &store.Call{Question: store.Question{Asks: []bucket.Ask{a}}}
 	if err := p.row.Fetch(ctx, c); err != nil {
 		return decision{}, err
 	}

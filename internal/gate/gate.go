@@ -61,14 +61,13 @@ func New(options Options) *Gate {
 // Call is what a Gate has to know of a call.
 type Call struct {
 	Verb  string
-	InTx  bool // whether it is in the caller's transaction
 	Keyed bool // whether it names keys in another form than they are stored in
 	Looks bool // whether it writes nothing
 }
 
 // IsOpen reports whether Pass returns nil for a call, and sends nothing.
-func (g *Gate) IsOpen(s *store.Session, inTx, keyed bool) bool {
-	return (!keyed || g.agreed.Load()) && g.path.isUsable(inTx) && s.KnowsLayout()
+func (g *Gate) IsOpen(s *store.Session, keyed bool) bool {
+	return (!keyed || g.agreed.Load()) && g.path.isUsable(!s.IsOnPool()) && s.KnowsLayout()
 }
 
 // isUsable reports whether statements are known not to get lost.
@@ -81,14 +80,14 @@ func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 			return err
 		}
 	}
-	if g.IsOpen(s, c.InTx, false) {
+	if g.IsOpen(s, false) {
 		return nil
 	}
 	way, err := s.Way(ctx)
 	if err != nil {
 		return err
 	}
-	return g.path.judge(ctx, c.InTx, way)
+	return g.path.judge(ctx, !s.IsOnPool(), way)
 }
 
 // Forget has the next call compare the fingerprint again: whoever makes the tables anew may have another secret.
@@ -100,9 +99,9 @@ var errGaveUp = errors.New("the caller gave up")
 // compare returns ErrMismatch when the keys in the tables are stored under another secret. A look stores nothing.
 func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
 	switch {
-	case (c.Looks || c.InTx) && g.lookedLately():
+	case (c.Looks || !s.IsOnPool()) && g.lookedLately():
 		return nil
-	case c.InTx:
+	case !s.IsOnPool():
 		return g.judge(g.read(ctx, s, c))
 	}
 	for {
@@ -151,8 +150,8 @@ func (g *Gate) lead(ctx context.Context, s *store.Session, c Call, at *compariso
 // read returns the fingerprint in the tables, if statements do not get lost on the way to the server. A call that may write stores it
 // when there is none.
 func (g *Gate) read(ctx context.Context, s *store.Session, c Call) (string, error) {
-	judge := func(way store.Way) error { return g.path.judge(ctx, c.InTx, way) }
-	if !c.Looks && !c.InTx {
+	judge := func(way store.Way) error { return g.path.judge(ctx, !s.IsOnPool(), way) }
+	if !c.Looks && s.IsOnPool() {
 		return s.StoreFingerprint(ctx, c.Verb, g.own, judge)
 	}
 	stored, way, err := s.Fingerprint(ctx)

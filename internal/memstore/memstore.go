@@ -9,11 +9,11 @@ package memstore
 import (
 	"context"
 	"maps"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -21,7 +21,7 @@ import (
 type DB struct {
 	mu           sync.Mutex
 	buckets      map[bucket.Key]bucket.State
-	reservations map[string]*store.Reservation
+	reservations map[string]*reserved.Reservation
 	prices       map[bucket.Key]*price
 	locks        map[any]*lock // of a bucket.Key, or of the ID of a reservation
 	fingerprint  string
@@ -30,32 +30,18 @@ type DB struct {
 // New returns a DB with nothing in it.
 func New() *DB {
 	return &DB{
-		buckets: make(map[bucket.Key]bucket.State), reservations: make(map[string]*store.Reservation),
+		buckets: make(map[bucket.Key]bucket.State), reservations: make(map[string]*reserved.Reservation),
 		prices: make(map[bucket.Key]*price), locks: make(map[any]*lock),
 	}
 }
 
-// isDue reports whether a reservation is to end by itself.
-func isDue(r *store.Reservation, now int64) bool { return r.State == store.Open && r.ExpiresUs < now }
-
-// byEnd orders reservations by when they end.
-func byEnd(a, b *store.Reservation) int {
-	switch {
-	case a.ExpiresUs < b.ExpiresUs:
-		return -1
-	case a.ExpiresUs > b.ExpiresUs:
-		return 1
-	}
-	return strings.Compare(a.ID, b.ID)
-}
-
 // ForgetEnded deletes reservations that ended long ago, and that nobody has locked.
 func (db *DB) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err error) {
-	before := u.Instant() - store.KeepEnded.Microseconds()
+	before := u.Instant() - reserved.KeepEnded.Microseconds()
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	for id, r := range db.reservations {
-		if r.State != store.Open && r.ExpiresUs < before && db.locks[id] == nil {
+		if r.State != reserved.Open && r.ExpiresUs < before && db.locks[id] == nil {
 			delete(db.reservations, id)
 		}
 	}

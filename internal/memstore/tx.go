@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -29,7 +30,7 @@ type Tx struct {
 // writes are what a transaction has written and not committed.
 type writes struct {
 	buckets      map[bucket.Key]bucket.State
-	reservations map[string]*store.Reservation
+	reservations map[string]*reserved.Reservation
 }
 
 // mark is a place in a transaction to go back to.
@@ -72,7 +73,7 @@ func (tx *Tx) bucket(k bucket.Key) (s bucket.State, found bool) {
 }
 
 // reservation returns the row of a reservation for the transaction, and nil when there is none.
-func (tx *Tx) reservation(id string) *store.Reservation {
+func (tx *Tx) reservation(id string) *reserved.Reservation {
 	if own, wrote := tx.writes.reservations[id]; wrote {
 		return own
 	}
@@ -125,7 +126,7 @@ func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool
 }
 
 // Save writes rows and reservations. It deletes no row, because Lock inserts none.
-func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...*store.Reservation) error {
+func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...store.Record) error {
 	err := tx.enter()
 	defer tx.leave()
 	if err != nil {
@@ -135,8 +136,10 @@ func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...*st
 		tx.writes.buckets = make(map[bucket.Key]bucket.State)
 	}
 	p.Changes(func(k bucket.Key, state bucket.State) { tx.writes.buckets[k] = state }, func(bucket.Key) {})
-	for _, r := range made {
-		tx.writeReservation(r)
+	for _, record := range made {
+		if r, ok := record.(*reserved.Reservation); ok {
+			tx.writeReservation(r)
+		}
 	}
 	return nil
 }
@@ -181,7 +184,7 @@ func (tx *Tx) Spoil(context.Context, *store.Unit) {
 }
 
 // SaveReservation writes a reservation.
-func (tx *Tx) SaveReservation(_ context.Context, _ *store.Unit, r *store.Reservation) error {
+func (tx *Tx) SaveReservation(_ context.Context, _ *store.Unit, r *reserved.Reservation) error {
 	err := tx.enter()
 	defer tx.leave()
 	if err == nil {
@@ -191,15 +194,15 @@ func (tx *Tx) SaveReservation(_ context.Context, _ *store.Unit, r *store.Reserva
 }
 
 // writeReservation writes a reservation. db.mu is held.
-func (tx *Tx) writeReservation(r *store.Reservation) {
+func (tx *Tx) writeReservation(r *reserved.Reservation) {
 	if tx.writes.reservations == nil {
-		tx.writes.reservations = make(map[string]*store.Reservation)
+		tx.writes.reservations = make(map[string]*reserved.Reservation)
 	}
 	tx.writes.reservations[r.ID] = copyOf(r)
 }
 
 // LockReservation locks and returns a reservation.
-func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*store.Reservation, error) {
+func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*reserved.Reservation, error) {
 	now := u.Instant()
 	err := tx.enter()
 	defer tx.leave()
@@ -213,7 +216,7 @@ func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*s
 	r := tx.reservation(id)
 	if r == nil {
 		tx.back(tx.saved)
-		return nil, store.ErrNotReserved
+		return nil, reserved.ErrNotReserved
 	}
 	r = copyOf(r)
 	r.NowUs = now
@@ -221,7 +224,7 @@ func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*s
 }
 
 // Due returns reservations that are to end, as far as the transaction sees them.
-func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, most int) (due []*store.Reservation, err error) {
+func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, most int) (due []*reserved.Reservation, err error) {
 	now := u.Instant()
 	err = tx.enter()
 	defer tx.leave()
@@ -231,16 +234,16 @@ func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, mo
 	all := maps.Clone(tx.reservations)
 	maps.Copy(all, tx.writes.reservations)
 	for _, r := range all {
-		if isDue(r, now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) {
+		if r.IsDue(now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) {
 			due = append(due, r)
 		}
 	}
-	slices.SortFunc(due, byEnd)
+	slices.SortFunc(due, reserved.ByEnd)
 	return due[:min(len(due), most)], nil
 }
 
 // LockDue locks and returns those of the reservations that are to end and that nobody else has locked.
-func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*store.Reservation, err error) {
+func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*reserved.Reservation, err error) {
 	now := u.Instant()
 	err = tx.enter()
 	defer tx.leave()
@@ -249,7 +252,7 @@ func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*st
 	}
 	for _, id := range ids {
 		l := tx.locks[id]
-		if r := tx.reservation(id); r != nil && isDue(r, now) && (l == nil || l.holder == tx) {
+		if r := tx.reservation(id); r != nil && r.IsDue(now) && (l == nil || l.holder == tx) {
 			if l == nil {
 				tx.locks[id] = &lock{holder: tx}
 				tx.held = append(tx.held, id)
@@ -259,7 +262,7 @@ func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*st
 			due = append(due, r)
 		}
 	}
-	slices.SortFunc(due, byEnd)
+	slices.SortFunc(due, reserved.ByEnd)
 	return due, nil
 }
 
@@ -290,20 +293,9 @@ func (tx *Tx) Prune(_ context.Context, u *store.Unit, p *store.PrunePages, terms
 }
 
 // copyOf returns a copy of a reservation that shares nothing with it that anybody writes to.
-func copyOf(r *store.Reservation) *store.Reservation {
+func copyOf(r *reserved.Reservation) *reserved.Reservation {
 	c := *r
-	c.Capacities, c.Rates, c.Steps, c.Lowest = slices.Clone(r.Capacities), slices.Clone(r.Rates), slices.Clone(r.Steps), slices.Clone(r.Lowest)
-	c.StepUs, c.PhaseUs, c.Shards = slices.Clone(r.StepUs), slices.Clone(r.PhaseUs), slices.Clone(r.Shards)
-	c.StaleUs, c.StartedUs = copyOfInstant(r.StaleUs), copyOfInstant(r.StartedUs)
-	c.TermsNow, c.PausedUntil = nil, 0
-	return &c
-}
-
-func copyOfInstant(us *int64) *int64 {
-	if us == nil {
-		return nil
-	}
-	c := *us
+	c.Buckets = slices.Clone(r.Buckets)
 	return &c
 }
 

@@ -1,11 +1,8 @@
 package store
 
 import (
-	"fmt"
 	"sync"
 	"time"
-
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // zones are the time zones that were loaded, by name. They are never forgotten: some 600 exist.
@@ -23,39 +20,4 @@ func Zone(name string) *time.Location {
 	}
 	zone, _ := known.(*time.Location)
 	return zone
-}
-
-// calendarText returns a calendar in the form in which a reservation stores it, or "" for none.
-func calendarText(c bucket.Calendar) string {
-	if c.Zone == nil {
-		return ""
-	}
-	return fmt.Sprintf("%d %d %d %d %s", c.Days, c.Months, c.Month, c.First, c.Zone)
-}
-
-// calendarOf returns the i-th of the calendars that calendarsOf returned. It returns none if this program does not know the time zone. Then
-// windows of the stored length count.
-func calendarOf(calendars []string, i int) (c bucket.Calendar) {
-	if i >= len(calendars) {
-		return c
-	}
-	var zone string
-	if _, err := fmt.Sscanf(calendars[i], "%d %d %d %d %s", &c.Days, &c.Months, &c.Month, &c.First, &zone); err != nil || c.Days+c.Months == 0 {
-		return bucket.Calendar{}
-	}
-	c.Zone = Zone(zone)
-	return c
-}
-
-// calendarsOf returns the calendars of the asks in the form in which a reservation stores them. It is empty if no limit has one.
-func calendarsOf(asks []bucket.Ask) []string {
-	calendars, found := make([]string, len(asks)), false
-	for i := range asks {
-		calendars[i] = calendarText(asks[i].Terms.Calendar)
-		found = found || calendars[i] != ""
-	}
-	if !found {
-		return []string{}
-	}
-	return calendars
 }

@@ -197,14 +197,3 @@ func TestCalendarsAgreeWithTheServer(t *testing.T) {
 		require.GreaterOrEqual(t, compared, 14)
 	})
 }
-
-// A reservation of a calendar whose zone this program does not know has windows of the length that is stored.
-func TestTermsMadeInAnUnknownZone(t *testing.T) {
-	t.Parallel()
-	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Calendar: bucket.Calendar{Zone: Zone("Europe/Berlin"), Days: 1}}
-	r := newReservation([]bucket.Ask{{Terms: day}}, []bucket.Answer{{Allowed: true}}, &Keeping{})
-	require.Equal(t, day.Calendar, r.TermsMade(0).Calendar)
-	r.Calendars[0] = strings.Replace(r.Calendars[0], "Berlin", "Atlantis", 1)
-	require.Nil(t, r.TermsMade(0).Calendar.Zone)
-	require.Equal(t, day.Step, r.TermsMade(0).Step)
-}

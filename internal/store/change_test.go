@@ -67,23 +67,3 @@ func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
 	require.Equal(t, int64(1), deleted)
 	require.Equal(t, []string{"half"}, freeRows(t, pool))
 }
-
-// A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause. Each bucket
-// gives back to the step in which it owed nothing itself.
-func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
-	t.Parallel()
-	l := tokenBucket("slots", 1, time.Second, 10, 10)
-	asks := []bucket.Ask{l.ask("ada", 1), l.ask("bob", 1)}
-	answers := make([]bucket.Answer, len(asks))
-	for i, owed := range []float64{5, 2} {
-		answers[i] = bucket.Answer{Allowed: true, Now: opening, State: bucket.State{Value: -owed, TS: opening}}
-	}
-	ready := opening + 5*time.Second.Microseconds()
-	require.Equal(t, ready, newReservation(asks, answers, &Keeping{}).ReadyUs)
-	r := newReservation(asks, answers, &Keeping{NotBefore: ready + 1})
-	r.TermsNow = []bucket.Terms{l.terms, l.terms}
-	require.Equal(t, ready+1, r.ReadyUs)
-	require.Equal(t, []int64{ready, opening + 2*time.Second.Microseconds()}, r.Charge([]float64{-1, -1}).Taken)
-	r.PaidUs = nil // as of a reservation made before it was kept
-	require.Equal(t, []int64{ready + 1, ready + 1}, r.Charge([]float64{-1, -1}).Taken)
-}

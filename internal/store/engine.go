@@ -11,7 +11,7 @@ import (
 // the tests of users. An engine locks rows, reads and writes them, and decides nothing, but for what a decider adds. A Session asks nowhere which
 // engine it is on. What it does between a read and a write is the same code on all of them.
 //
-// An error of Lock, LockReservation and LockDue fails the transaction, as that of a statement does. Instants are microseconds since 1970.
+// An error of Lock fails the transaction, as that of a statement does. Instants are microseconds since 1970.
 type Engine interface {
 	// Read returns what rows hold, and locks none. A row that is absent is full.
 	Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error)
@@ -20,25 +20,14 @@ type Engine interface {
 	// the place that Undo goes back to.
 	Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error
 	LeavesOutHeld() bool
-	// Save writes what has changed on a page, and reservations that were made. They are the last statements of a transaction.
-	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...*Reservation) error
+	// Save writes what has changed on a page, and records that were made. They are the last statements of a transaction.
+	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error
 	// Undo goes back to the mark of Lock. On the page nothing has changed.
 	Undo(ctx context.Context, u *Unit, p *bucket.Page) error
 	// Spoil makes the transaction one that can only be rolled back.
 	Spoil(ctx context.Context, u *Unit)
 	// BoundWait bounds how long what follows in the transaction waits for a row.
 	BoundWait(ctx context.Context, u *Unit, most time.Duration) error
-
-	// LockReservation locks and returns a reservation. It returns ErrNotReserved when there is none.
-	LockReservation(ctx context.Context, u *Unit, id string) (*Reservation, error)
-	// SaveReservation writes what may have changed of a reservation that was locked.
-	SaveReservation(ctx context.Context, u *Unit, r *Reservation) error
-	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends.
-	Due(ctx context.Context, u *Unit, after int64, last string, most int) ([]*Reservation, error)
-	// LockDue locks those of the reservations that are open and have ended, and that nobody else has locked.
-	LockDue(ctx context.Context, u *Unit, ids []string) ([]*Reservation, error)
-	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there may be more.
-	ForgetEnded(ctx context.Context, u *Unit) (more bool, err error)
 
 	// Report adds the reports to what is known of their upstreams, or makes that, and sets it. A report without outcomes only asks. Turn ends
 	// the epochs of upstreams, unless somebody else has: HasUpstream is false then. They return a heldPriceError for a row that was locked for longer than
@@ -65,9 +54,20 @@ type Engine interface {
 type decider interface {
 	// decides reports whether a statement can decide on the call.
 	decides(c *Call) bool
-	// take has a statement decide on the call, once. If it leaves the call undecided it has taken nothing.
-	take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error)
+	// take has a statement decide on the call, once. If it returns undecided it has taken nothing.
+	take(ctx context.Context, u *Unit, c *Call) (verdict, error)
 }
+
+// verdict is what a statement answers to a call.
+type verdict uint8
+
+const (
+	// undecided: another policy is in effect, another call was quicker, a row is held, or is not as its terms leave it. The call is
+	// decided on locked rows.
+	undecided verdict = iota
+	refused
+	allowed
+)
 
 // The layouts of the tables, as far as a Store knows.
 const (
@@ -76,26 +76,6 @@ const (
 	layoutPartitions18 // in partitions of PostgreSQL 18
 	layoutRouted       // distributed by Citus
 )
-
-// IsRouted reports whether statements are known to have to name one row each.
-func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
-
-// IsPlain reports whether it is known that statements may name several rows.
-func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
-
-// KnowsLayout reports whether it is known whether statements are to name one row each.
-func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
-
-// engine returns the engine that keeps the rows.
-func (u *Unit) engine() Engine {
-	switch {
-	case u.memory != nil:
-		return u.memory
-	case u.Store != nil && u.IsRouted():
-		return byRow{}
-	}
-	return postgres{}
-}
 
 // EngineOf returns the Engine in memory that conn stands for, and nil when it is Postgres.
 func EngineOf(conn Conn) Engine {

@@ -10,8 +10,6 @@ import (
 var (
 	// ErrContended is what a call gets that has waited for too many rows, or met too many conflicts.
 	ErrContended = errors.New("ratelimit: too much contention")
-	// ErrNotReserved is what asks for a reservation that is not there.
-	ErrNotReserved = errors.New("ratelimit: no such reservation")
 	// ErrOtherMode is what a call gets if the database's clock is in an era with another mode than the call was made for. Nothing was taken.
 	ErrOtherMode = errors.New("ratelimit: by the database's clock a rule is in another mode than by the clock of this process")
 )

@@ -23,7 +23,7 @@ func FingerprintOf(secret []byte) string {
 // Fingerprint returns that of the secret under which the keys in the tables are stored, and "" when none is there yet; and by
 // which way it was asked. With it the Store learns how the tables are laid out.
 func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err error) {
-	return s.engine().Fingerprint(ctx, &s.Unit, "")
+	return s.Engine().Fingerprint(ctx, &s.Unit, "")
 }
 
 // StoreFingerprint stores own when there is no fingerprint yet, and returns the one that is there then. It first reads, so
@@ -33,7 +33,7 @@ func (s *Session) Fingerprint(ctx context.Context) (stored string, way Way, err 
 func (s *Session) StoreFingerprint(ctx context.Context, verb, own string, judge func(Way) error) (stored string, err error) {
 	var way Way
 	err = s.retry(ctx, verb, func() (err error) {
-		stored, way, err = s.engine().Fingerprint(ctx, &s.Unit, own)
+		stored, way, err = s.Engine().Fingerprint(ctx, &s.Unit, own)
 		return err
 	})
 	if err == nil {
@@ -43,7 +43,7 @@ func (s *Session) StoreFingerprint(ctx context.Context, verb, own string, judge 
 		return stored, err
 	}
 	err = s.retryTx(ctx, verb, func(tx *Session) error {
-		if err := tx.engine().StoreFingerprint(ctx, &tx.Unit, own); err != nil {
+		if err := tx.Engine().StoreFingerprint(ctx, &tx.Unit, own); err != nil {
 			return err
 		}
 		stored, _, err = tx.Fingerprint(ctx)

@@ -45,7 +45,7 @@ func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask
 func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	p, err := s.lock(ctx, true, c.Asks)
 	if errors.Is(err, ErrOtherMode) {
-		return errors.Join(err, s.engine().Undo(ctx, &s.Unit, bucket.NewPage()))
+		return errors.Join(err, s.Engine().Undo(ctx, &s.Unit, bucket.NewPage()))
 	}
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	if p.HasChanged() {
 		return s.save(ctx, p)
 	}
-	return s.engine().Undo(ctx, &s.Unit, p)
+	return s.Engine().Undo(ctx, &s.Unit, p)
 }
 
 // takeOn decides on c on a page, and takes.

@@ -102,7 +102,7 @@ func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []buc
 			expected[i].State = stateOf(&asks[i], found[i], expected[i].Now)
 		}
 	}
-	require.ErrorIs(p.t, p.session.takeByStatement(p.t.Context(), &Call{by: postgres{}, Asks: asks, takes: asks}), errRecorded)
+	require.ErrorIs(p.t, p.session.takeByStatement(p.t.Context(), &Call{by: postgres{}, Question: Question{Asks: asks}, takes: asks}), errRecorded)
 	if len(asks) == 1 || p.session.mode != alone {
 		p.queue(sameAnswers(asks, expected))
 	} else {
@@ -206,8 +206,8 @@ func sameAnswers(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) err
 // sameCluster is sameAnswers for the statement that takes for clusters.
 func sameCluster(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
 	return sameAs(asks, expected, func(found pgx.Rows) ([]bucket.Answer, error) {
-		answers, undecided, err := scanCluster(found, asks)
-		if err == nil && undecided && !anyUndecided(asks, answers) {
+		answers, v, err := scanCluster(found, asks)
+		if err == nil && v == undecided && verdictOn(asks, answers) != undecided {
 			err = errors.New("the statement did not decide")
 		}
 		return answers, err

@@ -32,7 +32,7 @@ func (postgres) LeavesOutHeld() bool { return true }
 func (postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error {
 	batch, statement, waited := &pgx.Batch{}, u.statements.lock, false
 	if mark {
-		batch.Queue("SAVEPOINT " + savepoint)
+		QueueSavepoint(batch)
 	}
 	before := batch.Len()
 	isOnly := len(p.Rows) == 1 && u.waitFor != nil && p.Rows[0].Key == *u.waitFor
@@ -72,7 +72,7 @@ func (postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) er
 // queueLock queues a statement that locks rows: buckets_lock.sql, which waits for them, or buckets_lock_free.sql.
 func (u *Unit) queueLock(batch *pgx.Batch, statement string, rows []bucket.Ask) {
 	c := columnsOf(rows)
-	batch.Queue(statement, c.names, c.keys, c.shards, c.capacities, c.stepUs, c.phases, u.now())
+	batch.Queue(statement, c.names, c.keys, c.shards, c.capacities, c.stepUs, c.phases, u.AsOf())
 }
 
 // queueWait queues the wait for the row that the unit is to wait for, when it is one of rows. It is the first statement that locks a bucket's
@@ -112,14 +112,21 @@ func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
 }
 
 // Save writes the rows of p with the reservations, with COMMIT in a transaction of the Owner's.
-func (postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...*Reservation) error {
+func (postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
 	batch := &pgx.Batch{}
 	if len(made) > 0 && u.isLate() { // as the table may be locked
 		u.queueBound(batch, lateWait)
 	}
-	u.queueReservations(batch, made)
+	u.queueRecords(batch, made)
 	u.queueSave(batch, p)
 	return u.finish(ctx, batch, p.Rows)
+}
+
+// queueRecords queues the insertion of records.
+func (u *Unit) queueRecords(batch *pgx.Batch, made []Record) {
+	for _, r := range made {
+		r.Queue(u, batch)
+	}
 }
 
 // queueSave queues what writes the rows that have changed, and deletes those that were inserted to lock them.
@@ -145,8 +152,16 @@ func (u *Unit) finish(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask) 
 	return u.sendLater(ctx, batch, func(err error) error { return u.asShortWait(err, rows) })
 }
 
-// Undo goes back to the savepoint, and removes it.
+// Undo goes back to the savepoint.
 func (postgres) Undo(ctx context.Context, u *Unit, _ *bucket.Page) error {
+	return u.BackToSavepoint(ctx)
+}
+
+// QueueSavepoint queues the statement that sets the savepoint.
+func QueueSavepoint(batch *pgx.Batch) { batch.Queue("SAVEPOINT " + savepoint) }
+
+// BackToSavepoint goes back to the savepoint, and removes it.
+func (u *Unit) BackToSavepoint(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), EndTimeout) // half a call must not stay
 	defer cancel()
 	batch := &pgx.Batch{}
@@ -169,7 +184,7 @@ func (postgres) Spoil(ctx context.Context, u *Unit) {
 func (postgres) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
 	batch := &pgx.Batch{}
 	u.queueBound(batch, most)
-	return u.sendLater(ctx, batch, func(err error) error { return err })
+	return u.SendLater(ctx, batch)
 }
 
 // queueBound queues what bounds how long the statements behind it, in the same transaction, wait for a row.

@@ -61,8 +61,8 @@ func (s *Session) TurnPrices(ctx context.Context, reports []*Report) error {
 // exchangePrices tells reports in a transaction that waits for rows only so long. Rows are locked in the order of the reports.
 func (s *Session) exchangePrices(ctx context.Context, reports []*Report, tell func(Engine, context.Context, *Unit, []*Report, time.Duration) error) error {
 	return exchangeFree(ctx, reports, func(free []*Report, wait time.Duration) error {
-		attempt := func(tx *Session) error { return tell(tx.engine(), ctx, &tx.Unit, free, wait) }
-		if s.engine().NeedsBegin() {
+		attempt := func(tx *Session) error { return tell(tx.Engine(), ctx, &tx.Unit, free, wait) }
+		if s.Engine().NeedsBegin() {
 			return s.retryTx(ctx, "report", attempt)
 		}
 		return s.retry(ctx, "report", func() error { return attempt(s) })
@@ -71,7 +71,7 @@ func (s *Session) exchangePrices(ctx context.Context, reports []*Report, tell fu
 
 // ForgetPrices deletes what is known of upstreams that nobody has reported of for a week.
 func (s *Session) ForgetPrices(ctx context.Context) error {
-	err := s.retryTx(ctx, "prune", func(tx *Session) error { return tx.engine().ForgetPrices(ctx, &tx.Unit) })
+	err := s.retryTx(ctx, "prune", func(tx *Session) error { return tx.Engine().ForgetPrices(ctx, &tx.Unit) })
 	if IsLockTimeout(err) { // they stay until the next call
 		return nil
 	}
@@ -117,11 +117,11 @@ func (postgres) Report(ctx context.Context, u *Unit, reports []*Report, most tim
 	u.queueBound(batch, most)
 	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
 		if r.OnlyAsks() {
-			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, u.now())
+			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, u.AsOf())
 			return
 		}
 		batch.Queue(u.statements.priceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled,
-			r.RetryAfter.Microseconds(), r.FirstShare, u.now())
+			r.RetryAfter.Microseconds(), r.FirstShare, u.AsOf())
 	})
 }
 
@@ -132,7 +132,7 @@ func (postgres) Turn(ctx context.Context, u *Unit, reports []*Report, most time.
 	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
 		of := &r.Upstream
 		batch.Queue(u.statements.priceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled,
-			r.NextShare, r.Cut, u.now())
+			r.NextShare, r.Cut, u.AsOf())
 	})
 }
 
@@ -181,6 +181,6 @@ func (u *Unit) exchange(ctx context.Context, batch *pgx.Batch, reports []*Report
 
 // ForgetPrices deletes them by prices_forget.sql.
 func (postgres) ForgetPrices(ctx context.Context, u *Unit) error {
-	_, err := u.conn.Exec(ctx, u.statements.pricesForget, u.now(), KeepPrices.Microseconds())
+	_, err := u.conn.Exec(ctx, u.statements.pricesForget, u.AsOf(), KeepPrices.Microseconds())
 	return err
 }

@@ -32,13 +32,13 @@ func OnePage() *PrunePages { return &PrunePages{blocks: 1, step: 1} }
 
 // PrunePages returns the parts that Prune looks through.
 func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
-	return s.engine().PrunePages(ctx, &s.Unit)
+	return s.Engine().PrunePages(ctx, &s.Unit)
 }
 
 // Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
 // those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
 func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
-	return s.engine().Prune(ctx, &s.Unit, p, termsOf)
+	return s.Engine().Prune(ctx, &s.Unit, p, termsOf)
 }
 
 // Next returns the part that is looked through, and goes on to the one after it.
@@ -72,7 +72,7 @@ func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[s
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
 		tag, err := u.conn.Exec(ctx, u.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, end, pruneIdle.Microseconds(), u.now())
+			first, end, pruneIdle.Microseconds(), u.AsOf())
 		if err != nil {
 			return 0, true, err
 		}

@@ -70,7 +70,7 @@ func (u *Unit) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool) e
 func (s *Store) table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
 // queueClock queues the question what time it is.
-func (u *Unit) queueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.now()) }
+func (u *Unit) queueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.AsOf()) }
 
 // receiveClock reads the answer to that.
 func receiveClock(results pgx.BatchResults) (now int64, err error) {
@@ -80,13 +80,7 @@ func receiveClock(results pgx.BatchResults) (now int64, err error) {
 
 // clock returns what time it is.
 func (u *Unit) clock(ctx context.Context) (now int64, err error) {
-	batch := &pgx.Batch{}
-	u.queueClock(batch)
-	err = u.send(ctx, batch, func(results pgx.BatchResults) error {
-		now, err = receiveClock(results)
-		return err
-	})
-	return now, err
+	return u.Ask(ctx, &pgx.Batch{}, func(pgx.BatchResults) error { return nil })
 }
 
 // keyOf returns the parameters that name a row.
@@ -200,12 +194,12 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 }
 
 // Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
-func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...*Reservation) error {
+func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
 	batch := &pgx.Batch{}
 	if len(made) > 0 && u.isLate() {
 		queueBoundLocal(batch, lateWait)
 	}
-	u.queueReservations(batch, made)
+	u.queueRecords(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
 		parts := state.Parts
 		if parts == nil {
@@ -225,7 +219,7 @@ func (e byRow) Undo(ctx context.Context, u *Unit, p *bucket.Page) error { return
 func (byRow) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
 	batch := &pgx.Batch{}
 	queueBoundLocal(batch, most)
-	return u.sendLater(ctx, batch, func(err error) error { return err })
+	return u.SendLater(ctx, batch)
 }
 
 // queueBoundLocal queues what BoundWait sends, and returns how many statements that is.

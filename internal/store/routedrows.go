@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"slices"
 
@@ -9,85 +8,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
-
-// LockReservation locks the reservation, and reads it with what time it is.
-func (byRow) LockReservation(ctx context.Context, u *Unit, id string) (*Reservation, error) {
-	batch := &pgx.Batch{}
-	batch.Queue("SAVEPOINT " + savepoint)
-	batch.Queue(u.statements.routedReservationLock, id)
-	u.queueClock(batch)
-	r := &Reservation{ID: id}
-	err := u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
-		if err = skip(results, 1); err == nil {
-			err = results.QueryRow().Scan(r.stored()...)
-		}
-		if err == nil {
-			r.NowUs, err = receiveClock(results)
-		}
-		return err
-	})
-	return r.orNone(ctx, u, err)
-}
-
-// stored are columns without the instant.
-func (r *Reservation) stored() []any {
-	columns := r.columns()
-	return columns[:len(columns)-1]
-}
-
-// LockDue looks at each reservation by itself.
-func (byRow) LockDue(ctx context.Context, u *Unit, ids []string) (locked []*Reservation, err error) {
-	batch := &pgx.Batch{}
-	u.queueClock(batch)
-	for _, id := range ids {
-		batch.Queue(u.statements.routedReservationFree, id)
-	}
-	err = u.send(ctx, batch, func(results pgx.BatchResults) error {
-		now, err := receiveClock(results)
-		if err != nil {
-			return err
-		}
-		for _, id := range ids {
-			rows, err := results.Query()
-			if err != nil {
-				return err
-			}
-			r := &Reservation{ID: id, NowUs: now}
-			_, err = pgx.ForEachRow(rows, r.stored(), func() error {
-				if r.ExpiresUs < now {
-					locked = append(locked, r)
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	slices.SortFunc(locked, func(a, b *Reservation) int {
-		return cmp.Or(cmp.Compare(a.ExpiresUs, b.ExpiresUs), cmp.Compare(a.ID, b.ID))
-	})
-	return locked, err
-}
-
-// ForgetEnded finds them on all servers, and deletes those that still have ended.
-func (byRow) ForgetEnded(ctx context.Context, u *Unit) (more bool, err error) {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return false, err
-	}
-	rows, err := u.conn.Query(ctx, u.statements.routedReservationsEnded, int32(forgetPage), now-KeepEnded.Microseconds())
-	if err != nil {
-		return false, err
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(ids) == 0 {
-		return false, err
-	}
-	_, err = u.conn.Exec(ctx, u.statements.routedReservationsForget, ids)
-	return err == nil && len(ids) == forgetPage, err
-}
 
 // prunePage is how many rows Prune looks at in one transaction where they are on several servers.
 const prunePage = 500

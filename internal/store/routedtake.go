@@ -17,7 +17,7 @@ func (byRow) decides(c *Call) bool {
 
 // take takes from one bucket by a statement that decides by itself, in one round trip. It is undecided where there is too little, or was when
 // it looked, or the row is of a later time: nothing was changed then.
-func (byRow) take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error) {
+func (byRow) take(ctx context.Context, u *Unit, c *Call) (verdict, error) {
 	asks, taken := c.Asks, false
 	if u.queue != nil {
 		u.queue.Enter(ctx, asks)
@@ -26,14 +26,17 @@ func (byRow) take(ctx context.Context, u *Unit, c *Call) (undecided bool, err er
 	u.queueClock(batch)
 	batch.Queue(u.statements.routedTake, routedParameters(u.takeParameters(&asks[0]))...)
 	answer := bucket.Answer{Allowed: true}
-	err = u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+	err := u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if answer.Now, err = receiveClock(results); err == nil {
 			answer.State, taken, err = receiveRow(results)
 		}
 		return err
 	})
 	c.Answers = append(c.one[:0], answer)
-	return !taken, err
+	if !taken {
+		return undecided, err
+	}
+	return allowed, err
 }
 
 // routedParameters returns those of the parameters of bucket_take.sql that routed_take.sql has: all but the instant, which clock.sql was given, and those

@@ -12,7 +12,7 @@ import (
 // Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
 func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	rows := bucket.RowsOf(asks)
-	found, err := s.engine().Read(ctx, &s.Unit, rows)
+	found, err := s.Engine().Read(ctx, &s.Unit, rows)
 	if err == nil {
 		err = answeredAll(found, rows)
 	}
@@ -122,5 +122,5 @@ func keyColumns(n int, key func(i int) bucket.Key) (names, keys array[text], sha
 // rowParameters returns the parameters of the statements that read rows.
 func (u *Unit) rowParameters(rows []bucket.Ask) []any {
 	names, keys, shards := keysOf(rows)
-	return []any{names, keys, shards, u.now()}
+	return []any{names, keys, shards, u.AsOf()}
 }

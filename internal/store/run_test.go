@@ -62,10 +62,7 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			if got.isAllowed(t) {
 				allowed++
 				require.Equal(t, want.Answers, got.Answers, "round %d, call %d", round, i)
-				require.Equal(t, want.Reserve != nil, got.Reservation != nil)
-				if got.Reservation != nil {
-					require.Equal(t, want.Reservation.ReadyUs, got.Reservation.ReadyUs, "round %d, call %d", round, i)
-				}
+				require.Equal(t, want.Record, got.Record)
 				continue
 			}
 			refused++
@@ -73,7 +70,7 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			require.GreaterOrEqual(t, slices.Min(got.tokens()), slices.Min(want.tokens()))
 			require.LessOrEqual(t, got.wait(), want.wait())
 			require.Positive(t, got.wait())
-			require.Nil(t, got.Reservation)
+			require.Nil(t, got.Record)
 		}
 		require.Equal(t, held(t, single, all...), held(t, folded, all...), "round %d", round)
 	}

@@ -11,26 +11,35 @@ import (
 // Call is one call that takes from buckets, reserves, or looks at them.
 type Call struct {
 	batch.Call[Call] // the call as its Batcher knows it; unused in a transaction
+	Question
+	Outcome
 
-	Verb    string
-	Asks    []bucket.Ask // in the order of locking
-	Look    bool         // whether nothing is to be taken
-	Reserve *Keeping     // how what is taken is recorded as a reservation; nil: it is not
-	UpTo    int          // of how many units as many as there are are taken, where Asks have the costs of one; 0: what they cost
-
-	Answers     []bucket.Answer
-	one         [1]bucket.Answer // what Answers is when there is one bucket
-	Reservation *Reservation     // that was made
-	Taken       int              // how many units of UpTo
-
-	traits bucket.Traits
-	way    way          // how it is decided: what choose says, or another if that has left it undecided
-	by     decider      // has the statement, if a statement decides
-	takes  []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
+	one     [1]bucket.Answer // the room for Answers when there is one bucket
+	traits  bucket.Traits
+	way     way          // how it is decided: what choose says, or another if that has left it undecided
+	by      decider      // has the statement, if a statement decides
+	verdict verdict      // of that statement
+	takes   []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
 
 	waits int   // how many rows it has waited for
 	seq   int   // its place in the batch, in the order of arrival
 	tried int32 // how many rows of its bucket were held
+}
+
+// Question is the part of a call that its caller sets.
+type Question struct {
+	Verb    string
+	Asks    []bucket.Ask // in the order of locking
+	Look    bool         // whether nothing is to be taken
+	Reserve Recorder     // makes a record of the tokens, such as a reservation; nil: no record is made
+	UpTo    int          // the maximum number of units to take, if Asks have the costs of one unit; 0: the cost itself
+}
+
+// Outcome is the answer to a call.
+type Outcome struct {
+	Answers []bucket.Answer
+	Record  Record // the record that was made
+	Taken   int    // how many units of UpTo were taken
 }
 
 // blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
@@ -91,6 +100,26 @@ func (s *Session) BoundTo(tx Conn, owner Owner) Session {
 	return bound
 }
 
+// IsRouted reports whether statements are known to have to name one row each.
+func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
+
+// IsPlain reports whether it is known that statements may name several rows.
+func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
+
+// KnowsLayout reports whether it is known whether statements are to name one row each.
+func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
+
+// Engine returns the engine that keeps the rows.
+func (u *Unit) Engine() Engine {
+	switch {
+	case u.memory != nil:
+		return u.memory
+	case u.Store != nil && u.IsRouted():
+		return byRow{}
+	}
+	return postgres{}
+}
+
 // DecideOne answers c by itself, and waits for the rows that somebody holds: when it reserves from several, for the first
 // before it locks any, so that those who want the same stand in line there.
 func (s *Session) DecideOne(ctx context.Context, c *Call) error {
@@ -127,10 +156,10 @@ const (
 
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
+	engine := s.Engine()
+	by, hasStatements := engine.(decider)
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
-	engine := s.engine()
-	by, hasStatements := engine.(decider)
 	switch {
 	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
 		c.way = looks
@@ -171,9 +200,19 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		return err
 	}
 	if err == nil && c.Reserve != nil {
-		err = s.record(ctx, c)
+		if c.record(); c.Record != nil {
+			err = s.save(ctx, bucket.NewPage(c.Asks), c.Record)
+		}
 	}
 	return s.OrSpoil(ctx, err)
+}
+
+// record makes the record of what c took, if c was allowed.
+func (c *Call) record() {
+	c.Record = nil
+	if c.Reserve != nil && bucket.AllAllowed(c.Answers) {
+		c.Record = c.Reserve.Record(c.Asks, c.Answers)
+	}
 }
 
 // lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
@@ -227,7 +266,7 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 	if err != nil {
 		return nil, err
 	}
-	var made []*Reservation
+	var made []Record
 	for _, c := range calls {
 		if row, held := p.Held(c.Asks); held {
 			waiting = append(waiting, c.blockedBy(row))
@@ -235,8 +274,8 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 		}
 		if c.Claim() {
 			c.takeOn(p)
-			if c.reserve(); c.Reservation != nil {
-				made = append(made, c.Reservation)
+			if c.record(); c.Record != nil {
+				made = append(made, c.Record)
 			}
 		}
 	}

@@ -106,7 +106,7 @@ func (l limit) ask(key string, cost float64) bucket.Ask {
 // asking returns a call for asks.
 func asking(verb string, asks ...bucket.Ask) *Call {
 	slices.SortFunc(asks, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) })
-	return &Call{Verb: verb, Asks: asks}
+	return &Call{Question: Question{Verb: verb, Asks: asks}}
 }
 
 // taking returns a call that takes.
@@ -127,12 +127,22 @@ func looking(asks ...bucket.Ask) *Call {
 // reserving returns a call that reserves.
 func reserving(asks ...bucket.Ask) *Call {
 	c := asking("reserve", asks...)
-	c.Reserve = &Keeping{ExpireAfter: time.Hour}
+	c.Reserve = keeping{}
 	for i := range c.Asks {
 		c.Asks[i].Lowest = -c.Asks[i].Terms.MaxDebt
 	}
 	return c
 }
+
+// keeping keeps a record of each call.
+type keeping struct{}
+
+func (keeping) Record([]bucket.Ask, []bucket.Answer) Record { return kept{} }
+
+// kept is a record.
+type kept struct{}
+
+func (kept) Queue(_ *Unit, batch *pgx.Batch) { batch.Queue("SELECT") }
 
 // runBatch runs calls as one batch, and returns those that wait for a row.
 func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {
@@ -178,7 +188,7 @@ func held(t *testing.T, s *Session, asks ...bucket.Ask) []float64 {
 
 // takeByLocking takes on locked rows: in the transaction that the session is of, else in one of its own.
 func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucket.Answer, error) {
-	c := Call{Asks: asks}
+	c := Call{Question: Question{Asks: asks}}
 	err := s.ensureTx(ctx, func(tx *Session) error { return tx.takeLocked(ctx, &c) })
 	return c.Answers, err
 }

@@ -69,7 +69,7 @@ func (s *Session) queueSpend(batch *pgx.Batch, rows []*row) {
 	t := rows[0].ask.Terms
 	since, until := spanOf(&t)
 	batch.Queue(s.statements.spend, rows[0].ask.Key.Name, keys, shards, costs,
-		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.now(), t.Tolerance(), since, until)
+		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.AsOf(), t.Tolerance(), since, until)
 }
 
 // receiveSpend reads the answers of buckets_spend.sql.
@@ -99,15 +99,9 @@ var errUnasked = errors.New("the statement answered for a bucket that was not as
 
 // spendOne takes for a group of calls for one bucket, and waits for its row: it holds no other meanwhile.
 func (s *Session) spendOne(ctx context.Context, g *group) error {
-	r := g.row
-	statement, parameters, scan := s.statementFor(&r.ask, g.calls[0].traits.Window)
-	rows, err := s.conn.Query(ctx, statement, parameters...)
-	if err != nil {
-		return err
-	}
-	answers, err := scan(rows, nil)
-	if r.found = err == nil && len(answers) == 1; r.found {
-		r.answer = answers[0]
+	answers, _, err := s.takeOne(ctx, []bucket.Ask{g.row.ask}, g.calls[0].traits.Window, nil)
+	if g.row.found = err == nil && len(answers) == 1; g.row.found {
+		g.row.answer = answers[0]
 	}
 	return err
 }
@@ -136,7 +130,7 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) er
 func (u *Unit) clusterParameters(rows []bucket.Ask, groups array[integer]) []any {
 	c := columnsOf(rows)
 	return []any{
-		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, groups, u.now(), c.tolerances,
+		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, groups, u.AsOf(), c.tolerances,
 		c.since, c.until,
 	}
 }
@@ -175,30 +169,32 @@ func scanClusters(found pgx.Rows, rows []bucket.Ask) ([]clusterAnswer, error) {
 
 // takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction. It is undecided if
 // somebody holds a row, or was quicker.
-func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
+func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	found, err := u.conn.Query(ctx, u.statements.spendClusters, u.clusterParameters(asks, make(array[integer], len(asks)))...)
 	if err == nil {
-		answers, undecided, err = scanCluster(found, asks)
+		answers, v, err = scanCluster(found, asks)
 	}
 	if wasOvertaken(err) {
-		return nil, true, nil
+		return nil, undecided, nil
 	}
-	return answers, undecided, err
+	return answers, v, err
 }
 
 // scanCluster returns the answers of clusters_spend.sql for one group.
-func scanCluster(found pgx.Rows, asks []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
+func scanCluster(found pgx.Rows, asks []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	rows, err := scanClusters(found, asks)
 	if err != nil {
-		return nil, false, err
+		return nil, undecided, err
 	}
 	answers = make([]bucket.Answer, len(asks))
 	for i, r := range rows {
 		answers[i] = r.Answer
 		answers[i].Allowed, answers[i].Absent = r.enough, false
-		undecided = undecided || isUndecided(&asks[i], answers[i])
 	}
-	return answers, undecided || !rows[0].given && bucket.AllAllowed(answers), nil
+	if v = verdictOn(asks, answers); v == allowed && !rows[0].given {
+		v = undecided
+	}
+	return answers, v, nil
 }
 
 // wasOvertaken reports whether a statement for several rows took nothing because another transaction holds one, or was quicker.

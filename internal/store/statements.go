@@ -24,10 +24,6 @@ type statements struct {
 
 	read, lock, lockFree, boundWait, save, unmake, prune string
 
-	reservationInsert, reservationLock, reservationSave string
-	reservationsExpired, reservationsLock               string
-	reservationsForget                                  string
-
 	fingerprintRead, fingerprintInsert string
 
 	priceReport, priceRead, priceTurn, pricesForget string
@@ -35,67 +31,73 @@ type statements struct {
 	// Those that name one row each.
 	clock, layout                                                                         string
 	routedTake, routedRead, routedFree, routedLock, routedSave, routedDelete, routedSpare string
-	routedReservationLock, routedReservationFree                                          string
-	routedReservationsEnded, routedReservationsForget                                     string
 	routedPriceReport, routedPriceTurn, routedPricesForget                                string
+}
+
+// Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema of the Store. Two packages
+// must not have files of one name.
+func (s *Store) Statement(files embed.FS, name string) string {
+	known, found := s.others.Load(name)
+	if !found {
+		text, err := files.ReadFile("sql/" + name + ".sql")
+		if err != nil {
+			panic(err)
+		}
+		known, _ = s.others.LoadOrStore(name, inSchema(s.schema, string(text)))
+	}
+	text, _ := known.(string)
+	return text
+}
+
+// inSchema returns a statement with the tables of a schema.
+func inSchema(schema, statement string) string {
+	for _, table := range []string{"buckets", "reservations", "prices", "fingerprint"} {
+		statement = strings.ReplaceAll(statement, DefaultSchema+"."+table, pgx.Identifier{schema, table}.Sanitize())
+	}
+	return statement
 }
 
 // newStatements returns the statements for a schema.
 func newStatements(schema string) (s statements) {
-	tables := strings.NewReplacer(
-		DefaultSchema+".buckets", pgx.Identifier{schema, "buckets"}.Sanitize(),
-		DefaultSchema+".reservations", pgx.Identifier{schema, "reservations"}.Sanitize(),
-		DefaultSchema+".prices", pgx.Identifier{schema, "prices"}.Sanitize(),
-		DefaultSchema+".fingerprint", pgx.Identifier{schema, "fingerprint"}.Sanitize())
 	for name, statement := range map[string]*string{
-		"bucket_take":                &s.take,
-		"bucket_take_alone":          &s.takeAlone,
-		"window_take":                &s.windowTake,
-		"window_take_alone":          &s.windowTakeAlone,
-		"buckets_spend":              &s.spend,
-		"clusters_spend":             &s.spendClusters,
-		"buckets_lock":               &s.lock,
-		"buckets_save":               &s.save,
-		"buckets_unmake":             &s.unmake,
-		"buckets_take":               &s.takeSeveral,
-		"buckets_lock_free":          &s.lockFree,
-		"wait_bound":                 &s.boundWait,
-		"buckets_read":               &s.read,
-		"buckets_prune":              &s.prune,
-		"reservation_insert":         &s.reservationInsert,
-		"reservation_lock":           &s.reservationLock,
-		"reservation_save":           &s.reservationSave,
-		"reservations_expired":       &s.reservationsExpired,
-		"reservations_lock":          &s.reservationsLock,
-		"reservations_forget":        &s.reservationsForget,
-		"fingerprint_read":           &s.fingerprintRead,
-		"fingerprint_insert":         &s.fingerprintInsert,
-		"price_report":               &s.priceReport,
-		"price_read":                 &s.priceRead,
-		"price_turn":                 &s.priceTurn,
-		"prices_forget":              &s.pricesForget,
-		"clock":                      &s.clock,
-		"layout":                     &s.layout,
-		"routed_read":                &s.routedRead,
-		"routed_free":                &s.routedFree,
-		"routed_lock":                &s.routedLock,
-		"routed_take":                &s.routedTake,
-		"routed_save":                &s.routedSave,
-		"routed_delete":              &s.routedDelete,
-		"routed_spare":               &s.routedSpare,
-		"routed_reservation_lock":    &s.routedReservationLock,
-		"routed_reservation_free":    &s.routedReservationFree,
-		"routed_reservations_ended":  &s.routedReservationsEnded,
-		"routed_reservations_forget": &s.routedReservationsForget,
-		"routed_price_report":        &s.routedPriceReport,
-		"routed_price_turn":          &s.routedPriceTurn,
-		"routed_prices_forget":       &s.routedPricesForget,
+		"bucket_take":          &s.take,
+		"bucket_take_alone":    &s.takeAlone,
+		"window_take":          &s.windowTake,
+		"window_take_alone":    &s.windowTakeAlone,
+		"buckets_spend":        &s.spend,
+		"clusters_spend":       &s.spendClusters,
+		"buckets_lock":         &s.lock,
+		"buckets_save":         &s.save,
+		"buckets_unmake":       &s.unmake,
+		"buckets_take":         &s.takeSeveral,
+		"buckets_lock_free":    &s.lockFree,
+		"wait_bound":           &s.boundWait,
+		"buckets_read":         &s.read,
+		"buckets_prune":        &s.prune,
+		"fingerprint_read":     &s.fingerprintRead,
+		"fingerprint_insert":   &s.fingerprintInsert,
+		"price_report":         &s.priceReport,
+		"price_read":           &s.priceRead,
+		"price_turn":           &s.priceTurn,
+		"prices_forget":        &s.pricesForget,
+		"clock":                &s.clock,
+		"layout":               &s.layout,
+		"routed_read":          &s.routedRead,
+		"routed_free":          &s.routedFree,
+		"routed_lock":          &s.routedLock,
+		"routed_take":          &s.routedTake,
+		"routed_save":          &s.routedSave,
+		"routed_delete":        &s.routedDelete,
+		"routed_spare":         &s.routedSpare,
+		"routed_price_report":  &s.routedPriceReport,
+		"routed_price_turn":    &s.routedPriceTurn,
+		"routed_prices_forget": &s.routedPricesForget,
 	} {
 		text, err := files.ReadFile("sql/" + name + ".sql")
 		if err != nil {
 			panic(err)
 		}
-		*statement = tables.Replace(string(text))
+		*statement = inSchema(schema, string(text))
 	}
 	return s
 }

@@ -8,6 +8,7 @@ package store
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,7 @@ type Queue interface {
 type Store struct {
 	schema     string
 	statements statements
+	others     sync.Map // of the texts of statements of other packages, by their names
 	limits     limitParameters
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	inMemory   bool          // whether rows are in memory, and not in Postgres

@@ -28,7 +28,7 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	if err != nil && s.mode == alone { // else no function literal is allocated
 		err = s.owner.Retry(ctx, c.Verb, err, func() error { return s.takeByStatement(ctx, c) })
 	}
-	if err != nil || c.way != byStatement {
+	if err != nil || c.way != byStatement || c.verdict == allowed {
 		return err
 	}
 	return s.fixClocks(ctx, c.Asks, c.Answers)
@@ -43,11 +43,12 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 			return nil
 		}
 	}
-	undecided, err := c.by.take(ctx, &s.Unit, c)
+	c.verdict, err = c.by.take(ctx, &s.Unit, c)
 	switch {
-	case undecided:
+	case err != nil:
+	case c.verdict == undecided:
 		c.way = s.whenUndecided(c)
-	case err == nil && c.traits.Sharded:
+	case c.traits.Sharded:
 		c.fromRows()
 	}
 	return err
@@ -55,7 +56,7 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 
 // whenUndecided returns how a call is decided that a statement has left undecided.
 func (s *Session) whenUndecided(c *Call) way {
-	if c.traits.Sharded || !s.engine().LeavesOutHeld() {
+	if c.traits.Sharded || !s.Engine().LeavesOutHeld() {
 		return byLooking
 	}
 	return byLocking
@@ -65,37 +66,40 @@ func (s *Session) whenUndecided(c *Call) way {
 func (postgres) decides(c *Call) bool { return c.traits.Steps || c.traits.Window }
 
 // take sends the statement for one row or for several.
-func (postgres) take(ctx context.Context, u *Unit, c *Call) (undecided bool, err error) {
+func (postgres) take(ctx context.Context, u *Unit, c *Call) (v verdict, err error) {
 	asks := c.takes
 	switch {
 	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
-		c.Answers, undecided, err = u.takeOne(ctx, asks, c.traits.Window, c.one[:0])
+		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Window, c.one[:0])
 	case u.mode == alone:
-		c.Answers, undecided, err = u.takeCluster(ctx, asks)
+		c.Answers, v, err = u.takeCluster(ctx, asks)
 	default:
-		c.Answers, undecided, err = u.takeRows(ctx, asks)
+		c.Answers, v, err = u.takeRows(ctx, asks)
 	}
-	return undecided, err
+	return v, err
 }
 
-// isUndecided reports whether the answer of a statement to the ask is no decision: another policy is in effect, another call was quicker, or
-// the row of a sliding window is not as its terms leave it.
-func isUndecided(a *bucket.Ask, r bucket.Answer) bool {
-	return !r.Allowed && (a.Outside(r) || a.IsStale(r) || isOdd(a, r))
-}
-
-// anyUndecided reports whether one of the answers is.
-func anyUndecided(asks []bucket.Ask, answers []bucket.Answer) bool {
+// verdictOn returns the verdict of a statement that answered for each ask, or for fewer: then it is undecided.
+func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
+	if len(answers) != len(asks) {
+		return undecided
+	}
+	v := allowed
 	for i := range answers {
-		if isUndecided(&asks[i], answers[i]) {
-			return true
+		a, r := &asks[i], &answers[i]
+		switch {
+		case r.Allowed:
+		case a.Outside(*r), a.IsStale(*r), isOdd(a, *r):
+			return undecided
+		default:
+			v = refused
 		}
 	}
-	return false
+	return v
 }
 
 // takeOne takes from one bucket on one row. The answer is put into room if that has the capacity.
-func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, room []bucket.Answer) (answers []bucket.Answer, undecided bool, err error) {
+func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
 	if u.queue != nil {
 		u.queue.Enter(ctx, asks)
 	}
@@ -103,10 +107,10 @@ func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, ro
 	statement, parameters, scan := u.statementFor(a, isWindow)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
-		return nil, false, err
+		return nil, undecided, err
 	}
 	answers, err = scan(rows, room[:0])
-	return answers, err == nil && (len(answers) != 1 || isUndecided(a, answers[0])), err
+	return answers, verdictOn(asks, answers), err
 }
 
 // statementFor returns the statement that takes from one row, with its parameters and what reads its answers.
@@ -123,7 +127,7 @@ func (u *Unit) statementFor(a *bucket.Ask, isWindow bool) (statement string, par
 
 // takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
 // undone, and no row stays locked.
-func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, undecided bool, err error) {
+func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	if u.queue != nil {
 		u.queue.Enter(ctx, rows)
 	}
@@ -146,21 +150,20 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 		return err
 	})
 	if err != nil {
-		return nil, false, err
+		return nil, undecided, err
 	}
-	undecided = len(answers) != len(rows) || anyUndecided(rows, answers)
-	if !undecided && bucket.AllAllowed(answers) {
-		return answers, false, nil
+	if v = verdictOn(rows, answers); v == allowed {
+		return answers, v, nil
 	}
 	if err := (postgres{}).Undo(ctx, u, nil); err != nil {
-		return nil, false, err
+		return nil, undecided, err
 	}
 	for i := range answers {
 		if answers[i].Allowed { // what it took is back
 			answers[i].State.Value = min(answers[i].State.Value+rows[i].Cost, rows[i].Terms.Capacity)
 		}
 	}
-	return answers, undecided, nil
+	return answers, v, nil
 }
 
 // skip reads the results of n statements that answer nothing.
@@ -179,9 +182,6 @@ func skip(results pgx.BatchResults, n int) error {
 // puts it right.
 func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer) error {
 	var wrong []bucket.Ask
-	if bucket.AllAllowed(answers) {
-		return nil
-	}
 	for i := range asks {
 		if asks[i].FromFuture(answers[i]) {
 			wrong = append(wrong, asks[i])
@@ -205,7 +205,7 @@ func (u *Unit) takeParameters(a *bucket.Ask) []any {
 		cost = a.Cost
 	}
 	return []any{
-		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.now(), p.tolerance,
+		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.AsOf(), p.tolerance,
 		p.since, p.until,
 	}
 }
@@ -214,7 +214,7 @@ func (u *Unit) takeParameters(a *bucket.Ask) []any {
 func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
 	return []any{
-		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.now(), c.tolerances,
+		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.AsOf(), c.tolerances,
 		c.since, c.until,
 	}
 }
@@ -346,8 +346,8 @@ func (r *rowReader) float64() (n float64) {
 	return math.Float64frombits(binary.BigEndian.Uint64(raw))
 }
 
-// now returns the parameter that replaces the database's clock.
-func (s *Store) now() *int64 {
+// AsOf returns the instant that replaces the database's clock, as a parameter.
+func (s *Store) AsOf() *int64 {
 	if s.asOf == nil {
 		return nil
 	}

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"reflect"
 	"time"
@@ -33,9 +32,12 @@ type Unit struct {
 	waits   int         // how many rows the call has waited for
 }
 
+// IsOnPool reports whether each statement is a transaction of its own.
+func (u *Unit) IsOnPool() bool { return u.mode == alone }
+
 // Instant returns what time it is where there is no server that says so.
 func (u *Unit) Instant() int64 {
-	if asOf := u.now(); asOf != nil {
+	if asOf := u.AsOf(); asOf != nil {
 		return *asOf
 	}
 	return time.Now().UnixMicro()
@@ -46,17 +48,17 @@ func (u *Unit) lockRows(ctx context.Context, p *bucket.Page, mark bool) error {
 	if u.queue != nil {
 		u.queue.Enter(ctx, p.Rows)
 	}
-	return u.engine().Lock(ctx, u, p, mark)
+	return u.Engine().Lock(ctx, u, p, mark)
 }
 
 // BoundWait bounds how long what follows in the transaction waits for a row.
 func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
-	return u.engine().BoundWait(ctx, u, most)
+	return u.Engine().BoundWait(ctx, u, most)
 }
 
 // save writes the rows that were changed, and deletes those that were made for nothing.
-func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...*Reservation) error {
-	return u.engine().Save(ctx, u, p, made...)
+func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...Record) error {
+	return u.Engine().Save(ctx, u, p, made...)
 }
 
 // seed returns the number that the rows of sharded buckets are picked by: a random one, but the same for all calls of a
@@ -87,11 +89,43 @@ func (u *Unit) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.Batc
 	return receive(results)
 }
 
+// Ask sends batch, has receive read the answers, and returns the time behind them.
+func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (now int64, err error) {
+	batch.Queue(u.statements.clock, u.AsOf())
+	return now, u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		if err = receive(results); err == nil {
+			now, err = receiveClock(results)
+		}
+		return err
+	})
+}
+
+// SendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if that is possible. Its statements must not
+// wait for others.
+func (u *Unit) SendLater(ctx context.Context, batch *pgx.Batch) error {
+	return u.sendLater(ctx, batch, func(err error) error { return err })
+}
+
+// Conn returns the pool or the transaction.
+func (u *Unit) Conn() Conn { return u.conn }
+
+// Record is a row that is kept of what a call took, such as a reservation.
+type Record interface {
+	// Queue queues the statement that inserts it.
+	Queue(u *Unit, batch *pgx.Batch)
+}
+
+// Recorder makes records.
+type Recorder interface {
+	// Record returns the record of what a call took, and nil if there is none.
+	Record(asks []bucket.Ask, answers []bucket.Answer) Record
+}
+
 // OrSpoil returns err, with which a call in the caller's transaction ended. When the context has ended between two
 // statements of the call, it makes the transaction one that can only be rolled back: half of the call may be done, and
 // the connection is alive. A context that ends during a statement closes the connection, which comes to the same.
 func (u *Unit) OrSpoil(ctx context.Context, err error) error {
-	if err == nil || ctx.Err() == nil || errors.Is(err, ErrNotReserved) {
+	if err == nil || ctx.Err() == nil {
 		return err
 	}
 	return u.Spoil(ctx, err)
@@ -99,6 +133,6 @@ func (u *Unit) OrSpoil(ctx context.Context, err error) error {
 
 // Spoil returns err, and makes the caller's transaction one that can only be rolled back.
 func (u *Unit) Spoil(ctx context.Context, err error) error {
-	u.engine().Spoil(ctx, u)
+	u.Engine().Spoil(ctx, u)
 	return err
 }

@@ -16,7 +16,7 @@ func isOdd(a *bucket.Ask, r bucket.Answer) bool {
 func (u *Unit) windowParameters(a *bucket.Ask) []any {
 	p := u.limits.of(a)
 	return []any{
-		p.name, a.Key.Key, a.Key.Shard, a.Cost, p.capacity, p.step, p.period, p.phase, a.Lowest, u.now(), p.tolerance, p.since, p.until,
+		p.name, a.Key.Key, a.Key.Shard, a.Cost, p.capacity, p.step, p.period, p.phase, a.Lowest, u.AsOf(), p.tolerance, p.since, p.until,
 	}
 }
 

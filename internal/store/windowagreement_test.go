@@ -154,7 +154,6 @@ func (h *windowTwins) take(t *testing.T, cost float64) {
 	fast[0].Key.Name = "fast"
 	want, err := h.general.takeByLocking(t.Context(), general)
 	require.NoError(t, err)
-	var got []bucket.Answer
 	inTx := h.src.Pick(2) == 0
 	session := h.fast
 	if inTx {
@@ -164,10 +163,9 @@ func (h *windowTwins) take(t *testing.T, cost float64) {
 		in := h.fast.InTx(tx, owner{h.db}, nil)
 		session = &in
 	}
-	var undecided bool
-	got, undecided, err = session.takeOne(t.Context(), fast, true, nil)
+	got, v, err := session.takeOne(t.Context(), fast, true, nil)
 	require.NoError(t, err)
-	if !undecided {
+	if v != undecided {
 		h.byStatement++
 		if totals := len(got[0].State.Parts.Taken); totals < len(h.before) && totals > 4 {
 			h.trimmed++

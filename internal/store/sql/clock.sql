@@ -4,4 +4,4 @@
 -- $1 as_of_us   in place of the database's clock, when it is not null
 --
 -- Returns now_us.
-SELECT set_config('ratelimit.now_us', (coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint))::text, true)::bigint AS now_us
+SELECT set_config('ratelimit.now_us', (coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))::text, true)::bigint AS now_us

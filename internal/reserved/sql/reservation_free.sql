@@ -1,5 +1,4 @@
--- Lock a reservation that is open to the end of the transaction, and return it, unless somebody holds it. It goes to one server,
--- as routed_read.sql.
+-- Lock a reservation that is open to the end of the transaction, and return it as reservation_lock.sql does, unless somebody holds it.
 --
 -- $1 id
 SELECT r.state, r.ready_us, r.stale_us, r.started_us, r.expires_us, r.release,

@@ -1,9 +1,9 @@
--- Lock a reservation to the end of the transaction, and return it. It goes to one server, as routed_read.sql.
+-- Lock a reservation to the end of the transaction, and return it.
 --
 -- $1 id
 --
--- An upsert as reservation_lock.sql, which says why. When there is no such reservation it makes one without buckets, which
--- the caller has to undo.
+-- An upsert that changes nothing, because a SELECT .. FOR UPDATE would take SIREAD locks on its way. When
+-- there is no such reservation it makes one without buckets, which the caller has to undo.
 INSERT INTO ratelimit.reservations AS r (id, state, ready_us, expires_us, release,
     names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
 VALUES ($1::uuid, 'open', 0, 0, false, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')

@@ -1,0 +1,156 @@
+package reserved
+
+import (
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+//go:embed sql/*.sql
+var files embed.FS
+
+// ErrNotReserved is returned when a reservation does not exist.
+var ErrNotReserved = errors.New("ratelimit: no such reservation")
+
+// Records keeps reservations. A store.Engine that is not Postgres implements it.
+//
+// An error of LockReservation or LockDue fails the transaction, as that of a statement does.
+type Records interface {
+	// LockReservation locks and returns a reservation. It returns ErrNotReserved, and locks nothing, when there is none.
+	LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error)
+	// SaveReservation writes what may have changed of a reservation that was locked.
+	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error
+	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends.
+	Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error)
+	// LockDue locks those of the reservations that are open and have ended, and that nobody else has locked. It returns them by their ends.
+	LockDue(ctx context.Context, u *store.Unit, ids []string) ([]*Reservation, error)
+	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there may be more.
+	ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error)
+}
+
+// In returns the records of the engine that keeps the rows of a unit.
+func In(u *store.Unit) Records {
+	if own, ok := u.Engine().(Records); ok {
+		return own
+	}
+	return tables{}
+}
+
+// tables are the Records in Postgres.
+type tables struct{}
+
+// Queue queues the statement that inserts the reservation, or saves it.
+func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
+	batch.Queue(u.Statement(files, "reservation_save"), r.parameters()...)
+}
+
+// LockReservation locks the reservation, and reads it with the time behind the lock. The statement inserts one without buckets when there is none,
+// which is undone.
+func (tables) LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error) {
+	batch := &pgx.Batch{}
+	store.QueueSavepoint(batch)
+	batch.Queue(u.Statement(files, "reservation_lock"), id)
+	r := &Reservation{ID: id}
+	now, err := u.Ask(ctx, batch, func(results pgx.BatchResults) error {
+		if _, err := results.Exec(); err != nil {
+			return err
+		}
+		return r.scan(results.QueryRow())
+	})
+	r.NowUs = now
+	if err == nil && len(r.Buckets) == 0 {
+		if err = u.BackToSavepoint(ctx); err == nil {
+			err = ErrNotReserved
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// SaveReservation writes the reservation later.
+func (tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error {
+	batch := &pgx.Batch{}
+	r.Queue(u, batch)
+	return u.SendLater(ctx, batch)
+}
+
+// Due reads them by reservations_expired.sql.
+func (tables) Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error) {
+	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_expired"), int32(most), u.AsOf(), after, last)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Reservation, error) {
+		var r Reservation
+		return &r, row.Scan(&r.ID, &r.ExpiresUs)
+	})
+}
+
+// LockDue locks and reads each of them by a statement, in one message.
+func (tables) LockDue(ctx context.Context, u *store.Unit, ids []string) (locked []*Reservation, err error) {
+	batch := &pgx.Batch{}
+	for _, id := range ids {
+		batch.Queue(u.Statement(files, "reservation_free"), id)
+	}
+	now, err := u.Ask(ctx, batch, func(results pgx.BatchResults) error {
+		for _, id := range ids {
+			r := &Reservation{ID: id}
+			switch err := r.scan(results.QueryRow()); {
+			case err == nil:
+				locked = append(locked, r)
+			case !errors.Is(err, pgx.ErrNoRows):
+				return err
+			}
+		}
+		return nil
+	})
+	locked = slices.DeleteFunc(locked, func(r *Reservation) bool { return !r.IsDue(now) })
+	for _, r := range locked {
+		r.NowUs = now
+	}
+	slices.SortFunc(locked, ByEnd)
+	return locked, err
+}
+
+// IsDue reports whether the reservation is to end by itself.
+func (r *Reservation) IsDue(now int64) bool { return r.State == Open && r.ExpiresUs < now }
+
+// ByEnd orders reservations by their ends.
+func ByEnd(a, b *Reservation) int {
+	return cmp.Or(cmp.Compare(a.ExpiresUs, b.ExpiresUs), strings.Compare(a.ID, b.ID))
+}
+
+// forgetPage is how many reservations ForgetEnded deletes.
+const forgetPage = 1000
+
+// ForgetEnded deletes up to forgetPage.
+func (tables) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
+	if u.IsRouted() {
+		return forgetRouted(ctx, u)
+	}
+	tag, err := u.Conn().Exec(ctx, u.Statement(files, "reservations_forget"), int32(forgetPage), u.AsOf(), KeepEnded.Microseconds())
+	return err == nil && tag.RowsAffected() == forgetPage, err
+}
+
+// forgetRouted finds them on all servers, and deletes those that still have ended.
+func forgetRouted(ctx context.Context, u *store.Unit) (more bool, err error) {
+	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_ended"), int32(forgetPage), u.AsOf(), KeepEnded.Microseconds())
+	if err != nil {
+		return false, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(ids) == 0 {
+		return false, err
+	}
+	_, err = u.Conn().Exec(ctx, u.Statement(files, "reservations_delete"), ids)
+	return err == nil && len(ids) == forgetPage, err
+}

@@ -1,0 +1,186 @@
+// Package reserved keeps reservations, which are records of tokens that were taken for work that is done later. It has their rows, and their life from
+// open to settled, cancelled or expired.
+package reserved
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// The states of a reservation, as its row has them.
+const (
+	Open      = "open"
+	Settled   = "settled"
+	Cancelled = "cancelled"
+	Expired   = "expired"
+)
+
+// Keeping is how long a new reservation is kept, and what becomes of it then.
+type Keeping struct {
+	StaleAfter  time.Duration // after it is ready; 0: never
+	ExpireAfter time.Duration // after it is ready
+	Release     bool          // whether what it took is given back when it expires
+	OnlyLater   bool          // whether none is kept of what is ready at once
+
+	NotBefore int64    // the instant before which it is not ready
+	Plans     []string // of each bucket's key; empty when none is on one
+}
+
+// Reservation is a row of the reservations table.
+type Reservation struct {
+	ID        string
+	State     string
+	ReadyUs   int64
+	StaleUs   *int64
+	StartedUs *int64
+	ExpiresUs int64
+	Release   bool
+	Buckets   []Reserved // in the order of locking
+
+	NowUs       int64 // when it was locked
+	PausedUntil int64 // the end of the latest pause of its limits, as far as this process knows
+}
+
+// Reserved is a bucket that a reservation took from, and the terms under which it did.
+type Reserved struct {
+	Key             bucket.Key
+	Plan            string // of the key
+	Cost, Price     float64
+	Capacity, Rate  float64
+	Steps, Lowest   float64
+	StepUs, PhaseUs int64
+	Shards          int32
+	Calendar        string // the stored form
+	PaidUs          int64  // from then on the bucket owes nothing for the reservation
+
+	Now bucket.Terms // of the limit, as far as this process knows
+}
+
+// Record returns the reservation of what was taken, and nil if none is kept.
+func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Record {
+	paid, ready := ReadyAt(asks, answers, k.NotBefore)
+	if k.OnlyLater && ready <= answers[0].Now {
+		return nil
+	}
+	r := &Reservation{ID: newID(), State: Open, ReadyUs: ready, ExpiresUs: ready + k.ExpireAfter.Microseconds(), Release: k.Release}
+	if k.StaleAfter > 0 {
+		stale := ready + k.StaleAfter.Microseconds()
+		r.StaleUs = &stale
+	}
+	r.Buckets = make([]Reserved, len(asks))
+	for i := range asks {
+		a, b := &asks[i], &r.Buckets[i]
+		*b = Reserved{Key: a.Key, Cost: a.Cost, Price: a.Price(), PaidUs: paid[i]}
+		if b.setTerms(&a.Terms); !a.MayOwe { // else a price may have lowered Lowest
+			b.Lowest = a.Lowest
+		}
+		if i < len(k.Plans) {
+			b.Plan = k.Plans[i]
+		}
+	}
+	return r
+}
+
+// setTerms sets the terms under which the bucket was taken from.
+func (b *Reserved) setTerms(t *bucket.Terms) {
+	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxDebt
+	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, calendarText(t.Calendar)
+}
+
+// Terms returns the terms under which the bucket was taken from.
+func (b *Reserved) Terms() bucket.Terms {
+	return bucket.Terms{
+		Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs, Shards: b.Shards, Calendar: calendarOf(b.Calendar),
+		MaxDebt: -b.Lowest, Reserves: true,
+	}
+}
+
+// ReadyAt returns the instants from which each of the buckets owes nothing any more, and the latest of those that are enforced and of
+// notBefore.
+func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid []int64, ready int64) {
+	ready = max(answers[0].Now, notBefore)
+	for i := range asks {
+		paid = append(paid, answers[0].Now+asks[i].ReadyAfter(answers[i]).Microseconds())
+		if !asks[i].Unenforced {
+			ready = max(ready, paid[i])
+		}
+	}
+	return paid, ready
+}
+
+// newID returns a random UUID (RFC 9562, version 4).
+func newID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// Asks returns what the reservation took, under the terms that its limits have now, to take or charge it again.
+// What is given back was there when it was taken, so a credit may fill a bucket as far as the terms of either
+// time allow: where these are of another plan than the key's, nothing is lost to its capacity.
+func (r *Reservation) Asks() []bucket.Ask {
+	asks := make([]bucket.Ask, len(r.Buckets))
+	for i := range asks {
+		b := &r.Buckets[i]
+		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxDebt, Most: b.Capacity}
+		if b.Price != 1 {
+			asks[i].Asked, asks[i].MayOwe = b.Cost/b.Price, true
+			asks[i].AllowPrice()
+		}
+	}
+	return asks
+}
+
+// Charge returns the charge of amounts to the reservation's buckets. A bucket gives back to the step in which it had paid.
+func (r *Reservation) Charge(amounts []float64) store.Charge {
+	c := store.Charge{Asks: r.Asks(), Amounts: amounts, Taken: make([]int64, len(amounts))}
+	for i := range c.Taken {
+		c.Taken[i] = r.Buckets[i].PaidUs
+	}
+	return c
+}
+
+// reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at
+// which it is ready. Its buckets owe nothing from the instants paid on.
+func (r *Reservation) reopen(paid []int64, ready int64) {
+	if r.StaleUs != nil {
+		stale := ready + (*r.StaleUs - r.ReadyUs)
+		r.StaleUs = &stale
+	}
+	r.ExpiresUs += ready - r.ReadyUs
+	r.State, r.ReadyUs, r.StartedUs = Open, ready, nil
+	for i := range r.Buckets {
+		b := &r.Buckets[i]
+		b.PaidUs = paid[i]
+		b.setTerms(&b.Now)
+	}
+}
+
+// Index returns the place of the bucket of that key, or -1.
+func (r *Reservation) Index(k bucket.Key) int {
+	return slices.IndexFunc(r.Buckets, func(b Reserved) bool { return b.Key == k })
+}
+
+// Refund returns the amounts that give back all the reservation took.
+func (r *Reservation) Refund() []float64 {
+	amounts := make([]float64, len(r.Buckets))
+	for i := range amounts {
+		amounts[i] = -r.Buckets[i].Cost
+	}
+	return amounts
+}
+
+// Released returns the amounts that the end by itself gives back.
+func (r *Reservation) Released() []float64 {
+	if r.Release {
+		return r.Refund()
+	}
+	return make([]float64, len(r.Buckets))
+}

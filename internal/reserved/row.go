@@ -1,0 +1,112 @@
+package reserved
+
+import (
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// column is an array in the row of a reservation, with an element for each bucket.
+type column interface {
+	collect(buckets []Reserved) any // returns the array
+	target() any                    // returns where to scan the array to
+	count() int                     // returns how many elements were scanned
+	spread(buckets []Reserved)      // sets a field of buckets from the array, which is empty if the row is older than the column
+}
+
+// columns returns the arrays in the order of the statements. No other code knows this order.
+func columns() []column {
+	return []column{
+		of(func(b *Reserved) *string { return &b.Key.Name }),
+		of(func(b *Reserved) *string { return &b.Key.Key }),
+		of(func(b *Reserved) *float64 { return &b.Cost }),
+		of(func(b *Reserved) *float64 { return &b.Capacity }),
+		of(func(b *Reserved) *float64 { return &b.Rate }),
+		of(func(b *Reserved) *float64 { return &b.Steps }),
+		of(func(b *Reserved) *int64 { return &b.StepUs }),
+		of(func(b *Reserved) *int64 { return &b.PhaseUs }),
+		of(func(b *Reserved) *float64 { return &b.Lowest }),
+		of(func(b *Reserved) *int32 { return &b.Shards }),
+		of(func(b *Reserved) *string { return &b.Plan }),
+		of(func(b *Reserved) *string { return &b.Calendar }),
+		of(func(b *Reserved) *float64 { return &b.Price }),
+		of(func(b *Reserved) *int64 { return &b.PaidUs }),
+	}
+}
+
+// array is the column of one field.
+type array[T any] struct {
+	field  func(b *Reserved) *T
+	values []T
+}
+
+func of[T any](field func(b *Reserved) *T) column { return &array[T]{field: field} }
+
+func (a *array[T]) collect(buckets []Reserved) any {
+	a.values = make([]T, len(buckets))
+	for i := range buckets {
+		a.values[i] = *a.field(&buckets[i])
+	}
+	return a.values
+}
+
+func (a *array[T]) target() any { return &a.values }
+
+func (a *array[T]) count() int { return len(a.values) }
+
+func (a *array[T]) spread(buckets []Reserved) {
+	for i := range min(len(buckets), len(a.values)) {
+		*a.field(&buckets[i]) = a.values[i]
+	}
+}
+
+// parameters returns the parameters of reservation_save.sql.
+func (r *Reservation) parameters() []any {
+	all := []any{r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs, r.Release}
+	for _, c := range columns() {
+		all = append(all, c.collect(r.Buckets))
+	}
+	return all
+}
+
+// scan reads a row of reservation_lock.sql or reservation_free.sql.
+func (r *Reservation) scan(row pgx.Row) error {
+	arrays := columns()
+	targets := []any{&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release}
+	for _, c := range arrays {
+		targets = append(targets, c.target())
+	}
+	if err := row.Scan(targets...); err != nil {
+		return err
+	}
+	r.Buckets = make([]Reserved, arrays[0].count())
+	for i := range r.Buckets {
+		r.Buckets[i] = Reserved{Shards: 1, Price: 1, PaidUs: r.ReadyUs} // as long as a column did not exist
+	}
+	for _, c := range arrays {
+		c.spread(r.Buckets)
+	}
+	return nil
+}
+
+// calendarText returns the stored form of a calendar, and "" for none.
+func calendarText(c bucket.Calendar) string {
+	if c.Zone == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d %d %d %d %s", c.Days, c.Months, c.Month, c.First, c.Zone)
+}
+
+// calendarOf returns a calendar from its stored form, and none if this program does not know the time zone: then windows of the stored length
+// count.
+func calendarOf(text string) (c bucket.Calendar) {
+	var zone string
+	if _, err := fmt.Sscanf(text, "%d %d %d %d %s", &c.Days, &c.Months, &c.Month, &c.First, &zone); err != nil || c.Days+c.Months == 0 {
+		return bucket.Calendar{}
+	}
+	c.Zone = store.Zone(zone)
+	return c
+}
