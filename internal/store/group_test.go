@@ -169,8 +169,7 @@ func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
 
 	alone := taking(user.ask("ada", 1), all.ask("ada", 1))
-	blocked, err := s.RunAlone(t.Context(), alone)
-	require.NoError(t, err)
+	blocked := runBatch(t, s, alone)
 	require.Len(t, blocked, 1)
 	require.Equal(t, user.ask("ada", 0).Key, blocked[0].Row)
 	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))

@@ -21,7 +21,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	}
 	long, short := slots("a", 2*minute), slots("b", minute)
 	call := taking(long.ask("ada", 1), short.ask("ada", 1))
-	require.NoError(t, s.DecideOne(t.Context(), call))
+	require.NoError(t, s.decideOne(t.Context(), call))
 	require.True(t, bucket.AllAllowed(call.Answers))
 	lease, found := call.Asks[0].NewLease(&call.Answers[0])
 	require.True(t, found)

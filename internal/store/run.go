@@ -17,6 +17,9 @@ import (
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
 // nil, all calls need that row, and the first lock waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	if c := calls[0]; len(calls) == 1 && (waitFor == nil && !c.isSpread() || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
+		return s.runAlone(ctx, c, waitFor)
+	}
 	if waitFor == nil && askForOne(calls) && !calls[0].isSpread() {
 		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
 		waitFor = &key
@@ -31,6 +34,22 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		c.seq, c.tried = i, 0
 	}
 	return s.run(ctx, calls, waitFor)
+}
+
+// runAlone is Run for a batch of one call.
+func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []blocked {
+	err := s.waitingFor(waitFor, c.waits).Decide(ctx, c)
+	if err != nil { // what errors.As needs is an allocation
+		var held *heldError
+		if errors.As(err, &held) {
+			return []blocked{c.blockedBy(held.row)}
+		}
+		if waitFor != nil {
+			err = waitedFor(err, *waitFor)
+		}
+	}
+	c.Answer(err)
+	return nil
 }
 
 // run is Run for some of the calls of a batch, after choose.
@@ -57,7 +76,9 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	if err != nil {
 		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.run(ctx, calls, waitFor) })
 	}
-	s.owner.Batched(ctx, len(calls), time.Since(began))
+	if len(calls) > 1 {
+		s.owner.Batched(ctx, len(calls), time.Since(began))
+	}
 	undecided := p.answer()
 	isShort := slices.ContainsFunc(undecided, func(c *Call) bool { return c.traits.Sharded })
 	others := slices.Concat(undecided, p.others)

@@ -84,7 +84,7 @@ func (w *windowBatches) round(t *testing.T, limits []limit, keys []string) {
 		l := limits[w.random.IntN(len(limits))]
 		a := l.ask(keys[w.random.IntN(len(keys))], float64(1+w.random.IntN(16))/4)
 		calls, alone = append(calls, taking(a)), append(alone, taking(a))
-		require.NoError(t, w.single.DecideOne(t.Context(), alone[len(alone)-1]))
+		require.NoError(t, w.single.decideOne(t.Context(), alone[len(alone)-1]))
 	}
 	require.Empty(t, runBatch(t, w.folded, calls...))
 	for i, got := range calls {
