@@ -28,7 +28,7 @@ var housekeeping = map[string]bool{
 	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
 	"routed_spare.sql": true, "reservations_ended.sql": true, "reservations_delete.sql": true, "reservation_free.sql": true,
-	"routed_prices_forget.sql": true,
+	"prices_delete.sql": true,
 }
 
 // Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
@@ -44,31 +44,29 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		upserts    int  // that arbitrate by the primary key
 		reads      bool // by the index
 	}{
-		"bucket_take.sql":         {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
-		"bucket_take_alone.sql":   {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
-		"window_take.sql":         {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
-		"window_take_alone.sql":   {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
-		"buckets_take.sql":        {threeTakes, 2, false},
-		"buckets_spend.sql":       {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
-		"clusters_spend.sql":      {threeClusters, 1, true},
-		"buckets_lock.sql":        {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
-		"buckets_unmake.sql":      {threeBuckets, 0, true},
-		"buckets_save.sql":        {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
-		"buckets_lock_free.sql":   {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
-		"buckets_read.sql":        {threeBuckets + `, NULL`, 0, true},
-		"price_report.sql":        {`'other', 'key 17', 1, 1, 0, 0, 1, NULL`, 1, false},
-		"price_read.sql":          {`'other', 'key 17', NULL`, 0, true},
-		"price_turn.sql":          {`'other', 'key 17', 0, 1, 1, 0, 1, false, NULL`, 0, true},
-		"reservation_lock.sql":    {oneReservation, 1, false},
-		"routed_read.sql":         {oneBucket, 0, true},
-		"routed_free.sql":         {oneBucket, 0, true},
-		"routed_delete.sql":       {oneBucket, 0, true},
-		"routed_lock.sql":         {oneBucket + `, 10, 0`, 1, false},
-		"routed_save.sql":         {oneBucket + `, 1, 0, NULL, NULL`, 1, false},
-		"routed_take.sql":         {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
-		"routed_price_report.sql": {`'other', 'key 17', 1, 1, 0, 0, 1, 0`, 1, false},
-		"routed_price_turn.sql":   {`'other', 'key 17', 0, 1, 1, 0, 1, false, 0`, 0, true},
-		"reservation_save.sql":    {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}'`, 1, false},
+		"bucket_take.sql":       {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
+		"bucket_take_alone.sql": {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
+		"window_take.sql":       {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
+		"window_take_alone.sql": {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
+		"buckets_take.sql":      {threeTakes, 2, false},
+		"buckets_spend.sql":     {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
+		"clusters_spend.sql":    {threeClusters, 1, true},
+		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
+		"buckets_unmake.sql":    {threeBuckets, 0, true},
+		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
+		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
+		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
+		"price_report.sql":      {`'other', 'key 17', 1, 1, 0, 0`, 1, false},
+		"price_read.sql":        {`'other', 'key 17'`, 0, true},
+		"price_turn.sql":        {`'other', 'key 17', 0, 1, 1, 0, 1, false, 0`, 0, true},
+		"reservation_lock.sql":  {oneReservation, 1, false},
+		"routed_read.sql":       {oneBucket, 0, true},
+		"routed_free.sql":       {oneBucket, 0, true},
+		"routed_delete.sql":     {oneBucket, 0, true},
+		"routed_lock.sql":       {oneBucket + `, 10, 0`, 1, false},
+		"routed_save.sql":       {oneBucket + `, 1, 0, NULL, NULL`, 1, false},
+		"routed_take.sql":       {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
+		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}'`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
@@ -107,7 +105,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 // statementFiles returns the files of all statements of a Limiter.
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
-	for _, of := range []string{"store", "reserved"} {
+	for _, of := range []string{"store", "reserved", "adaptive", "gate"} {
 		found, err := filepath.Glob("../internal/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	prices "github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/memstore"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -49,9 +50,11 @@ func plantInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, state bucke
 // shareInMemory sets the share of the contract that all processes go by.
 func shareInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, share float64, now time.Time) {
 	t.Helper()
-	engine, reports := store.EngineOf(db), []*store.Report{{Key: k, Outcomes: 1, NextShare: share}}
-	require.NoError(t, engine.Report(t.Context(), unitAt(now), reports, 0))
-	require.NoError(t, engine.Turn(t.Context(), unitAt(time.UnixMicro(reports[0].Upstream.BegunUs)), reports, 0)) // which forgets the outcome
+	upstreams, isOne := store.EngineOf(db).(prices.Upstreams)
+	require.True(t, isOne)
+	reports := []*prices.Report{{Key: k, Outcomes: 1, NextShare: share}}
+	require.NoError(t, upstreams.Report(t.Context(), unitAt(now), reports, 0))
+	require.NoError(t, upstreams.Turn(t.Context(), unitAt(now), reports, 0)) // which forgets the outcome
 }
 
 // unitAt returns a unit in memory, at an instant.

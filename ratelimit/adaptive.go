@@ -13,51 +13,48 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Adaptive follows what an upstream accepts. While the upstream refuses nothing, the Contract holds. When it throttles, requests cost
-// more: with a price of 4 a request for one token takes 4, so that a quarter of the contract gets through. The bucket and
-// its refill stay as they are, so that no change of the price reaches back.
+// Adaptive follows the rate that an upstream accepts. While the upstream throttles nothing, the limit is its Contract. When it
+// throttles, tokens cost more: at a price of 4, a request for one token takes 4, so a quarter of the contract is allowed. See
+// docs/recipes.md.
 //
 //	var Upstream = ratelimit.Define("upstream", ratelimit.Adaptive{
 //		Contract: ratelimit.TokenBucket{Rate: 100, Period: time.Second}, Apply: true,
 //	})
 //
-// The price is worked out from outcomes, which the processes report with [Limiter.Report], or package httplimit's Transport
-// for them. Once an Epoch one of all processes works it out, from what all of them have reported. Each key of the limit has a
-// price of its own: make the account at the upstream the key.
+// Each key has its own price: use the account at the upstream as the key. Processes report outcomes with [Limiter.Report], or
+// through the Transport of package httplimit. Once an Epoch, one process computes the share of the contract that is allowed
+// from all reports:
 //
-//   - More than 1 % throttled: the share of the contract that is given is cut to 0.85 of what was accepted, but not below 0.7
-//     of what it was; to 0.7 of what was accepted, where half or more was throttled. Ten outcomes are needed: an epoch
-//     of fewer goes on, for up to ten. When a fifth or more is throttled, an epoch ends after a quarter of its time.
-//   - Less sent than 0.7 of what was allowed: the share stays, as nobody knows whether there is more.
-//   - Else it grows by Growth each second, up to the contract. With nobody reporting it stays.
+//   - More than 1 % throttled: the share is cut to 0.85 of the accepted rate, but to between 0.7 and 0.85 of itself. If at
+//     least half was throttled, it is cut to 0.7 of the accepted rate.
+//   - Less than 0.7 of the allowed rate was sent, or nothing was reported: the share stays.
+//   - Otherwise: the share grows by Growth each second, up to the whole contract.
 //
-// A process that has heard nothing yet goes by the contract. It asks at its first call, and then once an epoch, beside its
-// calls and never in their way; while it cannot ask, as before migration 10 has been applied, what it knew last holds, and
-// the Observer is told of a [Failed].
-//
-// A price makes no request impossible: a bucket that is full gives what its capacity would give at a price of 1, and owes
-// the rest, which later requests wait for. Of a CalendarWindow at most the whole window is charged, unless more is asked. What
-// was reserved is settled at the price at which it was reserved; of what is given back without a reservation, say the price
-// that was charged, State.Charged, with [Request.Price].
-//
-// While a program with another Contract, or other numbers, uses the same name and key, as in a rolling deployment, both go
-// by one share, each of its own Contract and down to its own Floor. When the database's clock steps back by more
-// than a minute, the epoch begins again. In a transaction a price is charged with the tokens, and undone with them; what is reported is not.
+// A price makes no request impossible: a full bucket allows every cost up to its capacity, and owes the rest of the price. A
+// reservation is settled at the price at which it was made. A rollback restores charged tokens, but not reported outcomes.
 type Adaptive struct {
-	// Contract is the policy while nothing is throttled: a TokenBucket, a FixedWindow or a CalendarWindow. A price slows a
-	// bucket down at once. Of a window it leaves fewer tokens, and does not spread them.
+	// Contract is the policy while the upstream throttles nothing: a TokenBucket, a FixedWindow or a CalendarWindow. In a
+	// window, a price reduces the number of requests, but does not spread them. A price takes at most one whole calendar window
+	// for a cost that fits into it. If programs have different numbers under one name, as in a rolling deployment, they use the
+	// same share of their own Contract, down to their own Floor.
 	Contract Policy
-	// Floor is the smallest share of the contract that the price leaves, from 0.001 to 1. It keeps requests coming that
-	// find out when the upstream has recovered. Defaults to 0.1.
+	// Floor is the smallest share of the contract that is allowed, from 0.001 to 1. It keeps some requests coming, which show
+	// when the upstream has recovered. Defaults to 0.1.
 	Floor float64
-	// Growth is the share of the contract that is gained back each second without throttling, from 0.001 to 1. Defaults to
-	// 0.04.
+	// Growth is the share of the contract that is regained each second without throttling, from 0.001 to 1. Defaults to 0.04.
 	Growth float64
-	// Epoch is how long outcomes are collected before the price changes: from 100ms to an hour. Give it twice the time that
-	// the upstream takes to answer, or more. Defaults to 2s.
+	// Epoch is the time over which outcomes are collected before the price changes: from 100ms to an hour. Set it to at least
+	// twice the response time of the upstream. Defaults to 2s.
+	//
+	// An epoch with fewer than ten outcomes is extended to at most ten times its length. With Apply, an epoch ends after a
+	// quarter of its time if more than a fifth was throttled, unless the epoch before ended in a cut. If the database's clock
+	// steps back by more than a minute, the epoch begins again.
+	//
+	// A process uses the contract until it has read a price. It reads the price at its first call, and then once an epoch, in
+	// parallel with its calls. If it cannot, the last price it read stays in effect, and the Observer receives a [Failed].
 	Epoch time.Duration
-	// Apply charges the price, and pauses the key when its upstream asks for that. Without it the price is worked out and
-	// told, and requests cost what they ask: to see what it would do first.
+	// Apply charges the price, and pauses the key when the upstream asks for it. Without Apply, the price is computed and
+	// reported, but requests pay their cost alone. Begin without it to see its effect.
 	Apply bool
 }
 
@@ -70,7 +67,7 @@ const (
 	defaultEpoch  = 2 * time.Second
 )
 
-// String returns the policy in words, as in "100 per second, adapting down to 0.1 of it".
+// String returns the policy as text, such as "100 per second, adapting down to 0.1 of it".
 func (p Adaptive) String() string {
 	words := fmt.Sprintf("%v, adapting down to %v of it", p.Contract, p.withDefaults().Floor)
 	if !p.Apply {
@@ -117,7 +114,7 @@ func (p Adaptive) compile() (bucket.Terms, error) {
 	return t, nil
 }
 
-// adapting returns the policy of a limit with these terms as its controller sees it.
+// adapting returns the policy, for a limit with the terms t, in the form that package adaptive uses.
 func (p Adaptive) adapting(t bucket.Terms) adaptive.Adapting {
 	p = p.withDefaults()
 	return adaptive.Adapting{
@@ -125,10 +122,10 @@ func (p Adaptive) adapting(t bucket.Terms) adaptive.Adapting {
 	}
 }
 
-// retryAfterReason is the reason of the pause that an upstream has asked for.
+// retryAfterReason is the reason of a pause that an upstream asked for.
 const retryAfterReason = "the upstream's Retry-After"
 
-// checkPrice returns an error unless the price of the request is one.
+// checkPrice returns an error if the price of the request is out of range. 0 is no price.
 func checkPrice(r *Request) error {
 	if r.price != 0 && !(r.price >= 1 && r.price <= maxPrice) {
 		return fmt.Errorf("%w: the price %v of %q; a price is a number from 1 to %v, as State.Price tells it", ErrInvalidCost, r.price, r.limit.Name(), maxPrice)
@@ -136,8 +133,8 @@ func checkPrice(r *Request) error {
 	return nil
 }
 
-// mayHaveCharged reports whether a price may have been charged that a request for the subject names: by the definition in the code, or by
-// any policy that its rule has had. What holds now does not tell.
+// mayHaveCharged reports whether the definition in the code, or any past or present policy of the rule, charges a price. The
+// current policy alone does not tell whether an earlier call paid the price that a request names.
 func (s *subject) mayHaveCharged(r *Request) bool {
 	if charges(r.limit.Policy()) || s.rule == nil {
 		return charges(r.limit.Policy())
@@ -151,9 +148,9 @@ func charges(policy Policy) bool {
 	return adapts && a.Apply
 }
 
-// price sets the price of the subject and the end of its pause, if its limit is adaptive. Then it also sets now to an estimate of the
-// database's clock. The caller passes the upstream that price returns to touch: an exchange that runs beside the call begins after
-// the call has read the price, and so never changes it.
+// setPrice sets the price of an adaptive limit, and the end of its pause, and sets now to an estimate of the database's clock.
+// The caller passes the upstream that it returns to touch. So an exchange of prices begins after the call has read its price,
+// and cannot change it.
 func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key string, now *int64) (u *adaptive.Upstream, err error) {
 	policy, adapts := s.limit.Policy().(Adaptive)
 	if !adapts {
@@ -185,27 +182,26 @@ func (s *subject) setPrice(ctx context.Context, l *Limiter, r *Request, key stri
 	return u, nil
 }
 
-// Outcome is what an upstream made of a request.
+// Outcome is the answer of an upstream to a request.
 type Outcome struct {
-	// Throttled is whether it was refused because there were too many, as with the HTTP status 429.
+	// Throttled reports whether the upstream refused the request because there were too many, as with the HTTP status 429.
 	Throttled bool
-	// RetryAfter is how long the upstream wants no requests, as its Retry-After says; 0 where it does not say. The key is
-	// paused meanwhile, in all processes, when its policy has Apply. More than a day counts as a day.
+	// RetryAfter is the time for which the upstream wants no requests, as in its Retry-After header; 0 if it sent none. If the
+	// policy has Apply, the key is paused for that time in all processes. More than a day counts as a day.
 	RetryAfter time.Duration
 }
 
-// Report notes what the upstream behind an [Adaptive] limit made of a request, which counts with its cost. Report each request
-// once, those that were accepted too, and none that the limit refused.
+// Report reports the outcome of a request to the upstream of an [Adaptive] limit. The outcome is weighted by the cost of the
+// request. Report each request once, including accepted ones, but not requests that the limit refused.
 //
-// It returns at once: outcomes are counted in memory, and four times an epoch one call has them written to the database, beside
-// the calls. On a single connection in place of a pool that call waits for it. A write that fails is told the Observer as a
-// [Failed], and what it was to write is written next time, unless it may have been written. What a process has counted
-// and not written is lost with it. Report counts whatever has become of ctx. In a transaction it counts, too, and is not
-// undone: it is about the upstream. While another transaction has locked the row of a key, the outcomes of that key stay in memory,
-// and the outcomes of other keys are written.
+// It returns at once. Outcomes are counted in memory, and written to the database four times an epoch, in parallel with calls.
+// If the Limiter is on a single connection, the call that writes them waits. A failed write is reported to the Observer as a
+// [Failed], and its outcomes are written next time, unless they may have been written. If a process dies, its unwritten
+// outcomes are lost. Outcomes count even if ctx has ended, or if the transaction of the call rolls back. While another
+// transaction holds the row of a key, only the outcomes of that key stay in memory.
 //
-// It returns ErrInvalidRequest for a limit that is not Adaptive, and for a RetryAfter below 0, and the errors that Take finds
-// before any SQL. Where a rule of Config.Policies has put another policy in place of an Adaptive one, nothing is counted.
+// It returns ErrInvalidRequest for a limit that is not Adaptive and for a RetryAfter below 0, and the errors that Take returns
+// before any SQL. If a rule of Config.Policies has replaced an Adaptive policy with another kind, nothing is counted.
 func (l *Limiter) Report(ctx context.Context, request Request, o Outcome) error {
 	const verb = "report"
 	if err := l.ready(context.WithoutCancel(ctx), verb); err != nil {
@@ -245,28 +241,31 @@ func report(ctx context.Context, l *Limiter, verb string, r *Request, o Outcome)
 	return nil
 }
 
-// pricing is a Limiter as package adaptive knows it.
+// pricing adapts a Limiter to package adaptive.
 type pricing struct{ *Limiter }
 
-// MayBeKept reports whether the database may have kept the reports of an exchange that failed.
+// Pass returns an error if no statement must be sent.
+func (l pricing) Pass(ctx context.Context) error { return l.pass(ctx, "report", false, true) }
+
+// MayBeKept reports whether the database may have stored the reports of a failed exchange.
 func (l pricing) MayBeKept(err error) bool { return !changedNothing(err) && !wasNotSent(err) }
 
-// Estimate returns about what time it is for the database.
+// Estimate returns an estimate of the database's clock.
 func (l pricing) Estimate() int64 { return l.config.estimate() }
 
-// Failed tells the observer of an exchange that has failed.
+// Failed reports a failed exchange to the Observer.
 func (l pricing) Failed(ctx context.Context, limit string, err error, began time.Time) {
 	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err))
 	l.reports.failed(ctx, Failed{Verb: "report", Limit: limit, Err: err}, began)
 }
 
-// Changed tells the observer of a price.
+// Changed reports a new price to the Observer.
 func (l pricing) Changed(ctx context.Context, limit string, before, price float64, applied, decided bool) {
 	l.reports.tell(ctx, PriceChanged{Limit: limit, Before: before, Price: price, Applied: applied, Decided: decided})
 }
 
-// wasNotSent reports whether there was no connection to send a statement on: none could be made, or none of the pool came
-// free in time. pgx gives a time that ends during a statement a type of its own.
+// wasNotSent reports whether err occurred before any statement was sent, because the pool could not supply a connection. If a
+// deadline ends during a statement, pgx returns an error of a type of its own.
 func wasNotSent(err error) bool {
 	var connectErr *pgconn.ConnectError
 	return errors.As(err, &connectErr) || errors.Is(err, context.DeadlineExceeded) && !pgconn.Timeout(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/gate"
 )
 
 // answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
@@ -104,7 +104,7 @@ func (r *oneRow) RawValues() [][]byte {
 
 // Scan reads the fingerprint.
 func (r *oneRow) Scan(to ...any) error {
-	*to[0].(*string), *to[1].(*uint32) = store.NoSecret, 0
+	*to[0].(*string), *to[1].(*uint32) = gate.NoSecret, 0
 	return nil
 }
 

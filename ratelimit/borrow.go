@@ -6,37 +6,38 @@ import (
 	"math"
 )
 
-// Borrow returns a request that is paid from own, a guarantee, or else from pool, which has what others leave of theirs:
-// of a pool of 100 a second and tenants with guarantees of 50, 30 and 20, each has his guarantee at any time, and what one
-// leaves the others share.
+// Borrow returns a request that takes from own, a guarantee, or otherwise from pool, which holds the unused share of all
+// guarantees. For example, a pool of 100 a second serves tenants with guarantees of 50, 30 and 20. Each tenant can use its
+// guarantee at any time, and all tenants share the rest.
 //
 //	d, err := limiter.Take(ctx, ratelimit.Borrow(Guarantee.For(tenant), Pool.Global()))
 //
-// When own has enough the tokens are taken from it, and the pool is charged as much, whatever it holds; it may owe then.
-// Else, when the pool has enough, they are taken from the pool alone, and State.Borrowed says so. Else the request is
-// refused, and may be allowed after the sooner of the two waits. So who comes back is served from his guarantee at once, and
-// those who borrow wait for the pool. Let the guarantees add up to no more than the rate of the pool: in any span t all of
-// them take no more than the pool's capacity, the capacities of the guarantees, and the pool's rate times t, together.
+// If own has enough tokens, they are taken from own, and the same number is charged to the pool, even below zero. Otherwise, if
+// the pool has enough, they are taken from the pool alone, and State.Borrowed is set. Otherwise the request is refused, with
+// the shorter of the two waits. So a tenant that returns is served from its guarantee at once, and borrowers wait for the pool.
 //
-// The cost is that of own, and can be set afterwards with [Request.Cost]; that of pool does not matter. The decision has two
-// states for the request, of own and then of pool, and both count towards the 64 limits of a call. In one call several
-// requests may borrow from one pool, which may be asked for itself, too: that is decided first, and then the pool pays for
-// those whose own buckets have too little.
+// The sum of the guarantees should be at most the rate of the pool. Then all tenants together take in any span t at most the
+// rate of the pool times t, plus the capacities of the pool and of the guarantees.
 //
-// It is for Take, Check and TakeUpTo; others return ErrInvalidRequest before any SQL, as they cannot know who paid. Own
-// and pool are a [TokenBucket], a [FixedWindow] or a [CalendarWindow], with Shards or without. A rule may put the pool in
-// shadow or turn it off: it refuses nobody then. When it turns own off, or puts it in shadow, the pool decides alone. A
-// pause of either refuses.
+// The cost is the cost of own, which you can also set on the result with [Request.Cost]. The cost of pool is ignored. The
+// decision has two states for the request, first of own and then of pool. Both count towards the 64 limits of a call. Several
+// requests of a call can borrow from one pool, and the call can also take from the pool directly. The direct request is decided
+// first.
+//
+// Borrow is for Take, Check and TakeUpTo. Other calls return ErrInvalidRequest before any SQL, because they cannot know which
+// bucket paid. Own and pool must be a [TokenBucket], a [FixedWindow] or a [CalendarWindow]. If a rule puts the pool in shadow
+// or turns it off, nothing is refused. If a rule puts own in shadow or turns it off, the pool alone decides. A pause of either
+// refuses.
 func Borrow(own, pool Request) Request {
 	pool.cost = 0
 	if own.pool != nil {
-		pool.pool = own.pool // which no call takes, so that none pays from one of two pools
+		pool.pool = own.pool // every call rejects a pool with a pool
 	}
 	own.pool = &pool
 	return own
 }
 
-// askPool adds the pool of a request that was added last.
+// askPool adds the pool of the request that was added last.
 func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request) (subject, error) {
 	own := p.asked[len(p.asked)-1].ask
 	if err := checkBorrow(r, verb); err != nil {
@@ -60,19 +61,19 @@ func (p *plan) askPool(ctx context.Context, l *Limiter, verb string, r *Request)
 		return s, fmt.Errorf("%w: a bucket of %q is to borrow from two pools in one call; name one", ErrInvalidRequest, a.Key.Name)
 	}
 	for _, limit := range []Limit{of.limit, s.limit} {
-		if _, adapts := limit.Policy().(Adaptive); adapts || limit.terms().Rule != nil {
+		if _, adapts := limit.Policy().(Adaptive); adapts || !limit.terms().Kind.Owes() {
 			return s, fmt.Errorf("%w: Borrow with %q, which is %v: use token buckets, fixed windows or calendar windows",
 				ErrInvalidRequest, limit.Name(), limit.Policy())
 		}
 	}
 	a.Lender, p.of[asked.ask].lends = &lender, true
-	if s.mode == Shadow && of.mode == On { // then neither refuses
+	if s.mode == Shadow && of.mode == On { // then neither own nor the pool refuses
 		of.mode, of.spared, a.Unenforced = Shadow, true, true
 	}
 	return s, nil
 }
 
-// checkBorrow returns an error when a request that borrows cannot be part of a call of the verb.
+// checkBorrow returns an error if the verb does not support a request that borrows.
 func checkBorrow(r *Request, verb string) error {
 	switch {
 	case r.pool.pool != nil:
@@ -84,8 +85,8 @@ func checkBorrow(r *Request, verb string) error {
 		ErrInvalidRequest, verb, r.limit.Name(), r.pool.limit.Name())
 }
 
-// checkBorrowers checks, once all requests are added, that no bucket both borrows and is asked otherwise. A pool that is not
-// asked for itself refuses nothing for that.
+// checkBorrowers returns an error if a bucket both borrows and is named by another request. All requests must have been added.
+// A pool that no request names directly can go into debt for the guarantees.
 func (p *plan) checkBorrowers() error {
 	if len(p.asked) > maxRequests {
 		return fmt.Errorf("%w: the call asks for %d limits, of which a Borrow has two; it takes up to %d", ErrInvalidRequest, len(p.asked), maxRequests)
@@ -102,7 +103,7 @@ func (p *plan) checkBorrowers() error {
 	return nil
 }
 
-// lender returns the index of the bucket that the i-th one borrows from, or -1 when that is not asked.
+// lender returns the index of the bucket that bucket i borrows from, or -1 if the call does not ask it.
 func (p *plan) lender(i int) int {
 	for j := range p.asks {
 		if p.asks[j].Key == *p.asks[i].Lender && !p.of[j].released {
@@ -124,10 +125,10 @@ func (p *plan) passOn(i int) {
 	a.Lender = nil
 }
 
-// checkBorrowed returns an error when what the i-th bucket is asked can never be had, neither from it nor from its pool.
+// checkBorrowed returns an error if neither bucket i nor its pool can ever hold the cost.
 func (p *plan) checkBorrowed(i int) error {
 	a, j := &p.asks[i], p.lender(i)
-	if j < 0 || a.Cost <= a.Terms.Capacity { // a pool that is not asked limits nobody
+	if j < 0 || a.Cost <= a.Terms.Capacity { // without a pool in the call, no cost is too large
 		return nil
 	}
 	pool, borrowed := &p.asks[j], 0.0

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
-// Calendar is a part of the calendar that a [CalendarWindow] is as long as.
+// Calendar is the length of the windows of a [CalendarWindow].
 type Calendar string
 
 const (
@@ -23,40 +23,41 @@ const (
 	Yearly    Calendar = "year"
 )
 
-// CalendarWindow gives Rate tokens in each day, week, month, quarter or year of a time zone: "1000 a month, which begin on
-// the 1st at midnight in Berlin". What is left of a window is gone with it. What is owed is repaid by Rate for each window.
+// CalendarWindow gives Rate tokens in each day, week, month, quarter or year of a time zone: "1000 a month, from midnight of
+// the 1st in Berlin". Unused tokens do not roll over. Owed tokens are repaid by Rate in each window.
 //
-// A window begins at local midnight, so daylight saving and the lengths of months are right. A local midnight that does not exist
-// is the first instant after it, and of one that occurs twice the first counts. A [FixedWindow] of 24 hours, in contrast, begins
-// at another local time after each change of the clocks.
+// A window begins at local midnight, so daylight saving and the lengths of months are right. If that midnight does not exist,
+// the window begins at the first instant after it. If it occurs twice, the first counts. A [FixedWindow] of 24 hours, in
+// contrast, starts at another local time after each change of the clocks.
 //
-// The begins follow the time zone data of this program, as [time.LoadLocation] finds them: those of the machine, and otherwise
-// those in the program, which package time/tzdata adds (about 450 KB). Two programs with different data can disagree about a
-// zone whose law has changed. Then their windows begin up to some hours apart, until both have the new data.
+// Windows follow the time zone data that [time.LoadLocation] finds on the machine, or otherwise the data in the program
+// (package time/tzdata, about 450 KB). If two programs have different data for a zone, their windows can begin hours apart
+// until both have the new data.
 //
-// A reservation may reach into the next window, and not further.
+// A reservation can reach into the next window, but not further.
 type CalendarWindow struct {
-	// Rate is the number of tokens in each window: from 1e-9 to 1e12. It is the capacity, too.
+	// Rate is the number of tokens in each window: from 1e-9 to 1e12. It is also the capacity.
 	Rate float64
-	// Resets is how long a window is. There is no default.
+	// Resets is the length of a window. It is required.
 	Resets Calendar
-	// Zone is the name of a time zone, such as "Europe/Berlin", as the time zone data of this program have it. NewLimit returns
-	// ErrInvalidLimit for a name that they do not have. Defaults to "UTC".
+	// Zone is the name of a time zone, such as "Europe/Berlin". NewLimit returns ErrInvalidLimit for a name that is not in the
+	// program's time zone data. Defaults to "UTC".
 	Zone string
-	// FirstWeekday is the day on which a Weekly window begins. Its zero value is Sunday.
+	// FirstWeekday is the day on which a Weekly window begins. The zero value is Sunday.
 	FirstWeekday time.Weekday
-	// FirstDay is the day of the month on which a Monthly, Quarterly or Yearly window begins, from 1 to 31: in a month
-	// that has fewer days, its last. Defaults to 1.
+	// FirstDay is the day of the month on which a Monthly, Quarterly or Yearly window begins, from 1 to 31. In a shorter month
+	// it is the last day. Defaults to 1.
 	FirstDay int
-	// FirstMonth is the month in which a Yearly window begins, and a Quarterly one: with it every third. Defaults to January.
+	// FirstMonth is the month in which a Yearly window begins. A Quarterly window begins in this month and every third month
+	// after it. Defaults to January.
 	FirstMonth time.Month
-	// MaxReserved is how many tokens Reserve may owe: up to Rate, as it reaches into the next window only. Defaults to
-	// Rate. NoDebt and NoReservations are as in [TokenBucket].
+	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations: at most Rate, because reservations
+	// reach only into the next window. Defaults to Rate. NoDebt and NoReservations are as in [TokenBucket].
 	MaxReserved float64
 }
 
-// String returns the policy in words, as in "1000 per month in Europe/Berlin", and from which day on where that is not the
-// first: "1000 per week in UTC from Monday on".
+// String returns the policy as text, such as "1000 per month in Europe/Berlin". It adds the first day if that is not the
+// default: "1000 per week in UTC from Monday on".
 func (p CalendarWindow) String() string {
 	text := fmt.Sprintf("%s per %s in %s", words.Number(p.Rate), p.Resets, p.zone())
 	day, month := max(p.FirstDay, 1), max(p.FirstMonth, time.January)
@@ -88,18 +89,19 @@ func (p CalendarWindow) compile() (bucket.Terms, error) {
 	if debt == 0 {
 		debt = p.Rate
 	}
-	t, err := compile(p.Rate, Day, p.Rate, debt, 1) // a Day or a year: the numbers have the same bounds
+	t, err := compile(p.Rate, Day, p.Rate, debt, 1) // the bounds of the numbers are the same for a day and a year
 	if err != nil {
 		return bucket.Terms{}, err
 	}
 	if p.MaxReserved > p.Rate {
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be up to its Rate of %v, as a reservation reaches into the next window only", p.MaxReserved, p.Rate)
 	}
-	t.Calendar, t.Step, t.Steps = c, length.Microseconds(), 1 // OnWindows sets the Step of an instant
+	t.Kind, t.Step, t.Steps = c, length.Microseconds(), 1 // On sets the Step of an instant
 	return t, nil
 }
 
-// calendar returns the calendar of the windows, and about how long they are. It checks the fields that say when they begin.
+// calendar returns the calendar of the windows, and their approximate length. It checks the fields that determine when they
+// begin.
 func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err error) {
 	switch p.Resets {
 	case Daily:
@@ -136,7 +138,7 @@ func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err
 	}
 	if c.Months > 0 {
 		c.First = uint8(max(p.FirstDay, 1))
-		c.Month = uint8(max(p.FirstMonth, 1)-1)%c.Months + 1 // February, May, August and November say the same
+		c.Month = uint8(max(p.FirstMonth, 1)-1)%c.Months + 1 // February, May, August and November make the same quarters
 	} else {
 		c.First = uint8(p.FirstWeekday+7-time.Thursday) % c.Days // 1970 began on a Thursday
 	}
@@ -144,10 +146,10 @@ func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err
 	return c, length, err
 }
 
-// zoneName is the form of the names of time zones. A file system takes "Europe//Berlin", too.
+// zoneName matches the form of a time zone's name. A file system would also accept "Europe//Berlin".
 var zoneName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
 
-// zoneOf returns the time zone of a name.
+// zoneOf returns the time zone called name, or an error.
 func zoneOf(name string) (zone *time.Location, err error) {
 	if name == "Local" || strings.EqualFold(name, "localtime") {
 		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name, "Europe/Berlin")

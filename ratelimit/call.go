@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// The verbs that decide, as observers are told them.
+// The verbs that decide, as events name them.
 const (
 	verbTake    = "take"
 	verbCheck   = "check"
@@ -26,31 +26,29 @@ type call struct {
 	store.Call
 	plan plan
 
-	requests []Request // of a call that is made again when the database's clock says that a rule is in another mode
+	requests []Request // kept if a rule may be in another mode by the database's clock, to arrange them again
 
-	change  func(context.Context, *store.Session) error // what the verb changes, whatever the buckets hold; nil: it decides
-	untold  bool                                        // whether the observer is not told of the decision
-	quiet   bool                                        // whether nobody is told of a refusal, as the verb goes on
+	change  func(context.Context, *store.Session) error // the change of a verb that does not decide; nil: the verb decides
+	untold  bool                                        // whether the decision is not reported to the Observer
+	quiet   bool                                        // whether a refusal is not reported, because the verb goes on
 	recalls bool                                        // whether the call may be answered from memory
 
 	from   source
-	states []State // of its buckets, when it is not from the database
-	at     int64   // the instant of the decision then
+	states []State // the states of its buckets, if the answer is not from the database
+	at     int64   // the time of that decision
 
-	began time.Time // when an observer wants to know how long the call takes
+	began time.Time // set if an Observer needs the duration
 }
 
-// Take takes what the requests cost from all of their limits, or from none of them.
+// Take takes the costs of the requests from all of their limits, or from none of them.
 //
-// The decision is Allowed, or it says how long to wait. An error is a failure, never a refusal: treat
-// the request as refused. Requests that could never be allowed are errors: see ErrInvalidCost,
-// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest, all found before any SQL is sent, so that
-// the transaction stays usable.
+// Check Allowed of the decision; RetryAfter is the time to wait after a refusal. An error is a failure, never a refusal: treat
+// the request as refused. Requests that could never be allowed are errors: ErrInvalidCost, ErrInvalidKey,
+// ErrCostExceedsCapacity and ErrInvalidRequest. Take returns them before any SQL, so the transaction stays usable.
 //
-// Outside a transaction the call is one round trip and its own commit, for which it has the time of Config.Timeout.
-// Conflicts are retried; a connection that fails during the call, or a time that ends, leaves it open whether the tokens
-// were taken, and that is an error too.
-// A call whose costs are all 0 takes and writes nothing, as Check.
+// Outside a transaction the call is one round trip with its own commit, within Config.Timeout. Conflicts are retried. If the
+// connection fails during the call, or its time ends, Take returns an error, and it is unknown whether it took the tokens. If
+// all costs are 0, Take takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
 	if len(requests) == 1 && l != nil && l.pool != nil && (l.cache != nil || !l.ahead.IsEmpty()) {
 		if d, known := recallOne(ctx, l, &requests[0]); known {
@@ -61,24 +59,24 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	if err != nil {
 		return Decision{}, err
 	}
-	c.Look = c.plan.costless // there is nothing to write
+	c.Look = c.plan.costless // nothing to write
 	c.recalls = !c.Look && l.pool != nil && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0) && c.plan.isPlain()
-	return l.doOnce(ctx, c)
+	return doOnce(ctx, l, c)
 }
 
-// TakeUpTo takes as much as there is, up to n units: of several limits the most that all of them have. The cost of each
-// request is the price of one unit. Only whole units are taken, and what is left of a fraction stays in the bucket, so that
-// whoever asks again and again comes to the rate of the limit.
+// TakeUpTo takes as many units as are available, up to n. With several limits it takes as many as all of them have. The cost of
+// each request is the price of one unit. It takes only whole units. A fraction stays in the bucket, so repeated calls reach the
+// rate of the limit.
 //
 //	n, d, err := limiter.TakeUpTo(ctx, len(queue), Mails.For(sender), Bytes.For(sender).Cost(size))
 //
-// It returns how many it took. When that is 0 the decision is a refusal, and RetryAfter is the wait until one unit is there;
-// else the decision is Allowed, and the Cost of each State is what was taken from it: its price times the units. A limit that
-// is in shadow makes them no fewer; where it has too little for all of them, nothing is taken from it.
+// It returns the number of units taken. If that is 0, the decision is a refusal, and RetryAfter is the time until one unit is
+// available. Otherwise the decision is allowed, and the Cost of each State is the price of a unit times the units. A limit in
+// shadow does not reduce the number; if it has too few tokens for all units, nothing is taken from it.
 //
-// The buckets are locked, decided on, and saved: two round trips in a transaction, where Take has one, and outside of one a
-// transaction of its own. It is as exact as Take, and the errors are those of Take. It returns
-// ErrInvalidRequest, before any SQL, when n is below 1, and for a [Concurrency]; and ErrInvalidCost for units that cost nothing.
+// TakeUpTo locks the buckets, decides and saves them: two round trips in a transaction, where Take has one, and otherwise a
+// transaction of its own. It is as exact as Take, and returns the errors of Take. Before any SQL it returns ErrInvalidRequest
+// if n is below 1 or a limit is a [Concurrency], and ErrInvalidCost if a unit costs nothing.
 func (l *Limiter) TakeUpTo(ctx context.Context, n int, requests ...Request) (taken int, d Decision, err error) {
 	c, err := l.begin(ctx, verbTake, requests)
 	if err != nil {
@@ -97,7 +95,7 @@ func (l *Limiter) TakeUpTo(ctx context.Context, n int, requests ...Request) (tak
 	return c.Taken, d, nil
 }
 
-// isCostless reports whether none of the requests costs anything.
+// isCostless reports whether all requests cost 0.
 func isCostless(requests []Request) bool {
 	for i := range requests {
 		if requests[i].cost > 0 {
@@ -107,38 +105,38 @@ func isCostless(requests []Request) bool {
 	return true
 }
 
-// Check returns the decision Take would return, and takes nothing. Somebody else may take the tokens
-// before you do, so do not check first and take later: take, and give up the work when refused.
+// Check returns the decision that Take would return, and takes nothing. Other calls can take the tokens before you do. So do
+// not check first and take later: take, and give up the work after a refusal.
 //
-// It reads with a SELECT. In a SERIALIZABLE transaction that read takes part in conflict detection as
-// any read of yours, which Take avoids.
+// It reads with a SELECT. In a SERIALIZABLE transaction this read can cause serialization failures, like your own reads. Take
+// avoids that.
 func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
 	c, err := l.begin(ctx, verbCheck, requests)
 	if err != nil {
 		return Decision{}, err
 	}
 	c.Look = true
-	return l.doOnce(ctx, c)
+	return doOnce(ctx, l, c)
 }
 
-// Value returns what the bucket of request holds, to show it or to project it. The request's cost does
-// not matter. It reads as Check does.
+// Value returns the content of the bucket of request, to show it or to compute it at other instants. The cost of the request
+// does not matter. It reads as Check does.
 func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	c, err := l.begin(ctx, "value", []Request{request.Cost(0)})
 	if err != nil {
 		return Value{}, err
 	}
 	c.Look, c.untold = true, true
-	d, err := l.doOnce(ctx, c)
+	d, err := doOnce(ctx, l, c)
 	if err != nil {
 		return Value{}, err
 	}
 	return d.States[0].Value, nil
 }
 
-// Reset fills the buckets of the requests to their capacity, as on a successful login. Debts are
-// forgotten with the rest, so reserved work that has not run yet comes on top. A fixed window stays where it
-// is. In a transaction the reset is undone with it.
+// Reset fills the buckets of the requests to their capacity, for example after a successful login. Debts are forgotten, too, so
+// reserved work that has not run yet comes on top. The windows of a fixed window do not move. In a transaction, a rollback
+// undoes it.
 func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	c, err := l.begin(ctx, "reset", costless(requests))
 	if err != nil {
@@ -149,7 +147,7 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	return err
 }
 
-// costless returns the requests without their costs.
+// costless returns the requests with a cost of 0.
 func costless(requests []Request) []Request {
 	free := make([]Request, len(requests))
 	for i, r := range requests {
@@ -158,7 +156,8 @@ func costless(requests []Request) []Request {
 	return free
 }
 
-// begin does what every call does before SQL: a statement that fails takes the caller's transaction with it.
+// begin checks and arranges the requests of a call before any SQL, because a failed statement would abort the caller's
+// transaction.
 func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*call, error) {
 	if err := l.ready(ctx, verb); err != nil {
 		return nil, err
@@ -186,9 +185,9 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	return c, nil
 }
 
-// spareCalls are calls that can be used again, each with nothing in it: a call is a thousand bytes, and what callers who share
-// batches allocate is most of what they cost.
-var spareCalls sync.Pool //nolint:gochecknoglobals // of *call: a pool, which nothing depends on
+// spareCalls are empty calls to use again. A call is a thousand bytes, and allocations are most of the cost of a call in a
+// batch.
+var spareCalls sync.Pool //nolint:gochecknoglobals // a pool of *call without state
 
 func newCall() *call {
 	if c, ok := spareCalls.Get().(*call); ok {
@@ -197,22 +196,22 @@ func newCall() *call {
 	return &call{}
 }
 
-// Free is for package batch.
+// Free empties c and returns it to the pool. Package batch calls it when no batch uses c any more.
 func (c *call) Free() {
 	*c = call{}
 	spareCalls.Put(c)
 }
 
-// doOnce is do for a call that nobody looks at afterwards. It is used again when it was answered in a batch, for one bucket,
-// and no other call that was made for it shares its memory, as those under rules may.
-func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
+// doOnce runs c and returns it to the pool. The caller must not use c afterwards. It returns only a call that was answered from
+// memory, or in a batch for one bucket without rules, because other calls may share its memory.
+func doOnce(ctx context.Context, l *Limiter, c *call) (Decision, error) {
 	if l.pool != nil && len(c.Asks) == 1 && !c.plan.ruled {
 		c.Owner = c
 	}
 	d, err := l.do(ctx, c)
 	switch {
 	case err != nil:
-	case c.from != fromDatabase: // no batch has seen it
+	case c.from != fromDatabase: // no batch uses it
 		c.Free()
 	case c.Owner != nil:
 		c.Done()
@@ -220,7 +219,7 @@ func (l *Limiter) doOnce(ctx context.Context, c *call) (Decision, error) {
 	return d, err
 }
 
-// ready returns an error when the Limiter or the context cannot be used.
+// ready returns an error if the Limiter or the context cannot be used.
 func (l *Limiter) ready(ctx context.Context, verb string) error {
 	switch {
 	case l == nil || l.store == nil:
@@ -233,7 +232,7 @@ func (l *Limiter) ready(ctx context.Context, verb string) error {
 	return nil
 }
 
-// do decides on c, or changes what c changes, and tells who wants to know.
+// do runs c, reports it, and returns its decision.
 func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
@@ -261,23 +260,24 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	return d, nil
 }
 
-// runInMode runs the call, and again if a rule is in another mode by the database's clock than by the clock of this process.
+// runInMode runs the call, and runs it again if a rule is in another mode by the database's clock than by this process's.
 func (c *call) runInMode(ctx context.Context, l *Limiter) error {
 	err := c.run(ctx, l)
-	if errors.Is(err, store.ErrOtherMode) { // nothing was taken
+	if errors.Is(err, store.ErrOtherMode) { // nothing was taken yet
 		var arranged plan
 		if arranged, err = c.arrangeAgain(ctx, l); err == nil {
 			err = c.retryWith(arranged, func(again *call) error { return again.run(ctx, l) })
 		}
 	}
-	if err != nil { // a batch that its caller has left goes on with the call
+	if err != nil { // the batch may still use the call after its caller has left
 		return err
 	}
 	c.plan.taken = c.Taken
 	return nil
 }
 
-// retryWith runs the call again by another plan, and takes over its outcome. A batch may still look at the first attempt.
+// retryWith runs the call again with another plan, and takes over its outcome. It uses a new call, because a batch may still
+// use the first one.
 func (c *call) retryWith(arranged plan, run func(again *call) error) error {
 	again := &call{plan: arranged, change: c.change, began: c.began}
 	again.Question, again.Asks = c.Question, arranged.asks
@@ -292,16 +292,16 @@ func (c *call) retryWith(arranged plan, run func(again *call) error) error {
 	return err
 }
 
-// run changes what c changes, or decides on c, when the gate lets it pass. In a transaction the store decides.
+// run executes c if the gate lets it pass: in a transaction directly, otherwise through the deny cache and the batcher.
 func (c *call) run(ctx context.Context, l *Limiter) error {
 	if len(c.Asks) == 0 { // the answers are known
-		if c.plan.notBefore == 0 { // else one of them is paused
+		if c.plan.notBefore == 0 { // otherwise a limit is paused
 			c.Taken = c.UpTo
 		}
 		return nil
 	}
 	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
-		bounded, cancel := l.bounded(ctx) // what is looked at and the call together
+		bounded, cancel := l.bounded(ctx) // one time limit for the check and the call
 		defer cancel()
 		ctx = bounded
 		if err := l.pass(ctx, c.Verb, c.plan.keyed, c.Look); err != nil {
@@ -310,7 +310,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	}
 	switch {
 	case c.change != nil:
-		if c.Verb != "refund" { // of what was given out
+		if c.Verb != "refund" { // a refund is about used tokens only
 			l.ahead.GiveUp(ctx, c.Asks, l.pool == nil)
 		}
 		ctx, cancel := l.bounded(ctx)
@@ -324,14 +324,14 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	return l.batcher.Do(ctx, c.Queueable())
 }
 
-// isRejected reports whether the batcher rejects the call, so that nothing needs to be sent for it.
+// isRejected reports whether the batcher rejects the call, so that the gate needs to send nothing for it.
 func (c *call) isRejected(l *Limiter) bool {
 	return l.pool != nil && c.change == nil && l.batcher.IsClosed()
 }
 
-// failed returns err with what was being done, and tells the observer. It names the limit, and never a key.
+// failed reports a failed call to the Observer, and returns err with the verb and the limit. It never names a key.
 func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
-	if l.pool != nil && !changedNothing(err) { // who knows what it took
+	if l.pool != nil && !changedNothing(err) { // it may have taken tokens
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
@@ -340,13 +340,14 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 	return err
 }
 
-// bounded returns ctx with the time that Config.Timeout leaves a call outside a transaction.
+// bounded returns ctx limited by Config.Timeout, for a call outside a transaction.
 func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return batch.Bounded(ctx, l.config.Timeout)
 }
 
-// pass returns an error when a call must not be sent: a single connection is in a transaction, the keys are stored under another secret,
-// or statements would get lost on the way to the server. A call that is not keyed names keys as they are stored, or none.
+// pass returns an error if a call must not be sent: a single connection is in a transaction, the keys are stored under another
+// secret, or the connection path loses prepared statements. keyed is whether the call names keys that are not in their stored
+// form.
 func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) error {
 	if l.isConnection {
 		if err := notInTx(l.pool); err != nil {
@@ -361,8 +362,8 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
 
-// touchPrices touches the upstreams of a call. By then the call has read all its prices, so that no exchange changes some of them:
-// Wait makes two plans before it runs the first.
+// touchPrices touches the upstreams of a call, which may start an exchange of prices. By then the call has read all its prices,
+// so no exchange changes only some of them: Wait makes two plans before it runs the first.
 func (c *call) touchPrices(ctx context.Context, l *Limiter) {
 	for _, u := range c.plan.upstreams {
 		l.prices.Touch(ctx, u, c.plan.now, false)

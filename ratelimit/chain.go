@@ -11,19 +11,19 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// A source is who answered a call.
+// source says where the answer of a call came from.
 type source int8
 
 const (
 	fromDatabase   source = iota
 	fromRefusals          // the deny cache
-	fromPrefetched        // tokens that this process took ahead
+	fromPrefetched        // prefetched tokens
 )
 
-// isRemembered reports whether the answer is a refusal that was remembered.
+// isRemembered reports whether the answer is a refusal from the deny cache.
 func (s source) isRemembered() bool { return s == fromRefusals }
 
-// recallOne is recall for a Take of one request without a price. It makes no call and no plan, which take as long as the rest.
+// recallOne is recall for a Take of one request without a price. It makes no call and no plan, which would double its time.
 func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known bool) {
 	if ctx.Err() != nil {
 		return d, false
@@ -51,8 +51,8 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known b
 	return d, true
 }
 
-// recall returns the states of the buckets of a Take, and the instant of the decision, if it can be decided on from memory: with
-// prefetched tokens, or by a refusal that is remembered. It waits for nothing, and sends nothing.
+// recall returns the states of the buckets of a Take, and the time of the decision, if memory can decide: with prefetched
+// tokens, or a refusal in the deny cache. It neither waits nor sends anything.
 func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int64, from source) {
 	if l.batcher.IsClosed() {
 		return nil, 0, fromDatabase
@@ -75,7 +75,7 @@ func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int
 	return states, at, fromRefusals
 }
 
-// statesOf returns the states of buckets that gave prefetched tokens, and the instant of the decision.
+// statesOf returns the states of buckets that gave prefetched tokens, and the time of the decision.
 func statesOf(kept []ahead.View, asks []bucket.Ask, of []subject) (states []State, at int64) {
 	at = math.MinInt64
 	states, contents := room(len(kept))
@@ -88,19 +88,19 @@ func statesOf(kept []ahead.View, asks []bucket.Ask, of []subject) (states []Stat
 	return states, at
 }
 
-// tell sets what the state says of a bucket by what a memory tells of it.
+// tell sets the state from the answer of the deny cache or of prefetched tokens.
 func (s *State) tell(told *bucket.Told, a *bucket.Ask, of *subject) {
 	s.set(of.holding(&told.Terms), a, told)
 	of.tell(s, &told.Terms)
 }
 
-// remember has the database decide on the call, and keeps its answer in memory. It may wait for tokens that are taken ahead for it and others.
+// remember executes the call, with prefetched tokens if it can. It may wait until tokens are prefetched for it and other calls.
 func (c *call) remember(ctx context.Context, l *Limiter) error {
 	if !c.recalls || !l.ahead.Serves(c.Asks) {
 		return c.sendNoting(ctx, l)
 	}
 	kept, given, err := l.ahead.Do(ctx, c.Asks, func() ([]bucket.Answer, error) {
-		if err := c.sendNoting(ctx, l); err != nil { // a batch that its caller has left goes on with the call
+		if err := c.sendNoting(ctx, l); err != nil { // the batch may still use the call after its caller has left
 			return nil, err
 		}
 		return c.Answers, nil
@@ -112,13 +112,13 @@ func (c *call) remember(ctx context.Context, l *Limiter) error {
 	return err
 }
 
-// sendNoting has the database decide on the call, in a batch with others if it can. It keeps a refusal in the deny cache, unless its
-// buckets can have tokens before the end of their waits.
+// sendNoting executes the call in the database, in a batch if possible. It stores a refusal in the deny cache, unless the
+// buckets can gain tokens before their waits end.
 func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
-	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyFreesEarly(c.Asks) {
+	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
-	var room [1]uint32 // as there mostly is one bucket
+	var room [1]uint32 // most calls have one bucket
 	sent := l.cache.Send(c.Asks, room[:0])
 	err := l.batcher.Do(ctx, c.Queueable())
 	if err == nil && !bucket.AllAllowed(c.Answers) {
@@ -130,10 +130,10 @@ func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
 	return err
 }
 
-// keeping is a Limiter as package ahead knows it.
+// keeping adapts a Limiter to package ahead.
 type keeping struct{ *Limiter }
 
-// Fetch decides on a call that takes tokens ahead, in a batch with others.
+// Fetch executes a call that prefetches tokens, in a batch with others.
 func (l keeping) Fetch(ctx context.Context, c *store.Call) error {
 	err := l.batcher.Do(ctx, c.Queueable())
 	if err == nil && c.Answers[0].Allowed {
@@ -142,11 +142,11 @@ func (l keeping) Fetch(ctx context.Context, c *store.Call) error {
 	return err
 }
 
-// GiveBack returns tokens to a row. It reports an error, unless it is to be tried again.
+// GiveBack returns tokens to a row. It reports an error to the Observer, unless the caller will try again.
 func (l keeping) GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kept bucket.Ahead, most time.Duration) (given float64, err error) {
 	began := l.reports.began()
 	defer func() {
-		if failure := recover(); failure != nil { // of a hook of the program: it must not end the process
+		if failure := recover(); failure != nil { // a panic in a hook of the program must not end the process
 			err = prefixed(fmt.Errorf("return %q: a hook panicked: %v", k.Name, failure))
 		}
 		if err != nil && !(most > 0 && store.IsLockTimeout(err)) {
@@ -163,5 +163,5 @@ func (l keeping) GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kep
 	return given, err
 }
 
-// Tell tells the observer what became of tokens that were taken ahead.
+// Tell reports the use of prefetched tokens to the Observer.
 func (l keeping) Tell(e ahead.Event) { l.reports.tell(context.Background(), Prefetched(e)) }

@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -9,40 +11,37 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
-// Concurrency lets at most so many hold a slot at the same time. Slots are had with [Limiter.Acquire], which takes a lease
-// on them, and given back with [Limiter.Release]. A holder that dies has its slots until the lease ends, and then others
-// get them. Tokens, in what a call is told, are free slots; there are fewer than none while more are held than Most has
-// become.
+// Concurrency limits how many slots are held at the same time. [Limiter.Acquire] takes a lease on slots, and [Limiter.Release]
+// returns them. If a holder dies, its slots are free when the lease ends. [Limiter.Hold] renews and releases for you.
 //
-// Most holders need [Limiter.Hold], which renews and releases for them.
+// A holder that works on after its lease has ended does so beside other holders. See [Lease] for how to prevent that. In
+// answers, tokens are free slots. They are negative while more slots are held than Most, after Most was lowered.
 //
-// A holder that works on after its lease has ended does so beside others: see [Lease] for what it has to do.
+// Check reports whether Acquire would be allowed. Value returns the number of free slots. Reset frees all slots; their holders
+// get ErrLeaseLost. Take, Reserve, Credit and Charge return ErrInvalidRequest, because they give no lease.
 //
-// Check tells whether Acquire would be allowed, Value how many slots are free, and Reset frees all: their holders are told
-// ErrLeaseLost. Take, Reserve, Credit and Charge have no lease to give, and return ErrInvalidRequest.
+// If you change Most or Lease, held leases stay as they are. If you change the kind of a limit to or from Concurrency, no slot
+// is held at first. While some programs define a limit as Concurrency and others as another kind, held slots can seem free, and
+// taken tokens can be available again. So give the limit another name instead.
 //
-// A change of the policy leaves the leases that are held as they are. Where another kind of policy takes the place of
-// this one, or this of another, no slot is held at first; and while programs that define a limit as either run at once, slots
-// may seem free that are held, and tokens be there again that were taken: give the limit another name then.
-//
-// Leases end by the database's clock. When that steps back, they are held for longer by as much; when it jumps ahead,
-// they end early, and what they have given is held for no longer than a lease after it was put right.
+// Leases end by the database's clock. If it steps back, they end later by as much. If it jumps ahead, they end early. Once it
+// is right again, a lease that it gave while ahead ends within the length of a lease.
 type Concurrency struct {
-	// Most is how many slots there are: from 1 to 1000.
+	// Most is the number of slots: from 1 to 1000.
 	Most int
-	// Lease is how long a slot is held without RenewLease: whole microseconds, from a millisecond to a day. Defaults to a minute.
+	// Lease is the time for which a slot is held without RenewLease: whole microseconds, from 1ms to 24h. Defaults to a minute.
 	Lease time.Duration
 }
 
-// maxSlots bounds what the row of one bucket holds.
+// maxSlots is the maximum number of slots, because the row holds all of them.
 const maxSlots = slots.MaxSlots
 
-// String returns the policy in words, as in "5 at a time, leases of 1m".
+// String returns the policy as text, such as "5 at a time, leases of 1m".
 func (p Concurrency) String() string {
 	return fmt.Sprintf("%d at a time, leases of %s", p.Most, words.Span(p.lease()))
 }
 
-// lease returns the length of a lease.
+// lease returns the length of a lease, or its default.
 func (p Concurrency) lease() time.Duration {
 	if p.Lease == 0 {
 		return time.Minute
@@ -60,6 +59,43 @@ func (p Concurrency) compile() (bucket.Terms, error) {
 	}
 	return bucket.Terms{
 		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()), Phase: bucket.MinInstant, Shards: 1,
-		Rule: bucket.Concurrent{Lease: lease.Microseconds()},
+		Kind: bucket.Concurrent{Lease: lease.Microseconds()},
 	}, nil
+}
+
+// holds reports whether the limit gives slots in place of tokens.
+func (l Limit) holds() bool {
+	t := l.terms()
+	return bucket.Holds(&t)
+}
+
+// verbAcquire is the verb of Acquire.
+const verbAcquire = "acquire"
+
+// errHolds tells how to use a limit with a Concurrency policy, which most verbs do not support.
+var errHolds = errors.New("call Acquire, which takes a lease on slots, and Release")
+
+// checkVerb returns an error if the limit does not support the verb, or not with this cost.
+func checkVerb(limit Limit, verb string, cost float64) error {
+	if !limit.holds() {
+		return nil
+	}
+	switch verb {
+	case verbAcquire, verbCheck:
+		if cost == 0 && verb == verbAcquire {
+			return fmt.Errorf("%w: 0 of %q; ask for one slot or more", ErrInvalidCost, limit.Name())
+		}
+		return checkSlots(limit, cost)
+	case "value", "reset":
+		return nil
+	}
+	return fmt.Errorf("%w: %s of %q, which is %v: %w", ErrInvalidRequest, verb, limit.Name(), limit.Policy(), errHolds)
+}
+
+// checkSlots returns an error if the limit has a Concurrency policy and cost is not a whole number of slots.
+func checkSlots(limit Limit, cost float64) error {
+	if limit.holds() && cost != math.Trunc(cost) {
+		return fmt.Errorf("%w: %v of %q; slots are whole: ask for one or more of them", ErrInvalidCost, cost, limit.Name())
+	}
+	return nil
 }

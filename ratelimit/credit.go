@@ -10,28 +10,28 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Credit gives tokens back without a reservation: the costs of the requests are added, up to each
-// capacity. It trusts the caller that they were taken, and is not idempotent; where either matters,
-// reserve and settle. In a transaction it is undone with it.
+// Credit returns the costs of the requests to their buckets, up to each capacity, without a reservation. It trusts the caller
+// that they were taken, and it is not idempotent. If either matters, reserve and settle. In a transaction, a rollback undoes
+// it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "credit", -1, requests, bucket.Whenever)
 }
 
-// Refund is Credit for what the same requests took at an instant, which is the At of that Decision: what they
-// took from a fixed window comes back only until the window has ended, because the next one never missed it. What an [Adaptive]
-// limit has charged comes back with [Request.Price].
+// Refund is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a fixed or
+// calendar window are returned only until that window has ended, because the next window did not miss them. For an [Adaptive]
+// limit pass the charged price with [Request.Price].
 func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
 	return adjust(ctx, l, "refund", -1, requests, clampInstant(at))
 }
 
-// Charge takes what the requests cost whatever the buckets hold, below zero if need be, and later requests
-// wait until it is repaid: for a cost that is known only when the work is done, where Take had asked for
-// less. It is not idempotent. In a transaction it is undone with it.
+// Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later requests wait
+// until the debt is repaid. Use it if the cost is known only after the work, and Take has taken less. It is not idempotent. In
+// a transaction, a rollback undoes it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
 }
 
-// adjust charges the costs of the requests times sign, or credits them as what was taken at an instant.
+// adjust charges the costs of the requests times sign. A negative sign credits them as tokens taken at the instant taken.
 func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests []Request, taken int64) error {
 	c, err := l.begin(ctx, verb, costless(requests))
 	if err != nil {
@@ -44,7 +44,7 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 	charge := store.Charge{Asks: c.Asks, Amounts: make([]float64, len(c.Asks)), Taken: slices.Repeat([]int64{taken}, len(c.Asks))}
 	for i := range c.Asks {
 		charge.Amounts[i] = sign * costs[c.Asks[i].Key].cost
-		if c.plan.of[i].mode == Off { // nothing is taken from it, so nothing is given back
+		if c.plan.of[i].mode == Off { // no tokens were taken from it, so none are returned
 			charge.Amounts[i] = 0
 		}
 	}
@@ -53,8 +53,8 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 	return err
 }
 
-// actualCosts checks the requests of Settle and Credit and returns their costs, added up where one bucket is
-// named twice. They may be above what the limit can hold, as debts may.
+// actualCosts checks the requests of Settle, Credit, Refund and Charge, and returns the sum of their costs for each bucket. The
+// costs can exceed the capacity, because they can become debts.
 func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request) (map[bucket.Key]actualCost, error) {
 	costs := make(map[bucket.Key]actualCost, len(actual))
 	for i := range actual {
@@ -95,7 +95,7 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 	return costs, nil
 }
 
-// actualCost is what work cost, and the terms of the limit that it is told with.
+// actualCost is the actual cost of work for a bucket, with the limit and its terms.
 type actualCost struct {
 	cost    float64
 	subject subject

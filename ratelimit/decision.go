@@ -11,76 +11,77 @@ import (
 
 // Decision is the answer to a call over one or several limits.
 //
-// If a limit with Shards had enough, Remaining, ResetAfter and Value are estimates: a call reads only the row that it takes
-// from, and counts the other rows as if they held as much. A limit that refused was asked as a whole, so its refusal,
-// Remaining and RetryAfter are exact. Check and Limiter.Value are exact, too.
+// If a limit with Shards had enough tokens, its Remaining, ResetAfter and Value are estimates: the call reads only the row that
+// it takes from, and assumes that the other rows hold as much. If the limit refused, the call has read all of its rows, so
+// Remaining and RetryAfter are exact. Check and Limiter.Value are always exact.
 type Decision struct {
-	// Allowed is whether every limit had what was asked of it. When it is false nothing was taken.
+	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
-	// RetryAfter is 0 when allowed. When refused it is the wait after which the same call would be allowed
-	// if nobody else took anything meanwhile: the longest wait among the limits that refused. For slots it is an upper
-	// bound: the wait until enough leases have ended, where their holders give none of them back earlier.
+	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the time after which the same call will be
+	// allowed, if no other call takes tokens meanwhile: the longest wait of the limits that refused. For slots it is an upper
+	// bound, because their holders can release them before their leases end.
 	RetryAfter time.Duration
-	// Remaining is the number of tokens left after the decision in the limit that has fewest: never below
-	// 0, and a fraction between two whole tokens.
+	// Remaining is the number of tokens left after the decision in the limit that has the fewest. It is never below 0, and it
+	// can be a fraction.
 	Remaining float64
-	// ResetAfter is the wait until every limit of the call is full again if nothing more is taken.
+	// ResetAfter is the time until every limit of the call is full, if no more tokens are taken.
 	ResetAfter time.Duration
 	// At is the instant of the decision on the database's clock.
 	At time.Time
-	// States has the answer of each limit, in the order asked.
+	// States holds the answer of each limit, in the order of the requests.
 	States []State
 }
 
-// State is what a Decision says of one limit.
+// State is the answer of one limit in a Decision.
 type State struct {
-	// Limit is the limit asked, with the policy that decided.
+	// Limit is the limit of the request, with the policy that decided.
 	Limit Limit
-	// Cost is what the request asked of it.
+	// Cost is the cost of the request in tokens, before the price.
 	Cost float64
-	// Price is what a token costs: 1, or more of an [Adaptive] limit whose upstream has throttled. Cost times Price is
-	// what is taken, where the policy has Apply; else it only would be.
+	// Price is the price of a token. It is 1 unless the limit is [Adaptive] and its upstream has throttled, or [Request.Price]
+	// sets another price. A policy without Apply reports the price but does not charge it.
 	Price float64
-	// Charged is the price that was charged, for [Request.Price] of a Refund: Cost times Charged is what was taken. It is 1 where the
-	// policy has no Apply, or is not Adaptive, and below Price where a window of a calendar is not longer than that; 0 where
-	// NotAsked. Of several requests for one bucket it is that of all of them together.
+	// Charged is the price that was charged: the call took Cost times Charged. Pass it to [Request.Price] in a Refund. It is 1
+	// if the policy is not Adaptive or has no Apply, and 0 if NotAsked is set. It is below Price if the price would have cost
+	// more than a whole calendar window. If several requests of a call name one bucket, it is the price of all of them
+	// together.
 	Charged float64
-	// Allowed is whether this limit had what was asked of it. When another limit refused, nothing was
-	// taken from this one either.
+	// Allowed reports whether this limit had enough tokens. If another limit refused, nothing was taken from this one either.
 	Allowed bool
-	// RetryAfter is 0 when this limit allowed the request, else the wait until it would.
+	// RetryAfter is the time until this limit allows the request; 0 if it allowed it.
 	RetryAfter time.Duration
 	// Remaining is the number of tokens left, never below 0.
 	Remaining float64
-	// ResetAfter is the wait until the limit is full.
+	// ResetAfter is the time until the limit is full.
 	ResetAfter time.Duration
-	// Value is the bucket after the decision, to project to other instants; its tokens are negative while
-	// reservations are owed.
+	// Value is the bucket after the decision. Use it to compute the tokens at other instants. Its tokens are negative while the
+	// bucket owes reserved tokens.
 	Value Value
-	// Rule is the name of the rule of Config.Policies that has the policy; empty: the policy is that of the code.
+	// Rule is the name of the rule of Config.Policies that supplied the policy. It is empty if the definition in the code
+	// decided.
 	Rule string
-	// Unit is what the rule says that a token is, such as "requests". It is empty where it says nothing.
+	// Unit is the unit of a token that the rule sets, such as "requests". It is empty if the rule sets none.
 	Unit string
-	// Mode is On, or that of the rule. Where it is Shadow, Allowed is what would be decided: a refusal does not make that
-	// of the Decision false, and has taken nothing from this limit. Where it is Off, the limit was not asked.
+	// Mode is the mode of the rule, or On without a rule. In Shadow, Allowed is the answer the limit would give: a refusal
+	// takes nothing from this limit and does not refuse the Decision. In Off, the bucket is not read.
 	Mode Mode
-	// PausedUntil is when the pause ends that has refused the request, and PauseReason why there is one.
+	// PausedUntil is the end of the pause that refused the request, and PauseReason the reason for the pause.
 	PausedUntil time.Time
 	PauseReason string
-	// Borrowed is whether the tokens came from the pool of a [Borrow], because the bucket had too few. Nothing was taken from
-	// it then. It is told in the first of the two states that such a request has.
+	// Borrowed reports whether the tokens came from the pool of a [Borrow], because the bucket had too few. Then nothing was
+	// taken from the bucket. It is set only in the first of the two states of such a request.
 	Borrowed bool
-	// Prefetched is whether the tokens are of those that this process took ahead; see TokenBucket.Prefetch. Remaining,
-	// ResetAfter and Value are then estimates: what it keeps, and what the row held when it last asked, with what has
-	// arrived since. What others have taken meanwhile is not known.
+	// Prefetched reports whether the call took tokens that this process had prefetched; see TokenBucket.Prefetch. Remaining,
+	// ResetAfter and Value are then estimates: the tokens that this process still has, plus the tokens of the row when it was
+	// last read and the tokens that have arrived since. They do not include tokens that other processes have taken meanwhile.
 	Prefetched bool
-	// NotAsked is whether the bucket was left alone, because the limit is Off, or because one that the call asks for is
-	// paused. Value is the zero Value then.
+	// NotAsked reports whether the bucket was not read: the limit is Off, a limit of the call is paused, or the limit is in
+	// Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool
 }
 
-// Err returns nil when the decision is to allow, and otherwise a *LimitedError that carries it.
-// Return it from a transaction to roll back.
+// Err returns nil if the decision is allowed, and otherwise a *LimitedError with the decision. Return it from a transaction to
+// roll back.
 func (d Decision) Err() error {
 	if d.Allowed {
 		return nil
@@ -88,12 +89,12 @@ func (d Decision) Err() error {
 	return &LimitedError{Decision: d}
 }
 
-// LimitedError is a refusal as an error. errors.Is(err, ErrLimited) is true of it.
+// LimitedError is a refusal as an error. errors.Is(err, ErrLimited) is true for it.
 type LimitedError struct {
 	Decision Decision
 }
 
-// Error names the limits that refused and the wait. It holds no key.
+// Error returns a text with the names of the limits that refused and the wait. It contains no key.
 func (e *LimitedError) Error() string {
 	var names []string
 	for _, s := range e.Decision.States {
@@ -107,13 +108,13 @@ func (e *LimitedError) Error() string {
 // Is reports whether target is ErrLimited.
 func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
-// single is the state of a bucket that was asked for alone, and what that holds: one allocation.
+// single holds the state of the only bucket of a call, and the content of its Value, in one allocation.
 type single struct {
 	states [1]State
 	held   [1]bucket.Content
 }
 
-// room returns room for the states of n buckets, and for what these hold.
+// room returns empty states of n buckets, and empty contents for their Values.
 func room(n int) ([]State, []bucket.Content) {
 	if n == 1 {
 		one := &single{}
@@ -122,14 +123,14 @@ func room(n int) ([]State, []bucket.Content) {
 	return make([]State, n), make([]bucket.Content, n)
 }
 
-// decision returns the decision on a call that asks for this bucket alone, whose state is set.
+// decision returns the decision on a call for this one bucket, whose state is set.
 func (one *single) decision(at time.Time) Decision {
 	d := Decision{Allowed: true, At: at, States: one.states[:]}
 	d.add(&one.states[0], true)
 	return d
 }
 
-// decide turns what was answered for each bucket into the decision on the call as asked.
+// decide returns the decision on the call from the answers of its buckets.
 func (p *plan) decide(answers []bucket.Answer) Decision {
 	states, holds := room(len(answers))
 	now := p.now
@@ -151,7 +152,7 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 	return d
 }
 
-// decision turns the states of the buckets at now into the decision on the call as asked.
+// decision returns the decision on the call from the states of its buckets at now.
 func (p *plan) decision(states []State, now int64) Decision {
 	d := Decision{Allowed: true, At: time.UnixMicro(now), States: states}
 	if len(p.asked) > 1 || p.asked[0].known != nil {
@@ -170,7 +171,7 @@ func (p *plan) decision(states []State, now int64) Decision {
 	return d
 }
 
-// add folds one limit's state into the decision on all of them.
+// add adds the state of one limit to the decision on all of them.
 func (d *Decision) add(s *State, isFirst bool) {
 	if isFirst || s.Remaining < d.Remaining {
 		d.Remaining = s.Remaining
@@ -182,7 +183,7 @@ func (d *Decision) add(s *State, isFirst bool) {
 	}
 }
 
-// setState sets s to what the answer means for the i-th bucket. What the bucket holds is put into h.
+// setState sets s from the answer of the i-th bucket, and h to the content of the bucket.
 func (p *plan) setState(s *State, i int, r *bucket.Answer, h *bucket.Content) {
 	of, a := &p.of[i], &p.asks[i]
 	if p.taken > 1 {
@@ -194,35 +195,35 @@ func (p *plan) setState(s *State, i int, r *bucket.Answer, h *bucket.Content) {
 	of.tell(s, &a.Terms)
 }
 
-// units returns how many units of its requests the call took, and 1 of one that took none.
+// units returns the number of units that a TakeUpTo took; 1 for other calls and for a refused one.
 func (p *plan) units() float64 { return float64(max(p.taken, 1)) }
 
-// stateOf returns what the answer means for one bucket. What it holds is put into h.
+// stateOf returns the state of one bucket from its answer, and sets h to the content of the bucket.
 func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s State) {
 	setState(&s, limit, a, r, h)
 	return s
 }
 
-// setState sets s, which is empty, to what the answer means for one bucket. What that holds is put into h, which is empty,
-// too. Both are written where they stay: to copy them would be most of what this takes.
+// setState sets s from the answer of one bucket, and h to the content of the bucket. Both must be empty. It writes them in
+// place, because copying them would take most of its time.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
-	o := a.Terms.Outlook(r, a.Cost, a.Lowest)
+	told := a.Tell(r, a.Lowest, h)
 	if a.Within > 0 && !r.Allowed {
-		o.RetryAfter = a.SoonEnoughAfter(r)
+		told.RetryAfter = a.SoonEnoughAfter(r)
 	}
-	h.Terms, h.State, h.Rows = a.Terms, o.State, o.Rows
 	s.Mode, s.Price, s.Borrowed = On, 1, r.Borrowed
-	s.set(limit, a, &bucket.Told{Content: h, Now: r.Now, Allowed: r.Allowed, Tokens: o.Tokens, RetryAfter: o.RetryAfter, FullAfter: o.FullAfter})
+	s.set(limit, a, &told)
 }
 
-// set sets what the state says of an ask, by the decision on it.
+// set sets the fields of the state that an ask and the decision on it determine.
 func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
 	s.Limit, s.Cost, s.Charged, s.Allowed = limit, a.Cost, min(a.Price(), maxPrice), told.Allowed
 	s.RetryAfter, s.Remaining, s.ResetAfter = told.RetryAfter, max(told.Tokens, 0), told.FullAfter
 	s.Value = Value{Limit: limit, Tokens: told.Tokens, AsOf: time.UnixMicro(told.Now), held: told.Content}
 }
 
-// tell tells the state which rule has decided, by the terms that have; nil: by those that the request was resolved to.
+// tell sets the rule, unit, mode and price of state. The era of t supplies the rule and the unit. A nil t means the era at
+// which the request was resolved.
 func (s *subject) tell(state *State, t *bucket.Terms) {
 	state.Mode, state.Price = s.mode, max(s.price, 1)
 	if s.rule == nil {
@@ -236,7 +237,7 @@ func (s *subject) tell(state *State, t *bucket.Terms) {
 	state.Rule, state.Unit = e.name, e.unit
 }
 
-// holding returns the limit with the policy of the terms, which may be those of another era by now.
+// holding returns the limit with the policy of t. The era of t can differ from the one at which the request was resolved.
 func (s *subject) holding(t *bucket.Terms) Limit {
 	if s.rule == nil {
 		return s.limit

@@ -8,39 +8,38 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// FixedWindow adds Rate tokens at once at the start of each window of length Period, up to Capacity.
+// FixedWindow adds Rate tokens at the start of each window of length Period, up to Capacity.
 //
 //	tokens = min(Capacity, value + windows * Rate)
 //
-// In one window at most Capacity tokens are taken, and in any span of a Period at most twice that: at the
-// end of one window and the start of the next. Unused tokens roll over when Capacity is above Rate.
+// In one window at most Capacity tokens are taken. In any span of a Period at most twice Capacity is taken: at the end of one
+// window and at the start of the next. If Capacity is above Rate, unused tokens roll over.
 type FixedWindow struct {
-	// Rate is the number of tokens that arrive with each window: from 1e-9 to 1e12.
+	// Rate is the number of tokens added with each window: from 1e-9 to 1e12.
 	Rate float64
 	// Period is the length of a window: whole microseconds, up to 100 years.
 	Period time.Duration
-	// Capacity is the most the bucket holds, and so the largest cost Take accepts. Defaults to Rate.
-	// NoCapacity holds nothing.
+	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Defaults to Rate.
+	// NoCapacity stores no tokens.
 	Capacity float64
-	// MaxReserved is how many tokens Reserve may owe, as in [TokenBucket].
+	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations, as in [TokenBucket].
 	MaxReserved float64
-	// Start is the start of some window, past or future; the others follow from it in both directions. The
-	// zero time derives it from the limit's name and the key, so that different keys roll over at different
-	// moments and nobody's clients all return at once. When Start of a limit in use is changed, the row
-	// falls into the new windows at the next of their starts.
+	// Start is the start of any one window, past or future; it determines all others. The zero time derives the windows from
+	// the limit's name and the key. So the windows of different keys start at different times, and their clients do not all
+	// return at once. If you change Start of a limit in use, a bucket uses the new windows from the next start of one of them.
 	Start time.Time
 	// Shards is the number of rows, as in [TokenBucket].
 	Shards int
-	// Prefetch is how long a process may keep tokens that it takes ahead, to answer from memory, as in [TokenBucket]: whole
-	// microseconds, from 1ms to 1h, and no longer than the Period. Defaults to 0: none are taken ahead.
+	// Prefetch is the maximum time for which a process keeps prefetched tokens, as in [TokenBucket]: whole microseconds, from
+	// 1ms to 1h, and at most the Period. Defaults to 0: no prefetch.
 	//
-	// The promise above holds exactly, over all processes, and the row holds all of the Capacity. For what is taken ahead is used in
-	// the window in which it was taken from the row, or not at all: it may be used no longer than that lasts by the database's clock.
-	// What is given back while it lasts counts as never taken. What is left at its end is lost, and does not roll over.
+	// The bounds of FixedWindow still hold exactly over all processes, and the row holds the full Capacity. Tokens can be used
+	// only in the window in which they were taken from the row, by the database's clock. Tokens that are returned in that
+	// window count as never taken. Later they are lost and do not roll over.
 	Prefetch time.Duration
 }
 
-// String returns the policy in words, as in "100 per hour (fixed window)".
+// String returns the policy as text, such as "100 per hour (fixed window)".
 func (p FixedWindow) String() string {
 	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)" + describePrefetch(p.Prefetch)
 }
@@ -67,7 +66,7 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 	return t, nil
 }
 
-// prefetched returns the terms of windows that tokens are taken ahead of.
+// prefetched returns the terms of windows with a Prefetch.
 func (p FixedWindow) prefetched(t bucket.Terms) (bucket.Terms, error) {
 	if err := checkPrefetch(p.Prefetch, p.Shards); err != nil {
 		return bucket.Terms{}, err

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -132,6 +133,8 @@ type noRows struct{ pgx.Rows }
 func (noRows) Next() bool { return false }
 func (noRows) Err() error { return nil }
 func (noRows) Close()     {}
+
+func (noRows) CommandTag() (tag pgconn.CommandTag) { return tag }
 
 // FuzzKey holds every key that is accepted to what the table can store.
 func FuzzKey(f *testing.F) {

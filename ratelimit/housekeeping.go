@@ -6,20 +6,20 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Expire ends reservations that were neither settled nor cancelled by Config.ExpireAfter after their
-// ReadyAt: they keep the estimate as their cost, or give it back, as Cancel does, when Config.ReleaseExpired was
-// set when they were made. It also deletes reservations a week after they ended, or after ExpireAfter when that is
-// later; their IDs are unknown from then on. It returns how many it ended. Call it every few minutes, from
-// any number of processes.
+// Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They keep
+// their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire refunds them as Cancel does. It
+// also deletes reservations a week after they ended, or after ExpireAfter if that is later; then their IDs are unknown. It
+// returns the number of reservations that it ended. Call it every few minutes, from any number of processes.
 //
-// A reservation that somebody else has locked is left to the next call: Expire does not wait for it, and at most
-// a second for a bucket. One that cannot be ended does not stop it either: it ends the others, and then returns the
-// errors joined. In a transaction it ends all of them or, on an error, none, and is undone with it.
+// Expire skips a reservation that another transaction has locked, and waits at most a second for a bucket; the next call ends
+// the rest. If a reservation cannot be ended, Expire ends the others and returns the errors joined. In a transaction it ends
+// all of them or, after an error, none, and a rollback undoes it.
 func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
@@ -38,12 +38,12 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr)))
 	}
 	if err != nil {
-		err = prefixed(err) // once for all that are joined
+		err = prefixed(err) // one prefix for all joined errors
 	}
 	return ended, err
 }
 
-// expireEach ends each reservation in a transaction of its own, so that one that cannot be ended undoes no other.
+// expireEach ends each reservation in a transaction of its own, so that the failure of one does not undo the others.
 func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	var failed []error
 	ctx = reserved.Sweeping(ctx)
@@ -57,7 +57,7 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 			if err != nil {
 				failed = append(failed, err)
 			}
-			more = ctx.Err() == nil && !isUnavailable(err) // else the others would fail, too
+			more = ctx.Err() == nil && !isUnavailable(err) // without a server the others would fail, too
 		}
 		return more, nil
 	})
@@ -67,8 +67,8 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	return ended, errors.Join(failed...)
 }
 
-// expire ends one reservation, if it is still to be ended and nobody has locked it. Reservations that would give back to a bucket
-// that somebody held for too long are left to the next call.
+// expire ends one reservation, if it is still due and not locked. It leaves the reservation to the next call if it must refund
+// a bucket that another transaction has held for too long.
 func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 	err = lockedBy(ctx, l, "expire", id, false, func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
 		done = false
@@ -90,10 +90,10 @@ func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 	return done, err
 }
 
-// expireTogether ends all reservations in the caller's transaction. It locks the buckets of all of them at once, in
-// the order in which every call does: one reservation after the other could lock them in another.
+// expireTogether ends all due reservations in the caller's transaction. It locks all their buckets at once, in the order of
+// every call, because locking one reservation after the other could deadlock.
 func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
-	err = l.retryTx(ctx, "expire", false, func(ctx context.Context, tx *Limiter) error {
+	err = retryTx(ctx, l, "expire", false, func(ctx context.Context, tx *Limiter) error {
 		var all []*reserved.Reservation
 		life := lifeIn(tx)
 		err := reserved.EachDue(ctx, &tx.session.Unit, tx.bounded, func(ids []string) (more bool, err error) {
@@ -116,7 +116,7 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 	return ended, nil
 }
 
-// forget deletes reservations that ended long ago, a batch at a time until there are no more.
+// forget deletes reservations that ended long ago, in batches.
 func forget(ctx context.Context, l *Limiter) error {
 	for {
 		more, err := forgetSome(ctx, l)
@@ -126,7 +126,7 @@ func forget(ctx context.Context, l *Limiter) error {
 	}
 }
 
-// forgetSome deletes one batch of them.
+// forgetSome deletes one batch. more reports whether others may be left.
 func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
@@ -137,22 +137,20 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 	return more, err
 }
 
-// Prune deletes the rows of the limits' buckets that have been full for a minute, and returns how many it
-// deleted. It changes no decision, because a bucket without a row is full: it only frees the storage of
-// keys that nobody uses any more. Name every limit with the policy it has now; rows of limits it is not
-// told of, of buckets that owe, and with a ts in the future stay.
+// Prune deletes the rows of buckets of the limits that have been full for a minute, and returns the number of deleted rows. It
+// changes no decision, because a bucket without a row is full; it only frees storage. Name every limit with its current policy.
+// Prune keeps the rows of other limits, of buckets with debts, and rows with a ts in the future.
 //
-// Where a name is used under several policies, as the plans of several keys, which row has which is not in the
-// database: a row is deleted when it is full under all of them. Name the limit once for each policy. Those that
-// this Limiter was used with under the name are counted without, up to 16 of them; those that only
-// other processes use have to be named, or rows of theirs are deleted that are not full, and the tokens taken from
-// them are there again. The rules of Config.Policies are counted, with the policies that they have replaced.
+// If a name has several policies, for example plans of several keys, the database does not know which policy a row has. So
+// Prune deletes a row only if it is full under all of them. Name the limit once for each policy. Prune adds the policies that
+// this Limiter has used with the name, up to 16 of them, and the current and replaced policies of rules in Config.Policies. You
+// must name the policies that only other processes use. Otherwise Prune can delete rows that are not full under them, and their
+// buckets are full again.
 //
-// It also deletes what is known of the upstreams of [Adaptive] limits that nobody has reported of for a week, so that
-// their contracts hold again.
+// Prune also deletes the prices of [Adaptive] limits without reports for a week, so that their contracts are in effect again.
 //
-// It works through the table in small transactions at READ COMMITTED, beside live traffic: it never waits
-// for a row. When another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
+// It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a row. If
+// another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
 func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err := l.ready(ctx, "prune"); err != nil {
 		return 0, err
@@ -189,9 +187,9 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	return deleted, nil
 }
 
-// ruledTerms returns the terms by which a row is full under the rules of a name. It may have been filled under one policy for
-// a while and under another since, and its debt may have grown between them, so that it has to hold the most of all at the
-// pace of each.
+// ruledTerms returns the terms under which Prune may delete a row of a name with rules. A row can have been filled under one
+// policy and then under another, and a change can have scaled its debt. So the terms combine the largest capacity with the rate
+// of each policy.
 func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	if source == nil {
 		return nil
@@ -200,7 +198,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	for _, rule := range source.RulesOf(name) {
 		for i := range rule.eras {
 			row := rule.eras[i].limit.terms().OfShard()
-			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.DebtGrowth())
+			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.DebtGrowth())
 		}
 	}
 	for i := range terms {
@@ -209,34 +207,34 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	return terms
 }
 
-// forgetPrices deletes what is known of the upstreams of adaptive limits that nobody has reported of for a week.
+// forgetPrices deletes the prices of adaptive limits without reports for a week.
 func forgetPrices(ctx context.Context, l *Limiter) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return s.ForgetPrices(ctx) })
+	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return adaptive.Forget(ctx, s) })
 }
 
-// prunePages returns the parts of the buckets table.
+// prunePages returns the parts of the buckets table that Prune works through.
 func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, "prune", false, true); err != nil {
 		return nil, err
 	}
-	return l.session.PrunePages(ctx)
+	return l.session.Engine().PrunePages(ctx, &l.session.Unit)
 }
 
-// pruneNext deletes from the next of the pages, in one transaction, and goes on to the one after it. gotLock is false, and
-// nothing was done, when another process is pruning.
+// pruneNext deletes rows of the next page in one transaction, and advances pages. gotLock is false, and nothing was done, if
+// another process prunes.
 func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	next := *pages
-	err = l.retryTx(ctx, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
-		used := make(map[string][]bucket.Terms, len(named)) // by now
+	err = retryTx(ctx, l, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
+		used := make(map[string][]bucket.Terms, len(named)) // the policies used so far
 		for name, terms := range named {
 			used[name] = slices.Concat(tx.policies.seen(name), terms, ruledTerms(l.config.Policies, name))
 		}
 		next = *pages
-		deleted, gotLock, err = tx.session.Prune(ctx, &next, used)
+		deleted, gotLock, err = tx.session.Engine().Prune(ctx, &tx.session.Unit, &next, used)
 		return err
 	})
 	*pages = next

@@ -11,14 +11,14 @@ const (
 	keyEscape    = `\`
 )
 
-// Join returns the key of its parts together, as a tenant and a user of it:
+// Join returns a key made of several parts, for example of a tenant and a user:
 //
 //	SendMessage.For(ratelimit.Join(tenant, ratelimit.ID(user.ID)))
 //
-// Parts that differ give keys that differ: between them is a "|", and what a part has of "|" and "\" is escaped with a "\", so
-// that "a|b" with "c" is not "a" with "b|c". When a part is empty, so is the key, which every call refuses with
-// [ErrInvalidKey]: a part that was forgotten shall not put all who lack it into one bucket. For one limit make all keys in
-// one way: a key that was joined may be the text of one that was not.
+// Different parts give different keys: Join separates them with "|", and escapes "|" and "\" in a part with "\". So "a|b" and
+// "c" differ from "a" and "b|c". If a part is empty, Join returns "", and calls return [ErrInvalidKey], so that a missing part
+// cannot put several callers into one bucket. Make all keys of a limit in the same way, because a joined key can equal another
+// plain key.
 func Join(parts ...string) string {
 	escaped := make([]string, len(parts))
 	for i, part := range parts {
@@ -31,8 +31,8 @@ func Join(parts ...string) string {
 	return strings.Join(escaped, keySeparator)
 }
 
-// ID returns an integer as a key, or a part of one for [Join]: its decimal digits. Of 0, which is mostly an ID that was not
-// set, it returns "", which every call refuses with [ErrInvalidKey].
+// ID returns an integer as a key, or as a part for [Join]: its decimal digits. For 0, which is usually an ID that was not set,
+// it returns "", and calls return [ErrInvalidKey].
 func ID[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64](id T) string {
 	switch {
 	case id == 0:
@@ -43,9 +43,9 @@ func ID[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~
 	return strconv.FormatUint(uint64(id), 10)
 }
 
-// UUID returns a UUID as a key, or a part of one for [Join]: 36 characters in lower case, as the String of UUID packages has
-// them. Any type of 16 bytes will do; of a pgtype.UUID pass its Bytes. Of the nil UUID it returns "", which every call refuses
-// with [ErrInvalidKey].
+// UUID returns a UUID as a key, or as a part for [Join]: 36 characters in lower case, as the String methods of UUID packages
+// return. It accepts any type of 16 bytes; for a pgtype.UUID pass its Bytes. For the nil UUID it returns "", and calls return
+// [ErrInvalidKey].
 func UUID[T ~[16]byte](id T) string {
 	b := [16]byte(id)
 	if b == [16]byte{} {

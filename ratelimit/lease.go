@@ -11,50 +11,52 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// The verbs on leases, as observers are told them.
+// The verbs on leases, as events name them.
 const (
 	verbRenewLease = "renew_lease"
 	verbRelease    = "release"
 )
 
-// Lease is the answer to Acquire: slots that are held until they are given back, or until the lease ends.
+// Lease is the answer to Acquire: slots that are held until they are released, or until the lease ends.
 //
-// A holder renews its lease in time: every third of the policy's Lease leaves it two more tries. One that works on after
-// Until does so beside others, as a process may that was paused. What must not be written twice, or in the wrong order,
-// compares Fence: where it keeps the highest number that it has seen, and refuses lower ones, a holder that has lost its
-// slot without noticing writes nothing.
+// Renew a lease every third of the policy's Lease, so that two more attempts are possible if one fails. A holder that works on
+// after Until does so beside other holders. This can happen to a process that was suspended. If a write must not happen twice,
+// or out of order, store the highest Fence with it and reject lower ones: then a holder that lost its slot without noticing
+// writes nothing.
 type Lease struct {
-	// Decision is whether the slots were free. When it is refused, RetryAfter is an upper bound: the wait until enough
-	// leases have ended, where nobody gives slots back earlier. That of RenewLease has no States.
+	// Decision says whether the slots were free. After a refusal, RetryAfter is an upper bound: the time until enough leases
+	// have ended, if no holder releases slots earlier. The Decision of RenewLease has no States.
 	Decision
-	// ID names the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, mostly below 100. It
-	// is empty when the call was refused. Any process can release a lease whose ID it knows. The limits' names are in it and
-	// the keys as stored: in the clear, unless Config.HashKey is set. It is not signed: do not take IDs from clients.
+	// ID identifies the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, usually below 100.
+	// It is empty after a refusal. Any process that knows the ID can release the lease. The ID contains the limits' names and
+	// the keys in their stored form: in the clear, unless Config.HashKey is set. It is not signed, so do not accept IDs from
+	// clients.
 	ID string
-	// Fence is the fencing number: higher than that of any lease before on the same buckets. What a transaction has acquired that
-	// is rolled back was no lease: after a step back of the database's clock its number may come again, or a lower one. So let
-	// it out of a transaction when that has committed.
+	// Fence is the fencing number. It is higher than the number of every earlier lease on the same buckets. Use the number of a
+	// lease that was acquired in a transaction only after the commit: if the transaction rolls back and the database's clock
+	// steps back, the same number or a lower one can be given again.
 	Fence int64
-	// Until is when the lease ends, on the database's clock, unless it is renewed.
+	// Until is the end of the lease on the database's clock, unless it is renewed.
 	Until time.Time
 
-	asked time.Time // when it was asked for, on this process's clock: it had not begun before
+	asked time.Time // the time of the call on this process's clock; the lease began later
 }
 
-// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as the request costs, and what the
-// requests for other limits cost: all of it or nothing. Those tokens stay taken when the slots are given back.
+// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as its request costs. It also takes the
+// costs of requests for other limits. It takes all of it or nothing. Release returns the slots, but not the tokens of other
+// limits.
 //
-// Give the slots back with Release. Without it, as when the process dies, they are held until the lease ends. All limits of
-// one call have one lease, with one ID and one fencing number. It ends for each limit as its policy says; Until is
-// the earliest end. Acquire returns ErrInvalidRequest when no request is for slots, and when a rule makes tokens of the slots of
-// a limit. Costs that are not whole, or 0, are an error, too.
+// Release the slots with Release. Otherwise, for example if the process dies, they are held until the lease ends. All limits of
+// a call share one lease, with one ID and one fencing number. The lease ends for each limit as its policy says; Until is the
+// earliest end. Acquire returns ErrInvalidRequest if no request is for slots, or if a rule replaces the slots of a limit by
+// tokens. It returns ErrInvalidCost for a number of slots that is 0 or not whole. Its other errors are the errors of Take.
 //
-// Outside a transaction a refusal locks nothing. In a transaction the lease is undone with it, and others wait for the bucket's row
-// until it ends: commit before the work begins. Errors are those of Take. With ErrCommitUnknown, or a connection that fails, the
-// slots may be held until the lease ends.
+// Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the bucket
+// wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost connection, the slots may
+// be held until the lease ends.
 //
-// A limit that is off, or that refuses in shadow only, has no slot held of it. Where none is, Fence is the instant of the
-// decision in microseconds since 1970, and the ID is good for RenewLease and Release, which have nothing to do then.
+// A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds a slot, Fence is the time
+// of the decision in microseconds since 1970. RenewLease and Release accept the ID of such a lease, and do nothing.
 func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, error) {
 	asked := time.Now()
 	c, err := l.begin(ctx, verbAcquire, requests)
@@ -74,27 +76,27 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	return lease, nil
 }
 
-// checkSlotsKept returns an error when an Acquire needs slots of a limit that has none, because a rule makes it one of tokens. A limit
-// that is off needs none, and guards follow the rule.
+// checkSlotsKept returns an error if an Acquire needs slots of a limit, but a rule replaces them by tokens. A limit that is off
+// needs no slots, and guards follow the rule.
 func checkSlotsKept(ctx context.Context, r *Request, s *subject) error {
-	if s.mode == Off || s.limit.terms().Holds() || !r.limit.terms().Holds() || rulekind.IsFollowed(ctx) {
+	if s.mode == Off || s.limit.holds() || !r.limit.holds() || rulekind.IsFollowed(ctx) {
 		return nil
 	}
 	return fmt.Errorf("%w: acquire of %q, which has no slots, because a rule makes it %v; call Take, or change the rule",
 		ErrInvalidRequest, s.limit.Name(), s.limit.Policy())
 }
 
-// asksForSlots reports whether one of the requests is for slots: by the rule, or by the definition in the code where the rule is off.
+// asksForSlots reports whether a request is for slots, by the rule or by the definition in the code.
 func (p *plan) asksForSlots(requests []Request) bool {
 	for i := range requests {
-		if requests[i].limit.terms().Holds() || p.limitOf(i).terms().Holds() {
+		if requests[i].limit.holds() || p.limitOf(i).holds() {
 			return true
 		}
 	}
 	return false
 }
 
-// limitOf returns the limit of the i-th request.
+// limitOf returns the limit of request i.
 func (p *plan) limitOf(i int) Limit {
 	if known := p.asked[i].known; known != nil {
 		return known.Limit
@@ -102,10 +104,10 @@ func (p *plan) limitOf(i int) Limit {
 	return p.of[p.asked[i].ask].limit
 }
 
-// lease returns the lease that the call has taken, by the decision on it.
+// lease returns the lease that the call has acquired by its decision.
 func (c *call) lease(requests []Request, d Decision) Lease {
 	id := slots.ID{Fence: max(d.At.UnixMicro(), 1)}
-	first := int64(0) // when the first of them ends
+	first := int64(0) // the earliest end
 	ends := func(end int64) {
 		if first == 0 || end < first {
 			first = end
@@ -118,14 +120,14 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 			of.Plan = requests[i].plan
 		}
 		for _, terms := range []bucket.Terms{requests[i].limit.terms(), c.plan.limitOf(i).terms()} {
-			if rule, holds := terms.Rule.(bucket.Concurrent); holds {
+			if rule, holds := terms.Kind.(bucket.Concurrent); holds {
 				of.Length = rule.Lease
 			}
 		}
 		if at := &c.plan.asked[i]; at.known == nil {
 			a := &c.Asks[at.ask]
 			if taken, found := a.NewLease(&c.Answers[at.ask]); found {
-				rule, _ := a.Terms.Rule.(bucket.Concurrent)
+				rule, _ := a.Terms.Kind.(bucket.Concurrent)
 				of.Slots, of.Length, id.Fence, held = taken.Slots, rule.Lease, taken.Fence, true
 				ends(taken.End)
 			}
@@ -143,13 +145,13 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 	return Lease{Decision: d, ID: id.String(), Fence: id.Fence, Until: time.UnixMicro(first)}
 }
 
-// RenewLease extends a lease, which then ends no earlier than the policy's Lease from now. The policy is the one that this
-// Limiter last used each limit with, or the rule there is; where it was not used with one, the lease gets the length again
-// that it had. ID and Fence stay as they are.
+// RenewLease extends a lease, so that it ends no earlier than the policy's Lease from now. It uses the rule of the limit, or
+// otherwise the policy that this Limiter last used it with. If there is neither, the lease gets its old length. ID and Fence do
+// not change.
 //
-// It returns ErrLeaseLost when the lease has ended, was released, or was reset with its bucket, on any of its limits, and
-// extends nothing then: stop the work. It returns ErrInvalidLease for what is no ID. On any other error the lease ends
-// when it would have, or later. In a transaction it is undone with it.
+// It returns ErrLeaseLost if the lease has ended, was released, or was reset with its bucket, on any of its limits. Then it
+// extends nothing: stop the work. It returns ErrInvalidLease for an invalid ID. After any other error the lease ends at its
+// previous end, or later. In a transaction, a rollback undoes it.
 func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 	asked := time.Now()
 	parsed, leases, err := withLease(ctx, l, verbRenewLease, id)
@@ -162,21 +164,21 @@ func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 	}, nil
 }
 
-// Release gives the slots of a lease back. Tokens that the Acquire took from other limits stay taken.
+// Release returns the slots of a lease. Tokens that Acquire took from other limits stay taken.
 //
-// It returns ErrLeaseLost when the lease was not held any more on one of its limits, because it had ended, was released
-// before, or was reset with its bucket: the work has run beside others, perhaps. What was still held is given back then,
-// too. It returns ErrInvalidLease for what is no ID. After any other error the slots are free when the lease ends at the
-// latest. In a transaction it is undone with it.
+// It returns ErrLeaseLost if the lease was no longer held on one of its limits: it had ended, was released before, or was reset
+// with its bucket. The work may then have run beside other holders. Release still returns the slots that were held. It returns
+// ErrInvalidLease for an invalid ID. After any other error, the slots are free at the latest when the lease ends. In a
+// transaction, a rollback undoes it.
 //
-// A release waits for the bucket's row, as every call, for the time of Config.Timeout at most.
+// Like every call, Release waits for the bucket's row for at most Config.Timeout.
 func (l *Limiter) Release(ctx context.Context, id string) error {
 	_, _, err := withLease(ctx, l, verbRelease, id)
 	return err
 }
 
-// withLease releases or renews a lease: in the caller's transaction when l is bound to one, else by itself.
-func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *store.Leases, error) {
+// withLease releases or renews a lease, in the caller's transaction if l is bound to one.
+func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *slots.Leases, error) {
 	if err := l.ready(ctx, verb); err != nil {
 		return nil, nil, err
 	}
@@ -204,22 +206,22 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *st
 	return parsed, leases, nil
 }
 
-// changeLeases has the store change the rows, within the time of Config.Timeout.
-func changeLeases(ctx context.Context, l *Limiter, verb string, leases *store.Leases) error {
+// changeLeases changes the rows of leases within Config.Timeout.
+func changeLeases(ctx context.Context, l *Limiter, verb string, leases *slots.Leases) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, false, true); err != nil {
 		return err
 	}
 	if l.pool == nil {
-		return l.session.OrSpoil(ctx, l.session.ChangeLeases(ctx, leases))
+		return l.session.OrSpoil(ctx, leases.Change(ctx, &l.session))
 	}
-	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return s.ChangeLeases(ctx, leases) })
+	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return leases.Change(ctx, s) })
 }
 
-// leasesOf returns what the ID says is held, with the terms that the limits have now as far as this Limiter knows.
-func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *store.Leases {
-	leases := &store.Leases{Fence: id.Fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
+// leasesOf returns the leases of an ID, with the current terms of their limits as far as this Limiter knows them.
+func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *slots.Leases {
+	leases := &slots.Leases{Fence: id.Fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
 	shortest := int64(0)
 	for _, of := range id.Of {
 		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.Length) * time.Microsecond}
@@ -234,7 +236,7 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *store
 			limit = rule.holding(l.config.estimate()).limit
 		}
 		length := of.Length
-		if rule, holds := limit.terms().Rule.(bucket.Concurrent); holds {
+		if rule, holds := limit.terms().Kind.(bucket.Concurrent); holds {
 			length = rule.Lease
 		}
 		if shortest == 0 || length < shortest {
@@ -245,11 +247,11 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *store
 			leases.Lengths = append(leases.Lengths, length)
 		}
 	}
-	leases.EndUs = leases.NowUs + shortest // where nothing is held
+	leases.EndUs = leases.NowUs + shortest // if no slots are held
 	return leases
 }
 
-// parseLeaseID returns what an ID says.
+// parseLeaseID parses and checks a lease ID.
 func parseLeaseID(text string) (*slots.ID, error) {
 	id, err := slots.Parse(text, func(of *slots.Share) bool {
 		return validName.MatchString(of.Row.Name) && isText(of.Row.Key) && isText(of.Plan)
@@ -260,10 +262,10 @@ func parseLeaseID(text string) (*slots.ID, error) {
 	return id, nil
 }
 
-// StoredLeaseID returns the ID of the lease with a fencing number on the bucket of a request, which is in the stored form:
-// that of [Limit.ForStored], or [Limit.Global]. It is for tools that read leases in the table and release them. An Acquire
-// for several limits has one lease on each of their buckets; this ID is that of one alone. It returns an error that wraps
-// ErrInvalidLease for a number that no lease has, and ErrInvalidRequest for a key that is not in the stored form.
+// StoredLeaseID returns the ID of the lease with the number fence on the bucket of request. Use it in tools that read leases
+// from the table and release them. request must be in the stored form: [Limit.ForStored] or [Limit.Global]. An Acquire for
+// several limits has one lease on each of their buckets, and the ID is for one of them. StoredLeaseID returns an error that
+// wraps ErrInvalidLease for a fence below 1, and ErrInvalidRequest for a key that is not in the stored form.
 func StoredLeaseID(request Request, fence int64) (string, error) {
 	switch {
 	case request.limit.isZero() || !request.stored && !request.global:

@@ -74,7 +74,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		return nil, err
 	}
 	newStore := store.New
-	if store.EngineOf(pool) != nil { // of package ratelimittest, where all are of one process, and calls need no company
+	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
 		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewInMemory
 	}
 	if config.SharedQueues && !isOfPgx(pool) {
@@ -144,7 +144,7 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // InTransaction reports whether WithTx returned the Limiter.
 func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 
-// Observe passes event to the Observer, if there is one. Guards in front of handlers report what they [Answered].
+// Observe passes event to the Observer, if there is one. Guards in front of handlers use it to report [Answered] events.
 func (l *Limiter) Observe(ctx context.Context, event Event) { l.reports.tell(ctx, event) }
 
 // inBackground returns l for background work. It recovers panics of the Observer, which would end the process there.
@@ -232,12 +232,14 @@ type Config struct {
 	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes
 	// tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and renews and releases leases.
 	Observer Observer
-	// Refused is called once for each bucket that refused a Take or a Reserve, also if the deny cache refused it, but not for a Check.
-	// Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's goroutine before the call
-	// returns, and on several goroutines at once. It must be quick and must not call the Limiter. Defaults to nil: no call.
+	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the deny cache refused it,
+	// but not for a Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's
+	// goroutine before the call returns, and on several goroutines at once. It must be quick and must not call the Limiter.
+	// Defaults to nil: no call.
 	//
-	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back; those of an attempt that
-	// lost a conflict or its connection are not. A refusal in a transaction that you began is reported at once, with Pending set.
+	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back. If an attempt
+	// lost a conflict or its connection, its refusals are not reported. A refusal in a transaction that you began is reported
+	// at once, with Pending set.
 	Refused func(ctx context.Context, refusal Refusal)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time
@@ -247,7 +249,7 @@ const (
 	defaultMaxAttempts = 200
 	defaultMaxWaiting  = 10_000
 	defaultTimeout     = 10 * time.Second
-	maxDenyCache       = 100_000_000 // what memory holds, some 400 bytes each
+	maxDenyCache       = 100_000_000 // a bucket takes about 400 bytes of memory
 	minSecretBytes     = 16
 )
 
@@ -295,7 +297,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// asOf returns what replaces the database's clock, in microseconds since 1970: nil unless a test set one.
+// asOf returns the time that replaces the database's clock, in microseconds since 1970. It returns nil if AsOf is not set.
 func (c *Config) asOf() *int64 {
 	if c.AsOf == nil {
 		return nil

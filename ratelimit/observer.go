@@ -5,84 +5,85 @@ import (
 	"time"
 )
 
-// Observer is told what the calls of a Limiter did, for logs, metrics and traces. Observe runs on the
-// goroutine that noticed, before the call returns to its caller: it must be quick, must not call the Limiter,
-// and may run on many goroutines at once. For a panic see [Config.Observer]. ctx carries the values of the call's context, and may have ended.
+// Observer receives events about the calls of a Limiter, for logs, metrics and traces. Observe runs on the goroutine of the
+// call, before the call returns. It must be quick, must not call the Limiter, and may run on many goroutines at once. For
+// panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
 //
-// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and lost leases are
-// reported, and what was undone is not. An attempt that lost a conflict or its connection reports a Conflicted in place of its events, and
-// a transaction that fails because of that a Failed. Events of a transaction that you began are reported at once, with Pending set.
-// No event holds a key.
+// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and lost leases
+// are reported, but not the events that the rollback undid. An attempt that lost a conflict or its connection reports a
+// Conflicted in place of its events. A transaction that fails because of that reports a Failed. Events of a transaction that
+// you began are reported at once, with Pending set. No event contains a key.
 type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
 // Event is one of [Decided], [Settlement], [Leased], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended],
-// [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. More may be added: ignore those you do not know.
+// [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. Ignore other events, because more
+// may be added.
 type Event interface{ event() }
 
-// Decided is a decision: allowed or refused. Refused is not failed.
+// Decided is a decision, allowed or refused. A failed call is a Failed.
 type Decided struct {
 	// Verb is "take", "check", "reserve" or "acquire".
 	Verb string
-	// Decision is what the caller was told.
+	// Decision is the decision that the call returned.
 	Decision Decision
-	// Delay is how long after the decision reserved work may run; 0 unless the verb reserves.
+	// Delay is the time after the decision at which reserved work may run; 0 for other verbs.
 	Delay time.Duration
-	// Began is when the call was made, on this process's clock, and Elapsed how long it took, as its caller
-	// saw it.
+	// Began is the time of the call on this process's clock. Elapsed is its duration, as the caller saw it.
 	Began   time.Time
 	Elapsed time.Duration
-	// Shadow is whether the caller only wants to know; see [WithShadow].
+	// Shadow reports whether [WithShadow] marked the call, so that a refusal turns no request away.
 	Shadow bool
-	// Cached is whether the decision came from the deny cache.
+	// Cached reports whether the decision came from the deny cache.
 	Cached bool
-	// Pending is whether it was made in a transaction that may still be rolled back.
+	// Pending reports whether the decision was made in a transaction that may still roll back.
 	Pending bool
 }
 
-// Settlement is the difference between what was reserved of one limit and what was used, when a reservation
-// is settled, cancelled or expires.
+// Settlement is the difference between the reserved and the actual cost of one limit, when a reservation is settled or
+// cancelled, or expires.
 type Settlement struct {
 	// Limit is the limit's name.
 	Limit string
-	// Delta is what was charged beyond the reservation; below zero it was given back.
+	// Delta is the number of tokens charged beyond the reservation. If it is negative, tokens were returned.
 	Delta float64
 	// Pending is as in Decided.
 	Pending bool
 }
 
-// Leased is what RenewLease or Release made of a lease on slots of one limit.
+// Leased is the result of RenewLease or Release for a lease on slots of one limit.
 type Leased struct {
 	// Verb is "renew_lease" or "release".
 	Verb string
 	// Limit is the limit's name.
 	Limit string
-	// Slots is how many slots the lease is on.
+	// Slots is the number of slots of the lease.
 	Slots int
-	// Lost is whether the lease was not held any more, so that the work may have run beside others.
+	// Lost reports whether the lease was no longer held, so that the work may have run beside other holders.
 	Lost bool
 	// Pending is as in Decided.
 	Pending bool
 }
 
-// Failed is a call that ended in an error which is not its caller's: the request was neither allowed nor
-// refused. errors.Is(Err, ErrContended) tells contention from a store that does not work.
+// Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor refused.
+// errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
 type Failed struct {
-	// Verb is the call in lower case, as in Decided, and "transaction" for InTx.
+	// Verb is the call in lower case, as in Decided, or "transaction" for InTx.
 	Verb string
-	// Limit is the name of the first limit of the call; empty for a transaction and for a call on a reservation.
+	// Limit is the name of the first limit of the call. It is empty for a transaction and for a call on a reservation.
 	Limit string
-	// Err is what the caller got.
+	// Err is the error that the caller got.
 	Err error
-	// Began is when the call was made, and Elapsed how long it took.
+	// Began is the time of the call, and Elapsed its duration.
 	Began   time.Time
 	Elapsed time.Duration
 	// Shadow is as in Decided.
 	Shadow bool
 }
 
-// Conflicted is an attempt that lost against a concurrent transaction and is made again.
+// Conflicted is an attempt that conflicted with a concurrent transaction. The call tries again, unless its attempts or its time
+// are used up.
 type Conflicted struct {
 	// Verb is as in Failed.
 	Verb string
@@ -92,44 +93,43 @@ type Conflicted struct {
 	Err error
 }
 
-// Batched is a statement that decided for several calls at once.
+// Batched is a statement that decided several calls together.
 type Batched struct {
-	// Calls is how many calls were in the batch.
+	// Calls is the number of calls in the batch.
 	Calls int
-	// Elapsed is how long the database took.
+	// Elapsed is the time that the database took.
 	Elapsed time.Duration
 }
 
-// Queued is a wait for earlier transactions that want the same bucket: those of this process, or with Config.SharedQueues
-// those of all processes.
+// Queued is a wait in the queue of a bucket, behind transactions of this process, or with Config.SharedQueues of all processes.
 type Queued struct {
-	// Waited is how long.
+	// Waited is the duration of the wait.
 	Waited time.Duration
 }
 
-// Pruned is a run of Prune that has ended.
+// Pruned is a completed run of Prune.
 type Pruned struct {
-	// Buckets is how many rows it deleted.
+	// Buckets is the number of rows it deleted.
 	Buckets int
-	// Elapsed is how long it took.
+	// Elapsed is the time it took.
 	Elapsed time.Duration
 }
 
-// Mended is a bucket that refused a call because a wrong clock had left its ts in the future, and that counts
-// from the present again.
+// Mended is a bucket that refused a call because a wrong clock had written a ts in the future. The bucket now counts from the
+// present.
 type Mended struct {
 	// Limit is the name of the bucket's limit.
 	Limit string
 }
 
-// Redefined is a limit that a Limiter was used with under two policies, which share the buckets of the name: whoever comes
-// last decides how large they are. It is told once for each name, whatever becomes of the call, and mostly a mistake: a name
-// used twice. Where one name is to have several policies, as plans, give it rules in [Config.Policies]. Without an Observer,
-// slog's default logger has a warning instead.
+// Redefined is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the latest call
+// decides the capacity. This is usually a mistake: one name for two limits. To give one name several policies, such as plans,
+// use rules in [Config.Policies]. It is reported once for each name, also if the call fails. Without an Observer, it is a
+// warning of slog's default logger.
 type Redefined struct {
-	// Limit is the name of both.
+	// Limit is the name.
 	Limit string
-	// Before and Policy are what the name was used with first, and now.
+	// Before is the first policy of the name, and Policy the new one.
 	Before, Policy Policy
 }
 
@@ -143,72 +143,72 @@ type PlanWithoutRule struct {
 	Plan string
 }
 
-// Answered is what a guard in front of a handler, as of package httplimit, made of a request. What its limits
-// decided is a Decided or a Failed besides.
+// Answered is the answer of a guard in front of a handler to a request, for example of package httplimit. The decisions of its
+// limits are reported as a Decided or a Failed, too.
 type Answered struct {
-	// Route is what is guarded, as the program calls it, and may be empty.
+	// Route is the program's name for the guarded handler. It can be empty.
 	Route string
-	// Limit is the name of the first limit that it is about: that refused, or else was asked. Empty when none is known.
+	// Limit is the name of the first limit that refused, or of the first limit of the request. It is empty if none is known.
 	Limit string
-	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (there is no decision, and
-	// the request was not let through), "failed_open" (it was) or "cancelled"; later there may be a "refunded", a
-	// "refund_failed", or a "lease_lost", of one that lost the slot that it held.
+	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (no decision, and the request was
+	// rejected), "failed_open" (no decision, and the request was admitted) or "cancelled". Later the same request can report
+	// "refunded" or "refund_failed", or "lease_lost" if it lost its slot.
 	Result string
-	// Shadow is whether it only would have happened.
+	// Shadow reports whether the guard only observes, so that the result had no effect.
 	Shadow bool
-	// Err is why, where there is a reason. Errors of the program's own functions are as they returned them, with
-	// whatever these hold.
+	// Err is the reason, if there is one. Errors of the program's own functions are unchanged, so they can contain keys.
 	Err error
 }
 
-// RulesLoaded is a load of the rules that are stored in tables, by package rules.
+// RulesLoaded is a load of stored rules by package rules.
 type RulesLoaded struct {
-	// Version is that of the rules that decide from now on. When nothing could be loaded they are those of before.
+	// Version is the version of the rules in effect after the load. If the load failed, it is the version of the previous
+	// rules.
 	Version int64
-	// Rules and Overrides are how many there are, with the overrides that ended lately.
+	// Rules and Overrides are their numbers. Overrides that ended lately count.
 	Rules, Overrides int
-	// Elapsed is how long the load took.
+	// Elapsed is the duration of the load.
 	Elapsed time.Duration
-	// Late is how long after its beginning the latest change was heard of: until then this process decided by what held
-	// before. 0: in time.
+	// Late is the time between the latest change taking effect and this process learning of it. Meanwhile the process used the
+	// previous rules. 0 means in time.
 	Late time.Duration
-	// Err is why nothing could be loaded, or, where Kept is above 0, what is wrong with what was kept.
+	// Err is why the load failed, or, if Kept is above 0, why some rules were kept.
 	Err error
-	// Kept is how many rules and overrides cannot be read, and stay as they were.
+	// Kept is the number of rules and overrides that could not be read and stay as they were.
 	Kept int
 }
 
-// PriceChanged is the price of a key of an [Adaptive] limit that has changed, as this process has learnt. Each process that
-// uses the key is told, and learns it at most an epoch late.
+// PriceChanged is a new price of a key of an [Adaptive] limit. Each process that uses the key reports it when it reads the
+// price, at most an epoch late.
 type PriceChanged struct {
 	// Limit is the limit's name.
 	Limit string
-	// Before and Price are what a token cost and costs; 1 is the contract.
+	// Before is the old price of a token, and Price the new one. 1 is the contract.
 	Before, Price float64
-	// Applied is whether it is charged, and not only told.
+	// Applied reports whether the price is charged; see Adaptive.Apply.
 	Applied bool
-	// Decided is whether this process has worked it out: of all processes one does.
+	// Decided reports whether this process computed the price. One of all processes does.
 	Decided bool
 }
 
-// Prefetched is what became of tokens that are taken ahead of a bucket; see TokenBucket.Prefetch. Of those that were taken, the
-// ones that were neither returned nor lost were given out, or still are to be.
+// Prefetched counts prefetched tokens of a bucket; see TokenBucket.Prefetch. Taken - Returned - Lost tokens were used or are
+// still kept.
 type Prefetched struct {
 	// Limit is the limit's name.
 	Limit string
-	// Taken is how many were taken ahead, beside those that calls waited for.
+	// Taken is the number of tokens prefetched, without the tokens that calls waited for.
 	Taken float64
-	// Returned is how many the bucket has been given back.
+	// Returned is the number of tokens returned to the bucket.
 	Returned float64
-	// Lost is how many were not used, and could not be given back without more being admitted than the limit promises, or at
-	// all. What a process keeps that dies nobody tells.
+	// Lost is the number of unused tokens that could not be returned, because of an error or because the limit would then admit
+	// too many. The tokens that a process keeps when it dies are not reported.
 	Lost float64
 }
 
 type shadowKey struct{}
 
-// WithShadow marks calls with the returned context as trials of a limit that is not enforced yet: they take and
-// answer as always, and an Observer can tell their refusals from those that turned somebody away.
+// WithShadow marks calls with the returned context as a trial: callers do not enforce refusals yet. The calls take and answer
+// as always, and an Observer can tell these refusals from enforced ones.
 func WithShadow(ctx context.Context) context.Context {
 	return context.WithValue(ctx, shadowKey{}, true)
 }
@@ -235,8 +235,8 @@ func (RulesLoaded) event()     {}
 func (PriceChanged) event()    {}
 func (Prefetched) event()      {}
 
-// Observers returns an Observer that tells each of observers, in this order; nil ones are left out. It is
-// nil when none is left, and so nobody.
+// Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It returns
+// nil if none is left.
 func Observers(observers ...Observer) Observer {
 	var told several
 	for _, o := range observers {
@@ -253,7 +253,7 @@ func Observers(observers ...Observer) Observer {
 	return told
 }
 
-// recovering is an Observer whose panics are recovered.
+// recovering is an Observer that recovers panics.
 type recovering struct{ Observer }
 
 func (r recovering) Observe(ctx context.Context, event Event) {

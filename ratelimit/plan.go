@@ -18,45 +18,45 @@ import (
 )
 
 const (
-	maxRequests       = slots.MaxShares // limits in one call: each is a row lock held to the end of the transaction
-	maxKeyBytes       = 256             // what the key column holds
-	maxPlanBytes      = maxKeyBytes     // isText checks both
-	maxHashedKeyBytes = 1 << 16         // how long a key that is hashed may be
+	maxRequests       = slots.MaxShares // limits in one call: each locks a row until the end of the transaction
+	maxKeyBytes       = 256             // the length of the key column
+	maxPlanBytes      = maxKeyBytes     // isText checks keys and plans
+	maxHashedKeyBytes = 1 << 16         // the maximum length of a hashed key
 )
 
-// plan is a call's requests as the store needs them: every bucket once, in the order of locking.
+// plan holds the requests of a call in the form that the store needs: each bucket once, in the order of locking.
 type plan struct {
 	asks  []bucket.Ask
-	of    []subject // of the asks
-	asked []asked   // in the order asked
+	of    []subject // of[i] belongs to asks[i]
+	asked []asked   // in the order of the requests
 
-	upstreams []*adaptive.Upstream // of the adaptive limits, also of those that are left out
+	upstreams []*adaptive.Upstream // of all adaptive limits, also of limits that are left out
 
 	reserves  bool
-	borrows   bool  // whether one borrows from another
-	ruled     bool  // whether any of them is under a rule
-	keyed     bool  // whether any key is not in its stored form, so that the secret counts
-	costless  bool  // whether nothing is to be taken
-	moded     bool  // whether a rule of any has eras with different modes, or with slots and with tokens
-	doubtful  bool  // whether a limit is off by this process's clock, and soon or was a moment ago in another mode
-	taken     int   // how many units of the requests were taken, where as many were asked for as there are
-	now       int64 // about what time it is for the database, where a rule needed to know
-	notBefore int64 // the end of the pauses
+	borrows   bool  // whether a bucket borrows from another
+	ruled     bool  // whether a request is under a rule or a pause
+	keyed     bool  // whether a key is not in its stored form, so that the secret matters
+	costless  bool  // whether all costs are 0
+	moded     bool  // whether a rule has eras with different modes, or with slots and with tokens
+	doubtful  bool  // whether a limit is off by this process's clock, but not at all instants within clockSkew
+	taken     int   // the number of units that a TakeUpTo took
+	now       int64 // an estimate of the database's clock, if a rule needed it; otherwise 0
+	notBefore int64 // the latest end of the pauses; 0: none
 
-	oneAsk   [1]bucket.Ask // the room for them when there is one, as there mostly is
+	oneAsk   [1]bucket.Ask // memory for a single request, the usual case
 	oneOf    [1]subject
 	oneAsked [1]asked
 }
 
-// asked is a request of the call.
+// asked is a request of the call, in the order of the requests.
 type asked struct {
 	ask   int    // index into asks; -1 if the answer is known
-	known *State // the answer, if no bucket is asked: the limit is off, paused, or can never give the cost in shadow
+	known *State // the answer, if the limit is off, paused, or in shadow and can never give the cost
 	cost  float64
-	key   string // as stored
+	key   string // in its stored form
 }
 
-// arrange checks requests and arranges them for a verb.
+// arrange checks requests and adds them to the plan for a verb.
 func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []Request) error {
 	if len(requests) == 0 || len(requests) > maxRequests {
 		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
@@ -97,14 +97,14 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	if err := p.finish(l); err != nil {
 		return err
 	}
-	if len(p.asks) == 0 && p.now == 0 { // no bucket says what time it is
+	if len(p.asks) == 0 && p.now == 0 { // no bucket returns the database's clock
 		p.now = l.config.estimate()
 	}
 	return nil
 }
 
-// ask adds a request of the call to the plan, and returns what it is about. direct is whether it borrows nothing and is
-// nobody's pool.
+// ask adds a request of the call to the plan and returns its subject. direct is whether the request neither borrows nor is a
+// pool.
 func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, direct bool) (s subject, err error) {
 	key, err := storedKey(l.config.HashKey, r)
 	if err != nil {
@@ -141,13 +141,13 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 	return s, nil
 }
 
-// finish checks what is asked of each bucket, and sorts them. Windows of a calendar are those of now.
+// finish checks the cost of each bucket and sorts the buckets. It sets the calendar windows to the current ones.
 func (p *plan) finish(l *Limiter) error {
 	p.costless = true
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
-		if a.Terms.Calendar.Zone != nil {
-			a.Terms = a.Terms.OnWindows(l.config.estimate())
+		if a.Terms.HasSpan() {
+			a.Terms = a.Terms.On(l.config.estimate())
 		}
 		if s.released {
 			continue
@@ -170,7 +170,7 @@ func (p *plan) finish(l *Limiter) error {
 	return nil
 }
 
-// firstLimit returns the name of the limit that was asked first: buckets are in the order of locking.
+// firstLimit returns the name of the limit of the first request. The asks are in another order: the order of locking.
 func (p *plan) firstLimit() string {
 	if known := p.asked[0].known; known != nil {
 		return known.Limit.Name()
@@ -178,7 +178,7 @@ func (p *plan) firstLimit() string {
 	return p.asks[p.asked[0].ask].Key.Name
 }
 
-// plans returns the plan that the key of each bucket is on, and none when no key is.
+// plans returns the plan of the key of each bucket, and nil if no request has a plan.
 func (p *plan) plans() (plans []string) {
 	for i := range p.of {
 		if plan := p.of[i].plan; plan != "" {
@@ -191,7 +191,7 @@ func (p *plan) plans() (plans []string) {
 	return plans
 }
 
-// isPlain reports whether each request asks one bucket, of a limit that is enforced, for no more than it can hold.
+// isPlain reports whether each request asks one bucket, of an enforced limit, for at most its tokens.
 func (p *plan) isPlain() bool {
 	for i := range p.of {
 		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
@@ -201,20 +201,20 @@ func (p *plan) isPlain() bool {
 	return !slices.ContainsFunc(p.asked, func(a asked) bool { return a.known != nil })
 }
 
-// makeRoom makes room for n requests.
+// makeRoom allocates memory for n requests, unless the plan has it.
 func (p *plan) makeRoom(n int) {
 	if n == 1 {
 		p.asks, p.of, p.asked = p.oneAsk[:0], p.oneOf[:0], p.oneAsked[:0]
 		return
 	}
-	if cap(p.asked) >= n { // a simulation brings room
+	if cap(p.asked) >= n { // a Simulation reuses its plan
 		p.asks, p.of, p.asked = p.asks[:0], p.of[:0], p.asked[:0]
 		return
 	}
 	p.asks, p.of, p.asked = make([]bucket.Ask, 0, n), make([]subject, 0, n), make([]asked, 0, n)
 }
 
-// add adds a request to the plan, or its cost to that for the bucket of the same name and key.
+// add adds an ask for the request to the plan. If the bucket has an ask already, it adds the cost to that.
 func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, error) {
 	k, terms := bucket.Key{Name: d.name, Key: key}, d.terms
 	if d.seeded {
@@ -242,7 +242,7 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 	return asked{ask: len(p.asks) - 1, cost: r.cost, key: key}, nil
 }
 
-// charge adds to what is asked of a bucket what the subject costs.
+// charge adds cost, times the price of the subject, to an ask.
 func (s *subject) charge(a *bucket.Ask, cost float64) {
 	switch {
 	case s.factor <= 1 && a.Asked == 0:
@@ -256,7 +256,7 @@ func (s *subject) charge(a *bucket.Ask, cost float64) {
 	a.BoundPrice()
 }
 
-// checkAsk sets how low the i-th bucket may go, and checks that what is asked of it can ever be had.
+// checkAsk sets how low bucket i may go, and returns an error if it can never give the cost.
 func (p *plan) checkAsk(i int) error {
 	if p.asks[i].Lender != nil {
 		return p.checkBorrowed(i)
@@ -264,17 +264,17 @@ func (p *plan) checkAsk(i int) error {
 	return limitDebt(&p.asks[i], p.of[i].limit, p.reserves)
 }
 
-// limitDebt sets how low the bucket may go, and checks that the cost can ever be met.
+// limitDebt sets how low the bucket may go, and returns an error if it can never give the cost.
 func limitDebt(a *bucket.Ask, limit Limit, reserve bool) error {
 	cost := a.Cost
-	if a.Asked > 0 { // a price is in nobody's way
+	if a.Asked > 0 { // a price makes no request impossible
 		cost = a.Asked
 		defer a.AllowPrice()
 	}
 	if !reserve {
 		return checkMost(limit, cost, a.Terms.Capacity)
 	}
-	if !a.Terms.Reserves && a.Terms.Rule != nil {
+	if !a.Terms.Reserves && !a.Terms.Kind.Owes() {
 		return fmt.Errorf("%w: %q is %v, of which nothing can be had ahead of time; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
 	}
 	if !a.Terms.Reserves {
@@ -282,13 +282,13 @@ func limitDebt(a *bucket.Ask, limit Limit, reserve bool) error {
 	}
 	a.Lowest, a.MayOwe = -a.Terms.MaxDebt, true
 	most := a.Terms.Capacity + a.Terms.MaxDebt
-	if cost <= most && a.Terms.Capacity-cost < a.Lowest { // the sum was rounded up
+	if cost <= most && a.Terms.Capacity-cost < a.Lowest { // most was rounded up
 		most = math.Nextafter(cost, 0)
 	}
 	return checkMost(limit, cost, most)
 }
 
-// sort puts the buckets in the order in which every call locks them: that of the primary key.
+// sort sorts the buckets by the primary key, the order in which every call locks them.
 func (p *plan) sort() {
 	if slices.IsSortedFunc(p.asks, func(a, b bucket.Ask) int { return a.Key.Compare(b.Key) }) {
 		return
@@ -306,7 +306,7 @@ func (p *plan) sort() {
 	p.move(place)
 }
 
-// move has the requests name the buckets by their new places.
+// move updates the indexes of the requests after the buckets have moved to place.
 func (p *plan) move(place []int) {
 	for i := range p.asked {
 		if p.asked[i].known == nil {
@@ -315,7 +315,7 @@ func (p *plan) move(place []int) {
 	}
 }
 
-// checkMost returns an error when a limit can never give as much as is asked of it, the sum of costs that were checked.
+// checkMost returns an error if cost, a sum of checked costs, is above most.
 func checkMost(limit Limit, cost, most float64) error {
 	if cost <= most {
 		return nil
@@ -324,8 +324,7 @@ func checkMost(limit Limit, cost, most float64) error {
 	return checkCost(&d, cost, most)
 }
 
-// checkCost returns an error unless cost is a number of tokens that the limit can tell from nothing and that
-// is no more than most.
+// checkCost returns an error if cost is not a valid number of tokens for the limit, or above most.
 func checkCost(d *definition, cost, most float64) error {
 	switch {
 	case d.policy == nil:
@@ -342,7 +341,7 @@ func checkCost(d *definition, cost, most float64) error {
 	return nil
 }
 
-// storedKey checks the request's key and plan and returns the stored form of the key: "" for the global bucket.
+// storedKey checks the key and the plan of a request, and returns the stored form of the key: "" for the global bucket.
 func storedKey(secret []byte, r *Request) (string, error) {
 	invalid := func(problem string) (string, error) {
 		return "", fmt.Errorf("%w for %q: %s", ErrInvalidKey, r.limit.Name(), problem)
@@ -351,9 +350,9 @@ func storedKey(secret []byte, r *Request) (string, error) {
 	switch {
 	case r.plan != "" && !isText(r.plan):
 		return "", fmt.Errorf("%w: the plan of %q is %.40q; a plan has up to %d bytes of UTF-8 without NUL", ErrInvalidRequest, r.limit.Name(), r.plan, maxPlanBytes)
-	case r.global || r.limit == Limit{}: // the latter is reported by checkCost
+	case r.global || r.limit == Limit{}: // checkCost reports a zero Limit
 		return "", nil
-	case r.key == "" && r.stored: // that of Global
+	case r.key == "" && r.stored: // the stored key of Global
 		return "", nil
 	case r.stored && !isText(r.key):
 		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
@@ -378,22 +377,22 @@ func isText(s string) bool {
 	return len(s) <= maxKeyBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }
 
-// hashKey returns HMAC-SHA-256 of the limit's name and the key, 43 characters of base64url. The name
-// is part of it so that one key does not look the same under two limits.
+// hashKey returns the HMAC-SHA-256 of the limit's name and the key, as 43 characters of base64url. With the name in it, one key
+// differs under two limits.
 func hashKey(secret []byte, name, key string) string {
 	mac := hmac.New(sha256.New, secret)
 	mac.Write([]byte(name))
-	mac.Write([]byte{0}) // no name holds it, so no two pairs run together
+	mac.Write([]byte{0}) // no name contains it, so different pairs give different inputs
 	mac.Write([]byte(key))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// termsFor returns the terms of the bucket of key: where the policy does not say when a window begins, these do.
+// termsFor returns the terms of the bucket of key. If the policy does not set the start of windows, the name and the key do.
 func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.Name(), key) }
 
-// termsFor is that for the terms of a limit of that name.
+// termsFor returns the terms of the bucket of key, for a limit called name with the terms t.
 func termsFor(t bucket.Terms, name, key string) bucket.Terms {
-	if !t.NeedsSeed() {
+	if !bucket.IsSeeded(&t) {
 		return t
 	}
 	h := fnv.New64a()

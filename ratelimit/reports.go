@@ -11,33 +11,33 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/deny"
 )
 
-// Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] is told of it.
+// Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] receives it.
 type Refusal struct {
 	// Limit is the limit's name.
 	Limit string
-	// Key is the key as it is stored: an HMAC where Config.HashKey is set, and "" of [Limit.Global].
+	// Key is the stored form of the key: an HMAC if Config.HashKey is set, and "" for [Limit.Global].
 	Key string
-	// Route is what the call was made for; see [WithRoute].
+	// Route is the route of the call; see [WithRoute].
 	Route string
-	// Rule is the name of the rule of Config.Policies that decided, as State.Rule.
+	// Rule is the name of the rule of Config.Policies that decided, as in State.Rule.
 	Rule string
-	// Cost is what the call asked of the bucket.
+	// Cost is the cost of the call for the bucket.
 	Cost float64
 	// At is the instant of the decision on the database's clock.
 	At time.Time
-	// Shadow is whether nobody was turned away by it: the context is one of [WithShadow], or the limit is not enforced.
+	// Shadow reports whether the refusal turned no request away: [WithShadow] marked the call, or the limit is not enforced.
 	Shadow bool
-	// Cached is whether the decision came from the deny cache.
+	// Cached reports whether the decision came from the deny cache.
 	Cached bool
-	// Pending is whether it was made in a transaction that you began, which may be run again without the Limiter being
-	// told.
+	// Pending reports whether the decision was made in a transaction that you began. You may run it again without the Limiter
+	// knowing.
 	Pending bool
 }
 
 type routeKey struct{}
 
-// WithRoute marks calls with the returned context as made for a route: what a guard in front of a handler guards, such as
-// "POST /chat". [Config.Refused] is told. Guards of this module do it themselves. With an empty route it returns ctx.
+// WithRoute marks calls with the returned context as made for a route, such as "POST /chat". [Config.Refused] receives the
+// route. Guards of this module set it themselves. With an empty route it returns ctx.
 func WithRoute(ctx context.Context, route string) context.Context {
 	if route == "" {
 		return ctx
@@ -45,41 +45,41 @@ func WithRoute(ctx context.Context, route string) context.Context {
 	return context.WithValue(ctx, routeKey{}, route)
 }
 
-// afterCommit is what a transaction does beside its rows, kept until it has ended.
+// afterCommit collects the effects of a transaction outside its rows, until it has ended.
 type afterCommit struct {
-	changed []bucket.Key // buckets that tokens were taken from or given back to
+	changed []bucket.Key // buckets whose tokens were taken or returned
 	told    []notice
 }
 
-// notice tells the Observer or the hook for refusals what a call in a transaction did.
+// notice reports to the Observer or to Config.Refused what a call in a transaction did.
 type notice struct {
 	tell     func()
 	isUndone bool // whether a rollback makes it untrue
 }
 
-// mark is the length of the lists of an afterCommit.
+// mark is the length of both lists of an afterCommit.
 type mark struct{ changed, told int }
 
 func (a *afterCommit) mark() mark { return mark{len(a.changed), len(a.told)} }
 
-// undo drops the changes since the mark, and the notices that are untrue after a rollback to it.
+// undo drops the changes since the mark, and the notices that a rollback to it makes untrue.
 func (a *afterCommit) undo(to mark) {
 	a.changed, to.told = a.changed[:min(to.changed, len(a.changed))], min(to.told, len(a.told))
 	kept := slices.DeleteFunc(a.told[to.told:], func(n notice) bool { return n.isUndone })
 	a.told = a.told[:to.told+len(kept)]
 }
 
-// reports are who hears what the calls of a Limiter did: the observer, the hook for refusals, and the deny cache.
+// reports are the receivers of what calls did: the Observer, Config.Refused and the deny cache.
 type reports struct {
 	observer Observer
 	refused  func(context.Context, Refusal)
 	cache    *deny.Cache
 	inTx     bool         // whether the calls are part of a transaction
-	after    *afterCommit // of that transaction; nil when nobody will say whether it has committed
+	after    *afterCommit // of that transaction; nil if the Limiter does not learn whether it commits
 }
 
-// invalidate notes that tokens were taken from the buckets or given back to them, so that no refusal from before
-// is repeated from memory: once the transaction has committed or, when nobody says when that is, at once.
+// invalidate removes refusals of changed buckets from the deny cache: after the commit, or at once if the Limiter does not
+// learn of it.
 func (r *reports) invalidate(asks []bucket.Ask) {
 	switch {
 	case r.cache == nil:
@@ -94,19 +94,20 @@ func (r *reports) invalidate(asks []bucket.Ask) {
 	}
 }
 
-// tell tells the observer of event: once the transaction has ended when that will be known, else at once.
+// tell reports event to the Observer: when the transaction has ended, or at once if the Limiter does not learn of that.
 func (r *reports) tell(ctx context.Context, event Event) {
 	switch {
 	case r.observer == nil:
 	case r.after != nil:
-		observer := r.observer // else r escapes to the heap, in calls without an observer, too
+		observer := r.observer // with r in the closure, r would escape to the heap, also without an Observer
 		r.after.told = append(r.after.told, notice{func() { observer.Observe(ctx, event) }, isUndone(event)})
 	default:
 		r.observer.Observe(ctx, event)
 	}
 }
 
-// redefined tells the observer, or else slog, that one name has two policies, whatever becomes of the transaction.
+// redefined reports to the Observer, or otherwise to slog, that one name has two policies. It does not wait for the end of a
+// transaction.
 func (r *reports) redefined(ctx context.Context, before, limit Limit) {
 	if r.observer == nil {
 		slog.WarnContext(ctx, "ratelimit: one name, two policies; give each limit its own name", slog.String("limit", limit.Name()),
@@ -116,7 +117,8 @@ func (r *reports) redefined(ctx context.Context, before, limit Limit) {
 	r.observer.Observe(ctx, Redefined{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
 }
 
-// isUndone reports whether a rollback makes an event untrue: a refusal, a failure and a lost lease have changed nothing.
+// isUndone reports whether a rollback makes an event untrue. Refusals, failures and lost leases changed nothing, so they stay
+// true.
 func isUndone(event Event) bool {
 	switch e := event.(type) {
 	case Decided:
@@ -129,14 +131,14 @@ func isUndone(event Event) bool {
 	return true
 }
 
-// ended has the deny cache forget the buckets that a transaction changed, or may have changed.
+// ended removes refusals of all buckets that a transaction changed, or may have changed, from the deny cache.
 func (r *reports) ended(after *afterCommit) {
 	for i := range after.changed {
 		r.cache.Forget(&after.changed[i])
 	}
 }
 
-// done tells what a call that was answered did.
+// done reports an answered call.
 func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if c.change != nil || d.Allowed && !c.Look && c.from == fromDatabase {
 		r.invalidate(c.Asks)
@@ -157,7 +159,7 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	r.decided(ctx, event, c.began)
 }
 
-// decided tells the observer of a decision on a call that began then.
+// decided reports the decision on a call that began at began to the Observer.
 func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
 	if r.observer == nil {
 		return
@@ -166,7 +168,7 @@ func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
 	r.tell(ctx, event)
 }
 
-// failed tells the observer of a failure of a call that began then, unless its caller gave up.
+// failed reports a failed call that began at began to the Observer, unless its caller cancelled it.
 func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
 	if r.observer == nil || errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -175,10 +177,10 @@ func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
 	r.tell(ctx, event)
 }
 
-// pending reports whether what the call did may still be rolled back without the Limiter being told.
+// pending reports whether the call may still roll back without the Limiter knowing.
 func (r *reports) pending() bool { return r.inTx && r.after == nil }
 
-// began returns the time when an observer wants to know how long a call takes.
+// began returns the current time if an Observer needs the duration of the call, and otherwise the zero time.
 func (r *reports) began() time.Time {
 	if r.observer == nil {
 		return time.Time{}
@@ -186,7 +188,7 @@ func (r *reports) began() time.Time {
 	return time.Now()
 }
 
-// elapsed returns how long ago began was, and 0 when nobody asks.
+// elapsed returns the time since began, and 0 for the zero time.
 func (r *reports) elapsed(began time.Time) time.Duration {
 	if began.IsZero() {
 		return 0
@@ -194,7 +196,7 @@ func (r *reports) elapsed(began time.Time) time.Duration {
 	return time.Since(began)
 }
 
-// refusals tells the hook of the buckets that refused c, by the decision on it.
+// refusals reports each bucket that refused c to Config.Refused.
 func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 	if c.Verb != verbTake && c.Verb != verbReserve && c.Verb != verbAcquire {
 		return
@@ -215,8 +217,8 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 	}
 }
 
-// refusal tells the hook of one refusal, with what the state of the bucket says of it, when a transaction of InTx has ended: the
-// attempt may be run again.
+// refusal reports one refusal to Config.Refused, with the fields of the state. In InTx it waits until the transaction has
+// ended, because the attempt may run again.
 func (r *reports) refusal(ctx context.Context, s *State, told Refusal) {
 	told.Limit, told.Rule = s.Limit.Name(), s.Rule
 	told.Route, _ = ctx.Value(routeKey{}).(string)

@@ -2,21 +2,21 @@ package ratelimit
 
 import "context"
 
-// Require takes what the requests cost from all of their limits and returns nil, or takes from none of them and returns an
-// error: work goes on after nil, and after nothing else. It is [Limiter.Take] for whoever needs no more of the decision than
-// that, and begin with it, as a Take whose Allowed is not looked at lets everybody through, in silence.
+// Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and returns an
+// error. Begin with it: a program that ignores the Allowed of a Take admits every request without notice. Continue only if the
+// error is nil.
 //
 //	if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID)); err != nil {
 //		return err // refused or failed: the transaction rolls back, and nothing is taken
 //	}
 //
-// A refusal is a *[LimitedError], which [errors.As] finds, and has the Decision: which limits refused, and when to come back.
-// errors.Is(err, [ErrLimited]) tells it from a failure. Every other error is a failure as Take's are, and lets nothing through
-// either; [IsUndecided] is true of it.
+// A refusal is a *[LimitedError], which [errors.As] finds. It has the Decision: the limits that refused, and the time to wait.
+// errors.Is(err, [ErrLimited]) distinguishes it from a failure. Every other error is a failure, as from Take, and [IsUndecided]
+// is true for it.
 //
-// A limit that is tried in [Shadow] refuses nobody, and neither does a call that [WithShadow] marks: where that is all that
-// refuses, Require returns nil, has taken nothing from the limits that refused (and with WithShadow from none), and Observers
-// are told of the refusal. A failure is an error all the same.
+// A limit in [Shadow] mode refuses no request, and a call marked with [WithShadow] is not refused. If nothing else refuses,
+// Require returns nil, and Observers receive the refusal. Limits in Shadow that refused give no tokens, and with WithShadow no
+// limit does. A failure is still an error.
 func (l *Limiter) Require(ctx context.Context, requests ...Request) error {
 	d, err := l.Take(ctx, requests...)
 	if err != nil {

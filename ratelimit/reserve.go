@@ -14,10 +14,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
-// ReservationState is where a reservation is in its life.
+// ReservationState is the state of a reservation.
 type ReservationState string
 
-// The states of a reservation. It begins open; the others are final, but that Renew opens it again.
+// The states of a reservation. It begins as Open. The other states are final, except that Renew opens it again.
 const (
 	Open      ReservationState = reserved.Open
 	Settled   ReservationState = reserved.Settled
@@ -25,41 +25,40 @@ const (
 	Expired   ReservationState = reserved.Expired
 )
 
-// Reservation is the answer to Reserve: tokens taken now for work that is done later.
+// Reservation is the answer to Reserve: tokens that are taken now for work that runs later.
 type Reservation struct {
-	// Decision is whether the tokens were reserved. When it is refused, too much was owed already, and
-	// RetryAfter is the wait until the same call would be accepted.
+	// Decision says whether the tokens were reserved. If not, the debt was too large, and RetryAfter is the time until the same
+	// call would be accepted.
 	Decision
-	// ID is the identity under which the reservation is started, settled or cancelled: a random UUID. It is
-	// empty when the reservation was refused.
+	// ID identifies the reservation to Start, Settle and other calls: a random UUID. It is empty if the reservation was
+	// refused.
 	ID string
-	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest over the
-	// limits. It is At when the tokens were there, and the zero time when the reservation was refused.
+	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest instant of all limits. It is At
+	// if the tokens were available, and the zero time if the reservation was refused.
 	ReadyAt time.Time
-	// StaleAt is the instant from which work not yet started has lost its slot; see [Limiter.Start]. It is
-	// the zero time when Config.StaleAfter is 0.
+	// StaleAt is the instant from which work that was not started has lost its slot; see [Limiter.Start]. It is the zero time
+	// if Config.StaleAfter is 0.
 	StaleAt time.Time
 }
 
-// Delay returns how long after the decision the work may run: 0 when it may run at once.
+// Delay returns the time from the decision until the work may run. 0 means that it may run at once.
 func (r Reservation) Delay() time.Duration {
 	return max(0, r.ReadyAt.Sub(r.At))
 }
 
-// Reserve takes what the requests cost even where the tokens are not there yet, and says from when the
-// work may run. What is not there is owed: the value falls below zero, by at most the policy's
-// MaxReserved, and later requests wait until it is repaid, so that work is served in the order reserved
-// and a large request does not starve behind small ones. It is all or nothing over the limits.
+// Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run. The
+// bucket owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved, and later requests wait
+// until the debt is repaid. So work is served in the order of reservations, and small requests cannot starve a large one.
+// Reserve takes from all limits or from none.
 //
-// Run the work at ReadyAt and not before, or the limit is merely a larger burst. Afterwards Settle what it
-// really cost, or Cancel it; a reservation that sees neither is ended by Expire, Config.ExpireAfter
-// after ReadyAt. In a transaction the reservation is undone with it. ReadyAt holds whatever others reserve,
-// settle or cancel later, and when the policy changes; a database clock that steps back makes the work
-// due later by as much.
+// Run the work at ReadyAt and not before, because otherwise the limit only allows a larger burst. Afterwards call Settle with
+// the actual cost, or Cancel. Otherwise Expire ends the reservation, Config.ExpireAfter after ReadyAt. In a transaction, a
+// rollback undoes the reservation. ReadyAt does not change if others reserve, settle or cancel later, or if the policy changes.
+// If the database's clock steps back, the work is ready later by as much.
 //
-// Errors are those of Take, and ErrNoReservations. Outside a transaction, a Reserve that returns the error of its context, or
-// of Config.Timeout, has reserved nothing; one that was decided by then is committed and returned all the same. Only
-// ErrCommitUnknown leaves it open.
+// Errors are the errors of Take, and ErrNoReservations. Outside a transaction, a Reserve that returns the error of its context
+// or of Config.Timeout has reserved nothing. If the decision was made before, it is committed and returned. Only after
+// ErrCommitUnknown is it unknown whether a reservation was made.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
 	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {
@@ -80,11 +79,11 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	return r, nil
 }
 
-// CheckReserve returns what Reserve would answer, and takes nothing: whether the tokens would be reserved, RetryAfter when
-// not, and ReadyAt and StaleAt when they would. ID is empty, and what the States say of the buckets is what they hold now. It
-// is for showing how long the queue is, and for choosing among several: somebody else may reserve before you do.
+// CheckReserve returns the answer that Reserve would return, and takes nothing: ReadyAt and StaleAt, or RetryAfter after a
+// refusal. ID is empty, and the States describe the buckets as they are now. Use it to show the length of the queue, or to
+// choose between several limits. Another call can reserve before you do.
 //
-// It reads as Check does, in a transaction too. Errors are those of Reserve.
+// It reads as Check does, also in a transaction. Errors are the errors of Reserve.
 func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reservation, error) {
 	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {
@@ -104,7 +103,7 @@ func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reserv
 	return r, nil
 }
 
-// optionalTime returns the instant of us microseconds since 1970, and the zero time for nil.
+// optionalTime returns the instant us microseconds since 1970. A nil us gives the zero time.
 func optionalTime(us *int64) time.Time {
 	if us == nil {
 		return time.Time{}
@@ -112,18 +111,17 @@ func optionalTime(us *int64) time.Time {
 	return time.UnixMicro(*us)
 }
 
-// Settle ends a reservation with what the work really cost: actual has a request, with its cost, for each
-// limit whose cost differs from what was reserved; the others stay at their estimates. A surplus is given back, up to
-// the capacity. A fixed window takes it back only until the window that paid has ended. What it cost beyond the estimate
-// is taken from the bucket as it is now, below zero if need be, and later requests wait for it. Where the limit has changed
-// since Reserve, that is decided under the policy it has now, which is the one that actual names it with.
+// Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs from the
+// reservation; the other limits keep their estimates. A surplus is returned, up to the capacity. A fixed window takes it back
+// only until the window that paid has ended. An overage is taken from the current bucket, below zero if necessary, and later
+// requests wait for it. If the limit has changed since Reserve, the current policy of the request in actual decides.
 //
-// What was reserved of an [Adaptive] limit at a price is settled at that price, whatever holds by then.
+// A reservation of an [Adaptive] limit is settled at the price at which it was made.
 //
-// Settling again changes nothing and is no error, whatever actual says then. Settle returns ErrInvalidRequest when actual
-// names a bucket that was not reserved, or one under two policies. It returns ErrNotReserved for an id that no reservation
-// has, as that of a transaction that was rolled back. It returns ErrReservationEnded after Cancel or expiry. In a
-// transaction it is undone with it.
+// Settling again changes nothing and returns nil, even with other costs. Settle returns ErrInvalidRequest if actual names a
+// bucket that was not reserved, or one bucket under two policies. It returns ErrNotReserved if no reservation has the id, for
+// example because its transaction was rolled back, and ErrReservationEnded after Cancel or expiry. In a transaction, a rollback
+// undoes it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err
@@ -142,7 +140,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 			}
 			b := &r.Buckets[i]
 			amounts[i], b.Now = atPrice(actual.cost, b.Price, b.Cost), actual.terms
-			if rule := actual.subject.rule; rule != nil && rule.holding(r.NowUs).mode == Off { // which is not charged
+			if rule := actual.subject.rule; rule != nil && rule.holding(r.NowUs).mode == Off { // a limit that is off is not charged
 				amounts[i] = min(amounts[i], 0)
 			}
 		}
@@ -150,30 +148,30 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	})
 }
 
-// atPrice returns what the actual cost comes to beyond what was taken, at the price at which it was.
+// atPrice returns the actual cost at a price, less the tokens that were taken.
 func atPrice(actual, price, taken float64) float64 {
 	if price == 1 {
 		return actual - taken
 	}
 	amount := actual*price - taken
-	if math.Abs(amount) < taken*1e-12 { // a rounding
+	if math.Abs(amount) < taken*1e-12 { // a rounding error
 		return 0
 	}
 	return amount
 }
 
-// Cancel ends a reservation whose work will not run and gives back what it took, as far as Settle gives
-// back a surplus. Reservations made later keep their time; what is given back is there for whoever asks
-// next. Cancelling again changes nothing. The errors are those of Settle.
+// Cancel ends a reservation whose work will not run, and returns its tokens as Settle returns a surplus. Reservations made
+// later keep their ReadyAt; the returned tokens are available to the next callers. Cancelling again changes nothing. The errors
+// are the errors of Settle.
 //
-// Which rows and which window it goes back to follows the policy that this Limiter last used each limit with, and
-// where it was not used with one the policy the reservation was made under.
+// Cancel uses the rule of the limit, or otherwise the policy that this Limiter last used it with. If there is neither, it uses
+// the policy of the reservation. The policy determines the rows and the window to which the tokens return.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
 	return end(ctx, l, "cancel", id, false, Cancelled, func(r *reserved.Reservation) ([]float64, error) { return r.Refund(), nil })
 }
 
-// end moves an open reservation to a final state and charges what amounts returns for each of its buckets. keyed reports whether the call names
-// keys that are not in their stored form.
+// end moves an open reservation to a final state, and charges the amounts that amounts returns for its buckets. keyed is
+// whether the call names keys that are not in their stored form.
 func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, final ReservationState, amounts func(*reserved.Reservation) ([]float64, error)) error {
 	return onReservation(ctx, l, verb, id, keyed, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 		return life.End(ctx, r, string(final), amounts)
@@ -182,13 +180,13 @@ func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, final Res
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// withReservation is onReservation of a call that names no keys.
+// withReservation is onReservation for a call that names no keys.
 func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
 	return onReservation(ctx, l, verb, id, false, fn)
 }
 
-// onReservation runs fn on the locked reservation id: in the caller's transaction, behind a savepoint,
-// when l is bound to one, else in one of its own.
+// onReservation runs fn on the locked reservation id. If l is bound to the caller's transaction, it runs there, after a
+// savepoint; otherwise it runs in a transaction of its own.
 func onReservation(ctx context.Context, l *Limiter, verb, id string, keyed bool, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
 	if err := l.ready(ctx, verb); err != nil {
 		return err
@@ -202,14 +200,14 @@ func onReservation(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	return lockedBy(ctx, l, verb, id, keyed, lock, fn)
 }
 
-// lockedBy runs fn on the reservation that lock has locked, unless that is nil. Among the calls of a sweep it waits only so long for rows.
+// lockedBy runs fn on the reservation that lock returns, unless it is nil. During Expire it limits the wait for rows.
 func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	lock func(context.Context, *reserved.Life) (*reserved.Reservation, error),
 	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,
 ) error {
 	began, stuck := l.reports.began(), reserved.StuckOf(ctx)
 	var r *reserved.Reservation
-	err := l.retryTx(ctx, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
+	err := retryTx(ctx, l, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
 		r = nil
 		if stuck != nil && l.pool != nil {
 			if err := reserved.BoundWait(ctx, &tx.session.Unit); err != nil {
@@ -233,16 +231,16 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	return err
 }
 
-// lifeIn returns the life of reservations in the transaction that a Limiter is bound to.
+// lifeIn returns the operations on reservations in the transaction of tx.
 func lifeIn(tx *Limiter) *reserved.Life {
 	return &reserved.Life{Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter, ErrTooMuch: ErrCostExceedsCapacity}
 }
 
-// reserving is a Limiter as package reserved knows it.
+// reserving adapts a Limiter to package reserved.
 type reserving struct{ *Limiter }
 
-// Resolve sets the terms that the limits of r have now, and the end of the latest of their pauses. Limits that this Limiter was not used with have
-// those that r was made under, unless there is a rule.
+// Resolve sets the current terms of the limits of r, and the latest end of their pauses. Limits without a rule, which this
+// Limiter has not used, keep the terms of the reservation.
 func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reservation) {
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
@@ -259,11 +257,11 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 			}
 		}
 		r.PausedUntil = max(r.PausedUntil, l.prices.PausedUntil(b.Key, applies(policy)))
-		b.Now = termsFor(terms, b.Key.Name, b.Key.Key).OnWindows(r.NowUs)
+		b.Now = termsFor(terms, b.Key.Name, b.Key.Key).On(r.NowUs)
 	}
 }
 
-// applies returns whether a policy has callers pay the price of an upstream; nil: it is not known.
+// applies returns whether a policy charges the price of an upstream. Nil means that the policy is unknown.
 func applies(policy Policy) *bool {
 	if _, isUnknown := policy.(madeElsewhere); isUnknown {
 		return nil
@@ -272,17 +270,17 @@ func applies(policy Policy) *bool {
 	return &a.Apply
 }
 
-// Changed forgets refusals of the buckets.
+// Changed removes refusals of the buckets from the deny cache.
 func (l reserving) Changed(asks []bucket.Ask) { l.reports.invalidate(asks) }
 
-// Ended tells the observer what the end of a reservation charges.
+// Ended reports the amounts that the end of a reservation charged to the Observer.
 func (l reserving) Ended(ctx context.Context, r *reserved.Reservation, amounts []float64) {
 	for i, delta := range amounts {
 		l.reports.tell(ctx, Settlement{Limit: r.Buckets[i].Key.Name, Delta: delta, Pending: l.reports.pending()})
 	}
 }
 
-// reservation returns the reservation that the call has made, or nil.
+// reservation returns the reservation that the call made, or nil.
 func (c *call) reservation() *reserved.Reservation {
 	r, _ := c.Record.(*reserved.Reservation)
 	return r

@@ -10,30 +10,30 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// subject is what a request is about: the limit with the policy that decides, and the rule that this comes from.
+// subject is the resolved limit of a request: its current policy, and the rule that supplied it.
 type subject struct {
 	limit Limit
 	rule  *Rule // nil: the definition in the code
 	plan  string
 	mode  Mode
 
-	price       float64 // of an adaptive limit; 0: there is none
-	factor      float64 // what the cost is multiplied by; 0: nothing
-	pausedUntil int64   // the end of the pause by the rule or by the upstream; bucket.MinInstant: there is none
+	price       float64 // the price of an adaptive limit; 0: none
+	factor      float64 // the factor of the cost; 0: none
+	pausedUntil int64   // the end of the pause by the rule or the upstream; bucket.MinInstant: no pause
 
-	released bool // whether its bucket is asked for nothing
-	direct   bool // whether a request asks it for itself
+	released bool // whether its ask was released
+	direct   bool // whether a request names the bucket directly
 	lends    bool // whether it is the pool of a Borrow
-	spared   bool // whether it is in shadow because its pool is
+	spared   bool // whether it is in shadow only because its pool is
 }
 
-// StoredKey returns the form in which the key of a request is stored: an HMAC where Config.HashKey is set, and "" of
-// [Limit.Global]. Overrides and pauses of a key name it so. It returns ErrInvalidKey as a call would.
+// StoredKey returns the stored form of the key of a request: an HMAC if Config.HashKey is set, and "" for [Limit.Global].
+// Overrides and pauses of a key use this form. It returns the errors that a call returns for an invalid key.
 func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.config.HashKey, &r) }
 
-// Resolve returns the limit of the request with the policy that a call would now be decided under: to show it, or to
-// check a cost against its capacity. It asks Config.Policies, and not the database, whose clock it takes to be that of
-// this process.
+// Resolve returns the limit of the request with its current policy, to show it, or to check a cost against its capacity. It
+// asks Config.Policies, but not the database: it uses the clock of this process. For an invalid key it returns the limit of the
+// request.
 func (l *Limiter) Resolve(r Request) Limit {
 	key, err := storedKey(l.config.HashKey, &r)
 	if err != nil {
@@ -44,11 +44,11 @@ func (l *Limiter) Resolve(r Request) Limit {
 	return s.limit
 }
 
-// HasPolicies reports whether the Limiter has Config.Policies, so that a definition in the code may not be what decides.
+// HasPolicies reports whether Config.Policies is set, so that a rule can replace a definition in the code.
 func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != nil }
 
-// subjectOf returns what the request is about, and what its limit is. It sets now to about what time it is for the database
-// where that matters.
+// subjectOf returns the subject of a request, and the definition of its limit. It sets now to an estimate of the database's
+// clock if the rule needs it.
 func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key string, now *int64) (subject, definition) {
 	if r.limit == (Limit{}) {
 		return subject{pausedUntil: bucket.MinInstant}, definition{}
@@ -68,7 +68,7 @@ func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key str
 	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil}, e.limit.definition()
 }
 
-// ruleFor returns the rule that Config.Policies has, or nil. The Observer hears of a source that fails.
+// ruleFor returns the rule of Config.Policies, or nil. It reports a source that fails to the Observer.
 func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, key string) (rule *Rule) {
 	if l.config.Policies == nil {
 		return nil
@@ -87,12 +87,12 @@ func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, ke
 	return rule
 }
 
-// badSource tells the Observer that the definition in the code decides, because Config.Policies failed.
+// badSource reports to the Observer that Config.Policies failed, so that the definition in the code decides.
 func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err error) {
 	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)}, l.reports.began())
 }
 
-// estimate returns about what time it is for the database, in microseconds since 1970.
+// estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock.
 func (c *Config) estimate() int64 {
 	if now := c.asOf(); now != nil {
 		return *now
@@ -100,7 +100,7 @@ func (c *Config) estimate() int64 {
 	return time.Now().UnixMicro()
 }
 
-// needsNow reports whether what the rule says may depend on the time.
+// needsNow reports whether the rule depends on the time.
 func (r *Rule) needsNow() bool {
 	return r.pausedUntil > bucket.MinInstant || len(r.eras) > 1
 }
@@ -114,21 +114,22 @@ func (r *Rule) holding(now int64) *era {
 	return &r.eras[i]
 }
 
-// clockSkew is how far the clocks of this process and the database may differ while a rule that is off follows the database's clock.
+// clockSkew is the maximum difference between the clocks of this process and of the database at which a rule that is off
+// follows the database's clock.
 const clockSkew = time.Minute
 
-// isOffAround reports whether the rule is off at now, and at the instants that differ from it by clockSkew.
+// isOffAround reports whether the rule is off at now, and clockSkew before and after it.
 func (r *Rule) isOffAround(now int64) bool {
 	skew := clockSkew.Microseconds()
 	return r.holding(now-skew).mode == Off && r.holding(now).mode == Off && r.holding(now+skew).mode == Off
 }
 
-// askTime returns the time of the database. It looks at the first bucket that the plan was made for.
+// askTime returns the time of the database. It reads the bucket of the first request.
 func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, error) {
 	look := &call{plan: plan{asked: []asked{{}}, keyed: p.keyed}}
 	look.Verb, look.Look = verb, true
 	look.Asks = []bucket.Ask{{
-		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Capacity: 1, Rate: 1, Step: 1, Steps: 1},
+		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 1, Rate: 1, Step: 1, Steps: 1},
 	}}
 	look.plan.asks = look.Asks
 	if err := look.run(ctx, l); err != nil {
@@ -137,8 +138,9 @@ func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, erro
 	return look.Answers[0].Now, nil
 }
 
-// arrangeAgain returns a plan for an instant at which the terms of all asks of the call are in effect, because a rule is in another mode by
-// the database's clock than by the clock of this process. The call is then decided in these modes, also if a rule changes meanwhile.
+// arrangeAgain returns a plan for an instant at which the terms of all asks of the call are in effect. The call needs it if a
+// rule is in another mode by the database's clock than by this process's. The call is then decided in these modes, even if a
+// rule changes meanwhile.
 func (c *call) arrangeAgain(ctx context.Context, l *Limiter) (plan, error) {
 	verb, now := c.Verb, l.config.estimate()
 	if c.plan.reserves {
@@ -158,13 +160,12 @@ func (c *call) arrangeAgain(ctx context.Context, l *Limiter) (plan, error) {
 	return arranged, nil
 }
 
-// isRuledAs reports whether another request for the same bucket is under the same rule, or was before a newer one came.
+// isRuledAs reports whether another request for the same bucket is under the same rule, or under an older version of it.
 func (s *subject) isRuledAs(o *subject) bool {
 	return s.rule != nil && o.rule != nil && s.plan == o.plan
 }
 
-// eraOf returns the era of the rule that the terms are of, which may be another by now than the one that the request was
-// resolved in.
+// eraOf returns the era of the terms t. It can differ from the era at which the request was resolved.
 func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
 
 // madeElsewhere is the policy of a limit of which only the terms are known.
@@ -174,28 +175,27 @@ func (madeElsewhere) String() string                 { return "defined elsewhere
 func (madeElsewhere) compile() (bucket.Terms, error) { return bucket.Terms{}, ErrInvalidLimit }
 
 const (
-	maxNames    = 10_000 // of limits whose policies a Limiter remembers
-	maxPolicies = 16     // of one name
+	maxNames    = 10_000 // the maximum number of names whose policies a Limiter remembers
+	maxPolicies = 16     // the maximum number of policies of a name
 )
 
-// policies remembers which policies a Limiter was used with under each name, so that what names a limit by its
-// name alone, as a reservation does, is decided under the policy the limit has now. To note the policy that was
-// noted last costs a look into a map and a comparison.
+// policies remembers the policies that a Limiter used with each name. So a call that names a limit only by its name, such as a
+// call on a reservation, is decided under the current policy. Noting the same policy again costs a map lookup and a comparison.
 type policies struct {
-	names sync.Map // of *usage by name
+	names sync.Map // *usage by name
 	count atomic.Int64
 }
 
-// usage is how a name was used.
+// usage is the policies of one name.
 type usage struct {
-	last atomic.Pointer[Limit]              // with the latest policy
-	seen [maxPolicies]atomic.Pointer[Limit] // with the distinct policies; the oldest one gives way to a new one
+	last atomic.Pointer[Limit]              // the latest policy
+	seen [maxPolicies]atomic.Pointer[Limit] // distinct policies; a new one replaces the oldest
 
 	mu   sync.Mutex
 	next int // the place of the next policy in seen
 }
 
-// note notes that the limit of that name was used. When it is the second policy of the name it returns the first: once.
+// note records that a Limiter used limit. If this is the second policy of the name, it returns the first one, once.
 func (p *policies) note(name string, limit Limit) (other *Limit) {
 	if p == nil {
 		return nil
@@ -213,7 +213,7 @@ func (p *policies) note(name string, limit Limit) (other *Limit) {
 	return found.(*usage).note(limit)
 }
 
-// last returns the terms that the limit called name was last used with, if it was used at all.
+// last returns the terms that the limit called name was last used with, if it was used.
 func (p *policies) last(name string) (bucket.Terms, bool) {
 	if p == nil {
 		return bucket.Terms{}, false
@@ -223,7 +223,7 @@ func (p *policies) last(name string) (bucket.Terms, bool) {
 		return bucket.Terms{}, false
 	}
 	last := found.(*usage).last.Load()
-	if last == nil { // it is being noted
+	if last == nil { // another goroutine is noting it
 		return bucket.Terms{}, false
 	}
 	return last.terms(), true
@@ -257,7 +257,7 @@ func (u *usage) note(limit Limit) (other *Limit) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	known := u.find(limit) // somebody may have been quicker
+	known := u.find(limit) // another goroutine may have added it
 	if known == nil {
 		added := limit
 		known = &added
@@ -271,7 +271,7 @@ func (u *usage) note(limit Limit) (other *Limit) {
 	return other
 }
 
-// find returns the limit in seen whose terms are the limit's, or nil.
+// find returns the limit in seen that decides as limit does, or nil.
 func (u *usage) find(limit Limit) *Limit {
 	for i := range u.seen {
 		if known := u.seen[i].Load(); known != nil && known.isAs(limit) {

@@ -13,10 +13,10 @@ import (
 
 const (
 	retryBase = 5 * time.Millisecond   // the first pause is up to this long
-	retryCap  = 200 * time.Millisecond // and no pause is longer than this
+	retryCap  = 200 * time.Millisecond // no pause is longer than this
 )
 
-// again says whether and when an attempt is to be made again.
+// again says whether and when to run an attempt again.
 type again int
 
 const (
@@ -25,7 +25,7 @@ const (
 	atOnce
 )
 
-// whenAgain returns when a statement is to be run again that failed with err.
+// whenAgain returns when to run a statement again that failed with err.
 func whenAgain(err error) again {
 	if store.IsConflict(err) {
 		return afterPause
@@ -33,10 +33,9 @@ func whenAgain(err error) again {
 	return never
 }
 
-// retry runs attempt again, after one that ended with err, until it does not ask for another, the attempts are used up, or
-// ctx ends. The pause before the n-th retry is drawn evenly from 0 to min(retryCap, retryBase * 2^(n-1)), where a retry at
-// once does not count: full jitter, after
-// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
+// retry runs attempt again after it failed with err, until it returns never, the attempts are used up, or ctx ends. The pause
+// before the n-th retry is random, from 0 to min(retryCap, retryBase * 2^(n-1)), not counting retries at once. This is full
+// jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
 func retry(ctx context.Context, l *Limiter, verb string, when again, err error, attempt func() (again, error)) error {
 	ceiling := retryBase
 	for n := 1; when != never; n++ {
@@ -60,7 +59,7 @@ func retry(ctx context.Context, l *Limiter, verb string, when again, err error, 
 	return err
 }
 
-// pause waits for d and reports whether ctx is still alive.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -72,9 +71,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Spread returns a random duration from 0 up to, and not including, span: 0 when span is not above 0. Add
-// it to a RetryAfter or a ReadyAt that many share, so that they do not all come back at once. Only
-// add: whoever comes sooner is refused.
+// Spread returns a random duration from 0 up to, but not including, span. It returns 0 if span is not above 0. Add it to a
+// RetryAfter or ReadyAt that many callers share, so that they do not all return at once. Do not subtract it: a caller that
+// returns early is refused.
 func Spread(span time.Duration) time.Duration {
 	if span <= 0 {
 		return 0
@@ -82,14 +81,14 @@ func Spread(span time.Duration) time.Duration {
 	return rand.N(span)
 }
 
-// SpreadFor is Spread with a memory: share of the span, from 0 to 1, is decided by the identity and only
-// the rest by chance. A client keeps its place among the others then, from call to call and from process to
-// process, and different clients get different places.
+// SpreadFor is a Spread that is partly fixed: identity determines share of the span, from 0 to 1, and chance the rest. So each
+// client returns in the same place among the others at every call and from every process, and different clients in different
+// places.
 //
 //	offset = span * (share * place(identity) + (1 - share) * chance)        place, chance in [0, 1)
 //
-// With a share of 1 nothing is left to chance, with 0 everything is. A share out of range, or not a
-// number, counts as the nearest of the two, or as 0.
+// A share of 1 leaves nothing to chance, and a share of 0 everything. A share above 1 counts as 1. A share below 0, or not a
+// number, counts as 0.
 func SpreadFor(identity string, span time.Duration, share float64) time.Duration {
 	if span <= 0 {
 		return 0
@@ -102,7 +101,7 @@ func SpreadFor(identity string, span time.Duration, share float64) time.Duration
 	return own + Spread(span-fixed)
 }
 
-// place returns a number in [0, 1) that only depends on identity.
+// place returns a number in [0, 1) that depends only on identity.
 func place(identity string) float64 {
 	sum := sha256.Sum256([]byte(identity))
 	return float64(binary.BigEndian.Uint64(sum[:8])>>11) / (1 << 53)

@@ -10,88 +10,83 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Policies is a source of policies that are not in the code, such as package rules, which reads them from tables. A
-// Limiter asks it once for each request, before the cost is checked. It has to answer from memory, in nanoseconds, and
-// from any goroutine.
+// Policies supplies policies that are not in the code. For example, package rules reads them from tables. A Limiter asks it
+// once for each request, before it checks the cost. It must answer from memory, within nanoseconds, and on any goroutine.
 //
-// A source that panics, or that returns the rule of another limit, counts as one that has no rule: the definition in the
-// code decides, and the Observer is told of a [Failed].
+// If Policies panics, or returns a rule of another limit, the definition in the code decides, and the Observer receives a
+// [Failed].
 type Policies interface {
-	// RuleFor returns the rule for a bucket, or nil where the definition in the code decides. The limit is as the
-	// request names it, the plan is that of [Request.Plan], and key is the key as stored: "" of [Limit.Global], and an
-	// HMAC where Config.HashKey is set; see [Limiter.StoredKey].
+	// RuleFor returns the rule for a bucket, or nil if the definition in the code decides. limit is the limit of the request,
+	// plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if Config.HashKey
+	// is set. See [Limiter.StoredKey].
 	RuleFor(limit Limit, plan, key string) *Rule
 
-	// RulesOf returns rules that bound those that RuleFor returns for the limits of a name, for Prune: one with as large a
-	// capacity as any, one that is as slow as any, and those whose changes scale debts.
+	// RulesOf returns rules for Prune that bound all rules that RuleFor can return for the name: the rule with the largest
+	// capacity, the slowest rule to fill, and all rules whose changes scale debts.
 	RulesOf(name string) []*Rule
 }
 
-// Mode is whether a rule refuses anybody.
+// Mode says whether a limit is enforced.
 type Mode string
 
 const (
-	// On is the mode of a limit that is enforced. It is what the empty Mode means.
+	// On enforces the limit. The empty Mode means On.
 	On Mode = "on"
-	// Shadow is the mode of a limit that is tried: it takes as always, and where it does not have what is asked the
-	// request goes through all the same, and takes nothing from it.
+	// Shadow tries a limit: it takes tokens as usual, but if it has too few, the request goes on and takes nothing from it.
 	Shadow Mode = "shadow"
-	// Off is the mode of a limit that is not in use: its requests go through and take nothing.
+	// Off disables a limit: its requests are allowed and take nothing.
 	Off Mode = "off"
 )
 
-// OnChange is what becomes of the tokens of a bucket at the instant at which a policy takes the place of another. What
-// had arrived until then has been counted under the policy before, up to its capacity. A bucket that is full then stays
-// full, whatever OnChange says: that is what a bucket nobody has used is.
+// OnChange says how the tokens of a bucket change when a new policy takes effect. Tokens up to that instant are counted under
+// the old policy, up to its capacity. A bucket that is full then stays full under every OnChange, as an unused bucket is full.
 type OnChange string
 
 const (
-	// KeepTokens keeps what the bucket holds or owes, up to the new capacity. It is what the empty OnChange means. With
-	// Shards it cannot raise the capacity: use another OnChange.
+	// KeepTokens keeps the tokens or the debt, up to the new capacity. The empty OnChange means KeepTokens. With Shards,
+	// KeepTokens cannot be used to raise the capacity.
 	KeepTokens OnChange = "keep"
-	// ScaleTokens keeps the share of the capacity that the bucket holds or owes: 1.8 of 3 become 36 of 60.
+	// ScaleTokens keeps the tokens or the debt as a share of the capacity: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
-	// AddTokens adds what the capacity gains, or takes away what it loses: 200 of 500 become 600 of 900.
+	// AddTokens adds the difference of the capacities, which can be negative: 200 of 500 become 600 of 900.
 	AddTokens OnChange = "add"
-	// ResetTokens fills the bucket, and forgets what is owed.
+	// ResetTokens fills the bucket and forgets its debt.
 	ResetTokens OnChange = "reset"
 )
 
-// Era is a policy and the instant from which it holds.
+// Era is a policy and the instant from which it is in effect, until the next era.
 type Era struct {
-	// From is the instant, on the database's clock. That of a rule's first era is not looked at: what comes before the
-	// second has held for ever.
+	// From is the instant, on the database's clock. In the first era of a rule it is ignored: that era is in effect until the
+	// second one.
 	From time.Time
-	// Policy is what holds. Defaults to nil: what the limit is defined with in the code.
+	// Policy is the policy. Defaults to nil: the definition in the code.
 	Policy Policy
 	// Mode defaults to On.
 	Mode Mode
-	// Name is what people call the policy. It is told with each decision, as State.Rule. Defaults to RuleConfig.Name, and
-	// where neither Policy nor Mode is set, so that the definition in the code decides, to none.
+	// Name is a name for the policy. Decisions report it as State.Rule. Defaults to RuleConfig.Name. If neither Policy nor Mode
+	// is set, the definition in the code decides, and it defaults to "".
 	Name string
-	// Unit is what a token is, for people and programs: "requests", "tokens". It is told as State.Unit.
+	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
-	// OnChange defaults to KeepTokens. That of the first era is not looked at. An era with another number of Shards than the
-	// one before it needs ResetTokens.
+	// OnChange defaults to KeepTokens. In the first era it is ignored. If an era has another number of Shards than the era
+	// before it, it must be ResetTokens.
 	OnChange OnChange
 }
 
-// RuleConfig is what a rule says.
+// RuleConfig holds the settings of a rule.
 type RuleConfig struct {
-	// Name is what people call the rule. Its eras have this name unless they have one of their own.
+	// Name is the name of the rule. Eras without a name use it.
 	Name string
-	// Eras are the policies of the rule, in the order of their From. Defaults to one: what the limit is defined with.
+	// Eras are the policies of the rule, sorted by From. Defaults to one era with the definition in the code.
 	Eras []Era
-	// PausedUntil is the instant, on the database's clock, until which the bucket gives nothing: Take and Check refuse
-	// until then, and what is reserved is ready no earlier. Tokens arrive meanwhile, and Reset does not end it. The zero
-	// time is no pause.
+	// PausedUntil is the end of a pause, on the database's clock. Until then Take and Check refuse, and reserved work is not
+	// ready. Tokens are added meanwhile, and Reset does not end the pause. The zero time means no pause.
 	PausedUntil time.Time
-	// PauseReason is told with each decision that the pause has made.
+	// PauseReason is the reason that decisions report as State.PauseReason.
 	PauseReason string
 }
 
-// Rule is what a source of policies says of a bucket, checked and ready to decide. It does not change: a source that
-// learns something new makes another one.
+// Rule is a checked rule for a bucket. It does not change: to change a policy, make a new Rule.
 type Rule struct {
 	limit       string
 	name        string
@@ -100,7 +95,7 @@ type Rule struct {
 	pauseReason string
 }
 
-// era is an Era that has been checked.
+// era is a checked Era.
 type era struct {
 	from  int64
 	limit Limit
@@ -109,8 +104,7 @@ type era struct {
 	unit  string
 }
 
-// NewRule returns a rule for the buckets of a limit. It returns an error that wraps ErrInvalidRule and says what to
-// change.
+// NewRule returns a rule for the buckets of a limit. Errors wrap ErrInvalidRule and say what to change.
 func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	invalid := func(format string, args ...any) (*Rule, error) {
 		return nil, fmt.Errorf("%w %q for %q: %w", ErrInvalidRule, config.Name, limit.Name(), fmt.Errorf(format, args...))
@@ -150,10 +144,10 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	return r.Paused(config.PausedUntil, config.PauseReason), nil
 }
 
-// checkRows returns an error if a bucket cannot go from the terms before to t row by row.
+// checkRows returns an error if a bucket with the terms before cannot change to t row by row.
 func checkRows(before, t bucket.Terms, change bucket.Change) error {
 	switch {
-	case t.IsByRow(change, before):
+	case change.IsByRow(&before, &t):
 		return nil
 	case t.Shards != before.Shards:
 		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.Shards, t.Shards)
@@ -162,7 +156,7 @@ func checkRows(before, t bucket.Terms, change bucket.Change) error {
 	}
 }
 
-// check returns the era of the limit.
+// check returns the checked era, and its change, for the limit.
 func (e Era) check(limit Limit) (era, bucket.Change, error) {
 	of := era{limit: limit, mode: e.Mode, name: e.Name, unit: e.Unit}
 	switch e.Mode {
@@ -190,13 +184,13 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 // modeNumber returns a number for the mode, from 1. Slots have other numbers than tokens.
 func (e *era) modeNumber() uint8 {
 	n := slices.Index([]Mode{On, Shadow, Off}, e.mode) + 1
-	if e.limit.terms().Holds() {
+	if e.limit.holds() {
 		n += 3
 	}
 	return uint8(n)
 }
 
-// link tells the terms of each era what the others are.
+// link stores all eras of the rule in the terms of each era.
 func (r *Rule) link(changes []bucket.Change) {
 	if len(r.eras) == 1 {
 		return
@@ -211,7 +205,7 @@ func (r *Rule) link(changes []bucket.Change) {
 	}
 }
 
-// Paused returns the rule with another pause; the zero time is none.
+// Paused returns the rule with another pause. The zero time means no pause.
 func (r *Rule) Paused(until time.Time, reason string) *Rule {
 	paused := *r
 	paused.pausedUntil, paused.pauseReason = bucket.MinInstant, ""
@@ -221,14 +215,14 @@ func (r *Rule) Paused(until time.Time, reason string) *Rule {
 	return &paused
 }
 
-// Name returns what people call the rule.
+// Name returns the name of the rule.
 func (r *Rule) Name() string { return r.name }
 
-// longestWait is the wait for what can never be given.
+// longestWait is the RetryAfter of a cost that can never be given.
 const longestWait = time.Duration(bucket.Horizon) * time.Microsecond
 
-// pause answers all requests when one of them is paused: a call that decides is refused from memory. A reservation is made,
-// and ready no earlier than the pause ends.
+// pause answers all requests of a call from memory if one of them is paused and the call decides. It sets the instant before
+// which a reservation is not ready.
 func (p *plan) pause(decides bool) {
 	for i := range p.asked {
 		s := &p.of[p.asked[i].ask]
@@ -257,12 +251,12 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// leaveOut removes the limits that are off from the call. The pool of a guarantee that is off or in shadow decides alone. isEstimate
-// says that the clock of this process chose the modes.
+// leaveOut removes limits that are off from the call. If the guarantee of a Borrow is off or in shadow, its cost moves to the
+// pool. isEstimate is whether the clock of this process chose the modes.
 func (p *plan) leaveOut(isEstimate bool) {
 	for i := range p.of {
 		s := &p.of[i]
-		p.asks[i].Mode = p.asks[i].Terms.Mode()
+		p.asks[i].Mode = p.asks[i].Terms.Eras.Mode(p.asks[i].Terms.Era)
 		p.moded = p.moded || p.asks[i].Mode != 0
 		p.doubtful = p.doubtful || isEstimate && s.mode == Off && !s.rule.isOffAround(p.now)
 		if s.mode == Off || s.mode == Shadow && !s.spared {
@@ -276,8 +270,8 @@ func (p *plan) leaveOut(isEstimate bool) {
 	}
 }
 
-// release has the i-th bucket be asked for nothing, because the answer is known. A reservation still names it, so that its
-// cost can be settled.
+// release removes ask i from the call and records its answer. The plan of a reservation keeps the ask without a cost, so that
+// its cost can be settled.
 func (p *plan) release(i int, answer State) {
 	for j := range p.asked {
 		if p.asked[j].ask == i {
@@ -288,7 +282,7 @@ func (p *plan) release(i int, answer State) {
 	a.Cost, a.Asked, a.Lowest, a.MayOwe, a.Unenforced, p.of[i].released = 0, 0, -math.MaxFloat64, false, true, true
 }
 
-// drop removes the buckets that are asked for nothing, unless a reservation has to name them.
+// drop deletes released asks, unless the call reserves.
 func (p *plan) drop() {
 	released := false
 	for i := range p.of {
@@ -309,8 +303,8 @@ func (p *plan) drop() {
 	p.move(place)
 }
 
-// refusedInShadow returns the buckets that refused, when none did whose limit is enforced, so that the others are to be
-// asked without these.
+// refusedInShadow returns the buckets that refused, or nil if a bucket of an enforced limit did. The call is run again without
+// them.
 func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	for i := range answers {
 		if answers[i].Allowed {
@@ -324,7 +318,7 @@ func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	return refused
 }
 
-// leaveShadowsOut runs a call again without the buckets that refused in shadow, while no others have refused.
+// leaveShadowsOut runs a call again without the buckets that refused in shadow, until none does or an enforced limit refuses.
 func (c *call) leaveShadowsOut(run func(again *call) error) error {
 	for !c.Look {
 		refused := c.plan.refusedInShadow(c.Answers)

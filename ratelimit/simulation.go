@@ -9,19 +9,19 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Simulation decides as a Limiter does, on buckets in memory that are full at first, and at instants that it is told: to
-// replay what came against other policies. Make it with [NewSimulation]. It is for one goroutine at a time. It only takes:
-// it has no reservations, credits, charges or resets. Nothing is stored, and nothing is forgotten: each bucket that
-// something was taken from keeps 70 to 100 bytes where its key has ten.
+// Simulation decides as a Limiter does, at instants that you pass, on buckets in memory that begin full. Use it to replay
+// recorded requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time. It has only Take:
+// no reservations, credits, charges or resets. It never forgets a bucket: each bucket with taken tokens needs 70 to 100 bytes
+// if its key has ten.
 type Simulation struct {
 	limiter Limiter
 	memory  *bucket.Memory
 	at      time.Time
 
-	call call // the room for the next one
+	call call // reused by the next Take
 }
 
-// NewSimulation returns a Simulation. Of config it uses HashKey, Policies and Refused. An error wraps ErrInvalidConfig.
+// NewSimulation returns a Simulation. It uses HashKey, Policies and Refused of config. Errors wrap ErrInvalidConfig.
 func NewSimulation(config Config) (*Simulation, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -33,12 +33,12 @@ func NewSimulation(config Config) (*Simulation, error) {
 	return s, nil
 }
 
-// Buckets returns how many buckets it holds: those that something was taken from. One with Shards counts once.
+// Buckets returns the number of buckets with taken tokens. A bucket with Shards counts once.
 func (s *Simulation) Buckets() int { return s.memory.Count() }
 
-// Take decides as [Limiter.Take] does, at an instant that is taken for the time of the database, and may be before that of
-// the last call. Its errors are those that are found before any SQL. Of a limit with Shards it takes from all rows together,
-// as [Value.Take] does. Policies and Refused are given ctx; its end ends nothing.
+// Take decides as [Limiter.Take] does, at the instant at in place of the database's clock. The instant can be before the
+// previous one. Take returns only the errors that Limiter.Take returns before any SQL. For a limit with Shards it takes from
+// all rows together, as [Value.Take] does. It passes ctx to Policies and Refused, and goes on if ctx has ended.
 func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request) (Decision, error) {
 	if s == nil || s.memory == nil {
 		return Decision{}, fmt.Errorf("%w: %s on a Simulation that NewSimulation did not return", ErrInvalidConfig, verbTake)
@@ -66,7 +66,7 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 	return d, nil
 }
 
-// decide decides on the call, unless its answers are known.
+// decide sets the answers of the call, unless they are known.
 func (s *Simulation) decide(c *call) {
 	if len(c.Asks) > 0 {
 		c.Answers = s.memory.Take(c.Asks, s.limiter.config.estimate())

@@ -8,34 +8,35 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
-// SlidingWindow gives never more than Rate tokens in any span of a Period, wherever the span begins.
+// SlidingWindow allows at most Rate tokens in any span of a Period.
 //
-//	tokens = Rate - what was taken in the last Period
+//	tokens = Rate - tokens taken in the last Period
 //
-// What was taken is counted in Slices of the Period, and a slice counts until all of it is more than a Period ago. So a token
-// comes back up to Period / Slices later than a Period after it was taken, and never earlier. A refusal is not counted.
-// RetryAfter is exact. A rollback gives back what its transaction took.
+// Taken tokens are counted in Slices of the Period. A slice counts until all of it is more than a Period ago. So a token
+// returns at most Period / Slices later than a Period after it was taken, and never earlier. Refusals are not counted.
+// RetryAfter is exact. A rollback restores the tokens of its transaction.
 //
-// There are no reservations, as tokens cannot be had ahead of time: Reserve returns ErrNoReservations. Credit gives back
-// what was taken last, Refund what was taken in the slice of its instant, as long as that counts. Charge counts as taken now. When the
-// clock steps back by up to a minute, what is taken counts as taken at the latest instant that the row has seen.
+// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. Refund returns tokens taken in the slice
+// of its instant, while that slice counts. Charge counts as taken now. If the clock steps back by up to a minute, tokens count
+// as taken at the latest instant that the row has seen.
 //
-// When the policy of a limit in use is changed, what was taken goes on to count: in another Period, and with other Slices, up
-// to the end of the slice it was taken in. In a longer Period may count again what had fallen out of the shorter one. What a bucket of another kind lacked of the Rate counts as taken when that was
-// last written, and what a [FixedWindow] or a [CalendarWindow] has given when their window began, which may be more than a Period
-// ago; where a rule changes the policy, at the instant of the change.
+// If you change the policy of a limit in use, taken tokens still count. With another Period or other Slices, a token counts as
+// taken at the end of its old slice. A longer Period can count tokens again that no longer counted in the shorter one. After a
+// change from another kind, the tokens that the bucket lacks of the Rate count as taken. If a rule made the change, they count
+// from that instant. Otherwise they count from the last write of the row, or for a [FixedWindow] or [CalendarWindow] from the
+// start of its window, which can be more than a Period ago.
 type SlidingWindow struct {
-	// Rate is the most that is given in any Period, and so the largest cost: from 1e-9 to 1e12 tokens.
+	// Rate is the maximum number of tokens in any Period, and so the largest cost: from 1e-9 to 1e12.
 	Rate float64
 	// Period is the length of the window: whole microseconds, up to 100 years.
 	Period time.Duration
-	// Slices is how many parts the Period is counted in, from 1 to 128. With more of them tokens come back sooner after a
-	// Period, and the row is longer: by up to 8 bytes for each. The Period has to be a whole number of microseconds for each.
-	// Defaults to the largest number up to 60 with which it is, which is 60 for whole minutes and for most other periods.
+	// Slices is the number of parts in which the Period is counted, from 1 to 128. It must divide the Period into whole
+	// microseconds. With more slices, tokens return sooner after a Period, but the row is longer: up to 8 bytes for each.
+	// Defaults to the largest number up to 60 that divides the Period: 60 for whole minutes and most other periods.
 	Slices int
 }
 
-// String returns the policy in words, as in "never more than 100 in any minute".
+// String returns the policy as text, such as "never more than 100 in any minute".
 func (p SlidingWindow) String() string {
 	return "never more than " + words.InAny(p.Rate, p.Period)
 }
@@ -56,11 +57,11 @@ func (p SlidingWindow) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Period of %v is no whole number of microseconds for each of %d Slices; leave out Slices for %d, or set it to a number that divides %d", p.Period, slices, dividing(us), us)
 	}
 	t.Step, t.Steps, t.Phase = us/slices, float64(slices), bucket.MinInstant
-	t.Rule = bucket.Sliding{Slices: int32(slices)}
+	t.Kind = bucket.Sliding{Slices: int32(slices)}
 	return t, nil
 }
 
-// dividing returns the number of slices of a period of so many microseconds where the policy names none.
+// dividing returns the default number of slices of a period of us microseconds.
 func dividing(us int64) int64 {
 	for slices := int64(60); ; slices-- {
 		if us%slices == 0 {

@@ -39,7 +39,7 @@ func TestSlidingWindowPolicy(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.Equal(t, bucket.Sliding{Slices: test.slices}, limit.terms().Rule)
+			require.Equal(t, bucket.Sliding{Slices: test.slices}, limit.terms().Kind)
 			require.Equal(t, test.step.Microseconds(), limit.terms().Step)
 			require.InDelta(t, test.policy.Rate, limit.Capacity(), 0)
 			require.False(t, limit.terms().Reserves)

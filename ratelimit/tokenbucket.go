@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
-// Spans that package time has no name for.
+// Durations that package time does not name.
 const (
 	Day  = 24 * time.Hour
 	Week = 7 * Day
@@ -20,12 +20,11 @@ const (
 	// NoReservations as MaxReserved forbids reservations.
 	NoReservations = -math.MaxFloat64
 
-	// NoDebt as MaxReserved reserves only what is there, so that it can be settled and cancelled, and is
-	// refused when it is not.
+	// NoDebt as MaxReserved limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and cancelled.
 	NoDebt = -math.MaxFloat64 / 2
 
-	// NoCapacity as Capacity keeps nothing in store: every request has to be reserved and waits its turn,
-	// which spaces requests as evenly as their costs allow. Take always fails on such a limit.
+	// NoCapacity as Capacity stores no tokens: every request must be reserved and waits its turn. This spaces requests as
+	// evenly as their costs allow. Take returns ErrCostExceedsCapacity for any cost above 0.
 	NoCapacity = -math.MaxFloat64
 )
 
@@ -33,67 +32,68 @@ const (
 //
 //	tokens = min(Capacity, value + elapsed * Rate / Period)
 //
-// In any span t at most Capacity + Rate * t / Period tokens are taken, however the requests fall. A
-// rollback gives back what its transaction took. The algorithm is the continuous-state leaky bucket of
-// ITU-T I.371, turned around to count what is left.
+// In any span t, at most Capacity + Rate * t / Period tokens are taken. A rollback restores the tokens of its transaction. The
+// algorithm is the continuous-state leaky bucket of ITU-T I.371, but it counts the tokens left.
 type TokenBucket struct {
-	// Rate is the number of tokens that arrive each Period: from 1e-9 to 1e12.
+	// Rate is the number of tokens added each Period: from 1e-9 to 1e12.
 	Rate float64
-	// Period is the time over which Rate tokens arrive: whole microseconds, up to 100 years.
+	// Period is the time in which Rate tokens are added: whole microseconds, up to 100 years.
 	Period time.Duration
-	// Capacity is the most the bucket holds, and so the largest cost Take accepts; elsewhere it is called
-	// burst. Defaults to Rate. NoCapacity holds nothing.
+	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Other libraries call
+	// it burst. Defaults to Rate. NoCapacity stores no tokens.
 	Capacity float64
-	// MaxReserved is how many tokens Reserve may owe. Defaults to no bound but the arithmetic's (1e12 tokens,
-	// or what arrives in 100 years); NoDebt reserves only what is there, NoReservations forbids reserving.
+	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations. Defaults to 1e12 tokens, or to the
+	// tokens that are added in 100 years if they are fewer. NoDebt reserves only available tokens. NoReservations forbids
+	// reservations.
 	MaxReserved float64
-	// Shards spreads a bucket over so many rows, each of them holding and gaining its part: a power of two up to 64.
-	// Defaults to 1, on which every transaction that takes from the bucket waits for the one before it to
-	// end, or at SERIALIZABLE is undone by it. With n rows that is so only for those at the same row: about
-	// n times as many get through when they are long, or come from many processes.
+	// Shards is the number of rows of a bucket, each with an equal part of its capacity and rate: a power of two up to 64.
+	// Defaults to 1. On one row, a transaction that takes from the bucket waits until the one before it has ended; at
+	// SERIALIZABLE it must run again. With n rows only transactions on the same row conflict, so about n times as many succeed
+	// if they are long or come from many processes.
 	//
-	// The limit stays exact. A call takes from one row at random, or if that is short from all together, and is refused
-	// only when these are short. What an allowed call says is left is an estimate; see Decision. A row that is full gains nothing while others are
-	// not, so the bucket may fill more slowly than on one row, and never gives more. Changing Shards in use, in the code, starts
-	// the rows that are new full, and leaves out what those that are not used any more hold or owe. A rule can change
-	// them only with ResetTokens.
+	// The limit stays exact. A call takes from a random row. If that row has too few tokens, the call takes from all rows
+	// together, and it is refused only if all rows together have too few. In an allowed decision the tokens left are an
+	// estimate; see Decision. A full row gains no tokens while other rows refill, so the bucket can refill more slowly than one
+	// row, and never faster.
 	//
-	// All rows are locked for a cost above Capacity / Shards, for what is owed, and by Settle, Cancel, Credit, Charge
-	// and Reset, so keep usual costs well below that: at SERIALIZABLE such a call loses against every transaction
-	// of another process at any of the rows. A transaction that takes from the bucket and then locks all of its
-	// rows can deadlock with another that does so, which InTx runs again.
+	// A call locks all rows if its cost is above Capacity / Shards, or if it makes the bucket owe tokens. Settle, Cancel,
+	// Credit, Charge and Reset always do. So keep usual costs well below Capacity / Shards. At SERIALIZABLE a call that locks
+	// all rows conflicts with every transaction of another process on any of the rows. Two transactions that take from the
+	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
+	//
+	// If you change Shards in the code while the limit is in use, new rows start full. Tokens and debts in unused rows are
+	// lost. A rule can change Shards only with ResetTokens.
 	Shards int
-	// Prefetch is how long a process may keep tokens that it takes ahead, to answer from memory: whole microseconds, from
-	// 1ms to the time in which half of the Capacity arrives. Defaults to 0: none are taken ahead. It is for keys that many
-	// calls outside of transactions share. All processes need the same; see docs/prefetch.md.
+	// Prefetch is the maximum time for which a process keeps prefetched tokens, which it takes in advance to answer calls from
+	// memory. It is in whole microseconds, from 1ms to 1h, and at most the time in which half of the Capacity is added.
+	// Defaults to 0: no prefetch. Use it for keys that many calls outside transactions share. All processes need the same
+	// value. See docs/prefetch.md.
 	//
-	// The promise above holds exactly, over all processes. The row of the bucket holds Capacity - Rate * Prefetch / Period,
-	// and that is what [Limit.Capacity] says, and the largest cost. For what is admitted in a span t was taken from the row
-	// in a span of t + Prefetch, and in that the row gives no more than what it holds + Rate * (t + Prefetch) / Period.
-	// What is given back is less what has arrived since it was taken, so that the row is never fuller than if it
-	// had never been taken.
+	// The bound of TokenBucket still holds exactly over all processes. To keep it, the row holds at most Capacity - Rate *
+	// Prefetch / Period tokens. This is also the largest cost, and [Limit.Capacity] returns it. Unused tokens are returned to
+	// the row, less the tokens that were added since they were taken.
 	//
-	// It is of use for Take alone. Every other call, and each in a transaction, goes by the row, in which what processes
-	// keep is missing. Where the row refuses there may be tokens that another process keeps.
+	// Only Take uses prefetched tokens. All other calls, and calls in transactions, use the row, which lacks the tokens that
+	// processes keep. So any call can be refused while another process still keeps tokens.
 	Prefetch time.Duration
 }
 
-// PerSecond is a token bucket of n tokens a second, holding n.
+// PerSecond returns a token bucket with a rate of n tokens per second and a capacity of n.
 func PerSecond(n float64) TokenBucket { return TokenBucket{Rate: n, Period: time.Second} }
 
-// PerMinute is a token bucket of n tokens a minute, holding n.
+// PerMinute returns a token bucket with a rate of n tokens per minute and a capacity of n.
 func PerMinute(n float64) TokenBucket { return TokenBucket{Rate: n, Period: time.Minute} }
 
-// PerHour is a token bucket of n tokens an hour, holding n.
+// PerHour returns a token bucket with a rate of n tokens per hour and a capacity of n.
 func PerHour(n float64) TokenBucket { return TokenBucket{Rate: n, Period: time.Hour} }
 
-// PerDay is a token bucket of n tokens every 24 hours, holding n.
+// PerDay returns a token bucket with a rate of n tokens per 24 hours and a capacity of n.
 func PerDay(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Day} }
 
-// PerWeek is a token bucket of n tokens every 7 days, holding n.
+// PerWeek returns a token bucket with a rate of n tokens per 7 days and a capacity of n.
 func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} }
 
-// String returns the policy in words, as in "10 per minute, capacity 3".
+// String returns the policy as text, such as "10 per minute, capacity 3".
 func (p TokenBucket) String() string {
 	return describe(p.Rate, p.Period, p.Capacity) + describePrefetch(p.Prefetch)
 }
@@ -110,7 +110,7 @@ func (p TokenBucket) compile() (bucket.Terms, error) {
 	return p.prefetched(t)
 }
 
-// prefetched returns the terms of the row that tokens are taken ahead of.
+// prefetched returns the terms of the row of a bucket with a Prefetch.
 func (p TokenBucket) prefetched(t bucket.Terms) (bucket.Terms, error) {
 	if err := checkPrefetch(p.Prefetch, p.Shards); err != nil {
 		return bucket.Terms{}, err
@@ -124,7 +124,8 @@ func (p TokenBucket) prefetched(t bucket.Terms) (bucket.Terms, error) {
 	return t, nil
 }
 
-// checkPrefetch checks what both policies ask of a Prefetch that there is.
+// checkPrefetch returns an error if a Prefetch other than 0 is out of range or is combined with Shards, for both policies that
+// have one.
 func checkPrefetch(prefetch time.Duration, shards int) error {
 	if prefetch < time.Millisecond || prefetch > time.Hour || prefetch%time.Microsecond != 0 {
 		return fmt.Errorf("its Prefetch is %v; it must be whole microseconds, from 1ms to 1h, or 0 for none", prefetch)
@@ -135,7 +136,7 @@ func checkPrefetch(prefetch time.Duration, shards int) error {
 	return nil
 }
 
-// describePrefetch returns what a Prefetch adds to a policy in words.
+// describePrefetch returns the text that a Prefetch adds to the description of a policy.
 func describePrefetch(prefetch time.Duration) string {
 	if prefetch == 0 {
 		return ""
@@ -143,8 +144,7 @@ func describePrefetch(prefetch time.Duration) string {
 	return ", taken ahead for " + words.Span(prefetch)
 }
 
-// compile checks the numbers both policies have and returns their terms; Step, Steps and Phase are left
-// to the policy.
+// compile checks the numbers that all policies share and returns their terms. The caller sets Step, Steps and Phase.
 func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (bucket.Terms, error) {
 	if !(rate >= bucket.MinTokens && rate <= bucket.MaxTokens) {
 		return bucket.Terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, bucket.MinTokens, bucket.MaxTokens)
@@ -155,8 +155,8 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	if shards < 0 || shards > bucket.MaxShards || shards&(shards-1) != 0 {
 		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, bucket.MaxShards)
 	}
-	t := bucket.Terms{Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
-	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // what arrives within MaxSpan
+	t := bucket.Terms{Kind: bucket.Steps{}, Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
+	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // the tokens added within MaxSpan
 	switch {
 	case capacity == NoCapacity:
 		t.Capacity = 0
@@ -185,7 +185,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	return t, nil
 }
 
-// describe returns what both policies have in words.
+// describe returns the rate and capacity of a policy as text.
 func describe(rate float64, period time.Duration, capacity float64) string {
 	text := words.Rate(rate, period)
 	switch capacity {

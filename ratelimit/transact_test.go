@@ -70,7 +70,7 @@ func TestATransactionRollsBackWhenItsCallerGaveUp(t *testing.T) {
 	limiter, err := New(&beginningPool{tx: tx}, Config{})
 	require.NoError(t, err)
 	ctx, giveUp := context.WithCancel(t.Context())
-	_, err = limiter.transact(ctx, pgx.Serializable, nil, func(*ownedTx) error {
+	_, err = transact(ctx, limiter, pgx.Serializable, nil, func(*ownedTx) error {
 		giveUp()
 		return nil
 	})

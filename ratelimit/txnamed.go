@@ -10,16 +10,16 @@ import (
 type queueKey struct{}
 
 // WithQueue makes transactions of InTx with the returned context queue for the buckets of requests before their first
-// statement, as if transactions had met there. It is for those that read something before they take: by then they have
-// their snapshot, and InTx learns too late what they want, so that where others want it they are run twice. A key that
-// cannot be used is an error of InTx.
+// statement, as if they had already conflicted there. Use it for transactions that read something before they take. Without it,
+// they queue after they have their snapshot, and must run twice if others want the bucket. If a key is invalid, InTx returns an
+// error.
 //
 // With Config.SharedQueues a transaction queues for one of the buckets.
 func WithQueue(ctx context.Context, requests ...Request) context.Context {
 	return context.WithValue(ctx, queueKey{}, requests)
 }
 
-// ticketOf returns the ticket of a call of InTx for the queues, with the buckets that WithQueue names.
+// ticketOf returns the ticket of a call of InTx for the queues, with the buckets of WithQueue.
 func ticketOf(ctx context.Context, l *Limiter) (*turns.Ticket, error) {
 	requests, _ := ctx.Value(queueKey{}).([]Request)
 	named := make([]bucket.Key, len(requests))

@@ -9,30 +9,30 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Value is what a bucket's row holds, with the policy to project it.
+// Value is the content of a bucket at an instant, with the policy to compute it at other instants.
 type Value struct {
-	// Limit is the limit the bucket belongs to.
+	// Limit is the limit of the bucket.
 	Limit Limit
-	// Tokens is what the bucket holds at AsOf: negative while reservations are owed.
+	// Tokens is the number of tokens at AsOf. It is negative while the bucket owes reserved tokens.
 	Tokens float64
-	// AsOf is the instant of the reading on the database's clock.
+	// AsOf is the time of the reading on the database's clock.
 	AsOf time.Time
 
 	held *bucket.Content // nil for the zero Value
 }
 
-// At returns what the bucket holds at another instant if nothing more is taken: never above the
-// capacity. Instants before the last change of the bucket count as that change. Of a [Concurrency] limit it is the slots that
-// are free then, as leases end, if none is renewed or given back.
+// At returns the number of tokens at another instant if no more are taken, up to the capacity. Instants before the last change
+// of the bucket count as that change. For a [Concurrency] limit it returns the free slots, if no lease is renewed or released
+// meanwhile. For the zero Value it returns 0.
 func (v Value) At(instant time.Time) float64 {
-	if v.Limit.isZero() { // the zero Value, as after an error
+	if v.Limit.isZero() { // the zero Value, for example after an error
 		return 0
 	}
 	return v.held.Tokens(clampInstant(instant))
 }
 
-// RetryAfter returns how long from instant it takes until cost tokens can be taken, if nothing more
-// is taken meanwhile: 0 when they can be at once. It returns ErrCostExceedsCapacity when they never can.
+// RetryAfter returns the time from instant until cost tokens can be taken, if no more are taken meanwhile. 0 means at once. It
+// returns ErrCostExceedsCapacity if they can never be taken, and ErrInvalidCost for an invalid cost.
 func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error) {
 	d := v.Limit.definition()
 	if err := checkCost(&d, cost, v.capacity()); err != nil {
@@ -44,7 +44,7 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 	return v.held.Wait(clampInstant(instant), cost), nil
 }
 
-// capacity returns the most tokens that the bucket holds, and 0 for the zero Value.
+// capacity returns the maximum number of tokens of the bucket, and 0 for the zero Value.
 func (v *Value) capacity() float64 {
 	if v.held == nil {
 		return 0
@@ -52,32 +52,30 @@ func (v *Value) capacity() float64 {
 	return v.held.Terms.Capacity
 }
 
-// Take returns what the bucket would hold, and what a call would be told, if cost tokens were taken at an instant: the
-// step of the algebra without a database, for simulations, tests and previews. The decisions are those of Limiter.Take
-// to the last bit, when nobody else changes the bucket in between; nothing is stored. A refusal leaves the tokens as
-// they are. An instant before the last change of the bucket counts as that change, unless it is more than a minute and a
-// window before: the bucket is then taken to be from a clock that was wrong, and goes on from the instant.
+// Take returns the bucket and the decision after taking cost tokens at an instant, for simulations, tests and previews. It uses
+// no database and stores nothing. Its decisions are equal to the decisions of Limiter.Take to the last bit, if no other call
+// changes the bucket. A refusal leaves the tokens unchanged. An instant before the last change of the bucket counts as that
+// change. But if it is more than a minute and a window earlier, a wrong clock has written the bucket, and the bucket goes on
+// from the instant.
 //
-// A cost that is no number of tokens, or more than the limit can ever give, is refused with a RetryAfter of 250 years,
-// the longest there is; so is every cost of the zero Value. RetryAfter, the method, says with an error what is wrong.
-// Of a limit with Shards it takes from all rows together, as a call does that finds too few tokens in the one it tries.
-// Of a [Concurrency] limit it acquires slots, which are whole.
+// An invalid cost, a cost above the capacity, and every cost of the zero Value are refused with a RetryAfter of 250 years, the
+// maximum. The method RetryAfter returns the reason as an error. For a limit with Shards, Take takes from all rows together, as
+// a call does if one row has too few tokens. For a [Concurrency] limit it acquires slots.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	after, r := v.step(instant, cost, false)
 	return after, r.Decision
 }
 
-// Reserve returns what the bucket would hold, and what a call would be told, if cost tokens were reserved at an instant. It
-// is to Limiter.Reserve what the method Take is to Limiter.Take, to the last bit of ReadyAt, for a Limiter that gives
-// reservations no time to become stale in. Nothing is kept to be settled, so ID is empty.
+// Reserve returns the bucket and the reservation after reserving cost tokens at an instant. It equals Limiter.Reserve to the
+// last bit of ReadyAt, for a Limiter without Config.StaleAfter. Nothing is stored, so ID is empty.
 //
-// A cost that is no number of tokens, or more than the limit can ever give and owe, is refused with a RetryAfter of 250
-// years; so is every cost of a limit with NoReservations, and of the zero Value.
+// An invalid cost, and a cost above what the limit can hold and owe, are refused with a RetryAfter of 250 years. So is every
+// cost of a limit with NoReservations and of the zero Value.
 func (v Value) Reserve(instant time.Time, cost float64) (Value, Reservation) {
 	return v.step(instant, cost, true)
 }
 
-// step is Reserve, or else Take, which owes nothing and names no ReadyAt.
+// step is Reserve or Take. For Take it owes nothing and sets no ReadyAt.
 func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reservation) {
 	now := clampInstant(instant)
 	if v.Limit.isZero() {
@@ -85,7 +83,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 		return v, Reservation{Decision: one.decision(time.UnixMicro(now))}
 	}
 	h := *v.held
-	h.Terms = h.Terms.OnWindows(now)
+	h.Terms = h.Terms.On(now)
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
 	answer := h.Answer(&ask, now)
 	d := v.Limit.definition()
@@ -106,15 +104,14 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	return s.Value, r
 }
 
-// Full returns the value, at an instant, of a bucket that nobody has used: the first one of a simulation. The request's
-// cost does not matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, where no
-// secret is known.
+// Full returns the value of an unused bucket at an instant, to begin a simulation. The cost of the request does not matter.
+// With Config.HashKey, fixed windows without a Start begin at other instants than here, because Full does not know the secret.
 func (r Request) Full(instant time.Time) Value {
 	if r.limit.isZero() {
 		return Value{}
 	}
 	now := clampInstant(instant)
-	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).OnWindows(now)}
+	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).On(now)}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
 	if ask.Sharded() {
 		shard := ask.Terms.OfShard()
@@ -123,9 +120,9 @@ func (r Request) Full(instant time.Time) Value {
 	return stateOf(r.limit, &ask, &answer, &bucket.Content{}).Value
 }
 
-// clampInstant returns instant in microseconds since 1970, no further out than a row can hold.
+// clampInstant returns instant in microseconds since 1970, limited to the range of a row.
 func clampInstant(instant time.Time) int64 {
-	switch { // before UnixMicro, which is undefined for instants that microseconds cannot count
+	switch { // UnixMicro is undefined for instants out of the range of int64
 	case instant.Before(time.UnixMicro(bucket.MinInstant)):
 		return bucket.MinInstant
 	case instant.After(time.UnixMicro(bucket.MaxInstant)):
@@ -134,7 +131,7 @@ func clampInstant(instant time.Time) int64 {
 	return instant.UnixMicro()
 }
 
-// valueJSON is what projecting a Value takes, and nothing else.
+// valueJSON is the JSON of a Value, with only the fields that a projection needs.
 type valueJSON struct {
 	Limit     string    `json:"limit"`
 	Algorithm string    `json:"algorithm"`
@@ -152,14 +149,14 @@ type valueJSON struct {
 	Now       int64     `json:"now_us"`
 }
 
-// windows are those of a calendar that follow each other and are of one length.
+// windows is a run of calendar windows with the same length.
 type windows struct {
 	Period int64 `json:"period_us"`
 	Start  int64 `json:"start_us,omitempty"`
 	Until  int64 `json:"until_us,omitempty"`
 }
 
-// windowsOf returns the windows as MarshalJSON tells them.
+// windowsOf returns the windows of runs for MarshalJSON.
 func windowsOf(runs []bucket.Run) []windows {
 	all := make([]windows, len(runs))
 	for i, r := range runs {
@@ -169,33 +166,30 @@ func windowsOf(runs []bucket.Run) []windows {
 	return all
 }
 
-// startOf returns the first instant since 1970 at which a step begins, if one begins at phase.
+// startOf returns the start of the first step since 1970, if a step begins at phase.
 func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 
-// MarshalJSON returns the bucket as a client needs it to project it with the same answers to the last bit,
-// which the JavaScript module of package httplimit/client does. No key is in it, and no lease by which it could be
-// released. The zero Value is null. Of a limit with Shards it holds the sum of the rows, and a projection of that is right
-// only while the rows are level.
+// MarshalJSON returns the data that a client needs to compute the bucket at other instants, with the same results to the last
+// bit. The JavaScript module of package httplimit/client does so. It contains no key, and no lease ID. The zero Value is null.
+// For a limit with Shards it contains the sum of the rows, and the results are right only while the rows have equal tokens.
 //
 //	limit                     the limit's name
 //	algorithm                 "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"
-//	rate, period_us           rate tokens arrive each period, continuously or when a window begins; of a sliding window
-//	                          the most in any period. None for concurrency, and a calendar window has no period
-//	capacity                  the most tokens, or slots, that it holds
-//	start_us                  0 <= start_us < a window, or a slice: one begins there (fixed and sliding window; absent is 0)
-//	windows                   when windows begin from ts_us on: those up to until_us are period_us long, and one begins at start_us
-//	                          since 1970; those after the last until_us are estimated (calendar window)
-//	slices, totals            what was ever taken: up to ts_us, and up to the ends of the slices before that of ts_us, the newest
-//	                          first. Each is period_us / slices long, and before the last of up to slices + 2 totals nothing was
-//	                          taken that counts (sliding window)
-//	lease_us, ends_us         how long a lease is, and when that of each slot that was held at ts_us ends, in order
-//	                          (concurrency)
-//	value, ts_us              value tokens were held at ts_us, negative while reservations are owed. No value for concurrency
+//	rate, period_us           rate tokens are added each period, continuously or at the start of a window. For a sliding window, rate
+//	                          is the maximum in any period. Concurrency has neither, and a calendar window has no period
+//	capacity                  the maximum number of tokens, or of slots
+//	start_us                  0 <= start_us < a window or slice: one begins at start_us (fixed and sliding window; absent means 0)
+//	windows                   the windows from ts_us on: up to until_us they are period_us long, and one begins at start_us since
+//	                          1970. The windows after the last until_us are estimated (calendar window)
+//	slices, totals            all tokens ever taken: up to ts_us, and up to the end of each earlier slice, newest first. A slice is
+//	                          period_us / slices long. There are up to slices + 2 totals, and tokens taken before the last one do
+//	                          not count (sliding window)
+//	lease_us, ends_us         the length of a lease, and the sorted ends of the leases of all slots held at ts_us (concurrency)
+//	value, ts_us              the tokens at ts_us, negative while reservations are owed. Concurrency has no value
 //	now_us                    AsOf
 //
-// Spans and instants are whole microseconds, instants since 1970. A client whose numbers are float64 has
-// them exactly until the year 2255, when they reach 2^53; that is why start_us is the first window since
-// 1970, and not the far earlier one that the statements count from.
+// Durations and instants are whole microseconds, and instants count from 1970. Clients with float64 numbers read them exactly
+// until the year 2255, when they reach 2^53. So start_us is the first window since 1970.
 func (v Value) MarshalJSON() ([]byte, error) {
 	if v.Limit.isZero() {
 		return []byte("null"), nil
@@ -211,32 +205,30 @@ func (v Value) MarshalJSON() ([]byte, error) {
 		TS:       state.TS,
 		Now:      v.AsOf.UnixMicro(),
 	}
-	switch rule := t.Rule.(type) {
+	switch kind := t.Kind.(type) {
 	case bucket.Sliding:
-		out.Algorithm, out.Slices = "sliding window", rule.Slices
-		out.Totals, out.TS = rule.Counted(t, state, out.Now)
+		out.Algorithm, out.Slices = "sliding window", kind.Slices
+		out.Totals, out.TS = kind.Counted(t, state, out.Now)
 	case bucket.Concurrent:
-		out.Algorithm, out.Lease, out.Ends = "concurrency", rule.Lease, endsOf(state)
+		out.Algorithm, out.Lease, out.Ends = "concurrency", kind.Lease, endsOf(state)
 		out.Rate, out.Period, out.Start, out.Value = 0, 0, 0, nil
+	case bucket.Calendar:
+		runs := kind.Runs(t, state.TS, out.Now)
+		if from := runs[0].From; state.TS < from { // leave out windows that have ended
+			state.Value, out.TS = kind.Tokens(t, state, from), from
+		}
+		out.Algorithm, out.Windows = "calendar window", windowsOf(runs)
+		out.Period, out.Start = 0, 0
 	default:
-		switch {
-		case t.Calendar.Zone != nil:
-			runs := t.Runs(state.TS, out.Now)
-			if from := runs[0].From; state.TS < from { // windows that are over are not told
-				state.Value, out.TS = t.Tokens(state, from), from
-			}
-			out.Algorithm, out.Windows = "calendar window", windowsOf(runs)
-			out.Period, out.Start = 0, 0
-		case t.Step > 1:
+		out.Algorithm = "token bucket"
+		if t.Step > 1 { // windows of a microsecond are a token bucket
 			out.Algorithm = "fixed window"
-		default: // windows of a microsecond are a token bucket
-			out.Algorithm = "token bucket"
 		}
 	}
 	return json.Marshal(out)
 }
 
-// endsOf returns when the lease of each slot ends that a row has.
+// endsOf returns the sorted ends of the leases of all slots in a row.
 func endsOf(s bucket.State) []int64 {
 	ends := []int64{}
 	for _, lease := range s.Leases() {

@@ -10,35 +10,36 @@ import (
 )
 
 const (
-	// maxLeft is how long after its moment a Wait that nobody has ended, because its process died, may keep what it reserved.
+	// maxLeft limits how long after ReadyAt the reservation of a Wait stays open if its process died.
 	maxLeft = time.Minute
-	// leads is how many times as long before its moment a Wait settles its reservation as that took to be made, and mostLead
-	// bounds that, so that the caller does not come late by a commit.
+	// A Wait settles its reservation before ReadyAt, so that the caller is not late by a commit: leads times as long before as
+	// the reservation took to be made, and at most mostLead.
 	leads    = 4
 	mostLead = 100 * time.Millisecond
 )
 
-// Wait takes the cost of the requests as soon as the tokens are available, and returns then. If they are available now, it sends
-// one Take. Otherwise it reserves, as [Limiter.Reserve] does, and sleeps until ReadyAt. So callers are served in the order of their
-// reservations, also across processes, and small requests cannot overtake a large one. It returns the decision of the
-// reservation, whose At is the time of the reservation. On a Limiter of WithTx it returns ErrInvalidConfig.
+// Wait takes the cost of the requests as soon as the tokens are available, and returns then. If they are available now, it
+// sends one Take. Otherwise it reserves, as [Limiter.Reserve] does, and sleeps until ReadyAt. So callers are served in the
+// order of their reservations, also across processes, and small requests cannot overtake a large one. It returns the decision
+// of the reservation, whose At is the time of the reservation. On a Limiter of WithTx it returns ErrInvalidConfig.
 //
 // If the context has a deadline and the tokens come later, Wait reserves nothing and returns the refusal at once. RetryAfter is
-// then the time after which a call with the same time left would be served, if there are no other callers. Wait also refuses
-// if the policy limits the debt; see MaxReserved.
+// then the time after which a call with the same time left would be served, if there are no other callers. Wait also refuses if
+// the policy limits the debt; see MaxReserved.
 //
 // If the context ends during the sleep, Wait cancels the reservation and returns the context's error. The tokens are then
 // available to other callers. Cancelling waits for locked rows, up to Config.Timeout. If the database is unreachable or the
-// process dies, [Limiter.Expire] ends the reservation a minute after ReadyAt, and refunds the tokens. If the context ends during
-// the statement of a Take, it is unknown whether it took tokens, as with every Take.
+// process dies, [Limiter.Expire] ends the reservation a minute after ReadyAt, and refunds the tokens. If the context ends
+// during the statement of a Take, it is unknown whether it took tokens, as with every Take.
 //
-// Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks the database for
-// the remaining time, as [Limiter.Start] does. It sleeps on if this process's clock is fast, if the limit was paused meanwhile, or
-// if the process stood still past Config.StaleAfter. Then it settles the reservation and sleeps until ReadyAt, even if the
-// context ends. That last sleep takes four times as long as the reservation took to be made, and at most a tenth of a second.
+// Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks the database
+// for the remaining time, as [Limiter.Start] does. It sleeps on if this process's clock is fast, if the limit was paused
+// meanwhile, or if the process was suspended past Config.StaleAfter. Then it settles the reservation and sleeps until ReadyAt,
+// even if the context ends. That last sleep takes at most four times as long as the reservation took to be made, and at most a
+// tenth of a second.
 //
-// Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it was settled,
-// the tokens are paid, and Wait returns at ReadyAt. If it expired and was refunded, Wait reserves again.
+// Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it was
+// settled, the tokens are paid, and Wait returns at ReadyAt. If it expired and was refunded, Wait reserves again.
 func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, error) {
 	if err := l.ready(ctx, "wait"); err != nil {
 		return Decision{}, err
@@ -67,7 +68,7 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 	switch {
 	case errors.Is(err, ErrCommitUnknown) && kept != nil:
 		return Decision{}, giveUp(ctx, l, kept.ID, err)
-	case err != nil || !d.Allowed || kept == nil: // in the latter case it was ready at once
+	case err != nil || !d.Allowed || kept == nil: // without a reservation, the tokens were available at once
 		return d, err
 	}
 	ready := answered.Add(time.UnixMicro(kept.ReadyUs).Sub(d.At))
@@ -82,7 +83,7 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 // owes nothing. settled reports whether the decision is the answer of Wait.
 func takeNow(ctx context.Context, l *Limiter, requests []Request) (d Decision, settled bool, err error) {
 	c, err := l.begin(ctx, verbTake, requests)
-	if errors.Is(err, ErrCostExceedsCapacity) { // which a reservation can pay all the same
+	if errors.Is(err, ErrCostExceedsCapacity) { // a reservation can still pay it
 		return d, false, nil
 	}
 	if err != nil {
@@ -96,12 +97,12 @@ func takeNow(ctx context.Context, l *Limiter, requests []Request) (d Decision, s
 	if c.plan.notBefore == 0 || within == 0 || d.RetryAfter <= within {
 		return d, false, nil
 	}
-	c.quiet = false // it is paused for longer than there is time
+	c.quiet = false // the pause ends after the deadline
 	l.reports.done(ctx, c, &d)
 	return d, true, nil
 }
 
-// untilDeadline returns how long it is until the deadline of ctx, at least a microsecond; 0: it has none.
+// untilDeadline returns the time until the deadline of ctx, at least a microsecond. 0 means that ctx has no deadline.
 func untilDeadline(ctx context.Context) time.Duration {
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
@@ -110,8 +111,8 @@ func untilDeadline(ctx context.Context) time.Duration {
 	return max(time.Until(deadline).Truncate(time.Microsecond), time.Microsecond)
 }
 
-// awaitStart sleeps until ready, and on until the database says that the moment of the reservation has come. The reservation
-// is settled so long before as lead says.
+// awaitStart sleeps until ready, and on until ReadyAt of the reservation by the database's clock. It settles the reservation
+// lead before.
 func awaitStart(ctx context.Context, l *Limiter, id string, ready time.Time, lead time.Duration) error {
 	timer := time.NewTimer(time.Until(ready) - lead)
 	defer timer.Stop()
@@ -127,15 +128,15 @@ func awaitStart(ctx context.Context, l *Limiter, id string, ready time.Time, lea
 		}
 		if settled {
 			timer.Reset(time.Until(ready))
-			<-timer.C // what is settled is not given back any more
+			<-timer.C // settled tokens are not refunded, so ctx does not matter
 			return nil
 		}
 		timer.Reset(time.Until(ready) - lead)
 	}
 }
 
-// settleEarly returns when the work of a reservation may run by the database's clock, as an instant of this process's, and
-// settles the reservation at what it took when that is no further away than lead.
+// settleEarly returns ReadyAt of a reservation by the database's clock, as an instant of this process's clock. It settles the
+// reservation at its estimate if ReadyAt is no further away than lead.
 func settleEarly(ctx context.Context, l *Limiter, id string, lead time.Duration) (ready time.Time, settled bool, err error) {
 	ctx, cancel := l.config.toTheEnd(ctx)
 	defer cancel()
@@ -146,7 +147,7 @@ func settleEarly(ctx context.Context, l *Limiter, id string, lead time.Duration)
 			return err
 		}
 		ready, settled = answered.Add(wait), wait <= lead
-		if !settled || r.State != reserved.Open { // in the latter case somebody else has settled it: it keeps its slot
+		if !settled || r.State != reserved.Open { // another call has settled it: it keeps its slot
 			return life.Save(ctx, r)
 		}
 		if r.StartedUs == nil {
@@ -158,8 +159,8 @@ func settleEarly(ctx context.Context, l *Limiter, id string, lead time.Duration)
 	return ready, settled, err
 }
 
-// toTheEnd returns a context for what must not be left half done when ctx ends: it would be open what has become of the
-// reservation. Config.Timeout bounds it, or else the default of that does.
+// toTheEnd returns a context that does not end with ctx, for a call whose interruption would leave the state of the reservation
+// unknown. Config.Timeout limits the call, or the default timeout if Config.Timeout is negative.
 func (c *Config) toTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx = context.WithoutCancel(ctx)
 	if c.Timeout < 0 {
@@ -168,7 +169,7 @@ func (c *Config) toTheEnd(ctx context.Context) (context.Context, context.CancelF
 	return ctx, func() {}
 }
 
-// giveUp cancels the reservation of a Wait that ends with err, and returns err with what became of that.
+// giveUp cancels the reservation of a Wait that failed with err. It returns err, with the error of Cancel if there is one.
 func giveUp(ctx context.Context, l *Limiter, id string, err error) error {
 	ctx, cancel := l.config.toTheEnd(ctx)
 	defer cancel()

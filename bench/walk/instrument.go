@@ -256,7 +256,10 @@ func (s scenario) record(ctx context.Context, pool *pgxpool.Pool) (_ []walktrace
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Close(context.WithoutCancel(ctx))) }()
-	var d ratelimit.Decision
+	d, err := takeAlone(limits("first", 1, 1024))(ctx, l, pool) // the first call of a program stores the fingerprint of its secret
+	if err != nil {
+		return nil, err
+	}
 	for range runs {
 		time.Sleep(quiet)
 		if d, err = s.call(ctx, l, pool); err != nil {

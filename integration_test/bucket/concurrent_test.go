@@ -19,7 +19,7 @@ func concurrency(most int64, lease time.Duration) bucket.Terms {
 	us := lease.Microseconds()
 	return bucket.Terms{
 		Capacity: float64(most), Rate: float64(most), Step: 1, Steps: float64(us), Phase: bucket.MinInstant, Shards: 1,
-		Rule: bucket.Concurrent{Lease: us},
+		Kind: bucket.Concurrent{Lease: us},
 	}
 }
 
@@ -39,7 +39,7 @@ type slotsHistory struct {
 // policy returns one of the versions, and what the model knows of it.
 func (h *slotsHistory) policy() (bucket.Terms, buckettest.SlotPolicy) {
 	t := h.versions[h.random.IntN(len(h.versions))]
-	return t, buckettest.SlotPolicy{Most: int64(t.Capacity), Length: t.Rule.(bucket.Concurrent).Lease}
+	return t, buckettest.SlotPolicy{Most: int64(t.Capacity), Length: t.Kind.(bucket.Concurrent).Lease}
 }
 
 // advance moves the clock: mostly on, often to the end of a lease, and at times back, or far ahead.
@@ -76,10 +76,10 @@ func (h *slotsHistory) step() {
 		fence = h.fences[n-1-h.random.IntN(min(n, 12))]
 	}
 	fixed := t.FixClock(h.state, h.now)
-	require.Equal(h, float64(p.Most-h.model.Held(h.now)), t.Tokens(fixed, h.now))
+	require.Equal(h, float64(p.Most-h.model.Held(h.now)), buckettest.Tokens(t, fixed, h.now))
 	switch h.random.IntN(16) {
 	case 0:
-		h.state, h.absent = t.Rule.Fill(t, fixed, h.now), false
+		h.state, h.absent = t.Kind.Fill(t, fixed, h.now), false
 		h.model.Fill(h.now, p)
 	case 1, 2, 3:
 		after, end, held := fixed.RenewLease(h.now, fence, p.Length)
@@ -109,10 +109,10 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 		before = t.Full(h.now)
 	}
 	r := bucket.Answer{Now: h.now}
-	r.State, r.Allowed = t.Take(before, h.now, a.Cost, 0)
+	r.State, r.Allowed = buckettest.Take(t, before, h.now, a.Cost, 0)
 	fence, end, wait := h.model.Acquire(h.now, p, slots)
 	require.Equal(h, wait == 0, r.Allowed)
-	o := t.Outlook(&r, a.Cost, 0)
+	o := a.Tell(&r, 0, &bucket.Content{})
 	require.Equal(h, wait, o.RetryAfter)
 	require.Equal(h, float64(p.Most-h.model.Held(h.now)), o.Tokens)
 	if !r.Allowed {
@@ -160,7 +160,7 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	t.Parallel()
 	three, one := concurrency(3, time.Hour), concurrency(1, time.Minute)
 	at, later := opening+minute, opening+2*minute
-	held, _ := three.Take(three.Full(opening), opening, 2, 0)
+	held, _ := buckettest.Take(three, three.Full(opening), opening, 2, 0)
 	of := func(terms bucket.Terms, change bucket.Change) bucket.Terms {
 		eras := bucket.NewEras([]bucket.Era{{Terms: three}, {From: at, Terms: terms, Change: change}})
 		return eras.Holding(later)
@@ -170,24 +170,24 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 		after := lowered.Settle(held)
 		require.Equal(t, held.Leases(), after.Leases())
 		require.Equal(t, bucket.State{Value: -1, TS: at, Parts: held.Parts}, after)
-		require.Equal(t, -1.0, lowered.Tokens(after, later))
-		_, allowed := lowered.Take(after, later, 1, 0)
+		require.Equal(t, -1.0, buckettest.Tokens(lowered, after, later))
+		_, allowed := buckettest.Take(lowered, after, later, 1, 0)
 		require.False(t, allowed, "two are held, and one is allowed")
-		require.Equal(t, time.Duration(opening-later)*time.Microsecond+time.Hour, lowered.Wait(after, later, 1, 0))
+		require.Equal(t, time.Duration(opening-later)*time.Microsecond+time.Hour, buckettest.Wait(lowered, after, later, 1, 0))
 	}
 	after := of(one, bucket.Reset).Settle(held)
 	require.Empty(t, after.Leases())
-	again, allowed := of(one, bucket.Reset).Take(after, opening, 1, 0) // by a clock that has stepped back
+	again, allowed := buckettest.Take(of(one, bucket.Reset), after, opening, 1, 0) // by a clock that has stepped back
 	require.True(t, allowed)
 	require.Greater(t, again.Leases()[0].Fence, held.Leases()[0].Fence, "fences go on")
 
 	tokens := buckettest.TokenBucket(10, time.Hour, 10)
 	fence := &bucket.Parts{Leases: held.Parts.Leases[:1]}
 	require.Equal(t, bucket.State{Value: 1, TS: at, Parts: fence}, of(tokens, bucket.Keep).Settle(held), "one slot was left")
-	spent, _ := tokens.Take(tokens.Full(opening), opening, 9, 0)
+	spent, _ := buckettest.Take(tokens, tokens.Full(opening), opening, 9, 0)
 	back := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: at, Terms: three}}).Holding(later)
 	entered := back.Settle(spent)
-	require.Equal(t, 3.0, back.Tokens(entered, later), "tokens that were taken are no slots that are held")
+	require.Equal(t, 3.0, buckettest.Tokens(back, entered, later), "tokens that were taken are no slots that are held")
 }
 
 // TestARowOfAnotherKindHoldsNoSlots has a limit on concurrency read what other kinds have left, and the other way round.
@@ -200,15 +200,15 @@ func TestARowOfAnotherKindHoldsNoSlots(t *testing.T) {
 		{Value: 2, TS: opening, Parts: &bucket.Parts{Leases: []int64{}}},
 		{Value: 2, TS: opening, Parts: &bucket.Parts{Leases: []int64{7, 8}}}, // cut off
 	} {
-		require.Equal(t, 4.0, terms.Tokens(s, opening))
-		require.Zero(t, terms.Wait(s, opening, 4, 0))
-		after, allowed := terms.Take(s, opening, 3, 0)
+		require.Equal(t, 4.0, buckettest.Tokens(terms, s, opening))
+		require.Zero(t, buckettest.Wait(terms, s, opening, 4, 0))
+		after, allowed := buckettest.Take(terms, s, opening, 3, 0)
 		require.True(t, allowed)
 		require.Equal(t, 1.0, after.Value)
-		require.Equal(t, s, terms.Rule.Charge(terms, s, opening, 2))
-		require.Equal(t, s, terms.Rule.Credit(terms, s, opening, 2, math.MaxInt64))
+		require.Equal(t, s, terms.Kind.Charge(terms, s, opening, 2))
+		require.Equal(t, s, buckettest.Credit(terms, s, opening, 2, math.MaxInt64))
 	}
-	require.Equal(t, time.Duration(bucket.Horizon)*time.Microsecond, terms.Wait(terms.Full(opening), opening, 5, 0), "there are never five")
+	require.Equal(t, time.Duration(bucket.Horizon)*time.Microsecond, buckettest.Wait(terms, terms.Full(opening), opening, 5, 0), "there are never five")
 }
 
 // TestOneCallHasOneFence has the rows of one call on several limits get the highest number of all.
@@ -219,10 +219,10 @@ func TestOneCallHasOneFence(t *testing.T) {
 	states := make([]bucket.State, len(asks))
 	for i, last := range []int64{opening + 5, 0, opening - 5, opening + 50} {
 		states[i] = asks[i].Terms.Full(opening)
-		if asks[i].Terms.Holds() {
+		if bucket.Holds(&asks[i].Terms) {
 			states[i].Parts = &bucket.Parts{Leases: []int64{last, last, opening + 1, 1}}
 		}
-		states[i], _ = asks[i].Terms.Take(states[i], opening, asks[i].Cost, 0)
+		states[i], _ = buckettest.Take(asks[i].Terms, states[i], opening, asks[i].Cost, 0)
 	}
 	bucket.AlignFences(asks, func(i int) *bucket.State { return &states[i] })
 	for i, want := range map[int]int64{0: opening + 1<<16, 2: opening + 1<<16, 3: opening + 50} {
@@ -241,7 +241,7 @@ func TestFencesOfDifferentInstantsDiffer(t *testing.T) {
 	fence := func(last, now int64) int64 {
 		s := terms.Full(opening)
 		s.Parts = &bucket.Parts{Leases: []int64{last}}
-		after, allowed := terms.Take(s, now, 1, 0)
+		after, allowed := buckettest.Take(terms, s, now, 1, 0)
 		require.True(t, allowed)
 		return after.Leases()[0].Fence
 	}

@@ -1,6 +1,7 @@
 package bucket_test
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -31,23 +32,23 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 			}
 		}
 		before, amount := slices.Clone(rows), src.Unit()*buckettest.One(src, 1, 0.1, 2)*(terms.Capacity+1)
-		terms.CreditRows(rows, now, amount, 0)
+		bucket.Rows(rows).Credit(terms, now, amount, 0, math.MaxInt64)
 
 		tolerance := 1e-9 * (terms.Capacity + terms.MaxDebt + amount + 1)
-		require.InDelta(t, min(terms.Capacity, terms.TokensOf(before, now)+amount), terms.TokensOf(rows, now), tolerance)
+		require.InDelta(t, min(terms.Capacity, bucket.Rows(before).Tokens(terms, now)+amount), bucket.Rows(rows).Tokens(terms, now), tolerance)
 		for i, s := range rows {
 			fixed := shard.FixClock(before[i], now)
 			require.Equal(t, fixed.TS, s.TS, "no time is credited")
 			require.GreaterOrEqual(t, s.Value, before[i].Value)
 			require.LessOrEqual(t, s.Value, max(shard.Capacity, before[i].Value))
 			given := s.Value - before[i].Value
-			present := bucket.State{Value: min(shard.Capacity, shard.Tokens(fixed, now)+given), TS: max(fixed.TS, shard.Begin(now))}
+			present := bucket.State{Value: min(shard.Capacity, buckettest.Tokens(shard, fixed, now)+given), TS: max(fixed.TS, shard.Begin(now))}
 			later := now + int64(src.Unit()*3*float64(period))
-			require.InDelta(t, shard.Tokens(present, later), shard.Tokens(s, later), tolerance)
+			require.InDelta(t, buckettest.Tokens(shard, present, later), buckettest.Tokens(shard, s, later), tolerance)
 
 			changed := draw(src)
-			want := min(changed.Capacity, changed.Tokens(fixed, later)+given)
-			require.LessOrEqual(t, changed.Tokens(s, later), want+tolerance+1e-9*changed.Capacity, "no more than a credit at that moment")
+			want := min(changed.Capacity, buckettest.Tokens(changed, fixed, later)+given)
+			require.LessOrEqual(t, buckettest.Tokens(changed, s, later), want+tolerance+1e-9*changed.Capacity, "no more than a credit at that moment")
 		}
 	})
 }
@@ -71,7 +72,7 @@ func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := slices.Clone(test.rows)
-			wide.CreditRows(test.rows, now, test.amount, test.most)
+			bucket.Rows(test.rows).Credit(wide, now, test.amount, test.most, math.MaxInt64)
 			for i, s := range test.rows {
 				require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "row %d of %v", i, test.rows)
 			}

@@ -113,7 +113,7 @@ func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent 
 		rows = []bucket.State{answer.State}
 	}
 	require.Len(h, rows, int(max(terms.Shards, 1)))
-	rows = terms.FixClocks(rows, now)
+	rows = buckettest.FixClocks(terms, rows, now)
 
 	exactNow, unsure := h.model.Bring(h.now)
 	require.Equal(h, exactNow, now, "the instant of the decision")
@@ -133,9 +133,9 @@ func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent 
 // holds compares what the rows hold with the model.
 func (h *erasHistory) holds(terms bucket.Terms, rows []bucket.State, now int64, when string) {
 	want := h.model.Tokens(now)
-	off := buckettest.Off(terms.TokensOf(rows, now), want)
+	off := buckettest.Off(bucket.Rows(rows).Tokens(terms, now), want)
 	if off > h.model.Off+h.slack(terms) {
-		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, terms.TokensOf(rows, now), want.FloatString(12))
+		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, bucket.Rows(rows).Tokens(terms, now), want.FloatString(12))
 	}
 	for _, s := range rows {
 		require.GreaterOrEqual(h, s.TS, h.list[terms.Era].From, "a row that is settled is of the era") // that of the first is not looked at
@@ -171,11 +171,11 @@ func (h *erasHistory) step() {
 		h.model.Fill(now)
 		keep = nil
 	case chance < 4 && amount > 0:
-		terms.ChargeRows(rows, now, amount)
+		bucket.Rows(rows).Charge(terms, now, amount)
 		h.model.Spend(amount, now)
 		keep = nil
 	case chance < 7 && amount > 0:
-		terms.CreditRows(rows, now, amount, 0)
+		bucket.Rows(rows).Credit(terms, now, amount, 0, math.MaxInt64)
 		h.model.Credit(amount, now)
 		keep = nil
 	case chance < 10 && terms.Shards > 1:
@@ -202,7 +202,7 @@ func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, c
 	}
 	spare := buckettest.Spare(h.model.Tokens(now), cost, lowest)
 	answer := bucket.Answer{Now: now}
-	allowed = terms.TakeRows(rows, now, cost, lowest)
+	allowed = bucket.Rows(rows).Take(terms, now, cost, lowest)
 	answer.Allowed = allowed
 	answer.SetRows(&bucket.Ask{Terms: terms}, rows)
 	h.decided(terms, allowed, spare, cost, now)
@@ -210,7 +210,7 @@ func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, c
 		h.model.Spend(cost, now)
 		cost, lowest = 0, 0
 	}
-	o := terms.Outlook(&answer, cost, lowest)
+	o := (&bucket.Ask{Terms: terms, Cost: cost}).Tell(&answer, lowest, &bucket.Content{})
 	if !allowed {
 		h.waits(terms, now, o.RetryAfter, cost+lowest)
 	} else {
@@ -239,7 +239,7 @@ func (h *erasHistory) takeOne(terms bucket.Terms, rows []bucket.State, keep []bo
 		return
 	}
 	spare := buckettest.Spare(h.model.RowTokens(int64(i), now), cost, 0)
-	next, allowed := shard.Take(rows[i], now, cost, 0)
+	next, allowed := buckettest.Take(shard, rows[i], now, cost, 0)
 	h.decided(shard, allowed, spare, cost, now)
 	if allowed {
 		h.model.SpendOne(int64(i), cost, now)
@@ -275,7 +275,7 @@ func TestARefundIsOfTheWindowThatHolds(t *testing.T) {
 			if taken > now {
 				continue
 			}
-			require.Equal(t, exact.MayRefund(len(list)-1, taken, now), terms.Begin(now) <= terms.RefundUntil(taken),
+			require.Equal(t, exact.MayRefund(len(list)-1, taken, now), terms.Begin(now) <= buckettest.RefundUntil(terms, taken),
 				"taken at %d, and given back at %d, in an era from %d of %+v", taken, now, last.From, last.Terms)
 		}
 	})

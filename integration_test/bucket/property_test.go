@@ -111,13 +111,13 @@ func empties(t require.TestingT, terms bucket.Terms, now int64) {
 	longest := bucket.MaxSpan + time.Duration(terms.Step)*time.Microsecond
 	smallest := max(terms.Capacity*bucket.MinCostShare, bucket.MinTokens)
 	require.Less(t, terms.Capacity-smallest, terms.Capacity, "the smallest cost takes something")
-	empty, allowed := terms.Take(terms.Full(now), now, terms.Capacity, 0)
+	empty, allowed := buckettest.Take(terms, terms.Full(now), now, terms.Capacity, 0)
 	require.True(t, allowed)
 	require.Zero(t, empty.Value)
-	require.LessOrEqual(t, terms.UntilFull(empty, now), longest)
-	owing, allowed := terms.Take(empty, now, terms.MaxDebt, -terms.MaxDebt)
+	require.LessOrEqual(t, buckettest.UntilFull(terms, empty, now), longest)
+	owing, allowed := buckettest.Take(terms, empty, now, terms.MaxDebt, -terms.MaxDebt)
 	require.True(t, allowed)
-	require.LessOrEqual(t, terms.Wait(owing, now, 0, 0), longest)
+	require.LessOrEqual(t, buckettest.Wait(terms, owing, now, 0, 0), longest)
 }
 
 // grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
@@ -126,7 +126,7 @@ func grows(t require.TestingT, terms bucket.Terms, now int64) {
 	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxDebt} {
 		if value < terms.Capacity {
 			row := bucket.State{Value: value, TS: begin}
-			require.Greater(t, terms.Tokens(row, begin+terms.Step), value, "a step adds something to %v", value)
+			require.Greater(t, buckettest.Tokens(terms, row, begin+terms.Step), value, "a step adds something to %v", value)
 		}
 	}
 }
@@ -134,23 +134,23 @@ func grows(t require.TestingT, terms bucket.Terms, now int64) {
 // holds checks what the bucket holds at now and later.
 func holds(t require.TestingT, terms bucket.Terms, row bucket.State, now, later int64) {
 	fixed := terms.FixClock(row, now)
-	tokens := terms.Tokens(fixed, now)
+	tokens := buckettest.Tokens(terms, fixed, now)
 	require.LessOrEqual(t, tokens, terms.Capacity, "never more than the capacity")
 	require.GreaterOrEqual(t, tokens, min(row.Value, terms.Capacity), "time takes nothing away")
-	require.GreaterOrEqual(t, terms.Tokens(fixed, later), tokens, "time takes nothing away")
-	require.LessOrEqual(t, terms.Tokens(fixed, later), terms.Capacity, "never more than the capacity")
-	full := terms.UntilFull(fixed, now)
+	require.GreaterOrEqual(t, buckettest.Tokens(terms, fixed, later), tokens, "time takes nothing away")
+	require.LessOrEqual(t, buckettest.Tokens(terms, fixed, later), terms.Capacity, "never more than the capacity")
+	full := buckettest.UntilFull(terms, fixed, now)
 	require.GreaterOrEqual(t, full, time.Duration(0))
 	if at := now + full.Microseconds(); full.Microseconds() < bucket.Horizon && at <= bucket.MaxInstant {
-		require.Equal(t, terms.Capacity, terms.Tokens(fixed, at), "full when it is said to be")
+		require.Equal(t, terms.Capacity, buckettest.Tokens(terms, fixed, at), "full when it is said to be")
 	}
 }
 
 // takes checks the state after the call.
 func takes(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
-	_, allowed := terms.Take(terms.Full(now), now, cost, lowest)
+	_, allowed := buckettest.Take(terms, terms.Full(now), now, cost, lowest)
 	require.True(t, allowed, "what is possible is allowed at least when the bucket is full")
-	next, allowed := terms.Take(row, now, cost, lowest)
+	next, allowed := buckettest.Take(terms, row, now, cost, lowest)
 	if !allowed {
 		require.Equal(t, row, next, "a refusal changes nothing")
 		return
@@ -168,8 +168,8 @@ func takes(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, 
 
 // waits checks that the wait is sufficient, and not a microsecond too long.
 func waits(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
-	_, allowed := terms.Take(row, now, cost, lowest)
-	wait := terms.Wait(row, now, cost, lowest).Microseconds()
+	_, allowed := buckettest.Take(terms, row, now, cost, lowest)
+	wait := buckettest.Wait(terms, row, now, cost, lowest).Microseconds()
 	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
 	require.GreaterOrEqual(t, wait, int64(0))
 	require.LessOrEqual(t, wait, bucket.Horizon)
@@ -180,9 +180,9 @@ func waits(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, 
 		return
 	}
 	row = terms.FixClock(row, now)
-	_, allowed = terms.Take(row, now+wait, cost, lowest)
+	_, allowed = buckettest.Take(terms, row, now+wait, cost, lowest)
 	require.True(t, allowed, "allowed after the wait")
-	_, allowed = terms.Take(row, now+wait-1, cost, lowest)
+	_, allowed = buckettest.Take(terms, row, now+wait-1, cost, lowest)
 	require.False(t, allowed, "not before it")
 }
 
@@ -203,7 +203,7 @@ func TestAdmissionBound(t *testing.T) {
 		for range 60 {
 			now += int64(src.Unit() * src.Unit() * 2 * terms.Steps)
 			cost := terms.Capacity * math.Pow(src.Unit(), 3)
-			next, allowed := terms.Take(row, now, cost, 0)
+			next, allowed := buckettest.Take(terms, row, now, cost, 0)
 			if row = next; allowed {
 				all = append(all, taken{now, cost})
 			}

@@ -2,8 +2,6 @@ package adaptive
 
 import (
 	"time"
-
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // What the controller of an adaptive limit goes by. Next is the additive increase and multiplicative decrease of congestion
@@ -93,7 +91,7 @@ func (a *Adapting) Clamp(share float64) float64 {
 }
 
 // measured returns what was reported in the present epoch.
-func measured(u *store.Upstream) Measured {
+func measured(u *Known) Measured {
 	return Measured{
 		Span: time.Duration(u.NowUs-u.BegunUs) * time.Microsecond, Outcomes: u.Outcomes, Accepted: u.Accepted, Throttled: u.Throttled,
 	}

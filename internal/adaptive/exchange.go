@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 const (
@@ -77,7 +76,7 @@ func (p *Prices) Close(ctx context.Context) error {
 // exchanged is a key in an exchange.
 type exchanged struct {
 	*Upstream
-	report   store.Report
+	report   Report
 	adapting Adapting
 	pausedTo int64 // as was asked for since the exchange before; 0: it was not
 	turned   bool  // whether this process has ended its epoch
@@ -106,7 +105,11 @@ func (p *Prices) exchange(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	told = true
-	if err := p.options.Session.ReportPrices(bounded, reportsOf(due)); err != nil {
+	err := p.owner.Pass(bounded)
+	if err == nil {
+		err = exchangeAll(bounded, p.options.Session, reportsOf(due), Upstreams.Report)
+	}
+	if err != nil {
 		p.failed(ctx, due, p.owner.MayBeKept(err), err, began)
 		return
 	}
@@ -121,12 +124,12 @@ func (p *Prices) exchange(ctx context.Context) {
 	if len(over) == 0 {
 		return
 	}
-	if err := p.options.Session.TurnPrices(bounded, reportsOf(over)); err != nil { // what was told is told
+	if err := exchangeAll(bounded, p.options.Session, reportsOf(over), Upstreams.Turn); err != nil { // what was told is told
 		p.failed(ctx, over, true, err, began)
 		return
 	}
 	for _, e := range over {
-		e.turned = e.report.HasUpstream
+		e.turned = e.report.IsKnown
 	}
 	p.learn(ctx, slices.DeleteFunc(over, func(e *exchanged) bool { return !e.turned }))
 }
@@ -155,7 +158,7 @@ func (p *Prices) collect(now int64) (due []*exchanged) {
 // take takes what was reported of the key since the latest exchange. u.mu is held.
 func (u *Upstream) take(now int64) *exchanged {
 	e := &exchanged{Upstream: u, adapting: u.adapting, pausedTo: u.retryAt}
-	e.report = store.Report{Key: u.key, Outcomes: u.outcomes, Accepted: u.accepted, Throttled: u.throttled, FirstShare: 1}
+	e.report = Report{Key: u.key, Outcomes: u.outcomes, Accepted: u.accepted, Throttled: u.throttled}
 	if u.retryAt != 0 && u.retryAt > now {
 		e.report.RetryAfter = time.Duration(u.retryAt-now) * time.Microsecond
 	}
@@ -166,8 +169,8 @@ func (u *Upstream) take(now int64) *exchanged {
 }
 
 // reportsOf returns the reports of the keys.
-func reportsOf(due []*exchanged) []*store.Report {
-	reports := make([]*store.Report, len(due))
+func reportsOf(due []*exchanged) []*Report {
+	reports := make([]*Report, len(due))
 	for i, e := range due {
 		reports[i] = &e.report
 	}
@@ -212,10 +215,10 @@ func (p *Prices) leaveHeld(ctx context.Context, due []*exchanged, began time.Tim
 // begins again; a statement that has waited for the row is only a little older than the epoch.
 func (e *exchanged) isOver() bool {
 	r := &e.report
-	if !r.HasUpstream || r.Outcomes == 0 { // only who reports has a say
+	if !r.IsKnown || r.Outcomes == 0 { // only who reports has a say
 		return false
 	}
-	known := &r.Upstream
+	known := &r.Known
 	r.NextShare, r.Cut = known.Share, known.Cut
 	if known.BegunUs-known.NowUs > bucket.ClockTolerance.Microseconds() {
 		return true
@@ -232,9 +235,9 @@ func (p *Prices) learn(ctx context.Context, of []*exchanged) {
 	now := p.owner.Estimate()
 	for _, e := range of {
 		share, until := 1.0, int64(0)
-		if r := &e.report; r.HasUpstream {
-			share = r.Upstream.Share
-			if left := r.Upstream.PausedUntilUs - r.Upstream.NowUs; left > 0 && r.Upstream.PausedUntilUs != 0 {
+		if r := &e.report; r.IsKnown {
+			share = r.Known.Share
+			if left := r.Known.PausedUntilUs - r.Known.NowUs; left > 0 && r.Known.PausedUntilUs != 0 {
 				until = now + left
 			}
 		}

@@ -25,6 +25,8 @@ const (
 
 // Owner is who the Prices work for.
 type Owner interface {
+	// Pass returns an error if no statement must be sent.
+	Pass(ctx context.Context) error
 	// MayBeKept reports whether the database may have kept the reports of an exchange that failed.
 	MayBeKept(err error) bool
 	// Estimate returns about what time it is for the database.

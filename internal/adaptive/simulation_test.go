@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
@@ -66,7 +67,7 @@ func (s *incident) at(second float64, do func(now float64)) { heap.Push(&s.queue
 
 func (s *incident) run() {
 	s.random = rand.New(rand.NewPCG(s.seed, 0))
-	s.terms = bucket.Terms{Capacity: s.adapting.Rate, Rate: s.adapting.Rate, Steps: 1e6, Step: 1, Shards: 1}
+	s.terms = bucket.Terms{Kind: bucket.Steps{}, Capacity: s.adapting.Rate, Rate: s.adapting.Rate, Steps: 1e6, Step: 1, Shards: 1}
 	s.state, s.upstream = s.terms.Full(0), s.terms.Full(0)
 	s.share, s.lowest, s.recovered = 1, 1, s.third
 	for range 4 {
@@ -89,10 +90,10 @@ func (s *incident) work(c *client, now float64) {
 	}
 	us := int64(now * 1e6)
 	if !allowed {
-		s.state, allowed = s.terms.Take(s.state, us, price, 0)
+		s.state, allowed = buckettest.Take(s.terms, s.state, us, price, 0)
 	}
 	if !allowed {
-		s.at(now+s.terms.Wait(s.state, us, price, 0).Seconds()+s.random.Float64()/50, func(now float64) { s.work(c, now) })
+		s.at(now+buckettest.Wait(s.terms, s.state, us, price, 0).Seconds()+s.random.Float64()/50, func(now float64) { s.work(c, now) })
 		return
 	}
 	way := s.answers * (0.5 + s.random.Float64()) / 2
@@ -120,7 +121,7 @@ func (s *incident) accepts(now float64) bool {
 		can.Capacity = can.Rate
 	}
 	var accepted bool
-	if s.upstream, accepted = can.Take(s.upstream, int64(now*1e6), 1, 0); accepted {
+	if s.upstream, accepted = buckettest.Take(can, s.upstream, int64(now*1e6), 1, 0); accepted {
 		s.accepted++
 	} else {
 		s.throttled++

@@ -166,9 +166,9 @@ func (k *Keeper) view(h *holding, now time.Duration) View {
 // taken from the row.
 func (v *View) Tell(c *bucket.Content) bucket.Told {
 	t := v.terms
-	tokens := min(t.Capacity, t.Tokens(v.row, v.at)+max(v.kept.Left, 0))
+	tokens := min(t.Capacity, t.Kind.Tokens(*t, v.row, v.at)+max(v.kept.Left, 0))
 	c.Terms, c.State.Value, c.State.TS = *t, tokens, max(v.at, v.row.TS)
-	return bucket.Told{Content: c, Now: v.at, Allowed: true, Tokens: tokens, FullAfter: t.FullAfter(c.State, v.at)}
+	return bucket.Told{Content: c, Now: v.at, Allowed: true, Tokens: tokens, FullAfter: bucket.FullAfter(t, c.State, v.at)}
 }
 
 // Take takes the cost of the asks from kept tokens, unless one of the buckets keeps too few, or others wait for them. It waits for
@@ -288,7 +288,7 @@ func (k *Keeper) holding(s *stripe, a *bucket.Ask) *holding {
 	case h.fetching:
 		return nil
 	default:
-		if terms, ok := h.terms.Under(a.Terms); ok {
+		if terms, ok := bucket.Under(*h.terms, a.Terms); ok {
 			k.orphan(h.key, terms, h.kept)
 		} else {
 			s.events = append(s.events, Event{Limit: h.key.Name, Lost: max(h.kept.Left, 0)})

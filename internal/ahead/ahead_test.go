@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -44,7 +45,7 @@ func (l *ledger) Fetch(ctx context.Context, c *store.Call) error {
 	if l.row != nil {
 		r.State = *l.row
 	}
-	r.State, r.Allowed = a.Terms.Take(r.State, now, a.Cost, 0)
+	r.State, r.Allowed = buckettest.Take(a.Terms, r.State, now, a.Cost, 0)
 	l.row = &r.State
 	c.Answers = []bucket.Answer{r}
 	return nil
@@ -56,8 +57,8 @@ func (l *ledger) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept 
 	defer l.mu.Unlock()
 	l.given = append(l.given, kept)
 	now := time.Now().UnixMicro()
-	given := t.Returnable(kept, l.row.TS, now)
-	*l.row = t.Return(*l.row, kept, now)
+	given := kept.Returnable(&t, l.row.TS, now)
+	*l.row = kept.Return(&t, *l.row, now)
 	return given, nil
 }
 

@@ -118,7 +118,7 @@ func (k *Keeper) fetch(ctx context.Context, s *stripe, h *holding, isFirst bool)
 	}
 	h.leave = cancel
 	var c store.Call
-	c.Verb, c.Asks = "take", []bucket.Ask{{Key: h.key, Terms: *h.terms, Policy: h.policy, Cost: cost + ahead, Mode: h.terms.Mode()}}
+	c.Verb, c.Asks = "take", []bucket.Ask{{Key: h.key, Terms: *h.terms, Policy: h.policy, Cost: cost + ahead, Mode: h.terms.Eras.Mode(h.terms.Era)}}
 	s.mu.Unlock()
 
 	sent, err := k.now(), errExited
@@ -199,7 +199,7 @@ func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, s
 	}
 	h.note(r, now)
 	h.kept = bucket.Ahead{Taken: a.Cost, Left: a.Cost, TS: r.State.TS}
-	keeps := time.Duration(a.Terms.KeptFor(r.Now)) * time.Microsecond
+	keeps := time.Duration(bucket.KeptFor(&a.Terms, r.Now)) * time.Microsecond
 	h.sent, h.ends, h.usedAt = sent, sent+keeps, now
 	for _, w := range waiters {
 		old := min(rest, w.cost)

@@ -189,7 +189,7 @@ func (k *Keeper) giveBack(ctx context.Context, left []leftover, most time.Durati
 func (k *Keeper) giveBackOne(ctx context.Context, one *leftover, most time.Duration) {
 	event := Event{Limit: one.key.Name, Lost: one.kept.Left}
 	defer func() { k.tell(event) }()
-	terms, kept := one.terms.Returning(one.kept)
+	terms, kept := one.kept.Returning(one.terms)
 	given, err := k.owner.GiveBack(ctx, one.key, terms, kept, most)
 	switch {
 	case most > 0 && store.IsLockTimeout(err):

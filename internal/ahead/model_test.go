@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
@@ -131,7 +132,7 @@ func (w *prefetchWorld) Fetch(_ context.Context, c *store.Call) error {
 		w.row = &full
 	}
 	r := bucket.Answer{Now: now}
-	*w.row, r.Allowed = a.Terms.Take(*w.row, now, a.Cost, 0)
+	*w.row, r.Allowed = buckettest.Take(a.Terms, *w.row, now, a.Cost, 0)
 	r.State = *w.row
 	w.mu.Unlock()
 	c.Answers = []bucket.Answer{r}
@@ -150,8 +151,8 @@ func (w *prefetchWorld) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms
 		w.latency()
 	}
 	w.mu.Lock()
-	given := t.Returnable(kept, w.row.TS, now)
-	*w.row = t.Return(*w.row, kept, now)
+	given := kept.Returnable(&t, w.row.TS, now)
+	*w.row = kept.Return(&t, *w.row, now)
 	w.mu.Unlock()
 	w.latency()
 	return given, nil

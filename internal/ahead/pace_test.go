@@ -10,7 +10,7 @@ import (
 
 func TestPace(t *testing.T) {
 	t.Parallel()
-	terms := bucket.Terms{Capacity: 800, Rate: 1, Steps: 1e6, Step: 1, Prefetch: 8000}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 800, Rate: 1, Steps: 1e6, Step: 1, Prefetch: 8000}
 	var p pace
 	for _, step := range []struct {
 		gap  int64

@@ -40,11 +40,11 @@ func define(name string, policy any) *limit {
 	l := &limit{name: name, policy: policy}
 	switch p := policy.(type) {
 	case tokens:
-		l.terms = bucket.Terms{Rate: p.Rate, Steps: float64(p.Period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Prefetch: p.Prefetch.Microseconds()}
+		l.terms = bucket.Terms{Kind: bucket.Steps{}, Rate: p.Rate, Steps: float64(p.Period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Prefetch: p.Prefetch.Microseconds()}
 		l.terms.Capacity, _ = bucket.RowCapacity(p.Capacity, p.Rate, l.terms.Steps, l.terms.Prefetch)
 	case windows:
 		l.terms = bucket.Terms{
-			Capacity: max(p.Capacity, p.Rate), Rate: p.Rate, Steps: 1, Step: p.Period.Microseconds(), Prefetch: p.Prefetch.Microseconds(),
+			Kind: bucket.Steps{}, Capacity: max(p.Capacity, p.Rate), Rate: p.Rate, Steps: 1, Step: p.Period.Microseconds(), Prefetch: p.Prefetch.Microseconds(),
 		}
 		l.terms.Phase = bucket.PhaseOf(p.Start.UnixMicro(), l.terms.Step)
 	}
@@ -102,7 +102,7 @@ func (p *process) ask(ctx context.Context, a bucket.Ask) (decision, error) {
 		return decision{}, err
 	}
 	r := c.Answers[0]
-	o := a.Terms.Outlook(&r, a.Cost, 0)
+	o := a.Tell(&r, 0, &bucket.Content{})
 	return decision{Told: bucket.Told{
 		Content: &bucket.Content{Terms: a.Terms, State: r.State}, Now: r.Now, Allowed: r.Allowed, Tokens: o.Tokens, RetryAfter: o.RetryAfter, FullAfter: o.FullAfter,
 	}}, nil

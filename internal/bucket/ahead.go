@@ -27,18 +27,18 @@ type Ahead struct {
 const clockDrift = 1000
 
 // isWindow reports whether tokens arrive at the beginning of windows.
-func (t Terms) isWindow() bool { return t.Step > 1 }
+func isWindow(t *Terms) bool { return t.Step > 1 }
 
 // KeptFor returns for how long what was taken ahead in a decision at now may be given out, in microseconds, to be counted from
 // before the decision was asked for, on any clock. That is for Prefetch, and not beyond the end of the terms or of the window. A
 // decision that waited for the row may have taken from the window after that; then it is kept for less than it could be.
-func (t Terms) KeptFor(now int64) int64 {
+func KeptFor(t *Terms, now int64) int64 {
 	kept := t.Prefetch
 	if _, until := t.Span(); until < now+kept {
 		kept = until - now
 	}
-	if t.isWindow() {
-		left := t.step(now) + t.Step - now
+	if isWindow(t) {
+		left := t.Kind.Begin(*t, now, 0) + t.Step - now
 		kept = min(kept, left-left/clockDrift-1) // now may be a microsecond ago, rounded down
 	}
 	return max(kept, 0)
@@ -46,9 +46,9 @@ func (t Terms) KeptFor(now int64) int64 {
 
 // FullAfter is UntilFull of a state of now for whoever answers from memory: of a token bucket, without a search for the
 // last rounding.
-func (t Terms) FullAfter(s State, now int64) time.Duration {
-	if t.isWindow() {
-		return t.UntilFull(s, now)
+func FullAfter(t *Terms, s State, now int64) time.Duration {
+	if isWindow(t) {
+		return Rows{s}.Wait(*t, now, t.Capacity, 0)
 	}
 	return time.Duration(math.Ceil((t.Capacity-s.Value)*t.Steps/t.Rate)) * time.Microsecond
 }
@@ -56,9 +56,9 @@ func (t Terms) FullAfter(s State, now int64) time.Duration {
 // Returning returns terms and a for which Return does what is right for t: of a window all that is left may be
 // given back until the next one begins, and nothing from then on. These are terms by which all of it arrives with the first
 // microsecond of that.
-func (t Terms) Returning(a Ahead) (Terms, Ahead) {
-	if t.isWindow() {
-		a.TS = t.step(a.TS) + t.Step - 1
+func (a Ahead) Returning(t Terms) (Terms, Ahead) {
+	if isWindow(&t) {
+		a.TS = t.Kind.Begin(t, a.TS, 0) + t.Step - 1
 		t.Rate, t.Steps = max(t.Capacity, a.Taken), 1
 	}
 	return t, a
@@ -66,9 +66,9 @@ func (t Terms) Returning(a Ahead) (Terms, Ahead) {
 
 // Under returns the terms under which what was taken under t may be given back while other terms hold, so that it is no more than
 // either of them allow; and false where nothing may be given back, as windows of one are none of the other.
-func (t Terms) Under(other Terms) (Terms, bool) {
+func Under(t, other Terms) (Terms, bool) {
 	t.Capacity, t.Rate = min(t.Capacity, other.Capacity), max(t.Rate, other.Rate/other.Steps*t.Steps)
-	return t, !t.isWindow() && !other.isWindow()
+	return t, !isWindow(&t) && !isWindow(&other)
 }
 
 // Returnable returns how much of what is left may be given back at now to the bucket whose row has this TS. The bucket
@@ -79,14 +79,14 @@ func (t Terms) Under(other Terms) (Terms, bool) {
 // After the decision it held no more than its capacity - Taken. So without the part that is left it would have lost to the
 // capacity no more than arrived - (Taken - Left). Without this bound tokens that go back and forth between processes would
 // be out of reach of the capacity, and pile up.
-func (t Terms) Returnable(a Ahead, ts, now int64) float64 {
+func (a Ahead) Returnable(t *Terms, ts, now int64) float64 {
 	arrived := float64(float64(max(max(ts, now)-a.TS, 0))*t.Rate) / t.Steps
 	return max(min(a.Left, float64(a.Taken-arrived)), 0)
 }
 
 // Return returns the state of a bucket's row after what is left was given back at now.
-func (t Terms) Return(s State, a Ahead, now int64) State {
-	if given := t.Returnable(a, s.TS, now); given > 0 {
+func (a Ahead) Return(t *Terms, s State, now int64) State {
+	if given := a.Returnable(t, s.TS, now); given > 0 {
 		s.Value = min(max(t.Capacity, s.Value), s.Value+given)
 	}
 	return s

@@ -28,10 +28,10 @@ func TestWhatGoesRoundDoesNotPileUp(t *testing.T) {
 				row = giveBack(row, kept[0], now)
 				kept = kept[1:]
 			}
-			all := terms.Tokens(row, now)
-			row, _ = terms.Take(row, now, all, 0)
+			all := buckettest.Tokens(terms, row, now)
+			row, _ = buckettest.Take(terms, row, now, all, 0)
 			kept = append(kept, bucket.Ahead{Taken: all, Left: all, TS: row.TS})
-			held := terms.Tokens(row, now)
+			held := buckettest.Tokens(terms, row, now)
 			for _, a := range kept[max(len(kept)-2, 0):] { // taken within Prefetch
 				held += a.Left
 			}
@@ -39,7 +39,7 @@ func TestWhatGoesRoundDoesNotPileUp(t *testing.T) {
 		}
 		return most
 	}
-	require.LessOrEqual(t, outstanding(terms.Return), 110.0)
+	require.LessOrEqual(t, outstanding(func(s bucket.State, a bucket.Ahead, now int64) bucket.State { return a.Return(&terms, s, now) }), 110.0)
 	require.Greater(t, outstanding(inFull), 130.0)
 }
 
@@ -60,7 +60,7 @@ func TestReturnable(t *testing.T) {
 		"NothingIsLeft":             {bucket.Ahead{Taken: 10}, 0, 0, 0},
 		"LongAfterNothingComesBack": {bucket.Ahead{Taken: 10, Left: 10}, 0, bucket.MaxInstant, 0},
 	} {
-		require.InDelta(t, test.want, terms.Returnable(test.ahead, test.ts, test.now), 0, name)
+		require.InDelta(t, test.want, test.ahead.Returnable(&terms, test.ts, test.now), 0, name)
 	}
 }
 
@@ -69,10 +69,11 @@ func TestKeptFor(t *testing.T) {
 	const second = 1_000_000
 	tokens := buckettest.TokenBucket(1, time.Second, 100)
 	tokens.Prefetch = 2 * second
-	require.EqualValues(t, 2*second, tokens.KeptFor(0))
+	require.EqualValues(t, 2*second, bucket.KeptFor(&tokens, 0))
 	eras := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: 3 * second, Terms: tokens}})
 	for now, want := range map[int64]int64{0: 2 * second, second: 2 * second, 2 * second: second, 3*second - 1: 1} {
-		require.Equal(t, want, eras.Holding(0).KeptFor(now), "until the terms end, at %d", now)
+		first := eras.Holding(0)
+		require.Equal(t, want, bucket.KeptFor(&first, now), "until the terms end, at %d", now)
 	}
 
 	windows := buckettest.FixedWindow(1, 10*time.Second, 100, 3*second)
@@ -86,7 +87,7 @@ func TestKeptFor(t *testing.T) {
 		"BeforeAllAreZero":  {-8 * second, second - second/1000 - 1},
 		"InTheFirstOfTerms": {bucket.MinInstant, 2 * second},
 	} {
-		require.Equal(t, test.want, windows.KeptFor(test.now), name)
+		require.Equal(t, test.want, bucket.KeptFor(&windows, test.now), name)
 	}
 }
 
@@ -108,14 +109,14 @@ func TestReturnableOfAWindow(t *testing.T) {
 		"TakenUnderALargerLimit": {bucket.Ahead{Taken: 30, Left: 30, TS: 3 * second}, 3 * second, 13 * second, 0},
 		"TakenInsideOfAWindow":   {bucket.Ahead{Taken: 10, Left: 4, TS: 5 * second}, 5 * second, 13*second - 1, 4},
 	} {
-		terms, ahead := windows.Returning(test.ahead)
-		require.InDelta(t, test.want, terms.Returnable(ahead, test.ts, test.now), 0, name)
-		s := terms.Return(bucket.State{Value: 1, TS: test.ts}, ahead, test.now)
+		terms, ahead := test.ahead.Returning(windows)
+		require.InDelta(t, test.want, ahead.Returnable(&terms, test.ts, test.now), 0, name)
+		s := ahead.Return(&terms, bucket.State{Value: 1, TS: test.ts}, test.now)
 		require.Equal(t, bucket.State{Value: min(21, 1+test.want), TS: test.ts}, s, name)
 	}
 	tokens := buckettest.TokenBucket(1, time.Second, 100)
 	ahead := bucket.Ahead{Taken: 10, Left: 4, TS: 5}
-	terms, same := tokens.Returning(ahead)
+	terms, same := ahead.Returning(tokens)
 	require.Equal(t, tokens, terms)
 	require.Equal(t, ahead, same)
 }
@@ -123,16 +124,16 @@ func TestReturnableOfAWindow(t *testing.T) {
 func TestUnderOtherTerms(t *testing.T) {
 	t.Parallel()
 	slow, fast := buckettest.TokenBucket(1, time.Second, 100), buckettest.TokenBucket(120, time.Minute, 50)
-	terms, ok := slow.Under(fast)
+	terms, ok := bucket.Under(slow, fast)
 	require.True(t, ok)
 	require.InDelta(t, 50, terms.Capacity, 0)
 	require.InDelta(t, 2, terms.Rate, 1e-9)
 	windows := buckettest.FixedWindow(7, 10*time.Second, 21, 0)
 	for _, other := range []bucket.Terms{slow, windows} {
-		_, ok = windows.Under(other)
+		_, ok = bucket.Under(windows, other)
 		require.False(t, ok)
 	}
-	_, ok = slow.Under(windows)
+	_, ok = bucket.Under(slow, windows)
 	require.False(t, ok)
 }
 

@@ -33,24 +33,12 @@ func (a *Ask) SetNow(now int64) {
 	a.AllowPrice()
 }
 
-// AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
-func AnyInOtherMode(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Mode() != a.Mode })
-}
-
 // Price returns what the cost was multiplied by.
 func (a *Ask) Price() float64 {
 	if a.Asked == 0 {
 		return 1
 	}
 	return a.Cost / a.Asked
-}
-
-// BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
-func (a *Ask) BoundPrice() {
-	if a.Asked > 0 && a.Terms.Calendar.Zone != nil {
-		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
-	}
 }
 
 // AllowPrice has a full bucket give what the ask costs, into debt, where it would give what is asked without a price: a price
@@ -73,10 +61,10 @@ func (a *Ask) AllowPrice() {
 // Answer is what was decided on an Ask.
 type Answer struct {
 	Allowed bool
-	State   State   // of the row after the decision; of several rows what they hold together
-	Now     int64   // the instant of the decision
-	Rows    []State // of each row, when the bucket is spread over several; nil in an Estimate
-	Absent  bool    // whether there is no row, and State is that of a full one
+	State   State // of the row after the decision; of several rows what they hold together
+	Now     int64 // the instant of the decision
+	Rows    Rows  // of each row, when the bucket is spread over several; nil in an Estimate
+	Absent  bool  // whether there is no row, and State is that of a full one
 
 	Borrowed bool // whether the lender paid
 }
@@ -97,8 +85,12 @@ func (a *Ask) IsStale(r Answer) bool {
 	if r.Allowed {
 		return false
 	}
-	_, enough := a.Terms.Take(r.State, r.Now, a.Cost, a.Lowest)
-	return enough
+	return Rows{r.State}.Take(a.Terms, r.Now, a.Cost, a.Lowest)
+}
+
+// Untake turns the answer to an ask that was allowed into the answer before cost tokens were taken.
+func (a *Ask) Untake(r *Answer, cost float64) {
+	r.State = a.Terms.Kind.Charge(a.Terms, r.State, r.Now, -cost)
 }
 
 // FromFuture reports whether the answer shows a row of the bucket that was written by a clock that was wrong.
@@ -109,32 +101,26 @@ func (a *Ask) FromFuture(r Answer) bool {
 
 // ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
 func (a *Ask) ReadyAfter(r Answer) time.Duration {
-	return a.Terms.waitFor(&r, 0, 0)
+	return r.wait(&a.Terms, 0, 0)
 }
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
-func (a *Ask) isSoonEnough(after []State, now int64) bool {
-	return a.Within == 0 || a.Unenforced || a.owesFor(after, now) <= a.Within
-}
-
-// owesFor returns how long it takes until the bucket, whose rows these are, owes nothing any more.
-func (a *Ask) owesFor(rows []State, now int64) time.Duration {
-	r := Answer{Now: now}
-	r.SetRows(a, rows)
-	return a.ReadyAfter(r)
+func (a *Ask) isSoonEnough(after Rows, now int64) bool {
+	return a.Within == 0 || a.Unenforced || after.Wait(a.Terms, now, 0, 0) <= a.Within
 }
 
 // SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
 // to be enough then.
 func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
-	rows := a.Terms.FixClocks(r.rows(a), r.Now)
+	rows := slices.Clone(r.rows(a))
+	rows.FixClocks(a.Terms, r.Now)
 	after := slices.Clone(rows)
-	a.Terms.ChargeRows(after, r.Now, a.Cost)
-	wait := max(a.Terms.waitFor(r, a.Cost, a.Lowest), a.owesFor(after, r.Now)-a.Within)
+	after.Charge(a.Terms, r.Now, a.Cost)
+	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), after.Wait(a.Terms, r.Now, 0, 0)-a.Within)
 	for range 2 { // where the wait was rounded, a microsecond more is enough
 		at := r.Now + wait.Microseconds()
 		after = slices.Clone(rows)
-		if a.Terms.TakeRows(after, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
+		if after.Take(a.Terms, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
 			return wait
 		}
 		wait += time.Microsecond
@@ -171,7 +157,7 @@ func AfterTaking(asks []Ask, answers []Answer) []Answer {
 		a, r := &asks[i], &after[i]
 		rows := slices.Clone(r.rows(a))
 		if r.Allowed {
-			a.Terms.TakeRows(rows, r.Now, a.Cost, a.Lowest)
+			rows.Take(a.Terms, r.Now, a.Cost, a.Lowest)
 		}
 		r.SetRows(a, rows)
 	}
@@ -190,25 +176,24 @@ func AllAllowed(answers []Answer) bool {
 
 // Traits are what the choice of the way of a call depends on.
 type Traits struct {
-	Costless bool // no ask takes anything
-	Steps    bool // AllSteps
-	Window   bool // the only ask is for a sliding window, and for itself
-	Sharded  bool // AnySharded
-	Holds    bool // one of the limits is one on concurrency
+	Costless  bool      // no ask takes anything
+	Sharded   bool      // AnySharded
+	Statement Statement // decides on all asks together; Locked: none does
 }
 
 // TraitsOf returns the traits of the asks of a call.
 func TraitsOf(asks []Ask) Traits {
-	t := Traits{Costless: true, Steps: true}
+	t := Traits{Costless: true}
 	for i := range asks {
 		a := &asks[i]
-		isForItself := a.Lender == nil && a.Within == 0
 		t.Costless = t.Costless && !(a.Cost > 0)
-		t.Steps = t.Steps && a.Terms.Rule == nil && isForItself
 		t.Sharded = t.Sharded || a.Terms.Shards > 1
-		if a.Terms.Rule != nil {
-			_, slides := a.Terms.Rule.(Sliding)
-			t.Window, t.Holds = slides && isForItself && len(asks) == 1, t.Holds || a.Terms.Holds()
+		statement := a.Terms.Kind.Statement()
+		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Lender != nil || a.Within != 0 {
+			statement = Locked
+		}
+		if i == 0 || statement == Locked {
+			t.Statement = statement
 		}
 	}
 	return t
@@ -217,11 +202,6 @@ func TraitsOf(asks []Ask) Traits {
 // AllCostless reports whether none of the asks takes anything.
 func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
-}
-
-// AnyFreesEarly reports whether one of the buckets may have tokens before the end of a wait that was told.
-func AnyFreesEarly(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Terms.Rule != nil && a.Terms.Rule.FreesEarly() })
 }
 
 // AnyLender reports whether one of the asks has a lender.

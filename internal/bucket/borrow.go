@@ -69,7 +69,7 @@ func BorrowWaits(asks []Ask, answers []Answer) []time.Duration {
 		var own []borrower
 		for i := range asks {
 			if asks[i].borrowsFrom(&asks[p]) {
-				own = append(own, borrower{i, asks[i].Terms.waitFor(&answers[i], asks[i].Cost, asks[i].Lowest)})
+				own = append(own, borrower{i, answers[i].wait(&asks[i].Terms, asks[i].Cost, asks[i].Lowest)})
 			}
 		}
 		wait := togetherAfter(asks, answers, p, own)
@@ -95,7 +95,7 @@ func togetherAfter(asks []Ask, answers []Answer, p int, own []borrower) time.Dur
 	needed, lowest := asks[p].Cost, asks[p].Lowest
 	shortest := time.Duration(Horizon) * time.Microsecond
 	for n := 0; n <= len(own); n++ { // the n that wait longest are paid for by the lender
-		wait := asks[p].Terms.waitFor(&answers[p], needed, lowest)
+		wait := answers[p].wait(&asks[p].Terms, needed, lowest)
 		if n < len(own) {
 			wait = max(wait, own[n].wait)
 			needed, lowest = needed+asks[own[n].ask].Cost, 0

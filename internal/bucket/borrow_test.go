@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
@@ -28,7 +29,7 @@ func (l wholeLimit) terms() bucket.Terms {
 		steps, rate = float64(tokenUnits), float64(l.rate)
 	}
 	return bucket.Terms{
-		Capacity: float64(l.capacity) / float64(tokenUnits), Rate: rate, Steps: steps, Step: l.step,
+		Kind: bucket.Steps{}, Capacity: float64(l.capacity) / float64(tokenUnits), Rate: rate, Steps: steps, Step: l.step,
 		Phase: bucket.PhaseOf(l.phase, l.step), Shards: 1,
 	}
 }
@@ -220,7 +221,7 @@ func requireWait(t *testing.T, call wholeCall, owns []*wholeBucket, pool *wholeB
 	for i, w := range bucket.BorrowWaits(asks, answers) {
 		require.Equal(t, w > 0, !answers[i].Allowed && (asks[i].Lender != nil || anyRefused(asks, answers)))
 		if wait = max(wait, w); w == 0 && !answers[i].Allowed {
-			o := asks[i].Terms.Outlook(&answers[i], asks[i].Cost, asks[i].Lowest)
+			o := asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{})
 			wait = max(wait, o.RetryAfter)
 		}
 	}
@@ -258,7 +259,7 @@ func requireHolds(t *testing.T, want []*wholeBucket, memory *bucket.Memory, now 
 		}
 		ask := []bucket.Ask{{Key: k, Terms: b.limit.terms(), Lowest: -1e300}}
 		answers := memory.Take(ask, now)
-		require.Equal(t, float64(b.tokens(now))/float64(tokenUnits), ask[0].Terms.Tokens(answers[0].State, now), "step %d, bucket %d", step, i)
+		require.Equal(t, float64(b.tokens(now))/float64(tokenUnits), buckettest.Tokens(ask[0].Terms, answers[0].State, now), "step %d, bucket %d", step, i)
 	}
 }
 
@@ -273,7 +274,7 @@ func TestBorrowKeepsItsBounds(t *testing.T) {
 func boundsOfBorrowing(t *testing.T, seed uint64) {
 	t.Helper()
 	perSecond := func(rate, capacity float64) bucket.Terms {
-		return bucket.Terms{Capacity: capacity, Rate: rate, Steps: 1e6, Step: 1, Shards: 1}
+		return bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1e6, Step: 1, Shards: 1}
 	}
 	guarantees := []float64{50, 30, 20}
 	lender := bucket.Key{Name: "pool"}
@@ -293,7 +294,7 @@ func boundsOfBorrowing(t *testing.T, seed uint64) {
 				Cost: cost, Lender: &lender,
 			}
 			held := memory.Take([]bucket.Ask{{Key: own.Key, Terms: own.Terms}}, now)[0]
-			hasEnough := own.Terms.Tokens(held.State, now) >= cost
+			hasEnough := buckettest.Tokens(own.Terms, held.State, now) >= cost
 			answers := memory.Take([]bucket.Ask{own, {Key: lender, Terms: perSecond(100, 100), Lowest: -1e300}}, now)
 			if hasEnough {
 				require.True(t, answers[0].Allowed)
@@ -358,7 +359,7 @@ func mostUnits(t *testing.T, seed uint64) {
 func TestAPoolDoesNotLendWhatTheCallTakesFromIt(t *testing.T) {
 	t.Parallel()
 	own, pool := bucket.Key{Name: "own"}, bucket.Key{Name: "pool"}
-	terms := bucket.Terms{Capacity: 10, Rate: 1, Steps: 3_600_000_000, Step: 1, Shards: 1}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 3_600_000_000, Step: 1, Shards: 1}
 	asks := []bucket.Ask{{Key: own, Terms: terms, Cost: 4, Lender: &pool}, {Key: pool, Terms: terms, Cost: 3}}
 	for held, allowed := range map[float64]bool{6: false, 7: true} {
 		answers := pageOf(asks, 0, bucket.State{Value: 0}, bucket.State{Value: held}).Look(asks, nil)

@@ -2,10 +2,11 @@ package bucket
 
 import "time"
 
-// Calendar says when windows begin: at midnight in a time zone. A midnight that does not exist is the first instant after it, and if
+// Calendar is the Kind of windows that begin at midnight in a time zone. A midnight that does not exist is the first instant after it, and if
 // midnight occurs twice, the first one counts. The i-th window begins on the i-th day, week, month, quarter or year, counted from 1970 on.
-// A Calendar is a comparable value. The zero Calendar is none: windows are as long as Step says.
+// Step and Phase are those of a run of windows of one length: see On.
 type Calendar struct {
+	Steps
 	Zone         *time.Location
 	Days, Months uint8 // the length of a window: one of them is 0
 	Month        uint8 // the month of a begin, from 1, if windows are Months long
@@ -47,8 +48,47 @@ func (c Calendar) index(at int64) (i int64) {
 	return i
 }
 
+// Begin implements Kind.
+func (c Calendar) Begin(t Terms, at, n int64) int64 {
+	if t.run.holds(at) {
+		if begin := c.Steps.Begin(t, at, n); t.run.holds(begin - 1) {
+			return begin
+		}
+	}
+	return c.begin(c.index(at) + n)
+}
+
+// Between implements Kind.
+func (c Calendar) Between(t Terms, from, until int64) int64 {
+	if t.run.holds(from) && t.run.holds(until) {
+		return c.Steps.Between(t, from, until)
+	}
+	return max(c.index(until)-c.index(from), 0)
+}
+
+// On implements Kind: the terms with the Step and the Phase of the windows at an instant.
+func (c Calendar) On(t Terms, at int64) Terms {
+	if !t.run.holds(at) {
+		t.run = c.around(at)
+		t.Step, t.Steps, t.Phase = t.run.Step, 1, PhaseOf(t.run.From, t.run.Step)
+	}
+	return t
+}
+
+// Span implements Kind: from when until when windows have the length Step.
+func (Calendar) Span(t Terms) (since, until int64) { return t.run.From, t.run.Until }
+
+// Pruning implements Kind. The windows are longer than any window of the calendar in any zone.
+func (c Calendar) Pruning(t Terms) Terms {
+	t.Step, t.Steps, t.Kind = c.mean()+3*microsOfDay, 1, Steps{}
+	return t
+}
+
 // Run is windows of one length, one after the other.
 type Run struct{ From, Until, Step int64 }
+
+// holds reports whether an instant lies in one of the windows.
+func (r Run) holds(at int64) bool { return at >= r.From && at < r.Until }
 
 // around returns a run with the window that holds an instant.
 func (c Calendar) around(at int64) Run {
@@ -78,10 +118,10 @@ func (c Calendar) toldUntil(now int64) int64 {
 	}
 }
 
-// Runs returns the run of all windows of one length that hold now, as far back as since, and the runs that follow in the era. The last ones
-// are estimated: windows of average length.
-func (t Terms) Runs(since, now int64) []Run {
-	c, end := t.Calendar, t.until()
+// Runs returns the run of all windows of one length that hold now, as far back as since, and the runs that follow in the era of t. The last
+// ones are estimated: windows of average length.
+func (c Calendar) Runs(t Terms, since, now int64) []Run {
+	_, end := t.Eras.span(t.Era)
 	first := c.around(now)
 	for before := first; first.From > since && before.Step == first.Step; before = c.around(first.From - 1) {
 		first.From = before.From
@@ -119,33 +159,9 @@ func firstInstant(local time.Time, zone *time.Location) int64 {
 	return low * time.Second.Microseconds()
 }
 
-// OnWindows returns the terms with the Step and the Phase of their calendar's windows at an instant, and with the Span of these.
-func (t Terms) OnWindows(now int64) Terms {
-	if !t.isBeside(now) {
-		return t
+// BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
+func (a *Ask) BoundPrice() {
+	if _, is := a.Terms.Kind.(Calendar); is && a.Asked > 0 {
+		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
 	}
-	r := t.Calendar.around(now)
-	t.Step, t.Steps, t.Phase, t.run = r.Step, 1, PhaseOf(r.From, r.Step), r
-	return t
-}
-
-// spanOfWindows returns the part of a span in which the windows of the calendar have the length Step.
-func (t *Terms) spanOfWindows(since, until int64) (int64, int64) {
-	if t.Calendar.Zone == nil {
-		return since, until
-	}
-	return max(since, t.run.From), min(until, t.run.Until)
-}
-
-// inLongestWindows returns the terms without their calendar, with windows that are longer than any of its windows in any zone.
-func (t Terms) inLongestWindows() Terms {
-	if t.Calendar.Zone != nil {
-		t.Step, t.Steps, t.Calendar = t.Calendar.mean()+3*microsOfDay, 1, Calendar{}
-	}
-	return t
-}
-
-// windowsBetween returns how many windows of the calendar begin after one instant and up to another.
-func (t Terms) windowsBetween(from, until int64) int64 {
-	return max(t.Calendar.index(until)-t.Calendar.index(from), 0)
 }

@@ -174,7 +174,7 @@ func (c drawnCalendar) length(at int64) int64 {
 func (c drawnCalendar) eraOf(from int64, change bucket.Change) bucket.Era {
 	return bucket.Era{From: from, Change: change, Terms: bucket.Terms{
 		Capacity: float64(c.rate), Rate: float64(c.rate), Step: day, Steps: 1, MaxDebt: float64(c.rate), Reserves: true, Shards: 1,
-		Calendar: c.Calendar,
+		Kind: c.Calendar,
 	}}
 }
 
@@ -252,7 +252,7 @@ func calendarHistories(t *testing.T, seed uint64) {
 			answer := memory.Take(asks, now)[0]
 			require.Equal(t, at, answer.Now, "history %d, step %d", history, step)
 			require.Equal(t, want, answer.Allowed, "history %d, step %d", history, step)
-			outlook := asks[0].Terms.Outlook(&answer, float64(cost), float64(lowest))
+			outlook := (&bucket.Ask{Terms: asks[0].Terms, Cost: float64(cost)}).Tell(&answer, float64(lowest), &bucket.Content{})
 			left := held
 			if want {
 				left -= cost

@@ -10,7 +10,7 @@ import (
 // MaxLease bounds how long a lease is, in microseconds.
 const MaxLease = int64(24 * time.Hour / time.Microsecond)
 
-// Concurrent is the Rule of a limit on concurrency: slots are held by leases, each of which ends by itself Lease
+// Concurrent is the Kind of a limit on concurrency: slots are held by leases, each of which ends by itself Lease
 // microseconds after it was taken or renewed. What a row holds of them is in Parts.Leases. A lease counts while its end is
 // after now. Every write drops those that have ended.
 //
@@ -21,7 +21,10 @@ const MaxLease = int64(24 * time.Hour / time.Microsecond)
 //
 // Slots are free again when leases end, so the Value of a row plays no part: it is Capacity less the slots held at TS, for
 // the other kinds.
-type Concurrent struct{ Lease int64 }
+type Concurrent struct {
+	Steps
+	Lease int64
+}
 
 // fenceCycle is in microseconds. Of leases that were taken at different instants at most one in so many has the number that another
 // one had before it was rolled back. More would have numbers run ahead of the clock where calls wait for a row.
@@ -136,8 +139,10 @@ func (c Concurrent) FixClock(_ Terms, s State, now int64) State {
 // Charge returns the state as it is: what is not given back by itself cannot be taken without a lease.
 func (Concurrent) Charge(_ Terms, s State, _ int64, _ float64) State { return s }
 
-// Credit returns the state as it is: slots are given back by their holder, who knows the lease.
-func (Concurrent) Credit(_ Terms, s State, _ int64, _ float64, _ int64) State { return s }
+// Credit gives nothing back: slots are given back by their holder, who knows the lease.
+func (Concurrent) Credit(t Terms, s State, now int64, _, _ float64, _ int64) (State, bool) {
+	return t.FixClock(s, now), false
+}
 
 // Fill ends all leases.
 func (Concurrent) Fill(t Terms, s State, now int64) State {
@@ -148,7 +153,7 @@ func (Concurrent) Fill(t Terms, s State, now int64) State {
 // that has taken is not held.
 func (Concurrent) Enter(t, before Terms, s State, from int64, change Change) State {
 	leases := s.leasesAt(from)
-	if _, held := before.Rule.(Concurrent); !held || change == Reset {
+	if _, held := before.Kind.(Concurrent); !held || change == Reset {
 		leases = nil
 	}
 	entered := s.holding(leases, t.Capacity, s.lastFence(), from)
@@ -159,16 +164,43 @@ func (Concurrent) Enter(t, before Terms, s State, from int64, change Change) Sta
 // RefundUntil returns that nothing is given back.
 func (Concurrent) RefundUntil(Terms, int64) int64 { return math.MinInt64 }
 
-// FreesEarly is true of slots that are given back.
-func (Concurrent) FreesEarly() bool { return true }
+// Owes implements Kind.
+func (Concurrent) Owes() bool { return false }
 
-// Idle is as short as can be: whether leases are held is not told by TS, and buckets_prune.sql looks at them.
-func (Concurrent) Idle(Terms) int64 { return 1 }
+// Statement implements Kind.
+func (Concurrent) Statement() Statement { return Locked }
+
+// Pruning returns the shortest terms: TS does not tell whether leases are held, and buckets_prune.sql looks at them.
+func (Concurrent) Pruning(t Terms) Terms { return fullAfter(1, t) }
 
 // Holds reports whether the terms are those of a limit on concurrency.
-func (t Terms) Holds() bool {
-	_, holds := t.Rule.(Concurrent)
+func Holds(t *Terms) bool {
+	_, holds := t.Kind.(Concurrent)
 	return holds
+}
+
+// AnyHolds reports whether one of the limits is on concurrency: slots may be free before the end of a RetryAfter.
+func AnyHolds(asks []Ask) bool { return anyOf(asks, func(a *Ask) bool { return Holds(&a.Terms) }) }
+
+// parts returns what a row holds after s under a kind without slots. It keeps the leases, as the statements do: another version of a program
+// may hold slots of the limit.
+func (s State) parts(taken []float64) *Parts {
+	switch {
+	case s.Parts != nil && len(s.Parts.Leases) > 0:
+		return &Parts{Taken: taken, Leases: s.Parts.Leases}
+	case taken != nil:
+		return &Parts{Taken: taken}
+	default:
+		return nil
+	}
+}
+
+// endLeases returns the state without the leases that it holds. Their numbers are not given again.
+func (s State) endLeases() State {
+	if s.lastFence() > 0 {
+		s.Parts = &Parts{Taken: s.Parts.Taken, Leases: s.Parts.Leases[:1:1]}
+	}
+	return s
 }
 
 // NewLease returns the lease that the ask has taken, if it has: the answer allows the call.
@@ -205,7 +237,7 @@ func AlignFences(asks []Ask, state func(i int) *State) {
 }
 
 // takesLease reports whether the ask, when it is allowed, takes a lease.
-func (a *Ask) takesLease() bool { return a.Cost > 0 && a.Terms.Holds() }
+func (a *Ask) takesLease() bool { return a.Cost > 0 && Holds(&a.Terms) }
 
 // RenewLease returns the state after the lease with that number was extended to end at least length after now, and that
 // end. held is false, and the state as it was, when there is no such lease at now.

@@ -7,18 +7,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
 // concurrent are the terms of a limit of two slots, whose leases last a second.
 var concurrent = bucket.Terms{
-	Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Rule: bucket.Concurrent{Lease: int64(time.Second / time.Microsecond)},
+	Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Kind: bucket.Concurrent{Lease: int64(time.Second / time.Microsecond)},
 }
 
 // A renewal never ends a lease earlier than before, and a lease counts until the instant of its end.
 func TestARenewalNeverShortensALease(t *testing.T) {
 	t.Parallel()
 	const now, second = int64(1_000_000_000), int64(time.Second / time.Microsecond)
-	s, allowed := concurrent.Take(concurrent.Full(now), now, 1, 0)
+	s, allowed := buckettest.Take(concurrent, concurrent.Full(now), now, 1, 0)
 	require.True(t, allowed)
 	fence := s.Leases()[0].Fence
 	for _, test := range []struct{ length, end int64 }{{second / 2, now + second}, {2 * second, now + 2*second}} {
@@ -27,8 +28,8 @@ func TestARenewalNeverShortensALease(t *testing.T) {
 		require.Equal(t, test.end, end)
 		require.Equal(t, []bucket.Held{{Fence: fence, End: test.end, Slots: 1}}, after.Leases())
 	}
-	require.InDelta(t, 1, concurrent.Tokens(s, now+second-1), 0)
-	require.InDelta(t, 2, concurrent.Tokens(s, now+second), 0)
+	require.InDelta(t, 1, buckettest.Tokens(concurrent, s, now+second-1), 0)
+	require.InDelta(t, 2, buckettest.Tokens(concurrent, s, now+second), 0)
 	_, _, held := s.RenewLease(now+second, fence, second)
 	require.False(t, held)
 }
@@ -38,12 +39,12 @@ func TestALeaseOfAWrongClockEndsAsOneOfNow(t *testing.T) {
 	t.Parallel()
 	const now, second = int64(1_000_000_000), int64(time.Second / time.Microsecond)
 	ahead := now + int64(365*24*time.Hour/time.Microsecond)
-	s, allowed := concurrent.Take(concurrent.Full(ahead), ahead, 2, 0)
+	s, allowed := buckettest.Take(concurrent, concurrent.Full(ahead), ahead, 2, 0)
 	require.True(t, allowed)
 	fixed := concurrent.FixClock(s, now)
 	require.Equal(t, now, fixed.TS)
 	require.Equal(t, now+second, fixed.Leases()[0].End)
-	_, allowed = concurrent.Take(fixed, now+second, 2, 0)
+	_, allowed = buckettest.Take(concurrent, fixed, now+second, 2, 0)
 	require.True(t, allowed)
 }
 
@@ -51,12 +52,12 @@ func TestALeaseOfAWrongClockEndsAsOneOfNow(t *testing.T) {
 func TestALeaseOfSeveralSlotsNeedsAllOfThem(t *testing.T) {
 	t.Parallel()
 	const now = int64(1_000_000_000)
-	one, allowed := concurrent.Take(concurrent.Full(now), now, 1, 0)
+	one, allowed := buckettest.Take(concurrent, concurrent.Full(now), now, 1, 0)
 	require.True(t, allowed)
-	_, allowed = concurrent.Take(one, now, 2, 0)
+	_, allowed = buckettest.Take(concurrent, one, now, 2, 0)
 	require.False(t, allowed)
-	reset := concurrent.Rule.Fill(concurrent, one, now)
-	two, allowed := concurrent.Take(reset, now, 2, 0)
+	reset := concurrent.Kind.Fill(concurrent, one, now)
+	two, allowed := buckettest.Take(concurrent, reset, now, 2, 0)
 	require.True(t, allowed)
 	require.Greater(t, two.Leases()[0].Fence, one.Leases()[0].Fence)
 }

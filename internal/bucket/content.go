@@ -1,12 +1,15 @@
 package bucket
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Content is what a bucket holds, and under which terms. Many may share one: it does not change.
 type Content struct {
 	Terms Terms
 	State State
-	Rows  []State // of each row, when the bucket is spread over several
+	Rows  Rows // of each row, when the bucket is spread over several
 }
 
 // Told is what a decision says of one bucket.
@@ -19,27 +22,31 @@ type Told struct {
 	FullAfter  time.Duration
 }
 
-// Tokens returns what the bucket holds at an instant, as Terms.Tokens.
-func (h *Content) Tokens(now int64) float64 {
-	if h.Rows != nil {
-		return h.Terms.TokensOf(h.Rows, now)
-	}
-	return h.Terms.Tokens(h.State, now)
-}
+// Tokens returns what the bucket holds at an instant.
+func (h *Content) Tokens(now int64) float64 { return rowsOf(h.State, h.Rows).Tokens(h.Terms, now) }
 
-// Wait returns how long it takes from an instant until cost tokens can be taken, as Terms.Wait.
+// Wait returns how long it takes from an instant until cost tokens can be taken.
 func (h *Content) Wait(now int64, cost float64) time.Duration {
-	if h.Rows != nil {
-		return h.Terms.WaitOf(h.Rows, now, cost, 0)
-	}
-	return h.Terms.Wait(h.State, now, cost, 0)
+	return rowsOf(h.State, h.Rows).Wait(h.Terms, now, cost, 0)
 }
 
 // Answer returns what a call at an instant would find in the bucket of the ask. A wrong clock in it is put right.
 func (h *Content) Answer(a *Ask, now int64) Answer {
-	r := Answer{Now: now, State: h.Terms.FixClock(h.State, now)}
-	if h.Rows != nil {
-		r.SetRows(a, h.Terms.FixClocks(h.Rows, now))
-	}
+	r := Answer{Now: now}
+	rows := slices.Clone(rowsOf(h.State, h.Rows))
+	rows.FixClocks(h.Terms, now)
+	r.SetRows(a, rows)
 	return r
+}
+
+// Tell puts what the answer to the ask says of the bucket into c, with fixed clocks, and returns what to tell the caller. lowest has to remain.
+func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
+	t := &a.Terms
+	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)
+	c.Rows.FixClocks(*t, r.Now)
+	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
+	if !r.Allowed {
+		told.RetryAfter = r.wait(t, a.Cost, lowest)
+	}
+	return told
 }

@@ -19,12 +19,25 @@ const (
 	Reset
 )
 
+// tokens returns how many tokens a bucket or a row has after the change from one capacity to another, if it had so many.
+func (c Change) tokens(tokens, before, after float64) float64 {
+	switch {
+	case c == Reset || tokens >= before:
+		return after
+	case c == Scale && before > 0:
+		tokens *= after / before
+	case c == Add:
+		tokens += after - before
+	}
+	return min(after, tokens)
+}
+
 // Era is terms and the instant from which they hold, up to the next era's.
 type Era struct {
 	From   int64
 	Terms  Terms
 	Change Change // at From; that of the first era does not matter
-	Mode   uint8  // a number for each mode of a rule, with slots or with tokens; see Ask.Mode
+	Mode   uint8  // a number for each mode of a rule, with slots or with tokens, if they differ; see Ask.Mode
 }
 
 // Eras are the terms of a limit at all instants. They do not change once they are made.
@@ -32,7 +45,6 @@ type Eras struct {
 	eras   []Era
 	rows   int32 // the highest number of rows that a bucket has in any of them
 	seeded bool  // whether the phase of any is derived from the key
-	modes  bool  // whether their modes differ
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
@@ -44,11 +56,12 @@ func NewEras(eras []Era) *Eras {
 		era.Terms.Eras, era.Terms.Era, era.Terms.Shards = e, int32(i), max(era.Terms.Shards, 1)
 		e.rows = max(e.rows, era.Terms.Shards)
 		e.seeded = e.seeded || era.Terms.PhaseByKey
-		if i == 0 {
-			era.From = math.MinInt64
-			continue
+	}
+	e.eras[0].From = math.MinInt64
+	if !slices.ContainsFunc(e.eras, func(o Era) bool { return o.Mode != e.eras[0].Mode }) {
+		for i := range e.eras {
+			e.eras[i].Mode = 0
 		}
-		e.modes = e.modes || era.Mode != e.eras[i-1].Mode
 	}
 	return e
 }
@@ -62,38 +75,66 @@ func (e *Eras) Holding(now int64) Terms {
 	return e.eras[i].Terms
 }
 
+// span returns the instants at which an era and the next one begin.
+func (e *Eras) span(era int32) (since, until int64) {
+	if e == nil || int(era)+1 == len(e.eras) {
+		return e.since(era), math.MaxInt64
+	}
+	return e.since(era), e.since(era + 1)
+}
+
+// since returns the instant at which an era begins.
+func (e *Eras) since(era int32) int64 {
+	if e == nil {
+		return math.MinInt64
+	}
+	return e.eras[era].From
+}
+
 // DebtGrowth returns how many times a debt may grow by the changes of all eras.
-func (t Terms) DebtGrowth() float64 {
+func (e *Eras) DebtGrowth() float64 {
 	growth := 1.0
-	for i := 1; t.Eras != nil && i < len(t.Eras.eras); i++ {
-		before, after := t.Eras.eras[i-1].Terms.Capacity, t.Eras.eras[i].Terms.Capacity
-		if t.Eras.eras[i].Change == Scale && before > 0 {
+	for i := 1; e != nil && i < len(e.eras); i++ {
+		before, after := e.eras[i-1].Terms.Capacity, e.eras[i].Terms.Capacity
+		if e.eras[i].Change == Scale && before > 0 {
 			growth *= max(1, after/before)
 		}
 	}
 	return growth
 }
 
-// Mode returns the mode of the era of the terms; 0: no other era has another mode.
-func (t Terms) Mode() uint8 {
-	if t.Eras == nil || !t.Eras.modes {
+// lastReset returns when the latest era up to this one began that filled the buckets.
+func (e *Eras) lastReset(era int32) int64 {
+	for era > 0 && e.eras[era].Change != Reset {
+		era--
+	}
+	return e.eras[era].From
+}
+
+// Mode returns the mode of an era. 0 means that all eras have the same mode.
+func (e *Eras) Mode(era int32) uint8 {
+	if e == nil {
 		return 0
 	}
-	return t.Eras.eras[t.Era].Mode
+	return e.eras[era].Mode
 }
 
-// Span returns the instant from which the terms hold, and that from which they hold no more. Terms with a Calendar hold as long as its
-// windows have the length Step.
+// AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
+func AnyInOtherMode(asks []Ask) bool {
+	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Eras.Mode(a.Terms.Era) != a.Mode })
+}
+
+// Span returns the instant from which the terms hold, and that from which they hold no more.
 func (t Terms) Span() (since, until int64) {
-	return t.spanOfWindows(t.since(), t.until())
+	since, until = t.Eras.span(t.Era)
+	first, end := t.Kind.Span(t)
+	return max(since, first), min(until, end)
 }
 
-// until returns the instant at which the next era begins.
-func (t Terms) until() int64 {
-	if t.Eras == nil || int(t.Era)+1 == len(t.Eras.eras) {
-		return math.MaxInt64
-	}
-	return t.Eras.eras[t.Era+1].From
+// HasSpan reports whether other terms hold at other instants.
+func (t *Terms) HasSpan() bool {
+	since, until := t.Span()
+	return since > math.MinInt64 || until < math.MaxInt64
 }
 
 // At returns the terms that hold at an instant, of the same bucket or row.
@@ -102,18 +143,29 @@ func (t Terms) At(now int64) Terms {
 		return t
 	}
 	if t.Eras != nil {
-		t = t.of(t.Eras.Holding(now))
+		t = t.Eras.like(t, t.Eras.Holding(now).Era)
 	}
-	return t.OnWindows(now)
+	return t.On(now)
 }
 
-// of returns the terms of an era as they are for the bucket or the row that t is of.
-func (t Terms) of(era Terms) Terms {
-	era = era.Seeded(t.Seed)
+// like returns the terms of an era for the bucket or the row of t.
+func (e *Eras) like(t Terms, era int32) Terms {
+	of := e.eras[era].Terms.Seeded(t.Seed)
 	if t.OfRow {
-		era = era.OfShard()
+		return of.OfShard()
 	}
-	return era
+	return of
+}
+
+// IsSeeded reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
+func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
+
+// Unseeded returns the terms without the numbers that follow from the key. The terms of all buckets of a policy are equal then.
+func Unseeded(t Terms) Terms {
+	if t.Seed = 0; t.PhaseByKey {
+		t.Phase = 0
+	}
+	return t
 }
 
 // Seeded returns the terms with the phase that follows from seed, where they have such a one.
@@ -127,77 +179,40 @@ func (t Terms) Seeded(seed uint64) Terms {
 	return t
 }
 
-// within returns the terms of the i-th era.
-func (t Terms) within(i int32) Terms { return t.of(t.Eras.eras[i].Terms) }
-
-// changed returns the tokens that a bucket or a row has under the terms t of an era, at its first instant, when it had so
-// many under the terms before.
-func (t Terms) changed(tokens float64, before Terms) float64 {
-	return t.changedBy(t.Eras.eras[t.Era].Change, tokens, before)
-}
-
-// changedBy is changed for a change that may be another than that of the era.
-func (t Terms) changedBy(change Change, tokens float64, before Terms) float64 {
-	switch {
-	case change == Reset || tokens >= before.Capacity:
-		return t.Capacity
-	case change == Scale && before.Capacity > 0:
-		tokens *= t.Capacity / before.Capacity
-	case change == Add:
-		tokens += t.Capacity - before.Capacity
+// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
+func (a *Ask) RowCount() int {
+	if a.Terms.Eras != nil && !a.Terms.OfRow {
+		return int(a.Terms.Eras.rows)
 	}
-	return min(t.Capacity, tokens)
+	return int(max(a.Terms.Shards, 1))
 }
 
 // Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
 // its terms, and what became of the tokens then is what the change says.
 func (t Terms) Settle(s State) State {
-	if s.TS >= t.since() {
+	if s.TS >= t.Eras.since(t.Era) {
 		return s
 	}
 	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
-		from, before, after := t.Eras.eras[i].From, t.within(i-1), t.within(i)
-		s = after.enterRow(before, s, from)
+		from := t.Eras.since(i)
+		before, after := t.Eras.like(t, i-1).On(from-1), t.Eras.like(t, i).On(from)
+		s = after.Kind.Enter(after, before, s, from, t.Eras.eras[i].Change)
+		if Holds(&before) && !Holds(&after) {
+			s = s.endLeases()
+		}
 	}
 	return s
 }
 
-// lastReset returns when the latest era up to that of t began that filled the buckets.
-func (t Terms) lastReset() int64 {
-	i := t.Era
-	for i > 0 && t.Eras.eras[i].Change != Reset {
-		i--
-	}
-	return t.Eras.eras[i].From
-}
-
-// enterRow returns the state of a row at the beginning of the era of t, from the era before.
-func (t Terms) enterRow(before Terms, s State, from int64) State {
-	t, before = t.OnWindows(from), before.OnWindows(from-1)
-	entered := State{TS: from}
-	if t.Rule != nil {
-		entered = t.Rule.Enter(t, before, s, from, t.Eras.eras[t.Era].Change)
-	} else {
-		entered.Value = t.changed(before.Tokens(s, from), before)
-	}
-	if before.Holds() && s.lastFence() > 0 { // what was held is no more, but its numbers are not given again
-		s.Parts = &Parts{Leases: []int64{s.lastFence()}}
-	}
-	return t.keepingLeases(entered, s)
-}
-
-// Outside reports whether the terms of the ask say nothing on what was found: they do not hold at the instant of the answer,
-// or the row is of another era. Nothing was taken then.
+// Outside reports whether a statement says nothing on the row that it found: the terms of the ask are not in effect at the instant of the
+// answer, or the row is of another era, or not as its kind leaves it. Nothing was taken then.
 func (a *Ask) Outside(r Answer) bool {
-	if !a.Terms.HasSpan() || r.Allowed {
+	if r.Allowed {
 		return false
 	}
 	since, until := a.Terms.Span()
-	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until
+	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until || !a.Terms.Kind.IsPlain(a.Terms, r.State, r.Now)
 }
-
-// HasSpan reports whether other terms hold at other instants: in another era, or in other windows of the calendar.
-func (t *Terms) HasSpan() bool { return t.Eras != nil || t.Calendar.Zone != nil }
 
 // AnySpan reports whether one of n terms has a span.
 func AnySpan(n int, terms func(i int) *Terms) bool {

@@ -91,34 +91,32 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 // isNew reports whether a row was absent, and is as it would be if nobody had used it.
 func (p *Page) isNew(i int) bool { return p.isAbsent[i] && !p.changed[i] && !p.settled[i] }
 
-// of returns the range of the rows of a bucket in Rows.
-func (p *Page) of(a *Ask) (first, end int) {
+// of returns the place of the first row of a bucket, its rows, and the room for these after a call.
+func (p *Page) of(a *Ask) (first int, rows, next Rows) {
 	first, _ = p.Index(a.Key)
-	return first, first + int(max(a.Terms.Shards, 1))
+	end := first + int(max(a.Terms.Shards, 1))
+	return first, p.states[first:end], p.next[first:end]
 }
 
 // State returns what the one row of the bucket holds.
 func (p *Page) State(a *Ask) State {
-	first, _ := p.of(a)
-	return p.states[first]
+	_, rows, _ := p.of(a)
+	return rows[0]
 }
 
 // Set sets what the one row of the bucket holds.
 func (p *Page) Set(a *Ask, s State) {
-	first, _ := p.of(a)
-	p.states[first] = s
+	first, rows, _ := p.of(a)
+	rows[0] = s
 	p.change(a, first)
 }
 
 // change notes that a call has changed a row of the bucket. The rows that were settled are written with it.
 func (p *Page) change(a *Ask, row int) {
 	p.changed[row] = true
-	if a.Terms.Eras == nil {
-		return
-	}
-	first, end := p.of(a)
-	for i := first; i < end; i++ {
-		p.changed[i] = p.changed[i] || p.settled[i]
+	first, rows, _ := p.of(a)
+	for i := range rows {
+		p.changed[first+i] = p.changed[first+i] || p.settled[first+i]
 	}
 }
 
@@ -127,16 +125,15 @@ func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 	answers := cleared(room, len(asks))
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
-		first, end := p.of(a)
-		after := p.next[first:end]
-		copy(after, p.states[first:end])
+		_, rows, after := p.of(a)
+		copy(after, rows)
 		r.Now = p.Now
-		r.Allowed = a.Terms.TakeRows(after, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
+		r.Allowed = after.Take(a.Terms, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
 	}
 	if AnyLender(asks) {
 		lend(asks, answers, func(i int) float64 {
-			first, end := p.of(&asks[i])
-			return asks[i].Terms.TokensOf(p.states[first:end], p.Now)
+			_, rows, _ := p.of(&asks[i])
+			return rows.Tokens(asks[i].Terms, p.Now)
 		})
 	}
 	return answers
@@ -146,9 +143,9 @@ func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 	answers := p.decide(asks, room)
 	for i := range asks {
-		first, end := p.of(&asks[i])
+		first, rows, _ := p.of(&asks[i])
 		answers[i].Absent = p.isAbsent[first]
-		answers[i].SetRows(&asks[i], p.states[first:end])
+		answers[i].SetRows(&asks[i], rows)
 	}
 	return answers
 }
@@ -177,33 +174,32 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	all := AllAllowed(answers)
 	for i := range asks {
 		a := &asks[i]
-		first, end := p.of(a)
+		_, rows, next := p.of(a)
 		lends := lent(asks, i)
 		if !all || answers[i].Borrowed || lends > 0 {
-			copy(p.next[first:end], p.states[first:end])
+			copy(next, rows)
 		}
 		if all && lends > 0 && !answers[i].Borrowed { // the lender of a borrower pays in its place
-			a.Terms.ChargeRows(p.next[first:end], p.Now, a.Cost+lends)
+			next.Charge(a.Terms, p.Now, a.Cost+lends)
 		}
 	}
 	if all {
 		AlignFences(asks, func(i int) *State {
-			first, _ := p.of(&asks[i])
-			return &p.next[first]
+			_, _, next := p.of(&asks[i])
+			return &next[0]
 		})
 	}
 	for i := range asks {
 		a := &asks[i]
-		first, end := p.of(a)
-		row := a.Terms.OfShard()
-		for j := first; j < end; j++ {
-			after := row.FixClock(p.next[j], p.Now)
-			if !after.Equal(p.states[j]) {
-				p.states[j] = after
-				p.change(a, j)
+		first, rows, next := p.of(a)
+		next.FixClocks(a.Terms, p.Now)
+		for j := range rows {
+			if !next[j].Equal(rows[j]) {
+				rows[j] = next[j]
+				p.change(a, first+j)
 			}
 		}
-		answers[i].SetRows(a, p.states[first:end])
+		answers[i].SetRows(a, rows)
 	}
 	return answers
 }
@@ -225,7 +221,7 @@ func (a *Ask) RefundUntil(taken int64) int64 {
 	if taken == Whenever {
 		return MaxInstant
 	}
-	return a.Terms.RefundUntil(taken)
+	return a.Terms.Kind.RefundUntil(a.Terms, taken)
 }
 
 // Charge takes amount from a bucket whatever it holds. A negative amount is given back, if the current step still takes back tokens that were
@@ -234,29 +230,25 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	if amount == 0 {
 		return
 	}
-	first, end := p.of(a)
-	states, until := p.states[first:end], a.RefundUntil(taken)
-	switch {
-	case a.Terms.Rule != nil && amount < 0:
-		before := states[0]
-		if states[0] = a.Terms.Credit(before, p.Now, -amount, until); !states[0].Equal(before) {
-			p.change(a, first)
+	first, rows, _ := p.of(a)
+	before, changed := slices.Clone(rows), amount > 0
+	if changed {
+		rows.Charge(a.Terms, p.Now, amount)
+	} else {
+		for i := range rows {
+			if p.isNew(first + i) { // it is full under all terms, and was before
+				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
+			}
 		}
-		return
-	case amount < 0 && a.Terms.Begin(p.Now) > until:
-		return
+		changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.RefundUntil(taken))
 	}
-	for i := range states {
-		if p.isNew(first+i) && amount < 0 { // it is full, and was before
-			states[i] = State{Value: max(states[i].Value, a.Most/float64(len(states))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
+	for i := range rows {
+		if !changed && p.isNew(first+i) {
+			rows[i] = before[i]
+		} else if changed || !rows[i].Equal(before[i]) {
+			p.change(a, first+i)
 		}
-		p.change(a, first+i)
 	}
-	if amount > 0 {
-		a.Terms.ChargeRows(states, p.Now, amount)
-		return
-	}
-	a.Terms.CreditRows(states, p.Now, -amount, a.Most)
 }
 
 // Return gives back to the row of a page of one row what is left of tokens that were taken ahead of it, up to an instant, and returns how
@@ -266,8 +258,8 @@ func (p *Page) Return(a Ahead, until int64) (given float64) {
 	if p.isAbsent[0] || p.Now > until { // else it is full anyway
 		return 0
 	}
-	if given = t.Returnable(a, p.states[0].TS, p.Now); given > 0 {
-		p.states[0], p.changed[0] = t.Return(p.states[0], a, p.Now), true
+	if given = a.Returnable(t, p.states[0].TS, p.Now); given > 0 {
+		p.states[0], p.changed[0] = a.Return(t, p.states[0], p.Now), true
 	}
 	return given
 }
@@ -275,10 +267,10 @@ func (p *Page) Return(a Ahead, until int64) (given float64) {
 // Fill sets the buckets to their capacity.
 func (p *Page) Fill(asks []Ask) {
 	for i := range asks {
-		first, end := p.of(&asks[i])
-		asks[i].Terms.FillRows(p.states[first:end], p.Now)
-		for j := first; j < end; j++ {
-			p.change(&asks[i], j)
+		first, rows, _ := p.of(&asks[i])
+		rows.Fill(asks[i].Terms, p.Now)
+		for j := range rows {
+			p.change(&asks[i], first+j)
 		}
 	}
 }

@@ -51,15 +51,15 @@ func (p *Page) Settle(calls ...[]Ask) {
 
 // settle is Settle for one bucket.
 func (p *Page) settle(a *Ask) {
-	row, reset := a.Terms.OfShard(), a.Terms.lastReset()
-	first, end := p.of(a)
-	for i := first; i < end; i++ {
-		found, isNew := p.states[i], p.isNew(i)
+	row, reset := a.Terms.OfShard(), a.Terms.Eras.lastReset(a.Terms.Era)
+	first, rows, _ := p.of(a)
+	for i, found := range rows {
+		isNew := p.isNew(first + i)
 		if isNew || found.TS < reset {
-			p.states[i] = row.Full(p.Now)
+			rows[i] = row.Full(p.Now)
 		} else {
-			p.states[i] = row.Settle(found)
+			rows[i] = row.Settle(found)
 		}
-		p.settled[i] = p.settled[i] || !isNew && !p.states[i].Equal(found)
+		p.settled[first+i] = p.settled[first+i] || !isNew && !rows[i].Equal(found)
 	}
 }

@@ -14,7 +14,7 @@ const MaxShards = 64
 func (t Terms) OfShard() Terms {
 	n := float64(max(t.Shards, 1))
 	t.Capacity, t.Rate, t.MaxDebt, t.Shards = t.Capacity/n, t.Rate/n, t.MaxDebt/n, 1
-	t.OfRow = t.Eras != nil
+	t.OfRow = true
 	return t
 }
 
@@ -39,14 +39,6 @@ func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
 	return r
 }
 
-// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
-func (a *Ask) RowCount() int {
-	if a.Terms.Eras != nil && !a.Terms.OfRow {
-		return int(a.Terms.Eras.rows)
-	}
-	return int(max(a.Terms.Shards, 1))
-}
-
 // SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
 func (r *Answer) SetRows(a *Ask, rows []State) {
 	if !a.Sharded() {
@@ -54,17 +46,22 @@ func (r *Answer) SetRows(a *Ask, rows []State) {
 		return
 	}
 	r.Rows = slices.Clone(rows) // later calls may change those
-	r.State = State{Value: a.Terms.TokensOf(rows, r.Now), TS: a.Terms.Begin(r.Now)}
+	r.State = State{Value: r.Rows.Tokens(a.Terms, r.Now), TS: a.Terms.Begin(r.Now)}
 }
 
-// rows returns the states of the bucket's rows, which are even in an estimate.
-func (r *Answer) rows(a *Ask) []State {
+// rows returns the rows of the bucket, which are even in an estimate.
+func (r *Answer) rows(a *Ask) Rows {
 	if r.Rows != nil {
 		return r.Rows
 	}
 	row, n := r.State, max(a.Terms.Shards, 1)
 	row.Value /= float64(n)
-	return slices.Repeat([]State{row}, int(n))
+	return slices.Repeat(Rows{row}, int(n))
+}
+
+// wait returns how long it takes from the answer until cost tokens can be taken and lowest remain.
+func (r *Answer) wait(t *Terms, cost, lowest float64) time.Duration {
+	return rowsOf(r.State, r.Rows).Wait(*t, r.Now, cost, lowest)
 }
 
 // AnySharded reports whether one of the buckets is spread over several rows.
@@ -95,143 +92,145 @@ func appendRows(rows []Ask, a *Ask) []Ask {
 
 // IsByRow reports whether each row of a bucket can be changed from the terms before to t by itself. A change of the number of rows can
 // only reset the bucket. With several rows, Keep cannot raise the capacity: a full row would stay full although its bucket is not.
-func (t Terms) IsByRow(change Change, before Terms) bool {
+func (c Change) IsByRow(before, t *Terms) bool {
 	raised := t.Shards > 1 && t.Capacity > before.Capacity
-	return change == Reset || t.Shards == before.Shards && !(change == Keep && raised)
+	return c == Reset || t.Shards == before.Shards && !(c == Keep && raised)
 }
 
-// waitFor is Wait for what the answer says of the bucket.
-func (t Terms) waitFor(r *Answer, cost, lowest float64) time.Duration {
-	if r.Rows != nil {
-		return t.WaitOf(r.Rows, r.Now, cost, lowest)
+// Rows are the rows of one bucket. Its methods treat them as one row with the terms of the bucket. Only buckets of Steps have several rows.
+type Rows []State
+
+// rowsOf returns the rows of a bucket, or its one row if there are no several.
+func rowsOf(one State, several Rows) Rows {
+	if several != nil {
+		return several
 	}
-	return t.Wait(r.State, r.Now, cost, lowest)
+	return Rows{one}
 }
 
-// TakeRows is Take on the rows of one bucket: it takes from all of them together, and evens them out. When
-// they do not hold enough they stay as they are.
-func (t Terms) TakeRows(rows []State, now int64, cost, lowest float64) bool {
-	if len(rows) == 1 {
-		next, allowed := t.Take(rows[0], now, cost, lowest)
-		rows[0] = next
+// Take takes cost from all rows together and makes them even, if at least lowest remain. Otherwise it leaves them as they are.
+func (r Rows) Take(t Terms, now int64, cost, lowest float64) (allowed bool) {
+	if len(r) == 1 {
+		r[0], allowed = t.Kind.Take(t, r[0], now, cost, lowest)
 		return allowed
 	}
-	left := t.TokensOf(rows, now) - cost
+	left := r.Tokens(t, now) - cost
 	if !(left >= lowest) {
 		return false
 	}
-	t.level(rows, now, left)
+	r.level(t, now, left)
 	return true
 }
 
-// ChargeRows takes amount from the rows of a bucket, whatever they hold, and evens them out.
-func (t Terms) ChargeRows(rows []State, now int64, amount float64) {
-	if t.Rule != nil {
-		rows[0] = t.keepingLeases(t.Rule.Charge(t, t.FixClock(rows[0], now), now, amount), rows[0])
+// Charge takes amount from the rows, even below zero, and makes them even.
+func (r Rows) Charge(t Terms, now int64, amount float64) {
+	if len(r) == 1 {
+		r[0] = t.Kind.Charge(t, t.FixClock(r[0], now), now, amount)
 		return
 	}
-	t.level(rows, now, t.TokensOf(rows, now)-amount)
+	r.level(t, now, r.Tokens(t, now)-amount)
 }
 
-// FillRows sets the rows of a bucket to its capacity.
-func (t Terms) FillRows(rows []State, now int64) {
-	if t.Rule != nil {
-		s := t.FixClock(rows[0], now)
-		rows[0] = t.keepingLeases(t.Rule.Fill(t, s, now), s)
-		return
+// Fill fills each row.
+func (r Rows) Fill(t Terms, now int64) {
+	row := t.OfShard()
+	for i, s := range r {
+		r[i] = row.Kind.Fill(row, row.FixClock(s, now), now)
 	}
-	t.level(rows, now, t.Capacity)
 }
 
-// CreditRows gives amount back to the rows of a bucket, and fills them to the capacity, or to most together where
-// that is more. TS stays as it is: at each later instant Value + amount is worth what it would be if the tokens that have arrived
-// were added first, because both are bounded by the capacity then. Of several rows it prefers those that are not full now: one that is
-// full would gain nothing from it.
-func (t Terms) CreditRows(rows []State, now int64, amount, most float64) {
-	shard, n := t.OfShard(), float64(len(rows))
-	most = max(shard.Capacity, most/n)
-	for i := range rows {
-		rows[i] = shard.FixClock(rows[i], now)
+// Credit gives amount back to the rows, up to their capacity or to most together, if that is higher. Of several rows it prefers those that
+// are not full, because a full row would gain nothing. If the step of until is over, it gives nothing and returns false.
+func (r Rows) Credit(t Terms, now int64, amount, most float64, until int64) (given bool) {
+	if len(r) == 1 {
+		r[0], given = t.Kind.Credit(t, r[0], now, amount, most, until)
+		return given
 	}
-	if len(rows) == 1 {
-		rows[0].Value = min(max(most, rows[0].Value), rows[0].Value+amount)
-		return
+	if t.Begin(now) > until {
+		return false
 	}
-	for _, capacity := range []float64{shard.Capacity, most} {
-		shard.Capacity = capacity
+	r.FixClocks(t, now)
+	row, n := t.OfShard(), float64(len(r))
+	for _, capacity := range []float64{row.Capacity, max(row.Capacity, most/n)} {
+		row.Capacity = capacity
 		for _, share := range []float64{amount / n, amount} { // evenly, and then what the full ones left
-			for i, s := range rows {
-				given := min(share, amount, max(0, capacity-shard.Tokens(s, now)))
-				rows[i].Value = min(max(capacity, s.Value), s.Value+given)
+			for i, s := range r {
+				given := min(share, amount, max(0, capacity-row.Kind.Tokens(row, s, now)))
+				r[i].Value = min(max(capacity, s.Value), s.Value+given)
 				amount -= given
 			}
 		}
 	}
+	return true
 }
 
-// level sets the rows of a bucket so that together they hold tokens at now, each the same.
-func (t Terms) level(rows []State, now int64, tokens float64) {
-	shard, each := t.OfShard(), tokens/float64(len(rows))
-	for i, s := range rows {
-		rows[i] = shard.keepingLeases(State{Value: each, TS: max(shard.FixClock(s, now).TS, shard.Begin(now))}, s)
+// level sets the rows so that together they hold tokens at now, each the same.
+func (r Rows) level(t Terms, now int64, tokens float64) {
+	row, each := t.OfShard(), tokens/float64(len(r))
+	for i, s := range r {
+		r[i] = Steps{}.written(&row, s, now, each)
 	}
 }
 
-// FixClocks is FixClock for the rows of a bucket. The rows passed in stay as they are.
-func (t Terms) FixClocks(rows []State, now int64) []State {
-	shard, fixed := t.OfShard(), slices.Clone(rows)
-	for i, s := range rows {
-		fixed[i] = shard.FixClock(s, now)
+// FixClocks fixes the clock of each row.
+func (r Rows) FixClocks(t Terms, now int64) {
+	for i, s := range r {
+		r[i] = t.FixClock(s, now)
 	}
-	return fixed
 }
 
-// TokensOf is Tokens for the rows of a bucket: what they hold together, those of a wrong clock from now on.
-func (t Terms) TokensOf(rows []State, now int64) float64 {
-	shard := t.OfShard()
-	return sum(rows, func(s State) float64 { return shard.Tokens(shard.FixClock(s, now), now) })
+// Tokens returns the tokens that the rows hold together.
+func (r Rows) Tokens(t Terms, now int64) float64 {
+	if len(r) == 1 {
+		return t.Kind.Tokens(t, r[0], now)
+	}
+	row := t.OfShard()
+	return r.sum(func(s State) float64 { return row.Kind.Tokens(row, s, now) })
 }
 
 // sum adds up what tokens returns for each row, pair by pair, so that rows which are even, as those of a full
 // bucket, add up to the whole without a rounding.
-func sum(rows []State, tokens func(State) float64) float64 {
-	if len(rows) == 1 {
-		return tokens(rows[0])
+func (r Rows) sum(tokens func(State) float64) float64 {
+	if len(r) == 1 {
+		return tokens(r[0])
 	}
-	half := len(rows) / 2
-	return sum(rows[:half], tokens) + sum(rows[half:], tokens)
+	half := len(r) / 2
+	return r[:half].sum(tokens) + r[half:].sum(tokens)
 }
 
-// WaitOf is Wait for the rows of a bucket: they fill at their own pace, so one that is full adds nothing to
-// the sum any more.
-func (t Terms) WaitOf(rows []State, now int64, cost, lowest float64) time.Duration {
-	rows = t.FixClocks(rows, now)
-	begin := t.step(now)
-	enough := func(n int64) bool { return t.TokensOf(rows, begin+n*t.Step)-cost >= lowest }
+// Wait returns how long it takes from now until Take succeeds. Rows fill at their own pace, so one that is full adds nothing to the sum any
+// more.
+func (r Rows) Wait(t Terms, now int64, cost, lowest float64) time.Duration {
+	if len(r) == 1 {
+		return t.Kind.Wait(t, t.FixClock(r[0], now), now, cost, lowest)
+	}
+	r = slices.Clone(r)
+	r.FixClocks(t, now)
+	enough := func(n int64) bool { return r.Tokens(t, t.Kind.Begin(t, now, n))-cost >= lowest }
 	if enough(0) {
 		return 0
 	}
 	limit := Horizon/t.Step + 2
-	n := first(t.stepsUntil(rows, begin, cost+lowest, limit), limit, enough)
-	return time.Duration(min(begin+n*t.Step-now, Horizon)) * time.Microsecond
+	n := first(r.stepsUntil(t, now, cost+lowest, limit), limit, enough)
+	return time.Duration(min(t.Kind.Begin(t, now, n)-now, Horizon)) * time.Microsecond
 }
 
-// stepsUntil returns about how many steps after begin the rows hold tokens together, at most limit: what is
-// missing comes at the pace of the rows that are not full, until one more of them is.
-func (t Terms) stepsUntil(rows []State, begin int64, tokens float64, limit int64) (n int64) {
-	shard := t.OfShard()
-	for range rows {
-		at, filling := begin+n*t.Step, 0.0
-		for _, s := range rows {
-			if shard.Tokens(s, at) < shard.Capacity {
+// stepsUntil returns about how many steps after that of now the rows hold tokens together, at most limit: missing tokens
+// arrive at the pace of the rows that are not full, until one more of them is.
+func (r Rows) stepsUntil(t Terms, now int64, tokens float64, limit int64) (n int64) {
+	row := t.OfShard()
+	for range r {
+		at, filling := t.Kind.Begin(t, now, n), 0.0
+		for _, s := range r {
+			if row.Kind.Tokens(row, s, at) < row.Capacity {
 				filling++
 			}
 		}
-		missing := tokens - t.TokensOf(rows, at)
+		missing := tokens - r.Tokens(t, at)
 		if missing <= 0 || filling == 0 {
 			break
 		}
-		n = int64(min(float64(n)+math.Ceil(missing*t.Steps/(shard.Rate*filling)), float64(limit)))
+		n = int64(min(float64(n)+math.Ceil(missing*t.Steps/(row.Rate*filling)), float64(limit)))
 	}
 	return n
 }

@@ -9,7 +9,7 @@ import (
 // besides, it is still shorter than the 2 kB from which on Postgres would compress it.
 const MaxSlices = 128
 
-// Sliding is the Rule of a sliding window. Its Period is counted in slices, each a Step long:
+// Sliding is the Kind of a sliding window. Its Period is counted in slices, each a Step long:
 //
 //	tokens(now) = Capacity - what was taken in the slice of now and in the Slices before it
 //
@@ -25,7 +25,10 @@ const MaxSlices = 128
 // goes to the slice that holds its end, so that it counts no shorter, and one that has not ended to that of now. Where Value
 // is another, another kind of limit has written the row, or an older program: what is missing to the Capacity was then taken
 // in the slice of TS.
-type Sliding struct{ Slices int32 }
+type Sliding struct {
+	Steps
+	Slices int32
+}
 
 // The numbers that Parts.Taken begins with.
 const (
@@ -40,22 +43,13 @@ const (
 	mostTotals  = 64
 )
 
-// Tokens implements Rule.
+// Tokens implements Kind.
 func (r Sliding) Tokens(t Terms, s State, now int64) float64 {
 	totals, _ := r.at(t, s, now)
 	return r.left(t, totals)
 }
 
-// Take implements Rule. It mirrors window_take.sql.
-func (r Sliding) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
-	next := r.Charge(t, t.FixClock(s, now), now, cost)
-	if !(next.Value >= lowest) {
-		return s, false
-	}
-	return next, true
-}
-
-// Wait implements Rule: until so many of the oldest slices have fallen out that the rest leaves room. What it subtracts is
+// Wait implements Kind: until so many of the oldest slices have fallen out that the rest leaves room. What it subtracts is
 // what Take subtracts then.
 func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
 	totals, ts := r.at(t, s, now)
@@ -73,8 +67,8 @@ func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Du
 	if passed == 0 {
 		return 0
 	}
-	forgotten := t.step(s.TS) + (int64(r.Slices)+1)*t.Step // the row, also where the sum is rounded up
-	return time.Duration(min(t.step(ts)+passed*t.Step, forgotten)-now) * time.Microsecond
+	forgotten := r.Begin(t, s.TS, 0) + (int64(r.Slices)+1)*t.Step // the row, also where the sum is rounded up
+	return time.Duration(min(r.Begin(t, ts, 0)+passed*t.Step, forgotten)-now) * time.Microsecond
 }
 
 // waitForEnds is Wait for a row whose slices are of another length: until so many of those have fallen out.
@@ -84,38 +78,33 @@ func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) 
 		if _, enough := r.Take(t, s, at, cost, lowest); enough {
 			break
 		}
-		at = max(at, t.step(endOf(t, s.TS, r.length(t, s), i))+(int64(r.Slices)+1)*t.Step)
+		at = max(at, r.Begin(t, endOf(t, s.TS, r.length(t, s), i), 0)+(int64(r.Slices)+1)*t.Step)
 	}
 	return time.Duration(min(at-now, Horizon)) * time.Microsecond
 }
 
-// FixClock implements Rule: what was taken counts as taken now.
-func (r Sliding) FixClock(t Terms, s State, now int64) State {
-	s.TS = t.Begin(now)
-	return s
-}
-
-// Charge implements Rule.
+// Charge implements Kind. Take, which charges what remains, mirrors window_take.sql.
 func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	totals, ts := r.at(t, s, now)
 	totals[0] += amount
-	return r.state(t, totals, ts)
+	return r.state(t, s, totals, ts)
 }
 
-// Credit implements Rule. With an until it gives back to the slice that began then; without, to the newest slices. Nothing is reserved
+// Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. Nothing is reserved
 // of a sliding window, so tokens that are ready later were taken under another kind: they count in the slice that began with this one.
-func (r Sliding) Credit(t Terms, s State, now int64, amount float64, until int64) State {
+func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until int64) (State, bool) {
+	s = t.FixClock(s, now)
 	totals, ts := r.at(t, s, now)
 	totals = totals[:r.needed(totals)]
 	first, end := int64(0), int64(len(totals)-1)
 	if until < MaxInstant {
-		if until > t.step(s.TS) {
-			until = t.step(max(t.since(), MinInstant))
+		if until > r.Begin(t, s.TS, 0) {
+			until = r.Begin(t, max(t.Eras.since(t.Era), MinInstant), 0)
 			if !isSlid(s) {
-				until = t.step(s.TS)
+				until = r.Begin(t, s.TS, 0)
 			}
 		}
-		first = (t.step(ts) - until) / t.Step
+		first = (r.Begin(t, ts, 0) - until) / t.Step
 		end = min(end, first+1)
 	}
 	rest := amount
@@ -127,25 +116,26 @@ func (r Sliding) Credit(t Terms, s State, now int64, amount float64, until int64
 		rest -= given
 	}
 	if rest == amount {
-		return s
+		return s, false
 	}
-	return r.state(t, totals, ts)
+	return r.state(t, s, totals, ts), true
 }
 
-// Fill implements Rule.
+// Fill implements Kind.
 func (r Sliding) Fill(t Terms, s State, now int64) State {
-	return r.state(t, totalsOf(0), max(s.TS, t.Begin(now)))
+	return r.state(t, s, totalsOf(0), max(s.TS, t.Begin(now)))
 }
 
-// Enter implements Rule. Of a sliding window it keeps what was taken and still counts, and where the change is Scale its
+// Enter implements Kind. Of a sliding window it keeps what was taken and still counts, and where the change is Scale its
 // share of the capacity. Of other kinds it takes what they lack of the capacity at the instant.
 func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) State {
-	slid, isSliding := before.Rule.(Sliding)
+	slid, isSliding := before.Kind.(Sliding)
 	switch {
 	case change == Reset:
-		return r.state(t, totalsOf(0), from)
+		return r.state(t, s, totalsOf(0), from)
 	case !isSliding:
-		return r.state(t, totalsOf(t.Capacity-t.changedBy(change, before.Tokens(s, from), before)), from)
+		tokens := change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity)
+		return r.state(t, s, totalsOf(t.Capacity-tokens), from)
 	}
 	totals, ts := slid.at(before, s, from)
 	totals, ts = r.rebinned(t, totals[:slid.needed(totals)], before.Step, ts, from)
@@ -154,29 +144,32 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 			totals[i] *= t.Capacity / before.Capacity
 		}
 	}
-	return r.state(t, r.shifted(t, totals, ts, from), from)
+	return r.state(t, s, r.shifted(t, totals, ts, from), from)
 }
 
-// RefundUntil implements Rule: the slice in which what was taken then is counted.
+// RefundUntil implements Kind: the slice in which what was taken then is counted.
 func (r Sliding) RefundUntil(t Terms, taken int64) int64 {
-	since := t.since()
+	since := t.Eras.since(t.Era)
 	if taken >= since {
-		return t.step(taken)
+		return r.Begin(t, taken, 0)
 	}
 	before := t.Eras.Holding(taken)
-	if _, isSliding := before.Rule.(Sliding); isSliding {
-		return t.step(min(before.step(taken)+before.Step-1, since))
+	if _, isSliding := before.Kind.(Sliding); isSliding {
+		return r.Begin(t, min(before.Kind.Begin(before, taken, 0)+before.Step-1, since), 0)
 	}
-	return t.step(since)
+	return r.Begin(t, since, 0)
 }
 
-// FreesEarly implements Rule.
-func (Sliding) FreesEarly() bool { return false }
+// Owes implements Kind.
+func (Sliding) Owes() bool { return false }
 
-// Idle implements Rule.
-func (r Sliding) Idle(t Terms) int64 { return (int64(r.Slices) + 1) * t.Step }
+// Pruning implements Kind.
+func (r Sliding) Pruning(t Terms) Terms { return fullAfter((int64(r.Slices)+1)*t.Step, t) }
 
-// IsPlain reports whether the row is as the terms t leave it, so that a statement decides on it.
+// Statement implements Kind.
+func (Sliding) Statement() Statement { return WindowStatement }
+
+// IsPlain implements Kind.
 func (r Sliding) IsPlain(t Terms, s State, now int64) bool {
 	if !isSlid(s) || t.FromFuture(s, now) {
 		return false
@@ -227,7 +220,7 @@ func (r Sliding) lowered(totals []float64) []float64 {
 // shifted returns the totals at now, of those up to the slice of ts. It has room for what is added. Where too many have
 // fallen out, they are dropped.
 func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
-	passed := max((t.step(now)-t.step(ts))/t.Step, 0)
+	passed := max((r.Begin(t, now, 0)-r.Begin(t, ts, 0))/t.Step, 0)
 	if passed > int64(r.Slices) {
 		return totalsOf(0)
 	}
@@ -279,10 +272,10 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	if length == t.Step {
 		return totals, ts
 	}
-	newest, most := t.step(min(endOf(t, ts, length, 0), latest)), int64(r.Slices)+1
+	newest, most := r.Begin(t, min(endOf(t, ts, length, 0), latest), 0), int64(r.Slices)+1
 	binned := make([]float64, 2, most+1)
 	for i := range totals[1:] {
-		bin := (newest - t.step(min(endOf(t, ts, length, i), latest))) / t.Step
+		bin := (newest - r.Begin(t, min(endOf(t, ts, length, i), latest), 0)) / t.Step
 		if bin >= most {
 			break
 		}
@@ -297,8 +290,8 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	return binned, max(newest, ts)
 }
 
-// state returns the row with these totals, of which the first is that of the slice of ts.
-func (r Sliding) state(t Terms, totals []float64, ts int64) State {
+// state returns the row after s with these totals, of which the first is that of the slice of ts.
+func (r Sliding) state(t Terms, s State, totals []float64, ts int64) State {
 	value := r.left(t, totals)
-	return State{Value: value, TS: ts, Parts: &Parts{Taken: append([]float64{float64(t.Step), value}, totals...)}}
+	return State{Value: value, TS: ts, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}
 }

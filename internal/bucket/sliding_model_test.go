@@ -17,7 +17,7 @@ import (
 // slidingTerms returns the terms of a sliding window of n slices of step microseconds.
 func slidingTerms(rate float64, step int64, n int32) bucket.Terms {
 	return bucket.Terms{
-		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Rule: bucket.Sliding{Slices: n},
+		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Kind: bucket.Sliding{Slices: n},
 	}
 }
 
@@ -188,7 +188,7 @@ func (h *slidingHistory) advance() {
 	case 6:
 		h.now = floorTo(h.now, step) + step - int64(h.src.Pick(2))
 	case 7, 8:
-		h.now += h.terms.Wait(h.state, h.now, h.cost(), 0).Microseconds() - int64(h.src.Pick(2))
+		h.now += buckettest.Wait(h.terms, h.state, h.now, h.cost(), 0).Microseconds() - int64(h.src.Pick(2))
 	case 9:
 		h.now -= int64(h.src.Unit() * float64(buckettest.Minute))
 	case 10:
@@ -212,7 +212,7 @@ func (h *slidingHistory) call() {
 		h.fixed++
 	}
 	seen := h.exact.seenBy(h.terms, h.now)
-	rule, cost := h.terms.Rule, h.cost()
+	rule, cost := h.terms.Kind, h.cost()
 	switch chance := h.src.Pick(40); {
 	case chance == 0:
 		h.state = rule.Fill(h.terms, h.state, h.now)
@@ -223,7 +223,7 @@ func (h *slidingHistory) call() {
 		seen.add(rat(cost))
 	case chance < 4:
 		before := h.state
-		h.state = rule.Credit(h.terms, h.state, h.now, cost, bucket.MaxInstant)
+		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, bucket.MaxInstant)
 		if h.state.Equal(before) {
 			return
 		}
@@ -231,7 +231,7 @@ func (h *slidingHistory) call() {
 	case chance < 6:
 		at := h.now - int64(h.src.Unit()*float64(buckettest.Period(h.terms)))
 		before := h.state
-		h.state = rule.Credit(h.terms, h.state, h.now, cost, h.terms.RefundUntil(at))
+		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, buckettest.RefundUntil(h.terms, at))
 		if h.state.Equal(before) {
 			return
 		}
@@ -246,7 +246,7 @@ func (h *slidingHistory) call() {
 	case chance == 7:
 		seen = h.enter(seen)
 	default:
-		next, allowed := h.terms.Take(h.state, h.now, cost, 0)
+		next, allowed := buckettest.Take(h.terms, h.state, h.now, cost, 0)
 		require.Equal(h, h.exact.tokens(h.terms, h.now).Cmp(rat(cost)) >= 0, allowed, "%v of %+v %+v at %d", cost, h.terms, h.state.Parts, h.now)
 		if !allowed {
 			h.refused++
@@ -294,22 +294,22 @@ func (h *slidingHistory) compare() {
 	if h.terms.FromFuture(s, h.now) {
 		return
 	}
-	require.Equal(h, want, h.terms.Tokens(s, h.now), "%+v %+v at %d", h.terms, s.Parts, h.now)
+	require.Equal(h, want, buckettest.Tokens(h.terms, s, h.now), "%+v %+v at %d", h.terms, s.Parts, h.now)
 	if p := s.Parts; p != nil {
 		require.LessOrEqual(h, len(p.Taken), 4+128+44)
 		require.Equal(h, p.Taken[1], s.Value)
 	}
 	for _, cost := range []float64{h.cost(), h.terms.Capacity} {
-		wait := h.terms.Wait(s, h.now, cost, 0)
+		wait := buckettest.Wait(h.terms, s, h.now, cost, 0)
 		require.Equal(h, h.exact.wait(h.terms, h.now, cost), wait.Microseconds(), "%v of %+v %+v at %d", cost, h.terms, s.Parts, h.now)
-		_, enough := h.terms.Take(s, h.now+wait.Microseconds(), cost, 0)
+		_, enough := buckettest.Take(h.terms, s, h.now+wait.Microseconds(), cost, 0)
 		require.True(h, enough)
 		if wait > 0 {
-			_, enough = h.terms.Take(s, h.now+wait.Microseconds()-1, cost, 0)
+			_, enough = buckettest.Take(h.terms, s, h.now+wait.Microseconds()-1, cost, 0)
 			require.False(h, enough)
 		}
 	}
-	require.Equal(h, h.terms.UntilFull(s, h.now), h.terms.Wait(s, h.now, h.terms.Capacity, 0))
+	require.Equal(h, buckettest.UntilFull(h.terms, s, h.now), buckettest.Wait(h.terms, s, h.now, h.terms.Capacity, 0))
 }
 
 // TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod counts, by brute force, what was given in every Period of random
@@ -340,7 +340,7 @@ func slidingBounds(t *testing.T, seed uint64) {
 				now = s.TS
 			}
 			cost := math.Ceil(src.Unit() * terms.Capacity / 2)
-			if next, allowed := terms.Take(s, now, cost, 0); allowed {
+			if next, allowed := buckettest.Take(terms, s, now, cost, 0); allowed {
 				s, latest = next, max(latest, now)
 				given = append(given, givenAt{latest, cost})
 			}

@@ -29,11 +29,11 @@ func tellSliding(t *testing.T, terms bucket.Terms, s bucket.State, steps []slidi
 	t.Helper()
 	for i, step := range steps {
 		now := opening + int64(step.at*1e6)
-		require.Equal(t, step.wait, terms.Wait(s, now, step.cost, 0), "step %d", i)
-		next, allowed := terms.Take(s, now, step.cost, 0)
+		require.Equal(t, step.wait, buckettest.Wait(terms, s, now, step.cost, 0), "step %d", i)
+		next, allowed := buckettest.Take(terms, s, now, step.cost, 0)
 		require.Equal(t, step.wait == 0, allowed, "step %d", i)
 		s = next
-		require.InDelta(t, step.tokens, terms.Tokens(s, now), 0, "step %d", i)
+		require.InDelta(t, step.tokens, buckettest.Tokens(terms, s, now), 0, "step %d", i)
 	}
 	return s
 }
@@ -108,8 +108,8 @@ func TestSlidingNeverForgivesWhatOthersWrote(t *testing.T) {
 			t.Parallel()
 			s, now := slid, opening+30*second
 			test.change(&s)
-			require.InDelta(t, test.tokens, tenInAMinute.Tokens(s, now), 0)
-			require.Equal(t, test.full, tenInAMinute.UntilFull(s, now))
+			require.InDelta(t, test.tokens, buckettest.Tokens(tenInAMinute, s, now), 0)
+			require.Equal(t, test.full, buckettest.UntilFull(tenInAMinute, s, now))
 		})
 	}
 }
@@ -137,18 +137,18 @@ func TestSlidingCredit(t *testing.T) {
 	}{
 		"TheNewest":        {2, bucket.MaxInstant, 9, 6},
 		"All":              {50, bucket.MaxInstant, 10, 10},
-		"OfAnInstant":      {2, terms.RefundUntil(opening + 25*second), 9, 6},
-		"NoMoreThanTaken":  {7, terms.RefundUntil(opening + 25*second), 9, 6},
-		"WhereNothingWas":  {7, terms.RefundUntil(opening + 15*second), 7, 4},
-		"WhatHasFallenOut": {7, terms.RefundUntil(opening - 40*second), 7, 4},
-		"WhatIsToCome":     {7, terms.RefundUntil(opening + 55*second), 7, 4},
+		"OfAnInstant":      {2, buckettest.RefundUntil(terms, opening+25*second), 9, 6},
+		"NoMoreThanTaken":  {7, buckettest.RefundUntil(terms, opening+25*second), 9, 6},
+		"WhereNothingWas":  {7, buckettest.RefundUntil(terms, opening+15*second), 7, 4},
+		"WhatHasFallenOut": {7, buckettest.RefundUntil(terms, opening-40*second), 7, 4},
+		"WhatIsToCome":     {7, buckettest.RefundUntil(terms, opening+55*second), 7, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			after := terms.Rule.Credit(terms, s, now, test.amount, test.until)
-			require.InDelta(t, test.tokens, terms.Tokens(after, now), 0)
-			require.InDelta(t, test.at70, terms.Tokens(after, opening+70*second), 0)
-			require.InDelta(t, 4, terms.Tokens(s, now), 0, "the state before is as it was")
+			after := buckettest.Credit(terms, s, now, test.amount, test.until)
+			require.InDelta(t, test.tokens, buckettest.Tokens(terms, after, now), 0)
+			require.InDelta(t, test.at70, buckettest.Tokens(terms, after, opening+70*second), 0)
+			require.InDelta(t, 4, buckettest.Tokens(terms, s, now), 0, "the state before is as it was")
 		})
 	}
 }
@@ -163,13 +163,13 @@ func TestSlidingRefundsAcrossAChange(t *testing.T) {
 			t.Parallel()
 			from := opening + 45*second
 			eras := bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: tenInAMinute}})
-			s, allowed := eras.Holding(opening).Take(eras.Holding(opening).Full(opening), opening+5*second, 6, 0)
+			s, allowed := buckettest.Take(eras.Holding(opening), eras.Holding(opening).Full(opening), opening+5*second, 6, 0)
 			require.True(t, allowed)
 			terms := eras.Holding(from)
 			s = terms.Settle(s)
-			require.InDelta(t, 4, terms.Tokens(s, from), 0.01)
-			s = terms.Rule.Credit(terms, s, from+second, 2, terms.RefundUntil(opening+5*second))
-			require.InDelta(t, 6, terms.Tokens(s, from+second), 0.01)
+			require.InDelta(t, 4, buckettest.Tokens(terms, s, from), 0.01)
+			s = buckettest.Credit(terms, s, from+second, 2, buckettest.RefundUntil(terms, opening+5*second))
+			require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01)
 		})
 	}
 }
@@ -187,22 +187,22 @@ func TestSlidingRefundsWhatAnotherKindReserved(t *testing.T) {
 	}{
 		"InTheCode": {sliding, -10, 5}, "ByARule": {byRule, -10 + 2*20/24., 5 + 2*20/24.},
 	} {
-		for kind, until := range map[string]int64{"ReadyLater": test.terms.RefundUntil(opening + 12*hour), "ReadyNow": test.terms.RefundUntil(opening)} {
+		for kind, until := range map[string]int64{"ReadyLater": buckettest.RefundUntil(test.terms, opening+12*hour), "ReadyNow": buckettest.RefundUntil(test.terms, opening)} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				s, now := test.terms.Settle(reserved), change+3*hour
-				require.InDelta(t, test.before, test.terms.Tokens(s, now), 1e-9)
-				s = test.terms.Rule.Credit(test.terms, s, now, 15, until)
-				require.InDelta(t, test.after, test.terms.Tokens(s, now), 1e-9)
+				require.InDelta(t, test.before, buckettest.Tokens(test.terms, s, now), 1e-9)
+				s = buckettest.Credit(test.terms, s, now, 15, until)
+				require.InDelta(t, test.after, buckettest.Tokens(test.terms, s, now), 1e-9)
 			})
 		}
 		t.Run(name+"/WhenTheChangeCountsNoMore", func(t *testing.T) {
 			t.Parallel()
 			now := change + 26*hour
-			s, allowed := test.terms.Take(test.terms.Settle(reserved), now, 20, 0)
+			s, allowed := buckettest.Take(test.terms, test.terms.Settle(reserved), now, 20, 0)
 			require.True(t, allowed)
-			s = test.terms.Rule.Credit(test.terms, s, now, 15, test.terms.RefundUntil(opening+30*hour))
-			require.InDelta(t, 0, test.terms.Tokens(s, now), 0)
+			s = buckettest.Credit(test.terms, s, now, 15, buckettest.RefundUntil(test.terms, opening+30*hour))
+			require.InDelta(t, 0, buckettest.Tokens(test.terms, s, now), 0)
 		})
 	}
 }
@@ -211,12 +211,12 @@ func TestSlidingRefundsWhatAnotherKindReserved(t *testing.T) {
 func TestSlidingWaitOfFractions(t *testing.T) {
 	t.Parallel()
 	terms := slidingTerms(1/3., 60*second, 60)
-	s := terms.Rule.Charge(terms, terms.Full(opening), opening, 2)
+	s := terms.Kind.Charge(terms, terms.Full(opening), opening, 2)
 	now := opening + 30*60*second
-	wait := terms.Wait(s, now, 1/3., 0)
+	wait := buckettest.Wait(terms, s, now, 1/3., 0)
 	require.Equal(t, 31*time.Minute, wait)
-	_, before := terms.Take(s, now+wait.Microseconds()-1, 1/3., 0)
-	_, allowed := terms.Take(s, now+wait.Microseconds(), 1/3., 0)
+	_, before := buckettest.Take(terms, s, now+wait.Microseconds()-1, 1/3., 0)
+	_, allowed := buckettest.Take(terms, s, now+wait.Microseconds(), 1/3., 0)
 	require.Equal(t, []bool{false, true}, []bool{before, allowed})
 }
 
@@ -224,12 +224,11 @@ func TestSlidingWaitOfFractions(t *testing.T) {
 func TestSlidingIdle(t *testing.T) {
 	t.Parallel()
 	for _, terms := range []bucket.Terms{tenInAMinute, slidingTerms(10, 60*second, 1)} {
-		s, _ := terms.Take(terms.Full(opening), opening+terms.Step-1, 10, 0)
-		require.InDelta(t, 10, terms.Tokens(s, s.TS+terms.Rule.Idle(terms)), 0)
-		pruning := terms.Pruning()
-		require.Nil(t, pruning.Rule)
-		require.Equal(t, terms.Rule.Idle(terms), pruning.Step)
-		require.False(t, terms.Rule.FreesEarly())
+		s, _ := buckettest.Take(terms, terms.Full(opening), opening+terms.Step-1, 10, 0)
+		require.InDelta(t, 10, buckettest.Tokens(terms, s, s.TS+terms.Kind.Pruning(terms).Step), 0)
+		pruning := terms.Kind.Pruning(terms)
+		require.Equal(t, bucket.Steps{}, pruning.Kind)
+		require.Equal(t, terms.Kind.Pruning(terms).Step, pruning.Step)
 	}
 }
 
@@ -241,9 +240,9 @@ func TestSlidingTotalsStaySmall(t *testing.T) {
 	s, most := terms.Full(opening), 0.0
 	for i := range testsize.Of[int64](2_000, 30_000) {
 		now := opening + i*7*second
-		s, _ = terms.Take(s, now, 0.1, 0)
+		s, _ = buckettest.Take(terms, s, now, 0.1, 0)
 		most = max(most, s.Parts.Taken[2])
-		require.InDelta(t, 0.7, terms.Tokens(s, s.TS+terms.Rule.Idle(terms)), 0)
+		require.InDelta(t, 0.7, buckettest.Tokens(terms, s, s.TS+terms.Kind.Pruning(terms).Step), 0)
 	}
 	require.Greater(t, most, 64*0.7)
 	require.Less(t, most, 66*0.7)
@@ -255,13 +254,13 @@ func TestSlidingTotalsStaySmall(t *testing.T) {
 	}
 	large.Parts.Taken[1] = 0.7 - (large.Parts.Taken[2] - large.Parts.Taken[2+7])
 	large.Value = large.Parts.Taken[1]
-	rule := terms.Rule.(bucket.Sliding)
+	rule := terms.Kind.(bucket.Sliding)
 	require.False(t, rule.IsPlain(terms, large, s.TS))
-	small := terms.Rule.Charge(terms, large, s.TS, 0)
+	small := terms.Kind.Charge(terms, large, s.TS, 0)
 	require.True(t, rule.IsPlain(terms, small, s.TS))
 	require.InDelta(t, large.Value, small.Value, 0)
 	for after := int64(0); after < 100*second; after += 7 * second {
-		require.InDelta(t, terms.Tokens(large, s.TS+after), terms.Tokens(small, s.TS+after), 0)
-		require.Equal(t, terms.Wait(large, s.TS+after, 0.3, 0), terms.Wait(small, s.TS+after, 0.3, 0))
+		require.InDelta(t, buckettest.Tokens(terms, large, s.TS+after), buckettest.Tokens(terms, small, s.TS+after), 0)
+		require.Equal(t, buckettest.Wait(terms, large, s.TS+after, 0.3, 0), buckettest.Wait(terms, small, s.TS+after, 0.3, 0))
 	}
 }

@@ -17,10 +17,10 @@ func TestABucketGivesItsCapacityAndNoMore(t *testing.T) {
 	terms := buckettest.TokenBucket(1, time.Second, 10)
 	s := terms.Full(now)
 	later := now + int64(time.Hour/time.Microsecond)
-	require.InDelta(t, 10, terms.Tokens(s, later), 0)
-	s, allowed := terms.Take(s, later, 10, 0)
+	require.InDelta(t, 10, buckettest.Tokens(terms, s, later), 0)
+	s, allowed := buckettest.Take(terms, s, later, 10, 0)
 	require.True(t, allowed)
-	_, allowed = terms.Take(s, later, 0.001, 0)
+	_, allowed = buckettest.Take(terms, s, later, 0.001, 0)
 	require.False(t, allowed)
 }
 
@@ -29,19 +29,34 @@ func TestAClockThatStepsBackCreditsNoTimeTwice(t *testing.T) {
 	t.Parallel()
 	const now, back = int64(1_000_000_000), int64(5 * time.Second / time.Microsecond)
 	terms := buckettest.TokenBucket(1, time.Second, 10)
-	s, allowed := terms.Take(terms.Full(now), now, 5, 0)
+	s, allowed := buckettest.Take(terms, terms.Full(now), now, 5, 0)
 	require.True(t, allowed)
-	s, allowed = terms.Take(s, now-back, 1, 0)
+	s, allowed = buckettest.Take(terms, s, now-back, 1, 0)
 	require.True(t, allowed)
-	require.InDelta(t, 4, terms.Tokens(s, now), 0)
+	require.InDelta(t, 4, buckettest.Tokens(terms, s, now), 0)
 }
 
 // A ts inside a window counts as the begin of that window, so that the next window brings its tokens.
 func TestATSInsideAWindowCountsAsItsBegin(t *testing.T) {
 	t.Parallel()
 	const minute = int64(time.Minute / time.Microsecond)
-	terms := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: minute, Shards: 1}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: minute, Shards: 1}
 	inside := bucket.State{Value: 2, TS: minute / 2}
-	require.InDelta(t, 2, terms.Tokens(inside, minute-1), 0)
-	require.InDelta(t, 10, terms.Tokens(inside, minute), 0)
+	require.InDelta(t, 2, buckettest.Tokens(terms, inside, minute-1), 0)
+	require.InDelta(t, 10, buckettest.Tokens(terms, inside, minute), 0)
+}
+
+// A refund that comes too late writes no row, whichever of the rows there are.
+func TestALateRefundWritesNoRow(t *testing.T) {
+	t.Parallel()
+	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2)}}
+	p := bucket.NewPage(asks)
+	p.Now = opening + int64(3*time.Hour/time.Microsecond)
+	p.Put(0, bucket.State{Value: 1, TS: opening}, false)
+	p.Put(1, bucket.State{}, true)
+	p.Settle(asks)
+	p.Charge(&asks[0], -2, opening)
+	require.False(t, p.HasChanged())
+	p.Charge(&asks[0], -2, p.Now)
+	require.True(t, p.HasChanged())
 }

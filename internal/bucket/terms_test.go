@@ -46,9 +46,9 @@ func TestPhaseOf(t *testing.T) {
 
 func TestRefundUntil(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, int64(math.MaxInt64), buckettest.TokenBucket(10, time.Minute, 10).RefundUntil(opening+7))
+	require.Equal(t, int64(math.MaxInt64), buckettest.RefundUntil(buckettest.TokenBucket(10, time.Minute, 10), opening+7))
 	window := buckettest.FixedWindow(10, time.Minute, 10, opening)
-	require.Equal(t, opening, window.RefundUntil(opening))
-	require.Equal(t, opening, window.RefundUntil(opening+minute-1))
-	require.Equal(t, opening+minute, window.RefundUntil(opening+minute))
+	require.Equal(t, opening, buckettest.RefundUntil(window, opening))
+	require.Equal(t, opening, buckettest.RefundUntil(window, opening+minute-1))
+	require.Equal(t, opening+minute, buckettest.RefundUntil(window, opening+minute))
 }

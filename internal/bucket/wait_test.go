@@ -37,7 +37,7 @@ func TestWait(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			wait := c.terms.Wait(bucket.State{Value: c.tokens, TS: opening}, opening, c.cost, 0)
+			wait := buckettest.Wait(c.terms, bucket.State{Value: c.tokens, TS: opening}, opening, c.cost, 0)
 			require.Equal(t, c.want, wait)
 			require.Equal(t, c.milliseconds, int64((wait+time.Millisecond-1)/time.Millisecond), "in whole milliseconds")
 			require.Equal(t, c.seconds, int64((wait+time.Second-1)/time.Second), "in whole seconds")
@@ -52,10 +52,10 @@ func TestWaitOfARowThatNeverRecovers(t *testing.T) {
 	slow := buckettest.FixedWindow(7, bucket.MaxSpan, 7, opening-century/2)
 	for _, terms := range []bucket.Terms{buckettest.TokenBucket(1, time.Second, 1), slow} {
 		for _, ts := range []int64{bucket.MinInstant, opening - 2*bucket.Horizon, opening} {
-			require.Equal(t, longest, terms.Wait(bucket.State{Value: -1e300, TS: ts}, opening, 1, 0), "%d", ts)
+			require.Equal(t, longest, buckettest.Wait(terms, bucket.State{Value: -1e300, TS: ts}, opening, 1, 0), "%d", ts)
 		}
 	}
-	require.Equal(t, longest, slow.Wait(bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
+	require.Equal(t, longest, buckettest.Wait(slow, bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
 }
 
 // TestWaitForSeveralWindows promises that asks which have to be soon enough are allowed together after the wait, and not before.

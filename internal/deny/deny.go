@@ -152,13 +152,11 @@ func (c *Cache) Keep(s Sent, asks []bucket.Ask, answers []bucket.Answer) {
 	heardAt := c.now()
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
-		o := a.Terms.Outlook(r, a.Cost, 0)
-		e := &entry{
-			policy: a.Policy, held: bucket.Content{Terms: a.Terms, State: o.State, Rows: r.Rows}, now: r.Now,
-			cost: math.Inf(1), full: r.Now + o.FullAfter.Microseconds(), askedAt: s.at, heardAt: heardAt,
-		}
+		e := &entry{policy: a.Policy, now: r.Now, cost: math.Inf(1), askedAt: s.at, heardAt: heardAt}
+		told := a.Tell(r, 0, &e.held)
+		e.full = r.Now + told.FullAfter.Microseconds()
 		if !r.Allowed {
-			e.cost, e.until = a.Cost, r.Now+o.RetryAfter.Microseconds()
+			e.cost, e.until = a.Cost, r.Now+told.RetryAfter.Microseconds()
 		}
 		c.put(&a.Key, e, s.epochs[i])
 	}

@@ -28,7 +28,7 @@ func newStand(entries int) *stand {
 
 // ask returns an ask for a bucket that holds up to capacity tokens, of which rate arrive each second.
 func ask(name, key string, rate, capacity, cost float64) bucket.Ask {
-	terms := bucket.Terms{Capacity: capacity, Rate: rate, Steps: 1e6, Step: 1}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1e6, Step: 1}
 	return bucket.Ask{Key: bucket.Key{Name: name, Key: key}, Terms: terms, Policy: terms, Cost: cost}
 }
 

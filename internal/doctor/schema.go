@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/gate"
 )
 
 // versionTable is where goose keeps what is applied.
@@ -81,20 +81,20 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) (found []Fin
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return found, err
 	}
-	own, anew := store.FingerprintOf(e.config.HashKey), "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM "+table+";"
+	own, anew := gate.FingerprintOf(e.config.HashKey), "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM "+table+";"
 	switch {
 	case stored == "":
 		found = ok("No program has stored a key yet.")
-	case stored == own && own == store.NoSecret:
+	case stored == own && own == gate.NoSecret:
 		found = ok("Keys are stored as they are.")
 	case stored == own:
 		found = ok("Keys are stored under this HashKey.")
-	case own == store.NoSecret:
+	case own == gate.NoSecret:
 		found = []Finding{{
 			Level: Note, Says: "Keys are stored under a secret, and none was given here: whether the programs have the right one was not looked at.",
 			Do: "Give the secret of the programs: with --hash-key-file or RATELIMIT_HASH_KEY to ratelimit doctor, as HashKey in a program.",
 		}}
-	case stored == store.NoSecret:
+	case stored == gate.NoSecret:
 		found = []Finding{{
 			Level: Fault, Says: "Keys are stored as they are, without a secret: a program with this HashKey fails with ErrHashKeyMismatch.",
 			Do: "Leave Config.HashKey unset, as the other programs do" + anew,

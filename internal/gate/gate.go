@@ -53,7 +53,7 @@ type comparison struct {
 // New returns a Gate that has checked nothing yet.
 func New(options Options) *Gate {
 	return &Gate{
-		options: options, path: newPath(options.ErrPoolerMode), own: store.FingerprintOf(options.Secret), made: time.Now(),
+		options: options, path: newPath(options.ErrPoolerMode), own: FingerprintOf(options.Secret), made: time.Now(),
 		underWay: make(map[bool]*comparison),
 	}
 }
@@ -83,11 +83,11 @@ func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 	if g.IsOpen(s, false) {
 		return nil
 	}
-	way, err := s.Way(ctx)
+	_, by, err := look(ctx, &s.Unit, "")
 	if err != nil {
 		return err
 	}
-	return g.path.judge(ctx, !s.IsOnPool(), way)
+	return g.path.judge(ctx, !s.IsOnPool(), by)
 }
 
 // Forget has the next call compare the fingerprint again: whoever makes the tables anew may have another secret.
@@ -150,13 +150,13 @@ func (g *Gate) lead(ctx context.Context, s *store.Session, c Call, at *compariso
 // read returns the fingerprint in the tables, if statements do not get lost on the way to the server. A call that may write stores it
 // when there is none.
 func (g *Gate) read(ctx context.Context, s *store.Session, c Call) (string, error) {
-	judge := func(way store.Way) error { return g.path.judge(ctx, !s.IsOnPool(), way) }
+	judge := func(by way) error { return g.path.judge(ctx, !s.IsOnPool(), by) }
 	if !c.Looks && s.IsOnPool() {
-		return s.StoreFingerprint(ctx, c.Verb, g.own, judge)
+		return lookAndStore(ctx, s, c.Verb, g.own, judge)
 	}
-	stored, way, err := s.Fingerprint(ctx)
+	stored, by, err := look(ctx, &s.Unit, "")
 	if err == nil {
-		err = judge(way)
+		err = judge(by)
 	}
 	return stored, err
 }
@@ -186,9 +186,9 @@ func (g *Gate) lookedLately() bool {
 func (g *Gate) mismatch(stored string) error {
 	differs := "the keys are stored under another secret; set Config.HashKey to the one that the other programs have"
 	switch {
-	case stored == store.NoSecret:
+	case stored == NoSecret:
 		differs = "the keys are stored without a secret; leave Config.HashKey unset, as the other programs do"
-	case g.own == store.NoSecret:
+	case g.own == NoSecret:
 		differs = "the keys are stored under a secret; set Config.HashKey to the one that the other programs have"
 	}
 	return fmt.Errorf("%w: schema %q: %s; or, to begin anew with full buckets, stop the other programs and run DELETE FROM %s",

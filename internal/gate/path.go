@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/pooler"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 const (
@@ -68,11 +67,11 @@ func (p *path) settle(inTx bool) {
 }
 
 // judge returns ErrPoolerMode when statements get lost on the way by which a call got to the server.
-func (p *path) judge(ctx context.Context, inTx bool, way store.Way) error {
+func (p *path) judge(ctx context.Context, inTx bool, by way) error {
 	switch {
 	case p.isUsable(inTx):
 		return nil
-	case way.Config == nil, way.Direct, !pooler.Prepares(way.Config.DefaultQueryExecMode):
+	case by.config == nil, by.direct, !pooler.Prepares(by.config.DefaultQueryExecMode):
 		p.settle(inTx)
 		return nil
 	}
@@ -85,7 +84,7 @@ func (p *path) judge(ctx context.Context, inTx bool, way store.Way) error {
 	if p.isUsable(inTx) { // by now
 		return nil
 	}
-	c := way.Config
+	c := by.config
 	of := route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
 	if known, ok := p.lost[of]; ok && time.Since(known.found) < examineAgain {
 		return known.err

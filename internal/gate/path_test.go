@@ -8,16 +8,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // unreachable is a way that cannot be examined, as nobody listens there.
-func unreachable(t *testing.T) (store.Way, route) {
+func unreachable(t *testing.T) (way, route) {
 	t.Helper()
 	c, err := pgx.ParseConfig("postgres://nobody@127.0.0.1:1/nothing")
 	require.NoError(t, err)
-	return store.Way{Config: c}, route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
+	return way{config: c}, route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
 }
 
 // A way that refuses calls is looked into again after a while, as somebody may have mended the pooler.
@@ -53,7 +51,7 @@ func TestWhatCannotBeExaminedRefusesNobody(t *testing.T) {
 func TestATransactionSaysNothingOfThePool(t *testing.T) {
 	t.Parallel()
 	way, _ := unreachable(t)
-	way.Direct = true
+	way.direct = true
 	p := newPath(nil)
 	require.NoError(t, p.judge(t.Context(), true, way))
 	require.True(t, p.isUsable(true))
@@ -70,12 +68,12 @@ func TestWaysThatNeedNoExamination(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		way, _ := unreachable(t)
-		way.Config.DefaultQueryExecMode = mode
+		way.config.DefaultQueryExecMode = mode
 		p := newPath(nil)
 		require.NoError(t, p.judge(t.Context(), false, way))
 		require.True(t, p.isUsable(false))
 	}
 	p := newPath(nil)
-	require.NoError(t, p.judge(t.Context(), false, store.Way{}))
+	require.NoError(t, p.judge(t.Context(), false, way{}))
 	require.True(t, p.isUsable(false))
 }

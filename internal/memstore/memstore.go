@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -48,35 +49,32 @@ func (db *DB) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err erro
 	return false, nil
 }
 
-// Fingerprint returns what was stored first, and stores own when that is nothing yet.
-func (db *DB) Fingerprint(_ context.Context, _ *store.Unit, own string) (string, store.Way, error) {
+// Fingerprint returns the fingerprint that was stored first, and stores own if there is none.
+func (db *DB) Fingerprint(own string) string {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if db.fingerprint == "" {
 		db.fingerprint = own
 	}
-	return db.fingerprint, store.Way{}, nil
+	return db.fingerprint
 }
-
-// StoreFingerprint does nothing, as Fingerprint has stored it.
-func (db *DB) StoreFingerprint(context.Context, *store.Unit, string) error { return nil }
 
 // price is what is known of an upstream.
 type price struct {
-	store.Upstream
+	adaptive.Known
 	seenUs int64
 }
 
 // answer sets what the report is told.
-func (p *price) answer(r *store.Report, now int64) {
-	if r.HasUpstream = p != nil; p != nil {
-		r.Upstream = p.Upstream
-		r.Upstream.NowUs = now
+func (p *price) answer(r *adaptive.Report, now int64) {
+	if r.IsKnown = p != nil; p != nil {
+		r.Known = p.Known
+		r.Known.NowUs = now
 	}
 }
 
 // Report mirrors price_report.sql and price_read.sql.
-func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report, _ time.Duration) error {
+func (db *DB) Report(_ context.Context, u *store.Unit, reports []*adaptive.Report, _ time.Duration) error {
 	now := u.Instant()
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -87,7 +85,7 @@ func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report, 
 			continue
 		}
 		if p == nil {
-			p = &price{Upstream: store.Upstream{BegunUs: now, Share: r.FirstShare}}
+			p = &price{Known: adaptive.Known{BegunUs: now, Share: 1}}
 			db.prices[r.Key] = p
 		}
 		p.seenUs = now
@@ -101,30 +99,26 @@ func (db *DB) Report(_ context.Context, u *store.Unit, reports []*store.Report, 
 }
 
 // Turn mirrors price_turn.sql.
-func (db *DB) Turn(_ context.Context, u *store.Unit, reports []*store.Report, _ time.Duration) error {
-	now := u.Instant()
+func (db *DB) Turn(_ context.Context, _ *store.Unit, reports []*adaptive.Report, _ time.Duration) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	for _, r := range reports {
-		p, known := db.prices[r.Key], &r.Upstream
+		p, known := db.prices[r.Key], &r.Known
 		if p == nil || p.Epoch != known.Epoch {
-			r.HasUpstream = false
+			r.IsKnown = false
 			continue
 		}
-		p.Epoch, p.BegunUs, p.Share, p.Cut = p.Epoch+1, now, r.NextShare, r.Cut
+		p.Epoch, p.BegunUs, p.Share, p.Cut = p.Epoch+1, known.NowUs, r.NextShare, r.Cut
 		p.Outcomes = max(p.Outcomes-known.Outcomes, 0)
 		p.Accepted, p.Throttled = max(p.Accepted-known.Accepted, 0), max(p.Throttled-known.Throttled, 0)
-		p.answer(r, now)
+		p.answer(r, known.NowUs)
 	}
 	return nil
 }
 
-// NeedsBegin returns false.
-func (db *DB) NeedsBegin() bool { return false }
-
 // ForgetPrices deletes what was reported last long ago.
 func (db *DB) ForgetPrices(_ context.Context, u *store.Unit) error {
-	before := u.Instant() - store.KeepPrices.Microseconds()
+	before := u.Instant() - adaptive.KeepPrices.Microseconds()
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	for k, p := range db.prices {

@@ -144,11 +144,8 @@ func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...sto
 	return nil
 }
 
-// BoundWait bounds each wait for a row.
-func (tx *Tx) BoundWait(_ context.Context, _ *store.Unit, most time.Duration) error {
-	tx.mostWait = most
-	return nil
-}
+// QueueBound bounds each wait for a row.
+func (tx *Tx) QueueBound(_ *pgx.Batch, _ *store.Unit, most time.Duration) { tx.mostWait = most }
 
 // mark returns the place where the transaction is. db.mu is held.
 func (tx *Tx) mark() mark {

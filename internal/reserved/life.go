@@ -148,7 +148,7 @@ func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, e
 	asks := r.Asks()
 	for i := range asks {
 		a := &asks[i]
-		if a.Terms.Holds() { // by now; of slots nothing was reserved
+		if bucket.Holds(&a.Terms) { // by now; of slots nothing was reserved
 			a.Cost, a.Lowest = 0, -math.MaxFloat64
 		} else if !(a.Terms.Capacity-a.Cost >= a.Lowest) {
 			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
@@ -161,7 +161,7 @@ func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, e
 	}
 	if !bucket.AllAllowed(c.Answers) {
 		for i := range asks {
-			wait = max(wait, asks[i].Terms.Outlook(&c.Answers[i], asks[i].Cost, asks[i].Lowest).RetryAfter)
+			wait = max(wait, asks[i].Tell(&c.Answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
 		}
 		return wait, nil
 	}

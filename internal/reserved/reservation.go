@@ -89,13 +89,13 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 // setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
 	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxDebt
-	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, calendarText(t.Calendar)
+	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, calendarText(t.Kind)
 }
 
 // Terms returns the terms under which the bucket was taken from.
 func (b *Reserved) Terms() bucket.Terms {
 	return bucket.Terms{
-		Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs, Shards: b.Shards, Calendar: calendarOf(b.Calendar),
+		Kind: kindOf(b.Calendar), Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs, Shards: b.Shards,
 		MaxDebt: -b.Lowest, Reserves: true,
 	}
 }

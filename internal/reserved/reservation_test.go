@@ -26,7 +26,7 @@ func record(t *testing.T, keep Keeping, asks []bucket.Ask, answers []bucket.Answ
 // gives back to the step in which it owed nothing itself.
 func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 	t.Parallel()
-	terms := bucket.Terms{Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxDebt: 10, Reserves: true}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxDebt: 10, Reserves: true}
 	asks, answers := make([]bucket.Ask, 2), make([]bucket.Answer, 2)
 	for i, owed := range []float64{5, 2} {
 		asks[i] = bucket.Ask{Key: bucket.Key{Name: "slots", Key: []string{"ada", "bob"}[i]}, Terms: terms, Cost: 1, Lowest: -10}
@@ -42,7 +42,7 @@ func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 // None is kept of work that is ready at once, if only later work is to be.
 func TestNoReservationOfWorkThatIsReady(t *testing.T) {
 	t.Parallel()
-	asks := []bucket.Ask{{Terms: bucket.Terms{Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000}, Cost: 1}}
+	asks := []bucket.Ask{{Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000}, Cost: 1}}
 	answers := []bucket.Answer{{Allowed: true, Now: opening, State: bucket.State{Value: 9, TS: opening}}}
 	keep := Keeping{OnlyLater: true}
 	require.Nil(t, keep.Record(asks, answers))
@@ -53,11 +53,11 @@ func TestNoReservationOfWorkThatIsReady(t *testing.T) {
 // A reservation of a calendar whose zone this program does not know has windows of the length that is stored.
 func TestTermsInAnUnknownZone(t *testing.T) {
 	t.Parallel()
-	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Calendar: bucket.Calendar{Zone: store.Zone("Europe/Berlin"), Days: 1}}
+	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Kind: bucket.Calendar{Zone: store.Zone("Europe/Berlin"), Days: 1}}
 	b := &record(t, Keeping{}, []bucket.Ask{{Terms: day}}, []bucket.Answer{{Allowed: true}}).Buckets[0]
-	require.Equal(t, day.Calendar, b.Terms().Calendar)
+	require.Equal(t, day.Kind, b.Terms().Kind)
 	b.Calendar = strings.Replace(b.Calendar, "Berlin", "Atlantis", 1)
-	require.Nil(t, b.Terms().Calendar.Zone)
+	require.Equal(t, bucket.Steps{}, b.Terms().Kind)
 	require.Equal(t, day.Step, b.Terms().Step)
 }
 

@@ -92,21 +92,25 @@ func (r *Reservation) scan(row pgx.Row) error {
 	return nil
 }
 
-// calendarText returns the stored form of a calendar, and "" for none.
-func calendarText(c bucket.Calendar) string {
-	if c.Zone == nil {
+// calendarText returns the stored form of a calendar, and "" for another kind.
+func calendarText(k bucket.Kind) string {
+	c, is := k.(bucket.Calendar)
+	if !is {
 		return ""
 	}
 	return fmt.Sprintf("%d %d %d %d %s", c.Days, c.Months, c.Month, c.First, c.Zone)
 }
 
-// calendarOf returns a calendar from its stored form, and none if this program does not know the time zone: then windows of the stored length
-// count.
-func calendarOf(text string) (c bucket.Calendar) {
+// kindOf returns a calendar from its stored form, and steps if there is none or this program does not know the time zone: then windows of the
+// stored length count.
+func kindOf(text string) bucket.Kind {
+	var c bucket.Calendar
 	var zone string
 	if _, err := fmt.Sscanf(text, "%d %d %d %d %s", &c.Days, &c.Months, &c.Month, &c.First, &zone); err != nil || c.Days+c.Months == 0 {
-		return bucket.Calendar{}
+		return bucket.Steps{}
 	}
-	c.Zone = store.Zone(zone)
+	if c.Zone = store.Zone(zone); c.Zone == nil {
+		return bucket.Steps{}
+	}
 	return c
 }

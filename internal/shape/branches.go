@@ -33,16 +33,16 @@ func mechanisms() []mechanism {
 		{
 			"kinds",
 			[]string{
-				"internal/bucket/concurrent.go", "internal/bucket/sliding.go", "internal/store/lease.go", "internal/store/parts.go",
-				"internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
+				"internal/bucket/steps.go", "internal/bucket/calendar.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go",
+				"internal/store/parts.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
-			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Rule [!=]= nil`, `\bg(roup\))?\.isPlain\b`),
+			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bStatement\b`, `\bg(roup\))?\.isPlain\b`),
 		},
 		{
 			"eras",
 			[]string{"internal/bucket/eras.go", "internal/bucket/settle.go"},
-			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|NeedsSeed|EraOf|(Has|Any)Span|(Err|AnyIn)OtherMode`),
+			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|IsSeeded|EraOf|(Has|Any)Span|(Err|AnyIn)OtherMode`),
 		},
 		{
 			"rules",
@@ -61,11 +61,11 @@ func mechanisms() []mechanism {
 		{
 			"routed",
 			[]string{"internal/store/routed*.go"},
-			words(`IsRouted|LearnLayout|LeavesOutHeld|NeedsBegin|layoutRouted`),
+			words(`IsRouted|LeavesOutHeld|layoutRouted`),
 		},
 		{
 			"prices",
-			[]string{"internal/store/price.go", "ratelimit/adaptive.go"}, // and the package internal/adaptive
+			[]string{"ratelimit/adaptive.go"}, // and the package internal/adaptive
 			words(`Asked|MayOwe|AllowPrice|BoundPrice|[pP]rices?|checkPrice|mayHaveCharged|Adaptive|adapts`),
 		},
 		{
@@ -82,7 +82,7 @@ func mechanisms() []mechanism {
 			[]string{
 				"internal/bucket/calendar*.go", "internal/store/calendar.go", "ratelimit/calendarwindow.go",
 			},
-			words(`Calendar|[cC]alendars|isBeside|CalendarWindow`),
+			words(`Calendar|[cC]alendars|isCalendar|CalendarWindow`),
 		},
 		{
 			"denycache",
@@ -91,9 +91,7 @@ func mechanisms() []mechanism {
 		},
 		{
 			"gate",
-			[]string{ // fingerprint, pooler mode, read-only server
-				"internal/store/fingerprint.go", "internal/store/way.go", // and the package internal/gate
-			},
+			nil, // internal/gate is its package: fingerprint, pooler mode, read-only server
 			words(`fingerprint|agreed|gate|leaving`),
 		},
 		{

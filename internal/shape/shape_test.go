@@ -80,11 +80,11 @@ func TestBranches(t *testing.T) {
 	for name, want := range map[string][]string{
 		"transaction": {"internal/store/session.go:6  s.mode == ownTx", "ratelimit/limiter.go:25  if l.pool == nil"},
 		"shards": {
-			"internal/bucket/terms.go:8  t.Shards > 1", "internal/bucket/terms.go:12  case t.Rule == nil && !t.Sharded()",
+			"internal/bucket/terms.go:8  t.Shards > 1", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()",
 			"internal/bucket/terms.go:16  for t.Sharded()", "internal/store/session.go:6  s.Rows != nil",
 		},
-		"kinds":  {"internal/bucket/shards.go:3  t.Sharded() || t.Rule == nil", "internal/bucket/terms.go:12  case t.Rule == nil && !t.Sharded()"},
-		"routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LearnLayout(); err != nil"},
+		"kinds":  {"internal/bucket/shards.go:3  t.Sharded() || t.Kind == nil", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()"},
+		"routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LeavesOutHeld(); err != nil"},
 		"memory": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil"},
 		"eras":   nil,
 	} {

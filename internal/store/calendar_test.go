@@ -61,7 +61,7 @@ func expected(c bucket.Calendar, days map[int]int64) (begins []int64) {
 // begins returns when windows of the calendar begin up to an instant, from the begin of one on.
 func begins(c bucket.Calendar, at, until int64) (begins []int64) {
 	for at <= until {
-		t := bucket.Terms{Calendar: c}.OnWindows(at)
+		t := c.On(bucket.Terms{Kind: c}, at)
 		for _, end := t.Span(); at < min(end, until+1); at += t.Step {
 			begins = append(begins, at)
 		}

@@ -34,7 +34,7 @@ func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 		charges[i] = charges[i].withoutZeros()
 		calls[i] = charges[i].Asks
 	}
-	return s.change(ctx, func(p *bucket.Page) {
+	return s.ChangeRows(ctx, func(p *bucket.Page) {
 		for _, c := range charges {
 			for i := range c.Asks {
 				p.Charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
@@ -45,12 +45,12 @@ func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 
 // Fill sets the buckets to their capacity, once.
 func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
-	return s.change(ctx, func(p *bucket.Page) { p.Fill(asks) }, asks)
+	return s.ChangeRows(ctx, func(p *bucket.Page) { p.Fill(asks) }, asks)
 }
 
-// change changes the rows of the calls' buckets, once, on rows that it locks: in the transaction that the session is of, else in one of
+// ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction that the session is of, else in one of
 // its own. For one call it waits for the first row before it locks others, so that those who want the same rows stand in line there.
-func (s *Session) change(ctx context.Context, change func(p *bucket.Page), calls ...[]bucket.Ask) error {
+func (s *Session) ChangeRows(ctx context.Context, change func(p *bucket.Page), calls ...[]bucket.Ask) error {
 	if len(calls) == 1 && len(calls[0]) > 0 && s.waitFor == nil {
 		first := calls[0][0].Key
 		s = s.waitingFor(&first, 0)

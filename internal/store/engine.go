@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -26,28 +28,14 @@ type Engine interface {
 	Undo(ctx context.Context, u *Unit, p *bucket.Page) error
 	// Spoil makes the transaction one that can only be rolled back.
 	Spoil(ctx context.Context, u *Unit)
-	// BoundWait bounds how long what follows in the transaction waits for a row.
-	BoundWait(ctx context.Context, u *Unit, most time.Duration) error
-
-	// Report adds the reports to what is known of their upstreams, or makes that, and sets it. A report without outcomes only asks. Turn ends
-	// the epochs of upstreams, unless somebody else has: HasUpstream is false then. They return a heldPriceError for a row that was locked for longer than
-	// most. They are one transaction on a pool, too, unless NeedsBegin says that they have to be in one that was begun.
-	Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
-	Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error
-	NeedsBegin() bool
-	// ForgetPrices deletes what nobody has reported of for KeepPrices.
-	ForgetPrices(ctx context.Context, u *Unit) error
+	// QueueBound queues statements that bound how long the statements behind them wait for a row, in the same transaction.
+	QueueBound(batch *pgx.Batch, u *Unit, most time.Duration)
 
 	// PrunePages returns the parts that Prune looks through, one in a transaction.
 	PrunePages(ctx context.Context, u *Unit) (*PrunePages, error)
 	// Prune deletes the rows of the next part that nobody holds and that are spare, of each name under all of its terms. gotLock is false, and
 	// nothing was done, when another process prunes the schema.
 	Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
-
-	// Fingerprint returns what was stored first, and "" when nothing was, or own if the engine has stored it then, since it needs no transaction.
-	// StoreFingerprint stores own in a transaction.
-	Fingerprint(ctx context.Context, u *Unit, own string) (stored string, way Way, err error)
-	StoreFingerprint(ctx context.Context, u *Unit, own string) error
 }
 
 // decider is an Engine with statements that decide.

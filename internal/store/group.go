@@ -95,7 +95,7 @@ func (p *plan) anyRow(c *Call, is func(i int, r *row) bool) bool {
 // its buckets is decided in turn.
 func (p *plan) add(c *Call, hot bool) (added bool) {
 	isUnfit := func(i int, r *row) bool { return r.apart || r.group != nil && !r.fits(&c.takes[i]) }
-	if c.way == byStatement && (c.traits.Steps || hot && c.traits.Window) && !p.anyRow(c, isUnfit) {
+	if c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement) && !p.anyRow(c, isUnfit) {
 		if first := p.rows[c.Asks[0].Key]; first.several {
 			added = p.addToSeveral(c)
 		} else {
@@ -213,7 +213,7 @@ func (p *plan) setTaken(c *Call) {
 	for i := range c.Asks {
 		r, a := p.rows[c.Asks[i].Key], &c.takes[i]
 		c.Answers[i] = r.answer
-		r.answer.State = a.Terms.Before(r.answer.State, r.answer.Now, a.Cost)
+		a.Untake(&r.answer, a.Cost)
 	}
 	c.fromRows()
 }

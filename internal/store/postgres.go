@@ -29,7 +29,7 @@ func (postgres) LeavesOutHeld() bool { return true }
 // Lock locks and reads the rows of p in one round trip. A transaction of the Owner's leaves out those that somebody holds, but for the one that
 // it is to wait for, which it locks first. When the call has waited for many it waits for the others too, for a little. A caller's transaction,
 // which may hold rows already, waits for all of them.
-func (postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error {
+func (e postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error {
 	batch, statement, waited := &pgx.Batch{}, u.statements.lock, false
 	if mark {
 		QueueSavepoint(batch)
@@ -41,7 +41,7 @@ func (postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) er
 		if u.waits < manyWaits {
 			statement = u.statements.lockFree
 		} else {
-			u.queueBound(batch, u.waitForOthers())
+			e.QueueBound(batch, u, u.waitForOthers())
 		}
 	}
 	between := batch.Len() - before
@@ -112,10 +112,10 @@ func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
 }
 
 // Save writes the rows of p with the reservations, with COMMIT in a transaction of the Owner's.
-func (postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
+func (e postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
 	batch := &pgx.Batch{}
 	if len(made) > 0 && u.isLate() { // as the table may be locked
-		u.queueBound(batch, lateWait)
+		e.QueueBound(batch, u, lateWait)
 	}
 	u.queueRecords(batch, made)
 	u.queueSave(batch, p)
@@ -180,14 +180,7 @@ func (postgres) Spoil(ctx context.Context, u *Unit) {
 	_, _ = u.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
 }
 
-// BoundWait bounds the waits of the statements behind it.
-func (postgres) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
-	batch := &pgx.Batch{}
-	u.queueBound(batch, most)
-	return u.SendLater(ctx, batch)
-}
-
-// queueBound queues what bounds how long the statements behind it, in the same transaction, wait for a row.
-func (u *Unit) queueBound(batch *pgx.Batch, most time.Duration) {
+// QueueBound queues wait_bound.sql.
+func (postgres) QueueBound(batch *pgx.Batch, u *Unit, most time.Duration) {
 	batch.Queue(u.statements.boundWait, fmt.Sprint(most.Milliseconds()))
 }

@@ -30,17 +30,6 @@ func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
 // OnePage returns a PrunePages of one part.
 func OnePage() *PrunePages { return &PrunePages{blocks: 1, step: 1} }
 
-// PrunePages returns the parts that Prune looks through.
-func (s *Session) PrunePages(ctx context.Context) (*PrunePages, error) {
-	return s.Engine().PrunePages(ctx, &s.Unit)
-}
-
-// Prune deletes the full buckets from the next of the pages, in the transaction of s, and goes on to the one after it: of each name
-// those that are full under all of its terms. gotLock is false, and nothing was done, when another process prunes the schema.
-func (s *Session) Prune(ctx context.Context, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
-	return s.Engine().Prune(ctx, &s.Unit, p, termsOf)
-}
-
 // Next returns the part that is looked through, and goes on to the one after it.
 func (p *PrunePages) Next() (first, end int64) {
 	first = p.first
@@ -54,7 +43,7 @@ func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
 		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,
 			greatest($2::bigint / greatest(count(p.relid), 1), 1)
 		FROM pg_partition_tree($1::text::regclass) AS p WHERE p.isleaf`
-	rows, err := u.conn.Query(ctx, size, u.table(), int64(pruneBlocks))
+	rows, err := u.conn.Query(ctx, size, u.Table(), int64(pruneBlocks))
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +96,8 @@ func isSpare(s bucket.State, rows []bucket.Ask, until int64) bool {
 // several is deleted for itself.
 func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
 	for _, t := range policies {
-		t = t.OfShard().Pruning()
+		t = t.OfShard()
+		t = t.Kind.Pruning(t)
 		if !slices.ContainsFunc(rows, func(a bucket.Ask) bool { return a.Terms == t }) {
 			rows = append(rows, bucket.Ask{Terms: t})
 		}

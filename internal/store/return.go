@@ -11,7 +11,7 @@ import (
 // up to most, and then fails with a lock timeout; a most of 0 waits until ctx ends. Terms are those that it was taken under.
 func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, most time.Duration) (given float64, err error) {
 	_, end := t.Span()
-	err = s.waitingFor(&k, 0).retryTx(ctx, "return", func(tx *Session) error {
+	err = s.waitingFor(&k, 0).RetryTx(ctx, "return", func(tx *Session) error {
 		if most > 0 {
 			if err := tx.BoundWait(ctx, most); err != nil {
 				return err

@@ -31,43 +31,20 @@ const madeTS = bucket.LongAgo - 1
 // byRow is the Engine on such tables.
 type byRow struct{ postgres }
 
-// LearnLayout finds out whether statements are to name one row each, unless that is known. It stays so for as long as the Store is there.
-func (s *Session) LearnLayout(ctx context.Context) error {
-	if s.KnowsLayout() {
-		return nil
-	}
-	_, err := s.Way(ctx)
-	return err
-}
-
-// learnLayout is LearnLayout where it is known whether Citus is there, and whether the buckets are in partitions of PostgreSQL 18.
-func (u *Unit) learnLayout(ctx context.Context, hasCitus, inPartitions18 bool) error {
-	if u.KnowsLayout() {
-		return nil
-	}
+// SetLayout tells the Store how the tables are laid out. That stays so for as long as the Store is there.
+func (s *Store) SetLayout(distributed, inPartitions18 bool) {
 	layout := int32(layoutPlain)
-	if inPartitions18 {
+	switch {
+	case distributed:
+		layout = layoutRouted
+	case inPartitions18:
 		layout = layoutPartitions18
 	}
-	if hasCitus {
-		rows, err := u.conn.Query(ctx, u.statements.layout, runAtOnce, u.table())
-		if err != nil {
-			return err
-		}
-		distributed, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
-		if err != nil {
-			return err
-		}
-		if distributed {
-			layout = layoutRouted
-		}
-	}
-	u.layout.CompareAndSwap(layoutUnknown, layout)
-	return nil
+	s.layout.CompareAndSwap(layoutUnknown, layout)
 }
 
-// table returns the name of the table of buckets, for to_regclass.
-func (s *Store) table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
+// Table returns the name of the table of buckets, for to_regclass.
+func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
 // queueClock queues the question what time it is.
 func (u *Unit) queueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.AsOf()) }
@@ -138,7 +115,7 @@ func (byRow) LeavesOutHeld() bool { return false }
 // Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
 // not enough, it returns a heldError.
-func (byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
+func (e byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
 	for i := range order {
@@ -150,7 +127,9 @@ func (byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
 	bounds := 0
 	for n, i := range order {
 		if n == 1 && u.mode == ownTx {
-			bounds = queueBoundLocal(batch, u.waitForOthers())
+			before := batch.Len()
+			e.QueueBound(batch, u, u.waitForOthers())
+			bounds = batch.Len() - before
 		}
 		r := &p.Rows[i]
 		batch.Queue(u.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
@@ -194,10 +173,10 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 }
 
 // Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
-func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
+func (e byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
 	batch := &pgx.Batch{}
 	if len(made) > 0 && u.isLate() {
-		queueBoundLocal(batch, lateWait)
+		e.QueueBound(batch, u, lateWait)
 	}
 	u.queueRecords(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
@@ -215,67 +194,8 @@ func (byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) 
 // transaction may lose at COMMIT: that is where Citus does not say what became of it.
 func (e byRow) Undo(ctx context.Context, u *Unit, p *bucket.Page) error { return e.Save(ctx, u, p) }
 
-// BoundWait bounds the waits of the statements behind it on the server that they are sent to: set_config would do so on one of the servers only.
-func (byRow) BoundWait(ctx context.Context, u *Unit, most time.Duration) error {
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, most)
-	return u.SendLater(ctx, batch)
-}
-
-// queueBoundLocal queues what BoundWait sends, and returns how many statements that is.
-func queueBoundLocal(batch *pgx.Batch, most time.Duration) (queued int) {
+// QueueBound bounds the waits on the server that the statements are sent to: set_config would do so on one of the servers only.
+func (byRow) QueueBound(batch *pgx.Batch, _ *Unit, most time.Duration) {
 	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
-	return 2
-}
-
-// Report sends a statement for each report, with what time it is.
-func (byRow) Report(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, most)
-	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
-		if r.OnlyAsks() {
-			batch.Queue(u.statements.priceRead, r.Key.Name, r.Key.Key, now)
-			return
-		}
-		paused := int64(0)
-		if r.RetryAfter != 0 {
-			paused = now + r.RetryAfter.Microseconds()
-		}
-		batch.Queue(u.statements.routedPriceReport, r.Key.Name, r.Key.Key, r.Outcomes, r.Accepted, r.Throttled, paused, r.FirstShare, now)
-	})
-}
-
-// Turn sends a statement for each report, with what time it is.
-func (byRow) Turn(ctx context.Context, u *Unit, reports []*Report, most time.Duration) error {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, most)
-	return u.exchange(ctx, batch, reports, func(batch *pgx.Batch, r *Report) {
-		of := &r.Upstream
-		batch.Queue(u.statements.routedPriceTurn, r.Key.Name, r.Key.Key, of.Epoch, of.Outcomes, of.Accepted, of.Throttled, r.NextShare, r.Cut, now)
-	})
-}
-
-// NeedsBegin returns true.
-func (byRow) NeedsBegin() bool { return true }
-
-// ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
-// fails with a lock timeout.
-func (byRow) ForgetPrices(ctx context.Context, u *Unit) error {
-	now, err := u.clock(ctx)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	queueBoundLocal(batch, shortWait)
-	batch.Queue(u.statements.routedPricesForget, now-KeepPrices.Microseconds())
-	return u.conn.SendBatch(ctx, batch).Close()
 }

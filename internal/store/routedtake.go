@@ -12,7 +12,7 @@ import (
 // decides reports whether routed_take.sql is for the call: one token bucket or fixed window of one row, of which the terms always hold.
 func (byRow) decides(c *Call) bool {
 	asks := c.Asks
-	return len(asks) == 1 && c.traits.Steps && !c.traits.Sharded && !c.traits.Costless && !asks[0].Terms.HasSpan()
+	return len(asks) == 1 && c.traits.Statement == bucket.StepStatement && !c.traits.Sharded && !c.traits.Costless && !asks[0].Terms.HasSpan()
 }
 
 // take takes from one bucket by a statement that decides by itself, in one round trip. It is undecided where there is too little, or was when

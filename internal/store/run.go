@@ -168,7 +168,7 @@ func (s *Session) decideOpen(ctx context.Context, calls []*Call, waitFor *bucket
 	}
 	first := s.waitingFor(waitFor, waits)
 	var waiting []blocked
-	err := first.retryTx(ctx, calls[0].Verb, func(tx *Session) (err error) {
+	err := first.RetryTx(ctx, calls[0].Verb, func(tx *Session) (err error) {
 		waiting, err = tx.decideLocked(ctx, calls)
 		return err
 	})

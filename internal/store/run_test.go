@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -135,7 +136,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 				}
 				require.Equal(t, []float64{left}, c.tokens(), "call %d", i)
 				require.Equal(t, opening, c.Answers[0].Now)
-				full := limit.terms.UntilFull(c.Answers[0].State, opening)
+				full := buckettest.UntilFull(limit.terms, c.Answers[0].State, opening)
 				require.InDelta(t, test.capacity-left, full.Seconds(), 2e-6, "call %d", i)
 			}
 			require.Equal(t, []float64{left}, held(t, s, limit.ask("key", 0)))

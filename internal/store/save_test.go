@@ -19,16 +19,15 @@ func TestARecordWithCommitIsBehindABound(t *testing.T) {
 			t.Parallel()
 			tx := NewOwnTx(nil, func() {})
 			u := &Unit{Store: New(DefaultSchema, standing), conn: tx, mode: ownTx}
-			require.NoError(t, engine.BoundWait(t.Context(), u, lateWait))
-			bound := tx.later.QueuedQueries
-			tx.later, tx.owed = pgx.Batch{}, nil
+			bound := &pgx.Batch{}
+			engine.QueueBound(bound, u, lateWait)
 			require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))
 			require.Empty(t, tx.later.QueuedQueries, "nothing has changed")
 
 			require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks), kept{}))
 			sent := tx.later.QueuedQueries
 			insert := slices.IndexFunc(sent, func(q *pgx.QueuedQuery) bool { return q.SQL == "SELECT" })
-			require.Equal(t, bound, sent[:insert])
+			require.Equal(t, bound.QueuedQueries, sent[:insert])
 		})
 	}
 }

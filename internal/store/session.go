@@ -106,6 +106,9 @@ func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
 // IsPlain reports whether it is known that statements may name several rows.
 func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
 
+// IsOnPool reports whether each statement is a transaction of its own.
+func (u *Unit) IsOnPool() bool { return u.mode == alone }
+
 // KnowsLayout reports whether it is known whether statements are to name one row each.
 func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
 
@@ -165,7 +168,7 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 	case c.way == inOwnTx:
-		return s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
+		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
 	case s.mode != alone: // where a look would take part in the detection of conflicts
 		err = s.takeLocked(ctx, c)
 	case c.way == byLooking:
@@ -213,7 +216,7 @@ func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err
 // lockAndDecide decides on c on locked rows, in a transaction of its own. If somebody holds
 // one of them, a look may still refuse c: a refusal waits for nobody.
 func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
-	err := s.retryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
+	err := s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 	var held *heldError
 	if s.waitFor == nil && c.Reserve == nil && errors.As(err, &held) {
 		if refused, lookErr := s.lookAndRefuse(ctx, c); refused || lookErr != nil {

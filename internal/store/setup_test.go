@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
 // opening is when the clock of a test stands still, in microseconds since 1970.
@@ -69,7 +70,7 @@ type limit struct {
 // tokenBucket returns a limit of rate tokens each period, of which reservations owe up to debt.
 func tokenBucket(name string, rate float64, period time.Duration, capacity, debt float64) limit {
 	return limit{name, bucket.Terms{
-		Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
+		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
 		MaxDebt: debt, Reserves: true, Shards: 1,
 	}}
 }
@@ -84,7 +85,7 @@ func fixedWindow(name string, rate float64, period time.Duration, capacity, debt
 // sliding returns the terms of a sliding window of n slices of step microseconds.
 func sliding(rate float64, step int64, n int32) bucket.Terms {
 	return bucket.Terms{
-		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Rule: bucket.Sliding{Slices: n},
+		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Kind: bucket.Sliding{Slices: n},
 	}
 }
 
@@ -173,7 +174,7 @@ func (c *Call) isAllowed(t *testing.T) bool {
 func (c *Call) tokens() []float64 {
 	held := make([]float64, len(c.Asks))
 	for i := range c.Asks {
-		held[i] = c.Asks[i].Terms.Tokens(c.Answers[i].State, c.Answers[i].Now)
+		held[i] = buckettest.Tokens(c.Asks[i].Terms, c.Answers[i].State, c.Answers[i].Now)
 	}
 	return held
 }
@@ -182,7 +183,7 @@ func (c *Call) tokens() []float64 {
 func (c *Call) wait() (longest time.Duration) {
 	for i := range c.Asks {
 		a := &c.Asks[i]
-		longest = max(longest, a.Terms.Wait(c.Answers[i].State, c.Answers[i].Now, a.Cost, a.Lowest))
+		longest = max(longest, buckettest.Wait(a.Terms, c.Answers[i].State, c.Answers[i].Now, a.Cost, a.Lowest))
 	}
 	return longest
 }

@@ -24,14 +24,9 @@ type statements struct {
 
 	read, lock, lockFree, boundWait, save, unmake, prune string
 
-	fingerprintRead, fingerprintInsert string
-
-	priceReport, priceRead, priceTurn, pricesForget string
-
 	// Those that name one row each.
-	clock, layout                                                                         string
+	clock                                                                                 string
 	routedTake, routedRead, routedFree, routedLock, routedSave, routedDelete, routedSpare string
-	routedPriceReport, routedPriceTurn, routedPricesForget                                string
 }
 
 // Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema of the Store. Two packages
@@ -60,38 +55,28 @@ func inSchema(schema, statement string) string {
 // newStatements returns the statements for a schema.
 func newStatements(schema string) (s statements) {
 	for name, statement := range map[string]*string{
-		"bucket_take":          &s.take,
-		"bucket_take_alone":    &s.takeAlone,
-		"window_take":          &s.windowTake,
-		"window_take_alone":    &s.windowTakeAlone,
-		"buckets_spend":        &s.spend,
-		"clusters_spend":       &s.spendClusters,
-		"buckets_lock":         &s.lock,
-		"buckets_save":         &s.save,
-		"buckets_unmake":       &s.unmake,
-		"buckets_take":         &s.takeSeveral,
-		"buckets_lock_free":    &s.lockFree,
-		"wait_bound":           &s.boundWait,
-		"buckets_read":         &s.read,
-		"buckets_prune":        &s.prune,
-		"fingerprint_read":     &s.fingerprintRead,
-		"fingerprint_insert":   &s.fingerprintInsert,
-		"price_report":         &s.priceReport,
-		"price_read":           &s.priceRead,
-		"price_turn":           &s.priceTurn,
-		"prices_forget":        &s.pricesForget,
-		"clock":                &s.clock,
-		"layout":               &s.layout,
-		"routed_read":          &s.routedRead,
-		"routed_free":          &s.routedFree,
-		"routed_lock":          &s.routedLock,
-		"routed_take":          &s.routedTake,
-		"routed_save":          &s.routedSave,
-		"routed_delete":        &s.routedDelete,
-		"routed_spare":         &s.routedSpare,
-		"routed_price_report":  &s.routedPriceReport,
-		"routed_price_turn":    &s.routedPriceTurn,
-		"routed_prices_forget": &s.routedPricesForget,
+		"bucket_take":       &s.take,
+		"bucket_take_alone": &s.takeAlone,
+		"window_take":       &s.windowTake,
+		"window_take_alone": &s.windowTakeAlone,
+		"buckets_spend":     &s.spend,
+		"clusters_spend":    &s.spendClusters,
+		"buckets_lock":      &s.lock,
+		"buckets_save":      &s.save,
+		"buckets_unmake":    &s.unmake,
+		"buckets_take":      &s.takeSeveral,
+		"buckets_lock_free": &s.lockFree,
+		"wait_bound":        &s.boundWait,
+		"buckets_read":      &s.read,
+		"buckets_prune":     &s.prune,
+		"clock":             &s.clock,
+		"routed_read":       &s.routedRead,
+		"routed_free":       &s.routedFree,
+		"routed_lock":       &s.routedLock,
+		"routed_take":       &s.routedTake,
+		"routed_save":       &s.routedSave,
+		"routed_delete":     &s.routedDelete,
+		"routed_spare":      &s.routedSpare,
 	} {
 		text, err := files.ReadFile("sql/" + name + ".sql")
 		if err != nil {

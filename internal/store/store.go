@@ -93,8 +93,16 @@ func (s *Session) ensureTx(ctx context.Context, fn func(tx *Session) error) erro
 	return s.owner.InOwnTx(ctx, s, fn)
 }
 
-// retryTx is ensureTx, and runs a transaction of its own again when it conflicts with others.
-func (s *Session) retryTx(ctx context.Context, verb string, fn func(tx *Session) error) error {
+// InOneTx runs statement, which sends one message, in one transaction: that of the message, or one of its own if each statement names one row.
+func (s *Session) InOneTx(ctx context.Context, verb string, statement func(tx *Session) error) error {
+	if s.IsRouted() {
+		return s.RetryTx(ctx, verb, statement)
+	}
+	return s.retry(ctx, verb, func() error { return statement(s) })
+}
+
+// RetryTx is ensureTx, and runs a transaction of its own again when it conflicts with others.
+func (s *Session) RetryTx(ctx context.Context, verb string, fn func(tx *Session) error) error {
 	if s.mode != alone {
 		return s.OrSpoil(ctx, fn(s))
 	}

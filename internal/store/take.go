@@ -63,14 +63,14 @@ func (s *Session) whenUndecided(c *Call) way {
 }
 
 // decides reports whether there is a statement for the kinds of the limits.
-func (postgres) decides(c *Call) bool { return c.traits.Steps || c.traits.Window }
+func (postgres) decides(c *Call) bool { return c.traits.Statement != bucket.Locked }
 
 // take sends the statement for one row or for several.
 func (postgres) take(ctx context.Context, u *Unit, c *Call) (v verdict, err error) {
 	asks := c.takes
 	switch {
 	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
-		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Window, c.one[:0])
+		c.Answers, v, err = u.takeOne(ctx, asks, c.one[:0])
 	case u.mode == alone:
 		c.Answers, v, err = u.takeCluster(ctx, asks)
 	default:
@@ -89,7 +89,7 @@ func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
 		a, r := &asks[i], &answers[i]
 		switch {
 		case r.Allowed:
-		case a.Outside(*r), a.IsStale(*r), isOdd(a, *r):
+		case a.Outside(*r), a.IsStale(*r):
 			return undecided
 		default:
 			v = refused
@@ -99,30 +99,18 @@ func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
 }
 
 // takeOne takes from one bucket on one row. The answer is put into room if that has the capacity.
-func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, isWindow bool, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
+func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
 	if u.queue != nil {
 		u.queue.Enter(ctx, asks)
 	}
 	a := &asks[0]
-	statement, parameters, scan := u.statementFor(a, isWindow)
+	statement, parameters, scan := u.statementFor(a)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
 		return nil, undecided, err
 	}
 	answers, err = scan(rows, room[:0])
 	return answers, verdictOn(asks, answers), err
-}
-
-// statementFor returns the statement that takes from one row, with its parameters and what reads its answers.
-func (u *Unit) statementFor(a *bucket.Ask, isWindow bool) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
-	taking, sliding := u.statements.takeAlone, u.statements.windowTakeAlone
-	if u.mode != alone {
-		taking, sliding = u.statements.take, u.statements.windowTake
-	}
-	if isWindow {
-		return sliding, u.windowParameters(a), scanWindows
-	}
-	return taking, u.takeParameters(a), scanAnswers
 }
 
 // takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
@@ -134,7 +122,7 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
 	if len(rows) == 1 {
-		statement, parameters, _ := u.statementFor(&rows[0], false)
+		statement, parameters, _ := u.statementFor(&rows[0])
 		batch.Queue(statement, parameters...)
 	} else {
 		batch.Queue(u.statements.takeSeveral, u.takeSeveralParameters(rows)...)
@@ -190,14 +178,14 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	if len(wrong) == 0 {
 		return nil
 	}
-	return s.change(ctx, (*bucket.Page).FixClocks, wrong)
+	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
 // takeParameters returns those of bucket_take.sql and bucket_take_alone.sql.
 func (u *Unit) takeParameters(a *bucket.Ask) []any {
 	p := u.limits.of(a)
 	phase := p.phase
-	if a.Terms.PhaseByKey {
+	if phase != a.Terms.Phase { // it follows from the key
 		phase = a.Terms.Phase
 	}
 	cost := any(1.0) // as mostly, and no allocation
@@ -239,11 +227,7 @@ const maxLimitParameters = 1024
 
 // of returns the parameters for the limit of the bucket.
 func (l *limitParameters) of(a *bucket.Ask) *boxed {
-	key := limitKey{a.Key.Name, a.Terms}
-	key.terms.Seed = 0
-	if key.terms.PhaseByKey {
-		key.terms.Phase = 0
-	}
+	key := limitKey{a.Key.Name, bucket.Unseeded(a.Terms)}
 	l.mu.RLock()
 	p := l.kept[key]
 	l.mu.RUnlock()

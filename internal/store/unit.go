@@ -32,9 +32,6 @@ type Unit struct {
 	waits   int         // how many rows the call has waited for
 }
 
-// IsOnPool reports whether each statement is a transaction of its own.
-func (u *Unit) IsOnPool() bool { return u.mode == alone }
-
 // Instant returns what time it is where there is no server that says so.
 func (u *Unit) Instant() int64 {
 	if asOf := u.AsOf(); asOf != nil {
@@ -53,7 +50,11 @@ func (u *Unit) lockRows(ctx context.Context, p *bucket.Page, mark bool) error {
 
 // BoundWait bounds how long what follows in the transaction waits for a row.
 func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
-	return u.Engine().BoundWait(ctx, u, most)
+	batch := &pgx.Batch{}
+	if u.Engine().QueueBound(batch, u, most); batch.Len() == 0 {
+		return nil
+	}
+	return u.SendLater(ctx, batch)
 }
 
 // save writes the rows that were changed, and deletes those that were made for nothing.
@@ -89,9 +90,29 @@ func (u *Unit) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.Batc
 	return receive(results)
 }
 
+// AskWithin asks for the time, sends batch in the same message, and has receive read the answers. Its statements wait for rows only so long, and have
+// the time in the setting ratelimit.now_us.
+func (u *Unit) AskWithin(ctx context.Context, most time.Duration, batch *pgx.Batch, receive func(now int64, results pgx.BatchResults) error) error {
+	all := &pgx.Batch{}
+	u.Engine().QueueBound(all, u, most)
+	bounds := all.Len()
+	u.queueClock(all)
+	all.QueuedQueries = append(all.QueuedQueries, batch.QueuedQueries...)
+	return u.send(ctx, all, func(results pgx.BatchResults) error {
+		if err := skip(results, bounds); err != nil {
+			return err
+		}
+		now, err := receiveClock(results)
+		if err != nil {
+			return err
+		}
+		return receive(now, results)
+	})
+}
+
 // Ask sends batch, has receive read the answers, and returns the time behind them.
 func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (now int64, err error) {
-	batch.Queue(u.statements.clock, u.AsOf())
+	u.queueClock(batch)
 	return now, u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if err = receive(results); err == nil {
 			now, err = receiveClock(results)

@@ -6,10 +6,22 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// isOdd reports whether a statement did not decide on a sliding window, because the row is not as the terms leave it.
-func isOdd(a *bucket.Ask, r bucket.Answer) bool {
-	rule, slides := a.Terms.Rule.(bucket.Sliding)
-	return slides && !r.Allowed && !rule.IsPlain(a.Terms, r.State, r.Now)
+// slides reports whether the statements for sliding windows decide on the bucket.
+func slides(a *bucket.Ask) bool { return a.Terms.Kind.Statement() == bucket.WindowStatement }
+
+// statementFor returns the statement that takes from one row, with its parameters and the function that reads its answers.
+func (u *Unit) statementFor(a *bucket.Ask) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
+	isAlone := u.mode == alone
+	switch {
+	case slides(a) && isAlone:
+		return u.statements.windowTakeAlone, u.windowParameters(a), scanWindows
+	case slides(a):
+		return u.statements.windowTake, u.windowParameters(a), scanWindows
+	case isAlone:
+		return u.statements.takeAlone, u.takeParameters(a), scanAnswers
+	default:
+		return u.statements.take, u.takeParameters(a), scanAnswers
+	}
 }
 
 // windowParameters returns those of window_take.sql and window_take_alone.sql.

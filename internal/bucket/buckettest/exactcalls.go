@@ -161,8 +161,8 @@ func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(4))}
 		if i == 0 {
 			eras[i].From = math.MinInt64
-		} else if !terms.IsByRow(eras[i].Change, eras[i-1].Terms) { // then mostly in as many rows, so that some change without a reset
-			if eras[i].Terms.Shards = eras[i-1].Terms.Shards; src.Pick(3) == 0 || !eras[i].Terms.IsByRow(eras[i].Change, eras[i-1].Terms) {
+		} else if !eras[i].Change.IsByRow(&eras[i-1].Terms, &terms) { // then mostly in as many rows, so that some change without a reset
+			if eras[i].Terms.Shards = eras[i-1].Terms.Shards; src.Pick(3) == 0 || !eras[i].Change.IsByRow(&eras[i-1].Terms, &eras[i].Terms) {
 				eras[i].Terms.Shards, eras[i].Change = terms.Shards, bucket.Reset
 			}
 		}

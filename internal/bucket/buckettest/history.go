@@ -93,7 +93,7 @@ func (h *History) advance(s *subject) {
 		h.Now = s.terms.Begin(h.Now) + s.terms.Step - int64(h.Src.Pick(2))
 	case 7, 8: // when some cost can be met, or just before
 		cost := h.Src.Unit() * s.terms.Capacity
-		h.Now += s.terms.Wait(row, h.Now, cost, 0).Microseconds() - int64(h.Src.Pick(2))
+		h.Now += Wait(s.terms, row, h.Now, cost, 0).Microseconds() - int64(h.Src.Pick(2))
 	case 9: // back, less than the tolerance
 		h.Now -= int64(h.Src.Unit() * float64(Minute))
 	case 10: // back to the edge of the tolerance
@@ -133,7 +133,7 @@ func (h *History) call(verb verb, subjects ...*subject) {
 	}
 	clocksFixed := make([]bool, n)
 	for i, s := range subjects {
-		next, ok := s.terms.Take(s.state(h.Now), h.Now, asks[i].Cost, asks[i].Lowest)
+		next, ok := Take(s.terms, s.state(h.Now), h.Now, asks[i].Cost, asks[i].Lowest)
 		expected[i] = bucket.Answer{Allowed: ok, State: next, Now: h.Now}
 		after[i] = h.compare(s, &asks[i], expected[i])
 		clocksFixed[i] = s.terms.FromFuture(s.state(h.Now), h.Now)
@@ -160,7 +160,7 @@ func (h *History) call(verb verb, subjects ...*subject) {
 // ask returns a request for as much of s as is often just there, or a little more.
 func (h *History) ask(s *subject, verb verb) bucket.Ask {
 	a := bucket.Ask{Key: s.key, Terms: s.terms}
-	room, most := s.terms.Tokens(s.state(h.Now), h.Now), s.terms.Capacity
+	room, most := Tokens(s.terms, s.state(h.Now), h.Now), s.terms.Capacity
 	switch verb {
 	case look:
 		return a

@@ -72,13 +72,13 @@ func (h *History) compare(s *subject, a *bucket.Ask, got bucket.Answer) exactBuc
 			h.T.Fatalf("%v of %v at %d leaves %+v: off by %v of at most %v, and exactly ts %d",
 				a.Cost, s, h.Now, got.State, off, after.rounding, after.ts)
 		}
-		h.compareWait(s, after, new(big.Rat), new(big.Rat), s.terms.Wait(got.State, h.Now, 0, 0))
+		h.compareWait(s, after, new(big.Rat), new(big.Rat), Wait(s.terms, got.State, h.Now, 0, 0))
 		return after
 	}
 	if e.wrong(before.ts, h.Now) {
 		before.ts = e.floor(h.Now)
 	}
-	h.compareWait(s, before, rational(a.Cost), lowest, s.terms.Wait(got.State, h.Now, a.Cost, a.Lowest))
+	h.compareWait(s, before, rational(a.Cost), lowest, Wait(s.terms, got.State, h.Now, a.Cost, a.Lowest))
 	return after
 }
 

@@ -20,14 +20,14 @@ const (
 // TokenBucket returns the terms of a token bucket: rate tokens arrive each period, up to capacity.
 func TokenBucket(rate float64, period time.Duration, capacity float64) bucket.Terms {
 	return bucket.Terms{
-		Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Shards: 1,
+		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Shards: 1,
 	}
 }
 
 // FixedWindow returns the terms of a fixed window, one of which begins at start.
 func FixedWindow(rate float64, period time.Duration, capacity float64, start int64) bucket.Terms {
 	step := period.Microseconds()
-	return bucket.Terms{Capacity: capacity, Rate: rate, Steps: 1, Step: step, Phase: bucket.PhaseOf(start, step), Shards: 1}
+	return bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1, Step: step, Phase: bucket.PhaseOf(start, step), Shards: 1}
 }
 
 // Over returns t with its bucket spread over n rows.

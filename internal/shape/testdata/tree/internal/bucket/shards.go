@@ -1,3 +1,3 @@
 package bucket
 
-func alone(t *Terms[int]) bool { return t.Sharded() || t.Rule == nil }
+func alone(t *Terms[int]) bool { return t.Sharded() || t.Kind == nil }

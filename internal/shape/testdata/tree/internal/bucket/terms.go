@@ -9,7 +9,7 @@ func (t *Terms[T]) Sharded() bool { return t.Shards > 1 }
 
 func (t Terms[T]) step() {
 	switch { // names no mechanism
-	case t.Rule == nil &&
+	case t.Kind == nil &&
 		!t.Sharded():
 	case len("Sharded") > 1: // a string and a comment, as Sharded, name none
 	}

@@ -5,7 +5,7 @@ type Session struct{ mode, Rows any }
 func (s *Session) Run() error {
 	tell(s.mode == ownTx, s.Rows != nil)
 	many := !s.IsRouted() && s.memory != nil
-	if err := s.LearnLayout(); err != nil {
+	if err := s.LeavesOutHeld(); err != nil {
 		return err
 	}
 	query(`

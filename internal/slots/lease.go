@@ -1,10 +1,11 @@
-package store
+package slots
 
 import (
 	"context"
 	"slices"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Leases are the rows that one call has taken leases on, in the order of locking.
@@ -44,19 +45,19 @@ func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 	return after
 }
 
-// ChangeLeases gives back those of the leases that are not lost, or extends all of them unless one is lost; once.
-func (s *Session) ChangeLeases(ctx context.Context, leases *Leases) error {
-	return s.change(ctx, func(p *bucket.Page) {
-		leases.begin(p.Now)
-		after := make([]bucket.State, len(leases.Asks))
-		for i := range leases.Asks {
-			a := &leases.Asks[i]
-			after[i] = leases.change(i, a.Terms.FixClock(p.State(a), p.Now))
+// Change gives back those of the leases that are not lost, or extends all of them unless one is lost; once.
+func (l *Leases) Change(ctx context.Context, s *store.Session) error {
+	return s.ChangeRows(ctx, func(p *bucket.Page) {
+		l.begin(p.Now)
+		after := make([]bucket.State, len(l.Asks))
+		for i := range l.Asks {
+			a := &l.Asks[i]
+			after[i] = l.change(i, a.Terms.FixClock(p.State(a), p.Now))
 		}
-		for i := range leases.Asks {
-			if !leases.Lost[i] && (leases.Release || !leases.AnyLost()) {
-				p.Set(&leases.Asks[i], after[i])
+		for i := range l.Asks {
+			if !l.Lost[i] && (l.Release || !l.AnyLost()) {
+				p.Set(&l.Asks[i], after[i])
 			}
 		}
-	}, leases.Asks)
+	}, l.Asks)
 }

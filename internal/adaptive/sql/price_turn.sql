@@ -3,17 +3,16 @@
 -- $1 name, $2 key, $3 epoch                the one that ends
 -- $4 outcomes, $5 accepted, $6 throttled   what was counted of it; what came in since is of the next
 -- $7 share, $8 cut                         what follows
--- $9 as_of_us
+-- $9 begun_us                              when the next one begins
 --
 -- Returns as price_report.sql, and no row when somebody else has ended it.
 UPDATE ratelimit.prices AS p SET
     epoch = p.epoch + 1,
-    begun_us = coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
+    begun_us = $9::bigint,
     outcomes = greatest(p.outcomes - $4::bigint, 0),
     accepted = greatest(p.accepted - $5::float8, 0),
     throttled = greatest(p.throttled - $6::float8, 0),
     share = $7::float8,
     cut = $8::boolean
 WHERE p.name = $1::text AND p.key = $2::text AND p.epoch = $3::bigint
-RETURNING p.epoch, p.begun_us, p.outcomes, p.accepted, p.throttled, p.share, p.cut, p.paused_until_us,
-    coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
+RETURNING p.epoch, p.begun_us, p.outcomes, p.accepted, p.throttled, p.share, p.cut, p.paused_until_us

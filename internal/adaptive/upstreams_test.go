@@ -1,4 +1,4 @@
-package store
+package adaptive
 
 import (
 	"context"
@@ -25,9 +25,9 @@ func TestExchangeEndsBeforeItsDeadline(t *testing.T) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return &heldPriceError{errors.New("lock timeout"), free[0]}
+			return &heldError{errors.New("lock timeout"), free[0]}
 		})
-		var held *heldPriceError
+		var held *heldError
 		require.ErrorAs(t, err, &held)
 		require.NoError(t, ctx.Err())
 	})

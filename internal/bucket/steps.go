@@ -1,0 +1,141 @@
+package bucket
+
+import (
+	"math"
+	"time"
+)
+
+// Steps is the Kind of token buckets and fixed windows: Rate tokens arrive each period, in Steps equal parts. A fixed window's step is its
+// period, a token bucket's is a microsecond, and that is all the difference between the two.
+//
+//	tokens(now) = min(Capacity, Value + n * Rate / Steps)
+//	n           = steps begun after TS and up to now
+type Steps struct{}
+
+// PhaseOf returns the first instant from MinInstant on that lies a whole number of steps from start. What comes
+// before it has a TS that no row can hold: Begin, which divides towards zero as Postgres does, counts it to the
+// step of the phase itself.
+func PhaseOf(start, step int64) int64 {
+	return MinInstant + (start%step-MinInstant%step+2*step)%step
+}
+
+// Begin implements Kind. For instants before the first step it counts from that.
+func (Steps) Begin(t Terms, at, n int64) int64 {
+	return t.Phase + (at-t.Phase)/t.Step*t.Step + n*t.Step
+}
+
+// Between implements Kind. An instant inside a step counts as its begin.
+func (Steps) Between(t Terms, from, until int64) int64 {
+	return (max(t.Begin(until)-from, 0) + t.Step - 1) / t.Step
+}
+
+// On implements Kind: the steps are the same at each instant.
+func (Steps) On(t Terms, _ int64) Terms { return t }
+
+// Span implements Kind.
+func (Steps) Span(Terms) (since, until int64) { return math.MinInt64, math.MaxInt64 }
+
+// Tokens implements Kind. Nothing arrives before TS, so a clock that steps back takes nothing away.
+func (k Steps) Tokens(t Terms, s State, now int64) float64 {
+	return k.after(&t, s, t.Kind.Between(t, s.TS, now))
+}
+
+// after returns the tokens s has grown to when n more steps have begun. The conversions keep the compiler
+// from fusing operations, so that the result is the same to the last bit on every machine and in Postgres.
+func (Steps) after(t *Terms, s State, n int64) float64 {
+	arrived := float64(float64(n)*t.Rate) / t.Steps
+	return min(t.Capacity, float64(s.Value+arrived))
+}
+
+// Take implements Kind. It mirrors bucket_take.sql, which decides on rows that were not locked before.
+func (Steps) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
+	next := t.Kind.Charge(t, t.FixClock(s, now), now, cost)
+	if !(next.Value >= lowest) {
+		return s, false
+	}
+	return next, true
+}
+
+// written returns the row after s with another value at now.
+func (Steps) written(t *Terms, s State, now int64, value float64) State {
+	return State{Value: value, TS: max(t.FixClock(s, now).TS, t.Begin(now)), Parts: s.parts(nil)}
+}
+
+// Wait implements Kind.
+func (k Steps) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
+	elapsed := t.Kind.Between(t, s.TS, now)
+	enough := func(n int64) bool { return k.after(&t, s, n)-cost >= lowest }
+	if enough(elapsed) {
+		return 0
+	}
+	estimate := math.Ceil((cost + lowest - s.Value) * t.Steps / t.Rate)
+	limit := elapsed + Horizon/t.Step + 2 // counted from s.TS, and past the horizon of now
+	n := first(int64(min(max(estimate, 1), float64(limit))), limit, enough)
+	if n == limit {
+		return time.Duration(Horizon) * time.Microsecond
+	}
+	return time.Duration(min(t.Kind.Begin(t, s.TS, n)-now, Horizon)) * time.Microsecond
+}
+
+// FixClock implements Kind. It keeps the value, and credits no time.
+func (Steps) FixClock(t Terms, s State, now int64) State {
+	s.TS = t.Begin(now)
+	return s
+}
+
+// Charge implements Kind.
+func (k Steps) Charge(t Terms, s State, now int64, amount float64) State {
+	return k.written(&t, s, now, t.Kind.Tokens(t, s, now)-amount)
+}
+
+// Credit implements Kind. TS stays as it is: at each later instant Value + amount is worth what it would be if the tokens that have arrived
+// were added first, because both are bounded by the capacity then.
+func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool) {
+	if t.Begin(now) > until {
+		return s, false
+	}
+	s = t.FixClock(s, now)
+	s.Value = min(max(t.Capacity, most, s.Value), s.Value+amount)
+	return s, true
+}
+
+// Fill implements Kind.
+func (k Steps) Fill(t Terms, s State, now int64) State { return k.written(&t, s, now, t.Capacity) }
+
+// Enter implements Kind.
+func (Steps) Enter(t, before Terms, s State, from int64, change Change) State {
+	tokens := change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity)
+	return State{Value: tokens, TS: from, Parts: s.parts(nil)}
+}
+
+// RefundUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket takes tokens back at
+// any time.
+func (Steps) RefundUntil(t Terms, taken int64) int64 {
+	if t.Step <= 1 {
+		return math.MaxInt64
+	}
+	begin, since := t.Kind.Begin(t, taken, 0), t.Eras.since(t.Era)
+	if begin < since && t.Kind.Begin(t, taken, 1) > since { // the terms began in this window
+		return since
+	}
+	return begin
+}
+
+// Statement implements Kind.
+func (Steps) Statement() Statement { return StepStatement }
+
+// IsPlain implements Kind.
+func (Steps) IsPlain(Terms, State, int64) bool { return true }
+
+// Pruning implements Kind.
+func (Steps) Pruning(t Terms) Terms { return t }
+
+// Owes implements Kind.
+func (Steps) Owes() bool { return true }
+
+// fullAfter returns terms that fill a row one step of so many microseconds after its TS, whatever it owes, and not before.
+func fullAfter(idle int64, t Terms) Terms {
+	t.Step, t.Steps, t.Kind = idle, 1, Steps{}
+	t.Capacity, t.Rate = 1e100, 1e101
+	return t
+}

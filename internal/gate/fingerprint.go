@@ -1,0 +1,98 @@
+package gate
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"embed"
+	"encoding/base64"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
+)
+
+// NoSecret is the fingerprint of a program that stores keys as they are.
+const NoSecret = "none"
+
+// FingerprintOf returns the form of a secret that the tables keep, from which nobody can learn the secret.
+func FingerprintOf(secret []byte) string {
+	if len(secret) == 0 {
+		return NoSecret
+	}
+	mac := hmac.New(sha256.New, secret)
+	mac.Write([]byte("pgratelimit: the fingerprint of HashKey")) // without the NUL that is in whatever a Limiter hashes
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+//go:embed sql/*.sql
+var files embed.FS
+
+// way is the connection path of a statement.
+type way struct {
+	config *pgx.ConnConfig // of the connection; nil when it is none of pgx's, or unknown
+	direct bool            // whether the process of the server that ran the statement is the one that the connection was made to
+}
+
+// runAtOnce has pgx send a statement with its parameters in one message, whatever the connection does else: it is right behind
+// any pooler.
+const runAtOnce = pgx.QueryExecModeExec
+
+// look returns the fingerprint that is stored, or "", and the connection path by which it read that. The store learns how the tables are laid out.
+// An engine that is not Postgres stores own, unless that is "", if it has no fingerprint.
+func look(ctx context.Context, u *store.Unit, own string) (stored string, by way, err error) {
+	if memory, ok := u.Engine().(interface{ Fingerprint(own string) string }); ok {
+		return memory.Fingerprint(own), by, nil
+	}
+	rows, err := u.Conn().Query(ctx, u.Statement(files, "fingerprint_read"), runAtOnce, u.Table())
+	if err != nil {
+		return "", by, err
+	}
+	var backend uint32
+	var hasCitus, inPartitions18 bool
+	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &inPartitions18}, func() error {
+		if conn := rows.Conn(); conn != nil {
+			by = way{conn.Config(), conn.PgConn().PID() == backend}
+		}
+		return nil
+	})
+	if err != nil || u.KnowsLayout() {
+		return stored, by, err
+	}
+	if hasCitus {
+		rows, err := u.Conn().Query(ctx, u.Statement(files, "layout"), runAtOnce, u.Table())
+		if err == nil {
+			hasCitus, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+		}
+		if err != nil {
+			return "", by, err
+		}
+	}
+	u.SetLayout(hasCitus, inPartitions18)
+	return stored, by, nil
+}
+
+// lookAndStore returns the fingerprint that is stored, and stores own if there is none. It first reads, so that most programs write nothing, and it
+// stores nothing if judge returns an error for the connection path. It stores at READ COMMITTED, whatever the database's default is: no transaction
+// that looked at SERIALIZABLE loses against it. s is a session on the pool.
+func lookAndStore(ctx context.Context, s *store.Session, verb, own string, judge func(way) error) (stored string, err error) {
+	var by way
+	err = s.InOneTx(ctx, verb, func(tx *store.Session) (err error) {
+		stored, by, err = look(ctx, &tx.Unit, own)
+		return err
+	})
+	if err == nil {
+		err = judge(by)
+	}
+	if err != nil || stored != "" {
+		return stored, err
+	}
+	err = s.RetryTx(ctx, verb, func(tx *store.Session) error {
+		_, err := tx.Conn().Exec(ctx, tx.Statement(files, "fingerprint_insert"), own)
+		if err == nil {
+			stored, _, err = look(ctx, &tx.Unit, "")
+		}
+		return err
+	})
+	return stored, err
+}
