@@ -131,7 +131,7 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 			p.upstreams = append(p.upstreams, u)
 		}
 	}
-	s.direct = direct
+	s.direct, s.plain = direct, d.plain
 	added, err := p.add(r, s, &d, key)
 	if err != nil {
 		return s, err
@@ -146,7 +146,7 @@ func (p *plan) finish(l *Limiter) error {
 	p.costless = true
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
-		if a.Terms.HasSpan() {
+		if !s.plain && a.Terms.HasSpan() {
 			a.Terms = a.Terms.On(l.config.estimate())
 		}
 		if s.released {

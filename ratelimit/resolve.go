@@ -22,6 +22,7 @@ type subject struct {
 	pausedUntil int64   // the end of the pause by the rule or the upstream; bucket.MinInstant: no pause
 
 	released bool // whether its ask was released
+	plain    bool // whether its definition is plain
 	direct   bool // whether a request names the bucket directly
 	lends    bool // whether it is the pool of a Borrow
 	spared   bool // whether it is in shadow only because its pool is

@@ -293,6 +293,23 @@ func (b *Batcher[T]) runAll(f *batch[T]) {
 	}
 }
 
+// runInline answers the one call of f on the goroutine of its caller. It returns false if the call waits for a row.
+func (b *Batcher[T]) runInline(f *batch[T]) (err error, answered bool) { //nolint:revive // the error is the answer
+	c := f.calls[0]
+	if next := b.run(f, true); next != nil {
+		go b.runAll(next)
+	}
+	select {
+	case <-c.done:
+	default:
+		return nil, false
+	}
+	if err = c.result(); f.overdue && errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return err, true
+}
+
 // run answers the calls of f, and returns the batch that starts in its place. If inline is set, it runs on the goroutine of its only caller, and
 // ends with that caller's context.
 func (b *Batcher[T]) run(f *batch[T], inline bool) (next *batch[T]) {

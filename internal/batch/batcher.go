@@ -137,23 +137,6 @@ func (b *Batcher[T]) startApart(c *Call[T]) (*batch[T], error) {
 	return f, nil
 }
 
-// runInline answers the one call of f on the goroutine of its caller. It returns false if the call waits for a row.
-func (b *Batcher[T]) runInline(f *batch[T]) (err error, answered bool) { //nolint:revive // the error is the answer
-	c := f.calls[0]
-	if next := b.run(f, true); next != nil {
-		go b.runAll(next)
-	}
-	select {
-	case <-c.done:
-	default:
-		return nil, false
-	}
-	if err = c.result(); f.overdue && errors.Is(err, context.Canceled) {
-		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
-	}
-	return err, true
-}
-
 // enqueue adds c to the queue. It reports whether a batch is to start for c.
 func (b *Batcher[T]) enqueue(c *Call[T]) (starts bool, err error) {
 	b.mu.Lock()

@@ -199,6 +199,18 @@ func TraitsOf(asks []Ask) Traits {
 	return t
 }
 
+// Tell puts what the answer to the ask says of the bucket into c, with fixed clocks, and returns what to tell the caller. lowest has to remain.
+func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
+	t := &a.Terms
+	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)
+	c.Rows.FixClocks(*t, r.Now)
+	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
+	if !r.Allowed {
+		told.RetryAfter = r.wait(t, a.Cost, lowest)
+	}
+	return told
+}
+
 // AllCostless reports whether none of the asks takes anything.
 func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })

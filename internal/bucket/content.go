@@ -38,15 +38,3 @@ func (h *Content) Answer(a *Ask, now int64) Answer {
 	r.SetRows(a, rows)
 	return r
 }
-
-// Tell puts what the answer to the ask says of the bucket into c, with fixed clocks, and returns what to tell the caller. lowest has to remain.
-func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
-	t := &a.Terms
-	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)
-	c.Rows.FixClocks(*t, r.Now)
-	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
-	if !r.Allowed {
-		told.RetryAfter = r.wait(t, a.Cost, lowest)
-	}
-	return told
-}

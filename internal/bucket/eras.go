@@ -160,14 +160,6 @@ func (e *Eras) like(t Terms, era int32) Terms {
 // IsSeeded reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
 func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
 
-// Unseeded returns the terms without the numbers that follow from the key. The terms of all buckets of a policy are equal then.
-func Unseeded(t Terms) Terms {
-	if t.Seed = 0; t.PhaseByKey {
-		t.Phase = 0
-	}
-	return t
-}
-
 // Seeded returns the terms with the phase that follows from seed, where they have such a one.
 func (t Terms) Seeded(seed uint64) Terms {
 	if t.PhaseByKey {

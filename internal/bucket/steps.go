@@ -19,6 +19,19 @@ func PhaseOf(start, step int64) int64 {
 	return MinInstant + (start%step-MinInstant%step+2*step)%step
 }
 
+// Begin returns the instant at which the step that holds now began, and for instants before the first step when
+// that will. A step that had begun before the terms did begins with them.
+func (t Terms) Begin(now int64) int64 {
+	begin := t.Kind.Begin(t, now, 0)
+	if t.Eras == nil {
+		return begin
+	}
+	return max(begin, t.Eras.since(t.Era))
+}
+
+// On returns the terms with the steps of an instant. Another era may be in effect then: see At.
+func (t Terms) On(now int64) Terms { return t.Kind.On(t, now) }
+
 // Begin implements Kind. For instants before the first step it counts from that.
 func (Steps) Begin(t Terms, at, n int64) int64 {
 	return t.Phase + (at-t.Phase)/t.Step*t.Step + n*t.Step
@@ -138,4 +151,26 @@ func fullAfter(idle int64, t Terms) Terms {
 	t.Step, t.Steps, t.Kind = idle, 1, Steps{}
 	t.Capacity, t.Rate = 1e100, 1e101
 	return t
+}
+
+// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must
+// not turn false again as n grows. It looks around estimate first, and doubles the radius until the
+// answer is bracketed, so an estimate that is off by a rounding costs a handful of calls.
+func first(estimate, limit int64, ok func(int64) bool) int64 {
+	estimate = min(max(estimate, 1), limit)
+	low, high := estimate-1, estimate
+	for radius := int64(1); low > 0 && ok(low); radius *= 2 {
+		high, low = low, max(low-radius, 0)
+	}
+	for radius := int64(1); high < limit && !ok(high); radius *= 2 {
+		low, high = high, min(high+radius, limit)
+	}
+	for low+1 < high { // ok(high), or high is limit; not ok(low), or low is 0
+		if middle := low + (high-low)/2; ok(middle) {
+			high = middle
+		} else {
+			low = middle
+		}
+	}
+	return high
 }

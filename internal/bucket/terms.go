@@ -61,15 +61,6 @@ type State struct {
 	Parts *Parts // what more the Kind keeps; nil where tokens arrive in steps
 }
 
-// Begin returns the instant at which the step that holds now began, and for instants before the first step when
-// that will. A step that had begun before the terms did begins with them.
-func (t Terms) Begin(now int64) int64 {
-	return max(t.Kind.Begin(t, now, 0), t.Eras.since(t.Era))
-}
-
-// On returns the terms with the steps of an instant. Another era may be in effect then: see At.
-func (t Terms) On(now int64) Terms { return t.Kind.On(t, now) }
-
 // Full is the state of a bucket that has no row.
 func (t Terms) Full(now int64) State {
 	return State{Value: t.Capacity, TS: t.Begin(now)}
@@ -80,45 +71,6 @@ func (t Terms) Tolerance() int64 {
 	return t.Step + ClockTolerance.Microseconds()
 }
 
-// FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
-func (t Terms) FromFuture(s State, now int64) bool {
-	if s.TS <= now { // the most frequent case
-		return false
-	}
-	step := t.Kind.Begin(t, now, 1) - t.Kind.Begin(t, now, 0)
-	return s.TS > t.Begin(now)+step+ClockTolerance.Microseconds()
-}
-
-// FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now.
-func (t Terms) FixClock(s State, now int64) State {
-	if !t.FromFuture(s, now) {
-		return s
-	}
-	return t.Kind.FixClock(t, s, now)
-}
-
 // Horizon is the longest wait that is reported, in microseconds. Waits up to twice MaxSpan occur; only
 // a row written under another policy can be further from recovery.
 const Horizon = int64(250 * 365 * 24 * time.Hour / time.Microsecond)
-
-// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must
-// not turn false again as n grows. It looks around estimate first, and doubles the radius until the
-// answer is bracketed, so an estimate that is off by a rounding costs a handful of calls.
-func first(estimate, limit int64, ok func(int64) bool) int64 {
-	estimate = min(max(estimate, 1), limit)
-	low, high := estimate-1, estimate
-	for radius := int64(1); low > 0 && ok(low); radius *= 2 {
-		high, low = low, max(low-radius, 0)
-	}
-	for radius := int64(1); high < limit && !ok(high); radius *= 2 {
-		low, high = high, min(high+radius, limit)
-	}
-	for low+1 < high { // ok(high), or high is limit; not ok(low), or low is 0
-		if middle := low + (high-low)/2; ok(middle) {
-			high = middle
-		} else {
-			low = middle
-		}
-	}
-	return high
-}

@@ -82,15 +82,6 @@ func (t byTaker) take(ctx context.Context, u *Unit, c *Call) (verdict, error) {
 	return allowed, err
 }
 
-// deciderOf returns the statements of an engine that decide, and nil if it has none.
-func deciderOf(engine Engine) decider {
-	if t, ok := engine.(Taker); ok {
-		return byTaker{t}
-	}
-	by, _ := engine.(decider)
-	return by
-}
-
 // The layouts of the tables, as far as a Store knows.
 const (
 	layoutUnknown = iota

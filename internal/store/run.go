@@ -36,6 +36,9 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	return s.run(ctx, calls, waitFor)
 }
 
+// isSpread reports whether the call takes from one bucket, which has several rows.
+func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFromOne() }
+
 // runAlone is Run for a batch of one call.
 func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []blocked {
 	err := s.waitingFor(waitFor, c.waits).Decide(ctx, c)

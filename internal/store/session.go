@@ -59,9 +59,6 @@ func (c *Call) takesFromOne() bool {
 	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 && c.UpTo == 0
 }
 
-// isSpread reports whether the call takes from one bucket, which has several rows.
-func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFromOne() }
-
 // blockedBy returns the call as one that waits for row.
 func (c *Call) blockedBy(row bucket.Key) blocked {
 	c.waits++
@@ -123,6 +120,17 @@ func (u *Unit) Engine() Engine {
 	return postgres{}
 }
 
+// waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has
+// waited for so many with it.
+func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
+	if s.waitFor == row {
+		return s
+	}
+	waiting := *s
+	waiting.waitFor, waiting.waits = row, waits
+	return &waiting
+}
+
 // way is how a call is decided.
 type way uint8
 
@@ -155,6 +163,15 @@ func (s *Session) choose(c *Call) {
 	default:
 		c.way = byLocking
 	}
+}
+
+// deciderOf returns the statements of an engine that decide, and nil if it has none.
+func deciderOf(engine Engine) decider {
+	if t, ok := engine.(Taker); ok {
+		return byTaker{t}
+	}
+	by, _ := engine.(decider)
+	return by
 }
 
 // Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError when c asks for

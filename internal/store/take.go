@@ -70,7 +70,7 @@ func (postgres) take(ctx context.Context, u *Unit, c *Call) (v verdict, err erro
 	asks := c.takes
 	switch {
 	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
-		c.Answers, v, err = u.takeOne(ctx, asks, c.one[:0])
+		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
 	case u.mode == alone:
 		c.Answers, v, err = u.takeCluster(ctx, asks)
 	default:
@@ -99,18 +99,30 @@ func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
 }
 
 // takeOne takes from one bucket on one row. The answer is put into room if that has the capacity.
-func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
+func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, kind bucket.Statement, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
 	if u.queue != nil {
 		u.queue.Enter(ctx, asks)
 	}
 	a := &asks[0]
-	statement, parameters, scan := u.statementFor(a)
+	statement, parameters, scan := u.statementFor(a, kind)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
 		return nil, undecided, err
 	}
 	answers, err = scan(rows, room[:0])
 	return answers, verdictOn(asks, answers), err
+}
+
+// statementFor returns the statement that takes from one row, with its parameters and the function that reads its answers.
+func (u *Unit) statementFor(a *bucket.Ask, kind bucket.Statement) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
+	taking, sliding := u.statements.take, u.statements.windowTake
+	if u.mode == alone {
+		taking, sliding = u.statements.takeAlone, u.statements.windowTakeAlone
+	}
+	if kind == bucket.WindowStatement {
+		return sliding, u.windowParameters(a), scanWindows
+	}
+	return taking, u.takeParameters(a), scanAnswers
 }
 
 // takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
@@ -122,7 +134,7 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
 	if len(rows) == 1 {
-		statement, parameters, _ := u.statementFor(&rows[0])
+		statement, parameters, _ := u.statementFor(&rows[0], bucket.StepStatement)
 		batch.Queue(statement, parameters...)
 	} else {
 		batch.Queue(u.statements.takeSeveral, u.takeSeveralParameters(rows)...)
@@ -227,7 +239,10 @@ const maxLimitParameters = 1024
 
 // of returns the parameters for the limit of the bucket.
 func (l *limitParameters) of(a *bucket.Ask) *boxed {
-	key := limitKey{a.Key.Name, bucket.Unseeded(a.Terms)}
+	key := limitKey{a.Key.Name, a.Terms}
+	if key.terms.Seed = 0; key.terms.PhaseByKey { // the numbers that follow from the key
+		key.terms.Phase = 0
+	}
 	l.mu.RLock()
 	p := l.kept[key]
 	l.mu.RUnlock()

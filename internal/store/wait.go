@@ -74,17 +74,6 @@ func waitedTooLong(err error) bool {
 	return errors.As(err, &held) && held.err != nil
 }
 
-// waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has
-// waited for so many with it.
-func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
-	if s.waitFor == row {
-		return s
-	}
-	waiting := *s
-	waiting.waitFor, waiting.waits = row, waits
-	return &waiting
-}
-
 // RetryHeld runs fn until it needs no row that somebody holds, or ctx ends. In a transaction it runs fn once: whoever
 // began that one retries.
 func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) error {

@@ -6,24 +6,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// slides reports whether the statements for sliding windows decide on the bucket.
-func slides(a *bucket.Ask) bool { return a.Terms.Kind.Statement() == bucket.WindowStatement }
-
-// statementFor returns the statement that takes from one row, with its parameters and the function that reads its answers.
-func (u *Unit) statementFor(a *bucket.Ask) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
-	isAlone := u.mode == alone
-	switch {
-	case slides(a) && isAlone:
-		return u.statements.windowTakeAlone, u.windowParameters(a), scanWindows
-	case slides(a):
-		return u.statements.windowTake, u.windowParameters(a), scanWindows
-	case isAlone:
-		return u.statements.takeAlone, u.takeParameters(a), scanAnswers
-	default:
-		return u.statements.take, u.takeParameters(a), scanAnswers
-	}
-}
-
 // windowParameters returns those of window_take.sql and window_take_alone.sql.
 func (u *Unit) windowParameters(a *bucket.Ask) []any {
 	p := u.limits.of(a)

@@ -163,7 +163,7 @@ func (h *windowTwins) take(t *testing.T, cost float64) {
 		in := h.fast.InTx(tx, owner{h.db}, nil)
 		session = &in
 	}
-	got, v, err := session.takeOne(t.Context(), fast, nil)
+	got, v, err := session.takeOne(t.Context(), fast, bucket.WindowStatement, nil)
 	require.NoError(t, err)
 	if v != undecided {
 		h.byStatement++
