@@ -27,7 +27,7 @@ var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true, "prices_forget.sql": true,
 	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
-	"routed_spare.sql": true, "reservations_ended.sql": true, "reservations_delete.sql": true, "reservation_free.sql": true,
+	"row_spare.sql": true, "reservations_ended.sql": true, "reservations_delete.sql": true, "reservation_free.sql": true,
 	"prices_delete.sql": true,
 }
 
@@ -62,12 +62,12 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"price_read.sql":         {`'other', 'key 17'`, 0, true},
 		"price_turn.sql":         {`'other', 'key 17', 0, 1, 1, 0, 1, false, 0`, 0, true},
 		"reservation_lock.sql":   {oneReservation, 1, false},
-		"routed_read.sql":        {oneBucket, 0, true},
-		"routed_free.sql":        {oneBucket, 0, true},
-		"routed_delete.sql":      {oneBucket, 0, true},
-		"routed_lock.sql":        {oneBucket + `, 10, 0`, 1, false},
-		"routed_save.sql":        {oneBucket + `, 1, 0, NULL, NULL`, 1, false},
-		"routed_take.sql":        {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
+		"row_read.sql":           {oneBucket, 0, true},
+		"row_free.sql":           {oneBucket, 0, true},
+		"row_delete.sql":         {oneBucket, 0, true},
+		"row_lock.sql":           {oneBucket + `, 10, 0`, 1, false},
+		"row_save.sql":           {oneBucket + `, 1, 0, NULL, NULL`, 1, false},
+		"row_take.sql":           {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
 		"reservation_save.sql":   {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}'`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
@@ -107,7 +107,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 // statementFiles returns the files of all statements of a Limiter.
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
-	for _, of := range []string{"store", "reserved", "adaptive", "gate"} {
+	for _, of := range []string{"store", "byrow", "reserved", "adaptive", "gate"} {
 		found, err := filepath.Glob("../internal/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)

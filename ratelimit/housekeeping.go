@@ -211,7 +211,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 func forgetPrices(ctx context.Context, l *Limiter) error {
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
-	return l.session.Change(ctx, "prune", func(ctx context.Context, s *store.Session) error { return adaptive.Forget(ctx, s) })
+	return l.session.Change(ctx, "prune", adaptive.Forget)
 }
 
 // prunePages returns the parts of the buckets table that Prune works through.

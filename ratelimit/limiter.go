@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/ahead"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/byrow"
 	"github.com/pgratelimit/pgratelimit/internal/deny"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -73,7 +74,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	newStore := store.New
+	newStore := func(schema string, asOf func() *int64) *store.Store { return store.New(schema, byrow.New(), asOf) }
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
 		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewInMemory
 	}

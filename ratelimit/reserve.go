@@ -242,7 +242,7 @@ type reserving struct{ *Limiter }
 // Resolve sets the current terms of the limits of r, and the latest end of their pauses. Limits without a rule, which this
 // Limiter has not used, keep the terms of the reservation.
 func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reservation) {
-	r.PausedUntil = 0 // in memory it is that of the last call
+	r.PausedUntil = 0
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
 		terms, policy := b.Terms(), Policy(madeElsewhere{})

@@ -60,7 +60,7 @@ func in(s *store.Session) Upstreams {
 	if own, ok := s.Engine().(Upstreams); ok {
 		return own
 	}
-	return tables{}
+	return Tables{}
 }
 
 // Forget deletes what is known of upstreams that nobody has reported of for a week.
@@ -85,8 +85,8 @@ func exchangeAll(ctx context.Context, s *store.Session, reports []*Report,
 const (
 	// mostWait is how long an exchange waits for the first row that is locked: longer than an exchange of another process takes.
 	mostWait = 200 * time.Millisecond
-	// laterWait is how long it waits for each later row, and how long ForgetPrices waits.
-	laterWait = 2 * time.Millisecond
+	// LaterWait is how long it waits for each later row, and how long ForgetPrices waits.
+	LaterWait = 2 * time.Millisecond
 )
 
 // exchangeFree runs exchange without the reports whose rows another transaction has locked, and sets Held of these. exchange
@@ -105,7 +105,7 @@ func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*
 			return err
 		}
 		held.report.Held, held.report.IsKnown = held.error, false
-		free, most = slices.DeleteFunc(free, func(r *Report) bool { return r == held.report }), laterWait
+		free, most = slices.DeleteFunc(free, func(r *Report) bool { return r == held.report }), LaterWait
 	}
 	return nil
 }
@@ -121,11 +121,11 @@ func (e *heldError) Unwrap() error { return e.error }
 //go:embed sql/*.sql
 var files embed.FS
 
-// tables are the Upstreams in Postgres.
-type tables struct{}
+// Tables are the Upstreams in Postgres.
+type Tables struct{}
 
 // Report sends price_report.sql or price_read.sql for each report.
-func (tables) Report(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error {
+func (Tables) Report(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error {
 	return exchange(ctx, u, reports, most, func(batch *pgx.Batch, r *Report) {
 		if r.OnlyAsks() {
 			batch.Queue(u.Statement(files, "price_read"), r.Key.Name, r.Key.Key)
@@ -136,7 +136,7 @@ func (tables) Report(ctx context.Context, u *store.Unit, reports []*Report, most
 }
 
 // Turn sends price_turn.sql for each report.
-func (tables) Turn(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error {
+func (Tables) Turn(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error {
 	return exchange(ctx, u, reports, most, func(batch *pgx.Batch, r *Report) {
 		k := &r.Known
 		batch.Queue(u.Statement(files, "price_turn"), r.Key.Name, r.Key.Key, k.Epoch, k.Outcomes, k.Accepted, k.Throttled, r.NextShare, r.Cut, k.NowUs)
@@ -177,19 +177,8 @@ func exchange(ctx context.Context, u *store.Unit, reports []*Report, most time.D
 	return nil
 }
 
-// ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
-// fails there with a lock timeout.
-func (tables) ForgetPrices(ctx context.Context, u *store.Unit) error {
-	if !u.IsRouted() {
-		_, err := u.Conn().Exec(ctx, u.Statement(files, "prices_forget"), u.AsOf(), KeepPrices.Microseconds())
-		return err
-	}
-	now, err := u.Ask(ctx, &pgx.Batch{}, func(pgx.BatchResults) error { return nil })
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	u.Engine().QueueBound(batch, u, laterWait)
-	batch.Queue(u.Statement(files, "prices_delete"), now-KeepPrices.Microseconds())
-	return u.Conn().SendBatch(ctx, batch).Close()
+// ForgetPrices deletes them by prices_forget.sql.
+func (Tables) ForgetPrices(ctx context.Context, u *store.Unit) error {
+	_, err := u.Conn().Exec(ctx, u.Statement(files, "prices_forget"), u.AsOf(), KeepPrices.Microseconds())
+	return err
 }

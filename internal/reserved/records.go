@@ -40,11 +40,11 @@ func In(u *store.Unit) Records {
 	if own, ok := u.Engine().(Records); ok {
 		return own
 	}
-	return tables{}
+	return Tables{}
 }
 
-// tables are the Records in Postgres.
-type tables struct{}
+// Tables are the Records in Postgres.
+type Tables struct{}
 
 // Queue queues the statement that inserts the reservation, or saves it.
 func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
@@ -53,7 +53,7 @@ func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
 
 // LockReservation locks the reservation, and reads it with the time behind the lock. The statement inserts one without buckets when there is none,
 // which is undone.
-func (tables) LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error) {
+func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error) {
 	batch := &pgx.Batch{}
 	store.QueueSavepoint(batch)
 	batch.Queue(u.Statement(files, "reservation_lock"), id)
@@ -77,14 +77,14 @@ func (tables) LockReservation(ctx context.Context, u *store.Unit, id string) (*R
 }
 
 // SaveReservation writes the reservation later.
-func (tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error {
+func (Tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error {
 	batch := &pgx.Batch{}
 	r.Queue(u, batch)
 	return u.SendLater(ctx, batch)
 }
 
 // Due reads them by reservations_expired.sql.
-func (tables) Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error) {
+func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error) {
 	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_expired"), int32(most), u.AsOf(), after, last)
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (tables) Due(ctx context.Context, u *store.Unit, after int64, last string, 
 }
 
 // LockDue locks and reads each of them by a statement, in one message.
-func (tables) LockDue(ctx context.Context, u *store.Unit, ids []string) (locked []*Reservation, err error) {
+func (Tables) LockDue(ctx context.Context, u *store.Unit, ids []string) (locked []*Reservation, err error) {
 	batch := &pgx.Batch{}
 	for _, id := range ids {
 		batch.Queue(u.Statement(files, "reservation_free"), id)
@@ -129,28 +129,11 @@ func ByEnd(a, b *Reservation) int {
 	return cmp.Or(cmp.Compare(a.ExpiresUs, b.ExpiresUs), strings.Compare(a.ID, b.ID))
 }
 
-// forgetPage is how many reservations ForgetEnded deletes.
-const forgetPage = 1000
+// ForgetPage is how many reservations ForgetEnded deletes.
+const ForgetPage = 1000
 
-// ForgetEnded deletes up to forgetPage.
-func (tables) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
-	if u.IsRouted() {
-		return forgetRouted(ctx, u)
-	}
-	tag, err := u.Conn().Exec(ctx, u.Statement(files, "reservations_forget"), int32(forgetPage), u.AsOf(), KeepEnded.Microseconds())
-	return err == nil && tag.RowsAffected() == forgetPage, err
-}
-
-// forgetRouted finds them on all servers, and deletes those that still have ended.
-func forgetRouted(ctx context.Context, u *store.Unit) (more bool, err error) {
-	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_ended"), int32(forgetPage), u.AsOf(), KeepEnded.Microseconds())
-	if err != nil {
-		return false, err
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(ids) == 0 {
-		return false, err
-	}
-	_, err = u.Conn().Exec(ctx, u.Statement(files, "reservations_delete"), ids)
-	return err == nil && len(ids) == forgetPage, err
+// ForgetEnded deletes up to ForgetPage.
+func (Tables) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
+	tag, err := u.Conn().Exec(ctx, u.Statement(files, "reservations_forget"), int32(ForgetPage), u.AsOf(), KeepEnded.Microseconds())
+	return err == nil && tag.RowsAffected() == ForgetPage, err
 }

@@ -52,7 +52,7 @@ func mechanisms() []mechanism {
 		{
 			"memory",
 			[]string{"internal/store/engine.go"},
-			words(`memory|inMemory|hasStatements`),
+			words(`memory|inMemory`),
 		},
 		{
 			"asked", []string{"internal/bucket/units.go"}, // what the caller wants: to look, or up to some units
@@ -60,8 +60,8 @@ func mechanisms() []mechanism {
 		},
 		{
 			"routed",
-			[]string{"internal/store/routed*.go"},
-			words(`IsRouted|LeavesOutHeld|layoutRouted`),
+			nil, // internal/byrow is its package,
+			words(`IsRouted|IsDistributed|LearnLayout|LeavesOutHeld|layoutRouted`),
 		},
 		{
 			"prices",

@@ -344,7 +344,7 @@ func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	for _, place := range []int{-1, 0, 3} {
 		batch := &pgx.Batch{}
 		batch.Queue(fmt.Sprintf("SELECT (%d)::bigint, true, 1::float8, 1::bigint, 1::bigint", place))
-		err := s.send(t.Context(), batch, func(results pgx.BatchResults) error { return receiveGroups(results, groups, true) })
+		err := s.Send(t.Context(), batch, func(results pgx.BatchResults) error { return receiveGroups(results, groups, true) })
 		require.ErrorIs(t, err, errUnasked)
 		require.False(t, groups[0].found || groups[1].found)
 	}

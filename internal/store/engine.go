@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Engine keeps rows and records. There are three: Postgres, Postgres by statements that name one row each (see byRow), and package memstore, for
+// Engine keeps rows and records. There are three: Postgres, package byrow, which names one row in each statement, and package memstore, for
 // the tests of users. An engine locks rows, reads and writes them, and decides nothing, but for what a decider adds. A Session asks nowhere which
 // engine it is on. What it does between a read and a write is the same code on all of them.
 //
@@ -57,6 +57,40 @@ const (
 	allowed
 )
 
+// Taker is an Engine with a statement that takes from one row.
+type Taker interface {
+	// Takes reports whether the statement can decide on an ask for one row.
+	Takes(a *bucket.Ask, t *bucket.Traits) bool
+	// Take takes the cost of an ask, once. If it is not taken nothing was changed, and the ask is undecided.
+	Take(ctx context.Context, u *Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error)
+}
+
+// byTaker is the decider of a Taker.
+type byTaker struct{ Taker }
+
+func (t byTaker) decides(c *Call) bool {
+	return len(c.Asks) == 1 && !c.traits.Sharded && t.Takes(&c.Asks[0], &c.traits)
+}
+
+func (t byTaker) take(ctx context.Context, u *Unit, c *Call) (verdict, error) {
+	u.EnterQueue(ctx, c.Asks)
+	answer, taken, err := t.Take(ctx, u, &c.Asks[0])
+	c.Answers = append(c.one[:0], answer)
+	if !taken {
+		return undecided, err
+	}
+	return allowed, err
+}
+
+// deciderOf returns the statements of an engine that decide, and nil if it has none.
+func deciderOf(engine Engine) decider {
+	if t, ok := engine.(Taker); ok {
+		return byTaker{t}
+	}
+	by, _ := engine.(decider)
+	return by
+}
+
 // The layouts of the tables, as far as a Store knows.
 const (
 	layoutUnknown = iota
@@ -64,6 +98,24 @@ const (
 	layoutPartitions18 // in partitions of PostgreSQL 18
 	layoutRouted       // distributed by Citus
 )
+
+// SetLayout tells the Store how the tables are laid out. That stays so for as long as the Store is there.
+func (s *Store) SetLayout(distributed, inPartitions18 bool) {
+	layout := int32(layoutPlain)
+	switch {
+	case distributed:
+		layout = layoutRouted
+	case inPartitions18:
+		layout = layoutPartitions18
+	}
+	s.layout.CompareAndSwap(layoutUnknown, layout)
+}
+
+// IsDistributed reports whether Citus distributes the tables.
+func (s *Store) IsDistributed() bool { return s.layout.Load() == layoutRouted }
+
+// Table returns the name of the table of buckets, for to_regclass.
+func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
 // EngineOf returns the Engine in memory that conn stands for, and nil when it is Postgres.
 func EngineOf(conn Conn) Engine {

@@ -8,9 +8,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// scanWithParts reads a row into columns, of which those from parts on, taken and leases, are nil, and returns its parts: nil
+// ScanWithParts reads a row into columns, of which those from parts on, taken and leases, are nil, and returns its parts: nil
 // when it has none, as mostly. Those are not read then, as pgx allocates for an array that is null, too.
-func scanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Parts, error) {
+func ScanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Parts, error) {
 	if raw := row.RawValues(); len(raw) != len(columns) || raw[parts] == nil && raw[parts+1] == nil {
 		return nil, row.Scan(columns...) // which says so, where the number is another
 	}

@@ -14,6 +14,9 @@ import (
 // postgres is the Engine on tables of Postgres, by statements that name as many rows as there are.
 type postgres struct{}
 
+// Postgres returns that Engine.
+func Postgres() Engine { return postgres{} }
+
 // Read reads rows by buckets_read.sql.
 func (postgres) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
 	found, err := u.conn.Query(ctx, u.statements.read, u.rowParameters(rows)...)
@@ -46,7 +49,7 @@ func (e postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) 
 	}
 	between := batch.Len() - before
 	u.queueLock(batch, statement, p.Rows)
-	err := u.send(ctx, batch, func(results pgx.BatchResults) error {
+	err := u.Send(ctx, batch, func(results pgx.BatchResults) error {
 		err := skip(results, before)
 		if err == nil && waited { // which may have made the row
 			between--
@@ -99,7 +102,7 @@ func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
 	var made bool
 	columns := []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, nil, nil, &p.Now, &made}
 	for rows.Next() {
-		if found.Parts, err = scanWithParts(rows, columns, 5); err != nil {
+		if found.Parts, err = ScanWithParts(rows, columns, 5); err != nil {
 			return err
 		}
 		i, asked := p.Index(k)
@@ -112,18 +115,18 @@ func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
 }
 
 // Save writes the rows of p with the reservations, with COMMIT in a transaction of the Owner's.
-func (e postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
+func (postgres) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
 	batch := &pgx.Batch{}
-	if len(made) > 0 && u.isLate() { // as the table may be locked
-		e.QueueBound(batch, u, lateWait)
-	}
-	u.queueRecords(batch, made)
+	u.QueueRecords(batch, made)
 	u.queueSave(batch, p)
-	return u.finish(ctx, batch, p.Rows)
+	return u.Finish(ctx, batch, p.Rows)
 }
 
-// queueRecords queues the insertion of records.
-func (u *Unit) queueRecords(batch *pgx.Batch, made []Record) {
+// QueueRecords queues the insertion of records, behind a bound if it travels with COMMIT: their table may be locked.
+func (u *Unit) QueueRecords(batch *pgx.Batch, made []Record) {
+	if len(made) > 0 && u.isLate() {
+		u.Engine().QueueBound(batch, u, lateWait)
+	}
 	for _, r := range made {
 		r.Queue(u, batch)
 	}
@@ -146,9 +149,9 @@ func (u *Unit) queueSave(batch *pgx.Batch, p *bucket.Page) {
 	}
 }
 
-// finish sends the last statements of a transaction. When they have to wait, for a lock on their table or for its next page, the short
+// Finish sends the last statements of a transaction. When they have to wait, for a lock on their table or for its next page, the short
 // lock_timeout of an earlier statement ends the wait in a transaction of the Owner's.
-func (u *Unit) finish(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask) error {
+func (u *Unit) Finish(ctx context.Context, batch *pgx.Batch, rows []bucket.Ask) error {
 	return u.sendLater(ctx, batch, func(err error) error { return u.asShortWait(err, rows) })
 }
 

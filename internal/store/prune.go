@@ -13,19 +13,20 @@ import (
 const (
 	// pruneBlocks is how many blocks Prune looks through at once, of all partitions together: some 1,500 rows.
 	pruneBlocks = 32
-	// pruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
-	pruneIdle = bucket.ClockTolerance
+	// PruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
+	PruneIdle = bucket.ClockTolerance
 )
 
 // PrunePages are the parts of the buckets table that Prune looks through, each in a transaction.
 type PrunePages struct {
-	first, step, blocks int64      // the next block, how many of each partition are looked through at once, and how many the largest has
-	after               bucket.Key // the last row that was looked at, where rows are on several servers
-	done                bool
+	first, step, blocks int64 // the next block, how many of each partition are looked through at once, and how many the largest has
+
+	After bucket.Key // the last row that was looked at, where parts are rows
+	Done  bool       // whether all were looked at
 }
 
 // IsDone reports whether all have been looked through.
-func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
+func (p *PrunePages) IsDone() bool { return p.Done || p.first >= p.blocks }
 
 // OnePage returns a PrunePages of one part.
 func OnePage() *PrunePages { return &PrunePages{blocks: 1, step: 1} }
@@ -54,14 +55,14 @@ func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
 
 // Prune deletes them by buckets_prune.sql.
 func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
-	if gotLock, err = u.lockPruning(ctx); !gotLock {
+	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
 	}
 	first, end := p.Next()
 	for name, terms := range termsOf {
 		c := columnsOf(oneRowEach(terms))
 		tag, err := u.conn.Exec(ctx, u.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
-			first, end, pruneIdle.Microseconds(), u.AsOf())
+			first, end, PruneIdle.Microseconds(), u.AsOf())
 		if err != nil {
 			return 0, true, err
 		}
@@ -72,7 +73,7 @@ func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[s
 
 // IsSpare returns what reports whether a row has been full under each of the terms, long enough before now.
 func IsSpare(terms []bucket.Terms, now int64) func(bucket.State) bool {
-	rows, until := oneRowEach(terms), now-pruneIdle.Microseconds()
+	rows, until := oneRowEach(terms), now-PruneIdle.Microseconds()
 	return func(s bucket.State) bool { return isSpare(s, rows, until) }
 }
 
@@ -105,9 +106,9 @@ func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
 	return rows
 }
 
-// lockPruning takes the advisory lock that lets one process at a time prune the schema. It is held to the end of a transaction, so that it
+// LockPruning takes the advisory lock that lets one process at a time prune the schema. It is held to the end of a transaction, so that it
 // works through PgBouncer.
-func (u *Unit) lockPruning(ctx context.Context) (gotLock bool, err error) {
+func (u *Unit) LockPruning(ctx context.Context) (gotLock bool, err error) {
 	h := fnv.New64a()
 	h.Write([]byte("pgratelimit prune "))
 	h.Write([]byte(u.schema))

@@ -32,7 +32,7 @@ func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 	return pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {
 		var value *float64
 		var ts *int64
-		parts, err := scanWithParts(row, []any{&value, &ts, nil, nil, &a.Now}, 2)
+		parts, err := ScanWithParts(row, []any{&value, &ts, nil, nil, &a.Now}, 2)
 		if err != nil {
 			return a, err
 		}

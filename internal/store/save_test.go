@@ -14,20 +14,16 @@ import (
 func TestARecordWithCommitIsBehindABound(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
-	for name, engine := range map[string]Engine{"Postgres": postgres{}, "ByRow": byRow{}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tx := NewOwnTx(nil, func() {})
-			u := &Unit{Store: New(DefaultSchema, standing), conn: tx, mode: ownTx}
-			bound := &pgx.Batch{}
-			engine.QueueBound(bound, u, lateWait)
-			require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))
-			require.Empty(t, tx.later.QueuedQueries, "nothing has changed")
+	engine := postgres{}
+	tx := NewOwnTx(nil, func() {})
+	u := &Unit{Store: New(DefaultSchema, nil, standing), conn: tx, mode: ownTx}
+	bound := &pgx.Batch{}
+	engine.QueueBound(bound, u, lateWait)
+	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))
+	require.Empty(t, tx.later.QueuedQueries, "nothing has changed")
 
-			require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks), kept{}))
-			sent := tx.later.QueuedQueries
-			insert := slices.IndexFunc(sent, func(q *pgx.QueuedQuery) bool { return q.SQL == "SELECT" })
-			require.Equal(t, bound.QueuedQueries, sent[:insert])
-		})
-	}
+	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks), kept{}))
+	sent := tx.later.QueuedQueries
+	insert := slices.IndexFunc(sent, func(q *pgx.QueuedQuery) bool { return q.SQL == "SELECT" })
+	require.Equal(t, bound.QueuedQueries, sent[:insert])
 }

@@ -117,7 +117,7 @@ func (u *Unit) Engine() Engine {
 	case u.memory != nil:
 		return u.memory
 	case u.Store != nil && u.IsRouted():
-		return byRow{}
+		return u.byRow
 	}
 	return postgres{}
 }
@@ -159,7 +159,7 @@ const (
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
 	engine := s.Engine()
-	by, hasStatements := engine.(decider)
+	by := deciderOf(engine)
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
 	switch {
@@ -170,7 +170,7 @@ func (s *Session) choose(c *Call) {
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
-	case decidesInSQL && hasStatements && by.decides(c):
+	case decidesInSQL && by != nil && by.decides(c):
 		c.way, c.by = byStatement, by
 	case s.mode == alone && !engine.LeavesOutHeld():
 		c.way = byLooking

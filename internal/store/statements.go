@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-//go:generate go run ./sql/gen sql
+//go:generate go run ./sql/gen sql ../byrow/sql
 
 // files are the statements for the default schema. They are generated from sql/tmpl/.
 //
@@ -24,9 +24,7 @@ type statements struct {
 
 	read, lock, lockFree, boundWait, save, unmake, prune string
 
-	// Those that name one row each.
-	clock                                                                                 string
-	routedTake, routedRead, routedFree, routedLock, routedSave, routedDelete, routedSpare string
+	clock string
 }
 
 // Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema of the Store. Two packages
@@ -72,13 +70,6 @@ func newStatements(schema string) (s statements) {
 		"buckets_read":       &s.read,
 		"buckets_prune":      &s.prune,
 		"clock":              &s.clock,
-		"routed_read":        &s.routedRead,
-		"routed_free":        &s.routedFree,
-		"routed_lock":        &s.routedLock,
-		"routed_take":        &s.routedTake,
-		"routed_save":        &s.routedSave,
-		"routed_delete":      &s.routedDelete,
-		"routed_spare":       &s.routedSpare,
 	} {
 		text, err := files.ReadFile("sql/" + name + ".sql")
 		if err != nil {

@@ -50,6 +50,7 @@ type Queue interface {
 type Store struct {
 	schema     string
 	statements statements
+	byRow      Engine
 	others     sync.Map // of the texts of statements of other packages, by their names
 	limits     limitParameters
 	bold       boldness
@@ -58,9 +59,10 @@ type Store struct {
 	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
-// New returns the store in a schema. asOf returns the instant that replaces the database's clock; nil when nothing does.
-func New(schema string, asOf func() *int64) *Store {
-	return &Store{schema: schema, statements: newStatements(schema), asOf: asOf}
+// New returns the store in a schema. byRow is the engine for tables of which a statement must name one row. asOf returns the instant that replaces the
+// database's clock; nil when nothing does.
+func New(schema string, byRow Engine, asOf func() *int64) *Store {
+	return &Store{schema: schema, statements: newStatements(schema), byRow: byRow, asOf: asOf}
 }
 
 // NewInMemory is New for rows in memory, which needs no statements.

@@ -127,7 +127,7 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 	} else {
 		batch.Queue(u.statements.takeSeveral, u.takeSeveralParameters(rows)...)
 	}
-	err = u.send(ctx, batch, func(results pgx.BatchResults) error {
+	err = u.Send(ctx, batch, func(results pgx.BatchResults) error {
 		if err := skip(results, 1); err != nil {
 			return err
 		}

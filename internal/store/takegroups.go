@@ -13,7 +13,7 @@ func (s *Session) takeGroup(ctx context.Context, g *group) error {
 	batch := &pgx.Batch{}
 	statement, parameters, scan := s.statementFor(&g.row)
 	batch.Queue(statement, parameters...)
-	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+	return s.Send(ctx, batch, func(results pgx.BatchResults) error {
 		rows, err := results.Query()
 		if err != nil {
 			return err
@@ -46,7 +46,7 @@ func (s *Session) takeGroups(ctx context.Context, groups []*group, cs *clusters,
 	if len(rows) > 0 {
 		batch.Queue(s.statements.read, s.rowParameters(rows)...)
 	}
-	return s.send(ctx, batch, func(results pgx.BatchResults) error {
+	return s.Send(ctx, batch, func(results pgx.BatchResults) error {
 		for _, ofPolicy := range policies {
 			if err := receiveGroups(results, ofPolicy, spend == s.statements.spendBold); err != nil {
 				return asHeld(err, nil, askedRows(groups))

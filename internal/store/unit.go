@@ -40,11 +40,16 @@ func (u *Unit) Instant() int64 {
 	return time.Now().UnixMicro()
 }
 
+// EnterQueue waits in the queue of the transaction, if it has one, before it locks rows.
+func (u *Unit) EnterQueue(ctx context.Context, rows []bucket.Ask) {
+	if u.queue != nil {
+		u.queue.Enter(ctx, rows)
+	}
+}
+
 // lockRows locks and reads the rows of p.
 func (u *Unit) lockRows(ctx context.Context, p *bucket.Page, mark bool) error {
-	if u.queue != nil {
-		u.queue.Enter(ctx, p.Rows)
-	}
+	u.EnterQueue(ctx, p.Rows)
 	return u.Engine().Lock(ctx, u, p, mark)
 }
 
@@ -79,8 +84,8 @@ func (u *Unit) seed() uint64 {
 	return rand.Uint64()
 }
 
-// send sends batch, and has receive read the answers.
-func (u *Unit) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (err error) {
+// Send sends batch, and has receive read the answers.
+func (u *Unit) Send(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (err error) {
 	results := u.conn.SendBatch(ctx, batch)
 	defer func() {
 		if closeErr := results.Close(); err == nil {
@@ -90,19 +95,28 @@ func (u *Unit) send(ctx context.Context, batch *pgx.Batch, receive func(pgx.Batc
 	return receive(results)
 }
 
+// QueueClock queues the question of the time, which clock.sql answers.
+func (u *Unit) QueueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.AsOf()) }
+
+// ReceiveClock reads the answer to QueueClock.
+func ReceiveClock(results pgx.BatchResults) (now int64, err error) {
+	err = results.QueryRow().Scan(&now)
+	return now, err
+}
+
 // AskWithin asks for the time, sends batch in the same message, and has receive read the answers. Its statements wait for rows only so long, and have
 // the time in the setting ratelimit.now_us.
 func (u *Unit) AskWithin(ctx context.Context, most time.Duration, batch *pgx.Batch, receive func(now int64, results pgx.BatchResults) error) error {
 	all := &pgx.Batch{}
 	u.Engine().QueueBound(all, u, most)
 	bounds := all.Len()
-	u.queueClock(all)
+	u.QueueClock(all)
 	all.QueuedQueries = append(all.QueuedQueries, batch.QueuedQueries...)
-	return u.send(ctx, all, func(results pgx.BatchResults) error {
+	return u.Send(ctx, all, func(results pgx.BatchResults) error {
 		if err := skip(results, bounds); err != nil {
 			return err
 		}
-		now, err := receiveClock(results)
+		now, err := ReceiveClock(results)
 		if err != nil {
 			return err
 		}
@@ -112,10 +126,10 @@ func (u *Unit) AskWithin(ctx context.Context, most time.Duration, batch *pgx.Bat
 
 // Ask sends batch, has receive read the answers, and returns the time behind them.
 func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (now int64, err error) {
-	u.queueClock(batch)
-	return now, u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+	u.QueueClock(batch)
+	return now, u.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if err = receive(results); err == nil {
-			now, err = receiveClock(results)
+			now, err = ReceiveClock(results)
 		}
 		return err
 	})

@@ -20,19 +20,21 @@ import (
 const algebra = "algebra.sql.tmpl"
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: gen directory-of-the-statements")
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: gen directory-of-the-statements...")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1]); err != nil {
-		fmt.Fprintln(os.Stderr, "gen:", err)
-		os.Exit(1)
+	for _, dir := range os.Args[1:] {
+		if err := write(os.Args[1], dir); err != nil {
+			fmt.Fprintln(os.Stderr, "gen:", err)
+			os.Exit(1)
+		}
 	}
 }
 
-// write renders the templates in dir/tmpl to dir.
-func write(dir string) error {
-	statements, err := render(os.DirFS(filepath.Join(dir, "tmpl")))
+// write renders the templates in dir/tmpl to dir, by the algebra in first/tmpl.
+func write(first, dir string) error {
+	statements, err := render(os.DirFS(filepath.Join(first, "tmpl")), os.DirFS(filepath.Join(dir, "tmpl")))
 	if err != nil {
 		return err
 	}
@@ -45,12 +47,15 @@ func write(dir string) error {
 }
 
 // render returns the statement that each template gives, by the name of its file.
-func render(templates fs.FS) (map[string]string, error) {
-	macros, err := readMacros(templates)
+func render(first, templates fs.FS) (map[string]string, error) {
+	macros, err := readMacros(first)
 	if err != nil {
 		return nil, err
 	}
 	all := template.New("").Option("missingkey=error").Funcs(macros.funcs())
+	if all, err = all.ParseFS(first, algebra); err != nil {
+		return nil, err
+	}
 	if all, err = all.ParseFS(templates, "*.sql.tmpl"); err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 // TestStatementsAreGenerated holds each committed statement to its template.
 func TestStatementsAreGenerated(t *testing.T) {
 	t.Parallel()
-	statements, err := render(os.DirFS("../tmpl"))
+	statements, err := render(os.DirFS("../tmpl"), os.DirFS("../tmpl"))
 	require.NoError(t, err)
 	for name, text := range statements {
 		committed, err := os.ReadFile(filepath.Join("..", name))
@@ -38,7 +38,7 @@ func TestAlgebraStandsOnce(t *testing.T) {
 	for _, name := range macros.names() {
 		expressions[name] = macros.pattern(t, name)
 	}
-	statements, err := render(templates)
+	statements, err := render(templates, templates)
 	require.NoError(t, err)
 	used := make(map[string]int)
 	for statement, rendered := range statements {
@@ -91,10 +91,8 @@ func TestRender(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := render(fstest.MapFS{
-				algebra:        {Data: []byte(`{{define "half"}}{{.of}} / 2{{end}}{{define "whole"}}{{.capacity}}{{end}}`)},
-				"one.sql.tmpl": {Data: []byte(test.template)},
-			})
+			first := fstest.MapFS{algebra: {Data: []byte(`{{define "half"}}{{.of}} / 2{{end}}{{define "whole"}}{{.capacity}}{{end}}`)}}
+			got, err := render(first, fstest.MapFS{"one.sql.tmpl": {Data: []byte(test.template)}})
 			if test.err != "" {
 				require.ErrorContains(t, err, test.err)
 				return

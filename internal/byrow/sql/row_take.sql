@@ -1,5 +1,4 @@
-{{- $terms := args "capacity=$5::float8" "rate=$6::float8" "step=$7::bigint" "steps=$8::float8" "phase=$9::bigint" "tolerance=$11::bigint" -}}
--- Take from one bucket, by a statement that goes to one server, as routed_read.sql, at the instant that clock.sql returned before it in
+-- Take from one bucket, by a statement that goes to one server, as row_read.sql, at the instant that clock.sql returned before it in
 -- the same round trip. Citus lets no statement return an instant that it looks up.
 --
 -- $1 name, $2 key, $3 shard   the bucket
@@ -9,10 +8,10 @@
 -- as it was before a long wait for the row. Then nothing was changed. What is no constant is worked
 -- out by the server that is connected to, before the statement goes on.
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-VALUES ($1::text, $2::text, $3::integer, $5::float8 - $4::float8, {{step $terms "now=current_setting('ratelimit.now_us')::bigint"}})
+VALUES ($1::text, $2::text, $3::integer, $5::float8 - $4::float8, $9::bigint + (current_setting('ratelimit.now_us')::bigint - $9::bigint) / $7::bigint * $7::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-    value = {{grown $terms "value=b.value" "ts=b.ts" "begun=excluded.ts"}} - $4::float8,
+    value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
     ts = greatest(b.ts, excluded.ts)
-WHERE {{grown $terms "value=b.value" "ts=b.ts" "begun=excluded.ts"}} - $4::float8 >= $10::float8
-    AND NOT ({{far $terms "ts=b.ts" "begun=excluded.ts"}})
+WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
+    AND NOT (b.ts > excluded.ts + $11::bigint)
 RETURNING b.value, b.ts, b.taken, b.leases

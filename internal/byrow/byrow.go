@@ -1,7 +1,9 @@
-package store
+// Package byrow keeps buckets where a statement must name one row: in tables that Citus distributes, and in partitions of PostgreSQL 18.
+package byrow
 
 import (
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,7 +11,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Where Citus distributes the tables, it refuses a statement that names several rows in arrays, or runs it on every server. So a call locks its
@@ -28,35 +33,26 @@ import (
 // a row is full, whoever reads it.
 const madeTS = bucket.LongAgo - 1
 
-// byRow is the Engine on such tables.
-type byRow struct{ postgres }
-
-// SetLayout tells the Store how the tables are laid out. That stays so for as long as the Store is there.
-func (s *Store) SetLayout(distributed, inPartitions18 bool) {
-	layout := int32(layoutPlain)
-	switch {
-	case distributed:
-		layout = layoutRouted
-	case inPartitions18:
-		layout = layoutPartitions18
-	}
-	s.layout.CompareAndSwap(layoutUnknown, layout)
+// Engine is the store.Engine on such tables. It keeps reservations and prices there, too.
+type Engine struct {
+	store.Engine // for the statements that name no row
+	reservations
+	prices
 }
 
-// Table returns the name of the table of buckets, for to_regclass.
-func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
+type (
+	reservations = reserved.Tables
+	prices       = adaptive.Tables
+)
 
-// queueClock queues the question what time it is.
-func (u *Unit) queueClock(batch *pgx.Batch) { batch.Queue(u.statements.clock, u.AsOf()) }
+// New returns the Engine.
+func New() Engine { return Engine{Engine: store.Postgres()} }
 
-// receiveClock reads the answer to that.
-func receiveClock(results pgx.BatchResults) (now int64, err error) {
-	err = results.QueryRow().Scan(&now)
-	return now, err
-}
+//go:embed sql/*.sql
+var files embed.FS
 
-// clock returns what time it is.
-func (u *Unit) clock(ctx context.Context) (now int64, err error) {
+// clock returns the time.
+func clock(ctx context.Context, u *store.Unit) (now int64, err error) {
 	return u.Ask(ctx, &pgx.Batch{}, func(pgx.BatchResults) error { return nil })
 }
 
@@ -72,7 +68,7 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 	defer rows.Close()
 	for rows.Next() {
 		found = true
-		if state.Parts, err = scanWithParts(rows, []any{&state.Value, &state.TS, nil, nil}, 2); err != nil {
+		if state.Parts, err = store.ScanWithParts(rows, []any{&state.Value, &state.TS, nil, nil}, 2); err != nil {
 			return state, false, err
 		}
 	}
@@ -80,18 +76,18 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 }
 
 // Read reads rows, each by a statement. In partitions one statement reads all: it locks none, and so does not crash.
-func (e byRow) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
-	if u.layout.Load() != layoutRouted {
-		return e.postgres.Read(ctx, u, rows)
+func (e Engine) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
+	if !u.IsDistributed() {
+		return e.Engine.Read(ctx, u, rows)
 	}
 	batch := &pgx.Batch{}
-	u.queueClock(batch)
+	u.QueueClock(batch)
 	for i := range rows {
-		batch.Queue(u.statements.routedRead, keyOf(rows[i].Key)...)
+		batch.Queue(u.Statement(files, "row_read"), keyOf(rows[i].Key)...)
 	}
 	answers := make([]bucket.Answer, len(rows))
-	return answers, u.send(ctx, batch, func(results pgx.BatchResults) error {
-		now, err := receiveClock(results)
+	return answers, u.Send(ctx, batch, func(results pgx.BatchResults) error {
+		now, err := store.ReceiveClock(results)
 		if err != nil {
 			return err
 		}
@@ -110,56 +106,50 @@ func (e byRow) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.A
 }
 
 // LeavesOutHeld returns false.
-func (byRow) LeavesOutHeld() bool { return false }
+func (Engine) LeavesOutHeld() bool { return false }
 
 // Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
-// not enough, it returns a heldError.
-func (e byRow) Lock(ctx context.Context, u *Unit, p *bucket.Page, _ bool) error {
+// not enough, it returns an error by which the call waits for that row first.
+func (Engine) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
 	for i := range order {
 		order[i] = i
 	}
-	if i := slices.IndexFunc(p.Rows, func(a bucket.Ask) bool { return u.waitFor != nil && a.Key == *u.waitFor }); i > 0 {
+	if i := u.Awaited(p.Rows); i > 0 {
 		order = slices.Insert(slices.Delete(order, i, i+1), 0, i)
 	}
 	bounds := 0
 	for n, i := range order {
-		if n == 1 && u.mode == ownTx {
-			before := batch.Len()
-			e.QueueBound(batch, u, u.waitForOthers())
-			bounds = batch.Len() - before
+		if n == 1 {
+			bounds = u.QueueShortWait(batch)
 		}
 		r := &p.Rows[i]
-		batch.Queue(u.statements.routedLock, append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
+		batch.Queue(u.Statement(files, "row_lock"), append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
 	// Behind the locks, so that of two calls the one that decides later does so at a later instant. By the simple protocol all of a round trip
 	// are at one instant, as the statements are that lock several rows.
-	u.queueClock(batch)
-	return u.send(ctx, batch, func(results pgx.BatchResults) (err error) {
+	u.QueueClock(batch)
+	return u.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		for n, i := range order {
 			if n == 1 {
-				if err := skip(results, bounds); err != nil {
-					return err
+				for range bounds {
+					if _, err := results.Exec(); err != nil {
+						return err
+					}
 				}
 			}
-			switch err := receiveLockedRow(results, p, i); {
-			case err == nil:
-			case u.mode == ownTx && n > 0: // a caller's transaction waits as long as its own settings say
-				return asHeld(err, nil, p.Rows[i:i+1])
-			case u.mode == ownTx:
-				return waitedFor(err, p.Rows[i].Key)
-			default:
-				return err
+			if err := receiveLockedRow(results, p, i); err != nil {
+				return u.WaitEnded(err, p.Rows[i], n == 0)
 			}
 		}
-		p.Now, err = receiveClock(results)
+		p.Now, err = store.ReceiveClock(results)
 		return err
 	})
 }
 
-// receiveLockedRow reads the answer of routed_lock.sql for the i-th row.
+// receiveLockedRow reads the answer of row_lock.sql for the i-th row.
 func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 	state, found, err := receiveRow(results)
 	if err != nil {
@@ -173,29 +163,55 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 }
 
 // Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
-func (e byRow) Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error {
+func (Engine) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...store.Record) error {
 	batch := &pgx.Batch{}
-	if len(made) > 0 && u.isLate() {
-		e.QueueBound(batch, u, lateWait)
-	}
-	u.queueRecords(batch, made)
+	u.QueueRecords(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
 		parts := state.Parts
 		if parts == nil {
 			parts = &bucket.Parts{}
 		}
-		batch.Queue(u.statements.routedSave, append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
-	}, func(k bucket.Key) { batch.Queue(u.statements.routedDelete, keyOf(k)...) })
-	return u.finish(ctx, batch, p.Rows)
+		batch.Queue(u.Statement(files, "row_save"), append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
+	}, func(k bucket.Key) { batch.Queue(u.Statement(files, "row_delete"), keyOf(k)...) })
+	return u.Finish(ctx, batch, p.Rows)
 }
 
 // Undo deletes the rows that were inserted to lock them. After a refusal the rows stay locked, as one row does on plain Postgres. In a SERIALIZABLE
 // transaction a row that is written behind a savepoint keeps a SIREAD lock on some versions of Postgres (on 15.20, and not on 15.18), by which the
 // transaction may lose at COMMIT: that is where Citus does not say what became of it.
-func (e byRow) Undo(ctx context.Context, u *Unit, p *bucket.Page) error { return e.Save(ctx, u, p) }
+func (e Engine) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
+	return e.Save(ctx, u, p)
+}
 
 // QueueBound bounds the waits on the server that the statements are sent to: set_config would do so on one of the servers only.
-func (byRow) QueueBound(batch *pgx.Batch, _ *Unit, most time.Duration) {
+func (Engine) QueueBound(batch *pgx.Batch, _ *store.Unit, most time.Duration) {
 	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
+}
+
+// ForgetEnded finds the reservations on all servers, and deletes those that still have ended.
+func (Engine) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
+	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_ended"), int32(reserved.ForgetPage), u.AsOf(), reserved.KeepEnded.Microseconds())
+	if err != nil {
+		return false, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(ids) == 0 {
+		return false, err
+	}
+	_, err = u.Conn().Exec(ctx, u.Statement(files, "reservations_delete"), ids)
+	return err == nil && len(ids) == reserved.ForgetPage, err
+}
+
+// ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
+// fails with a lock timeout.
+func (e Engine) ForgetPrices(ctx context.Context, u *store.Unit) error {
+	now, err := clock(ctx, u)
+	if err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	e.QueueBound(batch, u, adaptive.LaterWait)
+	batch.Queue(u.Statement(files, "prices_delete"), now-adaptive.KeepPrices.Microseconds())
+	return u.Conn().SendBatch(ctx, batch).Close()
 }

@@ -1,4 +1,4 @@
--- Lock one row to the end of the transaction, and read it, unless somebody holds it. It goes to one server, as routed_read.sql.
+-- Lock one row to the end of the transaction, and read it, unless somebody holds it. It goes to one server, as row_read.sql.
 --
 -- $1 name, $2 key, $3 shard   the row
 --

@@ -1,4 +1,4 @@
--- Write one row that this transaction has locked. It goes to one server, as routed_read.sql.
+-- Write one row that this transaction has locked. It goes to one server, as row_read.sql.
 --
 -- $1 name, $2 key, $3 shard              the row
 -- $4 value, $5 ts, $6 taken, $7 leases   what it holds from now on
