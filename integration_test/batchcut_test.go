@@ -135,7 +135,7 @@ var cutCrowds = map[string]cutCrowd{
 			return []cutCall{
 				cutTake(want{calls, key + "0", 1}), cutTake(want{calls, key + "1", 1}),
 				cutTake(want{calls, key + "2", 1}, want{roomy, key + "2", 3}), cutTake(want{sliced, key, 1}), cutTake(want{sliced, key + "0", 1}),
-				cutTake(want{sliced, key + "1", 1}), // the first call of the crowd goes alone: two are left, and share windows_spend
+				cutTake(want{sliced, key + "1", 1}),
 				cutTake(want{shardedCalls, key, 1}), cutTake(want{calls, key + "3", 1}), cutReserve(want{calls, key + "r", 2}, want{roomy, key + "r", 1}),
 				cutTake(want{scarce, key, 2}), cutTake(want{scarce, key, 2}),
 				cutTake(want{roomy, key + "4", 1}, want{calls, key + "4", 1}, want{other, key, 1}), cutTakeUpTo(want{roomy, key + "5", 1}),
@@ -148,7 +148,7 @@ func (c cutCrowd) connections() int32 { return int32(c.waiters) + 1 }
 
 // cutStatements are files of statements, of which each is broken in each way. Between them they are all that batches send.
 var cutStatements = []string{
-	"bucket_take_alone", "buckets_spend_bold", "buckets_spend", "clusters_spend", "windows_spend", "buckets_read",
+	"bucket_take_alone", "buckets_spend", "clusters_spend", "buckets_read",
 	"begin", "buckets_lock_free", "buckets_save", "reservation_save", "commit",
 }
 

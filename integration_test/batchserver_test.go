@@ -149,11 +149,10 @@ func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 	testsize.Long(t, "a database for each statement; TestStatementsUseThePrimaryKey has them all on one")
 	for _, rows := range []int{0, 100, 3000} {
 		for file, parameters := range map[string]string{
-			"bucket_take_alone.sql":  oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`,
-			"buckets_spend.sql":      `'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`,
-			"buckets_spend_bold.sql": `'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`,
-			"buckets_read.sql":       threeBuckets + `, NULL`,
-			"buckets_lock_free.sql":  threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`,
+			"bucket_take_alone.sql": oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`,
+			"buckets_spend.sql":     `'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`,
+			"buckets_read.sql":      threeBuckets + `, NULL`,
+			"buckets_lock_free.sql": threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`,
 		} {
 			t.Run(fmt.Sprint(file, " ", rows), func(t *testing.T) {
 				t.Parallel()

@@ -100,8 +100,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
-		Apart:      config.NoBatching || l.isConnection,
-		ApartNow:   l.store.IsRouted,
+		Apart:      func() bool { return config.NoBatching || l.isConnection || l.store.IsRouted() },
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
 	background := inBackground(l)

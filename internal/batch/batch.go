@@ -42,6 +42,9 @@ type batch[T any] struct {
 	cancel     context.CancelFunc
 	started    time.Time
 	slow       bool
+	inline     bool        // whether it runs on the goroutine of its only caller
+	apart      bool        // whether it stays there when it waits for a row: no other may use the caller's connection
+	overdue    bool        // whether it is inline and was cancelled because the time for its call was over
 	waitFor    *bucket.Key // the row that it waits for; the batch is slow from the beginning then
 
 	keeps   []*use[T] // the buckets that it keeps from others
@@ -141,7 +144,7 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 		b.batches++
 		b.slow++
 		b.inFlight = append(b.inFlight, f)
-		go b.run(f)
+		go b.runAll(f)
 	}
 }
 
@@ -150,14 +153,17 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 func (b *Batcher[T]) start() *batch[T] {
 	defer b.armSlowTimer()
 	calls := b.pick()
-	var f *batch[T]
-	switch len(calls) {
-	case 0:
+	if len(calls) == 0 {
 		b.batches--
 		return nil
-	case 1:
-		f = &calls[0].own
-	default:
+	}
+	return b.launch(calls)
+}
+
+// launch returns a batch of the calls.
+func (b *Batcher[T]) launch(calls []*Call[T]) *batch[T] {
+	f := &calls[0].own
+	if len(calls) > 1 {
 		f = &batch[T]{}
 	}
 	f.calls, f.cancel = calls, noCancel
@@ -240,7 +246,7 @@ func (b *Batcher[T]) startAll() {
 		if f == nil {
 			return
 		}
-		go b.run(f)
+		go b.runAll(f)
 	}
 }
 
@@ -280,61 +286,68 @@ func (f *batch[T]) slowAfter() time.Duration {
 	return slowAfter
 }
 
-// runAlone answers the one call of f on the goroutine of its caller, or sends it on with a batch that waits for a row.
-func (b *Batcher[T]) runAlone(ctx context.Context, f *batch[T]) (answered bool, err error) {
-	var blocked []Blocked[T]
-	c := f.calls[0]
-	c.Owner = nil // a hook of the pool may keep c.bounded
-
-	defer func() { // whatever ends it, a panic too, those behind it go on
-		if len(blocked) == 0 && !c.end() {
-			<-c.done // its time is over, but here is its answer
-		}
-		if next := b.next(f, blocked); next != nil {
-			go b.run(next)
-		}
-	}()
-	if c.due != 0 {
-		b.bound(&c.bounded, ctx, b.made.Add(c.due))
-		defer b.unbound(&c.bounded)
-		ctx = &c.bounded
+// runAll answers the calls of f, and of the batches that follow in its place.
+func (b *Batcher[T]) runAll(f *batch[T]) {
+	for f != nil {
+		f = b.run(f, false)
 	}
-	blocked, err = b.decider.RunAlone(ctx, c.Of)
-	return len(blocked) == 0, err
 }
 
-// run answers the calls of f, and then those of the batches that follow in its place.
-func (b *Batcher[T]) run(f *batch[T]) {
+// run answers the calls of f, and returns the batch that starts in its place. If inline is set, it runs on the goroutine of its only caller, and
+// ends with that caller's context.
+func (b *Batcher[T]) run(f *batch[T], inline bool) (next *batch[T]) {
+	ctx := f.calls[0].ctx
+	if !inline {
+		ctx = context.WithoutCancel(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	finished := false
 	defer func() {
-		if f == nil {
+		cancel()
+		if finished {
 			return
 		}
 		f.abandon(recover())
 		if next := b.next(f, nil); next != nil {
-			go b.run(next)
+			go b.runAll(next)
 		}
 	}()
-	for f != nil {
-		ctx, cancel := context.WithCancel(context.WithoutCancel(f.calls[0].ctx))
-		b.mu.Lock()
-		f.cancel = cancel
-		if f.unanswered.Load() == 0 {
-			cancel()
-		}
-		b.mu.Unlock()
-		blocked := b.decider.Run(ctx, f.of(), f.waitFor)
+	b.mu.Lock()
+	if f.cancel = cancel; f.unanswered.Load() == 0 {
 		cancel()
-		runtime.Gosched() // those who were answered and come back at once go along, in place of waiting for another batch
-		calls := f.calls  // which may be a part of the only one of them, as f may
-		f = b.next(f, blocked)
-		for _, c := range calls {
-			c.Done()
-		}
 	}
+	f.inline = inline
+	b.mu.Unlock()
+	blocked := b.decider.Run(ctx, f.of(), f.waitFor)
+	for f.apart && len(blocked) > 0 {
+		if err := ctx.Err(); err != nil {
+			f.calls[0].Answer(err)
+			break
+		}
+		blocked = b.decider.Run(ctx, f.of(), &blocked[0].Row)
+	}
+	cancel()
+	if len(f.calls) > 1 {
+		runtime.Gosched() // so that callers who come back at once go along, and do not wait for another batch
+	}
+	calls := f.calls // which may be a part of the only one of them, as f may
+	if f.apart {
+		blocked = nil
+	}
+	next, finished = b.next(f, blocked), true
+	for _, c := range calls {
+		c.Done()
+	}
+	return next
 }
 
 // of returns what the calls are about.
 func (f *batch[T]) of() []*T {
+	if len(f.calls) == 1 {
+		c := f.calls[0]
+		c.oneOf[0] = c.Of
+		return c.oneOf[:]
+	}
 	of := make([]*T, len(f.calls))
 	for i, c := range f.calls {
 		of[i] = c.Of

@@ -14,22 +14,16 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Decider answers calls: one by itself, or those of a batch, each with Call.Answer.
+// Decider answers calls.
 type Decider[T any] interface {
-	// DecideOne answers c, and waits for the rows that somebody holds.
-	DecideOne(ctx context.Context, c *T) error
-	// RunAlone answers c, which is a batch of its own. When c needs one row it waits for that row. When c needs several
-	// and somebody holds one of them, RunAlone returns c.
-	RunAlone(ctx context.Context, c *T) ([]Blocked[T], error)
-	// Run answers calls, and returns those that need a row which somebody holds. When waitFor is not nil, all of
-	// them need that row, and Run waits for it.
+	// Run answers the calls of a batch, each with Call.Answer, and returns the calls that need a row which somebody holds. If waitFor is not nil,
+	// all calls need that row, and Run waits for it.
 	Run(ctx context.Context, calls []*T, waitFor *bucket.Key) []Blocked[T]
 }
 
 // Options are what a Batcher is made with.
 type Options struct {
-	Apart         bool          // whether each call goes to DecideOne, and none into a batch
-	ApartNow      func() bool   // whether that is so by now; nil: it stays as Apart says
+	Apart         func() bool   // reports whether each call is a batch that waits for no other; nil: none is
 	MaxWaiting    int           // calls that may wait in the queue, and behind slow batches
 	Timeout       time.Duration // that a call may wait for its answer; none when it is not above 0
 	ErrClosed     error         // what calls get after Close
@@ -51,7 +45,6 @@ type Batcher[T any] struct {
 	decider Decider[T]
 	options Options
 	spare   sync.Pool // of *chan struct{}, for Call.done
-	endings endings   // for Call.bounded
 	made    time.Time // what Call.due counts from
 
 	mu       sync.Mutex
@@ -83,9 +76,6 @@ func New[T any](decider Decider[T], options Options) *Batcher[T] {
 
 // Do answers c, by itself or as one of a batch.
 func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
-	if b.options.Apart || b.options.ApartNow != nil && b.options.ApartNow() {
-		return b.doApart(ctx, c)
-	}
 	if c.Awaited { // its time ends its context, so that nobody else ends the call
 		bounded, cancel := Bounded(ctx, b.options.Timeout)
 		defer cancel()
@@ -98,47 +88,70 @@ func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
 	}
 	c.done = *done
 	defer b.spare.Put(done) // nobody answers a call that has its answer, or was left
-	starts, err := b.enqueue(c)
-	if err != nil {
+	f, err := b.enter(c)
+	switch {
+	case err != nil:
 		return err
-	}
-	if starts {
-		runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
-		f := b.next(nil, nil)
-		switch {
-		case f != nil && len(f.calls) == 1 && f.calls[0] == c && !c.HasShards:
-			if answered, err := b.runAlone(ctx, f); answered {
-				return err
-			}
-			return b.wait(ctx, c)
-		case f != nil:
-			go b.run(f)
+	case f != nil && len(f.calls) == 1 && f.calls[0] == c:
+		if err, answered := b.runInline(f); answered {
+			return err
 		}
+	case f != nil:
+		go b.runAll(f)
 	}
 	return b.wait(ctx, c)
 }
 
-// doApart answers c by itself, and not as one of a batch. It counts as a batch, for Close to wait for.
-func (b *Batcher[T]) doApart(ctx context.Context, c *Call[T]) error {
+// enter adds c to the queue, and returns a batch that is to start now, if there is one.
+func (b *Batcher[T]) enter(c *Call[T]) (*batch[T], error) {
+	if b.options.Apart != nil && b.options.Apart() {
+		return b.startApart(c)
+	}
+	starts, err := b.enqueue(c)
+	if err != nil || !starts {
+		return nil, err
+	}
+	runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
+	return b.next(nil, nil), nil
+}
+
+// startApart returns a batch of c alone, which keeps no bucket from others. A Reserve from several buckets waits for the first of them, so that
+// callers that need the same buckets stand in line there.
+func (b *Batcher[T]) startApart(c *Call[T]) (*batch[T], error) {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.closed {
-		b.mu.Unlock()
-		return b.options.ErrClosed
+		return nil, b.options.ErrClosed
 	}
+	b.armTimeoutTimer()
 	b.batches++
-	b.mu.Unlock()
-	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.batches--
-		b.signal()
-	}()
-	if due := b.due(ctx); due != 0 {
-		b.bound(&c.bounded, ctx, b.made.Add(due))
-		defer b.unbound(&c.bounded)
-		ctx = &c.bounded
+	needs := c.needs
+	c.needs = nil
+	c.holders.Store(1)
+	c.stage.Store(stageInBatch)
+	f := b.launch(append(c.room(1), c))
+	f.apart = true
+	if c.Awaited && len(needs) > 1 {
+		f.waitFor = &needs[0].key
 	}
-	return b.decider.DecideOne(ctx, c.Of)
+	return f, nil
+}
+
+// runInline answers the one call of f on the goroutine of its caller. It returns false if the call waits for a row.
+func (b *Batcher[T]) runInline(f *batch[T]) (err error, answered bool) { //nolint:revive // the error is the answer
+	c := f.calls[0]
+	if next := b.run(f, true); next != nil {
+		go b.runAll(next)
+	}
+	select {
+	case <-c.done:
+	default:
+		return nil, false
+	}
+	if err = c.result(); f.overdue && errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return err, true
 }
 
 // enqueue adds c to the queue. It reports whether a batch is to start for c.
@@ -331,7 +344,11 @@ func (b *Batcher[T]) armTimeoutTimer() {
 		defer b.mu.Unlock()
 		b.sweeping = false
 		for _, c := range b.overdue(time.Since(b.made)) {
-			if b.giveUp(c) {
+			switch f := c.batch; {
+			case f != nil && f.inline: // its caller waits for it
+				f.overdue = true
+				f.cancel()
+			case b.giveUp(c):
 				c.err = context.DeadlineExceeded
 				c.done <- struct{}{}
 			}

@@ -13,9 +13,6 @@ import (
 type Call[T any] struct {
 	// Of is what the call is about, for the Decider.
 	Of *T
-	// HasShards is whether the call takes from one bucket that has several rows. As one row may be held and another free,
-	// it then goes to Decider.Run also when it is the only call of its batch.
-	HasShards bool
 	// Awaited is whether the caller, when its context ends, waits to hear what has become of a call that a batch has
 	// claimed, so that it can be undone. A caller who gives up sooner leaves the call, and the batch does nothing for it.
 	Awaited bool
@@ -35,7 +32,7 @@ type Call[T any] struct {
 	batch   *batch[T]
 	own     batch[T]    // what batch is when it is picked by itself
 	oneCall [1]*Call[T] // the calls of that
-	bounded callContext // what it runs with on the goroutine of its caller
+	oneOf   [1]*T       // what they are about
 	left    bool        // whether its batch was told that the caller gave up
 	blocker *batch[T]   // the slow batch that it waits behind; nil: it is in the queue, or waits no more
 	arrival uint64      // its number, in the order of arrival
@@ -66,8 +63,7 @@ func (c *Call[T]) Needs(n int, key func(i int) bucket.Key) {
 }
 
 // Done tells that the caller, to whom Do has returned no error, looks at the call no more. A call whose caller does not say
-// so is not used again, as when he left or panics while his batch may look at it; nor is one that was made by itself, as
-// others may have kept the context that is a part of it.
+// so is not used again, as when he left or panics while his batch may look at it.
 func (c *Call[T]) Done() {
 	if c.Owner != nil && c.holders.Add(-1) == 0 {
 		c.Owner.Free()

@@ -60,16 +60,15 @@ func TestACallThatWasInTwoBatchesIsGivenBackOnce(t *testing.T) {
 	})
 }
 
-func TestACallIsKeptThatABatchOrAContextMayLookAt(t *testing.T) {
+func TestACallIsKeptThatABatchMayLookAt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimulation(t, 10)
-		alone, ofAlone := w.askOwned(t.Context(), &job{}, "a")
+		alone := w.ask(t.Context(), time.Millisecond, "a")
 		left, ofLeft := w.askOwned(t.Context(), &job{}, "a")
 		leaves, ofLeaves := w.askOwned(t.Context(), &job{}, "a")
 		left.cancel()
 		alone.requireAnswered(t, time.Millisecond)
-		alone.Done()
 		leaves.cancel()
 		<-leaves.ended
 		crash := &job{}
@@ -81,7 +80,7 @@ func TestACallIsKeptThatABatchOrAContextMayLookAt(t *testing.T) {
 		require.Contains(t, panics.panics, "a hook")
 		time.Sleep(time.Minute)
 		w.requireEmpty()
-		for _, of := range []*freed{ofAlone, ofLeft, ofLeaves, ofCrash} {
+		for _, of := range []*freed{ofLeft, ofLeaves, ofCrash} {
 			require.Zero(t, *of)
 		}
 	})

@@ -58,18 +58,6 @@ func newSimulation(t *testing.T, limit int) *simulation {
 	return w
 }
 
-func (w *simulation) DecideOne(ctx context.Context, j *job) error {
-	return w.answer(ctx, []*call{&j.call})
-}
-
-func (w *simulation) RunAlone(ctx context.Context, j *job) ([]Blocked[job], error) {
-	c := &j.call
-	if row, held := w.heldRow(c); held {
-		return []Blocked[job]{{Call: c, Row: row}}, nil
-	}
-	return nil, w.answer(ctx, []*call{c})
-}
-
 func (w *simulation) Run(ctx context.Context, jobs []*job, waitFor *bucket.Key) (waiting []Blocked[job]) {
 	if waitFor != nil {
 		select {

@@ -40,7 +40,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 		}
 	}
 	call := &store.Call{Question: store.Question{Verb: "acquire", Asks: []bucket.Ask{slot("a", 2*minute), slot("b", minute)}}}
-	require.NoError(t, s.DecideOne(t.Context(), call))
+	require.NoError(t, s.Decide(t.Context(), call))
 	require.True(t, bucket.AllAllowed(call.Answers))
 	lease, found := call.Asks[0].NewLease(&call.Answers[0])
 	require.True(t, found)

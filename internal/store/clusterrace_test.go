@@ -111,9 +111,9 @@ func (s *Session) decideAll(ctx context.Context, calls []*Call) (told []*Call, e
 		}
 	}
 	for _, c := range apart {
-		err := s.DecideOne(ctx, c)
+		err := s.decideOne(ctx, c)
 		for IsConflict(err) {
-			err = s.DecideOne(ctx, c)
+			err = s.decideOne(ctx, c)
 		}
 		if err != nil {
 			return nil, err

@@ -20,7 +20,8 @@ const (
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
 	codeQueryCanceled        = "57014"
-	codeDivisionByZero       = "22012" // a statement that makes rows undid itself
+	codeDivisionByZero       = "22012" // clusters_spend.sql undid itself, because another call inserted a row first
+	codeUniqueViolation      = "23505" // buckets_spend.sql failed for that reason
 )
 
 // SQLState returns the SQLSTATE the server answered with, or "" when err is not a server's answer.

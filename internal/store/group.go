@@ -6,177 +6,241 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// group are the calls of a batch for one bucket that no other call of it asks for together with another.
-type group struct {
-	row    bucket.Ask // with what the calls ask for together
-	calls  []*Call
-	first  [1]*Call // the room for them when there is one, as there mostly is
-	answer bucket.Answer
-	found  bool  // whether the answer is there: another may have been quicker
-	absent bool  // whether there is none because other terms may hold
-	tried  int32 // rows of the bucket that were held
+// plan says how the calls of a batch are decided: groups by statements, and the others by a look or on locked rows.
+type plan struct {
+	groups   []*group
+	policies [][]*row // of calls for one bucket, for buckets_spend.sql: a statement for each policy of each limit
+	several  []*row   // of calls over several limits, for clusters_spend.sql
+	others   []*Call  // in the order of arrival
+
+	rows   map[bucket.Key]*row
+	shared *group // the calls over several limits that share a bucket with another call
 }
 
-// maxStatements bounds the statements of a batch, each of which takes under one policy of one limit. Calls under more of
-// them are decided on locked rows.
+// group are calls of a batch that a statement takes for together. It takes for all of them, or for none.
+type group struct {
+	number int     // place in the plan
+	row    *row    // one of its rows
+	calls  []*Call // in the order of arrival
+	rest   []*Call // later calls for the same row, which can never hold enough for them too, or whose costs a sum would round
+	first  [1]*Call
+}
+
+// row is a bucket of a batch, on the one row that calls take from.
+type row struct {
+	calls   int  // that take from the bucket
+	several bool // whether one of them is over several limits
+	apart   bool // whether one of them is decided in turn, and so all later ones
+
+	group  *group
+	ask    bucket.Ask // of the first call of the group, with the cost of all
+	answer bucket.Answer
+	found  bool // whether the statement answered
+
+	own group // the group of calls for this bucket alone
+}
+
+// maxStatements bounds the statements of a batch. Calls under more policies are decided on locked rows.
 const maxStatements = 32
 
-// groupByKey puts together the calls of a batch whose costs can be asked for as one sum: a group for each bucket, in the
-// order of locking. It returns the other calls, too.
-func groupByKey(calls []*Call) (groups []*group, others []*Call) {
-	shared := make(map[bucket.Key]bool) // with calls that need more than one bucket, or may owe
-	byBucket := make(map[bucket.Key]*group, len(calls))
-	for i, c := range calls {
-		c.seq = i
-		if !c.Look && !c.canBeSummed() {
-			for j := range c.Asks {
-				shared[c.Asks[j].Key] = true
-			}
-		}
-	}
-	var room []group
+// planOf returns the plan for the calls of a batch. If hot is set, all are for one bucket, and the statement for one row may take.
+func planOf(calls []*Call, hot bool) *plan {
+	p := &plan{rows: make(map[bucket.Key]*row, len(calls))}
+	var room []row
 	for _, c := range calls {
-		a := &c.takes[0]
-		if c.Look || !c.canBeSummed() || shared[a.Key.Whole()] {
-			others = append(others, c)
-			continue
-		}
-		g := byBucket[a.Key]
-		if g == nil {
-			if len(room) == cap(room) { // for more at once the more there are, as they may also be for one bucket
-				room = make([]group, 0, min(len(groups)+1, 16))
+		for i := range c.Asks {
+			r := p.rows[c.Asks[i].Key]
+			if r == nil {
+				if len(room) == 0 { // for more at once the more there are: they may also be for one bucket
+					room = make([]row, min(len(p.rows)+1, 16))
+				}
+				r, room = &room[0], room[1:]
+				p.rows[c.Asks[i].Key] = r
 			}
-			room = room[:len(room)+1]
-			g = &room[len(room)-1]
-			g.row, g.calls = *a, g.first[:0]
-			byBucket[a.Key] = g
-			groups = append(groups, g)
+			if !c.Look {
+				r.calls++
+				r.several = r.several || len(c.Asks) > 1
+			}
 		}
-		if len(g.calls) > 0 && g.calls[0].Asks[0].Terms != c.Asks[0].Terms {
-			others = append(others, c)
-			continue
-		}
-		g.calls = append(g.calls, c)
 	}
-	slices.SortFunc(groups, func(a, b *group) int { return a.row.Key.Compare(b.row.Key) })
-	kept := groups[:0]
-	for _, g := range groups {
-		if g.sumCosts() {
-			kept = append(kept, g)
+	for _, c := range calls {
+		if c.Look || !p.add(c, hot) {
+			p.others = append(p.others, c)
+		}
+	}
+	byKey := func(r, o *row) int { return r.ask.Key.Compare(o.ask.Key) }
+	for _, rows := range p.policies {
+		slices.SortFunc(rows, byKey)
+	}
+	slices.SortFunc(p.several, byKey)
+	return p
+}
+
+// isOfOneRow reports whether the plan is one statement for one row.
+func (p *plan) isOfOneRow() bool {
+	return len(p.groups) == 1 && len(p.several)+len(p.others) == 0
+}
+
+// anyRow reports whether is returns true for one of the buckets of the call.
+func (p *plan) anyRow(c *Call, is func(i int, r *row) bool) bool {
+	for i := range c.Asks {
+		if is(i, p.rows[c.Asks[i].Key]) {
+			return true
+		}
+	}
+	return false
+}
+
+// add adds a call to a group. It returns false if the call is decided in turn: no statement can decide it, or an earlier call for one of
+// its buckets is decided in turn.
+func (p *plan) add(c *Call, hot bool) (added bool) {
+	isUnfit := func(i int, r *row) bool { return r.apart || r.group != nil && !r.fits(&c.takes[i]) }
+	if c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement) && !p.anyRow(c, isUnfit) {
+		if first := p.rows[c.Asks[0].Key]; first.several {
+			added = p.addToSeveral(c)
 		} else {
-			others = append(others, g.calls...)
+			added = p.addToRow(c, first)
 		}
 	}
-	if policies := byPolicy(kept); len(policies) > maxStatements {
-		for _, g := range policies[maxStatements] {
-			others = append(others, g.calls...)
-		}
-		kept = slices.Concat(policies[:maxStatements]...)
+	if !added {
+		p.anyRow(c, func(_ int, r *row) bool { r.apart = true; return false })
 	}
-	slices.SortFunc(others, bySeq)
-	return kept, others
+	return added
 }
 
-// canBeSummed reports whether a statement can take what the call costs together with what others cost.
-func (c *Call) canBeSummed() bool {
-	return c.way == byStatement && c.takesFromOne()
-}
+// fits reports whether the ask is for the row under the same policy.
+func (r *row) fits(a *bucket.Ask) bool { return r.ask.Key == a.Key && r.ask.Terms == a.Terms }
 
-// sumCosts sets how much the group asks for: what as many of its calls cost as the row may hold at most. It
-// returns false when that is none, or when the statement could not tell that amount to the last bit, as it gets to know it as what
-// is missing from a full bucket, unless that is a sliding window.
-func (g *group) sumCosts() bool {
-	capacity, sum := g.row.Terms.Capacity, 0.0
-	for _, c := range g.calls {
-		next := sum + c.Asks[0].Cost
-		if next > capacity {
-			break
+// addToRow adds a call for one bucket to the group of calls for it.
+func (p *plan) addToRow(c *Call, r *row) bool {
+	a, g := &c.takes[0], &r.own
+	if r.group == nil {
+		if r.ask = *a; a.Cost > a.Terms.Capacity || !p.addToPolicy(r) {
+			return false
 		}
-		sum = next
+		r.group, r.ask.Cost = g, 0
+		g.row, g.calls = r, g.first[:0]
+		p.append(g)
 	}
-	g.row.Cost = sum
-	return sum > 0 && (slides(&g.row) || capacity-(capacity-sum) == sum)
+	sum, capacity := r.ask.Cost+a.Cost, a.Terms.Capacity
+	isExact := len(g.calls) == 0 || capacity-(capacity-sum) == sum // so that one sum leaves the same tokens as the costs in turn
+	if len(g.rest) == 0 && sum <= capacity && isExact {
+		r.ask.Cost, g.calls = sum, append(g.calls, c)
+	} else {
+		g.rest = append(g.rest, c)
+	}
+	return true
 }
 
-// isUnder reports whether two groups are of one limit under one policy, which may differ in where their windows begin.
-func (g *group) isUnder(o *group) bool {
-	a, b := g.row.Terms, o.row.Terms
-	a.Phase, b.Phase, a.Seed, b.Seed = 0, 0, 0, 0
-	return g.row.Key.Name == o.row.Key.Name && a == b
-}
-
-// isHeld reports whether somebody holds the row that the group asked for, or was quicker: it has enough and did not
-// give.
-func (g *group) isHeld() bool {
-	if g.isOutside() {
+// addToPolicy adds a row to the statement for its policy. It returns false if there are too many statements.
+func (p *plan) addToPolicy(r *row) bool {
+	i := len(p.policies) - 1 // mostly the last one fits
+	for i >= 0 && !p.policies[i][0].isUnder(r) {
+		i--
+	}
+	switch {
+	case i >= 0:
+		p.policies[i] = append(p.policies[i], r)
+	case len(p.policies) == maxStatements:
 		return false
+	default:
+		p.policies = append(p.policies, []*row{r})
 	}
-	return !g.found || !g.answer.Allowed && g.row.IsStale(g.answer)
+	return true
 }
 
-// isOutside reports whether the statement did not decide: other terms have to, or Go.
-func (g *group) isOutside() bool {
-	return g.absent || g.found && g.row.Outside(g.answer)
+// isUnder reports whether two rows are of one limit under one policy. Their windows may begin at different instants.
+func (r *row) isUnder(o *row) bool {
+	a, b := r.ask.Terms, o.ask.Terms
+	a.Phase, b.Phase, a.Seed, b.Seed = 0, 0, 0, 0
+	return r.ask.Key.Name == o.ask.Key.Name && a == b
 }
 
-// byPolicy returns the groups of each policy of each limit. Those beyond maxStatements are all in the last.
-func byPolicy(groups []*group) (policies [][]*group) {
-	if len(groups) > 0 && !slices.ContainsFunc(groups, func(g *group) bool { return !groups[0].isUnder(g) }) {
-		return [][]*group{groups} // as mostly
+// addToSeveral adds a call over several limits, or for a bucket of such a call. All calls that share a bucket are one group.
+func (p *plan) addToSeveral(c *Call) bool {
+	isShared := p.anyRow(c, func(_ int, r *row) bool { return r.calls > 1 })
+	g := p.shared
+	if g == nil || !isShared {
+		g = &group{}
+		p.append(g)
 	}
-	for _, g := range groups {
-		i := len(policies) - 1 // as mostly: groups are sorted by the limit
-		for i >= 0 && !policies[i][0].isUnder(g) {
-			i--
-		}
-		switch {
-		case i >= 0:
-			policies[i] = append(policies[i], g)
-		case len(policies) > maxStatements:
-			policies[maxStatements] = append(policies[maxStatements], g)
-		default:
-			policies = append(policies, []*group{g})
-		}
+	if isShared {
+		p.shared = g
 	}
-	return policies
+	for i := range c.takes {
+		a, r := &c.takes[i], p.rows[c.Asks[i].Key]
+		if r.group == nil {
+			r.ask, r.group = *a, g
+			r.ask.Cost = 0
+			p.several = append(p.several, r)
+		}
+		r.ask.Cost, r.ask.Lowest = r.ask.Cost+a.Cost, max(r.ask.Lowest, a.Lowest)
+		g.row = r
+	}
+	g.calls = append(g.calls, c)
+	return true
 }
 
-// answerCalls answers the calls of the group that can be answered, and returns the others.
-func (g *group) answerCalls() (open []*Call) {
-	a, rest := g.answer, g.calls
-	if a.Allowed {
-		sum, n := 0.0, 0
-		for sum < g.row.Cost {
-			sum += g.calls[n].Asks[0].Cost
-			n++
+// append adds a group to the plan.
+func (p *plan) append(g *group) {
+	g.number = len(p.groups)
+	p.groups = append(p.groups, g)
+}
+
+// answer answers the calls of the groups that were given what they cost. It returns the others, with what was found.
+func (p *plan) answer() (undecided []*Call) {
+	for _, g := range p.groups {
+		if !g.row.answer.Allowed {
+			g.calls, g.rest = nil, append(g.calls, g.rest...)
 		}
-		for i := n - 1; i >= 0; i-- { // the state after each is that after the next, without what that took
-			g.setAnswer(g.calls[i], a)
-			g.row.Untake(&a, g.calls[i].Asks[0].Cost)
+		for _, c := range g.rest {
+			p.setFound(c)
+			undecided = append(undecided, c)
 		}
-		for _, c := range g.calls[:n] {
+		for _, c := range slices.Backward(g.calls) {
+			p.setTaken(c)
+		}
+		for _, c := range g.calls {
 			c.Answer(nil)
 		}
-		a, rest = g.answer, g.calls[n:]
-		a.Allowed = false
 	}
-	for i, c := range rest {
-		ask := &c.takes[0]
-		if g.setAnswer(c, a); c.way != byStatement {
-			open = append(open, c)
-			continue
-		}
-		if !g.found || g.isOutside() || ask.FromFuture(c.Answers[0]) || ask.IsStale(c.Answers[0]) {
-			return rest[i:] // those behind it too: what it takes is missing when it is their turn
-		}
-		c.Answer(nil)
-	}
-	return open
+	return undecided
 }
 
-// setAnswer sets the answer to a call of the group, from that for its row.
-func (g *group) setAnswer(c *Call, a bucket.Answer) {
-	c.Answers = c.one[:]
-	c.one[0] = a
+// setTaken sets the answers to a call that its group took for. The rows are as they were after the call, and then as they were before.
+func (p *plan) setTaken(c *Call) {
+	c.Answers = c.room()
+	for i := range c.Asks {
+		r, a := p.rows[c.Asks[i].Key], &c.takes[i]
+		c.Answers[i] = r.answer
+		a.Untake(&r.answer, a.Cost)
+	}
 	c.fromRows()
+}
+
+// setFound sets the answers to a call that no statement took for, as a look. Of a row without an answer nothing is known, and it does not
+// refuse. If a bucket has several rows, others may have tokens.
+func (p *plan) setFound(c *Call) {
+	c.Answers = c.room()
+	isKnown := true
+	for i := range c.Asks {
+		r := p.rows[c.Asks[i].Key]
+		isKnown = isKnown && r.found
+		c.Answers[i] = r.answer
+		c.Answers[i].Allowed = true
+	}
+	switch {
+	case c.traits.Sharded:
+		c.way = byLooking
+	case isKnown:
+		c.Answers = bucket.LookAt(c.Asks, c.Answers, c.Answers)
+	}
+}
+
+// room returns room for the answers to the call.
+func (c *Call) room() []bucket.Answer {
+	if len(c.Asks) == 1 {
+		return c.one[:]
+	}
+	return make([]bucket.Answer, len(c.Asks))
 }

@@ -206,7 +206,7 @@ func sameAnswers(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) err
 // sameCluster is sameAnswers for the statement that takes for clusters.
 func sameCluster(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
 	return sameAs(asks, expected, func(found pgx.Rows) ([]bucket.Answer, error) {
-		answers, v, err := scanCluster(asks, found, clusterOf(asks))
+		answers, v, err := scanCluster(found, asks)
 		if err == nil && v == undecided && verdictOn(asks, answers) != undecided {
 			err = errors.New("the statement did not decide")
 		}

@@ -66,17 +66,18 @@ type columns struct {
 }
 
 func columnsOf(asks []bucket.Ask) columns {
+	n := len(asks)
 	var c columns
+	c.names, c.keys, c.shards = keysOf(asks)
+	c.costs, c.lowest, c.stepUs, c.phases = make(array[double], n), make(array[double], n), make(array[bigint], n), make(array[bigint], n)
+	c.capacities, c.rates, c.steps, c.tolerances = make(array[double], n), make(array[double], n), make(array[double], n), make(array[bigint], n)
 	for i := range asks {
 		a := &asks[i]
 		t := &a.Terms
-		c.names, c.keys, c.shards = append(c.names, text(a.Key.Name)), append(c.keys, text(a.Key.Key)), append(c.shards, integer(a.Key.Shard))
-		c.costs, c.lowest = append(c.costs, double(a.Cost)), append(c.lowest, double(a.Lowest))
-		c.capacities, c.rates = append(c.capacities, double(t.Capacity)), append(c.rates, double(t.Rate))
-		c.stepUs, c.steps = append(c.stepUs, bigint(t.Step)), append(c.steps, double(t.Steps))
-		c.phases, c.tolerances = append(c.phases, bigint(t.Phase)), append(c.tolerances, bigint(t.Tolerance()))
+		c.costs[i], c.lowest[i], c.stepUs[i], c.phases[i] = double(a.Cost), double(a.Lowest), bigint(t.Step), bigint(t.Phase)
+		c.capacities[i], c.rates[i], c.steps[i], c.tolerances[i] = double(t.Capacity), double(t.Rate), double(t.Steps), bigint(t.Tolerance())
 	}
-	c.since, c.until = spansOf(len(asks), func(i int) *bucket.Terms { return &asks[i].Terms })
+	c.since, c.until = spansOf(n, func(i int) *bucket.Terms { return &asks[i].Terms })
 	return c
 }
 

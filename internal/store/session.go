@@ -21,8 +21,9 @@ type Call struct {
 	verdict verdict      // of that statement
 	takes   []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
 
-	waits int // how many rows it has waited for
-	seq   int // its place in the batch, in the order of arrival
+	waits int   // how many rows it has waited for
+	seq   int   // its place in the batch, in the order of arrival
+	tried int32 // how many rows of its bucket were held
 }
 
 // Question is the part of a call that its caller sets.
@@ -46,7 +47,7 @@ type blocked = batch.Blocked[Call]
 
 // Queueable tells the call's Batcher what it has to know of the call.
 func (c *Call) Queueable() *batch.Call[Call] {
-	c.Of, c.HasShards, c.Awaited = c, c.isSpread(), c.Reserve != nil
+	c.Of, c.Awaited = c, c.Reserve != nil
 	if !c.Look {
 		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
 	}
@@ -120,29 +121,6 @@ func (u *Unit) Engine() Engine {
 		return u.byRow
 	}
 	return postgres{}
-}
-
-// DecideOne answers c by itself, and waits for the rows that somebody holds: when it reserves from several, for the first
-// before it locks any, so that those who want the same stand in line there.
-func (s *Session) DecideOne(ctx context.Context, c *Call) error {
-	if c.Reserve != nil && len(c.Asks) > 1 {
-		first := c.Asks[0].Key
-		s = s.waitingFor(&first, 0)
-	}
-	return s.RetryHeld(ctx, func(s *Session) error { return s.Decide(ctx, c) })
-}
-
-// RunAlone answers c by itself, unless it asks for several rows and somebody holds one of them.
-func (s *Session) RunAlone(ctx context.Context, c *Call) ([]blocked, error) {
-	err := s.Decide(ctx, c)
-	if err == nil {
-		return nil, nil
-	}
-	var held *heldError
-	if errors.As(err, &held) {
-		return []blocked{c.blockedBy(held.row)}, nil
-	}
-	return nil, err
 }
 
 // way is how a call is decided.

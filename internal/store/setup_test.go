@@ -154,6 +154,15 @@ func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {
 	return s.Run(t.Context(), calls, nil)
 }
 
+// decideOne decides on c as a batch of one call, and again while it needs a row which somebody holds.
+func (s *Session) decideOne(ctx context.Context, c *Call) error {
+	c.Queueable().StartAlone()
+	for waiting := s.Run(ctx, []*Call{c}, nil); len(waiting) > 0; {
+		waiting = s.Run(ctx, []*Call{c}, &waiting[0].Row)
+	}
+	return c.Result()
+}
+
 // isAllowed reports whether a call that was answered without an error was allowed.
 func (c *Call) isAllowed(t *testing.T) bool {
 	t.Helper()
@@ -183,7 +192,7 @@ func (c *Call) wait() (longest time.Duration) {
 func held(t *testing.T, s *Session, asks ...bucket.Ask) []float64 {
 	t.Helper()
 	c := looking(asks...)
-	require.NoError(t, s.DecideOne(t.Context(), c))
+	require.NoError(t, s.decideOne(t.Context(), c))
 	return c.tokens()
 }
 

@@ -41,15 +41,12 @@ func (c *Call) fromRows() {
 	}
 }
 
-// nextRow has the group ask another row of its bucket when somebody holds the one it asked, and reports whether
-// there is one that was not asked yet.
-func (g *group) nextRow() bool {
-	whole := &g.calls[0].Asks[0]
-	n := whole.Terms.Shards
-	if !g.isHeld() || g.tried+1 >= n {
-		return false
+// nextRow makes the next statement for c take from another row of its bucket. If all rows were tried, or the bucket has one row, c is decided in
+// another way.
+func (c *Call) nextRow() {
+	if c.tried++; c.way != byStatement || !c.isSpread() || c.tried >= c.Asks[0].Terms.Shards {
+		c.way = byLooking
+		return
 	}
-	g.tried++
-	g.row = whole.OfShard((g.row.Key.Shard + 1) % n)
-	return g.sumCosts()
+	c.pickRows(uint64(c.takes[0].Key.Shard) + 1)
 }

@@ -16,9 +16,9 @@ var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, spend, spendBold string
+	take, takeSeveral, takeAlone, spend string
 
-	windowTake, windowTakeAlone, windowsSpend string
+	windowTake, windowTakeAlone string
 
 	spendClusters string
 
@@ -53,23 +53,21 @@ func inSchema(schema, statement string) string {
 // newStatements returns the statements for a schema.
 func newStatements(schema string) (s statements) {
 	for name, statement := range map[string]*string{
-		"bucket_take":        &s.take,
-		"bucket_take_alone":  &s.takeAlone,
-		"window_take":        &s.windowTake,
-		"window_take_alone":  &s.windowTakeAlone,
-		"windows_spend":      &s.windowsSpend,
-		"buckets_spend":      &s.spend,
-		"buckets_spend_bold": &s.spendBold,
-		"clusters_spend":     &s.spendClusters,
-		"buckets_lock":       &s.lock,
-		"buckets_save":       &s.save,
-		"buckets_unmake":     &s.unmake,
-		"buckets_take":       &s.takeSeveral,
-		"buckets_lock_free":  &s.lockFree,
-		"wait_bound":         &s.boundWait,
-		"buckets_read":       &s.read,
-		"buckets_prune":      &s.prune,
-		"clock":              &s.clock,
+		"bucket_take":       &s.take,
+		"bucket_take_alone": &s.takeAlone,
+		"window_take":       &s.windowTake,
+		"window_take_alone": &s.windowTakeAlone,
+		"buckets_spend":     &s.spend,
+		"clusters_spend":    &s.spendClusters,
+		"buckets_lock":      &s.lock,
+		"buckets_save":      &s.save,
+		"buckets_unmake":    &s.unmake,
+		"buckets_take":      &s.takeSeveral,
+		"buckets_lock_free": &s.lockFree,
+		"wait_bound":        &s.boundWait,
+		"buckets_read":      &s.read,
+		"buckets_prune":     &s.prune,
+		"clock":             &s.clock,
 	} {
 		text, err := files.ReadFile("sql/" + name + ".sql")
 		if err != nil {

@@ -53,7 +53,6 @@ type Store struct {
 	byRow      Engine
 	others     sync.Map // of the texts of statements of other packages, by their names
 	limits     limitParameters
-	bold       boldness
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	inMemory   bool          // whether rows are in memory, and not in Postgres
 	layout     atomic.Int32  // of the tables, as far as that is known

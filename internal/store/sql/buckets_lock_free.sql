@@ -3,7 +3,7 @@
 --
 -- Parameters as in buckets_lock.sql. Returns name, key, shard, value, ts, taken, leases, now_us and made for each row that is
 -- locked. Rows that are not there are made, full, which is what they stand for; made tells them. The wait for one
--- that somebody else is making is bounded as in buckets_spend.sql.
+-- that somebody else is making ends after 2 ms (SQLSTATE 55P03).
 WITH asked AS MATERIALIZED (
     SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS begun
     FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])

@@ -1,54 +1,54 @@
--- Take from many buckets of one limit, each for itself, in a transaction of the statement's own, at READ
--- COMMITTED. It waits for no row that somebody holds, because meanwhile it would hold others.
+-- Take from many buckets of one limit, each for itself, in a transaction of the statement's own, at READ COMMITTED.
 --
--- $1 name, $2 key[], $3 shard[], $4 cost[]   the buckets, distinct and sorted
+-- $1 name, $2 key[], $3 shard[], $4 cost[]   the buckets, distinct and sorted; no cost is more than the capacity
 -- $5 capacity, $6 rate, $7 step_us, $8 steps, $9 phase_us[], $10 as_of_us, $11 tolerance_us,
 -- $12 since_us, $13 until_us   as in bucket_take.sql; nothing may be owed
 --
--- Returns key, shard, allowed, value, ts and now_us: a row for each bucket that gave, and one for each other, with
--- what it held in the statement's snapshot. Where that would have been enough, somebody holds the row, or was
--- quicker. A bucket for which there is none is being made by somebody.
+-- Returns ord, allowed, value, ts and now_us: a row for each bucket that gave, and one for each other bucket with a row,
+-- with what that row held in the statement's snapshot. If that would have been enough, another call was quicker. ord is the
+-- place of the bucket in the arrays. Buckets without a row are left out if the terms do not hold now.
 --
--- locked locks the rows that are free and have enough, by their newest version. It does not lock a row that the
--- snapshot shows to be short, so that a refusal writes nothing and logs nothing. take changes the locked rows, and
--- adds those that are not there, which are full. What a bucket is asked for is in excluded.value, as what is missing
--- from a full one. Where somebody else is making a row, take waits for that one, which SKIP LOCKED cannot prevent,
--- but for 2 ms at most (SQLSTATE 55P03).
+-- gave waits for a locked row at most 1 ms (SQLSTATE 55P03). Then nothing was taken from any bucket. That is shorter than
+-- deadlock_timeout, so the order in which a plan locks rows makes no circle that lasts. gave does not touch a row that the
+-- snapshot shows to be short, so that a refusal writes nothing and logs nothing. At READ COMMITTED it checks again what
+-- changed meanwhile. The comparison without growth comes first because it is cheap.
 --
--- The sub-select hides the length of the array from the planner, which would else make a new plan for every
--- call. LATERAL has each row looked up by itself: a join may be planned to read all rows of the limit while
--- nobody has analyzed the table. For the same reason take is an upsert for the rows that are there, too.
+-- made inserts the missing rows, which are full. If another call inserts one of them first, the statement fails, and nothing
+-- was taken (SQLSTATE 23505). ON CONFLICT would cost every batch more than that costs a few.
+--
+-- The sub-select hides the length of the array from the planner, which otherwise plans every call again. The planner does not
+-- know the LIMIT of gave, and estimates a tenth of the rows, which is one. So it looks that row up by the key, also in a
+-- table that was never analyzed. The name is a column for the same reason. OFFSET 0 computes the clock once. LATERAL looks
+-- each row up by itself: a join may be planned to read all rows of the limit.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us, ($12::bigint IS NULL OR coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $12::bigint AND $13::bigint) AS holds
-), asked AS MATERIALIZED (
-    SELECT u.key, u.shard, u.cost, u.ord, greatest(u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint, $12::bigint) AS ts
-    FROM clock, unnest((SELECT $2::text[]), $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS u (key, shard, cost, phase_us, ord)
-), locked AS MATERIALIZED (
-    SELECT a.key, a.shard, a.cost, a.ord, a.ts
-    FROM asked AS a CROSS JOIN LATERAL (
-        SELECT FROM ratelimit.buckets AS r
-        WHERE r.name = $1::text AND r.key = a.key AND r.shard = a.shard
-            AND least($5::float8, r.value + ((greatest(a.ts - r.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost >= 0 AND ($12::bigint IS NULL OR r.ts BETWEEN $12::bigint AND $13::bigint)
-        FOR NO KEY UPDATE SKIP LOCKED) AS b
-    WHERE (SELECT c.holds FROM clock AS c)
-), rest AS MATERIALIZED (
-    SELECT a.key, a.shard, a.cost, a.ord, a.ts AS begun, b.value, b.ts
-    FROM asked AS a LEFT JOIN LATERAL (SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = $1::text AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
-    WHERE (SELECT count(*) FROM locked) < (SELECT cardinality($2::text[])) AND NOT EXISTS (SELECT FROM locked AS l WHERE l.ord = a.ord)
-), bound AS MATERIALIZED (
-    SELECT set_config('lock_timeout', '2ms', true) FROM rest AS r, clock AS c WHERE r.ts IS NULL AND c.holds LIMIT 1
-), take AS (
-    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-    SELECT $1::text, l.key, l.shard, $5::float8 - l.cost, l.ts FROM locked AS l
-    UNION ALL
-    (SELECT $1::text, r.key, r.shard, $5::float8 - r.cost, r.begun FROM bound, rest AS r WHERE r.ts IS NULL ORDER BY r.ord)
-    ON CONFLICT (name, key, shard) DO UPDATE SET
-        value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - ($5::float8 - excluded.value),
-        ts = CASE WHEN b.ts > excluded.ts + $11::bigint AND b.ts > excluded.ts + (coalesce($10::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - excluded.ts) / $7::bigint * $7::bigint + $11::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END
-    WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - ($5::float8 - excluded.value) >= 0
+    SELECT n.now_us, ($12::bigint IS NULL OR n.now_us BETWEEN $12::bigint AND $13::bigint) AS holds, set_config('lock_timeout', '1ms', true) AS bound
+    FROM (SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us OFFSET 0) AS n
+), gave AS (
+    UPDATE ratelimit.buckets AS b SET
+        value = least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost,
+        ts = CASE WHEN b.ts > a.ts + $11::bigint AND b.ts > a.ts + (coalesce($10::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - a.ts) / $7::bigint * $7::bigint + $11::bigint THEN a.ts ELSE greatest(b.ts, a.ts) END
+    FROM (
+        SELECT $1::text AS name, u.key, u.shard, u.cost, u.ord, greatest(u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint, $12::bigint) AS ts
+        FROM clock, unnest((SELECT $2::text[]), $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS u (key, shard, cost, phase_us, ord)
+        WHERE clock.holds AND clock.bound IS NOT NULL
+        LIMIT (SELECT cardinality($2::text[]))) AS a
+    WHERE b.name = a.name AND b.key = a.key AND b.shard = a.shard
+        AND (b.value >= a.cost OR least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost >= 0)
         AND ($12::bigint IS NULL OR b.ts BETWEEN $12::bigint AND $13::bigint)
-    RETURNING b.key, b.shard, b.value, b.ts
+    RETURNING a.ord, b.value, b.ts
+), rest AS MATERIALIZED (
+    SELECT a.key, a.shard, a.ord, b.ts IS NULL AS missing,
+        coalesce(b.value, $5::float8 - a.cost) AS value, coalesce(b.ts, greatest(a.phase_us + (c.now_us - a.phase_us) / $7::bigint * $7::bigint, $12::bigint)) AS ts
+    FROM unnest((SELECT $2::text[]), $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS a (key, shard, cost, phase_us, ord)
+    CROSS JOIN clock AS c
+    LEFT JOIN LATERAL (
+        SELECT r.value, r.ts FROM ratelimit.buckets AS r WHERE r.name = $1::text AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
+    WHERE (SELECT count(*) FROM gave) < (SELECT cardinality($2::text[])) AND a.ord NOT IN (SELECT g.ord FROM gave AS g)
+        AND (c.holds OR b.ts IS NOT NULL)
+), made AS (
+    INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+    SELECT $1::text, r.key, r.shard, r.value, r.ts FROM rest AS r WHERE r.missing
 )
-SELECT t.key, t.shard, true AS allowed, t.value, t.ts, clock.now_us FROM take AS t, clock
+SELECT g.ord, true AS allowed, g.value, g.ts, (SELECT c.now_us FROM clock AS c) AS now_us FROM gave AS g
 UNION ALL
-SELECT r.key, r.shard, false, coalesce(r.value, 0), coalesce(r.ts, 0), clock.now_us FROM rest AS r, clock WHERE r.ts IS NOT NULL OR NOT clock.holds
+SELECT r.ord, r.missing, r.value, r.ts, (SELECT c.now_us FROM clock AS c) FROM rest AS r

@@ -13,8 +13,9 @@
 -- seen looks through the snapshot: where that shows a cluster to be short, nothing is locked and nothing is written. locked
 -- locks the rows of the others that are free, as they were seen: each has its TID still unless somebody was quicker. So take
 -- finds each by that, and writes what was worked out from what was seen. A TID is that of a row in each partition, of which
--- oid is the one. made adds the rows that are not there, which are full, as in buckets_spend.sql. Where somebody else was quicker to
--- make one, the division by zero undoes the statement (SQLSTATE 22012), and it is made again. At another isolation level it is exact as well, and fails where somebody was quicker.
+-- oid is the one. made inserts the missing rows, which are full. It waits at most 2 ms for a row that another transaction
+-- inserts (SQLSTATE 55P03). If another call inserted one first, the division by zero undoes the statement (SQLSTATE 22012).
+-- At other isolation levels the statement is exact too, and fails if another call was quicker.
 --
 -- LATERAL, LIMIT 1 and the first sub-select are as in buckets_spend.sql. The planner takes a LIMIT that it does not know for a
 -- tenth of what it bounds, which is one row: so take goes to each by its TID, whatever is known of the table.

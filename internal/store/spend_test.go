@@ -5,7 +5,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // spending is a limit of which some keys have a row.
@@ -43,14 +41,6 @@ func takeSpending(keys int) (calls []*Call) {
 	return calls
 }
 
-// askBoldly has the next batch ask boldly, or not, whatever became of those before.
-func (s *Session) askBoldly(bold bool) {
-	s.bold.left.Store(0)
-	if !bold {
-		s.bold.left.Store(math.MaxInt64)
-	}
-}
-
 // watching is a database that counts the statements sent to it in batches.
 type watching struct {
 	database
@@ -67,11 +57,11 @@ func (w *watching) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchRes
 	return w.database.SendBatch(ctx, batch)
 }
 
-// requireSent checks how many statements of each kind were sent since the last time.
-func (w *watching) requireSent(t *testing.T, s *Session, bold, spend int, message string) {
+// requireSent checks that one statement took, and how many read rows, since the last time.
+func (w *watching) requireSent(t *testing.T, s *Session, read int, message string) {
 	t.Helper()
-	require.Equal(t, bold, w.sent[s.statements.spendBold], message)
-	require.Equal(t, spend, w.sent[s.statements.spend], message)
+	require.Equal(t, 1, w.sent[s.statements.spend], message)
+	require.Equal(t, read, w.sent[s.statements.read], message)
 	clear(w.sent)
 }
 
@@ -101,9 +91,9 @@ var plans = []string{
 	"default_transaction_isolation=repeatable read", "default_transaction_isolation=serializable",
 }
 
-// Whatever the plan, the level, and the way in which statements are sent, a batch that asks boldly is told the same: what has
-// enough gives, in one round trip, what has not refuses, and what has no row is asked for again.
-func TestWhateverThePlanABoldBatchIsToldTheSame(t *testing.T) {
+// Whatever the plan, the level, and the way in which statements are sent, a batch is answered the same, in one round trip: a row with enough
+// gives, a row without refuses, and a missing row is inserted.
+func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 	t.Parallel()
 	for _, table := range []struct {
 		name     string
@@ -143,47 +133,19 @@ func TestWhateverThePlanABoldBatchIsToldTheSame(t *testing.T) {
 				require.False(t, calls[8].isAllowed(t), settings)
 				require.Equal(t, []float64{50}, calls[8].tokens(), settings)
 				require.Equal(t, []float64{49 - float64(2*i)}, calls[0].tokens(), settings)
-				db.requireSent(t, s, 1, 0, settings)
+				db.requireSent(t, s, 0, settings)
 
 				missing := taking(spending.ask(fmt.Sprint("missing ", i), 1))
 				require.Empty(t, runBatch(t, s, append(takeSpending(8), missing)...), settings)
 				require.Equal(t, []float64{99}, missing.tokens(), settings)
-				db.requireSent(t, s, 1, 1, settings)
+				db.requireSent(t, s, 0, settings)
 			}
 		})
 	}
 }
 
-// Batches that ask boldly, and those that do not, decide the same, to the last bit.
-func TestBoldAndOtherBatchesDecideTheSame(t *testing.T) {
-	t.Parallel()
-	const most = 40
-	now := opening
-	clock := func() *int64 { return new(now) }
-	bold, other := newSession(postgrestest.New(t), clock), newSession(postgrestest.New(t), clock)
-	random := testsize.Rand(t)
-	limits := []limit{tokenBucket("fraction", 0.1, 3*time.Millisecond, 7, 0), dyadic[0], dyadic[2]}
-	for round := range testsize.Of(15, 40) {
-		now += int64((random.ExpFloat64() - 0.2) * 5_000)
-		var one, two []*Call
-		for range 1 + random.IntN(most) {
-			a := limits[random.IntN(len(limits))].ask(spendingKey(random.IntN(9)), random.Float64()*4)
-			one, two = append(one, taking(a)), append(two, taking(a))
-		}
-		bold.askBoldly(true)
-		other.askBoldly(false)
-		require.Empty(t, runBatch(t, bold, one...))
-		require.Empty(t, runBatch(t, other, two...))
-		for i := range one {
-			require.NoError(t, one[i].Result())
-			require.Equal(t, two[i].Answers, one[i].Answers, "round %d, call %d", round, i)
-		}
-	}
-}
-
-// Somebody holds a row: those who need others are answered all the same, and those who need that one wait for it. The
-// batches after it do not ask boldly for a while.
-func TestAHeldRowStopsNobodyElseInABoldBatch(t *testing.T) {
+// Somebody holds a row: calls for other rows are decided on locked rows, and calls for that row wait for it.
+func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
 	t.Parallel()
 	const keys, row = 40, `WHERE name = 'spending' AND key = 'key 000005'`
 	for name, test := range map[string]struct {
@@ -217,15 +179,14 @@ func TestAHeldRowStopsNobodyElseInABoldBatch(t *testing.T) {
 					require.NoError(t, err)
 				}
 				before := spent(t, pool, spending)
-				bold, otherwise := 1, 0
+				read := 0
 				if test.held {
-					otherwise = 1
+					read = 1
 				}
 				for range 2 {
 					calls := takeSpending(keys)
 					waiting := runBatch(t, s, calls...)
-					db.requireSent(t, s, bold, otherwise, "")
-					bold = 1 - otherwise
+					db.requireSent(t, s, read, "")
 					for i, c := range calls {
 						if test.held && i == 4 {
 							require.Len(t, waiting, 1)
@@ -246,9 +207,8 @@ func TestAHeldRowStopsNobodyElseInABoldBatch(t *testing.T) {
 	}
 }
 
-// Batches with the same keys, whose plans lock them in opposite orders, all ask boldly at the same time: no call fails,
-// and what was given is gone.
-func TestBoldBatchesInOppositeOrdersFailNoCall(t *testing.T) {
+// Batches with the same keys, whose plans lock them in opposite orders, run at the same time: no call fails, and the given tokens are gone.
+func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	t.Parallel()
 	const keys, rounds = 60, 12
 	pool := postgrestest.New(t)
@@ -266,7 +226,6 @@ func TestBoldBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 				for _, c := range calls {
 					c.Queueable().StartAlone()
 				}
-				s.askBoldly(true)
 				for waiting := s.Run(t.Context(), calls, nil); len(waiting) > 0; {
 					next := waiting[0]
 					waiting = append(waiting[1:], s.Run(t.Context(), []*Call{next.Call.Of}, &next.Row)...)
@@ -288,7 +247,7 @@ func TestBoldBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 }
 
 // In a table with partitions a batch takes from each row what it asks of that one.
-func TestABoldBatchTakesFromPartitions(t *testing.T) {
+func TestABatchTakesFromPartitions(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	for _, statement := range []string{
@@ -309,43 +268,19 @@ func TestABoldBatchTakesFromPartitions(t *testing.T) {
 		require.True(t, c.isAllowed(t))
 		require.Equal(t, []float64{float64(i)}, c.tokens())
 	}
-	db.requireSent(t, s, 1, 0, "")
-}
-
-// Asking boldly pays or does not, and batches ask so accordingly.
-func TestBoldnessLearns(t *testing.T) {
-	t.Parallel()
-	var b boldness
-	asked := func(paid bool) (others int) {
-		for !b.may() {
-			others++
-		}
-		b.learn(paid)
-		return others
-	}
-	var pauses []int
-	for range 7 {
-		pauses = append(pauses, asked(false))
-	}
-	require.Equal(t, []int{0, 64, 128, 256, 512, 1024, 1024}, pauses)
-	require.Equal(t, 1024, asked(true))
-	for range mostPause - 2 {
-		require.Zero(t, asked(true))
-	}
-	require.Zero(t, asked(false))
-	require.Equal(t, leastPause, asked(true), "what did not pay is forgotten in time")
+	db.requireSent(t, s, 0, "")
 }
 
 // An answer is for a bucket that was asked for.
 func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	t.Parallel()
-	groups, _ := groupByKey(takeSpending(2))
+	rows := planOf(takeSpending(2), false).policies[0]
 	s := newSession(postgrestest.New(t), standing)
 	for _, place := range []int{-1, 0, 3} {
 		batch := &pgx.Batch{}
 		batch.Queue(fmt.Sprintf("SELECT (%d)::bigint, true, 1::float8, 1::bigint, 1::bigint", place))
-		err := s.Send(t.Context(), batch, func(results pgx.BatchResults) error { return receiveGroups(results, groups, true) })
+		err := s.Send(t.Context(), batch, func(results pgx.BatchResults) error { return receiveSpend(results, rows) })
 		require.ErrorIs(t, err, errUnasked)
-		require.False(t, groups[0].found || groups[1].found)
+		require.False(t, rows[0].found || rows[1].found)
 	}
 }

@@ -55,7 +55,7 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 				kind = reserving
 			}
 			calls[i], alone = kind(asks...), append(alone, kind(slices.Clone(asks)...))
-			require.NoError(t, single.DecideOne(t.Context(), alone[i]))
+			require.NoError(t, single.decideOne(t.Context(), alone[i]))
 		}
 		require.Empty(t, runBatch(t, folded, calls...))
 		for i, got := range calls {
@@ -119,7 +119,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 			limit := tokenBucket(name, 1, time.Second, test.capacity, 0)
 			left := test.capacity
 			if test.taken > 0 {
-				require.NoError(t, s.DecideOne(t.Context(), taking(limit.ask("key", test.taken))))
+				require.NoError(t, s.decideOne(t.Context(), taking(limit.ask("key", test.taken))))
 				left -= test.taken
 			}
 			calls := make([]*Call, len(test.costs))

@@ -17,39 +17,43 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
+// Calls that share no bucket are groups of their own. Calls over several limits that share a bucket are one group. A call that no statement can
+// decide, and later calls for its buckets, are in none.
 func TestWhichCallsGoTogether(t *testing.T) {
 	t.Parallel()
 	a, b, c := still("a", 10), still("b", 10), still("c", 10)
 	window := limit{"w", sliding(10, 1000, 4)}
 	changed := still("a", 20)
 	for name, test := range map[string]struct {
-		calls    []*Call
-		clusters [][]int // the calls of each
+		calls  []*Call
+		groups [][]int // the calls of each
 	}{
+		"OneForEachBucket":       {[]*Call{taking(a.ask("1", 1)), taking(a.ask("2", 1)), taking(a.ask("1", 1))}, [][]int{{0, 2}, {1}}},
 		"EachByItself":           {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1))}, [][]int{{0}, {1}}},
 		"ThoseThatShareABucket":  {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1)), taking(b.ask("1", 1), c.ask("1", 1))}, [][]int{{0, 2}, {1}}},
-		"ThoseThatOneConnects":   {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1)), taking(a.ask("1", 1), b.ask("2", 1))}, [][]int{{0, 1, 2}}},
-		"NoneWithAReservation":   {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), reserving(b.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1))}, [][]int{{2}}},
-		"NoneBesideAWindow":      {[]*Call{taking(a.ask("1", 1), window.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("2", 1), b.ask("1", 1))}, nil},
-		"NoneUnderOtherPolicies": {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(changed.ask("1", 1), c.ask("1", 1)), taking(c.ask("2", 1), b.ask("2", 1))}, [][]int{{2}}},
-		"ALookIsInNobodysWay":    {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), looking(a.ask("1", 1))}, [][]int{{0}}},
-		"WithOneRowOfSeveral":    {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1))}, [][]int{{0}}},
+		"WithACallForOneBucket":  {[]*Call{taking(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1)), taking(c.ask("1", 1))}, [][]int{{0, 1}, {2}}},
+		"AllThatShareAny":        {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1)), taking(b.ask("2", 1))}, [][]int{{0, 1, 2, 3}}},
+		"NoneBehindAReservation": {[]*Call{taking(a.ask("1", 1)), taking(b.ask("1", 1)), reserving(a.ask("1", 1), c.ask("1", 1)), taking(a.ask("1", 1)), taking(c.ask("1", 1))}, [][]int{{0}, {1}}},
+		"NoneBehindOneBehindIt":  {[]*Call{reserving(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1)), taking(b.ask("1", 1)), taking(b.ask("2", 1))}, [][]int{{3}}},
+		"NoneWithAWindow":        {[]*Call{taking(a.ask("1", 1), window.ask("1", 1)), taking(window.ask("2", 1)), taking(a.ask("2", 1))}, [][]int{{2}}},
+		"NoneUnderOtherPolicies": {[]*Call{taking(a.ask("1", 1)), taking(changed.ask("1", 1)), taking(a.ask("1", 1))}, [][]int{{0}}},
+		"NoneAboveTheCapacity":   {[]*Call{taking(a.ask("1", 11)), taking(a.ask("1", 1))}, nil},
+		"ALookIsInNobodysWay":    {[]*Call{looking(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1))}, [][]int{{1}}},
+		"WithOneRowOfSeveral":    {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1)), taking(b.over(2).ask("1", 1))}, [][]int{{0, 1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cs, others := clustersOf(test.calls)
+			p := planOf(test.calls, false)
 			var got [][]int
-			if cs != nil {
-				for _, of := range cs.of {
-					var calls []int
-					for _, c := range of.calls {
-						calls = append(calls, slices.Index(test.calls, c))
-					}
-					got = append(got, calls)
+			for _, g := range p.groups {
+				var calls []int
+				for _, c := range g.calls {
+					calls = append(calls, slices.Index(test.calls, c))
 				}
+				got = append(got, calls)
 			}
-			require.Equal(t, test.clusters, got)
-			require.Len(t, others, len(test.calls)-len(slices.Concat(got...)))
+			require.Equal(t, test.groups, got)
+			require.Len(t, p.others, len(test.calls)-len(slices.Concat(got...)))
 		})
 	}
 }
@@ -165,8 +169,7 @@ func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
 
 	alone := taking(user.ask("ada", 1), all.ask("ada", 1))
-	blocked, err := s.RunAlone(t.Context(), alone)
-	require.NoError(t, err)
+	blocked := runBatch(t, s, alone)
 	require.Len(t, blocked, 1)
 	require.Equal(t, user.ask("ada", 0).Key, blocked[0].Row)
 	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))

@@ -1,0 +1,194 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Run answers the calls of a batch, and returns those that need a row which somebody holds. A call gets an error if its statement failed.
+//
+// In the first round trip statements take the sum of the costs of each group of calls, all or nothing (see planOf), and the rows of the other
+// calls are read. That read refuses what it can. The remaining calls are decided one after the other on locked rows, in two more round trips.
+//
+// A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
+// nil, all calls need that row, and the first lock waits for it.
+func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	if c := calls[0]; len(calls) == 1 && (waitFor == nil && !c.isSpread() || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
+		return s.runAlone(ctx, c, waitFor)
+	}
+	if waitFor == nil && askForOne(calls) && !calls[0].isSpread() {
+		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
+		waitFor = &key
+	}
+	seed := s.seed() // calls for one bucket take from the same row
+	if waitFor != nil {
+		seed = uint64(waitFor.Shard)
+	}
+	for i, c := range calls {
+		s.choose(c)
+		c.pickRows(seed)
+		c.seq, c.tried = i, 0
+	}
+	return s.run(ctx, calls, waitFor)
+}
+
+// runAlone is Run for a batch of one call.
+func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []blocked {
+	err := s.waitingFor(waitFor, c.waits).Decide(ctx, c)
+	if err != nil { // what errors.As needs is an allocation
+		var held *heldError
+		if errors.As(err, &held) {
+			return []blocked{c.blockedBy(held.row)}
+		}
+		if waitFor != nil {
+			err = waitedFor(err, *waitFor)
+		}
+	}
+	c.Answer(err)
+	return nil
+}
+
+// run is Run for some of the calls of a batch, after choose.
+func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	p := planOf(calls, waitFor != nil)
+	if waitFor != nil && !p.isOfOneRow() {
+		p = &plan{others: calls}
+	}
+	attempt := func() error { return s.spend(ctx, p) }
+	if waitFor != nil && len(p.groups) > 0 {
+		attempt = func() error { return s.spendOne(ctx, p.groups[0]) }
+	}
+	began := time.Now()
+	err := attempt()
+	if waitFor == nil && len(p.groups) > 0 && wasOvertaken(err) { // nothing was taken
+		for _, c := range calls {
+			c.nextRow()
+		}
+		return s.run(ctx, calls, nil)
+	}
+	if err != nil {
+		err = s.owner.Retry(ctx, calls[0].Verb, err, attempt)
+	}
+	if err != nil {
+		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.run(ctx, calls, waitFor) })
+	}
+	if len(calls) > 1 {
+		s.owner.Batched(ctx, len(calls), time.Since(began))
+	}
+	undecided := p.answer()
+	isShort := slices.ContainsFunc(undecided, func(c *Call) bool { return c.traits.Sharded })
+	others := slices.Concat(undecided, p.others)
+	slices.SortFunc(others, bySeq)
+	open := answerRefused(others)
+	switch {
+	case len(open) == 0:
+		return nil
+	case isShort: // other rows of a bucket may have tokens
+		for _, c := range open {
+			c.way = byLooking
+		}
+		return s.run(ctx, open, waitFor)
+	}
+	return s.decideOpen(ctx, open, waitFor)
+}
+
+// runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It answers the
+// calls with err when they all are, as they ask for one bucket, or have waited for one row until a timeout of the session.
+func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(calls []*Call) []blocked) []blocked {
+	one := askForOne(calls)
+	switch {
+	case errors.Is(err, ErrOtherMode) && len(calls) > 1: // the others can be decided
+	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && HasTimedOut(err) && !waitedTooLong(err):
+		for _, c := range calls {
+			c.Answer(err)
+		}
+		return nil
+	}
+	half := len(calls) / 2
+	return append(runBatch(calls[:half]), runBatch(calls[half:])...)
+}
+
+// askForOne reports whether the calls ask for the same bucket and for no other.
+func askForOne(calls []*Call) bool {
+	first := calls[0].Asks[0].Key
+	return !slices.ContainsFunc(calls, func(c *Call) bool { return len(c.Asks) > 1 || c.Asks[0].Key != first })
+}
+
+// answerRefused answers the calls for which a look is enough, and returns the others.
+func answerRefused(calls []*Call) (open []*Call) {
+	locked := make(map[bucket.Key]bool) // buckets that are going to be locked
+	for _, c := range calls {
+		switch {
+		case bucket.AnyInOtherMode(c.Asks):
+			c.Answer(ErrOtherMode)
+		case c.Look:
+			c.Answer(nil)
+		case c.Reserve == nil && !c.asksAllOf(locked) && c.isRefused():
+			c.Answer(nil)
+		default:
+			open = append(open, c)
+			for j := range c.Asks {
+				locked[c.Asks[j].Key] = true
+			}
+		}
+	}
+	return open
+}
+
+// asksAllOf reports whether all buckets of the call are among those locked: then it costs nothing to decide on it in
+// its turn, when what those before it take is gone.
+func (c *Call) asksAllOf(locked map[bucket.Key]bool) bool {
+	return !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return !locked[a.Key] })
+}
+
+// isRefused reports whether a look at the call's buckets is enough to refuse it. Where a wrong clock has to be put right
+// it is not.
+func (c *Call) isRefused() bool {
+	for i := range c.Asks {
+		if c.Asks[i].FromFuture(c.Answers[i]) {
+			return false
+		}
+	}
+	return !bucket.AllAllowed(c.Answers)
+}
+
+// bySeq orders calls by their arrival.
+func bySeq(a, b *Call) int { return a.seq - b.seq }
+
+// decideOpen answers calls one after the other on locked rows, in a transaction of its own. It returns those that
+// need a row which somebody holds.
+func (s *Session) decideOpen(ctx context.Context, calls []*Call, waitFor *bucket.Key) (again []blocked) {
+	waits := 0
+	for _, c := range calls {
+		waits = max(waits, c.waits)
+	}
+	first := s.waitingFor(waitFor, waits)
+	var waiting []blocked
+	err := first.RetryTx(ctx, calls[0].Verb, func(tx *Session) (err error) {
+		waiting, err = tx.decideLocked(ctx, calls)
+		return err
+	})
+	var held *heldError
+	switch {
+	case (len(calls) == 1 || askForOne(calls)) && errors.As(err, &held):
+		for _, c := range calls {
+			again = append(again, c.blockedBy(held.row))
+		}
+		return again
+	case err != nil:
+		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.decideOpen(ctx, calls, waitFor) })
+	}
+	next := 0
+	for _, c := range calls {
+		if next < len(waiting) && waiting[next].Call == &c.Call {
+			next++
+			continue
+		}
+		c.Answer(nil)
+	}
+	return waiting
+}
