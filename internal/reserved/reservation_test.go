@@ -99,6 +99,14 @@ func TestARowSaysAllOfABucket(t *testing.T) {
 	require.Equal(t, saved.Buckets, read.Buckets)
 
 	first := len(values) - len(columns())
+	usual := Reservation{ReadyUs: opening, Buckets: []Reserved{full}}
+	b := &usual.Buckets[0]
+	b.Shards, b.Plan, b.Calendar, b.Price = 1, "", "", 1
+	for _, left := range usual.parameters()[1+first+9 : 1+first+13] {
+		require.Empty(t, left, "the usual takes no room in the row")
+	}
+	require.NoError(t, read.scan(row{usual.parameters()[1:]}))
+	require.Equal(t, usual.Buckets, read.Buckets)
 	for _, added := range []int{9, 10, 11, 12, 13} { // shards, plans, calendars, prices, paid_us
 		values[first+added] = nil
 	}

@@ -14,7 +14,7 @@ type column interface {
 	collect(buckets []Reserved) any // returns the array
 	target() any                    // returns where to scan the array to
 	count() int                     // returns how many elements were scanned
-	spread(buckets []Reserved)      // sets a field of buckets from the array, which is empty if the row is older than the column
+	spread(buckets []Reserved)      // sets a field of buckets from the array, which leaves out what is usual, and is empty in a row that is older than the column
 }
 
 // columns returns the arrays in the order of the statements. No other code knows this order.
@@ -29,28 +29,45 @@ func columns() []column {
 		of(func(b *Reserved) *int64 { return &b.StepUs }),
 		of(func(b *Reserved) *int64 { return &b.PhaseUs }),
 		of(func(b *Reserved) *float64 { return &b.Lowest }),
-		of(func(b *Reserved) *int32 { return &b.Shards }),
-		of(func(b *Reserved) *string { return &b.Plan }),
-		of(func(b *Reserved) *string { return &b.Calendar }),
-		of(func(b *Reserved) *float64 { return &b.Price }),
+		mostly(1, func(b *Reserved) *int32 { return &b.Shards }),
+		mostly("", func(b *Reserved) *string { return &b.Plan }),
+		mostly("", func(b *Reserved) *string { return &b.Calendar }),
+		mostly(1, func(b *Reserved) *float64 { return &b.Price }),
 		of(func(b *Reserved) *int64 { return &b.PaidUs }),
 	}
 }
 
 // array is the column of one field.
-type array[T any] struct {
+type array[T comparable] struct {
 	field  func(b *Reserved) *T
+	usual  *T // with which the array is empty if all elements have it; nil: it never is
 	values []T
 }
 
-func of[T any](field func(b *Reserved) *T) column { return &array[T]{field: field} }
+func of[T comparable](field func(b *Reserved) *T) column { return &array[T]{field: field} }
+
+func mostly[T comparable](usual T, field func(b *Reserved) *T) column {
+	return &array[T]{field: field, usual: &usual}
+}
 
 func (a *array[T]) collect(buckets []Reserved) any {
+	if a.usual != nil && a.isUsual(buckets) {
+		return []T{}
+	}
 	a.values = make([]T, len(buckets))
 	for i := range buckets {
 		a.values[i] = *a.field(&buckets[i])
 	}
 	return a.values
+}
+
+func (a *array[T]) isUsual(buckets []Reserved) bool {
+	for i := range buckets {
+		if *a.field(&buckets[i]) != *a.usual {
+			return false
+		}
+	}
+	return true
 }
 
 func (a *array[T]) target() any { return &a.values }
@@ -65,8 +82,9 @@ func (a *array[T]) spread(buckets []Reserved) {
 
 // parameters returns the parameters of reservation_save.sql.
 func (r *Reservation) parameters() []any {
-	all := []any{r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs, r.Release}
-	for _, c := range columns() {
+	arrays := columns()
+	all := append(make([]any, 0, 7+len(arrays)), r.ID, r.State, r.ReadyUs, r.StaleUs, r.StartedUs, r.ExpiresUs, r.Release)
+	for _, c := range arrays {
 		all = append(all, c.collect(r.Buckets))
 	}
 	return all
@@ -84,7 +102,7 @@ func (r *Reservation) scan(row pgx.Row) error {
 	}
 	r.Buckets = make([]Reserved, arrays[0].count())
 	for i := range r.Buckets {
-		r.Buckets[i] = Reserved{Shards: 1, Price: 1, PaidUs: r.ReadyUs} // as long as a column did not exist
+		r.Buckets[i] = Reserved{Shards: 1, Price: 1, PaidUs: r.ReadyUs} // the usual, and what held before a column was added
 	}
 	for _, c := range arrays {
 		c.spread(r.Buckets)
