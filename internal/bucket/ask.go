@@ -177,7 +177,7 @@ func AllAllowed(answers []Answer) bool {
 // Traits are what the choice of the way of a call depends on.
 type Traits struct {
 	Costless  bool      // no ask takes anything
-	Sharded   bool      // AnySharded
+	Sharded   bool      // a bucket is spread over several rows
 	Statement Statement // decides on all asks together; Locked: none does
 }
 

@@ -81,11 +81,6 @@ func (r *Answer) wait(t *Terms, cost, lowest float64) time.Duration {
 	return rowsOf(r.State, r.Rows).Wait(*t, r.Now, cost, lowest)
 }
 
-// AnySharded reports whether one of the buckets is spread over several rows.
-func AnySharded(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Sharded() })
-}
-
 // RowsOf returns the asks for every row of the buckets, in the order of locking.
 func RowsOf(asks []Ask) []Ask {
 	rows := make([]Ask, 0, len(asks))
