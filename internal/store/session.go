@@ -152,7 +152,10 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 
 // runAlone is Run for a batch of one call.
 func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []blocked {
-	err := s.waitingFor(waitFor, c.waits).Decide(ctx, c)
+	if waitFor != nil {
+		s = s.waitingFor(waitFor, c.waits)
+	}
+	err := s.Decide(ctx, c)
 	if err != nil { // what errors.As needs is an allocation
 		var held *heldError
 		if errors.As(err, &held) {
