@@ -131,6 +131,55 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 	return &waiting
 }
 
+// isSpread reports whether the call takes from one bucket, which has several rows.
+func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFromOne() }
+
+// Run answers the calls of a batch, and returns those that need a row which somebody holds. A call gets an error if its statement failed.
+//
+// In the first round trip statements take the sum of the costs of each group of calls, all or nothing (see planOf), and the rows of the other
+// calls are read. That read refuses what it can. The remaining calls are decided one after the other on locked rows, in two more round trips.
+//
+// A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
+// nil, all calls need that row, and the first lock waits for it.
+func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	if c := calls[0]; len(calls) == 1 && (waitFor == nil && !c.isSpread() || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
+		return s.runAlone(ctx, c, waitFor)
+	}
+	if waitFor == nil && askForOne(calls) && !calls[0].isSpread() {
+		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
+		waitFor = &key
+	}
+	seed := s.seed() // calls for one bucket take from the same row
+	if waitFor != nil {
+		seed = uint64(waitFor.Shard)
+	}
+	for i, c := range calls {
+		s.choose(c)
+		c.pickRows(seed)
+		c.seq, c.tried = i, 0
+	}
+	return s.run(ctx, calls, waitFor)
+}
+
+// runAlone is Run for a batch of one call.
+func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []blocked {
+	if waitFor != nil {
+		s = s.waitingFor(waitFor, c.waits)
+	}
+	err := s.Decide(ctx, c)
+	if err != nil { // what errors.As needs is an allocation
+		var held *heldError
+		if errors.As(err, &held) {
+			return []blocked{c.blockedBy(held.row)}
+		}
+		if waitFor != nil {
+			err = waitedFor(err, *waitFor)
+		}
+	}
+	c.Answer(err)
+	return nil
+}
+
 // way is how a call is decided.
 type way uint8
 
