@@ -344,7 +344,7 @@ func (b *Batcher[T]) run(f *batch[T], inline bool) (next *batch[T]) {
 		blocked = b.decider.Run(ctx, f.of(), &blocked[0].Row)
 	}
 	cancel()
-	if len(f.calls) > 1 {
+	if !inline {
 		runtime.Gosched() // so that callers who come back at once go along, and do not wait for another batch
 	}
 	calls := f.calls // which may be a part of the only one of them, as f may

@@ -150,10 +150,10 @@ func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 	return answers
 }
 
-// LookAt is Look on a page with the rows that were found, which are all those of the asks, in the order of locking. The asks get the terms in
+// LookAt resets p to the rows of the asks, which were found in the order of locking, and returns what Look does. The asks get the terms in
 // effect at the instant of the answers.
-func LookAt(asks []Ask, found, room []Answer) []Answer {
-	p := NewPage(asks)
+func (p *Page) LookAt(asks []Ask, found, room []Answer) []Answer {
+	p.Reset(asks)
 	for i := range p.Rows {
 		p.Put(i, found[i].State, found[i].Absent)
 	}

@@ -14,7 +14,8 @@ type plan struct {
 	others   []*Call  // in the order of arrival
 
 	rows   map[bucket.Key]*row
-	shared *group // the calls over several limits that share a bucket with another call
+	page   bucket.Page // for looks at the rows that were found
+	shared *group      // the calls over several limits that share a bucket with another call
 }
 
 // group are calls of a batch that a statement takes for together. It takes for all of them, or for none.
@@ -48,6 +49,7 @@ func planOf(calls []*Call, hot bool) *plan {
 	p := &plan{rows: make(map[bucket.Key]*row, len(calls))}
 	var room []row
 	for _, c := range calls {
+		c.rows = c.oneRow[:0]
 		for i := range c.Asks {
 			r := p.rows[c.Asks[i].Key]
 			if r == nil {
@@ -57,6 +59,7 @@ func planOf(calls []*Call, hot bool) *plan {
 				r, room = &room[0], room[1:]
 				p.rows[c.Asks[i].Key] = r
 			}
+			c.rows = append(c.rows, r)
 			if !c.Look {
 				r.calls++
 				r.several = r.several || len(c.Asks) > 1
@@ -81,29 +84,22 @@ func (p *plan) isOfOneRow() bool {
 	return len(p.groups) == 1 && len(p.several)+len(p.others) == 0
 }
 
-// anyRow reports whether is returns true for one of the buckets of the call.
-func (p *plan) anyRow(c *Call, is func(i int, r *row) bool) bool {
-	for i := range c.Asks {
-		if is(i, p.rows[c.Asks[i].Key]) {
-			return true
-		}
-	}
-	return false
-}
-
 // add adds a call to a group. It returns false if the call is decided in turn: no statement can decide it, or an earlier call for one of
 // its buckets is decided in turn.
 func (p *plan) add(c *Call, hot bool) (added bool) {
-	isUnfit := func(i int, r *row) bool { return r.apart || r.group != nil && !r.fits(&c.takes[i]) }
-	if c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement) && !p.anyRow(c, isUnfit) {
-		if first := p.rows[c.Asks[0].Key]; first.several {
+	isFit := c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement)
+	for i, r := range c.rows {
+		isFit = isFit && !r.apart && (r.group == nil || r.fits(&c.takes[i]))
+	}
+	if isFit {
+		if first := c.rows[0]; first.several {
 			added = p.addToSeveral(c)
 		} else {
 			added = p.addToRow(c, first)
 		}
 	}
-	if !added {
-		p.anyRow(c, func(_ int, r *row) bool { r.apart = true; return false })
+	for _, r := range c.rows {
+		r.apart = r.apart || !added
 	}
 	return added
 }
@@ -158,7 +154,7 @@ func (r *row) isUnder(o *row) bool {
 
 // addToSeveral adds a call over several limits, or for a bucket of such a call. All calls that share a bucket are one group.
 func (p *plan) addToSeveral(c *Call) bool {
-	isShared := p.anyRow(c, func(_ int, r *row) bool { return r.calls > 1 })
+	isShared := slices.ContainsFunc(c.rows, func(r *row) bool { return r.calls > 1 })
 	g := p.shared
 	if g == nil || !isShared {
 		g = &group{}
@@ -168,7 +164,7 @@ func (p *plan) addToSeveral(c *Call) bool {
 		p.shared = g
 	}
 	for i := range c.takes {
-		a, r := &c.takes[i], p.rows[c.Asks[i].Key]
+		a, r := &c.takes[i], c.rows[i]
 		if r.group == nil {
 			r.ask, r.group = *a, g
 			r.ask.Cost = 0
@@ -198,7 +194,7 @@ func (p *plan) answer() (undecided []*Call) {
 			undecided = append(undecided, c)
 		}
 		for _, c := range slices.Backward(g.calls) {
-			p.setTaken(c)
+			c.setTaken()
 		}
 		for _, c := range g.calls {
 			c.Answer(nil)
@@ -208,10 +204,10 @@ func (p *plan) answer() (undecided []*Call) {
 }
 
 // setTaken sets the answers to a call that its group took for. The rows are as they were after the call, and then as they were before.
-func (p *plan) setTaken(c *Call) {
+func (c *Call) setTaken() {
 	c.Answers = c.room()
 	for i := range c.Asks {
-		r, a := p.rows[c.Asks[i].Key], &c.takes[i]
+		r, a := c.rows[i], &c.takes[i]
 		c.Answers[i] = r.answer
 		a.Untake(&r.answer, a.Cost)
 	}
@@ -224,7 +220,7 @@ func (p *plan) setFound(c *Call) {
 	c.Answers = c.room()
 	isKnown := true
 	for i := range c.Asks {
-		r := p.rows[c.Asks[i].Key]
+		r := c.rows[i]
 		isKnown = isKnown && r.found
 		c.Answers[i] = r.answer
 		c.Answers[i].Allowed = true
@@ -233,7 +229,7 @@ func (p *plan) setFound(c *Call) {
 	case c.traits.Sharded:
 		c.way = byLooking
 	case isKnown:
-		c.Answers = bucket.LookAt(c.Asks, c.Answers, c.Answers)
+		c.Answers = p.page.LookAt(c.Asks, c.Answers, c.Answers)
 	}
 }
 

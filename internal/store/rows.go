@@ -19,7 +19,7 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 	if err != nil {
 		return nil, err
 	}
-	answers := bucket.LookAt(asks, found, room)
+	answers := (&bucket.Page{}).LookAt(asks, found, room)
 	if bucket.AnyInOtherMode(asks) {
 		return nil, ErrOtherMode
 	}

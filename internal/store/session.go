@@ -21,7 +21,10 @@ type Call struct {
 	verdict verdict      // of that statement
 	takes   []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
 
-	waits int   // how many rows it has waited for
+	waits  int    // how many rows it has waited for
+	rows   []*row // of its asks, in a batch
+	oneRow [1]*row
+
 	seq   int   // its place in the batch, in the order of arrival
 	tried int32 // how many rows of its bucket were held
 }

@@ -119,9 +119,10 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) er
 	if err != nil {
 		return err
 	}
+	var p bucket.Page
 	for _, c := range calls {
 		n := len(bucket.RowsOf(c.Asks))
-		c.Answers, answers = bucket.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
+		c.Answers, answers = p.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
 	}
 	return nil
 }
