@@ -165,8 +165,9 @@ func (h *erasHistory) step() {
 		h.model = before
 		return
 	case chance == 1:
+		row := terms.OfShard()
 		for i := range rows {
-			rows[i] = bucket.State{Value: terms.OfShard().Capacity, TS: max(rows[i].TS, terms.OfShard().Begin(now))}
+			rows[i] = bucket.State{Value: row.Capacity, TS: max(rows[i].TS, row.Begin(now))}
 		}
 		h.model.Fill(now)
 		keep = nil

@@ -19,20 +19,20 @@ func (t Terms) OfShard() Terms {
 }
 
 // FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
-func (t Terms) FromFuture(s State, now int64) bool {
+func (t *Terms) FromFuture(s State, now int64) bool {
 	if s.TS <= now { // the most frequent case
 		return false
 	}
-	step := t.Kind.Begin(t, now, 1) - t.Kind.Begin(t, now, 0)
+	step := t.Kind.Begin(*t, now, 1) - t.Kind.Begin(*t, now, 0)
 	return s.TS > t.Begin(now)+step+ClockTolerance.Microseconds()
 }
 
 // FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now.
-func (t Terms) FixClock(s State, now int64) State {
+func (t *Terms) FixClock(s State, now int64) State {
 	if !t.FromFuture(s, now) {
 		return s
 	}
-	return t.Kind.FixClock(t, s, now)
+	return t.Kind.FixClock(*t, s, now)
 }
 
 // Sharded reports whether the bucket is spread over several rows.

@@ -21,8 +21,8 @@ func PhaseOf(start, step int64) int64 {
 
 // Begin returns the instant at which the step that holds now began, and for instants before the first step when
 // that will. A step that had begun before the terms did begins with them.
-func (t Terms) Begin(now int64) int64 {
-	begin := t.Kind.Begin(t, now, 0)
+func (t *Terms) Begin(now int64) int64 {
+	begin := t.Kind.Begin(*t, now, 0)
 	if t.Eras == nil {
 		return begin
 	}
