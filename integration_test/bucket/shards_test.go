@@ -182,10 +182,11 @@ func rowsKeep(t require.TestingT, terms bucket.Terms, rows []bucket.State, now i
 		return
 	}
 	require.Equal(t, sum-cost, bucket.Rows(next).Tokens(terms, now), "nothing is lost, and nothing made")
+	row := terms.OfShard()
 	for i := range next {
 		require.Equal(t, next[0].Value, next[i].Value, "the rows are even")
 		require.GreaterOrEqual(t, next[i].TS, fixed[i].TS, "no instant is credited twice")
-		require.False(t, terms.OfShard().FromFuture(next[i], now), "a wrong clock is put right")
+		require.False(t, row.FromFuture(next[i], now), "a wrong clock is put right")
 	}
 }
 
