@@ -183,7 +183,7 @@ type Config struct {
 	// wait for a connection, and the wait for rows that open transactions hold. The error then is context.DeadlineExceeded to
 	// errors.Is, and it is unknown whether the call took tokens. For Prune and Expire it limits each of their transactions. It does
 	// not limit InTx, which runs your function, and calls in transactions: their contexts do. A COMMIT that was sent can take five
-	// seconds more. The Limiter checks the time only now and then, so a call can take a sixteenth longer. Defaults to 10 seconds;
+	// seconds more. The time of concurrent calls is checked only now and then, so a call can take a sixteenth longer. Defaults to 10 seconds;
 	// below 0 there is no limit.
 	//
 	// The Limiter cancels the statement of a call that has timed out. If the cancel request reaches the server before the statement,

@@ -374,7 +374,7 @@ func (f *batch[T]) of() []*T {
 
 // abandon answers the calls that are left of a batch that panicked, or whose goroutine exits.
 func (f *batch[T]) abandon(panicked any) {
-	if panicked != nil {
+	if panicked != nil && !f.inline { // else it panics on the goroutine of its caller, with the same value
 		panicked = fmt.Sprintf("%v\n\n%s", panicked, debug.Stack())
 	}
 	for _, c := range f.calls {
