@@ -288,7 +288,9 @@ func (c *call) retryWith(arranged plan, run func(again *call) error) error {
 		again.Reserve = &keeping
 	}
 	err := run(again)
-	c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
+	if err == nil || errors.Is(err, ErrCommitUnknown) { // otherwise a batch that the call has left may still write to it
+		c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
+	}
 	return err
 }
 

@@ -64,7 +64,11 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 	}
 	began := time.Now()
 	d, err = l.do(ctx, c)
-	answered, kept := time.Now(), c.reservation()
+	answered := time.Now()
+	if err != nil && !errors.Is(err, ErrCommitUnknown) { // a batch that the call has left may still write to c
+		return d, err
+	}
+	kept := c.reservation()
 	switch {
 	case errors.Is(err, ErrCommitUnknown) && kept != nil:
 		return Decision{}, giveUp(ctx, l, kept.ID, err)

@@ -125,6 +125,9 @@ func (c *Call[T]) StartAlone() {
 	c.stage.Store(stageInBatch)
 }
 
+// Leave makes the caller of a call of StartAlone give up. It returns false if the call is claimed or answered.
+func (c *Call[T]) Leave() bool { return c.stage.CompareAndSwap(stageInBatch, stageLeft) }
+
 // Result waits for the answer to a call of StartAlone.
 func (c *Call[T]) Result() error {
 	<-c.done

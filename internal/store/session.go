@@ -249,6 +249,9 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		return err
 	}
 	if err == nil && c.Reserve != nil {
+		if !c.Claim() { // its caller has left: nothing is kept
+			return context.Canceled
+		}
 		if c.record(); c.Record != nil {
 			err = s.save(ctx, bucket.NewPage(c.Asks), c.Record)
 		}
