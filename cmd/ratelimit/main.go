@@ -8,7 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 )
 
 func main() { os.Exit(run()) }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"

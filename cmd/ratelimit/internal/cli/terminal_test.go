@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 )
 
 // terminal returns both ends of a terminal: who types, and what the program reads.

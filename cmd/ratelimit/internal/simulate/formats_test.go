@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
 // seen returns how a line is read: the instant and the attributes that it has, or what is wrong with it.

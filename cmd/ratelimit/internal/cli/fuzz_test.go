@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 )
 
 // FuzzRun gives the program any arguments, a line each, and any input. Its context is over, so that no database is asked and no server

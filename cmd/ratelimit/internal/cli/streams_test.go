@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 )
 
 var errFull = errors.New("no space left on device")

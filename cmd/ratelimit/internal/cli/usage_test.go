@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 

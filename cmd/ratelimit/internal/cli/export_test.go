@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/internal/doctor"
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
 // Root returns the commands of the program, for tests that walk them.

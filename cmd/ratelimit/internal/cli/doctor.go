@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 )
 
 func (a *app) doctorCommand() *cobra.Command {

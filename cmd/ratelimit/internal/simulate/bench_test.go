@@ -11,15 +11,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
 // BenchmarkMillionLines replays 1,000,000 generated lines of 200,000 addresses, in the combined format and as JSON, for which
 // one limit or three are asked. It reports the lines of a second of CPU time, the writing of the lines included, the most memory that the
 // process has had, and the bytes that were kept for each bucket, those for its refusals included. Run each by itself:
 //
-//	go test ./internal/simulate -run xxx -bench MillionLines/OneLimit -benchtime 1x -cpu 1
-//	go test ./internal/simulate -run xxx -bench MillionLines/ThreeLimits -benchtime 1x -cpu 1
+//	go test ./cmd/ratelimit/internal/simulate -run xxx -bench MillionLines/OneLimit -benchtime 1x -cpu 1
+//	go test ./cmd/ratelimit/internal/simulate -run xxx -bench MillionLines/ThreeLimits -benchtime 1x -cpu 1
 func BenchmarkMillionLines(b *testing.B) {
 	one := simulate.Config{By: "address", Rules: document(b, `{limit: address, rate: 30, period: minute, capacity: 5}`)}
 	b.Run("OneLimit", func(b *testing.B) { million(b, one, false) })

@@ -16,7 +16,7 @@ import (
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "waits two seconds until a rule begins")
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "using.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "using.md"))
 	require.NoError(t, err)
 	f := on(t, postgrestest.NewEmptyDatabase(t))
 	work := t.TempDir()

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 

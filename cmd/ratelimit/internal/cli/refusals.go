@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
 // refusalFile is the file that --refusals names. What it has had is lost with the first refusal, or at the end, and not while

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
 // TestRunAgreesWithAModel holds a replay to what docs/cli.md says, written down once more in fractions that round nothing:

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
@@ -51,7 +51,7 @@ func steady(output string) string {
 
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "cli.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "cli.md"))
 	require.NoError(t, err)
 	document := string(text)
 
@@ -64,7 +64,7 @@ func TestDocument(t *testing.T) {
 		}
 		f := on(t, postgrestest.NewEmptyDatabase(t))
 		bin, work := t.TempDir(), t.TempDir()
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "ratelimit"), "../../cmd/ratelimit")
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "ratelimit"), "../..")
 		out, err := build.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		found := blocks(t, document)

@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/simulate"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"

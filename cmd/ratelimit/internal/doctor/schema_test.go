@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/doctor"
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
