@@ -21,10 +21,10 @@ CONCURRENT := ./internal/batch ./ratelimittest
 
 # PLAIN matches packages whose tests drive a page, a command or a measurement, or read documents: make test-all runs them without
 # the race detector, because it would slow them down and find nothing.
-PLAIN := /(admin/playground|bench.*|httplimit/client|integration_test/(consumer|docs|docs/links)|(cmd/ratelimit/)?internal/(browsertest|cli|golden|shape))$$
+PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/links)|cmd/ratelimit/internal/cli|internal/(golden|shape))$$
 
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
-READERS := /(admin/playground|cmd/ratelimit/internal/cli|examples/orm|integration_test/docs|integration_test/docs/links)$$
+READERS := /(cmd/ratelimit/internal/cli|examples/orm|integration_test/(browser/client|browser/playground|docs|docs/links))$$
 
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine.
 ON = $(if $(VERSION),.ci/postgres $(VERSION))

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-chi/chi/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
@@ -59,11 +58,6 @@ func TestAnyPrefix(t *testing.T) {
 		"Pattern":     {"/admin/", func(*testing.T) http.Handler { return muxOf("/admin/", handler) }},
 		"Deep":        {"/ops/limits/of-today/", func(*testing.T) http.Handler { return muxOf("/ops/limits/of-today/", handler) }},
 		"StripPrefix": {"/ops/limits/", func(*testing.T) http.Handler { return muxOf("/ops/limits/", http.StripPrefix("/ops/limits", handler)) }},
-		"Chi": {"/ops/limits/", func(*testing.T) http.Handler {
-			router := chi.NewRouter()
-			router.Mount("/ops/limits", handler)
-			return router
-		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

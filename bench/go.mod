@@ -6,7 +6,6 @@ require (
 	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/httplimit v0.0.0-00010101000000-000000000000
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 	github.com/shirou/gopsutil/v4 v4.26.6
@@ -41,9 +40,4 @@ require (
 // Some module proxies do not serve it, which go mod tidy needs; the version before it does as well.
 exclude github.com/Azure/go-ansiterm v0.0.0-20261006220739-8c912ac31dd4
 
-replace (
-	github.com/pgratelimit/pgratelimit => ..
-	github.com/pgratelimit/pgratelimit/httplimit => ../httplimit
-	github.com/pgratelimit/pgratelimit/internal/browsertest => ../internal/browsertest
-	github.com/pgratelimit/pgratelimit/rules => ../rules
-)
+replace github.com/pgratelimit/pgratelimit => ..

@@ -7,11 +7,8 @@ require (
 	github.com/chromedp/chromedp v0.23.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/admin v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/httplimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/internal/browsertest v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/pgratelimit/integration_test v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/promlimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/rules v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/scheduler v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/client_model v0.6.3
@@ -36,7 +33,6 @@ require (
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/mfridman/interpolate v0.0.2 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
-	github.com/pgratelimit/pgratelimit/internal/inspect v0.0.0-00010101000000-000000000000 // indirect
 	github.com/pressly/goose/v3 v3.29.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/riverqueue/river/riverdriver v0.51.0 // indirect
@@ -54,11 +50,7 @@ require (
 
 replace (
 	github.com/pgratelimit/pgratelimit => ..
-	github.com/pgratelimit/pgratelimit/admin => ../admin
-	github.com/pgratelimit/pgratelimit/httplimit => ../httplimit
-	github.com/pgratelimit/pgratelimit/internal/browsertest => ../internal/browsertest
-	github.com/pgratelimit/pgratelimit/internal/inspect => ../internal/inspect
+	github.com/pgratelimit/pgratelimit/integration_test => ../integration_test
 	github.com/pgratelimit/pgratelimit/promlimit => ../promlimit
-	github.com/pgratelimit/pgratelimit/rules => ../rules
 	github.com/pgratelimit/pgratelimit/scheduler => ../scheduler
 )

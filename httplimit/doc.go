@@ -9,6 +9,11 @@
 //		},
 //	})
 //	http.Handle("/chat", limited(chat))
+//	router.Use(limited)                      // chi
+//	router.Use(echo.WrapMiddleware(limited)) // Echo
+//
+// Echo answers the error of a handler after the middleware has returned. A rule with a [Rule.Refund] sees the status only if a
+// middleware inside of it calls c.Echo().HTTPErrorHandler.
 //
 // # What is charged when
 //

@@ -2,10 +2,12 @@ package httplimit_test
 
 import (
 	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/dunglas/httpsfv"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
@@ -28,37 +30,38 @@ var (
 
 func one(limit ratelimit.Limit) []httplimit.Rule { return []httplimit.Rule{{Limit: limit, Key: user}} }
 
-// requireDraftFields checks that both fields are what the draft says, by a parser that is not ours, and returns the
-// numbers of each policy.
+// An item of a field: a name in quotes, whole numbers, and perhaps a unit. integration_test/http parses fields by another library.
+var (
+	draftItem   = regexp.MustCompile(`"([A-Za-z0-9_.:/-]+)"((?:;[a-z]=\d{1,15})+)(?:;qu="(?:[ !#-\[\]-~]|\\["\\])*")?`)
+	draftNumber = regexp.MustCompile(`;([a-z])=(\d+)`)
+)
+
+// requireDraftFields checks that both fields have the form that the draft says, and returns the numbers of each policy.
 func requireDraftFields(t *testing.T, header http.Header) (policies, limits map[string]map[string]int64) {
 	t.Helper()
-	parse := func(field string, required []string, optional string) map[string]map[string]int64 {
-		list, err := httpsfv.UnmarshalList(header.Values(field))
-		require.NoError(t, err, "%s: %q", field, header.Values(field))
-		require.NotEmpty(t, list)
+	parse := func(field, required, optional string) map[string]map[string]int64 {
+		value := strings.Join(header.Values(field), ", ")
 		all := make(map[string]map[string]int64)
-		for _, member := range list {
-			item, ok := member.(httpsfv.Item)
-			require.True(t, ok)
-			require.IsType(t, "", item.Value, "the name of a policy is a String")
+		items := draftItem.FindAllStringSubmatch(value, -1)
+		whole := make([]string, len(items))
+		for i, item := range items {
+			whole[i] = item[0]
+			require.NotContains(t, all, item[1], "each policy is stated once")
 			numbers := make(map[string]int64)
-			for _, parameter := range append(required, optional) {
-				value, found := item.Params.Get(parameter)
-				if !found && parameter == optional {
-					continue
-				}
-				require.True(t, found, "%s has no %s", field, parameter)
-				require.IsType(t, int64(0), value, "%s is an Integer", parameter)
-				numbers[parameter], _ = value.(int64)
-				require.GreaterOrEqual(t, numbers[parameter], int64(0))
+			for _, number := range draftNumber.FindAllStringSubmatch(item[2], -1) {
+				require.Contains(t, []string{required, optional}, number[1], field)
+				var err error
+				numbers[number[1]], err = strconv.ParseInt(number[2], 10, 64)
+				require.NoError(t, err)
 			}
-			name, _ := item.Value.(string)
-			require.NotContains(t, all, name, "each policy is stated once")
-			all[name] = numbers
+			require.Contains(t, numbers, required, field)
+			all[item[1]] = numbers
 		}
+		require.NotEmpty(t, items, field)
+		require.Equal(t, value, strings.Join(whole, ", "), "%s holds nothing else", field)
 		return all
 	}
-	policies, limits = parse("RateLimit-Policy", []string{"q"}, "w"), parse("RateLimit", []string{"r"}, "t")
+	policies, limits = parse("RateLimit-Policy", "q", "w"), parse("RateLimit", "r", "t")
 	for name, p := range policies {
 		require.Positive(t, p["q"], name)
 		if w, found := p["w"]; found {

@@ -174,14 +174,6 @@ func request(t *testing.T, headers ...string) *http.Request {
 	return r
 }
 
-// at is request for another path.
-func at(t *testing.T, path string) *http.Request {
-	t.Helper()
-	r := request(t)
-	r.URL.Path = path
-	return r
-}
-
 // do returns what handler answers.
 func do(handler http.Handler, r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()

@@ -4,13 +4,15 @@ go 1.26.0
 
 require (
 	github.com/anishathalye/porcupine v1.3.1
+	github.com/chromedp/cdproto v0.159.0
+	github.com/chromedp/chromedp v0.23.0
+	github.com/dunglas/httpsfv v1.1.2
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/jackc/pgx/v5 v5.12.0
+	github.com/labstack/echo/v5 v5.3.1
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/httplimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/otellimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/promlimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/rules v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/scheduler v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/riverqueue/river v0.51.0
@@ -28,6 +30,7 @@ require (
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/felixge/httpsnoop v1.1.0 // indirect
+	github.com/go-json-experiment/json v0.0.0-20260213210345-44df1a37e875 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/goccy/go-yaml v1.19.2 // indirect
@@ -62,10 +65,7 @@ require (
 
 replace (
 	github.com/pgratelimit/pgratelimit => ..
-	github.com/pgratelimit/pgratelimit/httplimit => ../httplimit
-	github.com/pgratelimit/pgratelimit/internal/browsertest => ../internal/browsertest
 	github.com/pgratelimit/pgratelimit/otellimit => ../otellimit
 	github.com/pgratelimit/pgratelimit/promlimit => ../promlimit
-	github.com/pgratelimit/pgratelimit/rules => ../rules
 	github.com/pgratelimit/pgratelimit/scheduler => ../scheduler
 )

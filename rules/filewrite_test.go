@@ -6,10 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -82,42 +80,6 @@ func TestWriteIsRead(t *testing.T) {
 	d.Rules[0].Capacity = new(1e-9)
 	d.Tiers.Tiers[0].DefaultCost = 1e-9
 	requireRoundTrip(t, d)
-}
-
-// Any words and numbers that a document may hold are written so that they are read again.
-func TestWriteAnythingIsRead(t *testing.T) {
-	t.Parallel()
-	words := rapid.OneOf(
-		rapid.String().Filter(func(s string) bool { return !strings.Contains(s, "\x00") && len(s) < 500 }),
-		rapid.SampledFrom([]string{
-			"null", "~", "true", "no", "on", "1", "1e3", "0x1", ".inf", "-", "- a", "a: b", "a #b", "#a", " a ", "a\nb", "\t", "'", "\"", "\\", "{a}", "[", "*a",
-			"&a", "!a", "%a", "@a", "|", ">", "?", ":", "a:", "\u2028", "\ufeff", "\U0001F600", "\u0085", "\x7f", "---", "...", "<<",
-		}))
-	amount := rapid.Custom(func(t *rapid.T) *float64 {
-		if rapid.Bool().Draw(t, "none") {
-			return nil
-		}
-		return new(rapid.Float64Range(1, 1000).Draw(t, "amount"))
-	})
-	rapid.Check(t, func(t *rapid.T) {
-		d := &rules.Document{
-			Rules: []rules.Rule{{
-				Limit: "limit", Plan: rapid.StringMatching(`[A-Za-z0-9_.:/-]{0,64}`).Draw(t, "plan"),
-				Kind: rapid.SampledFrom([]rules.Kind{"", rules.TokenBucket, rules.FixedWindow}).Draw(t, "kind"),
-				Rate: rapid.Float64Range(1, 1000).Draw(t, "rate"), Period: time.Microsecond * time.Duration(rapid.Int64Range(1, 1e9).Draw(t, "period")),
-				Capacity: amount.Draw(t, "capacity"), MaxReserved: amount.Draw(t, "max reserved"),
-				Mode:     rapid.SampledFrom([]ratelimit.Mode{"", ratelimit.On, ratelimit.Shadow, ratelimit.Off}).Draw(t, "mode"),
-				OnChange: rapid.SampledFrom([]ratelimit.OnChange{"", ratelimit.AddTokens}).Draw(t, "on change"),
-				Unit:     rapid.StringN(0, 10, 64).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "unit"), Description: words.Draw(t, "description"),
-			}},
-			Tiers: rules.TierSet{
-				Match: rapid.SampledFrom([]rules.Match{rules.MatchAll, rules.MatchFirst}).Draw(t, "match"),
-				Tiers: []rules.Tier{{Limit: "another", Endpoint: words.Draw(t, "endpoint"), When: map[string]string{"plan": words.Draw(t, "condition")}}},
-			},
-			Overrides: []rules.Override{{Limit: "limit", Key: rapid.StringN(0, 64, 256).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "key"), Multiplier: 2}},
-		}
-		requireRoundTrip(t, d)
-	})
 }
 
 // What is read can be used, and written, and then says the same. Nothing makes Read panic.

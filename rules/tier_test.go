@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -117,29 +116,6 @@ func TestTierKey(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []ratelimit.Request{calls.For(want)}, requests, key)
 	}
-}
-
-// Two requests with different attributes never have one key, whatever the pattern and the attributes.
-func TestTierKeysDiffer(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.StringOfN(rapid.SampledFrom([]rune(`a/\|`)), 1, 4, -1)
-		separator := rapid.SampledFrom([]string{"/", "|", "a", "//", "/|", ":/"})
-		pattern := "{tenant}" + separator.Draw(t, "first") + "{user}" + separator.Draw(t, "second") + "{address}"
-		key := func(of rules.Attributes) ratelimit.Request {
-			tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "calls", Key: pattern}}}, defined)
-			require.NoError(t, err)
-			requests, err := tiers.Requests(of, nil)
-			require.NoError(t, err)
-			return requests[0]
-		}
-		attributes := func(of string) rules.Attributes {
-			return rules.Attributes{Tenant: text.Draw(t, of+" tenant"), User: text.Draw(t, of+" user"), Address: text.Draw(t, of+" address")}
-		}
-		one, other := attributes("one"), attributes("other")
-		same := one.Tenant == other.Tenant && one.User == other.User && one.Address == other.Address
-		require.Equal(t, same, key(one) == key(other), "%s of %+v and %+v", pattern, one, other)
-	})
 }
 
 func TestTierCost(t *testing.T) {

@@ -5,7 +5,6 @@ go 1.26.0
 require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/rules v0.0.0-00010101000000-000000000000
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
 	github.com/riverqueue/river/rivertype v0.51.0
@@ -32,7 +31,4 @@ require (
 	golang.org/x/text v0.43.0 // indirect
 )
 
-replace (
-	github.com/pgratelimit/pgratelimit => ..
-	github.com/pgratelimit/pgratelimit/rules => ../rules
-)
+replace github.com/pgratelimit/pgratelimit => ..

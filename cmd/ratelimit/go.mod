@@ -5,9 +5,6 @@ go 1.26.0
 require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/admin v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/internal/inspect v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/rules v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	github.com/stretchr/testify v1.12.1
@@ -23,7 +20,6 @@ require (
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/mfridman/interpolate v0.0.2 // indirect
-	github.com/pgratelimit/pgratelimit/httplimit v0.0.0-00010101000000-000000000000 // indirect
 	github.com/pressly/goose/v3 v3.29.0 // indirect
 	github.com/sethvargo/go-retry v0.5.0 // indirect
 	go.uber.org/multierr v1.11.0 // indirect
@@ -31,11 +27,4 @@ require (
 	golang.org/x/sync v0.24.0 // indirect
 )
 
-replace (
-	github.com/pgratelimit/pgratelimit => ../..
-	github.com/pgratelimit/pgratelimit/admin => ../../admin
-	github.com/pgratelimit/pgratelimit/httplimit => ../../httplimit
-	github.com/pgratelimit/pgratelimit/internal/browsertest => ../../internal/browsertest
-	github.com/pgratelimit/pgratelimit/internal/inspect => ../../internal/inspect
-	github.com/pgratelimit/pgratelimit/rules => ../../rules
-)
+replace github.com/pgratelimit/pgratelimit => ../..

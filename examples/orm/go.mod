@@ -2,8 +2,6 @@ module github.com/pgratelimit/pgratelimit/examples/orm
 
 go 1.26.0
 
-replace github.com/pgratelimit/pgratelimit => ../..
-
 require (
 	entgo.io/ent v0.14.5
 	github.com/DATA-DOG/go-sqlmock v1.5.2
@@ -51,3 +49,5 @@ require (
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 )
+
+replace github.com/pgratelimit/pgratelimit => ../..

@@ -25,19 +25,20 @@ const core = "github.com/pgratelimit/pgratelimit"
 // root is this checkout.
 const root = "../.."
 
-// What migrations and ratelimit import of other modules.
+// The imports of other modules in the root module. Those of leaves are in rules and httplimit: such a module requires no other.
 var (
 	ofPgx   = []string{"github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib"}
 	ofGoose = []string{"github.com/pressly/goose/v3", "github.com/pressly/goose/v3/database", "github.com/pressly/goose/v3/lock"}
+	leaves  = []string{"github.com/felixge/httpsnoop", "github.com/goccy/go-yaml"}
 )
 
-// TestConsumer promises that whoever imports ratelimit and migrations gets pgx and goose and what these bring, at the versions that these
-// ask for, and no other module, not even in go list -m all, which moves the versions of what an application has already.
+// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, two leaves and the modules that these
+// require, at their versions, and no other module, not even in go list -m all, which moves the versions that an application has already.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	testsize.Nightly(t, "it builds applications with empty module caches")
 	whole := newApplication(t, core+"/ratelimit", core+"/migrations")
-	bare := newApplication(t, slices.Concat(ofPgx, ofGoose)...)
+	bare := newApplication(t, slices.Concat(ofPgx, ofGoose, leaves)...)
 	alone := newApplication(t, core+"/ratelimit")
 
 	t.Run("Builds", func(t *testing.T) {
@@ -45,7 +46,7 @@ func TestConsumer(t *testing.T) {
 		whole.run(t, "build", "-trimpath", "-o", filepath.Join(t.TempDir(), "application"), ".")
 	})
 
-	t.Run("HasTheModulesOfPgxAndGoose", func(t *testing.T) {
+	t.Run("HasTheModulesOfPgxGooseAndTheLeaves", func(t *testing.T) {
 		t.Parallel()
 		got := whole.modules(t)
 		require.Contains(t, got, core)
@@ -138,9 +139,7 @@ func newApplication(t *testing.T, packages ...string) application {
 	fmt.Fprintf(&mod, "module example.com/application\n\ngo 1.26.0\n\nreplace %s => %s\n", core, checkout)
 	if !strings.HasPrefix(packages[0], core) {
 		for _, r := range moduleAt(t, ".").Require {
-			if r.Path == "github.com/jackc/pgx/v5" || r.Path == "github.com/pressly/goose/v3" {
-				fmt.Fprintf(&mod, "\nrequire %s %s\n", r.Path, r.Version)
-			}
+			fmt.Fprintf(&mod, "\nrequire %s %s\n", r.Path, r.Version) // go mod tidy removes testify
 		}
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(a.directory, "main.go"), []byte(source.String()), 0o600))

@@ -5,7 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // see counts one more of a key.
@@ -51,18 +52,19 @@ func TestHeaviest(t *testing.T) {
 
 	t.Run("KeepsItsBounds", func(t *testing.T) {
 		t.Parallel()
-		rapid.Check(t, func(rt *rapid.T) {
-			h, exact := newHeaviest(rapid.IntRange(1, 12).Draw(rt, "places")), make(map[string]int64)
-			key := rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 40)) // some are heavy
-			for i, k := range rapid.SliceOfN(key, 0, 400).Draw(rt, "keys") {
-				h.see(fmt.Sprint(k))
-				exact[fmt.Sprint(k)]++
+		r := testsize.Rand(t)
+		for range 100 {
+			h, exact := newHeaviest(1+r.IntN(12)), make(map[string]int64)
+			for i := range r.IntN(400) {
+				key := fmt.Sprint(r.IntN([]int{4, 41}[r.IntN(2)])) // some are heavy
+				h.see(key)
+				exact[key]++
 				if i%50 == 0 {
-					h.requireBounds(rt, exact)
+					h.requireBounds(t, exact)
 				}
 			}
-			h.requireBounds(rt, exact)
-		})
+			h.requireBounds(t, exact)
+		}
 	})
 
 	t.Run("IsExactWhileThereIsRoom", func(t *testing.T) {

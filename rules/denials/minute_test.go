@@ -11,8 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -25,8 +25,9 @@ func minuteAt(at time.Time, places int) *minute { return newMinute(at.UnixMicro(
 // time, and no key has more than it was refused.
 func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(rt *rapid.T) {
-		m := minuteAt(noon, rapid.IntRange(0, 4).Draw(rt, "places"))
+	r := testsize.Rand(t)
+	for range 100 {
+		m := minuteAt(noon, r.IntN(5))
 		exact, exactKeys := make(map[pair]tally), make(map[id]tally)
 		table := make(map[id]tally)
 		flush := func(done bool) {
@@ -38,39 +39,38 @@ func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 				sum := sums[of.pair]
 				sum.add(row)
 				sums[of.pair] = sum
-				require.GreaterOrEqual(rt, row.refused, int64(0), of)
+				require.GreaterOrEqual(t, row.refused, int64(0), of)
 				if of.key != "" {
-					require.LessOrEqual(rt, row.refused, exactKeys[of].refused, of)
-					require.LessOrEqual(rt, row.cost, exactKeys[of].cost, of)
-					require.LessOrEqual(rt, row.lastUs, exactKeys[of].lastUs, of)
+					require.LessOrEqual(t, row.refused, exactKeys[of].refused, of)
+					require.LessOrEqual(t, row.cost, exactKeys[of].cost, of)
+					require.LessOrEqual(t, row.lastUs, exactKeys[of].lastUs, of)
 				}
 			}
-			require.Equal(rt, exact, sums)
+			require.Equal(t, exact, sums)
 		}
-		key := rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 200))
-		for i := range rapid.IntRange(0, 300).Draw(rt, "refusals") {
-			r := ratelimit.Refusal{
-				Limit: rapid.SampledFrom([]string{"logins", "uploads"}).Draw(rt, "limit"),
-				Route: rapid.SampledFrom([]string{"", "POST /"}).Draw(rt, "route"),
-				Key:   fmt.Sprint(key.Draw(rt, "key")), Shadow: rapid.Bool().Draw(rt, "shadow"),
-				Cost: float64(rapid.IntRange(0, 5).Draw(rt, "cost")), At: noon.Add(time.Duration(i) * time.Millisecond),
+		for i := range r.IntN(301) {
+			refusal := ratelimit.Refusal{
+				Limit: []string{"logins", "uploads"}[r.IntN(2)],
+				Route: []string{"", "POST /"}[r.IntN(2)],
+				Key:   fmt.Sprint(r.IntN([]int{4, 201}[r.IntN(2)])), Shadow: r.IntN(2) == 0,
+				Cost: float64(r.IntN(6)), At: noon.Add(time.Duration(i) * time.Millisecond),
 			}
-			if r.Key == "0" {
-				r.Key = "" // Global
+			if refusal.Key == "0" {
+				refusal.Key = "" // Global
 			}
-			require.True(rt, m.count(&r))
-			of := id{pair{r.Limit, r.Route, r.Shadow}, r.Key}
-			one := tally{1, r.Cost, r.At.UnixMicro()}
+			require.True(t, m.count(&refusal))
+			of := id{pair{refusal.Limit, refusal.Route, refusal.Shadow}, refusal.Key}
+			one := tally{1, refusal.Cost, refusal.At.UnixMicro()}
 			sum := exact[of.pair]
 			sum.add(one)
 			exact[of.pair] = sum
 			add(exactKeys, of, one)
-			if rapid.IntRange(0, 30).Draw(rt, "flush") == 0 {
-				flush(rapid.IntRange(0, 5).Draw(rt, "done") == 0)
+			if r.IntN(31) == 0 {
+				flush(r.IntN(6) == 0)
 			}
 		}
 		flush(true)
-	})
+	}
 }
 
 func TestKeysAreToldApart(t *testing.T) {

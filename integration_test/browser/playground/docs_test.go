@@ -11,7 +11,7 @@ import (
 // TestTheDocumentedLinks opens the links of docs/playground.md, and holds its table to what the page knows.
 func TestTheDocumentedLinks(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/playground.md")
+	text, err := os.ReadFile("../../../docs/playground.md")
 	require.NoError(t, err)
 	url := serve(t)
 	p := open(t, url)

@@ -8,7 +8,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
 // TestKeyboard does everything without a mouse.

@@ -8,7 +8,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
 // TestPictures writes the pictures of docs/playground.md, with RATELIMIT_PICTURES=1.
@@ -36,6 +36,6 @@ func TestPictures(t *testing.T) {
 		png, err := chromedp.Run(p.tab, chromedp.CaptureScreenshot())
 		require.NoError(t, err)
 		require.Less(t, len(png), 250_000, picture.name)
-		require.NoError(t, os.WriteFile(filepath.Join("..", "..", "docs", "images", picture.name+".png"), png, 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join("..", "..", "..", "docs", "images", picture.name+".png"), png, 0o600))
 	}
 }

@@ -61,7 +61,7 @@ func TestPageInTheDocumentation(t *testing.T) {
 // documentedScript returns page.js as the package's documentation has it.
 func documentedScript(t *testing.T) string {
 	t.Helper()
-	source, err := os.ReadFile("client.go")
+	source, err := os.ReadFile("../../../httplimit/client/client.go")
 	require.NoError(t, err)
 	var script strings.Builder
 	for line := range strings.Lines(string(source)) {

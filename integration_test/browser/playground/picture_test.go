@@ -27,20 +27,20 @@ type picture struct {
 func TestPicturesAreUpToDate(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
-	style, err := os.ReadFile("web/style.css")
+	style, err := os.ReadFile("../../../admin/playground/web/style.css")
 	require.NoError(t, err)
 	drawn := play[map[string]picture](t, p, "const style = "+strconv.Quote(string(style))+";\n"+pictures)
 	require.Len(t, drawn, 6)
-	recipes, err := os.ReadFile("../../docs/recipes.md")
+	recipes, err := os.ReadFile("../../../docs/recipes.md")
 	require.NoError(t, err)
 	for name, picture := range drawn {
-		path := filepath.Join("..", "..", "docs", "images", name)
+		path := filepath.Join("..", "..", "..", "docs", "images", name)
 		if *update {
 			require.NoError(t, os.WriteFile(path, []byte(picture.Text), 0o644))
 		}
 		file, err := os.ReadFile(path)
-		require.NoError(t, err, "go test ./admin/playground -run Pictures -update")
-		require.Equal(t, picture.Text, string(file), "%s: go test ./admin/playground -run Pictures -update", name)
+		require.NoError(t, err, "go test ./integration_test/browser/playground -run Pictures -update")
+		require.Equal(t, picture.Text, string(file), "%s: go test ./integration_test/browser/playground -run Pictures -update", name)
 		require.Less(t, len(file), 20_000, name)
 		require.Contains(t, string(recipes), "(images/"+name+")")
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/browsertest"
+	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -198,6 +198,6 @@ func TestPictures(t *testing.T) {
 		png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 		require.NoError(t, err)
 		require.Less(t, len(png), 200_000, name)
-		require.NoError(t, os.WriteFile(filepath.Join("..", "docs", "images", name+".png"), png, 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join("..", "..", "..", "docs", "images", name+".png"), png, 0o600))
 	}
 }

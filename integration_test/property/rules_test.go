@@ -1,0 +1,79 @@
+// Package property_test checks properties of packages for drawn values.
+package property_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// Any words and numbers that a document may hold are written so that they are read again.
+func TestWriteAnythingIsRead(t *testing.T) {
+	t.Parallel()
+	words := rapid.OneOf(
+		rapid.String().Filter(func(s string) bool { return !strings.Contains(s, "\x00") && len(s) < 500 }),
+		rapid.SampledFrom([]string{
+			"null", "~", "true", "no", "on", "1", "1e3", "0x1", ".inf", "-", "- a", "a: b", "a #b", "#a", " a ", "a\nb", "\t", "'", "\"", "\\", "{a}", "[", "*a",
+			"&a", "!a", "%a", "@a", "|", ">", "?", ":", "a:", "\u2028", "\ufeff", "\U0001F600", "\u0085", "\x7f", "---", "...", "<<",
+		}))
+	amount := rapid.Custom(func(t *rapid.T) *float64 {
+		if rapid.Bool().Draw(t, "none") {
+			return nil
+		}
+		return new(rapid.Float64Range(1, 1000).Draw(t, "amount"))
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		d := &rules.Document{
+			Rules: []rules.Rule{{
+				Limit: "limit", Plan: rapid.StringMatching(`[A-Za-z0-9_.:/-]{0,64}`).Draw(t, "plan"),
+				Kind: rapid.SampledFrom([]rules.Kind{"", rules.TokenBucket, rules.FixedWindow}).Draw(t, "kind"),
+				Rate: rapid.Float64Range(1, 1000).Draw(t, "rate"), Period: time.Microsecond * time.Duration(rapid.Int64Range(1, 1e9).Draw(t, "period")),
+				Capacity: amount.Draw(t, "capacity"), MaxReserved: amount.Draw(t, "max reserved"),
+				Mode:     rapid.SampledFrom([]ratelimit.Mode{"", ratelimit.On, ratelimit.Shadow, ratelimit.Off}).Draw(t, "mode"),
+				OnChange: rapid.SampledFrom([]ratelimit.OnChange{"", ratelimit.AddTokens}).Draw(t, "on change"),
+				Unit:     rapid.StringN(0, 10, 64).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "unit"), Description: words.Draw(t, "description"),
+			}},
+			Tiers: rules.TierSet{
+				Match: rapid.SampledFrom([]rules.Match{rules.MatchAll, rules.MatchFirst}).Draw(t, "match"),
+				Tiers: []rules.Tier{{Limit: "another", Endpoint: words.Draw(t, "endpoint"), When: map[string]string{"plan": words.Draw(t, "condition")}}},
+			},
+			Overrides: []rules.Override{{Limit: "limit", Key: rapid.StringN(0, 64, 256).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "key"), Multiplier: 2}},
+		}
+		again, err := rules.Read(bytes.NewReader(d.YAML()))
+		require.NoError(t, err, "%s", d.YAML())
+		require.Equal(t, d, again, "%s", d.YAML())
+	})
+}
+
+// Two requests with different attributes never have one key, whatever the pattern and the attributes.
+func TestTierKeysDiffer(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.StringOfN(rapid.SampledFrom([]rune(`a/\|`)), 1, 4, -1)
+		separator := rapid.SampledFrom([]string{"/", "|", "a", "//", "/|", ":/"})
+		pattern := "{tenant}" + separator.Draw(t, "first") + "{user}" + separator.Draw(t, "second") + "{address}"
+		key := func(of rules.Attributes) ratelimit.Request {
+			tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "calls", Key: pattern}}}, func(name string) (ratelimit.Limit, bool) {
+				limit, err := ratelimit.NewLimit(name, ratelimit.PerHour(10))
+				return limit, err == nil
+			})
+			require.NoError(t, err)
+			requests, err := tiers.Requests(of, nil)
+			require.NoError(t, err)
+			return requests[0]
+		}
+		attributes := func(of string) rules.Attributes {
+			return rules.Attributes{Tenant: text.Draw(t, of+" tenant"), User: text.Draw(t, of+" user"), Address: text.Draw(t, of+" address")}
+		}
+		one, other := attributes("one"), attributes("other")
+		same := one.Tenant == other.Tenant && one.User == other.User && one.Address == other.Address
+		require.Equal(t, same, key(one) == key(other), "%s of %+v and %+v", pattern, one, other)
+	})
+}
