@@ -6,16 +6,11 @@ import (
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// Asker says what a request is asked of the limits by its attributes, as a Site of package rules does. stated returns
-// what the request states for a source, "header:<name>" or "query:<name>".
-type Asker[Attributes any] interface {
-	Requests(attributes Attributes, stated func(source string) []string) ([]ratelimit.Request, error)
-}
-
-// FromRules returns Config.Requests for a site whose limits are in tables. attributes says what is known of a request,
-// as your own code has verified it: its errors are answered as those of a Key.
+// FromRules returns Config.Requests for a site whose limits are in tables. attributes returns the verified attributes of a request. An
+// error of it is answered like an error of a Key.
 //
 //	site, err := rules.NewSite(set, rules.SiteConfig{})
 //	limited, err := httplimit.New(limiter, httplimit.Config{
@@ -25,21 +20,21 @@ type Asker[Attributes any] interface {
 //		}),
 //	})
 //
-// A request that lacks the attribute of a key is answered 400. One that no tier fits is answered 503, as rules.ErrNoTier
-// is an error; to let such requests pass, return nil for that error from a function around this one.
+// A request that lacks the attribute of a key is answered 400. A request that fits no tier is answered 503, because
+// [rules.ErrNoTier] is an error. To allow such requests, wrap the returned function and return nil for that error.
 //
-// An endpoint is the pattern that the router has matched, so the middleware has to be inside the router: around the
-// handlers, and not around the mux.
-func FromRules[Attributes any](asker Asker[Attributes], attributes func(r *http.Request) (Attributes, error)) func(r *http.Request) ([]ratelimit.Request, error) {
-	if asker == nil || attributes == nil {
-		panic("httplimit: FromRules: the Asker or the function is nil")
+// The endpoint is the pattern that the router has matched, so put the middleware around the handlers and not around the mux.
+// FromRules panics if an argument is nil.
+func FromRules(site *rules.Site, attributes func(r *http.Request) (rules.Attributes, error)) func(r *http.Request) ([]ratelimit.Request, error) {
+	if site == nil || attributes == nil {
+		panic("httplimit: FromRules: the Site or the function is nil")
 	}
 	return func(r *http.Request) ([]ratelimit.Request, error) {
 		a, err := attributes(r)
 		if err != nil {
 			return nil, err
 		}
-		return asker.Requests(a, func(source string) []string { return statedBy(r, source) })
+		return site.Requests(a, func(source string) []string { return statedBy(r, source) })
 	}
 }
 
