@@ -52,7 +52,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/genproto/googleapis/rpc/code"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -116,7 +115,7 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 	}
 	gate, err := rpclimit.New(limiter, rpclimit.Config{
 		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
-		InvalidKey: code.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
+		InvalidKey: rpclimit.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

@@ -6,6 +6,9 @@ import (
 	"slices"
 
 	"connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -121,8 +124,8 @@ func (i *Interceptor) coded(ctx context.Context, call Call, err error) error {
 
 func errorOf(r *rpclimit.Rejection, protocol string) error {
 	err := connect.NewError(connect.Code(r.Code), errors.New(r.Message))
-	for _, d := range r.Details {
-		if detail, failed := connect.NewErrorDetail(d); failed == nil { // else the code alone has to do
+	for _, d := range details(r) {
+		if detail, failed := connect.NewErrorDetail(d); failed == nil { // otherwise the client gets the code alone
 			err.AddDetail(detail)
 		}
 	}
@@ -134,4 +137,24 @@ func errorOf(r *rpclimit.Rejection, protocol string) error {
 		err.Meta().Set(rpclimit.Pushback, r.PushbackMillis())
 	}
 	return err
+}
+
+// details returns the standard details of a rejection.
+func details(r *rpclimit.Rejection) (all []proto.Message) {
+	if r.Reason != "" {
+		all = append(all, &errdetails.ErrorInfo{Reason: r.Reason, Domain: r.Domain})
+	}
+	if r.RetryAfter > 0 {
+		all = append(all, &errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)})
+	}
+	if len(r.Violations) > 0 {
+		quota := &errdetails.QuotaFailure{}
+		for _, v := range r.Violations {
+			quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{
+				Subject: "limit:" + v.Limit, Description: v.Description, QuotaId: v.Limit,
+			})
+		}
+		all = append(all, quota)
+	}
+	return all
 }

@@ -48,7 +48,6 @@ import (
 	"log/slog"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
@@ -100,7 +99,7 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 	}
 	gate, err := rpclimit.New(limiter, rpclimit.Config{
 		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
-		InvalidKey: code.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
+		InvalidKey: rpclimit.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

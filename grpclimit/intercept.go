@@ -5,11 +5,13 @@ import (
 	"errors"
 	"slices"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -135,12 +137,28 @@ func rejected(rejection *rpclimit.Rejection, setTrailer func(metadata.MD)) error
 
 func statusOf(r *rpclimit.Rejection) error {
 	s := status.New(codes.Code(r.Code), r.Message)
-	details := make([]protoadapt.MessageV1, len(r.Details))
-	for n, d := range r.Details {
-		details[n] = protoadapt.MessageV1Of(d)
-	}
-	if detailed, err := s.WithDetails(details...); err == nil { // else the code alone has to do
+	if detailed, err := s.WithDetails(details(r)...); err == nil { // otherwise the client gets the code alone
 		s = detailed
 	}
 	return s.Err()
+}
+
+// details returns the standard details of a rejection.
+func details(r *rpclimit.Rejection) (all []protoadapt.MessageV1) {
+	if r.Reason != "" {
+		all = append(all, &errdetails.ErrorInfo{Reason: r.Reason, Domain: r.Domain})
+	}
+	if r.RetryAfter > 0 {
+		all = append(all, &errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)})
+	}
+	if len(r.Violations) > 0 {
+		quota := &errdetails.QuotaFailure{}
+		for _, v := range r.Violations {
+			quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{
+				Subject: "limit:" + v.Limit, Description: v.Description, QuotaId: v.Limit,
+			})
+		}
+		all = append(all, quota)
+	}
+	return all
 }

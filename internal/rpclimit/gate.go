@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/code"
-
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -22,7 +20,7 @@ type Config struct {
 	Timeout    time.Duration
 	FailOpen   bool
 	RetryAfter time.Duration
-	InvalidKey code.Code
+	InvalidKey Code
 	Domain     string
 	Logger     *slog.Logger
 }
@@ -40,8 +38,8 @@ func (c Config) withDefaults() Config {
 	if c.RetryAfter == 0 {
 		c.RetryAfter = defaultRetryAfter
 	}
-	if c.InvalidKey == code.Code_OK {
-		c.InvalidKey = code.Code_INVALID_ARGUMENT
+	if c.InvalidKey == OK {
+		c.InvalidKey = InvalidArgument
 	}
 	if c.Domain == "" {
 		c.Domain = defaultDomain
@@ -58,7 +56,7 @@ func (c Config) validate() error {
 		return fmt.Errorf("field Timeout is %v; use a span above 0, or 0 for the default", c.Timeout)
 	case c.RetryAfter < 0:
 		return fmt.Errorf("field RetryAfter is %v; use a span above 0, or 0 for the default", c.RetryAfter)
-	case code.Code_name[int32(c.InvalidKey)] == "":
+	case c.InvalidKey > Unauthenticated:
 		return fmt.Errorf("field InvalidKey is %d, which is no code", c.InvalidKey)
 	}
 	return nil
@@ -144,7 +142,7 @@ func (g *Gate) Misnamed(ctx context.Context, method string, err error) *Rejectio
 	}
 	g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.FailedClosed, Err: err})
 	g.log(ctx, "ratelimit: call refused, its limits could not be named", method, err)
-	return &Rejection{Code: code.Code_INTERNAL, Message: "the limits of this call could not be determined"}
+	return &Rejection{Code: Internal, Message: "the limits of this call could not be determined"}
 }
 
 // undecided returns the rejection of a call on which there is no decision, and nil to let it through.
@@ -160,15 +158,17 @@ func (g *Gate) undecided(ctx context.Context, method string, requests []ratelimi
 	case guard.BadKey:
 		return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
 	case guard.TooCostly:
-		return g.rejection(code.Code_INVALID_ARGUMENT, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
+		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
 	case guard.BadCost:
-		return g.rejection(code.Code_INVALID_ARGUMENT, "INVALID_COST", "the cost of this call is not a usable number")
+		return g.rejection(InvalidArgument, "INVALID_COST", "the cost of this call is not a usable number")
 	case guard.FailedOpen:
 		g.log(ctx, "ratelimit: call let through undecided", method, err)
 		return nil
 	}
 	g.log(ctx, "ratelimit: call refused undecided", method, err)
-	return g.rejection(code.Code_UNAVAILABLE, "RATE_LIMIT_UNAVAILABLE", "the limits of this call could not be asked").retry(g.config.RetryAfter)
+	r := g.rejection(Unavailable, "RATE_LIMIT_UNAVAILABLE", "the limits of this call could not be asked")
+	r.RetryAfter = g.config.RetryAfter
+	return r
 }
 
 // tell tells the limiter's observer what becomes of a call. A client may have chosen the method's name.
@@ -181,9 +181,9 @@ func (g *Gate) tell(ctx context.Context, answered ratelimit.Answered) {
 func gone(ctx context.Context) *Rejection {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return &Rejection{Code: code.Code_CANCELLED, Message: "the call was cancelled while its limits were asked"}
+		return &Rejection{Code: Canceled, Message: "the call was cancelled while its limits were asked"}
 	case ctx.Err() != nil:
-		return &Rejection{Code: code.Code_DEADLINE_EXCEEDED, Message: "the call's deadline passed while its limits were asked"}
+		return &Rejection{Code: DeadlineExceeded, Message: "the call's deadline passed while its limits were asked"}
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/genproto/googleapis/rpc/code"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
@@ -73,32 +72,32 @@ func setupWith(t *testing.T, policies ratelimit.Policies) *bundle {
 }
 
 // admit returns the code that a call is answered with.
-func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) code.Code {
+func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) rpclimit.Code {
 	_, release, rejection := b.gate.Admit(ctx, method, requests)
 	if rejection != nil {
 		return rejection.Code
 	}
 	release()
-	return code.Code_OK
+	return rpclimit.OK
 }
 
 // The observer of the limiter is told what becomes of each call.
 func TestAnswersAreTold(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for _, want := range []code.Code{code.Code_OK, code.Code_OK, code.Code_RESOURCE_EXHAUSTED} {
+	for _, want := range []rpclimit.Code{rpclimit.OK, rpclimit.OK, rpclimit.ResourceExhausted} {
 		require.Equal(t, want, b.admit(t.Context(), perUser.For("ada")))
 	}
-	require.Equal(t, code.Code_INVALID_ARGUMENT, b.admit(t.Context(), perUser.For("")))
-	require.Equal(t, code.Code_INVALID_ARGUMENT, b.admit(t.Context(), perUser.For("ada").Cost(-1)))
-	require.Equal(t, code.Code_INVALID_ARGUMENT, b.admit(t.Context(), perUser.For("ada").Cost(3)))
-	require.Equal(t, code.Code_INTERNAL, b.admit(t.Context()))
-	require.Equal(t, code.Code_INTERNAL, b.gate.Misnamed(t.Context(), method, errors.New("no account")).Code)
+	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("")))
+	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("ada").Cost(-1)))
+	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("ada").Cost(3)))
+	require.Equal(t, rpclimit.Internal, b.admit(t.Context()))
+	require.Equal(t, rpclimit.Internal, b.gate.Misnamed(t.Context(), method, errors.New("no account")).Code)
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	require.Equal(t, code.Code_CANCELLED, b.admit(gone, perUser.For("ada")))
+	require.Equal(t, rpclimit.Canceled, b.admit(gone, perUser.For("ada")))
 	b.pool.Close()
-	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("bob")), "open")
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("bob")), "open")
 	const of = " /test.Echo/Say? "
 	require.Equal(t, []string{
 		"allowed" + of + "perUser", "allowed" + of + "perUser", "refused" + of + "perUser",
@@ -111,13 +110,13 @@ func TestAnswersAreTold(t *testing.T) {
 func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada")))
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada")))
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets FOR UPDATE")
 	require.NoError(t, err)
 
-	answers := make(chan code.Code)
+	answers := make(chan rpclimit.Code)
 	ask := func() { answers <- b.admit(t.Context(), perUser.For("ada")) }
 	go ask()
 	require.Eventually(t, func() bool {
@@ -130,11 +129,11 @@ func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
 		go ask()
 	}
 	for range 2 { // one asks the store, and one waits for it
-		require.Equal(t, code.Code_UNAVAILABLE, <-answers)
+		require.Equal(t, rpclimit.Unavailable, <-answers)
 	}
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.ElementsMatch(t, []code.Code{code.Code_OK, code.Code_RESOURCE_EXHAUSTED}, []code.Code{<-answers, <-answers})
+	require.ElementsMatch(t, []rpclimit.Code{rpclimit.OK, rpclimit.ResourceExhausted}, []rpclimit.Code{<-answers, <-answers})
 
 	require.NoError(t, b.limiter.Close(t.Context()))
-	require.Equal(t, code.Code_UNAVAILABLE, b.admit(t.Context(), perUser.For("ada")))
+	require.Equal(t, rpclimit.Unavailable, b.admit(t.Context(), perUser.For("ada")))
 }

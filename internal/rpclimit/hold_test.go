@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/genproto/googleapis/rpc/code"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -28,11 +27,11 @@ func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	lease, found := ratelimit.LeaseFromContext(held)
 	require.True(t, found)
 	require.Positive(t, lease.Fence)
-	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
+	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
 	release()
-	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")), "the refused call took no token")
-	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
-	require.Equal(t, code.Code_OK, b.admit(t.Context(), slots.For("ada")), "and no slot")
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")), "the refused call took no token")
+	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), slots.For("ada")), "and no slot")
 }
 
 // TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the observer hears of it.
@@ -59,7 +58,7 @@ func TestMessagesHoldNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	require.Nil(t, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{perUser.For("ada")}))
-	require.Equal(t, code.Code_INTERNAL, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{atOnce.For("ada")}).Code)
+	require.Equal(t, rpclimit.Internal, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{atOnce.For("ada")}).Code)
 	v, err := b.limiter.Value(t.Context(), atOnce.For("ada"))
 	require.NoError(t, err)
 	require.Equal(t, 1.0, v.Tokens)

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/genproto/googleapis/rpc/code"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -54,26 +52,12 @@ func (p *plans) setEras(t *testing.T, eras map[string]ratelimit.Era) {
 	p.of.Store(&rules)
 }
 
-// descriptions returns what a rejection says of the limits that refused.
+// descriptions returns the text about each limit that refused.
 func descriptions(r *rpclimit.Rejection) (all []string) {
-	for _, d := range r.Details {
-		if quota, ok := d.(*errdetails.QuotaFailure); ok {
-			for _, v := range quota.GetViolations() {
-				all = append(all, v.GetDescription())
-			}
-		}
+	for _, v := range r.Violations {
+		all = append(all, v.Description)
 	}
 	return all
-}
-
-// reason returns that of a rejection.
-func reason(r *rpclimit.Rejection) string {
-	for _, d := range r.Details {
-		if info, ok := d.(*errdetails.ErrorInfo); ok {
-			return info.GetReason()
-		}
-	}
-	return ""
 }
 
 // TestPoliciesDecide promises that what a call is told is by the policy of its plan, as it is when it comes.
@@ -85,15 +69,15 @@ func TestPoliciesDecide(t *testing.T) {
 		_, _, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)})
 		return rejection
 	}
-	require.Equal(t, code.Code_INVALID_ARGUMENT, ask("ada", "pro", 7).Code, "the code's holds 2")
+	require.Equal(t, rpclimit.InvalidArgument, ask("ada", "pro", 7).Code, "the code's holds 2")
 	p.set(t, map[string]float64{"pro": 10, "free": 5})
 	require.Nil(t, ask("ada", "pro", 7))
 	require.Equal(t, []string{"perUser: 10 per hour"}, descriptions(ask("ada", "pro", 7)))
-	require.Equal(t, "COST_EXCEEDS_CAPACITY", reason(ask("bob", "free", 7)))
+	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("bob", "free", 7).Reason)
 	require.Nil(t, ask("bob", "free", 5))
 	require.Equal(t, []string{"perUser: 5 per hour"}, descriptions(ask("bob", "free", 5)))
 	p.set(t, map[string]float64{"pro": 6})
-	require.Equal(t, "COST_EXCEEDS_CAPACITY", reason(ask("ada", "pro", 7)))
+	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("ada", "pro", 7).Reason)
 }
 
 // TestAPauseIsNamedSo promises that a call which a pause refused says so and when it ends, and neither why nor which limits
@@ -108,8 +92,8 @@ func TestAPauseIsNamedSo(t *testing.T) {
 		{Limit: tried, Mode: ratelimit.Shadow},
 		{Limit: perUser, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90 * time.Second, PausedUntil: time.Unix(90, 0), PauseReason: "secret"},
 	}})
-	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, r.Code)
-	require.Equal(t, "LIMIT_PAUSED", reason(r))
+	require.Equal(t, rpclimit.ResourceExhausted, r.Code)
+	require.Equal(t, "LIMIT_PAUSED", r.Reason)
 	require.Equal(t, "paused: perUser: retry after 1m30s", r.Message)
 	require.Equal(t, []string{"perUser is paused"}, descriptions(r))
 	require.Equal(t, "90", r.RetryAfterSeconds())
@@ -129,10 +113,10 @@ func TestModesRefuseNobody(t *testing.T) {
 	b := setupWith(t, p)
 	p.setEras(t, map[string]ratelimit.Era{"tried": {Mode: ratelimit.Shadow}, "off": {Mode: ratelimit.Off}})
 	for range 3 {
-		require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("tried")))
+		require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("tried")))
 	}
-	require.Equal(t, code.Code_OK, b.admit(t.Context(), perUser.For("ada").Plan("off").Cost(1000)))
-	require.Equal(t, code.Code_RESOURCE_EXHAUSTED, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("off").Cost(1000)))
+	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
 	const of = " /test.Echo/Say? perUser"
 	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
 }

@@ -6,11 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/code"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -19,14 +14,35 @@ import (
 // Pushback is the trailer by which a server tells gRPC clients with a retry policy when to retry (gRFC A6).
 const Pushback = "grpc-retry-pushback-ms"
 
-// Rejection is what the client of a call that is not let through is told.
+// Code is a status code of gRPC and Connect, which number them alike.
+type Code uint32
+
+// The codes that a Gate answers. Unauthenticated is the highest code.
+const (
+	OK                Code = 0
+	Canceled          Code = 1
+	InvalidArgument   Code = 3
+	DeadlineExceeded  Code = 4
+	ResourceExhausted Code = 8
+	Internal          Code = 13
+	Unavailable       Code = 14
+	Unauthenticated   Code = 16
+)
+
+// Rejection is the answer to a call that is not allowed.
 type Rejection struct {
-	Code    code.Code
+	Code    Code
 	Message string
-	// RetryAfter is the wait after which the call may be tried again; 0 when trying again does not help.
+	// Reason and Domain are for an ErrorInfo. An empty Reason means that the answer has none.
+	Reason, Domain string
+	// RetryAfter is the wait after which the client may try again; 0 means that trying again does not help.
 	RetryAfter time.Duration
-	Details    []proto.Message
+	// Violations are for a QuotaFailure: the limits that refused.
+	Violations []Violation
 }
+
+// Violation is a limit that refused a call.
+type Violation struct{ Limit, Description string }
 
 // PushbackMillis returns RetryAfter for the trailer Pushback: rounded up, and at most what fits the int32 of
 // some clients, about 24 days.
@@ -40,14 +56,8 @@ func (r *Rejection) RetryAfterSeconds() string {
 	return strconv.FormatInt(int64((r.RetryAfter+time.Second-1)/time.Second), 10)
 }
 
-func (g *Gate) rejection(c code.Code, reason, message string) *Rejection {
-	return &Rejection{Code: c, Message: message, Details: []proto.Message{&errdetails.ErrorInfo{Reason: reason, Domain: g.config.Domain}}}
-}
-
-func (r *Rejection) retry(after time.Duration) *Rejection {
-	r.RetryAfter = after
-	r.Details = append(r.Details, &errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
-	return r
+func (g *Gate) rejection(c Code, reason, message string) *Rejection {
+	return &Rejection{Code: c, Message: message, Reason: reason, Domain: g.config.Domain}
 }
 
 // Refused returns the rejection of a call that its limits refused. It names them, and no key, nor why one is paused.
@@ -56,8 +66,8 @@ func (g *Gate) Refused(d ratelimit.Decision) *Rejection {
 	if isPaused {
 		reason, message = "LIMIT_PAUSED", "paused: "
 	}
-	quota := &errdetails.QuotaFailure{}
 	var names []string
+	var violations []Violation
 	for i := range d.States {
 		s := &d.States[i]
 		if !telemetry.Refuses(s) {
@@ -68,12 +78,10 @@ func (g *Gate) Refused(d ratelimit.Decision) *Rejection {
 			description = s.Limit.Name() + " is paused"
 		}
 		names = append(names, s.Limit.Name())
-		quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{
-			Subject: "limit:" + s.Limit.Name(), Description: description, QuotaId: s.Limit.Name(),
-		})
+		violations = append(violations, Violation{s.Limit.Name(), description})
 	}
 	message += strings.Join(names, ", ") + ": retry after " + words.Wait(d.RetryAfter)
-	r := g.rejection(code.Code_RESOURCE_EXHAUSTED, reason, message).retry(d.RetryAfter)
-	r.Details = append(r.Details, quota)
+	r := g.rejection(ResourceExhausted, reason, message)
+	r.RetryAfter, r.Violations = d.RetryAfter, violations
 	return r
 }
