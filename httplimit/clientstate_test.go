@@ -81,9 +81,9 @@ func TestClientState(t *testing.T) {
 		got := b.ask(t.Context(), http.MethodGet, "alice")
 		require.Equal(t, http.StatusOK, got.Code)
 		require.JSONEq(t, `{"limits": [
-			{"limit": "uploads", "algorithm": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
+			{"limit": "uploads", "kind": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
 			 "capacity": 5, "value": 4, "ts_us": 1772408400000000, "now_us": 1772409600000000},
-			{"limit": "messages", "algorithm": "token bucket", "rate": 10, "period_us": 60000000,
+			{"limit": "messages", "kind": "token bucket", "rate": 10, "period_us": 60000000,
 			 "capacity": 3, "value": 0.5, "ts_us": 1772409600000000, "now_us": 1772409600000000}]}`, got.Body.String())
 		require.NotContains(t, got.Body.String(), "alice")
 	})
@@ -267,15 +267,15 @@ func TestClientStateOfEachKind(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &state))
 	require.Len(t, state.Limits, 3)
-	require.Equal(t, "sliding window", state.Limits[0]["algorithm"])
+	require.Equal(t, "sliding window", state.Limits[0]["kind"])
 	require.Equal(t, []any{4.0, 0.0}, state.Limits[0]["totals"])
-	require.Equal(t, "calendar window", state.Limits[1]["algorithm"])
+	require.Equal(t, "calendar window", state.Limits[1]["kind"])
 	require.Equal(t, 999.0, state.Limits[1]["value"])
 	until := time.Date(2026, time.March, 31, 22, 0, 0, 0, time.UTC) // and April begins in Berlin
 	require.Equal(t, float64(until.UnixMicro()), state.Limits[1]["windows"].([]any)[0].(map[string]any)["until_us"])
 	ends := float64(clientNow.Add(time.Minute).UnixMicro())
 	require.Equal(t, map[string]any{
-		"limit": "slots", "algorithm": "concurrency", "capacity": 3.0, "lease_us": 60e6, "ends_us": []any{ends, ends},
+		"limit": "slots", "kind": "concurrency", "capacity": 3.0, "lease_us": 60e6, "ends_us": []any{ends, ends},
 		"ts_us": float64(clientNow.UnixMicro()), "now_us": float64(clientNow.UnixMicro()),
 	}, state.Limits[2])
 }

@@ -235,10 +235,10 @@ func policyItem(limit ratelimit.Limit, unit string) string {
 	s := scheduleOf(limit)
 	tokens, seconds := s.quota()
 	item := fmt.Sprintf(`"%s";q=%d`, limit.Name(), tokens)
-	if s.period > 0 {
+	if s.period() > 0 {
 		item += fmt.Sprintf(";w=%d", seconds)
 	}
-	if unit == "" && s.back == byRelease {
+	if unit == "" && s.Kind == ratelimit.KindConcurrency {
 		unit = "concurrent-requests"
 	}
 	if unit != "" {
@@ -256,7 +256,7 @@ func limitItem(s *stated) string {
 	if !known {
 		return fmt.Sprintf(`"%s";r=%d`, s.Limit.Name(), left)
 	}
-	if s.ratioCap > 0 && schedule.period > 0 {
+	if s.ratioCap > 0 && schedule.period() > 0 {
 		left = min(left, integer(math.Ceil(s.ratioCap*float64(tokens)*float64(window)/float64(period))))
 	}
 	return fmt.Sprintf(`"%s";r=%d;t=%d`, s.Limit.Name(), left, window)

@@ -228,7 +228,7 @@ func TestClientStateLeavesOutWhatIsNotEnforced(t *testing.T) {
 		Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perUser, perPlan, windowed, rpm},
 	})
 	require.NoError(t, err)
-	require.JSONEq(t, `{"limits": [{"limit": "windowed", "algorithm": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
+	require.JSONEq(t, `{"limits": [{"limit": "windowed", "kind": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
 		"value": 10, "ts_us": 1773050400000000, "now_us": 1773050400000000}], "left_out": ["perUser", "perPlan", "rpm"]}`,
 		do(handler, request(t)).Body.String())
 	b.setClock(ten.Add(time.Minute))

@@ -206,13 +206,13 @@ func TestClientStateHasThePolicyThatDecides(t *testing.T) {
 	})
 	require.NoError(t, err)
 	state := func(plan string) string { return do(handler, request(t, "X-Plan", plan)).Body.String() }
-	const code = `{"limit": "perUser", "algorithm": "token bucket", "rate": 3, "period_us": 60000000, "capacity": 3,
+	const code = `{"limit": "perUser", "kind": "token bucket", "rate": 3, "period_us": 60000000, "capacity": 3,
 		"value": 3, "ts_us": 1773050400000000, "now_us": 1773050400000000}`
-	const window = `{"limit": "windowed", "algorithm": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
+	const window = `{"limit": "windowed", "kind": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
 		"value": 10, "ts_us": 1773050400000000, "now_us": 1773050400000000}`
 	require.JSONEq(t, `{"limits": [`+code+`, `+window+`]}`, state("pro"))
 	s.set(t, perUser, "pro", of(ratelimit.FixedWindow{Rate: 7, Period: time.Hour, Start: ten}))
-	require.JSONEq(t, `{"limits": [{"limit": "perUser", "algorithm": "fixed window", "rate": 7, "period_us": 3600000000, "capacity": 7,
+	require.JSONEq(t, `{"limits": [{"limit": "perUser", "kind": "fixed window", "rate": 7, "period_us": 3600000000, "capacity": 7,
 		"value": 7, "ts_us": 1773050400000000, "now_us": 1773050400000000}, `+window+`]}`, state("pro"))
 	require.JSONEq(t, `{"limits": [`+code+`, `+window+`]}`, state("free"))
 

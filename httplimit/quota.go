@@ -10,56 +10,30 @@ import (
 // maxInteger is the largest Integer of a structured field.
 const maxInteger = 999_999_999_999_999
 
-// comeback is how the tokens of a limit come back.
-type comeback int
+// schedule has the numbers of a limit that the fields tell.
+type schedule struct{ ratelimit.Numbers }
 
-const (
-	steadily   comeback = iota
-	byWindow            // at once, at the start of each window
-	bySlice             // as what was taken in a part of the period is a period ago
-	byCalendar          // as by window, and no two windows need be as long
-	byRelease           // when somebody gives back what was held
-)
+func scheduleOf(limit ratelimit.Limit) schedule { return schedule{limit.Numbers()} }
 
-// schedule is what the fields tell of a policy.
-type schedule struct {
-	rate   float64
-	period time.Duration // 0 where it has none, or none of one length
-	back   comeback
-	resets string // the part of the calendar that a window is as long as
-}
-
-func scheduleOf(limit ratelimit.Limit) schedule { return scheduleOfPolicy(limit.Policy()) }
-
-func scheduleOfPolicy(policy ratelimit.Policy) schedule {
-	switch p := policy.(type) {
-	case ratelimit.TokenBucket:
-		return schedule{rate: p.Rate, period: p.Period}
-	case ratelimit.FixedWindow:
-		return schedule{rate: p.Rate, period: p.Period, back: byWindow}
-	case ratelimit.SlidingWindow:
-		return schedule{rate: p.Rate, period: p.Period, back: bySlice}
-	case ratelimit.CalendarWindow:
-		return schedule{rate: p.Rate, back: byCalendar, resets: string(p.Resets)}
-	case ratelimit.Concurrency:
-		return schedule{rate: float64(p.Most), back: byRelease}
-	case ratelimit.Adaptive:
-		return scheduleOfPolicy(p.Contract)
+// period returns the time in which Rate tokens arrive, and 0 if it has no fixed length.
+func (s schedule) period() time.Duration {
+	if s.Kind == ratelimit.KindCalendarWindow || s.Kind == ratelimit.KindConcurrency {
+		return 0
 	}
-	return schedule{}
+	return s.Period
 }
 
 // quota returns the rate as a whole number of tokens in whole seconds: the policy's own where they are
 // whole, and otherwise the smallest multiple of both that is. Where none is found soon, the tokens
 // are rounded down, to 1 at least. The seconds are 0 where there is no period.
 func (s schedule) quota() (tokens, seconds int64) {
-	if s.period == 0 {
-		return max(integer(s.rate), 1), 0
+	if s.period() == 0 {
+		return max(integer(s.Rate), 1), 0
 	}
-	us := max(s.period.Microseconds(), 1)
+	us := max(s.period().Microseconds(), 1)
 	const second = int64(time.Second / time.Microsecond)
 	periods := second / gcd(us, second) // in the fewest whole seconds
-	rate, span := s.rate*float64(periods), us/gcd(us, second)
+	rate, span := s.Rate*float64(periods), us/gcd(us, second)
 	times := int64(1)
 	for ; times < 1000; times++ {
 		if n := rate * float64(times); n >= 1 && n == math.Floor(n) {
@@ -102,18 +76,18 @@ func seconds(d time.Duration) int64 {
 func effectiveWindow(state ratelimit.State, at time.Time) (whole int64, known bool) {
 	s := scheduleOf(state.Limit)
 	switch {
-	case s.back == byRelease:
+	case s.Kind == ratelimit.KindConcurrency:
 		return 0, false
 	case !state.Allowed:
 		return max(seconds(state.RetryAfter), 1), true
 	}
-	wait := s.period
-	switch s.back {
-	case byWindow, byCalendar:
-		if ends := untilMore(state, at, state.Value.Tokens+s.rate); ends > 0 && (s.period == 0 || ends < s.period) {
+	wait := s.period()
+	switch s.Kind {
+	case ratelimit.KindFixedWindow, ratelimit.KindCalendarWindow:
+		if ends := untilMore(state, at, state.Value.Tokens+s.Rate); ends > 0 && (s.period() == 0 || ends < s.period()) {
 			wait = ends
 		}
-	case bySlice:
+	case ratelimit.KindSlidingWindow:
 		if more := untilMore(state, at, math.Floor(state.Remaining)+1); more > 0 {
 			wait = more
 		}
@@ -123,7 +97,7 @@ func effectiveWindow(state ratelimit.State, at time.Time) (whole int64, known bo
 		if left == 0 {
 			left = 1 - state.Remaining
 		}
-		return max(integer(math.Ceil(left*s.period.Seconds()/s.rate)), 1), true
+		return max(integer(math.Ceil(left*s.period().Seconds()/s.Rate)), 1), true
 	}
 	return max(seconds(wait), 1), wait > 0
 }

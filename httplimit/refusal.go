@@ -205,16 +205,15 @@ func (f Refusal) body(as string) (contentType string, body []byte) {
 
 // inWords returns a limit's policy for people, as in "10 per minute".
 func inWords(limit ratelimit.Limit) string {
-	s := scheduleOf(limit)
-	switch s.back {
-	case bySlice:
-		return words.InAny(s.rate, s.period)
-	case byCalendar:
-		return words.Number(s.rate) + " per " + s.resets
-	case byRelease:
-		return words.Number(s.rate) + " at a time"
+	switch n := limit.Numbers(); n.Kind {
+	case ratelimit.KindSlidingWindow:
+		return words.InAny(n.Rate, n.Period)
+	case ratelimit.KindCalendarWindow:
+		return words.Number(n.Rate) + " per " + string(n.Resets)
+	case ratelimit.KindConcurrency:
+		return words.Number(n.Rate) + " at a time"
 	default:
-		return words.Rate(s.rate, s.period)
+		return words.Rate(n.Rate, n.Period)
 	}
 }
 

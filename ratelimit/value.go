@@ -133,20 +133,20 @@ func clampInstant(instant time.Time) int64 {
 
 // valueJSON is the JSON of a Value, with only the fields that a projection needs.
 type valueJSON struct {
-	Limit     string    `json:"limit"`
-	Algorithm string    `json:"algorithm"`
-	Rate      float64   `json:"rate,omitempty"`
-	Period    int64     `json:"period_us,omitempty"`
-	Capacity  float64   `json:"capacity"`
-	Start     int64     `json:"start_us,omitempty"`
-	Windows   []windows `json:"windows,omitempty"`
-	Slices    int32     `json:"slices,omitempty"`
-	Lease     int64     `json:"lease_us,omitempty"`
-	Value     *float64  `json:"value,omitempty"`
-	Totals    []float64 `json:"totals,omitempty"`
-	Ends      []int64   `json:"ends_us,omitzero"`
-	TS        int64     `json:"ts_us"`
-	Now       int64     `json:"now_us"`
+	Limit    string    `json:"limit"`
+	Kind     Kind      `json:"kind"`
+	Rate     float64   `json:"rate,omitempty"`
+	Period   int64     `json:"period_us,omitempty"`
+	Capacity float64   `json:"capacity"`
+	Start    int64     `json:"start_us,omitempty"`
+	Windows  []windows `json:"windows,omitempty"`
+	Slices   int32     `json:"slices,omitempty"`
+	Lease    int64     `json:"lease_us,omitempty"`
+	Value    *float64  `json:"value,omitempty"`
+	Totals   []float64 `json:"totals,omitempty"`
+	Ends     []int64   `json:"ends_us,omitzero"`
+	TS       int64     `json:"ts_us"`
+	Now      int64     `json:"now_us"`
 }
 
 // windows is a run of calendar windows with the same length.
@@ -174,7 +174,7 @@ func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 // For a limit with Shards it contains the sum of the rows, and the results are right only while the rows have equal tokens.
 //
 //	limit                     the limit's name
-//	algorithm                 "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"
+//	kind                      "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"
 //	rate, period_us           rate tokens are added each period, continuously or at the start of a window. For a sliding window, rate
 //	                          is the maximum in any period. Concurrency has neither, and a calendar window has no period
 //	capacity                  the maximum number of tokens, or of slots
@@ -197,6 +197,7 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	t, state := v.held.Terms, v.held.State
 	out := valueJSON{
 		Limit:    v.Limit.Name(),
+		Kind:     kindOf(&t),
 		Rate:     t.Rate,
 		Period:   t.Step * int64(t.Steps),
 		Capacity: t.Capacity,
@@ -207,23 +208,18 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	}
 	switch kind := t.Kind.(type) {
 	case bucket.Sliding:
-		out.Algorithm, out.Slices = "sliding window", kind.Slices
+		out.Slices = kind.Slices
 		out.Totals, out.TS = kind.Counted(t, state, out.Now)
 	case bucket.Concurrent:
-		out.Algorithm, out.Lease, out.Ends = "concurrency", kind.Lease, endsOf(state)
+		out.Lease, out.Ends = kind.Lease, endsOf(state)
 		out.Rate, out.Period, out.Start, out.Value = 0, 0, 0, nil
 	case bucket.Calendar:
 		runs := kind.Runs(t, state.TS, out.Now)
 		if from := runs[0].From; state.TS < from { // leave out windows that have ended
 			state.Value, out.TS = kind.Tokens(t, state, from), from
 		}
-		out.Algorithm, out.Windows = "calendar window", windowsOf(runs)
+		out.Windows = windowsOf(runs)
 		out.Period, out.Start = 0, 0
-	default:
-		out.Algorithm = "token bucket"
-		if t.Step > 1 { // windows of a microsecond are a token bucket
-			out.Algorithm = "fixed window"
-		}
 	}
 	return json.Marshal(out)
 }

@@ -30,11 +30,11 @@ func TestValueMarshalJSON(t *testing.T) {
 	t.Run("HasWhatProjectingTakes", func(t *testing.T) {
 		t.Parallel()
 		tokens := ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
-		require.JSONEq(t, `{"limit": "sendMessage", "algorithm": "token bucket", "rate": 10, "period_us": 60000000,
+		require.JSONEq(t, `{"limit": "sendMessage", "kind": "token bucket", "rate": 10, "period_us": 60000000,
 			"capacity": 3, "value": -0.1, "ts_us": 1772409599999993, "now_us": 1772409600000000}`, read(t, tokens, -0.1, -7*time.Microsecond))
 
 		windows := ratelimit.Define("uploads", ratelimit.FixedWindow{Rate: 5, Period: time.Hour, Start: opening.Add(-20 * time.Minute)})
-		require.JSONEq(t, `{"limit": "uploads", "algorithm": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
+		require.JSONEq(t, `{"limit": "uploads", "kind": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
 			"capacity": 5, "value": 1, "ts_us": 1772409599999999, "now_us": 1772409600000000}`, read(t, windows, 1, -time.Microsecond))
 	})
 	t.Run("BringsTheTSOfAWrongClockBack", func(t *testing.T) {
@@ -69,14 +69,14 @@ func TestValueMarshalJSONStart(t *testing.T) {
 			text, err := json.Marshal(limit.For("alice").Full(time.UnixMicro(now)))
 			require.NoError(t, err)
 			var got struct {
-				Algorithm string `json:"algorithm"`
-				Period    int64  `json:"period_us"`
-				Start     int64  `json:"start_us"`
-				TS        int64  `json:"ts_us"` // when the window of now began
+				Kind   string `json:"kind"`
+				Period int64  `json:"period_us"`
+				Start  int64  `json:"start_us"`
+				TS     int64  `json:"ts_us"` // when the window of now began
 			}
 			require.NoError(t, json.Unmarshal(text, &got))
 			require.Equal(t, period.Microseconds(), got.Period)
-			require.Equal(t, got.Algorithm == "fixed window", period > time.Microsecond)
+			require.Equal(t, got.Kind == "fixed window", period > time.Microsecond)
 			require.GreaterOrEqual(t, got.Start, int64(0))
 			require.Less(t, got.Start, got.Period)
 			into := ((now-got.Start)%got.Period + got.Period) % got.Period // below 2^53 throughout

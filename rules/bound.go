@@ -126,14 +126,32 @@ func (p point) growth() float64 {
 	return math.Pow(p.capacity/p.least, float64(scaled))
 }
 
-// pointOf returns the point of a policy; ok is false of a kind that this package does not know.
+// The smallest and largest numbers that ratelimit.NewLimit accepts.
+const (
+	minTokens = 1e-9
+	maxTokens = 1e12
+	maxPeriod = 36525 * 24 * time.Hour
+)
+
+// numbersOf returns the numbers of a policy. ok is false if ratelimit.NewLimit rejects it.
+func numbersOf(policy ratelimit.Policy) (n ratelimit.Numbers, ok bool) {
+	limit, err := ratelimit.NewLimit("numbers", policy)
+	n = limit.Numbers()
+	n.Shards = max(n.Shards, 1)
+	return n, err == nil
+}
+
+// pointOf returns the point of a policy. ok is false if ratelimit.NewLimit rejects it.
 func pointOf(policy ratelimit.Policy) (p point, ok bool) {
 	n, ok := numbersOf(policy)
-	shards := float64(n.shards)
-	p = point{capacity: n.capacity / shards, speed: n.rate / float64(n.period) / shards, most: n.shards}
+	shards, period := float64(n.Shards), float64(n.Period)
+	if n.Kind == ratelimit.KindSlidingWindow || n.Kind == ratelimit.KindCalendarWindow {
+		period *= 2 // the slice that is not over yet, and months and days of other lengths
+	}
+	p = point{capacity: n.Most / shards, speed: n.Rate / period / shards, most: n.Shards}
 	p.least = p.capacity
-	if n.window {
-		p.lag = n.rate / shards
+	if n.Kind != ratelimit.KindTokenBucket {
+		p.lag = n.Rate / shards
 	}
 	return p, ok
 }

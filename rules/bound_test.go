@@ -17,12 +17,12 @@ import (
 // windows.
 func isFull(policy ratelimit.Policy, value, elapsed float64) bool {
 	n, _ := numbersOf(policy)
-	periods := elapsed / float64(n.period)
-	if n.window {
+	periods := elapsed / float64(n.Period)
+	if n.Kind != ratelimit.KindTokenBucket {
 		periods = math.Floor(periods)
 	}
-	shards := float64(n.shards)
-	return value+periods*n.rate/shards >= n.capacity/shards*(1-1e-12)
+	shards := float64(n.Shards)
+	return value+periods*n.Rate/shards >= n.Most/shards*(1-1e-12)
 }
 
 // drawPolicy draws any policy that may be.
@@ -60,7 +60,7 @@ func TestBoundsAreFullLast(t *testing.T) {
 		require.Len(t, bounding, 1)
 		for range 200 {
 			some, _ := numbersOf(eras[random.IntN(len(eras))])
-			value := some.capacity / float64(some.shards) * (2*random.Float64() - 1)
+			value := some.Most / float64(some.Shards) * (2*random.Float64() - 1)
 			spans, elapsed := make([]float64, len(eras)), 0.0
 			for i := range spans {
 				spans[i] = math.Exp(random.Float64() * 41) // 20 years
@@ -80,16 +80,16 @@ func TestBoundsAreFullLast(t *testing.T) {
 func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full bool) {
 	for i, policy := range eras {
 		n, _ := numbersOf(policy)
-		shards := float64(n.shards)
-		capacity := n.capacity / shards
+		shards := float64(n.Shards)
+		capacity := n.Most / shards
 		if full {
 			value = capacity
 		}
-		periods := spans[i] / float64(n.period)
-		if n.window {
+		periods := spans[i] / float64(n.Period)
+		if n.Kind != ratelimit.KindTokenBucket {
 			periods = math.Floor(periods)
 		}
-		value = min(capacity, value+periods*n.rate/shards)
+		value = min(capacity, value+periods*n.Rate/shards)
 		full = value >= capacity*(1-1e-12)
 	}
 	return full
@@ -109,7 +109,7 @@ func TestRulesOf(t *testing.T) {
 	most := func(s *Set) (capacity float64) {
 		for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
 			n, _ := numbersOf(policy)
-			capacity = max(capacity, n.capacity)
+			capacity = max(capacity, n.Most)
 		}
 		return capacity
 	}
@@ -142,7 +142,8 @@ func TestRulesOf(t *testing.T) {
 			s.RuleFor(code, "", "bob")
 			pace := math.Inf(1)
 			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
-				pace = min(pace, speed(policy))
+				p, _ := pointOf(policy)
+				pace = min(pace, p.speed)
 			}
 			return pace
 		}
@@ -157,7 +158,8 @@ func TestRulesOf(t *testing.T) {
 			s.RuleFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
 			pace := math.Inf(1)
 			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
-				pace = min(pace, speed(policy))
+				p, _ := pointOf(policy)
+				pace = min(pace, p.speed)
 			}
 			return pace
 		}

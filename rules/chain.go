@@ -107,7 +107,7 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 			e.Policy, e.Mode, e.Name, e.Unit = s.says.policy, s.says.mode, s.says.name, s.says.unit
 		}
 		if s.times != 0 {
-			e.Policy, e.Name = scale(policyOr(e.Policy, code), s.times), "" // the name is that of the override
+			e.Policy, e.Name = ratelimit.Scale(policyOr(e.Policy, code), s.times), "" // the name is that of the override
 		}
 		points[i] = bucketOf(policyOr(e.Policy, code))
 		if s.slowest {
@@ -140,9 +140,9 @@ func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
 		now, _ := numbersOf(policyOr(eras[i].Policy, code))
 		e := &eras[i]
 		switch {
-		case now.shards != before.shards:
+		case now.Shards != before.Shards:
 			e.OnChange = ratelimit.ResetTokens
-		case now.shards > 1 && now.capacity > before.capacity && isKept(e.OnChange):
+		case now.Shards > 1 && now.Most > before.Most && isKept(e.OnChange):
 			e.OnChange = ratelimit.ScaleTokens
 		}
 	}
@@ -169,7 +169,7 @@ func bucketOf(policy ratelimit.Policy) point {
 // that held more than the smallest of them would count as full, and be filled. In kind and rows it is as next, the policy
 // after them, so that no row counts as a missing one, and leases stay.
 func (p point) merged(next ratelimit.Policy) ratelimit.Policy {
-	if hasSlots(next) {
+	if _, slots := next.(ratelimit.Concurrency); slots {
 		return next
 	}
 	n, _ := pointOf(next)

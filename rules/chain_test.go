@@ -180,25 +180,3 @@ func requireMerged(t *testing.T, rate, capacity float64, shards int, policy rate
 	require.InEpsilon(t, capacity, p.Capacity, 1e-9)
 	require.Equal(t, shards, p.Shards)
 }
-
-func TestScale(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		policy, scaled ratelimit.Policy
-		times          float64
-	}{
-		"Rate":          {ratelimit.PerHour(10), ratelimit.PerHour(20), 2},
-		"NoCapacity":    {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.NoCapacity}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: ratelimit.NoCapacity}, 2},
-		"Debt":          {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 4, MaxReserved: 2}, ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 2, MaxReserved: 1}, 0.5},
-		"NoDebt":        {ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, ratelimit.TokenBucket{Rate: 20, Period: time.Hour, MaxReserved: ratelimit.NoDebt}, 2},
-		"Windows":       {ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Shards: 2}, ratelimit.FixedWindow{Rate: 30, Period: time.Hour, Shards: 2}, 3},
-		"AsMuchAsMay":   {ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour, Capacity: 1e11}, ratelimit.TokenBucket{Rate: 1e7, Period: time.Hour, Capacity: 1e12}, 1e6},
-		"AsLittleAsMay": {ratelimit.TokenBucket{Rate: 1e-7, Period: time.Hour}, ratelimit.TokenBucket{Rate: 1e-9, Period: time.Hour}, 1e-6},
-		"AStart":        {ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: time.Unix(7, 0)}, ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: time.Unix(7, 0)}, 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			require.Equal(t, c.scaled, scale(c.policy, c.times))
-		})
-	}
-}

@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// ErrInvalid is returned by the methods of a Store, before any change, and by Validate, when a change says what cannot
+	// ErrInvalid is returned by the methods of a Store, before any change, when a change says what cannot
 	// be; the message says what to write instead.
 	ErrInvalid = errors.New("rules: invalid")
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
 // fields reads the fields of an object, each once. The first error stays, and end returns it.
@@ -182,34 +182,11 @@ func (f *fields) span(name string) time.Duration {
 	if found == nil {
 		return 0
 	}
-	d, ok := parseSpan(found.value.text)
-	switch {
-	case ok:
-	case found.name == "period" && slices.Contains([]string{"month", "quarter", "year"}, found.value.text):
-		f.fail(found.value.line, "%q is %q, which is no fixed length; write it in days, or use kind: calendar window and resets: %s", found.name, found.value.text, found.value.text)
-	default:
-		f.fail(found.value.line, "%q is %.40q; write it as 90s, 1m, 24h, 7d, or second, minute, hour, day, week", found.name, found.value.text)
+	d, err := words.ParseSpan(found.value.text)
+	if err != nil {
+		f.fail(found.value.line, "%q is %.40q; %w", found.name, found.value.text, err)
 	}
 	return d
-}
-
-var days = regexp.MustCompile(`^([0-9]{1,6})(d|w)$`)
-
-// parseSpan returns a span of time: a word, a number of days or weeks, or as time.ParseDuration has it.
-func parseSpan(text string) (time.Duration, bool) {
-	word, known := map[string]time.Duration{
-		"second": time.Second, "minute": time.Minute, "hour": time.Hour, "day": ratelimit.Day, "week": ratelimit.Week,
-	}[text]
-	if known {
-		return word, true
-	}
-	if m := days.FindStringSubmatch(text); m != nil {
-		n, err := strconv.Atoi(m[1])
-		unit := map[string]time.Duration{"d": ratelimit.Day, "w": ratelimit.Week}[m[2]]
-		return time.Duration(n) * unit, err == nil && n <= int(1<<62/unit)
-	}
-	d, err := time.ParseDuration(text)
-	return d, err == nil && d > 0 && text[0] != '+'
 }
 
 // list returns the items of a list.

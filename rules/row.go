@@ -89,7 +89,7 @@ func policyRowOf(r Rule) policyRow {
 	case SlidingWindow:
 		row.Slices = &r.Slices
 	case CalendarWindow:
-		row.PeriodUs = longest(r.Resets).Microseconds()
+		row.PeriodUs = longest(r.Resets)
 		row.Resets, row.Zone = new(string(r.Resets)), &r.Zone
 		if r.Resets == ratelimit.Weekly {
 			row.FirstWeekday = new(int(r.FirstWeekday))
@@ -231,4 +231,10 @@ func asJSON(v any) (*string, error) {
 	}
 	text, err := json.Marshal(v)
 	return new(string(text)), err
+}
+
+// longest returns how long a window of the calendar is at most, in microseconds, as the tables check it.
+func longest(c ratelimit.Calendar) int64 {
+	days := map[ratelimit.Calendar]int64{ratelimit.Daily: 1, ratelimit.Weekly: 7, ratelimit.Monthly: 31, ratelimit.Quarterly: 92, ratelimit.Yearly: 366}
+	return days[c] * ratelimit.Day.Microseconds()
 }

@@ -129,7 +129,7 @@ func TestLimits(t *testing.T) {
 			got := get(t, url+"/limits", fields)
 			require.Equal(t, test.status, got.status, got.body)
 			if test.rate > 0 {
-				require.Contains(t, got.body, fmt.Sprintf(`"limit":"gateway.key","algorithm":"token bucket","rate":%d,`, test.rate))
+				require.Contains(t, got.body, fmt.Sprintf(`"limit":"gateway.key","kind":"token bucket","rate":%d,`, test.rate))
 			}
 		})
 	}

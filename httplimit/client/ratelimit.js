@@ -7,7 +7,7 @@
 /**
  * @typedef {object} State a bucket, as MarshalJSON of the Go type Value writes it
  * @property {string} limit the limit's name
- * @property {'token bucket'|'fixed window'|'calendar window'|'sliding window'|'concurrency'} algorithm
+ * @property {'token bucket'|'fixed window'|'calendar window'|'sliding window'|'concurrency'} kind
  * @property {number} [rate] tokens that arrive each period; of a sliding window the most in any period
  * @property {number} [period_us]
  * @property {number} capacity the most tokens, or slots, that it holds
@@ -76,9 +76,9 @@ export function take(state, at = state.now_us, cost = 1) {
  * @returns {{state: State, answer: Answer & {readyAtUs: number|null}}}
  */
 export function reserve(state, at = state.now_us, cost = 1, maxReserved = Infinity) {
-  if (UNRESERVED.includes(state.algorithm)) throw new RangeError(`${state.limit} takes no reservations`);
+  if (UNRESERVED.includes(state.kind)) throw new RangeError(`${state.limit} takes no reservations`);
   if (!(maxReserved >= 0)) throw new RangeError(`${maxReserved} is no number of tokens that ${state.limit} may owe`);
-  const most = state.algorithm === 'calendar window' ? state.rate : state.rate * (MAX_SPAN_NS / (state.period_us * 1000));
+  const most = state.kind === 'calendar window' ? state.rate : state.rate * (MAX_SPAN_NS / (state.period_us * 1000));
   const debt = Math.min(maxReserved, MAX_TOKENS, most);
   const { state: next, answer, readyAtUs } = step(state, at, cost, debt);
   return { state: next, answer: { ...answer, readyAtUs } };
@@ -106,10 +106,10 @@ const KINDS = {
 };
 
 function read(state, at, cost, debt) {
-  const { algorithm, capacity } = state;
+  const { kind, capacity } = state;
   const now = Math.floor(at);
-  if (!Object.hasOwn(KINDS, algorithm)) {
-    throw new TypeError(`${state.limit} has algorithm ${algorithm}; reload the page, the server has a newer module`);
+  if (!Object.hasOwn(KINDS, kind)) {
+    throw new TypeError(`${state.limit} has kind ${kind}; reload the page, the server has a newer module`);
   }
   if (!Number.isSafeInteger(now)) throw new RangeError(`${at} is no instant in microseconds`);
   if (!(cost >= 0) || (cost > 0 && cost < Math.max(capacity * 2 ** -40, 1e-9))) {
@@ -118,8 +118,8 @@ function read(state, at, cost, debt) {
   if (cost > capacity + debt || capacity - cost < -debt) { // the sum may have been rounded up
     throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity + debt} at once`);
   }
-  if (algorithm === 'concurrency' && !Number.isInteger(cost)) throw new RangeError(`${cost} of ${state.limit}: slots are whole`);
-  return { now, ...KINDS[algorithm](state, now) };
+  if (kind === 'concurrency' && !Number.isInteger(cost)) throw new RangeError(`${cost} of ${state.limit}: slots are whole`);
+  return { now, ...KINDS[kind](state, now) };
 }
 
 // Tokens arrive in steps: a fixed window's is its period, a token bucket's is a microsecond. No integer below

@@ -88,11 +88,6 @@ func rulesFile(ctx context.Context, store *rules.Store, path string) error {
 	return err
 }
 
-func rulesValidate(set *rules.Set) error {
-	err := set.Validate(rules.Registered{Limit: Messages, MaxCost: 10})
-	return err
-}
-
 // session is what the program of docs/rules.md knows of who asks.
 type session struct{ User, Plan string }
 

@@ -5,6 +5,7 @@ package telemetry
 import (
 	"errors"
 	"iter"
+	"strings"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -176,24 +177,9 @@ func decisive(d ratelimit.Decision) *ratelimit.State {
 	return &d.States[0]
 }
 
-func algorithm(limit ratelimit.Limit) string { return algorithmOf(limit.Policy()) }
-
-func algorithmOf(policy ratelimit.Policy) string {
-	switch p := policy.(type) {
-	case ratelimit.TokenBucket:
-		return "token_bucket"
-	case ratelimit.FixedWindow:
-		return "fixed_window"
-	case ratelimit.SlidingWindow:
-		return "sliding_window"
-	case ratelimit.CalendarWindow:
-		return "calendar_window"
-	case ratelimit.Concurrency:
-		return "concurrency"
-	case ratelimit.Adaptive:
-		return algorithmOf(p.Contract)
-	}
-	return ""
+// algorithm returns the kind of a limit in one word; empty for the zero Limit.
+func algorithm(limit ratelimit.Limit) string {
+	return strings.ReplaceAll(string(limit.Numbers().Kind), " ", "_")
 }
 
 // Lease returns what became of a lease: "renewed", "released", or "lost" where it was not held any more.

@@ -54,3 +54,23 @@ func TestWaitsAreNeverTooShort(t *testing.T) {
 	}
 	require.Equal(t, time.Duration(math.MaxInt64).String(), words.Wait(math.MaxInt64))
 }
+
+// TestSpansAreParsed promises that a span of every unit is read, and that no other text is taken for one.
+func TestSpansAreParsed(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"second": time.Second, "minute": time.Minute, "hour": time.Hour, "day": day, "week": 7 * day, "7d": 7 * day, "1.5d": 36 * time.Hour,
+		"2w": 14 * day, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "40000d": 40_000 * day,
+	} {
+		d, err := words.ParseSpan(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, d, text)
+	}
+	for text, want := range map[string]string{
+		"": "write a span", "60": "write a span", "0s": "write a span", "-1d": "write a span", "NaNd": "write a span", "fortnight": "write a span",
+		"d": "write a span", "month": "has no fixed length", "40001d": "up to 40000 days", "1000000h": "up to 40000 days", "Infw": "up to 40000 days",
+	} {
+		_, err := words.ParseSpan(text)
+		require.ErrorContains(t, err, want, text)
+	}
+}

@@ -25,8 +25,8 @@ import { arrivalsOf } from './load.js';
  * @property {{at: number, most: number}[]} runs when work began, and the most tokens any period up to then has seen
  */
 
-function full(limit, algorithm, { rate, period }, capacity) {
-  return { limit, algorithm, rate, period_us: Math.round(period * 1e6), capacity, value: capacity, ts_us: 0, now_us: 0 };
+function full(limit, kind, { rate, period }, capacity) {
+  return { limit, kind, rate, period_us: Math.round(period * 1e6), capacity, value: capacity, ts_us: 0, now_us: 0 };
 }
 
 /** A sliding window. Its period is cut to a whole number of microseconds for each slice. */
@@ -38,7 +38,7 @@ function slides(settings) {
 
 /** Slots that the work holds for as long as it takes. */
 const slots = ({ most, hold }) => ({
-  limit: 'slots', algorithm: 'concurrency', capacity: most, lease_us: Math.round(hold * 1e6), ends_us: [], ts_us: 0, now_us: 0,
+  limit: 'slots', kind: 'concurrency', capacity: most, lease_us: Math.round(hold * 1e6), ends_us: [], ts_us: 0, now_us: 0,
 });
 
 /**
@@ -66,7 +66,7 @@ function lanesOf(settings, arrivals) {
 const verbOf = (lane, verb) => (lane.queues ? 'reserve' : lane.takesOnly ? 'take' : verb);
 
 /** Slots are whole. */
-const costOf = ({ start }, cost) => (start.algorithm === 'concurrency' ? Math.ceil(cost) : cost);
+const costOf = ({ start }, cost) => (start.kind === 'concurrency' ? Math.ceil(cost) : cost);
 
 /** Returns the state and the answer after a request. The answer to what can never be given has never. */
 function step(lane, state, { at, cost, verb }) {

@@ -19,12 +19,12 @@ type history struct {
 type lane struct {
 	ID    string `json:"id"`
 	Start struct {
-		Algorithm string  `json:"algorithm"`
-		Rate      float64 `json:"rate"`
-		Period    int64   `json:"period_us"`
-		Capacity  float64 `json:"capacity"`
-		Slices    int     `json:"slices"`
-		Lease     int64   `json:"lease_us"`
+		Kind     string  `json:"kind"`
+		Rate     float64 `json:"rate"`
+		Period   int64   `json:"period_us"`
+		Capacity float64 `json:"capacity"`
+		Slices   int     `json:"slices"`
+		Lease    int64   `json:"lease_us"`
 	} `json:"start"`
 	First       json.RawMessage `json:"first"`
 	MaxReserved *float64        `json:"maxReserved"` // nil for no bound
@@ -101,7 +101,7 @@ func (l lane) limit(t *testing.T) ratelimit.Limit {
 	}
 	period := time.Duration(l.Start.Period) * time.Microsecond
 	var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: debt}
-	switch l.Start.Algorithm {
+	switch l.Start.Kind {
 	case "fixed window":
 		policy = ratelimit.FixedWindow{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: time.UnixMicro(0)}
 	case "sliding window":

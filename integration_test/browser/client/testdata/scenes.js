@@ -263,7 +263,7 @@ export async function ListenersAreOnTheirOwn() {
 export async function TakesNoStateItDoesNotUnderstand() {
   const { stage, client } = await started({ value: 2 });
   client.refresh();
-  const limits = [{ limit: 'calls', algorithm: 'sliding log', now_us: SERVER }];
+  const limits = [{ limit: 'calls', kind: 'sliding log', now_us: SERVER }];
   await stage.answer({ body: JSON.stringify({ limits }) });
   equal(client.error.name, 'TypeError');
   equal(client.check('calls').remaining, 2);
@@ -280,7 +280,7 @@ export async function RefusesCostsThatNoWaitWouldMeet() {
 }
 
 export async function ReadsAStateFromThePageWithoutAClock() {
-  const policy = { limit: 'x', algorithm: 'fixed window', rate: 5, period_us: 60e6, capacity: 5 };
+  const policy = { limit: 'x', kind: 'fixed window', rate: 5, period_us: 60e6, capacity: 5 };
   const state = { ...policy, value: 0, ts_us: SERVER, now_us: SERVER + 15e6 };
   equal(evaluate(state), { ok: false, tokens: 0, remaining: 0, retryAfterUs: 45e6, resetAfterUs: 45e6 });
 }

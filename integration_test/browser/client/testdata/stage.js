@@ -67,7 +67,7 @@ const response = (status, headers, body) => (
   { ok: status === 200, status, headers: new Headers(headers), json: async () => JSON.parse(body) });
 
 /** A limit of 5 tokens, one a second. */
-const perSecond = { limit: 'calls', algorithm: 'token bucket', rate: 1, period_us: 1e6, capacity: 5 };
+const perSecond = { limit: 'calls', kind: 'token bucket', rate: 1, period_us: 1e6, capacity: 5 };
 
 export function equal(got, want, what = '') {
   const [g, w] = [got, want].map((v) => JSON.stringify(v));

@@ -14,7 +14,7 @@ const S = 1e6, DAY = 86_400e6;
 const burst = (verb) => [[9, 20], [19.4, 6]].flatMap(([begin, n]) =>
   Array.from({ length: n }, (_, i) => ({ at: Math.round((begin + i / 10) * S), cost: 1, verb })));
 
-const full = (algorithm, more) => ({ limit: 'x', algorithm, rate: 10, period_us: 10 * S, capacity: 10, value: 10, ts_us: 0, now_us: 0, ...more });
+const full = (kind, more) => ({ limit: 'x', kind, rate: 10, period_us: 10 * S, capacity: 10, value: 10, ts_us: 0, now_us: 0, ...more });
 const seconds = [0, 10, 20].map((at) => [at * S, `${at} s`]);
 
 const PICTURES = {
@@ -34,7 +34,7 @@ const PICTURES = {
     span: 90 * DAY, ticks: [[0, '1 January'], [31 * DAY, '1 February'], [59 * DAY, '1 March']],
   },
   slots: {
-    title: 'Concurrency: 3 at a time, for 2 s each', start: { limit: 'x', algorithm: 'concurrency', capacity: 3, lease_us: 2 * S, ends_us: [], ts_us: 0, now_us: 0 },
+    title: 'Concurrency: 3 at a time, for 2 s each', start: { limit: 'x', kind: 'concurrency', capacity: 3, lease_us: 2 * S, ends_us: [], ts_us: 0, now_us: 0 },
     arrivals: burst('take'), span: 24 * S, period: 10 * S, ticks: seconds,
   },
   spacing: {

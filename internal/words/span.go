@@ -1,0 +1,57 @@
+package words
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxSpan is the longest span that ParseSpan returns: about 109 years.
+const maxSpan = 40_000 * 24 * time.Hour
+
+var (
+	errSpan     = errors.New("write a span such as 90s, 10m, 1h30m, 7d, 2w, minute, hour, day or week")
+	errLongSpan = errors.New("write a span of up to 40000 days")
+)
+
+// ParseSpan returns the span of time that text names: a word such as minute, a number of days or weeks such as 7d, or a
+// duration of package time. It returns an error that says what to write if there is no such span, or if it is not above 0.
+func ParseSpan(text string) (time.Duration, error) {
+	for _, unit := range units() {
+		if text == unit.word {
+			return unit.span, nil
+		}
+	}
+	for _, unit := range units() {
+		if count, ok := strings.CutSuffix(text, unit.word[:1]); ok && unit.span > time.Hour {
+			n, err := strconv.ParseFloat(count, 64)
+			if err != nil {
+				return 0, errSpan
+			}
+			return checked(n * float64(unit.span))
+		}
+	}
+	switch text {
+	case "month", "quarter", "year":
+		return 0, fmt.Errorf("a %s has no fixed length; write it in days, or use a calendar window that resets each %s", text, text)
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, errSpan
+	}
+	return checked(float64(d))
+}
+
+// checked returns a span of so many nanoseconds if it is in range.
+func checked(ns float64) (time.Duration, error) {
+	switch {
+	case math.IsNaN(ns) || ns < 1:
+		return 0, errSpan
+	case ns > float64(maxSpan):
+		return 0, errLongSpan
+	}
+	return time.Duration(ns), nil
+}

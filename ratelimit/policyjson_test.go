@@ -1,0 +1,175 @@
+package ratelimit_test
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// policyTexts are policies of every kind and their text.
+func policyTexts() map[string]ratelimit.Policy {
+	start := time.Date(2026, 1, 31, 15, 4, 5, 678_000, time.UTC)
+	bucket := ratelimit.TokenBucket{Rate: 10, Period: time.Minute}
+	return map[string]ratelimit.Policy{
+		`{"kind":"token bucket","rate":10,"period":"1m"}`: bucket,
+		`{"kind":"token bucket","rate":0.5,"period":"24h","capacity":50,"max_reserved":7,"shards":4}`: ratelimit.TokenBucket{
+			Rate: 0.5, Period: ratelimit.Day, Capacity: 50, MaxReserved: 7, Shards: 4,
+		},
+		`{"kind":"token bucket","rate":10,"period":"1s","capacity":0}`:              ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity},
+		`{"kind":"token bucket","rate":10,"period":"1s","max_reserved":0}`:          ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.NoDebt},
+		`{"kind":"token bucket","rate":9,"period":"1s","max_reserved":"forbidden"}`: ratelimit.TokenBucket{Rate: 9, Period: time.Second, MaxReserved: ratelimit.NoReservations},
+		`{"kind":"token bucket","rate":10,"period":"1s","prefetch":"100ms"}`:        ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 100 * time.Millisecond},
+		`{"kind":"fixed window","rate":5,"period":"1h","capacity":6,"start":"2026-01-31T15:04:05.000678Z"}`: ratelimit.FixedWindow{
+			Rate: 5, Period: time.Hour, Capacity: 6, Start: start,
+		},
+		`{"kind":"sliding window","rate":100,"period":"1m","slices":30}`: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 30},
+		`{"kind":"calendar window","rate":100,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday"}`: ratelimit.CalendarWindow{
+			Rate: 100, Resets: ratelimit.Weekly, Zone: "Europe/Berlin", FirstWeekday: time.Monday,
+		},
+		`{"kind":"calendar window","rate":100,"resets":"year","first_day":31,"first_month":"april","max_reserved":1}`: ratelimit.CalendarWindow{
+			Rate: 100, Resets: ratelimit.Yearly, FirstDay: 31, FirstMonth: time.April, MaxReserved: 1,
+		},
+		`{"kind":"concurrency","most":5}`:               ratelimit.Concurrency{Most: 5},
+		`{"kind":"concurrency","most":5,"lease":"30s"}`: ratelimit.Concurrency{Most: 5, Lease: 30 * time.Second},
+		`{"kind":"token bucket","rate":10,"period":"1m","adaptive":{"apply":false}}`: ratelimit.Adaptive{
+			Contract: bucket,
+		},
+		`{"kind":"calendar window","rate":10,"resets":"day","adaptive":{"floor":0.5,"growth":0.1,"epoch":"1s","apply":true}}`: ratelimit.Adaptive{
+			Contract: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}, Floor: 0.5, Growth: 0.1, Epoch: time.Second, Apply: true,
+		},
+	}
+}
+
+func TestPoliciesAreWrittenAndRead(t *testing.T) {
+	t.Parallel()
+	for text, policy := range policyTexts() {
+		written, err := ratelimit.MarshalPolicy(policy)
+		require.NoError(t, err)
+		require.Equal(t, text, string(written))
+		read, err := ratelimit.UnmarshalPolicy([]byte(text))
+		require.NoError(t, err)
+		require.Equal(t, policy, read)
+	}
+	read, err := ratelimit.UnmarshalPolicy([]byte(` {"rate": 10, "period": "minute", "capacity": null} `))
+	require.NoError(t, err, "spaces, no kind, a word for a period, and null for the default")
+	require.Equal(t, ratelimit.PerMinute(10), read)
+}
+
+// TestFaultsOfPoliciesSayWhatToWrite promises that nothing is passed over, and that an error of a field names it.
+func TestFaultsOfPoliciesSayWhatToWrite(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]struct{ field, problem string }{
+		`{"kind":"sliding window","rate":1,"period":"1m","capacity":5}`: {"capacity", "means nothing for a sliding window; there are rate, period, slices"},
+		`{"rate":1,"period":"1m","burst":5}`:                            {"burst", "means nothing for a token bucket; there are rate, period, capacity"},
+		`{"Rate":1,"period":"1m"}`:                                      {"Rate", "means nothing"},
+		`{"rate":1,"rate":2,"period":"1m"}`:                             {"rate", "is there twice"},
+		`{"kind":"leaky","rate":1,"period":"1m"}`:                       {"kind", `is "leaky"; use one of token bucket, fixed window`},
+		`{"rate":1}`:                                                                    {"period", "is missing"},
+		`{"rate":1,"period":"fortnight"}`:                                               {"period", `is "fortnight"; write a span such as 90s`},
+		`{"rate":1,"period":"month"}`:                                                   {"period", "use a calendar window that resets each month"},
+		`{"rate":1,"period":60}`:                                                        {"period", "is 60; write a span such as 90s"},
+		`{"rate":"1","period":"1m"}`:                                                    {"rate", `is "1"; write a number`},
+		`{"rate":1,"period":"1m","shards":1.5}`:                                         {"shards", "is 1.5; write a whole number"},
+		`{"rate":1,"period":"1m","capacity":-1}`:                                        {"capacity", "write a number above 0, or 0 for none"},
+		`{"rate":1,"period":"1m","max_reserved":-1}`:                                    {"max_reserved", "or 0 to reserve only what is there"},
+		`{"kind":"fixed window","rate":1,"period":"1m","start":"2026-01-31"}`:           {"start", "write an instant such as"},
+		`{"kind":"calendar window","rate":1,"resets":"week","first_weekday":"friyday"}`: {"first_weekday", `is "friyday"; use one of sunday`},
+		`{"kind":"calendar window","rate":1,"resets":"year","first_month":4}`:           {"first_month", "use one of january"},
+		`{"kind":"concurrency","most":5,"adaptive":{}}`:                                 {"adaptive", "means nothing for a concurrency"},
+		`{"rate":1,"period":"1m","adaptive":{"share":1}}`:                               {"share", "means nothing for adaptive; there are floor, growth, epoch, apply"},
+		`{"rate":1,"period":"1m","adaptive":{"apply":1}}`:                               {"apply", "is 1; write true or false"},
+		`{"kind":"calendar window","rate":1,"resets":"day","zone":"Europe/Atlantis"}`:   {"", `no time zone "Europe/Atlantis"`},
+		`{"kind":"calendar window","rate":1}`:                                           {"", "its Resets is not set"},
+		`{"kind":"calendar window","rate":1,"resets":"hour"}`:                           {"", `its Resets is "hour"; use Daily`},
+		`{"period":"1m"}`:                                                               {"", "its Rate is 0"},
+		`[]`:                                                                            {"", "it is no JSON object"},
+		`{"rate":1`:                                                                     {"", "the object has no end"},
+		`{} {}`:                                                                         {"", "there is more after the object"},
+	} {
+		_, err := ratelimit.UnmarshalPolicy([]byte(text))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, text)
+		require.ErrorContains(t, err, want.problem, text)
+		fault, ok := errors.AsType[*ratelimit.FieldError](err)
+		require.Equal(t, want.field != "", ok, text)
+		if ok {
+			require.Equal(t, want.field, fault.Field)
+		}
+	}
+	for _, policy := range []ratelimit.Policy{nil, ratelimit.PerMinute(-1), ratelimit.Adaptive{}, struct{ ratelimit.Policy }{ratelimit.PerMinute(1)}} {
+		_, err := ratelimit.MarshalPolicy(policy)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	}
+}
+
+func TestNumbersOfEveryKind(t *testing.T) {
+	t.Parallel()
+	for want, policy := range map[ratelimit.Numbers]ratelimit.Policy{
+		{Kind: "token bucket", Most: 50, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 4}: ratelimit.TokenBucket{
+			Rate: 10, Period: time.Minute, Capacity: 50, MaxReserved: 7, Shards: 4,
+		},
+		{Kind: "token bucket", Most: 0, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 1}: ratelimit.Adaptive{
+			Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.NoCapacity, MaxReserved: 7},
+		},
+		{Kind: "fixed window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                               ratelimit.FixedWindow{Rate: 5, Period: time.Hour, MaxReserved: ratelimit.NoDebt},
+		{Kind: "sliding window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                             ratelimit.SlidingWindow{Rate: 5, Period: time.Hour},
+		{Kind: "calendar window", Most: 5, Rate: 5, Period: ratelimit.Week, Resets: ratelimit.Weekly, MaxOwed: 5, Shards: 1}: ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly},
+		{Kind: "concurrency", Most: 5, Rate: 5, Period: time.Minute, Shards: 1}:                                              ratelimit.Concurrency{Most: 5},
+	} {
+		require.Equal(t, want, ratelimit.Define("a", policy).Numbers())
+	}
+	require.Zero(t, ratelimit.Limit{}.Numbers())
+}
+
+// TestScaledPoliciesStayWithinWhatAPolicyCanHave promises one factor for all numbers of a policy.
+func TestScaledPoliciesStayWithinWhatAPolicyCanHave(t *testing.T) {
+	t.Parallel()
+	minute := time.Minute
+	for _, test := range []struct {
+		policy ratelimit.Policy
+		times  float64
+		want   ratelimit.Policy
+	}{
+		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: 4, MaxReserved: 2}, 2.5, ratelimit.TokenBucket{Rate: 25, Period: minute, Capacity: 10, MaxReserved: 5}},
+		{ratelimit.FixedWindow{Rate: 10, Period: minute, MaxReserved: ratelimit.NoDebt}, 2, ratelimit.FixedWindow{Rate: 20, Period: minute, MaxReserved: ratelimit.NoDebt}},
+		{ratelimit.SlidingWindow{Rate: 10, Period: minute}, 0.1, ratelimit.SlidingWindow{Rate: 1, Period: minute}},
+		{ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}, 3, ratelimit.CalendarWindow{Rate: 30, Resets: ratelimit.Daily}},
+		{ratelimit.Concurrency{Most: 5}, 1.5, ratelimit.Concurrency{Most: 7}},
+		{ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
+		{ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
+		{ratelimit.TokenBucket{Rate: 1e10, Period: minute, Capacity: 1e11}, 1e6, ratelimit.TokenBucket{Rate: 1e11, Period: minute, Capacity: 1e12}},
+		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: ratelimit.NoCapacity}, 2, ratelimit.TokenBucket{Rate: 20, Period: minute, Capacity: ratelimit.NoCapacity}},
+		{ratelimit.FixedWindow{Rate: 1, Period: minute, Start: time.Unix(7, 0), Shards: 2}, 2, ratelimit.FixedWindow{Rate: 2, Period: minute, Start: time.Unix(7, 0), Shards: 2}},
+		{ratelimit.TokenBucket{Rate: 1e-7, Period: minute}, 1e-6, ratelimit.TokenBucket{Rate: 1e-9, Period: minute}},
+		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(2)}, 2, ratelimit.Adaptive{Contract: ratelimit.PerMinute(4)}},
+	} {
+		require.Equal(t, test.want, ratelimit.Scale(test.policy, test.times))
+	}
+}
+
+// FuzzPolicyText promises that whatever UnmarshalPolicy accepts, MarshalPolicy writes so that the same policy is read again.
+func FuzzPolicyText(f *testing.F) {
+	for text := range policyTexts() {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		policy, err := ratelimit.UnmarshalPolicy(text)
+		if err != nil {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+			return
+		}
+		written, err := ratelimit.MarshalPolicy(policy)
+		require.NoError(t, err)
+		require.True(t, json.Valid(written))
+		again, err := ratelimit.UnmarshalPolicy(written)
+		require.NoError(t, err)
+		require.Equal(t, policy, again)
+		rewritten, err := ratelimit.MarshalPolicy(again)
+		require.NoError(t, err)
+		require.Equal(t, string(written), string(rewritten))
+	})
+}

@@ -1,0 +1,108 @@
+package ratelimit
+
+import (
+	"math"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// Numbers are what all kinds of policy have in common.
+type Numbers struct {
+	// Kind is the kind of policy, as MarshalPolicy writes it; for an [Adaptive], the kind of its contract.
+	Kind Kind
+	// Most is the maximum number of tokens at once: the largest cost that Take accepts, or the number of slots.
+	Most float64
+	// Rate is the number of tokens that are added each Period. For a [SlidingWindow], it is the most in any Period. For a
+	// [Concurrency], it is the number of slots.
+	Rate float64
+	// Period is the time in which Rate tokens are added: the length of a window, or of a lease. A month is 30 days, a quarter
+	// 91 and a year 365.
+	Period time.Duration
+	// Resets is the length of a window of a [CalendarWindow]. It is empty for other kinds.
+	Resets Calendar
+	// MaxOwed is the maximum number of tokens that Reserve can owe.
+	MaxOwed float64
+	// Shards is the number of rows of a bucket.
+	Shards int
+}
+
+// Numbers returns the numbers of the limit's policy. Those of the zero Limit are 0.
+func (l Limit) Numbers() Numbers {
+	if l.isZero() {
+		return Numbers{}
+	}
+	t := l.terms()
+	n := Numbers{
+		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxDebt, Shards: int(t.Shards),
+		Period: time.Duration(float64(t.Step)*t.Steps) * time.Microsecond,
+	}
+	policy := l.Policy()
+	if a, adapts := policy.(Adaptive); adapts {
+		policy = a.Contract
+	}
+	if p, ok := policy.(CalendarWindow); ok {
+		n.Resets = p.Resets
+	}
+	return n
+}
+
+// kindOf returns the name of the kind of policy that has the terms.
+func kindOf(t *bucket.Terms) Kind {
+	switch t.Kind.(type) {
+	case bucket.Sliding:
+		return KindSlidingWindow
+	case bucket.Concurrent:
+		return KindConcurrency
+	case bucket.Calendar:
+		return KindCalendarWindow
+	}
+	if t.Step > 1 { // windows of a microsecond are a token bucket
+		return KindFixedWindow
+	}
+	return KindTokenBucket
+}
+
+// Scale returns the policy with its numbers of tokens multiplied by times. If a product is above or below what a policy can
+// have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1.
+func Scale(policy Policy, times float64) Policy {
+	scaled := policy
+	switch p := policy.(type) {
+	case TokenBucket:
+		scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+		scaled = p
+	case FixedWindow:
+		scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+		scaled = p
+	case SlidingWindow:
+		scaleTokens(times, &p.Rate)
+		scaled = p
+	case CalendarWindow:
+		scaleTokens(times, &p.Rate, &p.MaxReserved)
+		scaled = p
+	case Concurrency:
+		p.Most = int(min(max(math.Floor(float64(p.Most)*times), 1), maxSlots))
+		return p
+	case Adaptive:
+		p.Contract = Scale(p.Contract, times)
+		return p
+	}
+	if _, err := NewLimit("scaled", scaled); err != nil { // rounding at the edge of what a policy can have
+		return policy
+	}
+	return scaled
+}
+
+// scaleTokens multiplies the numbers above 0 by the same factor: times, or the nearest one that keeps all of them in range.
+func scaleTokens(times float64, tokens ...*float64) {
+	for _, t := range tokens {
+		if *t > 0 {
+			times = min(max(times, bucket.MinTokens / *t), bucket.MaxTokens / *t)
+		}
+	}
+	for _, t := range tokens {
+		if *t > 0 {
+			*t = min(max(*t*times, bucket.MinTokens), bucket.MaxTokens)
+		}
+	}
+}
