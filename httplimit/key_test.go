@@ -234,35 +234,8 @@ func TestHashed(t *testing.T) {
 	})
 }
 
-func TestTiers(t *testing.T) {
-	t.Parallel()
-	free := ratelimit.Define("api.free", ratelimit.PerMinute(10))
-	pro := ratelimit.Define("api.pro", ratelimit.PerMinute(100))
-	limits := map[string]ratelimit.Limit{"free": free, "pro": pro}
-	pick := httplimit.Tiers(limits, httplimit.ContextValue(userKey{}), free)
-	limits["pro"] = free // what was passed stays the caller's
-	for name, test := range map[string]struct {
-		request *http.Request
-		want    ratelimit.Limit
-		err     error
-	}{
-		"Known":   {request: with("pro"), want: pro},
-		"Unknown": {request: with("enterprise"), want: free},
-		"None":    {request: from(balancer), want: free},
-		"Bad":     {request: with(1.5), err: httplimit.ErrBadKey},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := pick(test.request)
-			require.ErrorIs(t, err, test.err)
-			require.Equal(t, test.want, got)
-		})
-	}
-}
-
 func TestKeysThatAreMistakesPanic(t *testing.T) {
 	t.Parallel()
-	free := ratelimit.Define("api.free", ratelimit.PerMinute(10))
 	for name, construct := range map[string]func(){
 		"HeaderUnnamed":    func() { httplimit.Header("") },
 		"CookieUnnamed":    func() { httplimit.Cookie("") },
@@ -274,9 +247,6 @@ func TestKeysThatAreMistakesPanic(t *testing.T) {
 		"FirstOfNothing":   func() { httplimit.FirstOf() },
 		"HashedNil":        func() { httplimit.Hashed(make([]byte, 16), nil) },
 		"ShortSecret":      func() { httplimit.Hashed(make([]byte, 15), text("a")) },
-		"NoChoice":         func() { httplimit.Tiers(nil, nil, free) },
-		"NoFallback":       func() { httplimit.Tiers(nil, text("a"), ratelimit.Limit{}) },
-		"TierWithoutLimit": func() { httplimit.Tiers(map[string]ratelimit.Limit{"pro": {}}, text("a"), free) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -138,16 +138,19 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 	require.Zero(t, rows)
 }
 
-// TestABadTierIsBadRequest promises that a limit chosen by what cannot be relied on is answered as a key that
-// cannot, and that an error of another kind lets nobody pass.
-func TestABadTierIsBadRequest(t *testing.T) {
+// TestABadChoiceOfALimitIsBadRequest promises that an ErrBadKey of LimitFor is answered as a bad key, and that any other
+// error refuses the request.
+func TestABadChoiceOfALimitIsBadRequest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for reason, tier := range map[string]httplimit.Key{
+	for reason, plan := range map[string]httplimit.Key{
 		"bad-key":     httplimit.Query("plan"),
 		"not-decided": func(*http.Request) (string, error) { return "", errors.New("the plans cannot be read") },
 	} {
-		choose := httplimit.Tiers(map[string]ratelimit.Limit{"pro": perPlan}, tier, perUser)
+		choose := func(r *http.Request) (ratelimit.Limit, error) {
+			_, err := plan(r)
+			return perPlan, err
+		}
 		handler := b.limited(t, httplimit.Config{FailOpen: true, Rules: []httplimit.Rule{{LimitFor: choose, Key: user}}}, mustNotRun(t))
 		r := request(t)
 		r.URL.RawQuery = "plan=free&plan=pro"

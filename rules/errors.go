@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// ErrInvalid is returned by the methods of a Store, before any change, when a change says what cannot
-	// be; the message says what to write instead.
+	// ErrInvalid is returned by the methods of a Store, before any change, if a change is invalid. The message says what to
+	// write instead.
 	ErrInvalid = errors.New("rules: invalid")
 
 	// ErrNotFound is returned by Delete, RemoveOverride and Resume when there is nothing to take away. Nothing was changed.
