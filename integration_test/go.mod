@@ -10,6 +10,7 @@ require (
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/labstack/echo/v5 v5.3.1
+	github.com/lib/pq v1.12.3
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/otellimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/promlimit v0.0.0-00010101000000-000000000000

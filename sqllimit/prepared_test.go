@@ -3,7 +3,6 @@ package sqllimit_test
 import (
 	"context"
 	"database/sql"
-	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,7 +30,8 @@ func (p prepared) ExecContext(ctx context.Context, query string, args ...any) (s
 func TestWhatIsNoTransactionOfStdlib(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	db := openStdlib(t, postgrestest.NewDatabase(t), new(net.Dialer).DialContext)
+	db, err := sql.Open("pgx", postgrestest.NewDatabase(t))
+	require.NoError(t, err)
 	defer func() { require.NoError(t, db.Close()) }()
 	limiter, err := sqllimit.New(db, ratelimit.Config{})
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package orm_test
 import (
 	"context"
 	"database/sql"
-	"net"
 	"testing"
 
 	"entgo.io/ent/dialect"
@@ -11,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/jmoiron/sqlx"
+	_ "github.com/lib/pq"
 	"github.com/stretchr/testify/require"
 	"github.com/uptrace/bun"
 	"github.com/uptrace/bun/dialect/pgdialect"
@@ -19,7 +19,6 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/pgratelimit/pgratelimit/examples/orm"
-	"github.com/pgratelimit/pgratelimit/examples/orm/ent"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
@@ -35,7 +34,7 @@ func sends(t *testing.T, db *sql.DB, driver string) map[string]send {
 	onGORM := openGORM(t, db, false)
 	prepared := openGORM(t, db, true)
 	onBun := bun.NewDB(db, pgdialect.New())
-	onEnt := ent.NewClient(ent.Driver(entsql.OpenDB(dialect.Postgres, db)))
+	onEnt := entsql.OpenDB(dialect.Postgres, db)
 	return map[string]send{
 		"sqlx": func(ctx context.Context, l *ratelimit.Limiter, author, body string) error {
 			return orm.SendWithSQLX(ctx, onSQLX, l, author, body)
@@ -61,7 +60,9 @@ func sends(t *testing.T, db *sql.DB, driver string) map[string]send {
 		"ent": func(ctx context.Context, l *ratelimit.Limiter, author, body string) error {
 			return orm.SendWithEnt(ctx, onEnt, l, author, body)
 		},
-		"ent, again": orm.SendWithEntAgain,
+		"ent, again": func(ctx context.Context, l *ratelimit.Limiter, author, body string) error {
+			return orm.SendWithEntAgain(ctx, onEnt, l, author, body)
+		},
 	}
 }
 
@@ -84,7 +85,9 @@ func TestSend(t *testing.T) {
 		},
 		"postgres": func(t *testing.T, url string) *sql.DB {
 			t.Helper()
-			return openPQ(t, url, new(net.Dialer).DialContext)
+			db, err := sql.Open("postgres", url)
+			require.NoError(t, err)
+			return db
 		},
 	} {
 		for _, name := range []string{

@@ -86,7 +86,7 @@ func TestWithoutAServer(t *testing.T) {
 			send := sends(t, db, "pgx")[name]
 			for range 3 {
 				mock.ExpectBegin()
-				if strings.HasPrefix(name, "sqlx") {
+				if strings.HasPrefix(name, "sqlx") || strings.HasPrefix(name, "ent") {
 					mock.ExpectExec("INSERT INTO").WillReturnResult(sqlmock.NewResult(0, 1))
 				} else { // it asks for the ID
 					mock.ExpectQuery("INSERT INTO").WillReturnRows(sqlmock.NewRows([]string{"id"}).AddRow(1))

@@ -1,4 +1,4 @@
-package drivertest
+package driver_test
 
 import (
 	"context"

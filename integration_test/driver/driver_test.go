@@ -1,6 +1,6 @@
-// Package drivertest holds what package sqllimit promises of every driver of database/sql, as tests. They are run with pgx's stdlib
-// beside the package, and with lib/pq, which no user of the core is to depend on, in the module of examples/orm.
-package drivertest
+// Package driver_test runs the tests of package sqllimit that hold for every driver of database/sql: with pgx's stdlib, with a driver
+// that hides its connections, and with lib/pq.
+package driver_test
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
-// Driver is what the tests are run with.
-type Driver struct {
+// testedDriver is the driver that the tests are run with.
+type testedDriver struct {
 	// Open returns a database whose connections are made by dial.
 	Open func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB
 	// IsPgx is whether the connections of pgx can be reached.
@@ -57,7 +57,7 @@ func define() limits {
 // bundle is a database of the test's own, and limiters on it.
 type bundle struct {
 	limits
-	driver  Driver
+	driver  testedDriver
 	url     string
 	db      *sql.DB
 	limiter *ratelimit.Limiter // on db
@@ -66,7 +66,7 @@ type bundle struct {
 	wire    *roundtrips.Counter
 }
 
-func setup(t *testing.T, d Driver) *bundle {
+func setup(t *testing.T, d testedDriver) *bundle {
 	t.Helper()
 	b := &bundle{limits: define(), driver: d, url: postgrestest.NewDatabase(t), wire: &roundtrips.Counter{}}
 	b.db = d.Open(t, b.url, b.wire.Dial)
@@ -109,8 +109,8 @@ func (b *bundle) messages(t *testing.T) (n int) {
 	return n
 }
 
-// Run runs the tests with a driver.
-func Run(t *testing.T, d Driver) {
+// run runs the tests with a driver.
+func run(t *testing.T, d testedDriver) {
 	t.Helper()
 	for name, test := range map[string]func(t *testing.T, b *bundle){
 		"ExactInTransactions":               exactInTransactions,

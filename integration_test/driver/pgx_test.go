@@ -1,4 +1,4 @@
-package sqllimit_test
+package driver_test
 
 import (
 	"context"
@@ -10,8 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/internal/drivertest"
 )
 
 func openStdlib(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
@@ -29,14 +27,14 @@ func connectorOf(t testing.TB, url string, dial func(ctx context.Context, networ
 
 func TestStdlib(t *testing.T) {
 	t.Parallel()
-	drivertest.Run(t, drivertest.Driver{Open: openStdlib, IsPgx: true})
+	run(t, testedDriver{Open: openStdlib, IsPgx: true})
 }
 
 // TestOtherDriver is for drivers whose connections cannot be reached, as those of a driver that traces: they are asked for no more
-// than database/sql knows. lib/pq is such a driver, and is tested in examples/orm.
+// than database/sql knows. lib/pq is such a driver.
 func TestOtherDriver(t *testing.T) {
 	t.Parallel()
-	drivertest.Run(t, drivertest.Driver{Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
+	run(t, testedDriver{Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
 		t.Helper()
 		return sql.OpenDB(hiding{connectorOf(t, url, dial)})
 	}, Prepares: true})

@@ -1,4 +1,4 @@
-package orm_test
+package driver_test
 
 import (
 	"context"
@@ -12,8 +12,6 @@ import (
 	"github.com/lib/pq/pqerror"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/examples/orm"
-	"github.com/pgratelimit/pgratelimit/internal/drivertest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -47,14 +45,14 @@ func openPQ(t testing.TB, url string, dial func(ctx context.Context, network, ad
 
 func TestPQ(t *testing.T) {
 	t.Parallel()
-	drivertest.Run(t, drivertest.Driver{Open: openPQ})
+	run(t, testedDriver{Open: openPQ})
 }
 
 // With binary_parameters lib/pq sends a statement and its parameters in one message.
 func TestPQWithBinaryParameters(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "runs the tests of TestPQ again")
-	drivertest.Run(t, drivertest.Driver{Prepares: true, Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
+	run(t, testedDriver{Prepares: true, Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
 		t.Helper()
 		separator := "?"
 		if strings.Contains(url, separator) {
@@ -68,6 +66,7 @@ func TestPQWithBinaryParameters(t *testing.T) {
 func TestPQErrors(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
+	sends := ratelimit.Define("sends", ratelimit.PerHour(3))
 	db := openPQ(t, postgrestest.NewDatabase(t), new(net.Dialer).DialContext)
 	t.Cleanup(func() { _ = db.Close() })
 	limiter, err := sqllimit.New(db, ratelimit.Config{})
@@ -77,10 +76,10 @@ func TestPQErrors(t *testing.T) {
 	defer func() { _ = loser.Rollback() }()
 	_, err = loser.ExecContext(ctx, `SELECT count(*) FROM ratelimit.buckets`) // has its snapshot now
 	require.NoError(t, err)
-	_, err = limiter.Take(ctx, orm.SendMessage.For("ada"))
+	_, err = limiter.Take(ctx, sends.For("ada"))
 	require.NoError(t, err)
 	for _, code := range []pqerror.Code{"40001", "25P02"} {
-		_, err = sqllimit.WithTx(limiter, loser).Take(ctx, orm.SendMessage.For("ada"))
+		_, err = sqllimit.WithTx(limiter, loser).Take(ctx, sends.For("ada"))
 		var ofDriver *pq.Error
 		require.ErrorAs(t, err, &ofDriver)
 		require.Equal(t, code, ofDriver.Code)
