@@ -64,12 +64,11 @@ func TestPoliciesAreWrittenAndRead(t *testing.T) {
 func TestFaultsOfPoliciesSayWhatToWrite(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]struct{ field, problem string }{
-		`{"kind":"sliding window","rate":1,"period":"1m","capacity":5}`: {"capacity", "means nothing for a sliding window; there are rate, period, slices"},
-		`{"rate":1,"period":"1m","burst":5}`:                            {"burst", "means nothing for a token bucket; there are rate, period, capacity"},
-		`{"Rate":1,"period":"1m"}`:                                      {"Rate", "means nothing"},
-		`{"rate":1,"rate":2,"period":"1m"}`:                             {"rate", "is there twice"},
-		`{"kind":"leaky","rate":1,"period":"1m"}`:                       {"kind", `is "leaky"; use one of token bucket, fixed window`},
-		`{"rate":1}`:                                                                    {"period", "is missing"},
+		`{"kind":"sliding window","rate":1,"period":"1m","capacity":5}`:                 {"capacity", "means nothing for a sliding window; there are rate, period, slices"},
+		`{"rate":1,"period":"1m","burst":5}`:                                            {"burst", "means nothing for a token bucket; there are rate, period, capacity"},
+		`{"Rate":1,"period":"1m"}`:                                                      {"Rate", "means nothing"},
+		`{"rate":1,"rate":2,"period":"1m"}`:                                             {"rate", "is there twice"},
+		`{"kind":"leaky","rate":1,"period":"1m"}`:                                       {"kind", `is "leaky"; use one of token bucket, fixed window`},
 		`{"rate":1,"period":"fortnight"}`:                                               {"period", `is "fortnight"; write a span such as 90s`},
 		`{"rate":1,"period":"month"}`:                                                   {"period", "use a calendar window that resets each month"},
 		`{"rate":1,"period":60}`:                                                        {"period", "is 60; write a span such as 90s"},
@@ -86,10 +85,11 @@ func TestFaultsOfPoliciesSayWhatToWrite(t *testing.T) {
 		`{"kind":"calendar window","rate":1,"resets":"day","zone":"Europe/Atlantis"}`:   {"", `no time zone "Europe/Atlantis"`},
 		`{"kind":"calendar window","rate":1}`:                                           {"", "its Resets is not set"},
 		`{"kind":"calendar window","rate":1,"resets":"hour"}`:                           {"", `its Resets is "hour"; use Daily`},
-		`{"period":"1m"}`:                                                               {"", "its Rate is 0"},
-		`[]`:                                                                            {"", "it is no JSON object"},
-		`{"rate":1`:                                                                     {"", "the object has no end"},
-		`{} {}`:                                                                         {"", "there is more after the object"},
+		`{"period":"1m"}`: {"", "its Rate is 0"},
+		`[]`:              {"", "it is no JSON object"},
+		`{"rate":1}`:      {"period", "is missing"},
+		`{"rate":1`:       {"", "the object has no end"},
+		`{} {}`:           {"", "there is more after the object"},
 	} {
 		_, err := ratelimit.UnmarshalPolicy([]byte(text))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, text)
