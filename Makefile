@@ -15,7 +15,7 @@ TESTRUN := go run ./internal/testrun
 FLAGS   := -vet=off -parallel 4 -timeout 20m
 
 # PURE: packages whose tests need no server. CONCURRENT: packages whose own code is concurrent; make test adds the race detector for them.
-PURE       := ./internal/address ./internal/batch ./internal/bucket ./internal/golden ./internal/guard ./internal/leaktest ./internal/shape \
+PURE       := ./internal/address ./internal/arg ./internal/batch ./internal/bucket ./internal/golden ./internal/guard ./internal/leaktest ./internal/pgerr ./internal/shape \
 	./internal/testrun ./internal/testsize ./internal/upstream ./internal/words ./otellimit ./promlimit ./ratelimittest ./sloglimit
 CONCURRENT := ./internal/batch ./ratelimittest
 

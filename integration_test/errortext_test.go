@@ -199,7 +199,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 		for name, call := range everyCall() {
 			err := call(t.Context(), limiter, unknownID, roomy.For("key"))
 			require.Equal(t, "42501", sqlstate(err), "%s: %v", name, err)
-			require.ErrorContains(t, err, `USAGE on schema "ratelimit", and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint`, name)
+			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint`, name)
 		}
 		if grant != "" {
 			b.exec(t, grant+role)

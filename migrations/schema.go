@@ -15,18 +15,18 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pressly/goose/v3/database"
 	"github.com/pressly/goose/v3/lock"
+
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 )
 
 // tableExists asks the catalog instead of to_regclass, which is an error for a role that may not use
 // the schema yet.
 const tableExists = `SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = $2)`
 
-var schemaPattern = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
-
 func (c Config) schema() (string, error) {
 	schema := cmp.Or(c.Schema, DefaultSchema)
-	if !schemaPattern.MatchString(schema) {
-		return "", fmt.Errorf("%w: %q does not match %s", ErrInvalidSchema, schema, schemaPattern)
+	if err := arg.CheckSchema(schema); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrInvalidSchema, err)
 	}
 	return schema, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/pooler"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -68,7 +69,7 @@ var (
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned if the schema lacks a table or a column. Run migrations.Up.
-	ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
+	ErrNotMigrated = pgerr.ErrNotMigrated
 
 	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the keys in the tables were stored under another
 	// Config.HashKey. It is also returned if only the program or only the tables have a secret. Otherwise each program would
@@ -112,21 +113,14 @@ var (
 
 // SQLSTATE values that this package tests for.
 const (
-	codeUndefinedTable       = "42P01"
-	codeUndefinedColumn      = "42703"
-	codeInvalidSchemaName    = "3F000"
 	codeAdminShutdown        = "57P01"
 	codeCrashShutdown        = "57P02"
 	codeCannotConnectNow     = "57P03"
 	codeTooManyConnections   = "53300"
 	codeIdleInTransaction    = "25P03"
-	codeQueryCanceled        = "57014"
 	codeInternalError        = "XX000"
 	classConnectionException = "08"
-
-	codeInsufficientPrivilege = "42501"
-	codeReadOnly              = "25006"
-	codeNotSupported          = "0A000" // of BEGIN at SERIALIZABLE on a standby
+	codeNotSupported         = "0A000" // of BEGIN at SERIALIZABLE on a standby
 )
 
 // IsRetryable reports whether err says that a transaction conflicted with a concurrent one. The transaction was rolled back,
@@ -171,7 +165,7 @@ func isUnavailable(err error) bool {
 	if errors.As(err, &connectErr) {
 		return true
 	}
-	switch code := store.SQLState(err); code {
+	switch code := pgerr.Code(err); code {
 	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeTooManyConnections, codeIdleInTransaction:
 		return true
 	default:
@@ -228,15 +222,10 @@ const toThePrimary = "connect to the primary, as with target_session_attrs=read-
 // explain adds to err what to do about it, if the server's message does not say so. schema is the schema of the tables. inTx is
 // whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
-	switch store.SQLState(err) {
-	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
-		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, schema, err)
-	case codeInsufficientPrivilege:
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint: migrations.Grants has the statements", err, schema)
-	case codeReadOnly:
-		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
-	}
+	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint")
 	switch {
+	case pgerr.Code(err) == pgerr.ReadOnly:
+		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
 	case pooler.IsLost(err):
 		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode, pooler.Advice(0), err)
 	case !errors.Is(err, context.DeadlineExceeded):

@@ -9,14 +9,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // leaveReadOnly closes idle connections of the pool to a read-only server, if err came from one. It leaves other pools than
 // pgx's, and single connections of the caller, unchanged.
 func leaveReadOnly(ctx context.Context, l *Limiter, err error) {
-	state := store.SQLState(err)
-	if (state == codeReadOnly || state == codeNotSupported) && !l.isConnection && isOfPgx(l.pool) {
+	state := pgerr.Code(err)
+	if (state == pgerr.ReadOnly || state == codeNotSupported) && !l.isConnection && isOfPgx(l.pool) {
 		l.leaving.Leave(ctx, l.pool)
 	}
 }
@@ -37,7 +37,7 @@ func isOfPgx(pool Pool) bool {
 // If ctx has ended, explained adds its error to the server's query_canceled, because pgx returns only the server's error if the
 // pool sends cancel requests (pgconn.CancelRequestContextWatcherHandler).
 func (l *Limiter) explained(ctx context.Context, err error) error {
-	if ended := ctx.Err(); ended != nil && store.SQLState(err) == codeQueryCanceled && !errors.Is(err, ended) {
+	if ended := ctx.Err(); ended != nil && pgerr.Code(err) == pgerr.QueryCanceled && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	inTx := l.pool == nil

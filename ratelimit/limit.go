@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"unique"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -86,7 +87,7 @@ func NewLimit(name string, policy Policy) (Limit, error) {
 	if !validName.MatchString(name) {
 		return Limit{}, fmt.Errorf("%w: name %.80q: use 1 to 64 letters, digits and _ . : / -", ErrInvalidLimit, name)
 	}
-	if isNil(policy) {
+	if arg.IsNil(policy) {
 		return Limit{}, fmt.Errorf("%w %q: no policy; pass a TokenBucket, or another of the package's policies", ErrInvalidLimit, name)
 	}
 	policy = valueOf(policy)

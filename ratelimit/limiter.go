@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"reflect"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/ahead"
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/byrow"
@@ -67,7 +66,7 @@ type Limiter struct {
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
 // ErrNotMigrated.
 func New(pool Pool, config Config) (*Limiter, error) {
-	if isNil(pool) {
+	if arg.IsNil(pool) {
 		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
 	}
 	config = config.withDefaults()
@@ -159,12 +158,6 @@ func inBackground(l *Limiter) *Limiter {
 	return &background
 }
 
-// isNil reports whether v is nil or holds a nil pointer.
-func isNil(v any) bool {
-	r := reflect.ValueOf(v)
-	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
-}
-
 // Config holds the settings of a Limiter. The zero Config is ready for use.
 type Config struct {
 	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
@@ -254,8 +247,6 @@ const (
 	minSecretBytes     = 16
 )
 
-var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
-
 func (c Config) withDefaults() Config {
 	if c.Schema == "" {
 		c.Schema = store.DefaultSchema
@@ -277,9 +268,10 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
+	if err := arg.CheckSchema(c.Schema); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
 	switch {
-	case !validSchema.MatchString(c.Schema):
-		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, c.Schema)
 	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
 		return fmt.Errorf("%w: HashKey has %d bytes; use %d random ones or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
 	case c.MaxAttempts < 0:
@@ -288,7 +280,7 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
 	case c.DenyCache < 0 || c.DenyCache > maxDenyCache:
 		return fmt.Errorf("%w: DenyCache is %d; use a number of buckets up to %d, or 0 for no cache", ErrInvalidConfig, c.DenyCache, maxDenyCache)
-	case c.Policies != nil && isNil(c.Policies):
+	case c.Policies != nil && arg.IsNil(c.Policies):
 		return fmt.Errorf("%w: Policies holds a nil %T; pass what was made, or nothing", ErrInvalidConfig, c.Policies)
 	case c.StaleAfter < 0 || c.StaleAfter > bucket.MaxSpan:
 		return fmt.Errorf("%w: StaleAfter is %v; use a span up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)

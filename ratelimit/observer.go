@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 )
 
 // Observer receives events about the calls of a Limiter, for logs, metrics and traces. Observe runs on the goroutine of the
@@ -240,7 +242,7 @@ func (Prefetched) event()      {}
 func Observers(observers ...Observer) Observer {
 	var told several
 	for _, o := range observers {
-		if !isNil(o) {
+		if !arg.IsNil(o) {
 			told = append(told, o)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -129,7 +130,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 		case from <= r.eras[i-1].from:
 			return invalid("era %d is from %v on, which is not after the one before it; sort them", i, e.From)
 		}
-		if of.name == "" && !(isNil(e.Policy) && of.mode == On) {
+		if of.name == "" && !(arg.IsNil(e.Policy) && of.mode == On) {
 			of.name = config.Name
 		}
 		if i > 0 {
@@ -173,7 +174,7 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 	if !known {
 		return era{}, 0, fmt.Errorf("its change is %.20q; use keep, scale, add or reset", string(e.OnChange))
 	}
-	if isNil(e.Policy) {
+	if arg.IsNil(e.Policy) {
 		return of, change, nil
 	}
 	var err error

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
@@ -47,7 +49,7 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 	bound := withoutPool(l, after)
 	bound.session = l.store.InTx(tx, owner{bound}, queue)
 	switch {
-	case isNil(tx):
+	case arg.IsNil(tx):
 		bound.misuse = "on a nil transaction; pass WithTx the one you began"
 	case l.store != nil && bound.session.IsElsewhere():
 		bound.misuse = "of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB"
@@ -151,8 +153,8 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 	begun, err := beginTx(ctx, l, level)
 	if err != nil {
 		// Nothing was written. The connection is lost unless the server refused to begin.
-		lost := isUnavailable(err) || store.SQLState(err) == ""
-		if store.SQLState(err) == codeNotSupported {
+		lost := isUnavailable(err) || pgerr.Code(err) == ""
+		if pgerr.Code(err) == codeNotSupported {
 			err = fmt.Errorf("%w; the server is a standby: "+toThePrimary, err)
 		}
 		return lost, during("begin", err)

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 var (
@@ -22,27 +20,9 @@ var (
 	ErrInvalidConfig = errors.New("rules: invalid configuration")
 )
 
-// SQLSTATE values of a schema that lacks the tables, and of a role that may not use them.
-const (
-	codeUndefinedTable        = "42P01"
-	codeUndefinedColumn       = "42703"
-	codeInsufficientPrivilege = "42501"
-)
-
-// explain adds to err what to do about it where the server's words do not say.
+// explain adds the remedy to err if the schema is not ready.
 func explain(err error, schema string) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return err
-	}
-	switch pgErr.Code {
-	case codeUndefinedTable, codeUndefinedColumn:
-		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, schema, err)
-	case codeInsufficientPrivilege:
-		return fmt.Errorf("%w; on schema %q, who loads rules needs the privileges of an Application, and who changes them those of an Operator: "+
-			"migrations.Grants has the statements", err, schema)
-	}
-	return err
+	return pgerr.Explain(err, schema, "the privileges of an Application to load rules, and those of an Operator to change them")
 }
 
 func invalid(format string, args ...any) error {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -32,7 +33,7 @@ func (u *unmatched) add(plan string) bool {
 // checkPlan tells the Observer if plan has no rule, although other plans of the limit have one. A request without a plan
 // may have a rule of its own, which is then the default.
 func (s *Set) checkPlan(of *limitRules, plan string) {
-	if isNil(s.config.Observer) || len(of.bases) == 0 || of.bases[plan] != nil || plan == "" && !of.other.empty {
+	if arg.IsNil(s.config.Observer) || len(of.bases) == 0 || of.bases[plan] != nil || plan == "" && !of.other.empty {
 		return
 	}
 	if of.noted.unmatched.add(plan) {

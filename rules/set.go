@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -178,7 +179,7 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 }
 
 func (s *Set) tell(ctx context.Context, event ratelimit.RulesLoaded) {
-	if !isNil(s.config.Observer) {
+	if !arg.IsNil(s.config.Observer) {
 		s.config.Observer.Observe(ctx, event)
 	}
 }

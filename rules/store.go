@@ -3,12 +3,11 @@ package rules
 import (
 	"context"
 	"fmt"
-	"reflect"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -16,8 +15,6 @@ import (
 const defaultLead = 2 * time.Second
 
 const defaultSchema = "ratelimit"
-
-var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 // StoreConfig is how a Store works. Its zero value is ready for use.
 type StoreConfig struct {
@@ -61,7 +58,7 @@ type Applied struct {
 // NewStore returns a Store whose changes are transactions on pool. It makes no connection; that the tables are there
 // shows at the first call.
 func NewStore(pool ratelimit.Pool, config StoreConfig) (*Store, error) {
-	if isNil(pool) {
+	if arg.IsNil(pool) {
 		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
 	}
 	if config.Schema == "" {
@@ -89,7 +86,7 @@ func (s *Store) WithTx(tx pgx.Tx) *Store {
 	}
 	bound := *s
 	bound.pool, bound.tx = nil, nil
-	if !isNil(tx) {
+	if !arg.IsNil(tx) {
 		bound.tx = tx
 	}
 	return &bound
@@ -145,8 +142,8 @@ func (s *Store) ReplaceTiers(ctx context.Context, edit Edit, tiers TierSet) (App
 }
 
 func checkSchema(schema string) error {
-	if !validSchema.MatchString(schema) {
-		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, schema)
+	if err := arg.CheckSchema(schema); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
 	return nil
 }
@@ -154,9 +151,3 @@ func checkSchema(schema string) error {
 // channelOf returns the channel on which changes of the rules in a schema are told. Its name has to fit into 63 bytes;
 // two schemas that share one hear of each other's changes, and ask for a version that is the same.
 func channelOf(schema string) string { return schema[:min(len(schema), 57)] + "_rules" }
-
-// isNil reports whether v is nil or holds a nil pointer.
-func isNil(v any) bool {
-	r := reflect.ValueOf(v)
-	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
-}

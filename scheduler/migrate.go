@@ -3,13 +3,14 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 )
 
 // MigrateConfig says where River's tables are.
@@ -18,8 +19,6 @@ type MigrateConfig struct {
 	// missing. Defaults to what it defaults to there: the first schema of the search_path, usually public.
 	Schema string
 }
-
-var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 const (
 	// migrateLock is the advisory lock held while migrating.
@@ -36,8 +35,10 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, config MigrateConfig) (err
 	if pool == nil {
 		return fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
 	}
-	if config.Schema != "" && !validSchema.MatchString(config.Schema) {
-		return fmt.Errorf("%w: Schema %.80q: use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", ErrInvalidConfig, config.Schema)
+	if config.Schema != "" {
+		if err := arg.CheckSchema(config.Schema); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+		}
 	}
 	conn, err := lock(ctx, pool)
 	if err != nil {

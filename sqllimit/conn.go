@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -101,7 +102,7 @@ func explained(ctx context.Context, err error) error {
 	if errors.As(err, &ofServer) {
 		code = ofServer.SQLState()
 	}
-	if ended := endOf(ctx); ended != nil && !errors.Is(err, ended) && (code == "" || code == codeQueryCanceled) {
+	if ended := endOf(ctx); ended != nil && !errors.Is(err, ended) && (code == "" || code == pgerr.QueryCanceled) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return err
@@ -116,8 +117,6 @@ func endOf(ctx context.Context) error {
 	return ctx.Err()
 }
 
-const codeQueryCanceled = "57014"
-
 // severityOf returns how severe an error is, which lib/pq has in the words of the server's language only. Where the code leaves open
 // whether the server ended the session, it did: then the outcome of a COMMIT is unknown.
 func severityOf(code string) string {
@@ -125,7 +124,7 @@ func severityOf(code string) string {
 	switch {
 	case len(code) < classLength:
 		return "FATAL"
-	case code == codeQueryCanceled:
+	case code == pgerr.QueryCanceled:
 		return "ERROR"
 	case code == "25P03", code == "25P04", code == "53300": // time of an idle session, or of a transaction; too many connections
 		return "FATAL"

@@ -33,10 +33,10 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"reflect"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -55,7 +55,7 @@ type Tx interface {
 //
 // A *sql.DB is no transaction: calls of a Limiter that was bound to one return ratelimit.ErrInvalidConfig, and send nothing.
 func WithTx(limiter *ratelimit.Limiter, tx Tx) *ratelimit.Limiter {
-	if isNil(tx) {
+	if arg.IsNil(tx) {
 		return limiter.WithTx(nil)
 	}
 	return limiter.WithTx(&callersTx{conn: conn{run: runnerOf(tx)}, of: tx})
@@ -100,10 +100,4 @@ func InTx(ctx context.Context, limiter *ratelimit.Limiter, fn func(tx *sql.Tx, l
 
 func errNotOfNew() error {
 	return fmt.Errorf("%w: InTx of package sqllimit needs a Limiter that sqllimit.New returned", ratelimit.ErrInvalidConfig)
-}
-
-// isNil reports whether v is nil or holds a nil pointer.
-func isNil(v any) bool {
-	r := reflect.ValueOf(v)
-	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
 }

@@ -8,15 +8,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/internal/arg"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // ErrInvalid is in the chain of errors that a query returns that cannot be answered.
@@ -44,16 +43,14 @@ const (
 	maxNameBytes, maxKeyBytes = 64, 256
 )
 
-var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
-
 // New returns a Reader of the tables in a schema; "" is "ratelimit". It sends nothing. The error wraps ErrInvalid.
 func New(db DB, schema string) (*Reader, error) {
 	schema = cmp.Or(schema, defaultSchema)
-	switch {
-	case db == nil:
+	if db == nil {
 		return nil, invalid("the DB is nil; pass a pool, a connection or a transaction")
-	case !validSchema.MatchString(schema):
-		return nil, invalid("schema %.80q; use a lower-case letter or _, then up to 62 of a-z, 0-9 and _", schema)
+	}
+	if err := arg.CheckSchema(schema); err != nil {
+		return nil, invalid("%w", err)
 	}
 	return &Reader{
 		db: db, schema: schema, sql: newStatements(schema),
@@ -84,18 +81,9 @@ func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowTo
 	return found, nil
 }
 
-// explain adds to err what was being done, and what to do about it.
+// explain adds the action that failed, and its remedy, to err.
 func (r *Reader) explain(doing string, err error) error {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		switch pgErr.Code {
-		case "42P01", "42703", "3F000": // there is no such table, column or schema
-			err = fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, r.schema, err)
-		case "42501":
-			err = fmt.Errorf("%w; the role needs the privileges of a Reader on schema %q: migrations.Grants has the statements", err, r.schema)
-		}
-	}
-	return fmt.Errorf("inspect: %s: %w", doing, err)
+	return fmt.Errorf("inspect: %s: %w", doing, pgerr.Explain(err, r.schema, "the privileges of a Reader"))
 }
 
 func invalid(format string, args ...any) error {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -49,7 +50,7 @@ func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 						again = s.Run(t.Context(), []*Call{w.Call.Of}, &again[0].Row)
 					}
 				}
-				require.Equal(t, code, SQLState(guilty.Result()))
+				require.Equal(t, code, pgerr.Code(guilty.Result()))
 				for _, c := range innocents {
 					require.True(t, c.isAllowed(t))
 				}
@@ -71,7 +72,7 @@ func TestAnErrorOfOneRowFailsOnlyItsCallBehindAHeldRow(t *testing.T) {
 		c.Queueable().StartAlone()
 	}
 	require.Empty(t, s.Run(t.Context(), calls, &global.Key))
-	require.Equal(t, "P0001", SQLState(calls[0].Result()))
+	require.Equal(t, "P0001", pgerr.Code(calls[0].Result()))
 	require.True(t, calls[1].isAllowed(t))
 	require.True(t, calls[2].isAllowed(t))
 }
@@ -116,7 +117,7 @@ func TestAnErrorOfTheServerIsAnsweredToAWholeBatch(t *testing.T) {
 	}
 	require.Empty(t, runBatch(t, s, calls...))
 	for _, c := range calls {
-		require.Equal(t, "42P01", SQLState(c.Result()))
+		require.Equal(t, "42P01", pgerr.Code(c.Result()))
 	}
 	require.Equal(t, 1, sent.trips)
 }

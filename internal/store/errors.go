@@ -5,6 +5,8 @@ import (
 	"regexp"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 var (
@@ -19,39 +21,26 @@ const (
 	codeSerializationFailure = "40001"
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
-	codeQueryCanceled        = "57014"
 	codeDivisionByZero       = "22012" // clusters_spend.sql undid itself, because another call inserted a row first
 	codeUniqueViolation      = "23505" // buckets_spend.sql failed for that reason
 )
 
-// SQLState returns the SQLSTATE the server answered with, or "" when err is not a server's answer.
-func SQLState(err error) string {
-	if err == nil { // as mostly, and what errors.As needs is an allocation
-		return ""
-	}
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return ""
-	}
-	return pgErr.Code
-}
-
 // IsRetryable reports whether a transaction lost against a concurrent one.
 func IsRetryable(err error) bool {
-	code := SQLState(err)
+	code := pgerr.Code(err)
 	return code == codeSerializationFailure || code == codeDeadlockDetected
 }
 
 // IsConflict is IsRetryable, and true when a statement outside a transaction has to be run again.
 func IsConflict(err error) bool {
-	return IsRetryable(err) || SQLState(err) == codeDivisionByZero
+	return IsRetryable(err) || pgerr.Code(err) == codeDivisionByZero
 }
 
 // IsLockTimeout reports whether a statement waited for a row as long as lock_timeout allows.
-func IsLockTimeout(err error) bool { return SQLState(err) == codeLockNotAvailable }
+func IsLockTimeout(err error) bool { return pgerr.Code(err) == codeLockNotAvailable }
 
 // HasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
-func HasTimedOut(err error) bool { return IsLockTimeout(err) || SQLState(err) == codeQueryCanceled }
+func HasTimedOut(err error) bool { return IsLockTimeout(err) || pgerr.Code(err) == pgerr.QueryCanceled }
 
 // ofAll matches the SQLSTATEs that every call of a batch would get: those of the connection, of a missing migration, and of a server that
 // is read-only, shutting down, or out of memory or connections. A full disk (53100) fails only calls that need a new page.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -158,7 +159,7 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	require.Empty(t, runBatch(t, s, calls...))
 	for _, i := range []int{2, 4, 6, 8} {
 		err := calls[i].Result()
-		require.Equal(t, "22P05", SQLState(err), "call %d: %v", i, err)
+		require.Equal(t, "22P05", pgerr.Code(err), "call %d: %v", i, err)
 	}
 	for _, i := range []int{0, 1, 3, 5, 7, 9} {
 		require.True(t, calls[i].isAllowed(t), "call %d", i)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // spend takes for the groups of a plan, and reads what the others ask for, in one round trip. If one statement fails, nothing is taken.
@@ -200,5 +201,5 @@ func scanCluster(found pgx.Rows, asks []bucket.Ask) (answers []bucket.Answer, v 
 
 // wasOvertaken reports whether a statement for several rows took nothing because another transaction holds one, or was quicker.
 func wasOvertaken(err error) bool {
-	return IsLockTimeout(err) || IsConflict(err) || SQLState(err) == codeUniqueViolation
+	return IsLockTimeout(err) || IsConflict(err) || pgerr.Code(err) == codeUniqueViolation
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // A transaction of a session's own does not wait for the row of a bucket while it holds others: whoever has that row may
@@ -52,7 +53,7 @@ func (e *WaitError) Unwrap() error { return e.error }
 
 // waitedFor returns err as a WaitError when the wait for row was too long for the lock_timeout of the session.
 func waitedFor(err error, row bucket.Key) error {
-	if SQLState(err) == codeLockNotAvailable {
+	if pgerr.Code(err) == codeLockNotAvailable {
 		return &WaitError{err, row}
 	}
 	return err

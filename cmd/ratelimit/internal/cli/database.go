@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -218,12 +219,12 @@ func (a *app) explain(err error) error {
 	case !errors.As(err, &server):
 		return err
 	}
-	switch server.Code {
-	case "42P01", "42703", "3F000":
+	switch {
+	case pgerr.IsMissing(err):
 		return fmt.Errorf("the schema %q lacks a table or a column (%s); run ratelimit migrate up, or name another with --schema", a.options.schema, server.Message)
-	case "42501":
+	case server.Code == pgerr.InsufficientPrivilege:
 		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the owner of the tables to run", server.Message)
-	case "25006":
+	case server.Code == pgerr.ReadOnly:
 		return fmt.Errorf("nothing may be written here (%s); connect to the primary, as with target_session_attrs=read-write, and with a role that may write", server.Message)
 	}
 	return err

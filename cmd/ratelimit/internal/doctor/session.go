@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // examination is a Run under way.
@@ -71,24 +73,6 @@ func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx c
 	return use(ctx, tx)
 }
 
-// SQLSTATE values that say what stands in the way of a check.
-const (
-	codeInsufficientPrivilege = "42501"
-	codeUndefinedTable        = "42P01"
-	codeUndefinedColumn       = "42703"
-	codeInvalidSchemaName     = "3F000"
-	codeQueryCanceled         = "57014"
-)
-
-// sqlState returns the code of a server's error, or "".
-func sqlState(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
-	}
-	return ""
-}
-
 // reason returns what an error says, without the connection string or a part of it.
 func reason(err error) string {
 	var pgErr *pgconn.PgError
@@ -112,12 +96,12 @@ func reason(err error) string {
 // trouble returns the finding that a check could not be made.
 func (e *examination) trouble(check string, err error) Finding {
 	f := Finding{Check: check, Level: Warning, Says: "This could not be looked at: " + reason(err) + "."}
-	switch sqlState(err) {
-	case codeInsufficientPrivilege:
+	switch {
+	case pgerr.Code(err) == pgerr.InsufficientPrivilege:
 		f.Level, f.Do = Note, "Grant what the check grants names, or look as a role that may see it, such as a member of pg_monitor."
-	case codeUndefinedTable, codeUndefinedColumn, codeInvalidSchemaName:
+	case pgerr.IsMissing(err):
 		f.Level, f.Do = Note, "Mend first what the check migrations says."
-	case codeQueryCanceled:
+	case pgerr.Code(err) == pgerr.QueryCanceled:
 		f.Do = "Look again when the server is less busy, or when nobody alters the tables."
 	default:
 		f.Do = "Look again; if it stays so, the log of the server says more."

@@ -1,0 +1,55 @@
+// Package pgerr names the SQLSTATEs of errors that Postgres returns, and explains the errors of a schema that is not ready.
+package pgerr
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLSTATEs that packages test for.
+const (
+	UndefinedTable        = "42P01"
+	UndefinedColumn       = "42703"
+	InvalidSchemaName     = "3F000"
+	InsufficientPrivilege = "42501"
+	ReadOnly              = "25006"
+	QueryCanceled         = "57014"
+)
+
+// ErrNotMigrated is ratelimit.ErrNotMigrated.
+var ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
+
+// Code returns the SQLSTATE of err, or "" if err is not an error that a server returned.
+func Code(err error) string {
+	if err == nil { // errors.As allocates
+		return ""
+	}
+	var server *pgconn.PgError
+	if !errors.As(err, &server) {
+		return ""
+	}
+	return server.Code
+}
+
+// IsMissing reports whether err says that a table, a column or the schema is missing.
+func IsMissing(err error) bool {
+	switch Code(err) {
+	case UndefinedTable, UndefinedColumn, InvalidSchemaName:
+		return true
+	}
+	return false
+}
+
+// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, and the privileges that the role needs
+// if it lacks one. It returns other errors as they are. privileges ends a sentence that begins with "the role needs".
+func Explain(err error, schema, privileges string) error {
+	switch {
+	case IsMissing(err):
+		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, schema, err)
+	case Code(err) == InsufficientPrivilege:
+		return fmt.Errorf("%w; on schema %q the role needs %s: migrations.Grants has the statements", err, schema, privileges)
+	}
+	return err
+}
