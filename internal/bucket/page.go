@@ -12,9 +12,14 @@ type Page struct {
 	Now  int64 // the instant of the decisions
 	Rows []Ask // one for each row, in the order of locking, with the terms of that row
 
-	states, next     []State // next is a row after the call that is being decided on
-	isRead, isAbsent []bool
-	settled, changed []bool // settled rows are written with the bucket, if a call changes it
+	states, next []State // next is a row after the call that is being decided on
+	marks        []mark
+}
+
+// mark is what happened to a row of a page.
+type mark struct {
+	read, absent     bool
+	settled, changed bool // settled rows are written with the bucket, if a call changes it
 }
 
 // NewPage returns a page with the rows of the calls' buckets, which are still to be read.
@@ -46,9 +51,7 @@ func (p *Page) Reset(calls ...[]Ask) {
 	slices.SortFunc(p.Rows, func(a, b Ask) int { return a.Key.Compare(b.Key) })
 	p.Rows = slices.CompactFunc(p.Rows, func(a, b Ask) bool { return a.Key == b.Key })
 	n := len(p.Rows)
-	p.states, p.next = cleared(p.states, n), cleared(p.next, n)
-	p.isRead, p.isAbsent = cleared(p.isRead, n), cleared(p.isAbsent, n)
-	p.settled, p.changed = cleared(p.settled, n), cleared(p.changed, n)
+	p.states, p.next, p.marks = cleared(p.states, n), cleared(p.next, n), cleared(p.marks, n)
 }
 
 // cleared returns n zero values, in the memory of s if that is enough.
@@ -69,11 +72,14 @@ func (p *Page) Index(k Key) (i int, found bool) {
 // Put sets what reading the i-th row found: its state, or that it is absent, or was before somebody inserted it to lock it. A row that is
 // not put is held by another transaction.
 func (p *Page) Put(i int, s State, absent bool) {
-	p.states[i], p.isRead[i], p.isAbsent[i] = s, true, absent || p.isAbsent[i]
+	m := &p.marks[i]
+	p.states[i], m.read, m.absent = s, true, absent || m.absent
 }
 
 // IsComplete reports whether all rows were put.
-func (p *Page) IsComplete() bool { return !slices.Contains(p.isRead, false) }
+func (p *Page) IsComplete() bool {
+	return !slices.ContainsFunc(p.marks, func(m mark) bool { return !m.read })
+}
 
 // Held returns the first row of the asks that was not put. Such a call cannot be decided on.
 func (p *Page) Held(asks []Ask) (row Key, held bool) {
@@ -81,7 +87,7 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 		return Key{}, false
 	}
 	for _, row := range RowsOf(asks) {
-		if at, _ := p.Index(row.Key); !p.isRead[at] {
+		if at, _ := p.Index(row.Key); !p.marks[at].read {
 			return row.Key, true
 		}
 	}
@@ -89,7 +95,7 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 }
 
 // isNew reports whether a row was absent, and is as it would be if nobody had used it.
-func (p *Page) isNew(i int) bool { return p.isAbsent[i] && !p.changed[i] && !p.settled[i] }
+func (p *Page) isNew(i int) bool { return p.marks[i] == mark{read: true, absent: true} }
 
 // of returns the place of the first row of a bucket, its rows, and the room for these after a call.
 func (p *Page) of(a *Ask) (first int, rows, next Rows) {
@@ -113,10 +119,11 @@ func (p *Page) Set(a *Ask, s State) {
 
 // change notes that a call has changed a row of the bucket. The rows that were settled are written with it.
 func (p *Page) change(a *Ask, row int) {
-	p.changed[row] = true
+	p.marks[row].changed = true
 	first, rows, _ := p.of(a)
 	for i := range rows {
-		p.changed[first+i] = p.changed[first+i] || p.settled[first+i]
+		m := &p.marks[first+i]
+		m.changed = m.changed || m.settled
 	}
 }
 
@@ -144,7 +151,7 @@ func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 	answers := p.decide(asks, room)
 	for i := range asks {
 		first, rows, _ := p.of(&asks[i])
-		answers[i].Absent = p.isAbsent[first]
+		answers[i].Absent = p.marks[first].absent
 		answers[i].SetRows(&asks[i], rows)
 	}
 	return answers
@@ -255,11 +262,11 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 // many that were.
 func (p *Page) Return(a Ahead, until int64) (given float64) {
 	t := &p.Rows[0].Terms
-	if p.isAbsent[0] || p.Now > until { // else it is full anyway
+	if p.marks[0].absent || p.Now > until { // else it is full anyway
 		return 0
 	}
 	if given = a.Returnable(t, p.states[0].TS, p.Now); given > 0 {
-		p.states[0], p.changed[0] = a.Return(t, p.states[0], p.Now), true
+		p.states[0], p.marks[0].changed = a.Return(t, p.states[0], p.Now), true
 	}
 	return given
 }
@@ -280,14 +287,14 @@ func (p *Page) FixClocks() {
 	for i := range p.Rows {
 		before := p.states[i]
 		p.states[i] = p.Rows[i].Terms.FixClock(before, p.Now)
-		p.changed[i] = p.changed[i] || !p.states[i].Equal(before)
+		p.marks[i].changed = p.marks[i].changed || !p.states[i].Equal(before)
 	}
 }
 
 // FromFuture returns the rows that a wrong clock has left in the future.
 func (p *Page) FromFuture() (rows []Key) {
 	for i := range p.Rows {
-		if p.isRead[i] && p.Rows[i].Terms.FromFuture(p.states[i], p.Now) {
+		if p.marks[i].read && p.Rows[i].Terms.FromFuture(p.states[i], p.Now) {
 			rows = append(rows, p.Rows[i].Key)
 		}
 	}
@@ -295,16 +302,18 @@ func (p *Page) FromFuture() (rows []Key) {
 }
 
 // HasChanged reports whether a row has to be written.
-func (p *Page) HasChanged() bool { return slices.Contains(p.changed, true) }
+func (p *Page) HasChanged() bool {
+	return slices.ContainsFunc(p.marks, func(m mark) bool { return m.changed })
+}
 
 // Changes calls save for each row that has to be written, in the order of locking, and unmake for each other row that was absent: an
 // engine that inserts rows to lock them has to delete those.
 func (p *Page) Changes(save func(k Key, s State), unmake func(k Key)) {
 	for i := range p.Rows {
 		switch {
-		case p.changed[i]:
+		case p.marks[i].changed:
 			save(p.Rows[i].Key, p.states[i])
-		case p.isAbsent[i]:
+		case p.marks[i].absent:
 			unmake(p.Rows[i].Key)
 		}
 	}

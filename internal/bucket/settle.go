@@ -4,7 +4,7 @@ import "slices"
 
 // SetNow gives the asks the terms in effect at Now.
 func (p *Page) SetNow(calls ...[]Ask) {
-	if !slices.Contains(p.isRead, true) { // no answer has said what time it is
+	if !slices.ContainsFunc(p.marks, func(m mark) bool { return m.read }) { // no answer has said what time it is
 		return
 	}
 	p.advance()
@@ -22,7 +22,7 @@ func (p *Page) SetNow(calls ...[]Ask) {
 func (p *Page) advance() {
 	for i := range p.Rows {
 		t, s := &p.Rows[i].Terms, p.states[i]
-		if !t.HasSpan() || !p.isRead[i] || p.isAbsent[i] || s.TS <= p.Now || t.FromFuture(s, p.Now) {
+		if !t.HasSpan() || !p.marks[i].read || p.marks[i].absent || s.TS <= p.Now || t.FromFuture(s, p.Now) {
 			continue
 		}
 		if since, _ := t.At(s.TS).Span(); since-p.Now <= ClockTolerance.Microseconds() {
@@ -34,7 +34,7 @@ func (p *Page) advance() {
 // Settle brings the rows of the asks to the terms that SetNow has given these. They are written with the bucket, if a call changes it.
 func (p *Page) Settle(calls ...[]Ask) {
 	for i := range p.Rows {
-		if p.isAbsent[i] {
+		if p.marks[i].absent {
 			p.states[i] = p.Rows[i].Terms.Full(p.Now)
 		}
 	}
@@ -60,6 +60,6 @@ func (p *Page) settle(a *Ask) {
 		} else {
 			rows[i] = row.Settle(found)
 		}
-		p.settled[first+i] = p.settled[first+i] || !isNew && !rows[i].Equal(found)
+		p.marks[first+i].settled = p.marks[first+i].settled || !isNew && !rows[i].Equal(found)
 	}
 }

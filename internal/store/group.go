@@ -46,7 +46,7 @@ const maxStatements = 32
 
 // planOf returns the plan for the calls of a batch. If hot is set, all are for one bucket, and the statement for one row may take.
 func planOf(calls []*Call, hot bool) *plan {
-	p := &plan{rows: make(map[bucket.Key]*row, len(calls))}
+	p := &plan{rows: make(map[bucket.Key]*row, len(calls)), groups: make([]*group, 0, len(calls))}
 	var room []row
 	for _, c := range calls {
 		c.rows = c.oneRow[:0]
@@ -140,7 +140,7 @@ func (p *plan) addToPolicy(r *row) bool {
 	case len(p.policies) == maxStatements:
 		return false
 	default:
-		p.policies = append(p.policies, []*row{r})
+		p.policies = append(p.policies, append(make([]*row, 0, min(len(p.rows), 16)), r))
 	}
 	return true
 }
