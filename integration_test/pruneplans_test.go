@@ -67,18 +67,28 @@ type holding struct {
 	locked, goOn chan struct{}
 }
 
-func (*holding) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
+type tracedSQL struct{}
+
+func (*holding) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, tracedSQL{}, q.SQL)
 }
 
-func (*holding) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (h *holding) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	sql, _ := ctx.Value(tracedSQL{}).(string)
+	h.hold(sql)
+}
 
 func (*holding) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	return ctx
 }
 
 func (h *holding) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
-	if strings.Contains(q.SQL, "pg_try_advisory_xact_lock") {
+	h.hold(q.SQL)
+}
+
+// hold stops behind the statement that locks.
+func (h *holding) hold(sql string) {
+	if strings.Contains(sql, "pg_try_advisory_xact_lock") {
 		h.once.Do(func() {
 			close(h.locked)
 			<-h.goOn

@@ -73,7 +73,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	newStore := func(schema string, asOf func() *int64) *store.Store { return store.New(schema, byrow.New(), asOf) }
+	newStore := byrow.New
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
 		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewInMemory
 	}

@@ -33,9 +33,12 @@ import (
 // a row is full, whoever reads it.
 const madeTS = bucket.LongAgo - 1
 
-// Engine is the store.Engine on such tables. It keeps reservations and prices there, too.
-type Engine struct {
-	store.Engine // for the statements that name no row
+// Partitions is the store.Engine on partitions of PostgreSQL 18. Reservations and prices are in plain tables there.
+type Partitions struct{ store.Engine }
+
+// Distributed is the store.Engine on tables that Citus distributes. It keeps reservations and prices there, too.
+type Distributed struct {
+	Partitions
 	reservations
 	prices
 }
@@ -45,8 +48,11 @@ type (
 	prices       = adaptive.Tables
 )
 
-// New returns the Engine.
-func New() Engine { return Engine{Engine: store.Postgres()} }
+// New returns a store that finds out which of the engines its tables need.
+func New(schema string, asOf func() *int64) *store.Store {
+	p := Partitions{store.Postgres()}
+	return store.New(schema, p, Distributed{Partitions: p}, asOf)
+}
 
 //go:embed sql/*.sql
 var files embed.FS
@@ -76,10 +82,7 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 }
 
 // Read reads rows, each by a statement. In partitions one statement reads all: it locks none, and so does not crash.
-func (e Engine) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
-	if !u.IsDistributed() {
-		return e.Engine.Read(ctx, u, rows)
-	}
+func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
 	batch := &pgx.Batch{}
 	u.QueueClock(batch)
 	for i := range rows {
@@ -106,12 +109,12 @@ func (e Engine) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]b
 }
 
 // LeavesOutHeld returns false.
-func (Engine) LeavesOutHeld() bool { return false }
+func (Partitions) LeavesOutHeld() bool { return false }
 
 // Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits for one row, the one that it is to wait for or the first, so
 // that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
 // not enough, it returns an error by which the call waits for that row first.
-func (Engine) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
+func (Partitions) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
 	for i := range order {
@@ -163,7 +166,7 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 }
 
 // Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
-func (Engine) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...store.Record) error {
+func (Partitions) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...store.Record) error {
 	batch := &pgx.Batch{}
 	u.QueueRecords(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
@@ -179,18 +182,18 @@ func (Engine) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...s
 // Undo deletes the rows that were inserted to lock them. After a refusal the rows stay locked, as one row does on plain Postgres. In a SERIALIZABLE
 // transaction a row that is written behind a savepoint keeps a SIREAD lock on some versions of Postgres (on 15.20, and not on 15.18), by which the
 // transaction may lose at COMMIT: that is where Citus does not say what became of it.
-func (e Engine) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
+func (e Partitions) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
 	return e.Save(ctx, u, p)
 }
 
 // QueueBound bounds the waits on the server that the statements are sent to: set_config would do so on one of the servers only.
-func (Engine) QueueBound(batch *pgx.Batch, _ *store.Unit, most time.Duration) {
+func (Distributed) QueueBound(batch *pgx.Batch, _ *store.Unit, most time.Duration) {
 	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
 }
 
 // ForgetEnded finds the reservations on all servers, and deletes those that still have ended.
-func (Engine) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
+func (Distributed) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
 	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_ended"), int32(reserved.ForgetPage), u.AsOf(), reserved.KeepEnded.Microseconds())
 	if err != nil {
 		return false, err
@@ -205,7 +208,7 @@ func (Engine) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err er
 
 // ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
 // fails with a lock timeout.
-func (e Engine) ForgetPrices(ctx context.Context, u *store.Unit) error {
+func (e Distributed) ForgetPrices(ctx context.Context, u *store.Unit) error {
 	now, err := clock(ctx, u)
 	if err != nil {
 		return err

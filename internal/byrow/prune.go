@@ -14,13 +14,13 @@ import (
 const prunePage = 500
 
 // PrunePages returns one part: Prune knows how far it has come by the last row that it has seen.
-func (Engine) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error) {
+func (Partitions) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error) {
 	return store.OnePage(), nil
 }
 
 // Prune deletes spare rows of the next page: it finds rows that were left alone, locks those that nobody holds, and deletes those of them that are
 // spare under their lock.
-func (Engine) Prune(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+func (Partitions) Prune(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
 	}

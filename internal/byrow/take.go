@@ -10,13 +10,13 @@ import (
 )
 
 // Takes reports whether row_take.sql is for the ask: one of a token bucket or fixed window, of which the terms always hold.
-func (Engine) Takes(a *bucket.Ask, t *bucket.Traits) bool {
+func (Partitions) Takes(a *bucket.Ask, t *bucket.Traits) bool {
 	return t.Statement == bucket.StepStatement && !t.Costless && !a.Terms.HasSpan()
 }
 
 // Take takes by a statement that decides by itself, in one round trip. Nothing is taken where there is too little, or was when it looked, or where the
 // row is of a later time.
-func (Engine) Take(ctx context.Context, u *store.Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error) {
+func (Partitions) Take(ctx context.Context, u *store.Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error) {
 	batch, t := &pgx.Batch{}, &a.Terms
 	u.QueueClock(batch)
 	batch.Queue(u.Statement(files, "row_take"), append(keyOf(a.Key),

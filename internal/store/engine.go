@@ -87,7 +87,8 @@ const (
 	layoutUnknown = iota
 	layoutPlain
 	layoutPartitions18 // in partitions of PostgreSQL 18
-	layoutRouted       // distributed by Citus
+	layoutDistributed  // by Citus
+	layouts
 )
 
 // SetLayout tells the Store how the tables are laid out. That stays so for as long as the Store is there.
@@ -95,15 +96,12 @@ func (s *Store) SetLayout(distributed, inPartitions18 bool) {
 	layout := int32(layoutPlain)
 	switch {
 	case distributed:
-		layout = layoutRouted
+		layout = layoutDistributed
 	case inPartitions18:
 		layout = layoutPartitions18
 	}
 	s.layout.CompareAndSwap(layoutUnknown, layout)
 }
-
-// IsDistributed reports whether Citus distributes the tables.
-func (s *Store) IsDistributed() bool { return s.layout.Load() == layoutRouted }
 
 // Table returns the name of the table of buckets, for to_regclass.
 func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }

@@ -117,10 +117,10 @@ func (u *Unit) Engine() Engine {
 	switch {
 	case u.memory != nil:
 		return u.memory
-	case u.Store != nil && u.IsRouted():
-		return u.byRow
+	case u.Store == nil:
+		return postgres{}
 	}
-	return postgres{}
+	return u.engines[u.layout.Load()]
 }
 
 // waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has

@@ -50,7 +50,7 @@ type Queue interface {
 type Store struct {
 	schema     string
 	statements statements
-	byRow      Engine
+	engines    [layouts]Engine
 	others     sync.Map // of the texts of statements of other packages, by their names
 	limits     limitParameters
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
@@ -58,15 +58,18 @@ type Store struct {
 	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
-// New returns the store in a schema. byRow is the engine for tables of which a statement must name one row. asOf returns the instant that replaces the
-// database's clock; nil when nothing does.
-func New(schema string, byRow Engine, asOf func() *int64) *Store {
-	return &Store{schema: schema, statements: newStatements(schema), byRow: byRow, asOf: asOf}
+// New returns the store in a schema, with the engines for tables in partitions of PostgreSQL 18, and for those that Citus distributes. asOf
+// returns the instant that replaces the database's clock; nil when nothing does.
+func New(schema string, partitions18, distributed Engine, asOf func() *int64) *Store {
+	s := &Store{schema: schema, statements: newStatements(schema), asOf: asOf}
+	s.engines = [layouts]Engine{layoutUnknown: postgres{}, layoutPlain: postgres{}, layoutPartitions18: partitions18, layoutDistributed: distributed}
+	return s
 }
 
 // NewInMemory is New for rows in memory, which needs no statements.
 func NewInMemory(schema string, asOf func() *int64) *Store {
 	s := &Store{schema: schema, asOf: asOf}
+	s.engines[layoutPlain] = postgres{} // for a transaction of another pool
 	s.keepInMemory()
 	return s
 }
@@ -95,9 +98,10 @@ func (s *Session) ensureTx(ctx context.Context, fn func(tx *Session) error) erro
 	return s.owner.InOwnTx(ctx, s, fn)
 }
 
-// InOneTx runs statement, which sends one message, in one transaction: that of the message, or one of its own if each statement names one row.
+// InOneTx runs statement, which sends one message, in one transaction: that of the message, or one of its own if Citus sends each statement to
+// another server.
 func (s *Session) InOneTx(ctx context.Context, verb string, statement func(tx *Session) error) error {
-	if s.IsRouted() {
+	if s.layout.Load() == layoutDistributed {
 		return s.RetryTx(ctx, verb, statement)
 	}
 	return s.retry(ctx, verb, func() error { return statement(s) })
