@@ -16,11 +16,8 @@ type Page struct {
 	marks        []mark
 }
 
-// mark is what happened to a row of a page.
-type mark struct {
-	read, absent     bool
-	settled, changed bool // settled rows are written with the bucket, if a call changes it
-}
+// mark is what happened to a row. Settled rows are written with the bucket, if a call changes it.
+type mark struct{ read, absent, settled, changed bool }
 
 // NewPage returns a page with the rows of the calls' buckets, which are still to be read.
 func NewPage(calls ...[]Ask) *Page {

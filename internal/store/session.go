@@ -114,13 +114,13 @@ func (s *Store) KnowsLayout() bool { return s.layout.Load() != layoutUnknown }
 
 // Engine returns the engine that keeps the rows.
 func (u *Unit) Engine() Engine {
-	switch {
-	case u.memory != nil:
+	if u.memory != nil {
 		return u.memory
-	case u.Store == nil:
-		return postgres{}
 	}
-	return u.engines[u.layout.Load()]
+	if u.Store != nil && u.engines[u.layout.Load()] != nil {
+		return u.engines[u.layout.Load()]
+	}
+	return postgres{}
 }
 
 // waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has

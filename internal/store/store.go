@@ -1,9 +1,7 @@
-// Package store keeps buckets and reservations in Postgres: it locks rows, reads them and saves them, and it has the
-// statements that decide by themselves. Package bucket is the algebra that it decides with.
+// Package store keeps buckets in Postgres. It locks, reads and saves rows, and runs the statements that decide. Package bucket has the
+// algebra.
 //
-// A Session is the store on one connection pool or in one transaction. It begins no transaction, and does not make an
-// attempt again that failed in a conflict. It asks its Owner to, as what becomes of a transaction is not for the store to
-// say.
+// A Session is the store on a pool or in a transaction. Its Owner begins transactions, and runs attempts again after a conflict.
 package store
 
 import (
@@ -50,26 +48,24 @@ type Queue interface {
 type Store struct {
 	schema     string
 	statements statements
-	engines    [layouts]Engine
-	others     sync.Map // of the texts of statements of other packages, by their names
+	engines    [layouts]Engine // nil: postgres
+	others     sync.Map        // of the texts of statements of other packages, by their names
 	limits     limitParameters
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	inMemory   bool          // whether rows are in memory, and not in Postgres
 	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
-// New returns the store in a schema, with the engines for tables in partitions of PostgreSQL 18, and for those that Citus distributes. asOf
-// returns the instant that replaces the database's clock; nil when nothing does.
+// New returns the store in a schema, with the engines for partitions of PostgreSQL 18 and for tables of Citus. If asOf is not nil, its instant
+// replaces the database's clock.
 func New(schema string, partitions18, distributed Engine, asOf func() *int64) *Store {
-	s := &Store{schema: schema, statements: newStatements(schema), asOf: asOf}
-	s.engines = [layouts]Engine{layoutUnknown: postgres{}, layoutPlain: postgres{}, layoutPartitions18: partitions18, layoutDistributed: distributed}
-	return s
+	engines := [layouts]Engine{layoutPartitions18: partitions18, layoutDistributed: distributed}
+	return &Store{schema: schema, statements: newStatements(schema), engines: engines, asOf: asOf}
 }
 
 // NewInMemory is New for rows in memory, which needs no statements.
 func NewInMemory(schema string, asOf func() *int64) *Store {
 	s := &Store{schema: schema, asOf: asOf}
-	s.engines[layoutPlain] = postgres{} // for a transaction of another pool
 	s.keepInMemory()
 	return s
 }
@@ -98,8 +94,7 @@ func (s *Session) ensureTx(ctx context.Context, fn func(tx *Session) error) erro
 	return s.owner.InOwnTx(ctx, s, fn)
 }
 
-// InOneTx runs statement, which sends one message, in one transaction: that of the message, or one of its own if Citus sends each statement to
-// another server.
+// InOneTx runs statement, which sends one message, in one transaction. On Citus it begins one, because each row may be on another server.
 func (s *Session) InOneTx(ctx context.Context, verb string, statement func(tx *Session) error) error {
 	if s.layout.Load() == layoutDistributed {
 		return s.RetryTx(ctx, verb, statement)
