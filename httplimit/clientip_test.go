@@ -82,7 +82,6 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		"HeaderUnnamed":     func() { httplimit.TrustedHeader("", prefixes("10.0.0.0/8")...) },
 		"NoHandler":         func() { limited(nil) },
 		"NilHandlerFunc":    func() { limited(http.HandlerFunc(nil)) },
-		"SessionsOfNothing": func() { newSite(t).sessions.Handler(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

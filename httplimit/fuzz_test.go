@@ -17,37 +17,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// FuzzSession presents cookies that nobody has signed: they are no session, and the visitor is who his address says. One that
-// was signed is the session that it was issued for.
-func FuzzSession(f *testing.F) {
-	for _, cookie := range []string{"", "a", "AQEAAAAA", strings.Repeat("A", 78), `"quoted"`, "a; " + cookieName + "=b", "\x00", strings.Repeat("x", 9000)} {
-		f.Add(cookie, "proof", uint16(5), byte(1))
-	}
-	f.Fuzz(func(t *testing.T, cookie, proof string, at uint16, change byte) {
-		s := newSite(t, solves)
-		forged := s.visit(home, cookie)
-		require.True(t, forged.known)
-		require.False(t, forged.session.Verified)
-		require.Equal(t, homesKey, forged.key)
-		require.NotNil(t, forged.cookie, "a session of his own is issued")
-
-		signed := s.visit(home, "", solution(proof))
-		require.Equal(t, proof != "", signed.session.Verified)
-		again := s.visit(home, signed.cookie.Value)
-		require.Nil(t, again.cookie)
-		require.Equal(t, signed.session.ID, again.session.ID)
-		require.Equal(t, signed.key, again.key)
-
-		value := []byte(signed.cookie.Value)
-		if value[int(at)%len(value)] ^= change; string(value) == signed.cookie.Value {
-			return
-		}
-		tampered := s.visit(home, string(value))
-		require.Equal(t, homesKey, tampered.key)
-		require.NotEqual(t, signed.session.ID, tampered.session.ID)
-	})
-}
-
 // FuzzKeys holds the keys of what a request says to what the table can store, and keys that are joined to being different where
 // one of their values is.
 func FuzzKeys(f *testing.F) {

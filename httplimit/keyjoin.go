@@ -72,7 +72,7 @@ func Hashed(secret []byte, key Key) Key {
 		if err != nil {
 			return "", err
 		}
-		return base64.RawURLEncoding.EncodeToString(keyedHash(secret, "httplimit key", text)), nil
+		return base64.RawURLEncoding.EncodeToString(keyedHash(secret, text)), nil
 	}
 }
 
@@ -89,12 +89,10 @@ func mustKeys(constructor string, keys []Key) []Key {
 	return slices.Clone(keys)
 }
 
-// keyedHash returns the HMAC-SHA-256 of text under secret. The purpose, which holds no NUL, is part of it, so
-// that one secret may serve several.
-func keyedHash(secret []byte, purpose, text string) []byte {
+// keyedHash returns the HMAC-SHA-256 of text under secret. The prefix keeps it apart from other uses of the secret.
+func keyedHash(secret []byte, text string) []byte {
 	mac := hmac.New(sha256.New, secret)
-	mac.Write([]byte(purpose))
-	mac.Write([]byte{0})
+	mac.Write([]byte("httplimit key\x00"))
 	mac.Write([]byte(text))
 	return mac.Sum(nil)
 }

@@ -45,7 +45,6 @@ type gateway struct {
 	limiter         *ratelimit.Limiter
 	denials         *denials.Counter // for the admin page
 	address, caller httplimit.Key
-	visitors        *httplimit.Sessions
 }
 
 // newGateway returns a gateway. Its limits stay as they are but during whileUpToDate.
@@ -71,16 +70,10 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	visitors, err := httplimit.NewSessions(httplimit.SessionConfig{Secrets: [][]byte{secret()}, Source: c.source, Logger: c.log})
-	if err != nil {
-		return nil, err
-	}
-	// A visitor without an API key pays as his address until a Verify hook vouches for his session, so that
-	// throwing away the cookie gains nothing.
-	caller := httplimit.FirstOf(customerOf, visitors.Key())
+	address := httplimit.ClientIP(c.source, httplimit.Bits{})
 	g := &gateway{
 		config: c, set: set, limiter: limiter, denials: counter,
-		address: httplimit.ClientIP(c.source, httplimit.Bits{}), caller: caller, visitors: visitors,
+		address: address, caller: httplimit.FirstOf(customerOf, address),
 	}
 
 	mux := http.NewServeMux()
@@ -92,19 +85,6 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	g.addPage(mux)
 	g.Handler = c.customers.identify(mux)
 	return g, nil
-}
-
-// withSession gives requests without an API key a session, which may set a cookie. What everybody may share, such as
-// the scripts, is not behind it.
-func (g *gateway) withSession(next http.Handler) http.Handler {
-	sessions := g.visitors.Handler(next)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") == "" {
-			sessions.ServeHTTP(w, r)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // secret returns a new one. A service reads its secrets from where it keeps its others: with a new HashKey every limit
@@ -137,7 +117,7 @@ func (g *gateway) addAPI(mux *http.ServeMux) error {
 	if err != nil {
 		return err
 	}
-	mux.Handle("/v1/", g.withSession(stateCost(limited(requireKnown(g.proxy(upstream))))))
+	mux.Handle("/v1/", stateCost(limited(requireKnown(g.proxy(upstream)))))
 	return nil
 }
 
@@ -153,7 +133,7 @@ func (g *gateway) addLimits(mux *http.ServeMux) error {
 	if err != nil {
 		return err
 	}
-	mux.Handle("GET /limits", g.withSession(limited(requireKnown(state))))
+	mux.Handle("GET /limits", limited(requireKnown(state)))
 	return nil
 }
 
