@@ -26,8 +26,11 @@ PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/l
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
 READERS := /(cmd/ratelimit/internal/cli|examples/orm|integration_test/(browser/client|browser/playground|docs|docs/links))$$
 
-# VERSION=18 runs the tests on Postgres 18 in place of the one on this machine.
-ON = $(if $(VERSION),.ci/postgres $(VERSION))
+# VERSION=18 runs the tests on Postgres 18 in place of the one on this machine. Tests use the server of a URL, and find installed programs. If
+# there are none, a container serves all of them; compiling the command run takes a minute, once.
+INSTALLED = $(RATELIMIT_DATABASE_URL)$(DATABASE_URL)$(RATELIMIT_POSTGRES_BINDIR)$(shell command -v initdb pg_ctl)$(wildcard \
+	/usr/lib/postgresql/*/bin/initdb /usr/pgsql-*/bin/initdb /opt/homebrew/opt/postgresql*/bin/initdb /usr/local/opt/postgresql*/bin/initdb)
+ON = $(if $(VERSION),.ci/postgres $(VERSION),$(if $(INSTALLED),,go run ./ratelimittest/postgres/run))
 
 FUZZ ?= 1000000x
 
@@ -38,7 +41,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Run the login example, on a Postgres that it finds or starts
-	@go run ./examples/login
+	@$(ON) go run ./examples/login
 
 quick: ## Test packages that need no server, while you type
 	@$(TESTRUN) -brief -- -short $(FLAGS) $(PURE)

@@ -15,12 +15,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// The variables that say where Citus is to be had. There is no looking for it: few machines have it.
+// The variables for Citus. The package does not look for it, because few machines have it.
 const (
 	// citusBinDir names the directory with the programs of a server that Citus is installed in.
 	citusBinDir = "RATELIMIT_CITUS_BINDIR"
-	// citusImage names an image, as citusdata/citus:13.2. It makes one server, that has the shards.
-	citusImage = "RATELIMIT_CITUS_IMAGE"
 	// citusForAll, when set, has all tests run on a server with Citus, with the tables distributed.
 	citusForAll = "RATELIMIT_CITUS_ALL"
 )
@@ -45,19 +43,18 @@ func citusSettings(more map[string]string) map[string]string {
 	return settings
 }
 
-// StartCitus starts a coordinator and so many workers that only this test uses, with the tables migrated and distributed. From an
-// image it starts one server. They are closed when the test ends. The test is skipped where no variable says where Citus is: it is
-// in no package that a bare machine could install.
+// StartCitus starts a coordinator and workers that only this test uses, with the tables migrated and distributed. They are closed when
+// the test ends. Without the variable RATELIMIT_CITUS_BINDIR the test is skipped.
 func StartCitus(t testing.TB, workers int) *Citus {
 	t.Helper()
-	binDir, image := os.Getenv(citusBinDir), os.Getenv(citusImage)
-	if binDir == "" && image == "" {
-		t.Skipf("no Citus: set %s to the directory of its server programs, or %s to its image", citusBinDir, citusImage)
+	binDir := os.Getenv(citusBinDir)
+	if binDir == "" {
+		t.Skipf("no Citus: set %s to the directory of its server programs", citusBinDir)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
 	start := func() *Server {
-		server, err := startCitusNode(ctx, binDir, image, nil)
+		server, err := startCitusNode(ctx, binDir, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,9 +67,7 @@ func StartCitus(t testing.TB, workers int) *Citus {
 	}
 	c := &Citus{Coordinator: start()}
 	for range workers {
-		if binDir != "" {
-			c.Workers = append(c.Workers, start())
-		}
+		c.Workers = append(c.Workers, start())
 	}
 	if err := c.join(ctx); err != nil {
 		t.Fatal(err)
@@ -81,9 +76,11 @@ func StartCitus(t testing.TB, workers int) *Citus {
 }
 
 // startCitusNode starts a server that Citus can be created on.
-func startCitusNode(ctx context.Context, binDir, image string, settings map[string]string) (*Server, error) {
-	opts := Options{Settings: citusSettings(settings)}
-	server, err := startCitusServer(ctx, binDir, image, opts)
+func startCitusNode(ctx context.Context, binDir string, settings map[string]string) (*Server, error) {
+	if err := checkBinDir(binDir); err != nil {
+		return nil, fmt.Errorf("%s: %w", citusBinDir, err)
+	}
+	server, err := startCluster(ctx, binDir, Options{Settings: citusSettings(settings)})
 	if err != nil {
 		return nil, err
 	}
@@ -92,20 +89,6 @@ func startCitusNode(ctx context.Context, binDir, image string, settings map[stri
 	}
 	server.hasCitus = true
 	return server, nil
-}
-
-func startCitusServer(ctx context.Context, binDir, image string, opts Options) (*Server, error) {
-	if binDir == "" {
-		program, err := program()
-		if err != nil {
-			return nil, err
-		}
-		return startContainer(ctx, program, opts, image)
-	}
-	if err := checkBinDir(binDir); err != nil {
-		return nil, fmt.Errorf("%s: %w", citusBinDir, err)
-	}
-	return startCluster(ctx, binDir, opts)
 }
 
 // join makes one cluster of the servers.

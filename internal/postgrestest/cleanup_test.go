@@ -62,7 +62,7 @@ func (p *play) Fatal(args ...any) {
 // byURL returns the shared server as it would be found by URL.
 func byURL(t *testing.T) *Server {
 	t.Helper()
-	url := sharedTemplate(t).server.url
+	url := shared.get(t).server.url
 	server, err := start(t.Context(), Options{}, environment{url: url, urlVariable: "DATABASE_URL"})
 	require.NoError(t, err)
 	require.Contains(t, server.String(), "named by DATABASE_URL")
@@ -117,7 +117,7 @@ func TestNewDatabase(t *testing.T) {
 
 	t.Run("CutsConnectionsThatAreLeftOpen", func(t *testing.T) {
 		t.Parallel()
-		server := sharedTemplate(t).server
+		server := shared.get(t).server
 		var database string
 		played := perform(t, func(fake testing.TB) {
 			conn, err := pgx.Connect(t.Context(), newDatabase(fake, server, emptyTemplate))
@@ -169,8 +169,7 @@ func TestTemplate(t *testing.T) {
 
 func TestGiveUp(t *testing.T) {
 	t.Parallel()
-	none := &noServerError{}
-	none.add("local", context.DeadlineExceeded)
+	none := noServer(environment{}, context.DeadlineExceeded)
 	broken := fmt.Errorf("DATABASE_URL: %w", context.DeadlineExceeded)
 
 	for name, test := range map[string]struct {

@@ -11,17 +11,13 @@
 //  2. Server programs on this machine, started on a free port in a temporary directory. RATELIMIT_POSTGRES_BINDIR names their
 //     directory. If it is not set, the package looks at pg_config, /usr/lib/postgresql and similar directories, PATH, and the
 //     directories of Homebrew. If this process is root, the server runs as the user postgres, or as nobody.
-//  3. Docker, with the image that RATELIMIT_POSTGRES_IMAGE names. The default is postgres:17-alpine.
-//  4. A server downloaded once into the user's cache directory by embedded-postgres.
 //
-// For the last two the package runs the command in the directory outside, which Go builds from its sources. It is a module of its
-// own, so tests that import this package need no more modules than the limiter.
-//
-// RATELIMIT_POSTGRES=local, docker or embedded forces 2, 3 or 4, whatever else is set.
+// Package ratelimittest/postgres, a module of its own, also starts containers. Its command run gives the URL of such a server to a command,
+// for example to go test.
 //
 // # How a server begins
 //
-// A server of 2 or 4 begins from an image: the data directory of a stopped server that already has the template database, as one file in
+// A server of 2 begins from an image: the data directory of a stopped server that already has the template database, as one file in
 // pgratelimit/clusters of the user's cache directory. The first server makes the image; others that start at the same time wait for it. The
 // name of the image is a hash of the server programs (path, size, modification time), the arguments of initdb, RATELIMIT_PARTITIONS, the
 // time zone, and the sources of the migrations and of this package. The package keeps the ten images that were used last, and replaces an
@@ -41,9 +37,7 @@
 // # What is left behind
 //
 // Nothing stays of a server that this package started. It stops when the process ends, even if the process is killed, and its
-// directory is deleted: a small shell waits on a pipe that the process keeps open. The command in outside removes containers when its
-// input ends. If it is killed, the reaper of testcontainers-go removes them. The reaper is an image, too; if it cannot be pulled, set
-// TESTCONTAINERS_RYUK_DISABLED=true.
+// directory is deleted: a small shell waits on a pipe that the process keeps open.
 //
 // On a server named by URL, the database of a test is dropped if the test passes, and kept if it fails. The template database stays,
 // one for each state of the migrations.

@@ -14,21 +14,15 @@ func TestEnvironment(t *testing.T) {
 		variables map[string]string
 		want      environment
 	}{
-		"IsEmptyButForTheImage": {nil, environment{image: "postgres:17-alpine"}},
-		"TakesDATABASE_URL": {
-			map[string]string{"DATABASE_URL": "postgres://b"},
-			environment{urlVariable: "DATABASE_URL", url: "postgres://b", image: "postgres:17-alpine"},
-		},
+		"IsEmpty":           {nil, environment{}},
+		"TakesDATABASE_URL": {map[string]string{"DATABASE_URL": "postgres://b"}, environment{urlVariable: "DATABASE_URL", url: "postgres://b"}},
 		"PrefersRATELIMIT_DATABASE_URL": {
 			map[string]string{"RATELIMIT_DATABASE_URL": "postgres://a", "DATABASE_URL": "postgres://b"},
-			environment{urlVariable: "RATELIMIT_DATABASE_URL", url: "postgres://a", image: "postgres:17-alpine"},
+			environment{urlVariable: "RATELIMIT_DATABASE_URL", url: "postgres://a"},
 		},
-		"TakesTheRest": {
-			map[string]string{
-				"RATELIMIT_POSTGRES": "docker", "RATELIMIT_POSTGRES_BINDIR": "/bin", "RATELIMIT_POSTGRES_IMAGE": "mine",
-			},
-			environment{way: "docker", binDir: "/bin", image: "mine"},
-		},
+		"TakesPrograms":       {map[string]string{"RATELIMIT_POSTGRES_BINDIR": "/bin"}, environment{binDir: "/bin"}},
+		"TakesCitusForAll":    {map[string]string{citusBinDir: "/citus", citusForAll: "1"}, environment{citusBinDir: "/citus"}},
+		"LeavesCitusForCitus": {map[string]string{citusBinDir: "/citus"}, environment{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -39,30 +33,13 @@ func TestEnvironment(t *testing.T) {
 
 func TestStart(t *testing.T) {
 	t.Parallel()
-	fails := func(name string) way {
-		return way{name, func(context.Context, Options, environment) (*Server, error) {
-			return nil, errors.New("no " + name + " here")
-		}}
-	}
-	succeeds := way{"found", func(context.Context, Options, environment) (*Server, error) {
-		return &Server{origin: "found"}, nil
-	}}
 
-	t.Run("TakesTheFirstServerThereIs", func(t *testing.T) {
+	t.Run("SaysWhatWasTriedAndHowToGetOne", func(t *testing.T) {
 		t.Parallel()
-		ways := []way{fails("first"), succeeds, fails("third")}
-		server, err := tryEach(t.Context(), ways, Options{}, environment{})
-		require.NoError(t, err)
-		require.Equal(t, "found", server.String())
-	})
-
-	t.Run("NamesEachWayItTriedAndHowToGetOne", func(t *testing.T) {
-		t.Parallel()
-		_, err := tryEach(t.Context(), []way{fails("local"), fails("docker"), fails("embedded")}, Options{}, environment{})
+		err := noServer(environment{}, errors.New("no programs here"))
 		require.ErrorIs(t, err, ErrNoServer)
 		for _, part := range []string{
-			"RATELIMIT_DATABASE_URL nor DATABASE_URL", "no local here", "no docker here", "no embedded here",
-			"apt-get install", "brew install", "docker run",
+			"RATELIMIT_DATABASE_URL nor DATABASE_URL", "no programs here", "apt-get install", "brew install", "docker run",
 		} {
 			require.ErrorContains(t, err, part)
 		}
@@ -70,8 +47,7 @@ func TestStart(t *testing.T) {
 
 	t.Run("SaysThatAServerNamedByURLIsPassedOver", func(t *testing.T) {
 		t.Parallel()
-		env := environment{url: "postgres://a", urlVariable: "DATABASE_URL"}
-		_, err := tryEach(t.Context(), []way{fails("local")}, Options{Own: true}, env)
+		err := noServer(environment{url: "postgres://a", urlVariable: "DATABASE_URL"}, errors.New("no programs here"))
 		require.ErrorContains(t, err, "DATABASE_URL is passed over")
 	})
 
@@ -79,7 +55,7 @@ func TestStart(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := tryEach(ctx, []way{fails("local"), succeeds}, Options{}, environment{})
+		_, err := start(ctx, Options{}, environment{})
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, ErrNoServer)
 	})
@@ -93,17 +69,11 @@ func TestStart(t *testing.T) {
 		require.NotContains(t, err.Error(), "secret")
 	})
 
-	t.Run("TriesOnlyTheWayThatIsForced", func(t *testing.T) {
+	t.Run("TriesOnlyTheProgramsThatAreNamed", func(t *testing.T) {
 		t.Parallel()
-		_, err := start(t.Context(), Options{}, environment{way: "local", binDir: t.TempDir(), url: "postgres://unused"})
-		require.ErrorContains(t, err, "RATELIMIT_POSTGRES=local: RATELIMIT_POSTGRES_BINDIR: ")
+		_, err := start(t.Context(), Options{}, environment{binDir: t.TempDir()})
+		require.ErrorContains(t, err, "RATELIMIT_POSTGRES_BINDIR: ")
 		require.NotErrorIs(t, err, ErrNoServer)
-	})
-
-	t.Run("RefusesAWayItDoesNotKnow", func(t *testing.T) {
-		t.Parallel()
-		_, err := start(t.Context(), Options{}, environment{way: "cloud"})
-		require.ErrorContains(t, err, "want local, docker or embedded")
 	})
 }
 

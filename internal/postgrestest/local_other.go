@@ -10,7 +10,3 @@ import (
 func startLocal(context.Context, Options, environment) (*Server, error) {
 	return nil, errors.New("servers are started on Unix only")
 }
-
-func startEmbedded(context.Context, Options, environment) (*Server, error) {
-	return nil, errors.New("servers are started on Unix only")
-}

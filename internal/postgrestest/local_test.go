@@ -26,8 +26,6 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(helperVariable) {
 	case "":
 		m.Run()
-	case "outside":
-		actOutside()
 	default:
 		startAndWait()
 	}
@@ -80,17 +78,12 @@ func TestBinDirs(t *testing.T) {
 	})
 }
 
-// needsLocal ends a test of the server's programs where there are none, or others are asked for.
+// needsLocal ends a test of the server's programs if there are none.
 func needsLocal(t *testing.T) environment {
 	t.Helper()
 	env := environmentFromOS()
-	if env.way != "" && env.way != "local" {
-		t.Skipf("RATELIMIT_POSTGRES=%s", env.way)
-	}
 	if _, err := binDirs(t.Context(), env); err != nil {
-		failed := &noServerError{}
-		failed.add("local", err)
-		giveUp(t, failed, os.Getenv("CI") != "")
+		giveUp(t, noServer(env, err), os.Getenv("CI") != "")
 	}
 	return env
 }

@@ -89,6 +89,23 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, environmentFromOS())
 }
 
+// StartedAt returns the server at url, a superuser's, that the caller has started. Close calls stop. The server cannot be restarted.
+func StartedAt(ctx context.Context, url, place string, stop func(context.Context) error) (*Server, error) {
+	version, err := describe(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{url: url, origin: version + " " + place, host: elsewhere{stop}}, nil
+}
+
+// elsewhere is the host of a server that another package has started.
+type elsewhere struct{ remover func(context.Context) error }
+
+func (elsewhere) start(context.Context) error          { return ErrNotHere }
+func (elsewhere) stop(context.Context, StopMode) error { return ErrNotHere }
+func (elsewhere) log(context.Context) string           { return "" }
+func (e elsewhere) remove(ctx context.Context) error   { return e.remover(ctx) }
+
 // URL returns a connection string: the URL that named the server, or that of the database "postgres" of a
 // server that this package started, as a superuser.
 func (s *Server) URL() string { return s.url }

@@ -33,13 +33,13 @@ const maxConns = 8
 // Each configure may change the pool's configuration before the pool is made.
 func New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	return openPool(t, NewDatabase(t), configure)
+	return shared.New(t, configure...)
 }
 
 // NewPartitioned is New with the buckets in partitions.
 func NewPartitioned(t testing.TB, partitions int, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	server := sharedTemplate(t).server
+	server := shared.get(t).server
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
 	template, err := ensureTemplate(ctx, server, migrations.Config{Partitions: partitions})
@@ -59,14 +59,13 @@ func NewEmpty(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 // string. Connections that are open when the test ends are cut.
 func NewDatabase(t testing.TB) string {
 	t.Helper()
-	template := sharedTemplate(t)
-	return newDatabase(t, template.server, template.name)
+	return shared.NewDatabase(t)
 }
 
 // NewEmptyDatabase is NewDatabase without the migrations.
 func NewEmptyDatabase(t testing.TB) string {
 	t.Helper()
-	return newDatabase(t, sharedTemplate(t).server, emptyTemplate)
+	return newDatabase(t, shared.get(t).server, emptyTemplate)
 }
 
 // StartOwn starts a server that only this test uses, so that the test can stop, kill and reconfigure it.
@@ -132,37 +131,57 @@ func Migrations() (migrations.Config, error) {
 	return migrations.Config{Partitions: partitions}, nil
 }
 
-// startShared starts the server that the tests of this process share, at its first call. The server ends
-// with the process.
-//
-//nolint:gochecknoglobals // one server for all tests of the process is the point
-var startShared = sync.OnceValues(func() (*template, error) {
-	// Not a test's context: the other tests use the server too.
-	ctx, cancel := context.WithTimeout(context.Background(), dockerTimeout+downloadTimeout+setupTimeout)
-	defer cancel()
-	server, err := Start(ctx, Options{})
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := Migrations()
-	if err != nil {
-		return nil, errors.Join(err, server.Close())
-	}
-	name, err := ensureTemplate(ctx, server, cfg)
-	if err != nil {
-		return nil, errors.Join(err, server.Close())
-	}
-	return &template{server, name}, nil
-})
+// Shared is a server that the tests of a process share. It ends with the process.
+type Shared struct{ template func() (*template, error) }
 
-func sharedTemplate(t testing.TB) *template {
+// NewShared returns a Shared. Its first test calls start.
+func NewShared(start func(ctx context.Context) (*Server, error)) *Shared {
+	return &Shared{sync.OnceValues(func() (*template, error) {
+		// Not a test's context: the other tests use the server too.
+		ctx, cancel := context.WithTimeout(context.Background(), 2*setupTimeout)
+		defer cancel()
+		server, err := start(ctx)
+		if err != nil {
+			return nil, err
+		}
+		cfg, err := Migrations()
+		if err != nil {
+			return nil, errors.Join(err, server.Close())
+		}
+		name, err := ensureTemplate(ctx, server, cfg)
+		if err != nil {
+			return nil, errors.Join(err, server.Close())
+		}
+		return &template{server, name}, nil
+	})}
+}
+
+// NewDatabase is the function NewDatabase on this server.
+func (s *Shared) NewDatabase(t testing.TB) string {
 	t.Helper()
-	template, err := startShared()
+	template := s.get(t)
+	return newDatabase(t, template.server, template.name)
+}
+
+// New is the function New on this server.
+func (s *Shared) New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	return openPool(t, s.NewDatabase(t), configure)
+}
+
+func (s *Shared) get(t testing.TB) *template {
+	t.Helper()
+	template, err := s.template()
 	if err != nil {
 		giveUp(t, err, os.Getenv("CI") != "")
 	}
 	return template
 }
+
+// shared is the server that Start returns.
+//
+//nolint:gochecknoglobals // one server for all tests of the process is the point
+var shared = NewShared(func(ctx context.Context) (*Server, error) { return Start(ctx, Options{}) })
 
 // giveUp skips the test if this machine has no server or lacks support for one. It fails the test if ci is
 // set or a variable asked for a server, because a skipped test looks like a passed one.

@@ -1,16 +1,25 @@
-// Package postgres gives a test a Postgres of its own, with the tables of the limiter: for what a Limiter in memory, see package
-// ratelimittest, has none of, which is SQL beside the limits, isolation levels, and rules in tables.
+// Package postgres gives a test a Postgres of its own, with the tables of the limiter. Use it for tests that a Limiter in memory (package
+// ratelimittest) cannot run: SQL beside the limits, isolation levels, and rules in tables.
 //
 //	pool := postgres.New(t)
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: clock.Now})
 //
-// The server is, in this order, the one that RATELIMIT_DATABASE_URL or else DATABASE_URL names, programs of Postgres on the
-// machine, a container, or one that is downloaded. RATELIMIT_POSTGRES=local, docker or embedded forces one of the latter. Containers and
-// downloads work only in a checkout of pgratelimit, and without -trimpath: set the variable, or install Postgres.
-// Tests of a process share the server, and each has a database that is dropped after it. Where there is none to be had, the test is
-// skipped with the reason, and fails when CI is set.
+// The server is the first of these:
 //
-// It is a package of its own because it brings what starts containers: import it in tests.
+//  1. The server that RATELIMIT_DATABASE_URL names, or else DATABASE_URL. Its role must be allowed to create databases.
+//  2. A container of the image that RATELIMIT_POSTGRES_IMAGE names.
+//  3. Server programs on this machine: in RATELIMIT_POSTGRES_BINDIR, or where packages install them.
+//  4. A container of the image postgres:17-alpine, if Docker runs.
+//
+// If a variable names a server that cannot be used, the test fails. If there is no server, the test is skipped with the reason; it fails if
+// the variable CI is set.
+//
+// The tests of a process share the server, which ends with the process. Testcontainers removes containers by its reaper, an image too.
+// Each test has a database, which is dropped when the test ends. All packages of a go test can share one server:
+//
+//	go run github.com/pgratelimit/pgratelimit/ratelimittest/postgres/run go test ./...
+//
+// The package is a module of its own because it starts containers. Import it in tests.
 package postgres
 
 import (
@@ -19,18 +28,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimittest/postgres/internal/server"
 )
+
+//nolint:gochecknoglobals // one server for all tests of the process is the point
+var shared = postgrestest.NewShared(server.Start)
 
 // New returns a pool on a database of the test's own, in which migrations.Up has made the tables in the schema ratelimit. When
 // the test ends, the pool is closed and the database dropped. Each configure may change the pool's configuration before it is
 // made.
 func New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	return postgrestest.New(t, configure...)
+	return shared.New(t, configure...)
 }
 
 // URL returns the connection string of such a database, for tests that connect by themselves.
 func URL(t testing.TB) string {
 	t.Helper()
-	return postgrestest.NewDatabase(t)
+	return shared.NewDatabase(t)
 }
