@@ -25,7 +25,7 @@ const (
 // only one.
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true, "prices_forget.sql": true,
-	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true, "wait_bound.sql": true,
+	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true, "setting.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
 	"row_spare.sql": true, "reservations_ended.sql": true, "reservations_delete.sql": true, "reservation_free.sql": true,
 	"prices_delete.sql": true,

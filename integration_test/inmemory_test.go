@@ -60,5 +60,5 @@ func shareInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, share float
 // unitAt returns a unit in memory, at an instant.
 func unitAt(now time.Time) *store.Unit {
 	us := now.UnixMicro()
-	return &store.Unit{Store: store.NewInMemory(store.DefaultSchema, func() *int64 { return &us })}
+	return &store.Unit{Store: store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return &us }})}
 }

@@ -90,7 +90,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		asOf = config.asOf
 	}
 	l := &Limiter{
-		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(config.Schema, asOf),
+		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
 		cache: deny.New(config.DenyCache, asOf), queues: turns.New(shared), policies: &policies{},
 		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
@@ -198,6 +198,15 @@ type Config struct {
 	// MaxWaiting limits the calls outside a transaction that wait for their batch. Further calls return ErrOverloaded. Calls behind
 	// rows that stay locked are counted separately: at most MaxWaiting, and half of it behind one row. Defaults to 10,000.
 	MaxWaiting int
+	// RelaxedCommit lets calls outside a transaction return before their commit is on disk. That is about twice as fast for a single
+	// caller, and much faster on a slow disk. Defaults to false: a call returns once its commit is on disk.
+	//
+	// If the server crashes, it can forget what these calls took or returned in the last moment: three times its wal_writer_delay, 0.6
+	// seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis promises less by default (appendfsync
+	// everysec). Commits of these calls stay on disk as always: calls in a transaction of yours or of InTx, reservations, leases, stored
+	// rules, and calls on tables that Citus distributes or that are in partitions of PostgreSQL 18. The setting is made in the statement of
+	// the call (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
+	RelaxedCommit bool
 	// SharedQueues shares the queues of InTx between all processes that set it, for buckets that many processes want at once. After
 	// their first conflict on a bucket, transactions take turns instead of failing each other. Defaults to false: only transactions
 	// of this Limiter queue, and they can conflict with other processes.

@@ -49,9 +49,10 @@ type (
 )
 
 // New returns a store that finds out which of the engines its tables need.
-func New(schema string, asOf func() *int64) *store.Store {
+func New(o store.Options) *store.Store {
 	p := Partitions{store.Postgres()}
-	return store.New(schema, p, Distributed{Partitions: p}, asOf)
+	o.Partitions18, o.Distributed = p, Distributed{Partitions: p}
+	return store.New(o)
 }
 
 //go:embed sql/*.sql

@@ -78,7 +78,7 @@ func TestAKindMadeOfStepsNeedsNoOtherFile(t *testing.T) {
 	now := bucket.LongAgo + 100*365*day
 	clock := func() *int64 { return &now }
 	pool, rows := postgrestest.New(t), memstore.NewPool(nil)
-	server, memory := store.New(store.DefaultSchema, nil, nil, clock).OnPool(pool, owner{pool}), store.NewInMemory(store.DefaultSchema, clock).OnPool(rows, owner{rows})
+	server, memory := store.New(store.Options{Schema: store.DefaultSchema, AsOf: clock}).OnPool(pool, owner{pool}), store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: clock}).OnPool(rows, owner{rows})
 	simulation, random := bucket.NewMemory(), testsize.Rand(t)
 	terms := bucket.Terms{Kind: workdays{}, Capacity: capacity, Rate: rate, Steps: 1, Step: day, MaxDebt: 3, Reserves: true, Shards: 1}
 	tokens, counted := int64(capacity), now/day

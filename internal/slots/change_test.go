@@ -32,7 +32,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	const minute = int64(time.Minute / time.Microsecond)
 	now := int64(1_600_000_000_000_000)
 	pool := memstore.NewPool(nil)
-	s := store.NewInMemory(store.DefaultSchema, func() *int64 { return new(now) }).OnPool(pool, owner{pool: pool})
+	s := store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return new(now) }}).OnPool(pool, owner{pool: pool})
 	slot := func(name string, lease int64) bucket.Ask {
 		return bucket.Ask{
 			Key: bucket.Key{Name: name, Key: "ada"}, Cost: 1,

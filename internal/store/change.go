@@ -57,6 +57,9 @@ func (s *Session) ChangeRows(ctx context.Context, change func(p *bucket.Page), c
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
 		p, err := tx.lock(ctx, false, calls...)
+		if err == nil && s.mode == alone {
+			err = tx.relax(ctx, p)
+		}
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // OwnTx is a READ COMMITTED transaction of the Owner's on a connection of pgx. BEGIN travels with its first statement, and the last
@@ -214,6 +216,16 @@ func (u *Unit) sendLater(ctx context.Context, batch *pgx.Batch, failed func(erro
 	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
 	tx.owed = append(tx.owed, answer{batch.Len(), failed})
 	return nil
+}
+
+// relax lets a transaction of the Owner's end before its commit is on disk, if the Store says so. A record and a lease are kept in any case.
+func (u *Unit) relax(ctx context.Context, p *bucket.Page, made ...Record) error {
+	if !u.relaxed || len(made) > 0 || bucket.AnyHolds(p.Rows) {
+		return nil
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(u.statements.setting, "synchronous_commit", "off")
+	return u.SendLater(ctx, batch)
 }
 
 // isLate reports whether what sendLater is given travels with COMMIT.

@@ -85,7 +85,7 @@ type pipeline struct {
 func newPipeline(t *testing.T, conn Conn, inTx bool, asOf func() *int64) *pipeline {
 	t.Helper()
 	p := &pipeline{t: t, conn: conn, recorder: &recorder{}, batch: &pgx.Batch{}}
-	if store := New(DefaultSchema, nil, nil, asOf); inTx {
+	if store := New(Options{Schema: DefaultSchema, AsOf: asOf}); inTx {
 		p.session = store.InTx(p.recorder, attempting{}, nil)
 	} else {
 		p.session = store.OnPool(p.recorder, attempting{})

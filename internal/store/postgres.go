@@ -183,7 +183,7 @@ func (postgres) Spoil(ctx context.Context, u *Unit) {
 	_, _ = u.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
 }
 
-// QueueBound queues wait_bound.sql.
+// QueueBound queues setting.sql: a statement that holds rows and waits for another keeps them from others (SQLSTATE 55P03 ends the wait).
 func (postgres) QueueBound(batch *pgx.Batch, u *Unit, most time.Duration) {
-	batch.Queue(u.statements.boundWait, fmt.Sprint(most.Milliseconds()))
+	batch.Queue(u.statements.setting, "lock_timeout", fmt.Sprint(most.Milliseconds()))
 }

@@ -16,7 +16,7 @@ func TestARecordWithCommitIsBehindABound(t *testing.T) {
 	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
 	engine := postgres{}
 	tx := NewOwnTx(nil, func() {})
-	u := &Unit{Store: New(DefaultSchema, nil, nil, standing), conn: tx, mode: ownTx}
+	u := &Unit{Store: New(Options{Schema: DefaultSchema, AsOf: standing}), conn: tx, mode: ownTx}
 	bound := &pgx.Batch{}
 	engine.QueueBound(bound, u, lateWait)
 	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))

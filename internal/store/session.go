@@ -331,5 +331,8 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 			}
 		}
 	}
+	if err := s.relax(ctx, p, made...); err != nil {
+		return nil, err
+	}
 	return waiting, s.save(ctx, p, made...)
 }

@@ -57,7 +57,7 @@ func begin(t *testing.T, db database) pgx.Tx {
 
 // newSession returns a session on db, on a clock of the test's own.
 func newSession(db database, clock func() *int64) *Session {
-	s := New(DefaultSchema, nil, nil, clock).OnPool(db, owner{db})
+	s := New(Options{Schema: DefaultSchema, AsOf: clock}).OnPool(db, owner{db})
 	return &s
 }
 

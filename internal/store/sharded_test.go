@@ -106,7 +106,7 @@ func (*waitingRoom) Enter(context.Context, []bucket.Ask) {}
 func TestTheSeedOfTheRows(t *testing.T) {
 	t.Parallel()
 	type transaction struct{ pgx.Tx }
-	store := New(DefaultSchema, nil, nil, standing)
+	store := New(Options{Schema: DefaultSchema, AsOf: standing})
 	seed := func(s Session) uint64 { return s.seed() }
 	inTx := func(tx Conn, queue Queue) uint64 { return seed(store.InTx(tx, owner{}, queue)) }
 

@@ -22,9 +22,9 @@ type statements struct {
 
 	spendClusters string
 
-	read, lock, lockFree, boundWait, save, unmake, prune string
+	read, lock, lockFree, save, unmake, prune string
 
-	clock string
+	clock, setting string
 }
 
 // Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema of the Store. Two packages
@@ -50,8 +50,13 @@ func inSchema(schema, statement string) string {
 	return statement
 }
 
-// newStatements returns the statements for a schema.
-func newStatements(schema string) (s statements) {
+// newStatements returns the statements for a schema. If relaxed is set, those that are transactions of their own do not wait until their
+// commits are on disk.
+func newStatements(schema string, relaxed bool) (s statements) {
+	durability := ""
+	if relaxed {
+		durability = ", set_config('synchronous_commit', 'off', true)"
+	}
 	for name, statement := range map[string]*string{
 		"bucket_take":       &s.take,
 		"bucket_take_alone": &s.takeAlone,
@@ -64,7 +69,7 @@ func newStatements(schema string) (s statements) {
 		"buckets_unmake":    &s.unmake,
 		"buckets_take":      &s.takeSeveral,
 		"buckets_lock_free": &s.lockFree,
-		"wait_bound":        &s.boundWait,
+		"setting":           &s.setting,
 		"buckets_read":      &s.read,
 		"buckets_prune":     &s.prune,
 		"clock":             &s.clock,
@@ -73,7 +78,7 @@ func newStatements(schema string) (s statements) {
 		if err != nil {
 			panic(err)
 		}
-		*statement = inSchema(schema, string(text))
+		*statement = strings.ReplaceAll(inSchema(schema, string(text)), "/* durability */", durability)
 	}
 	return s
 }

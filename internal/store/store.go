@@ -51,21 +51,29 @@ type Store struct {
 	engines    [layouts]Engine // nil: postgres
 	others     sync.Map        // of the texts of statements of other packages, by their names
 	limits     limitParameters
+	relaxed    bool
 	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	inMemory   bool          // whether rows are in memory, and not in Postgres
 	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
-// New returns the store in a schema, with the engines for partitions of PostgreSQL 18 and for tables of Citus. If asOf is not nil, its instant
-// replaces the database's clock.
-func New(schema string, partitions18, distributed Engine, asOf func() *int64) *Store {
-	engines := [layouts]Engine{layoutPartitions18: partitions18, layoutDistributed: distributed}
-	return &Store{schema: schema, statements: newStatements(schema), engines: engines, asOf: asOf}
+// Options are the settings of a Store.
+type Options struct {
+	Schema                    string
+	Partitions18, Distributed Engine        // the engines for partitions of PostgreSQL 18 and for tables of Citus
+	AsOf                      func() *int64 // the instant that replaces the database's clock; nil: none does
+	RelaxedCommit             bool          // whether calls in transactions of their own, which keep no record, return before their commits are on disk
+}
+
+// New returns a Store.
+func New(o Options) *Store {
+	engines := [layouts]Engine{layoutPartitions18: o.Partitions18, layoutDistributed: o.Distributed}
+	return &Store{schema: o.Schema, statements: newStatements(o.Schema, o.RelaxedCommit), engines: engines, relaxed: o.RelaxedCommit, asOf: o.AsOf}
 }
 
 // NewInMemory is New for rows in memory, which needs no statements.
-func NewInMemory(schema string, asOf func() *int64) *Store {
-	s := &Store{schema: schema, asOf: asOf}
+func NewInMemory(o Options) *Store {
+	s := &Store{schema: o.Schema, asOf: o.AsOf}
 	s.keepInMemory()
 	return s
 }

@@ -15,6 +15,7 @@ import (
 const (
 	ours       = "pgratelimit"
 	unbatched  = "one statement a call"
+	relaxed    = "pgratelimit, relaxed commits"
 	raw        = "raw update, pgx"
 	bench      = "raw update, pgbench"
 	naive      = "naive port"
@@ -70,6 +71,7 @@ func standalone() []Scenario {
 			Name: "take-1", Title: "standalone Take, 100k keys, 1 caller", Callers: 1, Compare: P50,
 			Contenders: []Contender{
 				{ours, take},
+				{relaxed, contender.Take{Keys: manyKeys, Relaxed: true}},
 				{raw, contender.Raw{Keys: manyKeys}},
 				{bench, contender.PGBench{Keys: manyKeys}},
 				{naive, contender.Naive{Keys: manyKeys}},
@@ -91,6 +93,7 @@ func standalone() []Scenario {
 			Name: "take-64", Title: "standalone Take, 100k keys, 64 callers", Callers: 64, Compare: Throughput,
 			Contenders: append([]Contender{
 				{ours, take},
+				{relaxed, contender.Take{Keys: manyKeys, Relaxed: true}},
 				{unbatched, one},
 				{memory, contender.Memory{Keys: manyKeys}},
 			}, onRedis(manyKeys)...),
@@ -104,6 +107,7 @@ func standalone() []Scenario {
 			Name: "take-512", Title: "standalone Take, 100k keys, 512 callers", Callers: 512, Compare: Throughput,
 			Contenders: append([]Contender{
 				{ours, take},
+				{relaxed, contender.Take{Keys: manyKeys, Relaxed: true}},
 				{memory, contender.Memory{Keys: manyKeys}},
 			}, onRedis(manyKeys)...),
 			Bars: []Bar{

@@ -11,7 +11,7 @@
 WITH seen AS MATERIALIZED (
     SELECT b.value, b.ts FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
 ), begun AS MATERIALIZED (
-    SELECT greatest($9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint, $13::bigint) AS ts
+    SELECT greatest($9::bigint + (coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $9::bigint) / $7::bigint * $7::bigint, $13::bigint) AS ts/* durability */
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
     SELECT $1::text, $2::text, $3::integer, $5::float8 - $4::float8, begun.ts

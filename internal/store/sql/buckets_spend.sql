@@ -21,7 +21,7 @@
 -- table that was never analyzed. The name is a column for the same reason. OFFSET 0 computes the clock once. LATERAL looks
 -- each row up by itself: a join may be planned to read all rows of the limit.
 WITH clock AS MATERIALIZED (
-    SELECT n.now_us, ($12::bigint IS NULL OR n.now_us BETWEEN $12::bigint AND $13::bigint) AS holds, set_config('lock_timeout', '1ms', true) AS bound
+    SELECT n.now_us, ($12::bigint IS NULL OR n.now_us BETWEEN $12::bigint AND $13::bigint) AS holds, set_config('lock_timeout', '1ms', true) AS bound/* durability */
     FROM (SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us OFFSET 0) AS n
 ), gave AS (
     UPDATE ratelimit.buckets AS b SET

@@ -20,7 +20,7 @@
 -- LATERAL, LIMIT 1 and the first sub-select are as in buckets_spend.sql. The planner takes a LIMIT that it does not know for a
 -- tenth of what it bounds, which is one row: so take goes to each by its TID, whatever is known of the table.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce($12::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
+    SELECT coalesce($12::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us/* durability */
 ), seen AS MATERIALIZED (
     SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.oid, b.tid, b.value, b.ts,
         least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost AS next_value,

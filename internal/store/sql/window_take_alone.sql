@@ -7,7 +7,7 @@
 WITH seen AS MATERIALIZED (
     SELECT b.value, b.ts, b.taken FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
 ), begun AS MATERIALIZED (
-    SELECT greatest($8::bigint + (coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint) / $6::bigint * $6::bigint, $12::bigint) AS ts
+    SELECT greatest($8::bigint + (coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint) / $6::bigint * $6::bigint, $12::bigint) AS ts/* durability */
 ), take AS (
     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, taken)
     SELECT $1::text, $2::text, $3::integer, $5::float8 - $4::float8, begun.ts,
