@@ -33,7 +33,7 @@ func benchmarkPages(b *testing.B, first ...string) {
 			SELECT gen_random_uuid(), CASE WHEN i % 10 = 0 THEN 'open' ELSE 'settled' END, t, NULL, NULL, t + 86400000000, false,
 				'{messages}', ARRAY['user-' || i], '{1}', '{100}', '{1}', '{60000000}', '{1}', '{0}', '{-1e12}'
 			FROM generate_series(1, 100000) AS i, LATERAL (SELECT ((extract(epoch FROM now()) + i - 50000) * 1000000)::bigint AS t) AS at`,
-		`INSERT INTO ratelimit.denials
+		`INSERT INTO ratelimit.refusals
 			SELECT date_trunc('minute', now()) - (i % 60) * interval '1 minute', 'messages', 'POST /x', 'user-' || i, false, 1 + i % 7, 1, 1
 			FROM generate_series(1, 600000) AS i`,
 		`INSERT INTO ratelimit.overrides (name, key, multiplier, author, reason) SELECT 'messages', 'user-' || i, 2, 'ana', 'x' FROM generate_series(1, 20000) AS i`,

@@ -72,7 +72,7 @@ func TestSlowPartLeavesTheOthers(t *testing.T) {
 	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.denials IN ACCESS EXCLUSIVE MODE`)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.refusals IN ACCESS EXCLUSIVE MODE`)
 	require.NoError(t, err)
 	got := f.getOnce(t, address("limit", "name", "messages"))
 	require.Equal(t, http.StatusOK, got.status)

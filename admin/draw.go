@@ -15,7 +15,7 @@ import (
 const hourly = 61
 
 // refusals are what was refused by the minute, without gaps.
-type refusals struct {
+type refusalBars struct {
 	// Bars are in the order of the minutes.
 	Bars []bar
 	// Refused is how often, and Cost what was asked for, in tokens. Highest is the most in a minute.
@@ -43,8 +43,8 @@ func lastHour(now time.Time) (since, until time.Time) {
 }
 
 // barsOf fills the gaps of what was refused.
-func barsOf(minutes []inspect.Minute, since, seen time.Time) refusals {
-	r := refusals{Since: seen, Late: seen.After(since), Bars: make([]bar, hourly)}
+func barsOf(minutes []inspect.Minute, since, seen time.Time) refusalBars {
+	r := refusalBars{Since: seen, Late: seen.After(since), Bars: make([]bar, hourly)}
 	for i := range r.Bars {
 		r.Bars[i] = bar{Begin: since.Add(time.Duration(i) * time.Minute), X: i, Y: 100}
 	}

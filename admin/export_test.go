@@ -1,8 +1,8 @@
 package admin
 
 import (
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // Routes returns the last elements of the paths of the pages that are read, and of the forms that are sent.
@@ -22,8 +22,8 @@ func (h *Handler) Routes() (read, sent, changes []string) {
 }
 
 // AtMost returns what the preview of a rule says could have been given of what was refused.
-func AtMost(before, after rules.Rule, cost float64, sums []denials.Sum) float64 {
-	return effectOf(before, after, refusals{Cost: cost}, sums, false).AtMost
+func AtMost(before, after rules.Rule, cost float64, sums []refusals.Sum) float64 {
+	return effectOf(before, after, refusalBars{Cost: cost}, sums, false).AtMost
 }
 
 // The words of the pages.

@@ -70,7 +70,7 @@ func TestDebtsFarBehind(t *testing.T) {
 func TestMoreWhoWereRefused(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - interval '1 minute', 'messages', '', 'user-' || to_char(i, 'FM00'), false, i, i, 1
+	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '1 minute', 'messages', '', 'user-' || to_char(i, 'FM00'), false, i, i, 1
 		FROM generate_series(1, 30) AS i`)
 	limit := f.get(t, address("limit", "name", "messages")).body
 	require.Len(t, keyLink.FindAllString(limit, -1), 10)

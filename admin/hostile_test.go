@@ -39,7 +39,7 @@ func TestHostileKeysAreText(t *testing.T) {
 		require.NoError(t, err)
 		_, err = f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
-		f.exec(t, `INSERT INTO ratelimit.denials VALUES (date_trunc('minute', now()), 'messages', 'x', $1, false, 7, 7, 1)`, key)
+		f.exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), 'messages', 'x', $1, false, 7, 7, 1)`, key)
 		f.isShownAsText(t, key, address("key", "limit", "messages", "key", key))
 		f.isShownAsText(t, key, address("reservation", "id", r.ID))
 	}
@@ -54,7 +54,7 @@ func TestHostileKeysAreText(t *testing.T) {
 	}
 	for _, key := range hostile {
 		require.Equal(t, http.StatusNotFound, f.get(t, address("limit", "name", key[:min(len(key), 64)])).status)
-		f.exec(t, `INSERT INTO ratelimit.denials VALUES (date_trunc('minute', now()), $1, 'x', 'ada', false, 7, 7, 1)`, key[:min(len(key), 64)])
+		f.exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), $1, 'x', 'ada', false, 7, 7, 1)`, key[:min(len(key), 64)])
 		got := f.get(t, address("limit", "name", key[:min(len(key), 64)]))
 		require.Equal(t, http.StatusOK, got.status, "it was refused")
 		f.isHarmless(t, got)

@@ -26,7 +26,7 @@ type keyBody struct {
 	LimitPause *rules.StoredPause
 	State      *part[keyState]
 	Waiting    *part[inspect.Reservations]
-	Refusals   *part[refusals]
+	Refusals   *part[refusalBars]
 	History    *part[[]entryRow]
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
@@ -128,7 +128,7 @@ func (v *visit) key() {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	})
 	since, until := lastHour(body.Now)
-	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusals, error) {
+	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusalBars, error) {
 		query := inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key, Since: since, Until: until}
 		minutes, seen, err := v.reader.Refusals(ctx, query)
 		return barsOf(minutes, since, seen), err

@@ -102,7 +102,7 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Store
 }
 
 // hour is what a limit refused in the last hour, and what it would have refused were it not on trial.
-type hour struct{ Refused, Shadow refusals }
+type hour struct{ Refused, Shadow refusalBars }
 
 // hours reads what limits refused in the last hour.
 func (v *visit) hours(g *gather, names []string, now time.Time) *part[map[string]hour] {

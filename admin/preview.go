@@ -9,8 +9,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // change is what a rule says otherwise than the one before.
@@ -99,7 +99,7 @@ type effect struct {
 //	rate * (2 + whole windows in the span)          calendar window
 //
 // so of what a key was refused no more could have been given. It does not count what the key was given.
-func effectOf(before, after rules.Rule, all refusals, sums []denials.Sum, ofAll bool) effect {
+func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, ofAll bool) effect {
 	e := effect{Refused: all.Refused, Cost: all.Cost, OfAll: ofAll}
 	if all.Late {
 		e.Late = all.Since

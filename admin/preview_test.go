@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // preview opens the preview of a rule of 60 a minute and 100 at most, and returns what it says.
@@ -30,7 +30,7 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	f := setup(t)
 	require.Contains(t, f.preview(t, "90", "100", "on"), "Nothing was refused")
 	// Two keys, of which one was refused less than the rule gives in an hour, and what was not told apart.
-	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
+	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
 		FROM (VALUES ('ada', 100000), ('bob', 40), ('', 7)) AS v (k, n)`)
 	before := f.written(t)
 
@@ -55,7 +55,7 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "writes 120,000 rows")
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
+	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
 		FROM generate_series(1, 3) AS m, generate_series(1, 40000) AS i`)
 	page := f.preview(t, "90", "120", "on")
 	require.Contains(t, page, "80,000 requests were refused")
@@ -95,7 +95,7 @@ func TestAtMostIsABound(t *testing.T) {
 				}
 			}
 		}
-		bound := admin.AtMost(before, after, refused, []denials.Sum{{Key: "ada", Cost: refused}})
+		bound := admin.AtMost(before, after, refused, []refusals.Sum{{Key: "ada", Cost: refused}})
 		require.LessOrEqual(t, wouldPass, bound+1e-6, "seed %d", seed)
 		require.LessOrEqual(t, bound, refused)
 	}

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 const (
@@ -18,7 +18,7 @@ const (
 
 // topList has who was refused most.
 type topList struct {
-	Sums []denials.Sum
+	Sums []refusals.Sum
 	// Late is from when on refusals are counted where that is not an hour ago. Zero: it is.
 	Late time.Time
 }
@@ -50,8 +50,8 @@ func (v *visit) refused() {
 func (v *visit) top(g *gather, limit string, now time.Time, look, most int) *part[topList] {
 	since, until := lastHour(now)
 	return ask(g, "the top refused", func(ctx context.Context) (list topList, err error) {
-		sums, seen, err := v.reader.TopRefusedOf(ctx, denials.TopConfig{
-			By: denials.ByKey, Limit: limit, Since: since, Until: until, Most: most,
+		sums, seen, err := v.reader.TopRefusedOf(ctx, refusals.TopConfig{
+			By: refusals.ByKey, Limit: limit, Since: since, Until: until, Most: most,
 		}, look)
 		if seen.After(since) {
 			list.Late = seen

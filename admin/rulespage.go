@@ -9,8 +9,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // rulesBody is what the page of rules shows.
@@ -158,8 +158,8 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 	body.Changes = changesOf(old, next)
 	since, until := lastHour(cmp.Or(body.Now, time.Now()))
 	body.Effect = ask(g, "the refusals", func(ctx context.Context) (effect, error) {
-		sums, seen, err := v.reader.TopRefusedOf(ctx, denials.TopConfig{
-			By: denials.ByKey, Limit: body.Limit, Since: since, Until: until, Most: mostSums,
+		sums, seen, err := v.reader.TopRefusedOf(ctx, refusals.TopConfig{
+			By: refusals.ByKey, Limit: body.Limit, Since: since, Until: until, Most: mostSums,
 		}, lookSums)
 		if err != nil {
 			return effect{}, err

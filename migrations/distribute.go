@@ -40,7 +40,7 @@ type Distribution struct {
 }
 
 // Distribute has Citus distribute the tables that decisions are made on: buckets and prices by key, reservations by id; and
-// puts the fingerprint on every server. The tables of rules and of denials, and the record of migrations, stay on the coordinator,
+// puts the fingerprint on every server. The tables of rules and of refusals, and the record of migrations, stay on the coordinator,
 // as no decision reads them. Tables that are distributed already are left as they are, so it does the same however often it
 // runs, and several processes may run it at once.
 //

@@ -24,7 +24,7 @@ func ExampleGrants() {
 	// GRANT SELECT ON "ratelimit"."tiers" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rule_changes" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules_version" TO "status_page";
-	// GRANT SELECT ON "ratelimit"."denials" TO "status_page";
+	// GRANT SELECT ON "ratelimit"."refusals" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."prices" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."goose_db_version" TO "status_page";
 }

@@ -92,7 +92,7 @@ func allPrivileges() []privileges {
 		{"tiers", mayRead, mayChange},
 		{"rule_changes", mayRead, mayAdd},
 		{"rules_version", mayRead, mayBump},
-		{"denials", mayChange, mayRead},
+		{"refusals", mayChange, mayRead},
 		{"prices", mayChange, mayForget},
 		{versionTable, mayRead, mayRead},
 	}

@@ -21,7 +21,7 @@
 // Of the policies that fit a request the most specific one decides: an override of its key, then the rule of its plan, then
 // the rule without a plan, then the definition in the code. Where one ends, the next takes over at that instant.
 //
-// # Tiers, files, denials
+// # Tiers, files, refusals
 //
 // A [Tier] says that requests of some kind are asked of a limit, for a key made of their attributes, at a cost. A [Site]
 // asks what the tiers in the tables say, or those of the code where there are none. Its requests are for one Take, which
@@ -30,7 +30,7 @@
 // [ReadFile] reads rules, tiers and overrides from YAML or JSON. What it returns is stored by [Store.Apply], which makes
 // all of it hold or nothing. A rule that a file no longer has stays until it is deleted.
 //
-// Package denials counts who was refused by which limit. It is told by Config.Refused of package ratelimit, and needs no
+// Package refusals counts who was refused by which limit. It is told by Config.Refused of package ratelimit, and needs no
 // rules. It writes sums, the heaviest keys apart, so that what it writes is bounded whoever is refused.
 //
 // # When something fails

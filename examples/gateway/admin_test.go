@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 // as returns the field of who gives a name and a password.
@@ -124,7 +124,7 @@ func TestRefusalsAreWrittenDown(t *testing.T) {
 		}
 		return nil
 	}))
-	top, err := denials.Top(t.Context(), pool, "", denials.TopConfig{By: denials.ByKey})
+	top, err := refusals.Top(t.Context(), pool, "", refusals.TopConfig{By: refusals.ByKey})
 	require.NoError(t, err)
 	require.Len(t, top, 1)
 	require.Equal(t, perKey.Name(), top[0].Limit)

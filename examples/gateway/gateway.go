@@ -19,8 +19,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // config is what a gateway needs to know.
@@ -43,7 +43,7 @@ type gateway struct {
 	config
 	set             *rules.Set
 	limiter         *ratelimit.Limiter
-	denials         *denials.Counter // for the admin page
+	refusals        *refusals.Counter // for the admin page
 	address, caller httplimit.Key
 }
 
@@ -59,7 +59,7 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	counter, err := denials.New(c.pool, denials.Config{Keys: true, Logger: c.log})
+	counter, err := refusals.New(c.pool, refusals.Config{Keys: true, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	}
 	address := httplimit.ClientIP(c.source, httplimit.Bits{})
 	g := &gateway{
-		config: c, set: set, limiter: limiter, denials: counter,
+		config: c, set: set, limiter: limiter, refusals: counter,
 		address: address, caller: httplimit.FirstOf(customerOf, address),
 	}
 

@@ -63,7 +63,7 @@ func (g *gateway) whileUpToDate(ctx context.Context, do func() error) error {
 	var running sync.WaitGroup
 	running.Go(func() { _ = g.set.Run(ctx) }) // its error is that of ctx
 	running.Go(func() {
-		if err := g.denials.Run(ctx); err != nil {
+		if err := g.refusals.Run(ctx); err != nil {
 			g.log.Warn("the last refusals are not written", "error", err)
 		}
 	})

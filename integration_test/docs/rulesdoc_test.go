@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 var Messages = ratelimit.Define("messages", ratelimit.PerMinute(10))
@@ -122,8 +122,8 @@ func rulesHistory(ctx context.Context, store *rules.Store) ([]rules.Entry, error
 	return entries, err
 }
 
-func rulesDenials(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*denials.Counter, *ratelimit.Limiter, func() error, error) {
-	counter, err := denials.New(pool, denials.Config{Keys: true})
+func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*refusals.Counter, *ratelimit.Limiter, func() error, error) {
+	counter, err := refusals.New(pool, refusals.Config{Keys: true})
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -131,8 +131,8 @@ func rulesDenials(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*den
 	return counter, limiter, func() error { return counter.Run(ctx) }, err
 }
 
-func rulesTop(ctx context.Context, counter *denials.Counter) ([]denials.Sum, error) {
-	top, err := counter.Top(ctx, denials.TopConfig{By: denials.ByKey, Since: time.Now().Add(-time.Hour)})
+func rulesTop(ctx context.Context, counter *refusals.Counter) ([]refusals.Sum, error) {
+	top, err := counter.Top(ctx, refusals.TopConfig{By: refusals.ByKey, Since: time.Now().Add(-time.Hour)})
 	return top, err
 }
 

@@ -236,11 +236,11 @@ func TestRulesDocument(t *testing.T) {
 		}
 	})
 
-	t.Run("DenialsAreCounted", func(t *testing.T) {
+	t.Run("RefusalsAreCounted", func(t *testing.T) {
 		t.Parallel()
 		s := newRulesStory(t)
 		ctx, stop := context.WithCancel(t.Context())
-		counter, limiter, run, err := rulesDenials(ctx, s.pool, s.set)
+		counter, limiter, run, err := rulesRefusals(ctx, s.pool, s.set)
 		require.NoError(t, err)
 		d, err := limiter.Take(t.Context(), Messages.For("eve").Cost(10))
 		require.NoError(t, err)

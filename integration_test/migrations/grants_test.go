@@ -28,7 +28,7 @@ var granted = map[string]struct{ application, operator string }{
 	"tiers":            {"SELECT", "SELECT INSERT UPDATE DELETE"},
 	"rule_changes":     {"SELECT", "SELECT INSERT"},
 	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
-	"denials":          {"SELECT INSERT UPDATE DELETE", "SELECT"},
+	"refusals":         {"SELECT INSERT UPDATE DELETE", "SELECT"},
 	"prices":           {"SELECT INSERT UPDATE DELETE", "SELECT INSERT DELETE"},
 	"goose_db_version": {"SELECT", "SELECT"},
 }

@@ -16,8 +16,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // patient ends a test that hangs, and decides nothing.
@@ -80,16 +80,16 @@ func newStore(t *testing.T, pool *pgxpool.Pool) *rules.Store {
 }
 
 // refuse returns a counter on pool that knows of one refusal.
-func refuse(t *testing.T, pool *pgxpool.Pool) *denials.Counter {
+func refuse(t *testing.T, pool *pgxpool.Pool) *refusals.Counter {
 	t.Helper()
-	counter, err := denials.New(pool, denials.Config{Keys: true})
+	counter, err := refusals.New(pool, refusals.Config{Keys: true})
 	require.NoError(t, err)
 	counter.Refused(t.Context(), ratelimit.Refusal{Limit: "logins", Key: "ada", Cost: 1, At: time.Now()})
 	return counter
 }
 
-// writeDenials has the counter write what it counted.
-func writeDenials(ctx context.Context, counter *denials.Counter) error {
+// writeRefusals has the counter write what it counted.
+func writeRefusals(ctx context.Context, counter *refusals.Counter) error {
 	ended, end := context.WithCancel(ctx)
 	end()
 	return counter.Run(ended)
@@ -205,10 +205,10 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 		require.ErrorIs(t, <-done, context.Canceled)
 	})
 
-	t.Run("WritesDenials", func(t *testing.T) { // not parallel: one story
+	t.Run("WritesRefusals", func(t *testing.T) { // not parallel: one story
 		counter := refuse(t, pool)
-		require.NoError(t, writeDenials(ctx, counter))
-		top, err := counter.Top(ctx, denials.TopConfig{})
+		require.NoError(t, writeRefusals(ctx, counter))
+		top, err := counter.Top(ctx, refusals.TopConfig{})
 		require.NoError(t, err)
 		require.Len(t, top, 1)
 		deleted, err := counter.Prune(ctx, time.Now().Add(ratelimit.Day))
@@ -261,7 +261,7 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 		{"Delete", func() error { _, err := store.Delete(ctx, why, "logins", ""); return err }},
 		{"List", func() error { _, err := store.List(ctx); return err }},
 		{"History", func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err }},
-		{"Top", func() error { _, err := refuse(t, pool).Top(ctx, denials.TopConfig{}); return err }},
+		{"Top", func() error { _, err := refuse(t, pool).Top(ctx, refusals.TopConfig{}); return err }},
 		{"Charge", func() error { return limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80)) }},
 		{"Credit", func() error { return limiter.Credit(ctx, logins.For("ada"), spread.For("ada")) }},
 		{"Reset", func() error { return limiter.Reset(ctx, logins.For("ada"), spread.For("ada")) }},
@@ -297,11 +297,11 @@ func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, set.Load(ctx))
 	counter := refuse(t, pool)
-	_, err = counter.Top(ctx, denials.TopConfig{})
+	_, err = counter.Top(ctx, refusals.TopConfig{})
 	require.NoError(t, err)
 	requireLatest(t, pool)
 
-	requireNoRight(t, writeDenials(ctx, counter))
+	requireNoRight(t, writeRefusals(ctx, counter))
 	_, err = limiter.Take(ctx, logins.For("ada"))
 	requireNoRight(t, err)
 	requireNoRight(t, limiter.Reset(ctx, logins.For("ada")))

@@ -36,13 +36,13 @@ func attacked(t *testing.T, url string, arguments []string) {
 	}
 	a := &attack{World: world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = 8 }), keys: keys, isMeasured: len(arguments) > 0}
 	a.now.Store(noon.UnixMicro())
-	a.Limiter = a.With(t, ratelimit.Config{DenyCache: attackDenials, AsOf: func() time.Time { return time.UnixMicro(a.now.Load()) }})
+	a.Limiter = a.With(t, ratelimit.Config{DenyCache: attackRefusals, AsOf: func() time.Time { return time.UnixMicro(a.now.Load()) }})
 	a.run(t)
 	require.NoError(t, a.Limiter.Close(t.Context()))
 }
 
-// attackDenials is how many refusals the attacked process remembers.
-const attackDenials = 512
+// attackRefusals is how many refusals the attacked process remembers.
+const attackRefusals = 512
 
 // attack is somebody who comes with another key each time.
 type attack struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 // unreachable is a DB that fails the test that sends it anything.
@@ -94,7 +94,7 @@ func TestInvalid(t *testing.T) {
 	} {
 		require.ErrorIs(t, query(), inspect.ErrInvalid, name)
 	}
-	_, _, err = r.TopRefused(ctx, denials.TopConfig{By: "name"})
+	_, _, err = r.TopRefused(ctx, refusals.TopConfig{By: "name"})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 }
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 // RefusalQuery is which refusals to sum up by the minute.
@@ -99,23 +99,23 @@ func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
 // TopRefused returns what was refused most, the most first. It looks at a million rows, and by keys at 150,000, the latest
 // minutes first: since is the instant from which on, config.Since or later. The error wraps ratelimit.ErrInvalidRequest
 // when config cannot be answered.
-func (r *Reader) TopRefused(ctx context.Context, config denials.TopConfig) (sums []denials.Sum, since time.Time, err error) {
+func (r *Reader) TopRefused(ctx context.Context, config refusals.TopConfig) (sums []refusals.Sum, since time.Time, err error) {
 	look := r.look.refusals
-	if config.By == denials.ByKey {
+	if config.By == refusals.ByKey {
 		look = r.look.refusedKeys
 	}
 	return r.TopRefusedOf(ctx, config, look)
 }
 
 // TopRefusedOf is TopRefused that looks at so many rows, for a page that has to be there at once.
-func (r *Reader) TopRefusedOf(ctx context.Context, config denials.TopConfig, look int) (sums []denials.Sum, since time.Time, err error) {
+func (r *Reader) TopRefusedOf(ctx context.Context, config refusals.TopConfig, look int) (sums []refusals.Sum, since time.Time, err error) {
 	if err := config.Check(); err != nil {
 		return nil, time.Time{}, err
 	}
 	if config.Since, err = r.since(ctx, config.Since, config.Until, look); err != nil {
 		return nil, time.Time{}, err
 	}
-	sums, err = denials.Top(ctx, r.db, r.schema, config)
+	sums, err = refusals.Top(ctx, r.db, r.schema, config)
 	return sums, config.Since, err
 }
 

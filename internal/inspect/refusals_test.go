@@ -8,13 +8,13 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 // refused writes a row of refusals, which asked for two tokens each.
 func (f *fixture) refused(t *testing.T, minute int, limit, key string, shadow bool, times int) {
 	t.Helper()
-	f.exec(t, `INSERT INTO ratelimit.denials VALUES ($1, $2, 'POST /login', $3, $4, $5::integer, 2 * $5::integer, $6)`,
+	f.exec(t, `INSERT INTO ratelimit.refusals VALUES ($1, $2, 'POST /login', $3, $4, $5::integer, 2 * $5::integer, $6)`,
 		noon.Add(time.Duration(minute)*time.Minute), limit, key, shadow, times, noon.UnixMicro())
 }
 
@@ -85,7 +85,7 @@ func TestRefusalsLooksNoFurther(t *testing.T) {
 		}
 		require.Equal(t, wantSince, since, "%d", look)
 
-		sums, since, err := reader.TopRefused(t.Context(), denials.TopConfig{By: denials.ByKey, Since: query.Since})
+		sums, since, err := reader.TopRefused(t.Context(), refusals.TopConfig{By: refusals.ByKey, Since: query.Since})
 		require.NoError(t, err)
 		require.Equal(t, wantSince, since, "%d", look)
 		require.Len(t, sums, 4)
@@ -98,11 +98,11 @@ func TestRefusalsLooksNoFurther(t *testing.T) {
 func TestTopRefusedOfFewRows(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.denials SELECT date_trunc('minute', now()) - m * interval '1 minute', 'a', '', 'key-' || k, false, 1, 1, 0
+	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - m * interval '1 minute', 'a', '', 'key-' || k, false, 1, 1, 0
 		FROM generate_series(0, 9) AS m, generate_series(1, 10) AS k`)
 	now, err := f.Now(t.Context())
 	require.NoError(t, err)
-	config := denials.TopConfig{By: denials.ByKey, Since: now.Add(-time.Hour), Most: 1}
+	config := refusals.TopConfig{By: refusals.ByKey, Since: now.Add(-time.Hour), Most: 1}
 	sums, since, err := f.TopRefusedOf(t.Context(), config, 15)
 	require.NoError(t, err)
 	require.Equal(t, int64(1), sums[0].Refused)
@@ -120,12 +120,12 @@ func TestTopRefused(t *testing.T) {
 		f.refused(t, n, "logins", []string{"a", "b"}[n%2], false, 1+n)
 		f.refused(t, n, "words", "", n%2 == 0, 10)
 	}
-	counter, err := denials.New(f.pool, denials.Config{})
+	counter, err := refusals.New(f.pool, refusals.Config{})
 	require.NoError(t, err)
-	for _, config := range []denials.TopConfig{
+	for _, config := range []refusals.TopConfig{
 		{},
-		{By: denials.ByRoute},
-		{By: denials.ByKey},
+		{By: refusals.ByRoute},
+		{By: refusals.ByKey},
 		{Limit: "words"},
 		{Shadow: true},
 		{Most: 1},
@@ -139,7 +139,7 @@ func TestTopRefused(t *testing.T) {
 		require.Equal(t, want, sums, "%+v", config)
 		require.Equal(t, config.Since, since)
 	}
-	for _, config := range []denials.TopConfig{{By: "name"}, {Most: -1}, {Most: 1001}} {
+	for _, config := range []refusals.TopConfig{{By: "name"}, {Most: -1}, {Most: 1001}} {
 		_, _, err := f.TopRefused(t.Context(), config)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -69,7 +69,7 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 	t.Helper()
 	if f.anew {
-		for _, table := range []string{"buckets", "reservations", "denials"} {
+		for _, table := range []string{"buckets", "reservations", "refusals"} {
 			f.exec(t, "ALTER TABLE ratelimit."+table+" SET (autovacuum_enabled = false)")
 		}
 	} else {
@@ -86,7 +86,7 @@ func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 			true, ARRAY['limit-' || lpad((n % 100)::text, 3, '0')], ARRAY['key ' || n], '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}'
 		FROM generate_series(1, $1::integer) AS n ORDER BY random()`,
 		max(buckets, min(5*buckets, 100_000)), noon.UnixMicro()) // so many that no version would rather sort all of them than go by the index
-	f.exec(t, `INSERT INTO ratelimit.denials
+	f.exec(t, `INSERT INTO ratelimit.refusals
 		SELECT $2::timestamptz + minute * interval '1 minute', 'limit-' || lpad((n % 10)::text, 3, '0'), 'POST /login',
 			encode(sha256((minute * 10000 + n)::text::bytea), 'base64'), false, 1 + n % 50, 1, $3::bigint
 		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedKeys, noon, noon.UnixMicro())
@@ -143,17 +143,17 @@ func queries() []query {
 			After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)},
 		}),
 		reservations("OfKey", inspect.ReservationQuery{Limit: "limit-007", Key: &key, State: "open", Waiting: true}),
-		refusals("", inspect.RefusalQuery{}),
-		refusals("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),
-		refusals("OfKey", inspect.RefusalQuery{Limit: "limit-007", Key: &key}),
+		byMinute("", inspect.RefusalQuery{}),
+		byMinute("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),
+		byMinute("OfKey", inspect.RefusalQuery{Limit: "limit-007", Key: &key}),
 		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 			_, _, err := r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, noon.Add(time.Hour))
 			return err
 		}},
-		top("ByLimit", denials.TopConfig{}),
-		top("ByRoute", denials.TopConfig{By: denials.ByRoute}),
-		top("ByKey", denials.TopConfig{By: denials.ByKey}),
-		top("ByKeyOfLimit", denials.TopConfig{By: denials.ByKey, Limit: "limit-007"}),
+		top("ByLimit", refusals.TopConfig{}),
+		top("ByRoute", refusals.TopConfig{By: refusals.ByRoute}),
+		top("ByKey", refusals.TopConfig{By: refusals.ByKey}),
+		top("ByKeyOfLimit", refusals.TopConfig{By: refusals.ByKey, Limit: "limit-007"}),
 	}
 }
 
@@ -181,7 +181,7 @@ func reservations(name string, q inspect.ReservationQuery) query {
 }
 
 // refusals is a query for the refusals of an hour.
-func refusals(name string, q inspect.RefusalQuery) query {
+func byMinute(name string, q inspect.RefusalQuery) query {
 	q.Since, q.Until = noon, noon.Add(time.Hour)
 	return query{"Refusals/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 		_, _, err := r.Refusals(ctx, q)
@@ -189,7 +189,7 @@ func refusals(name string, q inspect.RefusalQuery) query {
 	}}
 }
 
-func top(name string, q denials.TopConfig) query {
+func top(name string, q refusals.TopConfig) query {
 	q.Since, q.Until = noon, noon.Add(time.Hour)
 	return query{"TopRefused/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 		_, _, err := r.TopRefused(ctx, q)

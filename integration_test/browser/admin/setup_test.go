@@ -154,7 +154,7 @@ func (f *fixture) furnish(t *testing.T) string {
 	require.NoError(t, err)
 	require.NoError(t, f.limiter.Settle(ctx, done.ID, tokens.For("globex").Cost(6_500)))
 	for _, limit := range []string{"messages", "failed-logins"} {
-		f.exec(t, `INSERT INTO ratelimit.denials (minute, name, route, key, shadow, refused, cost, last_us)
+		f.exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
 			SELECT m, $1, 'POST /x', k, false, n, n, (extract(epoch FROM m) * 1000000 + 30000000)::bigint
 			FROM generate_series(0, 59) AS i, LATERAL (SELECT date_trunc('minute', now()) - i * interval '1 minute' AS m) AS t,
 				LATERAL (VALUES ('ada', (30 + 28 * sin(i / 7.0) + i % 5)::bigint), ('10.0.0.7', (i % 11)::bigint), ('', 3)) AS v (k, n)

@@ -4,21 +4,21 @@
 WITH RECURSIVE minutes AS (
     SELECT latest.minute, counted.n
     FROM (
-        SELECT d.minute FROM ratelimit.denials AS d
-        WHERE d.minute >= $1 AND d.minute < coalesce($2::timestamptz, 'infinity') ORDER BY d.minute DESC LIMIT 1
+        SELECT r.minute FROM ratelimit.refusals AS r
+        WHERE r.minute >= $1 AND r.minute < coalesce($2::timestamptz, 'infinity') ORDER BY r.minute DESC LIMIT 1
     ) AS latest
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n FROM (SELECT FROM ratelimit.denials AS d WHERE d.minute = latest.minute LIMIT $3::integer + 1) AS looked
+        SELECT count(*) AS n FROM (SELECT FROM ratelimit.refusals AS r WHERE r.minute = latest.minute LIMIT $3::integer + 1) AS looked
     ) AS counted
     UNION ALL
     SELECT earlier.minute, minutes.n + counted.n
     FROM minutes
     CROSS JOIN LATERAL (
-        SELECT d.minute FROM ratelimit.denials AS d
-        WHERE d.minute >= $1 AND d.minute < minutes.minute ORDER BY d.minute DESC LIMIT 1
+        SELECT r.minute FROM ratelimit.refusals AS r
+        WHERE r.minute >= $1 AND r.minute < minutes.minute ORDER BY r.minute DESC LIMIT 1
     ) AS earlier
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n FROM (SELECT FROM ratelimit.denials AS d WHERE d.minute = earlier.minute LIMIT $3::integer + 1) AS looked
+        SELECT count(*) AS n FROM (SELECT FROM ratelimit.refusals AS r WHERE r.minute = earlier.minute LIMIT $3::integer + 1) AS looked
     ) AS counted
     WHERE minutes.n <= $3::integer
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // decision is what check and take print.
@@ -276,7 +276,7 @@ func TestGet(t *testing.T) {
 		set, err := rules.NewSet(f.pool, rules.Config{})
 		require.NoError(t, err)
 		require.NoError(t, set.Load(ctx))
-		counter, err := denials.New(f.pool, denials.Config{Keys: true})
+		counter, err := refusals.New(f.pool, refusals.Config{Keys: true})
 		require.NoError(t, err)
 		limiter := f.limiter(t, ratelimit.Config{Policies: set, Refused: counter.Refused})
 		limit := ratelimit.Define("completions", ratelimit.PerWeek(1))

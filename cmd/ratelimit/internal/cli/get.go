@@ -78,7 +78,7 @@ func (a *app) getCommand() *cobra.Command {
 		Short: "Show a bucket: its level, what decides, and who waits",
 		Long: `Show a bucket: how full it is, which policy decides and where that is from, what is owed and when it is full, the pause,
 the open reservations, the leases on its slots, what its upstream accepts where it is adaptive, and what was refused in the last hour where
-programs count it (package rules/denials). It takes nothing. Without KEY it shows the bucket that everybody shares.
+programs count it (package refusals). It takes nothing. Without KEY it shows the bucket that everybody shares.
 Where the limit has rules for plans, and neither --plan nor --no-plan is given, it shows a line for each plan.
 
 Where no policy is known it shows the numbers as they are stored, and says so.`,

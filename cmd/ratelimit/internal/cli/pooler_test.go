@@ -46,7 +46,7 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 		{"top --by reservations", 0},
 		{"reservations list", 0},
 		{"reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", 6},
-		{"prune calls --rate 5 --period week --denials-older-than 1d --yes", 0},
+		{"prune calls --rate 5 --period week --refusals-older-than 1d --yes", 0},
 		{"migrate down --yes", 0},
 	} {
 		r := f.run(t, strings.Fields(command.args)...)

@@ -11,14 +11,14 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
+	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
 // prunedView is what was deleted, for programs.
 type prunedView struct {
-	Limits  []string `json:"limits"`
-	Buckets int64    `json:"buckets"`
-	Denials int64    `json:"denials"`
+	Limits   []string `json:"limits"`
+	Buckets  int64    `json:"buckets"`
+	Refusals int64    `json:"refusals"`
 }
 
 func (a *app) pruneCommand() *cobra.Command {
@@ -29,7 +29,7 @@ func (a *app) pruneCommand() *cobra.Command {
 		Use:   "prune [LIMIT ...]",
 		Short: "Delete the rows of buckets that are full, and old counts of refusals",
 		Long: `Delete the rows of buckets of the named limits that are full, which changes no decision, as a bucket without a row is
-full. With --denials-older-than it deletes old counts of refusals.
+full. With --refusals-older-than it deletes old counts of refusals.
 
 A row is deleted when it is full under each policy of its limit: those in the tables, with the ones they took the place of,
 and the definition that is given. Where programs define a limit in several ways, as plans of their own, prune in such a
@@ -37,10 +37,10 @@ program: this one does not know them, and tokens that were taken would be there 
 as it takes.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  ratelimit prune sendMessage freeTrials -f rules.yaml --yes
-  ratelimit prune --denials-older-than 30d --yes`,
+  ratelimit prune --refusals-older-than 30d --yes`,
 	}, func(ctx context.Context, args []string) error {
 		if len(args) == 0 && older == 0 {
-			return misused("nothing is named to prune; name limits, or give --denials-older-than")
+			return misused("nothing is named to prune; name limits, or give --refusals-older-than")
 		}
 		for _, name := range args {
 			if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
@@ -60,11 +60,11 @@ as it takes.`,
 			}
 			return a.showDone(v, func(t *table) {
 				t.field("buckets deleted", fmt.Sprint(v.Buckets))
-				t.field("counts deleted", fmt.Sprint(v.Denials))
+				t.field("counts deleted", fmt.Sprint(v.Refusals))
 			})
 		})
 	})
-	cmd.Flags().Var(&older, "denials-older-than", "delete counts of refusals that are older, such as 30d")
+	cmd.Flags().Var(&older, "refusals-older-than", "delete counts of refusals that are older, such as 30d")
 	return a.withYes(a.withOutput(a.withDefinition(cmd, &d)))
 }
 
@@ -112,17 +112,17 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 		}
 	}
 	if older > 0 {
-		v.Denials, err = pruneDenials(ctx, db, older)
+		v.Refusals, err = pruneRefusals(ctx, db, older)
 	}
 	return v, err
 }
 
-func pruneDenials(ctx context.Context, db *database, older time.Duration) (int64, error) {
+func pruneRefusals(ctx context.Context, db *database, older time.Duration) (int64, error) {
 	now, err := db.reader.Now(ctx)
 	if err != nil {
 		return 0, err
 	}
-	counter, err := denials.New(db.pool, denials.Config{Schema: db.schema})
+	counter, err := refusals.New(db.pool, refusals.Config{Schema: db.schema})
 	if err != nil {
 		return 0, err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/rules/denials"
 )
 
 // topFlags say what top looks for.
@@ -26,8 +26,8 @@ type topFlags struct {
 
 // check checks what would be refused by names that are not those of the flags.
 func (f *topFlags) check() error {
-	switch denials.By(f.group) {
-	case denials.ByLimit, denials.ByRoute, denials.ByKey:
+	switch refusals.By(f.group) {
+	case refusals.ByLimit, refusals.ByRoute, refusals.ByKey:
 	default:
 		return misused("--group is %.40q; use limit, route or key", f.group)
 	}
@@ -45,7 +45,7 @@ func (a *app) topCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "top",
 		Short: "Show who is refused most, who owes most, or who has reserved most",
-		Long: `Show what is refused most (where programs count it with package rules/denials), which buckets owe most, or for which
+		Long: `Show what is refused most (where programs count it with package refusals), which buckets owe most, or for which
 buckets most is reserved. Each looks at a bounded number of rows, and says when there are more.
 
 What a bucket owes now depends on its policy. It is that of the tables. Where they do not decide, or have rules for plans,
@@ -67,7 +67,7 @@ it shows what was owed when the bucket was last changed, as no row says which pl
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&f.by, "by", "refusals", "refusals, debt or reservations")
-	flags.StringVar(&f.group, "group", string(denials.ByLimit), "sum refusals up by limit, route or key")
+	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "sum refusals up by limit, route or key")
 	flags.StringVar(&f.limit, "limit", "", "only this limit")
 	flags.Var(&f.since, "since", "how far back refusals count, up to 1000d")
 	flags.BoolVar(&f.shadow, "shadow", false, "refusals that turned nobody away, of limits on trial")
@@ -92,7 +92,7 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 		return err
 	}
 	asked := now.Add(-time.Duration(f.since))
-	sums, since, err := db.reader.TopRefused(ctx, denials.TopConfig{Since: asked, By: denials.By(f.group), Limit: f.limit, Shadow: f.shadow, Most: f.most})
+	sums, since, err := db.reader.TopRefused(ctx, refusals.TopConfig{Since: asked, By: refusals.By(f.group), Limit: f.limit, Shadow: f.shadow, Most: f.most})
 	if err != nil {
 		return err
 	}
@@ -105,13 +105,13 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 	}
 	return a.show(views, func(t *table) {
 		if len(views) == 0 {
-			t.row("nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package rules/denials")
+			t.row("nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals")
 			return
 		}
 		t.row("LIMIT", "WHAT", "REFUSED", "COST", "LAST")
 		for _, v := range views {
 			what := v.Route
-			if f.group == string(denials.ByKey) {
+			if f.group == string(refusals.ByKey) {
 				what = keyText(v.Key)
 				if v.Key == "" {
 					what = "(shared, and keys not told apart)"

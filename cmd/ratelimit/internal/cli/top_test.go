@@ -13,7 +13,7 @@ import (
 // deny writes that a key was refused so often, so long ago.
 func (f *fixture) deny(t *testing.T, limit, route, key string, refused int64, ago time.Duration) {
 	t.Helper()
-	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.denials (minute, name, route, key, shadow, refused, cost, last_us)
+	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
 		SELECT date_trunc('minute', at), $1, $2::text, $3, $2::text = 'shadow', $4::bigint, $4::bigint * 2, (extract(epoch FROM at) * 1e6)::bigint
 		FROM (SELECT clock_timestamp() - $5::interval AS at) a`, limit, route, key, refused, ago)
 	require.NoError(t, err)
@@ -169,8 +169,8 @@ func TestPrune(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	type pruned struct {
-		Limits           []string
-		Buckets, Denials int64
+		Limits            []string
+		Buckets, Refusals int64
 	}
 	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
 		SELECT name, key, 0, 0, (extract(epoch FROM clock_timestamp() - interval '1 hour') * 1e6)::bigint
@@ -190,9 +190,9 @@ func TestPrune(t *testing.T) {
 	f.put(t, rules.Rule{Limit: "ruled", Rate: 10, Period: time.Minute})
 	f.deny(t, "sends", "", "ada", 7, 48*time.Hour)
 	f.deny(t, "sends", "", "ada", 7, time.Hour)
-	p := read[pruned](t, f, 0, "prune", "ruled", "--denials-older-than", "1d", "--yes")
+	p := read[pruned](t, f, 0, "prune", "ruled", "--refusals-older-than", "1d", "--yes")
 	require.Equal(t, pruned{[]string{"ruled"}, 2, 1}, p)
-	require.Contains(t, f.ok(t, "prune", "--denials-older-than", "1m", "-y"), "counts deleted   1")
+	require.Contains(t, f.ok(t, "prune", "--refusals-older-than", "1m", "-y"), "counts deleted   1")
 	for _, more := range [][]string{{"--capacity", "1"}, {"--max-reserved", "0"}, {"--shards", "2"}} {
 		f.ok(t, append(with(fast, "prune", "none", "--yes"), more...)...)
 	}

@@ -47,7 +47,7 @@ func TestUsage(t *testing.T) {
 		{"pause sendMessage ada --author ana --reason x", "with one of --for and --until"},
 		{"pause sendMessage ada --author ana --reason x --for 1h --until 2030-01-01T00:00:00Z", "with one of --for and --until"},
 		{"resume sendMessage ada --author ana", "say with --reason why"},
-		{"prune", "name limits, or give --denials-older-than"},
+		{"prune", "name limits, or give --refusals-older-than"},
 		{"top --by size", "use refusals, debt or reservations"},
 		{"top --most 0", "use 1 to 1000"},
 		{"simulate", "give -f rules.yaml"},
@@ -212,7 +212,7 @@ func TestDatabase(t *testing.T) {
 			"get a b", "get a", "take a b --rate 1 --period 1s", "check a --rate 1 --period 1s", "reset a --yes", "credit a",
 			"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by debt", "top --by reservations",
 			"reservations list", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", "prune a --yes",
-			"prune --denials-older-than 1d --yes",
+			"prune --refusals-older-than 1d --yes",
 		} {
 			require.Contains(t, f.fails(t, 1, strings.Fields(args)...), "run ratelimit migrate up", args)
 			require.Contains(t, setupElsewhere(t, f, args), "elsewhere", args)

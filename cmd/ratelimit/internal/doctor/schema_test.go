@@ -59,7 +59,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
 		for _, table := range []string{
-			"buckets", "reservations", "rules", "overrides", "pauses", "tiers", "rule_changes", "rules_version", "denials", "fingerprint", "prices",
+			"buckets", "reservations", "rules", "overrides", "pauses", "tiers", "rule_changes", "rules_version", "refusals", "fingerprint", "prices",
 		} {
 			_, err := pool.Exec(t.Context(), "ALTER TABLE ratelimit."+table+" RENAME TO gone")
 			require.NoError(t, err)

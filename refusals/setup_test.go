@@ -1,4 +1,4 @@
-package denials
+package refusals
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // patient is how long a test waits for what has to happen. It only ends a test that hangs.
 const patient = 2 * time.Minute
 
-// clock is a clock that stands still until it is told.
+// clock is a clock that stands still until a test moves it.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -79,7 +79,7 @@ type row struct {
 func (b *bundle) rows(t *testing.T) []row {
 	t.Helper()
 	found, err := b.pool.Query(t.Context(), `SELECT minute, name, route, key, shadow, refused, cost, last_us
-		FROM `+pgx.Identifier{b.config.Schema, "denials"}.Sanitize()+` ORDER BY minute, name, route, key, shadow`)
+		FROM `+pgx.Identifier{b.config.Schema, "refusals"}.Sanitize()+` WHERE refused <> 0 ORDER BY minute, name, route, key, shadow`)
 	require.NoError(t, err)
 	rows, err := pgx.CollectRows(found, func(from pgx.CollectableRow) (r row, err error) {
 		err = from.Scan(&r.Minute, &r.ID.limit, &r.ID.route, &r.ID.key, &r.ID.shadow, &r.Refused, &r.Cost, &r.LastUs)

@@ -1,33 +1,36 @@
-package denials
+package refusals
 
 import (
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const (
-	flushEvery   = 10 * time.Second
+	flushEvery   = time.Second
 	flushTimeout = time.Second // of the statement, and
 	flushGrace   = time.Second // for a connection, and for the answer
+
+	privileges = "USAGE, and SELECT, INSERT, UPDATE and DELETE on its table refusals"
 )
 
 // The statements, for the default schema.
 var (
-	//go:embed sql/denials_add.sql
+	//go:embed sql/add.sql
 	addSQL string
-	//go:embed sql/denials_top.sql
+	//go:embed sql/top.sql
 	topSQL string
-	//go:embed sql/denials_prune.sql
+	//go:embed sql/prune.sql
 	pruneSQL string
 )
 
@@ -35,19 +38,17 @@ var (
 type statements struct{ add, top, prune string }
 
 func newStatements(schema string) statements {
-	in := strings.NewReplacer("ratelimit.denials", pgx.Identifier{schema, "denials"}.Sanitize()).Replace
+	in := strings.NewReplacer("ratelimit.refusals", pgx.Identifier{schema, "refusals"}.Sanitize()).Replace
 	return statements{add: in(addSQL), top: in(topSQL), prune: in(pruneSQL)}
 }
 
-// Run writes what was counted every ten seconds until ctx ends, then a last time, and returns the error of that. Each time
-// is one statement, which adds up with those of other processes; around the turn of a minute, and after an outage, it is
-// one for each minute. It has a connection of the pool meanwhile, and a second's
-// time, and one more to get the connection.
+// Run writes the counts each second until ctx ends, then a last time, and returns the error of that. Each write is one statement
+// for each minute with refusals, on a connection of the pool, with a timeout of a second. Counts of several processes add up.
 //
-// When it fails, counting goes on, and the next one writes what this one did not. Where an error leaves open whether
-// it was written, as a connection that breaks does, it is not written again, so that nothing is counted twice; see
-// [Counter.Dropped]. A key is told apart at the end of its minute, and the heaviest ones sooner; what it was refused is
-// under the empty key until then. A process that dies leaves it there, and loses up to ten seconds.
+// If a write fails, counting goes on and the next write includes the rows. If an error leaves open whether the rows were written,
+// for example because the connection broke, they are not written again, so that nothing is counted twice; see [Counter.Dropped].
+// The keys of a minute get their rows when it is over, the heaviest ones sooner; until then their refusals are in the row with
+// the empty key. A process that dies leaves them there, and loses up to a second.
 func (c *Counter) Run(ctx context.Context) error {
 	ticker := time.NewTicker(c.every)
 	defer ticker.Stop()
@@ -56,45 +57,58 @@ func (c *Counter) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return c.flush(context.WithoutCancel(ctx), true)
 		case <-ticker.C:
-			if err := c.flush(context.WithoutCancel(ctx), false); err != nil { // cut off, nobody knew whether it was written
-				c.config.Logger.WarnContext(ctx, "ratelimit: denials are not written",
+			if err := c.flush(context.WithoutCancel(ctx), false); err != nil { // if ctx cut it off, the outcome would be unknown
+				c.config.Logger.WarnContext(ctx, "ratelimit: refusals are not written",
 					"error", telemetry.ErrorText(err), "dropped", c.Dropped())
 			}
 		}
 	}
 }
 
-// flush writes what was counted. With last the keys of every minute are written.
+// flush writes the counts. If last, it also writes the keys of every minute.
 func (c *Counter) flush(ctx context.Context, last bool) error {
 	c.flushing.Lock()
 	defer c.flushing.Unlock()
-	minutes, over := c.over()
-	if last {
-		over = len(minutes)
-	}
-	for i, m := range minutes {
-		if err := c.write(ctx, m, i < over); err != nil {
-			return fmt.Errorf("denials: write: %w", explain(err, c.config.Schema))
+	c.mu.Lock()
+	minutes := slices.Clone(c.minutes)
+	c.mu.Unlock()
+	for _, m := range minutes {
+		rows := c.collect(m, last)
+		isUndone, err := c.add(ctx, m.startUs, rows)
+		if err != nil {
+			c.keep(m, rows, isUndone)
+			return fmt.Errorf("refusals: write: %w", pgerr.Explain(err, c.config.Schema, privileges))
 		}
 	}
 	return nil
 }
 
-// write writes what was counted of a minute, for the last time with its keys when it is over.
-func (c *Counter) write(ctx context.Context, m *minute, isOver bool) error {
-	rows := m.collect(isOver)
-	isUndone, err := c.add(ctx, m.startUs, rows)
-	switch {
-	case err == nil && isOver:
-		c.done(m)
-	case err == nil:
-	case !isUndone:
-		m.forget()
-		c.dropped.Add(refusedIn(rows))
-	case !m.putBack(rows):
-		c.dropped.Add(refusedIn(rows))
+// collect returns the rows of a minute to write. If the minute is over, it counts no more keys, and ends once it has no rows.
+func (c *Counter) collect(m *minute, last bool) map[id]tally {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	isOver := c.now().Sub(m.opened) >= longest
+	rows := m.collect(isOver || last)
+	if isOver {
+		m.keys = heaviest{}
 	}
-	return err
+	if isOver && len(rows) == 0 {
+		c.minutes = slices.DeleteFunc(c.minutes, func(o *minute) bool { return o == m })
+		c.doneUs = max(c.doneUs, m.startUs)
+	}
+	return rows
+}
+
+// keep keeps rows that were not written. It drops them if the minute was dropped, or if they may have been written.
+func (c *Counter) keep(m *minute, rows map[id]tally, isUndone bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if isUndone && slices.Contains(c.minutes, m) {
+		m.undone = rows
+		return
+	}
+	m.forget()
+	c.dropped += refusedIn(rows)
 }
 
 // add adds rows to the table. isUndone is whether an error is known to have written nothing.
@@ -124,7 +138,7 @@ func wroteNothing(err error) bool {
 	return errors.As(err, &unsent) || errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
 }
 
-// columns returns the rows of a minute as the parameters of denials_add.sql.
+// columns returns the rows of a minute as the parameters of sql/add.sql.
 func columns(startUs int64, rows map[id]tally) []any {
 	var (
 		names, routes, keys = make([]string, 0, len(rows)), make([]string, 0, len(rows)), make([]string, 0, len(rows))
@@ -138,19 +152,4 @@ func columns(startUs int64, rows map[id]tally) []any {
 		costs, last = append(costs, t.cost), append(last, t.lastUs)
 	}
 	return []any{time.UnixMicro(startUs), names, routes, keys, shadows, refused, costs, last}
-}
-
-// explain adds to err what to do about it.
-func explain(err error, schema string) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return err
-	}
-	switch pgErr.Code {
-	case "42P01", "3F000": // there is no such table, or schema
-		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, schema, err)
-	case "42501":
-		return fmt.Errorf("%w; the role needs USAGE on schema %q, and SELECT, INSERT, UPDATE and DELETE on its table denials: migrations.Grants has the statements", err, schema)
-	}
-	return err
 }

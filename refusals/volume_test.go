@@ -1,4 +1,4 @@
-package denials
+package refusals
 
 import (
 	"context"
@@ -133,7 +133,7 @@ func TestFlushesLockRowsInOneOrder(t *testing.T) {
 	require.NoError(t, b.flush(t.Context(), true))
 	held, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = held.Exec(t.Context(), "SELECT FROM ratelimit.denials WHERE key = 'm' FOR UPDATE")
+	_, err = held.Exec(t.Context(), "SELECT FROM ratelimit.refusals WHERE key = 'm' FOR UPDATE")
 	require.NoError(t, err)
 	flushed := make(chan error, 1)
 	go func() { flushed <- two.flush(context.WithoutCancel(t.Context()), true) }()
@@ -143,7 +143,7 @@ func TestFlushesLockRowsInOneOrder(t *testing.T) {
 			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
 		return err == nil && waiting
 	}, patient, time.Millisecond)
-	rows, err := b.pool.Query(t.Context(), "SELECT key FROM ratelimit.denials ORDER BY key FOR SHARE SKIP LOCKED")
+	rows, err := b.pool.Query(t.Context(), "SELECT key FROM ratelimit.refusals ORDER BY key FOR SHARE SKIP LOCKED")
 	require.NoError(t, err)
 	free, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)

@@ -1,4 +1,4 @@
-package denials
+package refusals
 
 import (
 	"context"
@@ -51,7 +51,7 @@ func TestTop(t *testing.T) {
 			{Limit: "logins", Key: "mallory", Refused: 7, Cost: 7, Last: later},
 			{Limit: "tokens", Key: "mallory", Refused: 6, Cost: 3, Last: later},
 			{Limit: "logins", Key: "trudy", Refused: 4, Cost: 4, Last: noon},
-			{Limit: "tokens", Refused: 3, Cost: 6, Last: noon},
+			{Limit: "tokens", Refused: 3, Cost: 6, Last: later}, // the latest of any key
 		}},
 		"TheMost":    {TopConfig{By: ByKey, Most: 1}, []Sum{{Limit: "logins", Key: "mallory", Refused: 7, Cost: 7, Last: later}}},
 		"OfALimit":   {TopConfig{By: ByKey, Limit: "tokens", Most: 1}, []Sum{{Limit: "tokens", Key: "mallory", Refused: 6, Cost: 3, Last: later}}},
@@ -108,7 +108,7 @@ func TestPrune(t *testing.T) {
 	b := setup(t)
 	const minutes, keys = 7, 3500 // more than a statement deletes
 	_, err := b.pool.Exec(t.Context(), `
-		INSERT INTO ratelimit.denials (minute, name, route, key, shadow, refused, cost, last_us)
+		INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
 		SELECT $1::timestamptz + n * interval '1 minute', 'logins', '', k::text, false, 1, 1, 0
 		FROM generate_series(0, $2 - 1) AS n, generate_series(1, $3) AS k`, noon, minutes, keys)
 	require.NoError(t, err)
@@ -140,11 +140,11 @@ func TestPrune(t *testing.T) {
 	require.NoError(t, b.flush(t.Context(), true))
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.denials WHERE key = 'held' FOR UPDATE")
+	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.refusals WHERE key = 'held' FOR UPDATE")
 	require.NoError(t, err)
 	deleted, err = b.Prune(t.Context(), noon.Add(time.Hour))
 	require.NoError(t, err)
-	require.EqualValues(t, 1, deleted, "it waits for no row")
+	require.EqualValues(t, 2, deleted, "it deletes the rows of the empty key and of free, and waits for no row")
 	require.NoError(t, tx.Rollback(t.Context()))
 
 	ctx, cancel := context.WithCancel(t.Context())

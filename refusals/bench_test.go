@@ -1,4 +1,4 @@
-package denials
+package refusals
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package denials
+package refusals
 
 import (
 	"fmt"
@@ -11,12 +11,7 @@ import (
 
 // see counts one more of a key.
 func (h *heaviest) see(key string) {
-	of := id{key: key}
-	p := h.of[of]
-	if p == nil {
-		p, _, _ = h.admit(of)
-	}
-	h.raise(p)
+	h.raise(h.admit(id{key: key}))
 }
 
 // requireBounds checks what space-saving promises of counts, by the exact ones.

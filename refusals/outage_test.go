@@ -1,4 +1,4 @@
-package denials
+package refusals
 
 import (
 	"context"
@@ -38,7 +38,7 @@ func away(is *atomic.Bool) func(*pgxpool.Config) {
 func TestAnOutage(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ minutes, dropped int }{
-		"Short": {minutes: maxBusy}, "Long": {minutes: maxBusy + 7, dropped: 7},
+		"Short": {minutes: maxMinutes}, "Long": {minutes: maxMinutes + 7, dropped: 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -64,7 +64,7 @@ func TestAnOutage(t *testing.T) {
 			}
 			rows := b.rows(t)
 			require.Equal(t, noon.Add(time.Duration(test.dropped)*time.Minute), rows[0].Minute)
-			require.EqualValues(t, maxBusy*600, b.sum(t))
+			require.EqualValues(t, maxMinutes*600, b.sum(t))
 			for _, r := range rows {
 				if r.ID.key != "" {
 					require.EqualValues(t, 3, r.Refused, r)
@@ -99,9 +99,9 @@ func TestWithoutADatabaseDecisionsGoOnAndMemoryIsBounded(t *testing.T) { //nolin
 	t.Logf("%.1f MB for %d refusals", float64(grown)/1e6, minutes*keys)
 	t.Run("Memory", func(t *testing.T) {
 		testsize.Nightly(t, "the size of a heap depends on the machine")
-		require.Less(t, grown, int64(maxBusy*6e6))
+		require.Less(t, grown, int64(maxMinutes*6e6))
 	})
-	require.EqualValues(t, (minutes-maxBusy)*keys, b.Dropped())
+	require.EqualValues(t, (minutes-maxMinutes)*keys, b.Dropped())
 
 	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{Refused: b.Refused})
 	require.NoError(t, err)
@@ -126,7 +126,7 @@ func TestATimeoutIsWrittenLater(t *testing.T) {
 				b.refuse(noon, "mallory", 1)
 				require.NoError(t, b.flush(t.Context(), true))
 			}
-			_, err = other.Exec(t.Context(), "BEGIN; LOCK TABLE ratelimit.denials")
+			_, err = other.Exec(t.Context(), "BEGIN; LOCK TABLE ratelimit.refusals")
 			require.NoError(t, err)
 			if b.timeout = 50 * time.Millisecond; !isPrepared { // the client gives up first
 				b.timeout, b.grace = patient, 500*time.Millisecond-patient

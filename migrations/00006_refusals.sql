@@ -1,12 +1,12 @@
 -- +goose Up
--- What limits refused in a minute of the database's clock. The keys that were refused most have rows of their own, as far
--- as programs tell keys apart; the row whose key is empty has the rest of its limit and route. So sums over rows are exact.
-CREATE TABLE ratelimit.denials (
+-- Refusals by minute of the database's clock. If programs write keys, those with the most refusals have rows of their own. The row
+-- with the empty key has the rest of its limit and route, so sums over rows are exact.
+CREATE TABLE ratelimit.refusals (
     minute  timestamptz      NOT NULL, -- its beginning
     name    text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 64),
     route   text COLLATE "C" NOT NULL CHECK (octet_length(route) <= 200),
     key     text COLLATE "C" NOT NULL CHECK (octet_length(key) <= 256), -- as stored: an HMAC where keys are hashed
-    shadow  boolean          NOT NULL, -- whether nobody was turned away, as the limit is only tried
+    shadow  boolean          NOT NULL, -- whether the limit was in shadow, so that no request was turned away
     refused bigint           NOT NULL,
     cost    double precision NOT NULL CHECK (cost > '-Infinity' AND cost < 'Infinity'),
     last_us bigint           NOT NULL, -- the latest of them; microseconds since 1970-01-01 UTC
@@ -14,4 +14,4 @@ CREATE TABLE ratelimit.denials (
 );
 
 -- +goose Down
-DROP TABLE ratelimit.denials;
+DROP TABLE ratelimit.refusals;

@@ -1,12 +1,12 @@
 -- Deletes rows of minutes before $1, the oldest first, $2 at most, and none that somebody else is deleting.
 WITH old AS (
     SELECT o.minute, o.name, o.route, o.key, o.shadow
-    FROM ratelimit.denials AS o
+    FROM ratelimit.refusals AS o
     WHERE o.minute < $1
     ORDER BY o.minute, o.name, o.route, o.key, o.shadow
     LIMIT $2
     FOR UPDATE SKIP LOCKED
 )
-DELETE FROM ratelimit.denials AS d
+DELETE FROM ratelimit.refusals AS r
 USING old
-WHERE d.minute = old.minute AND d.name = old.name AND d.route = old.route AND d.key = old.key AND d.shadow = old.shadow
+WHERE r.minute = old.minute AND r.name = old.name AND r.route = old.route AND r.key = old.key AND r.shadow = old.shadow
