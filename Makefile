@@ -92,10 +92,11 @@ curve: ## Measure calls a second over the number of callers, and draw it: a quar
 compare: ## Measure this checkout against another commit: ARGS='-against HEAD~1'
 	@cd bench && go run . -against HEAD -contenders '^$$' -rounds 7 -seconds 1 -run '^(take-1|take-16|take-64|take-512|hot-512|tx-1|five-1|five-16)$$' $(ARGS)
 
-lint: ## Check the code, its layout, each go.mod, and the budget of make shape
+lint: ## Check the code, its layout, each go.mod, the texts of .ci/mutants.tsv, and the budget of make shape
 	$(GOLANGCI_LINT) run $(addsuffix /...,$(MODULES))
 	$(GOLANGCI_LINT) fmt --diff
 	@for module in $(MODULES); do (cd "$$module" && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit; done
+	@go run .ci/mutants.go -texts
 	@go run ./internal/shape -check
 
 shape: ## Print the size of each package beside its budget; UPDATE=1 lowers the budget, ARGS='-v ^branches/shards$$' lists lines

@@ -2,6 +2,9 @@
 // the other, and runs the test that must fail:
 //
 //	go run .ci/mutants.go [m01,m13]
+//	go run .ci/mutants.go -texts
+//
+// The second form only checks that the text of each line is in its file once, as make lint does.
 //
 // Only the test that the line names can kill a mutant: it fails, panics or exceeds its timeout. Without a mutant it must pass three
 // times within that timeout. If it passes with its mutant, the whole package runs, and the output names the tests that fail instead.
@@ -57,6 +60,10 @@ func main() {
 }
 
 func run(ctx context.Context, only string) error {
+	if only == "-texts" {
+		list, err := read("")
+		return errors.Join(append(stale(".", list), err)...)
+	}
 	list, err := read(only)
 	if err != nil {
 		return err
@@ -162,15 +169,22 @@ func prepare(ctx context.Context) (c *checkout, unlock func(), err error) {
 	return c, func() { lock.Close() }, err
 }
 
-// check returns an error unless each text is in its file exactly once, and each killer runs and passes without a mutant, three times.
-func (c *checkout) check(ctx context.Context, list []mutant) error {
-	var wrong []error
-	killers := map[string][]string{}
+// stale returns an error for each mutant whose text is not in its file exactly once.
+func stale(dir string, list []mutant) (wrong []error) {
 	for _, m := range list {
-		data, err := os.ReadFile(filepath.Join(c.dir, m.file))
+		data, err := os.ReadFile(filepath.Join(dir, m.file))
 		if n := strings.Count(string(data), m.text); err != nil || n != 1 {
 			wrong = append(wrong, fmt.Errorf("%s: %s has this text %d times instead of once; correct the line in %s: %q", m.id, m.file, n, listFile, m.text))
 		}
+	}
+	return wrong
+}
+
+// check returns an error unless each text is in its file exactly once, and each killer runs and passes without a mutant, three times.
+func (c *checkout) check(ctx context.Context, list []mutant) error {
+	wrong := stale(c.dir, list)
+	killers := map[string][]string{}
+	for _, m := range list {
 		killers[m.directory] = append(killers[m.directory], m.killer)
 	}
 	for directory, names := range killers {
