@@ -21,10 +21,10 @@ CONCURRENT := ./internal/batch ./ratelimittest
 
 # PLAIN matches packages whose tests drive a page, a command or a measurement, or read documents: make test-all runs them without
 # the race detector, because it would slow them down and find nothing.
-PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/links)|cmd/ratelimit/internal/cli|internal/(golden|shape))$$
+PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/links|scenario)|cmd/ratelimit/internal/cli|internal/(golden|shape))$$
 
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
-READERS := /(cmd/ratelimit/internal/cli|examples/orm|integration_test/(browser/client|browser/playground|docs|docs/links))$$
+READERS := /(cmd/ratelimit/internal/cli|examples/orm|integration_test/(browser/client|browser/playground|docs|docs/links|scenario))$$
 
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine. Tests use the server of a URL, and find installed programs. If
 # there are none, a container serves all of them; compiling the command run takes a minute, once.
@@ -40,8 +40,8 @@ FUZZ ?= 1000000x
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Run the login example, on a Postgres that it finds or starts
-	@$(ON) go run ./examples/login
+demo: ## Guess a password 200 times at once, and sign in, on a Postgres that it finds or starts
+	@$(ON) go test -vet=off -count=1 -v -run '^TestLoginAttack$$' ./integration_test/scenario
 
 quick: ## Test packages that need no server, while you type
 	@$(TESTRUN) -brief -- -short $(FLAGS) $(PURE)

@@ -22,8 +22,6 @@ var rulesFile []byte
 
 // perKey is the limit of which callers are told what is left. Its policies are in the tables, by plan; this one decides
 // for a plan that has none there.
-//
-//nolint:gochecknoglobals // a Limit is a value that nothing changes, as a compiled regexp is
 var perKey = ratelimit.Define("gateway.key", ratelimit.PerMinute(60))
 
 // begin puts into the tables what rulesFile says, unless somebody has changed them before: what an operator has stated

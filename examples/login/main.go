@@ -1,63 +1,310 @@
-// Command login is a sign-in that a password guesser gets nowhere with. It finds or starts a Postgres,
-// attacks its own server over HTTP, prints what was admitted and refused and why, and exits with 0 when
-// that is what the limits promise. With -listen it serves the page to a browser instead.
+// Command login is a sign-in with limits against password guessing.
 //
-// README.md says which files to copy.
+//	export DATABASE_URL=postgres://localhost/postgres
+//	go run . -add ada:secret     # adds an account
+//	go run .                     # serves http://127.0.0.1:8080
+//	curl -i http://127.0.0.1:8080/login -d login=ada -d password=guess
+//
+// A sign-in has three steps. It takes one token from each limit, in a call that commits. It checks the password, outside any
+// transaction. If the password is right, one transaction creates the session and returns the tokens. The order matters: a program
+// that charges the limit after a wrong password checks every guess that arrives before the first charge.
+//
+// If you add sign-up, password reset or one-time codes, limit them in the same way. HASH_KEY, a secret of at least 16 bytes, keeps
+// logins and addresses out of the limiter's table.
 package main
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"log/slog"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/crypto/bcrypt"
+	"golang.org/x/text/unicode/norm"
 
-	"github.com/pgratelimit/pgratelimit/examples/internal/demo"
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
+var (
+	// perAccount stops guesses at one password from many addresses: 5 at once, then one every 3 minutes.
+	perAccount = ratelimit.Define("login.account", ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: 5})
+	// perClient stops one client that tries many accounts. An office behind one address shares it.
+	perClient = ratelimit.Define("login.client", ratelimit.TokenBucket{Rate: 120, Period: time.Hour, Capacity: 30})
+	// overall stops a botnet that tries many accounts. It refuses everybody when it is empty: set it far above your busiest minute.
+	overall = ratelimit.Define("login.all", ratelimit.TokenBucket{Rate: 300, Period: time.Minute, Capacity: 1000})
+)
+
+const (
+	schema = `
+CREATE TABLE IF NOT EXISTS users (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    login         text COLLATE "C" NOT NULL UNIQUE, -- as normalize returns it
+    password_hash bytea NOT NULL
+);
+CREATE TABLE IF NOT EXISTS sessions (
+    token_hash bytea PRIMARY KEY, -- of a token that only the browser has
+    user_id    bigint NOT NULL REFERENCES users ON DELETE CASCADE,
+    expires_at timestamptz NOT NULL
+)`
+	sessionLifetime = 12 * time.Hour
+	maxLogin        = 254 // bytes of the longest mail address
+	maxPassword     = 72  // bytes that bcrypt reads
+)
+
+// errDenied is returned for a wrong password and for an unknown account, so that nobody learns which accounts exist.
+var errDenied = errors.New("the login or the password is wrong")
+
+type app struct {
+	pool    *pgxpool.Pool
+	limiter *ratelimit.Limiter
+	client  httplimit.Key // returns the client's address
+	hashing chan struct{} // bounds the passwords that are checked at the same time
+	decoy   []byte        // the hash that the password of an unknown account is checked against
+}
+
 func main() {
-	o := options{cost: defaultCost()}
-	flag.StringVar(&o.listen, "listen", "", "serve the sign-in page on this `address`, for example :8080, instead of attacking it")
-	demo.Main("login", func(ctx context.Context, w io.Writer) error { return run(ctx, w, o) })
+	listen := flag.String("listen", "127.0.0.1:8080", "`address` to listen on")
+	proxies := flag.String("trusted-proxies", "", "`addresses` of the proxies in front of this server, for example 10.0.0.0/8,::1")
+	add := flag.String("add", "", "add an account, as `login:password`, and exit")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, *listen, *proxies, *add)
+	stop()
+	if err != nil {
+		log.Fatal(err)
+	}
 }
 
-// options are what the program is asked to do.
-type options struct {
-	listen string
-	server string // URL of a server to make the demo's database on; empty: find or start one
-	cost   hashCost
-}
-
-// run does what o asks for, in a database of its own.
-func run(ctx context.Context, w io.Writer, o options) error {
-	database := demo.Database{Server: o.server, Prefix: "login_demo", Connections: poolSize}
-	return database.Use(ctx, w, func(pool *pgxpool.Pool) error {
-		if err := migrate(ctx, pool); err != nil {
+func run(ctx context.Context, listen, proxies, add string) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, schema); err != nil {
+		return err
+	}
+	if login, password, ok := strings.Cut(add, ":"); ok {
+		return addUser(ctx, pool, login, password)
+	}
+	var hashKey []byte
+	if secret := os.Getenv("HASH_KEY"); secret != "" {
+		hashKey = []byte(secret)
+	}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{HashKey: hashKey})
+	if err != nil {
+		return err
+	}
+	source := httplimit.Source(httplimit.Peer) // clients can forge X-Forwarded-For, so it counts only if a proxy of ours sent it
+	if proxies != "" {
+		trusted, err := httplimit.ParseProxies(strings.Split(proxies, ",")...)
+		if err != nil {
 			return err
 		}
-		if o.listen != "" {
-			return listen(ctx, w, pool, o)
+		source = httplimit.XForwardedFor(trusted)
+	}
+	decoy, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), bcrypt.DefaultCost)
+	if err != nil {
+		return err
+	}
+	a := &app{
+		pool: pool, limiter: limiter, client: httplimit.ClientIP(source, httplimit.Bits{}),
+		hashing: make(chan struct{}, runtime.GOMAXPROCS(0)), decoy: decoy,
+	}
+	return serve(ctx, listen, a.handler())
+}
+
+// signIn returns the token of a new session. It returns a *ratelimit.LimitedError if a limit refused, and errDenied if the
+// password is wrong.
+func (a *app) signIn(ctx context.Context, account, password, client string) (token string, err error) {
+	// 1. Limit. A crash after this line keeps the attempt charged.
+	if err := a.limiter.Require(ctx, perAccount.For(account), perClient.For(client), overall.Global()); err != nil {
+		return "", err
+	}
+	// 2. Verify, outside a transaction: hashing is slow, and a transaction would keep its locks meanwhile.
+	user, err := a.verify(ctx, account, password)
+	if err != nil {
+		return "", err
+	}
+	// 3. Admit. The account's limit is full again. The other two get back one token: if they were reset, the owner of one account
+	// could clear the limit of an address by signing in.
+	token = rand.Text()
+	sum := sha256.Sum256([]byte(token))
+	return token, a.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO sessions VALUES ($1, $2, now() + $3::interval)`, sum[:], user, sessionLifetime)
+		if err != nil {
+			return err
 		}
-		return attack(ctx, w, pool, o.cost)
+		if err := a.limiter.WithTx(tx).Reset(ctx, perAccount.For(account)); err != nil {
+			return err
+		}
+		return a.limiter.WithTx(tx).Credit(ctx, perClient.For(client), overall.Global())
 	})
 }
 
-// listen serves the page until ctx ends.
-func listen(ctx context.Context, w io.Writer, pool *pgxpool.Pool, o options) error {
-	auth, err := newAuthenticator(pool, nil, newHasher(o.cost, 0))
+// verify returns the ID of the account's user. An unknown account takes as long as a wrong password.
+func (a *app) verify(ctx context.Context, account, password string) (user int64, err error) {
+	hash := a.decoy
+	err = a.pool.QueryRow(ctx, `SELECT id, password_hash FROM users WHERE login = $1`, account).Scan(&user, &hash)
+	unknown := errors.Is(err, pgx.ErrNoRows)
+	if err != nil && !unknown {
+		return 0, err
+	}
+	select {
+	case a.hashing <- struct{}{}:
+		defer func() { <-a.hashing }()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	err = bcrypt.CompareHashAndPassword(hash, []byte(password))
+	if unknown || errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
+		return 0, errDenied
+	}
+	return user, err
+}
+
+// normalize returns the form of a login that names the user and the bucket, so that "Ada" and "ada " share a limit.
+func normalize(login string) (string, error) {
+	account := norm.NFC.String(strings.ToLower(strings.TrimSpace(login)))
+	if account == "" || len(account) > maxLogin || !utf8.ValidString(login) || strings.ContainsFunc(account, unicode.IsControl) {
+		return "", errors.New("this is not a login")
+	}
+	return account, nil
+}
+
+func addUser(ctx context.Context, pool *pgxpool.Pool, login, password string) error {
+	account, err := normalize(login)
 	if err != nil {
 		return err
 	}
-	if err := auth.register(ctx, people()...); err != nil {
-		return err
-	}
-	listener, url, err := demo.Listen(ctx, o.listen)
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s, where %q signs in with %q; Ctrl-C ends it\n", url, people()[0], passwordOf(people()[0]))
-	server := newServer(auth, slog.New(slog.NewTextHandler(w, nil)))
-	return demo.Serve(ctx, server.httpServer(), listener, server.shutdownTimeout())
+	_, err = pool.Exec(ctx, `INSERT INTO users (login, password_hash) VALUES ($1, $2)`, account, hash)
+	return err
+}
+
+func (a *app) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /login", a.login)
+	mux.HandleFunc("POST /logout", a.logout)
+	mux.HandleFunc("GET /account", a.account)
+	protected := http.NewCrossOriginProtection().Handler(mux) // pages of other sites cannot sign a visitor in or out
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second) // for the database and the hash
+		defer cancel()
+		r.Body = http.MaxBytesReader(w, r.Body, 8<<10)
+		protected.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+func (a *app) login(w http.ResponseWriter, r *http.Request) {
+	password := r.PostFormValue("password")
+	account, err := normalize(r.PostFormValue("login"))
+	if err != nil || password == "" || len(password) > maxPassword {
+		http.Error(w, "please check what you typed", http.StatusBadRequest)
+		return
+	}
+	client, err := a.client(r)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	token, err := a.signIn(r.Context(), account, password, client)
+	switch {
+	case httplimit.Respond(w, r, err): // 429 if a limit refused, 503 if the limits cannot be read: both with Retry-After
+	case errors.Is(err, errDenied):
+		http.Error(w, err.Error(), http.StatusUnauthorized)
+	case err != nil:
+		fail(w, err)
+	default:
+		setCookie(w, r, token, sessionLifetime)
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// account answers with the login that the session is signed in to.
+func (a *app) account(w http.ResponseWriter, r *http.Request) {
+	var login string
+	err := a.pool.QueryRow(r.Context(), `SELECT login FROM sessions JOIN users ON id = user_id
+		WHERE token_hash = $1 AND expires_at > now()`, tokenHash(r)).Scan(&login)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		http.Error(w, "not signed in", http.StatusUnauthorized)
+	case err != nil:
+		fail(w, err)
+	default:
+		_, _ = fmt.Fprintln(w, login)
+	}
+}
+
+func (a *app) logout(w http.ResponseWriter, r *http.Request) {
+	if _, err := a.pool.Exec(r.Context(), `DELETE FROM sessions WHERE token_hash = $1`, tokenHash(r)); err != nil {
+		fail(w, err)
+		return
+	}
+	setCookie(w, r, "", -time.Second)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// fail admits nobody. The cause is for the log only.
+func fail(w http.ResponseWriter, err error) {
+	log.Print(err)
+	w.Header().Set("Retry-After", "5")
+	http.Error(w, "this is not possible right now", http.StatusServiceUnavailable)
+}
+
+// tokenHash returns the hash of the token in the request's cookie.
+func tokenHash(r *http.Request) []byte {
+	var token string
+	if cookie, err := r.Cookie("session"); err == nil {
+		token = cookie.Value
+	}
+	sum := sha256.Sum256([]byte(token))
+	return sum[:]
+}
+
+func setCookie(w http.ResponseWriter, r *http.Request, token string, lifetime time.Duration) {
+	http.SetCookie(w, &http.Cookie{
+		Name: "session", Value: token, Path: "/", MaxAge: int(lifetime.Seconds()), HttpOnly: true, SameSite: http.SameSiteLaxMode,
+		Secure: r.TLS != nil, // behind a proxy that ends TLS, always set it
+	})
+}
+
+// serve answers until ctx ends, and then finishes the requests that have begun.
+func serve(ctx context.Context, address string, handler http.Handler) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	log.Printf("listening on http://%v", listener.Addr())
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
+	stopped := make(chan error, 1)
+	context.AfterFunc(ctx, func() { stopped <- server.Shutdown(context.WithoutCancel(ctx)) })
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return <-stopped
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // SendMessage is how often somebody may send.
-var SendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}) //nolint:gochecknoglobals // a limit is a value
+var SendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 
 // FreeTrials is what everybody may send together.
-var FreeTrials = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour}) //nolint:gochecknoglobals // a limit is a value
+var FreeTrials = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})

@@ -1,0 +1,396 @@
+package scenario_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/cookiejar"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	here  = "192.0.2.1"
+	guess = "123456"
+
+	// The limits of the program.
+	perAccount, perClient, overall = 5, 30, 1000
+
+	asLimited = "login.account" // names the limits that stop guesses
+	asClient  = "login.client"
+	asAll     = "login.all"
+)
+
+func passwordOf(login string) string { return login + " has a long password" }
+
+// login is a running program with three accounts, behind a proxy that tells it the addresses of clients.
+type login struct {
+	*server
+	database string
+	pool     *pgxpool.Pool
+	clock    *hand
+	client   *http.Client
+}
+
+func startLogin(t *testing.T) *login {
+	t.Helper()
+	database, pool := newDatabase(t)
+	l := &login{database: database, pool: pool, clock: stopClock(t, database, pool), client: client(200)}
+	for _, name := range []string{"ada", "alan", "grace"} {
+		output, err := call(t, database, "login", "-add", name+":"+passwordOf(name))
+		require.NoError(t, err, output)
+	}
+	l.server = start(t, database, "login", []string{"HASH_KEY=the secret of this test"}, "-trusted-proxies", "127.0.0.0/8")
+	t.Cleanup(l.client.CloseIdleConnections)
+	return l
+}
+
+// attempt is a sign-in, and reply its answer.
+type (
+	attempt struct{ login, password, from string }
+	reply   struct {
+		status     int
+		retryAfter time.Duration
+		cookies    []*http.Cookie
+		header     http.Header
+		body       string
+	}
+)
+
+func (l *login) request(t *testing.T, a attempt) *http.Request {
+	t.Helper()
+	form := url.Values{"login": {a.login}, "password": {a.password}}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, l.url+"/login", strings.NewReader(form.Encode()))
+	require.NoError(t, err)
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	request.Header.Set("X-Forwarded-For", a.from)
+	return request
+}
+
+// send may be called on any goroutine.
+func (l *login) send(request *http.Request) (r reply, err error) {
+	response, err := l.client.Do(request)
+	if err != nil {
+		return reply{}, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	seconds, _ := strconv.Atoi(response.Header.Get("Retry-After")) // absent: 0
+	return reply{response.StatusCode, time.Duration(seconds) * time.Second, response.Cookies(), response.Header, string(body)}, err
+}
+
+func (l *login) try(t *testing.T, a attempt) reply {
+	t.Helper()
+	if a.from == "" {
+		a.from = here
+	}
+	r, err := l.send(l.request(t, a))
+	require.NoError(t, err)
+	return r
+}
+
+// together makes all attempts at once.
+func (l *login) together(t *testing.T, attempts []attempt) []reply {
+	t.Helper()
+	requests, replies, failures := make([]*http.Request, len(attempts)), make([]reply, len(attempts)), make([]error, len(attempts))
+	for i, a := range attempts {
+		requests[i] = l.request(t, a)
+	}
+	begin := make(chan struct{})
+	var group sync.WaitGroup
+	for i := range attempts {
+		group.Go(func() {
+			<-begin
+			replies[i], failures[i] = l.send(requests[i])
+		})
+	}
+	close(begin)
+	group.Wait()
+	for _, err := range failures {
+		require.NoError(t, err)
+	}
+	return replies
+}
+
+func count(replies []reply, status int) (n int) {
+	for _, r := range replies {
+		if r.status == status {
+			n++
+		}
+	}
+	return n
+}
+
+// tokens returns the tokens of a bucket that has one row.
+func (l *login) tokens(t *testing.T, limit string) float64 {
+	t.Helper()
+	return query[float64](t, l.pool, `SELECT value FROM ratelimit.buckets WHERE name = $1`, limit)
+}
+
+// leave leaves so many tokens in a bucket.
+func (l *login) leave(t *testing.T, limit string, tokens int) {
+	t.Helper()
+	execute(t, l.pool, `UPDATE ratelimit.buckets SET value = $2 WHERE name = $1`, limit, tokens)
+}
+
+func (l *login) sessions(t *testing.T) int {
+	t.Helper()
+	return query[int](t, l.pool, `SELECT count(*) FROM sessions`)
+}
+
+// buckets returns all rows of the limiter as one text.
+func (l *login) buckets(t *testing.T) string {
+	t.Helper()
+	return query[string](t, l.pool, `SELECT coalesce(string_agg(b::text, ' ' ORDER BY name, key), '') FROM ratelimit.buckets AS b`)
+}
+
+// A limit lets as many guesses as it has tokens reach the password check, however many arrive at once.
+func TestLoginGuessesAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		account         string
+		guesses, before int
+	}{
+		"60":                 {"ada", 60, 0},
+		"200":                {"ada", 200, 0},
+		"AfterAMistake":      {"ada", 200, 1},
+		"AtAnUnknownAccount": {"nobody", 200, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := startLogin(t)
+			for range test.before {
+				require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: test.account, password: guess}).status)
+			}
+			// Whoever checks this hash fails, so an attempt that is refused was not checked.
+			execute(t, l.pool, `UPDATE users SET password_hash = 'no hash'`)
+			var attempts []attempt
+			for i := range test.guesses {
+				attempts = append(attempts, attempt{
+					login: []string{test.account, " " + test.account, strings.ToUpper(test.account) + "\t"}[i%3], password: guess,
+					from: fmt.Sprintf("198.51.%d.%d", i/250, i%250+1), // a botnet
+				})
+			}
+			replies := l.together(t, attempts)
+			checked := http.StatusServiceUnavailable
+			if test.account == "nobody" {
+				checked = http.StatusUnauthorized
+			}
+			require.Equal(t, perAccount-test.before, count(replies, checked))
+			require.Equal(t, test.guesses-perAccount+test.before, count(replies, http.StatusTooManyRequests))
+		})
+	}
+}
+
+func TestLoginLimits(t *testing.T) {
+	t.Parallel()
+
+	t.Run("TheLockOutEndsExactlyWhenItSays", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		for range perAccount {
+			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
+		}
+		right := attempt{login: "ada", password: passwordOf("ada")}
+		require.Equal(t, 3*time.Minute, l.try(t, right).retryAfter)
+		l.clock.advance(t, 500*time.Millisecond)
+		require.Equal(t, 3*time.Minute, l.try(t, right).retryAfter, "rounded up")
+		l.clock.advance(t, 3*time.Minute-500*time.Millisecond-time.Microsecond)
+		refused := l.try(t, right)
+		require.Equal(t, http.StatusTooManyRequests, refused.status)
+		require.Equal(t, time.Second, refused.retryAfter)
+		l.clock.advance(t, time.Microsecond)
+		require.Equal(t, http.StatusNoContent, l.try(t, right).status)
+	})
+
+	t.Run("RefusalsDoNotProlongTheLockOut", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		for range perAccount {
+			l.try(t, attempt{login: "ada", password: guess})
+		}
+		before := l.buckets(t)
+		for range 50 {
+			require.Equal(t, http.StatusTooManyRequests, l.try(t, attempt{login: "ada", password: guess}).status)
+		}
+		require.Equal(t, before, l.buckets(t))
+	})
+
+	t.Run("OneClientTriesThirtyAccounts", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		for i := range perClient {
+			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: fmt.Sprint("user", i), password: guess}).status)
+		}
+		before := l.buckets(t)
+		refused := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
+		require.Equal(t, http.StatusTooManyRequests, refused.status)
+		require.Contains(t, refused.body, asClient)
+		require.NotContains(t, refused.body, asLimited)
+		require.Equal(t, before, l.buckets(t), "the refusal charged the account")
+		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada"), from: "192.0.2.2"}).status)
+	})
+
+	t.Run("OneIPv6NetworkIsOneClient", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		for i := range 3 {
+			from := fmt.Sprintf("2001:db8:0:7::%x", i+1)
+			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{fmt.Sprint("user", i), guess, from}).status)
+			l.leave(t, asClient, 2-i)
+		}
+		require.Equal(t, http.StatusTooManyRequests, l.try(t, attempt{"ada", passwordOf("ada"), "2001:db8:0:7:ffff::1"}).status)
+		require.Equal(t, http.StatusNoContent, l.try(t, attempt{"ada", passwordOf("ada"), "2001:db8:0:8::1"}).status)
+	})
+
+	t.Run("AllClientsTogetherAreLimited", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		l.try(t, attempt{login: "ada", password: guess})
+		l.leave(t, asAll, 1)
+		require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
+		refused := l.try(t, attempt{"alan", passwordOf("alan"), "192.0.2.2"})
+		require.Equal(t, http.StatusTooManyRequests, refused.status)
+		require.Contains(t, refused.body, asAll)
+	})
+
+	t.Run("AClientCannotForgeItsAddress", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		exposed := start(t, l.database, "login", []string{"HASH_KEY=the secret of this test"}) // no proxy in front
+		l.url = exposed.url
+		for i := range 3 {
+			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{fmt.Sprint("user", i), guess, fmt.Sprint("198.51.100.", i)}).status)
+			l.leave(t, asClient, 2-i)
+		}
+		require.Equal(t, http.StatusTooManyRequests, l.try(t, attempt{"ada", passwordOf("ada"), "203.0.113.1"}).status)
+	})
+}
+
+// Nobody learns which accounts exist: an unknown account gets the same answers as a wrong password, after the same work.
+func TestLoginUnknownAccount(t *testing.T) {
+	t.Parallel()
+	l := startLogin(t)
+	timed := func(login string) (reply, time.Duration) {
+		begun := time.Now()
+		r := l.try(t, attempt{login, guess, "203.0.113." + strconv.Itoa(len(login))})
+		r.header.Del("Date")
+		return r, time.Since(begun)
+	}
+	fastest := map[string]time.Duration{"ada": time.Hour, "eve": time.Hour}
+	for i := range perAccount + 2 {
+		known, took := timed("ada")
+		unknown, tookUnknown := timed("eve")
+		require.Equal(t, known, unknown)
+		if i < perAccount {
+			require.Equal(t, http.StatusUnauthorized, known.status)
+			fastest["ada"], fastest["eve"] = min(fastest["ada"], took), min(fastest["eve"], tookUnknown)
+		} else {
+			require.Equal(t, http.StatusTooManyRequests, known.status)
+		}
+	}
+	require.Greater(t, fastest["eve"], fastest["ada"]/3, "no password was hashed") // a lookup takes a twentieth
+}
+
+func TestLoginSuccess(t *testing.T) {
+	t.Parallel()
+
+	t.Run("FillsTheLimitOfTheAccountOnly", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		l.try(t, attempt{login: "grace", password: guess})
+		l.try(t, attempt{login: "ada", password: guess})
+		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada")}).status)
+		require.Equal(t, `{5,4}`, query[string](t, l.pool, `SELECT array_agg(value ORDER BY value DESC)::text FROM ratelimit.buckets WHERE name = $1`, asLimited))
+		require.InDelta(t, perClient-2, l.tokens(t, asClient), 0, "the owner of an account must not clear the limit of an address")
+		require.InDelta(t, overall-2, l.tokens(t, asAll), 0)
+		require.Equal(t, 1, l.sessions(t))
+	})
+
+	t.Run("FillsItOnlyTogetherWithTheSession", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		execute(t, l.pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
+		// It fails the COMMIT, after the session is written and the limit is reset.
+		execute(t, l.pool, `CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON sessions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+		l.try(t, attempt{login: "ada", password: guess})
+		failed := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
+		require.Equal(t, http.StatusServiceUnavailable, failed.status)
+		require.Empty(t, failed.cookies)
+		require.Zero(t, l.sessions(t))
+		require.InDelta(t, perAccount-2, l.tokens(t, asLimited), 0, "the limit was reset without a session")
+
+		execute(t, l.pool, `DROP TRIGGER refuse ON sessions`)
+		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada")}).status)
+		require.InDelta(t, perAccount, l.tokens(t, asLimited), 0)
+	})
+
+	t.Run("GivesASessionThatOnlyTheBrowserKnows", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		jar, err := cookiejar.New(nil)
+		require.NoError(t, err)
+		l.client.Jar = jar
+		cookies := l.try(t, attempt{login: " ADA", password: passwordOf("ada")}).cookies
+		require.Len(t, cookies, 1)
+		require.True(t, cookies[0].HttpOnly)
+		require.Equal(t, http.SameSiteLaxMode, cookies[0].SameSite)
+		require.Zero(t, query[int](t, l.pool, `SELECT count(*) FROM sessions WHERE position($1::bytea IN token_hash) > 0`, []byte(cookies[0].Value)))
+		require.Equal(t, "ada\n", l.account(t).body)
+		execute(t, l.pool, `UPDATE sessions SET expires_at = now()`)
+		require.Equal(t, http.StatusUnauthorized, l.account(t).status)
+		l.try(t, attempt{login: "ada", password: passwordOf("ada")})
+		require.Equal(t, "ada\n", l.account(t).body)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, l.url+"/logout", http.NoBody)
+		require.NoError(t, err)
+		_, err = l.send(request)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusUnauthorized, l.account(t).status)
+		require.Equal(t, 1, l.sessions(t), "the other one")
+	})
+}
+
+// account asks who is signed in.
+func (l *login) account(t *testing.T) reply {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, l.url+"/account", http.NoBody)
+	require.NoError(t, err)
+	r, err := l.send(request)
+	require.NoError(t, err)
+	return r
+}
+
+// What is no sign-in costs nothing.
+func TestLoginRefusesWhatIsNoSignIn(t *testing.T) {
+	t.Parallel()
+	l := startLogin(t)
+	for _, a := range []attempt{
+		{},
+		{login: "ada"},
+		{login: " ", password: "x"},
+		{login: "a\x00", password: "x"},
+		{login: "ada\nalan", password: "x"},
+		{login: "ada\xff", password: "x"},
+		{login: strings.Repeat("a", 255), password: "x"},
+		{login: "ada", password: strings.Repeat("x", 73)},
+		{login: "ada", password: strings.Repeat("x", 1<<20)},
+	} {
+		require.Equal(t, http.StatusBadRequest, l.try(t, a).status, "%.40q", a)
+	}
+	for name, value := range map[string]string{"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"} {
+		request := l.request(t, attempt{login: "ada", password: passwordOf("ada")})
+		request.Header.Set(name, value)
+		r, err := l.send(request)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusForbidden, r.status, name)
+	}
+	require.Empty(t, l.buckets(t))
+	require.Zero(t, l.sessions(t))
+}

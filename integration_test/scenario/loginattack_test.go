@@ -1,0 +1,190 @@
+package scenario_test
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// attackTable is what TestLoginAttack prints.
+const attackTable = `   who tries what                                   at tries checked admitted refused  by             retry after
+1  200 guesses at ada's password at once            0s   200       5        0     195  login.account  3m
+2  ada, who knows it, meanwhile                     0s     1       0        0       1  login.account  3m
+3  ada, a second before Retry-After is over      2m59s     1       0        0       1  login.account  1s
+4  ada, when it is over                             3m     1       1        1       0
+5  40 guesses at grace's, one every 45 s            3m    40      14        0      26  login.account  2m15s
+6  alan, who mistypes twice                     32m15s     2       2        0       0
+7  alan, who then gets it right                 32m15s     1       1        1       0
+8  a wrong password for ada, and for nobody     32m15s     2       2        0       0
+9  one password tried on 40 accounts at once  1h32m15s    40      30        0      10  login.client   30s
+`
+
+// bucketRows are patterns of what TestLoginAttack prints of the limiter's rows, as (value, time).
+const bucketRows = `1  login\.account  \S{6}  no row: full +->  \(0, 0s\)
+2  none
+3  none
+4  login\.account  \S{6}  \(0, 0s\) +->  \(5, 3m\)
+4  login\.client   \S{6}  \(25, 0s\) +->  \(30, 3m\)
+6  login\.account  \S{6}  no row: full +->  \(3, 32m15s\)
+7  login\.account  \S{6}  \(3, 32m15s\) +->  \(5, 32m15s\)
+9  login\.account  and 27 more
+9  login\.client   \S{6}  \(26, 32m15s\) +->  \(0, 1h32m15s\)
+9  login\.all      \S{0,6} +\(99\d, 32m15s\) +->  \(970, 1h32m15s\)`
+
+// act is a part of the attack: attempts at once, or with a pause before each but the first.
+type act struct {
+	title    string
+	after    time.Duration // since the act before
+	attempts []attempt
+	pause    time.Duration // -1: at once
+}
+
+const atOnce = -1
+
+func acts() []act {
+	times := func(n int, a attempt) (attempts []attempt) { return slices.Repeat([]attempt{a}, n) }
+	right := func(login string) []attempt { return []attempt{{login, passwordOf(login), here}} }
+	wrong := func(login string) attempt { return attempt{login, guess, here} }
+	var spray []attempt
+	for i := range 40 {
+		spray = append(spray, wrong(fmt.Sprintf("user%02d", i)))
+	}
+	return []act{
+		{title: "200 guesses at ada's password at once", attempts: times(200, wrong("ada")), pause: atOnce},
+		{title: "ada, who knows it, meanwhile", attempts: right("ada")},
+		{title: "ada, a second before Retry-After is over", after: 3*time.Minute - time.Second, attempts: right("ada")},
+		{title: "ada, when it is over", after: time.Second, attempts: right("ada")},
+		{title: "40 guesses at grace's, one every 45 s", attempts: times(40, wrong("grace")), pause: 45 * time.Second},
+		{title: "alan, who mistypes twice", attempts: []attempt{{"alan", "alan has a long", here}, {"alan", "alan has a ling password", here}}},
+		{title: "alan, who then gets it right", attempts: right("alan")},
+		{title: "a wrong password for ada, and for nobody", attempts: []attempt{wrong("ada"), wrong("nobody")}},
+		{title: "one password tried on 40 accounts at once", after: time.Hour, attempts: spray, pause: atOnce},
+	}
+}
+
+// TestLoginAttack attacks the program over HTTP. With -v it prints what was admitted and refused, and the rows that changed.
+func TestLoginAttack(t *testing.T) {
+	t.Parallel()
+	l := startLogin(t)
+	var table, changes strings.Builder
+	fmt.Fprintf(&table, "   %-42s %8s %5s %7s %8s %7s  %-13s  %s\n", "who tries what", "at", "tries", "checked", "admitted", "refused", "by", "retry after")
+	before := l.rows(t)
+	for i, a := range acts() {
+		l.clock.advance(t, a.after)
+		at := l.clock.passed()
+		replies := l.perform(t, a)
+		admitted, wrong := count(replies, http.StatusNoContent), count(replies, http.StatusUnauthorized)
+		refused := count(replies, http.StatusTooManyRequests)
+		require.Len(t, replies, admitted+wrong+refused)
+		line := fmt.Sprintf("%d  %-42s %8s %5d %7d %8d %7d", i+1, a.title, short(at), len(replies), admitted+wrong, admitted, refused)
+		if refused > 0 {
+			by, wait := refusals(replies)
+			line += fmt.Sprintf("  %-13s  %s", by, short(wait))
+		}
+		fmt.Fprintln(&table, line)
+		after := l.rows(t)
+		changes.WriteString(l.describe(i+1, before, after))
+		before = after
+	}
+	fmt.Fprintf(t.Output(), "%s\nThe rows of ratelimit.buckets that each changed, as (value, time); keys are stored as their HMAC:\n\n%s", &table, &changes)
+	require.Equal(t, attackTable, table.String())
+	for line := range strings.SplitSeq(bucketRows, "\n") {
+		require.Regexp(t, `(?m)^`+line+`$`, changes.String())
+	}
+}
+
+func (l *login) perform(t *testing.T, a act) (replies []reply) {
+	t.Helper()
+	if a.pause == atOnce {
+		return l.together(t, a.attempts)
+	}
+	for i, one := range a.attempts {
+		if i > 0 {
+			l.clock.advance(t, a.pause)
+		}
+		replies = append(replies, l.try(t, one))
+	}
+	return replies
+}
+
+// refusals returns the limits that refused, and the longest wait.
+func refusals(replies []reply) (by string, wait time.Duration) {
+	limits := map[string]bool{}
+	for _, r := range replies {
+		for _, name := range regexp.MustCompile(`login\.\w+`).FindAllString(r.body, -1) {
+			limits[name] = true
+		}
+		wait = max(wait, r.retryAfter)
+	}
+	return strings.Join(slices.Sorted(maps.Keys(limits)), ", "), wait
+}
+
+// bucket names a row of ratelimit.buckets, and state is its value at a time.
+type (
+	bucket struct{ name, key string }
+	state  struct {
+		value float64
+		at    int64 // microseconds
+	}
+)
+
+func (l *login) rows(t *testing.T) map[bucket]state {
+	t.Helper()
+	states := map[bucket]state{}
+	rows, err := l.pool.Query(t.Context(), `SELECT name, key, value, ts FROM ratelimit.buckets`)
+	require.NoError(t, err)
+	var b bucket
+	var s state
+	_, err = pgx.ForEachRow(rows, []any{&b.name, &b.key, &s.value, &s.at}, func() error {
+		states[b] = s
+		return nil
+	})
+	require.NoError(t, err)
+	return states
+}
+
+// describe returns a line for each row that an act changed, three of each limit at most.
+func (l *login) describe(act int, before, after map[bucket]state) string {
+	text := func(s state) string {
+		return fmt.Sprintf("(%.4g, %s)", s.value, short(time.UnixMicro(s.at).Sub(l.clock.start)))
+	}
+	changed := map[string][]string{}
+	for b, s := range after {
+		was, found := before[b]
+		if found && was == s {
+			continue
+		}
+		from := "no row: full"
+		if found {
+			from = text(was)
+		}
+		changed[b.name] = append(changed[b.name], fmt.Sprintf("%d  %-13s  %-6.6s  %-16s  ->  %s\n", act, b.name, b.key, from, text(s)))
+	}
+	if len(changed) == 0 {
+		return fmt.Sprintf("%d  none\n", act)
+	}
+	const most = 3
+	var lines strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(changed)) {
+		slices.Sort(changed[name])
+		lines.WriteString(strings.Join(changed[name][:min(len(changed[name]), most)], ""))
+		if more := len(changed[name]) - most; more > 0 {
+			fmt.Fprintf(&lines, "%d  %-13s  and %d more\n", act, name, more)
+		}
+	}
+	return lines.String()
+}
+
+// The page of the examples shows what TestLoginAttack prints.
+func TestExamplesPage(t *testing.T) {
+	t.Parallel()
+	require.Contains(t, read(t, examples+"/README.md"), "```text\n"+attackTable+"```\n")
+}
