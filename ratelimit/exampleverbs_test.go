@@ -184,6 +184,13 @@ func ExampleLimiter_Resolve() {
 	fmt.Println(limiter.Resolve(SendMessage.For(userID).Plan("pro")))
 }
 
+// A guard lets a request pass whose key is missing if its limit is not enforced.
+func ExampleLimiter_Mode() {
+	if limiter.Mode(SendMessage.Global()) != ratelimit.On {
+		fmt.Println("in shadow, or off")
+	}
+}
+
 // A guard of your own tells the Observer what it answered, as httplimit and grpclimit do.
 func ExampleLimiter_Observe() {
 	err := limiter.Require(ctx, SendMessage.For(userID))

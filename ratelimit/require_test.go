@@ -101,9 +101,7 @@ func TestRequireGoesOnInShadow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	tried, kept := ratelimit.Define("tried", ratelimit.PerMinute(1)), ratelimit.Define("real", ratelimit.PerMinute(2))
-	rule, err := ratelimit.NewRule(tried, ratelimit.RuleConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}})
-	require.NoError(t, err)
-	limiter := newLimiter(t, pool, ratelimit.Config{Policies: ruleOf{tried, rule}})
+	limiter := newLimiter(t, pool, ratelimit.Config{Policies: ratelimit.ShadowLimits(tried)})
 
 	require.NoError(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")))
 	require.NoError(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")), "only the trial refuses")

@@ -45,6 +45,21 @@ func (l *Limiter) Resolve(r Request) Limit {
 	return s.limit
 }
 
+// Mode returns the mode in which the request is decided, as Resolve returns its limit. It is On while the limit is paused, and for
+// an invalid key.
+func (l *Limiter) Mode(r Request) Mode {
+	key, err := storedKey(l.config.HashKey, &r)
+	if err != nil {
+		return On
+	}
+	var now int64
+	s, _ := subjectOf(context.Background(), l, "resolve", &r, key, &now)
+	if s.mode == "" || s.pausedUntil > now { // the zero Limit, or a pause
+		return On
+	}
+	return s.mode
+}
+
 // HasPolicies reports whether Config.Policies is set, so that a rule can replace a definition in the code.
 func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != nil }
 

@@ -27,6 +27,31 @@ type Policies interface {
 	RulesOf(name string) []*Rule
 }
 
+// ShadowLimits returns Policies that put limits into the mode Shadow, to try them before they are enforced:
+//
+//	ratelimit.New(pool, ratelimit.Config{Policies: ratelimit.ShadowLimits(Everybody, PerAddress)})
+//
+// It is for limits that only the code defines. A rule of package rules has a mode of its own. ShadowLimits panics if a limit is
+// the zero Limit.
+func ShadowLimits(limits ...Limit) Policies {
+	all := make(shadowLimits, len(limits))
+	for _, limit := range limits {
+		rule, err := NewRule(limit, RuleConfig{Eras: []Era{{Mode: Shadow}}})
+		if err != nil {
+			panic(err)
+		}
+		all[limit] = rule
+	}
+	return all
+}
+
+type shadowLimits map[Limit]*Rule
+
+func (s shadowLimits) RuleFor(limit Limit, _, _ string) *Rule { return s[limit] }
+
+// RulesOf returns no rules, because Prune knows the policies of the code.
+func (s shadowLimits) RulesOf(string) []*Rule { return nil }
+
 // Mode says whether a limit is enforced.
 type Mode string
 

@@ -72,6 +72,41 @@ func TestResolveFollowsTheEras(t *testing.T) {
 	}
 }
 
+// A guard asks for the mode of a limit that it cannot ask, as for a request without a key.
+func TestModeFollowsTheErasAndThePause(t *testing.T) {
+	t.Parallel()
+	limit, other := ratelimit.Define("api", ratelimit.PerSecond(1)), ratelimit.Define("other", ratelimit.PerSecond(1))
+	at := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
+	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{
+		Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}, {From: at, Mode: ratelimit.Off}, {From: at.Add(time.Hour)}}, PausedUntil: at.Add(-time.Hour),
+	})
+	require.NoError(t, err)
+	now := at
+	limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: storedRule{rule}, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	for after, want := range map[time.Duration]ratelimit.Mode{
+		-2 * time.Hour: ratelimit.On, -time.Minute: ratelimit.Shadow, 0: ratelimit.Off, time.Hour: ratelimit.On,
+	} {
+		now = at.Add(after)
+		require.Equal(t, want, limiter.Mode(limit.For("ada")), after)
+	}
+	shadows, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: ratelimit.ShadowLimits(limit)})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		request ratelimit.Request
+		want    ratelimit.Mode
+	}{
+		{limit.Global(), ratelimit.Shadow},
+		{limit.For("ada").Plan("pro"), ratelimit.Shadow},
+		{limit.For(""), ratelimit.On},
+		{other.Global(), ratelimit.On},
+		{ratelimit.Limit{}.Global(), ratelimit.On},
+	} {
+		require.Equal(t, c.want, shadows.Mode(c.request), c.request)
+	}
+	require.Panics(t, func() { ratelimit.ShadowLimits(ratelimit.Limit{}) })
+}
+
 // A rule that makes tokens of slots makes Acquire fail before any SQL, also beside slots of other limits: a mutex must not allow two
 // holders. A limit that is off needs no slot, whatever its policy.
 func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
