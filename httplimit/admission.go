@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"sync"
-	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -16,21 +15,18 @@ import (
 // stays usable when the handler has returned.
 type Admission struct {
 	middleware *middleware
-	outer      *Admission // of a middleware around this one; nil when there is none
-	decision   ratelimit.Decision
-	stated     []stated // what its fields tell of that
-	undecided  bool     // the store failed
+	outer      *Admission      // of a middleware around this one; nil when there is none
+	lease      ratelimit.Lease // with the decision
+	stated     []stated        // what its fields tell of that
 
 	mu      sync.Mutex
 	charges []*charge
-	leases  []heldLease
 	merged  []stated // by handlers: see Merge
 }
 
 // charge is what one rule took.
 type charge struct {
 	ask     ask
-	at      time.Time // the instant of the decision, on the limiter's clock
 	settled bool
 }
 
@@ -46,15 +42,14 @@ func FromContext(ctx context.Context) (*Admission, bool) {
 	return a, ok
 }
 
-// Decision returns the decision of the innermost middleware on its enforced rules. It is the zero Decision, with no
-// States, when there was none: no rule applied, or the store failed and FailOpen is set.
-func (a *Admission) Decision() ratelimit.Decision { return a.decision }
+// Decision returns the decision of the innermost middleware. It is the zero Decision, with no States, if there was none: no rule applied, or the store failed and FailOpen is set.
+func (a *Admission) Decision() ratelimit.Decision { return a.lease.Decision }
 
 // State returns what was left of limit when the request was decided, by this middleware or one around it, and false when
-// no enforced rule asked it.
+// no rule asked it.
 func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	for ; a != nil; a = a.outer {
-		for _, s := range a.decision.States {
+		for _, s := range a.lease.States {
 			if s.Limit.Name() == limit.Name() {
 				return s, true
 			}
@@ -65,8 +60,8 @@ func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 
 // Settle books what the request really cost of the limits, each of them: what the rule took beyond actual
 // is given back, and what it took too little is taken now, below zero if need be. A limit is settled once:
-// again changes nothing. A rule that took nothing, because it did not apply, the store had failed, it is in shadow mode
-// and refused, or its limit is off, stays at nothing. What belongs to a fixed window that has ended is not given back.
+// again changes nothing. A rule that took nothing stays at nothing: it did not apply, the store failed, or its limit is off, or in
+// shadow mode and had too few tokens. What belongs to a fixed window that has ended is not given back.
 //
 // It goes on when ctx is cancelled, since the work is done whether or not the client waits, for up to
 // Config.DecisionTimeout. After an error it is open whether the difference was booked, and settling again
@@ -83,20 +78,20 @@ func (a *Admission) Settle(ctx context.Context, actual float64, limits ...rateli
 		}
 		wanted[limit.Name()] = true
 	}
-	return a.book(ctx, "settle", actual, func(c *charge) bool { return wanted[c.ask.limit.Name()] })
+	return a.settle(ctx, "settle", actual, func(c *charge) bool { return wanted[c.ask.limit.Name()] })
 }
 
 // Credit gives back everything that is not settled yet, as for a request that was answered from a cache. It
 // is Settle with 0 for each limit of this middleware and of those around it.
 func (a *Admission) Credit(ctx context.Context) error {
-	return a.book(ctx, "credit", 0, func(*charge) bool { return true })
+	return a.settle(ctx, "credit", 0, func(*charge) bool { return true })
 }
 
-// book settles at actual what is wanted, of this middleware and of those around it.
-func (a *Admission) book(ctx context.Context, verb string, actual float64, wanted func(*charge) bool) error {
+// settle settles the wanted charges at actual, of this middleware and of the middlewares around it.
+func (a *Admission) settle(ctx context.Context, verb string, actual float64, wanted func(*charge) bool) error {
 	for ; a != nil; a = a.outer {
 		charges := a.claim(wanted)
-		if err := a.middleware.book(ctx, charges, actual); err != nil {
+		if err := a.book(ctx, charges, actual); err != nil {
 			a.release(charges)
 			return fmt.Errorf("httplimit: %s: %w", verb, err)
 		}
@@ -152,12 +147,12 @@ func (a *Admission) release(charges []*charge) {
 	}
 }
 
-// book charges or gives back the difference between what was taken and actual.
-func (m *middleware) book(ctx context.Context, charges []*charge, actual float64) error {
+// book charges or gives back the difference between the charges and actual.
+func (a *Admission) book(ctx context.Context, charges []*charge, actual float64) error {
+	m := a.middleware
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.DecisionTimeout)
 	defer cancel()
-	var more []ratelimit.Request
-	less := make(map[time.Time][]ratelimit.Request, 1) // by when they were taken: rules in shadow mode are by themselves
+	var more, less []ratelimit.Request
 	for _, c := range charges {
 		difference := actual - c.ask.cost
 		switch {
@@ -165,15 +160,15 @@ func (m *middleware) book(ctx context.Context, charges []*charge, actual float64
 		case difference > 0:
 			more = append(more, c.ask.request().Cost(difference))
 		default:
-			less[c.at] = append(less[c.at], c.ask.request().Cost(-difference))
+			less = append(less, c.ask.request().Cost(-difference))
 		}
 	}
 	var failed []error
 	if len(more) > 0 {
 		failed = append(failed, m.limiter.Charge(ctx, more...))
 	}
-	for at, requests := range less {
-		failed = append(failed, m.limiter.Refund(ctx, at, requests...))
+	if len(less) > 0 {
+		failed = append(failed, m.limiter.Refund(ctx, a.lease.At, less...))
 	}
 	return errors.Join(failed...)
 }
@@ -188,16 +183,8 @@ func charged(asks []ask, d ratelimit.Decision) []*charge {
 	for i, a := range asks {
 		if s := &d.States[i]; s.Allowed && !s.NotAsked && !guard.IsHeld(s.Limit) {
 			a.cost, a.price = s.Cost, s.Charged
-			charges = append(charges, &charge{ask: a, at: d.At})
+			charges = append(charges, &charge{ask: a})
 		}
 	}
 	return charges
-}
-
-func chargedLimits(charges []*charge) []string {
-	all := make([]string, len(charges))
-	for i, c := range charges {
-		all[i] = c.ask.limit.Name()
-	}
-	return all
 }

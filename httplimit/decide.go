@@ -1,57 +1,47 @@
 package httplimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
-	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// decide asks the enforced rules, all or nothing.
+// decide asks the limits, all or nothing.
 func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) {
 	admission := &Admission{middleware: m}
 	if len(asks) == 0 {
 		return admission, nil
 	}
-	began := time.Now()
-	lease, err := m.take(r.Context(), asks, m.config.Shadow)
+	requests := requests(asks)
+	lease, err := m.take(r.Context(), requests)
 	d := lease.Decision
-	outcome := Outcome{Result: Allowed, Shadow: m.config.Shadow, Limits: names(asks), Decision: d, Err: err, Elapsed: time.Since(began)}
+	answered := ratelimit.Answered{Result: guard.Allowed, Limit: asks[0].limit.Name(), Err: err}
 	var refusal *Refusal
 	switch {
 	case err != nil:
-		fault := &fault{result: m.failure(r.Context(), err), err: err}
-		if fault.result == TooCostly {
+		fault := &fault{result: guard.Result(r.Context(), err, m.config.FailOpen), err: err}
+		if fault.result == guard.TooCostly {
 			fault.limit = m.exceeded(r.Context(), asks)
-			if limits := fault.limits(); limits != nil {
-				outcome.Limits = limits
-			}
+			answered.Limit = cmp.Or(fault.limit.Name(), answered.Limit)
 		}
-		outcome.Result, admission.undecided = fault.result, fault.result != TooCostly
-		if outcome.Result != FailedOpen {
-			answer := fault.refusal()
-			refusal = &answer
+		answered.Result, answered.Shadow = fault.result, !guard.IsEnforced(m.limiter, requests)
+		if fault.result != guard.FailedOpen && !answered.Shadow {
+			refusal = new(fault.refusal())
 		}
 	case !d.Allowed:
-		answer := m.refusal(asks, d)
-		refusal, outcome.Result, outcome.Limits = &answer, Refused, answer.Violated
+		refusal = new(m.refusal(asks, d))
+		answered.Result, answered.Limit = guard.Refused, refusal.Violated[0]
 	default:
-		admission.charges = charged(asks, d)
-		admission.hold(lease, m.config.Shadow)
-		if !m.config.Shadow {
-			admission.decision = d
-		}
+		admission.charges, admission.lease = charged(asks, d), lease
 	}
-	m.tell(r.Context(), outcome)
-	if _, tried := telemetry.Refusing(d); len(tried) > 0 {
-		m.tell(r.Context(), Outcome{Result: Refused, Shadow: true, Limits: tried, Decision: d, Elapsed: outcome.Elapsed})
-	}
-	if m.config.Shadow {
-		return admission, nil
+	m.tell(r.Context(), answered)
+	if _, wouldRefuse := telemetry.Refusing(d); len(wouldRefuse) > 0 {
+		m.tell(r.Context(), ratelimit.Answered{Result: guard.Refused, Shadow: true, Limit: wouldRefuse[0]})
 	}
 	return admission, refusal
 }
@@ -73,17 +63,9 @@ func (m *middleware) exceeded(ctx context.Context, asks []ask) ratelimit.Limit {
 	return ratelimit.Limit{}
 }
 
-// take asks the core, which answers with a lease where slots are held, within the time a decision may take.
-func (m *middleware) take(ctx context.Context, asks []ask, shadow bool) (ratelimit.Lease, error) {
-	if shadow {
-		ctx = ratelimit.WithShadow(ctx)
-	}
+// take asks the core within the time that a decision may take. The lease has an ID if slots are held.
+func (m *middleware) take(ctx context.Context, requests []ratelimit.Request) (ratelimit.Lease, error) {
 	ctx, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, m.config.Route), m.config.DecisionTimeout)
 	defer cancel()
-	return guard.Take(ctx, m.limiter, requests(asks))
-}
-
-// failure says what an error of the core makes of a request. ctx is the request's, without our timeout.
-func (m *middleware) failure(ctx context.Context, err error) Result {
-	return Result(guard.Result(ctx, err, m.config.FailOpen))
+	return guard.Take(ctx, m.limiter, requests)
 }

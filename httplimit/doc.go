@@ -5,7 +5,7 @@
 //		Rules: []httplimit.Rule{
 //			{Limit: PerAddress, Key: address},
 //			{LimitFor: planOf, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Tokens", Max: 4000}, Unit: "tokens"},
-//			{Limit: Everybody, Global: true, Shadow: true},
+//			{Limit: Everybody, Global: true},
 //		},
 //	})
 //	http.Handle("/chat", limited(chat))
@@ -89,8 +89,15 @@
 // Where the limiter has [ratelimit.Config.Policies], they decide: fields, 413s, refusals and the client's state are
 // those of the policy that decided, for the plan that [Rule.Plan] says, and change with it without a restart. New
 // checks no cost against the capacity in the code then.
-// A limit that its rule only tries, or has switched off, turns nobody away, and no field tells of it. What it would have
-// refused is counted as what a rule with Shadow would have.
+//
+// # Trying a limit
+//
+// A limit in the mode [ratelimit.Shadow] turns nobody away, and no field tells of it. It takes tokens while it has enough, so that its
+// refusals are those that it would cause. The Observer gets them. A stored rule has a mode. For a limit that only the code defines:
+//
+//	ratelimit.New(pool, ratelimit.Config{Policies: ratelimit.ShadowLimits(Everybody), Observer: observer})
+//
+// If all limits of a request are in shadow or off, the request passes without a key, with any cost, and when the store fails.
 //
 // # Upstreams
 //
@@ -101,6 +108,6 @@
 //
 // The limiter's Observer, such as one of promlimit, otellimit or sloglimit, is told what became of each request as
 // a [ratelimit.Answered], by [Config.Route]: what was let through or turned away undecided, and what had no key, too.
-// What a rule in shadow mode would have refused is marked there and in [ratelimit.Decided]. [Config.Observe] is for
-// what an application does with single outcomes.
+// What a limit in shadow mode would have refused is an Answered with Shadow. The decision itself is a [ratelimit.Decided], on the
+// goroutine and with the context of the request.
 package httplimit

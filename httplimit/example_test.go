@@ -32,7 +32,7 @@ func ExampleNew() {
 			{Limit: PerIP, Key: address},
 			{Limit: PerKey, Key: apiKey},
 			{Limit: KeyTokens, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Max-Tokens", Max: 8000}, Unit: "tokens"},
-			{Limit: Everybody, Global: true, Shadow: true}, // to see what it would refuse
+			{Limit: Everybody, Global: true},
 		},
 	})
 	if err != nil {

@@ -41,8 +41,12 @@ func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
 
 func refunding(_ *testing.T, s *stand) { s.config.Rules[0].Refund = httplimit.RefundOn5xx }
 func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
-func shadow(_ *testing.T, s *stand)    { s.config.Shadow = true }
 func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = 200 * time.Millisecond }
+
+func shadow(t *testing.T, s *stand) {
+	t.Helper()
+	s.inShadow(t, perUser)
+}
 
 func panics(http.ResponseWriter, *http.Request) { panic("handler") }
 func aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
@@ -111,7 +115,7 @@ var faults = map[string]fault{
 		arrange: all(down, open), sees: "200 done", ran: 1, charged: 0, told: []string{"failed_open perUser"},
 	},
 	"TheServerIsDownInShadow": {
-		arrange: all(down, shadow), sees: "200 done", ran: 1, charged: 0, told: []string{"shadow_failed_closed perUser"},
+		arrange: all(shadow, down), sees: "200 done", ran: 1, charged: 0, told: []string{"shadow_failed_closed perUser"},
 	},
 	"TheServerIsSlow": {
 		arrange: all(lockTheBucket, hurried), act: (*stand).getThenUnlock, sees: "503 rate limits cannot be checked; retry in 1 s", ran: 0, charged: 0,
@@ -163,7 +167,7 @@ func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
 	var err error
-	s.asked, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, MaxWaiting: 1})
+	s.asked, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, Observer: s.told, MaxWaiting: 1})
 	require.NoError(t, err)
 	open(t, s)
 	lockTheBucket(t, s)

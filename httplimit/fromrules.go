@@ -56,22 +56,22 @@ func (m *middleware) askGiven(r *http.Request, enforced []ask) ([]ask, *fault) {
 	}
 	given, err := m.config.Requests(r)
 	if err != nil {
-		return nil, unasked(ratelimit.Limit{}, err)
+		return nil, unasked(ask{}, err)
 	}
 	all := enforced
 	for i := range given {
 		a := ask{rule: &Rule{}, given: &given[i], limit: given[i].Limit()}
 		if a.limit.Policy() == nil {
-			return nil, unasked(a.limit, fmt.Errorf("%w: Config.Requests returned a request for the zero Limit; make limits with ratelimit.Define",
+			return nil, unasked(a, fmt.Errorf("%w: Config.Requests returned a request for the zero Limit; make limits with ratelimit.Define",
 				ratelimit.ErrInvalidLimit))
 		}
 		if a.apart(all) != nil {
-			return nil, unasked(a.limit, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or a rule; ask each limit once",
+			return nil, unasked(a, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or a rule; ask each limit once",
 				ratelimit.ErrInvalidRequest, a.limit.Name()))
 		}
 		if m.config.RetryJitter > 0 { // it is decided by the key
 			if a.key, err = m.limiter.StoredKey(given[i]); err != nil {
-				return nil, unasked(a.limit, err)
+				return nil, unasked(a, err)
 			}
 		}
 		all = append(all, a)

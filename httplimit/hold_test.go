@@ -167,25 +167,25 @@ func TestAStreamKeepsItsSlot(t *testing.T) {
 }
 
 // TestALostSlotEndsTheRequest promises that a handler whose slot is gone is told by its context, and the observer after it;
-// one whose rule is only watched goes on.
+// one whose limit is in shadow mode goes on.
 func TestALostSlotEndsTheRequest(t *testing.T) {
 	t.Parallel()
 	quick := ratelimit.Define("quick", ratelimit.Concurrency{Most: 2, Lease: time.Minute})
 	for name, c := range map[string]struct {
-		rule httplimit.Rule
-		told []string
+		policies ratelimit.Policies
+		told     []string
 	}{
-		"Enforced": {httplimit.Rule{Limit: quick, Key: user}, []string{"allowed quick", "lease_lost quick"}},
-		"Watched":  {httplimit.Rule{Limit: quick, Key: user, Shadow: true}, []string{"shadow_allowed quick", "shadow_lease_lost quick"}},
+		"Enforced": {nil, []string{"allowed quick", "lease_lost quick"}},
+		"InShadow": {ratelimit.ShadowLimits(quick), []string{"allowed quick", "shadow_lease_lost quick"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) { // its clock is that of the leases
-				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now})
-				require.NoError(t, err)
 				b := &bundle{told: &told{}, log: &logtest.Journal{}}
+				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now, Observer: b.told, Policies: c.policies})
+				require.NoError(t, err)
 				var cause error
-				handler := b.limitedOn(t, limiter, rules(c.rule), inline(func(e exchange) {
+				handler := b.limitedOn(t, limiter, rules(httplimit.Rule{Limit: quick, Key: user}), inline(func(e exchange) {
 					require.NoError(t, limiter.Reset(t.Context(), quick.For("ada")))
 					select {
 					case <-e.r.Context().Done():
@@ -195,7 +195,7 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 					e.w.WriteHeader(http.StatusServiceUnavailable)
 				}))
 				require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
-				if c.rule.Shadow {
+				if c.policies != nil {
 					require.NoError(t, cause)
 				} else {
 					require.ErrorIs(t, cause, ratelimit.ErrLeaseLost)
@@ -243,7 +243,7 @@ func TestSlotsTogetherWithTokens(t *testing.T) {
 	b.slotless(t, atOnce)
 	require.Equal(t, []string{
 		"refused atOnce", "refunded perUser", "refused perUser",
-	}, without(b.told.results(), "allowed atOnce perUser"))
+	}, without(b.told.results(), "allowed atOnce"))
 }
 
 // without returns all but the given ones.

@@ -40,9 +40,6 @@ type Config struct {
 	RetryJitter float64
 	// Skip reports whether a request passes without asking any rule. Defaults to nil, none does.
 	Skip func(r *http.Request) bool
-	// Shadow lets every request through, and sends no fields: the rules decide and take as if they were
-	// enforced, and Observe is told.
-	Shadow bool
 	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
 	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
 	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
@@ -55,10 +52,6 @@ type Config struct {
 	// Refuse answers the requests that are not let through; all fields but Content-Type are set. What is left
 	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
-	// Observe is told what became of each request, on its goroutine or on one of its own for rules in shadow
-	// mode: it must be quick and safe for concurrent use. A panic reaches the request's goroutine. The limiter's Observer is told in any case, without
-	// the decision: see [ratelimit.Answered]. Defaults to nil, nobody.
-	Observe func(ctx context.Context, outcome Outcome)
 	// Logger gets a line when decisions or refunds fail, at most one a second. Defaults to slog.Default().
 	Logger *slog.Logger
 }
@@ -159,72 +152,59 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		next.ServeHTTP(w, r)
 		return
 	}
-	enforced, watched, fault := m.ask(r)
+	asks, fault := m.ask(r)
 	if fault != nil {
 		m.refuse(w, r, nil, fault.refusal())
 		return
 	}
-	admission, refusal := m.decide(r, enforced)
+	admission, refusal := m.decide(r, asks)
 	if refusal != nil {
-		m.refuse(w, r, m.stated(enforced, refusal.Decision), *refusal)
+		m.refuse(w, r, m.stated(asks, refusal.Decision), *refusal)
 		return
 	}
-	if !admission.undecided { // a store that fails would be waited for twice
-		m.watch(r.Context(), admission, watched)
-	}
 	admission.outer, _ = FromContext(r.Context())
-	admission.stated = m.stated(enforced, admission.decision)
+	admission.stated = m.stated(asks, admission.lease.Decision)
 	m.setHeaders(w.Header(), admission.outer, admission.stated, false)
 	ctx, release := m.hold(r.Context(), admission)
 	defer release()
 	m.run(w, r.WithContext(context.WithValue(ctx, contextKey{}, admission)), next, admission)
 }
 
-// ask returns what the rules that apply ask, the enforced ones apart from those that are watched, or the first
-// reason why an enforced one cannot be asked.
-func (m *middleware) ask(r *http.Request) (enforced, watched []ask, _ *fault) {
+// ask returns what the rules that apply ask, or the first reason why an enforced one cannot be asked.
+func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
 	for i := range m.config.Rules {
 		rule := &m.config.Rules[i]
 		if rule.When != nil && !rule.When(r) {
 			continue
 		}
 		a, fault := rule.ask(r, i)
-		shadow := rule.Shadow || m.config.Shadow
-		if fault == nil && !rule.Shadow {
-			fault = a.apart(enforced)
+		if fault == nil {
+			fault = a.apart(asks)
 		}
 		switch {
-		case fault != nil:
-			m.tell(r.Context(), Outcome{Result: fault.result, Shadow: shadow, Limits: fault.limits(), Err: fault.err})
-			if !shadow {
-				return nil, nil, fault
-			}
-		case rule.Shadow:
-			watched = append(watched, a)
-		default:
-			enforced = append(enforced, a)
+		case fault == nil:
+			asks = append(asks, a)
+		case m.turnsAway(r.Context(), fault):
+			return nil, fault
 		}
 	}
-	all, fault := m.askGiven(r, enforced)
+	all, fault := m.askGiven(r, asks)
+	if fault != nil && m.turnsAway(r.Context(), fault) {
+		return nil, fault
+	}
 	if fault != nil {
-		m.tell(r.Context(), Outcome{Result: fault.result, Shadow: m.config.Shadow, Limits: fault.limits(), Err: fault.err})
-		if !m.config.Shadow {
-			return nil, nil, fault
-		}
-		all = enforced
+		return asks, nil
 	}
-	return all, m.apart(r.Context(), all, watched), nil
+	return all, nil
 }
 
-// apart returns those of watched that ask limits of their own, and tells of the others: they change nothing for the request.
-func (m *middleware) apart(ctx context.Context, enforced, watched []ask) []ask {
-	kept := watched[:0]
-	for i := range watched {
-		if fault := watched[i].apart(enforced, kept); fault != nil {
-			m.tell(ctx, Outcome{Result: fault.result, Shadow: true, Limits: fault.limits(), Err: fault.err})
-			continue
-		}
-		kept = append(kept, watched[i])
+// turnsAway reports the fault of a request, and returns whether the limit is enforced. A limit in another mode is left out.
+func (m *middleware) turnsAway(ctx context.Context, f *fault) bool {
+	request := f.limit.Global()
+	if f.key != "" {
+		request = f.limit.For(f.key)
 	}
-	return kept
+	enforced := m.limiter.Mode(request.Plan(f.plan)) == ratelimit.On
+	m.tell(ctx, ratelimit.Answered{Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err})
+	return enforced
 }

@@ -27,15 +27,14 @@ func (p panicsAt) Observe(_ context.Context, event ratelimit.Event) {
 // recovers it, or is dropped. It never ends the process.
 func TestAPanicOfAnObserverIsTheHandlers(t *testing.T) {
 	t.Parallel()
-	shadow := []httplimit.Rule{{Limit: perUser, Key: user, Shadow: true}, {Limit: everyone, Global: true, Shadow: true}}
 	for name, test := range map[string]struct {
 		rules    []httplimit.Rule
 		observer panicsAt
 		panics   bool
 	}{
-		"FirstShadowRule":  {shadow, decides(perUser), true},
-		"SecondShadowRule": {shadow, decides(everyone), true},
-		"Release":          {[]httplimit.Rule{slotRule}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
+		"Decided":  {[]httplimit.Rule{userRule}, decides(perUser), true},
+		"Answered": {[]httplimit.Rule{userRule}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
+		"Release":  {[]httplimit.Rule{slotRule}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,10 +7,10 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/felixge/httpsnoop"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -117,16 +117,15 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 
 // refund gives back what the rules took that refund this status.
 func (m *middleware) refund(ctx context.Context, admission *Admission, status int) {
-	began := time.Now()
 	charges := admission.claim(func(c *charge) bool { return c.ask.rule.Refund != nil && c.ask.rule.Refund(status) })
 	if len(charges) == 0 {
 		return
 	}
-	err := m.book(ctx, charges, 0)
-	outcome := Outcome{Result: Refunded, Limits: chargedLimits(charges), Err: err, Elapsed: time.Since(began)}
+	err := admission.book(ctx, charges, 0)
+	answered := ratelimit.Answered{Result: guard.Refunded, Limit: charges[0].ask.limit.Name(), Err: err}
 	if err != nil {
-		outcome.Result = RefundFailed
+		answered.Result = guard.RefundFailed
 		admission.release(charges)
 	}
-	m.tell(ctx, outcome)
+	m.tell(ctx, answered)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -19,9 +20,9 @@ import (
 // Refusal is the answer to a request that the middleware does not let through. It is an http.Handler, which
 // Config.Refuse may change and call.
 type Refusal struct {
-	// Result is why: Refused, BadKey, BadCost, TooCostly, FailedClosed or Cancelled.
-	Result Result
-	// Status is the status: 429 for Refused, 400 for BadKey and BadCost, 413 for TooCostly, and 503.
+	// Result is the reason, as in [ratelimit.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or "cancelled".
+	Result string
+	// Status is the status: 429 for "refused", 400 for "bad_key" and "bad_cost", 413 for "too_costly", and 503 otherwise.
 	Status int
 	// RetryAfter is how many seconds to wait: never too few, and 0 when no wait would help. The body says it in milliseconds
 	// too, as retry_after_ms, for clients that can wait for a part of a second.
@@ -58,7 +59,7 @@ func NewRefusal(d ratelimit.Decision) Refusal { return newRefusal(d, d.RetryAfte
 // newRefusal is NewRefusal with a wait that may be longer than the decision's.
 func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 	f := Refusal{
-		Result: Refused, Status: http.StatusTooManyRequests, RetryAfter: max(seconds(wait), 1), wait: wait,
+		Result: guard.Refused, Status: http.StatusTooManyRequests, RetryAfter: max(seconds(wait), 1), wait: wait,
 		Reason: "quota-exceeded", Title: "Request cannot be satisfied as assigned quota has been exceeded", Decision: d,
 	}
 	isPaused, isReduced := telemetry.IsPaused(d), telemetry.IsReduced(d)
@@ -105,32 +106,25 @@ func (f *Refusal) abuse() {
 
 // fault is why no decision was made.
 type fault struct {
-	result Result
-	limit  ratelimit.Limit // the zero Limit where it is not known
-	err    error
-}
-
-// limits returns the name of the limit, as far as it is known.
-func (f *fault) limits() []string {
-	if f.limit.Policy() == nil {
-		return nil
-	}
-	return []string{f.limit.Name()}
+	result    string
+	limit     ratelimit.Limit // the zero Limit if it is not known
+	key, plan string          // as far as they are known
+	err       error
 }
 
 // refusal returns the answer to a request that could not be decided on.
 func (f *fault) refusal() Refusal {
 	answer := Refusal{Result: f.result, Status: http.StatusBadRequest, Type: "about:blank", Err: f.err}
 	switch f.result {
-	case BadKey:
+	case guard.BadKey:
 		answer.Reason, answer.Detail = "bad-key", "the request does not say who it is from"
-	case BadCost:
+	case guard.BadCost:
 		answer.Reason, answer.Detail = "bad-cost", "the request states a cost that is not valid"
-	case TooCostly:
+	case guard.TooCostly:
 		answer.Status, answer.Reason = http.StatusRequestEntityTooLarge, "too-costly"
 		answer.Detail = "the request costs more than can be had at once"
 		if f.limit.Policy() != nil {
-			answer.Violated = f.limits()
+			answer.Violated = []string{f.limit.Name()}
 			answer.Detail += ": " + f.limit.Name() + " holds " + words.Number(f.limit.Capacity())
 		}
 	default:

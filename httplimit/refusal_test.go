@@ -94,7 +94,7 @@ func TestRefuseMayAnswerInItsOwnWay(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	handler := b.spent(t, httplimit.Config{Refuse: func(w http.ResponseWriter, r *http.Request, refusal httplimit.Refusal) {
-		if refusal.Result == httplimit.BadKey {
+		if refusal.Result == "bad_key" {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			refusal.Status, refusal.Title, refusal.Detail = http.StatusUnauthorized, "Unauthorized", "send a token"
 			refusal.ServeHTTP(w, r)

@@ -55,7 +55,7 @@ func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) 
 	}
 	result, fails := failureOf(r.Context(), err)
 	if fails {
-		if result == FailedClosed {
+		if result == guard.FailedClosed {
 			logFailure(r.Context(), admission, err)
 		}
 		refuseWith(w, r, (&fault{result: result, err: err}).refusal(), config.Refuse)
@@ -69,12 +69,12 @@ func logFailure(ctx context.Context, around *Admission, err error) {
 	if around != nil && around.middleware != nil {
 		log = &around.middleware.log
 	}
-	log.failure(ctx, Outcome{Result: FailedClosed, Err: err})
+	log.failure(ctx, ratelimit.Answered{Result: guard.FailedClosed, Err: err})
 }
 
 // failureOf returns what a failure makes of a request, and false for an error that is not one of a call on limits. ctx is the
 // request's.
-func failureOf(ctx context.Context, err error) (_ Result, fails bool) {
+func failureOf(ctx context.Context, err error) (result string, fails bool) {
 	if result, ofRequest := requestFault(err); ofRequest {
 		return result, true
 	}
@@ -83,7 +83,7 @@ func failureOf(ctx context.Context, err error) (_ Result, fails bool) {
 	case errors.Is(err, ratelimit.ErrCommitUnknown):
 		return "", false
 	case ratelimit.IsUndecided(err), ctx.Err() != nil && isOfContext:
-		return Result(guard.Result(ctx, err, false)), true
+		return guard.Result(ctx, err, false), true
 	}
 	return "", false
 }

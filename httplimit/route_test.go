@@ -17,16 +17,16 @@ func TestRefusalsAreToldWithTheRoute(t *testing.T) {
 	b := setup(t)
 	var mu sync.Mutex
 	told := map[string]bool{} // whether it was a shadow, by limit and route
-	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: b.clock, Refused: func(_ context.Context, r ratelimit.Refusal) {
+	once, tried := ratelimit.Define("once", ratelimit.PerDay(1)), ratelimit.Define("tried", ratelimit.PerDay(1))
+	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: b.clock, Policies: ratelimit.ShadowLimits(tried), Refused: func(_ context.Context, r ratelimit.Refusal) {
 		mu.Lock()
 		defer mu.Unlock()
 		told[r.Limit+" "+r.Route] = r.Shadow
 	}})
 	require.NoError(t, err)
-	once, tried := ratelimit.Define("once", ratelimit.PerDay(1)), ratelimit.Define("tried", ratelimit.PerDay(1))
 	for _, route := range []string{"POST /chat", ""} {
 		handler := b.limitedOn(t, limiter, httplimit.Config{Route: route, Rules: []httplimit.Rule{
-			userRule, {Limit: tried, Global: true, Shadow: true},
+			userRule, {Limit: tried, Global: true},
 		}}, respond())
 		for range 2 {
 			do(handler, request(t))

@@ -41,10 +41,6 @@ type Rule struct {
 	Unit string
 	// Abuse words a refusal as detected abuse rather than as an exceeded quota.
 	Abuse bool
-	// Shadow makes the rule one that is watched and not enforced, whatever its limit's stored rule says. It is asked by itself when the enforced
-	// rules have allowed a request, which waits for it, and takes as if it were enforced; what it refuses is
-	// told to Config.Observe and to the limiter's Observer alike, and the request goes on. It sends no fields.
-	Shadow bool
 }
 
 const maxRules = 64 // limits in one call of the core
@@ -145,26 +141,26 @@ func (r *Rule) ask(request *http.Request, index int) (ask, *fault) {
 	var err error
 	if r.LimitFor != nil {
 		if a.limit, err = r.LimitFor(request); err != nil {
-			return ask{}, unasked(ratelimit.Limit{}, err)
+			return ask{}, unasked(ask{}, err)
 		}
 		if a.limit.Policy() == nil {
-			return ask{}, unasked(a.limit, fmt.Errorf("%w: Rules[%d].LimitFor returned the zero Limit; make limits with ratelimit.Define",
+			return ask{}, unasked(a, fmt.Errorf("%w: Rules[%d].LimitFor returned the zero Limit; make limits with ratelimit.Define",
 				ratelimit.ErrInvalidLimit, index))
 		}
 	}
 	if r.Key != nil {
 		if a.key, err = r.Key.Of(request); err != nil {
-			return ask{}, unasked(a.limit, err)
+			return ask{}, unasked(a, err)
 		}
 	}
 	if r.Plan != nil {
 		if a.plan, err = r.Plan.Of(request); err != nil && !errors.Is(err, ErrNoKey) {
-			return ask{}, unasked(a.limit, err)
+			return ask{}, unasked(a, err)
 		}
 	}
 	if r.Cost != nil {
 		if a.cost, err = r.Cost.Of(request); err != nil {
-			return ask{}, unasked(a.limit, err)
+			return ask{}, unasked(a, err)
 		}
 		a.cost = min(a.cost, math.MaxFloat64) // what is infinite is too much, and no mistake
 	}
@@ -172,37 +168,34 @@ func (r *Rule) ask(request *http.Request, index int) (ask, *fault) {
 }
 
 // apart returns the fault of an ask for a limit that one of the others asks too, and nil when there is none.
-func (a *ask) apart(others ...[]ask) *fault {
-	for _, asks := range others {
-		for i := range asks {
-			if asks[i].limit.Name() == a.limit.Name() {
-				return unasked(a.limit, fmt.Errorf("%w: Rules[%d] and Rules[%d] have the limit %q for one request; give the limits of each rule names of their own",
-					ratelimit.ErrInvalidRequest, asks[i].index, a.index, a.limit.Name()))
-			}
+func (a *ask) apart(others []ask) *fault {
+	for i := range others {
+		if others[i].limit.Name() == a.limit.Name() {
+			return unasked(*a, fmt.Errorf("%w: Rules[%d] and Rules[%d] have the limit %q for one request; give the limits of each rule names of their own",
+				ratelimit.ErrInvalidRequest, others[i].index, a.index, a.limit.Name()))
 		}
 	}
 	return nil
 }
 
-// unasked returns the fault of a request whose limit, key or cost is an error.
-func unasked(limit ratelimit.Limit, err error) *fault {
+// unasked returns the fault of a request whose limit, key or cost is an error. a has the parts that are known.
+func unasked(a ask, err error) *fault {
 	result, ofRequest := requestFault(err)
 	if !ofRequest {
-		result = FailedClosed
+		result = guard.FailedClosed
 	}
-	return &fault{result: result, limit: limit, err: err}
+	return &fault{result: result, limit: a.limit, key: a.key, plan: a.plan, err: err}
 }
 
 // requestFault returns what is wrong with a request by an error, and whether it is the request's fault.
-func requestFault(err error) (_ Result, ofRequest bool) {
+func requestFault(err error) (result string, ofRequest bool) {
 	switch {
 	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
-		return BadKey, true
+		return guard.BadKey, true
 	case errors.Is(err, ErrInvalidCost):
-		return BadCost, true
+		return guard.BadCost, true
 	}
-	result, ofRequest := guard.Fault(err)
-	return Result(result), ofRequest
+	return guard.Fault(err)
 }
 
 // request returns what the core is asked.
@@ -222,15 +215,6 @@ func requests(asks []ask) []ratelimit.Request {
 	all := make([]ratelimit.Request, len(asks))
 	for i, a := range asks {
 		all[i] = a.request()
-	}
-	return all
-}
-
-// names returns the names of the limits asked.
-func names(asks []ask) []string {
-	all := make([]string, len(asks))
-	for i, a := range asks {
-		all[i] = a.limit.Name()
 	}
 	return all
 }

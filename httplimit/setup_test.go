@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -44,6 +45,8 @@ type bundle struct {
 	told    *told
 	log     *logtest.Journal
 
+	policies ratelimit.Policies
+
 	mu  sync.Mutex
 	now time.Time
 }
@@ -55,10 +58,17 @@ func setup(t *testing.T) *bundle {
 	return b
 }
 
-// on returns a limiter on another pool, with the same clock.
+// inShadow sets the modes of limits to Shadow.
+func (b *bundle) inShadow(t *testing.T, limits ...ratelimit.Limit) {
+	t.Helper()
+	b.policies = ratelimit.ShadowLimits(limits...)
+	b.limiter = b.on(t, b.pool)
+}
+
+// on returns a limiter on another pool, with the same clock and policies.
 func (b *bundle) on(t *testing.T, pool *pgxpool.Pool) *ratelimit.Limiter {
 	t.Helper()
-	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock})
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock, Observer: b.told, Policies: b.policies})
 	require.NoError(t, err)
 	return limiter
 }
@@ -83,7 +93,7 @@ func (b *bundle) limited(t *testing.T, config httplimit.Config, handler http.Han
 
 func (b *bundle) limitedOn(t *testing.T, limiter *ratelimit.Limiter, config httplimit.Config, handler http.Handler) http.Handler {
 	t.Helper()
-	config.Observe, config.Logger = b.told.observe, slog.New(slog.NewTextHandler(b.log, nil))
+	config.Logger = slog.New(slog.NewTextHandler(b.log, nil))
 	if config.DecisionTimeout == 0 {
 		config.DecisionTimeout = patient
 	}
@@ -111,22 +121,24 @@ func (b *bundle) charged(t *testing.T, request ratelimit.Request) float64 {
 // told is what an observer was told.
 type told struct {
 	mu       sync.Mutex
-	outcomes []httplimit.Outcome
+	answered []ratelimit.Answered
 }
 
-func (o *told) observe(_ context.Context, outcome httplimit.Outcome) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.outcomes = append(o.outcomes, outcome)
+func (o *told) Observe(_ context.Context, event ratelimit.Event) {
+	if answered, ok := event.(ratelimit.Answered); ok {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.answered = append(o.answered, answered)
+	}
 }
 
-// results returns each outcome as "allowed perUser", in the order told.
+// results returns each answer as "allowed perUser", in the order told.
 func (o *told) results() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := make([]string, len(o.outcomes))
-	for i, outcome := range o.outcomes {
-		all[i] = strings.TrimSpace(outcome.String() + " " + strings.Join(outcome.Limits, " "))
+	all := make([]string, len(o.answered))
+	for i, answered := range o.answered {
+		all[i] = strings.TrimSpace(telemetry.Answer(answered) + " " + answered.Limit)
 	}
 	return all
 }

@@ -29,7 +29,7 @@ func serveStored(t *testing.T, handler http.Handler, stated ...tables.Rule) *tab
 		set.Tiers = append(set.Tiers, tables.Tier{Limit: r.Limit, Key: "{user}"})
 	}
 	s.apply(t, tables.Changes{Put: stated, Tiers: &set})
-	s.limiter, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, Policies: s.set})
+	s.limiter, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, Observer: s.told, Policies: s.set})
 	require.NoError(t, err)
 	site, err := tables.NewSite(s.set, tables.SiteConfig{})
 	require.NoError(t, err)

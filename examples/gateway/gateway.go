@@ -26,14 +26,14 @@ import (
 // config is what a gateway needs to know.
 type config struct {
 	pool      *pgxpool.Pool
-	upstream  string           // URL where requests go that pass
-	customers customers        // who has an API key
-	operators operators        // who may see the admin page
-	hashKey   []byte           // under which keys are stored, the same for all gateways on the tables
-	source    httplimit.Source // where the address of a client is read
-	patience  time.Duration    // how long a decision, and the upstream, may take; 0 is the default
-	asOf      func() time.Time // in place of the database's clock; nil in a service
-	observe   func(ctx context.Context, outcome httplimit.Outcome)
+	upstream  string             // URL where requests go that pass
+	customers customers          // who has an API key
+	operators operators          // who may see the admin page
+	hashKey   []byte             // under which keys are stored, the same for all gateways on the tables
+	source    httplimit.Source   // where the address of a client is read
+	patience  time.Duration      // how long a decision, and the upstream, may take; 0 is the default
+	asOf      func() time.Time   // in place of the database's clock; nil in a service
+	observer  ratelimit.Observer // also gets the events of the limiter; nil: nobody
 	log       *slog.Logger
 }
 
@@ -65,7 +65,7 @@ func newGateway(ctx context.Context, c config) (*gateway, error) {
 	}
 	// The table holds no address and no name, only their HMAC.
 	limiter, err := ratelimit.New(c.pool, ratelimit.Config{
-		HashKey: c.hashKey, Policies: set, Observer: observer, DenyCache: 10_000, Refused: counter.Refused, AsOf: c.asOf,
+		HashKey: c.hashKey, Policies: set, Observer: ratelimit.Observers(observer, c.observer), DenyCache: 10_000, Refused: counter.Refused, AsOf: c.asOf,
 	})
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (g *gateway) limit(headers httplimit.Headers) (func(http.Handler) http.Hand
 	}
 	return httplimit.New(g.limiter, httplimit.Config{
 		Requests: httplimit.FromRules(site, g.attributes),
-		Headers:  headers, DecisionTimeout: g.patience, Observe: g.observe, Logger: g.log,
+		Headers:  headers, DecisionTimeout: g.patience, Logger: g.log,
 	})
 }
 

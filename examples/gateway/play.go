@@ -93,7 +93,7 @@ func on(ctx context.Context, w io.Writer, c config, do func(*play) error) (asked
 		return 0, err
 	}
 	c.hashKey = secret()
-	c.source, c.customers, c.patience, c.observe = httplimit.XForwardedFor(loopback), registered(), patience, p.rulings.observe
+	c.source, c.customers, c.patience, c.observer = httplimit.XForwardedFor(loopback), registered(), patience, &p.rulings
 	c.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	err = demo.During(ctx, patientServer(p.upstream, c.log), patience, func(behind string) error {
 		c.upstream = behind

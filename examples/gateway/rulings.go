@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -28,12 +27,16 @@ type rulings struct {
 	all []ruling
 }
 
-// observe notes a decision. It is the gateway's config.observe.
-func (r *rulings) observe(ctx context.Context, outcome httplimit.Outcome) {
-	for _, state := range outcome.Decision.States {
-		if state.Limit.Name() == perKey.Name() && !outcome.Shadow {
+// Observe notes a decision. It is the gateway's config.observer.
+func (r *rulings) Observe(ctx context.Context, event ratelimit.Event) {
+	decided, ok := event.(ratelimit.Decided)
+	if !ok {
+		return
+	}
+	for _, state := range decided.Decision.States {
+		if state.Limit.Name() == perKey.Name() {
 			r.mu.Lock()
-			r.all = append(r.all, ruling{identityOf(ctx).name, outcome.Decision.At, outcome.Decision.Allowed, state})
+			r.all = append(r.all, ruling{identityOf(ctx).name, decided.Decision.At, decided.Decision.Allowed, state})
 			r.mu.Unlock()
 		}
 	}

@@ -5,6 +5,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -51,6 +52,11 @@ func Result(ctx context.Context, err error, open bool) string {
 		return FailedClosed
 	}
 	return FailedOpen
+}
+
+// IsEnforced reports whether at least one of the requests is for a limit in the mode On. Otherwise no failure turns a request away.
+func IsEnforced(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
+	return slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return limiter.Mode(r) == ratelimit.On })
 }
 
 // IsMisuse reports whether err says that the program asked for what cannot be.

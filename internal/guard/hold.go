@@ -73,14 +73,18 @@ func isAnyHeld(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
 // keeps nobody waiting for longer.
 const releaseShare = 10
 
-// Hold keeps the lease for a handler. The context for it is ctx where nothing is held, and otherwise ends when the lease is
-// lost. release is for when the handler has returned or panicked, and returns an error when the lease was lost. What takes
+// Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the context ends when the
+// lease is lost. release is for when the handler has returned or panicked, and returns an error when the lease was lost. What takes
 // longer than a tenth of timeout, the time for a decision, goes on behind it. release passes on a panic of a hook within that time, and drops a later one.
 func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease, timeout time.Duration) (held context.Context, release func() error) {
 	if lease.ID == "" {
 		return ctx, func() error { return nil }
 	}
-	held, end := limiter.Keep(ctx, lease)
+	kept, end := limiter.Keep(ctx, lease)
+	held = ctx
+	if _, enforced := Held(lease.Decision); enforced {
+		held = kept
+	}
 	return held, func() error {
 		released := make(chan any, 1)
 		go func() {
@@ -96,9 +100,25 @@ func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease
 			}
 		case <-timer.C:
 		}
-		if lost := context.Cause(held); errors.Is(lost, ratelimit.ErrLeaseLost) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
+		if lost := context.Cause(kept); errors.Is(lost, ratelimit.ErrLeaseLost) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
 			return lost // and not because a guard around this one has lost its own
 		}
 		return nil
 	}
+}
+
+// Held returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it returns the first one,
+// and an enforced one before others.
+func Held(d ratelimit.Decision) (limit string, enforced bool) {
+	for i := range d.States {
+		s := &d.States[i]
+		switch {
+		case !IsHeld(s.Limit):
+		case s.Mode == ratelimit.On:
+			return s.Limit.Name(), true
+		case limit == "":
+			limit = s.Limit.Name()
+		}
+	}
+	return limit, false
 }
