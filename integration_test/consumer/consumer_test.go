@@ -1,5 +1,5 @@
-// Package consumer_test builds applications that import the limiter, each with a module cache that was empty, and looks at the
-// modules that they get by it.
+// Package consumer_test releases the modules of this checkout to a module proxy in a directory, and builds and tests applications that
+// import them.
 package consumer_test
 
 import (
@@ -34,17 +34,13 @@ var (
 
 // TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, two leaves and the modules that these
 // require, at their versions, and no other module, not even in go list -m all, which moves the versions that an application has already.
+// The applications have the modules of a release.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
-	testsize.Nightly(t, "it builds applications with empty module caches")
-	whole := newApplication(t, core+"/ratelimit", core+"/migrations")
-	bare := newApplication(t, slices.Concat(ofPgx, ofGoose, leaves)...)
-	alone := newApplication(t, core+"/ratelimit")
-
-	t.Run("Builds", func(t *testing.T) {
-		t.Parallel()
-		whole.run(t, "build", "-trimpath", "-o", filepath.Join(t.TempDir(), "application"), ".")
-	})
+	testsize.Long(t, "it releases the modules and builds applications")
+	r := newRelease(t)
+	whole := r.application(t, core+"/ratelimit", core+"/migrations")
+	bare := newApplication(t, r.env, bareModule(t), imports(slices.Concat(ofPgx, ofGoose, leaves)...))
 
 	t.Run("HasTheModulesOfPgxGooseAndTheLeaves", func(t *testing.T) {
 		t.Parallel()
@@ -61,7 +57,27 @@ func TestConsumer(t *testing.T) {
 
 	t.Run("OfTheLimiterAloneHasThese", func(t *testing.T) {
 		t.Parallel()
+		alone := r.application(t, core+"/ratelimit")
 		golden.Equal(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
+	})
+
+	t.Run("OfAWebServiceHasThese", func(t *testing.T) {
+		t.Parallel()
+		web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/httplimit", core+"/admin", core+"/promlimit")
+		web.run(t, "build", "-o", filepath.Join(t.TempDir(), "application"), ".")
+		golden.Equal(t, "web.golden", lines(slices.Sorted(maps.Keys(web.modules(t)))))
+	})
+
+	t.Run("GetsTheCommand", func(t *testing.T) {
+		t.Parallel()
+		bin := t.TempDir()
+		output(t, bin, append(r.env, "GOBIN="+bin), "install", core+"/cmd/ratelimit@"+r.version)
+		require.FileExists(t, filepath.Join(bin, "ratelimit"))
+	})
+
+	t.Run("TestsOnPostgres", func(t *testing.T) {
+		t.Parallel()
+		testsOnPostgres(t, r)
 	})
 }
 
@@ -106,46 +122,54 @@ func modulesOf(t *testing.T) (directories []string) {
 	return directories
 }
 
-// application is a module of somebody else, with a module cache of its own.
+// application is a module of somebody else.
 type application struct {
 	directory string
 	env       []string
 }
 
-// module is what go mod edit -json says of a go.mod.
+// module is the part of the output of go mod edit -json that the tests read.
 type module struct {
 	Require []struct{ Path, Version string }
 }
 
-// newApplication returns a program that imports packages of this checkout, and others at the versions that the core asks for.
-func newApplication(t *testing.T, packages ...string) application {
+// newApplication returns a module with a go.mod and a Go file.
+func newApplication(t *testing.T, env []string, mod, source string) application {
 	t.Helper()
-	here := describe[struct{ GOMODCACHE, GOPROXY string }](t, "env", "-json", "GOMODCACHE", "GOPROXY")
-	a := application{directory: t.TempDir(), env: append(os.Environ(),
-		"GOWORK=off",
-		"GOFLAGS=-mod=mod -modcacherw",
-		"GOMODCACHE="+t.TempDir(),
-		"GOPROXY=file://"+filepath.ToSlash(here.GOMODCACHE)+"/cache/download,"+here.GOPROXY,
-		"GONOSUMDB=*", // the checksums are those of go.sum
-	)}
-	checkout, err := filepath.Abs(root)
-	require.NoError(t, err)
-	var source, mod strings.Builder
+	a := application{t.TempDir(), env}
+	a.write(t, "go.mod", mod)
+	a.write(t, "main.go", source)
+	a.run(t, "mod", "tidy")
+	return a
+}
+
+// imports returns a program that imports packages.
+func imports(packages ...string) string {
+	var source strings.Builder
 	source.WriteString("package main\n\n")
 	for _, path := range packages {
 		fmt.Fprintf(&source, "import _ %q\n", path)
 	}
 	source.WriteString("\nfunc main() {}\n")
-	fmt.Fprintf(&mod, "module example.com/application\n\ngo 1.26.0\n\nreplace %s => %s\n", core, checkout)
-	if !strings.HasPrefix(packages[0], core) {
-		for _, r := range moduleAt(t, ".").Require {
-			fmt.Fprintf(&mod, "\nrequire %s %s\n", r.Path, r.Version) // go mod tidy removes testify
-		}
+	return source.String()
+}
+
+// goMod is the beginning of an application's go.mod.
+const goMod = "module example.com/application\n\ngo 1.26.0\n"
+
+// bareModule returns a go.mod with the versions of the core. go mod tidy removes the modules that the application does not import.
+func bareModule(t *testing.T) string {
+	t.Helper()
+	mod := goMod
+	for _, r := range moduleAt(t, ".").Require {
+		mod += fmt.Sprintf("\nrequire %s %s\n", r.Path, r.Version)
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(a.directory, "main.go"), []byte(source.String()), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(a.directory, "go.mod"), []byte(mod.String()), 0o600))
-	a.run(t, "mod", "tidy")
-	return a
+	return mod
+}
+
+func (a application) write(t *testing.T, name, text string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(filepath.Join(a.directory, name), []byte(text), 0o600))
 }
 
 // modules returns the versions of all modules that the application's are chosen from, but its own.
