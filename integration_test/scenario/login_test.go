@@ -44,7 +44,7 @@ func startLogin(t *testing.T) *login {
 	database, pool := newDatabase(t)
 	l := &login{database: database, pool: pool, clock: stopClock(t, database, pool), client: client(200)}
 	for _, name := range []string{"ada", "alan", "grace"} {
-		output, err := call(t, database, "login", "-add", name+":"+passwordOf(name))
+		output, err := invoke(t, database, "login", "-add", name+":"+passwordOf(name))
 		require.NoError(t, err, output)
 	}
 	l.server = start(t, database, "login", []string{"HASH_KEY=the secret of this test"}, "-trusted-proxies", "127.0.0.0/8")

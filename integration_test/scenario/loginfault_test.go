@@ -49,7 +49,7 @@ func TestLoginFailsClosed(t *testing.T) {
 		pool, err := pgxpool.New(t.Context(), own.URL())
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
-		output, err := call(t, own.URL(), "login", "-add", "ada:"+passwordOf("ada"))
+		output, err := invoke(t, own.URL(), "login", "-add", "ada:"+passwordOf("ada"))
 		require.NoError(t, err, output)
 		l := &login{server: start(t, own.URL(), "login", nil), pool: pool, client: client(1)}
 		require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)

@@ -18,19 +18,19 @@ func TestQuickstart(t *testing.T) {
 	t.Cleanup(pool.Close)
 	clock := stopClock(t, database, pool)
 	for range 3 {
-		output, err := call(t, database, "quickstart", "ada", "hello")
+		output, err := invoke(t, database, "quickstart", "ada", "hello")
 		require.NoError(t, err, output)
 	}
-	output, err := call(t, database, "quickstart", "ada", "hello")
+	output, err := invoke(t, database, "quickstart", "ada", "hello")
 	require.Error(t, err)
 	require.Equal(t, "too many messages: try again in 6s\n", output)
 	require.Equal(t, 3, query[int](t, pool, `SELECT count(*) FROM messages`))
 
 	clock.advance(t, 6*time.Second)
-	output, err = call(t, database, "quickstart", "ada", "hello")
+	output, err = invoke(t, database, "quickstart", "ada", "hello")
 	require.NoError(t, err, output)
 
-	output, err = call(t, database, "quickstart", "ada")
+	output, err = invoke(t, database, "quickstart", "ada")
 	require.Error(t, err)
 	require.Equal(t, "usage: quickstart AUTHOR MESSAGE\n", output)
 }

@@ -96,8 +96,8 @@ func run(t *testing.T, directory string, args ...string) {
 	require.NoError(t, err, "go %s: %s", strings.Join(args, " "), output)
 }
 
-// call runs a program to its end, and returns what it printed.
-func call(t *testing.T, database, example string, args ...string) (string, error) {
+// invoke runs a program to its end, and returns what it printed.
+func invoke(t *testing.T, database, example string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -1,0 +1,357 @@
+package scenario_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// figures are what a run is judged by.
+type figures struct {
+	// From the model.
+	refused          int     // requests that it refused
+	overloaded       bool    // whether it asked to be left alone
+	turnedAway       int     // requests meanwhile
+	metered          int     // tokens
+	requests, tokens float64 // the share of what it allows that was used while it was busy
+	fullest          float64 // the share of its tokens that was used in the fullest minute
+
+	// From the database.
+	lost, twice       int           // jobs
+	reserved, settled int           // tokens
+	surplus, overage  int           // tokens given back, and charged on top
+	open              int           // reservations that nobody settled
+	moved             int           // questions that lost their time and reserved another
+	stale             int           // questions that were started although their time was over
+	snoozes           int           // how often a job was put off
+	longestWay        time.Duration // from the start of a question to its arrival at the model
+	late              []time.Duration
+	waits             map[string][]time.Duration // by user
+	allWaits          []time.Duration
+	atOnce            map[string]int // by user: the most questions that the model had at a time
+
+	// The large requests, numbered as they were asked, in the order in which the model saw them; and how many it saw after one
+	// whose time was later by more than the slack.
+	served    []int
+	overtaken int
+}
+
+// turn is the row of a question that was answered, with its reservation.
+type turn struct {
+	ID                       string
+	Asker                    string
+	Estimate, Tokens         int
+	AskedAt, ReadyAt, SlotAt time.Time // ReadyAt was promised when it was asked, SlotAt was the time in the end
+	StartedAt                time.Time
+}
+
+// measure reads the figures from the database and from the model.
+func (p *play) measure(t *testing.T) *figures {
+	t.Helper()
+	rows, _ := p.pool.Query(t.Context(), `SELECT t.id, t.asker, t.estimate, t.tokens, t.asked_at, t.ready_at,
+			to_timestamp(r.ready_us / 1e6), to_timestamp(r.started_us / 1e6)
+		FROM turns AS t
+		JOIN river_job AS j ON j.args ->> 'turn' = t.id
+		JOIN ratelimit.reservations AS r ON r.id::text = j.metadata ->> 'ratelimit:reservation'
+		WHERE t.answer IS NOT NULL ORDER BY t.asked_at`) // its error is in rows
+	turns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[turn])
+	require.NoError(t, err)
+	calls := p.model.calls()
+	f := &figures{
+		refused: p.model.refused, fullest: float64(p.model.fullest) / modelTokens, overloaded: p.overload, turnedAway: p.model.turnedAway,
+		waits: map[string][]time.Duration{}, atOnce: map[string]int{},
+		open:    query[int](t, p.pool, `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`),
+		snoozes: query[int](t, p.pool, `SELECT coalesce(sum((metadata ->> 'snoozes')::int), 0) FROM river_job`),
+	}
+	f.utilise(calls, p.minute, p.back)
+	f.addUp(turns, p.model.arrived, p.staleAfter())
+	f.countRuns(p.asked, turns, calls)
+	f.orderLarge(turns, calls, p.slack())
+	f.overlap(turns, calls)
+	return f
+}
+
+// addUp adds up the rows. How long the way to the model takes is the machine's.
+func (f *figures) addUp(turns []turn, arrived map[string]time.Time, staleAfter time.Duration) {
+	for _, t := range turns {
+		f.reserved += t.Estimate
+		f.settled += t.Tokens
+		f.surplus += max(t.Estimate-t.Tokens, 0)
+		f.overage += max(t.Tokens-t.Estimate, 0)
+		if t.SlotAt.Sub(t.ReadyAt).Abs() > time.Millisecond {
+			f.moved++
+		}
+		if t.StartedAt.Sub(t.SlotAt) > staleAfter+time.Millisecond {
+			f.stale++
+		}
+		sent := arrived[t.ID]
+		f.longestWay = max(f.longestWay, sent.Sub(t.StartedAt))
+		f.waits[t.Asker] = append(f.waits[t.Asker], sent.Sub(t.AskedAt))
+		f.allWaits = append(f.allWaits, sent.Sub(t.AskedAt))
+		f.late = append(f.late, sent.Sub(t.SlotAt))
+	}
+}
+
+// overlap counts how many questions of each user the model had at a time.
+func (f *figures) overlap(turns []turn, calls []call) {
+	askers := map[string]string{}
+	for _, t := range turns {
+		askers[t.ID] = t.Asker
+	}
+	for _, c := range calls {
+		beside := 0 // when it began, with itself
+		for _, other := range calls {
+			if askers[other.id] == askers[c.id] && !other.at.After(c.at) && c.at.Before(other.ended) {
+				beside++
+			}
+		}
+		f.atOnce[askers[c.id]] = max(f.atOnce[askers[c.id]], beside)
+	}
+}
+
+// utilise computes the share of the model's requests and tokens that was used while it was busy: from the first request to the
+// last, without the gap before the first one after back, when the workers came back.
+func (f *figures) utilise(calls []call, minute time.Duration, back time.Time) {
+	var busy time.Duration
+	var requests, tokens int
+	for i, c := range calls {
+		f.metered += c.tokens
+		if i+1 == len(calls) || c.at.Before(back) && !calls[i+1].at.Before(back) {
+			continue
+		}
+		busy, requests, tokens = busy+calls[i+1].at.Sub(c.at), requests+1, tokens+c.tokens
+	}
+	if busy > 0 {
+		minutes := float64(busy) / float64(minute)
+		f.requests = float64(requests) / (modelRequests * minutes)
+		f.tokens = float64(tokens) / (modelTokens * minutes)
+	}
+}
+
+// countRuns counts the questions that were not answered, and those that the model was asked more than once.
+func (f *figures) countRuns(asked []string, turns []turn, calls []call) {
+	answered, runs := map[string]bool{}, map[string]int{}
+	for _, t := range turns {
+		answered[t.ID] = true
+	}
+	for _, c := range calls {
+		runs[c.id]++
+	}
+	for _, id := range asked {
+		if !answered[id] || runs[id] == 0 {
+			f.lost++
+		}
+		if runs[id] > 1 {
+			f.twice++
+		}
+	}
+}
+
+// orderLarge finds in which order the large requests were served.
+func (f *figures) orderLarge(turns []turn, calls []call, slack time.Duration) {
+	numbers, slots := map[string]int{}, map[string]time.Time{}
+	for _, t := range turns {
+		if t.Estimate >= large {
+			numbers[t.ID], slots[t.ID] = len(numbers)+1, t.SlotAt
+		}
+	}
+	var latest time.Time
+	for _, c := range calls {
+		number, isLarge := numbers[c.id]
+		if !isLarge {
+			continue
+		}
+		f.served = append(f.served, number)
+		slot := slots[c.id]
+		if latest.Sub(slot) > slack {
+			f.overtaken++
+		}
+		if slot.After(latest) {
+			latest = slot
+		}
+	}
+}
+
+// percentile returns the smallest of values that a share of them does not exceed, 0 if there is none.
+func percentile(values []time.Duration, share float64) time.Duration {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(int(math.Ceil(share*float64(len(sorted)))), 1)-1]
+}
+
+// print prints the figures; refused is how often users were refused.
+func (f *figures) print(w io.Writer, refused int) {
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(w, "%-15s %s\n", what, fmt.Sprintf(format, args...))
+	}
+	ms := func(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
+	seconds := func(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+	spread := func(waits []time.Duration) string {
+		return fmt.Sprintf("%8s %8s %8s", seconds(percentile(waits, 0.5)), seconds(percentile(waits, 0.95)), seconds(percentile(waits, 1)))
+	}
+	fmt.Fprintln(w)
+	line("model", "refused %d requests", f.refused)
+	if f.overloaded {
+		line("overload", "turned away %d requests while it asked to be left alone", f.turnedAway)
+	}
+	line("utilisation", "%.1f %% of its tokens, %.0f %% of its requests; %.1f %% of its tokens in the fullest minute", 100*f.tokens, 100*f.requests, 100*f.fullest)
+	line("jobs", "%d done, %d lost, %d run twice", len(f.allWaits), f.lost, f.twice)
+	line("tokens", "%d reserved - %d given back + %d charged on top = %d settled; the model counted %d", f.reserved, f.surplus, f.overage, f.settled, f.metered)
+	line("sent", "p50 %s, p95 %s, at most %s after the time reserved", ms(percentile(f.late, 0.5)), ms(percentile(f.late, 0.95)), ms(percentile(f.late, 1)))
+	line("way", "at most %s from the start of a job until the model had it", ms(f.longestWay))
+	line("moved", "%d jobs came up too late and reserved again", f.moved)
+	line("slots", "jobs were put off %d times, most of them until their user had a slot free", f.snoozes)
+	line("users", "refused %d times by limits of their own, and asked again", refused)
+	line("large requests", "the %d of over %d tokens, numbered as asked, in the order served:", len(f.served), large)
+	for numbers := range slices.Chunk(f.served, 20) {
+		fmt.Fprintf(w, "%-15s %s\n", "", strings.Trim(fmt.Sprint(numbers), "[]"))
+	}
+	fmt.Fprintf(w, "\n%-15s %-4s %9s %8s %8s %8s %9s\n", "waits", "plan", "questions", "p50", "p95", "longest", "at once")
+	for _, u := range users() {
+		fmt.Fprintf(w, "%-15s %-4s %9d %s %4d of %d\n", u.name, u.plan, len(f.waits[u.name]), spread(f.waits[u.name]), f.atOnce[u.name], u.slots())
+	}
+	fmt.Fprintf(w, "%-15s %-4s %9d %s\n", "everybody", "", len(f.allWaits), spread(f.allWaits))
+}
+
+// judge returns an error for each promise that was not kept. That the model refuses nothing, and that nobody is overtaken, is
+// promised where the way to the model takes no longer than it may, because the machine decides how long it takes. Neither is
+// promised after an overload: what was reserved for the time of the pause is ready at its end.
+func (f *figures) judge(way time.Duration) error {
+	var errs []error
+	expect := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	inTime := f.longestWay <= way && !f.overloaded
+	expect(f.refused == 0 || !inTime, "the model refused %d requests, want none", f.refused)
+	expect(f.stale == 0, "%d jobs were started although their time was over, want none", f.stale)
+	expect(f.lost == 0, "%d jobs were lost, want none", f.lost)
+	expect(f.twice == 0, "%d jobs ran twice, want none", f.twice)
+	expect(f.open == 0, "%d reservations were not settled, want none", f.open)
+	expect(f.settled == f.metered, "%d tokens were settled, but the model counted %d", f.settled, f.metered)
+	expect(f.overtaken == 0 || !inTime, "%d large requests were overtaken by one reserved for later, want none", f.overtaken)
+	for _, u := range users() {
+		expect(f.atOnce[u.name] <= u.slots(), "the model had %d questions of the %s at once, want %d at most", f.atOnce[u.name], u.name, u.slots())
+	}
+	return errors.Join(errs...)
+}
+
+func TestFigures(t *testing.T) {
+	t.Parallel()
+	const way = time.Second
+	good := figures{settled: 10, metered: 10, longestWay: way}
+	begin := time.Now()
+	at := func(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
+
+	t.Run("PromiseNothingOfAMachineThatIsTooBusy", func(t *testing.T) {
+		t.Parallel()
+		require.NoError(t, good.judge(way))
+		f := good
+		f.refused, f.overtaken, f.longestWay = 1, 1, way+1
+		require.NoError(t, f.judge(way))
+		f.lost = 1
+		require.Error(t, f.judge(way))
+	})
+
+	for want, spoil := range map[string]func(*figures){
+		"the model refused 1 requests, want none":                              func(f *figures) { f.refused = 1 },
+		"1 jobs were lost, want none":                                          func(f *figures) { f.lost = 1 },
+		"1 jobs ran twice, want none":                                          func(f *figures) { f.twice = 1 },
+		"1 reservations were not settled, want none":                           func(f *figures) { f.open = 1 },
+		"11 tokens were settled, but the model counted 10":                     func(f *figures) { f.settled = 11 },
+		"1 large requests were overtaken by one reserved for later, want none": func(f *figures) { f.overtaken = 1 },
+		"the model had 3 questions of the hasty at once, want 2 at most":       func(f *figures) { f.atOnce = map[string]int{"hasty": 3} },
+		"1 jobs were started although their time was over, want none":          func(f *figures) { f.stale = 1 },
+	} {
+		t.Run("FailFor/"+want, func(t *testing.T) {
+			t.Parallel()
+			f := good
+			spoil(&f)
+			require.EqualError(t, f.judge(way), want)
+		})
+	}
+
+	t.Run("AddUpRows", func(t *testing.T) {
+		t.Parallel()
+		f := figures{waits: map[string][]time.Duration{}}
+		f.addUp([]turn{
+			{ID: "a", Asker: "ada", Estimate: 10, Tokens: 7, AskedAt: at(0), ReadyAt: at(5), SlotAt: at(5), StartedAt: at(6)},
+			{ID: "b", Asker: "ada", Estimate: 10, Tokens: 12, AskedAt: at(0), ReadyAt: at(5), SlotAt: at(7), StartedAt: at(9)},
+		}, map[string]time.Time{"a": at(6), "b": at(12)}, time.Second)
+		require.Equal(t, []int{20, 19, 3, 2, 1, 1}, []int{f.reserved, f.settled, f.surplus, f.overage, f.moved, f.stale})
+		require.Equal(t, 3*time.Second, f.longestWay)
+		require.Equal(t, []time.Duration{6 * time.Second, 12 * time.Second}, f.waits["ada"])
+		require.Equal(t, []time.Duration{time.Second, 5 * time.Second}, f.late)
+	})
+
+	t.Run("CountLostAndRepeatedJobs", func(t *testing.T) {
+		t.Parallel()
+		var f figures
+		f.countRuns([]string{"a", "b", "c", "d"}, []turn{{ID: "a"}, {ID: "b"}, {ID: "d"}}, []call{{id: "a"}, {id: "b"}, {id: "c"}, {id: "b"}})
+		require.Equal(t, 2, f.lost) // c has no answer, d was never sent
+		require.Equal(t, 1, f.twice)
+	})
+
+	t.Run("CountTheQuestionsOfAUserAtOnce", func(t *testing.T) {
+		t.Parallel()
+		f := figures{atOnce: map[string]int{}}
+		f.overlap([]turn{{ID: "a", Asker: "ada"}, {ID: "b", Asker: "ada"}, {ID: "c", Asker: "ada"}, {ID: "d", Asker: "bob"}}, []call{
+			{id: "a", at: at(0), ended: at(3)}, {id: "b", at: at(1), ended: at(2)}, {id: "d", at: at(1), ended: at(5)}, {id: "c", at: at(2), ended: at(4)},
+		})
+		require.Equal(t, map[string]int{"ada": 2, "bob": 1}, f.atOnce) // c began as b had ended
+	})
+
+	t.Run("MeasureUtilisationWhileTheModelIsBusy", func(t *testing.T) {
+		t.Parallel()
+		calls := []call{
+			{at: at(0), tokens: modelTokens / 2},
+			{at: at(60), tokens: modelTokens / 4},
+			{at: at(120), tokens: 1},
+			{at: at(300), tokens: modelTokens / 4},
+			{at: at(360), tokens: 2}, // the workers were away until the fourth minute
+		}
+		var f figures
+		f.utilise(calls, time.Minute, at(240))
+		require.InDelta(t, 1.0/3, f.tokens, 1e-9)
+		require.InDelta(t, 1.0/modelRequests, f.requests, 1e-9)
+		require.Equal(t, modelTokens+3, f.metered)
+	})
+
+	t.Run("FindLargeRequestsThatWereOvertaken", func(t *testing.T) {
+		t.Parallel()
+		var turns []turn
+		for i, id := range []string{"a", "b", "c"} {
+			turns = append(turns, turn{ID: id, Estimate: large, SlotAt: at(i)})
+		}
+		var f figures
+		f.orderLarge(turns, []call{{id: "a"}, {id: "small"}, {id: "c"}, {id: "b"}}, time.Second/2)
+		require.Equal(t, []int{1, 3, 2}, f.served)
+		require.Equal(t, 1, f.overtaken)
+		f = figures{}
+		f.orderLarge(turns, []call{{id: "a"}, {id: "c"}, {id: "b"}}, time.Second) // as late as work may be
+		require.Zero(t, f.overtaken)
+	})
+}
+
+func TestPercentile(t *testing.T) {
+	t.Parallel()
+	var values []time.Duration
+	for i := range time.Duration(100) {
+		values = append(values, 100-i)
+	}
+	require.Equal(t, time.Duration(50), percentile(values, 0.5))
+	require.Equal(t, time.Duration(95), percentile(values, 0.95))
+	require.Equal(t, time.Duration(100), percentile(values, 1))
+	require.Zero(t, percentile(nil, 0.5))
+}
