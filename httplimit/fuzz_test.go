@@ -117,7 +117,7 @@ func FuzzFields(f *testing.F) {
 			var d ratelimit.Decision
 			v, d = v.Take(now, cost)
 			header := http.Header{}
-			forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
+			forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
 			forms[int(form)%len(forms)].Set(header, d)
 			if _, stated := header["Ratelimit"]; stated {
 				requireDraftFields(t, header)

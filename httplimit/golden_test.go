@@ -52,7 +52,7 @@ func TestHeaderFields(t *testing.T) {
 		headers httplimit.Headers
 	}{
 		{"draft", httplimit.DraftHeaders},
-		{"trio", httplimit.TrioHeaders},
+		{"trio", httplimit.Draft06Headers},
 		{"epoch", httplimit.EpochHeaders},
 		{"openai", httplimit.OpenAIHeaders},
 		{"none", httplimit.NoHeaders},

@@ -17,8 +17,8 @@ import (
 // refused. Retry-After belongs to refusals and not to it.
 //
 // The forms that have one field for a number state it for one rule: the one that refused for longest, or the
-// one with room for the fewest more of such requests. Their Limit is its capacity. Their reset is when it is full; in the trio and the
-// epoch form, on a refusal, when the request would be allowed, so that whoever waits for it does not wait for
+// one with room for the fewest more of such requests. Their Limit is its capacity. Their reset is when it is full; in Draft06Headers and
+// EpochHeaders, on a refusal, when the request would be allowed, so that whoever waits for it does not wait for
 // longer than Retry-After says.
 //
 // Each limit is stated with the policy that decided, which may be that of a rule of ratelimit.Config.Policies. Limits
@@ -26,8 +26,12 @@ import (
 // pause ends.
 type Headers int
 
+// DraftHeaders is the newest draft that this package knows, and the default. A new version of the package can make it a newer one;
+// to keep the fields of today, name their draft.
+const DraftHeaders = Draft11Headers
+
 const (
-	// DraftHeaders are RateLimit-Policy and RateLimit as in draft-ietf-httpapi-ratelimit-headers-11. A refusal
+	// Draft11Headers are RateLimit-Policy and RateLimit as in draft-ietf-httpapi-ratelimit-headers-11. A refusal
 	// has the rules that refused in RateLimit, and all of them in RateLimit-Policy. A limit on concurrency counts
 	// concurrent-requests and has neither w nor t, as slots come back when they are given back; a calendar window
 	// has no w, as months differ.
@@ -42,14 +46,13 @@ const (
 	//
 	// So do not show t as a countdown to a reset, unless the limit is a window.
 	//
-	// r is never above q. A bucket whose capacity is above its rate, and a window that carries over what was not used, may hold
-	// more than the rate of one period, which this form has no word for: r is q then, and t is what it is for q. Whoever
-	// paces by it is never refused. What is left in full is in TrioHeaders and EpochHeaders, whose Limit is the capacity,
-	// and in State.Remaining.
-	DraftHeaders Headers = iota
-	// TrioHeaders are RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, as in the drafts up to 06.
+	// r is never above q, the quota. A bucket can hold more if its capacity is above its rate, or if its window carries over
+	// unused tokens. This form cannot say so: then r is q, and t belongs to q. A client that paces by it is never refused.
+	// Draft06Headers, EpochHeaders, whose Limit is the capacity, and State.Remaining have the whole amount.
+	Draft11Headers Headers = iota
+	// Draft06Headers are RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, as in the drafts up to 06.
 	// Reset is seconds from now.
-	TrioHeaders
+	Draft06Headers
 	// EpochHeaders are X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is in seconds
 	// since 1970, on the database's clock.
 	EpochHeaders
@@ -79,9 +82,9 @@ func (h Headers) set(header http.Header, states []stated, refused bool) {
 	}
 	states = withUnits(states)
 	switch h {
-	case DraftHeaders:
+	case Draft11Headers:
 		setDraft(header, states, refused)
-	case TrioHeaders:
+	case Draft06Headers:
 		set(header, "RateLimit-%s", states, func(_ time.Time, wait time.Duration) int64 { return seconds(wait) })
 	case EpochHeaders:
 		set(header, "X-RateLimit-%s", states, epoch)

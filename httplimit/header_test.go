@@ -126,7 +126,7 @@ func TestWhatIsCarriedOverIsNoPartOfTheQuota(t *testing.T) {
 		b.limiter = b.on(t, b.pool)
 		over := ratelimit.Define("over", policy)
 		config := rules(httplimit.Rule{Limit: over, Key: func(*http.Request) (string, error) { return limit, nil }})
-		config.AlsoHeaders = []httplimit.Headers{httplimit.TrioHeaders, httplimit.EpochHeaders}
+		config.AlsoHeaders = []httplimit.Headers{httplimit.Draft06Headers, httplimit.EpochHeaders}
 		header := do(b.limited(t, config, respond()), request(t)).Header()
 		require.Equal(t, limit, header.Get("RateLimit"))
 		requireDraftFields(t, header)
@@ -141,7 +141,7 @@ func TestWhatIsCarriedOverIsNoPartOfTheQuota(t *testing.T) {
 func TestSeveralFormsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
+	forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
 	keyed := func(key string) httplimit.Rule {
 		return httplimit.Rule{Limit: perUser, Key: func(*http.Request) (string, error) { return key, nil }}
 	}
@@ -159,9 +159,9 @@ func TestSeveralFormsAtOnce(t *testing.T) {
 	for _, config := range []httplimit.Config{
 		{AlsoHeaders: []httplimit.Headers{httplimit.DraftHeaders}},
 		{AlsoHeaders: []httplimit.Headers{httplimit.NoHeaders}},
-		{AlsoHeaders: []httplimit.Headers{httplimit.TrioHeaders, httplimit.TrioHeaders}},
+		{AlsoHeaders: []httplimit.Headers{httplimit.Draft06Headers, httplimit.Draft06Headers}},
 		{AlsoHeaders: []httplimit.Headers{-1}},
-		{Headers: httplimit.NoHeaders, AlsoHeaders: []httplimit.Headers{httplimit.TrioHeaders}},
+		{Headers: httplimit.NoHeaders, AlsoHeaders: []httplimit.Headers{httplimit.Draft06Headers}},
 	} {
 		config.Rules = []httplimit.Rule{userRule}
 		_, err := httplimit.New(b.limiter, config)
@@ -232,7 +232,7 @@ func TestOlderHeaders(t *testing.T) {
 	t.Run("Trio", func(t *testing.T) {
 		t.Parallel()
 		names := []string{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
-		allowed, refused := after(t, httplimit.TrioHeaders)
+		allowed, refused := after(t, httplimit.Draft06Headers)
 		require.Equal(t, []string{"40000", "8500", "48"}, pick(allowed, names...))
 		require.Equal(t, []string{"40000", "0", "13"}, pick(refused, names...))
 	})
@@ -299,7 +299,7 @@ func TestNoFieldHoldsAKey(t *testing.T) {
 	t.Parallel()
 	const secret = "sk-live-4242"
 	b := setup(t)
-	for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
+	for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
 		handler := b.limited(t, httplimit.Config{Headers: headers, RetryJitter: 0.5, Rules: []httplimit.Rule{userRule}}, respond())
 		for range 5 {
 			w := do(handler, request(t, "X-User", secret))

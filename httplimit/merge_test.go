@@ -76,7 +76,7 @@ func TestMergeStatesInTheFormsOfTheMiddleware(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	config := httplimit.Config{
-		Headers: httplimit.TrioHeaders, AlsoHeaders: []httplimit.Headers{httplimit.EpochHeaders, httplimit.OpenAIHeaders},
+		Headers: httplimit.Draft06Headers, AlsoHeaders: []httplimit.Headers{httplimit.EpochHeaders, httplimit.OpenAIHeaders},
 		Rules: []httplimit.Rule{userRule},
 	}
 	stated := func(own ratelimit.Request) (all []string) {
@@ -102,7 +102,7 @@ func TestNestedMiddlewaresStateTheTightest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	trio := func(rule httplimit.Rule, handler http.Handler) http.Handler {
-		return b.limited(t, httplimit.Config{Headers: httplimit.TrioHeaders, Rules: []httplimit.Rule{rule}}, handler)
+		return b.limited(t, httplimit.Config{Headers: httplimit.Draft06Headers, Rules: []httplimit.Rule{rule}}, handler)
 	}
 	w := do(trio(userRule, trio(httplimit.Rule{Limit: everyone, Global: true}, respond())), request(t))
 	require.Equal(t, "3", w.Header().Get("RateLimit-Limit"))

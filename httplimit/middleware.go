@@ -30,7 +30,7 @@ type Config struct {
 	Headers Headers
 	// AlsoHeaders are further forms that are sent beside Headers, as EpochHeaders for clients that know no others. Defaults to none.
 	AlsoHeaders []Headers
-	// RatioCap makes DraftHeaders understate what is left: no more than RatioCap times what the rate would
+	// RatioCap makes Draft11Headers understate what is left: no more than RatioCap times what the rate would
 	// give in the stated time. That is to keep clients from using up a fixed window in its last seconds. Defaults
 	// to 0, the truth.
 	RatioCap float64
@@ -80,7 +80,7 @@ func (c Config) validate(hasPolicies bool) error {
 	switch {
 	case len(c.Route) > maxRouteBytes || !utf8.ValidString(c.Route):
 		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
-	case c.Headers < DraftHeaders || c.Headers > NoHeaders:
+	case c.Headers < 0 || c.Headers > NoHeaders:
 		return fmt.Errorf("field Headers is %d; use one of the constants", c.Headers)
 	case !areForms(c.Headers, c.AlsoHeaders):
 		return fmt.Errorf("field AlsoHeaders is %v beside Headers %v; use other forms than that, each once, and none beside NoHeaders", c.AlsoHeaders, c.Headers)
@@ -100,7 +100,7 @@ func (c Config) validate(hasPolicies bool) error {
 func areForms(first Headers, others []Headers) bool {
 	seen := map[Headers]bool{first: true}
 	for _, h := range others {
-		if h < DraftHeaders || h >= NoHeaders || first == NoHeaders || seen[h] {
+		if h < 0 || h >= NoHeaders || first == NoHeaders || seen[h] {
 			return false
 		}
 		seen[h] = true

@@ -52,10 +52,10 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 		"Shadow":      {draft, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=59;t=59`}},
 		"Off":         {draft, decision(true, offState, allowedState), map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=59;t=59`}},
 		"OnlyShadow":  {draft, decision(true, triedState), map[string]string{}},
-		"OnlyOff":     {httplimit.TrioHeaders, decision(true, offState), map[string]string{}},
+		"OnlyOff":     {httplimit.Draft06Headers, decision(true, offState), map[string]string{}},
 		"Paused":      {draft, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Policy": daily, "Ratelimit": `"rpd";r=0;t=91`}},
-		"PausedTrio":  {httplimit.TrioHeaders, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Limit": "1000", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "91"}},
-		"ShadowTrio":  {httplimit.TrioHeaders, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Limit": "60", "Ratelimit-Remaining": "59", "Ratelimit-Reset": "1"}},
+		"PausedTrio":  {httplimit.Draft06Headers, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Limit": "1000", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "91"}},
+		"ShadowTrio":  {httplimit.Draft06Headers, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Limit": "60", "Ratelimit-Remaining": "59", "Ratelimit-Reset": "1"}},
 		"ShadowEpoch": {httplimit.EpochHeaders, decision(true, triedState, allowedState), map[string]string{"X-Ratelimit-Limit": "60", "X-Ratelimit-Remaining": "59", "X-Ratelimit-Reset": "1773050401"}},
 		"PausedOpenAI": {httplimit.OpenAIHeaders, decision(false, pausedState), map[string]string{
 			"X-Ratelimit-Limit-Requests": "1000", "X-Ratelimit-Remaining-Requests": "0", "X-Ratelimit-Reset-Requests": "1m30.001s",

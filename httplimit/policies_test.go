@@ -140,7 +140,7 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 		require.Equal(t, c.policy, got.Get("RateLimit-Policy"))
 		require.Equal(t, c.limit, got.Get("RateLimit"))
 	}
-	require.Equal(t, "900", fields(httplimit.TrioHeaders, "ada", "pro").Get("RateLimit-Limit"))
+	require.Equal(t, "900", fields(httplimit.Draft06Headers, "ada", "pro").Get("RateLimit-Limit"))
 	require.Equal(t, "5", fields(httplimit.OpenAIHeaders, "bob", "free").Get("X-RateLimit-Limit-requests"))
 
 	s.set(t, perPlan, "batch", ratelimit.Era{Policy: ratelimit.PerMinute(600), Unit: "tokens"})

@@ -68,30 +68,28 @@ func seconds(d time.Duration) int64 {
 	return max(whole, 0)
 }
 
-// effectiveWindow returns for how many seconds the client can use no more than what is left of a limit:
-// until its request would be allowed when it was refused, until the window ends for a fixed or a calendar window, until more
-// than is left can be had for a sliding window, and for a token bucket the time that what is left takes to arrive, or the next
-// whole token when none is left. It is not known of slots, which come back when they are released, and of
-// a calendar window from which nothing was taken.
-func effectiveWindow(state ratelimit.State, at time.Time) (whole int64, known bool) {
+// effectiveWindow returns t of the field RateLimit: the number of seconds in which a client that spreads the tokens that are left is
+// not refused. known is false for slots, because they come back when they are released, and for a calendar window from which nothing
+// was taken.
+func effectiveWindow(state ratelimit.State, at time.Time) (t int64, known bool) {
 	s := scheduleOf(state.Limit)
 	switch {
 	case s.Kind == ratelimit.KindConcurrency:
 		return 0, false
-	case !state.Allowed:
+	case !state.Allowed: // until the request would be allowed
 		return max(seconds(state.RetryAfter), 1), true
 	}
 	wait := s.period()
 	switch s.Kind {
-	case ratelimit.KindFixedWindow, ratelimit.KindCalendarWindow:
+	case ratelimit.KindFixedWindow, ratelimit.KindCalendarWindow: // until the window ends
 		if ends := untilMore(state, at, state.Value.Tokens+s.Rate); ends > 0 && (s.period() == 0 || ends < s.period()) {
 			wait = ends
 		}
-	case ratelimit.KindSlidingWindow:
+	case ratelimit.KindSlidingWindow: // until there is one token more
 		if more := untilMore(state, at, math.Floor(state.Remaining)+1); more > 0 {
 			wait = more
 		}
-	default:
+	default: // a token bucket: the time in which the tokens that are left arrive, or the next whole token
 		quota, _ := s.quota()
 		left := math.Floor(min(state.Remaining, float64(quota)))
 		if left == 0 {

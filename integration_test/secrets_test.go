@@ -256,7 +256,7 @@ func (s *stand) showAnswers(t *testing.T, shown *exposed, limiter *ratelimit.Lim
 	closed := s.with(t, ratelimit.Config{})
 	require.NoError(t, closed.Close(t.Context()))
 	for _, l := range []*ratelimit.Limiter{limiter, closed} {
-		for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.TrioHeaders, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
+		for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
 			middleware, err := httplimit.New(l, httplimit.Config{
 				Headers: headers, Logger: shown.logger(), DecisionTimeout: time.Minute,
 				Rules: []httplimit.Rule{{Limit: pinch, Key: func(r *http.Request) (string, error) { return r.Header.Get("X-Email"), nil }}},
