@@ -10,7 +10,7 @@
 //	})
 //	http.Handle("/chat", limited(chat))
 //	router.Use(limited)                      // chi
-//	router.Use(echo.WrapMiddleware(limited)) // Echo
+//	router.Use(echo.WrapMiddleware(limited)) // Echo; docs/faq.md has a function for Gin
 //
 // Echo answers the error of a handler after the middleware has returned. A rule with a [Rule.Refund] sees the status only if a
 // middleware inside of it calls c.Echo().HTTPErrorHandler.

@@ -60,7 +60,7 @@ func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 // TestRouters promises that the middleware works with each router, in front of everything and of one route.
 func TestRouters(t *testing.T) {
 	t.Parallel()
-	for name, router := range map[string]router{"net/http": muxRouter, "chi": chiRouter, "Echo": echoRouter} {
+	for name, router := range map[string]router{"net/http": muxRouter, "chi": chiRouter, "Echo": echoRouter, "Gin": ginRouter} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			limiter := ratelimittest.New(t, ratelimittest.NewClock())

@@ -1,0 +1,83 @@
+package http_test
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/gin-gonic/gin"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+func forGin(limited func(http.Handler) http.Handler) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		allowed := false
+		limited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			allowed, c.Request = true, r
+			c.Next()
+			w.WriteHeader(c.Writer.Status()) // a Refund reads it
+		})).ServeHTTP(c.Writer, c.Request)
+		if !allowed {
+			c.Abort()
+		}
+	}
+}
+
+// ginRouter wraps the middleware by forGin, for the router and for a route.
+func ginRouter(everything, search func(http.Handler) http.Handler) http.Handler {
+	router := gin.New()
+	router.Use(forGin(everything))
+	router.GET("/", func(c *gin.Context) { c.String(http.StatusOK, "home") })
+	router.GET("/search", forGin(search), func(c *gin.Context) { c.String(http.StatusOK, "found") })
+	return router
+}
+
+// TestTheFAQShowsTheMiddlewareForGin promises that the function in docs/faq.md is the one that TestRouters runs.
+func TestTheFAQShowsTheMiddlewareForGin(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/faq.md")
+	require.NoError(t, err)
+	code, err := os.ReadFile("gin_test.go")
+	require.NoError(t, err)
+	_, block, found := strings.Cut(string(page), "```go\nfunc forGin")
+	require.True(t, found)
+	block, _, _ = strings.Cut(block, "```")
+	require.Contains(t, string(code), "func forGin"+block)
+}
+
+// TestRefundsBehindGin promises that a Refund sees the status of a handler of Gin, of one that panics, too, and that the handler has
+// the middleware's context.
+func TestRefundsBehindGin(t *testing.T) {
+	t.Parallel()
+	limiter := ratelimittest.New(t, ratelimittest.NewClock())
+	rule := userRule
+	rule.Refund = httplimit.RefundOn5xx
+	router := gin.New()
+	router.Use(gin.CustomRecoveryWithWriter(nil, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusInternalServerError) }), forGin(limited(t, limiter, rule)))
+	router.GET("/:status", func(c *gin.Context) {
+		admission, ok := httplimit.FromContext(c.Request.Context())
+		require.True(t, ok)
+		require.True(t, admission.Decision().Allowed)
+		switch c.Param("status") {
+		case "panic":
+			panic(errors.New("the handler's own"))
+		case "500":
+			c.AbortWithStatus(http.StatusInternalServerError)
+		default:
+			c.Status(http.StatusNoContent)
+		}
+	})
+	for _, c := range []struct {
+		path    string
+		status  int
+		charged float64
+	}{{"/204", 204, 1}, {"/500", 500, 1}, {"/panic", 500, 1}, {"/204", 204, 2}} {
+		require.Equal(t, c.status, get(t, router, c.path).Code, c.path)
+		require.Equal(t, c.charged, charged(t, limiter, perUser.For("ada")), c.path)
+	}
+}
