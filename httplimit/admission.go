@@ -114,10 +114,10 @@ func (a *Admission) knows(limit string) bool {
 	return false
 }
 
-// refunds reports whether a rule may give back by the response.
-func (a *Admission) refunds() bool {
+// credits reports whether a rule may give back by the response.
+func (a *Admission) credits() bool {
 	for _, c := range a.charges {
-		if c.ask.rule.Refund != nil {
+		if c.ask.rule.Credit != nil {
 			return true
 		}
 	}
@@ -168,7 +168,7 @@ func (a *Admission) book(ctx context.Context, charges []*charge, actual float64)
 		failed = append(failed, m.limiter.Charge(ctx, more...))
 	}
 	if len(less) > 0 {
-		failed = append(failed, m.limiter.Refund(ctx, a.lease.At, less...))
+		failed = append(failed, m.limiter.CreditTaken(ctx, a.lease.At, less...))
 	}
 	return errors.Join(failed...)
 }

@@ -12,7 +12,7 @@
 //	router.Use(limited)                      // chi
 //	router.Use(echo.WrapMiddleware(limited)) // Echo; docs/faq.md has a function for Gin
 //
-// Echo answers the error of a handler after the middleware has returned. A rule with a [Rule.Refund] sees the status only if a
+// Echo answers the error of a handler after the middleware has returned. A rule with a [Rule.Credit] sees the status only if a
 // middleware inside of it calls c.Echo().HTTPErrorHandler.
 //
 // # What is charged when
@@ -24,7 +24,7 @@
 //
 //   - A refused request is charged nothing, and neither is one that has no key or a cost that cannot be taken.
 //   - An allowed request is charged whatever becomes of it: when the handler fails or panics, and when the client
-//     goes away. [Rule.Refund] gives back by the status of the response; [Admission.Settle] and
+//     goes away. [Rule.Credit] gives back by the status of the response; [Admission.Settle] and
 //     [Admission.Credit] let the handler say what it cost.
 //   - When the store fails, the request is answered 503, or let through where [Config.FailOpen] is set. It may have
 //     been charged when the store fails or gets slow during the call. It was not when the store cannot be reached.

@@ -39,7 +39,7 @@ func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
 	}
 }
 
-func refunding(_ *testing.T, s *stand) { s.config.Rules[0].Refund = httplimit.RefundOn5xx }
+func crediting(_ *testing.T, s *stand) { s.config.Rules[0].Credit = httplimit.CreditOn5xx }
 func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
 func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = 200 * time.Millisecond }
 
@@ -70,20 +70,20 @@ var faults = map[string]fault{
 	"ThePanickingHandlerIsPaidFor": {
 		arrange: during(panics), sees: "connection closed", ran: 1, charged: 1, told: []string{"allowed perUser"},
 	},
-	"ThePanickingHandlerIsRefunded": {
-		arrange: all(during(panics), refunding), sees: "connection closed", ran: 1, charged: 0,
-		told: []string{"allowed perUser", "refunded perUser"},
+	"ThePanickingHandlerIsCredited": {
+		arrange: all(during(panics), crediting), sees: "connection closed", ran: 1, charged: 0,
+		told: []string{"allowed perUser", "credited perUser"},
 	},
-	"TheAbortedResponseIsRefunded": {
-		arrange: all(during(aborts), refunding), sees: "connection closed", ran: 1, charged: 0,
-		told: []string{"allowed perUser", "refunded perUser"},
+	"TheAbortedResponseIsCredited": {
+		arrange: all(during(aborts), crediting), sees: "connection closed", ran: 1, charged: 0,
+		told: []string{"allowed perUser", "credited perUser"},
 	},
 	"ThePanicHalfWayIsPaidFor": {
-		arrange: all(during(panicsHalfWay), refunding), sees: "200, cut off after half", ran: 1, charged: 1,
+		arrange: all(during(panicsHalfWay), crediting), sees: "200, cut off after half", ran: 1, charged: 1,
 		told: []string{"allowed perUser"},
 	},
 	"TheClientThatHangsUpPays": {
-		arrange: all(during(failsWhenLeft), refunding), act: (*stand).hangUpDuringTheHandler, sees: "cancelled", ran: 1, charged: 1,
+		arrange: all(during(failsWhenLeft), crediting), act: (*stand).hangUpDuringTheHandler, sees: "cancelled", ran: 1, charged: 1,
 		told: []string{"allowed perUser"},
 	},
 	"TheClientThatHangsUpBeforeTheDecision": {
@@ -129,9 +129,9 @@ var faults = map[string]fault{
 		arrange: loseAnswers, sees: "503 rate limits cannot be checked; retry in 1 s", ran: 0, charged: 1,
 		told: []string{"failed_closed perUser"},
 	},
-	"TheServerGoesDownBeforeTheRefund": {
+	"TheServerGoesDownBeforeTheCredit": {
 		arrange: downDuringTheHandler, sees: "500 failed", ran: 1, charged: 1,
-		told: []string{"allowed perUser", "refund_failed perUser"},
+		told: []string{"allowed perUser", "credit_failed perUser"},
 	},
 }
 

@@ -220,7 +220,7 @@ func TestFromRulesWithoutTier(t *testing.T) {
 	require.Equal(t, 100_000.0, s.left(t, inTables("global").Global()))
 }
 
-// What Config.Requests asks is asked together with the rules, and settled and refunded as they are.
+// What Config.Requests asks is asked together with the rules, and settled and credited as they are.
 func TestRequestsBesideRules(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -213,7 +213,7 @@ func TestSlotsTogetherWithTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	userRule := userRule
-	userRule.Refund = httplimit.RefundOn5xx
+	userRule.Credit = httplimit.CreditOn5xx
 	config := rules(slotRule, userRule)
 	hold := func(status int, inner func()) *httptest.ResponseRecorder {
 		return do(b.limited(t, config, inline(func(e exchange) {
@@ -235,14 +235,14 @@ func TestSlotsTogetherWithTokens(t *testing.T) {
 	require.Contains(t, third.Body.String(), `"violated-policies":["atOnce"]`)
 
 	require.Equal(t, http.StatusBadGateway, hold(http.StatusBadGateway, func() {}).Code)
-	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")), "its token was refunded")
+	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")), "its token was credited")
 	hold(http.StatusOK, func() {})
 	poor = hold(http.StatusOK, func() { require.Fail(t, "there is no token left") })
 	require.Equal(t, http.StatusTooManyRequests, poor.Code)
 	require.Contains(t, poor.Body.String(), `"violated-policies":["perUser"]`)
 	b.slotless(t, atOnce)
 	require.Equal(t, []string{
-		"refused atOnce", "refunded perUser", "refused perUser",
+		"refused atOnce", "credited perUser", "refused perUser",
 	}, without(b.told.results(), "allowed atOnce"))
 }
 
@@ -343,7 +343,7 @@ func TestRulesForSlotsAreChecked(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for want, change := range map[string]func(*httplimit.Rule){
-		"leave Refund out":        func(r *httplimit.Rule) { r.Refund = httplimit.RefundOn5xx },
+		"leave Credit out":        func(r *httplimit.Rule) { r.Credit = httplimit.CreditOn5xx },
 		"slots are whole":         func(r *httplimit.Rule) { r.Cost = httplimit.FixedCost(1.5) },
 		"never holds more than 2": func(r *httplimit.Rule) { r.Cost = httplimit.FixedCost(3) },
 	} {

@@ -45,14 +45,14 @@ type Config struct {
 	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
 	// ratelimit.ErrOverloaded), nor any after Close of the limiter. They hold no slots. Defaults to false: they are answered 503.
 	FailOpen bool
-	// DecisionTimeout is how long a decision may take, and a refund or settlement after it. A decision that
+	// DecisionTimeout is how long a decision may take, and a credit or settlement after it. A decision that
 	// is given up may still be taking tokens. A response waits for a tenth of it at most until the slots that its request
 	// held are free. Defaults to 1 second.
 	DecisionTimeout time.Duration
 	// Refuse answers the requests that are not let through; all fields but Content-Type are set. What is left
 	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
-	// Logger gets a line when decisions or refunds fail, at most one a second. Defaults to slog.Default().
+	// Logger gets a line when decisions or credits fail, at most one a second. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 

@@ -111,7 +111,7 @@ func TestAStoredRuleMayOnlyBeTried(t *testing.T) {
 	b, s := setupStored(t)
 	s.set(t, perUser, "", mode(ratelimit.Shadow))
 	rule := userRule
-	rule.Refund = httplimit.CountOnlyFailures
+	rule.Credit = httplimit.CountOnlyFailures
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
 	b.take(t, perUser.For("ada").Cost(2))
 	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}, rule), inline(func(e exchange) {
@@ -146,7 +146,7 @@ func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	b.take(t, perUser.For("ada").Cost(3))
 	rule := userRule
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
-	rule.Refund = httplimit.RefundOn5xx
+	rule.Credit = httplimit.CreditOn5xx
 	handler := b.limited(t, rules(rule), inline(func(e exchange) {
 		s.drop(perUser, "") // what was not taken then is not settled when the limit is on again
 		require.NoError(t, e.admission.Settle(t.Context(), 2, perUser))

@@ -33,9 +33,9 @@ type Rule struct {
 	Cost Cost
 	// When reports whether the rule applies to a request. Defaults to nil, always.
 	When func(r *http.Request) bool
-	// Refund reports, by the status of the response, whether the request gets back what it took: see
-	// [RefundOn5xx] and [CountOnlyFailures]. Slots go back in any case. Defaults to nil, never.
-	Refund Refund
+	// Credit reports, by the status of the response, whether the request gets back what it took: see
+	// [CreditOn5xx] and [CountOnlyFailures]. Slots go back in any case. Defaults to nil, never.
+	Credit Credit
 	// Unit is what the limit counts, as the headers name it: lower-case letters, digits and hyphens, as in
 	// "tokens" or "content-bytes". Defaults to requests.
 	Unit string
@@ -58,8 +58,8 @@ func (r *Rule) validate() error {
 	case r.Unit != "" && !validUnit.MatchString(r.Unit):
 		return fmt.Errorf("its Unit is %.40q; use up to 32 lower-case letters, digits and hyphens", r.Unit)
 	}
-	if r.Refund != nil && guard.IsHeld(r.Limit) {
-		return errors.New("it has a Refund, and slots go back in any case when the handler has returned; leave Refund out")
+	if r.Credit != nil && guard.IsHeld(r.Limit) {
+		return errors.New("it has a Credit, and slots go back in any case when the handler has returned; leave Credit out")
 	}
 	if v, ok := r.Cost.(interface{ validate() error }); ok {
 		if err := v.validate(); err != nil {

@@ -68,14 +68,14 @@ func TestShadowForAPlan(t *testing.T) {
 	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser"}, b.told.results())
 }
 
-// TestAShadowIsSettledAndRefundedToo promises that what a limit in shadow mode took is given back as for an enforced one, and nothing
+// TestAShadowIsSettledAndCreditedToo promises that what a limit in shadow mode took is given back as for an enforced one, and nothing
 // of what it would have refused.
-func TestAShadowIsSettledAndRefundedToo(t *testing.T) {
+func TestAShadowIsSettledAndCreditedToo(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.inShadow(t, perUser, perPlan)
 	handler := b.limited(t, rules(
-		httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}, Refund: httplimit.RefundOn5xx},
+		httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}, Credit: httplimit.CreditOn5xx},
 		httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
 	), inline(func(e exchange) {
 		require.NoError(t, e.admission.Settle(e.r.Context(), 4, perPlan))

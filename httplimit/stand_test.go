@@ -298,7 +298,7 @@ func loseAnswers(t *testing.T, s *stand) { t.Helper(); wire(t, s).lose() }
 func downDuringTheHandler(t *testing.T, s *stand) {
 	t.Helper()
 	c := wire(t, s)
-	refunding(t, s)
+	crediting(t, s)
 	s.handler = func(w http.ResponseWriter, _ *http.Request) {
 		c.tear()
 		w.WriteHeader(http.StatusInternalServerError)

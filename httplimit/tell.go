@@ -15,7 +15,7 @@ import (
 // tell reports an answer to the limiter's Observer, and a failure to the log, too.
 func (m *middleware) tell(ctx context.Context, a ratelimit.Answered) {
 	switch a.Result {
-	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed, guard.LeaseLost:
+	case guard.FailedOpen, guard.FailedClosed, guard.CreditFailed, guard.LeaseLost:
 		m.log.failure(ctx, a)
 	}
 	a.Route = m.config.Route
@@ -41,8 +41,8 @@ func (l *failureLog) failure(ctx context.Context, a ratelimit.Answered) {
 	}
 	message := "rate limits are not decided"
 	switch a.Result {
-	case guard.RefundFailed:
-		message = "rate limit refund failed"
+	case guard.CreditFailed:
+		message = "rate limit credit failed"
 	case guard.LeaseLost:
 		message = "a handler lost the slot that it held"
 	}

@@ -91,12 +91,12 @@ func TestAdaptivePriceOfTwoRequests(t *testing.T) {
 }
 
 // What is given back is what was charged, whatever the price is by then.
-func TestAdaptiveRefund(t *testing.T) {
+func TestAdaptiveCredit(t *testing.T) {
 	t.Parallel()
-	onEach(t, testAdaptiveRefund, onPostgres, inMemory)
+	onEach(t, testAdaptiveCredit, onPostgres, inMemory)
 }
 
-func testAdaptiveRefund(t *testing.T, on backend) {
+func testAdaptiveCredit(t *testing.T, on backend) {
 	m := newMarketOn(t, on)
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
 	request := upstream.For("account").Cost(3)
@@ -110,7 +110,7 @@ func testAdaptiveRefund(t *testing.T, on backend) {
 	m.pass(time.Minute)
 	learn(t, m.limiter, request, 1)
 	m.set(clockNoon)
-	require.NoError(t, m.limiter.Refund(t.Context(), d.At, request.Price(d.States[0].Charged)))
+	require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
 	m.holds(t, request, 100)
 	require.NoError(t, m.limiter.Charge(t.Context(), request.Price(4)))
 	m.holds(t, request, 88)

@@ -12,7 +12,7 @@ import (
 )
 
 // What a decision says that was charged is given back, and no more or less, whatever a rule has made of the limit by then.
-func TestARefundAtAPriceIsOfWhatWasCharged(t *testing.T) {
+func TestACreditAtAPriceIsOfWhatWasCharged(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
 	adapts := func(contract ratelimit.Policy, apply bool) ratelimit.Policy {
@@ -52,7 +52,7 @@ func TestARefundAtAPriceIsOfWhatWasCharged(t *testing.T) {
 				require.NoError(t, m.limiter.Charge(t.Context(), request.Price(0).Cost(200))) // so that it does not become full
 				before, err := m.limiter.Value(t.Context(), request)
 				require.NoError(t, err)
-				require.NoError(t, m.limiter.Refund(t.Context(), d.At, request.Price(d.States[0].Charged)))
+				require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
 				m.holds(t, request, before.Tokens+3*test.charged)
 			}
 		})
@@ -86,7 +86,7 @@ func TestWhatIsChargedWhileAPriceIsTurnedOn(t *testing.T) {
 				require.NoError(t, err)
 				left.Store(0)
 				m.holds(t, request, 500-3*d.States[0].Charged)
-				require.NoError(t, m.limiter.Refund(t.Context(), d.At, request.Price(d.States[0].Charged)))
+				require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
 				m.holds(t, request, 500)
 				charged[d.States[0].Charged]++
 			}
@@ -107,7 +107,7 @@ func TestAPriceThatNobodyCharged(t *testing.T) {
 		require.NoError(t, err)
 		require.InDelta(t, 1, d.States[0].Charged, 0)
 		m.holds(t, request, 497)
-		require.NoError(t, m.limiter.Refund(t.Context(), d.At, request))
+		require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request))
 		m.holds(t, request, 500)
 	}
 }

@@ -107,17 +107,17 @@ func TestReservationsOverTheEndOfACalendarWindow(t *testing.T) {
 		})
 	}
 
-	t.Run("RefundAndCharge", func(t *testing.T) {
+	t.Run("CreditTakenAndCharge", func(t *testing.T) {
 		t.Parallel()
 		d, request := b.desk(t, ratelimit.Config{}), limit.For(t.Name())
 		d.clock.set(ends.Add(-time.Hour))
 		requireAllowed(t, taking(request.Cost(900)), d.limiter)
-		require.NoError(t, d.limiter.Refund(t.Context(), d.clock.now(), request.Cost(100)))
+		require.NoError(t, d.limiter.CreditTaken(t.Context(), d.clock.now(), request.Cost(100)))
 		d.requireTokens(t, 200, request)
 		taken := d.clock.now()
 		d.clock.set(ends)
 		requireAllowed(t, taking(request.Cost(500)), d.limiter)
-		require.NoError(t, d.limiter.Refund(t.Context(), taken, request.Cost(100)))
+		require.NoError(t, d.limiter.CreditTaken(t.Context(), taken, request.Cost(100)))
 		d.requireTokens(t, 500, request)
 		require.NoError(t, d.limiter.Charge(t.Context(), request.Cost(4600))) // four months and a tenth
 		d.requireTokens(t, -4100, request)

@@ -42,7 +42,7 @@ func TestChargesAndCreditsAgreeToTheLastBit(t *testing.T) {
 					}
 				case 1:
 					call = func(ctx context.Context, requests ...ratelimit.Request) error {
-						return d.limiter.Refund(ctx, taken, requests...)
+						return d.limiter.CreditTaken(ctx, taken, requests...)
 					}
 				}
 				if random.IntN(40) == 0 {
@@ -52,7 +52,7 @@ func TestChargesAndCreditsAgreeToTheLastBit(t *testing.T) {
 				require.NoError(t, call(t.Context(), limit.For("by statement").Cost(cost)))
 				require.NoError(t, call(t.Context(), limit.For("in Go").Cost(cost), beside))
 				if len(d.rows(t, "by statement")) == 0 {
-					d.exec(t, "DELETE FROM ratelimit.buckets") // a refund of a window that is over made none, or a full one
+					d.exec(t, "DELETE FROM ratelimit.buckets") // a credit of a window that is over made none, or a full one
 					continue
 				}
 				want, got := d.row(t, "twin", "by statement"), d.row(t, "twin", "in Go")

@@ -197,7 +197,9 @@ func (e *twoEngines) decide() {
 	case 7:
 		e.both("credit", func(ctx context.Context, l limiter, _ int) (any, error) { return nil, l.Credit(ctx, requests...) })
 	case 8:
-		e.both("refund", func(ctx context.Context, l limiter, _ int) (any, error) { return nil, l.Refund(ctx, at, requests...) })
+		e.both("credit taken", func(ctx context.Context, l limiter, _ int) (any, error) {
+			return nil, l.CreditTaken(ctx, at, requests...)
+		})
 	case 9:
 		if e.random.IntN(4) == 0 {
 			e.both("reset", func(ctx context.Context, l limiter, _ int) (any, error) { return nil, l.Reset(ctx, requests...) })
@@ -355,7 +357,7 @@ func (e *twoEngines) run(steps int) {
 // hasTriedAll reports whether each verb was called.
 func (e *twoEngines) hasTriedAll() bool {
 	verbs := []string{
-		"take", "check", "take up to", "charge", "credit", "refund", "reset", "check reserve", "reserve", "cancel", "settle", "settle at", "start", "started",
+		"take", "check", "take up to", "charge", "credit", "credit taken", "reset", "check reserve", "reserve", "cancel", "settle", "settle at", "start", "started",
 		"renew", "acquire", "renew lease", "release", "value", "expire", "prune", "errors", "transactions", "undone", "undone to a savepoint",
 	}
 	return !slices.ContainsFunc(verbs, func(verb string) bool { return e.counts[verb] == 0 })

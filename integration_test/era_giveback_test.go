@@ -39,8 +39,8 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 			_, err := l.Expire(ctx)
 			return err
 		}},
-		"Refund": {taken, false, func(ctx context.Context, l *ratelimit.Limiter, _ string, at time.Time, request ratelimit.Request) error {
-			return l.Refund(ctx, at, request.Cost(taken))
+		"CreditTaken": {taken, false, func(ctx context.Context, l *ratelimit.Limiter, _ string, at time.Time, request ratelimit.Request) error {
+			return l.CreditTaken(ctx, at, request.Cost(taken))
 		}},
 	}
 	for name, c := range map[string]eraChange{

@@ -35,8 +35,8 @@ func testTheChangeComesWhileAReservationEnds(t *testing.T, on backend) {
 			_, err := l.Renew(ctx, id)
 			return err
 		}},
-		"Refund": {-reserved, func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-			return l.Refund(ctx, changeInstant.Add(-time.Second), request.Cost(reserved))
+		"CreditTaken": {-reserved, func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+			return l.CreditTaken(ctx, changeInstant.Add(-time.Second), request.Cost(reserved))
 		}},
 	}
 	for name, shards := range rowCounts() {

@@ -95,7 +95,7 @@ func (e *eraTable) end(t *testing.T, row *eraRow) {
 
 // giveBack gives tokens back, unless the window has ended for which they were taken.
 func (e *eraTable) giveBack(row *eraRow, amount float64, now int64) {
-	if row.model.Eras.MayRefund(row.model.Era(), row.held.ReadyAt.UnixMicro(), now) {
+	if row.model.Eras.MayCredit(row.model.Era(), row.held.ReadyAt.UnixMicro(), now) {
 		row.model.Credit(amount, now)
 	}
 }

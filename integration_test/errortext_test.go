@@ -45,8 +45,8 @@ var rowWaits = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, 
 	"Credit": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
 		return limiter.Credit(ctx, request)
 	},
-	"Refund": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return limiter.Refund(ctx, clockNoon, request)
+	"CreditTaken": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return limiter.CreditTaken(ctx, clockNoon, request)
 	},
 	"Charge": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
 		return limiter.Charge(ctx, request)
@@ -131,7 +131,7 @@ func TestErrorsSayOnceWhereTheyComeFrom(t *testing.T) {
 		case "Take", "TakeSeveral", "Check", "Value", "Reserve":
 			requireOnePrefix(t, call(t.Context(), closed, "", roomy.For("key")), ratelimit.ErrClosed, name)
 			fallthrough
-		case "Reset", "Credit", "Refund", "Charge":
+		case "Reset", "Credit", "CreditTaken", "Charge":
 			requireOnePrefix(t, call(t.Context(), b.limiter, "", roomy.For("")), ratelimit.ErrInvalidKey, name)
 		case "Settle":
 			requireOnePrefix(t, call(t.Context(), b.limiter, settled.ID, roomy.For("")), ratelimit.ErrInvalidKey, name)

@@ -43,8 +43,8 @@ func TestOtherVerbsOnSlots(t *testing.T) {
 		}, ratelimit.ErrInvalidRequest, "call Acquire"},
 		"Credit": {func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, job) }, ratelimit.ErrInvalidRequest, "call Acquire"},
 		"Charge": {func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, job) }, ratelimit.ErrInvalidRequest, "call Acquire"},
-		"Refund": {func(ctx context.Context, l *ratelimit.Limiter) error {
-			return l.Refund(ctx, time.Now(), job)
+		"CreditTaken": {func(ctx context.Context, l *ratelimit.Limiter) error {
+			return l.CreditTaken(ctx, time.Now(), job)
 		}, ratelimit.ErrInvalidRequest, "call Acquire"},
 		"Settle":       {func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, reserved.ID, job) }, ratelimit.ErrInvalidRequest, "call Acquire"},
 		"WithoutSlots": {acquiring(tokens.For("ada")), ratelimit.ErrInvalidRequest, "no limit of the call has a Concurrency policy; add one, or call Take"},

@@ -67,7 +67,7 @@ func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
 					ways["Release"] = func() error { return l.Release(t.Context(), lease.ID) }
 				} else {
 					ways["Credit"] = func() error { return l.Credit(t.Context(), request) }
-					ways["Refund"] = func() error { return l.Refund(t.Context(), now.now(), request) }
+					ways["CreditTaken"] = func() error { return l.CreditTaken(t.Context(), now.now(), request) }
 				}
 				for name, giveBack := range ways {
 					empty()

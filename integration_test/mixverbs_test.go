@@ -69,7 +69,7 @@ func TestTakeUpToWhileTheClockGoesManyWindowsOn(t *testing.T) {
 }
 
 // What was taken many windows after the clock of another process is given back to its window all the same.
-func TestRefundManyWindowsOn(t *testing.T) {
+func TestCreditManyWindowsOn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limit, tries, later := ratelimit.Define("daily", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "America/Santiago"}), 0, 0
@@ -88,7 +88,7 @@ func TestRefundManyWindowsOn(t *testing.T) {
 				}
 				return taken.now()
 			}})
-			require.NoError(t, l.Refund(t.Context(), d.At, request.Cost(3)))
+			require.NoError(t, l.CreditTaken(t.Context(), d.At, request.Cost(3)))
 			if b.row(t, "daily", fmt.Sprint(hour, reads)).TS < clockNoon.AddDate(1, 0, 0).UnixMicro() {
 				continue // the clock went on after the statement
 			}
@@ -163,12 +163,12 @@ func TestVerbsThatMeanNothingForAKind(t *testing.T) {
 		want error
 		says string
 	}{
-		"TakeSlots":    {func(l *ratelimit.Limiter) error { _, err := l.Take(t.Context(), slots, slides); return err }, ratelimit.ErrInvalidRequest, "call Acquire"},
-		"ReserveSlots": {func(l *ratelimit.Limiter) error { _, err := l.Reserve(t.Context(), calendar, slots); return err }, ratelimit.ErrInvalidRequest, "call Acquire"},
-		"LookAtSlots":  {func(l *ratelimit.Limiter) error { _, err := l.CheckReserve(t.Context(), slots); return err }, ratelimit.ErrInvalidRequest, "call Acquire"},
-		"CreditSlots":  {func(l *ratelimit.Limiter) error { return l.Credit(t.Context(), tokens, slots) }, ratelimit.ErrInvalidRequest, "Release"},
-		"RefundSlots":  {func(l *ratelimit.Limiter) error { return l.Refund(t.Context(), time.Now(), slots) }, ratelimit.ErrInvalidRequest, "Release"},
-		"ChargeSlots":  {func(l *ratelimit.Limiter) error { return l.Charge(t.Context(), slots, adapts) }, ratelimit.ErrInvalidRequest, "call Acquire"},
+		"TakeSlots":        {func(l *ratelimit.Limiter) error { _, err := l.Take(t.Context(), slots, slides); return err }, ratelimit.ErrInvalidRequest, "call Acquire"},
+		"ReserveSlots":     {func(l *ratelimit.Limiter) error { _, err := l.Reserve(t.Context(), calendar, slots); return err }, ratelimit.ErrInvalidRequest, "call Acquire"},
+		"LookAtSlots":      {func(l *ratelimit.Limiter) error { _, err := l.CheckReserve(t.Context(), slots); return err }, ratelimit.ErrInvalidRequest, "call Acquire"},
+		"CreditSlots":      {func(l *ratelimit.Limiter) error { return l.Credit(t.Context(), tokens, slots) }, ratelimit.ErrInvalidRequest, "Release"},
+		"CreditTakenSlots": {func(l *ratelimit.Limiter) error { return l.CreditTaken(t.Context(), time.Now(), slots) }, ratelimit.ErrInvalidRequest, "Release"},
+		"ChargeSlots":      {func(l *ratelimit.Limiter) error { return l.Charge(t.Context(), slots, adapts) }, ratelimit.ErrInvalidRequest, "call Acquire"},
 		"BorrowSlots": {func(l *ratelimit.Limiter) error {
 			_, err := l.Take(t.Context(), ratelimit.Borrow(slots, tokens))
 			return err

@@ -320,12 +320,12 @@ func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
 }
 
 // A window gets tokens back only while it is the window that paid, however much later the other limits of the reservation are ready.
-func TestARefundGoesToTheWindowThatPaid(t *testing.T) {
+func TestACreditGoesToTheWindowThatPaid(t *testing.T) {
 	t.Parallel()
-	onEach(t, testARefundGoesToTheWindowThatPaid, onPostgres, inMemory, byRoutedStatements)
+	onEach(t, testACreditGoesToTheWindowThatPaid, onPostgres, inMemory, byRoutedStatements)
 }
 
-func testARefundGoesToTheWindowThatPaid(t *testing.T, on backend) {
+func testACreditGoesToTheWindowThatPaid(t *testing.T, on backend) {
 	b := on.setup(t)
 	for kind, policy := range map[string]ratelimit.Policy{
 		"Fixed":    ratelimit.FixedWindow{Rate: 10, Period: 24 * time.Hour, Start: clockNoon},

@@ -195,9 +195,9 @@ func TestCredit(t *testing.T) {
 }
 
 // What a fixed window gave is over with the window.
-func TestRefundEndsWithTheWindow(t *testing.T) {
+func TestCreditEndsWithTheWindow(t *testing.T) {
 	t.Parallel()
-	window := ratelimit.Define("refunded", ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: clockNoon})
+	window := ratelimit.Define("credited", ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: clockNoon})
 	d := setup(t).desk(t, ratelimit.Config{})
 	both := []ratelimit.Request{window.For("key").Cost(4), lookups.For("key").Cost(4)}
 	for _, test := range []struct {
@@ -212,7 +212,7 @@ func TestRefundEndsWithTheWindow(t *testing.T) {
 			d.at(test.after)
 			_, err = d.limiter.Take(t.Context(), window.For("key"))
 			require.NoError(t, err)
-			require.NoError(t, d.limiter.Refund(t.Context(), taken.At, both...))
+			require.NoError(t, d.limiter.CreditTaken(t.Context(), taken.At, both...))
 			d.requireTokens(t, test.windows, window.For("key"))
 			d.requireTokens(t, 10, lookups.For("key"))
 		})

@@ -71,8 +71,8 @@ func (h *reservationHistory) pick() *lease {
 	return &h.model.leases[max(0, n-1-int(h.random.ExpFloat64()*10))]
 }
 
-// refund returns amounts without what would go back into a window that is over.
-func (h *reservationHistory) refund(r *lease, amounts map[int]float64) map[int]float64 {
+// creditable returns amounts without what would go back into a window that is over.
+func (h *reservationHistory) creditable(r *lease, amounts map[int]float64) map[int]float64 {
 	for i, amount := range amounts {
 		b := &h.model.buckets[i]
 		if amount == 0 || amount < 0 && b.windows && b.floor(h.now) > b.floor(r.paid[i]) {
@@ -121,7 +121,7 @@ func (h *reservationHistory) endOne(t *testing.T, settle bool) {
 	case ratelimit.Open:
 		require.NoError(t, err)
 		r.state, r.expires = final, max(r.expires, h.now)
-		h.as(r, stranger, func() { h.endOf(r, h.refund(r, amounts)) })
+		h.as(r, stranger, func() { h.endOf(r, h.creditable(r, amounts)) })
 		if !settle {
 			h.model.drop(r.work)
 		}
@@ -159,7 +159,7 @@ func (h *reservationHistory) expire(t *testing.T) {
 			r.state, r.expires = ratelimit.Expired, h.now
 			ended--
 			if r.release {
-				h.as(r, stranger, func() { h.endOf(r, h.refund(r, r.minusCosts())) })
+				h.as(r, stranger, func() { h.endOf(r, h.creditable(r, r.minusCosts())) })
 				h.model.drop(r.work)
 			}
 		}

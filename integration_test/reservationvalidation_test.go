@@ -31,8 +31,8 @@ var reservationVerbs = map[string]func(ctx context.Context, limiter *ratelimit.L
 	"Credit": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
 		return limiter.Credit(ctx, requests...)
 	},
-	"Refund": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
-		return limiter.Refund(ctx, time.Now(), requests...)
+	"CreditTaken": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
+		return limiter.CreditTaken(ctx, time.Now(), requests...)
 	},
 	"Charge": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
 		return limiter.Charge(ctx, requests...)
@@ -175,7 +175,7 @@ func TestReservationsWithoutTheirMigration(t *testing.T) {
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	before := b.rows(t, "")
 	for name, verb := range reservationVerbs {
-		if name == "Credit" || name == "Charge" || name == "Refund" {
+		if name == "Credit" || name == "Charge" || name == "CreditTaken" {
 			continue // it needs none
 		}
 		require.ErrorIs(t, verb(t.Context(), b.limiter, roomy.For("key"), lookups.For("key")), ratelimit.ErrNotMigrated, name)

@@ -97,7 +97,7 @@ func TestSlidingWindow(t *testing.T) {
 		d.requireTake(t, 0, limit.For("a").Cost(3))
 	})
 
-	t.Run("CreditsRefundsAndCharges", func(t *testing.T) {
+	t.Run("CreditsAndCharges", func(t *testing.T) {
 		t.Parallel()
 		ctx := t.Context()
 		d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("verbs", 10)
@@ -107,9 +107,9 @@ func TestSlidingWindow(t *testing.T) {
 		first := d.requireTake(t, 0, request.Cost(4))
 		d.at(20 * time.Second)
 		d.requireTake(t, 0, request.Cost(6))
-		require.NoError(t, d.Refund(ctx, first.At, request.Cost(3)))
+		require.NoError(t, d.CreditTaken(ctx, first.At, request.Cost(3)))
 		require.InDelta(t, 3, d.tokens(t, request), 0)
-		require.NoError(t, d.Refund(ctx, first.At, request.Cost(9)), "more than was taken then")
+		require.NoError(t, d.CreditTaken(ctx, first.At, request.Cost(9)), "more than was taken then")
 		require.InDelta(t, 4, d.tokens(t, request), 0)
 		require.NoError(t, d.Credit(ctx, request.Cost(2)))
 		require.InDelta(t, 6, d.tokens(t, request), 0)
@@ -117,7 +117,7 @@ func TestSlidingWindow(t *testing.T) {
 		require.InDelta(t, -14, d.tokens(t, request), 0)
 		d.requireTake(t, 70*time.Second, request)
 		d.at(85 * time.Second)
-		require.NoError(t, d.Refund(ctx, first.At, request), "it has fallen out")
+		require.NoError(t, d.CreditTaken(ctx, first.At, request), "it has fallen out")
 		require.InDelta(t, -14, d.tokens(t, request), 0)
 		require.NoError(t, d.Reset(ctx, request))
 		d.requireTake(t, 0, request.Cost(10))

@@ -58,7 +58,7 @@ func TestInvalidBorrows(t *testing.T) {
 	require.NoError(t, err)
 	for name, err := range map[string]error{
 		"Charge": limiter.Charge(t.Context(), borrow), "Credit": limiter.Credit(t.Context(), borrow),
-		"Refund": limiter.Refund(t.Context(), opening, borrow), "Wait": waitFor(t.Context(), limiter, borrow),
+		"CreditTaken": limiter.CreditTaken(t.Context(), opening, borrow), "Wait": waitFor(t.Context(), limiter, borrow),
 		"Settle": limiter.Settle(t.Context(), "00000000-0000-4000-8000-000000000000", borrow),
 	} {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, name)

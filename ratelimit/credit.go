@@ -17,11 +17,11 @@ func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "credit", -1, requests, bucket.Whenever)
 }
 
-// Refund is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a fixed or
+// CreditTaken is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a fixed or
 // calendar window are returned only until that window has ended, because the next window did not miss them. For an [Adaptive]
 // limit pass the charged price with [Request.Price].
-func (l *Limiter) Refund(ctx context.Context, at time.Time, requests ...Request) error {
-	return adjust(ctx, l, "refund", -1, requests, clampInstant(at))
+func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Request) error {
+	return adjust(ctx, l, "credit taken", -1, requests, clampInstant(at))
 }
 
 // Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later requests wait
@@ -53,7 +53,7 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 	return err
 }
 
-// actualCosts checks the requests of Settle, Credit, Refund and Charge, and returns the sum of their costs for each bucket. The
+// actualCosts checks the requests of Settle, Credit, CreditTaken and Charge, and returns the sum of their costs for each bucket. The
 // costs can exceed the capacity, because they can become debts.
 func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request) (map[bucket.Key]actualCost, error) {
 	costs := make(map[bucket.Key]actualCost, len(actual))

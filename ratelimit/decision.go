@@ -41,7 +41,7 @@ type State struct {
 	// Price is the price of a token. It is 1 unless the limit is [Adaptive] and its upstream has throttled, or [Request.Price]
 	// sets another price. A policy without Apply reports the price but does not charge it.
 	Price float64
-	// Charged is the price that was charged: the call took Cost times Charged. Pass it to [Request.Price] in a Refund. It is 1
+	// Charged is the price that was charged: the call took Cost times Charged. Pass it to [Request.Price] in CreditTaken. It is 1
 	// if the policy is not Adaptive or has no Apply, and 0 if NotAsked is set. It is below Price if the price would have cost
 	// more than a whole calendar window. If several requests of a call name one bucket, it is the price of all of them
 	// together.

@@ -38,7 +38,7 @@
 //   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.Keep], [Limiter.RenewLease] and
 //     [Limiter.Release] are its parts.
 //   - [Limiter.Report] reports to an Adaptive limit whether its upstream throttled.
-//   - [Limiter.Credit], [Limiter.Refund], [Limiter.Charge] and [Limiter.Reset] correct the tokens of a bucket.
+//   - [Limiter.Credit], [Limiter.CreditTaken], [Limiter.Charge] and [Limiter.Reset] correct the tokens of a bucket.
 //
 // A refusal is an answer: [Decision.Allowed] is false, nothing was taken, and the transaction stays usable. Only Require, Hold
 // and [Decision.Err] return it as an error, a *[LimitedError]. Every other error is a failure: treat the request as refused.

@@ -106,13 +106,13 @@ func ExampleLimiter_Credit() {
 }
 
 // What was taken for work that could not be done goes back as it was at the instant of the decision.
-func ExampleLimiter_Refund() {
+func ExampleLimiter_CreditTaken() {
 	d, err := limiter.Take(ctx, FreeTrials.Global())
 	if err != nil {
 		log.Fatal(err)
 	}
 	if d.Allowed && errors.Is(startTrial(), errNoSpace) {
-		if err := limiter.Refund(ctx, d.At, FreeTrials.Global()); err != nil {
+		if err := limiter.CreditTaken(ctx, d.At, FreeTrials.Global()); err != nil {
 			log.Print(err)
 		}
 	}

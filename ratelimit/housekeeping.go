@@ -13,7 +13,7 @@ import (
 )
 
 // Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They keep
-// their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire refunds them as Cancel does. It
+// their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire credits them as Cancel does. It
 // also deletes reservations a week after they ended, or after ExpireAfter if that is later; then their IDs are unknown. It
 // returns the number of reservations that it ended. Call it every few minutes, from any number of processes.
 //
@@ -67,7 +67,7 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	return ended, errors.Join(failed...)
 }
 
-// expire ends one reservation, if it is still due and not locked. It leaves the reservation to the next call if it must refund
+// expire ends one reservation, if it is still due and not locked. It leaves the reservation to the next call if it must credit
 // a bucket that another transaction has held for too long.
 func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 	err = lockedBy(ctx, l, "expire", id, false, func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {

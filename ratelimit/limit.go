@@ -174,7 +174,7 @@ func (r Request) Cost(tokens float64) Request {
 
 // Price returns the request at a price of an [Adaptive] limit, from 1 to 1000. 0 means no price.
 //
-// Refund, Credit and Charge multiply the cost by the price. To return all that a decision took, pass its State.Charged. Without
+// CreditTaken, Credit and Charge multiply the cost by the price. To return all that a decision took, pass its State.Charged. Without
 // a price they return and take 1 token for each token of the cost. Take, Check and Reserve use the price in place of the
 // current price of the limit, if it charges prices. The price has no effect on a limit whose definition, and whose rules past
 // and present, charge no price.

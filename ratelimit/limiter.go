@@ -188,7 +188,7 @@ type Config struct {
 	StaleAfter time.Duration
 	// ExpireAfter is the time after ReadyAt at which Limiter.Expire ends a reservation that is still open. Defaults to 24 hours.
 	ExpireAfter time.Duration
-	// ReleaseExpired refunds the tokens of reservations that expire. Defaults to false: the tokens stay spent, because the work may
+	// ReleaseExpired credits the tokens of reservations that expire. Defaults to false: the tokens stay spent, because the work may
 	// have run in a process that died before it settled.
 	ReleaseExpired bool
 	// NoBatching runs each call outside a transaction as its own statement. Defaults to false: concurrent calls share a statement,

@@ -154,7 +154,7 @@ type Answered struct {
 	Limit string
 	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (no decision, and the request was
 	// rejected), "failed_open" (no decision, and the request was admitted) or "cancelled". Later the same request can report
-	// "refunded" or "refund_failed", or "lease_lost" if it lost its slot.
+	// "credited" or "credit_failed", or "lease_lost" if it lost its slot.
 	Result string
 	// Shadow reports whether the guard only observes, so that the result had no effect.
 	Shadow bool

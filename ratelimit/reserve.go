@@ -167,7 +167,7 @@ func atPrice(actual, price, taken float64) float64 {
 // Cancel uses the rule of the limit, or otherwise the policy that this Limiter last used it with. If there is neither, it uses
 // the policy of the reservation. The policy determines the rows and the window to which the tokens return.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
-	return end(ctx, l, "cancel", id, false, Cancelled, func(r *reserved.Reservation) ([]float64, error) { return r.Refund(), nil })
+	return end(ctx, l, "cancel", id, false, Cancelled, func(r *reserved.Reservation) ([]float64, error) { return r.Credit(), nil })
 }
 
 // end moves an open reservation to a final state, and charges the amounts that amounts returns for its buckets. keyed is

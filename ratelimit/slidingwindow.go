@@ -16,7 +16,7 @@ import (
 // returns at most Period / Slices later than a Period after it was taken, and never earlier. Refusals are not counted.
 // RetryAfter is exact. A rollback restores the tokens of its transaction.
 //
-// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. Refund returns tokens taken in the slice
+// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. CreditTaken returns tokens taken in the slice
 // of its instant, while that slice counts. Charge counts as taken now. If the clock steps back by up to a minute, tokens count
 // as taken at the latest instant that the row has seen.
 //

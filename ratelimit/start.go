@@ -27,7 +27,7 @@ type Slot struct {
 // Work that was not started by StaleAt, for example because its workers were down, has lost its slot: its tokens arrived while
 // nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns the new slot, so that
 // delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again.
-// The exception is a reservation that expired and was refunded. If Start reserves again, it does so as [Limiter.Renew] does.
+// The exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
 //
 // Start returns ErrReservationEnded if the reservation was cancelled, ErrNotReserved if it does not exist, and
 // ErrCostExceedsCapacity as Renew does. Do not run the work then.

@@ -29,7 +29,7 @@ const (
 //
 // If the context ends during the sleep, Wait cancels the reservation and returns the context's error. The tokens are then
 // available to other callers. Cancelling waits for locked rows, up to Config.Timeout. If the database is unreachable or the
-// process dies, [Limiter.Expire] ends the reservation a minute after ReadyAt, and refunds the tokens. If the context ends
+// process dies, [Limiter.Expire] ends the reservation a minute after ReadyAt, and credits the tokens. If the context ends
 // during the statement of a Take, it is unknown whether it took tokens, as with every Take.
 //
 // Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks the database
@@ -39,7 +39,7 @@ const (
 // tenth of a second.
 //
 // Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it was
-// settled, the tokens are paid, and Wait returns at ReadyAt. If it expired and was refunded, Wait reserves again.
+// settled, the tokens are paid, and Wait returns at ReadyAt. If it expired and was credited, Wait reserves again.
 func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, error) {
 	if err := l.ready(ctx, "wait"); err != nil {
 		return Decision{}, err
@@ -132,7 +132,7 @@ func awaitStart(ctx context.Context, l *Limiter, id string, ready time.Time, lea
 		}
 		if settled {
 			timer.Reset(time.Until(ready))
-			<-timer.C // settled tokens are not refunded, so ctx does not matter
+			<-timer.C // settled tokens are not credited, so ctx does not matter
 			return nil
 		}
 		timer.Reset(time.Until(ready) - lead)

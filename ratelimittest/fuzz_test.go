@@ -185,7 +185,9 @@ var verbs = []func(ctx context.Context, l *ratelimit.Limiter, a *answers) error{
 	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
 		return l.Credit(ctx, a.one, a.other)
 	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Refund(ctx, a.at, a.one) },
+	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
+		return l.CreditTaken(ctx, a.at, a.one)
+	},
 	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Charge(ctx, a.actual) },
 	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Reset(ctx, a.one) },
 	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {

@@ -159,7 +159,7 @@ func rules(d ratelimit.Decision) []string {
 func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	level, failed := o.config.Detail, e.Err != nil
 	switch e.Result {
-	case guard.FailedOpen, guard.FailedClosed, guard.RefundFailed, guard.LeaseLost:
+	case guard.FailedOpen, guard.FailedClosed, guard.CreditFailed, guard.LeaseLost:
 		level = o.config.Failed
 	case guard.BadKey, guard.BadCost, guard.TooCostly:
 		level, failed = o.config.Refused, false // the result says what is wrong with the request

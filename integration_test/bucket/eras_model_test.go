@@ -259,9 +259,9 @@ func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, t
 	}
 }
 
-// TestARefundIsOfTheWindowThatHolds holds RefundUntil to the exact model: what was taken at an instant comes back until the
+// TestACreditIsOfTheWindowThatHolds holds CreditUntil to the exact model: what was taken at an instant comes back until the
 // window, as it is by now, has ended.
-func TestARefundIsOfTheWindowThatHolds(t *testing.T) {
+func TestACreditIsOfTheWindowThatHolds(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		src := shrinking{t}
@@ -276,7 +276,7 @@ func TestARefundIsOfTheWindowThatHolds(t *testing.T) {
 			if taken > now {
 				continue
 			}
-			require.Equal(t, exact.MayRefund(len(list)-1, taken, now), terms.Begin(now) <= buckettest.RefundUntil(terms, taken),
+			require.Equal(t, exact.MayCredit(len(list)-1, taken, now), terms.Begin(now) <= buckettest.CreditUntil(terms, taken),
 				"taken at %d, and given back at %d, in an era from %d of %+v", taken, now, last.From, last.Terms)
 		}
 	})

@@ -162,7 +162,7 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 	}
 	say("credit", l.Credit(ctx, all...))
 	say("charge", l.Charge(ctx, all...))
-	say("refund", l.Refund(ctx, clock.Add(-time.Second), all...))
+	say("credit taken", l.CreditTaken(ctx, clock.Add(-time.Second), all...))
 	took(l.Take(ctx, ratelimit.Borrow(limits.five.For(key), limits.fifty.Global())))
 	reservingCalls(t, limits, l, key, say)
 	lease, err := l.Acquire(ctx, limits.slots.For(key).Cost(2), limits.fifty.For(key))

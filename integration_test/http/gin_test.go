@@ -20,7 +20,7 @@ func forGin(limited func(http.Handler) http.Handler) gin.HandlerFunc {
 		limited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			allowed, c.Request = true, r
 			c.Next()
-			w.WriteHeader(c.Writer.Status()) // a Refund reads it
+			w.WriteHeader(c.Writer.Status()) // a Credit reads it
 		})).ServeHTTP(c.Writer, c.Request)
 		if !allowed {
 			c.Abort()
@@ -50,13 +50,13 @@ func TestTheFAQShowsTheMiddlewareForGin(t *testing.T) {
 	require.Contains(t, string(code), "func forGin"+block)
 }
 
-// TestRefundsBehindGin promises that a Refund sees the status of a handler of Gin, of one that panics, too, and that the handler has
+// TestCreditsBehindGin promises that a Credit sees the status of a handler of Gin, of one that panics, too, and that the handler has
 // the middleware's context.
-func TestRefundsBehindGin(t *testing.T) {
+func TestCreditsBehindGin(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())
 	rule := userRule
-	rule.Refund = httplimit.RefundOn5xx
+	rule.Credit = httplimit.CreditOn5xx
 	router := gin.New()
 	router.Use(gin.CustomRecoveryWithWriter(nil, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusInternalServerError) }), forGin(limited(t, limiter, rule)))
 	router.GET("/:status", func(c *gin.Context) {

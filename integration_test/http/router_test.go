@@ -47,7 +47,7 @@ func echoRouter(everything, search func(http.Handler) http.Handler) http.Handler
 }
 
 // answerErrors answers the errors of handlers. Echo answers them after the middleware, which then cannot see their status: a rule with
-// a Refund needs answerErrors inside.
+// a Credit needs answerErrors inside.
 func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c *echo.Context) error {
 		if err := next(c); err != nil {
@@ -83,14 +83,14 @@ func TestRouters(t *testing.T) {
 	}
 }
 
-// TestErrorsOfEchoHandlers promises that a handler of Echo that returns an error is charged, even if the rule has a Refund, and that
+// TestErrorsOfEchoHandlers promises that a handler of Echo that returns an error is charged, even if the rule has a Credit, and that
 // with answerErrors inside the status counts.
 func TestErrorsOfEchoHandlers(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())
-	refund := func(refund httplimit.Refund) echo.MiddlewareFunc {
+	credit := func(credit httplimit.Credit) echo.MiddlewareFunc {
 		rule := userRule
-		rule.Refund = refund
+		rule.Credit = credit
 		return echo.WrapMiddleware(limited(t, limiter, rule))
 	}
 	fail := func(c *echo.Context) error {
@@ -101,9 +101,9 @@ func TestErrorsOfEchoHandlers(t *testing.T) {
 		return errors.New("the handler's own")
 	}
 	router := echo.New()
-	router.GET("/5xx", fail, refund(httplimit.RefundOn5xx))
-	router.GET("/failures", fail, refund(httplimit.CountOnlyFailures))
-	router.GET("/answered", fail, refund(httplimit.RefundOn5xx), answerErrors)
+	router.GET("/5xx", fail, credit(httplimit.CreditOn5xx))
+	router.GET("/failures", fail, credit(httplimit.CountOnlyFailures))
+	router.GET("/answered", fail, credit(httplimit.CreditOn5xx), answerErrors)
 	for i, path := range []string{"/5xx", "/failures", "/answered"} {
 		got := get(t, router, path)
 		require.Equal(t, http.StatusInternalServerError, got.Code, got.Body.String())

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 var (
 	everyone = ratelimit.Define("everyone", ratelimit.PerDay(1000))
 	perUser  = ratelimit.Define("perUser", ratelimit.PerMinute(3))
-	userRule = httplimit.Rule{Limit: perUser, Key: user, Refund: httplimit.RefundOn5xx}
+	userRule = httplimit.Rule{Limit: perUser, Key: user, Credit: httplimit.CreditOn5xx}
 )
 
 // user returns the caller, whom a header names.

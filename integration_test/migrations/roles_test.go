@@ -120,7 +120,7 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 			"Value":       func() error { _, err := limiter.Value(ctx, several[0]); return err },
 			"Reset":       func() error { return limiter.Reset(ctx, several...) },
 			"Credit":      func() error { return limiter.Credit(ctx, several...) },
-			"Refund":      func() error { return limiter.Refund(ctx, noon, several...) },
+			"CreditTaken": func() error { return limiter.CreditTaken(ctx, noon, several...) },
 			"Charge":      func() error { return limiter.Charge(ctx, several...) },
 			"Settle":      func() error { return limiter.Settle(ctx, reserve(), logins.For("ada").Cost(2)) },
 			"Cancel":      func() error { return limiter.Cancel(ctx, reserve()) },

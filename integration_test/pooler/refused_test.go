@@ -80,13 +80,13 @@ func inAny(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) e
 			_, err := l.Acquire(ctx, slots.For("key"))
 			return err
 		},
-		"Credit":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
-		"Charge":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
-		"Refund":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Refund(ctx, ids.at, request) },
-		"Reset":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
-		"Settle":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation, request) },
-		"SettleAsIs": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation) },
-		"Cancel":     func(ctx context.Context, l *ratelimit.Limiter) error { return l.Cancel(ctx, ids.reservation) },
+		"Credit":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
+		"Charge":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
+		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter) error { return l.CreditTaken(ctx, ids.at, request) },
+		"Reset":       func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
+		"Settle":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation, request) },
+		"SettleAsIs":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation) },
+		"Cancel":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Cancel(ctx, ids.reservation) },
 		"Start": func(ctx context.Context, l *ratelimit.Limiter) error {
 			_, err := l.Start(ctx, ids.reservation)
 			return err

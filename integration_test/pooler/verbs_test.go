@@ -108,7 +108,7 @@ func anywhere() []verb {
 			n, _, err := l.TakeUpTo(ctx, 5, pinch.For(key), roomy.For(key).Cost(10))
 			return errors.Join(answered(err, "taken", n, 2), holds(ctx, l, roomy.For(key), 1e6-20))
 		}},
-		{"CreditChargeRefundReset", creditAndCharge},
+		{"CreditChargeCreditTakenReset", creditAndCharge},
 		{"ReserveAndSettle", reserveAndSettle},
 		{"ReserveAndCancel", reserveAndCancel},
 		{"AcquireAndRelease", leaseAndRelease},
@@ -139,7 +139,7 @@ func creditAndCharge(ctx context.Context, l *ratelimit.Limiter, key string) erro
 	return errors.Join(answered(err, "allowed", d.Allowed, true),
 		l.Charge(ctx, roomy.For(key).Cost(10)), holds(ctx, l, roomy.For(key), 1e6-110),
 		l.Credit(ctx, roomy.For(key).Cost(30)), holds(ctx, l, roomy.For(key), 1e6-80),
-		l.Refund(ctx, d.At, roomy.For(key).Cost(5)), holds(ctx, l, roomy.For(key), 1e6-75),
+		l.CreditTaken(ctx, d.At, roomy.For(key).Cost(5)), holds(ctx, l, roomy.For(key), 1e6-75),
 		l.Reset(ctx, roomy.For(key)), holds(ctx, l, roomy.For(key), 1e6))
 }
 

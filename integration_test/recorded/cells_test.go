@@ -59,7 +59,7 @@ func expected(c call) (met int, why string) {
 	}
 	otherwise := c.kind == kindSlots || c.kind == kindSliding
 	reserves := is("Reserve", "CheckReserve", "Wait") && c.outcome != failed || is("Start", "Started", "Renew", "Settle", "Cancel")
-	if otherwise && reserves || c.kind == kindSlots && is("Take", "TakeUpTo", "Require", "Credit", "Refund", "Charge") && c.outcome != failed {
+	if otherwise && reserves || c.kind == kindSlots && is("Take", "TakeUpTo", "Require", "Credit", "CreditTaken", "Charge") && c.outcome != failed {
 		return exceptional, "a rule has made another kind of it"
 	}
 	if is("Report") && c.kind != kindAdaptive && c.outcome == allowed {

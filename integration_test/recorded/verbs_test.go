@@ -54,7 +54,7 @@ func verbs() []verb {
 		{"Keep", 2, keep},
 		{"Report", 5, report},
 		{"Credit", 3, does("Credit", (*ratelimit.Limiter).Credit)},
-		{"Refund", 3, refund},
+		{"CreditTaken", 3, creditTaken},
 		{"Charge", 4, does("Charge", (*ratelimit.Limiter).Charge)},
 		{"Reset", 1, does("Reset", (*ratelimit.Limiter).Reset)},
 		{"Value", 4, value},
@@ -140,7 +140,7 @@ func suits(verb string, kind int) bool {
 		return kind == kindAdaptive
 	case "Reserve", "CheckReserve", "Wait":
 		return kind != kindSlots && kind != kindSliding
-	case "Take", "TakeUpTo", "Require", "Charge", "Credit", "Refund":
+	case "Take", "TakeUpTo", "Require", "Charge", "Credit", "CreditTaken":
 		return kind != kindSlots
 	}
 	return true
@@ -467,14 +467,14 @@ func report(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	return []int{a.kind}, allowed, err
 }
 
-func refund(ctx context.Context, h *history, d *draw) ([]int, int, error) {
+func creditTaken(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	at := h.now().Add(-d.span(20 * time.Second))
 	if n, which := len(h.taken), d.next(); n > 0 {
 		at = h.taken[n-1-int(which%uint64(min(n, 4)))]
 	}
 	h.text.instant("at", at)
-	asked := h.draw(d, "Refund")
-	return kindsOf(asked), allowed, h.in.Refund(ctx, at, h.requests(asked)...)
+	asked := h.draw(d, "CreditTaken")
+	return kindsOf(asked), allowed, h.in.CreditTaken(ctx, at, h.requests(asked)...)
 }
 
 // oneAsk draws one request.

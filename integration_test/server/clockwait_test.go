@@ -38,8 +38,8 @@ func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
 			return orRefused(l.Take(ctx, r, beside.For("all")))
 		},
 		"Charge": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error { return l.Charge(ctx, r) },
-		"Refund": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error {
-			return l.Refund(ctx, began, r)
+		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error {
+			return l.CreditTaken(ctx, began, r)
 		},
 	}
 	ahead := time.Duration(0)
@@ -68,9 +68,9 @@ func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
 					require.NoError(t, <-waited)
 					left := capacity - 2
 					switch {
-					case way == "Refund" && kind == "bucket":
+					case way == "CreditTaken" && kind == "bucket":
 						left = capacity
-					case way == "Refund": // of a window that has ended meanwhile
+					case way == "CreditTaken": // of a window that has ended meanwhile
 						left = capacity - 1
 					}
 					require.Equal(t, left, a.drain(t, s, t.Name(), false))

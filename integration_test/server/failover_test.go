@@ -49,11 +49,11 @@ func writing(reservation, lease string) map[string]func(context.Context, *rateli
 			_, _, err := l.TakeUpTo(ctx, 3, request)
 			return err
 		},
-		"Reserve": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Reserve(ctx, request); return err },
-		"Reset":   func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
-		"Credit":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
-		"Refund":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Refund(ctx, time.Now(), request) },
-		"Charge":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
+		"Reserve":     func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Reserve(ctx, request); return err },
+		"Reset":       func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
+		"Credit":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
+		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter) error { return l.CreditTaken(ctx, time.Now(), request) },
+		"Charge":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
 		"Settle": func(ctx context.Context, l *ratelimit.Limiter) error {
 			return l.Settle(ctx, reservation, request.Cost(2))
 		},

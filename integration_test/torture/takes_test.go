@@ -149,7 +149,7 @@ func (w *worker) correct() {
 	case 0:
 		w.call("credit", path, []item{change}, func(ctx context.Context, _ *entry) error { return limiter.Credit(ctx, two) })
 	case 1:
-		w.call("refund", path, []item{change}, func(ctx context.Context, _ *entry) error { return limiter.Refund(ctx, at, two) })
+		w.call("credit taken", path, []item{change}, func(ctx context.Context, _ *entry) error { return limiter.CreditTaken(ctx, at, two) })
 	default:
 		change.tokens = 2
 		w.call("charge", path, []item{change}, func(ctx context.Context, _ *entry) error { return limiter.Charge(ctx, two) })

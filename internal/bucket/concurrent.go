@@ -161,8 +161,8 @@ func (Concurrent) Enter(t, before Terms, s State, from int64, change Change) Sta
 	return entered
 }
 
-// RefundUntil returns that nothing is given back.
-func (Concurrent) RefundUntil(Terms, int64) int64 { return math.MinInt64 }
+// CreditUntil returns that nothing is given back.
+func (Concurrent) CreditUntil(Terms, int64) int64 { return math.MinInt64 }
 
 // Owes implements Kind.
 func (Concurrent) Owes() bool { return false }

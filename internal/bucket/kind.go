@@ -36,8 +36,8 @@ type Kind interface {
 	Fill(t Terms, s State, now int64) State
 	// Enter returns the state at the instant at which the terms t take effect, after s under the terms before.
 	Enter(t, before Terms, s State, from int64, change Change) State
-	// RefundUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
-	RefundUntil(t Terms, taken int64) int64
+	// CreditUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
+	CreditUntil(t Terms, taken int64) int64
 
 	// Statement returns which statement decides on rows of the kind that are not locked, if IsPlain reports that a row is as the kind leaves it.
 	Statement() Statement

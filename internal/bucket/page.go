@@ -220,16 +220,16 @@ func (p *Page) TakeUpTo(asks []Ask, n int, room []Answer) (units int, answers []
 // Whenever is the instant of tokens that may be given back at any time.
 const Whenever = int64(math.MaxInt64)
 
-// RefundUntil returns the begin of the last step in which tokens may be given back to the bucket that were taken at an instant.
-func (a *Ask) RefundUntil(taken int64) int64 {
+// CreditUntil returns the begin of the last step in which tokens may be given back to the bucket that were taken at an instant.
+func (a *Ask) CreditUntil(taken int64) int64 {
 	if taken == Whenever {
 		return MaxInstant
 	}
-	return a.Terms.Kind.RefundUntil(a.Terms, taken)
+	return a.Terms.Kind.CreditUntil(a.Terms, taken)
 }
 
 // Charge takes amount from a bucket whatever it holds. A negative amount is given back, if the current step still takes back tokens that were
-// taken at an instant; see RefundUntil.
+// taken at an instant; see CreditUntil.
 func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	if amount == 0 {
 		return
@@ -244,7 +244,7 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
 			}
 		}
-		changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.RefundUntil(taken))
+		changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.CreditUntil(taken))
 	}
 	for i := range rows {
 		if !changed && p.isNew(first+i) {

@@ -147,8 +147,8 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 	return r.state(t, s, r.shifted(t, totals, ts, from), from)
 }
 
-// RefundUntil implements Kind: the slice in which what was taken then is counted.
-func (r Sliding) RefundUntil(t Terms, taken int64) int64 {
+// CreditUntil implements Kind: the slice in which what was taken then is counted.
+func (r Sliding) CreditUntil(t Terms, taken int64) int64 {
 	since := t.Eras.since(t.Era)
 	if taken >= since {
 		return r.Begin(t, taken, 0)

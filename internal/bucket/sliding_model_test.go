@@ -231,7 +231,7 @@ func (h *slidingHistory) call() {
 	case chance < 6:
 		at := h.now - int64(h.src.Unit()*float64(buckettest.Period(h.terms)))
 		before := h.state
-		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, buckettest.RefundUntil(h.terms, at))
+		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, buckettest.CreditUntil(h.terms, at))
 		if h.state.Equal(before) {
 			return
 		}

@@ -137,11 +137,11 @@ func TestSlidingCredit(t *testing.T) {
 	}{
 		"TheNewest":        {2, bucket.MaxInstant, 9, 6},
 		"All":              {50, bucket.MaxInstant, 10, 10},
-		"OfAnInstant":      {2, buckettest.RefundUntil(terms, opening+25*second), 9, 6},
-		"NoMoreThanTaken":  {7, buckettest.RefundUntil(terms, opening+25*second), 9, 6},
-		"WhereNothingWas":  {7, buckettest.RefundUntil(terms, opening+15*second), 7, 4},
-		"WhatHasFallenOut": {7, buckettest.RefundUntil(terms, opening-40*second), 7, 4},
-		"WhatIsToCome":     {7, buckettest.RefundUntil(terms, opening+55*second), 7, 4},
+		"OfAnInstant":      {2, buckettest.CreditUntil(terms, opening+25*second), 9, 6},
+		"NoMoreThanTaken":  {7, buckettest.CreditUntil(terms, opening+25*second), 9, 6},
+		"WhereNothingWas":  {7, buckettest.CreditUntil(terms, opening+15*second), 7, 4},
+		"WhatHasFallenOut": {7, buckettest.CreditUntil(terms, opening-40*second), 7, 4},
+		"WhatIsToCome":     {7, buckettest.CreditUntil(terms, opening+55*second), 7, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -153,8 +153,8 @@ func TestSlidingCredit(t *testing.T) {
 	}
 }
 
-// A refund reaches what was taken under the policy before, where that has gone with the change.
-func TestSlidingRefundsAcrossAChange(t *testing.T) {
+// A credit reaches what was taken under the policy before, where that has gone with the change.
+func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]bucket.Terms{
 		"ASlidingWindow": slidingTerms(10, 30*second, 2), "ATokenBucket": buckettest.TokenBucket(10, 24*time.Hour, 10),
@@ -168,14 +168,14 @@ func TestSlidingRefundsAcrossAChange(t *testing.T) {
 			terms := eras.Holding(from)
 			s = terms.Settle(s)
 			require.InDelta(t, 4, buckettest.Tokens(terms, s, from), 0.01)
-			s = buckettest.Credit(terms, s, from+second, 2, buckettest.RefundUntil(terms, opening+5*second))
+			s = buckettest.Credit(terms, s, from+second, 2, buckettest.CreditUntil(terms, opening+5*second))
 			require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01)
 		})
 	}
 }
 
 // What was reserved under another kind, and was not ready when the kind changed, comes back while the slice of the change counts.
-func TestSlidingRefundsWhatAnotherKindReserved(t *testing.T) {
+func TestSlidingCreditsWhatAnotherKindReserved(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second
 	tokens, sliding, change := buckettest.TokenBucket(20, 24*time.Hour, 20), slidingTerms(20, hour, 24), opening+2*hour
@@ -187,7 +187,7 @@ func TestSlidingRefundsWhatAnotherKindReserved(t *testing.T) {
 	}{
 		"InTheCode": {sliding, -10, 5}, "ByARule": {byRule, -10 + 2*20/24., 5 + 2*20/24.},
 	} {
-		for kind, until := range map[string]int64{"ReadyLater": buckettest.RefundUntil(test.terms, opening+12*hour), "ReadyNow": buckettest.RefundUntil(test.terms, opening)} {
+		for kind, until := range map[string]int64{"ReadyLater": buckettest.CreditUntil(test.terms, opening+12*hour), "ReadyNow": buckettest.CreditUntil(test.terms, opening)} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				s, now := test.terms.Settle(reserved), change+3*hour
@@ -201,7 +201,7 @@ func TestSlidingRefundsWhatAnotherKindReserved(t *testing.T) {
 			now := change + 26*hour
 			s, allowed := buckettest.Take(test.terms, test.terms.Settle(reserved), now, 20, 0)
 			require.True(t, allowed)
-			s = buckettest.Credit(test.terms, s, now, 15, buckettest.RefundUntil(test.terms, opening+30*hour))
+			s = buckettest.Credit(test.terms, s, now, 15, buckettest.CreditUntil(test.terms, opening+30*hour))
 			require.InDelta(t, 0, buckettest.Tokens(test.terms, s, now), 0)
 		})
 	}

@@ -121,9 +121,9 @@ func (Steps) Enter(t, before Terms, s State, from int64, change Change) State {
 	return State{Value: tokens, TS: from, Parts: s.parts(nil)}
 }
 
-// RefundUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket takes tokens back at
+// CreditUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket takes tokens back at
 // any time.
-func (Steps) RefundUntil(t Terms, taken int64) int64 {
+func (Steps) CreditUntil(t Terms, taken int64) int64 {
 	if t.Step <= 1 {
 		return math.MaxInt64
 	}

@@ -46,8 +46,8 @@ func TestATSInsideAWindowCountsAsItsBegin(t *testing.T) {
 	require.InDelta(t, 10, buckettest.Tokens(terms, inside, minute), 0)
 }
 
-// A refund that comes too late writes no row, whichever of the rows there are.
-func TestALateRefundWritesNoRow(t *testing.T) {
+// A credit that comes too late writes no row, whichever of the rows there are.
+func TestALateCreditWritesNoRow(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2)}}
 	p := bucket.NewPage(asks)

@@ -44,11 +44,11 @@ func TestPhaseOf(t *testing.T) {
 	}
 }
 
-func TestRefundUntil(t *testing.T) {
+func TestCreditUntil(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, int64(math.MaxInt64), buckettest.RefundUntil(buckettest.TokenBucket(10, time.Minute, 10), opening+7))
+	require.Equal(t, int64(math.MaxInt64), buckettest.CreditUntil(buckettest.TokenBucket(10, time.Minute, 10), opening+7))
 	window := buckettest.FixedWindow(10, time.Minute, 10, opening)
-	require.Equal(t, opening, buckettest.RefundUntil(window, opening))
-	require.Equal(t, opening, buckettest.RefundUntil(window, opening+minute-1))
-	require.Equal(t, opening+minute, buckettest.RefundUntil(window, opening+minute))
+	require.Equal(t, opening, buckettest.CreditUntil(window, opening))
+	require.Equal(t, opening, buckettest.CreditUntil(window, opening+minute-1))
+	require.Equal(t, opening+minute, buckettest.CreditUntil(window, opening+minute))
 }

@@ -20,8 +20,8 @@ const (
 	FailedClosed = "failed_closed"
 	FailedOpen   = "failed_open"
 	Cancelled    = "cancelled"
-	Refunded     = "refunded"
-	RefundFailed = "refund_failed"
+	Credited     = "credited"
+	CreditFailed = "credit_failed"
 	LeaseLost    = "lease_lost"
 )
 

@@ -168,8 +168,8 @@ func (r *Reservation) Index(k bucket.Key) int {
 	return slices.IndexFunc(r.Buckets, func(b Reserved) bool { return b.Key == k })
 }
 
-// Refund returns the amounts that give back all the reservation took.
-func (r *Reservation) Refund() []float64 {
+// Credit returns the amounts that give back all the reservation took.
+func (r *Reservation) Credit() []float64 {
 	amounts := make([]float64, len(r.Buckets))
 	for i := range amounts {
 		amounts[i] = -r.Buckets[i].Cost
@@ -180,7 +180,7 @@ func (r *Reservation) Refund() []float64 {
 // Released returns the amounts that the end by itself gives back.
 func (r *Reservation) Released() []float64 {
 	if r.Release {
-		return r.Refund()
+		return r.Credit()
 	}
 	return make([]float64, len(r.Buckets))
 }

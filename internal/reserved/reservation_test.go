@@ -36,7 +36,7 @@ func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 	require.Equal(t, ready, record(t, Keeping{}, asks, answers).ReadyUs)
 	r := record(t, Keeping{NotBefore: ready + 1}, asks, answers)
 	require.Equal(t, ready+1, r.ReadyUs)
-	require.Equal(t, []int64{ready, opening + 2*time.Second.Microseconds()}, r.Charge(r.Refund()).Taken)
+	require.Equal(t, []int64{ready, opening + 2*time.Second.Microseconds()}, r.Charge(r.Credit()).Taken)
 }
 
 // None is kept of work that is ready at once, if only later work is to be.

@@ -25,25 +25,25 @@ func TestACreditEndsAtTheCapacity(t *testing.T) {
 	}
 }
 
-// A refund of tokens of a window ends with the window: later it changes no row, and makes none.
-func TestARefundEndsWithItsWindow(t *testing.T) {
+// A credit of tokens of a window ends with the window: later it changes no row, and makes none.
+func TestACreditEndsWithItsWindow(t *testing.T) {
 	t.Parallel()
 	pool, now := postgrestest.New(t), opening
 	s := newSession(pool, func() *int64 { return new(now) })
 	l := fixedWindow("window", 10, time.Minute, 10, 0)
 	l.terms.PhaseByKey, l.terms.Phase = false, bucket.MinInstant
 	l.terms.Phase = l.terms.Begin(opening) - l.terms.Step
-	refund := func(key string) {
+	credit := func(key string) {
 		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask(key, 0)}, []float64{-3}, []int64{opening}}))
 	}
 	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	refund("ada")
+	credit("ada")
 	require.Equal(t, []float64{9}, held(t, s, l.ask("ada", 0)))
 
 	now += l.terms.Step
 	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	refund("ada")
-	refund("bob")
+	credit("ada")
+	credit("bob")
 	require.Equal(t, []float64{6}, held(t, s, l.ask("ada", 0)))
 	var rows int
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows))

@@ -137,9 +137,9 @@ func Spare(held *big.Rat, cost, lowest float64) float64 {
 	return spare
 }
 
-// MayRefund reports whether what was taken at an instant may come back at another one, by the policy of an era: in a window
+// MayCredit reports whether what was taken at an instant may come back at another one, by the policy of an era: in a window
 // until it ends.
-func (eras ExactEras) MayRefund(era int, taken, now int64) bool {
+func (eras ExactEras) MayCredit(era int, taken, now int64) bool {
 	e := eras[era]
 	return !e.windows || e.window(taken) >= e.window(now)
 }

@@ -33,8 +33,8 @@ func Credit(t bucket.Terms, s bucket.State, now int64, amount float64, until int
 	return rows[0]
 }
 
-// RefundUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
-func RefundUntil(t bucket.Terms, taken int64) int64 { return t.Kind.RefundUntil(t, taken) }
+// CreditUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
+func CreditUntil(t bucket.Terms, taken int64) int64 { return t.Kind.CreditUntil(t, taken) }
 
 // FixClocks returns the rows with their clocks fixed.
 func FixClocks(t bucket.Terms, rows []bucket.State, now int64) []bucket.State {

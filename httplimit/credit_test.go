@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 )
 
-func TestRefunds(t *testing.T) {
+func TestCredits(t *testing.T) {
 	t.Parallel()
 	handlers := map[string]http.HandlerFunc{
 		"200":   func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
@@ -43,10 +43,10 @@ func TestRefunds(t *testing.T) {
 		},
 	}
 	for name, c := range map[string]struct {
-		refund   httplimit.Refund
-		refunded []string
+		credit   httplimit.Credit
+		credited []string
 	}{
-		"RefundOn5xx":       {httplimit.RefundOn5xx, []string{"500", "103 500", "panic", "abort"}},
+		"CreditOn5xx":       {httplimit.CreditOn5xx, []string{"500", "103 500", "panic", "abort"}},
 		"CountOnlyFailures": {httplimit.CountOnlyFailures, []string{"200", "302", "body", "bytes", "flush", "copy", "body 500", "200 panic"}},
 		"Never":             {nil, nil},
 		"Always":            {func(int) bool { return true }, []string{"200", "302", "401", "500", "body", "bytes", "flush", "copy", "nothing", "103 500", "body 500", "panic", "200 panic", "abort"}},
@@ -54,10 +54,10 @@ func TestRefunds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			var refunded []string
+			var credited []string
 			for handled, handler := range handlers {
 				server := serve(t, b.limited(t, rules(
-					httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(2), Refund: c.refund},
+					httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(2), Credit: c.credit},
 					httplimit.Rule{Limit: everyone, Global: true},
 				), handler))
 				before := b.charged(t, perPlan.For("ada"))
@@ -65,22 +65,22 @@ func TestRefunds(t *testing.T) {
 				after := b.charged(t, perPlan.For("ada"))
 				require.Contains(t, []float64{before, before + 2}, after)
 				if after == before {
-					refunded = append(refunded, handled)
+					credited = append(credited, handled)
 				}
 			}
-			require.ElementsMatch(t, c.refunded, refunded)
+			require.ElementsMatch(t, c.credited, credited)
 			require.Equal(t, float64(len(handlers)), b.charged(t, everyone.Global()), "the other rule keeps what it took")
-			require.Equal(t, len(c.refunded), strings.Count(strings.Join(b.told.results(), "\n"), "refunded perPlan"))
+			require.Equal(t, len(c.credited), strings.Count(strings.Join(b.told.results(), "\n"), "credited perPlan"))
 		})
 	}
 }
 
-// TestWhatIsSettledIsNotRefundedAsWell promises that the handler's word goes before the status.
-func TestWhatIsSettledIsNotRefundedAsWell(t *testing.T) {
+// TestWhatIsSettledIsNotCreditedAsWell promises that the handler's word goes before the status.
+func TestWhatIsSettledIsNotCreditedAsWell(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	rule := planRule
-	rule.Refund = httplimit.RefundOn5xx
+	rule.Credit = httplimit.CreditOn5xx
 	handler := b.limited(t, rules(rule), inline(func(e exchange) {
 		require.NoError(t, e.admission.Settle(e.r.Context(), 3, perPlan))
 		e.w.WriteHeader(http.StatusInternalServerError)
@@ -90,14 +90,14 @@ func TestWhatIsSettledIsNotRefundedAsWell(t *testing.T) {
 	require.Equal(t, []string{"allowed perPlan"}, b.told.results())
 }
 
-// TestTheResponseWriterStaysWhatItWas promises that a handler behind a rule that refunds can still flush, take over
+// TestTheResponseWriterStaysWhatItWas promises that a handler behind a rule that credits can still flush, take over
 // the connection, set deadlines and have files sent by the kernel, and that without such a rule it gets
 // the very writer.
 func TestTheResponseWriterStaysWhatItWas(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	rule := userRule
-	rule.Refund = httplimit.RefundOn5xx
+	rule.Credit = httplimit.CreditOn5xx
 	failed := make(chan error, 2)
 	server := serve(t, b.limited(t, rules(rule), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		failed <- useAll(w, r)
@@ -150,13 +150,13 @@ func useAll(w http.ResponseWriter, r *http.Request) error {
 
 type plainWriter struct{ http.ResponseWriter }
 
-// TestARefundSurvivesTheClient promises that it is booked although the request's context has ended, and that who
-// hangs up on a handler that then fails is not refunded.
-func TestARefundSurvivesTheClient(t *testing.T) {
+// TestACreditSurvivesTheClient promises that it is booked although the request's context has ended, and that who
+// hangs up on a handler that then fails is not credited.
+func TestACreditSurvivesTheClient(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	rule := userRule
-	rule.Refund = httplimit.RefundOn5xx
+	rule.Credit = httplimit.CreditOn5xx
 	handled := func(handler func(w http.ResponseWriter, hangUp func())) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Refund reports, by the status of the response, whether a request gets back what it took. The status is
+// Credit reports, by the status of the response, whether a request gets back what it took. The status is
 //
 //   - what the handler sent first that is final, and 101 when it took over the connection;
 //   - 500 when it panicked before it had sent any, http.ErrAbortHandler included;
@@ -23,15 +23,15 @@ import (
 //   - 0 when it returned without having sent any. net/http answers 200 then, but a framework that answers
 //     errors after its middleware may answer anything.
 //
-// What is settled is not refunded as well. What belongs to a window that has ended is not given back.
-type Refund func(status int) bool
+// What is settled is not credited as well. What belongs to a window that has ended is not given back.
+type Credit func(status int) bool
 
-// StatusClientClosed is the status, for Refund only, of a response to a client that had gone.
+// StatusClientClosed is the status, for Credit only, of a response to a client that had gone.
 const StatusClientClosed = 499
 
-// RefundOn5xx gives back what requests took that the server failed. Whoever can make the handler fail at will
+// CreditOn5xx gives back what requests took that the server failed. Whoever can make the handler fail at will
 // is not limited.
-func RefundOn5xx(status int) bool { return status >= 500 && status <= 599 }
+func CreditOn5xx(status int) bool { return status >= 500 && status <= 599 }
 
 // CountOnlyFailures gives back what requests took that succeeded, with a status from 100 to 399: a limit on
 // failed logins. Attempts under way count, so that many at once gain nothing.
@@ -99,9 +99,9 @@ func watchSending(w http.ResponseWriter, send func(status int)) http.ResponseWri
 	})
 }
 
-// run serves an admitted request, and gives back afterwards what its rules refund.
+// run serves an admitted request, and gives back afterwards what its rules credit.
 func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, admission *Admission) {
-	if !admission.refunds() {
+	if !admission.credits() {
 		next.ServeHTTP(w, r)
 		return
 	}
@@ -109,22 +109,22 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	panicked := true
 	defer func() { // not recovered: the panic goes on as it came
 		response.end(panicked)
-		m.refund(r.Context(), admission, response.status)
+		m.credit(r.Context(), admission, response.status)
 	}()
 	next.ServeHTTP(watchSending(w, response.send), r)
 	panicked = false
 }
 
-// refund gives back what the rules took that refund this status.
-func (m *middleware) refund(ctx context.Context, admission *Admission, status int) {
-	charges := admission.claim(func(c *charge) bool { return c.ask.rule.Refund != nil && c.ask.rule.Refund(status) })
+// credit gives back what the rules took that credit this status.
+func (m *middleware) credit(ctx context.Context, admission *Admission, status int) {
+	charges := admission.claim(func(c *charge) bool { return c.ask.rule.Credit != nil && c.ask.rule.Credit(status) })
 	if len(charges) == 0 {
 		return
 	}
 	err := admission.book(ctx, charges, 0)
-	answered := ratelimit.Answered{Result: guard.Refunded, Limit: charges[0].ask.limit.Name(), Err: err}
+	answered := ratelimit.Answered{Result: guard.Credited, Limit: charges[0].ask.limit.Name(), Err: err}
 	if err != nil {
-		answered.Result = guard.RefundFailed
+		answered.Result = guard.CreditFailed
 		admission.release(charges)
 	}
 	m.tell(ctx, answered)
