@@ -10,7 +10,7 @@
 //	})
 //	http.Handle("/chat", limited(chat))
 //	router.Use(limited)                      // chi
-//	router.Use(echo.WrapMiddleware(limited)) // Echo; docs/faq.md has a function for Gin
+//	router.Use(echo.WrapMiddleware(limited)) // Echo; docs/guide.md has a function for Gin
 //
 // Echo answers the error of a handler after the middleware has returned. A rule with a [Rule.Credit] sees the status only if a
 // middleware inside of it calls c.Echo().HTTPErrorHandler.
@@ -38,7 +38,7 @@
 // when the handler has returned or panicked, whatever the client does. They are held for as long as the handler streams, and
 // while it has hijacked the connection. Leases are renewed meanwhile. When one is lost the request's context ends with the
 // cause [ratelimit.ErrLeaseLost], and a [LeaseLost] is told; the handler finds its lease with [ratelimit.LeaseFromContext]. A
-// slot that cannot be released is free when its lease ends, as is that of a process that died. docs/concurrency.md says what a
+// slot that cannot be released is free when its lease ends, as is that of a process that died. docs/slots.md says what a
 // handler must do.
 //
 // What has to be charged in the same transaction as the handler's own writes, so that a rollback gives it

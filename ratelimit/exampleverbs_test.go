@@ -244,12 +244,12 @@ func ExampleUUID() {
 	// 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d
 }
 
-// TestEveryVerbHasAnExample promises that go doc shows how each method of a Limiter is called, and that docs/using.md names it, but
+// TestEveryVerbHasAnExample promises that go doc shows how each method of a Limiter is called, and that docs/guide.md names it, but
 // for those that only tell something of the Limiter.
 func TestEveryVerbHasAnExample(t *testing.T) {
 	t.Parallel()
 	tells := []string{"HasPolicies", "InTransaction", "Schema"}
-	page, err := os.ReadFile("../docs/using.md")
+	page, err := os.ReadFile("../docs/guide.md")
 	require.NoError(t, err)
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)

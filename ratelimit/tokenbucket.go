@@ -67,7 +67,7 @@ type TokenBucket struct {
 	// Prefetch is the maximum time for which a process keeps prefetched tokens, which it takes in advance to answer calls from
 	// memory. It is in whole microseconds, from 1ms to 1h, and at most the time in which half of the Capacity is added.
 	// Defaults to 0: no prefetch. Use it for keys that many calls outside transactions share. All processes need the same
-	// value. See docs/prefetch.md.
+	// value. See docs/promises.md.
 	//
 	// The bound of TokenBucket still holds exactly over all processes. To keep it, the row holds at most Capacity - Rate *
 	// Prefetch / Period tokens. This is also the largest cost, and [Limit.Capacity] returns it. Unused tokens are returned to

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -18,38 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// What is below holds the code blocks of docs/guides.md; the tests of guidesdocrun_test.go run each, and check that the blocks
-// are what the page shows.
-
-var (
-	SignInAccount = ratelimit.Define("signIn.account", ratelimit.PerHour(10))
-	SignInAddress = ratelimit.Define("signIn.address", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: 20})
-)
-
-func guideSignIn(ctx context.Context, limiter *ratelimit.Limiter, verify func(login, password string) bool, login, password, address string) error {
-	if err := limiter.Require(ctx, SignInAccount.For(login), SignInAddress.For(address)); err != nil {
-		return err // errors.Is(err, ratelimit.ErrLimited): "try again later", and the same text whether the account is there
-	}
-	if !verify(login, password) {
-		return errWrongPassword
-	}
-	return limiter.Reset(ctx, SignInAccount.For(login))
-}
-
-var (
-	SignUps        = ratelimit.Define("signUps", ratelimit.PerMinute(60))
-	SignUpsAddress = ratelimit.Define("signUps.address", ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day, Capacity: 3})
-)
-
-func guideSignUp(ctx context.Context, limiter *ratelimit.Limiter, name, address string) error {
-	return limiter.InTx(ctx, func(tx pgx.Tx) error {
-		if err := limiter.WithTx(tx).Require(ctx, SignUpsAddress.For(address), SignUps.Global()); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO accounts (name) VALUES ($1)`, name)
-		return err
-	})
-}
+// The functions below hold code blocks of docs/guide.md and docs/recipes.md. The tests of guidesdocrun_test.go run each of them.
 
 var (
 	MessagesUser = ratelimit.Define("messages.user", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
@@ -140,29 +110,6 @@ func guideWebhooks(pool *pgxpool.Pool, config *river.Config) error {
 	return sched.Install(config) // the river.Config of the client that works them
 }
 
-// webhookWorker is a worker that takes in the transaction of its own work.
-type webhookWorker struct {
-	river.WorkerDefaults[WebhookArgs]
-
-	limiter *ratelimit.Limiter
-}
-
-// Work works a job.
-func (w *webhookWorker) Work(ctx context.Context, job *river.Job[WebhookArgs]) error {
-	err := w.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		if err := w.limiter.WithTx(tx).Require(ctx, Webhooks.For(job.Args.Endpoint)); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO deliveries (endpoint) VALUES ($1)`, job.Args.Endpoint)
-		return err
-	})
-	var limited *ratelimit.LimitedError
-	if errors.As(err, &limited) {
-		return river.JobSnooze(limited.Decision.RetryAfter)
-	}
-	return err
-}
-
 var (
 	MailDay    = ratelimit.Define("mail.day", ratelimit.SlidingWindow{Rate: 50_000, Period: ratelimit.Day})
 	MailSecond = ratelimit.Define("mail.second", ratelimit.TokenBucket{Rate: 14, Period: time.Second, Capacity: 1})
@@ -198,4 +145,19 @@ func guideHourly(ctx context.Context, limiter *ratelimit.Limiter, rollUp func(ct
 		return err // not our turn
 	}
 	return rollUp(ctx, d.At.Unix())
+}
+
+func guideCleanUp(ctx context.Context, limiter *ratelimit.Limiter) {
+	for {
+		_, pruned := limiter.Prune(ctx, SendMessage, FreeTrials)
+		_, expired := limiter.Expire(ctx) // only if you reserve
+		if err := errors.Join(pruned, expired); err != nil {
+			slog.ErrorContext(ctx, "clean up limits", "error", err)
+		}
+		select {
+		case <-time.After(5 * time.Minute):
+		case <-ctx.Done():
+			return
+		}
+	}
 }

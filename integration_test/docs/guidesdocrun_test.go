@@ -6,9 +6,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
-	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,41 +40,6 @@ func tokensOf(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Reques
 	v, err := limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	return v.Tokens
-}
-
-func TestGuideSignIn(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	_, limiter, _ := guideStand(t)
-	hashed := 0
-	verify := func(_, password string) bool { hashed++; return password == "right" }
-	for range 9 {
-		require.ErrorIs(t, guideSignIn(t.Context(), limiter, verify, "ada", "wrong", "192.0.2.7"), errWrongPassword)
-	}
-	require.NoError(t, guideSignIn(t.Context(), limiter, verify, "ada", "right", "192.0.2.7"))
-	require.InDelta(t, 10, tokensOf(t, limiter, SignInAccount.For("ada")), 0, "a success fills it")
-	for range 10 {
-		require.ErrorIs(t, guideSignIn(t.Context(), limiter, verify, "bob", "wrong", "192.0.2.7"), errWrongPassword)
-	}
-	require.ErrorIs(t, guideSignIn(t.Context(), limiter, verify, "cleo", "right", "192.0.2.7"), ratelimit.ErrLimited, "the address has had its 20")
-	require.Equal(t, 20, hashed, "a refusal hashes nothing")
-	require.NoError(t, guideSignIn(t.Context(), limiter, verify, "cleo", "right", "198.51.100.4"), "elsewhere she gets in")
-}
-
-func TestGuideSignUp(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	pool, limiter, _ := guideStand(t)
-	_, err := pool.Exec(t.Context(), `CREATE TABLE accounts (name text PRIMARY KEY)`)
-	require.NoError(t, err)
-	require.NoError(t, guideSignUp(t.Context(), limiter, "ada", "192.0.2.7"))
-	require.Error(t, guideSignUp(t.Context(), limiter, "ada", "192.0.2.7"), "the name is taken")
-	require.InDelta(t, 2, tokensOf(t, limiter, SignUpsAddress.For("192.0.2.7")), 0, "which costs nothing")
-	require.NoError(t, guideSignUp(t.Context(), limiter, "bob", "192.0.2.7"))
-	require.NoError(t, guideSignUp(t.Context(), limiter, "cleo", "192.0.2.7"))
-	require.ErrorIs(t, guideSignUp(t.Context(), limiter, "dan", "192.0.2.7"), ratelimit.ErrLimited)
-	require.NoError(t, guideSignUp(t.Context(), limiter, "dan", "198.51.100.4"))
-	require.InDelta(t, 56, tokensOf(t, limiter, SignUps.Global()), 0)
 }
 
 func TestGuideMessages(t *testing.T) {
@@ -176,22 +138,6 @@ func TestGuideWebhooks(t *testing.T) {
 	require.Equal(t, 3, reserved)
 }
 
-func TestGuideWebhookWorker(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	pool, limiter, _ := guideStand(t)
-	_, err := pool.Exec(t.Context(), `CREATE TABLE deliveries (endpoint text)`)
-	require.NoError(t, err)
-	worker, job := &webhookWorker{limiter: limiter}, &river.Job[WebhookArgs]{Args: WebhookArgs{Endpoint: "example.com"}}
-	for range 10 {
-		require.NoError(t, worker.Work(t.Context(), job))
-	}
-	require.Equal(t, river.JobSnooze(200*time.Millisecond), worker.Work(t.Context(), job))
-	var deliveries int
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM deliveries`).Scan(&deliveries))
-	require.Equal(t, 10, deliveries)
-}
-
 func TestGuideMail(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
@@ -227,23 +173,20 @@ func TestGuideRollup(t *testing.T) {
 	require.Equal(t, 3, ran)
 }
 
-// TestGuidesShowTheCodeThatIsRun promises that each block of the page is in the functions above.
-func TestGuidesShowTheCodeThatIsRun(t *testing.T) {
+func TestGuideCleanUp(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
-	requireShown(t, "guides.md", "guidesdoc_test.go")
-}
-
-// requireShown requires that each block of Go of a page of docs is in a file of this package.
-func requireShown(t *testing.T, page, file string) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", page))
-	require.NoError(t, err)
-	source, err := os.ReadFile(file)
-	require.NoError(t, err)
-	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(text), -1)
-	require.NotEmpty(t, blocks)
-	for _, block := range blocks {
-		require.Contains(t, unindent(string(source)), unindent(block[1]), page)
-	}
+	pool, limiter, now := guideStand(t)
+	require.NoError(t, limiter.Require(t.Context(), SendMessage.For("ada")))
+	now.Add(time.Hour.Microseconds())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { guideCleanUp(ctx, limiter); close(done) }()
+	require.Eventually(t, func() bool {
+		var rows int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows)
+		return err == nil && rows == 0
+	}, time.Minute, time.Millisecond)
+	cancel()
+	<-done
 }

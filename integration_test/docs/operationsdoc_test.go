@@ -32,12 +32,10 @@ func operationsPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// TestOperationsShowsTheCodeThatIsRun promises that a caller who gives up at a held row gets the error of its context on the pool of
-// the page, and that the page shows the code of that pool.
-func TestOperationsShowsTheCodeThatIsRun(t *testing.T) {
+// TestOperationsPool promises that a caller who gives up at a held row gets the error of its context on the pool of the page.
+func TestOperationsPool(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
-	requireShown(t, "operations.md", "operationsdoc_test.go")
 	direct := postgrestest.New(t)
 	pool, err := operationsPool(t.Context(), direct.Config().ConnString())
 	require.NoError(t, err)

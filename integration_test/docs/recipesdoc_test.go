@@ -11,16 +11,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What is below holds the code blocks of docs/recipes.md; the tests of recipesdocrun_test.go run each, check the figures that
-// the page gives, and check that the blocks are what it shows.
+// The variables and functions below hold code blocks of docs/recipes.md. The tests of recipesdocrun_test.go run each of them, and check
+// the figures of the page.
 
-var PublicAPI = ratelimit.Define("api", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
+var Interactive = ratelimit.Define("interactive", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
 
-var (
-	Interactive = ratelimit.Define("interactive", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
-	Steady      = ratelimit.Define("steady", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 10})
-	Batch       = ratelimit.Define("batch", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 100})
-)
+func recipeRegion(share float64) ratelimit.Limit {
+	limit := ratelimit.Define("api", ratelimit.TokenBucket{Rate: 100 * share, Period: time.Second, Capacity: 50 * share})
+	return limit
+}
 
 var ModelTokens = ratelimit.Define("modelTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 40_000})
 
@@ -33,8 +32,6 @@ func recipeCost(limiter *ratelimit.Limiter, user httplimit.Key, complete http.Ha
 	}
 	return limited(complete), nil
 }
-
-var Strict = ratelimit.Define("strict", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 1})
 
 var Table = ratelimit.Define("table", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 300})
 
@@ -70,7 +67,7 @@ func recipeCooldown(ctx context.Context, limiter *ratelimit.Limiter, userID stri
 		if err := limiter.WithTx(tx).Require(ctx, Cooldown.For(userID)); err != nil {
 			return err
 		}
-		return publish(tx) // when it fails, the cooldown has not begun
+		return publish(tx) // if it fails, the cooldown has not begun
 	})
 	return err
 }
@@ -81,7 +78,7 @@ var (
 )
 
 func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, address string, matches func() bool, admit func(pgx.Tx) error) error {
-	// It is committed before the password is looked at.
+	// It is committed before the password is verified.
 	if err := limiter.Require(ctx, LoginAccount.For(account), LoginAddress.For(address)); err != nil {
 		return err
 	}

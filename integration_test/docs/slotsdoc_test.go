@@ -1,0 +1,118 @@
+package docs_test
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/scheduler"
+)
+
+// The functions below hold code blocks of docs/slots.md. The tests run each of them.
+
+var PerMinute = ratelimit.Define("perMinute", ratelimit.PerMinute(60))
+
+// ExportArgs are the arguments of an export.
+type ExportArgs struct {
+	Tenant string `json:"tenant"`
+}
+
+// Kind returns "export".
+func (ExportArgs) Kind() string { return "export" }
+
+func slotsJobs(limiter *ratelimit.Limiter, sched *scheduler.Scheduler, config *river.Config) error {
+	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{
+		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+			var args ExportArgs
+			err := json.Unmarshal(job.EncodedArgs, &args)
+			return []ratelimit.Request{Exports.For(args.Tenant)}, err
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return sched.Install(config, holder) // the river.Config of the client that works the jobs
+}
+
+func slotsHandler(limiter *ratelimit.Limiter, apiKey httplimit.Key, handler http.Handler) (http.Handler, error) {
+	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+		{Limit: Exports, Key: apiKey},
+		{Limit: PerMinute, Key: apiKey},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return limited(handler), nil
+}
+
+func TestSlotsOfJobs(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, documents)
+	pool, limiter, _ := guideStand(t)
+	require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{}))
+	fences := make(chan int64, 1)
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(func(ctx context.Context, _ *river.Job[ExportArgs]) error {
+		lease, held := ratelimit.LeaseFromContext(ctx)
+		if held {
+			fences <- lease.Fence
+		}
+		return nil
+	}))
+	config := &river.Config{
+		Logger: slog.New(slog.DiscardHandler), Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}}, TestOnly: true, Workers: workers,
+	}
+	sched, err := scheduler.New(limiter, scheduler.Config{})
+	require.NoError(t, err)
+	require.NoError(t, slotsJobs(limiter, sched, config))
+	client, err := river.NewClient(riverpgxv5.New(pool), config)
+	require.NoError(t, err)
+	require.NoError(t, client.Start(context.WithoutCancel(t.Context())))
+	t.Cleanup(func() { require.NoError(t, client.StopAndCancel(context.Background())) })
+	_, err = client.Insert(t.Context(), ExportArgs{Tenant: "acme"}, nil)
+	require.NoError(t, err)
+	select {
+	case fence := <-fences:
+		require.Positive(t, fence)
+	case <-time.After(2 * time.Minute):
+		require.Fail(t, "the job did not run with a slot")
+	}
+}
+
+func TestSlotsOfHandlers(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, documents)
+	_, limiter, _ := guideStand(t)
+	apiKey := func(*http.Request) (string, error) { return "ada", nil }
+	depth := 0
+	var handler http.Handler
+	ask := func() int {
+		response := httptest.NewRecorder()
+		handler.ServeHTTP(response, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody))
+		return response.Code
+	}
+	var err error
+	handler, err = slotsHandler(limiter, apiKey, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		depth++
+		w.WriteHeader(ask())
+	}))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusTooManyRequests, ask())
+	require.Equal(t, 3, depth)
+	require.InDelta(t, 57, tokensOf(t, limiter, PerMinute.For("ada")), 0, "a refusal takes nothing")
+	v, err := limiter.Value(t.Context(), Exports.For("ada"))
+	require.NoError(t, err)
+	require.InDelta(t, 3, v.Tokens, 0, "all slots are free again")
+}
