@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,32 +14,33 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reliabilityRows is how many rows docs/reliability.md has.
-const reliabilityRows = 44
+// reliabilityEntries is the number of entries of docs/reliability.md.
+const reliabilityEntries = 45
 
 var (
-	reliabilityRow  = regexp.MustCompile(`(?m)^\| (\d+) \|(.*)$`)
-	reliabilityTest = regexp.MustCompile("`([a-z0-9/_]+) ((?:Test|Fuzz)[A-Za-z0-9_]*)((?:/[^` ]+)?)`")
-	namesATest      = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]`)
+	reliabilityEntry = regexp.MustCompile(`(?m)^(\d+)\. (.*(?:\n +.*)*)`)
+	reliabilityTest  = regexp.MustCompile("`([a-z0-9/_]+) ((?:Test|Fuzz)[A-Za-z0-9_]*)((?:/[^` ]+)?)`")
+	namesATest       = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]`)
 )
 
-// TestReliabilityNamesTests promises of docs/reliability.md that it has each row once, that each row names a test, and that each test it
-// names is in the directory it names, with the part of it that it names.
+// TestReliabilityNamesTests promises that the entries of docs/reliability.md are numbered in order, that each names a test, and that each
+// of these tests is in the directory that the entry names.
 func TestReliabilityNamesTests(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../../docs/reliability.md")
 	require.NoError(t, err)
-	packages, rows := map[string]*testsOf{}, []int{}
-	for _, row := range reliabilityRow.FindAllStringSubmatch(string(text), -1) {
-		number, err := strconv.Atoi(row[1])
-		require.NoError(t, err)
-		rows = append(rows, number)
-		named := reliabilityTest.FindAllStringSubmatch(row[2], -1)
+	packages := map[string]*testsOf{}
+	entries := reliabilityEntry.FindAllStringSubmatch(string(text), -1)
+	require.Len(t, entries, reliabilityEntries)
+	for i, entry := range entries {
+		number := entry[1]
+		require.Equal(t, strconv.Itoa(i+1), number)
+		named := reliabilityTest.FindAllStringSubmatch(entry[2], -1)
 		if len(named) == 0 {
-			t.Errorf("row %d names no test", number)
+			t.Errorf("entry %s names no test", number)
 		}
-		if len(named) != len(namesATest.FindAllString(row[2], -1)) {
-			t.Errorf("row %d names a test otherwise than by `directory TestName`", number)
+		if len(named) != len(namesATest.FindAllString(entry[2], -1)) {
+			t.Errorf("entry %s names a test otherwise than by `directory TestName`", number)
 		}
 		for _, test := range named {
 			directory, name, part := test[1], test[2], strings.TrimPrefix(test[3], "/")
@@ -48,15 +48,10 @@ func TestReliabilityNamesTests(t *testing.T) {
 				packages[directory] = testsIn(t, filepath.Join("..", "..", "..", directory))
 			}
 			if found := packages[directory]; !found.functions[name] || part != "" && !found.texts[part] {
-				t.Errorf("row %d names %s, which is not in %s", number, name+test[3], directory)
+				t.Errorf("entry %s names %s, which is not in %s", number, name+test[3], directory)
 			}
 		}
 	}
-	slices.Sort(rows)
-	for i := range reliabilityRows {
-		require.Contains(t, rows, i+1)
-	}
-	require.Len(t, rows, reliabilityRows)
 }
 
 // testsOf are the tests of a package, and the texts in them, of which some are the names of parts.
