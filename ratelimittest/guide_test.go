@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// What docs/testing.md shows is run.
+// The functions below hold the code blocks of docs/testing.md.
 
 func TestLoginIsLimited(t *testing.T) {
 	t.Parallel()
@@ -29,7 +29,7 @@ func TestLoginIsLimited(t *testing.T) {
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login?user=ada", http.NoBody))
 		require.Equal(t, want, w.Code)
 	}
-	clock.Advance(20 * time.Minute) // and one more try is there
+	clock.Advance(20 * time.Minute) // allows one more attempt
 }
 
 func TestGuideWaits(t *testing.T) {
@@ -58,9 +58,9 @@ func TestGuideConfig(t *testing.T) {
 	takes(t.Context(), t, limiter, ten.For("key"))
 }
 
-// table is a database that keeps what was inserted.
+// table is a database that keeps the inserted rows.
 type table struct {
-	pgx.Tx // what is not called here
+	pgx.Tx // the methods that this test does not call
 
 	inserted []any
 }

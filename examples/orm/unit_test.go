@@ -51,10 +51,10 @@ func TestSendInATransaction(t *testing.T) {
 	require.NoError(t, tx.Rollback())
 	v, err := limiter.Value(t.Context(), orm.SendMessage.For("ada"))
 	require.NoError(t, err)
-	require.Equal(t, 3.0, v.Tokens) // all of them: what it took came back
+	require.Equal(t, 3.0, v.Tokens) // the rollback restored them
 }
 
-// TestTestingGuide checks that what docs/testing.md shows of database/sql is in the test above.
+// TestTestingGuide checks that the block on database/sql of docs/testing.md is in the test above.
 func TestTestingGuide(t *testing.T) {
 	t.Parallel()
 	guide, err := os.ReadFile("../../docs/testing.md")
