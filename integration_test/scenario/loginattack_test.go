@@ -86,7 +86,7 @@ func TestLoginAttack(t *testing.T) {
 		require.Len(t, replies, admitted+wrong+refused)
 		line := fmt.Sprintf("%d  %-42s %8s %5d %7d %8d %7d", i+1, a.title, short(at), len(replies), admitted+wrong, admitted, refused)
 		if refused > 0 {
-			by, wait := refusals(replies)
+			by, wait := refusedBy(replies)
 			line += fmt.Sprintf("  %-13s  %s", by, short(wait))
 		}
 		fmt.Fprintln(&table, line)
@@ -115,8 +115,8 @@ func (l *login) perform(t *testing.T, a act) (replies []reply) {
 	return replies
 }
 
-// refusals returns the limits that refused, and the longest wait.
-func refusals(replies []reply) (by string, wait time.Duration) {
+// refusedBy returns the limits that refused, and the longest wait.
+func refusedBy(replies []reply) (by string, wait time.Duration) {
 	limits := map[string]bool{}
 	for _, r := range replies {
 		for _, name := range regexp.MustCompile(`login\.\w+`).FindAllString(r.body, -1) {
@@ -183,8 +183,11 @@ func (l *login) describe(act int, before, after map[bucket]state) string {
 	return lines.String()
 }
 
-// The page of the examples shows what TestLoginAttack prints.
+// The page of the examples shows what TestLoginAttack and, at first, TestGatewayLedger print.
 func TestExamplesPage(t *testing.T) {
 	t.Parallel()
-	require.Contains(t, read(t, examples+"/README.md"), "```text\n"+attackTable+"```\n")
+	page := read(t, examples+"/README.md")
+	require.Contains(t, page, "```text\n"+attackTable+"```\n")
+	atFirst, _, _ := strings.Cut(ledgerTable, "30s ")
+	require.Contains(t, page, "```text\n"+atFirst+"```\n")
 }

@@ -189,7 +189,7 @@ func stopClock(t *testing.T, database string, pool *pgxpool.Pool) *hand {
 	now := time.Now().UTC().Truncate(time.Second)
 	h := &hand{pool: pool, start: now, now: now}
 	execute(t, pool, `CREATE SCHEMA clock`)
-	execute(t, pool, `ALTER DATABASE "`+strings.TrimPrefix(parsed.Path, "/")+`" SET search_path = clock, pg_catalog, public`)
+	execute(t, pool, `ALTER DATABASE "`+strings.TrimPrefix(parsed.Path, "/")+`" SET search_path = public, clock, pg_catalog`)
 	h.advance(t, 0)
 	pool.Reset()
 	return h
