@@ -205,6 +205,22 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "completions", shown[0]["name"])
 		require.WithinDuration(t, reserved, shown[0]["ts"].(time.Time), 0)
+
+		// The guide names each table with keys of users. The key of a tier is a pattern.
+		rows, err = pool.Query(ctx, `SELECT table_name FROM information_schema.columns
+			WHERE table_schema = 'ratelimit' AND column_name = 'key' AND table_name <> 'tiers'`)
+		require.NoError(t, err)
+		tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.NotEmpty(t, tables)
+		guide, err := os.ReadFile("../../docs/guide.md")
+		require.NoError(t, err)
+		_, deletion, found := strings.Cut(string(guide), "**To delete the rows of one user**")
+		require.True(t, found)
+		deletion, _, _ = strings.Cut(deletion, "\n\n")
+		for _, table := range tables {
+			require.Contains(t, deletion, "`"+table+"`")
+		}
 	})
 
 	t.Run("NamesTargetsThatExist", func(t *testing.T) {

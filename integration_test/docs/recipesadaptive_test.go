@@ -144,7 +144,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		first, settled := sumOf(throttled[:3]), throttled[7:]
 		require.Equal(t, first, sumOf(throttled[:7]))
 		says(t, "In the first three seconds it throttles %d of %d", first, first+sumOf(accepted[:3]))
-		says(t, "From the eighth second on it accepts %.0f %% of what it can, and throttles %.1f %% of what is sent",
+		says(t, "From the eighth second on it accepts %.0f %% of its rate, and throttles %.1f %% of the requests",
 			100*float64(sumOf(accepted[7:]))/float64(40*len(settled)), 100*float64(sumOf(settled))/float64(sumOf(accepted[7:])+sumOf(settled)))
 		m.takes = 100
 		took := m.now

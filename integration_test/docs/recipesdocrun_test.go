@@ -65,20 +65,22 @@ func busiest(instants []time.Duration, span time.Duration) (most int) {
 	return most
 }
 
-// page is docs/recipes.md with single spaces.
+// recipesPage is docs/recipes.md and docs/slots.md with single spaces.
 func recipesPage(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/recipes.md")
+	recipes, err := os.ReadFile("../../docs/recipes.md")
 	require.NoError(t, err)
-	return strings.Join(strings.Fields(string(text)), " ")
+	slots, err := os.ReadFile("../../docs/slots.md")
+	require.NoError(t, err)
+	return strings.Join(strings.Fields(string(recipes)+string(slots)), " ")
 }
 
-// says requires the page to give the figures.
+// says requires one of the pages to give the figures.
 func says(t *testing.T, format string, figures ...any) {
 	t.Helper()
 	said := fmt.Sprintf(format, figures...)
 	if !strings.Contains(recipesPage(t), said) {
-		require.Fail(t, "docs/recipes.md does not say: "+said)
+		require.Fail(t, "docs/recipes.md and docs/slots.md do not say: "+said)
 	}
 }
 
