@@ -101,26 +101,22 @@ type Config struct {
 
 // Interceptor limits the calls that a server receives; those that a client makes pass through it. It is safe for
 // concurrent use.
-type Interceptor struct {
-	gate   *rpclimit.Gate
-	config Config
-}
+type Interceptor struct{ gate *rpclimit.Gate[Call] }
 
 var _ connect.Interceptor = (*Interceptor)(nil)
 
 // New returns an Interceptor that takes from limiter.
 func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
-	if config.Requests == nil {
-		return nil, fmt.Errorf("%w: Requests is nil; return what a call asks of which limits", ErrInvalidConfig)
-	}
-	gate, err := rpclimit.New(limiter, rpclimit.Config{
+	gate, err := rpclimit.New(limiter, rpclimit.Config[Call]{
+		Method: func(c Call) string { return c.Spec.Procedure }, HasCode: hasCode,
+		Requests: config.Requests, Message: config.Message, Skip: config.Skip,
 		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
 		InvalidKey: rpclimit.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
-	return &Interceptor{gate: gate, config: config}, nil
+	return &Interceptor{gate}, nil
 }
 
 // FromContext returns the decision on the call whose context this is, for a handler that shows the remainder

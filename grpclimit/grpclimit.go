@@ -87,24 +87,20 @@ type Config struct {
 }
 
 // Interceptor limits calls. It is safe for concurrent use.
-type Interceptor struct {
-	gate   *rpclimit.Gate
-	config Config
-}
+type Interceptor struct{ gate *rpclimit.Gate[string] }
 
 // New returns an Interceptor that takes from limiter.
 func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
-	if config.Requests == nil {
-		return nil, fmt.Errorf("%w: Requests is nil; return what a call asks of which limits", ErrInvalidConfig)
-	}
-	gate, err := rpclimit.New(limiter, rpclimit.Config{
+	gate, err := rpclimit.New(limiter, rpclimit.Config[string]{
+		Method: func(fullMethod string) string { return fullMethod }, HasCode: hasCode,
+		Requests: config.Requests, Message: config.Message, Skip: config.Skip,
 		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
 		InvalidKey: rpclimit.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
-	return &Interceptor{gate: gate, config: config}, nil
+	return &Interceptor{gate}, nil
 }
 
 // FromContext returns the decision on the call whose context this is, for a handler that shows the remainder

@@ -3,7 +3,6 @@ package grpclimit
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -14,27 +13,15 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // Unary is a grpc.UnaryServerInterceptor.
 func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if i.config.Skip != nil && i.config.Skip(ctx, info.FullMethod) {
-		return handle(ctx, message)
-	}
-	requests, err := i.requests(ctx, info.FullMethod)
+	admitted, release, err := i.gate.Unary(ctx, info.FullMethod, message)
 	if err != nil {
-		return nil, err
-	}
-	more, err := i.message(ctx, info.FullMethod, message)
-	if err != nil {
-		return nil, err
-	}
-	admitted, release, err := i.admit(ctx, info.FullMethod, slices.Concat(requests, more), func(trailer metadata.MD) {
-		_ = grpc.SetTrailer(ctx, trailer) // fails outside a server only, where nobody reads it
-	})
-	if err != nil {
-		return nil, err
+		return nil, statusOf(err, func(trailer metadata.MD) {
+			_ = grpc.SetTrailer(ctx, trailer) // it fails only outside of a server, where nobody reads it
+		})
 	}
 	defer release()
 	return handle(admitted, message)
@@ -43,99 +30,42 @@ func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnarySe
 // Stream is a grpc.StreamServerInterceptor. The stream is charged when it opens. A message that Config.Message
 // charges for and that is refused fails the handler's RecvMsg, and every one after it; return that error.
 func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	ctx := stream.Context()
-	if i.config.Skip != nil && i.config.Skip(ctx, info.FullMethod) {
-		return handle(server, stream)
-	}
-	requests, err := i.requests(ctx, info.FullMethod)
+	admitted, release, err := i.gate.Open(stream.Context(), info.FullMethod)
 	if err != nil {
-		return err
-	}
-	admitted, release, err := i.admit(ctx, info.FullMethod, requests, stream.SetTrailer)
-	if err != nil {
-		return err
+		return statusOf(err, stream.SetTrailer)
 	}
 	defer release()
-	return handle(server, &limitedStream{ServerStream: stream, ctx: admitted, interceptor: i, method: info.FullMethod})
+	return handle(server, &limitedStream{stream, admitted})
 }
 
-// limitedStream charges for the messages it receives.
+// limitedStream charges for the messages that it receives.
 type limitedStream struct {
 	grpc.ServerStream
 
-	ctx         context.Context //nolint:containedctx // it is how a stream passes its context on
-	interceptor *Interceptor
-	method      string
-	refused     error
+	admitted *rpclimit.Stream[string]
 }
 
-func (s *limitedStream) Context() context.Context { return s.ctx }
+func (s *limitedStream) Context() context.Context { return s.admitted.Context }
 
 func (s *limitedStream) RecvMsg(message any) error {
-	if s.refused != nil {
-		return s.refused
-	}
-	if err := s.ServerStream.RecvMsg(message); err != nil {
+	return s.admitted.Receive(message, s.ServerStream.RecvMsg, func(err error) error { return statusOf(err, s.SetTrailer) })
+}
+
+// hasCode reports whether an error of the application's functions has a code.
+func hasCode(err error) bool {
+	s, ok := status.FromError(err)
+	return ok && s.Code() != codes.OK
+}
+
+// statusOf returns the error for the client, and sets the trailer of a rejection.
+func statusOf(err error, setTrailer func(metadata.MD)) error {
+	r, ok := errors.AsType[*rpclimit.RejectionError](err)
+	if !ok {
 		return err
 	}
-	requests, err := s.interceptor.message(s.ctx, s.method, message)
-	if err == nil && len(requests) > 0 {
-		err = rejected(s.interceptor.gate.AdmitMessage(s.ctx, s.method, requests), s.SetTrailer)
+	if r.RetryAfter > 0 {
+		setTrailer(metadata.Pairs(rpclimit.Pushback, r.PushbackMillis()))
 	}
-	s.refused = err
-	return err
-}
-
-// requests returns what a call asks for, and an error for its client when that cannot be said.
-func (i *Interceptor) requests(ctx context.Context, method string) ([]ratelimit.Request, error) {
-	requests, err := i.config.Requests(ctx, method)
-	if err == nil && len(requests) == 0 {
-		err = errors.New("Config.Requests returned none; use Config.Skip for calls that are not limited")
-	}
-	return requests, i.coded(ctx, method, err)
-}
-
-// message returns what a message asks for.
-func (i *Interceptor) message(ctx context.Context, method string, message any) ([]ratelimit.Request, error) {
-	if i.config.Message == nil {
-		return nil, nil
-	}
-	requests, err := i.config.Message(ctx, method, message)
-	return requests, i.coded(ctx, method, err)
-}
-
-// coded returns an error of the application's for the client: as it is when it has a code.
-func (i *Interceptor) coded(ctx context.Context, method string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
-		return err
-	}
-	return statusOf(i.gate.Misnamed(ctx, method, err))
-}
-
-// admit takes what is asked for and returns the context with the decision, and what releases the slots that the call
-// holds; or an error for the client.
-func (i *Interceptor) admit(
-	ctx context.Context, method string, requests []ratelimit.Request, setTrailer func(metadata.MD),
-) (admitted context.Context, release func(), _ error) {
-	admitted, release, rejection := i.gate.Admit(ctx, method, requests)
-	return admitted, release, rejected(rejection, setTrailer)
-}
-
-// rejected returns the error for the client of a rejection, and nil when there is none.
-func rejected(rejection *rpclimit.Rejection, setTrailer func(metadata.MD)) error {
-	if rejection == nil {
-		return nil
-	}
-	if rejection.RetryAfter > 0 {
-		setTrailer(metadata.Pairs(rpclimit.Pushback, rejection.PushbackMillis()))
-	}
-	return statusOf(rejection)
-}
-
-func statusOf(r *rpclimit.Rejection) error {
 	s := status.New(codes.Code(r.Code), r.Message)
 	if detailed, err := s.WithDetails(details(r)...); err == nil { // otherwise the client gets the code alone
 		s = detailed
@@ -144,7 +74,7 @@ func statusOf(r *rpclimit.Rejection) error {
 }
 
 // details returns the standard details of a rejection.
-func details(r *rpclimit.Rejection) (all []protoadapt.MessageV1) {
+func details(r *rpclimit.RejectionError) (all []protoadapt.MessageV1) {
 	if r.Reason != "" {
 		all = append(all, &errdetails.ErrorInfo{Reason: r.Reason, Domain: r.Domain})
 	}

@@ -200,11 +200,7 @@ func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
 
 // turnsAway reports the fault of a request, and returns whether the limit is enforced. A limit in another mode is left out.
 func (m *middleware) turnsAway(ctx context.Context, f *fault) bool {
-	request := f.limit.Global()
-	if f.key != "" {
-		request = f.limit.For(f.key)
-	}
-	enforced := m.limiter.Mode(request.Plan(f.plan)) == ratelimit.On
+	enforced := m.limiter.Mode(f.limit.For(f.key).Plan(f.plan)) == ratelimit.On
 	m.tell(ctx, ratelimit.Answered{Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err})
 	return enforced
 }

@@ -45,12 +45,12 @@ func (l *Limiter) Resolve(r Request) Limit {
 	return s.limit
 }
 
-// Mode returns the mode in which the request is decided, as Resolve returns its limit. It is On while the limit is paused, and for
-// an invalid key.
+// Mode returns the mode in which the request is decided, as Resolve returns its limit. It is On while the limit is paused. For an
+// invalid key it is the mode of keys without an override.
 func (l *Limiter) Mode(r Request) Mode {
 	key, err := storedKey(l.config.HashKey, &r)
 	if err != nil {
-		return On
+		key = ""
 	}
 	var now int64
 	s, _ := subjectOf(context.Background(), l, "resolve", &r, key, &now)

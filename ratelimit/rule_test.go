@@ -98,7 +98,7 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	}{
 		{limit.Global(), ratelimit.Shadow},
 		{limit.For("ada").Plan("pro"), ratelimit.Shadow},
-		{limit.For(""), ratelimit.On},
+		{limit.For(""), ratelimit.Shadow},
 		{other.Global(), ratelimit.On},
 		{ratelimit.Limit{}.Global(), ratelimit.On},
 	} {

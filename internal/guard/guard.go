@@ -55,8 +55,9 @@ func Result(ctx context.Context, err error, open bool) string {
 }
 
 // IsEnforced reports whether at least one of the requests is for a limit in the mode On. Otherwise no failure turns a request away.
+// A call without requests is a mistake, and is turned away.
 func IsEnforced(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
-	return slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return limiter.Mode(r) == ratelimit.On })
+	return len(requests) == 0 || slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return limiter.Mode(r) == ratelimit.On })
 }
 
 // IsMisuse reports whether err says that the program asked for what cannot be.

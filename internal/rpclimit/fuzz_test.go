@@ -67,7 +67,7 @@ func FuzzRetryAfter(f *testing.F) {
 		if wait < 0 || wait > int64(longestWait) {
 			return
 		}
-		r := rpclimit.Rejection{RetryAfter: time.Duration(wait)}
+		r := rpclimit.RejectionError{RetryAfter: time.Duration(wait)}
 		ms, err := strconv.ParseInt(r.PushbackMillis(), 10, 32)
 		require.NoError(t, err)
 		require.True(t, ms == math.MaxInt32 || ms >= wait/1e6, "%d ms for %v", ms, r.RetryAfter)

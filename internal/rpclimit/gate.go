@@ -1,5 +1,5 @@
-// Package rpclimit decides on the calls of an RPC server, and words what it answers to those that it does
-// not let through. Codes and details are the same in gRPC and in Connect.
+// Package rpclimit decides on the calls of an RPC server, and words the answers to calls that are not allowed. Codes and details are
+// the same in gRPC and in Connect.
 package rpclimit
 
 import (
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,8 +16,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config is what grpclimit and connectlimit let their callers choose; they document it.
-type Config struct {
+// Config holds the settings of a Gate. Call is the type that describes a call. grpclimit and connectlimit document all fields but
+// the first two.
+type Config[Call any] struct {
+	// Method returns the name of the called method. A client may have chosen it.
+	Method func(call Call) string
+	// HasCode reports whether an error of Requests or Message has a code of its own.
+	HasCode func(err error) bool
+
+	Requests   func(ctx context.Context, call Call) ([]ratelimit.Request, error)
+	Message    func(ctx context.Context, call Call, message any) ([]ratelimit.Request, error)
+	Skip       func(ctx context.Context, call Call) bool
 	Timeout    time.Duration
 	FailOpen   bool
 	RetryAfter time.Duration
@@ -31,7 +41,7 @@ const (
 	defaultDomain     = "pgratelimit"
 )
 
-func (c Config) withDefaults() Config {
+func (c Config[Call]) withDefaults() Config[Call] {
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
 	}
@@ -50,8 +60,10 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func (c Config) validate() error {
+func (c Config[Call]) validate() error {
 	switch {
+	case c.Requests == nil:
+		return errors.New("field Requests is nil; return the limits of a call, and what it asks of them")
 	case c.Timeout < 0:
 		return fmt.Errorf("field Timeout is %v; use a span above 0, or 0 for the default", c.Timeout)
 	case c.RetryAfter < 0:
@@ -62,14 +74,15 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Gate decides on calls. It is safe for concurrent use.
-type Gate struct {
+// Gate decides on calls. It is safe for concurrent use. Its errors for clients are a *[RejectionError], or an error of Config.Requests or
+// Config.Message that has a code.
+type Gate[Call any] struct {
 	limiter *ratelimit.Limiter
-	config  Config
+	config  Config[Call]
 }
 
 // New returns a Gate that takes from limiter. Its errors name the field that cannot be used.
-func New(limiter *ratelimit.Limiter, config Config) (*Gate, error) {
+func New[Call any](limiter *ratelimit.Limiter, config Config[Call]) (*Gate[Call], error) {
 	if limiter == nil {
 		return nil, errors.New("the limiter is nil; pass what ratelimit.New returned")
 	}
@@ -80,90 +93,176 @@ func New(limiter *ratelimit.Limiter, config Config) (*Gate, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Gate{limiter: limiter, config: config}, nil
+	return &Gate[Call]{limiter: limiter, config: config}, nil
 }
 
-// Admit takes what a call of method asks for, from all of its limits or from none, and holds the slots among that until
-// release. It returns the context for the handler, with the decision in it, or why the call is not let through; then there
-// is nothing to release.
-func (g *Gate) Admit(ctx context.Context, method string, requests []ratelimit.Request) (held context.Context, release func(), _ *Rejection) {
-	lease, admitted, rejection := g.decide(ctx, method, requests, guard.Take)
-	if rejection != nil {
-		return ctx, func() {}, rejection
+// Unary takes the tokens of a call and of its message, from all of their limits or from none, and holds its slots until release. It
+// returns the context for the handler, with the decision, or an error for the client. After an error there is nothing to release.
+func (g *Gate[Call]) Unary(ctx context.Context, call Call, message any) (held context.Context, release func(), _ error) {
+	if g.skips(ctx, call) {
+		return ctx, func() {}, nil
+	}
+	requests, err := g.requests(ctx, call)
+	if err != nil {
+		return nil, nil, err
+	}
+	more, err := g.message(ctx, call, message)
+	if err != nil {
+		return nil, nil, err
+	}
+	return g.admit(ctx, g.config.Method(call), slices.Concat(requests, more))
+}
+
+// Stream is an admitted stream.
+type Stream[Call any] struct {
+	// Context is the context for the handler, with the decision.
+	Context context.Context //nolint:containedctx // streams of gRPC and Connect pass it on
+
+	gate    *Gate[Call] // nil if the messages are free
+	call    Call
+	refused error
+}
+
+// Open is Unary for a stream, whose messages arrive later.
+func (g *Gate[Call]) Open(ctx context.Context, call Call) (_ *Stream[Call], release func(), _ error) {
+	if g.skips(ctx, call) {
+		return &Stream[Call]{Context: ctx}, func() {}, nil
+	}
+	requests, err := g.requests(ctx, call)
+	if err != nil {
+		return nil, nil, err
+	}
+	held, release, err := g.admit(ctx, g.config.Method(call), requests)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &Stream[Call]{Context: held, gate: g, call: call}, release, nil
+}
+
+// Receive receives a message by a function, and takes its tokens. answer makes the error for the client of a RejectionError, once: after a
+// refusal Receive returns the same error again. A message cannot ask for slots, because nothing would release them.
+func (s *Stream[Call]) Receive(message any, receive func(message any) error, answer func(error) error) error {
+	if s.refused != nil {
+		return s.refused
+	}
+	if err := receive(message); err != nil || s.gate == nil {
+		return err
+	}
+	requests, err := s.gate.message(s.Context, s.call, message)
+	if err == nil && len(requests) > 0 {
+		_, _, err = s.gate.decide(s.Context, s.gate.config.Method(s.call), requests,
+			func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
+				d, err := limiter.Take(ctx, requests...)
+				return ratelimit.Lease{Decision: d}, err
+			})
+	}
+	s.refused = answer(err)
+	return s.refused
+}
+
+func (g *Gate[Call]) skips(ctx context.Context, call Call) bool {
+	return g.config.Skip != nil && g.config.Skip(ctx, call)
+}
+
+// requests returns what a call asks for, or an error for the client.
+func (g *Gate[Call]) requests(ctx context.Context, call Call) ([]ratelimit.Request, error) {
+	requests, err := g.config.Requests(ctx, call)
+	if err == nil && len(requests) == 0 {
+		err = errors.New("Config.Requests returned none; use Config.Skip for calls that are not limited")
+	}
+	return requests, g.coded(ctx, call, err)
+}
+
+// message returns what a message asks for, or an error for the client.
+func (g *Gate[Call]) message(ctx context.Context, call Call, message any) ([]ratelimit.Request, error) {
+	if g.config.Message == nil {
+		return nil, nil
+	}
+	requests, err := g.config.Message(ctx, call, message)
+	return requests, g.coded(ctx, call, err)
+}
+
+// coded returns the error for the client of an error of the application: unchanged if it has a code.
+func (g *Gate[Call]) coded(ctx context.Context, call Call, err error) error {
+	if err == nil || g.config.HasCode(err) {
+		return err
+	}
+	return g.misused(ctx, g.config.Method(call), err)
+}
+
+// admit takes the requests, and holds the slots among them until release.
+func (g *Gate[Call]) admit(ctx context.Context, method string, requests []ratelimit.Request) (held context.Context, release func(), _ error) {
+	lease, admitted, err := g.decide(ctx, method, requests, guard.Take)
+	if err != nil {
+		return nil, nil, err
 	}
 	held, end := guard.Hold(admitted, g.limiter, lease, g.config.Timeout)
 	return held, func() {
 		if lost := end(); lost != nil {
-			g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(lease.Decision), Result: guard.LeaseLost, Err: lost})
+			limit, enforced := guard.Held(lease.Decision)
+			g.tell(ctx, ratelimit.Answered{Route: method, Limit: limit, Result: guard.LeaseLost, Shadow: !enforced, Err: lost})
 			g.log(ctx, "ratelimit: a handler lost the slot that it held", method, lost)
 		}
 	}, nil
 }
 
-// AdmitMessage is Admit for a message that arrives while the handler runs. It is no call for slots, which nothing would
-// give back: one that asks for them is a misuse.
-func (g *Gate) AdmitMessage(ctx context.Context, method string, requests []ratelimit.Request) *Rejection {
-	_, _, rejection := g.decide(ctx, method, requests, func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
-		d, err := limiter.Take(ctx, requests...)
-		return ratelimit.Lease{Decision: d}, err
-	})
-	return rejection
-}
-
-// decide has take decide on a call, and returns what it answered and the context with that in it.
-func (g *Gate) decide(
+// decide returns the answer of take, and the context with the decision, or an error for the client.
+func (g *Gate[Call]) decide(
 	ctx context.Context, method string, requests []ratelimit.Request,
 	take func(context.Context, *ratelimit.Limiter, []ratelimit.Request) (ratelimit.Lease, error),
-) (ratelimit.Lease, context.Context, *Rejection) {
+) (ratelimit.Lease, context.Context, error) {
 	limited, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, strings.ToValidUTF8(method, "?")), g.config.Timeout)
 	defer cancel()
 	lease, err := take(limited, g.limiter, requests)
 	d := lease.Decision
-	if _, tried := telemetry.Refusing(d); len(tried) > 0 { // by a rule that enforces nothing
-		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: tried[0], Result: guard.Refused, Shadow: true})
+	if _, wouldRefuse := telemetry.Refusing(d); len(wouldRefuse) > 0 {
+		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: wouldRefuse[0], Result: guard.Refused, Shadow: true})
 	}
 	switch {
 	case err != nil:
-		return lease, ctx, g.undecided(ctx, method, requests, err)
+		if rejection := g.undecided(ctx, method, requests, err); rejection != nil {
+			return lease, ctx, rejection
+		}
+		return lease, ctx, nil
 	case !d.Allowed:
 		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Refused})
-		return lease, ctx, g.Refused(d)
+		return lease, ctx, Refused(d, g.config.Domain)
 	}
 	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Allowed})
 	return lease, context.WithValue(ctx, decisionKey{}, d), nil
 }
 
-// Misnamed returns the rejection of a call for which the application's function returned err instead of
-// what the call asks for. The client is told nothing of err.
-func (g *Gate) Misnamed(ctx context.Context, method string, err error) *Rejection {
+// misused returns the rejection of a call whose requests are a mistake of the application. The client does not see err.
+func (g *Gate[Call]) misused(ctx context.Context, method string, err error) *RejectionError {
 	if r := gone(ctx); r != nil {
 		g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.Cancelled, Err: err})
 		return r
 	}
 	g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.FailedClosed, Err: err})
 	g.log(ctx, "ratelimit: call refused, its limits could not be named", method, err)
-	return &Rejection{Code: Internal, Message: "the limits of this call could not be determined"}
+	return &RejectionError{Code: Internal, Message: "the limits of this call could not be determined"}
 }
 
-// undecided returns the rejection of a call on which there is no decision, and nil to let it through.
-func (g *Gate) undecided(ctx context.Context, method string, requests []ratelimit.Request, err error) *Rejection {
-	if guard.IsMisuse(err) {
-		return g.Misnamed(ctx, method, err)
+// undecided returns the rejection of a call without a decision, or nil to let it through.
+func (g *Gate[Call]) undecided(ctx context.Context, method string, requests []ratelimit.Request, err error) *RejectionError {
+	enforced := guard.IsEnforced(g.limiter, requests)
+	if enforced && guard.IsMisuse(err) {
+		return g.misused(ctx, method, err)
 	}
 	result := guard.Result(ctx, err, g.config.FailOpen)
-	g.tell(ctx, ratelimit.Answered{Route: method, Limit: requests[0].Limit().Name(), Result: result, Err: err})
-	switch result {
-	case guard.Cancelled:
-		return gone(ctx)
-	case guard.BadKey:
-		return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
-	case guard.TooCostly:
-		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
-	case guard.BadCost:
-		return g.rejection(InvalidArgument, "INVALID_COST", "the cost of this call is not a usable number")
-	case guard.FailedOpen:
+	g.tell(ctx, ratelimit.Answered{Route: method, Limit: requests[0].Limit().Name(), Result: result, Shadow: !enforced, Err: err})
+	switch {
+	case !enforced, result == guard.FailedOpen:
 		g.log(ctx, "ratelimit: call let through undecided", method, err)
 		return nil
+	case result == guard.Cancelled:
+		return gone(ctx)
+	case result == guard.BadKey:
+		return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
+	case result == guard.TooCostly:
+		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
+	case result == guard.BadCost:
+		return g.rejection(InvalidArgument, "INVALID_COST", "the cost of this call is not a usable number")
 	}
 	g.log(ctx, "ratelimit: call refused undecided", method, err)
 	r := g.rejection(Unavailable, "RATE_LIMIT_UNAVAILABLE", "the limits of this call could not be asked")
@@ -171,24 +270,28 @@ func (g *Gate) undecided(ctx context.Context, method string, requests []ratelimi
 	return r
 }
 
-// tell tells the limiter's observer what becomes of a call. A client may have chosen the method's name.
-func (g *Gate) tell(ctx context.Context, answered ratelimit.Answered) {
+func (g *Gate[Call]) rejection(c Code, reason, message string) *RejectionError {
+	return &RejectionError{Code: c, Message: message, Reason: reason, Domain: g.config.Domain}
+}
+
+// tell reports an answer to the limiter's Observer. A client may have chosen the method's name.
+func (g *Gate[Call]) tell(ctx context.Context, answered ratelimit.Answered) {
 	answered.Route = strings.ToValidUTF8(answered.Route, "?")
 	g.limiter.Observe(ctx, answered)
 }
 
 // gone returns the rejection of a call whose own context has ended, and nil when it has not.
-func gone(ctx context.Context) *Rejection {
+func gone(ctx context.Context) *RejectionError {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return &Rejection{Code: Canceled, Message: "the call was cancelled while its limits were asked"}
+		return &RejectionError{Code: Canceled, Message: "the call was cancelled while its limits were asked"}
 	case ctx.Err() != nil:
-		return &Rejection{Code: DeadlineExceeded, Message: "the call's deadline passed while its limits were asked"}
+		return &RejectionError{Code: DeadlineExceeded, Message: "the call's deadline passed while its limits were asked"}
 	}
 	return nil
 }
 
-func (g *Gate) log(ctx context.Context, message, method string, err error) {
+func (g *Gate[Call]) log(ctx context.Context, message, method string, err error) {
 	g.config.Logger.LogAttrs(ctx, slog.LevelError, message, slog.String("method", method),
 		slog.String("error_type", telemetry.ErrorType(err)), slog.String("error", telemetry.ErrorText(err)))
 }

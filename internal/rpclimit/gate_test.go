@@ -25,11 +25,52 @@ var perUser = ratelimit.Define("perUser", ratelimit.PerHour(2))
 // patient is how long a test waits for what has to happen. It only ends a test that hangs.
 const patient = 2 * time.Minute
 
+// call is a call of method.
+type call struct {
+	requests []ratelimit.Request
+	err      error
+}
+
+// config is of a gate whose calls and messages name their requests.
+func config() rpclimit.Config[call] {
+	return rpclimit.Config[call]{
+		Method:   func(call) string { return method },
+		HasCode:  func(err error) bool { return errors.Is(err, errCoded) },
+		Requests: func(_ context.Context, c call) ([]ratelimit.Request, error) { return c.requests, c.err },
+		Message: func(_ context.Context, _ call, message any) ([]ratelimit.Request, error) {
+			requests, _ := message.([]ratelimit.Request)
+			return requests, nil
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+var errCoded = errors.New("an error with a code")
+
+// codeOf returns the code of the answer to a call.
+func codeOf(err error) rpclimit.Code {
+	if err == nil {
+		return rpclimit.OK
+	}
+	rejection, ok := errors.AsType[*rpclimit.RejectionError](err)
+	if !ok {
+		return 99 // no code
+	}
+	return rejection.Code
+}
+
+func rejectionOf(t *testing.T, err error) *rpclimit.RejectionError {
+	t.Helper()
+	var rejection *rpclimit.RejectionError
+	require.ErrorAs(t, err, &rejection)
+	return rejection
+}
+
 // bundle is a gate that lets through what the database does not decide.
 type bundle struct {
 	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
-	gate    *rpclimit.Gate
+	gate    *rpclimit.Gate[call]
 
 	mu   sync.Mutex
 	told []ratelimit.Answered
@@ -66,19 +107,20 @@ func setupWith(t *testing.T, policies ratelimit.Policies) *bundle {
 	var err error
 	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1, Policies: policies})
 	require.NoError(t, err)
-	b.gate, err = rpclimit.New(b.limiter, rpclimit.Config{FailOpen: true, Timeout: patient, Logger: slog.New(slog.DiscardHandler)})
+	c := config()
+	c.FailOpen, c.Timeout = true, patient
+	b.gate, err = rpclimit.New(b.limiter, c)
 	require.NoError(t, err)
 	return b
 }
 
 // admit returns the code that a call is answered with.
 func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) rpclimit.Code {
-	_, release, rejection := b.gate.Admit(ctx, method, requests)
-	if rejection != nil {
-		return rejection.Code
+	_, release, err := b.gate.Unary(ctx, call{requests: requests}, nil)
+	if err == nil {
+		release()
 	}
-	release()
-	return rpclimit.OK
+	return codeOf(err)
 }
 
 // The observer of the limiter is told what becomes of each call.
@@ -92,7 +134,10 @@ func TestAnswersAreTold(t *testing.T) {
 	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("ada").Cost(-1)))
 	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("ada").Cost(3)))
 	require.Equal(t, rpclimit.Internal, b.admit(t.Context()))
-	require.Equal(t, rpclimit.Internal, b.gate.Misnamed(t.Context(), method, errors.New("no account")).Code)
+	_, _, err := b.gate.Unary(t.Context(), call{err: errors.New("no account")}, nil)
+	require.Equal(t, rpclimit.Internal, codeOf(err))
+	_, _, err = b.gate.Unary(t.Context(), call{err: errCoded}, nil)
+	require.Equal(t, errCoded, err, "it is the answer, and nobody is told")
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	require.Equal(t, rpclimit.Canceled, b.admit(gone, perUser.For("ada")))

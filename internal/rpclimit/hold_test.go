@@ -2,7 +2,6 @@ package rpclimit_test
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,8 +21,8 @@ func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	slots := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1})
-	held, release, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For("ada"), slots.For("ada")})
-	require.Nil(t, rejection)
+	held, release, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada"), slots.For("ada")}}, nil)
+	require.NoError(t, err)
 	lease, found := ratelimit.LeaseFromContext(held)
 	require.True(t, found)
 	require.Positive(t, lease.Fence)
@@ -41,10 +40,10 @@ func TestACallThatLosesItsSlotIsTold(t *testing.T) {
 		b := &bundle{}
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: b, AsOf: time.Now})
 		require.NoError(t, err)
-		gate, err := rpclimit.New(limiter, rpclimit.Config{Logger: slog.New(slog.DiscardHandler)})
+		gate, err := rpclimit.New(limiter, config())
 		require.NoError(t, err)
-		held, release, rejection := gate.Admit(t.Context(), method, []ratelimit.Request{atOnce.For("ada")})
-		require.Nil(t, rejection)
+		held, release, err := gate.Unary(t.Context(), call{requests: []ratelimit.Request{atOnce.For("ada")}}, nil)
+		require.NoError(t, err)
 		require.NoError(t, limiter.Reset(t.Context(), atOnce.For("ada")))
 		<-held.Done()
 		require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
@@ -57,8 +56,14 @@ func TestACallThatLosesItsSlotIsTold(t *testing.T) {
 func TestMessagesHoldNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	require.Nil(t, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{perUser.For("ada")}))
-	require.Equal(t, rpclimit.Internal, b.gate.AdmitMessage(t.Context(), method, []ratelimit.Request{atOnce.For("ada")}).Code)
+	stream, release, err := b.gate.Open(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada")}})
+	require.NoError(t, err)
+	defer release()
+	receive := func(requests ...ratelimit.Request) error {
+		return stream.Receive(requests, func(any) error { return nil }, func(err error) error { return err })
+	}
+	require.NoError(t, receive(perUser.For("ada")))
+	require.Equal(t, rpclimit.Internal, codeOf(receive(atOnce.For("ada"))))
 	v, err := b.limiter.Value(t.Context(), atOnce.For("ada"))
 	require.NoError(t, err)
 	require.Equal(t, 1.0, v.Tokens)

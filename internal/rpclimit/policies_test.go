@@ -53,7 +53,7 @@ func (p *plans) setEras(t *testing.T, eras map[string]ratelimit.Era) {
 }
 
 // descriptions returns the text about each limit that refused.
-func descriptions(r *rpclimit.Rejection) (all []string) {
+func descriptions(r *rpclimit.RejectionError) (all []string) {
 	for _, v := range r.Violations {
 		all = append(all, v.Description)
 	}
@@ -65,9 +65,12 @@ func TestPoliciesDecide(t *testing.T) {
 	t.Parallel()
 	p := &plans{}
 	b := setupWith(t, p)
-	ask := func(user, plan string, cost float64) *rpclimit.Rejection {
-		_, _, rejection := b.gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)})
-		return rejection
+	ask := func(user, plan string, cost float64) *rpclimit.RejectionError {
+		_, _, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)}}, nil)
+		if err == nil {
+			return nil
+		}
+		return rejectionOf(t, err)
 	}
 	require.Equal(t, rpclimit.InvalidArgument, ask("ada", "pro", 7).Code, "the code's holds 2")
 	p.set(t, map[string]float64{"pro": 10, "free": 5})
@@ -84,23 +87,22 @@ func TestPoliciesDecide(t *testing.T) {
 // were left alone or only tried.
 func TestAPauseIsNamedSo(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
 	other := ratelimit.Define("other", ratelimit.PerHour(2))
 	tried := ratelimit.Define("tried", ratelimit.PerHour(2))
-	r := b.gate.Refused(ratelimit.Decision{RetryAfter: 90 * time.Second, States: []ratelimit.State{
+	r := rpclimit.Refused(ratelimit.Decision{RetryAfter: 90 * time.Second, States: []ratelimit.State{
 		{Limit: other, Allowed: true, Mode: ratelimit.On, NotAsked: true},
 		{Limit: tried, Mode: ratelimit.Shadow},
 		{Limit: perUser, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90 * time.Second, PausedUntil: time.Unix(90, 0), PauseReason: "secret"},
-	}})
+	}}, "test")
 	require.Equal(t, rpclimit.ResourceExhausted, r.Code)
 	require.Equal(t, "LIMIT_PAUSED", r.Reason)
 	require.Equal(t, "paused: perUser: retry after 1m30s", r.Message)
 	require.Equal(t, []string{"perUser is paused"}, descriptions(r))
 	require.Equal(t, "90", r.RetryAfterSeconds())
 
-	r = b.gate.Refused(ratelimit.Decision{RetryAfter: time.Second, States: []ratelimit.State{
+	r = rpclimit.Refused(ratelimit.Decision{RetryAfter: time.Second, States: []ratelimit.State{
 		{Limit: tried, Mode: ratelimit.Shadow}, {Limit: perUser, Mode: ratelimit.On, RetryAfter: time.Second},
-	}})
+	}}, "test")
 	require.Equal(t, "limited by perUser: retry after 1s", r.Message)
 	require.Equal(t, []string{"perUser: 2 per hour"}, descriptions(r))
 }
@@ -119,4 +121,11 @@ func TestModesRefuseNobody(t *testing.T) {
 	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
 	const of = " /test.Echo/Say? perUser"
 	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
+
+	b.pool.Close()
+	require.NoError(t, b.limiter.Close(t.Context()))
+	require.Equal(t, rpclimit.Unavailable, b.admit(t.Context(), perUser.For("ada"), perUser.For("bob").Plan("tried")))
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("off"), perUser.For("bob").Plan("tried")), "undecided")
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("").Plan("tried")), "without a key")
+	require.Equal(t, []string{"failed_closed" + of, "shadow_failed_closed" + of, "shadow_bad_key" + of}, b.results()[6:])
 }

@@ -29,8 +29,8 @@ const (
 	Unauthenticated   Code = 16
 )
 
-// Rejection is the answer to a call that is not allowed.
-type Rejection struct {
+// RejectionError is the answer to a call that is not allowed.
+type RejectionError struct {
 	Code    Code
 	Message string
 	// Reason and Domain are for an ErrorInfo. An empty Reason means that the answer has none.
@@ -46,22 +46,21 @@ type Violation struct{ Limit, Description string }
 
 // PushbackMillis returns RetryAfter for the trailer Pushback: rounded up, and at most what fits the int32 of
 // some clients, about 24 days.
-func (r *Rejection) PushbackMillis() string {
+func (r *RejectionError) PushbackMillis() string {
 	ms := (r.RetryAfter + time.Millisecond - 1) / time.Millisecond
 	return strconv.FormatInt(min(int64(ms), math.MaxInt32), 10)
 }
 
 // RetryAfterSeconds returns RetryAfter for the HTTP field Retry-After: rounded up.
-func (r *Rejection) RetryAfterSeconds() string {
+func (r *RejectionError) RetryAfterSeconds() string {
 	return strconv.FormatInt(int64((r.RetryAfter+time.Second-1)/time.Second), 10)
 }
 
-func (g *Gate) rejection(c Code, reason, message string) *Rejection {
-	return &Rejection{Code: c, Message: message, Reason: reason, Domain: g.config.Domain}
-}
+// Error returns the message.
+func (r *RejectionError) Error() string { return r.Message }
 
 // Refused returns the rejection of a call that its limits refused. It names them, and no key, nor why one is paused.
-func (g *Gate) Refused(d ratelimit.Decision) *Rejection {
+func Refused(d ratelimit.Decision, domain string) *RejectionError {
 	reason, message, isPaused := "RATE_LIMITED", "limited by ", telemetry.IsPaused(d)
 	if isPaused {
 		reason, message = "LIMIT_PAUSED", "paused: "
@@ -81,7 +80,7 @@ func (g *Gate) Refused(d ratelimit.Decision) *Rejection {
 		violations = append(violations, Violation{s.Limit.Name(), description})
 	}
 	message += strings.Join(names, ", ") + ": retry after " + words.Wait(d.RetryAfter)
-	r := g.rejection(ResourceExhausted, reason, message)
-	r.RetryAfter, r.Violations = d.RetryAfter, violations
-	return r
+	return &RejectionError{
+		Code: ResourceExhausted, Message: message, Reason: reason, Domain: domain, RetryAfter: d.RetryAfter, Violations: violations,
+	}
 }

@@ -26,7 +26,7 @@ func TestRounding(t *testing.T) {
 		{30 * 24 * time.Hour, "2147483647", "2592000"},
 		{math.MaxInt64 - time.Second, "2147483647", "9223372036"},
 	} {
-		r := rpclimit.Rejection{RetryAfter: c.wait}
+		r := rpclimit.RejectionError{RetryAfter: c.wait}
 		require.Equal(t, c.millis, r.PushbackMillis(), c.wait)
 		require.Equal(t, c.seconds, r.RetryAfterSeconds(), c.wait)
 	}

@@ -19,10 +19,10 @@ func TestRefusalsAreToldWithTheMethod(t *testing.T) {
 		told = append(told, r.Limit+" "+r.Route)
 	}})
 	require.NoError(t, err)
-	gate, err := rpclimit.New(limiter, rpclimit.Config{})
+	gate, err := rpclimit.New(limiter, config())
 	require.NoError(t, err)
 	for range 3 {
-		gate.Admit(t.Context(), method, []ratelimit.Request{perUser.For("alice")})
+		_, _, _ = gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("alice")}}, nil)
 	}
 	require.Equal(t, []string{"perUser /test.Echo/Say?"}, told)
 }
