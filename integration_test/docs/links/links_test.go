@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,10 +12,11 @@ import (
 )
 
 var (
-	mdLink    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	mdHeading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	mdCode    = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
-	unspoken  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	mdLink     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	mdHeading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	pageOfDocs = regexp.MustCompile(`docs/[a-z]+\.md`)
+	mdCode     = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+	unspoken   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
 // TestLinksLeadSomewhere promises of every page that what it links to in the repository is there, heading and all.
@@ -48,6 +50,31 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestCodeNamesPagesOfTheRepository promises that each page of docs that a comment or a message names is there.
+func TestCodeNamesPagesOfTheRepository(t *testing.T) {
+	t.Parallel()
+	named := 0
+	require.NoError(t, filepath.WalkDir("../../..", func(path string, entry os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "node_modules", "shape"}, entry.Name()): // shape has a page of its tests' own
+			return filepath.SkipDir
+		case entry.IsDir() || !slices.Contains([]string{".go", ".sql", ".js", ".html", ".tmpl"}, filepath.Ext(path)):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, page := range pageOfDocs.FindAllString(string(text), -1) {
+			named++
+			if _, err := os.Stat(filepath.Join("../../..", page)); err != nil {
+				t.Errorf("%s names %s, which is not there", path, page)
+			}
+		}
+		return err
+	}))
+	require.Positive(t, named)
 }
 
 // hasHeading reports whether a page has a heading with that anchor.
