@@ -24,7 +24,7 @@ CONCURRENT := ./internal/batch ./ratelimittest
 PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/links|scenario)|cmd/ratelimit/internal/cli|internal/(golden|shape))$$
 
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
-READERS := /(cmd/ratelimit/internal/cli|examples/orm|integration_test/(browser/client|browser/playground|docs|docs/links|scenario))$$
+READERS := /(cmd/ratelimit/internal/cli|integration_test/(browser/client|browser/playground|docs|docs/links|driver|scenario))$$
 
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine. Tests use the server of a URL, and find installed programs. If
 # there are none, a container serves all of them; compiling the command run takes a minute, once.

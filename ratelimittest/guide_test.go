@@ -103,7 +103,7 @@ func TestGuide(t *testing.T) {
 	own, err := os.ReadFile("guide_test.go")
 	require.NoError(t, err)
 	blocks := strings.Split(string(guide), "```go\n")[1:]
-	require.Len(t, blocks, 6) // the fifth is run by examples/orm
+	require.Len(t, blocks, 6) // the fifth is run by integration_test/driver
 	for _, block := range blocks[:4] {
 		code, _, _ := strings.Cut(block, "```")
 		for line := range strings.Lines(code) {

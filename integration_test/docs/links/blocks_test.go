@@ -16,7 +16,7 @@ var (
 )
 
 // TestBlocksAreRun promises that each block of Go of a page is in a test that runs it, or in a program of examples. The package of
-// docs/testing.md compares it line by line (TestGuide of ratelimittest, TestTestingGuide of examples/orm).
+// docs/testing.md compares it line by line (TestGuide of ratelimittest, TestTestingGuide of integration_test/driver).
 func TestBlocksAreRun(t *testing.T) {
 	t.Parallel()
 	var source strings.Builder
