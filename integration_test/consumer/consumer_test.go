@@ -61,15 +61,22 @@ func TestConsumer(t *testing.T) {
 		golden.Equal(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
 	})
 
+	web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/httplimit", core+"/admin", core+"/promlimit")
+
 	t.Run("OfAWebServiceHasThese", func(t *testing.T) {
 		t.Parallel()
-		web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/httplimit", core+"/admin", core+"/promlimit")
-		web.run(t, "build", "-o", filepath.Join(t.TempDir(), "application"), ".")
 		golden.Equal(t, "web.golden", lines(slices.Sorted(maps.Keys(web.modules(t)))))
+	})
+
+	t.Run("BuildsAWebService", func(t *testing.T) {
+		t.Parallel()
+		testsize.Nightly(t, "it compiles each package anew")
+		web.run(t, "build", "-trimpath", "-o", filepath.Join(t.TempDir(), "application"), ".")
 	})
 
 	t.Run("GetsTheCommand", func(t *testing.T) {
 		t.Parallel()
+		testsize.Nightly(t, "it compiles each package anew")
 		bin := t.TempDir()
 		output(t, bin, append(r.env, "GOBIN="+bin), "install", core+"/cmd/ratelimit@"+r.version)
 		require.FileExists(t, filepath.Join(bin, "ratelimit"))
