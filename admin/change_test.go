@@ -86,7 +86,7 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list.Overrides, 1)
 	require.InDelta(t, ratelimit.Day, list.Overrides[0].Until.Sub(list.Overrides[0].From), float64(time.Minute))
-	require.Equal(t, 7.0, list.Overrides[0].Policy.Rate)
+	require.Equal(t, 7.0, list.Overrides[0].Policy.(ratelimit.TokenBucket).Rate)
 	f.changed(t, "remove-override", with("reason", "it is over")...)
 
 	rule := []string{
@@ -173,7 +173,7 @@ func TestRuleOfManyPlans(t *testing.T) {
 	f := setup(t)
 	many := make([]rules.Rule, 150)
 	for i := range many {
-		many[i] = rules.Rule{Limit: "messages", Plan: fmt.Sprintf("plan-%03d", i), Rate: 10, Period: time.Minute}
+		many[i] = rules.Rule{Limit: "messages", Plan: fmt.Sprintf("plan-%03d", i), Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}}
 	}
 	_, err := f.store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, many...)
 	require.NoError(t, err)
@@ -196,9 +196,9 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 		"For is no span":                  append([]string{"pause"}, with("for", "1e300", "for_unit", "week")...),
 		"The override says nothing":       append([]string{"override"}, with()...),
 		"names no plan":                   append([]string{"override"}, with("says", "on_plan")...),
-		"Rate is no number above 0":       append([]string{"override"}, with("says", "policy")...),
+		"its Rate is 0":                   append([]string{"override"}, with("says", "policy")...),
 		"For is no number above 0":        append([]string{"pause"}, with("for", "1,5", "for_unit", "hour")...),
-		"Rate is no number above 0. ":     append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
+		"Rate is no number from 0 up. ":   append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
 		"From is no instant":              append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
 		"Nobody knows the policy":         {"reset", "limit", "unheard-of", "key", "ada"},
 		"The form names no key":           {"reset", "limit", "messages"},

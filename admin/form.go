@@ -113,10 +113,11 @@ func (f form) instant(name string) (time.Time, error) {
 
 // rule returns the rule that a form says.
 func (f form) rule() (rules.Rule, error) {
-	r, err := f.policy()
-	r.Limit, r.Plan, r.OnChange = f.text("limit"), f.text("plan"), ratelimit.OnChange(f.text("on_change"))
-	r.Unit, r.Description = f.text("unit"), f.text("description")
-	return r, err
+	policy, err := f.policy()
+	return rules.Rule{
+		Limit: f.text("limit"), Plan: f.text("plan"), Policy: policy, Mode: ratelimit.Mode(f.text("mode")), OnChange: ratelimit.OnChange(f.text("on_change")),
+		Unit: f.text("unit"), Description: f.text("description"),
+	}, err
 }
 
 // edit returns who makes a change, why, and from when it holds.

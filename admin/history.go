@@ -122,15 +122,10 @@ func says(e rules.Entry) string {
 
 // ruleWords returns what a rule says.
 func ruleWords(r rules.Rule) string {
-	r.Limit = cmp.Or(r.Limit, "policy") // that of an override has no name of its own
-	limit, err := r.AsLimit()
-	if err != nil {
+	if r.Policy == nil {
 		return "what cannot be"
 	}
-	words := policyWords(limit)
-	if r.MaxReserved != nil {
-		words += ", owes up to " + number(*r.MaxReserved)
-	}
+	words := r.Policy.String()
 	if r.Mode != "" && r.Mode != ratelimit.On {
 		words += ", " + string(r.Mode)
 	}
@@ -142,7 +137,7 @@ func overrideWords(o rules.Override) string {
 	var words string
 	switch {
 	case o.Policy != nil:
-		words = ruleWords(*o.Policy)
+		words = ruleWords(rules.Rule{Policy: o.Policy, Mode: o.Mode})
 	case o.OnPlan != "":
 		words = "on the plan " + o.OnPlan
 	default:

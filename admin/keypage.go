@@ -200,8 +200,8 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 // priceOf returns what a token costs that is taken from a bucket, as the tables have it: this process may not have heard of
 // it yet.
 func (v *visit) priceOf(ctx context.Context, value ratelimit.Value, key string) (*keyPrice, error) {
-	adaptive := rules.FromLimit(value.Limit).WithDefaults().Adaptive
-	if adaptive == nil {
+	adaptive, adapts := value.Limit.Policy().(ratelimit.Adaptive)
+	if !adapts {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	known, found, err := v.reader.Upstream(ctx, value.Limit.Name(), key)
@@ -212,7 +212,7 @@ func (v *visit) priceOf(ctx context.Context, value ratelimit.Value, key string) 
 	if !found {
 		return p, nil
 	}
-	p.Share = known.Within(adaptive.Floor)
+	p.Share = known.Within(cmp.Or(adaptive.Floor, 0.1))
 	p.Price = 1 / p.Share
 	if known.PausedUntil.After(value.AsOf) {
 		p.PausedUntil = known.PausedUntil

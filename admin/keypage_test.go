@@ -26,7 +26,7 @@ func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
 func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Rate: 1, Period: time.Hour, Capacity: new(1000.0)})
+	f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1000}})
 	onPro := messages.For("ada").Plan("pro")
 	f.take(t, onPro.Cost(300))
 	bucket := []string{"limit", "messages", "key", "ada"}
@@ -59,7 +59,7 @@ func TestAPauseIsNoRule(t *testing.T) {
 		_, err := f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		if key == "deleted" {
-			f.put(t, rules.Rule{Limit: "messages", Rate: 5, Period: time.Hour})
+			f.put(t, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 5, Period: time.Hour}})
 			_, err := f.store.Delete(t.Context(), edit, "messages", "")
 			require.NoError(t, err)
 		}
@@ -101,8 +101,8 @@ func (f *fixture) gives(t *testing.T, limit string) string {
 func TestPageSaysWhenABucketGives(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "blocked", Rate: 1, Period: time.Hour, Capacity: new(0.0)},
-		rules.Rule{Limit: "open", Rate: 1, Period: time.Hour, Capacity: new(1.0), Mode: ratelimit.Off})
+	f.put(t, rules.Rule{Limit: "blocked", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}},
+		rules.Rule{Limit: "open", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1}, Mode: ratelimit.Off})
 	require.Equal(t, "at once", f.gives(t, "messages"))
 	require.Equal(t, "never", f.gives(t, "blocked"))
 	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint)`)
@@ -119,11 +119,11 @@ func TestPageSaysWhenABucketGives(t *testing.T) {
 func TestPageShowsWhatTheLimiterSays(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "spread", Rate: 1, Period: ratelimit.Day, Capacity: new(64.0), Shards: 8},
-		rules.Rule{Limit: "windows", Kind: rules.FixedWindow, Rate: 50, Period: ratelimit.Day},
-		rules.Rule{Limit: "off", Rate: 5, Period: ratelimit.Day, Mode: ratelimit.Off},
-		rules.Rule{Limit: "shadow", Rate: 5, Period: ratelimit.Day, Mode: ratelimit.Shadow},
-		rules.Rule{Limit: "owing", Rate: 5, Period: ratelimit.Day})
+	f.put(t, rules.Rule{Limit: "spread", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 64, Shards: 8}},
+		rules.Rule{Limit: "windows", Policy: ratelimit.FixedWindow{Rate: 50, Period: ratelimit.Day}},
+		rules.Rule{Limit: "off", Policy: ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}, Mode: ratelimit.Off},
+		rules.Rule{Limit: "shadow", Policy: ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}, Mode: ratelimit.Shadow},
+		rules.Rule{Limit: "owing", Policy: ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}})
 	limitOf := func(name string) ratelimit.Request {
 		limit, err := ratelimit.NewLimit(name, ratelimit.PerDay(1))
 		require.NoError(t, err)

@@ -20,9 +20,9 @@ import (
 // kindsOf are rules of kinds that do not fill steadily.
 func kindsOf() []rules.Rule {
 	return []rules.Rule{
-		{Limit: "exports", Kind: rules.SlidingWindow, Rate: 50, Period: time.Hour, Slices: 12},
-		{Limit: "quota", Kind: rules.CalendarWindow, Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6},
-		{Limit: "jobs", Kind: rules.Concurrency, Most: 50, Lease: time.Hour},
+		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12}},
+		{Limit: "quota", Policy: ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6}},
+		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 50, Lease: time.Hour}},
 	}
 }
 
@@ -42,7 +42,7 @@ func TestPagesOfKinds(t *testing.T) {
 	lease, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(20))
 	require.NoError(t, err)
 	for name, words := range map[string]string{
-		"exports": "50 in any hour", "quota": "50 per year of Europe/Berlin, from 6 April on", "jobs": "50 at a time, each for 1 h without renewal",
+		"exports": "50 in any hour", "quota": "50 per year in Europe/Berlin from April 6 on", "jobs": "50 at a time, leases of 1h",
 	} {
 		page := f.get(t, address("key", "limit", name, "key", "ada"))
 		require.Equal(t, http.StatusOK, page.status)
@@ -64,8 +64,8 @@ func TestPagesOfKinds(t *testing.T) {
 func TestPagesOfPrices(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "upstream", Rate: 50, Period: time.Hour, Adaptive: &rules.Adaptive{Floor: 0.25, Apply: true}},
-		rules.Rule{Limit: "watched", Rate: 50, Period: time.Hour, Adaptive: &rules.Adaptive{}})
+	f.put(t, rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}, Floor: 0.25, Apply: true}},
+		rules.Rule{Limit: "watched", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}}})
 	r, err := f.limiter.Reserve(t.Context(), requestOf(t, "upstream").Cost(30).Price(2))
 	require.NoError(t, err)
 	page := func(limit string) string { return f.get(t, address("key", "limit", limit, "key", "ada")).body }
@@ -94,11 +94,8 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	stated := append(kindsOf(),
-		rules.Rule{Limit: "weekly", Kind: rules.CalendarWindow, Rate: 5, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Saturday, MaxReserved: new(1.0)},
-		rules.Rule{
-			Limit: "upstream", Kind: rules.FixedWindow, Rate: 50, Period: time.Minute,
-			Adaptive: &rules.Adaptive{Floor: 0.2, Growth: 0.05, Epoch: 1500 * time.Millisecond, Apply: true},
-		})
+		rules.Rule{Limit: "weekly", Policy: ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Saturday, MaxReserved: 1}},
+		rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.FixedWindow{Rate: 50, Period: time.Minute}, Floor: 0.2, Growth: 0.05, Epoch: 1500 * time.Millisecond, Apply: true}})
 	f.put(t, stated...)
 	for _, r := range stated {
 		fields := fieldsOf(t, f.get(t, address("rule", "limit", r.Limit, "plan", "")).body)
@@ -114,18 +111,18 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 	}
 	page := f.get(t, address("preview", "limit", "messages", "plan", "", "kind", "concurrency", "most", "5", "lease", "30", "lease_unit", "second",
 		"mode", "on", "on_change", "keep")).body
-	for _, want := range []string{`<td class="before">none</td><td class="after">5</td>`, `<td class="after">30 s</td>`, "What the change would do"} {
+	for _, want := range []string{`<td class="after">concurrency</td>`, `<td class="before">100</td><td class="after">5</td>`, `<td class="after">30s</td>`, "What the change would do"} {
 		require.Contains(t, page, want)
 	}
 	for want, fields := range map[string][]string{
-		"its Rate means nothing for a concurrency": {"kind", "concurrency", "most", "5", "rate", "3"},
-		"its Most is 0":                              {"kind", "concurrency"},
-		"Most is no whole number":                    {"kind", "concurrency", "most", "x"},
-		"its Resets is not set":                      {"kind", "calendar window", "rate", "3"},
-		"Rate is no number above 0":                  {"kind", "calendar window", "resets", "day"},
-		"its Capacity means nothing":                 {"kind", "sliding window", "rate", "3", "period", "1", "period_unit", "hour", "capacity", "3"},
-		"Floor is no number above 0":                 {"kind", "token bucket", "rate", "3", "period", "1", "period_unit", "hour", "adaptive", "told", "floor", "x"},
-		"its FirstDay means nothing for a calendar ": {"kind", "calendar window", "rate", "3", "resets", "day", "first_day", "3"},
+		"&#34;rate&#34; is no field of a concurrency": {"kind", "concurrency", "most", "5", "rate", "3"},
+		"its Most is 0":               {"kind", "concurrency"},
+		"Most is no number from 0 up": {"kind", "concurrency", "most", "x"},
+		"its Resets is not set":       {"kind", "calendar window", "rate", "3"},
+		"its Rate is 0":               {"kind", "calendar window", "resets", "day"},
+		"&#34;capacity&#34; is no field of a sliding window": {"kind", "sliding window", "rate", "3", "period", "1", "period_unit", "hour", "capacity", "3"},
+		"Floor is no number from 0 up":                       {"kind", "token bucket", "rate", "3", "period", "1", "period_unit", "hour", "adaptive", "told", "floor", "x"},
+		"it has a FirstDay, which is for Monthly":            {"kind", "calendar window", "rate", "3", "resets", "day", "first_day", "3"},
 	} {
 		got := f.get(t, address("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)).body
 		require.Contains(t, got, want, fields)

@@ -23,47 +23,67 @@ func changesOf(before, after rules.Rule) (changes []change) {
 			changes = append(changes, change{what, before, after})
 		}
 	}
-	capacity := func(r rules.Rule) string {
-		return number(capacityOf(r))
+	old, next := numbersOf(before), numbersOf(after)
+	add("Kind", cmp.Or(string(old.Kind), "not known"), string(next.Kind))
+	add("Rate", rateWords(old), rateWords(next))
+	add("Capacity", number(old.Most), number(next.Most))
+	add("Most that may be owed", owedWords(old), owedWords(next))
+	had, has := policyFields(before.Policy), policyFields(after.Policy)
+	for _, field := range []struct{ name, what string }{
+		{"shards", "Rows of a bucket"},
+		{"start", "Start of a window"},
+		{"slices", "Slices"},
+		{"zone", "Time zone"},
+		{"first_weekday", "First weekday"},
+		{"first_day", "First day"},
+		{"first_month", "First month"},
+		{"lease", "Lease"},
+		{"adaptive", "Price"},
+	} {
+		add(field.what, fieldWords(had[field.name]), fieldWords(has[field.name]))
 	}
-	debt := func(r rules.Rule) string {
-		switch {
-		case r.Kind == rules.SlidingWindow || r.Kind == rules.Concurrency:
-			return "nothing"
-		case r.MaxReserved == nil && r.Kind == rules.CalendarWindow:
-			return number(r.Rate)
-		case r.MaxReserved == nil:
-			return "no bound"
-		}
-		return number(*r.MaxReserved)
+	prices := func(fields map[string]any) map[string]any {
+		inside, _ := fields["adaptive"].(map[string]any)
+		return inside
 	}
-	rate := func(r rules.Rule) string {
-		switch {
-		case r.Kind == rules.Concurrency:
-			return "none"
-		case r.Rate == 0:
-			return "not known"
-		case r.Kind == rules.CalendarWindow:
-			return number(r.Rate) + " per " + string(r.Resets)
-		}
-		return number(r.Rate) + " per " + words.Period(r.Period)
+	for _, name := range []string{"floor", "growth", "epoch"} {
+		add(label(name)+" of the price", fieldWords(prices(had)[name]), fieldWords(prices(has)[name]))
 	}
-	before, after = before.WithDefaults(), after.WithDefaults()
-	add("Kind", string(before.Kind), string(after.Kind))
-	add("Rate", rate(before), rate(after))
-	add("Capacity", capacity(before), capacity(after))
-	add("Most that may be owed", debt(before), debt(after))
-	add("Rows of a bucket", whole(before.Shards), whole(after.Shards))
-	add("Start of a window", clock(before.Start), clock(after.Start))
-	add("Slices", orNone(before.Slices), orNone(after.Slices))
-	add("Windows", windows(before), windows(after))
-	add("Slots", orNone(before.Most), orNone(after.Most))
-	add("Lease", leaseText(before.Lease), leaseText(after.Lease))
-	add("Price", price(before), price(after))
 	add("Mode", string(cmp.Or(before.Mode, ratelimit.On)), string(cmp.Or(after.Mode, ratelimit.On)))
 	add("Unit", cmp.Or(before.Unit, "none"), cmp.Or(after.Unit, "none"))
 	add("Description", cmp.Or(before.Description, "none"), cmp.Or(after.Description, "none"))
 	return changes
+}
+
+// numbersOf returns the numbers of a rule's policy, and 0 for each of a policy that cannot be.
+func numbersOf(r rules.Rule) ratelimit.Numbers {
+	limit, err := ratelimit.NewLimit("policy", r.Policy)
+	if err != nil {
+		return ratelimit.Numbers{}
+	}
+	return limit.Numbers()
+}
+
+// rateWords returns how many tokens arrive, and in which time.
+func rateWords(n ratelimit.Numbers) string {
+	switch n.Kind {
+	case "":
+		return "not known"
+	case ratelimit.KindConcurrency:
+		return "none"
+	case ratelimit.KindCalendarWindow:
+		return number(n.Rate) + " per " + string(n.Resets)
+	case ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindSlidingWindow:
+	}
+	return words.Rate(n.Rate, n.Period)
+}
+
+// owedWords returns how many tokens may be owed.
+func owedWords(n ratelimit.Numbers) string {
+	if n.MaxOwed >= min(1e12, n.Rate*(float64(36_525*ratelimit.Day)/float64(max(n.Period, 1)))) && n.Kind != ratelimit.KindCalendarWindow {
+		return "no bound"
+	}
+	return number(n.MaxOwed)
 }
 
 const (
@@ -104,14 +124,15 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 	if all.Late {
 		e.Late = all.Since
 	}
-	slower, faster := paceOf(after) < paceOf(before), paceOf(after) > paceOf(before)
-	smaller, larger := capacityOf(after) < capacityOf(before), capacityOf(after) > capacityOf(before)
+	old, next := numbersOf(before), numbersOf(after)
+	slower, faster := paceOf(next) < paceOf(old), paceOf(next) > paceOf(old)
+	smaller, larger := next.Most < old.Most, next.Most > old.Most
 	opened := isOn(before) && !isOn(after)
 	e.Lowered = (slower || smaller || (!isOn(before) && isOn(after))) && !opened
 	e.Raised = (faster || larger || opened) && !e.Lowered
 	most := math.Inf(1)
 	if !opened {
-		most = mostGiven(after, hourly*time.Minute)
+		most = mostGiven(next, hourly*time.Minute)
 	}
 	e.Apart = all.Cost
 	for _, sum := range sums {
@@ -128,45 +149,24 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 }
 
 // mostGiven returns the most that a bucket can give in a span. Slots come back whenever their holders like: there is no bound.
-func mostGiven(r rules.Rule, span time.Duration) float64 {
-	periods := float64(span) * paceOf(r) / r.Rate
-	switch r.Kind {
-	case rules.Concurrency:
+func mostGiven(n ratelimit.Numbers, span time.Duration) float64 {
+	periods := float64(span) / float64(n.Period)
+	switch n.Kind {
+	case ratelimit.KindConcurrency:
 		return math.Inf(1)
-	case rules.FixedWindow:
+	case ratelimit.KindFixedWindow:
 		periods = math.Floor(periods) + 1
-	case rules.SlidingWindow:
-		return r.Rate * (math.Floor(periods) + 1)
-	case rules.CalendarWindow:
-		return r.Rate * (math.Floor(periods) + 2)
-	case rules.TokenBucket:
+	case ratelimit.KindSlidingWindow:
+		return n.Rate * (math.Floor(periods) + 1)
+	case ratelimit.KindCalendarWindow:
+		return n.Rate * (math.Floor(periods) + 2)
+	case ratelimit.KindTokenBucket:
 	}
-	return capacityOf(r) + r.Rate*periods
+	return n.Most + n.Rate*periods
 }
 
 // paceOf returns how many tokens arrive in a nanosecond, and of slots how many come back when none is given back.
-func paceOf(r rules.Rule) float64 {
-	r = r.WithDefaults()
-	switch r.Kind {
-	case rules.Concurrency:
-		return float64(r.Most) / float64(r.Lease)
-	case rules.CalendarWindow:
-		days := map[ratelimit.Calendar]float64{ratelimit.Daily: 1, ratelimit.Weekly: 7, ratelimit.Monthly: 30, ratelimit.Quarterly: 91, ratelimit.Yearly: 365}
-		return r.Rate / (days[r.Resets] * float64(ratelimit.Day))
-	case rules.TokenBucket, rules.FixedWindow, rules.SlidingWindow:
-	}
-	return r.Rate / float64(r.Period)
-}
-
-func capacityOf(r rules.Rule) float64 {
-	switch {
-	case r.Kind == rules.Concurrency:
-		return float64(r.Most)
-	case r.Capacity == nil:
-		return r.Rate
-	}
-	return *r.Capacity
-}
+func paceOf(n ratelimit.Numbers) float64 { return n.Rate / float64(max(n.Period, 1)) }
 
 // isOn reports whether a rule refuses anybody.
 func isOn(r rules.Rule) bool { return r.Mode == "" || r.Mode == ratelimit.On }

@@ -45,7 +45,7 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	require.NotContains(t, f.preview(t, "60", "100", "on"), "ratelimit simulate")
 	require.Contains(t, f.preview(t, "60", "100", "on"), "It says what the rule before it says.")
 	require.Contains(t, f.preview(t, "60", "100", "off"), "At most 100,047 of these tokens", "it would refuse nobody")
-	require.Contains(t, f.preview(t, "-1", "100", "on"), "Rate is no number above 0")
+	require.Contains(t, f.preview(t, "-1", "100", "on"), "Rate is no number from 0 up")
 	require.Equal(t, before, f.written(t), "a preview changes nothing")
 	require.Contains(t, f.preview(t, "90", "120", "on"), `action="put-rule"`)
 }
@@ -68,16 +68,21 @@ func TestAtMostIsABound(t *testing.T) {
 	t.Parallel()
 	for seed := range testsize.Of[uint64](60, 150) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		before := rules.Rule{Limit: "a", Kind: rules.TokenBucket, Rate: 1 + random.Float64()*20, Period: time.Minute}
-		if seed%3 == 0 {
-			before.Kind = rules.FixedWindow
+		rate := 1 + random.Float64()*20
+		most := rate * (0.5 + random.Float64())
+		rule := func(rate, capacity float64) rules.Rule {
+			var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: time.Minute, Capacity: capacity}
+			switch {
+			case seed%3 == 0:
+				policy = ratelimit.FixedWindow{Rate: rate, Period: time.Minute, Capacity: capacity}
+			case seed%6 == 1:
+				policy = ratelimit.SlidingWindow{Rate: rate, Period: time.Minute}
+			}
+			return rules.Rule{Limit: "a", Policy: policy}
 		}
-		before.Capacity = new(before.Rate * (0.5 + random.Float64()))
-		after, most := before, *before.Capacity
-		after.Rate *= 1 + random.Float64()*2
-		after.Capacity = new(*before.Capacity * (1 + random.Float64()*2))
+		before, after := rule(rate, most), rule(rate*(1+random.Float64()*2), most*(1+random.Float64()*2))
 		if seed%6 == 1 {
-			before.Kind, before.Capacity, after.Kind, after.Capacity, most = rules.SlidingWindow, nil, rules.SlidingWindow, nil, before.Rate
+			most = rate
 		}
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		old, larger := fullOf(t, before, now), fullOf(t, after, now)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -109,9 +110,8 @@ func (v *visit) fillOverride(o *rules.Override) (err error) {
 			err = wrong("The override names no plan. Write the name of one that has a rule.")
 		}
 	case "policy":
-		var policy rules.Rule
-		policy, err = v.form().policy()
-		o.Policy = &policy
+		o.Policy, err = v.form().policy()
+		o.Mode = ratelimit.Mode(v.form().text("mode"))
 	default:
 		err = wrong("The override says nothing. Choose a multiple, a plan, or a policy of the key's own.")
 	}

@@ -124,9 +124,7 @@ func calendarWords() (calendars, weekdays, months []string) {
 
 // likeCode returns a rule that says what the definition in the code does.
 func (v *visit) likeCode(limit, plan string) rules.Rule {
-	r := rules.FromLimit(v.defined[limit])
-	r.Limit, r.Plan, r.Mode, r.OnChange = limit, plan, ratelimit.On, ratelimit.KeepTokens
-	return r
+	return rules.Rule{Limit: limit, Plan: plan, Policy: v.defined[limit].Policy(), Mode: ratelimit.On, OnChange: ratelimit.KeepTokens}
 }
 
 // preview shows what a rule would change, and changes nothing.

@@ -213,9 +213,7 @@ func (f *fixture) furnish(t testing.TB) string {
 			WHERE n > 0`, limit)
 	}
 	edit := rules.Edit{Author: "ana@example.com", Reason: "the spring offer"}
-	_, err = f.store.Put(ctx, edit, rules.Rule{
-		Limit: "messages", Plan: "pro", Rate: 600, Period: time.Minute, Capacity: new(1000.0), Unit: "messages", Description: "what pro customers pay for",
-	}, rules.Rule{Limit: "search", Rate: 20, Period: time.Second, Mode: ratelimit.Shadow})
+	_, err = f.store.Put(ctx, edit, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 1000}, Unit: "messages", Description: "what pro customers pay for"}, rules.Rule{Limit: "search", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Second}, Mode: ratelimit.Shadow})
 	require.NoError(t, err)
 	now := time.Now()
 	_, err = f.store.Override(ctx, rules.Edit{Author: "ben@example.com", Reason: "their launch on Friday"},

@@ -1,11 +1,13 @@
 package httplimit_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,7 +46,9 @@ func serveTables(t *testing.T, file string, change ...func(*tablesite)) *tablesi
 	require.NoError(t, err)
 	s.set, err = tables.NewSet(s.pool, tables.Config{})
 	require.NoError(t, err)
-	d, err := tables.ReadFile(filepath.Join("..", "rules", "testdata", "seeds", file))
+	text, err := os.ReadFile(filepath.Join("..", "rules", "testdata", "seeds", file))
+	require.NoError(t, err)
+	d, err := tables.Convert(bytes.NewReader(text))
 	require.NoError(t, err)
 	s.apply(t, tables.Changes{Put: d.Rules, Tiers: &d.Tiers})
 	s.limiter, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, Observer: s.told, Policies: s.set})
@@ -157,7 +161,7 @@ func TestFromRulesKeepsOneBucketForAllPlans(t *testing.T) {
 	s.setClock(s.clock().Add(time.Second))
 	s.allowed(t, 10, "/api/items", "X-User", "ada", "X-Plan", "pro")
 
-	s.apply(t, tables.Changes{Put: []tables.Rule{{Limit: "user", Plan: "free", Rate: 1, Period: time.Hour, Capacity: new(3.0)}}})
+	s.apply(t, tables.Changes{Put: []tables.Rule{{Limit: "user", Plan: "free", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 3}}}})
 	s.allowed(t, 3, "/api/items", "X-User", "new", "X-Plan", "free")
 	require.Equal(t, "429 by the tier user, rule user, plan free, wait 3600", s.get(t, "/api/items", "X-User", "new", "X-Plan", "free"))
 }

@@ -62,7 +62,7 @@ func TestFromRulesOfSlots(t *testing.T) {
 	s := serveStored(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		working <- struct{}{}
 		<-done
-	}), tables.Rule{Limit: "jobs", Kind: tables.Concurrency, Most: 1, Lease: time.Hour}, tables.Rule{Limit: "calls", Rate: 10, Period: time.Hour})
+	}), tables.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 1, Lease: time.Hour}}, tables.Rule{Limit: "calls", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Hour}})
 	var first, other error
 	var group sync.WaitGroup
 	group.Go(func() { first = s.served(t.Context(), "ada") })
@@ -86,7 +86,7 @@ func TestFromRulesOfSlots(t *testing.T) {
 // the rule does so no longer.
 func TestTransportOfAStoredLimit(t *testing.T) {
 	t.Parallel()
-	s := serveStored(t, respond(), tables.Rule{Limit: "upstream", Rate: 3, Period: time.Minute, Adaptive: &tables.Adaptive{Apply: true}})
+	s := serveStored(t, respond(), tables.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 3, Period: time.Minute}, Apply: true}})
 	sent := 0
 	transport := calling(s.limiter, func(*http.Request) (*http.Response, error) {
 		sent++
@@ -117,7 +117,7 @@ func TestTransportOfAStoredLimit(t *testing.T) {
 		s.setClock(s.clock().Add(time.Second))
 		return throttled == 1
 	}, patient, time.Millisecond)
-	s.apply(t, tables.Changes{Put: []tables.Rule{{Limit: "upstream", Rate: 3, Period: time.Minute}}})
+	s.apply(t, tables.Changes{Put: []tables.Rule{{Limit: "upstream", Policy: ratelimit.TokenBucket{Rate: 3, Period: time.Minute}}}})
 	require.NoError(t, send())
 	require.NoError(t, send(), "nothing pauses it")
 	require.Equal(t, 3, sent)

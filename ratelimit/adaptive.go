@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
 // Adaptive follows the rate that an upstream accepts. While the upstream throttles nothing, the limit is its Contract. When it
@@ -69,11 +70,18 @@ const (
 
 // String returns the policy as text, such as "100 per second, adapting down to 0.1 of it".
 func (p Adaptive) String() string {
-	words := fmt.Sprintf("%v, adapting down to %v of it", p.Contract, p.withDefaults().Floor)
-	if !p.Apply {
-		words += ", in shadow"
+	d := p.withDefaults()
+	text := fmt.Sprintf("%v, adapting down to %v of it", p.Contract, d.Floor)
+	if d.Growth != defaultGrowth {
+		text += fmt.Sprintf(", %v back each second", d.Growth)
 	}
-	return words
+	if d.Epoch != defaultEpoch {
+		text += ", every " + words.Span(d.Epoch)
+	}
+	if !p.Apply {
+		text += ", in shadow"
+	}
+	return text
 }
 
 func (p Adaptive) withDefaults() Adaptive {

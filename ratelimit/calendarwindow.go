@@ -63,13 +63,13 @@ func (p CalendarWindow) String() string {
 	day, month := max(p.FirstDay, 1), max(p.FirstMonth, time.January)
 	switch {
 	case p.Resets == Weekly && p.FirstWeekday != time.Sunday:
-		return fmt.Sprintf("%s from %v on", text, p.FirstWeekday)
+		text += fmt.Sprintf(" from %v on", p.FirstWeekday)
 	case month != time.January:
-		return fmt.Sprintf("%s from %v %d on", text, month, day)
+		text += fmt.Sprintf(" from %v %d on", month, day)
 	case day != 1:
-		return fmt.Sprintf("%s from day %d on", text, day)
+		text += fmt.Sprintf(" from day %d on", day)
 	}
-	return text
+	return text + describeRest(p.MaxReserved, 1, 0)
 }
 
 // zone returns the time zone's name.

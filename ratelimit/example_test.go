@@ -127,7 +127,7 @@ func ExampleFixedWindow() {
 	}
 	fmt.Println(quota)
 	// Output:
-	// 1000 per day, capacity 5000 (fixed window)
+	// 1000 per day, capacity 5000 (fixed window, one starts at 2026-01-01T00:00:00Z)
 }
 
 // With nothing in store, every request is reserved, and runs when its turn comes.

@@ -41,7 +41,11 @@ type FixedWindow struct {
 
 // String returns the policy as text, such as "100 per hour (fixed window)".
 func (p FixedWindow) String() string {
-	return describe(p.Rate, p.Period, p.Capacity) + " (fixed window)" + describePrefetch(p.Prefetch)
+	text := describe(p.Rate, p.Period, p.Capacity) + " (fixed window"
+	if !p.Start.IsZero() {
+		text += ", one starts at " + p.Start.UTC().Format(time.RFC3339Nano)
+	}
+	return text + ")" + describeRest(p.MaxReserved, p.Shards, p.Prefetch)
 }
 
 func (p FixedWindow) compile() (bucket.Terms, error) {

@@ -35,8 +35,8 @@ type incomparable struct{ Policy }
 // limitOf returns the limit of a compiled policy.
 //
 // To add a new kind of policy, also change policyjson.go, policynumbers.go, value.go, checkVerb, httplimit (quota.go,
-// client/ratelimit.js), rules (kind.go, row.go, filepolicy.go, and a migration), cmd/ratelimit/internal/cli
-// (definition.go, policytext.go) and admin (policytext.go, formpolicy.go, preview.go). A new bucket.Kind also needs
+// client/ratelimit.js), rules (flat.go, row.go, and a migration), the flags of cmd/ratelimit/internal/cli (definition.go) and the
+// form of admin (formpolicy.go, preview.go, web/rule.html). A new bucket.Kind also needs
 // bucket.Parts, a column if its rows hold more, buckets_prune.sql, and Reserved in internal/reserved. Until it has a statement
 // of its own (internal/store/window.go), calls lock its rows and decide in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {

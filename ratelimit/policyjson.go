@@ -1,34 +1,18 @@
 package ratelimit
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
-
-// FieldError is the error of one field of a policy as text. UnmarshalPolicy returns it, so that a reader of files can name the
-// line of the field.
-type FieldError struct {
-	// Field is the name of the field, such as "period".
-	Field string
-	// Problem says what is wrong with it, and what to write instead.
-	Problem string
-}
-
-// Error returns the name of the field and the problem.
-func (e *FieldError) Error() string { return fmt.Sprintf("%q %s", e.Field, e.Problem) }
-
-func fieldError(field, problem string, args ...any) error {
-	return &FieldError{field, fmt.Sprintf(problem, args...)}
-}
 
 // MarshalPolicy returns a policy as a JSON object, as rules files, the table of rules and the command line write it:
 //
@@ -37,13 +21,16 @@ func fieldError(field, problem string, args ...any) error {
 // Fields with their default are left out. A capacity of 0 is [NoCapacity], and a max_reserved of 0 is [NoDebt]. Errors wrap
 // ErrInvalidLimit: the policy is one that NewLimit rejects, or not of this package.
 func MarshalPolicy(policy Policy) ([]byte, error) {
-	if _, err := NewLimit("policy", policy); err != nil {
-		return nil, err
+	if arg.IsNil(policy) {
+		return nil, fmt.Errorf("%w: there is no policy", ErrInvalidLimit)
 	}
 	policy = valueOf(policy)
+	if _, err := policy.compile(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidLimit, err)
+	}
 	var prices *adaptiveText
 	if a, adapts := policy.(Adaptive); adapts {
-		prices = &adaptiveText{a.Floor, a.Growth, span(a.Epoch), a.Apply}
+		prices = &adaptiveText{fields.Positive(without(a.Floor, defaultFloor)), fields.Positive(without(a.Growth, defaultGrowth)), span(without(a.Epoch, defaultEpoch)), a.Apply}
 		policy = a.Contract
 	}
 	text := textOf(policy)
@@ -59,41 +46,40 @@ func MarshalPolicy(policy Policy) ([]byte, error) {
 }
 
 // UnmarshalPolicy parses a JSON object that MarshalPolicy wrote, or a person. The kind defaults to "token bucket". It returns
-// an error for a field that the kind does not have and for a field that occurs twice. Errors wrap ErrInvalidLimit and say
-// what to write instead; an error of one field is a [FieldError].
+// an error for a field that the kind does not have and for a field that occurs twice. Errors wrap ErrInvalidLimit, and say
+// what to write instead.
 func UnmarshalPolicy(data []byte) (Policy, error) {
 	policy, err := unmarshalPolicy(data)
+	if err == nil {
+		_, err = policy.compile()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidLimit, err)
-	}
-	if _, err := NewLimit("policy", policy); err != nil {
-		return nil, err
 	}
 	return policy, nil
 }
 
 func unmarshalPolicy(data []byte) (Policy, error) {
-	said, err := fieldsOf(data)
+	said, err := fields.Parse(data)
 	if err != nil {
 		return nil, err
 	}
-	kind := KindTokenBucket
-	if text, ok := said["kind"]; ok {
-		if err := decodeField("kind", text, &kind); err != nil {
-			return nil, err
-		}
-		delete(said, "kind")
+	named := struct {
+		Kind Kind `json:"kind"`
+	}{KindTokenBucket}
+	if _, err := said.Take(&named); err != nil {
+		return nil, err
 	}
-	text := newText(kind)
+	text := newText(named.Kind)
 	if text == nil {
-		return nil, fieldError("kind", "is %.40q; use one of %s, %s, %s, %s, %s", string(kind),
+		return nil, fields.Errorf("kind", "is %.40q; use one of %s, %s, %s, %s, %s", string(named.Kind),
 			KindTokenBucket, KindFixedWindow, KindSlidingWindow, KindCalendarWindow, KindConcurrency)
 	}
 	prices, adapts := said["adaptive"]
-	if kind != KindSlidingWindow && kind != KindConcurrency {
+	if named.Kind != KindSlidingWindow && named.Kind != KindConcurrency {
 		delete(said, "adaptive") // of the others it is a field that they do not have
 	}
-	if err := decodeFields(said, text, "a "+string(kind)); err != nil {
+	if err := said.Decode(text, "a "+string(named.Kind)); err != nil {
 		return nil, err
 	}
 	policy, err := text.policy()
@@ -101,13 +87,13 @@ func unmarshalPolicy(data []byte) (Policy, error) {
 		return policy, err
 	}
 	var a adaptiveText
-	if said, err = fieldsOf(prices); err == nil {
-		err = decodeFields(said, &a, "adaptive")
+	if said, err = fields.Parse(prices); err == nil {
+		err = said.Decode(&a, "adaptive")
 	}
 	if err != nil {
 		return nil, err
 	}
-	return Adaptive{Contract: policy, Floor: a.Floor, Growth: a.Growth, Epoch: time.Duration(a.Epoch), Apply: a.Apply}, nil
+	return Adaptive{Contract: policy, Floor: float64(a.Floor), Growth: float64(a.Growth), Epoch: time.Duration(a.Epoch), Apply: a.Apply}, nil
 }
 
 // Kind is the name of a kind of policy.
@@ -161,10 +147,10 @@ type (
 		Lease span `json:"lease,omitempty"`
 	}
 	adaptiveText struct {
-		Floor  float64 `json:"floor,omitempty"`
-		Growth float64 `json:"growth,omitempty"`
-		Epoch  span    `json:"epoch,omitempty"`
-		Apply  bool    `json:"apply"`
+		Floor  fields.Positive `json:"floor,omitempty"`
+		Growth fields.Positive `json:"growth,omitempty"`
+		Epoch  span            `json:"epoch,omitempty"`
+		Apply  bool            `json:"apply"`
 	}
 )
 
@@ -185,31 +171,43 @@ func newText(kind Kind) policyText {
 	return nil
 }
 
-// textOf returns a policy as it is written; nil for a policy that is not of this package.
+// textOf returns a policy as it is written, without the fields that have their default; nil for a policy that is not of this
+// package.
 func textOf(policy Policy) any {
 	switch p := policy.(type) {
 	case TokenBucket:
-		return bucketText{KindTokenBucket, p.Rate, span(p.Period), amountOf(p.Capacity), owedOf(p.MaxReserved), p.Shards, span(p.Prefetch)}
-	case FixedWindow:
-		return fixedText{
-			bucketText{KindFixedWindow, p.Rate, span(p.Period), amountOf(p.Capacity), owedOf(p.MaxReserved), p.Shards, span(p.Prefetch)},
-			instantText{p.Start},
+		return bucketText{
+			KindTokenBucket, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
 		}
+	case FixedWindow:
+		bucket := bucketText{
+			KindFixedWindow, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
+		}
+		return fixedText{bucket, instantText{p.Start}}
 	case SlidingWindow:
-		return slidingText{KindSlidingWindow, p.Rate, span(p.Period), p.Slices}
+		return slidingText{KindSlidingWindow, p.Rate, span(p.Period), without(p.Slices, int(dividing(p.Period.Microseconds())))}
 	case CalendarWindow:
 		return calendarText{
-			KindCalendarWindow, p.Rate, p.Resets, p.Zone, weekday(p.FirstWeekday), p.FirstDay, month(p.FirstMonth), owedOf(p.MaxReserved),
+			KindCalendarWindow, p.Rate, p.Resets, without(p.Zone, "UTC"), weekday(p.FirstWeekday), without(p.FirstDay, 1),
+			month(without(p.FirstMonth, time.January)), owedOf(without(p.MaxReserved, p.Rate)),
 		}
 	case Concurrency:
-		return slotsText{KindConcurrency, p.Most, span(p.Lease)}
+		return slotsText{KindConcurrency, p.Most, span(without(p.Lease, time.Minute))}
 	}
 	return nil
 }
 
+// without returns v, and the zero value for the default.
+func without[T comparable](v, standard T) (zero T) {
+	if v == standard {
+		return zero
+	}
+	return v
+}
+
 func (t *bucketText) policy() (Policy, error) {
 	if t.Rate != 0 && t.Period == 0 {
-		return nil, fieldError("period", "is missing; say in which time the rate arrives, such as 1m")
+		return nil, fields.Errorf("period", "is missing; say in which time the rate arrives, such as 1m")
 	}
 	return TokenBucket{
 		Rate: t.Rate, Period: time.Duration(t.Period), Capacity: t.Capacity.tokens(), MaxReserved: t.MaxReserved.tokens(),
@@ -230,7 +228,7 @@ func (t *fixedText) policy() (Policy, error) {
 
 func (t *slidingText) policy() (Policy, error) {
 	if t.Rate != 0 && t.Period == 0 {
-		return nil, fieldError("period", "is missing; say in which time there are at most rate tokens, such as 1m")
+		return nil, fields.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
 	}
 	return SlidingWindow{Rate: t.Rate, Period: time.Duration(t.Period), Slices: t.Slices}, nil
 }
@@ -244,85 +242,6 @@ func (t *calendarText) policy() (Policy, error) {
 
 func (t *slotsText) policy() (Policy, error) {
 	return Concurrency{Most: t.Most, Lease: time.Duration(t.Lease)}, nil
-}
-
-// fieldsOf returns the fields of a JSON object. It returns an error for one that occurs twice. A field with null is left out.
-func fieldsOf(data []byte) (map[string]json.RawMessage, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return nil, cmp.Or(err, errors.New("it is no JSON object; write its fields in braces"))
-	}
-	fields, seen := map[string]json.RawMessage{}, map[string]bool{}
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return nil, err
-		}
-		field, _ := name.(string)
-		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
-			return nil, err
-		}
-		if seen[field] {
-			return nil, fieldError(field, "is there twice; keep one")
-		}
-		if seen[field] = true; string(value) != "null" {
-			fields[field] = value
-		}
-	}
-	if _, err := d.Token(); err != nil {
-		return nil, errors.New("the object has no end")
-	}
-	if d.More() {
-		return nil, errors.New("there is more after the object")
-	}
-	return fields, nil
-}
-
-// decodeFields decodes the fields of a policy into the struct that into points to. It returns an error for a field that the
-// struct does not have.
-func decodeFields(said map[string]json.RawMessage, into any, what string) error {
-	known := make(map[string]any)
-	var names []string
-	for _, f := range reflect.VisibleFields(reflect.TypeOf(into).Elem()) {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name != "" && name != "kind" {
-			known[name] = reflect.ValueOf(into).Elem().FieldByIndex(f.Index).Addr().Interface()
-			names = append(names, name)
-		}
-	}
-	fields := make([]string, 0, len(said))
-	for field := range said {
-		fields = append(fields, field)
-	}
-	slices.Sort(fields) // the same error each time
-	for _, field := range fields {
-		if known[field] == nil {
-			return fieldError(field, "means nothing for %s; there are %s", what, strings.Join(names, ", "))
-		}
-		if err := decodeField(field, said[field], known[field]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// decodeField decodes one field.
-func decodeField(field string, data []byte, into any) error {
-	err := json.Unmarshal(data, into)
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fieldError(field, "is %.40s; write %s", data, wordOf(wrong.Type.Kind()))
-	}
-	if err != nil {
-		return fieldError(field, "is %.40s; %v", data, err)
-	}
-	return nil
-}
-
-// wordOf returns what a field of the Go type is in JSON.
-func wordOf(kind reflect.Kind) string {
-	names := map[reflect.Kind]string{reflect.String: "a text in quotes", reflect.Bool: "true or false", reflect.Int: "a whole number"}
-	return cmp.Or(names[kind], "a number")
 }
 
 // span is a time.Duration as text.
@@ -343,8 +262,8 @@ func (s *span) UnmarshalJSON(data []byte) error {
 // amount is a Capacity as text: 0 is none.
 type amount float64
 
-func amountOf(tokens float64) *amount {
-	if tokens == 0 {
+func amountOf(tokens, standard float64) *amount {
+	if tokens == 0 || tokens == standard {
 		return nil
 	}
 	return new(amount(max(tokens, 0)))

@@ -38,7 +38,11 @@ type SlidingWindow struct {
 
 // String returns the policy as text, such as "never more than 100 in any minute".
 func (p SlidingWindow) String() string {
-	return "never more than " + words.InAny(p.Rate, p.Period)
+	text := "never more than " + words.InAny(p.Rate, p.Period)
+	if p.Slices != 0 && int64(p.Slices) != dividing(p.Period.Microseconds()) {
+		text += fmt.Sprintf(", counted in %d slices", p.Slices)
+	}
+	return text
 }
 
 func (p SlidingWindow) compile() (bucket.Terms, error) {

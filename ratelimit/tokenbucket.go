@@ -95,7 +95,7 @@ func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} 
 
 // String returns the policy as text, such as "10 per minute, capacity 3".
 func (p TokenBucket) String() string {
-	return describe(p.Rate, p.Period, p.Capacity) + describePrefetch(p.Prefetch)
+	return describe(p.Rate, p.Period, p.Capacity) + describeRest(p.MaxReserved, p.Shards, p.Prefetch)
 }
 
 func (p TokenBucket) compile() (bucket.Terms, error) {
@@ -136,12 +136,24 @@ func checkPrefetch(prefetch time.Duration, shards int) error {
 	return nil
 }
 
-// describePrefetch returns the text that a Prefetch adds to the description of a policy.
-func describePrefetch(prefetch time.Duration) string {
-	if prefetch == 0 {
-		return ""
+// describeRest returns the text of the other fields of a policy, if they are not the default.
+func describeRest(maxReserved float64, shards int, prefetch time.Duration) (text string) {
+	switch maxReserved {
+	case 0:
+	case NoDebt:
+		text = ", up to 0 owed"
+	case NoReservations:
+		text = ", no reservations"
+	default:
+		text = ", up to " + words.Number(maxReserved) + " owed"
 	}
-	return ", taken ahead for " + words.Span(prefetch)
+	if shards > 1 {
+		text += fmt.Sprintf(", %d shards", shards)
+	}
+	if prefetch != 0 {
+		text += ", taken ahead for " + words.Span(prefetch)
+	}
+	return text
 }
 
 // compile checks the numbers that all policies share and returns their terms. The caller sets Step, Steps and Phase.

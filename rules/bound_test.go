@@ -117,13 +117,13 @@ func TestRulesOf(t *testing.T) {
 		return loadedOverride{"messages", key, 5, overrideRow{Multiplier: &times}}
 	}
 	rule := func(rate float64) loadedRule {
-		return loadedRule{name: "messages", from: 5, row: ruleRowOf(Rule{Rate: rate, Period: time.Minute})}
+		return loadedRule{name: "messages", from: 5, row: ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: rate, Period: time.Minute}})}
 	}
 
 	t.Run("KnowsRulesAndOverrides", func(t *testing.T) {
 		t.Parallel()
 		s := set(loaded{rules: []loadedRule{rule(20)}, overrides: []loadedOverride{{
-			"messages", "ana", 5, overrideRow{Policy: new(policyRowOf(Rule{Rate: 70, Period: time.Minute}))},
+			"messages", "ana", 5, overrideRow{Policy: new(policyRowOf(ratelimit.TokenBucket{Rate: 70, Period: time.Minute}, ""))},
 		}}})
 		require.Equal(t, maxTokens, most(s), "the code's is not known, and no bucket is full")
 		s.RuleFor(code, "", "bob")
@@ -135,7 +135,7 @@ func TestRulesOf(t *testing.T) {
 	t.Run("KnowsThatAScaledDebtGrows", func(t *testing.T) {
 		t.Parallel()
 		change := func(change ratelimit.OnChange) *Set {
-			row := ruleRowOf(Rule{Rate: 1000, Period: time.Minute, OnChange: change})
+			row := ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Minute}, OnChange: change})
 			return set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
 		}
 		slowest := func(s *Set) float64 {
@@ -153,7 +153,7 @@ func TestRulesOf(t *testing.T) {
 	t.Run("KnowsThatADebtOfSeveralRowsGrows", func(t *testing.T) {
 		t.Parallel()
 		slowest := func(change ratelimit.OnChange) float64 {
-			row := ruleRowOf(Rule{Rate: 1000, Period: time.Minute, Shards: 4, OnChange: change})
+			row := ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Minute, Shards: 4}, OnChange: change})
 			s := set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
 			s.RuleFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
 			pace := math.Inf(1)

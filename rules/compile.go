@@ -98,14 +98,9 @@ func (s *snapshot) of(name string) *limitRules {
 	return of
 }
 
-// termsOf returns the policy of a row, ready for an era.
-func termsOf(limit string, r Rule) (*terms, error) {
-	r.Limit = limit
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	policy, err := r.policy()
-	return &terms{policy: policy, mode: r.Mode, name: nameOf(limit, r.Plan), unit: r.Unit}, err
+// termsOf returns the policy of a rule, ready for an era.
+func termsOf(r *Rule) (*terms, error) {
+	return &terms{policy: r.Policy, mode: r.Mode, name: nameOf(r.Limit, r.Plan), unit: r.Unit}, checkPolicy(r.Limit, r.Policy, r.Mode, r.OnChange)
 }
 
 // nameOf returns how a rule is called in what is told of decisions.
@@ -128,7 +123,7 @@ func (c *compiler) rules(l *loaded) {
 			h = &toldRule{chain: unsaid()}
 		}
 		delete(told, id)
-		says, err := termsOf(r.name, r.row.rule(r.name, r.plan))
+		says, err := termsOf(new(r.row.rule(r.name, r.plan)))
 		if err = errors.Join(h.err, err); err != nil {
 			c.keepRule(id, h.chain, err)
 			continue
@@ -186,7 +181,7 @@ func (c *loadedChange) span() (span, error) {
 	if c.row == nil {
 		return s, nil
 	}
-	says, err := termsOf(c.name, c.row.rule(c.name, c.plan))
+	says, err := termsOf(new(c.row.rule(c.name, c.plan)))
 	if err != nil {
 		return s, fmt.Errorf("its history: %w", err)
 	}

@@ -51,12 +51,7 @@ func (o *loadedOverride) held() (held, error) {
 		return held{}, errors.New("it ends before it begins")
 	}
 	if override.Policy != nil {
-		says, err := termsOf(o.name, *override.Policy)
-		if err != nil {
-			return held{}, err
-		}
-		says.name = o.name + ", override"
-		h.says = says
+		h.says = &terms{policy: override.Policy, mode: override.Mode, name: o.name + ", override"}
 	}
 	return h, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -123,7 +124,7 @@ func makeChange(t *testing.T, f *fixture, m *model, random *rand.Rand, hour time
 		o.OnPlan = c.plan
 	case 2:
 		c.rate = rate
-		o.Policy = &rules.Rule{Rate: rate, Period: time.Minute}
+		o.Policy = ratelimit.TokenBucket{Rate: rate, Period: time.Minute}
 	}
 	if random.IntN(2) == 0 {
 		c.until = edit.From.Add(time.Duration(1+random.IntN(10)) * time.Second)

@@ -47,7 +47,7 @@ func TestChangesFillNoUnusedBucket(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, limit := setup(t), ratelimit.Define("messages", code)
-			_, err := f.immediate(t).Put(t.Context(), why, rules.Rule{Limit: "messages", Rate: 1000, Period: day})
+			_, err := f.immediate(t).Put(t.Context(), why, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1000, Period: day}})
 			require.NoError(t, err)
 			f.load(t)
 			d, err := f.at(t, f.now(t)).Take(t.Context(), limit.For("ana").Cost(900))
@@ -68,7 +68,7 @@ func TestChangesFillNoUnusedBucket(t *testing.T) {
 func TestOverridesFillNoUnusedBucket(t *testing.T) {
 	t.Parallel()
 	f, limit := setup(t), ratelimit.Define("messages", ratelimit.PerSecond(1e6))
-	store, thousand := f.immediate(t), rules.Override{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 1000, Period: day}}
+	store, thousand := f.immediate(t), rules.Override{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Rate: 1000, Period: day}}
 	_, err := store.Override(t.Context(), why, thousand)
 	require.NoError(t, err)
 	f.load(t)

@@ -2,32 +2,36 @@ package rules
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Document is what a rules file says: the rules of limits, the tiers of a site, and what single keys have instead.
+// Document is the content of a rules file: the rules of limits, the tiers of a site, and the overrides of single keys.
 //
 // A file is YAML or JSON with the fields match, rules, tiers and overrides:
 //
 //	match: all                  # or first; needed where there are tiers
 //	rules:
-//	  - limit: search           # also: name
-//	    plan: free
-//	    rate: 10                # also, each second: rps, tokens_per_second, rate_per_second
-//	    period: 1m              # also second, minute, hour, day, week
-//	    capacity: 50            # also: burst, burst_capacity; as much as the rate without one
-//	    max_reserved: 0         # no bound without one
-//	    kind: token bucket      # or fixed window, sliding window, calendar window, concurrency; also: algorithm: token_bucket
+//	  - limit: search
+//	    plan: free              # every plan without a rule of its own, and none, if it is left out
+//	    kind: token bucket      # or fixed window, sliding window, calendar window, concurrency
+//	    rate: 10
+//	    period: 1m              # also second, minute, hour, day, week, 7d
+//	    capacity: 50            # default: the rate; 0 stores no tokens
+//	    max_reserved: 0         # tokens that Reserve can owe; default: no bound
 //	    shards: 4
-//	    start: 2026-01-01T00:00:00Z
-//	    mode: on                # or shadow, off; also: is_active: true, false
+//	    mode: on                # or shadow, off
 //	    on_change: keep         # or scale, add, reset
 //	    unit: requests
 //	    description: what a visitor may search
@@ -35,7 +39,12 @@ import (
 //	      floor: 0.1
 //	      growth: 0.04          # each second
 //	      epoch: 2s
-//	      apply: true           # or false: the price is only told
+//	      apply: true           # false: the price is computed and not charged
+//	  - limit: uploads
+//	    kind: fixed window
+//	    rate: 10
+//	    period: 1h
+//	    start: 2026-01-01T00:00:00Z
 //	  - limit: exports
 //	    kind: sliding window
 //	    rate: 100
@@ -45,11 +54,14 @@ import (
 //	    kind: calendar window
 //	    rate: 1000
 //	    resets: week            # or day, month, quarter, year
-//	    zone: Europe/Berlin     # UTC without one
-//	    first_weekday: monday   # of a week; sunday without one
-//	    first_day: 1            # of a month, a quarter or a year
-//	    first_month: april      # of a quarter or a year; january without one
-//	    max_reserved: 0         # as much as the rate without one
+//	    zone: Europe/Berlin     # default: UTC
+//	    first_weekday: monday   # of a week; default: sunday
+//	  - limit: yearly
+//	    kind: calendar window
+//	    rate: 1000
+//	    resets: year
+//	    first_day: 6            # of a month, a quarter or a year; default: 1
+//	    first_month: april      # of a quarter or a year; default: january
 //	  - limit: jobs
 //	    kind: concurrency
 //	    most: 5
@@ -65,26 +77,11 @@ import (
 //	overrides:
 //	  - limit: search
 //	    key: ada                # as it is stored
-//	    multiplier: 10          # or on_plan: pro, or policy: with the fields of a rule
+//	    multiplier: 10          # or on_plan: pro, or policy: with the fields of a policy, and mode: beside it
 //	    on_change: keep
 //	    until: 2026-12-31T00:00:00Z
 //
-// A record of rules may say whom it is asked of, too, in either of two other forms, and then is a tier as well:
-//
-//	{"name": "free", "limit_keys": ["header:x-api-key"], "match": {"jwt:plan": "free"},
-//	 "algorithm": "token_bucket", "algorithm_config": {"rps": 10, "burst": 20, "cost_source": "fixed"}}
-//	{"key_pattern": "user:{user_id}", "scope": "user", "plan": "free", "rate_per_second": 10, "burst_capacity": 50}
-//
-// In the first form the key joins what limit_keys lists: ip:address is the attribute address, and every other one is an
-// attribute of that name. In the second, a rate without a period is per second, user_id, tenant_id and ip_address are
-// user, tenant and address; endpoint:<route> is the bucket that everybody shares at that route, and global that of all
-// requests. The limit is named by the pattern without its placeholders, unless the record has a limit. Rows with a plan
-// are asked of that plan only, unless the pattern has a row without one. A file may also be a list of records, or a
-// single one, which needs no name: its limit is then called default.
-//
-// Where match is left out, rows of the second form are all asked. Records of the first form are tried one after the other
-// where all but the last have a match and all have the same limit_keys, so that the last is what is left for others.
-// Anything else has to say match.
+// The policy of a rule has the fields that [ratelimit.MarshalPolicy] writes. [Convert] reads two other forms of files.
 type Document struct {
 	// Rules are the policies, each limit and plan once.
 	Rules []Rule
@@ -94,10 +91,12 @@ type Document struct {
 	Overrides []Override
 }
 
-// maxFileBytes is how long a file may be.
-const maxFileBytes = 2 << 20
+const (
+	maxFileBytes = 2 << 20
+	maxDepth     = 16
+)
 
-// ReadFile returns what the file at path says, as Read does.
+// ReadFile returns the content of the file at path, as Read does.
 func ReadFile(path string) (*Document, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -111,11 +110,26 @@ func ReadFile(path string) (*Document, error) {
 	return d, nil
 }
 
-// Read returns what a rules file says, in YAML or JSON, up to 2 MiB. It is strict: a field that is not known, one that is
-// given twice, also under two of its names, and a value of another type are errors. In YAML, so are more than 100 blank lines
-// in a row and more than 1000 entries and fields without a value, which would take long to read. An error wraps ErrInvalid and
-// names the line. What Read returns is valid, by itself: whether its tiers name attributes that the program declares is for NewTiers.
+// Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not exist,
+// for one that occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that Read
+// returns is valid by itself. NewTiers checks that the program declares the attributes of its tiers.
 func Read(r io.Reader) (*Document, error) {
+	root, err := readNode(r)
+	if err != nil {
+		return nil, err
+	}
+	d := &Document{}
+	if err := d.read(root); err != nil {
+		return nil, invalid("%w", err)
+	}
+	if err := d.validate(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// readNode parses a file.
+func readNode(r io.Reader) (*yaml.Node, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))
 	switch {
 	case err != nil:
@@ -125,21 +139,218 @@ func Read(r io.Reader) (*Document, error) {
 	case !utf8.Valid(text):
 		return nil, invalid("the file is not UTF-8")
 	}
-	root, err := parse(bytes.TrimPrefix(text, []byte("\ufeff"))) // the mark that editors on Windows begin a file with
-	if err != nil {
-		return nil, invalid("%w", err)
+	var file yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	switch err := decoder.Decode(&file); {
+	case errors.Is(err, io.EOF):
+		return nil, invalid("the file is empty")
+	case err != nil:
+		problem := strings.TrimPrefix(err.Error(), "yaml: ")
+		if !strings.HasPrefix(problem, "line ") {
+			problem = "line 1: " + problem
+		}
+		return nil, invalid("%s", problem)
 	}
-	d, err := documentOf(root)
-	if err == nil {
-		err = d.validate()
+	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return nil, invalid("the file has more than one document, or one that is not YAML; write one in each file")
 	}
+	return file.Content[0], nil
+}
+
+// read reads the parts of a file.
+func (d *Document) read(root *yaml.Node) error {
+	if root.Kind != yaml.MappingNode {
+		return fmt.Errorf("line %d: the file is no map with match, rules, tiers and overrides; ratelimit rules convert reads two other forms", root.Line)
+	}
+	seen := make(map[string]bool)
+	for i := 0; i < len(root.Content); i += 2 {
+		name, value := root.Content[i], root.Content[i+1]
+		if seen[name.Value] {
+			return fmt.Errorf("line %d: %q is there twice; keep one", name.Line, name.Value)
+		}
+		seen[name.Value] = true
+		var err error
+		switch name.Value {
+		case "match":
+			if value.ShortTag() != "!!null" {
+				d.Tiers.Match = Match(value.Value)
+			}
+		case "rules":
+			d.Rules, err = listOf(value, name.Value, func(r *Rule) (any, error) { return RuleID{r.Limit, r.Plan}, r.validate() })
+		case "tiers":
+			d.Tiers.Tiers, err = listOf(value, name.Value, func(t *Tier) (any, error) { return nil, t.check() })
+		case "overrides":
+			d.Overrides, err = listOf(value, name.Value, func(o *Override) (any, error) { return Bucket{o.Limit, o.Key}, o.validate() })
+		default:
+			err = fmt.Errorf("line %d: there is no field %.40q; there are match, rules, tiers, overrides", name.Line, name.Value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if d.Tiers.Match == "" && len(d.Tiers.Tiers) > 0 {
+		return errors.New("match is missing: say all, so that each limit is asked whose tier fits, or first, so that the first tier that fits is")
+	}
+	return nil
+}
+
+// listOf decodes and checks the items of a list. check returns the identity of an item, of which there may be one; nil: it has
+// none.
+func listOf[T any](n *yaml.Node, name string, check func(*T) (any, error)) (items []T, err error) {
+	if n.Kind != yaml.SequenceNode && n.ShortTag() != "!!null" {
+		return nil, fmt.Errorf("line %d: %q is no list", n.Line, name)
+	}
+	seen := make(map[any]int)
+	for _, item := range n.Content {
+		var t T
+		data, err := jsonOf(item, 0)
+		if err == nil {
+			err = json.Unmarshal(data, &t)
+		}
+		var id any
+		if err == nil {
+			id, err = check(&t)
+		}
+		if line := seen[id]; err == nil && id != nil && line > 0 {
+			err = fmt.Errorf("it says what line %d says already; keep one", line)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", lineOf(item, err), err)
+		}
+		seen[id] = item.Line
+		items = append(items, t)
+	}
+	return items, nil
+}
+
+// lineOf returns the line of the field that err is about, or of the item.
+func lineOf(item *yaml.Node, err error) int {
+	if at, ok := errors.AsType[*lineError](err); ok {
+		return at.line
+	}
+	if wrong, ok := errors.AsType[*fields.Error](err); ok {
+		return max(lastLine(item, wrong.Field), item.Line)
+	}
+	return item.Line
+}
+
+// lastLine returns the last line of the item on which a field has the name; 0 if there is none.
+func lastLine(item *yaml.Node, field string) (line int) {
+	for i, n := range item.Content {
+		if item.Kind == yaml.MappingNode && i%2 == 0 && n.Value == field {
+			line = n.Line
+		}
+		line = max(line, lastLine(n, field))
+	}
+	return line
+}
+
+// lineError is an error of a line of a file.
+type lineError struct {
+	line    int
+	problem string
+}
+
+func (e *lineError) Error() string { return e.problem }
+
+// jsonOf returns a part of a file as JSON. A word or number in quotes, and one that JSON does not have, becomes a text.
+func jsonOf(n *yaml.Node, depth int) ([]byte, error) {
 	switch {
-	case err == nil:
-		return d, nil
-	case errors.Is(err, ErrInvalid):
-		return nil, err
+	case depth > maxDepth:
+		return nil, &lineError{n.Line, fmt.Sprintf("it is nested more than %d deep", maxDepth)}
+	case n.Kind == yaml.AliasNode || n.Anchor != "" || n.Style&yaml.TaggedStyle != 0:
+		return nil, &lineError{n.Line, "anchors, aliases and tags are not read; write out what they stand for"}
+	case n.Kind == yaml.ScalarNode:
+		if n.ShortTag() == "!!null" {
+			return []byte("null"), nil
+		}
+		if n.ShortTag() != "!!str" && json.Valid([]byte(n.Value)) {
+			return []byte(n.Value), nil
+		}
+		return json.Marshal(n.Value)
 	}
-	return nil, invalid("%w", err)
+	open, end := byte('['), byte(']')
+	if n.Kind == yaml.MappingNode {
+		open, end = '{', '}'
+	}
+	out := []byte{open}
+	for i, item := range n.Content {
+		isName := n.Kind == yaml.MappingNode && i%2 == 0
+		if isName && item.Kind != yaml.ScalarNode {
+			return nil, &lineError{item.Line, "the name of a field is no word"}
+		}
+		var text []byte
+		var err error
+		if isName {
+			text, err = json.Marshal(item.Value)
+			text = append(text, ':')
+		} else {
+			text, err = jsonOf(item, depth+1)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 && (isName || n.Kind == yaml.SequenceNode) {
+			out = append(out, ',')
+		}
+		out = append(out, text...)
+	}
+	return append(out, end), nil
+}
+
+// documentText has the parts of a document as they are written.
+type documentText struct {
+	Match     Match      `json:"match,omitempty"`
+	Rules     []Rule     `json:"rules,omitempty"`
+	Tiers     []Tier     `json:"tiers,omitempty"`
+	Overrides []Override `json:"overrides,omitempty"`
+}
+
+// MarshalJSON returns the document as a rules file in JSON, which Read reads.
+func (d Document) MarshalJSON() ([]byte, error) {
+	return json.Marshal(documentText{d.Tiers.Match, d.Rules, d.Tiers.Tiers, d.Overrides})
+}
+
+// YAML returns the document as a rules file in YAML, which Read reads. It returns an error for a document with a policy that
+// ratelimit.MarshalPolicy rejects.
+func (d Document) YAML() ([]byte, error) {
+	data, err := json.Marshal(d)
+	if err != nil {
+		return nil, fmt.Errorf("rules: write: %w", err)
+	}
+	var file yaml.Node
+	if err := yaml.Unmarshal(escaped(data), &file); err != nil { // JSON is YAML
+		return nil, fmt.Errorf("rules: write: %w", err)
+	}
+	unquote(&file)
+	var out bytes.Buffer
+	encoder := yaml.NewEncoder(&out)
+	encoder.SetIndent(2)
+	if err := errors.Join(encoder.Encode(&file), encoder.Close()); err != nil {
+		return nil, fmt.Errorf("rules: write: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// escaped escapes the characters that JSON can have as they are, and YAML cannot.
+func escaped(data []byte) []byte {
+	out := make([]byte, 0, len(data))
+	for _, r := range string(data) {
+		if r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfeff || r == 0xfffe || r == 0xffff {
+			out = fmt.Appendf(out, `\u%04x`, r)
+			continue
+		}
+		out = utf8.AppendRune(out, r)
+	}
+	return out
+}
+
+// unquote leaves it to the encoder how each part is written: on lines of its own, and in quotes where it has to be.
+func unquote(n *yaml.Node) {
+	n.Style = 0
+	for _, inside := range n.Content {
+		unquote(inside)
+	}
 }
 
 // validate returns an error where the parts of a document, each of which is checked, do not go together.
@@ -155,11 +366,7 @@ func (d *Document) validate() error {
 
 // validateCosts returns an error where a rule has less capacity than a tier is known to ask: nobody would pass.
 func (d *Document) validateCosts(r *Rule) error {
-	policy, err := r.policy()
-	if err != nil {
-		return err
-	}
-	limit, err := ratelimit.NewLimit(r.Limit, policy)
+	limit, err := r.AsLimit()
 	if err != nil {
 		return err
 	}
@@ -193,51 +400,4 @@ func (d *Document) Attributes() []string {
 func anyLimit(name string) (ratelimit.Limit, bool) {
 	limit, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
 	return limit, err == nil
-}
-
-// parts returns the names of the lists in a file.
-func parts() []string { return []string{"rules", "tiers", "overrides"} }
-
-// hasParts reports whether a map is a whole file, and not a single record, whose match is a map.
-func hasParts(root *node) bool {
-	return slices.ContainsFunc(root.fields, func(f field) bool {
-		return slices.Contains(parts(), f.name) || f.name == "match" && f.value.kind == scalar
-	})
-}
-
-// documentOf reads a whole file.
-func documentOf(root *node) (*Document, error) {
-	d, b := &Document{}, newBuilder()
-	switch {
-	case root.kind == list:
-		if err := b.records(root.items); err != nil {
-			return nil, err
-		}
-	case root.kind != object:
-		return nil, fmt.Errorf("line %d: the file is neither a list of rules nor a map with rules, tiers and overrides", root.line)
-	case hasParts(root):
-		f := newFields(root)
-		d.Tiers.Match = Match(f.oneOf(string(MatchAll), string(MatchFirst))("match"))
-		records, tiers, overrides := f.list("rules"), f.list("tiers"), f.list("overrides")
-		if err := f.end(); err != nil {
-			return nil, err
-		}
-		if err := b.records(records); err != nil {
-			return nil, err
-		}
-		if err := b.tierRecords(tiers); err != nil {
-			return nil, err
-		}
-		for _, item := range overrides {
-			if err := b.override(d, item); err != nil {
-				return nil, err
-			}
-		}
-	default:
-		b.alone = true
-		if err := b.records([]*node{root}); err != nil {
-			return nil, err
-		}
-	}
-	return d, b.finish(d)
 }

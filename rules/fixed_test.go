@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -17,8 +18,8 @@ func TestSetOf(t *testing.T) {
 		end := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 		set, err := rules.SetOf(rules.Document{
 			Rules: []rules.Rule{
-				{Limit: "messages", Rate: 3, Period: time.Minute},
-				{Limit: "messages", Plan: "pro", Rate: 60, Period: time.Minute},
+				{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 3, Period: time.Minute}},
+				{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute}},
 			},
 			Overrides: []rules.Override{{Limit: "messages", Key: "ada", Multiplier: 10, Until: end}},
 			Tiers:     rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}},
@@ -47,11 +48,11 @@ func TestSetOf(t *testing.T) {
 	t.Run("RefusesWhatCannotBe", func(t *testing.T) {
 		t.Parallel()
 		for name, file := range map[string]rules.Document{
-			"rule":     {Rules: []rules.Rule{{Limit: "messages", Rate: -1, Period: time.Minute}}},
+			"rule":     {Rules: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: -1, Period: time.Minute}}}},
 			"override": {Overrides: []rules.Override{{Limit: "messages", Key: "ada"}}},
 			"tier":     {Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{"}}}},
 			"cost": {
-				Rules: []rules.Rule{{Limit: "messages", Rate: 1, Period: time.Minute}},
+				Rules: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Minute}}},
 				Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", FixedCost: 2}}},
 			},
 		} {

@@ -58,10 +58,10 @@ func (c *kindChanges) take(t *testing.T, after time.Duration, cost float64) bool
 func TestKindsFollowEachOther(t *testing.T) {
 	t.Parallel()
 	const keep, scale = ratelimit.KeepTokens, ratelimit.ScaleTokens
-	sliding := rules.Rule{Kind: rules.SlidingWindow, Rate: 100, Period: 30 * time.Minute, OnChange: keep}
-	bucket := rules.Rule{Rate: 60, Period: time.Hour, Capacity: new(60.0), OnChange: keep}
-	daily := rules.Rule{Kind: rules.CalendarWindow, Rate: 1000, Resets: ratelimit.Daily, Zone: "Europe/Berlin", OnChange: keep}
-	slots := rules.Rule{Kind: rules.Concurrency, Most: 2, Lease: time.Hour}
+	sliding := rules.Rule{Policy: ratelimit.SlidingWindow{Rate: 100, Period: 30 * time.Minute}, OnChange: keep}
+	bucket := rules.Rule{Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 60}, OnChange: keep}
+	daily := rules.Rule{Policy: ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}, OnChange: keep}
+	slots := rules.Rule{Policy: ratelimit.Concurrency{Most: 2, Lease: time.Hour}}
 
 	t.Run("TokensBecomeAWindowThatSlides", func(t *testing.T) {
 		t.Parallel()
@@ -127,9 +127,7 @@ func TestKindsFollowEachOther(t *testing.T) {
 		c := changing(t, bucket)
 		edit := why
 		edit.From = c.from.Add(time.Hour)
-		own := sliding
-		own.OnChange = ""
-		_, err := c.store.Override(t.Context(), edit, rules.Override{Limit: "kinds", Key: "ada", Policy: &own, Until: c.from.Add(2 * time.Hour)})
+		_, err := c.store.Override(t.Context(), edit, rules.Override{Limit: "kinds", Key: "ada", Policy: sliding.Policy, Until: c.from.Add(2 * time.Hour)})
 		require.NoError(t, err)
 		c.load(t)
 		require.True(t, c.take(t, 50*time.Minute, 60))
@@ -145,14 +143,15 @@ func TestKindsFollowEachOther(t *testing.T) {
 func TestRulesThatAdapt(t *testing.T) {
 	t.Parallel()
 	for name, contract := range map[string]rules.Rule{
-		"TokenBucket":    {Rate: 100, Period: 1000 * ratelimit.Day},
-		"FixedWindow":    {Kind: rules.FixedWindow, Rate: 100, Period: 1000 * ratelimit.Day, Start: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)},
-		"CalendarWindow": {Kind: rules.CalendarWindow, Rate: 100, Resets: ratelimit.Yearly},
+		"TokenBucket":    {Policy: ratelimit.TokenBucket{Rate: 100, Period: 1000 * ratelimit.Day}},
+		"FixedWindow":    {Policy: ratelimit.FixedWindow{Rate: 100, Period: 1000 * ratelimit.Day, Start: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)}},
+		"CalendarWindow": {Policy: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Yearly}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			told, charged := contract, contract
-			told.Adaptive, charged.Adaptive = &rules.Adaptive{}, &rules.Adaptive{Floor: 0.3, Apply: true}
+			told.Policy = ratelimit.Adaptive{Contract: contract.Policy}
+			charged.Policy = ratelimit.Adaptive{Contract: contract.Policy, Floor: 0.3, Apply: true}
 			c := changing(t, contract, told, charged, contract)
 			c.exec(t, `INSERT INTO ratelimit.prices VALUES ('kinds', 'ada', 0, $1, $1, 0, 0, 0, 0.25, false, 0)`, c.from.UnixMicro())
 			for hour, want := range []struct{ price, taken float64 }{{1, 10}, {4, 10}, {1 / 0.3, 10 / 0.3}, {1, 10}} {
@@ -183,17 +182,16 @@ func TestRulesThatAdapt(t *testing.T) {
 func TestAdaptiveOutOfRange(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	for want, a := range map[string]rules.Adaptive{
+	for want, a := range map[string]ratelimit.Adaptive{
 		"its Floor is 0.0001": {Floor: 0.0001}, "its Floor is 1.5": {Floor: 1.5}, "its Growth is -1": {Growth: -1}, "its Growth is NaN": {Growth: math.NaN()},
 		"its Epoch is 99ms": {Epoch: 99 * time.Millisecond}, "its Epoch is 1h0m1s": {Epoch: time.Hour + time.Second},
 	} {
-		r := rules.Rule{Limit: "kinds", Rate: 1, Period: time.Second, Adaptive: &a}
+		a.Contract = ratelimit.PerSecond(1)
+		r := rules.Rule{Limit: "kinds", Policy: a}
 		_, err := f.store.Put(t.Context(), why, r)
 		require.ErrorIs(t, err, rules.ErrInvalid, want)
 		require.ErrorContains(t, err, want)
-		own := r
-		own.Limit = ""
-		_, err = f.store.Apply(t.Context(), why, rules.Changes{Override: []rules.Override{{Limit: "kinds", Key: "ada", Policy: &own}}})
+		_, err = f.store.Apply(t.Context(), why, rules.Changes{Override: []rules.Override{{Limit: "kinds", Key: "ada", Policy: a}}})
 		require.ErrorIs(t, err, rules.ErrInvalid, want)
 		require.ErrorContains(t, err, want)
 		_, err = r.AsLimit()
@@ -212,13 +210,13 @@ func TestMultiplesOfKinds(t *testing.T) {
 		times float64
 		want  ratelimit.Policy
 	}{
-		"sliding":     {rules.Rule{Kind: rules.SlidingWindow, Rate: 100, Period: time.Minute}, 2.5, ratelimit.SlidingWindow{Rate: 250, Period: time.Minute, Slices: 60}},
-		"calendar":    {rules.Rule{Kind: rules.CalendarWindow, Rate: 100, Resets: ratelimit.Daily, MaxReserved: new(10.0)}, 0.5, ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Daily, Zone: "UTC", MaxReserved: 5}},
-		"slots":       {rules.Rule{Kind: rules.Concurrency, Most: 5}, 1.5, ratelimit.Concurrency{Most: 7, Lease: time.Minute}},
-		"least slots": {rules.Rule{Kind: rules.Concurrency, Most: 5}, 0.1, ratelimit.Concurrency{Most: 1, Lease: time.Minute}},
-		"most slots":  {rules.Rule{Kind: rules.Concurrency, Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000, Lease: time.Minute}},
+		"sliding":     {rules.Rule{Policy: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute}}, 2.5, ratelimit.SlidingWindow{Rate: 250, Period: time.Minute, Slices: 60}},
+		"calendar":    {rules.Rule{Policy: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, MaxReserved: 10}}, 0.5, ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Daily, Zone: "UTC", MaxReserved: 5}},
+		"slots":       {rules.Rule{Policy: ratelimit.Concurrency{Most: 5}}, 1.5, ratelimit.Concurrency{Most: 7, Lease: time.Minute}},
+		"least slots": {rules.Rule{Policy: ratelimit.Concurrency{Most: 5}}, 0.1, ratelimit.Concurrency{Most: 1, Lease: time.Minute}},
+		"most slots":  {rules.Rule{Policy: ratelimit.Concurrency{Most: 5}}, 1e6, ratelimit.Concurrency{Most: 1000, Lease: time.Minute}},
 		"adaptive": {
-			rule: rules.Rule{Rate: 5, Period: time.Second, Adaptive: &rules.Adaptive{}}, times: 2,
+			rule: rules.Rule{Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 5, Period: time.Second}}}, times: 2,
 			want: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, Shards: 1}, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second},
 		},
 	} {
@@ -240,10 +238,10 @@ func TestMultiplesOfKinds(t *testing.T) {
 func TestPruneOfKinds(t *testing.T) {
 	t.Parallel()
 	for name, r := range map[string]rules.Rule{
-		"sliding":  {Kind: rules.SlidingWindow, Rate: 100, Period: time.Minute, Slices: 6},
-		"daily":    {Kind: rules.CalendarWindow, Rate: 100, Resets: ratelimit.Daily, Zone: "America/Santiago"},
-		"monthly":  {Kind: rules.CalendarWindow, Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31},
-		"adaptive": {Rate: 100, Period: time.Hour, Adaptive: &rules.Adaptive{}},
+		"sliding":  {Policy: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 6}},
+		"daily":    {Policy: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, Zone: "America/Santiago"}},
+		"monthly":  {Policy: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31}},
+		"adaptive": {Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 100, Period: time.Hour}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -278,7 +276,7 @@ func TestPruneOfKinds(t *testing.T) {
 	t.Run("slots", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		_, err := f.store.Put(t.Context(), why, rules.Rule{Limit: "kinds", Kind: rules.Concurrency, Most: 5, Lease: time.Hour})
+		_, err := f.store.Put(t.Context(), why, rules.Rule{Limit: "kinds", Policy: ratelimit.Concurrency{Most: 5, Lease: time.Hour}})
 		require.NoError(t, err)
 		f.load(t)
 		now := f.now(t).Add(time.Hour)

@@ -72,9 +72,9 @@ func paused(list rules.Listing) (keys []string) {
 
 func TestRuleAsLimit(t *testing.T) {
 	t.Parallel()
-	limit, err := rules.Rule{Limit: "messages", Rate: 60, Period: time.Minute, Capacity: new(0.0)}.AsLimit()
+	limit, err := rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity}}.AsLimit()
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity}, limit.Policy())
-	_, err = rules.Rule{Limit: "messages", Rate: -1, Period: time.Minute}.AsLimit()
+	_, err = rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: -1, Period: time.Minute}}.AsLimit()
 	require.ErrorIs(t, err, rules.ErrInvalid)
 }

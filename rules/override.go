@@ -25,8 +25,10 @@ type Override struct {
 	Multiplier float64
 	// OnPlan puts the key on a plan, whatever plan its requests name.
 	OnPlan string
-	// Policy is a policy of the key's own. Its Limit, Plan, Unit, Description and OnChange stay empty.
-	Policy *Rule
+	// Policy is a policy of the key's own.
+	Policy ratelimit.Policy
+	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it is that of the rule, and stays empty.
+	Mode ratelimit.Mode
 	// OnChange is what becomes of the tokens that the bucket holds when the override begins, and again when it ends.
 	// Defaults to ratelimit.KeepTokens.
 	OnChange ratelimit.OnChange
@@ -60,14 +62,12 @@ func (o *Override) check() error {
 		return fmt.Errorf("its Multiplier is %v; use one from %g to %g", o.Multiplier, minMultiplier, maxMultiplier)
 	case o.OnPlan != "" && !validPlan.MatchString(o.OnPlan):
 		return fmt.Errorf("its OnPlan is %.80q; use up to 64 letters, digits and _ . : / -", o.OnPlan)
+	case o.Policy == nil && o.Mode != "":
+		return errors.New("it has a Mode and no Policy; give it a Policy, or change the Mode of the rule")
 	case o.Policy == nil:
 		return nil
-	case o.Policy.Limit != "" || o.Policy.Plan != "" || o.Policy.Unit != "" || o.Policy.Description != "" || o.Policy.OnChange != "":
-		return errors.New("its Policy has a Limit, a Plan, a Unit, a Description or an OnChange; leave these to the override and its rule")
 	}
-	policy := *o.Policy
-	policy.Limit = o.Limit
-	return policy.check()
+	return checkPolicy(o.Limit, o.Policy, o.Mode, o.OnChange)
 }
 
 // Bucket names one bucket.

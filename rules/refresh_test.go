@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -281,8 +282,8 @@ func TestLoad(t *testing.T) {
 		_, err := f.store.Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
 			Override: []rules.Override{
-				{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 7, Period: time.Minute}},
-				{Limit: "messages", Key: "bob", Policy: &rules.Rule{Rate: 8, Period: time.Minute}},
+				{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Rate: 7, Period: time.Minute}},
+				{Limit: "messages", Key: "bob", Policy: ratelimit.TokenBucket{Rate: 8, Period: time.Minute}},
 			},
 		})
 		require.NoError(t, err)

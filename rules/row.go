@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -76,19 +77,19 @@ type tiersRow struct {
 	Tiers []tierRow `json:"tiers"`
 }
 
-func policyRowOf(r Rule) policyRow {
-	r = r.WithDefaults()
+func policyRowOf(policy ratelimit.Policy, mode ratelimit.Mode) policyRow {
+	r := flatOf(policy)
 	row := policyRow{
 		Kind: string(r.Kind), Rate: r.Rate, PeriodUs: r.Period.Microseconds(),
-		Capacity: r.Capacity, MaxReserved: r.MaxReserved, Shards: r.Shards, Mode: string(r.Mode),
+		Capacity: r.Capacity, MaxReserved: r.MaxReserved, Shards: r.Shards, Mode: string(cmp.Or(mode, ratelimit.On)),
 	}
 	if start := time.UnixMicro(r.Start.UnixMicro()); !start.IsZero() {
 		row.StartUs = new(start.UnixMicro())
 	}
 	switch r.Kind {
-	case SlidingWindow:
+	case ratelimit.KindSlidingWindow:
 		row.Slices = &r.Slices
-	case CalendarWindow:
+	case ratelimit.KindCalendarWindow:
 		row.PeriodUs = longest(r.Resets)
 		row.Resets, row.Zone = new(string(r.Resets)), &r.Zone
 		if r.Resets == ratelimit.Weekly {
@@ -100,9 +101,9 @@ func policyRowOf(r Rule) policyRow {
 		if hasMonth(r.Resets) {
 			row.FirstMonth = new(int(r.FirstMonth))
 		}
-	case Concurrency:
+	case ratelimit.KindConcurrency:
 		row.Rate, row.PeriodUs = float64(r.Most), r.Lease.Microseconds()
-	case TokenBucket, FixedWindow:
+	case ratelimit.KindTokenBucket, ratelimit.KindFixedWindow:
 	}
 	if a := r.Adaptive; a != nil {
 		row.Floor, row.Growth, row.EpochUs, row.Apply = &a.Floor, &a.Growth, new(a.Epoch.Microseconds()), &a.Apply
@@ -111,8 +112,7 @@ func policyRowOf(r Rule) policyRow {
 }
 
 func ruleRowOf(r Rule) ruleRow {
-	r = r.WithDefaults()
-	return ruleRow{policyRow: policyRowOf(r), OnChange: string(r.OnChange), Unit: r.Unit, Description: r.Description}
+	return ruleRow{policyRowOf(r.Policy, r.Mode), string(cmp.Or(r.OnChange, ratelimit.KeepTokens)), r.Unit, r.Description}
 }
 
 func overrideRowOf(o Override) overrideRow {
@@ -122,7 +122,7 @@ func overrideRowOf(o Override) overrideRow {
 	}
 	switch {
 	case o.Policy != nil:
-		row.Policy = new(policyRowOf(*o.Policy))
+		row.Policy = new(policyRowOf(o.Policy, o.Mode))
 	case o.OnPlan != "":
 		row.Plan = &o.OnPlan
 	default:
@@ -145,35 +145,24 @@ func tierRowOf(t Tier) tierRow {
 	return row
 }
 
-// rule returns the policy as a rule of no limit.
-func (p *policyRow) rule() Rule {
-	r := Rule{
-		Kind: Kind(p.Kind), Rate: p.Rate, Period: microseconds(p.PeriodUs), Capacity: p.Capacity, MaxReserved: p.MaxReserved,
-		Shards: p.Shards, Mode: ratelimit.Mode(p.Mode),
+// policy returns the policy; nil for a kind that there is not.
+func (p *policyRow) policy() ratelimit.Policy {
+	r := flat{
+		Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: microseconds(p.PeriodUs), Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards,
+		Slices: or(p.Slices), Resets: ratelimit.Calendar(or(p.Resets)), Zone: or(p.Zone), FirstWeekday: time.Weekday(or(p.FirstWeekday)),
+		FirstDay: or(p.FirstDay), FirstMonth: time.Month(or(p.FirstMonth)), Most: int(p.Rate), Lease: microseconds(p.PeriodUs),
 	}
 	if p.StartUs != nil {
 		r.Start = time.UnixMicro(*p.StartUs).UTC()
 	}
-	switch r.Kind {
-	case SlidingWindow:
-		r.Slices = or(p.Slices)
-	case CalendarWindow:
-		r.Period, r.Resets, r.Zone = 0, ratelimit.Calendar(or(p.Resets)), or(p.Zone)
-		r.FirstWeekday, r.FirstDay, r.FirstMonth = time.Weekday(or(p.FirstWeekday)), or(p.FirstDay), time.Month(or(p.FirstMonth))
-	case Concurrency:
-		r.Most, r.Lease, r.Rate, r.Period = int(p.Rate), r.Period, 0, 0
-	case TokenBucket, FixedWindow:
-	}
 	if p.Apply != nil {
-		r.Adaptive = &Adaptive{or(p.Floor), or(p.Growth), microseconds(or(p.EpochUs)), *p.Apply}
+		r.Adaptive = &ratelimit.Adaptive{Floor: or(p.Floor), Growth: or(p.Growth), Epoch: microseconds(or(p.EpochUs)), Apply: *p.Apply}
 	}
-	return r
+	return r.policy()
 }
 
 func (w *ruleRow) rule(limit, plan string) Rule {
-	r := w.policyRow.rule()
-	r.Limit, r.Plan, r.OnChange, r.Unit, r.Description = limit, plan, ratelimit.OnChange(w.OnChange), w.Unit, w.Description
-	return r
+	return Rule{limit, plan, w.policy(), ratelimit.Mode(w.Mode), ratelimit.OnChange(w.OnChange), w.Unit, w.Description}
 }
 
 func (w *overrideRow) override(limit, key string) Override {
@@ -185,7 +174,7 @@ func (w *overrideRow) override(limit, key string) Override {
 		o.OnPlan = *w.Plan
 	}
 	if w.Policy != nil {
-		o.Policy = new(w.Policy.rule())
+		o.Policy, o.Mode = w.Policy.policy(), ratelimit.Mode(w.Policy.Mode)
 	}
 	return o
 }

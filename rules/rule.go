@@ -4,26 +4,9 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-)
-
-// Kind is how the tokens of a limit arrive.
-type Kind string
-
-const (
-	// TokenBucket is the kind of ratelimit.TokenBucket.
-	TokenBucket Kind = "token bucket"
-	// FixedWindow is the kind of ratelimit.FixedWindow.
-	FixedWindow Kind = "fixed window"
-	// SlidingWindow is the kind of ratelimit.SlidingWindow.
-	SlidingWindow Kind = "sliding window"
-	// CalendarWindow is the kind of ratelimit.CalendarWindow.
-	CalendarWindow Kind = "calendar window"
-	// Concurrency is the kind of ratelimit.Concurrency.
-	Concurrency Kind = "concurrency"
 )
 
 // Rule is the policy of a limit: for all its keys, or for those on a plan. Of those that fit a request the most specific
@@ -34,40 +17,9 @@ type Rule struct {
 	Limit string
 	// Plan is the plan that the rule is for. Empty: every plan that has no rule of its own, and none.
 	Plan string
-	// Kind is how tokens arrive. Defaults to TokenBucket. A field that means nothing for the kind is an error.
-	Kind Kind
-	// Rate is the number of tokens that arrive each Period, or that a window gives. A Concurrency has none.
-	Rate float64
-	// Period is the time over which Rate tokens arrive. A CalendarWindow and a Concurrency have none.
-	Period time.Duration
-	// Capacity is the most a bucket holds. Defaults to nil: as much as Rate. 0 holds nothing, as ratelimit.NoCapacity. It
-	// is for a TokenBucket and a FixedWindow.
-	Capacity *float64
-	// MaxReserved is how many tokens Reserve may owe. Defaults to nil: no bound, and of a CalendarWindow as much as Rate.
-	// 0 is none, as ratelimit.NoDebt. A SlidingWindow and a Concurrency have no reservations.
-	MaxReserved *float64
-	// Shards is the number of rows of a bucket, of a TokenBucket or a FixedWindow. Defaults to 1. Give it the number that
-	// the code has: a change of the number of rows is a reset, whatever OnChange says.
-	Shards int
-	// Start is the start of some FixedWindow, to the microsecond. Defaults to the zero time: it follows from the name and
-	// the key.
-	Start time.Time
-	// Slices is how many parts a SlidingWindow counts its Period in. Defaults to 60.
-	Slices int
-	// Resets, Zone, FirstWeekday, FirstDay and FirstMonth say when a CalendarWindow begins, as those of
-	// ratelimit.CalendarWindow do. FirstWeekday is for weeks, FirstDay for months, quarters and years, and FirstMonth for
-	// quarters and years.
-	Resets       ratelimit.Calendar
-	Zone         string
-	FirstWeekday time.Weekday
-	FirstDay     int
-	FirstMonth   time.Month
-	// Most is how many slots a Concurrency has, and Lease how long one is held without Renew. Lease defaults to a minute.
-	Most  int
-	Lease time.Duration
-	// Adaptive has the price of a request follow what an upstream accepts; see ratelimit.Adaptive. It is for a TokenBucket,
-	// a FixedWindow and a CalendarWindow, which is the contract then. Defaults to nil: a token costs one.
-	Adaptive *Adaptive
+	// Policy is a policy of package ratelimit without Prefetch. Give it the Shards that the code has: a change of the number of rows is a reset,
+	// whatever OnChange says.
+	Policy ratelimit.Policy
 	// Mode is whether the rule refuses anybody. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
 	// OnChange is what becomes of the tokens that buckets hold when the rule takes the place of the policy before.
@@ -93,7 +45,7 @@ var (
 
 // validate returns an error that wraps ErrInvalid and says what to change.
 func (r *Rule) validate() error {
-	err := r.check()
+	err := checkPolicy(r.Limit, r.Policy, r.Mode, r.OnChange)
 	switch {
 	case err != nil:
 	case !validPlan.MatchString(r.Plan):
@@ -109,48 +61,32 @@ func (r *Rule) validate() error {
 	return nil
 }
 
-// AsLimit returns the limit with the policy of the rule, as it would be defined in the code. It returns an error that wraps
-// ErrInvalid and says what to change.
+// AsLimit returns the limit with the policy of the rule, as it would be defined in the code. Errors wrap ErrInvalid and say
+// what to change.
 func (r Rule) AsLimit() (ratelimit.Limit, error) {
 	if err := r.validate(); err != nil {
 		return ratelimit.Limit{}, err
 	}
-	policy, err := r.policy()
-	if err != nil {
-		return ratelimit.Limit{}, err
-	}
-	return ratelimit.NewLimit(r.Limit, policy)
+	return ratelimit.NewLimit(r.Limit, r.Policy)
 }
 
-// check checks the words and numbers of the policy.
-func (r *Rule) check() error {
-	switch r.Mode {
+// checkPolicy checks the policy of a rule or an override, and the words beside it.
+func checkPolicy(limit string, policy ratelimit.Policy, mode ratelimit.Mode, change ratelimit.OnChange) error {
+	switch mode {
 	case "", ratelimit.On, ratelimit.Shadow, ratelimit.Off:
 	default:
-		return fmt.Errorf("its Mode is %.20q; use on, shadow or off", string(r.Mode))
+		return fmt.Errorf("its Mode is %.20q; use on, shadow or off", string(mode))
 	}
-	if err := checkOnChange(r.OnChange); err != nil {
+	if err := checkOnChange(change); err != nil {
 		return err
 	}
-	policy, err := r.policy()
-	if err != nil {
+	if _, err := ratelimit.NewLimit(limit, policy); err != nil {
 		return err
 	}
-	_, err = ratelimit.NewLimit(r.Limit, policy)
-	return err
-}
-
-// amount returns a number of tokens as the core has it, where 0 is the default and none has a number of its own.
-func amount(field string, tokens *float64, none float64) (float64, error) {
-	switch {
-	case tokens == nil:
-		return 0, nil
-	case *tokens == 0:
-		return none, nil
-	case *tokens < 0:
-		return 0, fmt.Errorf("its %s is %v; use 0 for none, or leave it out for the default", field, *tokens)
+	if _, err := ratelimit.MarshalPolicy(policy); err != nil {
+		return err
 	}
-	return *tokens, nil
+	return isStorable(policy)
 }
 
 func checkOnChange(c ratelimit.OnChange) error {

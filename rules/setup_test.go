@@ -101,7 +101,7 @@ func migrate(t testing.TB, pool *pgxpool.Pool) {
 
 // perMinute is a rule of n tokens a minute.
 func perMinute(limit, plan string, n float64) rules.Rule {
-	return rules.Rule{Limit: limit, Plan: plan, Rate: n, Period: time.Minute}
+	return rules.Rule{Limit: limit, Plan: plan, Policy: ratelimit.TokenBucket{Rate: n, Period: time.Minute}}
 }
 
 func (f *fixture) load(t testing.TB) {

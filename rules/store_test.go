@@ -48,7 +48,7 @@ func TestApply(t *testing.T) {
 			tiers := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}, CostSource: "fixed", FixedCost: 1}}}
 			_, err := f.store.Apply(t.Context(), why, rules.Changes{
 				Put:      []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
-				Override: []rules.Override{{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 2, Period: time.Hour}}},
+				Override: []rules.Override{{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Rate: 2, Period: time.Hour}}},
 				Pause:    []rules.Pause{{Limit: "logins", Until: time.Now().Add(time.Hour)}},
 				Tiers:    &tiers,
 			})
@@ -124,18 +124,16 @@ func TestApply(t *testing.T) {
 		soon := time.Now().Add(time.Hour)
 		override := func(o rules.Override) rules.Changes { return rules.Changes{Override: []rules.Override{o}} }
 		for want, changes := range map[string]rules.Changes{
-			"there is no change":   {},
-			"Rate is 0":            {Put: []rules.Rule{good, perMinute("messages", "pro", 0)}},
-			"Period is 0s":         {Put: []rules.Rule{{Limit: "messages", Rate: 1}}},
-			"name \"no name\"":     {Put: []rules.Rule{perMinute("no name", "", 5)}},
-			"Plan is \"a b\"":      {Put: []rules.Rule{perMinute("messages", "a b", 5)}},
-			"Kind is \"leaky\"":    {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Kind: "leaky"}}},
-			"Mode is \"of\"":       {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Mode: "of"}}},
-			"OnChange is \"half\"": {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, OnChange: "half"}}},
-			"its Start means nothing for a token bucket": {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Start: soon}}},
-			"admits nothing":               {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Capacity: new(0.0), MaxReserved: new(0.0)}}},
-			"Unit has 65 bytes":            {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Unit: strings.Repeat("u", 65)}}},
-			"Description has":              {Put: []rules.Rule{{Limit: "messages", Rate: 1, Period: 1e9, Description: "a\x00"}}},
+			"there is no change":           {},
+			"Rate is 0":                    {Put: []rules.Rule{good, perMinute("messages", "pro", 0)}},
+			"Period is 0s":                 {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1}}}},
+			"name \"no name\"":             {Put: []rules.Rule{perMinute("no name", "", 5)}},
+			"Plan is \"a b\"":              {Put: []rules.Rule{perMinute("messages", "a b", 5)}},
+			"Mode is \"of\"":               {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Mode: "of"}}},
+			"OnChange is \"half\"":         {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, OnChange: "half"}}},
+			"admits nothing":               {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9, Capacity: ratelimit.NoCapacity, MaxReserved: ratelimit.NoDebt}}}},
+			"Unit has 65 bytes":            {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Unit: strings.Repeat("u", 65)}}},
+			"Description has":              {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Description: "a\x00"}}},
 			"changed twice":                {Put: []rules.Rule{good}, Delete: []rules.RuleID{{Limit: "messages"}}},
 			"rule \"\"":                    {Delete: []rules.RuleID{{}}},
 			"it has 0 of":                  override(rules.Override{Limit: "messages", Key: "ana"}),
@@ -145,8 +143,8 @@ func TestApply(t *testing.T) {
 			"OnPlan is":                    override(rules.Override{Limit: "messages", Key: "ana", OnPlan: "a b"}),
 			"Key has 257 bytes":            override(rules.Override{Limit: "messages", Key: strings.Repeat("k", 257), Multiplier: 2}),
 			"Key has 1 bytes":              override(rules.Override{Limit: "messages", Key: "\xff", Multiplier: 2}),
-			"its Rate is 0":                override(rules.Override{Limit: "messages", Key: "ana", Policy: &rules.Rule{Period: 1e9}}),
-			"leave these to the override":  override(rules.Override{Limit: "messages", Key: "ana", Policy: &good}),
+			"its Rate is 0":                override(rules.Override{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Period: 1e9}}),
+			"it has a Mode and no Policy":  override(rules.Override{Limit: "messages", Key: "ana", Multiplier: 2, Mode: ratelimit.Off}),
 			"ends at":                      override(rules.Override{Limit: "messages", Key: "ana", Multiplier: 2, Until: soon.Add(-2 * time.Hour)}),
 			"pause of \"messages\": it en": {Pause: []rules.Pause{{Limit: "messages", Until: soon.Add(-2 * time.Hour)}}},
 			"it has no Until":              {Pause: []rules.Pause{{Limit: "messages"}}},
@@ -209,7 +207,7 @@ func TestApply(t *testing.T) {
 		rates := make(map[float64]bool)
 		for i, entry := range history {
 			require.Equal(t, int64(writers*each-i), entry.Version)
-			rates[entry.Rule.Rate] = true
+			rates[entry.Rule.Policy.(ratelimit.TokenBucket).Rate] = true
 			if i > 0 {
 				require.False(t, entry.From.After(history[i-1].From), "they hold in the order of their versions")
 			}
@@ -338,7 +336,7 @@ func TestHistory(t *testing.T) {
 	note(f.store.Put(ctx, rules.Edit{Author: "ana", Reason: "first"}, perMinute("messages", "", 5)))
 	note(f.store.Put(ctx, rules.Edit{Author: "bob", Reason: "second"}, perMinute("messages", "", 6), perMinute("messages", "pro", 60)))
 	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", OnPlan: "pro", Until: until}))
-	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", Policy: &rules.Rule{Rate: 1, Period: 1e9, Kind: rules.FixedWindow}}))
+	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", Policy: ratelimit.FixedWindow{Rate: 1, Period: 1e9}}))
 	note(f.store.RemoveOverride(ctx, why, "messages", "ana"))
 	note(f.store.Pause(ctx, why, rules.Pause{Limit: "messages", Until: until}))
 	note(f.store.Resume(ctx, why, "messages", ""))
@@ -355,12 +353,12 @@ func TestHistory(t *testing.T) {
 	require.Nil(t, history[2].Pause)
 	require.Equal(t, until, history[3].Pause.Until)
 	require.Nil(t, history[4].Override)
-	require.Equal(t, rules.FixedWindow, history[5].Override.Policy.Kind)
+	require.Equal(t, ratelimit.FixedWindow{Rate: 1, Period: time.Second, Shards: 1}, history[5].Override.Policy)
 	require.Equal(t, until, history[6].Override.Until)
-	require.Equal(t, 60.0, history[7].Rule.Rate)
+	require.Equal(t, perMinute("messages", "", 60).Policy.String(), history[7].Rule.Policy.String())
 	require.Equal(t, "bob", history[8].Author)
 	require.Equal(t, "first", history[9].Reason)
-	require.Equal(t, 5.0, history[9].Rule.Rate)
+	require.Equal(t, perMinute("messages", "", 5).Policy.String(), history[9].Rule.Policy.String())
 
 	some := func(query rules.HistoryQuery) int {
 		found, err := f.store.History(ctx, query)

@@ -16,7 +16,7 @@ import (
 func BenchmarkTake(b *testing.B) {
 	f := setup(b)
 	limit := ratelimit.Define("speedy", ratelimit.PerHour(1e9))
-	_, err := f.store.Put(b.Context(), why, rules.Rule{Limit: "speedy", Rate: 1e9, Period: time.Minute})
+	_, err := f.store.Put(b.Context(), why, rules.Rule{Limit: "speedy", Policy: ratelimit.TokenBucket{Rate: 1e9, Period: time.Minute}})
 	require.NoError(b, err)
 	f.load(b)
 	empty, err := rules.NewSet(f.pool, rules.Config{})

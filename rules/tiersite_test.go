@@ -148,7 +148,7 @@ func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
 func TestSiteRefusal(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	d := readSeed(t, "rows.yaml")
+	d := convertSeed(t, "rows.yaml")
 	applied, err := f.store.Apply(t.Context(), why, rules.Changes{Put: d.Rules, Tiers: &d.Tiers})
 	require.NoError(t, err)
 	f.load(t)

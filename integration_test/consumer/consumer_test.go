@@ -29,7 +29,7 @@ const root = "../.."
 var (
 	ofPgx   = []string{"github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib"}
 	ofGoose = []string{"github.com/pressly/goose/v3", "github.com/pressly/goose/v3/database", "github.com/pressly/goose/v3/lock"}
-	leaves  = []string{"github.com/felixge/httpsnoop", "github.com/goccy/go-yaml"}
+	leaves  = []string{"github.com/felixge/httpsnoop", "go.yaml.in/yaml/v3"}
 )
 
 // TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, two leaves and the modules that these

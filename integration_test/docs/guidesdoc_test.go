@@ -52,7 +52,7 @@ func guideAPI(limiter *ratelimit.Limiter, account, plan httplimit.Key, handler h
 
 func guidePlan(ctx context.Context, store *rules.Store) error {
 	_, err := store.Put(ctx, rules.Edit{Author: "ana", Reason: "price list of spring"},
-		rules.Rule{Limit: "api", Plan: "pro", Rate: 600, Period: time.Minute})
+		rules.Rule{Limit: "api", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute}})
 	return err
 }
 

@@ -137,7 +137,7 @@ func readmePut(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	_, err = store.Put(ctx, rules.Edit{Author: "ana", Reason: "the spring offer"},
-		rules.Rule{Limit: "sendMessage", Plan: "pro", Rate: 60, Period: time.Minute})
+		rules.Rule{Limit: "sendMessage", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute}})
 	return err
 }
 

@@ -45,8 +45,8 @@ func rulesPut(ctx context.Context, pool *pgxpool.Pool) (*rules.Store, rules.Appl
 		return nil, rules.Applied{}, err
 	}
 	applied, err := store.Put(ctx, rules.Edit{Author: "ana", Reason: "the spring offer"},
-		rules.Rule{Limit: "messages", Rate: 20, Period: time.Minute},
-		rules.Rule{Limit: "messages", Plan: "pro", Rate: 60, Period: time.Minute, Capacity: new(120.0)},
+		rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Minute}},
+		rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 120}},
 	)
 	return store, applied, err
 }

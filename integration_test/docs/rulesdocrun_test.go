@@ -231,7 +231,7 @@ func TestRulesDocument(t *testing.T) {
 		examples := regexp.MustCompile("(?m)^\\| `[a-z ]+` \\| `([^`]+)` \\|").FindAllStringSubmatch(rulesText(t), -1)
 		require.Len(t, examples, 5)
 		for _, example := range examples {
-			_, err := rules.Read(strings.NewReader("[" + example[1] + "]"))
+			_, err := rules.Read(strings.NewReader("rules: [" + example[1] + "]"))
 			require.NoError(t, err)
 		}
 	})

@@ -198,7 +198,7 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 		go func() { done <- set.Run(running) }()
 		require.Eventually(t, func() bool { return set.Age() < patient }, patient, time.Millisecond)
 		applied, err := newStore(t, c.as(t, c.roles.Operator)).Put(ctx, rules.Edit{Author: "ana", Reason: "a test"},
-			rules.Rule{Limit: "logins", Rate: 20, Period: time.Minute})
+			rules.Rule{Limit: "logins", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Minute}})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return set.Version() == applied.Version }, patient, time.Millisecond)
 		stop()
@@ -236,11 +236,11 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 		call func() error
 	}{
 		{"Put", func() error {
-			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Rate: 20, Period: time.Minute})
+			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Minute}})
 			return err
 		}},
 		{"PutAgain", func() error {
-			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Rate: 30, Period: time.Minute})
+			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Policy: ratelimit.TokenBucket{Rate: 30, Period: time.Minute}})
 			return err
 		}},
 		{"Override", func() error {

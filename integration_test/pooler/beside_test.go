@@ -108,7 +108,7 @@ func TestRulesThroughPgBouncer(t *testing.T) {
 				limiter := limiterOn(t, pool, ratelimit.Config{Policies: set})
 				for _, rate := range []float64{10, 20} {
 					applied, err := store.Put(t.Context(), rules.Edit{Author: "test", Reason: "test"},
-						rules.Rule{Limit: limit.Name(), Rate: rate, Period: century})
+						rules.Rule{Limit: limit.Name(), Policy: ratelimit.TokenBucket{Rate: rate, Period: century}})
 					require.NoError(t, err)
 					eventually(t, "the change is heard of", func() bool { return set.Version() >= applied.Version })
 					d, err := limiter.Check(t.Context(), limit.For(fmt.Sprint(noListen, rate)).Cost(rate))

@@ -23,14 +23,12 @@ const (
 
 // per5s is a token bucket that gains n in five seconds, so that nothing is lost to a full one in an era.
 func per5s(n float64) rules.Rule {
-	return rules.Rule{Limit: "api", Rate: n, Period: 5 * time.Second}
+	return rules.Rule{Limit: "api", Policy: ratelimit.TokenBucket{Rate: n, Period: 5 * time.Second}}
 }
 
 // windowOf1000 gains 50 with each window, and holds 1000.
 func windowOf1000() rules.Rule {
-	return rules.Rule{
-		Limit: "api", Kind: rules.FixedWindow, Rate: 50, Period: 100 * time.Millisecond, Capacity: new(1000.0), Start: noon,
-	}
+	return rules.Rule{Limit: "api", Policy: ratelimit.FixedWindow{Rate: 50, Period: 100 * time.Millisecond, Capacity: 1000, Start: noon}}
 }
 
 // TestPoliciesChangeInAllProcessesAtOneInstant has sixteen workers in three processes take as fast as they can while the rule
@@ -168,7 +166,7 @@ func TestNewsOfAChange(t *testing.T) {
 	late := 0
 	for i := range 60 {
 		began := time.Now()
-		applied, err := f.store.Put(t.Context(), edit, rules.Rule{Limit: "other", Rate: float64(1 + i), Period: time.Second})
+		applied, err := f.store.Put(t.Context(), edit, rules.Rule{Limit: "other", Policy: ratelimit.TokenBucket{Rate: float64(1 + i), Period: time.Second}})
 		require.NoError(t, err)
 		f.awaitLoaded(t, applied.Version)
 		for _, p := range f.processes {

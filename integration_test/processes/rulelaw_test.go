@@ -1,6 +1,7 @@
 package processes_test
 
 import (
+	"cmp"
 	"math"
 	"testing"
 	"time"
@@ -44,30 +45,29 @@ func (l law) end(i int, last int64) int64 {
 	return last
 }
 
-func (e *lawEra) capacity() float64 {
-	if e.rule.Capacity != nil {
-		return *e.rule.Capacity
+// window returns the policy of the era as a window. That of a token bucket has no Start.
+func (e *lawEra) window() ratelimit.FixedWindow {
+	if p, ok := e.rule.Policy.(ratelimit.TokenBucket); ok {
+		return ratelimit.FixedWindow{Rate: p.Rate, Period: p.Period, Capacity: p.Capacity}
 	}
-	return e.rule.Rate
+	return e.rule.Policy.(ratelimit.FixedWindow)
 }
 
+func (e *lawEra) capacity() float64 { return cmp.Or(e.window().Capacity, e.window().Rate) }
+
 // policy is how a decision under the era names what has decided.
-func (e *lawEra) policy() string {
-	if e.rule.Kind == rules.FixedWindow {
-		return ratelimit.FixedWindow{Rate: e.rule.Rate, Period: e.rule.Period, Capacity: e.capacity()}.String()
-	}
-	return ratelimit.TokenBucket{Rate: e.rule.Rate, Period: e.rule.Period, Capacity: e.capacity()}.String()
-}
+func (e *lawEra) policy() string { return e.rule.Policy.String() }
 
 // arrived returns the tokens that arrive after an instant and up to another, both in the era.
 func (e *lawEra) arrived(after, upTo int64) float64 {
-	if e.rule.Kind != rules.FixedWindow {
-		return e.rule.Rate * float64(upTo-after) / float64(e.rule.Period.Microseconds())
+	w := e.window()
+	if w.Start.IsZero() {
+		return w.Rate * float64(upTo-after) / float64(w.Period.Microseconds())
 	}
 	begun := func(at int64) int64 {
-		return (at - e.rule.Start.UnixMicro()) / e.rule.Period.Microseconds()
+		return (at - w.Start.UnixMicro()) / w.Period.Microseconds()
 	}
-	return e.rule.Rate * float64(begun(upTo)-begun(after))
+	return w.Rate * float64(begun(upTo)-begun(after))
 }
 
 // enter returns what the tokens of the era before become at the beginning of the era.

@@ -155,7 +155,7 @@ func TestWhatIsServedWhenSomethingIsWrong(t *testing.T) {
 
 // hourly is a rule of n tokens an hour.
 func hourly(limit string, n float64) rules.Rule {
-	return rules.Rule{Limit: limit, Rate: n, Period: time.Hour}
+	return rules.Rule{Limit: limit, Policy: ratelimit.TokenBucket{Rate: n, Period: time.Hour}}
 }
 
 // change makes the change.

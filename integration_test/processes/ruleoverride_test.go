@@ -50,7 +50,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 		t.Run(string(test.change), func(t *testing.T) {
 			t.Parallel()
 			w := world.New(t)
-			first, err := newStore(t, w, -1).Put(t.Context(), edit, rules.Rule{Limit: "api", Rate: 100, Period: world.Century})
+			first, err := newStore(t, w, -1).Put(t.Context(), edit, rules.Rule{Limit: "api", Policy: ratelimit.TokenBucket{Rate: 100, Period: world.Century}})
 			require.NoError(t, err)
 			users, store := ruleUsers(t, w, first.Version), newStore(t, w, 50*time.Millisecond)
 			users[0].take(t, "ada", 100)
@@ -58,7 +58,7 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 			require.NoError(t, err)
 
 			begun, err := store.Override(t.Context(), edit, rules.Override{
-				Limit: "api", Key: "ada", OnChange: test.change, Policy: &rules.Rule{Rate: 200, Period: world.Century},
+				Limit: "api", Key: "ada", OnChange: test.change, Policy: ratelimit.TokenBucket{Rate: 200, Period: world.Century},
 			})
 			require.NoError(t, err)
 			for _, u := range users {
@@ -88,7 +88,7 @@ func TestAnOverrideEndsByItself(t *testing.T) {
 	for name, override := range map[string]rules.Override{
 		"Multiplier": {Multiplier: 3},
 		"OnPlan":     {OnPlan: "pro"},
-		"Policy":     {Policy: &rules.Rule{Rate: 300, Period: 5 * time.Second}},
+		"Policy":     {Policy: ratelimit.TokenBucket{Rate: 300, Period: 5 * time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -241,7 +241,7 @@ func (w *worker) keepHouse(ctx context.Context) {
 		})
 		w.call("rule", path, nil, func(ctx context.Context, _ *entry) error {
 			capacity := float64(5 + w.random.IntN(mostRuled-4))
-			rule := rules.Rule{Limit: "ruled", Rate: float64(5 + w.random.IntN(mostRuled-4)), Period: time.Second, Capacity: &capacity}
+			rule := rules.Rule{Limit: "ruled", Policy: ratelimit.TokenBucket{Rate: float64(5 + w.random.IntN(mostRuled-4)), Period: time.Second, Capacity: capacity}}
 			_, err := w.store.Put(ctx, rules.Edit{Author: "torture", Reason: "to see what it does"}, rule)
 			return err
 		})

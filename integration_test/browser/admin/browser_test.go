@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -56,7 +57,7 @@ func TestPagesInABrowser(t *testing.T) {
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	pages := pagesOf(f.furnish(t))
-	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Rate: 50, Period: time.Minute, Adaptive: &rules.Adaptive{Apply: true}})...)
+	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}})...)
 	f.exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
 	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
 		pages[name] = address("key", "limit", name, "key", "ada")
@@ -105,7 +106,7 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
-	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Rate: 50, Period: time.Minute, Adaptive: &rules.Adaptive{Apply: true}})...)
+	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}})...)
 	f.take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20), requestOf(t, "upstream").Cost(20))
 	for _, slots := range []float64{2, 3} {
 		_, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(slots))

@@ -25,7 +25,7 @@ func TestLiveLevelFollowsOthers(t *testing.T) {
 	shows("10", "10")
 	f.take(t, logins.For("ada").Cost(7))
 	shows("3", "10")
-	f.put(t, rules.Rule{Limit: "failed-logins", Rate: 1, Period: ratelimit.Day, Capacity: new(2.0)})
+	f.put(t, rules.Rule{Limit: "failed-logins", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 2}})
 	shows("2", "2")
 }
 

@@ -115,9 +115,9 @@ func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
 // kindsOf are rules of kinds that do not fill steadily.
 func kindsOf() []rules.Rule {
 	return []rules.Rule{
-		{Limit: "exports", Kind: rules.SlidingWindow, Rate: 50, Period: time.Hour, Slices: 12},
-		{Limit: "quota", Kind: rules.CalendarWindow, Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6},
-		{Limit: "jobs", Kind: rules.Concurrency, Most: 50, Lease: time.Hour},
+		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12}},
+		{Limit: "quota", Policy: ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6}},
+		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 50, Lease: time.Hour}},
 	}
 }
 
@@ -161,9 +161,7 @@ func (f *fixture) furnish(t *testing.T) string {
 			WHERE n > 0`, limit)
 	}
 	edit := rules.Edit{Author: "ana@example.com", Reason: "the spring offer"}
-	_, err = f.store.Put(ctx, edit, rules.Rule{
-		Limit: "messages", Plan: "pro", Rate: 600, Period: time.Minute, Capacity: new(1000.0), Unit: "messages", Description: "what pro customers pay for",
-	}, rules.Rule{Limit: "search", Rate: 20, Period: time.Second, Mode: ratelimit.Shadow})
+	_, err = f.store.Put(ctx, edit, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 1000}, Unit: "messages", Description: "what pro customers pay for"}, rules.Rule{Limit: "search", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Second}, Mode: ratelimit.Shadow})
 	require.NoError(t, err)
 	now := time.Now()
 	_, err = f.store.Override(ctx, rules.Edit{Author: "ben@example.com", Reason: "their launch on Friday"},

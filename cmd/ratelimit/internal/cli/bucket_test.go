@@ -33,12 +33,11 @@ type decision struct {
 type policy struct {
 	Kind        string
 	Rate        float64
-	PeriodUs    int64 `json:"period_us"`
+	Period      string
 	Capacity    float64
 	MaxReserved *float64 `json:"max_reserved"`
 	Shards      int
 	Start       time.Time
-	Mode        string
 }
 
 // level is what reset, credit and get print, and shown is what get prints besides.
@@ -95,10 +94,10 @@ func TestTakeAndCheck(t *testing.T) {
 		}
 		require.Contains(t, f.fails(t, 2, "reset", "sends", "ada", "--yes"), "give -f rules.yaml, or --rate and --period")
 		require.Contains(t, f.fails(t, 2, "prune", "sends", "--yes"), "give -f rules.yaml, or --rate and --period")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3"), "lacks a rate or a period")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3"), "--period is missing")
 		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "-f", "x.yaml"), "use one of them")
 		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "-3", "--period", "1m"), "invalid limit")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "--kind", "leaky"), "its Kind is")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "--kind", "leaky"), "--kind is")
 		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "--cost", "4"), "never give more than 3")
 		require.Contains(t, f.fails(t, 2, "take", "not a name", "ada", "--rate", "3", "--period", "1m"), "invalid limit")
 		require.Contains(t, f.fails(t, 2, "take", "sends", strings.Repeat("x", 300), "--rate", "3", "--period", "1m"), "invalid key")
@@ -109,7 +108,7 @@ func TestTakeAndCheck(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		d := read[decision](t, f, 0, "take", "sends", "ada", "--rate", "4", "--period", "2h", "--capacity", "8", "--max-reserved", "2", "--shards", "2")
-		require.Equal(t, policy{Kind: "token bucket", Rate: 4, PeriodUs: 7200e6, Capacity: 8, MaxReserved: new(2.0), Shards: 2, Mode: "on"}, d.Policy)
+		require.Equal(t, policy{Kind: "token bucket", Rate: 4, Period: "2h", Capacity: 8, MaxReserved: new(2.0), Shards: 2}, d.Policy)
 		start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		for _, verb := range []string{"check", "get", "credit", "reset"} {
 			args := []string{
@@ -120,7 +119,7 @@ func TestTakeAndCheck(t *testing.T) {
 				args = append(args, "--yes")
 			}
 			v := read[struct{ Policy policy }](t, f, 0, args...)
-			require.Equal(t, policy{Kind: "fixed window", Rate: 4, PeriodUs: 3600e6, Capacity: 8, MaxReserved: new(0.0), Shards: 2, Start: start, Mode: "on"}, v.Policy, verb)
+			require.Equal(t, policy{Kind: "fixed window", Rate: 4, Period: "1h", Capacity: 8, MaxReserved: new(0.0), Shards: 2, Start: start}, v.Policy, verb)
 		}
 	})
 
@@ -152,7 +151,7 @@ func TestTakeAndCheck(t *testing.T) {
 		for _, limit := range []string{"slow", "fast"} {
 			f.ok(t, with(code, "take", limit, "ada", "--cost", "9")...)
 		}
-		f.put(t, rules.Rule{Limit: "slow", Rate: 50, Period: ratelimit.Week}, rules.Rule{Limit: "fast", Rate: 1e9, Period: time.Second, Capacity: new(50.0)})
+		f.put(t, rules.Rule{Limit: "slow", Policy: ratelimit.TokenBucket{Rate: 50, Period: ratelimit.Week}}, rules.Rule{Limit: "fast", Policy: ratelimit.TokenBucket{Rate: 1e9, Period: time.Second, Capacity: 50}})
 		require.Contains(t, f.fails(t, 2, "take", "slow", "ada"), "last used before they had a rule")
 		require.Contains(t, f.run(t, "get", "slow", "ada").err, "last used before they had a rule")
 		d := read[decision](t, f, 0, with(code, "take", "slow", "ada")...)
@@ -304,7 +303,7 @@ func TestGet(t *testing.T) {
 		require.False(t, b.FullAt.IsZero())
 		out := f.ok(t, "get", "completions", "ada")
 		for _, want := range []string{
-			"level         -4 of 10 tokens", "owed          4", "full at       2", "policy        10 per week, fixed window",
+			"level         -4 of 10 tokens", "owed          4", "full at       2", "policy        10 per week (fixed window",
 			"decided by    rule", "paused until  2", "paused by     ana: the provider is down", "reserved", "14, waits until",
 		} {
 			require.Contains(t, out, want)

@@ -2,59 +2,59 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // definition is how a limit is defined in the code, as far as it was said.
 type definition struct {
-	plan, file            string
-	noPlan                bool
-	kind                  string
-	rate                  float64
-	period                spanFlag
-	capacity, maxReserved float64
-	shards                int
-	start                 instantFlag
-	slices, most          int
-	lease                 spanFlag
-	resets, zone          string
-	firstWeekday          string
-	firstDay              int
-	firstMonth            string
-	changed               func(flag string) bool
-	read                  func(ctx context.Context, path string) (*rules.Document, error)
-	document              *rules.Document // what the file says, once it is read
-	plans                 []string        // plans with a rule in the tables or in the file, once choosePlan knows them
+	plan, file string
+	noPlan     bool
+	fields     map[string]*string // of the policy, by their flags
+	changed    func(flag string) bool
+	read       func(ctx context.Context, path string) (*rules.Document, error)
+	document   *rules.Document // what the file says, once it is read
+	plans      []string        // plans with a rule in the tables or in the file, once choosePlan knows them
+}
+
+// policyFlags returns the flags for the fields of a policy, with their help.
+func policyFlags() map[string]string {
+	return map[string]string{
+		"kind":          "how tokens arrive: token bucket, fixed window, sliding window, calendar window or concurrency; without it token bucket",
+		"rate":          "tokens that arrive each period",
+		"period":        "period of the rate: 1m, hour, 7d",
+		"capacity":      "most that the bucket holds; without it as much as the rate",
+		"max-reserved":  "tokens that may be owed; without it no bound",
+		"shards":        "rows of the bucket; without it 1",
+		"start":         "start of some fixed window, as 2026-01-01T00:00:00Z",
+		"slices":        "parts that a sliding window counts its period in; without it 60",
+		"resets":        "calendar window: day, week, month, quarter or year",
+		"zone":          "time zone of a calendar window; without it UTC",
+		"first-weekday": "day on which the week of a calendar window begins; without it sunday",
+		"first-day":     "day of the month on which a calendar window begins; without it 1",
+		"first-month":   "month in which the quarter or year of a calendar window begins; without it january",
+		"most":          "slots of a concurrency",
+		"lease":         "how long a slot of a concurrency is held; without it 1m",
+	}
 }
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 	flags := cmd.Flags()
-	d.changed, d.read = flags.Changed, a.wantedRules
+	d.changed, d.read, d.fields = flags.Changed, a.wantedRules, make(map[string]*string)
 	flags.StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies; - is standard input")
-	flags.StringVar(&d.kind, "kind", string(rules.TokenBucket), "how tokens arrive: token bucket, fixed window, sliding window, calendar window or concurrency")
-	flags.Float64Var(&d.rate, "rate", 0, "tokens that arrive each period")
-	flags.Var(&d.period, "period", "period of the rate: 1m, hour, 7d")
-	flags.Float64Var(&d.capacity, "capacity", 0, "most that the bucket holds; without it as much as the rate")
-	flags.Float64Var(&d.maxReserved, "max-reserved", 0, "tokens that may be owed; without it no bound")
-	flags.IntVar(&d.shards, "shards", 1, "rows of the bucket")
-	flags.Var(&d.start, "start", "start of some fixed window, as 2026-01-01T00:00:00Z")
-	flags.IntVar(&d.slices, "slices", 0, "parts that a sliding window counts its period in; without it 60")
-	flags.StringVar(&d.resets, "resets", "", "calendar window: day, week, month, quarter or year")
-	flags.StringVar(&d.zone, "zone", "", "time zone of a calendar window; without it UTC")
-	flags.StringVar(&d.firstWeekday, "first-weekday", "", "day on which the week of a calendar window begins; without it sunday")
-	flags.IntVar(&d.firstDay, "first-day", 0, "day of the month on which a calendar window begins; without it 1")
-	flags.StringVar(&d.firstMonth, "first-month", "", "month in which the quarter or year of a calendar window begins; without it january")
-	flags.IntVar(&d.most, "most", 0, "slots of a concurrency")
-	flags.Var(&d.lease, "lease", "how long a slot of a concurrency is held; without it 1m")
+	for name, help := range policyFlags() {
+		d.fields[name] = flags.String(name, "", help)
+	}
 	return cmd
 }
 
@@ -110,10 +110,7 @@ func (d *definition) choosePlan(name string, stored []string) error {
 
 // said reports whether flags say how the limit is defined.
 func (d *definition) said() bool {
-	return slices.ContainsFunc([]string{
-		"kind", "rate", "period", "capacity", "max-reserved", "shards", "start", "slices", "resets", "zone", "first-weekday", "first-day",
-		"first-month", "most", "lease",
-	}, d.changed)
+	return slices.ContainsFunc(slices.Collect(maps.Keys(d.fields)), d.changed)
 }
 
 func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules.Rule, from string, err error) {
@@ -126,58 +123,38 @@ func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules
 	case !said:
 		return nil, "", errNoDefinition
 	}
-	kind := rules.Kind(strings.ReplaceAll(d.kind, "_", " "))
-	if err := d.isWhole(kind); err != nil {
-		return nil, "", err
+	policy, err := d.policy()
+	if err != nil {
+		if wrong, ok := errors.AsType[*fields.Error](err); ok {
+			err = fmt.Errorf("--%s %s", strings.ReplaceAll(wrong.Field, "_", "-"), wrong.Problem)
+		}
+		return nil, "", misused("%w; define a limit by flags such as --rate 10 --period 1m, --kind concurrency --most 5, or --rate 1000 --kind 'calendar window' --resets month", err)
 	}
-	r = &rules.Rule{
-		Limit: name, Kind: kind, Rate: d.rate, Period: time.Duration(d.period), Shards: d.shards, Start: d.start.at, Slices: d.slices,
-		Resets: ratelimit.Calendar(d.resets), Zone: d.zone, FirstDay: d.firstDay, Most: d.most, Lease: time.Duration(d.lease),
-	}
-	if r.FirstWeekday, err = named[time.Weekday]("--first-weekday", d.firstWeekday, time.Sunday, time.Saturday); err != nil {
-		return nil, "", err
-	}
-	if r.FirstMonth, err = named[time.Month]("--first-month", d.firstMonth, time.January, time.December); err != nil {
-		return nil, "", err
-	}
-	if d.changed("capacity") {
-		r.Capacity = &d.capacity
-	}
-	if d.changed("max-reserved") {
-		r.MaxReserved = &d.maxReserved
-	}
-	return r, "flags", nil
+	return &rules.Rule{Limit: name, Policy: policy}, "flags", nil
 }
 
-// isWhole returns an error where flags say less of a kind than there has to be.
-func (d *definition) isWhole(kind rules.Kind) error {
-	switch {
-	case kind == "adaptive":
-		return misused("--kind is adaptive, which flags cannot define; write a rule with adaptive: {} in a file, and give it with -f")
-	case kind == rules.Concurrency && !d.changed("most"):
-		return misused("the definition lacks how many slots there are; give --most, such as --kind concurrency --most 5")
-	case kind == rules.CalendarWindow && (!d.changed("rate") || !d.changed("resets")):
-		return misused("the definition lacks a rate, or how long a window is; give --rate and --resets, such as --rate 1000 --resets month --zone Europe/Berlin")
-	case kind != rules.Concurrency && kind != rules.CalendarWindow && (!d.changed("rate") || !d.changed("period")):
-		return misused("the definition lacks a rate or a period; give --rate and --period, such as --rate 10 --period 1m")
-	}
-	return nil
-}
-
-// named returns the day or the month of a name, and the zero value for none.
-func named[T interface {
-	~int
-	fmt.Stringer
-}](flag, name string, first, last T) (found T, err error) {
-	if name == "" {
-		return found, nil
-	}
-	for found = first; found <= last; found++ {
-		if strings.EqualFold(found.String(), name) {
-			return found, nil
+// policy returns the policy that the flags say. Each flag is a field of a policy in a rules file.
+func (d *definition) policy() (ratelimit.Policy, error) {
+	said := make(map[string]any)
+	for name, text := range d.fields {
+		if !d.changed(name) {
+			continue
+		}
+		said[strings.ReplaceAll(name, "-", "_")] = *text
+		if json.Valid([]byte(*text)) {
+			said[strings.ReplaceAll(name, "-", "_")] = json.RawMessage(*text)
 		}
 	}
-	return 0, misused("%s is %.40q; write out its name, such as %s", flag, name, strings.ToLower(last.String()))
+	for _, word := range []string{"kind", "first_weekday", "first_month"} {
+		if text, ok := said[word].(string); ok {
+			said[word] = strings.ToLower(strings.ReplaceAll(text, "_", " "))
+		}
+	}
+	data, err := json.Marshal(said)
+	if err != nil {
+		return nil, err
+	}
+	return ratelimit.UnmarshalPolicy(data)
 }
 
 // ruleOfFile returns the rule of the file for the plan, or else that for every plan.

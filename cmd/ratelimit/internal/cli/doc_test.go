@@ -38,7 +38,7 @@ func blocks(t *testing.T, document string) (found []block) {
 }
 
 // varying is what differs from run to run: instants, how far away they are, and numbers with fractions that depend on the time.
-var varying = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ( \([^)]*\))?|\b(\d+m)?\d+(\.\d+)?m?s\b|remaining +\S+`)
+var varying = regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\dZ( \([^)]*\))?|\b(\d+m)?\d+(\.\d+)?m?s\b|remaining +\S+`)
 
 // steady returns what does not differ from run to run.
 func steady(output string) string {
@@ -123,6 +123,8 @@ func fieldsOf(of reflect.Type) (names []string) {
 		field := of.Field(i)
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		switch {
+		case field.Anonymous && strings.HasSuffix(field.Type.PkgPath(), "/rules"):
+			names = append(names, "the fields of a rules file")
 		case field.Anonymous:
 			names = append(names, fieldsOf(field.Type)...)
 		case name != "" && name != "-":

@@ -24,13 +24,13 @@ func Shown(s string) string { return shown(s) }
 func Views() map[string]any {
 	return map[string]any{
 		"`get`": bucketView{}, "one of the plans of `get`": planView{}, "a row of a bucket": rowView{}, "a minute of refusals": minuteView{},
-		"`check`, `take`": decisionView{}, "`reset`, `credit`": levelView{}, "a policy": policyView{},
+		"`check`, `take`": decisionView{}, "`reset`, `credit`": levelView{},
 		"`pause`, `resume`": changedView{}, "`rules list`, `rules get`": listingView{}, "a rule": ruleView{},
-		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{}, "a tier": tierView{},
+		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{},
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": entryView{},
 		"`top --by refusals`: of each": sumView{}, "`top --by debt`: of each": debtView{}, "`top --by reservations`: of each": reservedView{},
 		"`reservations list`: of each": reservationView{}, "an item of a reservation": itemView{},
-		"`leases list`: of each": leaseView{}, "`leases release`": releasedView{}, "adaptive": adaptiveView{}, "an upstream": upstreamView{},
+		"`leases list`: of each": leaseView{}, "`leases release`": releasedView{}, "an upstream": upstreamView{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
 		"`migrate partition`": partitionedView{},

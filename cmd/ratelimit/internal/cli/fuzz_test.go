@@ -23,7 +23,7 @@ func FuzzRun(f *testing.F) {
 		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --refusals-older-than NaNd --yes", "migrate down --yes --schema x",
 		"doctor --hash-key-file /nowhere", "top --by debt --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
 	} {
-		f.Add(strings.ReplaceAll(line, " ", "\n"), "rules: [{limit: a, rps: 1}]")
+		f.Add(strings.ReplaceAll(line, " ", "\n"), "rules: [{limit: a, rate: 1, period: 1s}]")
 	}
 	codes := []int{0, 1, 2, 3, 4, 5, 6, 130}
 	f.Fuzz(func(t *testing.T, line, input string) {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -135,11 +136,10 @@ func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
 	}
 	state := d.States[0]
 	v.At = value.AsOf.UTC()
-	v.Tokens, v.Capacity, v.Policy = new(value.Tokens), new(value.Limit.Capacity()), new(viewOfPolicy(value.Limit))
+	v.Tokens, v.Capacity, v.Policy = new(value.Tokens), new(value.Limit.Capacity()), &policyView{value.Limit.Policy()}
 	v.DecidedBy, v.Unit, v.Mode = b.decidedBy(state.Rule), state.Unit, state.Mode
-	v.Policy.Mode = state.Mode
-	if a := rules.FromLimit(value.Limit).WithDefaults().Adaptive; a != nil {
-		v.Upstream, b.floor = &upstreamView{Share: 1, Price: 1, Charged: a.Apply}, a.Floor
+	if a, adapts := value.Limit.Policy().(ratelimit.Adaptive); adapts {
+		v.Upstream, b.floor = &upstreamView{Share: 1, Price: 1, Charged: a.Apply}, cmp.Or(a.Floor, 0.1)
 	}
 	if wait, err := value.RetryAfter(value.AsOf, *v.Capacity); err == nil && wait > 0 {
 		v.FullAt = v.At.Add(wait)
@@ -244,7 +244,7 @@ func (v *bucketView) fill(t *table) {
 			name = "plan " + p.Plan
 		}
 		if p.Policy != nil {
-			says = fmt.Sprintf("%s; %s, decided by %s", p.level(), p.Policy.words(), p.DecidedBy)
+			says = fmt.Sprintf("%s; %s, decided by %s", p.level(), p.words(), p.DecidedBy)
 		}
 		t.field(name, says)
 	}
@@ -276,6 +276,14 @@ func (v *bucketView) fill(t *table) {
 	v.fillRefusals(t)
 }
 
+// words returns the policy and its mode, for people.
+func (v *levelFields) words() string {
+	if v.Mode != "" && v.Mode != ratelimit.On {
+		return v.Policy.String() + ", mode " + string(v.Mode)
+	}
+	return v.Policy.String()
+}
+
 // level returns how full the bucket is, for people.
 func (v *levelFields) level() string {
 	return strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(*v.Tokens), number(*v.Capacity), v.Unit))
@@ -291,7 +299,7 @@ func (v *bucketView) fillLevel(t *table) {
 		full = instantFrom(v.FullAt, v.At)
 	}
 	t.field("full at", full)
-	t.field("policy", v.Policy.words())
+	t.field("policy", v.words())
 	t.field("decided by", v.DecidedBy)
 	if u := v.Upstream; u != nil {
 		t.field("price", u.words())

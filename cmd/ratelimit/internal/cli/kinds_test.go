@@ -27,19 +27,19 @@ func TestKindsOfFlags(t *testing.T) {
 	for name, c := range map[string]struct{ flags, policy string }{
 		"sliding": {
 			"--kind|sliding_window|--rate|4|--period|hour|--slices|30",
-			`{"kind":"sliding window","rate":4,"period_us":3600000000,"capacity":4,"max_reserved":null,"shards":1,"slices":30,"mode":"on"}`,
+			`{"kind":"sliding window","rate":4,"period":"1h","slices":30}`,
 		},
 		"weekly": {
 			"--kind|calendar window|--rate|4|--resets|week|--zone|Europe/Berlin|--first-weekday|monday",
-			`{"kind":"calendar window","rate":4,"capacity":4,"max_reserved":null,"shards":1,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday","mode":"on"}`,
+			`{"kind":"calendar window","rate":4,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday"}`,
 		},
 		"yearly": {
 			"--kind|calendar window|--rate|4|--resets|year|--first-day|6|--first-month|April|--max-reserved|2",
-			`{"kind":"calendar window","rate":4,"capacity":4,"max_reserved":2,"shards":1,"resets":"year","zone":"UTC","first_day":6,"first_month":"april","mode":"on"}`,
+			`{"kind":"calendar window","rate":4,"resets":"year","first_day":6,"first_month":"april","max_reserved":2}`,
 		},
 		"slots": {
 			"--kind|concurrency|--most|4|--lease|30s",
-			`{"kind":"concurrency","capacity":4,"max_reserved":null,"shards":1,"most":4,"lease_us":30000000,"mode":"on"}`,
+			`{"kind":"concurrency","most":4,"lease":"30s"}`,
 		},
 	} {
 		flags := strings.Split(c.flags, "|")
@@ -63,15 +63,15 @@ func TestKindsOfFlags(t *testing.T) {
 		}
 	}
 	for flags, want := range map[string]string{
-		"--kind|concurrency":                            "lacks how many slots there are",
-		"--kind|calendar window|--rate|4":               "lacks a rate, or how long a window is",
-		"--kind|sliding window|--rate|4":                "lacks a rate or a period",
-		"--kind|adaptive|--rate|4|--period|hour":        "which flags cannot define; write a rule with adaptive: {} in a file, and give it with -f",
-		"--most|4":                                      "lacks a rate or a period",
-		"--kind|concurrency|--most|4|--rate|4":          "its Rate means nothing for a concurrency",
-		"--rate|4|--period|hour|--zone|UTC":             "its Zone means nothing for a token bucket",
-		"--rate|4|--period|hour|--first-month|Brumaire": `--first-month is "Brumaire"; write out its name`,
-		"--rate|4|--period|hour|--first-weekday|mo":     `--first-weekday is "mo"; write out its name`,
+		"--kind|concurrency":                     "its Most is 0",
+		"--kind|calendar window|--rate|4":        "its Resets is not set",
+		"--kind|sliding window|--rate|4":         "--period is missing",
+		"--kind|adaptive|--rate|4|--period|hour": `--kind is "adaptive"; use one of token bucket`,
+		"--most|4":                               "--most is no field of a token bucket",
+		"--kind|concurrency|--most|4|--rate|4":   "--rate is no field of a concurrency",
+		"--rate|4|--period|hour|--zone|UTC":      "--zone is no field of a token bucket",
+		"--rate|4|--kind|calendar window|--resets|year|--first-month|Brumaire": `--first-month is "brumaire"; use one of january`,
+		"--rate|4|--kind|calendar window|--resets|week|--first-weekday|mo":     `--first-weekday is "mo"; use one of sunday`,
 	} {
 		require.Contains(t, f.fails(t, 2, append([]string{"take", "sends", "ada"}, strings.Split(flags, "|")...)...), want)
 	}
@@ -97,8 +97,8 @@ func TestKindsOfRules(t *testing.T) {
 	require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", path), "what is written out by default is no difference")
 	listed, yaml := f.ok(t, "rules", "list"), f.ok(t, "rules", "list", "-o", "yaml")
 	for _, want := range []string{
-		"never more than 100 in any minute, counted in 60 slices", "1000 per calendar month in Europe/Berlin, from day 15 on",
-		"5 at a time, leases of 1m", "50 per second, adapting down to 0.2 of it, 0.04 back each second, every 2 seconds", "9 at a time, leases of 30s",
+		"never more than 100 in any minute", "1000 per month in Europe/Berlin from day 15 on",
+		"5 at a time, leases of 1m", "50 per second, adapting down to 0.2 of it", "9 at a time, leases of 30s",
 	} {
 		require.Contains(t, listed, want)
 	}
@@ -108,7 +108,7 @@ func TestKindsOfRules(t *testing.T) {
 	require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", file(t, "stored.yaml", yaml)))
 	changed := file(t, "changed.yaml", strings.Replace(kindsFile, "resets: month", "resets: quarter, first_month: february", 1))
 	require.Contains(t, f.run(t, "rules", "diff", "-f", changed).out,
-		"1000 per calendar month in Europe/Berlin, from day 15 on -> 1000 per calendar quarter in Europe/Berlin, from day 15 of february on")
+		"1000 per month in Europe/Berlin from day 15 on -> 1000 per quarter in Europe/Berlin from February 15 on")
 	require.Contains(t, f.ok(t, "rules", "history", "jobs"), "5 at a time, leases of 1m")
 	require.Contains(t, f.ok(t, "rules", "get", "upstream"), "adapting")
 }
@@ -117,8 +117,8 @@ func TestKindsOfRules(t *testing.T) {
 func TestPriceOfAKey(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "upstream", Rate: 50, Period: time.Hour, Adaptive: &rules.Adaptive{Floor: 0.25, Apply: true}},
-		rules.Rule{Limit: "watched", Rate: 50, Period: time.Hour, Adaptive: &rules.Adaptive{}})
+	f.put(t, rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}, Floor: 0.25, Apply: true}},
+		rules.Rule{Limit: "watched", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}}})
 	type view struct {
 		Upstream *struct {
 			Share, Price float64
@@ -167,7 +167,7 @@ func TestPriceOfAKey(t *testing.T) {
 func TestLeases(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "jobs", Kind: rules.Concurrency, Most: 5, Lease: time.Hour})
+	f.put(t, rules.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 5, Lease: time.Hour}})
 	set, err := rules.NewSet(f.pool, rules.Config{})
 	require.NoError(t, err)
 	require.NoError(t, set.Load(t.Context()))

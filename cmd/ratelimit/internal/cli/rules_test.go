@@ -20,7 +20,7 @@ match: all
 rules:
   - {limit: search, plan: free, rate: 5, period: minute}
   - {limit: search, plan: pro, rate: 300, period: minute}
-  - {limit: site, rps: 1000, burst: 2000, unit: requests}
+  - {limit: site, rate: 1000, period: 1s, capacity: 2000, unit: requests}
 tiers:
   - {limit: search, key: "{user}", endpoint: GET /search, when: {user: "*"}}
   - {limit: site}
@@ -86,7 +86,7 @@ func TestRulesApply(t *testing.T) {
 		r := f.run(t, "rules", "diff", "--file", second)
 		require.Equal(t, 4, r.code)
 		require.Contains(t, r.out, "~ rule search, plan pro        300 per minute -> 600 per minute, capacity 50, on change scale, description \"more for those who pay\"\n")
-		require.Contains(t, r.out, "+ rule mail                    10 per day, fixed window, a window starts at 2026-01-01 00:00:00Z, up to 7 owed, 4 shards, mode shadow\n")
+		require.Contains(t, r.out, "+ rule mail                    10 per day (fixed window, one starts at 2026-01-01T00:00:00Z), up to 7 owed, 4 shards, mode shadow\n")
 		require.Contains(t, r.out, "~ override of search, key ada  10 times -> as on plan pro, until 2099-01-01 00:00:00Z\n")
 		require.Contains(t, r.out, "+ override of search, key bob  1 per hour\n")
 		require.NotContains(t, r.out, "gone")
@@ -103,7 +103,7 @@ func TestRulesApply(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", firstFile), "--reason", "the first", "--yes")
-		path := file(t, "rules.yaml", "match: all\nrules: [{limit: site, rps: 1000, burst: 2000, unit: requests}]\ntiers: [{limit: site}, {limit: search}, {limit: serch}]")
+		path := file(t, "rules.yaml", "match: all\nrules: [{limit: site, rate: 1000, period: 1s, capacity: 2000, unit: requests}]\ntiers: [{limit: site}, {limit: search}, {limit: serch}]")
 		require.Contains(t, f.run(t, "rules", "diff", "-f", path).err, "tiers name limits that have no rule: serch;")
 		require.Contains(t, f.run(t, "rules", "diff", "-f", path, "--delete-missing").err, "tiers name limits that have no rule: search, serch;")
 	})
@@ -112,7 +112,7 @@ func TestRulesApply(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", firstFile), "--reason", "the first", "--yes")
-		path := file(t, "rules.yaml", "rules: [{limit: site, rps: 1000, burst: 2000, unit: requests}]")
+		path := file(t, "rules.yaml", "rules: [{limit: site, rate: 1000, period: 1s, capacity: 2000, unit: requests}]")
 		require.Empty(t, read[[]change](t, f, 0, "rules", "diff", "-f", path))
 		r := f.run(t, "rules", "apply", "-f", path, "--dry-run", "--delete-missing")
 		require.Equal(t, 4, r.code)
@@ -134,7 +134,7 @@ func TestRulesApply(t *testing.T) {
 	t.Run("IsRefusedBeforeAnythingIsDone", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rps: 1, burts: 3}")
+		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rate: 1, period: 1s, burts: 3}")
 		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--reason", "x"), "give --yes")
 		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", good, "--yes"), "say with --reason why")
 		require.Contains(t, f.fails(t, 2, "rules", "apply", "-f", bad, "--reason", "x", "--yes"), "burts")
@@ -227,7 +227,7 @@ func TestRulesShow(t *testing.T) {
 		t.Parallel()
 		f := &fixture{}
 		require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.yaml", firstFile)), "has 3 rules, 2 tiers and 1 override")
-		require.Contains(t, f.fails(t, 5, "rules", "validate", "--file", file(t, "rules.yaml", "rules:\n  - {limit: a, rps: 1, burts: 3}")), "line 2")
+		require.Contains(t, f.fails(t, 5, "rules", "validate", "--file", file(t, "rules.yaml", "rules:\n  - {limit: a, rate: 1, period: 1s, burts: 3}")), "line 2")
 		f.fails(t, 5, "rules", "validate", "-f", file(t, "rules.yaml", "rules: [{limit: a, rps: -1}]"))
 		require.Contains(t, f.fails(t, 2, "rules", "validate", "-f", "none.yaml"), "no such file")
 		type validity struct {
@@ -235,7 +235,7 @@ func TestRulesShow(t *testing.T) {
 			Valid                   bool
 			Rules, Tiers, Overrides int
 		}
-		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rps: 1, burts: 3}")
+		good, bad := file(t, "good.yaml", firstFile), file(t, "bad.yaml", "rules:\n  - {limit: a, rate: 1, period: 1s, burts: 3}")
 		require.Equal(t, validity{good, "", true, 3, 2, 1}, read[validity](t, f, 0, "rules", "validate", "-f", good))
 		v := read[validity](t, f, 5, "rules", "validate", "-f", bad)
 		require.False(t, v.Valid)
@@ -284,7 +284,7 @@ note: tiers name attributes that a program must declare in rules.SiteConfig: ip
 		put := func(from time.Time, stated ...rules.Rule) { change(from, rules.Changes{Put: stated}) }
 		day, week := now.Add(ratelimit.Day), now.Add(ratelimit.Week)
 		hourly := func(limit string, rate float64) rules.Rule {
-			return rules.Rule{Limit: limit, Rate: rate, Period: time.Hour}
+			return rules.Rule{Limit: limit, Policy: ratelimit.TokenBucket{Rate: rate, Period: time.Hour}}
 		}
 		put(time.Time{}, hourly("sends", 10), hourly("goes", 7), hourly("steady", 8), hourly("stays", 9))
 		put(week, hourly("sends", 99)) // which the next takes the place of

@@ -20,7 +20,7 @@ func (a *app) rulesCommands() *cobra.Command {
 		Long: `Show and change the policies that are in tables: rules of limits and plans, tiers, overrides of keys and pauses. Keep
 them in a YAML file in git, look at the difference, and apply it. go doc rules.Document has the fields of the file.`,
 	}
-	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesHistory())
+	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesHistory(), a.rulesConvert())
 	asGroup(cmd)
 	return cmd
 }
@@ -57,7 +57,7 @@ func listingViewOf(list *rules.Listing, now time.Time) *listingView {
 
 // of returns what the view says of one limit.
 func (v *listingView) of(limit string) *listingView {
-	w := &listingView{Version: v.Version, Rules: []*ruleView{}, Overrides: []*overrideView{}, Pauses: []pauseView{}, Tiers: &tiersView{v.Tiers.Match, []tierView{}}}
+	w := &listingView{Version: v.Version, Rules: []*ruleView{}, Overrides: []*overrideView{}, Pauses: []pauseView{}, Tiers: &tiersView{v.Tiers.Match, []rules.Tier{}}}
 	for _, r := range v.Rules {
 		if r.Limit == limit {
 			w.Rules = append(w.Rules, r)
@@ -137,8 +137,8 @@ func (v *listingView) print(a *app, now time.Time) error {
 	})
 	add(len(v.Tiers.Tiers), func(t *table) {
 		t.row("TIER (match " + string(v.Tiers.Match) + ")")
-		for _, tier := range v.Tiers.Tiers {
-			t.row(tier.words())
+		for i := range v.Tiers.Tiers {
+			t.row(tierWords(&v.Tiers.Tiers[i]))
 		}
 	})
 	if len(tables) == 0 {
@@ -188,7 +188,10 @@ tiers, as they were stated last, as a file that apply reads: a start for keeping
 				return err
 			}
 			if a.options.format == asYAML {
-				_, err = a.out.Write(documentOf(&list, now).YAML())
+				file, err := documentOf(&list, now).YAML()
+				if err == nil {
+					_, err = a.out.Write(file)
+				}
 				return err
 			}
 			v, err := db.withAhead(ctx, &list, now, "")

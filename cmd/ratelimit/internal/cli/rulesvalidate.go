@@ -59,12 +59,8 @@ func (a *app) noteMistakes(d *rules.Document) {
 	var limits []string
 	for _, r := range d.Rules {
 		limits = append(limits, r.Limit)
-		capacity := r.Rate
-		if r.Capacity != nil {
-			capacity = *r.Capacity
-		}
-		if capacity < 1 && r.Kind != rules.Concurrency {
-			a.note("rule %q, plan %q: its capacity is %v, so a request with the default cost of 1 is an error", r.Limit, r.Plan, capacity)
+		if limit, err := r.AsLimit(); err == nil && limit.Capacity() < 1 {
+			a.note("rule %q, plan %q: its capacity is %v, so a request with the default cost of 1 is an error", r.Limit, r.Plan, limit.Capacity())
 		}
 	}
 	for _, t := range d.Tiers.Tiers {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,29 +12,55 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// ruleView is a rule for programs.
+// policyView is a policy: in JSON as a rules file has it, in words as its String says it.
+type policyView struct{ ratelimit.Policy }
+
+// MarshalJSON returns the policy as a rules file has it.
+func (v policyView) MarshalJSON() ([]byte, error) { return ratelimit.MarshalPolicy(v.Policy) }
+
+// ruleView is a rule for programs: as a rules file has it, and what is known of it besides.
 type ruleView struct {
-	Limit string `json:"limit"`
-	Plan  string `json:"plan"`
-	policyView
-	OnChange    ratelimit.OnChange `json:"on_change"`
-	Unit        string             `json:"unit"`
-	Description string             `json:"description"`
-	Version     int64              `json:"version,omitzero"` // 0: not stored yet, or written by hand
-	From        time.Time          `json:"from,omitzero"`
-	Until       time.Time          `json:"until,omitzero"` // when a change holds that lies ahead
+	rules.Rule
+	statedView
 }
 
-func ruleViewOf(r *rules.Rule) *ruleView {
-	return &ruleView{
-		Limit: r.Limit, Plan: r.Plan, policyView: viewOf(r), OnChange: cmp.Or(r.OnChange, ratelimit.KeepTokens),
-		Unit: r.Unit, Description: r.Description,
+// statedView is what is known of a rule or an override that is stored.
+type statedView struct {
+	Version int64     `json:"version,omitzero"` // 0: not stored yet, or an override
+	From    time.Time `json:"from,omitzero"`
+	Until   time.Time `json:"until,omitzero"`  // when a change of a rule holds that lies ahead
+	Author  string    `json:"author,omitzero"` // of an override
+	Reason  string    `json:"reason,omitzero"`
+}
+
+// withFields returns a JSON object with the fields of another behind its own.
+func withFields(object, more any) ([]byte, error) {
+	data, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
 	}
+	fields, err := json.Marshal(more)
+	if err != nil || len(fields) == len("{}") {
+		return data, err
+	}
+	return slices.Concat(data[:len(data)-1], []byte(","), fields[1:]), nil
+}
+
+// MarshalJSON returns the rule as a rules file has it, with what is known besides.
+func (v *ruleView) MarshalJSON() ([]byte, error) { return withFields(v.Rule, v.statedView) }
+
+func ruleViewOf(r *rules.Rule) *ruleView {
+	v := &ruleView{Rule: *r}
+	v.Mode, v.OnChange = cmp.Or(r.Mode, ratelimit.On), cmp.Or(r.OnChange, ratelimit.KeepTokens)
+	return v
 }
 
 // words returns the rule for people, without its limit and plan.
 func (v *ruleView) words() string {
-	text := v.policyView.words()
+	text := v.Policy.String()
+	if v.Mode != ratelimit.On {
+		text += ", mode " + string(v.Mode)
+	}
 	if v.OnChange != ratelimit.KeepTokens {
 		text += ", on change " + string(v.OnChange)
 	}
@@ -49,37 +76,36 @@ func (v *ruleView) words() string {
 	return text
 }
 
-// overrideView is the override of a key for programs.
+// overrideView is the override of a key for programs: as a rules file has it, and what is known of it besides.
 type overrideView struct {
-	Limit      string             `json:"limit"`
-	Key        string             `json:"key"`
-	Multiplier float64            `json:"multiplier,omitzero"`
-	OnPlan     string             `json:"on_plan,omitzero"`
-	Policy     *policyView        `json:"policy,omitempty"`
-	OnChange   ratelimit.OnChange `json:"on_change"`
-	Until      time.Time          `json:"until,omitzero"`
-	From       time.Time          `json:"from,omitzero"`
-	Author     string             `json:"author,omitzero"`
-	Reason     string             `json:"reason,omitzero"`
+	rules.Override
+	statedView
 }
 
+// MarshalJSON returns the override as a rules file has it, with what is known besides.
+func (v *overrideView) MarshalJSON() ([]byte, error) { return withFields(v.Override, v.statedView) }
+
 func overrideViewOf(o *rules.Override, edit rules.Edit) *overrideView {
-	v := &overrideView{
-		Limit: o.Limit, Key: o.Key, Multiplier: o.Multiplier, OnPlan: o.OnPlan, OnChange: cmp.Or(o.OnChange, ratelimit.KeepTokens),
-		Until: stored(o.Until), From: edit.From, Author: edit.Author, Reason: edit.Reason,
-	}
+	v := &overrideView{*o, statedView{From: edit.From, Author: edit.Author, Reason: edit.Reason}}
+	v.OnChange, v.Override.Until = cmp.Or(o.OnChange, ratelimit.KeepTokens), stored(o.Until)
 	if o.Policy != nil {
-		v.Policy = new(viewOf(o.Policy))
+		v.Mode = cmp.Or(o.Mode, ratelimit.On)
 	}
 	return v
 }
+
+// stored returns an instant as the tables keep it.
+func stored(at time.Time) time.Time { return at.UTC().Truncate(time.Microsecond) }
 
 // words returns the override for people, without its limit and key.
 func (v *overrideView) words() string {
 	var parts []string
 	switch {
 	case v.Policy != nil:
-		parts = append(parts, v.Policy.words())
+		parts = append(parts, v.Policy.String())
+		if v.Mode != ratelimit.On {
+			parts = append(parts, "mode "+string(v.Mode))
+		}
 	case v.OnPlan != "":
 		parts = append(parts, "as on plan "+v.OnPlan)
 	default:
@@ -88,8 +114,8 @@ func (v *overrideView) words() string {
 	if v.OnChange != ratelimit.KeepTokens {
 		parts = append(parts, "on change "+string(v.OnChange))
 	}
-	if !v.Until.IsZero() {
-		parts = append(parts, "until "+instant(v.Until))
+	if !v.Override.Until.IsZero() {
+		parts = append(parts, "until "+instant(v.Override.Until))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -104,39 +130,23 @@ type pauseView struct {
 	Reason string    `json:"reason,omitzero"`
 }
 
-// tierView is a tier for programs.
-type tierView struct {
-	Limit       string            `json:"limit"`
-	Key         string            `json:"key"` // empty: the bucket that everybody shares
-	Endpoint    string            `json:"endpoint"`
-	When        map[string]string `json:"when"`
-	CostSource  string            `json:"cost_source"`
-	FixedCost   float64           `json:"fixed_cost"`
-	DefaultCost float64           `json:"default_cost"`
-}
-
 // tiersView is the list of tiers for programs.
 type tiersView struct {
-	Match rules.Match `json:"match"`
-	Tiers []tierView  `json:"tiers"`
+	Match rules.Match  `json:"match"`
+	Tiers []rules.Tier `json:"tiers"`
 }
 
 func tiersViewOf(set *rules.TierSet) *tiersView {
-	v := &tiersView{Match: cmp.Or(set.Match, rules.MatchAll), Tiers: []tierView{}}
+	v := &tiersView{Match: cmp.Or(set.Match, rules.MatchAll), Tiers: []rules.Tier{}}
 	for _, t := range set.Tiers {
-		if t.When == nil {
-			t.When = map[string]string{}
-		}
-		v.Tiers = append(v.Tiers, tierView{
-			Limit: t.Limit, Key: t.Key, Endpoint: t.Endpoint, When: t.When, CostSource: cmp.Or(t.CostSource, "fixed"),
-			FixedCost: cmp.Or(t.FixedCost, 1), DefaultCost: cmp.Or(t.DefaultCost, 1),
-		})
+		t.CostSource, t.FixedCost, t.DefaultCost = cmp.Or(t.CostSource, "fixed"), cmp.Or(t.FixedCost, 1), cmp.Or(t.DefaultCost, 1)
+		v.Tiers = append(v.Tiers, t)
 	}
 	return v
 }
 
-// words returns the tier for people.
-func (t tierView) words() string {
+// tierWords returns a tier for people.
+func tierWords(t *rules.Tier) string {
 	parts := []string{t.Limit + " by " + cmp.Or(t.Key, "nothing (shared)")}
 	if t.Endpoint != "" {
 		parts = append(parts, "at "+t.Endpoint)
@@ -163,8 +173,8 @@ func (v *tiersView) words() string {
 		return "none"
 	}
 	parts := make([]string, len(v.Tiers))
-	for i, t := range v.Tiers {
-		parts[i] = t.words()
+	for i := range v.Tiers {
+		parts[i] = tierWords(&v.Tiers[i])
 	}
 	return fmt.Sprintf("match %s: %s", v.Match, strings.Join(parts, "; "))
 }

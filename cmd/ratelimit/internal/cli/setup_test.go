@@ -213,7 +213,7 @@ func window() []string {
 
 // weekly is a rule of n tokens, whose window does not end while a test runs.
 func weekly(limit, plan string, n float64) rules.Rule {
-	return rules.Rule{Limit: limit, Plan: plan, Kind: rules.FixedWindow, Rate: n, Period: ratelimit.Week, Start: time.Now().UTC().Truncate(time.Second)}
+	return rules.Rule{Limit: limit, Plan: plan, Policy: ratelimit.FixedWindow{Rate: n, Period: ratelimit.Week, Start: time.Now().UTC().Truncate(time.Second)}}
 }
 
 // with returns arguments and more of them.

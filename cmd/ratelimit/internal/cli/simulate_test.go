@@ -102,7 +102,7 @@ func TestSimulate(t *testing.T) {
 	t.Run("SaysWhatIsMissing", func(t *testing.T) {
 		t.Parallel()
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, log), "give --by address")
-		two := file(t, "two.yaml", "rules: [{limit: a, rps: 2}, {limit: b, rps: 3}]")
+		two := file(t, "two.yaml", "rules: [{limit: a, rate: 2, period: 1s}, {limit: b, rate: 3, period: 1s}]")
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", two, "--by", "address", log), `to ask by "address" a limit has to be named, as the rules have 2: a, b`)
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--top", "-3", log), "--top is -3")
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "no-such.log"), "no-such.log")

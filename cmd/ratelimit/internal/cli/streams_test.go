@@ -46,7 +46,7 @@ func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
 		require.Equal(t, 1, r.code, args)
 		require.Equal(t, "ratelimit: the answer cannot be written: no space left on device\n", r.err, args)
 	}
-	rulesFile := file(t, "rules.yaml", "rules: [{limit: mail, rps: 1}]")
+	rulesFile := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1, period: 1s}]")
 	for _, args := range []string{
 		"take sends ada", "credit sends ada", "reset sends ada --yes", "pause sends ada --for 1h --reason x", "resume sends ada --reason x",
 		"prune sends --yes", "migrate up", "rules apply --yes --reason x -o json -f " + rulesFile,
@@ -55,14 +55,14 @@ func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
 		require.Equal(t, 1, r.code, args)
 		require.Contains(t, r.err, "ratelimit: what was asked for is done, and the answer cannot be written", args)
 	}
-	require.Equal(t, 1, f.runFull(t, "rules", "apply", "--yes", "--reason", "x", "-f", file(t, "next.yaml", "rules: [{limit: mail, rps: 2}]")).code)
+	require.Equal(t, 1, f.runFull(t, "rules", "apply", "--yes", "--reason", "x", "-f", file(t, "next.yaml", "rules: [{limit: mail, rate: 2, period: 1s}]")).code)
 	require.Contains(t, f.ok(t, "rules", "get", "mail"), "1 per second", "what could not be shown was not done")
 }
 
 func TestAnErrorLeavesNoDocument(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	rulesFile, bad := file(t, "rules.yaml", "rules: [{limit: mail, rps: 1}]"), file(t, "bad.yaml", "rules: [{limit: mail, rps: -1}]")
+	rulesFile, bad := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1, period: 1s}]"), file(t, "bad.yaml", "rules: [{limit: mail, rps: -1}]")
 	for args, code := range map[string]int{
 		"take mail ada": 2, "get mail ada --cost": 2, "rules get none": 6, "resume mail ada --reason x": 6, "reset mail ada": 2,
 		"rules apply --yes --reason x -f " + bad: 2, "rules diff -f " + bad: 2, "rules apply --reason x -f " + rulesFile: 2,
@@ -116,7 +116,7 @@ func TestStandardInputIsARulesFile(t *testing.T) {
 
 func TestAnInterruptEndsAWaitForInput(t *testing.T) {
 	t.Parallel()
-	rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rps: 1}]")
+	rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
 	for _, args := range [][]string{{"simulate", "-f", rulesFile, "--by", "address"}, {"rules", "validate", "-f", "-"}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		stdin, writer := io.Pipe()
@@ -134,14 +134,14 @@ func TestAnInterruptEndsAWaitForInput(t *testing.T) {
 func TestRefusalsTakeTheFileOfNobody(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}
-	rulesFile, log := file(t, "rules.yaml", "rules: [{limit: a, rps: 1}]"), file(t, "access.log", accessLog)
+	rulesFile, log := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]"), file(t, "access.log", accessLog)
 	for _, path := range []string{log, rulesFile} {
 		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", path, log), "is read, too")
 	}
 	old := file(t, "refused.jsonl", "of before\n")
 	f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--ipv4-bits", "77", "--refusals", old, log)
 	f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", old, "no-such.log")
-	for path, want := range map[string]string{log: accessLog, rulesFile: "rules: [{limit: a, rps: 1}]", old: "of before\n"} {
+	for path, want := range map[string]string{log: accessLog, rulesFile: "rules: [{limit: a, rate: 1, period: 1s}]", old: "of before\n"} {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.Equal(t, want, string(text))
@@ -150,7 +150,7 @@ func TestRefusalsTakeTheFileOfNobody(t *testing.T) {
 	text, err := os.ReadFile(old)
 	require.NoError(t, err)
 	require.NotContains(t, string(text), "of before")
-	f.ok(t, "simulate", "-f", file(t, "more.yaml", "rules: [{limit: a, rps: 1000}]"), "--by", "address", "--refusals", old, log)
+	f.ok(t, "simulate", "-f", file(t, "more.yaml", "rules: [{limit: a, rate: 1000, period: 1s}]"), "--by", "address", "--refusals", old, log)
 	text, err = os.ReadFile(old)
 	require.NoError(t, err)
 	require.Empty(t, text, "nobody was refused")

@@ -35,7 +35,7 @@ func (b *bucket) decisionView(d ratelimit.Decision) decisionView {
 	s := d.States[0]
 	return decisionView{
 		Limit: b.request.Limit().Name(), Key: b.stored, Allowed: d.Allowed, Cost: s.Cost, Remaining: d.Remaining,
-		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: viewOfPolicy(s.Limit),
+		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: policyView{s.Limit.Policy()},
 		DecidedBy: b.decidedBy(s.Rule), Mode: s.Mode, PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
 		retryAfter: d.RetryAfter, resetAfter: d.ResetAfter, notAsked: s.NotAsked,
 	}
@@ -80,7 +80,7 @@ func (v *decisionView) fill(t *table) {
 	}
 	t.field("paused until", instantFrom(v.PausedUntil, v.At))
 	t.field("paused because", v.PauseReason)
-	t.field("policy", v.Policy.words())
+	t.field("policy", v.Policy.String())
 	t.field("decided by", v.DecidedBy)
 }
 
@@ -165,14 +165,14 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done stri
 		}
 		v := levelView{
 			Limit: args[0], Key: b.stored, Tokens: value.Tokens, Capacity: value.Limit.Capacity(), At: value.AsOf.UTC(),
-			Policy: viewOfPolicy(value.Limit),
+			Policy: policyView{value.Limit.Policy()},
 		}
 		return a.showDone(v, func(t *table) {
 			t.field("answer", done)
 			t.field("limit", v.Limit)
 			t.field("key", keyText(v.Key))
 			t.field("level", fmt.Sprintf("%s of %s", number(v.Tokens), number(v.Capacity)))
-			t.field("policy", v.Policy.words())
+			t.field("policy", v.Policy.String())
 		})
 	})
 }

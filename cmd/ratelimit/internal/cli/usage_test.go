@@ -38,7 +38,7 @@ func TestUsage(t *testing.T) {
 		{"get sendMessage --period -1d", "write a span such as"},
 		{"get sendMessage --period NaNd", "write a span such as"},
 		{"get sendMessage --period 0s", "write a span such as"},
-		{"get sendMessage --start tomorrow", "use an instant with its zone"},
+		{"get sendMessage --start tomorrow", "--start is no field of a token bucket"},
 		{"get sendMessage", "no database is named"},
 		{"rules validate", "give -f rules.yaml"},
 		{"rules diff", "give -f rules.yaml"},
@@ -206,7 +206,7 @@ func TestDatabase(t *testing.T) {
 	t.Run("WithoutTablesSaysWhatToDo", func(t *testing.T) {
 		t.Parallel()
 		f := on(t, postgrestest.NewEmptyDatabase(t))
-		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rps: 1}]")
+		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
 		for _, args := range []string{
 			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
 			"get a b", "get a", "take a b --rate 1 --period 1s", "check a --rate 1 --period 1s", "reset a --yes", "credit a",

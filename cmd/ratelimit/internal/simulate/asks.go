@@ -95,10 +95,12 @@ func (c *Config) tier() (rules.Tier, error) {
 
 // hasSlots reports whether a limit gives slots to any of its keys.
 func hasSlots(file *rules.Document, limit string) bool {
-	return slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == limit && r.Kind == rules.Concurrency }) ||
-		slices.ContainsFunc(file.Overrides, func(o rules.Override) bool {
-			return o.Limit == limit && o.Policy != nil && o.Policy.Kind == rules.Concurrency
-		})
+	isSlots := func(policy ratelimit.Policy) bool {
+		_, ok := policy.(ratelimit.Concurrency)
+		return ok
+	}
+	return slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == limit && isSlots(r.Policy) }) ||
+		slices.ContainsFunc(file.Overrides, func(o rules.Override) bool { return o.Limit == limit && isSlots(o.Policy) })
 }
 
 // endpointsOf returns the endpoints that tiers name, each once.

@@ -21,7 +21,7 @@ import (
 //	go test ./cmd/ratelimit/internal/simulate -run xxx -bench MillionLines/OneLimit -benchtime 1x -cpu 1
 //	go test ./cmd/ratelimit/internal/simulate -run xxx -bench MillionLines/ThreeLimits -benchtime 1x -cpu 1
 func BenchmarkMillionLines(b *testing.B) {
-	one := simulate.Config{By: "address", Rules: document(b, `{limit: address, rate: 30, period: minute, capacity: 5}`)}
+	one := simulate.Config{By: "address", Rules: document(b, `rules: [{limit: address, rate: 30, period: minute, capacity: 5}]`)}
 	b.Run("OneLimit", func(b *testing.B) { million(b, one, false) })
 	b.Run("ThreeLimits", func(b *testing.B) { million(b, simulate.Config{Rules: document(b, threeLimits)}, false) })
 	b.Run("JSON", func(b *testing.B) { million(b, one, true) })

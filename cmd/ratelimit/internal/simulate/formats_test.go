@@ -16,7 +16,7 @@ import (
 func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attributes, problem string) {
 	t.Helper()
 	names := []string{"address", "user", "tenant", "plan", "endpoint", "method", "path", "status", "size", "referer", "user_agent", "region"}
-	text := "match: all\nrules: [{limit: site, rps: 1}"
+	text := "match: all\nrules: [{limit: site, rate: 1, period: 1s}"
 	for _, name := range names {
 		text += fmt.Sprintf(", {limit: %s, rate: 1, period: week}", name)
 	}
@@ -245,7 +245,7 @@ func FuzzRun(f *testing.F) {
 			Format: []simulate.Format{simulate.Detect, simulate.Common, simulate.Combined, simulate.JSON}[format%4],
 			Rules: document(t, `
 match: all
-rules: [{limit: a, rps: 1}, {limit: b, rps: 1, kind: fixed window, capacity: 2}]
+rules: [{limit: a, rate: 1, period: 1s}, {limit: b, rate: 1, period: 1s, kind: fixed window, capacity: 2}]
 tiers:
   - {limit: a, key: "{address}"}
   - {limit: b, key: "{endpoint}:{user_agent}", endpoint: "GET /a/{b}", cost_source: "query:n"}

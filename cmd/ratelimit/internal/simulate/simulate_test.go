@@ -20,7 +20,7 @@ import (
 )
 
 // three holds 3 tokens a minute for each address.
-const three = `{limit: address, rate: 3, period: minute}`
+const three = `rules: [{limit: address, rate: 3, period: minute}]`
 
 // at returns a line of an address at a second of an hour.
 func at(second int, address, request string) string {
@@ -297,10 +297,10 @@ func TestRunReads(t *testing.T) {
 
 func TestRunRefusesWhatCannotBeAsked(t *testing.T) {
 	t.Parallel()
-	tiers := "match: all\nrules: [{limit: a, rps: 1}]\ntiers: [{limit: a}]"
+	tiers := "match: all\nrules: [{limit: a, rate: 1, period: 1s}]\ntiers: [{limit: a}]"
 	for text, config := range map[string]simulate.Config{
 		"no tiers": {Rules: document(t, three)},
-		"a limit has to be named, as the rules have 2: a, b": {Rules: document(t, `[{limit: a, rps: 1}, {limit: b, rps: 1}]`), By: "address"},
+		"a limit has to be named, as the rules have 2: a, b": {Rules: document(t, `rules: [{limit: a, rate: 1, period: 1s}, {limit: b, rate: 1, period: 1s}]`), By: "address"},
 		"the limit \"a\" is named, and not by what":          {Rules: document(t, tiers), Limit: "a"},
 		"no rule":                    {Rules: document(t, three), By: "address", Limit: "b"},
 		"the Key":                    {Rules: document(t, three), By: "{address"},

@@ -1,0 +1,31 @@
+package cli_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestConvertPrintsARulesFile promises that a file of another form becomes one that validate reads.
+func TestConvertPrintsARulesFile(t *testing.T) {
+	t.Parallel()
+	f := &fixture{}
+	other := file(t, "limits.json", `{"name": "global-rps", "limit_keys": ["ip:address"], "algorithm": "token_bucket", "algorithm_config": {"rps": 5, "burst": 10}}`)
+	converted := f.ok(t, "rules", "convert", "-f", other)
+	require.Equal(t, `match: all
+rules:
+  - limit: global-rps
+    kind: token bucket
+    rate: 5
+    period: 1s
+    capacity: 10
+tiers:
+  - limit: global-rps
+    key: '{address}'
+`, converted)
+	require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.yaml", converted)), "valid")
+	require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "rules.json", f.ok(t, "rules", "convert", "--file", other, "--output", "json"))), "valid")
+	require.Contains(t, f.fails(t, 2, "rules", "convert"), "no file is named")
+	require.Contains(t, f.fails(t, 2, "rules", "convert", "-f", "no-such.json"), "no such file")
+	require.Contains(t, f.fails(t, 2, "rules", "convert", "-f", file(t, "bad.yaml", "- {rate: 1}")), "it has no name or no limit_keys")
+}

@@ -1,0 +1,38 @@
+package ratelimit
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzPolicyText promises that whatever UnmarshalPolicy accepts, MarshalPolicy writes so that a policy is read again that decides
+// alike and is written alike.
+func FuzzPolicyText(f *testing.F) {
+	for _, text := range []string{
+		`{"rate":10,"period":"1m","capacity":0,"max_reserved":7,"shards":4}`, `{"rate":9,"period":"1s","max_reserved":"forbidden","prefetch":"100ms"}`,
+		`{"kind":"fixed window","rate":5,"period":"1h","capacity":6,"max_reserved":0,"start":"2026-01-31T15:04:05.000678Z"}`,
+		`{"kind":"sliding window","rate":100,"period":"1m","slices":30}`, `{"kind":"concurrency","most":5,"lease":"30s"}`,
+		`{"kind":"calendar window","rate":100,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday"}`,
+		`{"kind":"calendar window","rate":100,"resets":"year","first_day":31,"first_month":"april","max_reserved":1}`,
+		`{"rate":10,"period":"1m","adaptive":{"floor":0.5,"growth":0.1,"epoch":"1s","apply":true}}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		policy, err := UnmarshalPolicy(text)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalidLimit)
+			return
+		}
+		written, err := MarshalPolicy(policy)
+		require.NoError(t, err)
+		again, err := UnmarshalPolicy(written)
+		require.NoError(t, err)
+		require.True(t, Define("a", policy).isAs(Define("a", again)), "%v is read as %v", policy, again)
+		require.Equal(t, policy.String(), again.String())
+		rewritten, err := MarshalPolicy(again)
+		require.NoError(t, err)
+		require.Equal(t, string(written), string(rewritten))
+	})
+}
