@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"hash/maphash"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -10,12 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-const (
-	// maxCompiled is how many definitions in the code of one limit are remembered with each plan: usually there is one.
-	maxCompiled = 16
-	// maxCached bounds the rules of keys that are remembered of one limit, a power of two.
-	maxCached = 4096
-)
+// maxCompiled is how many definitions in the code of one limit are remembered with each plan: usually there is one.
+const maxCompiled = 16
 
 // base is what holds for a plan where a key has no override.
 type base struct {
@@ -97,43 +92,22 @@ func isComparable(limit ratelimit.Limit) bool {
 	return limit.Policy() != nil && reflect.TypeOf(limit.Policy()).Comparable()
 }
 
-// cache remembers the rules of keys that were asked for. A key has one place in it, which it may have to give up to
-// another.
-type cache struct {
-	seed   maphash.Seed
-	places []atomic.Pointer[cachedRule]
-}
-
-// cachedRule is the rule of a key.
-type cachedRule struct {
-	key   string
+// keyRule is the rule that was made last for a key: for a plan, and for a limit as it is defined in the code.
+type keyRule struct {
 	base  *base
 	limit ratelimit.Limit
 	rule  *ratelimit.Rule
 }
 
-// newCache returns a cache for so many keys.
-func newCache(keys int) cache {
-	if keys == 0 {
-		return cache{}
-	}
-	n := 8
-	for n < 2*keys && n < maxCached {
-		n *= 2
-	}
-	return cache{seed: maphash.MakeSeed(), places: make([]atomic.Pointer[cachedRule], n)}
-}
-
 // keyRule returns the rule of a key that has an override or a pause.
-func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan, key string) *ratelimit.Rule {
+func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan string) *ratelimit.Rule {
 	b := of.base(plan)
-	place := &of.cache.places[maphash.String(of.cache.seed, key)%uint64(len(of.cache.places))]
-	if known := place.Load(); known != nil && known.base == b && known.key == key && known.limit == *limit {
+	if known := k.compiled.Load(); known != nil && known.base == b && known.limit == *limit {
 		return known.rule
 	}
 	rule := of.compileKey(k, *limit, b, plan)
 	if isComparable(*limit) {
-		place.Store(&cachedRule{key, b, *limit, rule})
+		k.compiled.Store(&keyRule{b, *limit, rule})
 	}
 	return rule
 }

@@ -36,7 +36,6 @@ type limitRules struct {
 	other *base            // what holds for every other plan, and none
 	keys  map[string]*keyRules
 	pause pause
-	cache cache
 	noted *definition
 
 	bounded atomic.Pointer[bounded]
@@ -46,6 +45,7 @@ type limitRules struct {
 type keyRules struct {
 	overrides []held
 	pause     pause
+	compiled  atomic.Pointer[keyRule]
 }
 
 type pause struct {
@@ -210,7 +210,6 @@ func (of *limitRules) finish(noted *definition) {
 			of.bases[plan] = of.baseOf(plan, stated.over(of.chainOf("")))
 		}
 	}
-	of.cache = newCache(len(of.keys))
 }
 
 // chainOf returns what was stated of a plan.

@@ -106,7 +106,7 @@ func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
 	s.checkPlan(of, plan)
 	if of.keys != nil {
 		if k := of.keys[key]; k != nil {
-			return of.keyRule(k, &limit, plan, key)
+			return of.keyRule(k, &limit, plan)
 		}
 	}
 	return of.base(plan).rule(&limit)
