@@ -29,7 +29,8 @@ var (
 
 func guideMessage(ctx context.Context, limiter *ratelimit.Limiter, room, user, body string) error {
 	return limiter.InTx(ctx, func(tx pgx.Tx) error {
-		err := limiter.WithTx(tx).Require(ctx, MessagesUser.For(user), MessagesRoom.For(room), SlowMode.For(ratelimit.Join(room, user)))
+		err := limiter.WithTx(tx).Require(ctx,
+			MessagesUser.For(user), MessagesRoom.For(room), SlowMode.For(ratelimit.Join(room, user)))
 		if err != nil {
 			return err
 		}
@@ -58,7 +59,8 @@ func guidePlan(ctx context.Context, store *rules.Store) error {
 
 var (
 	ModelRequests = ratelimit.Define("model.requests", ratelimit.PerMinute(500))
-	ModelBudget   = ratelimit.Define("model.tokens", ratelimit.TokenBucket{Rate: 200_000, Period: time.Minute, MaxReserved: 400_000})
+	ModelBudget   = ratelimit.Define("model.tokens",
+		ratelimit.TokenBucket{Rate: 200_000, Period: time.Minute, MaxReserved: 400_000})
 )
 
 func guideModel(ctx context.Context, limiter *ratelimit.Limiter, estimate float64, at func(time.Time, func() error) error, complete func() (float64, error)) error {
@@ -137,7 +139,8 @@ func guideRollup(ctx context.Context, limiter *ratelimit.Limiter, rollUp func(ct
 	return err
 }
 
-var RollupHourly = ratelimit.Define("rollup.hourly", ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: time.Unix(0, 0)})
+var RollupHourly = ratelimit.Define("rollup.hourly",
+	ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: time.Unix(0, 0)})
 
 func guideHourly(ctx context.Context, limiter *ratelimit.Limiter, rollUp func(ctx context.Context, number int64) error) error {
 	d, err := limiter.Take(ctx, RollupHourly.Global())

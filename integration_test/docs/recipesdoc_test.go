@@ -21,11 +21,15 @@ func recipeRegion(share float64) ratelimit.Limit {
 	return limit
 }
 
-var ModelTokens = ratelimit.Define("modelTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 40_000})
+var ModelTokens = ratelimit.Define("modelTokens",
+	ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 40_000})
 
 func recipeCost(limiter *ratelimit.Limiter, user httplimit.Key, complete http.Handler) (http.Handler, error) {
 	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
-		{Limit: ModelTokens, Key: user, Unit: "tokens", Cost: httplimit.StatedCost{Header: "X-Tokens", Default: 500, Max: 40_000}},
+		{
+			Limit: ModelTokens, Key: user, Unit: "tokens",
+			Cost: httplimit.StatedCost{Header: "X-Tokens", Default: 500, Max: 40_000},
+		},
 	}})
 	if err != nil {
 		return nil, err
@@ -39,7 +43,8 @@ var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Perio
 
 var Partner = ratelimit.Define("partner", ratelimit.TokenBucket{Rate: 90, Period: time.Hour, Capacity: 10})
 
-var Spaced = ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.NoCapacity})
+var Spaced = ratelimit.Define("spaced",
+	ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.NoCapacity})
 
 func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func(time.Time)) error {
 	r, err := limiter.Reserve(ctx, Spaced.Global())
@@ -51,8 +56,10 @@ func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func
 }
 
 var (
-	Outer = ratelimit.Define("outer", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50, MaxReserved: ratelimit.NoDebt})
-	Inner = ratelimit.Define("inner", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity})
+	Outer = ratelimit.Define("outer",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50, MaxReserved: ratelimit.NoDebt})
+	Inner = ratelimit.Define("inner",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity})
 )
 
 func recipeOuterInner(ctx context.Context, limiter *ratelimit.Limiter, userID string) (ratelimit.Reservation, error) {

@@ -16,7 +16,8 @@ import (
 
 var Strictest = ratelimit.Define("strictest", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute})
 
-var MonthlyQuota = ratelimit.Define("quota", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
+var MonthlyQuota = ratelimit.Define("quota",
+	ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
 
 var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
 
@@ -55,9 +56,9 @@ func TestRecipesWorstCase(t *testing.T) {
 		}
 		return most
 	}
-	says(t, "| `TokenBucket` | `Rate` each `Period` in the long run, and `Capacity` at once | %d | 2 numbers |", worst(kinds["TokenBucket"]))
-	says(t, "| `FixedWindow` with a `Start` | `Rate` in each window; without a `Start` windows begin at an offset derived from the key | %d | 2 numbers |", worst(kinds["FixedWindow"]))
-	says(t, "| `SlidingWindow` | never more than `Rate` in any `Period` | %d | ", worst(kinds["SlidingWindow"]))
+	says(t, "| `TokenBucket` | bursts up to `Capacity`, and `Rate` each `Period` in the long run | %d |", worst(kinds["TokenBucket"]))
+	says(t, "| `FixedWindow` | `Rate` in each window, from `Start`, or from an offset derived from the key | %d |", worst(kinds["FixedWindow"]))
+	says(t, "| `SlidingWindow` | never more than `Rate` in any `Period` | %d |", worst(kinds["SlidingWindow"]))
 	var runs []time.Duration
 	v := ratelimit.Define("spacing", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second, Capacity: ratelimit.NoCapacity}).Global().Full(recipeStart)
 	for range 40 {
@@ -65,7 +66,7 @@ func TestRecipesWorstCase(t *testing.T) {
 		require.True(t, r.Allowed)
 		v, runs = next, append(runs, r.ReadyAt.Sub(recipeStart))
 	}
-	says(t, "| `TokenBucket` with `NoCapacity`, and `Reserve` | one after the other, first come, first served | %d | 2 numbers |", busiest(runs, 10*time.Second))
+	says(t, "| `TokenBucket` with `NoCapacity`, and `Reserve` | no burst at all: one after the other, first come, first served | %d |", busiest(runs, 10*time.Second))
 }
 
 func TestRecipesOfKinds(t *testing.T) {
