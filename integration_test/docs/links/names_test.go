@@ -1,0 +1,72 @@
+package links_test
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	inlineCode = regexp.MustCompile("`([^`\n]+)`")
+	fenced     = regexp.MustCompile("(?s)```.*?```")
+	nameOf     = regexp.MustCompile(`\w+`)
+	twoWords   = regexp.MustCompile(`\b[A-Z][a-z0-9]+[A-Z]\w*`) // an exported name as RetryAfter is
+	qualified  = regexp.MustCompile(`\b([a-z]+)\.([A-Z]\w*)`)
+)
+
+// foreign are names in pages that other projects export.
+var foreign = []string{
+	"ConnConfig", "DeadlineDelay", "DefaultQueryExecMode", "OnNotice", "OnPgError", // pgx
+	"FetchPollInterval", "MaxWorkers", "PollOnly", "ReadTimeout", // River and net/http
+}
+
+// TestPagesNameWhatIsPublic promises that each exported name in the text of a page is in the documentation of a public package, and
+// rules.Store in that of rules. Pages for contributors, and names of other limiters, are not looked at.
+func TestPagesNameWhatIsPublic(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../../internal/golden/testdata/doc/*.txt")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	names, packages := map[string]bool{}, map[string]map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		of := map[string]bool{}
+		for _, name := range nameOf.FindAllString(string(text), -1) {
+			of[name] = true
+		}
+		maps.Copy(names, of)
+		packages[strings.TrimSuffix(filepath.Base(file), ".txt")] = of
+	}
+	pages, err := filepath.Glob("../../../docs/*.md")
+	require.NoError(t, err)
+	for _, page := range append(pages, "../../../README.md", "../../../SECURITY.md", "../../../CHANGELOG.md") {
+		base := filepath.Base(page)
+		if base == "architecture.md" || base == "reliability.md" {
+			continue
+		}
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, code := range inlineCode.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
+			if strings.HasPrefix(code[1], "go test") || strings.HasPrefix(code[1], "Test") {
+				continue
+			}
+			for _, name := range qualified.FindAllStringSubmatch(code[1], -1) {
+				if of := packages[name[1]]; of != nil && !of[name[2]] {
+					t.Errorf("%s names %s, which package %s does not export", base, name[0], name[1])
+				}
+			}
+			for _, name := range twoWords.FindAllString(code[1], -1) {
+				if base != "migrating.md" && !names[name] && !slices.Contains(foreign, name) {
+					t.Errorf("%s names %s, which no package exports", base, name)
+				}
+			}
+		}
+	}
+}
