@@ -26,9 +26,9 @@ var foreign = []string{
 	"FetchPollInterval", "MaxWorkers", "PollOnly", "ReadTimeout", // River and net/http
 }
 
-// TestPagesNameWhatIsPublic promises that each exported name in the text of a page is in the documentation of a public package, and
-// rules.Store in that of rules. Pages for contributors, and names of other limiters, are not looked at.
-func TestPagesNameWhatIsPublic(t *testing.T) {
+// TestPagesNamePublicAPI promises that each exported name in the text of a page is in the documentation of a public package. A name
+// such as rules.Store must be in the documentation of rules. The test skips pages for contributors and names of other limiters.
+func TestPagesNamePublicAPI(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../internal/golden/testdata/doc/*.txt")
 	require.NoError(t, err)
