@@ -12,12 +12,16 @@ MODULES = $(shell go list -m -f '{{.Dir}}')
 # a lock, so four run at once in each package; the connections of a server are enough for that. A package that hangs ends after twenty
 # minutes.
 TESTRUN := go run ./internal/testrun
+EXPECT   = $(if $(CI),-expect .ci/skips)
 FLAGS   := -vet=off -parallel 4 -timeout 20m
 
 # PURE: packages whose tests need no server. CONCURRENT: packages whose own code is concurrent; make test adds the race detector for them.
 PURE       := ./internal/address ./internal/arg ./internal/batch ./internal/bucket ./internal/golden ./internal/guard ./internal/leaktest ./internal/pgerr ./internal/shape \
 	./internal/testrun ./internal/testsize ./internal/upstream ./internal/words ./otellimit ./promlimit ./ratelimittest ./sloglimit
 CONCURRENT := ./internal/batch ./ratelimittest
+
+# RACING: the Limiter, what it is made of, and packages that run it in goroutines of their own.
+RACING := $(addprefix ./internal/,adaptive ahead batch gate guard store turns) ./ratelimit ./rules ./httplimit ./scheduler ./integration_test
 
 # PLAIN matches packages whose tests drive a page, a command or a measurement, or read documents: make test-all runs them without
 # the race detector, because it would slow them down and find nothing.
@@ -35,7 +39,7 @@ ON = $(if $(VERSION),.ci/postgres $(VERSION),$(if $(INSTALLED),,go run ./ratelim
 FUZZ ?= 1000000x
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all nightly release general torture fuzz settings mutants cover bench curve compare lint shape tidy fmt vuln
+.PHONY: help demo quick test race test-all nightly release general torture fuzz settings mutants cover bench curve compare lint shape tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,13 +51,16 @@ quick: ## Test packages that need no server, while you type
 	@$(TESTRUN) -brief -- -short $(FLAGS) $(PURE)
 
 test: ## Test every promise once, on a Postgres that the tests find or start; VERSION=18 chooses one of 14 to 18
-	@$(ON) $(TESTRUN) -brief -- -short $(FLAGS) $(ARGS) $$(go list work | grep -vE '$(READERS)')
-	@$(ON) $(TESTRUN) -brief -- -short $(FLAGS) -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
+	@$(ON) $(TESTRUN) -brief $(EXPECT) -- -short $(FLAGS) $(ARGS) $$(go list work | grep -vE '$(READERS)')
+	@$(ON) $(TESTRUN) -brief $(EXPECT) -- -short $(FLAGS) -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
 	@$(if $(RACE),$(TESTRUN) -brief -- -short -race $(FLAGS) $(ARGS) $(CONCURRENT),echo "The race detector needs a C compiler: it was left out.")
 
+race: ## Run the short tests of the Limiter and of what uses it concurrently with the race detector; VERSION=18 chooses a Postgres
+	@$(ON) $(TESTRUN) -brief $(EXPECT) -- -short $(RACE) $(FLAGS) $(ARGS) $(RACING)
+
 test-all: ## Run every test at full size, in random order, with the race detector where code is concurrent
-	@$(ON) $(TESTRUN) $(if $(CI),-expect .ci/skips) -- $(FLAGS) -shuffle=on -count=1 $(ARGS) $$(go list work | grep -E '$(PLAIN)')
-	@$(ON) $(TESTRUN) $(if $(CI),-expect .ci/skips) -- $(RACE) $(FLAGS) -shuffle=on -count=1 $(ARGS) $$(go list work | grep -vE '$(PLAIN)')
+	@$(ON) $(TESTRUN) $(EXPECT) -- $(FLAGS) -shuffle=on -count=1 $(ARGS) $$(go list work | grep -E '$(PLAIN)')
+	@$(ON) $(TESTRUN) $(EXPECT) -- $(RACE) $(FLAGS) -shuffle=on -count=1 $(ARGS) $$(go list work | grep -vE '$(PLAIN)')
 
 nightly: ## Run the jobs that take hours; JOBS="mutants fuzz" picks some
 	@.ci/nightly $(JOBS)
