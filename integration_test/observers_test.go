@@ -70,13 +70,13 @@ func TestObservers(t *testing.T) {
 	require.NoError(t, testutil.GatherAndCompare(registry, bytes.NewBufferString(`
 # HELP ratelimit_requests_total Requests to a limit, by result.
 # TYPE ratelimit_requests_total counter
-ratelimit_requests_total{algorithm="",cached="false",limit="tasks",result="failed",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="uploads",result="allowed",verb="take"} 3
-ratelimit_requests_total{algorithm="fixed_window",cached="false",limit="uploads",result="refused",verb="take"} 1
-ratelimit_requests_total{algorithm="fixed_window",cached="true",limit="uploads",result="refused",verb="take"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="tasks",result="allowed",verb="take"} 4
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="tasks",result="reserved",verb="reserve"} 1
-ratelimit_requests_total{algorithm="token_bucket",cached="false",limit="tasks",result="vetoed",verb="take"} 1
+ratelimit_requests_total{cached="false",kind="",limit="tasks",result="failed",verb="take"} 1
+ratelimit_requests_total{cached="false",kind="fixed_window",limit="uploads",result="allowed",verb="take"} 3
+ratelimit_requests_total{cached="false",kind="fixed_window",limit="uploads",result="refused",verb="take"} 1
+ratelimit_requests_total{cached="true",kind="fixed_window",limit="uploads",result="refused",verb="take"} 1
+ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="allowed",verb="take"} 4
+ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="reserved",verb="reserve"} 1
+ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="vetoed",verb="take"} 1
 # HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
 # TYPE ratelimit_settlement_delta_tokens_total counter
 ratelimit_settlement_delta_tokens_total{direction="returned",limit="tasks"} 3

@@ -19,7 +19,7 @@ const (
 	limitsKey    = attribute.Key("ratelimit.limits")
 	rulesKey     = attribute.Key("ratelimit.rules")
 	resultKey    = attribute.Key("ratelimit.result")
-	algorithmKey = attribute.Key("ratelimit.algorithm")
+	kindKey      = attribute.Key("ratelimit.kind")
 	verbKey      = attribute.Key("ratelimit.verb")
 	cachedKey    = attribute.Key("ratelimit.cached")
 	pendingKey   = attribute.Key("ratelimit.pending")
@@ -29,7 +29,7 @@ const (
 	remainingKey = attribute.Key("ratelimit.remaining")
 	retryKey     = attribute.Key("ratelimit.retry_after_s")
 	waitKey      = attribute.Key("ratelimit.wait_s")
-	kindKey      = attribute.Key("ratelimit.kind")
+	setKey       = attribute.Key("ratelimit.set")
 	errorKey     = attribute.Key("error.type")
 )
 
@@ -81,8 +81,8 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 		return
 	}
 	o.ruleLate.Record(ctx, e.Late.Seconds())
-	for kind, n := range map[string]int{"rules": e.Rules, "overrides": e.Overrides, "kept": e.Kept} {
-		o.ruleCount.Record(ctx, int64(n), metric.WithAttributes(kindKey.String(kind)))
+	for set, n := range map[string]int{"rules": e.Rules, "overrides": e.Overrides, "kept": e.Kept} {
+		o.ruleCount.Record(ctx, int64(n), metric.WithAttributes(setKey.String(set)))
 	}
 }
 
@@ -138,7 +138,7 @@ func (o *Observer) span(ctx context.Context, verb string, began time.Time) trace
 
 // requestAttributes are those of what is counted for each limit of a call.
 func requestAttributes(r telemetry.Request) []attribute.KeyValue {
-	return append(callAttributes(r), algorithmKey.String(r.Algorithm), cachedKey.Bool(r.Cached))
+	return append(callAttributes(r), kindKey.String(r.Kind), cachedKey.Bool(r.Cached))
 }
 
 // callAttributes are those of what is counted once a call.

@@ -39,9 +39,9 @@
 //	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
 //	                       Of leases: renewed, released or lost (it was not held any more). Of
 //	                       tokens taken ahead: taken, returned or lost; what is missing was given out, or still is to be
-//	ratelimit.kind         rules, overrides or kept
+//	ratelimit.set          rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
-//	ratelimit.algorithm    token_bucket, fixed_window, sliding_window, calendar_window or concurrency; of an adaptive limit that
+//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; of an adaptive limit that
 //	                       of its contract
 //	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
 //	                       like. TakeUpTo is a take, and Wait a reserve

@@ -124,16 +124,16 @@ func TestDecisions(t *testing.T) {
 		b.Observe(t.Context(), e)
 	}
 	requests := map[string]float64{
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=check":        1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":        2,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=allowed,ratelimit.verb=take":         2,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":         1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":         1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=true,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":          1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=true,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":          1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=reserved,ratelimit.verb=reserve":     1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=check":        1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":        2,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=allowed,ratelimit.verb=take":         2,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":         1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":         1,
+		"ratelimit.cached=true,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":          1,
+		"ratelimit.cached=true,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":          1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=reserved,ratelimit.verb=reserve":     1,
 	}
 	require.Equal(t, requests, b.points(t, "ratelimit.requests"))
 	for label, n := range requests {
@@ -173,7 +173,7 @@ func TestFailures(t *testing.T) {
 	requests := b.points(t, "ratelimit.requests")
 	require.Len(t, requests, 4, "two limits of one decision, and two failures: %v", requests)
 	for _, result := range []string{"contended", "failed"} {
-		require.Equal(t, 1.0, requests["ratelimit.algorithm=,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result="+result+",ratelimit.verb=take"])
+		require.Equal(t, 1.0, requests["ratelimit.cached=false,ratelimit.kind=,ratelimit.limit=perUser,ratelimit.result="+result+",ratelimit.verb=take"])
 	}
 	require.Equal(t, map[string]float64{"ratelimit.verb=take": 1, "ratelimit.verb=transaction": 1}, b.points(t, "ratelimit.contended"))
 	require.Equal(t, map[string]float64{
@@ -232,7 +232,7 @@ func TestOtherEvents(t *testing.T) {
 		"ratelimit.rules.late":          {"": 4},
 		"ratelimit.rules.version":       {"": 7},
 		"ratelimit.price":               {"ratelimit.limit=perUser": 2.5},
-		"ratelimit.rules.count":         {"ratelimit.kind=rules": 3, "ratelimit.kind=overrides": 2, "ratelimit.kind=kept": 1},
+		"ratelimit.rules.count":         {"ratelimit.set=rules": 3, "ratelimit.set=overrides": 2, "ratelimit.set=kept": 1},
 	} {
 		require.Equal(t, want, b.points(t, name), name)
 	}
@@ -329,10 +329,10 @@ func TestRulesAreNamedBySpansAlone(t *testing.T) {
 	b.Observe(t.Context(), tried)
 	b.Observe(t.Context(), paused)
 	require.Equal(t, map[string]float64{
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":       1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=take": 1,
-		"ratelimit.algorithm=token_bucket,ratelimit.cached=false,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":        1,
-		"ratelimit.algorithm=fixed_window,ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.result=paused,ratelimit.verb=take":         1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":       1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=take": 1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":        1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=paused,ratelimit.verb=take":         1,
 	}, b.points(t, "ratelimit.requests"))
 	require.Equal(t, map[string]float64{
 		"ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take": 2,

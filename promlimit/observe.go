@@ -93,7 +93,7 @@ func (o *Observer) failed(e ratelimit.Failed) {
 
 // labels are the values for requests and cost.
 func (o *Observer) labels(r telemetry.Request) []string {
-	return []string{o.limits.label(r.Limit), r.Algorithm, r.Verb, r.Result, strconv.FormatBool(r.Cached)}
+	return []string{o.limits.label(r.Limit), r.Kind, r.Verb, r.Result, strconv.FormatBool(r.Cached)}
 }
 
 // other is the label of limits, rules and routes beyond the bound; no limit can have that name.

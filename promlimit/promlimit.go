@@ -6,8 +6,8 @@
 //
 // The metrics, of which grafana.json beside this file is a dashboard:
 //
-//	ratelimit_requests_total{limit,algorithm,verb,result,cached}     requests to a limit
-//	ratelimit_cost_tokens_total{limit,algorithm,verb,result,cached}  tokens they asked for
+//	ratelimit_requests_total{limit,kind,verb,result,cached}     requests to a limit
+//	ratelimit_cost_tokens_total{limit,kind,verb,result,cached}  tokens they asked for
 //	ratelimit_rule_requests_total{limit,rule,result}               requests that a rule of ratelimit.Config.Policies decided
 //	ratelimit_decision_duration_seconds{limit,verb,result}           how long a call took, once a call
 //	ratelimit_reservation_wait_seconds{limit,verb}                   how long reserved work waits, once a call
@@ -27,7 +27,7 @@
 //	ratelimit_rules_late_seconds{}                                  how long after its beginning the latest change was heard of
 //	ratelimit_rules_loaded_timestamp_seconds{}                      when the rules that decide were loaded
 //	ratelimit_rules_version{}                                       which rules decide
-//	ratelimit_rules{kind}                                           how many there are: rules, overrides, and kept, which cannot be read
+//	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
 //	ratelimit_price{limit}                                           price of a token of the key whose price has changed last
 //	ratelimit_prefetched_tokens_total{limit,result}                  tokens that were taken ahead, returned and lost
 //
@@ -43,9 +43,9 @@
 //	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed. Of leases: renewed, released
 //	            or lost (it was not held any more). Of tokens taken ahead: taken, returned or lost; what is missing was given
 //	            out, or still is to be
-//	kind        rules, overrides or kept
+//	set         rules, overrides or kept
 //	route       what the guard is in front of, up to Config.MaxNames of them
-//	algorithm   token_bucket, fixed_window, sliding_window, calendar_window or concurrency, of an adaptive limit that of
+//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency, of an adaptive limit that of
 //	            its contract; empty when the call failed
 //	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the like.
 //	            TakeUpTo is a take, and Wait a reserve
@@ -120,7 +120,7 @@ func New(config Config) (*Observer, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	request := []string{"limit", "algorithm", "verb", "result", "cached"}
+	request := []string{"limit", "kind", "verb", "result", "cached"}
 	return &Observer{
 		limits:   newNames(config.MaxNames),
 		rules:    newNames(config.MaxNames),
@@ -155,7 +155,7 @@ func New(config Config) (*Observer, error) {
 			telemetry.Waits()),
 		ruleTime:    gauges("ratelimit_rules_loaded_timestamp_seconds", "When the rules that decide were loaded."),
 		ruleVersion: gauges("ratelimit_rules_version", "Version of the rules that decide."),
-		ruleCount:   gauges("ratelimit_rules", "Rules and overrides that decide, and those kept as they cannot be read.", "kind"),
+		ruleCount:   gauges("ratelimit_rules", "Rules and overrides that decide, and those kept as they cannot be read.", "set"),
 		price:       gauges("ratelimit_price", "Price of a token of the key whose price has changed last, of adaptive limits.", "limit"),
 		prefetched:  counters("ratelimit_prefetched_tokens_total", "Tokens that were taken ahead, returned and lost.", "limit", "result"),
 	}, nil

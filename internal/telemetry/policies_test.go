@@ -33,7 +33,7 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	defer o.mu.Unlock()
 	if d, ok := event.(ratelimit.Decided); ok {
 		for r := range telemetry.Requests(d) {
-			o.all = append(o.all, r.Rule+" "+r.Algorithm+" "+r.Result)
+			o.all = append(o.all, r.Rule+" "+r.Kind+" "+r.Result)
 		}
 	}
 }

@@ -33,9 +33,9 @@ type Request struct {
 	Limit string
 	// Rule is the name of the rule of ratelimit.Config.Policies that decided, and empty when the code's definition did.
 	Rule string
-	// Algorithm is "token_bucket", "fixed_window", "sliding_window", "calendar_window" or "concurrency", and empty when a call
+	// Kind is "token_bucket", "fixed_window", "sliding_window", "calendar_window" or "concurrency", and empty when a call
 	// failed. That of an adaptive limit is its contract's.
-	Algorithm string
+	Kind string
 	// Verb and Cached are those of the event.
 	Verb   string
 	Cached bool
@@ -51,7 +51,7 @@ func Requests(d ratelimit.Decided) iter.Seq[Request] {
 		for i := range d.Decision.States {
 			s := &d.Decision.States[i]
 			r := Request{
-				Limit: s.Limit.Name(), Rule: s.Rule, Algorithm: algorithm(s.Limit),
+				Limit: s.Limit.Name(), Rule: s.Rule, Kind: kindOf(s.Limit),
 				Verb: d.Verb, Cached: d.Cached, Cost: s.Cost, Result: resultOf(d, s),
 			}
 			if !yield(r) {
@@ -177,8 +177,8 @@ func decisive(d ratelimit.Decision) *ratelimit.State {
 	return &d.States[0]
 }
 
-// algorithm returns the kind of a limit in one word; empty for the zero Limit.
-func algorithm(limit ratelimit.Limit) string {
+// kindOf returns the kind of a limit in one word; empty for the zero Limit.
+func kindOf(limit ratelimit.Limit) string {
 	return strings.ReplaceAll(string(limit.Numbers().Kind), " ", "_")
 }
 

@@ -58,15 +58,15 @@ func TestRequests(t *testing.T) {
 		})
 	}
 	for r := range telemetry.Requests(decided("take")) {
-		require.Equal(t, telemetry.Request{Limit: "perUser", Algorithm: "token_bucket", Verb: "take", Result: "allowed", Cost: 1}, r)
+		require.Equal(t, telemetry.Request{Limit: "perUser", Kind: "token_bucket", Verb: "take", Result: "allowed", Cost: 1}, r)
 		break
 	}
 	last := slices.Collect(telemetry.Requests(decided("take")))[1]
-	require.Equal(t, "fixed_window", last.Algorithm)
+	require.Equal(t, "fixed_window", last.Kind)
 }
 
-// TestAlgorithms promises that each kind has a name of its own, also where it is given by a pointer.
-func TestAlgorithms(t *testing.T) {
+// TestKinds promises that each kind has a name of its own, also where it is given by a pointer.
+func TestKinds(t *testing.T) {
 	t.Parallel()
 	bucket, fixed := ratelimit.PerSecond(1), ratelimit.FixedWindow{Rate: 1, Period: time.Second}
 	sliding, slots := ratelimit.SlidingWindow{Rate: 1, Period: time.Second, Slices: 10}, ratelimit.Concurrency{Most: 1}
@@ -82,7 +82,7 @@ func TestAlgorithms(t *testing.T) {
 			d := ratelimit.Decided{Verb: "acquire", Decision: ratelimit.Decision{
 				Allowed: true, States: []ratelimit.State{{Limit: ratelimit.Define("limit", policy), Cost: 1, Allowed: true}},
 			}}
-			require.Equal(t, []telemetry.Request{{Limit: "limit", Algorithm: want, Verb: "acquire", Result: "allowed", Cost: 1}}, slices.Collect(telemetry.Requests(d)))
+			require.Equal(t, []telemetry.Request{{Limit: "limit", Kind: want, Verb: "acquire", Result: "allowed", Cost: 1}}, slices.Collect(telemetry.Requests(d)))
 		}
 	}
 	_, isRequest := telemetry.Failure(ratelimit.Failed{Verb: "acquire", Err: io.EOF})
