@@ -31,7 +31,7 @@ func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
 		"FixedWindow": ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: clockNoon},
 		"Sharded":     ratelimit.TokenBucket{Rate: 10, Period: time.Second, Shards: 2},
 	}
-	cached := m.with(t, ratelimit.Config{AsOf: m.now, DenyCache: 100})
+	cached := m.with(t, ratelimit.Config{AsOf: m.now, RefusalCache: 100})
 	for name, contract := range policies {
 		for _, c := range testsize.Of(callers()[3:], callers()) {
 			for _, several := range []bool{false, true} {

@@ -94,10 +94,10 @@ func testPruneOfCalendarWindows(t *testing.T, on backend) {
 }
 
 // A refusal from memory ends with the window.
-func TestADenyCacheOverTheEndOfACalendarWindow(t *testing.T) {
+func TestARefusalCacheOverTheEndOfACalendarWindow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	d := b.desk(t, ratelimit.Config{DenyCache: 64})
+	d := b.desk(t, ratelimit.Config{RefusalCache: 64})
 	limit := ratelimit.Define("month", monthly)
 	ends := in(t, "Europe/Berlin", time.April, 1, 0)
 	d.clock.set(ends.Add(-time.Microsecond))

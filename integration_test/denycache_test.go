@@ -17,10 +17,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-const denyEntries = 1000
+const refusalEntries = 1000
 
 // A refusal is answered from memory for a second. The clock of the test stands still but where it sleeps.
-func TestDenyCacheAnswersWithoutTheDatabase(t *testing.T) {
+func TestRefusalCacheAnswersWithoutTheDatabase(t *testing.T) {
 	t.Parallel()
 	for name, requests := range map[string][]ratelimit.Request{
 		"OneLimit":   {tight.For("empty")},
@@ -32,7 +32,7 @@ func TestDenyCacheAnswersWithoutTheDatabase(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &wire{}
 				b := countedOn(t, url, w)
-				cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
+				cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries})
 				first, err := cached.Take(t.Context(), requests...)
 				require.NoError(t, err)
 				refuse := func(age time.Duration) {
@@ -65,9 +65,9 @@ func TestDenyCacheAnswersWithoutTheDatabase(t *testing.T) {
 	}
 }
 
-func TestDenyCacheIsClosedWithItsLimiter(t *testing.T) {
+func TestRefusalCacheIsClosedWithItsLimiter(t *testing.T) {
 	t.Parallel()
-	cached := setup(t).with(t, ratelimit.Config{DenyCache: denyEntries})
+	cached := setup(t).with(t, ratelimit.Config{RefusalCache: refusalEntries})
 	takeAll(t, cached, tight.For("key"))
 	requireRefused(t, cached, []ratelimit.Request{tight.For("key")})
 	several := []ratelimit.Request{tight.For("key"), roomy.For("key")}
@@ -81,10 +81,10 @@ func TestDenyCacheIsClosedWithItsLimiter(t *testing.T) {
 }
 
 // What gives tokens back through the Limiter shows in the next answer.
-func TestDenyCacheForgetsWhatWasGivenBack(t *testing.T) {
+func TestRefusalCacheForgetsWhatWasGivenBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
+	cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries})
 	commit := func(ctx context.Context, request ratelimit.Request) error {
 		return cached.InTx(ctx, func(tx pgx.Tx) error {
 			if err := cached.WithTx(tx).Reset(ctx, request); err != nil {
@@ -151,12 +151,12 @@ func TestDenyCacheForgetsWhatWasGivenBack(t *testing.T) {
 	})
 }
 
-func TestDenyCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) {
+func TestRefusalCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.NewDatabase(t)
 	synctest.Test(t, func(t *testing.T) { // on a clock that stands still but where the test sleeps
 		b := countedOn(t, url, &wire{})
-		cached := b.with(t, ratelimit.Config{DenyCache: denyEntries})
+		cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries})
 		requireRefused(t, cached, []ratelimit.Request{tight.For("empty")})
 		require.NoError(t, b.limiter.Reset(t.Context(), tight.For("empty")))
 		requireRefused(t, cached, []ratelimit.Request{tight.For("empty")})
@@ -167,7 +167,7 @@ func TestDenyCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) {
 
 // A call that the cache answers gets what the database would have answered, to the last digit: two limiters,
 // one with a cache, go through the same history at the same instants.
-func TestDenyCacheChangesNoAnswer(t *testing.T) {
+func TestRefusalCacheChangesNoAnswer(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(400, 4000)
 	b := setup(t)
@@ -175,7 +175,7 @@ func TestDenyCacheChangesNoAnswer(t *testing.T) {
 	asOf := func() time.Time { return clock }
 	twins := [2]*twin{
 		{name: "plain", limiter: b.with(t, ratelimit.Config{AsOf: asOf})},
-		{name: "cached", limiter: b.with(t, ratelimit.Config{AsOf: asOf, DenyCache: 4})},
+		{name: "cached", limiter: b.with(t, ratelimit.Config{AsOf: asOf, RefusalCache: 4})},
 	}
 	limits := []ratelimit.Limit{
 		ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second}),
@@ -299,7 +299,7 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 }
 
 // A call whose outcome is unknown may have taken: what was remembered from before would quote too short a wait.
-func TestDenyCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
+func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it loses the answer of a statement that commits")
 	for name, test := range map[string]struct {
@@ -329,7 +329,7 @@ func TestDenyCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 			c := &cutter{}
 			b := setup(t, c.on)
 			limit := ratelimit.Define("ten", ratelimit.PerMinute(10))
-			cached := b.with(t, ratelimit.Config{DenyCache: denyEntries, AsOf: func() time.Time { return clockNoon }})
+			cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries, AsOf: func() time.Time { return clockNoon }})
 			want := func(cost float64) (d ratelimit.Decision) {
 				d, err := cached.Take(t.Context(), limit.For("ada").Cost(cost))
 				require.NoError(t, err)

@@ -34,7 +34,7 @@ func (w wrongClock) limiter(t *testing.T, limit ratelimit.Limit, byProcess, bySe
 	eras[1].From = time.Now().Add(distance)
 	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: eras})
 	require.NoError(t, err)
-	return w.bundle.with(t, ratelimit.Config{Policies: eraRules{limit.Name(): rule}, DenyCache: denyEntries})
+	return w.bundle.with(t, ratelimit.Config{Policies: eraRules{limit.Name(): rule}, RefusalCache: refusalEntries})
 }
 
 // onWrongClocks runs a test in processes whose clocks are behind and ahead of the server's: their time is virtual, and begins in 2000.

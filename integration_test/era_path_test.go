@@ -144,7 +144,7 @@ func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 
 func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
 	for name, shards := range rowCounts() {
-		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "DenyCache": {DenyCache: denyEntries}} {
+		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "RefusalCache": {RefusalCache: refusalEntries}} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
 				representative(t, name, "OneRow", "FourRows")
@@ -173,7 +173,7 @@ func TestARememberedRefusalEndsWithItsPolicy(t *testing.T) {
 	for name, shards := range rowCounts() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := setup(t).changing(t, ratelimit.Config{DenyCache: denyEntries}, map[string]eraChange{
+			d := setup(t).changing(t, ratelimit.Config{RefusalCache: refusalEntries}, map[string]eraChange{
 				"limit": {before: slowly(80, shards), after: slowly(800, shards), onChange: ratelimit.AddTokens},
 			})
 			request := changingLimit("limit").For("key")

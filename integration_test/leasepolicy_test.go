@@ -18,7 +18,7 @@ func TestSlotsOfALimitThatIsNotEnforced(t *testing.T) {
 	jobs, other := daylong("jobs", 1), daylong("other", 5)
 	t.Run("Shadow", func(t *testing.T) {
 		t.Parallel()
-		r := setupRuled(t, ratelimit.Config{DenyCache: 100})
+		r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
 		r.rule(t, jobs, "", ratelimit.Era{Mode: ratelimit.Shadow})
 		first := acquire(t, r.Limiter, jobs.For("ada"))
 		second := acquire(t, r.Limiter, jobs.For("ada"))
@@ -208,7 +208,7 @@ func setupLike(t *testing.T, r *ruled) *ratelimit.Limiter {
 func TestARefusedSlotIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	caching, elsewhere := b.with(t, ratelimit.Config{DenyCache: 1000}), b.with(t, ratelimit.Config{})
+	caching, elsewhere := b.with(t, ratelimit.Config{RefusalCache: 1000}), b.with(t, ratelimit.Config{})
 	job, tokens := daylong("jobs", 1).For("ada"), ratelimit.Define("tokens", hoard(9)).For("ada")
 	for range 3 {
 		lease := acquire(t, elsewhere, job)

@@ -89,7 +89,7 @@ func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 					var versions [2]*deployed
 					for i, policy := range policies {
 						versions[i] = &deployed{
-							Limiter: b.with(t, ratelimit.Config{AsOf: now.now, DenyCache: 100 * i}), limit: ratelimit.Define("deployed", policy),
+							Limiter: b.with(t, ratelimit.Config{AsOf: now.now, RefusalCache: 100 * i}), limit: ratelimit.Define("deployed", policy),
 						}
 					}
 					first, second := versions[0], versions[1]

@@ -21,7 +21,7 @@ func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
 	limits, rules := answerable(t)
 	limits = append(limits, ratelimit.Define("slots", ratelimit.Concurrency{Most: 4, Lease: 24 * time.Hour}))
 	observed := &leaseEvents{}
-	l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, DenyCache: 1000, Observer: observed})
+	l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, RefusalCache: 1000, Observer: observed})
 	for _, limit := range limits {
 		if limit.Name() == "shadows" { // which refuses nobody
 			continue

@@ -45,7 +45,7 @@ func TestTwoKindsAtOneRow(t *testing.T) {
 					if one != "Bucket" && two != "Bucket" {
 						testsize.Long(t, "25 pairs of kinds; the short tier has those with a token bucket")
 					}
-					d := b.desk(t, ratelimit.Config{DenyCache: 10})
+					d := b.desk(t, ratelimit.Config{RefusalCache: 10})
 					first, second := ratelimit.Define("row", policy).For(t.Name()), ratelimit.Define("row", other).For(t.Name())
 					take := func(l *ratelimit.Limiter, request ratelimit.Request) bool {
 						requests := []ratelimit.Request{request}

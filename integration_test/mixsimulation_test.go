@@ -70,7 +70,7 @@ func TestEveryKindIsSimulatedAsItDecides(t *testing.T) {
 		now.set(springNight)
 		limits, rules := answerable(t)
 		plain := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, NoBatching: seed == 1})
-		cached := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, DenyCache: 64})
+		cached := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, RefusalCache: 64})
 		simulation, err := ratelimit.NewSimulation(ratelimit.Config{Policies: rules})
 		require.NoError(t, err)
 		random, refused := rand.New(rand.NewPCG(seed, 31)), 0

@@ -125,7 +125,7 @@ func testAResetInANestedTransactionShowsAfterTheCommit(t *testing.T, on backend)
 	for name, deep := range map[string]int{"Nested": 1, "Deep": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cached, request := b.with(t, ratelimit.Config{DenyCache: denyEntries}), tight.For(t.Name())
+			cached, request := b.with(t, ratelimit.Config{RefusalCache: refusalEntries}), tight.For(t.Name())
 			takeAll(t, cached, request)
 			var nest func(tx pgx.Tx, deep int) error
 			nest = func(tx pgx.Tx, deep int) error {

@@ -37,7 +37,7 @@ func TestObservers(t *testing.T) {
 		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)),
 	})
 	require.NoError(t, err)
-	limiter := b.with(t, ratelimit.Config{DenyCache: 10, Observer: ratelimit.Observers(logs, counts, traces)})
+	limiter := b.with(t, ratelimit.Config{RefusalCache: 10, Observer: ratelimit.Observers(logs, counts, traces)})
 	uploads := ratelimit.Define("uploads", ratelimit.FixedWindow{Rate: 3, Period: century})
 	tasks := ratelimit.Define("tasks", ratelimit.TokenBucket{Rate: 10, Period: century})
 

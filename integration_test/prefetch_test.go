@@ -199,7 +199,7 @@ func TestPrefetch(t *testing.T) {
 	// Whatever is called at once, nobody waits for ever, and nothing is kept after Close.
 	t.Run("EverythingAtOnce", func(t *testing.T) {
 		t.Parallel()
-		limiter := b.with(t, ratelimit.Config{DenyCache: 100})
+		limiter := b.with(t, ratelimit.Config{RefusalCache: 100})
 		limits := []ratelimit.Limit{hotLimit("at.once", 5000), hotLimit("at.once", 3000), hotLimit("at.once.too", 500)}
 		var calls atomic.Int64
 		var closed sync.WaitGroup

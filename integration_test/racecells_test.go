@@ -55,7 +55,7 @@ var raceValues = [raceDimensions][]string{
 	raceLimits:     {"OneLimit", "ThreeLimits"},
 	raceRows:       {"OneRow", "EightRows"},
 	raceClock:      {"ClockOfTheServer", "ClockStopped"},
-	raceWay:        {"Batched", "Unbatched", "DenyCache"},
+	raceWay:        {"Batched", "Unbatched", "RefusalCache"},
 	raceStatements: {"OverRows", "ForEachRow"}, // the statements for Citus name one row each
 }
 
@@ -110,7 +110,7 @@ func (p racePairs) add(c raceCell) {
 func (c raceCell) isOfFastPath() bool {
 	return c.value(raceVerb) == "Take" && (c.value(raceKind) == "TokenBucket" || c.value(raceKind) == "SlidingWindow") &&
 		c.value(racePlace) == "Standalone" && c.value(raceRow) == "Full" && c.value(raceRows) == "OneRow" &&
-		c.value(raceClock) == "ClockOfTheServer" && c.value(raceWay) != "DenyCache" && c.value(raceStatements) == "OverRows"
+		c.value(raceClock) == "ClockOfTheServer" && c.value(raceWay) != "RefusalCache" && c.value(raceStatements) == "OverRows"
 }
 
 // pairwise returns the cells of the fast path, and a few more that together have every possible pair of values. It repeatedly chooses the
@@ -318,8 +318,8 @@ func stoppedAt(instant time.Time) *clock {
 func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter {
 	t.Helper()
 	config := ratelimit.Config{NoBatching: s.cell.value(raceWay) == "Unbatched"}
-	if s.cell.value(raceWay) == "DenyCache" {
-		config.DenyCache = denyEntries
+	if s.cell.value(raceWay) == "RefusalCache" {
+		config.RefusalCache = refusalEntries
 	}
 	if s.cell.value(raceClock) == "ClockStopped" || !instant.Equal(raceNoon) {
 		config.AsOf = stoppedAt(instant).now

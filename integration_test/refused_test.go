@@ -58,9 +58,9 @@ func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 		"Plain":         {},
 		"Hashed":        {config: ratelimit.Config{HashKey: secret}},
 		"Alone":         {config: ratelimit.Config{NoBatching: true}},
-		"Cached":        {config: ratelimit.Config{DenyCache: denyEntries}, again: true},
-		"HashedCached":  {config: ratelimit.Config{DenyCache: denyEntries, HashKey: secret}, again: true},
-		"CachedNotYet":  {config: ratelimit.Config{DenyCache: denyEntries}},
+		"Cached":        {config: ratelimit.Config{RefusalCache: refusalEntries}, again: true},
+		"HashedCached":  {config: ratelimit.Config{RefusalCache: refusalEntries, HashKey: secret}, again: true},
+		"CachedNotYet":  {config: ratelimit.Config{RefusalCache: refusalEntries}},
 		"OtherObserver": {config: ratelimit.Config{Observer: &heardCosts{}}},
 	} {
 		for calls, of := range map[string]func(tight, roomy ratelimit.Request) []ratelimit.Request{

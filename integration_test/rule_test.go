@@ -232,7 +232,7 @@ func TestAReservationEndsUnderThePlanItsKeyWasOn(t *testing.T) {
 func TestARefusalFromMemoryGoesByTheRule(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("api", ratelimit.PerDay(1))
-	r := setupRuled(t, ratelimit.Config{DenyCache: 100})
+	r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
 	key := limit.For("ada")
 	r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Second), Policy: ratelimit.PerDay(100), OnChange: ratelimit.ResetTokens})
 	require.True(t, r.takes(t, key).Allowed)

@@ -15,7 +15,7 @@ func TestAShadowRefusesNobodyAndTakesNothingWhenItIsShort(t *testing.T) {
 	tried, enforced := ratelimit.Define("tried", ratelimit.PerDay(2)), ratelimit.Define("enforced", ratelimit.PerDay(5))
 	shadowed := func(t *testing.T) *ruled {
 		t.Helper()
-		r := setupRuled(t, ratelimit.Config{DenyCache: 100})
+		r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
 		r.rule(t, tried, "", ratelimit.Era{Mode: ratelimit.Shadow})
 		return r
 	}
@@ -116,7 +116,7 @@ func TestALimitThatIsOffIsAllowedAndUncharged(t *testing.T) {
 func TestAPauseLetsNothingThroughUntilItEnds(t *testing.T) {
 	t.Parallel()
 	limit, other := ratelimit.Define("upstream", ratelimit.PerDay(10)), ratelimit.Define("other", ratelimit.PerDay(10))
-	r := setupRuled(t, ratelimit.Config{DenyCache: 100})
+	r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
 	r.pausedRule(t, limit, "", time.Hour)
 	key := limit.For("ada")
 

@@ -129,7 +129,7 @@ func TestNothingThatIsShownHoldsASecret(t *testing.T) {
 			shown, observer := expose(t)
 			wire := &cutter{}
 			s := newStand(t, wire.on, func(c *pgxpool.Config) { c.ConnConfig.Tracer = shown })
-			config := ratelimit.Config{HashKey: secret, Observer: observer, DenyCache: 10}
+			config := ratelimit.Config{HashKey: secret, Observer: observer, RefusalCache: 10}
 			limiter := s.with(t, config)
 			s.showCalls(t, shown, limiter)
 			s.showFailures(t, shown, config, wire)

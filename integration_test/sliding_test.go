@@ -277,12 +277,12 @@ func testSlidingWindowIsPruned(t *testing.T, on backend) {
 	require.InDelta(t, 10, d.tokens(t, limit.For("a")), 0)
 }
 
-// TestSlidingWindowRefusalsFromMemory has the deny cache answer as the database would.
+// TestSlidingWindowRefusalsFromMemory has the refusal cache answer as the database would.
 func TestSlidingWindowRefusalsFromMemory(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limit := ratelimit.Define("remembered", ratelimit.SlidingWindow{Rate: 10, Period: time.Second, Slices: 10})
-	cached, plain := b.slidingDesk(t, ratelimit.Config{DenyCache: 100}), b.slidingDesk(t, ratelimit.Config{})
+	cached, plain := b.slidingDesk(t, ratelimit.Config{RefusalCache: 100}), b.slidingDesk(t, ratelimit.Config{})
 	random := testsize.Rand(t)
 	now, refused := clockNoon, 0
 	for i := range 400 {

@@ -48,7 +48,7 @@ func TestTakeUpToLosesNoFraction(t *testing.T) {
 
 func TestTakeUpTo(t *testing.T) {
 	t.Parallel()
-	d := setup(t).desk(t, ratelimit.Config{DenyCache: 64})
+	d := setup(t).desk(t, ratelimit.Config{RefusalCache: 64})
 	few, bytes := ratelimit.Define("few", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 5}), ratelimit.Define("bytes", ratelimit.PerSecond(100))
 	upTo := func(n int, requests ...ratelimit.Request) (int, ratelimit.Decision) {
 		t.Helper()

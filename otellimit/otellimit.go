@@ -45,7 +45,7 @@
 //	                       of its contract
 //	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
 //	                       like. TakeUpTo is a take, and Wait a reserve
-//	ratelimit.cached       whether the deny cache answered
+//	ratelimit.cached       whether the refusal cache answered
 //	ratelimit.direction    of a settlement: charged or returned. Two sums, as one that goes both ways hides both
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
 //	                       commit_unknown, not_migrated, pooler_mode and other

@@ -49,7 +49,7 @@
 //	            its contract; empty when the call failed
 //	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the like.
 //	            TakeUpTo is a take, and Wait a reserve
-//	cached      true when the deny cache answered
+//	cached      true when the refusal cache answered
 //	direction   charged or returned
 //	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
 //	            commit_unknown, not_migrated, pooler_mode and other

@@ -129,7 +129,7 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		require.NoError(t, err)
 		return func() (Decision, error) { return limiter.Take(t.Context(), request) }
 	}
-	measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{DenyCache: 10}), false)
+	measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{RefusalCache: 10}), false)
 	hot := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour})
 	keeping, err := New(&answering{rows: oneRow{allowed: true, value: 1e12}}, Config{})
 	require.NoError(t, err)

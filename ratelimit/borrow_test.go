@@ -143,7 +143,7 @@ func TestBorrowIsTheSameInASimulation(t *testing.T) {
 				}
 			}
 			now := start
-			config := ratelimit.Config{Policies: policies, AsOf: func() time.Time { return now }, DenyCache: 64}
+			config := ratelimit.Config{Policies: policies, AsOf: func() time.Time { return now }, RefusalCache: 64}
 			limiter, err := ratelimit.New(postgrestest.New(t), config)
 			require.NoError(t, err)
 			simulation, err := ratelimit.NewSimulation(ratelimit.Config{Policies: policies})

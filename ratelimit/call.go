@@ -294,7 +294,7 @@ func (c *call) retryWith(arranged plan, run func(again *call) error) error {
 	return err
 }
 
-// run executes c if the gate lets it pass: in a transaction directly, otherwise through the deny cache and the batcher.
+// run executes c if the gate lets it pass: in a transaction directly, otherwise through the refusal cache and the batcher.
 func (c *call) run(ctx context.Context, l *Limiter) error {
 	if len(c.Asks) == 0 { // the answers are known
 		if c.plan.notBefore == 0 { // otherwise a limit is paused

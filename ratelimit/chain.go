@@ -16,11 +16,11 @@ type source int8
 
 const (
 	fromDatabase   source = iota
-	fromRefusals          // the deny cache
+	fromRefusals          // the refusal cache
 	fromPrefetched        // prefetched tokens
 )
 
-// isRemembered reports whether the answer is a refusal from the deny cache.
+// isRemembered reports whether the answer is a refusal from the refusal cache.
 func (s source) isRemembered() bool { return s == fromRefusals }
 
 // recallOne is recall for a Take of one request without a price. It makes no call and no plan, which would double its time.
@@ -52,7 +52,7 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known b
 }
 
 // recall returns the states of the buckets of a Take, and the time of the decision, if memory can decide: with prefetched
-// tokens, or a refusal in the deny cache. It neither waits nor sends anything.
+// tokens, or a refusal in the refusal cache. It neither waits nor sends anything.
 func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int64, from source) {
 	if l.batcher.IsClosed() {
 		return nil, 0, fromDatabase
@@ -88,7 +88,7 @@ func statesOf(kept []ahead.View, asks []bucket.Ask, of []subject) (states []Stat
 	return states, at
 }
 
-// tell sets the state from the answer of the deny cache or of prefetched tokens.
+// tell sets the state from the answer of the refusal cache or of prefetched tokens.
 func (s *State) tell(told *bucket.Told, a *bucket.Ask, of *subject) {
 	s.set(of.holding(&told.Terms), a, told)
 	of.tell(s, &told.Terms)
@@ -112,7 +112,7 @@ func (c *call) remember(ctx context.Context, l *Limiter) error {
 	return err
 }
 
-// sendNoting executes the call in the database, in a batch if possible. It stores a refusal in the deny cache, unless the
+// sendNoting executes the call in the database, in a batch if possible. It stores a refusal in the refusal cache, unless the
 // buckets can gain tokens before their waits end.
 func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
 	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {

@@ -33,7 +33,7 @@ func refused(t testing.TB, l *Limiter, tokens []float64, requests ...Request) {
 func TestARememberedRefusalIsToldInTheOrderAsked(t *testing.T) {
 	t.Parallel()
 	minute, hour := Define("minute", PerMinute(10)), Define("hour", PerHour(100))
-	l, err := New(&struct{ Pool }{}, Config{DenyCache: 100})
+	l, err := New(&struct{ Pool }{}, Config{RefusalCache: 100})
 	require.NoError(t, err)
 	refused(t, l, []float64{50, 3}, minute.For("key").Cost(4), hour.For("key")) // in the order of locking
 	d, err := l.Take(t.Context(), minute.For("key").Cost(4), hour.For("key"))
@@ -48,9 +48,9 @@ func TestARememberedRefusalIsToldInTheOrderAsked(t *testing.T) {
 	require.InDelta(t, 50, d.States[1].Remaining, 1)
 }
 
-func BenchmarkDenyCache(b *testing.B) {
+func BenchmarkRefusalCache(b *testing.B) {
 	request := Define("cached", TokenBucket{Rate: 1, Period: math.MaxInt32 * time.Microsecond}).For("user:4711")
-	l, err := New(&struct{ Pool }{}, Config{DenyCache: 1000})
+	l, err := New(&struct{ Pool }{}, Config{RefusalCache: 1000})
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {

@@ -21,7 +21,7 @@ func (l *lastDecided) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// A refusal from the deny cache says which price a call would be charged, as the refusal of the database does.
+// A refusal from the refusal cache says which price a call would be charged, as the refusal of the database does.
 func TestARefusalFromMemorySaysThePrice(t *testing.T) {
 	t.Parallel()
 	plain, other := ratelimit.Define("plain", ratelimit.PerDay(2)), ratelimit.Define("other", ratelimit.PerDay(20))
@@ -41,7 +41,7 @@ func TestARefusalFromMemorySaysThePrice(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				last := &lastDecided{}
-				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{DenyCache: 1000, Observer: last})
+				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{RefusalCache: 1000, Observer: last})
 				require.NoError(t, err)
 				for i := range 3 {
 					d, err := limiter.Take(t.Context(), test.requests...)

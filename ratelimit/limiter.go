@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/byrow"
-	"github.com/pgratelimit/pgratelimit/internal/deny"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
+	"github.com/pgratelimit/pgratelimit/internal/refusalcache"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
@@ -53,7 +53,7 @@ type Limiter struct {
 	store        *store.Store
 	session      store.Session // on the pool, or the transaction
 	batcher      *batch.Batcher[store.Call]
-	cache        *deny.Cache // nil: no refusal is answered from memory
+	cache        *refusalcache.Cache // nil: no refusal is answered from memory
 	queues       *turns.Queues
 	reports      reports
 	policies     *policies
@@ -91,7 +91,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
-		cache: deny.New(config.DenyCache, asOf), queues: turns.New(shared), policies: &policies{},
+		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), policies: &policies{},
 		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
 		}),
@@ -217,7 +217,7 @@ type Config struct {
 	// empty, and begins it again on the same connection. So New accepts only the pools of pgx, whose BeginTx does nothing else. It
 	// works through a pooler in transaction mode, such as PgBouncer, under the same conditions as calls: see ErrPoolerMode.
 	SharedQueues bool
-	// DenyCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of the refusal is
+	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of the refusal is
 	// over, a Take of at least that cost is refused from memory, without a round trip. A cache remembers at least 64 buckets, and at
 	// most 100 million. Defaults to 0: no cache.
 	//
@@ -225,7 +225,7 @@ type Config struct {
 	// the effect of other processes, and of transactions that you began, within a second. Until then a call can be refused although
 	// tokens were returned. RetryAfter and Remaining do not include tokens that were taken meanwhile, so a caller that comes back in
 	// time can be refused again. In a call over several limits, the states of limits that did not refuse can be out of date too.
-	DenyCache int
+	RefusalCache int
 	// Policies returns the policy of each request, in place of the definition of its limit. Defaults to nil: the definitions in the
 	// code decide.
 	Policies Policies
@@ -235,7 +235,7 @@ type Config struct {
 	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes
 	// tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and renews and releases leases.
 	Observer Observer
-	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the deny cache refused it,
+	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the refusal cache refused it,
 	// but not for a Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's
 	// goroutine before the call returns, and on several goroutines at once. It must be quick and must not call the Limiter.
 	// Defaults to nil: no call.
@@ -252,7 +252,7 @@ const (
 	defaultMaxAttempts = 200
 	defaultMaxWaiting  = 10_000
 	defaultTimeout     = 10 * time.Second
-	maxDenyCache       = 100_000_000 // a bucket takes about 400 bytes of memory
+	maxRefusalCache    = 100_000_000 // a bucket takes about 400 bytes of memory
 	minSecretBytes     = 16
 )
 
@@ -287,8 +287,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: MaxAttempts is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxAttempts)
 	case c.MaxWaiting < 0:
 		return fmt.Errorf("%w: MaxWaiting is %d; use 1 or more, or 0 for the default", ErrInvalidConfig, c.MaxWaiting)
-	case c.DenyCache < 0 || c.DenyCache > maxDenyCache:
-		return fmt.Errorf("%w: DenyCache is %d; use a number of buckets up to %d, or 0 for no cache", ErrInvalidConfig, c.DenyCache, maxDenyCache)
+	case c.RefusalCache < 0 || c.RefusalCache > maxRefusalCache:
+		return fmt.Errorf("%w: RefusalCache is %d; use a number of buckets up to %d, or 0 for no cache", ErrInvalidConfig, c.RefusalCache, maxRefusalCache)
 	case c.Policies != nil && arg.IsNil(c.Policies):
 		return fmt.Errorf("%w: Policies holds a nil %T; pass what was made, or nothing", ErrInvalidConfig, c.Policies)
 	case c.StaleAfter < 0 || c.StaleAfter > bucket.MaxSpan:

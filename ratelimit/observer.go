@@ -37,7 +37,7 @@ type Decided struct {
 	Elapsed time.Duration
 	// Shadow reports whether [WithShadow] marked the call, so that a refusal turns no request away.
 	Shadow bool
-	// Cached reports whether the decision came from the deny cache.
+	// Cached reports whether the decision came from the refusal cache.
 	Cached bool
 	// Pending reports whether the decision was made in a transaction that may still roll back.
 	Pending bool

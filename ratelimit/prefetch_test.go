@@ -91,11 +91,11 @@ func TestPrefetchEndsWithItsPolicy(t *testing.T) {
 	})
 }
 
-func TestPrefetchAndTheDenyCache(t *testing.T) {
+func TestPrefetchAndTheRefusalCache(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		last := &lastDecided{}
-		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{DenyCache: 10, Observer: last})
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{RefusalCache: 10, Observer: last})
 		require.NoError(t, err)
 		for last.Decision.States == nil || !last.Decision.States[0].Prefetched {
 			_, err := limiter.Take(t.Context(), still.For("hot"))

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/deny"
+	"github.com/pgratelimit/pgratelimit/internal/refusalcache"
 )
 
 // Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] receives it.
@@ -27,7 +27,7 @@ type Refusal struct {
 	At time.Time
 	// Shadow reports whether the refusal turned no request away: [WithShadow] marked the call, or the limit is not enforced.
 	Shadow bool
-	// Cached reports whether the decision came from the deny cache.
+	// Cached reports whether the decision came from the refusal cache.
 	Cached bool
 	// Pending reports whether the decision was made in a transaction that you began. You may run it again without the Limiter
 	// knowing.
@@ -69,16 +69,16 @@ func (a *afterCommit) undo(to mark) {
 	a.told = a.told[:to.told+len(kept)]
 }
 
-// reports are the receivers of what calls did: the Observer, Config.Refused and the deny cache.
+// reports are the receivers of what calls did: the Observer, Config.Refused and the refusal cache.
 type reports struct {
 	observer Observer
 	refused  func(context.Context, Refusal)
-	cache    *deny.Cache
+	cache    *refusalcache.Cache
 	inTx     bool         // whether the calls are part of a transaction
 	after    *afterCommit // of that transaction; nil if the Limiter does not learn whether it commits
 }
 
-// invalidate removes refusals of changed buckets from the deny cache: after the commit, or at once if the Limiter does not
+// invalidate removes refusals of changed buckets from the refusal cache: after the commit, or at once if the Limiter does not
 // learn of it.
 func (r *reports) invalidate(asks []bucket.Ask) {
 	switch {
@@ -131,7 +131,7 @@ func isUndone(event Event) bool {
 	return true
 }
 
-// ended removes refusals of all buckets that a transaction changed, or may have changed, from the deny cache.
+// ended removes refusals of all buckets that a transaction changed, or may have changed, from the refusal cache.
 func (r *reports) ended(after *afterCommit) {
 	for i := range after.changed {
 		r.cache.Forget(&after.changed[i])

@@ -73,6 +73,6 @@ func TestRefusedAllocatesNothing(t *testing.T) { //nolint:paralleltest // what o
 		}
 	}
 	require.InDelta(t, perTen(Config{}), perTen(Config{Refused: hook}), 5, "of ten refusals")
-	require.InDelta(t, perTen(Config{DenyCache: 10}), perTen(Config{DenyCache: 10, Refused: hook}), 5, "of ten refusals")
+	require.InDelta(t, perTen(Config{RefusalCache: 10}), perTen(Config{RefusalCache: 10, Refused: hook}), 5, "of ten refusals")
 	require.Equal(t, calls/2, told, "half of the calls have the hook")
 }

@@ -271,7 +271,7 @@ func applies(policy Policy) *bool {
 	return &a.Apply
 }
 
-// Changed removes refusals of the buckets from the deny cache.
+// Changed removes refusals of the buckets from the refusal cache.
 func (l reserving) Changed(asks []bucket.Ask) { l.reports.invalidate(asks) }
 
 // Ended reports the amounts that the end of a reservation charged to the Observer.

@@ -61,7 +61,7 @@ func ExampleNew() {
 func ExampleDB() {
 	ctx := context.Background()
 	clock := ratelimittest.NewClock()
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: clock.Now, DenyCache: 100})
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: clock.Now, RefusalCache: 100})
 	if err != nil {
 		fmt.Println(err)
 		return

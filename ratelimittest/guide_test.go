@@ -53,7 +53,7 @@ func TestGuideConfig(t *testing.T) {
 	t.Parallel()
 	clock, told := ratelimittest.NewClock(), ratelimit.Observer(nil)
 	db := ratelimittest.NewDB()
-	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: clock.Now, DenyCache: 1000, Observer: told})
+	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: clock.Now, RefusalCache: 1000, Observer: told})
 	require.NoError(t, err)
 	takes(t.Context(), t, limiter, ten.For("key"))
 }

@@ -73,7 +73,7 @@ func BenchmarkTake(b *testing.B) {
 		config ratelimit.Config
 		keys   int // few where the database is to be asked again only once a second for each
 		block  int
-	}{"Database": {ratelimit.Config{}, 1000, 50}, "DenyCache": {ratelimit.Config{DenyCache: 1000}, 10, 2000}} {
+	}{"Database": {ratelimit.Config{}, 1000, 50}, "RefusalCache": {ratelimit.Config{RefusalCache: 1000}, 10, 2000}} {
 		b.Run(name, func(b *testing.B) {
 			pool, ctx := postgrestest.New(b), ratelimit.WithRoute(context.Background(), "POST /login")
 			counter, err := New(pool, Config{Keys: true})

@@ -35,7 +35,7 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 			b := on(t, pool, test.config)
 			at := noon.Add(59 * time.Second)
 			limiter, err := ratelimit.New(pool, ratelimit.Config{
-				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, DenyCache: 100, AsOf: func() time.Time { return at },
+				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, RefusalCache: 100, AsOf: func() time.Time { return at },
 			})
 			require.NoError(t, err)
 			ctx := ratelimit.WithRoute(t.Context(), "GET /")

@@ -68,8 +68,8 @@ CREATE TABLE IF NOT EXISTS sessions (
 	maxPassword     = 72  // bytes that bcrypt reads
 )
 
-// errDenied is returned for a wrong password and for an unknown account, so that nobody learns which accounts exist.
-var errDenied = errors.New("the login or the password is wrong")
+// errRefused is returned for a wrong password and for an unknown account, so that nobody learns which accounts exist.
+var errRefused = errors.New("the login or the password is wrong")
 
 type app struct {
 	pool    *pgxpool.Pool
@@ -134,7 +134,7 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	return serve(ctx, listen, a.handler())
 }
 
-// signIn returns the token of a new session. It returns a *ratelimit.LimitedError if a limit refused, and errDenied if the
+// signIn returns the token of a new session. It returns a *ratelimit.LimitedError if a limit refused, and errRefused if the
 // password is wrong.
 func (a *app) signIn(ctx context.Context, account, password, client string) (token string, err error) {
 	// 1. Limit. A crash after this line keeps the attempt charged.
@@ -178,7 +178,7 @@ func (a *app) verify(ctx context.Context, account, password string) (user int64,
 	}
 	err = bcrypt.CompareHashAndPassword(hash, []byte(password))
 	if unknown || errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
-		return 0, errDenied
+		return 0, errRefused
 	}
 	return user, err
 }
@@ -235,7 +235,7 @@ func (a *app) login(w http.ResponseWriter, r *http.Request) {
 	token, err := a.signIn(r.Context(), account, password, client)
 	switch {
 	case httplimit.Respond(w, r, err): // 429 if a limit refused, 503 if the limits cannot be read: both with Retry-After
-	case errors.Is(err, errDenied):
+	case errors.Is(err, errRefused):
 		http.Error(w, err.Error(), http.StatusUnauthorized)
 	case err != nil:
 		fail(w, err)

@@ -116,7 +116,7 @@ func readmeMiddleware(limiter *ratelimit.Limiter, chat http.Handler) (http.Handl
 }
 
 func readmeFast(pool *pgxpool.Pool) (*ratelimit.Limiter, ratelimit.Limit, error) {
-	limiter, err := ratelimit.New(pool, ratelimit.Config{DenyCache: 100_000})
+	limiter, err := ratelimit.New(pool, ratelimit.Config{RefusalCache: 100_000})
 	tokens := ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 1e6, Period: time.Minute, Shards: 8})
 	return limiter, tokens, err
 }

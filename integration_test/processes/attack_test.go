@@ -36,7 +36,7 @@ func attacked(t *testing.T, url string, arguments []string) {
 	}
 	a := &attack{World: world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = 8 }), keys: keys, isMeasured: len(arguments) > 0}
 	a.now.Store(noon.UnixMicro())
-	a.Limiter = a.With(t, ratelimit.Config{DenyCache: attackRefusals, AsOf: func() time.Time { return time.UnixMicro(a.now.Load()) }})
+	a.Limiter = a.With(t, ratelimit.Config{RefusalCache: attackRefusals, AsOf: func() time.Time { return time.UnixMicro(a.now.Load()) }})
 	a.run(t)
 	require.NoError(t, a.Limiter.Close(t.Context()))
 }
@@ -172,7 +172,7 @@ func TestAnAttackerWithManyKeys(t *testing.T) {
 	requireAttacked(t)
 }
 
-// A process that is attacked remembers no more keys than Config.DenyCache says. After Prune the next keys use the room in the table.
+// A process that is attacked remembers no more keys than Config.RefusalCache says. After Prune the next keys use the room in the table.
 func TestTheSizesOfAnAttackedProcess(t *testing.T) {
 	t.Parallel()
 	testsize.Nightly(t, "the sizes of a heap and a table depend on the machine and on vacuum")

@@ -65,7 +65,7 @@ var deployedPolicies = map[string]struct {
 func deployed(t *testing.T, url string, arguments []string) {
 	t.Helper()
 	w := world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = deployedWorkers + 1 })
-	limiter := w.With(t, ratelimit.Config{DenyCache: 100, MaxAttempts: 1000}) // so many, as it is SERIALIZABLE beside others
+	limiter := w.With(t, ratelimit.Config{RefusalCache: 100, MaxAttempts: 1000}) // so many, as it is SERIALIZABLE beside others
 	limit, beside := ratelimit.Define("deployed", deployedPolicies[arguments[0]].versions[arguments[1]]), ratelimit.Define("roomy", world.Hoard(1e6))
 	over := inputEnded(t)
 	var mu sync.Mutex

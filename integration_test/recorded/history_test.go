@@ -118,7 +118,7 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 	h.keys = []string{fmt.Sprint("key ", d.below(50)), oneOf(d, "ada", "eve", "a|b")}
 	h.config = ratelimit.Config{
 		AsOf: h.now, Timeout: 10 * time.Minute, StaleAfter: oneOf(d, 0, 20*time.Second), ExpireAfter: oneOf(d, 0, 30*time.Second),
-		ReleaseExpired: d.oneIn(2), NoBatching: d.oneIn(2), DenyCache: oneOf(d, 0, 0, 1<<13), Observer: h, Refused: h.refused,
+		ReleaseExpired: d.oneIn(2), NoBatching: d.oneIn(2), RefusalCache: oneOf(d, 0, 0, 1<<13), Observer: h, Refused: h.refused,
 	}
 	if d.oneIn(8) {
 		h.config.HashKey = []byte("a secret of sixteen bytes")
@@ -151,8 +151,8 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 // describe writes what the world is.
 func (h *history) describe() {
 	c := &h.config
-	fmt.Fprintf(&h.text, "history %d: start %v, stale after %v, expire after %v, release %v, batching %v, deny cache %d, hashed %v\n",
-		h.n, h.start, c.StaleAfter, c.ExpireAfter, c.ReleaseExpired, !c.NoBatching, c.DenyCache, c.HashKey != nil)
+	fmt.Fprintf(&h.text, "history %d: start %v, stale after %v, expire after %v, release %v, batching %v, refusal cache %d, hashed %v\n",
+		h.n, h.start, c.StaleAfter, c.ExpireAfter, c.ReleaseExpired, !c.NoBatching, c.RefusalCache, c.HashKey != nil)
 	for _, l := range h.limits {
 		fmt.Fprintf(&h.text, "limit %v (%s), later %v\n", l.defined[0], kindNames()[l.kind], l.defined[1].Policy())
 	}
@@ -512,7 +512,7 @@ func (h *history) String() string {
 
 // asRecorded replaces words by the ones that they had when the vectors were recorded. Delete it when you record them anew.
 func asRecorded() *strings.Replacer {
-	return strings.NewReplacer("CreditTaken", "Refund", "credit taken", "refund", `,"kind":"`, `,"algorithm":"`)
+	return strings.NewReplacer("CreditTaken", "Refund", "credit taken", "refund", "refusal cache", "deny cache", `,"kind":"`, `,"algorithm":"`)
 }
 
 // isAborted reports whether a transaction can only be rolled back.

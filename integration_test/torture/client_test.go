@@ -84,7 +84,7 @@ func newClient(ctx context.Context, config clientConfig) (*client, error) {
 	}{
 		{"batched", func(*ratelimit.Config) {}},
 		{"alone", func(config *ratelimit.Config) { config.NoBatching = true }},
-		{"cached", func(config *ratelimit.Config) { config.DenyCache = 1000 }},
+		{"cached", func(config *ratelimit.Config) { config.RefusalCache = 1000 }},
 		{"releasing", func(config *ratelimit.Config) { config.ReleaseExpired = true }},
 		{"shared", func(config *ratelimit.Config) { config.SharedQueues = true }},
 	} {

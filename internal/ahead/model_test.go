@@ -53,9 +53,9 @@ type prefetchWorld struct {
 	pace     worldPace   // of the last of them
 	changed  []time.Time // when each of them began to hold
 
-	took                     []admission
-	fromMemory, died, denied int
-	taken, returned, lost    float64 // as observers are told
+	took                      []admission
+	fromMemory, died, refused int
+	taken, returned, lost     float64 // as observers are told
 }
 
 func newPrefetchWorld(t *testing.T, random *rand.Rand) *prefetchWorld {
@@ -355,7 +355,7 @@ func (w *prefetchWorld) take(l *process, policy int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil || !d.Allowed {
-		w.denied++
+		w.refused++
 		return
 	}
 	told := time.UnixMicro(d.Now).Add(-w.offset)

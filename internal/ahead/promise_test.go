@@ -37,7 +37,7 @@ func (w *prefetchWorld) requirePromise(t *testing.T) {
 			closest = min(closest, most-(admitted-arrived))
 			require.LessOrEqual(t, admitted-arrived, most, "by %q, at %v", name, instant)
 		}
-		t.Logf("%s: %d admissions, %d from memory, %d refused or failed, %v tokens short of the promise at the closest", name, len(w.took), w.fromMemory, w.denied, closest)
+		t.Logf("%s: %d admissions, %d from memory, %d refused or failed, %v tokens short of the promise at the closest", name, len(w.took), w.fromMemory, w.refused, closest)
 	}
 	t.Logf("taken ahead %v, returned %v, lost %v; %d processes killed; %d policies", w.taken, w.returned, w.lost, w.died, len(w.policies))
 	require.Greater(t, w.fromMemory, len(w.took)/20)

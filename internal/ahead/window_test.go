@@ -93,7 +93,7 @@ func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 		}
 		t.Logf("%v: %d windows", policy, len(begins))
 	}
-	t.Logf("%d admissions, %d from memory, %d refused or failed, %d windows in which nearly all was admitted", len(w.took), w.fromMemory, w.denied, tight)
+	t.Logf("%d admissions, %d from memory, %d refused or failed, %d windows in which nearly all was admitted", len(w.took), w.fromMemory, w.refused, tight)
 	t.Logf("taken ahead %v, returned %v, lost %v; %d processes killed; drift %v", w.taken, w.returned, w.lost, w.died, w.drift)
 	require.Greater(t, w.fromMemory, len(w.took)/20)
 	return tight

@@ -85,9 +85,9 @@ func mechanisms() []mechanism {
 			words(`Calendar|[cC]alendars|isCalendar|CalendarWindow`),
 		},
 		{
-			"denycache",
-			nil, // internal/deny is its package
-			words(`cache|denied|fromRefusals`),
+			"refusalcache",
+			nil, // internal/refusalcache is its package
+			words(`cache|fromRefusals`),
 		},
 		{
 			"gate",

@@ -13,15 +13,15 @@ import (
 
 // limiterOptions are how a contender's Limiter differs from the default.
 type limiterOptions struct {
-	unbatched bool // one statement for each call
-	denyCache int  // entries
-	attempts  int  // at most for each call; 0: the default
-	relaxed   bool // commits are relaxed
+	unbatched    bool // one statement for each call
+	refusalCache int  // entries
+	attempts     int  // at most for each call; 0: the default
+	relaxed      bool // commits are relaxed
 }
 
 // newLimiter returns a Limiter on pool.
 func newLimiter(pool *pgxpool.Pool, o limiterOptions) (*ratelimit.Limiter, error) {
-	return ratelimit.New(pool, ratelimit.Config{NoBatching: o.unbatched, DenyCache: o.denyCache, MaxAttempts: o.attempts, RelaxedCommit: o.relaxed})
+	return ratelimit.New(pool, ratelimit.Config{NoBatching: o.unbatched, RefusalCache: o.refusalCache, MaxAttempts: o.attempts, RelaxedCommit: o.relaxed})
 }
 
 // openLimiter returns a runner for calls outside of a transaction, on a new Limiter with a pool of its own. prepare creates

@@ -12,17 +12,17 @@ import (
 
 // Take is the limiter's Take outside of a transaction.
 type Take struct {
-	Keys      int  // buckets of each limit
-	Limits    int  // in one call; 0 is 1
-	Empty     bool // the buckets hold nothing, and every call is refused
-	Unbatched bool // one statement for each call
-	DenyCache int  // entries of the deny cache; 0: none
-	Relaxed   bool // commits are relaxed
+	Keys         int  // buckets of each limit
+	Limits       int  // in one call; 0 is 1
+	Empty        bool // the buckets hold nothing, and every call is refused
+	Unbatched    bool // one statement for each call
+	RefusalCache int  // entries of the refusal cache; 0: none
+	Relaxed      bool // commits are relaxed
 }
 
 // Open makes the buckets and a Limiter.
 func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
-	return openLimiter(ctx, b, limiterOptions{unbatched: w.Unbatched, denyCache: w.DenyCache, relaxed: w.Relaxed}, func(limiter *ratelimit.Limiter, r *runner) error {
+	return openLimiter(ctx, b, limiterOptions{unbatched: w.Unbatched, refusalCache: w.RefusalCache, relaxed: w.Relaxed}, func(limiter *ratelimit.Limiter, r *runner) error {
 		limits, err := w.fill(ctx, b)
 		if err != nil {
 			return err

@@ -131,7 +131,7 @@ func standalone() []Scenario {
 }
 
 func refusals() []Scenario {
-	const refused, allowed, cached = "refused", "allowed", "refused, deny cache"
+	const refused, allowed, cached = "refused", "allowed", "refused, refusal cache"
 	return []Scenario{
 		{
 			Name: "refused-16", Title: "refused standalone Take without the cache, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
@@ -146,10 +146,10 @@ func refusals() []Scenario {
 			},
 		},
 		{
-			Name: "cached-1", Title: "refused Take answered by the deny cache, 100 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
+			Name: "cached-1", Title: "refused Take answered by the refusal cache, 100 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
 			Note: "the allocation is the decision's list of states; the clock is read every 256 calls; each key is looked at again once a second, which are the round trips",
 			Contenders: []Contender{
-				{cached, contender.Take{Keys: 100, Empty: true, DenyCache: 10_000}},
+				{cached, contender.Take{Keys: 100, Empty: true, RefusalCache: 10_000}},
 				{memory, contender.Memory{Keys: 100}},
 			},
 			Bars: []Bar{

@@ -332,9 +332,9 @@ func TestGet(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.put(t, weekly("sends", "", 5))
-		f.deny(t, "sends", "", "ada", 7, 5*time.Minute)
+		f.refuse(t, "sends", "", "ada", 7, 5*time.Minute)
 		require.Contains(t, f.ok(t, "get", "sends", "ada"), "7 times in the last hour, the latest")
-		f.deny(t, "sends", "", "", 9, 5*time.Minute)
+		f.refuse(t, "sends", "", "", 9, 5*time.Minute)
 		require.Contains(t, f.ok(t, "get", "sends"), "9 times in the last hour (with keys that are not told apart)")
 	})
 

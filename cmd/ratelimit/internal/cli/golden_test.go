@@ -38,7 +38,7 @@ overrides:
 	simulated, access := file(t, "simulated.yaml", "rules: [{limit: perAddress, rate: 2, period: minute}]"), file(t, "access.log", accessLog)
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
 	f.put(t, sends, rules.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 3, Lease: time.Hour}})
-	f.deny(t, "sends", "POST /chat", "ada", 9, 5*time.Minute)
+	f.refuse(t, "sends", "POST /chat", "ada", 9, 5*time.Minute)
 	limiter := f.limiter(t, ratelimit.Config{})
 	_, err := limiter.Acquire(t.Context(), jobs.For("acme"))
 	require.NoError(t, err)

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// deny writes that a key was refused so often, so long ago.
-func (f *fixture) deny(t *testing.T, limit, route, key string, refused int64, ago time.Duration) {
+// refuse writes that a key was refused so often, so long ago.
+func (f *fixture) refuse(t *testing.T, limit, route, key string, refused int64, ago time.Duration) {
 	t.Helper()
 	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
 		SELECT date_trunc('minute', at), $1, $2::text, $3, $2::text = 'shadow', $4::bigint, $4::bigint * 2, (extract(epoch FROM at) * 1e6)::bigint
@@ -36,11 +36,11 @@ func TestTop(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		require.Contains(t, f.ok(t, "top"), "nothing is counted as refused in the last hour")
-		f.deny(t, "sends", "POST /chat", "", 9, 5*time.Minute)
-		f.deny(t, "sends", "", "ada", 7, 10*time.Minute)
-		f.deny(t, "sends", "", "old", 70, 3*time.Hour)
-		f.deny(t, "logins", "", "", 3, 5*time.Minute)
-		f.deny(t, "logins", "shadow", "", 5, 5*time.Minute)
+		f.refuse(t, "sends", "POST /chat", "", 9, 5*time.Minute)
+		f.refuse(t, "sends", "", "ada", 7, 10*time.Minute)
+		f.refuse(t, "sends", "", "old", 70, 3*time.Hour)
+		f.refuse(t, "logins", "", "", 3, 5*time.Minute)
+		f.refuse(t, "logins", "shadow", "", 5, 5*time.Minute)
 		type sum struct {
 			Limit, Route, Key string
 			Refused           int64
@@ -188,8 +188,8 @@ func TestPrune(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, f.fails(t, 2, "prune", "ruled", "--yes"), "no policy is known", "the override of the shared bucket is of no other key")
 	f.put(t, rules.Rule{Limit: "ruled", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}})
-	f.deny(t, "sends", "", "ada", 7, 48*time.Hour)
-	f.deny(t, "sends", "", "ada", 7, time.Hour)
+	f.refuse(t, "sends", "", "ada", 7, 48*time.Hour)
+	f.refuse(t, "sends", "", "ada", 7, time.Hour)
 	p := read[pruned](t, f, 0, "prune", "ruled", "--refusals-older-than", "1d", "--yes")
 	require.Equal(t, pruned{[]string{"ruled"}, 2, 1}, p)
 	require.Contains(t, f.ok(t, "prune", "--refusals-older-than", "1m", "-y"), "counts deleted   1")

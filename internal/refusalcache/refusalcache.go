@@ -1,6 +1,6 @@
-// Package deny remembers refusals: what buckets held when the database last refused a call, for as long as that is enough to refuse the
+// Package refusalcache remembers refusals: what buckets held when the database last refused a call, for as long as that is enough to refuse the
 // next call. It knows the keys and terms of buckets, and sends nothing.
-package deny
+package refusalcache
 
 import (
 	"hash/maphash"
@@ -105,15 +105,15 @@ func (c *Cache) find(a *bucket.Ask) (found *entry, now int64) {
 		asOf := *c.asOf()
 		latest, now = asOf, asOf
 	}
-	over := latest >= found.until && found.denies()
+	over := latest >= found.until && found.refuses()
 	if age >= maxAge || over {
 		return nil, 0
 	}
 	return found, now
 }
 
-// denies reports whether the entry refuses any cost.
-func (e *entry) denies() bool { return !math.IsInf(e.cost, 1) }
+// refuses reports whether the entry refuses any cost.
+func (e *entry) refuses() bool { return !math.IsInf(e.cost, 1) }
 
 // tell returns the answer to an ask that the entry refuses, or that is refused because of another limit.
 func (e *entry) tell(cost float64, now int64) bucket.Told {
@@ -171,7 +171,7 @@ func (c *Cache) put(k *bucket.Key, e *entry, epoch uint32) {
 		return
 	}
 	old := s.of[*k]
-	if old != nil && old.denies() && !e.denies() { // it refuses nothing, and must not replace what does
+	if old != nil && old.refuses() && !e.refuses() { // it refuses nothing, and must not replace what does
 		return
 	}
 	if old == nil && len(s.of) >= c.most {

@@ -1,4 +1,4 @@
-package deny
+package refusalcache
 
 import (
 	"fmt"
@@ -54,7 +54,7 @@ func (c *stand) refused(a bucket.Ask, tokens float64) {
 	c.Keep(c.sent(a), []bucket.Ask{a}, []bucket.Answer{refusedAt(cacheMade, tokens)})
 }
 
-func TestDenyCacheRefusesUntilTheWaitIsOver(t *testing.T) {
+func TestRefusalCacheRefusesUntilTheWaitIsOver(t *testing.T) {
 	t.Parallel()
 	of := func(cost float64) bucket.Ask { return ask("cached", "key", 10, 20, cost) }
 	c := newStand(10)
@@ -87,7 +87,7 @@ func TestDenyCacheRefusesUntilTheWaitIsOver(t *testing.T) {
 	}
 }
 
-func TestDenyCacheForgets(t *testing.T) {
+func TestRefusalCacheForgets(t *testing.T) {
 	t.Parallel()
 	of, key := ask("cached", "key", 1, 60, 1), bucket.Key{Name: "cached", Key: "key"}
 	known := func(c *stand, a bucket.Ask) bool {
@@ -149,7 +149,7 @@ func TestDenyCacheForgets(t *testing.T) {
 }
 
 // A call for several limits needs all of their states, and one that refuses.
-func TestDenyCacheRefusesSeveralLimits(t *testing.T) {
+func TestRefusalCacheRefusesSeveralLimits(t *testing.T) {
 	t.Parallel()
 	several := func(a, b float64) []bucket.Ask {
 		return []bucket.Ask{ask("hour", "key", 0.1, 100, a), ask("minute", "key", 1.0/6, 10, b)}
@@ -173,7 +173,7 @@ func TestDenyCacheRefusesSeveralLimits(t *testing.T) {
 	require.False(t, refused)
 }
 
-func TestDenyCacheIsBounded(t *testing.T) {
+func TestRefusalCacheIsBounded(t *testing.T) {
 	t.Parallel()
 	c := newStand(1000)
 	for i := range 20_000 {
@@ -189,7 +189,7 @@ func TestDenyCacheIsBounded(t *testing.T) {
 
 // A wait that is counted from the cache is never too short, and the entry is gone when it is over, however
 // slow the answer was.
-func TestDenyCacheKnowsNoMoreThanTheDatabaseSaid(t *testing.T) {
+func TestRefusalCacheKnowsNoMoreThanTheDatabaseSaid(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c, of := New(10, nil), ask("cached", "key", 1, 1, 1)
