@@ -32,6 +32,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	for _, page := range pages {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
+		require.NotRegexp(t, `(?m)^(<<<<<<<|>>>>>>>) `, string(text), "%s has the marks of a merge", page)
 		for _, link := range mdLink.FindAllStringSubmatch(mdCode.ReplaceAllString(string(text), ""), -1) {
 			if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
 				continue
