@@ -101,7 +101,7 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Store
 	return levelOf(value), nil
 }
 
-// hour is what a limit refused in the last hour, and what it would have refused were it not on trial.
+// hour is what a limit refused in the last hour, and what it would have refused were it not in shadow.
 type hour struct{ Refused, Shadow refusalBars }
 
 // hours reads what limits refused in the last hour.

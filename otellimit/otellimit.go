@@ -26,7 +26,7 @@
 //	ratelimit.rules.version        {version}  which rules decide
 //	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
 //	ratelimit.price                {price}    price of a token of the key whose price has changed last, of adaptive limits
-//	ratelimit.prefetched           {token}    tokens that were taken ahead, returned and lost
+//	ratelimit.prefetched           {token}    tokens that were prefetched, returned and lost
 //
 // Their attributes, each of few values; there is never a key:
 //
@@ -38,7 +38,7 @@
 //	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
 //	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
 //	                       Of leases: renewed, released or lost (it was not held any more). Of
-//	                       tokens taken ahead: taken, returned or lost; what is missing was given out, or still is to be
+//	                       tokens prefetched: taken, returned or lost; what is missing was given out, or still is to be
 //	ratelimit.set          rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
 //	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; of an adaptive limit that
@@ -159,7 +159,7 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 		ruleVersion:   m.level("ratelimit.rules.version", "{version}", "Version of the rules that decide."),
 		ruleCount:     m.level("ratelimit.rules.count", "{rule}", "Rules and overrides that decide, and those kept as they cannot be read."),
 		price:         m.ratio("ratelimit.price", "Price of a token of the key whose price has changed last, of adaptive limits."),
-		prefetched:    m.sum("ratelimit.prefetched", "Tokens that were taken ahead, returned and lost."),
+		prefetched:    m.sum("ratelimit.prefetched", "Tokens that were prefetched, returned and lost."),
 	}
 	return made, m.err
 }

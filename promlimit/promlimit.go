@@ -29,7 +29,7 @@
 //	ratelimit_rules_version{}                                       which rules decide
 //	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
 //	ratelimit_price{limit}                                           price of a token of the key whose price has changed last
-//	ratelimit_prefetched_tokens_total{limit,result}                  tokens that were taken ahead, returned and lost
+//	ratelimit_prefetched_tokens_total{limit,result}                  tokens that were prefetched, returned and lost
 //
 // Each label has few values, and there is never a key:
 //
@@ -41,7 +41,7 @@
 //	            limit that is not enforced, by the program or by its rule, would refuse). Of answers: what
 //	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
 //	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed. Of leases: renewed, released
-//	            or lost (it was not held any more). Of tokens taken ahead: taken, returned or lost; what is missing was given
+//	            or lost (it was not held any more). Of tokens prefetched: taken, returned or lost; what is missing was given
 //	            out, or still is to be
 //	set         rules, overrides or kept
 //	route       what the guard is in front of, up to Config.MaxNames of them
@@ -157,7 +157,7 @@ func New(config Config) (*Observer, error) {
 		ruleVersion: gauges("ratelimit_rules_version", "Version of the rules that decide."),
 		ruleCount:   gauges("ratelimit_rules", "Rules and overrides that decide, and those kept as they cannot be read.", "set"),
 		price:       gauges("ratelimit_price", "Price of a token of the key whose price has changed last, of adaptive limits.", "limit"),
-		prefetched:  counters("ratelimit_prefetched_tokens_total", "Tokens that were taken ahead, returned and lost.", "limit", "result"),
+		prefetched:  counters("ratelimit_prefetched_tokens_total", "Tokens that were prefetched, returned and lost.", "limit", "result"),
 	}, nil
 }
 

@@ -209,7 +209,7 @@ type Prefetched struct {
 
 type shadowKey struct{}
 
-// WithShadow marks calls with the returned context as a trial: callers do not enforce refusals yet. The calls take and answer
+// WithShadow marks calls with the returned context as shadow: callers do not enforce refusals yet. The calls take and answer
 // as always, and an Observer can tell these refusals from enforced ones.
 func WithShadow(ctx context.Context) context.Context {
 	return context.WithValue(ctx, shadowKey{}, true)

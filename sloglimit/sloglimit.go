@@ -262,7 +262,7 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 		for result, tokens := range telemetry.Prefetched(e) {
 			attrs = append(attrs, slog.Float64(result, tokens))
 		}
-		o.log(ctx, o.config.Detail, "ratelimit: taken ahead", attrs...)
+		o.log(ctx, o.config.Detail, "ratelimit: prefetched", attrs...)
 	case ratelimit.Pruned:
 		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
 	}

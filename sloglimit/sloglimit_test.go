@@ -166,8 +166,8 @@ func TestObserve(t *testing.T) {
 			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
 			"kept": 1.0, "error_type": "other", "error": "its Rate is -1",
 		}},
-		"taken ahead": {ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1}, map[string]any{
-			"level": "DEBUG", "msg": "ratelimit: taken ahead", "limit": "perUser", "returned": 3.0, "lost": 1.0,
+		"prefetched": {ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: prefetched", "limit": "perUser", "returned": 3.0, "lost": 1.0,
 		}},
 		"price": {ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5, Applied: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: price", "limit": "perUser", "before": 1.0, "price": 2.5, "applied": true,

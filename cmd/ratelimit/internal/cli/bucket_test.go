@@ -232,7 +232,7 @@ overrides:
 		trial, off := weekly("trial", "", 1), weekly("off", "", 1)
 		trial.Mode, off.Mode = ratelimit.Shadow, ratelimit.Off
 		f.put(t, trial, off, weekly("sends", "", 1))
-		require.Contains(t, f.ok(t, "take", "trial", "ada"), "allowed; the limit is on trial")
+		require.Contains(t, f.ok(t, "take", "trial", "ada"), "allowed; the limit is in shadow")
 		require.Equal(t, "shadow", read[decision](t, f, 0, "take", "trial", "ada").Mode)
 		require.Contains(t, f.ok(t, "take", "off", "ada"), "allowed, as the limit is off")
 		require.Contains(t, f.ok(t, "get", "off", "ada"), "mode off")

@@ -179,7 +179,7 @@ func fillReport(t *table, r *simulate.Report) {
 	for _, l := range r.Limits {
 		refused := fmt.Sprint(l.Refused)
 		if l.Shadow > 0 {
-			refused += fmt.Sprintf(" (%d on trial)", l.Shadow)
+			refused += fmt.Sprintf(" (%d in shadow)", l.Shadow)
 		}
 		t.row(l.Limit, fmt.Sprint(l.Asked), refused, fmt.Sprintf("%.1f %%", 100*l.Share), dash(instant(l.FirstRefusal)), dash(instant(l.LastRefusal)),
 			fmt.Sprintf("%s: %d asked, %d refused", instant(l.Peak.At), l.Peak.Asked, l.Peak.Refused))

@@ -63,7 +63,7 @@ func (v *decisionView) fill(t *table) {
 	case v.Mode == ratelimit.Off:
 		said = "allowed, as the limit is off"
 	case v.Mode == ratelimit.Shadow:
-		said = "allowed; the limit is on trial"
+		said = "allowed; the limit is in shadow"
 	}
 	t.field("answer", said)
 	t.field("limit", v.Limit)

@@ -70,7 +70,7 @@ it shows what was owed when the bucket was last changed, as no row says which pl
 	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "sum refusals up by limit, route or key")
 	flags.StringVar(&f.limit, "limit", "", "only this limit")
 	flags.Var(&f.since, "since", "how far back refusals count, up to 1000d")
-	flags.BoolVar(&f.shadow, "shadow", false, "refusals that turned nobody away, of limits on trial")
+	flags.BoolVar(&f.shadow, "shadow", false, "refusals that turned nobody away, of limits in shadow")
 	flags.IntVarP(&f.most, "most", "n", 10, "how many to show, up to 1000")
 	flags.IntVar(&f.look, "look", 100_000, "how many rows or reservations to look at, by debt and by reservations")
 	return a.withOutput(cmd)

@@ -21,7 +21,7 @@ type Refusal struct {
 	Cost float64 `json:"cost"`
 	// RetryAfter is the wait after which the limit would allow it; in JSON retry_after_us.
 	RetryAfter time.Duration `json:"-"`
-	// Shadow is whether the limit is on trial, so that nobody is turned away.
+	// Shadow is whether the limit is in shadow, so that nobody is turned away.
 	Shadow bool `json:"shadow"`
 	// Source and Line are where the line is, from 1 on.
 	Source string `json:"source"`
@@ -91,7 +91,7 @@ type LimitReport struct {
 	Asked    int64 `json:"asked"`
 	Admitted int64 `json:"admitted"`
 	Refused  int64 `json:"refused"`
-	// Shadow is how many of the Refused went through all the same, as the limit was on trial.
+	// Shadow is how many of the Refused went through all the same, as the limit was in shadow.
 	Shadow int64 `json:"shadow"`
 	// Share is Refused of Asked, from 0 to 1.
 	Share float64 `json:"share"`

@@ -1,0 +1,41 @@
+package golden_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestWords checks that no text that users see has a word in place of one that the glossary in CONTRIBUTING.md has: the
+// documentation of public packages, the pages, tables, the help and JSON of the command, and metrics.
+func TestWords(t *testing.T) {
+	t.Parallel()
+	var files []string
+	for _, pattern := range []string{
+		"internal/golden/testdata/doc/*.txt", "README.md", "docs/*.md", "migrations/*.sql", "cmd/ratelimit/internal/cli/testdata/help/*.txt",
+		"cmd/ratelimit/internal/cli/testdata/json.txt", "httplimit/testdata/*.txt", "otellimit/testdata/metrics.txt", "promlimit/testdata/metrics.txt",
+	} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, found, pattern)
+		files = append(files, found...)
+	}
+	for use, not := range map[string]*regexp.Regexp{
+		"refusal":  regexp.MustCompile(`(?i)denials?\b|\bden(y|ies|ied)\b|denycache`),
+		"credit":   regexp.MustCompile(`(?i)refund`),
+		"kind":     regexp.MustCompile(`(?i)\balgorithm[=,}]`),
+		"shadow":   regexp.MustCompile(`(?i)\bon trial\b|\bas a trial\b`),
+		"prefetch": regexp.MustCompile(`(?i)taken ahead`),
+	} {
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			kept := strings.ReplaceAll(string(text), "denial-of-service", "")
+			require.Empty(t, not.FindAllString(kept, -1), "%s: write %q", file, use)
+		}
+	}
+}
