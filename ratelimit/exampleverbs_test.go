@@ -89,6 +89,11 @@ func ExampleLimiter_Expire() {
 	}
 }
 
+// A program that deletes rows of idle keys, and ends reservations that were left open, while it runs.
+func ExampleLimiter_Maintain() {
+	go func() { log.Print(limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins, FreeTrials)) }()
+}
+
 // Buckets that are full need no row.
 func ExampleLimiter_Prune() {
 	deleted, err := limiter.Prune(ctx, SendMessage, FailedLogins, FreeTrials)

@@ -5,12 +5,55 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
+
+// Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends. It returns the error of ctx. Run it on a
+// goroutine of its own:
+//
+//	go limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins)
+//
+// Any number of processes can run it at the same time: they share the reservations, and one of them prunes. Each interval is longer
+// by up to a tenth, by chance, so that processes that started together spread. An error does not end Maintain. The Observer gets it
+// as a [Failed] whose Verb is "expire" or "prune", and the next interval tries again. For the limits see Prune.
+//
+// Maintain returns ErrInvalidConfig at once if every is not above 0, or if WithTx returned the Limiter, and ErrInvalidLimit for the
+// zero Limit.
+func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...Limit) error {
+	if err := l.ready(ctx, "maintain"); err != nil {
+		return err
+	}
+	if every <= 0 {
+		return fmt.Errorf("%w: maintain every %v; use a duration above 0, such as 10 minutes", ErrInvalidConfig, every)
+	}
+	if err := checkPrune(l, "Maintain", limits); err != nil {
+		return err
+	}
+	l = inBackground(l)
+	for {
+		maintain(ctx, l, limits)
+		if !pause(ctx, every+Spread(every/10)) {
+			return during("maintain", ctx.Err())
+		}
+	}
+}
+
+// maintain expires and prunes once, and reports errors.
+func maintain(ctx context.Context, l *Limiter, limits []Limit) {
+	began := l.reports.began()
+	if _, err := l.Expire(ctx); err != nil {
+		l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
+	}
+	began = l.reports.began()
+	if _, err := l.Prune(ctx, limits...); err != nil {
+		l.reports.failed(ctx, Failed{Verb: "prune", Err: err}, began)
+	}
+}
 
 // Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They keep
 // their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire credits them as Cancel does. It
@@ -155,14 +198,11 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err := l.ready(ctx, "prune"); err != nil {
 		return 0, err
 	}
-	if l.pool == nil {
-		return 0, fmt.Errorf("%w: Prune runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
+	if err := checkPrune(l, "Prune", limits); err != nil {
+		return 0, err
 	}
 	named := make(map[string][]bucket.Terms, len(limits))
 	for _, limit := range limits {
-		if limit.isZero() {
-			return 0, fmt.Errorf("%w: prune of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
-		}
 		named[limit.Name()] = append(named[limit.Name()], limit.terms())
 	}
 	pages, err := prunePages(ctx, l)
@@ -185,6 +225,17 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil
+}
+
+// checkPrune returns an error if the Limiter cannot prune the limits.
+func checkPrune(l *Limiter, call string, limits []Limit) error {
+	if l.pool == nil {
+		return fmt.Errorf("%w: %s runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig, call)
+	}
+	if slices.Contains(limits, Limit{}) {
+		return fmt.Errorf("%w: %s of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit, call)
+	}
+	return nil
 }
 
 // ruledTerms returns the terms under which Prune may delete a row of a name with rules. A row can have been filled under one

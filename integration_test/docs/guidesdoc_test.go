@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"net/http"
 	"time"
 
@@ -150,17 +149,7 @@ func guideHourly(ctx context.Context, limiter *ratelimit.Limiter, rollUp func(ct
 	return rollUp(ctx, d.At.Unix())
 }
 
-func guideCleanUp(ctx context.Context, limiter *ratelimit.Limiter) {
-	for {
-		_, pruned := limiter.Prune(ctx, SendMessage, FreeTrials)
-		_, expired := limiter.Expire(ctx) // only if you reserve
-		if err := errors.Join(pruned, expired); err != nil {
-			slog.ErrorContext(ctx, "clean up limits", "error", err)
-		}
-		select {
-		case <-time.After(5 * time.Minute):
-		case <-ctx.Done():
-			return
-		}
-	}
+func guideCleanUp(ctx context.Context, limiter *ratelimit.Limiter) error {
+	err := limiter.Maintain(ctx, 5*time.Minute, SendMessage, FreeTrials)
+	return err
 }

@@ -181,7 +181,7 @@ func TestGuideCleanUp(t *testing.T) {
 	now.Add(time.Hour.Microseconds())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { guideCleanUp(ctx, limiter); close(done) }()
+	go func() { _ = guideCleanUp(ctx, limiter); close(done) }()
 	require.Eventually(t, func() bool {
 		var rows int
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows)

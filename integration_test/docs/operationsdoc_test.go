@@ -2,6 +2,8 @@ package docs_test
 
 import (
 	"context"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,4 +56,26 @@ func TestOperationsPool(t *testing.T) {
 	defer cancel()
 	_, err = limiter.Take(ctx, limit.For("ada"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// TestOperationsCron promises that the statement of the page deletes rows that are full, and no others.
+func TestOperationsCron(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	parts := strings.Split(string(page), "$$")
+	require.Len(t, parts, 3)
+	pool := postgrestest.New(t)
+	_, err = pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, leases)
+		SELECT name, key, 0, value, (extract(epoch FROM now() - age) * 1e6)::bigint, leases FROM (VALUES
+			('sendMessage', 'idle', 0, interval '61 minutes', NULL::bigint[]), ('sendMessage', 'used', 0, interval '59 minutes', NULL),
+			('sendMessage', 'owes', -1, interval '61 minutes', NULL), ('sendMessage', 'holds', 0, interval '61 minutes', '{1}'),
+			('other', 'idle', 0, interval '61 minutes', NULL)) AS rows (name, key, value, age, leases)`)
+	require.NoError(t, err)
+	deleted, err := pool.Exec(t.Context(), parts[1])
+	require.NoError(t, err)
+	require.EqualValues(t, 1, deleted.RowsAffected())
+	var left bool
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM ratelimit.buckets WHERE name = 'sendMessage' AND key = 'idle')`).Scan(&left))
+	require.False(t, left)
 }

@@ -74,6 +74,7 @@ func leftOut() map[string]string {
 		"InTransaction": "returns whether WithTx made the Limiter",
 		"Schema":        "returns a part of the Config",
 		"Observe":       "tells the Observer what it is given",
+		"Maintain":      "calls Expire and Prune; TestMaintain has its cases",
 		"Mode":          "returns the mode of what Resolve returns; TestModeFollowsTheErasAndThePause has its cases",
 	}
 }
