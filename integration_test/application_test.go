@@ -157,7 +157,7 @@ func (a *application) counted(t *testing.T) (prom, otel map[string]int) {
 	require.NoError(t, a.metrics.Collect(t.Context(), &measured))
 	for _, scope := range measured.ScopeMetrics {
 		for _, m := range scope.Metrics {
-			sum, isSum := m.Data.(metricdata.Sum[int64])
+			sum, isSum := m.Data.(metricdata.Sum[float64])
 			for _, point := range sum.DataPoints {
 				switch result, _ := point.Attributes.Value("ratelimit.result"); {
 				case isSum && m.Name == "ratelimit.requests":

@@ -77,17 +77,17 @@ ratelimit_requests_total{cached="true",kind="fixed_window",limit="uploads",resul
 ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="allowed",verb="take"} 4
 ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="reserved",verb="reserve"} 1
 ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="vetoed",verb="take"} 1
-# HELP ratelimit_settlement_delta_tokens_total Difference between what was reserved and what was used.
+# HELP ratelimit_settlement_delta_tokens_total Difference between the reserved and the actual cost.
 # TYPE ratelimit_settlement_delta_tokens_total counter
 ratelimit_settlement_delta_tokens_total{direction="returned",limit="tasks"} 3
 `), "ratelimit_requests_total", "ratelimit_settlement_delta_tokens_total"))
 
 	var measured metricdata.ResourceMetrics
 	require.NoError(t, reader.Collect(t.Context(), &measured))
-	var requests int64
+	var requests float64
 	for _, m := range measured.ScopeMetrics[0].Metrics {
 		if m.Name == "ratelimit.requests" {
-			for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
+			for _, p := range m.Data.(metricdata.Sum[float64]).DataPoints {
 				requests += p.Value
 			}
 		}

@@ -60,9 +60,11 @@
 package otellimit
 
 import (
+	"context"
 	"fmt"
 
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
@@ -92,116 +94,59 @@ func (c Config) withDefaults() Config {
 
 // Observer is a ratelimit.Observer that reports to OpenTelemetry. It is safe for concurrent use.
 type Observer struct {
-	instruments
-	tracer                trace.Tracer
-	requestSets, callSets *sets
+	instruments []instrument
+	tracer      trace.Tracer
+	sets        sets
+}
+
+// instrument is an instrument in use. Its record is nil if OpenTelemetry does not get it.
+type instrument struct {
+	keys   []attribute.Key
+	record func(ctx context.Context, value float64, attributes metric.MeasurementOption)
 }
 
 // New returns an Observer for ratelimit.Config. Its errors are those of making an instrument.
 func New(config Config) (*Observer, error) {
 	config = config.withDefaults()
-	made, err := newInstruments(config.MeterProvider.Meter(scope))
-	if err != nil {
-		return nil, err
+	o := &Observer{tracer: config.TracerProvider.Tracer(scope), sets: sets{made: map[measured]metric.MeasurementOption{}}}
+	meter := config.MeterProvider.Meter(scope)
+	for _, i := range telemetry.Instruments() {
+		made, err := newInstrument(meter, i)
+		if err != nil {
+			return nil, fmt.Errorf("otellimit: make %s: %w", i.OTel, err)
+		}
+		o.instruments = append(o.instruments, made)
 	}
-	return &Observer{
-		instruments: made, tracer: config.TracerProvider.Tracer(scope),
-		requestSets: newSets(requestAttributes), callSets: newSets(callAttributes),
-	}, nil
+	return o, nil
 }
 
-// instruments are what is measured, in the order of the package's documentation.
-type instruments struct {
-	requests                metric.Int64Counter
-	cost                    metric.Float64Counter
-	duration, wait          metric.Float64Histogram
-	delta                   metric.Float64Counter
-	leases                  metric.Int64Counter
-	failures, contended     metric.Int64Counter
-	conflicts               metric.Int64Counter
-	batchSize               metric.Int64Histogram
-	batchDuration, queueing metric.Float64Histogram
-	pruned, mended, answers metric.Int64Counter
-	ruleLoads               metric.Int64Counter
-	ruleDuration, ruleLate  metric.Float64Histogram
-	ruleVersion, ruleCount  metric.Int64Gauge
-	price                   metric.Float64Gauge
-	prefetched              metric.Float64Counter
-}
-
-// maker makes instruments until one fails.
-type maker struct {
-	meter metric.Meter
-	err   error
-}
-
-func newInstruments(meter metric.Meter) (instruments, error) {
-	m := &maker{meter: meter}
-	made := instruments{
-		requests:      m.count("ratelimit.requests", "{request}", "Requests to a limit, by result."),
-		cost:          m.sum("ratelimit.cost", "Tokens that requests asked for, by result."),
-		duration:      m.seconds("ratelimit.decision.duration", "How long a call took, as its caller saw it.", telemetry.Seconds()),
-		wait:          m.seconds("ratelimit.reservation.wait", "How long reserved work waits for its tokens.", telemetry.Waits()),
-		delta:         m.sum("ratelimit.settlement.delta", "Difference between what was reserved and what was used."),
-		leases:        m.count("ratelimit.leases", "{lease}", "Leases on slots that were renewed, released or lost."),
-		failures:      m.count("ratelimit.failures", "{failure}", "Calls and transactions that failed."),
-		contended:     m.count("ratelimit.contended", "{call}", "Calls and transactions that gave up because every attempt conflicted."),
-		conflicts:     m.count("ratelimit.conflicts", "{attempt}", "Attempts that lost against another transaction and are made again."),
-		batchSize:     m.sizes("ratelimit.batch.size", "Calls that one statement answered."),
-		batchDuration: m.seconds("ratelimit.batch.duration", "How long the database took for a batch.", telemetry.Seconds()),
-		queueing:      m.seconds("ratelimit.queue.wait", "Wait for earlier transactions of this process.", telemetry.Seconds()),
-		pruned:        m.count("ratelimit.pruned", "{bucket}", "Full buckets that were deleted."),
-		mended:        m.count("ratelimit.mended", "{bucket}", "Buckets that a wrong clock had left in the future."),
-		answers:       m.count("ratelimit.answers", "{request}", "What guards in front of handlers made of requests, by result."),
-		ruleLoads:     m.count("ratelimit.rules.loads", "{load}", "Loads of rules from tables, by result."),
-		ruleDuration:  m.seconds("ratelimit.rules.load.duration", "How long a load of rules took.", telemetry.Seconds()),
-		ruleLate:      m.seconds("ratelimit.rules.late", "How long after its beginning the latest change of rules was heard of.", telemetry.Waits()),
-		ruleVersion:   m.level("ratelimit.rules.version", "{version}", "Version of the rules that decide."),
-		ruleCount:     m.level("ratelimit.rules.count", "{rule}", "Rules and overrides that decide, and those kept as they cannot be read."),
-		price:         m.ratio("ratelimit.price", "Price of a token of the key whose price has changed last, of adaptive limits."),
-		prefetched:    m.sum("ratelimit.prefetched", "Tokens that were prefetched, returned and lost."),
+func newInstrument(meter metric.Meter, i telemetry.Instrument) (made instrument, err error) {
+	if i.OTel == "" {
+		return instrument{}, nil
 	}
-	return made, m.err
-}
-
-func (m *maker) failed(name string, err error) {
-	if err != nil && m.err == nil {
-		m.err = fmt.Errorf("otellimit: make %s: %w", name, err)
+	for _, label := range i.Labels {
+		made.keys = append(made.keys, keyOf(label))
 	}
-}
-
-func (m *maker) count(name, unit, description string) metric.Int64Counter {
-	made, err := m.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
-	m.failed(name, err)
-	return made
-}
-
-func (m *maker) level(name, unit, description string) metric.Int64Gauge {
-	made, err := m.meter.Int64Gauge(name, metric.WithUnit(unit), metric.WithDescription(description))
-	m.failed(name, err)
-	return made
-}
-
-func (m *maker) ratio(name, description string) metric.Float64Gauge {
-	made, err := m.meter.Float64Gauge(name, metric.WithUnit("{price}"), metric.WithDescription(description))
-	m.failed(name, err)
-	return made
-}
-
-func (m *maker) sum(name, description string) metric.Float64Counter {
-	made, err := m.meter.Float64Counter(name, metric.WithUnit("{token}"), metric.WithDescription(description))
-	m.failed(name, err)
-	return made
-}
-
-func (m *maker) seconds(name, description string, bounds []float64) metric.Float64Histogram {
-	made, err := m.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(bounds...))
-	m.failed(name, err)
-	return made
-}
-
-func (m *maker) sizes(name, description string) metric.Int64Histogram {
-	made, err := m.meter.Int64Histogram(name, metric.WithUnit("{call}"), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(telemetry.Sizes()...))
-	m.failed(name, err)
-	return made
+	unit, help := metric.WithUnit(i.Unit), metric.WithDescription(i.Help)
+	switch i.Kind {
+	case telemetry.Counter:
+		var counter metric.Float64Counter
+		counter, err = meter.Float64Counter(i.OTel, unit, help)
+		made.record = func(ctx context.Context, value float64, attributes metric.MeasurementOption) {
+			counter.Add(ctx, value, attributes)
+		}
+	case telemetry.Gauge:
+		var gauge metric.Float64Gauge
+		gauge, err = meter.Float64Gauge(i.OTel, unit, help)
+		made.record = func(ctx context.Context, value float64, attributes metric.MeasurementOption) {
+			gauge.Record(ctx, value, attributes)
+		}
+	case telemetry.Histogram:
+		var histogram metric.Float64Histogram
+		histogram, err = meter.Float64Histogram(i.OTel, unit, help, metric.WithExplicitBucketBoundaries(i.Bounds...))
+		made.record = func(ctx context.Context, value float64, attributes metric.MeasurementOption) {
+			histogram.Record(ctx, value, attributes)
+		}
+	}
+	return made, err
 }

@@ -76,25 +76,13 @@ func (b *bundle) points(t *testing.T, name string) map[string]float64 {
 	points := map[string]float64{}
 	label := func(set attribute.Set) string { return set.Encoded(attribute.DefaultEncoder()) }
 	switch data := b.metrics(t)[name].Data.(type) {
-	case metricdata.Sum[int64]:
-		for _, p := range data.DataPoints {
-			points[label(p.Attributes)] = float64(p.Value)
-		}
 	case metricdata.Gauge[float64]:
 		for _, p := range data.DataPoints {
-			points[label(p.Attributes)] = float64(p.Value)
-		}
-	case metricdata.Gauge[int64]:
-		for _, p := range data.DataPoints {
-			points[label(p.Attributes)] = float64(p.Value)
+			points[label(p.Attributes)] = p.Value
 		}
 	case metricdata.Sum[float64]:
 		for _, p := range data.DataPoints {
 			points[label(p.Attributes)] = p.Value
-		}
-	case metricdata.Histogram[int64]:
-		for _, p := range data.DataPoints {
-			points[label(p.Attributes)] = float64(p.Sum)
 		}
 	case metricdata.Histogram[float64]:
 		for _, p := range data.DataPoints {
@@ -149,7 +137,7 @@ func TestDecisions(t *testing.T) {
 		"ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 2,
 		"ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    2,
 	}, b.points(t, "ratelimit.decision.duration"))
-	require.Equal(t, map[string]float64{"ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve": 40},
+	require.Equal(t, map[string]float64{"ratelimit.limit=perUser,ratelimit.verb=reserve": 40},
 		b.points(t, "ratelimit.reservation.wait"))
 }
 

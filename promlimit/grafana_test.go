@@ -102,7 +102,7 @@ func TestDashboard(t *testing.T) {
 func TestDashboardShowsTheAnswers(t *testing.T) {
 	t.Parallel()
 	for panel, result := range map[string]string{
-		"Not decided": "failed_(open|closed)", "Requests at fault": "bad_key", "Would have been refused": "shadow_refused",
+		"Undecided requests": "failed_(open|closed)", "Invalid requests": "bad_key", "Refusals in shadow mode": "shadow_refused",
 	} {
 		require.Contains(t, strings.Join(queries(t)[panel], " "), result, panel)
 	}

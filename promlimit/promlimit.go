@@ -96,23 +96,18 @@ func (c Config) validate() error {
 
 // Observer is a ratelimit.Observer and a prometheus.Collector. It is safe for concurrent use.
 type Observer struct {
-	limits, rules, routes *names
-
-	// in the order of the package's documentation
-	requests, cost, ruleRequests       *prometheus.CounterVec
-	duration, wait                     *prometheus.HistogramVec
-	delta, leases                      *prometheus.CounterVec
-	failures, contended, conflicts     *prometheus.CounterVec
-	batchSize, batchDuration, queueing prometheus.Histogram
-	pruned                             prometheus.Counter
-	mended, answers, ruleLoads         *prometheus.CounterVec
-	ruleDuration, ruleLate             *prometheus.HistogramVec
-	ruleTime, ruleVersion, ruleCount   *prometheus.GaugeVec
-	price                              *prometheus.GaugeVec
-	prefetched                         *prometheus.CounterVec
+	names      map[string]*names // by label
+	metrics    []metric
+	collectors []prometheus.Collector
 }
 
 var _ prometheus.Collector = (*Observer)(nil)
+
+// metric is an instrument in use.
+type metric struct {
+	labels []string
+	record func(value float64, labels []string)
+}
 
 // New returns an Observer for ratelimit.Config. Register it with a prometheus.Registerer.
 func New(config Config) (*Observer, error) {
@@ -120,82 +115,52 @@ func New(config Config) (*Observer, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	request := []string{"limit", "kind", "verb", "result", "cached"}
-	return &Observer{
-		limits:   newNames(config.MaxNames),
-		rules:    newNames(config.MaxNames),
-		routes:   newNames(config.MaxNames),
-		requests: counters("ratelimit_requests_total", "Requests to a limit, by result.", request...),
-		cost:     counters("ratelimit_cost_tokens_total", "Tokens that requests asked for, by result.", request...),
-		ruleRequests: counters("ratelimit_rule_requests_total", "Requests that a rule of Config.Policies decided, by result.",
-			"limit", "rule", "result"),
-		duration: histograms("ratelimit_decision_duration_seconds", "How long a call took, as its caller saw it.",
-			telemetry.Seconds(), "limit", "verb", "result"),
-		wait: histograms("ratelimit_reservation_wait_seconds", "How long reserved work waits for its tokens.",
-			telemetry.Waits(), "limit", "verb"),
-		delta: counters("ratelimit_settlement_delta_tokens_total", "Difference between what was reserved and what was used.",
-			"limit", "direction"),
-		leases:    counters("ratelimit_leases_total", "Leases on slots that were renewed, released or lost.", "limit", "result"),
-		failures:  counters("ratelimit_failures_total", "Calls and transactions that failed.", "verb", "error_type"),
-		contended: counters("ratelimit_contended_total", "Calls and transactions that gave up because every attempt conflicted.", "verb"),
-		conflicts: counters("ratelimit_conflicts_total", "Attempts that lost against another transaction and are made again.", "verb"),
-		batchSize: prometheus.NewHistogram(histogram("ratelimit_batch_size", "Calls that one statement answered.", telemetry.Sizes())),
-		batchDuration: prometheus.NewHistogram(
-			histogram("ratelimit_batch_duration_seconds", "How long the database took for a batch.", telemetry.Seconds())),
-		queueing: prometheus.NewHistogram(
-			histogram("ratelimit_queue_wait_seconds", "Wait for earlier transactions of this process.", telemetry.Seconds())),
-		pruned: prometheus.NewCounter(prometheus.CounterOpts{Name: "ratelimit_pruned_buckets_total", Help: "Full buckets that were deleted."}),
-		mended: counters("ratelimit_mended_buckets_total", "Buckets that a wrong clock had left in the future.", "limit"),
-		answers: counters("ratelimit_answers_total", "What guards in front of handlers made of requests, by result.",
-			"route", "limit", "result"),
-		ruleLoads: counters("ratelimit_rules_loads_total", "Loads of rules from tables, by result.", "result"),
-		ruleDuration: histograms("ratelimit_rules_load_duration_seconds", "How long a load of rules took.",
-			telemetry.Seconds(), "result"),
-		ruleLate: histograms("ratelimit_rules_late_seconds", "How long after its beginning the latest change of rules was heard of.",
-			telemetry.Waits()),
-		ruleTime:    gauges("ratelimit_rules_loaded_timestamp_seconds", "When the rules that decide were loaded."),
-		ruleVersion: gauges("ratelimit_rules_version", "Version of the rules that decide."),
-		ruleCount:   gauges("ratelimit_rules", "Rules and overrides that decide, and those kept as they cannot be read.", "set"),
-		price:       gauges("ratelimit_price", "Price of a token of the key whose price has changed last, of adaptive limits.", "limit"),
-		prefetched:  counters("ratelimit_prefetched_tokens_total", "Tokens that were prefetched, returned and lost.", "limit", "result"),
-	}, nil
-}
-
-// gauges has no value until it is given one, as in a program without rules.
-func gauges(name, help string, labels ...string) *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-}
-
-func counters(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-}
-
-func histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(histogram(name, help, buckets), labels)
-}
-
-func histogram(name, help string, buckets []float64) prometheus.HistogramOpts {
-	return prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}
-}
-
-func (o *Observer) collectors() []prometheus.Collector {
-	return []prometheus.Collector{
-		o.requests, o.cost, o.ruleRequests, o.duration, o.wait, o.delta, o.leases, o.failures, o.contended, o.conflicts,
-		o.batchSize, o.batchDuration, o.queueing, o.pruned, o.mended, o.answers,
-		o.ruleLoads, o.ruleDuration, o.ruleLate, o.ruleTime, o.ruleVersion, o.ruleCount, o.price, o.prefetched,
+	o := &Observer{names: map[string]*names{
+		"limit": newNames(config.MaxNames), "rule": newNames(config.MaxNames), "route": newNames(config.MaxNames),
+	}}
+	for _, i := range telemetry.Instruments() {
+		o.add(i)
 	}
+	return o, nil
+}
+
+// add adds an instrument.
+func (o *Observer) add(i telemetry.Instrument) {
+	var record func(value float64, labels []string)
+	isSingle := len(i.Labels) == 0 // then it is 0 from the start; a gauge has no value until it gets one
+	switch i.Kind {
+	case telemetry.Counter:
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: i.Prometheus, Help: i.Help}, i.Labels)
+		o.collectors = append(o.collectors, v)
+		record = func(value float64, labels []string) { v.WithLabelValues(labels...).Add(value) }
+		if isSingle {
+			v.WithLabelValues()
+		}
+	case telemetry.Gauge:
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: i.Prometheus, Help: i.Help}, i.Labels)
+		o.collectors = append(o.collectors, v)
+		record = func(value float64, labels []string) { v.WithLabelValues(labels...).Set(value) }
+	case telemetry.Histogram:
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: i.Prometheus, Help: i.Help, Buckets: i.Bounds}, i.Labels)
+		o.collectors = append(o.collectors, v)
+		record = func(value float64, labels []string) { v.WithLabelValues(labels...).Observe(value) }
+		if isSingle {
+			v.WithLabelValues()
+		}
+	}
+	o.metrics = append(o.metrics, metric{i.Labels, record})
 }
 
 // Describe is for the registry.
 func (o *Observer) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, c := range o.collectors() {
+	for _, c := range o.collectors {
 		c.Describe(descriptions)
 	}
 }
 
 // Collect is for the registry.
 func (o *Observer) Collect(metrics chan<- prometheus.Metric) {
-	for _, c := range o.collectors() {
+	for _, c := range o.collectors {
 		c.Collect(metrics)
 	}
 }

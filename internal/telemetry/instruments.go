@@ -1,0 +1,210 @@
+package telemetry
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// InstrumentKind is how the values of an instrument add up.
+type InstrumentKind int
+
+// The kinds.
+const (
+	Counter InstrumentKind = iota
+	Gauge
+	Histogram
+)
+
+// Instrument is a metric that promlimit and otellimit report.
+type Instrument struct {
+	// Prometheus and OTel are its names. OTel is empty for a metric that only Prometheus gets.
+	Prometheus, OTel string
+	// Kind is how its values add up.
+	Kind InstrumentKind
+	// Unit is the unit in the notation of OpenTelemetry.
+	Unit string
+	// Help is a sentence for people.
+	Help string
+	// Labels are the names of its labels for Prometheus.
+	Labels []string
+	// Bounds are the upper bounds of the buckets of a histogram.
+	Bounds []float64
+}
+
+// Indices into Instruments.
+const (
+	requests = iota
+	cost
+	ruleRequests
+	duration
+	reservationWait
+	settlementDelta
+	leases
+	failures
+	contended
+	conflicts
+	batchSize
+	batchDuration
+	queueWait
+	pruned
+	mended
+	answers
+	ruleLoads
+	ruleLoadDuration
+	ruleLate
+	ruleTime
+	ruleVersion
+	ruleCount
+	price
+	prefetched
+)
+
+// Instruments returns all instruments, in the order in which the packages document them.
+func Instruments() []Instrument {
+	request := []string{"limit", "kind", "verb", "result", "cached"}
+	return []Instrument{
+		requests: counter("ratelimit_requests_total", "ratelimit.requests", "{request}",
+			"Requests to a limit, by result.", request...),
+		cost: counter("ratelimit_cost_tokens_total", "ratelimit.cost", "{token}",
+			"Tokens that requests asked for, by result.", request...),
+		ruleRequests: counter("ratelimit_rule_requests_total", "", "{request}",
+			"Requests that a rule of Config.Policies decided, by result.", "limit", "rule", "result"),
+		duration: histogram("ratelimit_decision_duration_seconds", "ratelimit.decision.duration", "s",
+			"Duration of a call, as its caller saw it.", Seconds(), "limit", "verb", "result"),
+		reservationWait: histogram("ratelimit_reservation_wait_seconds", "ratelimit.reservation.wait", "s",
+			"Time until reserved work may run.", Waits(), "limit", "verb"),
+		settlementDelta: counter("ratelimit_settlement_delta_tokens_total", "ratelimit.settlement.delta", "{token}",
+			"Difference between the reserved and the actual cost.", "limit", "direction"),
+		leases: counter("ratelimit_leases_total", "ratelimit.leases", "{lease}",
+			"Leases on slots that were renewed, released or lost.", "limit", "result"),
+		failures: counter("ratelimit_failures_total", "ratelimit.failures", "{failure}",
+			"Calls and transactions that failed.", "verb", "error_type"),
+		contended: counter("ratelimit_contended_total", "ratelimit.contended", "{call}",
+			"Calls and transactions that gave up because every attempt conflicted.", "verb"),
+		conflicts: counter("ratelimit_conflicts_total", "ratelimit.conflicts", "{attempt}",
+			"Attempts that conflicted with another transaction.", "verb"),
+		batchSize: histogram("ratelimit_batch_size", "ratelimit.batch.size", "{call}",
+			"Calls that one statement answered.", Sizes()),
+		batchDuration: histogram("ratelimit_batch_duration_seconds", "ratelimit.batch.duration", "s",
+			"Time that the database took for a batch.", Seconds()),
+		queueWait: histogram("ratelimit_queue_wait_seconds", "ratelimit.queue.wait", "s",
+			"Wait for earlier transactions of this process, or with Config.SharedQueues of all processes.", Seconds()),
+		pruned: counter("ratelimit_pruned_buckets_total", "ratelimit.pruned", "{bucket}",
+			"Deleted rows of full buckets."),
+		mended: counter("ratelimit_mended_buckets_total", "ratelimit.mended", "{bucket}",
+			"Buckets that a wrong clock had left in the future.", "limit"),
+		answers: counter("ratelimit_answers_total", "ratelimit.answers", "{request}",
+			"Answers of guards in front of handlers, by result.", "route", "limit", "result"),
+		ruleLoads: counter("ratelimit_rules_loads_total", "ratelimit.rules.loads", "{load}",
+			"Loads of stored rules, by result.", "result"),
+		ruleLoadDuration: histogram("ratelimit_rules_load_duration_seconds", "ratelimit.rules.load.duration", "s",
+			"Duration of a load of stored rules.", Seconds(), "result"),
+		ruleLate: histogram("ratelimit_rules_late_seconds", "ratelimit.rules.late", "s",
+			"Time from the start of the latest change of rules until this process learned of it.", Waits()),
+		ruleTime: gauge("ratelimit_rules_loaded_timestamp_seconds", "", "s",
+			"Time of the last load of stored rules that succeeded."),
+		ruleVersion: gauge("ratelimit_rules_version", "ratelimit.rules.version", "{version}",
+			"Version of the stored rules in effect."),
+		ruleCount: gauge("ratelimit_rules", "ratelimit.rules.count", "{rule}",
+			"Stored rules and overrides in effect, and those that cannot be read and stay as they were.", "set"),
+		price: gauge("ratelimit_price", "ratelimit.price", "{price}",
+			"Price of a token of an adaptive limit, of the key whose price changed last.", "limit"),
+		prefetched: counter("ratelimit_prefetched_tokens_total", "ratelimit.prefetched", "{token}",
+			"Prefetched tokens: taken, returned and lost.", "limit", "result"),
+	}
+}
+
+func counter(prometheus, otel, unit, help string, labels ...string) Instrument {
+	return Instrument{prometheus, otel, Counter, unit, help, labels, nil}
+}
+
+func gauge(prometheus, otel, unit, help string, labels ...string) Instrument {
+	return Instrument{prometheus, otel, Gauge, unit, help, labels, nil}
+}
+
+func histogram(prometheus, otel, unit, help string, bounds []float64, labels ...string) Instrument {
+	return Instrument{prometheus, otel, Histogram, unit, help, labels, bounds}
+}
+
+// Measure calls record for each measurement of event. instrument is an index into Instruments, and labels are the values of its
+// Labels. record must not keep labels.
+func Measure(event ratelimit.Event, record func(instrument int, value float64, labels ...string)) {
+	switch e := event.(type) {
+	case ratelimit.Decided:
+		measureDecided(e, record)
+	case ratelimit.Failed:
+		measureFailed(e, record)
+	case ratelimit.Settlement:
+		direction, tokens := Direction(e)
+		record(settlementDelta, tokens, e.Limit, direction)
+	case ratelimit.Leased:
+		record(leases, 1, e.Limit, Lease(e))
+	case ratelimit.Conflicted:
+		record(conflicts, 1, e.Verb)
+	case ratelimit.Batched:
+		record(batchSize, float64(e.Calls))
+		record(batchDuration, e.Elapsed.Seconds())
+	case ratelimit.Queued:
+		record(queueWait, e.Waited.Seconds())
+	case ratelimit.Pruned:
+		record(pruned, float64(e.Buckets))
+	case ratelimit.Mended:
+		record(mended, 1, e.Limit)
+	case ratelimit.Answered:
+		record(answers, 1, e.Route, e.Limit, Answer(e))
+	case ratelimit.RulesLoaded:
+		measureRules(e, record)
+	case ratelimit.PriceChanged:
+		record(price, e.Price, e.Limit)
+	case ratelimit.Prefetched:
+		for result, tokens := range Prefetched(e) {
+			record(prefetched, tokens, e.Limit, result)
+		}
+	}
+}
+
+func measureDecided(e ratelimit.Decided, record func(int, float64, ...string)) {
+	for r := range Requests(e) {
+		cached := strconv.FormatBool(r.Cached)
+		record(requests, 1, r.Limit, r.Kind, r.Verb, r.Result, cached)
+		record(cost, r.Cost, r.Limit, r.Kind, r.Verb, r.Result, cached)
+		if r.Rule != "" {
+			record(ruleRequests, 1, r.Limit, r.Rule, r.Result)
+		}
+	}
+	limit, result := Limit(e.Decision), Result(e)
+	record(duration, e.Elapsed.Seconds(), limit, e.Verb, result)
+	if result == Reserved {
+		record(reservationWait, e.Delay.Seconds(), limit, e.Verb)
+	}
+}
+
+func measureFailed(e ratelimit.Failed, record func(int, float64, ...string)) {
+	r, isRequest := Failure(e)
+	if isRequest {
+		record(requests, 1, r.Limit, r.Kind, r.Verb, r.Result, "false")
+		record(duration, e.Elapsed.Seconds(), e.Limit, e.Verb, r.Result)
+	}
+	if r.Result == Contended {
+		record(contended, 1, e.Verb)
+	} else {
+		record(failures, 1, e.Verb, ErrorType(e.Err))
+	}
+}
+
+func measureRules(e ratelimit.RulesLoaded, record func(int, float64, ...string)) {
+	result := Load(e)
+	record(ruleLoads, 1, result)
+	record(ruleLoadDuration, e.Elapsed.Seconds(), result)
+	record(ruleVersion, float64(e.Version))
+	if result == "failed" { // the previous rules stay in effect
+		return
+	}
+	record(ruleLate, e.Late.Seconds())
+	record(ruleTime, float64(time.Now().UnixMicro())/1e6)
+	record(ruleCount, float64(e.Rules), "rules")
+	record(ruleCount, float64(e.Overrides), "overrides")
+	record(ruleCount, float64(e.Kept), "kept")
+}
