@@ -61,7 +61,7 @@ var perKey = ratelimit.Define("gateway.key", ratelimit.PerMinute(60))
 
 const (
 	schema = `
-CREATE TABLE IF NOT EXISTS api_keys (
+CREATE TABLE IF NOT EXISTS gateway_keys (
     hash     bytea PRIMARY KEY, -- SHA-256 of a key that only the customer has
     customer text NOT NULL,
     plan     text NOT NULL
@@ -182,7 +182,7 @@ func seed(ctx context.Context, pool *pgxpool.Pool) error {
 func addCustomer(ctx context.Context, pool *pgxpool.Pool, name, plan string) error {
 	key := rand.Text()
 	hash := sha256.Sum256([]byte(key))
-	if _, err := pool.Exec(ctx, `INSERT INTO api_keys VALUES ($1, $2, $3)`, hash[:], name, plan); err != nil {
+	if _, err := pool.Exec(ctx, `INSERT INTO gateway_keys VALUES ($1, $2, $3)`, hash[:], name, plan); err != nil {
 		return err
 	}
 	fmt.Println(key)
@@ -210,7 +210,7 @@ func (g *gateway) identify(next http.Handler) http.Handler {
 		c := caller{plan: "free"}
 		if authorization := r.Header.Get("Authorization"); authorization != "" && !strings.HasPrefix(authorization, "Basic ") {
 			hash := sha256.Sum256([]byte(strings.TrimPrefix(authorization, "Bearer ")))
-			err := g.pool.QueryRow(r.Context(), `SELECT customer, plan FROM api_keys WHERE hash = $1`, hash[:]).Scan(&c.customer, &c.plan)
+			err := g.pool.QueryRow(r.Context(), `SELECT customer, plan FROM gateway_keys WHERE hash = $1`, hash[:]).Scan(&c.customer, &c.plan)
 			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 				log.Print(err)
 				http.Error(w, "API keys cannot be checked right now", http.StatusServiceUnavailable)

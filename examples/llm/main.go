@@ -53,7 +53,7 @@ const (
 
 const (
 	schema = `
-CREATE TABLE IF NOT EXISTS turns (
+CREATE TABLE IF NOT EXISTS llm_turns (
     id         text PRIMARY KEY,
     asker      text NOT NULL,
     plan       text NOT NULL,
@@ -231,7 +231,7 @@ func (s *service) ask(ctx context.Context, asker, planName, prompt string, most 
 			return err
 		}
 		readyAt = job.ReadyAt
-		_, err = tx.Exec(ctx, `INSERT INTO turns (id, asker, plan, prompt, max_tokens, estimate, payment, ready_at)
+		_, err = tx.Exec(ctx, `INSERT INTO llm_turns (id, asker, plan, prompt, max_tokens, estimate, payment, ready_at)
 			VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, id, asker, planName, prompt, most, tokens, payment.ID, readyAt)
 		return err
 	})
@@ -259,7 +259,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
 	slot := scheduler.SlotFromContext(ctx)
 	var payment string
 	var question request
-	err := w.pool.QueryRow(ctx, `SELECT payment, prompt, max_tokens FROM turns WHERE id = $1`, job.Args.Turn).
+	err := w.pool.QueryRow(ctx, `SELECT payment, prompt, max_tokens FROM llm_turns WHERE id = $1`, job.Args.Turn).
 		Scan(&payment, &question.Prompt, &question.MaxTokens)
 	if err != nil {
 		return err
@@ -270,7 +270,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
 	}
 	used, plan := float64(answer.Tokens), w.limits.plans[job.Args.Plan]
 	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE turns SET answer = $2, tokens = $3 WHERE id = $1`, job.Args.Turn, answer.Answer, answer.Tokens)
+		_, err := tx.Exec(ctx, `UPDATE llm_turns SET answer = $2, tokens = $3 WHERE id = $1`, job.Args.Turn, answer.Answer, answer.Tokens)
 		if err != nil {
 			return err
 		}
@@ -352,7 +352,7 @@ func (s *service) handler() http.Handler {
 	})
 	mux.HandleFunc("GET /questions/{id}", func(w http.ResponseWriter, r *http.Request) {
 		var answer *string
-		err := s.pool.QueryRow(r.Context(), `SELECT answer FROM turns WHERE id = $1`, r.PathValue("id")).Scan(&answer)
+		err := s.pool.QueryRow(r.Context(), `SELECT answer FROM llm_turns WHERE id = $1`, r.PathValue("id")).Scan(&answer)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			http.NotFound(w, r)

@@ -53,14 +53,14 @@ var (
 
 const (
 	schema = `
-CREATE TABLE IF NOT EXISTS users (
+CREATE TABLE IF NOT EXISTS login_users (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     login         text COLLATE "C" NOT NULL UNIQUE, -- as normalize returns it
     password_hash bytea NOT NULL
 );
-CREATE TABLE IF NOT EXISTS sessions (
+CREATE TABLE IF NOT EXISTS login_sessions (
     token_hash bytea PRIMARY KEY, -- of a token that only the browser has
-    user_id    bigint NOT NULL REFERENCES users ON DELETE CASCADE,
+    user_id    bigint NOT NULL REFERENCES login_users ON DELETE CASCADE,
     expires_at timestamptz NOT NULL
 )`
 	sessionLifetime = 12 * time.Hour
@@ -151,7 +151,7 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 	token = rand.Text()
 	sum := sha256.Sum256([]byte(token))
 	return token, a.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO sessions VALUES ($1, $2, now() + $3::interval)`, sum[:], user, sessionLifetime)
+		_, err := tx.Exec(ctx, `INSERT INTO login_sessions VALUES ($1, $2, now() + $3::interval)`, sum[:], user, sessionLifetime)
 		if err != nil {
 			return err
 		}
@@ -165,7 +165,7 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 // verify returns the ID of the account's user. An unknown account takes as long as a wrong password.
 func (a *app) verify(ctx context.Context, account, password string) (user int64, err error) {
 	hash := a.decoy
-	err = a.pool.QueryRow(ctx, `SELECT id, password_hash FROM users WHERE login = $1`, account).Scan(&user, &hash)
+	err = a.pool.QueryRow(ctx, `SELECT id, password_hash FROM login_users WHERE login = $1`, account).Scan(&user, &hash)
 	unknown := errors.Is(err, pgx.ErrNoRows)
 	if err != nil && !unknown {
 		return 0, err
@@ -201,7 +201,7 @@ func addUser(ctx context.Context, pool *pgxpool.Pool, login, password string) er
 	if err != nil {
 		return err
 	}
-	_, err = pool.Exec(ctx, `INSERT INTO users (login, password_hash) VALUES ($1, $2)`, account, hash)
+	_, err = pool.Exec(ctx, `INSERT INTO login_users (login, password_hash) VALUES ($1, $2)`, account, hash)
 	return err
 }
 
@@ -248,7 +248,7 @@ func (a *app) login(w http.ResponseWriter, r *http.Request) {
 // account answers with the login that the session is signed in to.
 func (a *app) account(w http.ResponseWriter, r *http.Request) {
 	var login string
-	err := a.pool.QueryRow(r.Context(), `SELECT login FROM sessions JOIN users ON id = user_id
+	err := a.pool.QueryRow(r.Context(), `SELECT login FROM login_sessions JOIN login_users ON id = user_id
 		WHERE token_hash = $1 AND expires_at > now()`, tokenHash(r)).Scan(&login)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -261,7 +261,7 @@ func (a *app) account(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *app) logout(w http.ResponseWriter, r *http.Request) {
-	if _, err := a.pool.Exec(r.Context(), `DELETE FROM sessions WHERE token_hash = $1`, tokenHash(r)); err != nil {
+	if _, err := a.pool.Exec(r.Context(), `DELETE FROM login_sessions WHERE token_hash = $1`, tokenHash(r)); err != nil {
 		fail(w, err)
 		return
 	}

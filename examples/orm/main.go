@@ -40,18 +40,10 @@ var (
 	freeTrials  = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
 )
 
-const schema = `CREATE TABLE IF NOT EXISTS messages (
-	id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-	author text NOT NULL,
-	body   text NOT NULL CHECK (body <> '')
-)`
+const schema = `CREATE TABLE IF NOT EXISTS messages (author text NOT NULL, body text NOT NULL CHECK (body <> ''))`
 
 // Message is a row of messages, for GORM and bun.
-type Message struct {
-	ID     int64 `bun:",pk,autoincrement"`
-	Author string
-	Body   string
-}
+type Message struct{ Author, Body string }
 
 // require takes one token from each limit in a transaction. If it returns an error, the caller rolls back, and nothing is taken.
 func require(ctx context.Context, limiter *ratelimit.Limiter, tx sqllimit.Tx, author string) error {

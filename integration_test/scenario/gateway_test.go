@@ -68,12 +68,12 @@ func newGateway(t *testing.T, behind http.Handler) *gateway {
 	t.Cleanup(upstream.Close)
 	t.Cleanup(g.client.CloseIdleConnections)
 	g.apiURL = upstream.URL
-	execute(t, pool, `CREATE TABLE api_keys (hash bytea PRIMARY KEY, customer text NOT NULL, plan text NOT NULL)`)
+	execute(t, pool, `CREATE TABLE gateway_keys (hash bytea PRIMARY KEY, customer text NOT NULL, plan text NOT NULL)`)
 	for plan, customers := range map[string]int{"free": 4, "pro": 20} {
 		for i := range customers {
 			name := fmt.Sprint(plan, i)
 			hash := sha256.Sum256([]byte(name + "-key"))
-			execute(t, pool, `INSERT INTO api_keys VALUES ($1, $2, $3)`, hash[:], name, plan)
+			execute(t, pool, `INSERT INTO gateway_keys VALUES ($1, $2, $3)`, hash[:], name, plan)
 		}
 	}
 	return g
@@ -202,7 +202,7 @@ func TestGateway(t *testing.T) {
 	t.Run("PrintsKeysThatWork", func(t *testing.T) {
 		t.Parallel()
 		g := newGateway(t, new(api))
-		execute(t, g.pool, `DROP TABLE api_keys`)
+		execute(t, g.pool, `DROP TABLE gateway_keys`)
 		key, err := invoke(t, g.database, "gateway", "-add", "ada:pro")
 		require.NoError(t, err, key)
 		g.apiURL = "" // it echoes

@@ -69,7 +69,7 @@ func TestLLMAsk(t *testing.T) {
 	}
 	count := func(t *testing.T, p *play) string {
 		t.Helper()
-		return query[string](t, p.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM turns), (SELECT count(*) FROM river_job),
+		return query[string](t, p.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM llm_turns), (SELECT count(*) FROM river_job),
 			(SELECT count(*) FROM ratelimit.reservations))`)
 	}
 
@@ -93,7 +93,7 @@ func TestLLMAsk(t *testing.T) {
 		}
 		// Its tokens take as long to arrive: 5000 of 188,000 in 18 s.
 		require.Equal(t, 479, query[int](t, p.pool, `SELECT round(1000 * extract(epoch FROM min(gap)))::int FROM
-			(SELECT ready_at - lag(ready_at) OVER (ORDER BY ready_at) AS gap FROM turns) AS g`))
+			(SELECT ready_at - lag(ready_at) OVER (ORDER BY ready_at) AS gap FROM llm_turns) AS g`))
 	})
 
 	t.Run("RejectsWhatIsNoQuestion", func(t *testing.T) {
@@ -134,5 +134,5 @@ func TestLLMAlone(t *testing.T) {
 	}
 	status, _ := get("none")
 	require.Equal(t, http.StatusNotFound, status)
-	require.Equal(t, 3*11, query[int](t, pool, `SELECT sum(tokens) FROM turns`))
+	require.Equal(t, 3*11, query[int](t, pool, `SELECT sum(tokens) FROM llm_turns`))
 }

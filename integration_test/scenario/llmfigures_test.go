@@ -58,7 +58,7 @@ func (p *play) measure(t *testing.T) *figures {
 	t.Helper()
 	rows, _ := p.pool.Query(t.Context(), `SELECT t.id, t.asker, t.estimate, t.tokens, t.asked_at, t.ready_at,
 			to_timestamp(r.ready_us / 1e6), to_timestamp(r.started_us / 1e6)
-		FROM turns AS t
+		FROM llm_turns AS t
 		JOIN river_job AS j ON j.args ->> 'turn' = t.id
 		JOIN ratelimit.reservations AS r ON r.id::text = j.metadata ->> 'ratelimit:reservation'
 		WHERE t.answer IS NOT NULL ORDER BY t.asked_at`) // its error is in rows

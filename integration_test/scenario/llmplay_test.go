@@ -158,7 +158,7 @@ func (p *play) await(ctx context.Context, t *testing.T, answered int) {
 	t.Helper()
 	shown := time.Now()
 	for {
-		n := query[int](t, p.pool, `SELECT count(*) FROM turns WHERE answer IS NOT NULL`)
+		n := query[int](t, p.pool, `SELECT count(*) FROM llm_turns WHERE answer IS NOT NULL`)
 		if done := n >= answered; done || time.Since(shown) >= progressEvery {
 			shown = time.Now()
 			p.mu.Lock()

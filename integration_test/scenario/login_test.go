@@ -142,7 +142,7 @@ func (l *login) leave(t *testing.T, limit string, tokens int) {
 
 func (l *login) sessions(t *testing.T) int {
 	t.Helper()
-	return query[int](t, l.pool, `SELECT count(*) FROM sessions`)
+	return query[int](t, l.pool, `SELECT count(*) FROM login_sessions`)
 }
 
 // buckets returns all rows of the limiter as one text.
@@ -170,7 +170,7 @@ func TestLoginGuessesAtOnce(t *testing.T) {
 				require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: test.account, password: guess}).status)
 			}
 			// Whoever checks this hash fails, so an attempt that is refused was not checked.
-			execute(t, l.pool, `UPDATE users SET password_hash = 'no hash'`)
+			execute(t, l.pool, `UPDATE login_users SET password_hash = 'no hash'`)
 			var attempts []attempt
 			for i := range test.guesses {
 				attempts = append(attempts, attempt{
@@ -319,7 +319,7 @@ func TestLoginSuccess(t *testing.T) {
 		l := startLogin(t)
 		execute(t, l.pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
 		// It fails the COMMIT, after the session is written and the limit is reset.
-		execute(t, l.pool, `CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON sessions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+		execute(t, l.pool, `CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON login_sessions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
 		l.try(t, attempt{login: "ada", password: guess})
 		failed := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
 		require.Equal(t, http.StatusServiceUnavailable, failed.status)
@@ -327,7 +327,7 @@ func TestLoginSuccess(t *testing.T) {
 		require.Zero(t, l.sessions(t))
 		require.InDelta(t, perAccount-2, l.tokens(t, asLimited), 0, "the limit was reset without a session")
 
-		execute(t, l.pool, `DROP TRIGGER refuse ON sessions`)
+		execute(t, l.pool, `DROP TRIGGER refuse ON login_sessions`)
 		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada")}).status)
 		require.InDelta(t, perAccount, l.tokens(t, asLimited), 0)
 	})
@@ -342,9 +342,9 @@ func TestLoginSuccess(t *testing.T) {
 		require.Len(t, cookies, 1)
 		require.True(t, cookies[0].HttpOnly)
 		require.Equal(t, http.SameSiteLaxMode, cookies[0].SameSite)
-		require.Zero(t, query[int](t, l.pool, `SELECT count(*) FROM sessions WHERE position($1::bytea IN token_hash) > 0`, []byte(cookies[0].Value)))
+		require.Zero(t, query[int](t, l.pool, `SELECT count(*) FROM login_sessions WHERE position($1::bytea IN token_hash) > 0`, []byte(cookies[0].Value)))
 		require.Equal(t, "ada\n", l.account(t).body)
-		execute(t, l.pool, `UPDATE sessions SET expires_at = now()`)
+		execute(t, l.pool, `UPDATE login_sessions SET expires_at = now()`)
 		require.Equal(t, http.StatusUnauthorized, l.account(t).status)
 		l.try(t, attempt{login: "ada", password: passwordOf("ada")})
 		require.Equal(t, "ada\n", l.account(t).body)

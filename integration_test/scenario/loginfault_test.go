@@ -37,7 +37,7 @@ func TestLoginFailsClosed(t *testing.T) {
 	t.Run("WithoutTheUsers", func(t *testing.T) {
 		t.Parallel()
 		l := startLogin(t)
-		execute(t, l.pool, `ALTER TABLE users RENAME TO gone`)
+		execute(t, l.pool, `ALTER TABLE login_users RENAME TO gone`)
 		requireClosed(t, l)
 		require.InDelta(t, perAccount-1, l.tokens(t, asLimited), 0, "the attempt stays charged")
 	})
@@ -69,7 +69,7 @@ func TestLoginHungUp(t *testing.T) {
 	tx, err := l.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = tx.Exec(t.Context(), `LOCK TABLE users`)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE login_users`)
 	require.NoError(t, err)
 	ctx, hangUp := context.WithCancel(t.Context())
 	result := make(chan error, 1)
@@ -79,7 +79,7 @@ func TestLoginHungUp(t *testing.T) {
 		result <- err
 	}()
 	require.Eventually(t, func() bool {
-		return query[int](t, l.pool, `SELECT count(*) FROM pg_locks WHERE relation = 'users'::regclass AND NOT granted`) == 1
+		return query[int](t, l.pool, `SELECT count(*) FROM pg_locks WHERE relation = 'login_users'::regclass AND NOT granted`) == 1
 	}, patience, time.Millisecond)
 	hangUp()
 	require.ErrorIs(t, <-result, context.Canceled)
