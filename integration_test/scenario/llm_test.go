@@ -108,6 +108,32 @@ func TestLLMAsk(t *testing.T) {
 	})
 }
 
+// An answer that takes more tokens than estimated is charged for them: to the user, to the plan, and to the model's limit.
+func TestLLMSettles(t *testing.T) {
+	t.Parallel()
+	p := newPlay(t, scale{minute: time.Minute, share: 0.94})
+	clock := stopClock(t, p.database, p.pool)
+	p.web.stop(t)
+	p.web = p.process(t, 1)
+	question := completion{Prompt: strings.Repeat("a ", 400), MaxTokens: 10} // a token has two bytes here, and not four
+	asked, _, err := p.ask(t.Context(), user{name: "ada", plan: "free"}, question)
+	require.NoError(t, err)
+	require.True(t, asked)
+	require.Equal(t, "free -210, free.user -210, model.tokens -210", p.owed(t))
+	clock.advance(t, time.Second) // all tokens are back
+	require.Eventually(t, func() bool {
+		return query[int](t, p.pool, `SELECT count(*) FROM llm_turns WHERE tokens = 410`) == 1
+	}, patience, 10*time.Millisecond)
+	require.Equal(t, "free -200, free.user -200, model.tokens -200", p.owed(t))
+}
+
+// owed returns the limits on tokens with what is missing from their capacity.
+func (p *play) owed(t *testing.T) string {
+	t.Helper()
+	return query[string](t, p.pool, `SELECT string_agg(name || ' ' || value - CASE name WHEN 'free' THEN 40000 WHEN 'free.user' THEN 10000 ELSE 0 END, ', ' ORDER BY name)
+		FROM ratelimit.buckets WHERE name IN ('free', 'free.user', 'model.tokens')`)
+}
+
 // Without MODEL_URL the program answers by its own model.
 func TestLLMAlone(t *testing.T) {
 	t.Parallel()
