@@ -88,7 +88,7 @@ PGSERVICE and others), the first of these that is there. No error prints it.`,
 	flags.StringVar(&a.options.schema, "schema", "ratelimit", "schema of the tables")
 	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "how long the database may take; 0: for ever")
 	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
-		a.creditCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(),
+		a.creditCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
 		a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
 	root.AddCommand(topics()...)
 	asGroup(root)

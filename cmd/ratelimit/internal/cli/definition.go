@@ -49,12 +49,17 @@ func policyFlags() map[string]string {
 }
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
-	flags := cmd.Flags()
-	d.changed, d.read, d.fields = flags.Changed, a.wantedRules, make(map[string]*string)
-	flags.StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies; - is standard input")
+	a.withDefinitionFile(cmd, d)
 	for name, help := range policyFlags() {
-		d.fields[name] = flags.String(name, "", help)
+		d.fields[name] = cmd.Flags().String(name, "", help)
 	}
+	return cmd
+}
+
+// withDefinitionFile is withDefinition for a command that takes a definition from a file only.
+func (a *app) withDefinitionFile(cmd *cobra.Command, d *definition) *cobra.Command {
+	d.changed, d.read, d.fields = cmd.Flags().Changed, a.wantedRules, make(map[string]*string)
+	cmd.Flags().StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies; - is standard input")
 	return cmd
 }
 

@@ -42,13 +42,8 @@ as it takes.`,
 		if len(args) == 0 && older == 0 {
 			return misused("nothing is named to prune; name limits, or give --refusals-older-than")
 		}
-		for _, name := range args {
-			if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
-				return err
-			}
-			if err := d.check(ctx, name); err != nil {
-				return err
-			}
+		if err := checkNames(ctx, &d, args); err != nil {
+			return err
 		}
 		if err := a.confirm(ctx, "Delete %s?", pruned(args, time.Duration(older))); err != nil {
 			return err
@@ -68,6 +63,19 @@ as it takes.`,
 	return a.withYes(a.withOutput(a.withDefinition(cmd, &d)))
 }
 
+// checkNames returns an error if a name or the definition cannot be used, before the database is asked.
+func checkNames(ctx context.Context, d *definition, names []string) error {
+	for _, name := range names {
+		if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
+			return err
+		}
+		if err := d.check(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // pruned says what is to be deleted.
 func pruned(limits []string, older time.Duration) string {
 	var parts []string
@@ -81,22 +89,10 @@ func pruned(limits []string, older time.Duration) string {
 }
 
 func (a *app) prune(ctx context.Context, db *database, d *definition, args []string, older time.Duration) (v prunedView, err error) {
-	v.Limits, d.noPlan = append([]string{}, args...), true // a row goes only when it is full under each of the rules
-	var limits []ratelimit.Limit
-	for _, name := range args {
-		// A key that nobody has, so that no override of one key answers for the others.
-		b, err := a.bucket(ctx, db, &bucketFlags{stored: true, definition: *d}, []string{name, rand.Text()})
-		if err != nil {
-			return v, err
-		}
-		if b.why != nil {
-			return v, misused("%w", b.why)
-		}
-		plans, err := d.plansOf(ctx, name)
-		if err != nil {
-			return v, err
-		}
-		limits = append(append(limits, b.request.Limit()), plans...)
+	v.Limits = append([]string{}, args...)
+	limits, err := a.limitsToPrune(ctx, db, d, args)
+	if err != nil {
+		return v, err
 	}
 	if len(limits) > 0 {
 		set, err := a.loadRules(ctx, db, limits...)
@@ -115,6 +111,27 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 		v.Refusals, err = pruneRefusals(ctx, db, older)
 	}
 	return v, err
+}
+
+// limitsToPrune returns the limits of the names, with each policy that the tables and the definition have.
+func (a *app) limitsToPrune(ctx context.Context, db *database, d *definition, names []string) (limits []ratelimit.Limit, err error) {
+	d.noPlan = true // a row goes only when it is full under each of the rules
+	for _, name := range names {
+		// A key that nobody has, so that no override of one key answers for the others.
+		b, err := a.bucket(ctx, db, &bucketFlags{stored: true, definition: *d}, []string{name, rand.Text()})
+		if err != nil {
+			return nil, err
+		}
+		if b.why != nil {
+			return nil, misused("%w", b.why)
+		}
+		plans, err := d.plansOf(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		limits = append(append(limits, b.request.Limit()), plans...)
+	}
+	return limits, nil
 }
 
 func pruneRefusals(ctx context.Context, db *database, older time.Duration) (int64, error) {

@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -163,6 +164,35 @@ func TestReservations(t *testing.T) {
 	require.InDelta(t, 6, level.Tokens, 0.1, "it gave back what it took")
 	require.Contains(t, f.fails(t, 6, "reservations", "cancel", "0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11", "--yes"), "no such reservation")
 	require.Contains(t, f.fails(t, 6, "reservations", "cancel", "x", "--yes"), "no such reservation")
+}
+
+// TestMaintain promises that the command prunes and expires at once, and goes on until it is interrupted.
+func TestMaintain(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	limit := ratelimit.Define("sends", ratelimit.PerMinute(10))
+	old := time.Now().Add(-time.Hour)
+	limiter := f.limiter(t, ratelimit.Config{AsOf: func() time.Time { return old }, ExpireAfter: time.Minute})
+	_, err := limiter.Reserve(t.Context(), limit.For("ada"))
+	require.NoError(t, err)
+	path := file(t, "rules.yaml", "rules: [{limit: sends, rate: 10, period: 1m}]")
+	require.Contains(t, f.fails(t, 2, "maintain", "sends", "-f", path), "give --yes")
+	require.Contains(t, f.fails(t, 2, "maintain", "sends", "--yes"), "no policy is known")
+	require.Contains(t, f.fails(t, 2, "maintain", "se nds", "--yes"), "name")
+
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	done := make(chan result, 1)
+	go func() {
+		done <- run(ctx, f.env, "", "maintain", "sends", "-f", path, "--every", "1h", "--yes")
+	}()
+	require.Eventually(t, func() bool {
+		var open, rows int
+		err := f.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'), count(*) FROM ratelimit.buckets`).Scan(&open, &rows)
+		return err == nil && open == 0 && rows == 0
+	}, time.Minute, 5*time.Millisecond)
+	interrupt()
+	require.Equal(t, 130, (<-done).code)
 }
 
 func TestPrune(t *testing.T) {
