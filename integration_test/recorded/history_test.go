@@ -507,12 +507,7 @@ func (h *history) close(ctx context.Context) error {
 
 // String returns all that was answered.
 func (h *history) String() string {
-	return asRecorded().Replace(strings.ToValidUTF8(h.text.String(), "?"))
-}
-
-// asRecorded replaces words by the ones that they had when the vectors were recorded. Delete it when you record them anew.
-func asRecorded() *strings.Replacer {
-	return strings.NewReplacer("CreditTaken", "Refund", "credit taken", "refund", "refusal cache", "deny cache", `,"kind":"`, `,"algorithm":"`)
+	return strings.ToValidUTF8(h.text.String(), "?")
 }
 
 // isAborted reports whether a transaction can only be rolled back.
