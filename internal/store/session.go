@@ -81,11 +81,7 @@ type Session struct {
 
 // OnPool returns the session whose statements are each a transaction of its own.
 func (s *Store) OnPool(pool Conn, owner Owner) Session {
-	memory := EngineOf(pool)
-	if memory != nil {
-		s.keepInMemory()
-	}
-	return Session{Unit{Store: s, conn: pool, memory: memory, mode: alone}, owner}
+	return Session{Unit{Store: s, conn: pool, memory: s.engineOf(pool), mode: alone}, owner}
 }
 
 // InTx returns the session whose statements are part of the caller's transaction. queue may be nil.

@@ -73,15 +73,9 @@ func New(o Options) *Store {
 
 // NewInMemory is New for rows in memory, which needs no statements.
 func NewInMemory(o Options) *Store {
-	s := &Store{schema: o.Schema, asOf: o.AsOf}
-	s.keepInMemory()
-	return s
-}
-
-// keepInMemory says that rows are in memory.
-func (s *Store) keepInMemory() {
-	s.inMemory = true
+	s := &Store{schema: o.Schema, asOf: o.AsOf, inMemory: true}
 	s.layout.Store(layoutPlain) // there is nothing to learn
+	return s
 }
 
 // retry runs a statement that is its own transaction, again when it conflicts with others. In a transaction it runs it
