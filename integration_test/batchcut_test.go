@@ -351,7 +351,7 @@ func (s *stand) takenOf(t *testing.T) map[string]float64 {
 // cutFiles returns the names of the files whose statements were in requests that were cut, and "begin" and "commit".
 func cutFiles(t *testing.T, broken [][]string) map[string]bool {
 	t.Helper()
-	plain, of := strings.NewReplacer(`"`, ""), map[string]string{}
+	plain, of := strings.NewReplacer(`"`, "", "/* durability */", ""), map[string]string{}
 	for _, file := range statementFiles(t) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
