@@ -32,10 +32,10 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 			}
 		}
 		before, amount := slices.Clone(rows), src.Unit()*buckettest.One(src, 1, 0.1, 2)*(terms.Capacity+1)
-		bucket.Rows(rows).Credit(terms, now, amount, 0, math.MaxInt64)
+		bucket.Rows(rows).Credit(&terms, now, amount, 0, math.MaxInt64)
 
 		tolerance := 1e-9 * (terms.Capacity + terms.MaxDebt + amount + 1)
-		require.InDelta(t, min(terms.Capacity, bucket.Rows(before).Tokens(terms, now)+amount), bucket.Rows(rows).Tokens(terms, now), tolerance)
+		require.InDelta(t, min(terms.Capacity, bucket.Rows(before).Tokens(&terms, now)+amount), bucket.Rows(rows).Tokens(&terms, now), tolerance)
 		for i, s := range rows {
 			fixed := shard.FixClock(before[i], now)
 			require.Equal(t, fixed.TS, s.TS, "no time is credited")
@@ -72,7 +72,7 @@ func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := slices.Clone(test.rows)
-			bucket.Rows(test.rows).Credit(wide, now, test.amount, test.most, math.MaxInt64)
+			bucket.Rows(test.rows).Credit(&wide, now, test.amount, test.most, math.MaxInt64)
 			for i, s := range test.rows {
 				require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "row %d of %v", i, test.rows)
 			}

@@ -133,9 +133,9 @@ func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent 
 // holds compares what the rows hold with the model.
 func (h *erasHistory) holds(terms bucket.Terms, rows []bucket.State, now int64, when string) {
 	want := h.model.Tokens(now)
-	off := buckettest.Off(bucket.Rows(rows).Tokens(terms, now), want)
+	off := buckettest.Off(bucket.Rows(rows).Tokens(&terms, now), want)
 	if off > h.model.Off+h.slack(terms) {
-		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, bucket.Rows(rows).Tokens(terms, now), want.FloatString(12))
+		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, bucket.Rows(rows).Tokens(&terms, now), want.FloatString(12))
 	}
 	for _, s := range rows {
 		require.GreaterOrEqual(h, s.TS, h.list[terms.Era].From, "a row that is settled is of the era") // that of the first is not looked at
@@ -172,11 +172,11 @@ func (h *erasHistory) step() {
 		h.model.Fill(now)
 		keep = nil
 	case chance < 4 && amount > 0:
-		bucket.Rows(rows).Charge(terms, now, amount)
+		bucket.Rows(rows).Charge(&terms, now, amount)
 		h.model.Spend(amount, now)
 		keep = nil
 	case chance < 7 && amount > 0:
-		bucket.Rows(rows).Credit(terms, now, amount, 0, math.MaxInt64)
+		bucket.Rows(rows).Credit(&terms, now, amount, 0, math.MaxInt64)
 		h.model.Credit(amount, now)
 		keep = nil
 	case chance < 10 && terms.Shards > 1:
@@ -203,7 +203,7 @@ func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, c
 	}
 	spare := buckettest.Spare(h.model.Tokens(now), cost, lowest)
 	answer := bucket.Answer{Now: now}
-	allowed = bucket.Rows(rows).Take(terms, now, cost, lowest)
+	allowed = bucket.Rows(rows).Take(&terms, now, cost, lowest)
 	answer.Allowed = allowed
 	answer.SetRows(&bucket.Ask{Terms: terms}, rows)
 	h.decided(terms, allowed, spare, cost, now)

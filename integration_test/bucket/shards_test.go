@@ -28,13 +28,13 @@ func TestShardsAddUpToTheWhole(t *testing.T) {
 
 			now := opening
 			rows := slices.Repeat([]bucket.State{shard.Full(now)}, int(shards))
-			require.Equal(t, capacity, bucket.Rows(rows).Tokens(whole, now), "full rows are a full bucket")
-			require.Zero(t, bucket.Rows(rows).Wait(whole, now, capacity, 0))
-			require.True(t, bucket.Rows(rows).Take(whole, now, capacity, 0), "the largest cost is given")
-			require.Zero(t, bucket.Rows(rows).Tokens(whole, now))
-			wait := bucket.Rows(rows).Wait(whole, now, capacity, 0)
+			require.Equal(t, capacity, bucket.Rows(rows).Tokens(&whole, now), "full rows are a full bucket")
+			require.Zero(t, bucket.Rows(rows).Wait(&whole, now, capacity, 0))
+			require.True(t, bucket.Rows(rows).Take(&whole, now, capacity, 0), "the largest cost is given")
+			require.Zero(t, bucket.Rows(rows).Tokens(&whole, now))
+			wait := bucket.Rows(rows).Wait(&whole, now, capacity, 0)
 			require.Equal(t, buckettest.Wait(whole, bucket.State{TS: now}, now, capacity, 0), wait)
-			require.True(t, bucket.Rows(rows).Take(whole, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
+			require.True(t, bucket.Rows(rows).Take(&whole, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
 		}
 	}
 }
@@ -116,8 +116,8 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 			}
 			for i, s := range test.steps {
 				now := opening + s.at.Microseconds()
-				require.Equal(t, s.wait, bucket.Rows(rows).Wait(test.terms, now, s.cost, s.lowest), "step %d", i)
-				require.Equal(t, !s.refused, bucket.Rows(rows).Take(test.terms, now, s.cost, s.lowest), "step %d", i)
+				require.Equal(t, s.wait, bucket.Rows(rows).Wait(&test.terms, now, s.cost, s.lowest), "step %d", i)
+				require.Equal(t, !s.refused, bucket.Rows(rows).Take(&test.terms, now, s.cost, s.lowest), "step %d", i)
 				left := make([]float64, len(rows))
 				for j, row := range rows {
 					left[j] = buckettest.Tokens(test.terms.OfShard(), row, now)
@@ -133,9 +133,9 @@ func TestTakingTogetherFixesAWrongClock(t *testing.T) {
 	t.Parallel()
 	for _, terms := range []bucket.Terms{buckettest.Over(buckettest.TokenBucket(4, time.Minute, 4), 2), buckettest.Over(buckettest.FixedWindow(4, time.Minute, 4, opening), 2)} {
 		rows := []bucket.State{{Value: 1, TS: opening}, {Value: 2, TS: opening + day}}
-		require.Equal(t, 3.0, bucket.Rows(rows).Tokens(terms, opening))
-		require.Equal(t, time.Minute, bucket.Rows([]bucket.State{{Value: 2, TS: opening}, {Value: 0, TS: opening + day}}).Wait(terms, opening, 4, 0))
-		require.True(t, bucket.Rows(rows).Take(terms, opening, 2, 0))
+		require.Equal(t, 3.0, bucket.Rows(rows).Tokens(&terms, opening))
+		require.Equal(t, time.Minute, bucket.Rows([]bucket.State{{Value: 2, TS: opening}, {Value: 0, TS: opening + day}}).Wait(&terms, opening, 4, 0))
+		require.True(t, bucket.Rows(rows).Take(&terms, opening, 2, 0))
 		require.Equal(t, evenly(bucket.State{Value: 1, TS: opening}, 2), rows)
 	}
 }
@@ -148,7 +148,7 @@ func TestRowsKeepTheirPromises(t *testing.T) {
 		terms := buckettest.Over(buckettest.One(src, buckettest.Everyday, buckettest.Extreme, buckettest.Dyadic)(src), buckettest.One[int32](src, 2, 4, 8, 64))
 		rows, now := rowsOf(src, terms)
 		lowest := buckettest.One(src, 0, 0, -terms.MaxDebt)
-		most, room := terms.Capacity-lowest, bucket.Rows(rows).Tokens(terms, now)
+		most, room := terms.Capacity-lowest, bucket.Rows(rows).Tokens(&terms, now)
 		cost := max(0, buckettest.One(src, most, most*src.Unit(), most*src.Unit(), room, math.Nextafter(room, math.Inf(1))))
 		if buckettest.Possible(terms, cost, lowest) {
 			t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, rows, now)
@@ -160,28 +160,28 @@ func TestRowsKeepTheirPromises(t *testing.T) {
 
 // rowsKeep checks what is always true of rows that are taken from together.
 func rowsKeep(t require.TestingT, terms bucket.Terms, rows []bucket.State, now int64, cost, lowest float64) {
-	sum := bucket.Rows(rows).Tokens(terms, now)
+	sum := bucket.Rows(rows).Tokens(&terms, now)
 	require.LessOrEqual(t, sum, terms.Capacity, "together no more than the capacity")
-	require.LessOrEqual(t, sum, bucket.Rows(rows).Tokens(terms, now+terms.Step), "time takes nothing away")
+	require.LessOrEqual(t, sum, bucket.Rows(rows).Tokens(&terms, now+terms.Step), "time takes nothing away")
 
-	wait := bucket.Rows(rows).Wait(terms, now, cost, lowest).Microseconds()
+	wait := bucket.Rows(rows).Wait(&terms, now, cost, lowest).Microseconds()
 	require.GreaterOrEqual(t, wait, int64(0))
 	require.LessOrEqual(t, wait, bucket.Horizon)
 	fixed := buckettest.FixClocks(terms, rows, now) // as they will be by then
 	if at := now + wait; wait > 0 && wait < bucket.Horizon && at <= bucket.MaxInstant {
-		require.True(t, bucket.Rows(slices.Clone(fixed)).Take(terms, at, cost, lowest), "allowed after the wait")
-		require.False(t, bucket.Rows(slices.Clone(fixed)).Take(terms, at-1, cost, lowest), "not before it")
+		require.True(t, bucket.Rows(slices.Clone(fixed)).Take(&terms, at, cost, lowest), "allowed after the wait")
+		require.False(t, bucket.Rows(slices.Clone(fixed)).Take(&terms, at-1, cost, lowest), "not before it")
 	}
 
 	next := slices.Clone(rows)
-	allowed := bucket.Rows(next).Take(terms, now, cost, lowest)
+	allowed := bucket.Rows(next).Take(&terms, now, cost, lowest)
 	require.Equal(t, sum-cost >= lowest, allowed, "refused only when they are short together")
 	require.Equal(t, allowed, wait == 0)
 	if !allowed {
 		require.Equal(t, rows, next, "a refusal changes nothing")
 		return
 	}
-	require.Equal(t, sum-cost, bucket.Rows(next).Tokens(terms, now), "nothing is lost, and nothing made")
+	require.Equal(t, sum-cost, bucket.Rows(next).Tokens(&terms, now), "nothing is lost, and nothing made")
 	row := terms.OfShard()
 	for i := range next {
 		require.Equal(t, next[0].Value, next[i].Value, "the rows are even")
@@ -194,12 +194,12 @@ func rowsKeep(t require.TestingT, terms bucket.Terms, rows []bucket.State, now i
 func likeOneRow(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
 	row.Value *= float64(terms.Shards)
 	rows := evenly(row, terms.Shards)
-	require.Equal(t, buckettest.Tokens(terms, terms.FixClock(row, now), now), bucket.Rows(rows).Tokens(terms, now))
+	require.Equal(t, buckettest.Tokens(terms, terms.FixClock(row, now), now), bucket.Rows(rows).Tokens(&terms, now))
 	for _, cost := range []float64{terms.Capacity, terms.Capacity / 3, cost} {
-		require.Equal(t, buckettest.Wait(terms, row, now, cost, lowest), bucket.Rows(rows).Wait(terms, now, cost, lowest))
+		require.Equal(t, buckettest.Wait(terms, row, now, cost, lowest), bucket.Rows(rows).Wait(&terms, now, cost, lowest))
 		next, taken := buckettest.Take(terms, row, now, cost, lowest)
 		rows := slices.Clone(rows)
-		require.Equal(t, taken, bucket.Rows(rows).Take(terms, now, cost, lowest))
+		require.Equal(t, taken, bucket.Rows(rows).Take(&terms, now, cost, lowest))
 		require.Equal(t, evenly(next, terms.Shards), rows)
 	}
 }
@@ -265,14 +265,14 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 				rows[i], allowed = buckettest.Take(shard, rows[i], now, cost, 0)
 			}
 			if !allowed {
-				allowed = bucket.Rows(rows).Take(terms, now, cost, 0)
+				allowed = bucket.Rows(rows).Take(&terms, now, cost, 0)
 			}
 			if allowed {
 				next, had := buckettest.Take(terms, whole, now, cost, -terms.Capacity*1e-12)
 				require.True(t, had, "%v of %v at %d", cost, buckettest.Tokens(terms, whole, now), now)
 				whole = next
 			}
-			require.LessOrEqual(t, bucket.Rows(rows).Tokens(terms, now), buckettest.Tokens(terms, whole, now)+terms.Capacity*1e-12)
+			require.LessOrEqual(t, bucket.Rows(rows).Tokens(&terms, now), buckettest.Tokens(terms, whole, now)+terms.Capacity*1e-12)
 		}
 	})
 }
@@ -292,14 +292,14 @@ func TestChargeRows(t *testing.T) {
 		held := buckettest.Tokens(terms, terms.FixClock(row, now), now)
 		expected := bucket.State{Value: held - amount, TS: max(terms.FixClock(row, now).TS, terms.Begin(now))}
 
-		bucket.Rows(rows).Charge(terms, now, amount)
+		bucket.Rows(rows).Charge(&terms, now, amount)
 		require.Equal(t, evenly(expected, terms.Shards), rows)
 	})
 	t.Run("EvensTheRowsOut", func(t *testing.T) {
 		t.Parallel()
 		now := opening
 		rows := []bucket.State{{Value: 2, TS: now}, {Value: -3, TS: now}, {Value: 0, TS: now}, {Value: 1, TS: now}}
-		bucket.Rows(rows).Charge(buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4), now, 4)
+		bucket.Rows(rows).Charge(new(buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)), now, 4)
 		require.Equal(t, evenly(bucket.State{Value: -4, TS: now}, 4), rows)
 	})
 }

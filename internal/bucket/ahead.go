@@ -48,7 +48,7 @@ func KeptFor(t *Terms, now int64) int64 {
 // last rounding.
 func FullAfter(t *Terms, s State, now int64) time.Duration {
 	if isWindow(t) {
-		return Rows{s}.Wait(*t, now, t.Capacity, 0)
+		return Rows{s}.Wait(t, now, t.Capacity, 0)
 	}
 	return time.Duration(math.Ceil((t.Capacity-s.Value)*t.Steps/t.Rate)) * time.Microsecond
 }

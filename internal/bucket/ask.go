@@ -85,7 +85,7 @@ func (a *Ask) IsStale(r Answer) bool {
 	if r.Allowed {
 		return false
 	}
-	return Rows{r.State}.Take(a.Terms, r.Now, a.Cost, a.Lowest)
+	return Rows{r.State}.Take(&a.Terms, r.Now, a.Cost, a.Lowest)
 }
 
 // Untake turns the answer to an ask that was allowed into the answer before cost tokens were taken.
@@ -106,21 +106,21 @@ func (a *Ask) ReadyAfter(r Answer) time.Duration {
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
 func (a *Ask) isSoonEnough(after Rows, now int64) bool {
-	return a.Within == 0 || a.Unenforced || after.Wait(a.Terms, now, 0, 0) <= a.Within
+	return a.Within == 0 || a.Unenforced || after.Wait(&a.Terms, now, 0, 0) <= a.Within
 }
 
 // SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
 // to be enough then.
 func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	rows := slices.Clone(r.rows(a))
-	rows.FixClocks(a.Terms, r.Now)
+	rows.FixClocks(&a.Terms, r.Now)
 	after := slices.Clone(rows)
-	after.Charge(a.Terms, r.Now, a.Cost)
-	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), after.Wait(a.Terms, r.Now, 0, 0)-a.Within)
+	after.Charge(&a.Terms, r.Now, a.Cost)
+	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), after.Wait(&a.Terms, r.Now, 0, 0)-a.Within)
 	for range 2 { // where the wait was rounded, a microsecond more is enough
 		at := r.Now + wait.Microseconds()
 		after = slices.Clone(rows)
-		if after.Take(a.Terms, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
+		if after.Take(&a.Terms, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
 			return wait
 		}
 		wait += time.Microsecond
@@ -157,7 +157,7 @@ func AfterTaking(asks []Ask, answers []Answer) []Answer {
 		a, r := &asks[i], &after[i]
 		rows := slices.Clone(r.rows(a))
 		if r.Allowed {
-			rows.Take(a.Terms, r.Now, a.Cost, a.Lowest)
+			rows.Take(&a.Terms, r.Now, a.Cost, a.Lowest)
 		}
 		r.SetRows(a, rows)
 	}
@@ -203,7 +203,7 @@ func TraitsOf(asks []Ask) Traits {
 func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 	t := &a.Terms
 	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)
-	c.Rows.FixClocks(*t, r.Now)
+	c.Rows.FixClocks(t, r.Now)
 	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
 	if !r.Allowed {
 		told.RetryAfter = r.wait(t, a.Cost, lowest)

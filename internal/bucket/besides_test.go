@@ -24,17 +24,17 @@ func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
 	} {
 		for _, ts := range []int64{now - 1, now, now + 10*day} { // the last is from a clock that was wrong
 			rows := []bucket.State{{Value: 8, TS: ts, Parts: held}}
-			require.True(t, bucket.Rows(rows).Take(terms, now, 1, 0), name)
+			require.True(t, bucket.Rows(rows).Take(&terms, now, 1, 0), name)
 			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			require.False(t, bucket.Rows(rows).Take(terms, now, 11, 0), name)
+			require.False(t, bucket.Rows(rows).Take(&terms, now, 11, 0), name)
 			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			bucket.Rows(rows).Charge(terms, now, 3)
+			bucket.Rows(rows).Charge(&terms, now, 3)
 			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			bucket.Rows(rows).Credit(terms, now, 2, 0, bucket.MaxInstant)
+			bucket.Rows(rows).Credit(&terms, now, 2, 0, bucket.MaxInstant)
 			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			bucket.Rows(rows).Fill(terms, now)
+			bucket.Rows(rows).Fill(&terms, now)
 			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			require.InDelta(t, 10, bucket.Rows(rows).Tokens(terms, now), 0, name)
+			require.InDelta(t, 10, bucket.Rows(rows).Tokens(&terms, now), 0, name)
 		}
 	}
 }

@@ -23,18 +23,18 @@ type Told struct {
 }
 
 // Tokens returns what the bucket holds at an instant.
-func (h *Content) Tokens(now int64) float64 { return rowsOf(h.State, h.Rows).Tokens(h.Terms, now) }
+func (h *Content) Tokens(now int64) float64 { return rowsOf(h.State, h.Rows).Tokens(&h.Terms, now) }
 
 // Wait returns how long it takes from an instant until cost tokens can be taken.
 func (h *Content) Wait(now int64, cost float64) time.Duration {
-	return rowsOf(h.State, h.Rows).Wait(h.Terms, now, cost, 0)
+	return rowsOf(h.State, h.Rows).Wait(&h.Terms, now, cost, 0)
 }
 
 // Answer returns what a call at an instant would find in the bucket of the ask. A wrong clock in it is put right.
 func (h *Content) Answer(a *Ask, now int64) Answer {
 	r := Answer{Now: now}
 	rows := slices.Clone(rowsOf(h.State, h.Rows))
-	rows.FixClocks(h.Terms, now)
+	rows.FixClocks(&h.Terms, now)
 	r.SetRows(a, rows)
 	return r
 }

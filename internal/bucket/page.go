@@ -132,12 +132,12 @@ func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 		_, rows, after := p.of(a)
 		copy(after, rows)
 		r.Now = p.Now
-		r.Allowed = after.Take(a.Terms, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
+		r.Allowed = after.Take(&a.Terms, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
 	}
 	if AnyLender(asks) {
 		lend(asks, answers, func(i int) float64 {
 			_, rows, _ := p.of(&asks[i])
-			return rows.Tokens(asks[i].Terms, p.Now)
+			return rows.Tokens(&asks[i].Terms, p.Now)
 		})
 	}
 	return answers
@@ -184,7 +184,7 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 			copy(next, rows)
 		}
 		if all && lends > 0 && !answers[i].Borrowed { // the lender of a borrower pays in its place
-			next.Charge(a.Terms, p.Now, a.Cost+lends)
+			next.Charge(&a.Terms, p.Now, a.Cost+lends)
 		}
 	}
 	if all {
@@ -196,7 +196,7 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	for i := range asks {
 		a := &asks[i]
 		first, rows, next := p.of(a)
-		next.FixClocks(a.Terms, p.Now)
+		next.FixClocks(&a.Terms, p.Now)
 		for j := range rows {
 			if !next[j].Equal(rows[j]) {
 				rows[j] = next[j]
@@ -237,14 +237,14 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	first, rows, _ := p.of(a)
 	before, changed := slices.Clone(rows), amount > 0
 	if changed {
-		rows.Charge(a.Terms, p.Now, amount)
+		rows.Charge(&a.Terms, p.Now, amount)
 	} else {
 		for i := range rows {
 			if p.isNew(first + i) { // it is full under all terms, and was before
 				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
 			}
 		}
-		changed = rows.Credit(a.Terms, p.Now, -amount, a.Most, a.CreditUntil(taken))
+		changed = rows.Credit(&a.Terms, p.Now, -amount, a.Most, a.CreditUntil(taken))
 	}
 	for i := range rows {
 		if !changed && p.isNew(first+i) {
@@ -272,7 +272,7 @@ func (p *Page) Return(a Ahead, until int64) (given float64) {
 func (p *Page) Fill(asks []Ask) {
 	for i := range asks {
 		first, rows, _ := p.of(&asks[i])
-		rows.Fill(asks[i].Terms, p.Now)
+		rows.Fill(&asks[i].Terms, p.Now)
 		for j := range rows {
 			p.change(&asks[i], first+j)
 		}

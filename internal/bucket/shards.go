@@ -63,7 +63,7 @@ func (r *Answer) SetRows(a *Ask, rows []State) {
 		return
 	}
 	r.Rows = slices.Clone(rows) // later calls may change those
-	r.State = State{Value: r.Rows.Tokens(a.Terms, r.Now), TS: a.Terms.Begin(r.Now)}
+	r.State = State{Value: r.Rows.Tokens(&a.Terms, r.Now), TS: a.Terms.Begin(r.Now)}
 }
 
 // rows returns the rows of the bucket, which are even in an estimate.
@@ -78,7 +78,7 @@ func (r *Answer) rows(a *Ask) Rows {
 
 // wait returns how long it takes from the answer until cost tokens can be taken and lowest remain.
 func (r *Answer) wait(t *Terms, cost, lowest float64) time.Duration {
-	return rowsOf(r.State, r.Rows).Wait(*t, r.Now, cost, lowest)
+	return rowsOf(r.State, r.Rows).Wait(t, r.Now, cost, lowest)
 }
 
 // RowsOf returns the asks for every row of the buckets, in the order of locking.
@@ -121,9 +121,9 @@ func rowsOf(one State, several Rows) Rows {
 }
 
 // Take takes cost from all rows together and makes them even, if at least lowest remain. Otherwise it leaves them as they are.
-func (r Rows) Take(t Terms, now int64, cost, lowest float64) (allowed bool) {
+func (r Rows) Take(t *Terms, now int64, cost, lowest float64) (allowed bool) {
 	if len(r) == 1 {
-		r[0], allowed = t.Kind.Take(t, r[0], now, cost, lowest)
+		r[0], allowed = t.Kind.Take(*t, r[0], now, cost, lowest)
 		return allowed
 	}
 	left := r.Tokens(t, now) - cost
@@ -135,16 +135,16 @@ func (r Rows) Take(t Terms, now int64, cost, lowest float64) (allowed bool) {
 }
 
 // Charge takes amount from the rows, even below zero, and makes them even.
-func (r Rows) Charge(t Terms, now int64, amount float64) {
+func (r Rows) Charge(t *Terms, now int64, amount float64) {
 	if len(r) == 1 {
-		r[0] = t.Kind.Charge(t, t.FixClock(r[0], now), now, amount)
+		r[0] = t.Kind.Charge(*t, t.FixClock(r[0], now), now, amount)
 		return
 	}
 	r.level(t, now, r.Tokens(t, now)-amount)
 }
 
 // Fill fills each row.
-func (r Rows) Fill(t Terms, now int64) {
+func (r Rows) Fill(t *Terms, now int64) {
 	row := t.OfShard()
 	for i, s := range r {
 		r[i] = row.Kind.Fill(row, row.FixClock(s, now), now)
@@ -153,9 +153,9 @@ func (r Rows) Fill(t Terms, now int64) {
 
 // Credit gives amount back to the rows, up to their capacity or to most together, if that is higher. Of several rows it prefers those that
 // are not full, because a full row would gain nothing. If the step of until is over, it gives nothing and returns false.
-func (r Rows) Credit(t Terms, now int64, amount, most float64, until int64) (given bool) {
+func (r Rows) Credit(t *Terms, now int64, amount, most float64, until int64) (given bool) {
 	if len(r) == 1 {
-		r[0], given = t.Kind.Credit(t, r[0], now, amount, most, until)
+		r[0], given = t.Kind.Credit(*t, r[0], now, amount, most, until)
 		return given
 	}
 	if t.Begin(now) > until {
@@ -177,7 +177,7 @@ func (r Rows) Credit(t Terms, now int64, amount, most float64, until int64) (giv
 }
 
 // level sets the rows so that together they hold tokens at now, each the same.
-func (r Rows) level(t Terms, now int64, tokens float64) {
+func (r Rows) level(t *Terms, now int64, tokens float64) {
 	row, each := t.OfShard(), tokens/float64(len(r))
 	for i, s := range r {
 		r[i] = Steps{}.written(&row, s, now, each)
@@ -185,16 +185,16 @@ func (r Rows) level(t Terms, now int64, tokens float64) {
 }
 
 // FixClocks fixes the clock of each row.
-func (r Rows) FixClocks(t Terms, now int64) {
+func (r Rows) FixClocks(t *Terms, now int64) {
 	for i, s := range r {
 		r[i] = t.FixClock(s, now)
 	}
 }
 
 // Tokens returns the tokens that the rows hold together.
-func (r Rows) Tokens(t Terms, now int64) float64 {
+func (r Rows) Tokens(t *Terms, now int64) float64 {
 	if len(r) == 1 {
-		return t.Kind.Tokens(t, r[0], now)
+		return t.Kind.Tokens(*t, r[0], now)
 	}
 	row := t.OfShard()
 	return r.sum(func(s State) float64 { return row.Kind.Tokens(row, s, now) })
@@ -212,27 +212,27 @@ func (r Rows) sum(tokens func(State) float64) float64 {
 
 // Wait returns how long it takes from now until Take succeeds. Rows fill at their own pace, so one that is full adds nothing to the sum any
 // more.
-func (r Rows) Wait(t Terms, now int64, cost, lowest float64) time.Duration {
+func (r Rows) Wait(t *Terms, now int64, cost, lowest float64) time.Duration {
 	if len(r) == 1 {
-		return t.Kind.Wait(t, t.FixClock(r[0], now), now, cost, lowest)
+		return t.Kind.Wait(*t, t.FixClock(r[0], now), now, cost, lowest)
 	}
 	r = slices.Clone(r)
 	r.FixClocks(t, now)
-	enough := func(n int64) bool { return r.Tokens(t, t.Kind.Begin(t, now, n))-cost >= lowest }
+	enough := func(n int64) bool { return r.Tokens(t, t.Kind.Begin(*t, now, n))-cost >= lowest }
 	if enough(0) {
 		return 0
 	}
 	limit := Horizon/t.Step + 2
 	n := first(r.stepsUntil(t, now, cost+lowest, limit), limit, enough)
-	return time.Duration(min(t.Kind.Begin(t, now, n)-now, Horizon)) * time.Microsecond
+	return time.Duration(min(t.Kind.Begin(*t, now, n)-now, Horizon)) * time.Microsecond
 }
 
 // stepsUntil returns about how many steps after that of now the rows hold tokens together, at most limit: missing tokens
 // arrive at the pace of the rows that are not full, until one more of them is.
-func (r Rows) stepsUntil(t Terms, now int64, tokens float64, limit int64) (n int64) {
+func (r Rows) stepsUntil(t *Terms, now int64, tokens float64, limit int64) (n int64) {
 	row := t.OfShard()
 	for range r {
-		at, filling := t.Kind.Begin(t, now, n), 0.0
+		at, filling := t.Kind.Begin(*t, now, n), 0.0
 		for _, s := range r {
 			if row.Kind.Tokens(row, s, at) < row.Capacity {
 				filling++

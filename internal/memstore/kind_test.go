@@ -104,8 +104,8 @@ func TestAKindMadeOfStepsNeedsNoOtherFile(t *testing.T) {
 		require.InDelta(t, tokens, outlook.Tokens, 0)
 		if !allowed {
 			at := now + outlook.RetryAfter.Microseconds()
-			require.True(t, bucket.Rows{want.State}.Take(terms, at, a.Cost, a.Lowest))
-			require.False(t, bucket.Rows{want.State}.Take(terms, at-1, a.Cost, a.Lowest))
+			require.True(t, bucket.Rows{want.State}.Take(&terms, at, a.Cost, a.Lowest))
+			require.False(t, bucket.Rows{want.State}.Take(&terms, at-1, a.Cost, a.Lowest))
 			require.True(t, isWorkday(at/day))
 		}
 		for _, s := range []*store.Session{&server, &memory} {

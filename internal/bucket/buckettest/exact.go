@@ -68,7 +68,7 @@ func RowsOff(t bucket.Terms, rows []bucket.State, now int64) (off, mayBe float64
 		sum, mayBe = total(sum, row.value), mayBe+row.rounding
 		mayBe += 7 * left * size(row.value) // of adding up 64 rows, pair by pair
 	}
-	return size(total(sum, negative(rational(bucket.Rows(rows).Tokens(t, now))))), mayBe
+	return size(total(sum, negative(rational(bucket.Rows(rows).Tokens(&t, now))))), mayBe
 }
 
 // floor returns the start of the window, or microsecond, that holds t.
