@@ -120,9 +120,9 @@ func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err
 	}
 	switch {
 	case p.Resets == "":
-		return invalid("its Resets is not set; use Daily, Weekly, Monthly, Quarterly or Yearly")
+		return invalid("its Resets is not set; use Daily, Weekly, Monthly, Quarterly or Yearly (in a file: day, week, month, quarter or year)")
 	case length == 0:
-		return invalid("its Resets is %.20q; use Daily, Weekly, Monthly, Quarterly or Yearly", string(p.Resets))
+		return invalid("its Resets is %.20q; use Daily, Weekly, Monthly, Quarterly or Yearly (in a file: day, week, month, quarter or year)", string(p.Resets))
 	case p.FirstWeekday < time.Sunday || p.FirstWeekday > time.Saturday:
 		return invalid("its FirstWeekday is %d; use time.Sunday to time.Saturday", int(p.FirstWeekday))
 	case p.FirstWeekday != time.Sunday && p.Resets != Weekly:

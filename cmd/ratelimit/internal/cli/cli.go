@@ -73,11 +73,11 @@ func (a *app) note(format string, args ...any) {
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ratelimit",
-		Short: "Look after the rate limits in a Postgres database",
-		Long: `ratelimit looks after the rate limits in a Postgres database: tables, rules, buckets, reservations, and the server.
+		Short: "Manage the rate limits in a Postgres database",
+		Long: `ratelimit manages the rate limits in a Postgres database: tables, rules, buckets, reservations, and the server.
 
-The database is named by --database-url, RATELIMIT_DATABASE_URL, DATABASE_URL or the variables of libpq (PGHOST, PGDATABASE,
-PGSERVICE and others), the first of these that is there. No error prints it.`,
+The command uses the first of these that is set: --database-url, RATELIMIT_DATABASE_URL, DATABASE_URL, the variables of
+libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection string.`,
 		Version:           buildOf().Version,
 		SilenceUsage:      true,
 		SilenceErrors:     true,

@@ -18,7 +18,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	var all bool
 	cmd := a.command(cobra.Command{
 		Use:   "doctor",
-		Short: "Look at the database, and say what is wrong and what to do",
+		Short: "Check the database and the server, and say how to fix what is wrong",
 		Long: `Look at the database, and say what is wrong with it for limits and what to do. It only reads. --all prints each check, also
 those that find nothing. Connect as your programs do, through the same pooler: how they connect is looked at, too.`,
 		Args:    noArguments,

@@ -14,8 +14,8 @@ func (a *app) grantsCommand() *cobra.Command {
 	var roles migrations.Roles
 	cmd := a.command(cobra.Command{
 		Use:   "grants",
-		Short: "Print the statements that give roles what they need",
-		Long: `Print the statements that give roles what they need, and nothing more. It asks no database: pipe it to psql, as the
+		Short: "Print the statements that give each role its privileges",
+		Long: `Print the statements that give each role only the privileges it needs. It uses no database: pipe it to psql, as the
 owner of the tables. The roles have to be there.`,
 		Args:    noArguments,
 		Example: "  ratelimit grants --application app --operator support --reader status_page | psql",

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) migrateCommands() *cobra.Command {
-	migrate := &cobra.Command{Use: "migrate", Short: "Make the tables, remove them, or say which there are"}
+	migrate := &cobra.Command{Use: "migrate", Short: "Create the tables, remove them, or show their version"}
 	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus(), a.migratePartition())
 	asGroup(migrate)
 	return migrate

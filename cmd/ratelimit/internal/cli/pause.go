@@ -59,7 +59,7 @@ func (a *app) pauseCommand() *cobra.Command {
 	var until instantFlag
 	cmd := a.command(cobra.Command{
 		Use:   "pause LIMIT [KEY]",
-		Short: "Have a limit, or one key of it, give nothing for a time",
+		Short: "Refuse every request to a limit, or to one key of it, for a time",
 		Long: `Have every bucket of a limit, or that of one KEY, give nothing until an end: take and check refuse, and what is reserved
 is ready no earlier. It holds as soon as each program hears of it, takes the place of pauses that it overlaps with, and ends
 by itself. Programs need Config.Policies for it. Without KEY it stops everybody, and asks.`,

@@ -25,8 +25,8 @@ func (a *app) rulesApply() *cobra.Command {
 	var dryRun bool
 	cmd := a.command(cobra.Command{
 		Use:   "apply",
-		Short: "Make the tables say what a file says",
-		Long: `Make the tables say what a file says, in one transaction, once the difference has been shown and confirmed. Rules that
+		Short: "Change the stored rules to those of a file",
+		Long: `Change the stored rules to those of a file, in one transaction, once the difference has been shown and confirmed. Rules that
 are the same are left alone. Where somebody else changes rules between the two, nothing is changed.
 
 The change holds 2 seconds later in every program alike, or from --from on. Rules and overrides that the file does not have

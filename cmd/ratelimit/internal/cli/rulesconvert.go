@@ -15,9 +15,9 @@ func (a *app) rulesConvert() *cobra.Command {
 	var path string
 	cmd := a.command(cobra.Command{
 		Use:   "convert",
-		Short: "Print a file of two other forms as a rules file",
-		Long: `Print a file of two other forms as a rules file, which validate, diff, apply and simulate read. It asks no database.
-go doc rules.Convert has the two forms: records with name, limit_keys and algorithm_config, and records with key_pattern, scope and plan.`,
+		Short: "Convert a file of one of two other forms to a rules file",
+		Long: `Convert a file of one of two other forms to a rules file, which validate, diff, apply and simulate read. It uses no database.
+go doc rules.Convert describes the two forms: records with name, limit_keys and algorithm_config, and records with key_pattern, scope and plan.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules convert -f limits.json > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {

@@ -121,7 +121,7 @@ func (a *app) checkCommand() *cobra.Command {
 	var cost float64
 	cmd := a.command(cobra.Command{
 		Use:   "check LIMIT [KEY]",
-		Short: "Say whether a bucket would give tokens, and take nothing",
+		Short: "Report whether a request would be allowed, and take nothing",
 		Long:  "Say what take would say, and take nothing. Without KEY it asks the bucket that everybody shares.",
 		Args:  limitAndKey,
 		Example: `  ratelimit check sendMessage ada --cost 3
