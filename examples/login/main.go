@@ -104,7 +104,11 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return err
 	}
-	if login, password, ok := strings.Cut(add, ":"); ok {
+	if add != "" {
+		login, password, ok := strings.Cut(add, ":")
+		if !ok {
+			return errors.New("-add takes login:password, such as ada:secret")
+		}
 		return addUser(ctx, pool, login, password)
 	}
 	var hashKey []byte
