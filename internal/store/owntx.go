@@ -218,9 +218,10 @@ func (u *Unit) sendLater(ctx context.Context, batch *pgx.Batch, failed func(erro
 	return nil
 }
 
-// relax lets a transaction of the Owner's end before its commit is on disk, if the Store says so. A record and a lease are kept in any case.
+// relax lets an OwnTx end before its commit is on disk, if the Store says so. A record and a lease are kept in any case. Other transactions stay
+// as they are: one over several servers of Citus could lose half of its rows.
 func (u *Unit) relax(ctx context.Context, p *bucket.Page, made ...Record) error {
-	if !u.relaxed || len(made) > 0 || bucket.AnyHolds(p.Rows) {
+	if !u.relaxed || !u.isLate() || len(made) > 0 || bucket.AnyHolds(p.Rows) {
 		return nil
 	}
 	batch := &pgx.Batch{}

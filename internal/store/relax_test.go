@@ -1,0 +1,33 @@
+package store
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// A transaction that is not an OwnTx may be one over several servers of Citus, and half of it could be lost: it stays as it is.
+func TestOnlyAnOwnTxIsRelaxed(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": NewOwnTx(conn.Conn(), conn.Release)} {
+		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
+		_, err := tx.Exec(t.Context(), "SET LOCAL synchronous_commit TO on")
+		require.NoError(t, err)
+		require.NoError(t, u.relax(t.Context(), bucket.NewPage()))
+		rows, err := tx.Query(t.Context(), "SHOW synchronous_commit")
+		require.NoError(t, err)
+		found, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.Equal(t, want, found)
+		if own, is := tx.(*OwnTx); is {
+			require.NoError(t, own.Rollback(t.Context()))
+		}
+	}
+}
