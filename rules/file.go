@@ -345,9 +345,12 @@ func escaped(data []byte) []byte {
 	return out
 }
 
-// unquote leaves it to the encoder how each part is written: on lines of its own, and in quotes where it has to be.
+// unquote lets the encoder choose how to write each part. A text with a tab keeps its quotes, because the encoder would write
+// "\t\n" as a block that no reader accepts.
 func unquote(n *yaml.Node) {
-	n.Style = 0
+	if n.Kind != yaml.ScalarNode || !strings.Contains(n.Value, "\t") {
+		n.Style = 0
+	}
 	for _, inside := range n.Content {
 		unquote(inside)
 	}
