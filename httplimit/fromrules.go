@@ -16,14 +16,14 @@ import (
 //	limited, err := httplimit.New(limiter, httplimit.Config{
 //		Requests: httplimit.FromRules(site, func(r *http.Request) (rules.Attributes, error) {
 //			session := sessionOf(r.Context())
-//			return rules.Attributes{User: session.User, Plan: session.Plan, Endpoint: r.Pattern}, nil
+//			return rules.Attributes{User: session.User, Plan: session.Plan, Route: r.Pattern}, nil
 //		}),
 //	})
 //
 // A request that lacks the attribute of a key is answered 400. A request that fits no tier is answered 503, because
 // [rules.ErrNoTier] is an error. To allow such requests, wrap the returned function and return nil for that error.
 //
-// The endpoint is the pattern that the router has matched, so put the middleware around the handlers and not around the mux.
+// The route is the pattern that the router has matched, so put the middleware around the handlers and not around the mux.
 // FromRules panics if an argument is nil.
 func FromRules(site *rules.Site, attributes func(r *http.Request) (rules.Attributes, error)) func(r *http.Request) ([]ratelimit.Request, error) {
 	if site == nil || attributes == nil {

@@ -32,7 +32,7 @@ type tablesite struct {
 // signedIn says what the requests of these tests are: their headers are what a site has verified.
 func signedIn(r *http.Request) (tables.Attributes, error) {
 	return tables.Attributes{
-		User: r.Header.Get("X-User"), Plan: r.Header.Get("X-Plan"), Address: r.Header.Get("X-Address"), Endpoint: r.Pattern,
+		User: r.Header.Get("X-User"), Plan: r.Header.Get("X-Plan"), Address: r.Header.Get("X-Address"), Route: r.Pattern,
 		More: map[string]string{"header:x-api-key": r.Header.Get("X-Api-Key"), "jwt:plan": r.Header.Get("X-Plan")},
 	}, nil
 }
@@ -124,7 +124,7 @@ func (s *tablesite) left(t *testing.T, request ratelimit.Request) float64 {
 }
 
 // The four example rules of the low-level design page.
-func TestFromRulesOfUserEndpointAndAll(t *testing.T) {
+func TestFromRulesOfUserRouteAndAll(t *testing.T) {
 	t.Parallel()
 	s := serveTables(t, "rows.yaml")
 	ada, bob, eve := []string{"X-User", "ada", "X-Plan", "free"}, []string{"X-User", "bob", "X-Plan", "pro"}, []string{"X-User", "eve", "X-Plan", "enterprise"}
@@ -204,7 +204,7 @@ func TestFromRulesOfAddressAndCost(t *testing.T) {
 // The program says what becomes of a request that no tier fits: it is refused, unless the program lets it pass.
 func TestFromRulesWithoutTier(t *testing.T) {
 	t.Parallel()
-	onlySearch := tables.Changes{Tiers: &tables.TierSet{Tiers: []tables.Tier{{Limit: "global", Endpoint: "/api/search"}}}}
+	onlySearch := tables.Changes{Tiers: &tables.TierSet{Tiers: []tables.Tier{{Limit: "global", Route: "/api/search"}}}}
 	s := serveTables(t, "rows.yaml", func(s *tablesite) { s.apply(t, onlySearch) })
 	s.allowed(t, 1, "/api/search")
 	require.Equal(t, "503 rate limits cannot be checked; retry in 1 s", s.get(t, "/api/items"))

@@ -236,7 +236,7 @@ func (w *writer) tiers(c *Changes) error {
 		if err != nil {
 			return err
 		}
-		w.queue(w.sql.putTier, i, t.Name, t.Key, t.Endpoint, conditions, t.CostSource, t.FixedCost, t.DefaultCost)
+		w.queue(w.sql.putTier, i, t.Name, t.Key, t.Route, conditions, t.CostSource, t.FixedCost, t.DefaultCost)
 	}
 	w.queue(w.sql.matchTiers, says.Match)
 	return w.note("tiers", "", "", "", says, w.now)

@@ -69,7 +69,7 @@ import (
 //	tiers:
 //	  - limit: search
 //	    key: "{user}"
-//	    endpoint: GET /search
+//	    route: GET /search
 //	    when: {plan: free}
 //	    cost_source: header:x-cost
 //	    fixed_cost: 1

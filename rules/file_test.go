@@ -45,7 +45,7 @@ rules:
 tiers:
   - limit: search
     key: "{tenant}/{user}"
-    endpoint: GET /search
+    route: GET /search
     when: {plan: free, region: "*", user: "", level: 3, beta: true}
     cost_source: query:cost
     default_cost: 0.5
@@ -71,7 +71,7 @@ func everythingSaid() *rules.Document {
 			Description: "What a visitor may search.\nIt is for people.\n",
 		}, {Limit: "bare", Policy: ratelimit.PerSecond(1)}},
 		Tiers: rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{
-			Limit: "search", Key: "{tenant}/{user}", Endpoint: "GET /search",
+			Limit: "search", Key: "{tenant}/{user}", Route: "GET /search",
 			When:       map[string]string{"plan": "free", "region": "*", "user": "", "level": "3", "beta": "true"},
 			CostSource: "query:cost", DefaultCost: 0.5,
 		}, {Limit: "elsewhere"}}},
@@ -222,7 +222,7 @@ rules:
 tiers:
   - limit: search
     key: '{tenant}/{user}'
-    endpoint: GET /search
+    route: GET /search
     when:
       beta: "true"
       level: "3"

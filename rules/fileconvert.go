@@ -26,8 +26,8 @@ import (
 //
 // Each record is a rule and a tier. In the first form the key joins the attributes of limit_keys; ip:address is the attribute
 // address. A single record needs no name: its limit is called default. In the second form user_id, tenant_id and ip_address are
-// the attributes user, tenant and address; endpoint:<route> is the bucket that everybody shares at that route, and global that
-// of all requests. The limit is named by the pattern without its placeholders. Rows with a plan are asked of that plan only,
+// the attributes user, tenant and address, and endpoint is route. endpoint:<route> is the bucket that everybody shares at that
+// route, and global that of all requests. The limit is named by the pattern without its placeholders. Rows with a plan are asked of that plan only,
 // unless the pattern has a row without one.
 //
 // The tiers of the second form are all asked. Those of the first form are tried one after the other if all but the last have a
@@ -195,7 +195,7 @@ func (r *record) ask(isAlone bool) error {
 
 // attributeOf returns the attribute that the other forms call name.
 func attributeOf(name string) string {
-	attributes := map[string]string{"ip:address": "address", "ip": "address", "ip_address": "address", "user_id": "user", "tenant_id": "tenant"}
+	attributes := map[string]string{"ip:address": "address", "ip": "address", "ip_address": "address", "user_id": "user", "tenant_id": "tenant", "endpoint": "route"}
 	return cmp.Or(attributes[name], name)
 }
 
@@ -212,7 +212,7 @@ func (r *record) askByPattern() error {
 	case placeholder.MatchString(r.KeyPattern):
 		r.tier.Key = placeholder.ReplaceAllStringFunc(r.KeyPattern, func(name string) string { return "{" + attributeOf(name[1:len(name)-1]) + "}" })
 	case isRoute && route != "":
-		r.tier.Endpoint = route
+		r.tier.Route = route
 	case r.KeyPattern != "global":
 		return fmt.Errorf("its key_pattern is %.80q; use one such as user:{user_id}, endpoint:/search or global", r.KeyPattern)
 	}
@@ -224,7 +224,7 @@ func (r *record) askByPattern() error {
 func (r *record) checkScope() error {
 	scopes := map[string]bool{
 		"user": strings.Contains(r.tier.Key, "{user}"), "ip": strings.Contains(r.tier.Key, "{address}"),
-		"endpoint": r.tier.Endpoint != "" || strings.Contains(r.tier.Key, "{endpoint}"), "global": r.tier.Key == "" && r.tier.Endpoint == "",
+		"endpoint": r.tier.Route != "" || strings.Contains(r.tier.Key, "{route}"), "global": r.tier.Key == "" && r.tier.Route == "",
 	}
 	if r.Scope != "" && !scopes[r.Scope] {
 		return fmt.Errorf("its scope is %.40q, and its key_pattern %.80q is of another", r.Scope, r.KeyPattern)

@@ -49,7 +49,7 @@ func TestConvertSeeds(t *testing.T) {
 		Tiers: rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{
 			{Limit: "user", Key: "user:{user}", When: map[string]string{"plan": "free"}},
 			{Limit: "user", Key: "user:{user}", When: map[string]string{"plan": "pro"}},
-			{Limit: "endpoint:/api/search", Endpoint: "/api/search"},
+			{Limit: "endpoint:/api/search", Route: "/api/search"},
 			{Limit: "global"},
 		}},
 	}

@@ -85,8 +85,8 @@ func (t *Tier) check() error {
 		return errors.New("its Limit is no name of a limit; use 1 to 64 letters, digits and _ . : / -")
 	case !isText(t.Key, maxPattern):
 		return fmt.Errorf("its Key has %d bytes; use up to %d of UTF-8 without NUL", len(t.Key), maxPattern)
-	case !isText(t.Endpoint, maxPattern):
-		return fmt.Errorf("its Endpoint has %d bytes; use up to %d of UTF-8 without NUL", len(t.Endpoint), maxPattern)
+	case !isText(t.Route, maxPattern):
+		return fmt.Errorf("its Route has %d bytes; use up to %d of UTF-8 without NUL", len(t.Route), maxPattern)
 	case t.CostSource != "" && (len(t.CostSource) > maxSource || !validSource.MatchString(t.CostSource)):
 		return fmt.Errorf("its CostSource is %.80q; use fixed, header:<name> or query:<name>", t.CostSource)
 	case !isCost(t.FixedCost):

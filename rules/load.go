@@ -179,7 +179,7 @@ func (l *loaded) readPauses(rows pgx.Rows) error {
 func (l *loaded) readTiers(rows pgx.Rows) error {
 	for rows.Next() {
 		var t tierRow
-		if err := rows.Scan(&t.Name, &t.Key, &t.Endpoint, &t.Conditions, &t.CostSource, &t.FixedCost, &t.DefaultCost); err != nil {
+		if err := rows.Scan(&t.Name, &t.Key, &t.Route, &t.Conditions, &t.CostSource, &t.FixedCost, &t.DefaultCost); err != nil {
 			return fmt.Errorf("read tiers: %w", err)
 		}
 		l.tiers = append(l.tiers, t)

@@ -126,15 +126,15 @@ func TestReplaceTiersRefusesPatterns(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A tier for a path that is no route fits nothing, and the error says what an Endpoint is.
-func TestNoTierSaysWhatAnEndpointIs(t *testing.T) {
+// A tier for a path that is no route fits nothing, and the error says what a Route is.
+func TestNoTierSaysWhatARouteIs(t *testing.T) {
 	t.Parallel()
-	tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Endpoint: "/search/*"}}},
+	tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Route: "/search/*"}}},
 		func(string) (ratelimit.Limit, bool) { return messages, true })
 	require.NoError(t, err)
-	_, err = tiers.Requests(rules.Attributes{Endpoint: "GET /search/{id}"}, nil)
+	_, err = tiers.Requests(rules.Attributes{Route: "GET /search/{id}"}, nil)
 	require.ErrorIs(t, err, rules.ErrNoTier)
-	require.ErrorContains(t, err, "the pattern of a route")
+	require.ErrorContains(t, err, "the Route of a tier is a pattern")
 }
 
 // Who lacks a privilege is told where the statements are that grant it.

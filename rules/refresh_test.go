@@ -338,7 +338,7 @@ func TestLoad(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		want := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{
-			{Limit: "messages", Key: "{user}", Endpoint: "POST /messages", When: map[string]string{"plan": "pro"}, CostSource: "header:X-Cost", DefaultCost: 2},
+			{Limit: "messages", Key: "{user}", Route: "POST /messages", When: map[string]string{"plan": "pro"}, CostSource: "header:X-Cost", DefaultCost: 2},
 			{Limit: "logins", CostSource: "fixed", FixedCost: 1},
 		}}
 		require.Zero(t, f.set.Tiers())

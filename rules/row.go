@@ -64,7 +64,7 @@ type pauseRow struct {
 type tierRow struct {
 	Name        string            `json:"name"`
 	Key         string            `json:"key"`
-	Endpoint    string            `json:"endpoint,omitempty"`
+	Route       string            `json:"route,omitempty"`
 	Conditions  map[string]string `json:"conditions,omitempty"`
 	CostSource  string            `json:"cost_source"`
 	FixedCost   float64           `json:"fixed_cost"`
@@ -133,7 +133,7 @@ func overrideRowOf(o Override) overrideRow {
 
 func tierRowOf(t Tier) tierRow {
 	row := tierRow{
-		Name: t.Limit, Key: t.Key, Endpoint: t.Endpoint, Conditions: t.When,
+		Name: t.Limit, Key: t.Key, Route: t.Route, Conditions: t.When,
 		CostSource: t.CostSource, FixedCost: t.FixedCost, DefaultCost: t.DefaultCost,
 	}
 	if row.CostSource == "" {
@@ -181,7 +181,7 @@ func (w *overrideRow) override(limit, key string) Override {
 
 func (w *tierRow) tier() Tier {
 	t := Tier{
-		Limit: w.Name, Key: w.Key, Endpoint: w.Endpoint, When: w.Conditions,
+		Limit: w.Name, Key: w.Key, Route: w.Route, When: w.Conditions,
 		CostSource: w.CostSource, FixedCost: w.FixedCost, DefaultCost: w.DefaultCost,
 	}
 	if len(t.When) == 0 {

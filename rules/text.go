@@ -36,7 +36,7 @@ type (
 	tierText struct {
 		Limit       string          `json:"limit"`
 		Key         string          `json:"key,omitempty"`
-		Endpoint    string          `json:"endpoint,omitempty"`
+		Route       string          `json:"route,omitempty"`
 		When        conditions      `json:"when,omitempty"`
 		CostSource  string          `json:"cost_source,omitempty"`
 		FixedCost   fields.Positive `json:"fixed_cost,omitempty"`
@@ -141,14 +141,14 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 
 // MarshalJSON returns the tier as an object with the fields of a rules file.
 func (t Tier) MarshalJSON() ([]byte, error) {
-	return json.Marshal(tierText{t.Limit, t.Key, t.Endpoint, t.When, t.CostSource, fields.Positive(t.FixedCost), fields.Positive(t.DefaultCost)})
+	return json.Marshal(tierText{t.Limit, t.Key, t.Route, t.When, t.CostSource, fields.Positive(t.FixedCost), fields.Positive(t.DefaultCost)})
 }
 
 // UnmarshalJSON reads the fields of a rules file. It returns an error for a field that does not exist.
 func (t *Tier) UnmarshalJSON(data []byte) error {
 	var text tierText
 	err := decode(data, &text, "a tier")
-	*t = Tier{text.Limit, text.Key, text.Endpoint, text.When, text.CostSource, float64(text.FixedCost), float64(text.DefaultCost)}
+	*t = Tier{text.Limit, text.Key, text.Route, text.When, text.CostSource, float64(text.FixedCost), float64(text.DefaultCost)}
 	return err
 }
 

@@ -16,9 +16,9 @@ type Tier struct {
 	// Key is the pattern of the key, such as "{user}" or "{tenant}/{user}": names of attributes in braces, with other text
 	// between them. Defaults to "": the bucket that everybody shares, as ratelimit.Limit.Global.
 	Key string
-	// Endpoint is the route that the tier is for, as it is registered: "GET /api/search". A path alone is that route
-	// with any method. Defaults to "": every route.
-	Endpoint string
+	// Route is the pattern of the route that the tier is for, as it is registered: "GET /api/search". A path alone
+	// matches any method. Defaults to "": every route.
+	Route string
 	// When has attributes and what they must be, all of them: {"plan": "enterprise"}. "*" is anything that is not empty,
 	// and "" is nothing. Defaults to nil: no condition.
 	When map[string]string
@@ -62,17 +62,17 @@ type Attributes struct {
 	Plan string
 	// Address is the client's address. Patterns call it address.
 	Address string
-	// Endpoint is the route that matched, as http.Request.Pattern. It is never the path, which has many spellings.
-	// Patterns call it endpoint.
-	Endpoint string
+	// Route is the pattern of the route that matched, as http.Request.Pattern. It is never the path, which has many spellings.
+	// Patterns call it route.
+	Route string
 	// More has the attributes that a program declares besides, by their names.
 	More map[string]string
 }
 
 // ErrNoTier is returned by Requests when no tier fits. Nothing limits such a request, and the caller has to say whether
-// it passes. A last tier without Endpoint and When fits every request.
+// it passes. A last tier without Route and When fits every request.
 var ErrNoTier = errors.New("rules: no tier fits the request; " +
-	"the Endpoint of a tier is the pattern of a route, such as GET /search/{id}, and is compared as it is")
+	"the Route of a tier is a pattern such as GET /search/{id}, and is compared as it is")
 
 // Tiers are the tiers of a site, checked and ready to ask. They do not change.
 type Tiers struct {
@@ -82,11 +82,11 @@ type Tiers struct {
 
 // tier is a Tier that has been checked.
 type tier struct {
-	limit    ratelimit.Limit
-	key      *pattern // nil: the bucket that everybody shares
-	endpoint string
-	when     []condition
-	cost     cost
+	limit ratelimit.Limit
+	key   *pattern // nil: the bucket that everybody shares
+	route string
+	when  []condition
+	cost  cost
 }
 
 // condition is what an attribute must be.
@@ -124,11 +124,11 @@ func NewTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), at
 }
 
 // ownAttributes returns the attributes that every program has.
-func ownAttributes() []string { return []string{"user", "tenant", "plan", "address", "endpoint"} }
+func ownAttributes() []string { return []string{"user", "tenant", "plan", "address", "route"} }
 
 // newTier makes a tier ready, whose words and numbers are checked.
 func newTier(of *Tier, limit ratelimit.Limit, known []string) (t tier, err error) {
-	t = tier{limit: limit, endpoint: of.Endpoint}
+	t = tier{limit: limit, route: of.Route}
 	if of.Key != "" {
 		if t.key, err = newPattern(of.Key, known); err != nil {
 			return tier{}, fmt.Errorf("its Key is %.80q: %w", of.Key, err)
@@ -150,7 +150,7 @@ func newTier(of *Tier, limit ratelimit.Limit, known []string) (t tier, err error
 //
 // Nobody shares a bucket by mistake. Where a tier that fits has a key, and the request lacks an attribute of it, the
 // error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before
-// or beside the one whose When has it as "*". Where a tier is for an endpoint and the request has none, the error wraps
+// or beside the one whose When has it as "*". Where a tier is for a route and the request has none, the error wraps
 // ratelimit.ErrInvalidRequest. Where no tier fits it is ErrNoTier. No error holds an attribute's value.
 func (t *Tiers) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	var requests []ratelimit.Request
@@ -189,14 +189,14 @@ func (t *tier) fits(a *Attributes) (bool, error) {
 		}
 	}
 	switch {
-	case t.endpoint == "":
+	case t.route == "":
 		return true, nil
-	case a.Endpoint == "":
-		return false, fmt.Errorf("%w: a tier of %q is for an endpoint, and the request has none; put the limit behind the router, "+
-			"and name an Endpoint for requests that match no route", ratelimit.ErrInvalidRequest, t.limit.Name())
+	case a.Route == "":
+		return false, fmt.Errorf("%w: a tier of %q is for a route, and the request has none; put the limit behind the router, "+
+			"and set Attributes.Route for requests that match no route", ratelimit.ErrInvalidRequest, t.limit.Name())
 	}
-	_, path, _ := strings.Cut(a.Endpoint, " ")
-	return t.endpoint == a.Endpoint || t.endpoint == path, nil
+	_, path, _ := strings.Cut(a.Route, " ")
+	return t.route == a.Route || t.route == path, nil
 }
 
 // request returns what is asked of the tier's limit.
@@ -224,8 +224,8 @@ func (a *Attributes) value(name string) string {
 		return a.Plan
 	case "address":
 		return a.Address
-	case "endpoint":
-		return a.Endpoint
+	case "route":
+		return a.Route
 	}
 	return a.More[name]
 }

@@ -37,13 +37,13 @@ func newTiers(t *testing.T, match rules.Match, tiers ...rules.Tier) *rules.Tiers
 }
 
 var ada = rules.Attributes{
-	User: "ada", Tenant: "acme", Plan: "pro", Address: "203.0.113.7", Endpoint: "GET /api/search",
+	User: "ada", Tenant: "acme", Plan: "pro", Address: "203.0.113.7", Route: "GET /api/search",
 	More: map[string]string{"region": "eu", "header:x-api-key": "k-1"},
 }
 
 func TestTierFits(t *testing.T) {
 	t.Parallel()
-	nobody := rules.Attributes{Address: "203.0.113.7", Endpoint: "/"}
+	nobody := rules.Attributes{Address: "203.0.113.7", Route: "/"}
 	tests := []struct {
 		name string
 		tier rules.Tier
@@ -51,11 +51,11 @@ func TestTierFits(t *testing.T) {
 		want bool
 	}{
 		{"NoCondition", rules.Tier{}, ada, true},
-		{"TheRoute", rules.Tier{Endpoint: "GET /api/search"}, ada, true},
-		{"ThePathOfTheRoute", rules.Tier{Endpoint: "/api/search"}, ada, true},
-		{"TheRouteWithoutMethod", rules.Tier{Endpoint: "/"}, nobody, true},
-		{"AnotherMethod", rules.Tier{Endpoint: "POST /api/search"}, ada, false},
-		{"AnotherPath", rules.Tier{Endpoint: "/api"}, ada, false},
+		{"TheRoute", rules.Tier{Route: "GET /api/search"}, ada, true},
+		{"ThePathOfTheRoute", rules.Tier{Route: "/api/search"}, ada, true},
+		{"TheRouteWithoutMethod", rules.Tier{Route: "/"}, nobody, true},
+		{"AnotherMethod", rules.Tier{Route: "POST /api/search"}, ada, false},
+		{"AnotherPath", rules.Tier{Route: "/api"}, ada, false},
 		{"ThePlan", rules.Tier{When: map[string]string{"plan": "pro"}}, ada, true},
 		{"AnotherPlan", rules.Tier{When: map[string]string{"plan": "free"}}, ada, false},
 		{"AllConditions", rules.Tier{When: map[string]string{"plan": "pro", "region": "eu"}}, ada, true},
@@ -84,9 +84,9 @@ func TestTierFits(t *testing.T) {
 func TestTierAsksOfAllOrOfTheFirst(t *testing.T) {
 	t.Parallel()
 	tiers := []rules.Tier{
-		{Limit: "search", Endpoint: "/api/search"},
+		{Limit: "search", Route: "/api/search"},
 		{Limit: "calls", Key: "{user}", When: map[string]string{"plan": "free"}},
-		{Limit: "calls", Key: "{user}", FixedCost: 2, Endpoint: "GET /api/search"},
+		{Limit: "calls", Key: "{user}", FixedCost: 2, Route: "GET /api/search"},
 		{Limit: "calls", Key: "{user}"},
 		{Limit: "whole"},
 	}
@@ -169,7 +169,7 @@ func TestTierRequestsNeedTheirAttributes(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret")
 
 	for _, match := range []rules.Match{rules.MatchAll, rules.MatchFirst} {
-		_, err = newTiers(t, match, rules.Tier{Limit: "search", Endpoint: "/api/search"}, rules.Tier{Limit: "whole"}).Requests(secret, nil)
+		_, err = newTiers(t, match, rules.Tier{Limit: "search", Route: "/api/search"}, rules.Tier{Limit: "whole"}).Requests(secret, nil)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 		require.ErrorContains(t, err, "put the limit behind the router")
 	}
@@ -185,7 +185,7 @@ func TestNewTiersRefuses(t *testing.T) {
 		want string
 	}{
 		{"UnknownLimit", rules.Tier{Limit: "other"}, `nobody knows the limit "other"`},
-		{"UnknownAttribute", rules.Tier{Key: "{customer}"}, `it names the attribute "customer"; there are user, tenant, plan, address, endpoint, region`},
+		{"UnknownAttribute", rules.Tier{Key: "{customer}"}, `it names the attribute "customer"; there are user, tenant, plan, address, route, region`},
 		{"UnknownCondition", rules.Tier{When: map[string]string{"customer": "1"}}, `its When has the attribute "customer"; there are user,`},
 		{"NoAttribute", rules.Tier{Key: "user"}, "it names no attribute; write one as {user}"},
 		{"NoSeparator", rules.Tier{Key: "{tenant}{user}"}, "there is nothing between {tenant} and {user}"},
@@ -199,7 +199,7 @@ func TestNewTiersRefuses(t *testing.T) {
 		{"NegativeCost", rules.Tier{FixedCost: -1}, "its FixedCost is -1; use a number from 0"},
 		{"CostIsNoNumber", rules.Tier{DefaultCost: math.NaN()}, "its DefaultCost is NaN"},
 		{"LongKey", rules.Tier{Key: strings.Repeat("k", 1025) + "{user}"}, "use up to 1024 of UTF-8 without NUL"},
-		{"EndpointWithNUL", rules.Tier{Endpoint: "/\x00"}, "use up to 1024 of UTF-8 without NUL"},
+		{"RouteWithNUL", rules.Tier{Route: "/\x00"}, "use up to 1024 of UTF-8 without NUL"},
 		{"ConditionWithNUL", rules.Tier{When: map[string]string{"plan": "\x00"}}, "use up to 1024 bytes of UTF-8 without NUL"},
 		{"CostSourceWithSpace", rules.Tier{CostSource: "header:x tokens"}, "use fixed, header:<name> or query:<name>"},
 		{"EndlessCost", rules.Tier{FixedCost: math.Inf(1)}, "its FixedCost is +Inf"},

@@ -20,8 +20,8 @@ func FuzzTiers(f *testing.F) {
 	}
 	f.Add("{user}", "/a", "user", "", "query:n", "1e999", math.NaN(), "", "", "x", "")
 	f.Add("{user}", "/a", "region", "eu", "body:n", "NaN", math.Inf(1), "\x00", "\xff", "x", "")
-	f.Fuzz(func(t *testing.T, key, endpoint, attribute, value, source, stated string, number float64, user, tenant, otherUser, otherTenant string) {
-		tier := rules.Tier{Limit: "calls", Key: key, Endpoint: endpoint, CostSource: source, FixedCost: number, DefaultCost: number}
+	f.Fuzz(func(t *testing.T, key, route, attribute, value, source, stated string, number float64, user, tenant, otherUser, otherTenant string) {
+		tier := rules.Tier{Limit: "calls", Key: key, Route: route, CostSource: source, FixedCost: number, DefaultCost: number}
 		if attribute != "" {
 			tier.When = map[string]string{attribute: value}
 		}
@@ -31,7 +31,7 @@ func FuzzTiers(f *testing.F) {
 			return
 		}
 		ask := func(user, tenant string) (ratelimit.Request, bool) {
-			of := rules.Attributes{User: user, Tenant: tenant, Plan: "pro", Endpoint: endpoint, More: map[string]string{"header:x-api-key": user + tenant}}
+			of := rules.Attributes{User: user, Tenant: tenant, Plan: "pro", Route: route, More: map[string]string{"header:x-api-key": user + tenant}}
 			requests, err := tiers.Requests(of, func(string) []string { return []string{stated, "2"} })
 			if err != nil {
 				return ratelimit.Request{}, false

@@ -261,7 +261,7 @@ func (g *gateway) handler(metrics prometheus.Collector) (http.Handler, error) {
 	user := httplimit.FirstOf(customer, g.address) // a visitor without a key pays as its address
 	requests := httplimit.FromRules(site, func(r *http.Request) (a rules.Attributes, err error) {
 		c := callerOf(r)
-		a = rules.Attributes{Plan: c.plan, Endpoint: r.Pattern}
+		a = rules.Attributes{Plan: c.plan, Route: r.Pattern}
 		if a.Address, err = g.address(r); err != nil || c.stranger {
 			return a, err
 		}

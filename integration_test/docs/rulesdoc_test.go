@@ -106,7 +106,7 @@ func rulesMiddleware(set *rules.Set, limiter *ratelimit.Limiter, search http.Han
 	limited, err := httplimit.New(limiter, httplimit.Config{
 		Requests: httplimit.FromRules(site, func(r *http.Request) (rules.Attributes, error) {
 			session := sessionOf(r.Context()) // what your code has verified
-			return rules.Attributes{User: session.User, Plan: session.Plan, Endpoint: r.Pattern}, nil
+			return rules.Attributes{User: session.User, Plan: session.Plan, Route: r.Pattern}, nil
 		}),
 	})
 	if err != nil {

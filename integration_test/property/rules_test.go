@@ -38,7 +38,7 @@ func TestWriteAnythingIsRead(t *testing.T) {
 			}},
 			Tiers: rules.TierSet{
 				Match: rapid.SampledFrom([]rules.Match{rules.MatchAll, rules.MatchFirst}).Draw(t, "match"),
-				Tiers: []rules.Tier{{Limit: "another", Endpoint: words.Draw(t, "endpoint"), When: map[string]string{"plan": words.Draw(t, "condition")}}},
+				Tiers: []rules.Tier{{Limit: "another", Route: words.Draw(t, "route"), When: map[string]string{"plan": words.Draw(t, "condition")}}},
 			},
 			Overrides: []rules.Override{{Limit: "limit", Key: rapid.StringN(0, 64, 256).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "key"), Multiplier: 2}},
 		}

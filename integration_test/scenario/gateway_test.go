@@ -321,7 +321,7 @@ func TestGatewayRulesChange(t *testing.T) {
 		listing, err := store.List(t.Context())
 		require.NoError(t, err)
 		tiers := listing.Tiers
-		tiers.Tiers = append(tiers.Tiers, rules.Tier{Limit: "gateway.new", Endpoint: "/v1/", Key: "{user}"})
+		tiers.Tiers = append(tiers.Tiers, rules.Tier{Limit: "gateway.new", Route: "/v1/", Key: "{user}"})
 		_, err = store.Apply(t.Context(), rules.Edit{Author: "grace", Reason: "a test"}, rules.Changes{
 			Put: rulesIn(t, "rules: [{limit: gateway.new, rate: 1, period: hour}]").Rules, Tiers: &tiers,
 		})

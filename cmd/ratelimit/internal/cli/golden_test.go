@@ -31,7 +31,7 @@ rules:
   - {limit: sends, kind: fixed window, rate: 10, period: 7d, start: `+sends.Policy.(ratelimit.FixedWindow).Start.Format(time.RFC3339)+`, unit: messages, description: What a visitor may send.}
   - {limit: calls, plan: pro, rate: 5, period: day, capacity: 9, mode: shadow}
 tiers:
-  - {limit: sends, key: "{user}", endpoint: POST /send, when: {plan: free}}
+  - {limit: sends, key: "{user}", route: POST /send, when: {plan: free}}
 overrides:
   - {limit: sends, key: bob, multiplier: 2}
 `)

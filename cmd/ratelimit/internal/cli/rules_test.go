@@ -22,7 +22,7 @@ rules:
   - {limit: search, plan: pro, rate: 300, period: minute}
   - {limit: site, rate: 1000, period: 1s, capacity: 2000, unit: requests}
 tiers:
-  - {limit: search, key: "{user}", endpoint: GET /search, when: {user: "*"}}
+  - {limit: search, key: "{user}", route: GET /search, when: {user: "*"}}
   - {limit: site}
 overrides:
   - {limit: search, key: ada, multiplier: 10}

@@ -148,8 +148,8 @@ func tiersViewOf(set *rules.TierSet) *tiersView {
 // tierWords returns a tier for people.
 func tierWords(t *rules.Tier) string {
 	parts := []string{t.Limit + " by " + cmp.Or(t.Key, "nothing (shared)")}
-	if t.Endpoint != "" {
-		parts = append(parts, "at "+t.Endpoint)
+	if t.Route != "" {
+		parts = append(parts, "at "+t.Route)
 	}
 	names := make([]string, 0, len(t.When))
 	for name := range t.When {

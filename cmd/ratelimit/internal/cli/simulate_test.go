@@ -85,7 +85,7 @@ func TestSimulate(t *testing.T) {
 		v = read[report](t, f, 0, append([]string{"simulate", "-f", rulesFile, "--by", "address", "--ipv4-bits", "24", "--ipv6-bits", "48", "-n", "0", log}, fields...)...)
 		require.Equal(t, int64(1), v.Refused, "they are of one network")
 		require.Empty(t, v.Keys)
-		v = read[report](t, f, 0, append([]string{"simulate", "-f", rulesFile, "--by", "{endpoint}", "--route", "GET /items/{id}", "--top", "1", log}, fields...)...)
+		v = read[report](t, f, 0, append([]string{"simulate", "-f", rulesFile, "--by", "{route}", "--route", "GET /items/{id}", "--top", "1", log}, fields...)...)
 		require.Equal(t, int64(1), v.Refused, "they are of one route")
 		require.Len(t, v.Keys, 1)
 	})

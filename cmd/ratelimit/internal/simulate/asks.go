@@ -60,7 +60,7 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 	}
 	patterns, optional := config.Routes, false
 	if len(patterns) == 0 {
-		patterns, optional = endpointsOf(file.Tiers), true
+		patterns, optional = routesOf(file.Tiers), true
 	}
 	routes, err := newRoutes(patterns, optional)
 	if err != nil {
@@ -103,14 +103,14 @@ func hasSlots(file *rules.Document, limit string) bool {
 		slices.ContainsFunc(file.Overrides, func(o rules.Override) bool { return o.Limit == limit && isSlots(o.Policy) })
 }
 
-// endpointsOf returns the endpoints that tiers name, each once.
-func endpointsOf(tiers rules.TierSet) (endpoints []string) {
+// routesOf returns the routes that tiers name, each once.
+func routesOf(tiers rules.TierSet) (routes []string) {
 	for _, t := range tiers.Tiers {
-		if t.Endpoint != "" && !slices.Contains(endpoints, t.Endpoint) {
-			endpoints = append(endpoints, t.Endpoint)
+		if t.Route != "" && !slices.Contains(routes, t.Route) {
+			routes = append(routes, t.Route)
 		}
 	}
-	return endpoints
+	return routes
 }
 
 // withSources returns the attributes and the sources of costs that lines may state, each once.
@@ -127,12 +127,12 @@ func withSources(attributes []string, tiers rules.TierSet) []string {
 // of returns what a line is asked.
 func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 	a.line = r
-	endpoint := r.endpoint
-	if endpoint == "" {
-		endpoint = a.routes.of(r.method, r.target)
+	route := r.route
+	if route == "" {
+		route = a.routes.of(r.method, r.target)
 	}
 	requests, err := a.site.Requests(rules.Attributes{
-		User: r.user, Tenant: r.tenant, Plan: cmp.Or(r.plan, a.config.Plan), Address: a.network(r.address), Endpoint: endpoint, More: r.fields,
+		User: r.user, Tenant: r.tenant, Plan: cmp.Or(r.plan, a.config.Plan), Address: a.network(r.address), Route: route, More: r.fields,
 	}, a.stated)
 	if err != nil && strings.Contains(r.address, ",") {
 		return nil, errAddresses

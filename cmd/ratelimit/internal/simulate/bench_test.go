@@ -35,7 +35,7 @@ rules:
   - {limit: site, rate: 100000, period: second}
 tiers:
   - {limit: address, key: "{address}"}
-  - {limit: search, key: "{address}", endpoint: GET /search}
+  - {limit: search, key: "{address}", route: GET /search}
   - {limit: site}
 `
 

@@ -15,7 +15,7 @@ import (
 // seen returns how a line is read: the instant and the attributes that it has, or what is wrong with it.
 func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attributes, problem string) {
 	t.Helper()
-	names := []string{"address", "user", "tenant", "plan", "endpoint", "method", "path", "status", "size", "referer", "user_agent", "region"}
+	names := []string{"address", "user", "tenant", "plan", "route", "method", "path", "status", "size", "referer", "user_agent", "region"}
 	text := "match: all\nrules: [{limit: site, rate: 1, period: 1s}"
 	for _, name := range names {
 		text += fmt.Sprintf(", {limit: %s, rate: 1, period: week}", name)
@@ -56,111 +56,111 @@ func TestFormats(t *testing.T) {
 	}{
 		"Common": {
 			line: `203.0.113.7 - ada [01/Mar/2026:12:00:00 +0000] "GET /search?q=1 HTTP/1.1" 200 2326`, at: noon,
-			want: "address=203.0.113.7 user=ada endpoint=GET /search method=GET path=/search status=200 size=2326",
+			want: "address=203.0.113.7 user=ada route=GET /search method=GET path=/search status=200 size=2326",
 		},
 		"CommonWithZone": {
 			line: `203.0.113.7 - - [01/Mar/2026:07:30:00 -0430] "GET / HTTP/1.1" 304 -`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET / method=GET path=/ status=304",
+			want: "address=203.0.113.7 route=GET / method=GET path=/ status=304",
 		},
 		"CommonAcrossMidnight": {
 			line: `203.0.113.7 - - [01/Jan/2026:00:30:00 +0545] "GET / HTTP/2.0" 304 -`, at: time.Date(2025, 12, 31, 18, 45, 0, 0, time.UTC),
-			want: "address=203.0.113.7 endpoint=GET / method=GET path=/ status=304",
+			want: "address=203.0.113.7 route=GET / method=GET path=/ status=304",
 		},
 		"CommonOnLeapDay": {
 			line: `203.0.113.7 - - [29/Feb/2028:12:00:00 +0000] "GET / HTTP/1.1" 304 -`, at: time.Date(2028, 2, 29, 12, 0, 0, 0, time.UTC),
-			want: "address=203.0.113.7 endpoint=GET / method=GET path=/ status=304",
+			want: "address=203.0.113.7 route=GET / method=GET path=/ status=304",
 		},
 		"CommonOfUserWithSpaces": {
 			line: `203.0.113.7 - ada [admin] love [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 304 -`, at: noon,
-			want: "address=203.0.113.7 user=ada [admin] love endpoint=GET / method=GET path=/ status=304",
+			want: "address=203.0.113.7 user=ada [admin] love route=GET / method=GET path=/ status=304",
 		},
 		"CommonOfNoRequest": {
-			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "-" 408 -`, at: noon, want: "address=203.0.113.7 endpoint=- status=408",
+			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "-" 408 -`, at: noon, want: "address=203.0.113.7 route=- status=408",
 		},
 		"CommonOfTLS": {
-			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "\x16\x03\x01\x00\xee" 400 150`, at: noon, want: "address=203.0.113.7 endpoint=- status=400 size=150",
+			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "\x16\x03\x01\x00\xee" 400 150`, at: noon, want: "address=203.0.113.7 route=- status=400 size=150",
 		},
 		"CommonOfProxy": {
 			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET http://example.com/a%20b?x HTTP/1.1" 200 1`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a%20b method=GET path=/a%20b status=200 size=1",
+			want: "address=203.0.113.7 route=GET /a%20b method=GET path=/a%20b status=200 size=1",
 		},
 		"CommonOfPathWithSpaces": {
 			line: `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET /a b HTTP/1.1" 200 1`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a b method=GET path=/a b status=200 size=1",
+			want: "address=203.0.113.7 route=GET /a b method=GET path=/a b status=200 size=1",
 		},
 		"Combined": {
 			line: `2001:db8:1:2:3:4:5:6 - - [01/Mar/2026:12:00:00 +0000] "POST /a HTTP/1.1" 201 1 "https://example.com/?\"x\"" "Mozilla \\ \"5.0\" \x41\t"`, at: noon,
-			want: "address=2001:db8:1:2::/64 endpoint=POST /a method=POST path=/a status=201 size=1 referer=https://example.com/?\"x\" user_agent=Mozilla \\ \"5.0\" A\t",
+			want: "address=2001:db8:1:2::/64 route=POST /a method=POST path=/a status=201 size=1 referer=https://example.com/?\"x\" user_agent=Mozilla \\ \"5.0\" A\t",
 		},
 		"CombinedWithMore": {
 			line: `::ffff:203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-" "203.0.113.9" 0.003`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=201 size=1",
+			want: "address=203.0.113.7 route=GET /a method=GET path=/a status=201 size=1",
 		},
 		"CombinedOfWholeAddresses": {
 			config: simulate.Config{IPv6Bits: 128, Format: simulate.Combined},
 			line:   `2001:db8::1 - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
-			want: "address=2001:db8::1 endpoint=GET /a method=GET path=/a status=201 size=1",
+			want: "address=2001:db8::1 route=GET /a method=GET path=/a status=201 size=1",
 		},
 		"CombinedOfHostName": {
 			line: `client.example.com - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
-			want: "address=client.example.com endpoint=GET /a method=GET path=/a status=201 size=1",
+			want: "address=client.example.com route=GET /a method=GET path=/a status=201 size=1",
 		},
 		"CombinedOfServers": {
 			line: `www.example.com:443 2001:db8::1 - ada [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
-			want: "address=2001:db8::/64 user=ada endpoint=GET /a method=GET path=/a status=201 size=1",
+			want: "address=2001:db8::/64 user=ada route=GET /a method=GET path=/a status=201 size=1",
 		},
 		"CombinedOfTwoAddresses": {
 			line: `203.0.113.7 10.0.0.1 - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=201 size=1",
+			want: "address=203.0.113.7 route=GET /a method=GET path=/a status=201 size=1",
 		},
 		"CombinedWithTimes": {
 			line: `2001:db8::1 - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/2.0" 201 1 "-" "-" rt=0.003 uct="0.000" urt="0.002"`, at: noon,
-			want: "address=2001:db8::/64 endpoint=GET /a method=GET path=/a status=201 size=1",
+			want: "address=2001:db8::/64 route=GET /a method=GET path=/a status=201 size=1",
 		},
 		"WithRoutes": {
 			config: simulate.Config{Routes: []string{"GET /items/{id}", "/static/"}},
 			line:   `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "GET /items/a%2Fb?x=1 HTTP/1.1" 200 1`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /items/{id} method=GET path=/items/a%2Fb status=200 size=1",
+			want: "address=203.0.113.7 route=GET /items/{id} method=GET path=/items/a%2Fb status=200 size=1",
 		},
 		"WithRoutesThatDoNotMatch": {
 			config: simulate.Config{Routes: []string{"GET /items/{id}", "/static/"}},
 			line:   `203.0.113.7 - - [01/Mar/2026:12:00:00 +0000] "DELETE /items/1 HTTP/1.1" 200 1`, at: noon,
-			want: "address=203.0.113.7 endpoint=DELETE /items/1 method=DELETE path=/items/1 status=200 size=1",
+			want: "address=203.0.113.7 route=DELETE /items/1 method=DELETE path=/items/1 status=200 size=1",
 		},
 		"JSON": {
 			line: `{"time":"2026-03-01T13:00:00.25+01:00","remote_addr":"203.0.113.7:5555","user":"ad\u0061","plan":"pro","tenant":"acme","method":"GET","path":"/a?x=1","status":200,"region":"eu"}`,
 			at:   noon.Add(250 * time.Millisecond),
-			want: "address=203.0.113.7 user=ada tenant=acme plan=pro endpoint=GET /a method=GET path=/a status=200 region=eu",
+			want: "address=203.0.113.7 user=ada tenant=acme plan=pro route=GET /a method=GET path=/a status=200 region=eu",
 		},
 		"JSONOfNginx": {
 			line: `{"timestamp":"01/Mar/2026:12:00:00 +0000","remote_addr":"203.0.113.7","remote_user":"-","request":"GET /a HTTP/1.1","status":"200"}`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=200",
+			want: "address=203.0.113.7 route=GET /a method=GET path=/a status=200",
 		},
 		"JSONOfCaddy": {
 			line: `{"level":"info","ts":1772366400.125,"request":{"remote_ip":"203.0.113.7","method":"GET","uri":"/a?x"},"user_id":"","status":200,"size":7}`,
-			at:   noon.Add(125 * time.Millisecond), want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a status=200 size=7",
+			at:   noon.Add(125 * time.Millisecond), want: "address=203.0.113.7 route=GET /a method=GET path=/a status=200 size=7",
 		},
 		"JSONOfCaddyBehindAProxy": {
 			line: `{"ts":1772366400,"request":{"remote_ip":"10.0.0.1","client_ip":"203.0.113.7","method":"GET","uri":"/a"}}`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a",
+			want: "address=203.0.113.7 route=GET /a method=GET path=/a",
 		},
 		"JSONOfTraefik": {
 			line: `{"ClientAddr":"203.0.113.7:40310","ClientHost":"203.0.113.7","ClientUsername":"-","RequestMethod":"GET","RequestPath":"/a?x","time":"2026-03-01T12:00:00Z"}`, at: noon,
-			want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a",
+			want: "address=203.0.113.7 route=GET /a method=GET path=/a",
 		},
 		"JSONOfGoogleCloud": {
 			line: `{"httpRequest":{"requestMethod":"GET","requestUrl":"https://example.com/a?x","remoteIp":"203.0.113.7"},"timestamp":"2026-03-01T12:00:00.000001Z"}`,
-			at:   noon.Add(time.Microsecond), want: "address=203.0.113.7 endpoint=GET /a method=GET path=/a",
+			at:   noon.Add(time.Microsecond), want: "address=203.0.113.7 route=GET /a method=GET path=/a",
 		},
 		"JSONWithOtherNames": {
-			config: simulate.Config{Fields: map[string]string{"time": "event.at", "address": "from", "user": "who.id", "region": "where", "endpoint": "pattern"}},
+			config: simulate.Config{Fields: map[string]string{"time": "event.at", "address": "from", "user": "who.id", "region": "where", "route": "pattern"}},
 			line:   `{"event":{"at":1772366400000},"from":"203.0.113.7","who":{"id":42},"where":true,"pattern":"GET /a/{b}","user":"x"}`, at: noon,
-			want: "address=203.0.113.7 user=42 endpoint=GET /a/{b} region=true",
+			want: "address=203.0.113.7 user=42 route=GET /a/{b} region=true",
 		},
-		"JSONInMicroseconds": {line: `{"@timestamp":1772366400000001,"ip":"203.0.113.7"}`, at: noon.Add(time.Microsecond), want: "address=203.0.113.7 endpoint=-"},
-		"JSONInNanoseconds":  {line: `{"ts":"1772366400000001000","client_ip":"203.0.113.7"}`, at: noon.Add(time.Microsecond), want: "address=203.0.113.7 endpoint=-"},
-		"JSONWithoutZone":    {line: `{"ts":"2026-03-01 12:00:00.5","url":"/a"}`, at: noon.Add(time.Second / 2), want: "endpoint=/a path=/a"},
-		"JSONWithShortZone":  {line: `{"ts":"2026-03-01T12:00:00+0000","uri":null,"user":["a"]}`, at: noon, want: "endpoint=-"},
+		"JSONInMicroseconds": {line: `{"@timestamp":1772366400000001,"ip":"203.0.113.7"}`, at: noon.Add(time.Microsecond), want: "address=203.0.113.7 route=-"},
+		"JSONInNanoseconds":  {line: `{"ts":"1772366400000001000","client_ip":"203.0.113.7"}`, at: noon.Add(time.Microsecond), want: "address=203.0.113.7 route=-"},
+		"JSONWithoutZone":    {line: `{"ts":"2026-03-01 12:00:00.5","url":"/a"}`, at: noon.Add(time.Second / 2), want: "route=/a path=/a"},
+		"JSONWithShortZone":  {line: `{"ts":"2026-03-01T12:00:00+0000","uri":null,"user":["a"]}`, at: noon, want: "route=-"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -229,7 +229,7 @@ func TestRunTakesNoListForAnAddress(t *testing.T) {
 		_, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, three), By: "address"}, lines(line))
 		require.ErrorIs(t, err, simulate.ErrUnasked, line)
 		require.ErrorContains(t, err, "a list of addresses")
-		report := run(t, simulate.Config{Rules: document(t, three), By: "endpoint"}, lines(line))
+		report := run(t, simulate.Config{Rules: document(t, three), By: "route"}, lines(line))
 		require.EqualValues(t, 1, report.Admitted)
 	}
 }
@@ -248,7 +248,7 @@ match: all
 rules: [{limit: a, rate: 1, period: 1s}, {limit: b, rate: 1, period: 1s, kind: fixed window, capacity: 2}]
 tiers:
   - {limit: a, key: "{address}"}
-  - {limit: b, key: "{endpoint}:{user_agent}", endpoint: "GET /a/{b}", cost_source: "query:n"}
+  - {limit: b, key: "{route}:{user_agent}", route: "GET /a/{b}", cost_source: "query:n"}
 `),
 		}
 		report, err := simulate.Run(t.Context(), config, lines(text))

@@ -30,7 +30,7 @@ func DefaultFields(attribute string) []string {
 
 // jsonFields are the fields of a JSON line that are looked at, by the attribute that they hold.
 type jsonFields struct {
-	time, address, user, tenant, plan, method, path, endpoint, request []fieldPath
+	time, address, user, tenant, plan, method, path, route, request []fieldPath
 
 	wanted [][]fieldPath
 }
@@ -54,7 +54,7 @@ func newJSONFields(names map[string]string, wanted []string) jsonFields {
 	}
 	f := jsonFields{
 		time: of("time"), address: of("address"), user: of("user"), tenant: of("tenant"), plan: of("plan"),
-		method: of("method"), path: of("path"), endpoint: of("endpoint"), request: of("request"),
+		method: of("method"), path: of("path"), route: of("route"), request: of("request"),
 	}
 	for _, name := range wanted {
 		f.wanted = append(f.wanted, of(name))
@@ -84,7 +84,7 @@ func (p *parser) parseJSON(line string) error {
 	}
 	r.at = at
 	r.address, r.user, r.tenant, r.plan = first(object, f.address), first(object, f.user), first(object, f.tenant), first(object, f.plan)
-	r.method, r.target, r.endpoint = first(object, f.method), first(object, f.path), first(object, f.endpoint)
+	r.method, r.target, r.route = first(object, f.method), first(object, f.path), first(object, f.route)
 	if r.method == "" && r.target == "" {
 		r.requestLine(first(object, f.request))
 	}

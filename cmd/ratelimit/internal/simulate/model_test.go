@@ -34,7 +34,7 @@ overrides:
   - {limit: user, key: u0, multiplier: 3, until: %[2]s}
 tiers:
   - {limit: user, key: "{user}", cost_source: "query:n"}
-  - {limit: window, key: "{address}", endpoint: GET /search, cost_source: "query:n"}
+  - {limit: window, key: "{address}", route: GET /search, cost_source: "query:n"}
   - {limit: trial, key: "{user}"}
   - {limit: unused}
   - {limit: site, cost_source: "query:n"}

@@ -34,9 +34,9 @@ overrides:
 tiers:
   - {limit: site}
   - {limit: address, key: "{address}"}
-  - {limit: search, key: "{address}", endpoint: GET /search}
+  - {limit: search, key: "{address}", route: GET /search}
   - {limit: trial, key: "{user_agent}"}
-  - {limit: burst, key: "{address}", endpoint: GET /items/42}
+  - {limit: burst, key: "{address}", route: GET /items/42}
   - {limit: quota, key: "{address}"}
 `)
 	text, err := io.ReadAll(newTraffic(n, 200))
@@ -87,9 +87,9 @@ tiers:
 		text, _, _ := strings.Cut(quoted[0][strings.Index(quoted[0], "[")+1:], "]")
 		now, err = time.Parse("02/Jan/2006:15:04:05 -0700", text)
 		require.NoError(t, err)
-		endpoint, _, _ := strings.Cut(strings.TrimSuffix(quoted[1], " HTTP/1.1"), "?")
+		route, _, _ := strings.Cut(strings.TrimSuffix(quoted[1], " HTTP/1.1"), "?")
 		address := strings.Fields(line)[0]
-		requests, err := site.Requests(rules.Attributes{Address: address, Endpoint: endpoint, More: map[string]string{"user_agent": quoted[5]}}, nil)
+		requests, err := site.Requests(rules.Attributes{Address: address, Route: route, More: map[string]string{"user_agent": quoted[5]}}, nil)
 		require.NoError(t, err)
 		d, err := limiter.Take(t.Context(), requests...)
 		require.NoError(t, err)

@@ -8,15 +8,15 @@ import (
 
 // record is what a line says of a request. What it does not say is empty.
 type record struct {
-	at       time.Time
-	address  string
-	user     string
-	tenant   string
-	plan     string
-	method   string
-	target   string // as in the request line: a path with a query, or a URL
-	endpoint string
-	fields   map[string]string // further attributes, as far as they are wanted
+	at      time.Time
+	address string
+	user    string
+	tenant  string
+	plan    string
+	method  string
+	target  string // as in the request line: a path with a query, or a URL
+	route   string
+	fields  map[string]string // further attributes, as far as they are wanted
 }
 
 // parser reads lines.

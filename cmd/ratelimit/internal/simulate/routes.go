@@ -44,8 +44,8 @@ func (r *routes) add(pattern string) (err error) {
 	return nil
 }
 
-// of returns the endpoint of a request: the pattern that matches it, else its method and path. A line without a request has
-// the endpoint "-".
+// of returns the route of a request: the pattern that matches it, else its method and path. A line without a request has
+// the route "-".
 func (r *routes) of(method, target string) string {
 	path := pathOf(target)
 	asked := route{method, path}
@@ -55,20 +55,20 @@ func (r *routes) of(method, target string) string {
 	if r.mux == nil {
 		return asked.String()
 	}
-	if endpoint, known := r.known[asked]; known {
-		return endpoint
+	if pattern, known := r.known[asked]; known {
+		return pattern
 	}
-	endpoint := asked.String()
+	answer := asked.String()
 	if unescaped, err := url.PathUnescape(path); err == nil && strings.HasPrefix(path, "/") {
 		_, pattern := r.mux.Handler(&http.Request{Method: method, URL: &url.URL{Path: unescaped, RawPath: path}})
 		if pattern != "" {
-			endpoint = pattern
+			answer = pattern
 		}
 	}
 	if len(r.known) < maxRoutes {
-		r.known[route{strings.Clone(method), strings.Clone(path)}] = endpoint
+		r.known[route{strings.Clone(method), strings.Clone(path)}] = answer
 	}
-	return endpoint
+	return answer
 }
 
 func (r route) String() string {

@@ -69,11 +69,11 @@ type Config struct {
 	// Format is how the lines are written. Defaults to Detect.
 	Format Format
 	// Fields are names of JSON fields, by the attribute that they hold: time, address, user, tenant, plan, method, path,
-	// endpoint, or any other that a tier names. A dot goes into an object: request.remote_ip. Defaults to the names that
+	// route, or any other that a tier names. A dot goes into an object: request.remote_ip. Defaults to the names that
 	// DefaultFields returns, and for every other attribute to its own name.
 	Fields map[string]string
-	// Routes are patterns of net/http.ServeMux, such as "GET /search/{id}". The endpoint of a request is the pattern that
-	// matches it. Defaults to the endpoints that the tiers name. A request that none matches has its method and path.
+	// Routes are patterns of net/http.ServeMux, such as "GET /search/{id}". The route of a request is the pattern that
+	// matches it. Defaults to the routes that the tiers name. A request that none matches has its method and path.
 	Routes []string
 	// By is the attribute whose buckets are asked, such as "address", or a pattern of them such as "{tenant}/{user}", at
 	// a cost of 1 for each line, in place of the tiers. It is needed where the rules have no tiers.

@@ -72,7 +72,7 @@ rules:
   - {limit: unused, rate: 1, period: hour, mode: off}
 tiers:
   - {limit: address, key: "{address}"}
-  - {limit: search, key: "{address}", endpoint: "GET /search/{id}"}
+  - {limit: search, key: "{address}", route: "GET /search/{id}"}
   - {limit: trial}
   - {limit: unused}
 `)}, lines(at(0, "10.0.0.1", "GET /search/1?x=y"), at(1, "10.0.0.1", "GET /search/2"), at(2, "10.0.0.1", "POST /search/2"), at(3, "10.0.0.1", "GET /")))
