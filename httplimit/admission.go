@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Admission is what the rules took from a request that is being served. It is safe for concurrent use, and
+// Admission is what the limits took from a request that is being served. It is safe for concurrent use, and
 // stays usable when the handler has returned.
 type Admission struct {
 	middleware *middleware
@@ -24,7 +24,7 @@ type Admission struct {
 	merged  []stated // by handlers: see Merge
 }
 
-// charge is what one rule took.
+// charge is what one limit took.
 type charge struct {
 	ask     ask
 	settled bool
@@ -42,11 +42,11 @@ func FromContext(ctx context.Context) (*Admission, bool) {
 	return a, ok
 }
 
-// Decision returns the decision of the innermost middleware. It is the zero Decision, with no States, if there was none: no rule applied, or the store failed and FailOpen is set.
+// Decision returns the decision of the innermost middleware. It is the zero Decision, with no States, if there was none: no limit applied, or the store failed and FailOpen is set.
 func (a *Admission) Decision() ratelimit.Decision { return a.lease.Decision }
 
 // State returns what was left of limit when the request was decided, by this middleware or one around it, and false when
-// no rule asked it.
+// it was not asked.
 func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	for ; a != nil; a = a.outer {
 		for _, s := range a.lease.States {
@@ -58,14 +58,14 @@ func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	return ratelimit.State{}, false
 }
 
-// Settle books what the request really cost of the limits, each of them: what the rule took beyond actual
+// Settle books what the request really cost of the limits, each of them: what was taken beyond actual
 // is given back, and what it took too little is taken now, below zero if need be. A limit is settled once:
-// again changes nothing. A rule that took nothing stays at nothing: it did not apply, the store failed, or its limit is off, or in
+// again changes nothing. A limit that took nothing stays at nothing: it did not apply, the store failed, or it is off, or in
 // shadow mode and had too few tokens. What belongs to a fixed window that has ended is not given back.
 //
 // It goes on when ctx is cancelled, since the work is done whether or not the client waits, for up to
 // Config.DecisionTimeout. After an error it is open whether the difference was booked, and settling again
-// may book it twice. It returns ErrNoRule for a limit that no rule has. Differences under a billionth of the
+// may book it twice. It returns ErrNoLimit for a limit that the middleware does not have. Differences under a billionth of the
 // capacity are not booked.
 func (a *Admission) Settle(ctx context.Context, actual float64, limits ...ratelimit.Limit) error {
 	if !(actual >= 0) || math.IsInf(actual, 1) {
@@ -74,7 +74,7 @@ func (a *Admission) Settle(ctx context.Context, actual float64, limits ...rateli
 	wanted := make(map[string]bool, len(limits))
 	for _, limit := range limits {
 		if !a.knows(limit.Name()) {
-			return fmt.Errorf("httplimit: settle: %w: %q", ErrNoRule, limit.Name())
+			return fmt.Errorf("httplimit: settle: %w: %q", ErrNoLimit, limit.Name())
 		}
 		wanted[limit.Name()] = true
 	}
@@ -99,14 +99,14 @@ func (a *Admission) settle(ctx context.Context, verb string, actual float64, wan
 	return nil
 }
 
-// knows reports whether a rule has the limit, or may have chosen it.
+// knows reports whether the middleware has the limit, or may have chosen it.
 func (a *Admission) knows(limit string) bool {
 	for ; a != nil; a = a.outer {
 		if a.middleware.config.Requests != nil {
 			return true
 		}
-		for _, rule := range a.middleware.config.Rules {
-			if rule.LimitFor != nil || rule.Limit.Name() == limit {
+		for _, l := range a.middleware.config.Limits {
+			if l.LimitFor != nil || l.Limit.Name() == limit {
 				return true
 			}
 		}
@@ -114,10 +114,10 @@ func (a *Admission) knows(limit string) bool {
 	return false
 }
 
-// credits reports whether a rule may give back by the response.
+// credits reports whether a limit may give back by the response.
 func (a *Admission) credits() bool {
 	for _, c := range a.charges {
-		if c.ask.rule.Credit != nil {
+		if c.ask.spec.Credit != nil {
 			return true
 		}
 	}
@@ -173,8 +173,8 @@ func (a *Admission) book(ctx context.Context, charges []*charge, actual float64)
 	return errors.Join(failed...)
 }
 
-// charged returns what asks took by the decision: nothing where it is a refusal, nor from limits that their rules switch
-// off, nor slots, which go back by themselves, nor from those that their rules only try and that did not have enough.
+// charged returns what asks took by the decision: nothing where it is a refusal, nor from limits that stored rules switch
+// off, nor slots, which go back by themselves, nor from those that stored rules only try and that did not have enough.
 func charged(asks []ask, d ratelimit.Decision) []*charge {
 	if !d.Allowed {
 		return nil

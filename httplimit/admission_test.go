@@ -26,14 +26,14 @@ func (b *bundle) within(t *testing.T, config httplimit.Config, work func(ctx con
 	require.True(t, ran, "status %d", w.Code)
 }
 
-var planRule = httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)}
+var planLimit = httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)}
 
 func TestAHandlerSeesWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	_, ok := httplimit.FromContext(t.Context())
 	require.False(t, ok)
-	b.within(t, rules(userRule, planRule), func(_ context.Context, a *httplimit.Admission) {
+	b.within(t, limits(userLimit, planLimit), func(_ context.Context, a *httplimit.Admission) {
 		require.True(t, a.Decision().Allowed)
 		require.Len(t, a.Decision().States, 2)
 		state, ok := a.State(perPlan)
@@ -57,7 +57,7 @@ func TestSettleBooksTheRealCost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			b.within(t, rules(userRule, planRule), func(ctx context.Context, a *httplimit.Admission) {
+			b.within(t, limits(userLimit, planLimit), func(ctx context.Context, a *httplimit.Admission) {
 				require.NoError(t, a.Settle(ctx, c.actual, perPlan))
 				require.NoError(t, a.Settle(ctx, 77, perPlan), "it is settled once")
 				require.NoError(t, a.Credit(ctx))
@@ -71,8 +71,8 @@ func TestSettleBooksTheRealCost(t *testing.T) {
 func TestSettleSeveralLimitsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true, Cost: httplimit.FixedCost(30)}),
-		b.limited(t, rules(userRule, planRule), inline(func(e exchange) {
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true, Cost: httplimit.FixedCost(30)}),
+		b.limited(t, limits(userLimit, planLimit), inline(func(e exchange) {
 			_, ok := e.admission.State(everyone)
 			require.True(t, ok, "that of the middleware around it")
 			require.NoError(t, e.admission.Settle(e.r.Context(), 20, perPlan, everyone))
@@ -86,7 +86,7 @@ func TestSettleSeveralLimitsAtOnce(t *testing.T) {
 func TestSettleIsDoneOnceByMany(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.within(t, rules(planRule), func(ctx context.Context, a *httplimit.Admission) {
+	b.within(t, limits(planLimit), func(ctx context.Context, a *httplimit.Admission) {
 		var group errgroup.Group
 		for range 8 {
 			group.Go(func() error { return a.Settle(ctx, 25, perPlan) })
@@ -99,7 +99,7 @@ func TestSettleIsDoneOnceByMany(t *testing.T) {
 func TestSettleOutlivesTheRequest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.within(t, rules(planRule), func(ctx context.Context, a *httplimit.Admission) {
+	b.within(t, limits(planLimit), func(ctx context.Context, a *httplimit.Admission) {
 		ctx, cancel := context.WithCancel(ctx)
 		cancel()
 		require.NoError(t, a.Settle(ctx, 25, perPlan))
@@ -110,12 +110,12 @@ func TestSettleOutlivesTheRequest(t *testing.T) {
 func TestSettleRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	never := httplimit.Rule{Limit: everyone, Global: true, When: func(*http.Request) bool { return false }}
-	b.within(t, rules(planRule, never), func(ctx context.Context, a *httplimit.Admission) {
+	never := httplimit.Limit{Limit: everyone, Global: true, When: func(*http.Request) bool { return false }}
+	b.within(t, limits(planLimit, never), func(ctx context.Context, a *httplimit.Admission) {
 		for _, actual := range []float64{-1, math.NaN(), math.Inf(1)} {
 			require.ErrorIs(t, a.Settle(ctx, actual, perPlan), ratelimit.ErrInvalidCost)
 		}
-		require.ErrorIs(t, a.Settle(ctx, 1, perPlan, perUser), httplimit.ErrNoRule)
+		require.ErrorIs(t, a.Settle(ctx, 1, perPlan, perUser), httplimit.ErrNoLimit)
 		require.NoError(t, a.Settle(ctx, 5, everyone), "the rule did not apply")
 		require.ErrorIs(t, a.Settle(ctx, 1e300, perPlan), ratelimit.ErrCostExceedsCapacity)
 		require.NoError(t, a.Settle(ctx, 7, perPlan), "after an error it can be settled again")
@@ -128,11 +128,11 @@ func TestSettleRefusesWhatCannotBe(t *testing.T) {
 // overrun is taken from the current one.
 func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
 	t.Parallel()
-	rule := httplimit.Rule{Limit: windowed, Key: user, Cost: httplimit.FixedCost(4)}
+	rule := httplimit.Limit{Limit: windowed, Key: user, Cost: httplimit.FixedCost(4)}
 	const before = time.Microsecond
 	b := setup(t)
 	b.setClock(ten.Add(time.Hour - before)) // the window ends while the handler works
-	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
 		state, _ := a.State(windowed)
 		require.Equal(t, before, state.ResetAfter)
 		b.setClock(ten.Add(time.Hour))
@@ -143,21 +143,21 @@ func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
 
 	b = setup(t)
 	b.setClock(ten.Add(time.Hour - before))
-	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
 		b.setClock(ten.Add(time.Hour))
 		require.NoError(t, a.Settle(ctx, 6, windowed))
 	})
 	require.Equal(t, 2.0, b.charged(t, windowed.For("ada")))
 
 	b = setup(t)
-	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
 		require.NoError(t, a.Settle(ctx, 1, windowed), "within the window it is given back")
 	})
 	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
 
 	b = setup(t)
 	b.setClock(ten.Add(time.Hour - before)) // and there it stands still, while this process's clock passes the end
-	b.within(t, rules(rule), func(ctx context.Context, a *httplimit.Admission) {
+	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
 		require.NoError(t, a.Settle(ctx, 1, windowed), "the clock that counts is the limiter's")
 	})
 	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))

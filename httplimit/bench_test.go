@@ -74,10 +74,10 @@ func BenchmarkAddedLatency(b *testing.B) {
 	limiter, err := ratelimit.New(pool, ratelimit.Config{})
 	require.NoError(b, err)
 	limits := make([]ratelimit.Limit, 3)
-	chosen := make([]httplimit.Rule, len(limits))
+	chosen := make([]httplimit.Limit, len(limits))
 	for i := range limits {
 		limits[i] = ratelimit.Define("limit"+strconv.Itoa(i), ratelimit.PerSecond(1e9))
-		chosen[i] = httplimit.Rule{Limit: limits[i], Key: user}
+		chosen[i] = httplimit.Limit{Limit: limits[i], Key: user}
 	}
 	for _, count := range []int{1, 3} {
 		take := func(key string) error {
@@ -88,12 +88,12 @@ func BenchmarkAddedLatency(b *testing.B) {
 			_, err := limiter.Take(b.Context(), requests...)
 			return err
 		}
-		middleware, err := httplimit.New(limiter, httplimit.Config{Rules: chosen[:count]})
+		middleware, err := httplimit.New(limiter, httplimit.Config{Limits: chosen[:count]})
 		require.NoError(b, err)
 		for _, clients := range []int{1, 16} {
 			for i, call := range []func(b *testing.B, handler http.Handler) func(string) error{inProcess, overLoopback} {
 				where := []string{"in process", "over loopback"}[i]
-				b.Run(fmt.Sprintf("%d rules %s, %d clients", count, where, clients), func(b *testing.B) {
+				b.Run(fmt.Sprintf("%d limits %s, %d clients", count, where, clients), func(b *testing.B) {
 					bare := respond()
 					compare(b, clients, subject{"bare", call(b, bare)}, subject{"take", take}, subject{"limited", call(b, middleware(bare))})
 				})

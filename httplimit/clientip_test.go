@@ -63,7 +63,7 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 	}
 	limiter, err := ratelimit.New(new(pgxpool.Pool), ratelimit.Config{})
 	require.NoError(t, err)
-	limited, err := httplimit.New(limiter, rules(userRule))
+	limited, err := httplimit.New(limiter, limits(userLimit))
 	require.NoError(t, err)
 	for name, construct := range map[string]func(){
 		"NoSource":          func() { httplimit.ClientIP(nil, httplimit.Bits{}) },

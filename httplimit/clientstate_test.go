@@ -92,7 +92,7 @@ func TestClientState(t *testing.T) {
 		b := setupClientState(t)
 		long := strings.Repeat("alice", 100)
 		key := func(*http.Request) (string, error) { return long, nil }
-		middleware, err := httplimit.New(b.limiter, rules(httplimit.Rule{Limit: clientUploads, Key: key}))
+		middleware, err := httplimit.New(b.limiter, limits(httplimit.Limit{Limit: clientUploads, Key: key}))
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, do(middleware(respond()), request(t)).Code)
 		require.Contains(t, b.ask(t.Context(), http.MethodGet, long).Body.String(), `"value":4`)

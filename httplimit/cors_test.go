@@ -51,7 +51,7 @@ func preflight(t *testing.T) *http.Request {
 func TestPreflightsAreNeitherCountedNorRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	handler := crossOrigin(exposed(t), b.limited(t, rules(userRule), respond()))
+	handler := crossOrigin(exposed(t), b.limited(t, limits(userLimit), respond()))
 	for range 4 {
 		w := do(handler, preflight(t))
 		require.Equal(t, http.StatusNoContent, w.Code)
@@ -78,7 +78,7 @@ func TestPreflightsAreNeitherCountedNorRefused(t *testing.T) {
 func TestPreflightsCanBeSkipped(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	config := rules(userRule)
+	config := limits(userLimit)
 	require.Equal(t, http.StatusBadRequest, do(b.limited(t, config, crossOrigin("", respond())), preflight(t)).Code, "a preflight says nothing of who asks")
 	config.Skip = httplimit.IsPreflight
 	handler := b.limited(t, config, crossOrigin("", respond()))

@@ -106,7 +106,7 @@ func TestCostsAreChargedAndAnswered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			config := httplimit.Config{Rules: []httplimit.Rule{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
+			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
 			w := do(b.limited(t, config, respond()), request(t, "X-Tokens", c.stated))
 			require.Equal(t, c.status, w.Code)
 			require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"))
@@ -121,7 +121,7 @@ func TestTooCostlySaysWhatTheLimitHolds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	big := ratelimit.Define("big", ratelimit.PerDay(2_500_000))
-	w := do(b.limited(t, rules(httplimit.Rule{Limit: big, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}), mustNotRun(t)),
+	w := do(b.limited(t, limits(httplimit.Limit{Limit: big, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}), mustNotRun(t)),
 		request(t, "X-Tokens", "2500001"))
 	require.JSONEq(t, `{
 		"type": "about:blank", "title": "Request Entity Too Large", "status": 413,

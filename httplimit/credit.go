@@ -99,7 +99,7 @@ func watchSending(w http.ResponseWriter, send func(status int)) http.ResponseWri
 	})
 }
 
-// run serves an admitted request, and gives back afterwards what its rules credit.
+// run serves an admitted request, and gives back afterwards what its limits credit.
 func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, admission *Admission) {
 	if !admission.credits() {
 		next.ServeHTTP(w, r)
@@ -115,9 +115,9 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	panicked = false
 }
 
-// credit gives back what the rules took that credit this status.
+// credit gives back what the limits took that credit this status.
 func (m *middleware) credit(ctx context.Context, admission *Admission, status int) {
-	charges := admission.claim(func(c *charge) bool { return c.ask.rule.Credit != nil && c.ask.rule.Credit(status) })
+	charges := admission.claim(func(c *charge) bool { return c.ask.spec.Credit != nil && c.ask.spec.Credit(status) })
 	if len(charges) == 0 {
 		return
 	}

@@ -56,9 +56,9 @@ func TestCredits(t *testing.T) {
 			b := setup(t)
 			var credited []string
 			for handled, handler := range handlers {
-				server := serve(t, b.limited(t, rules(
-					httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(2), Credit: c.credit},
-					httplimit.Rule{Limit: everyone, Global: true},
+				server := serve(t, b.limited(t, limits(
+					httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(2), Credit: c.credit},
+					httplimit.Limit{Limit: everyone, Global: true},
 				), handler))
 				before := b.charged(t, perPlan.For("ada"))
 				_, _, _ = get(t.Context(), server, "/")
@@ -79,9 +79,9 @@ func TestCredits(t *testing.T) {
 func TestWhatIsSettledIsNotCreditedAsWell(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	rule := planRule
+	rule := planLimit
 	rule.Credit = httplimit.CreditOn5xx
-	handler := b.limited(t, rules(rule), inline(func(e exchange) {
+	handler := b.limited(t, limits(rule), inline(func(e exchange) {
 		require.NoError(t, e.admission.Settle(e.r.Context(), 3, perPlan))
 		e.w.WriteHeader(http.StatusInternalServerError)
 	}))
@@ -96,10 +96,10 @@ func TestWhatIsSettledIsNotCreditedAsWell(t *testing.T) {
 func TestTheResponseWriterStaysWhatItWas(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	rule := userRule
+	rule := userLimit
 	rule.Credit = httplimit.CreditOn5xx
 	failed := make(chan error, 2)
-	server := serve(t, b.limited(t, rules(rule), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := serve(t, b.limited(t, limits(rule), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		failed <- useAll(w, r)
 	})))
 	for path, want := range map[string]string{"/flush": "flushed", "/hijack": "own"} {
@@ -111,10 +111,10 @@ func TestTheResponseWriterStaysWhatItWas(t *testing.T) {
 	}
 
 	plain := &plainWriter{ResponseWriter: httptest.NewRecorder()}
-	b.limited(t, rules(userRule), inline(func(e exchange) {
+	b.limited(t, limits(userLimit), inline(func(e exchange) {
 		require.Same(t, plain, e.w)
 	})).ServeHTTP(plain, request(t, "X-User", "bob"))
-	b.limited(t, rules(rule), inline(func(e exchange) {
+	b.limited(t, limits(rule), inline(func(e exchange) {
 		_, flushes := e.w.(http.Flusher)
 		require.False(t, flushes, "nothing is made up")
 	})).ServeHTTP(plain, request(t, "X-User", "bob"))
@@ -155,12 +155,12 @@ type plainWriter struct{ http.ResponseWriter }
 func TestACreditSurvivesTheClient(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	rule := userRule
+	rule := userLimit
 	rule.Credit = httplimit.CreditOn5xx
 	handled := func(handler func(w http.ResponseWriter, hangUp func())) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		do(b.limited(t, rules(rule), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		do(b.limited(t, limits(rule), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			handler(w, cancel)
 		})), request(t).WithContext(ctx))
 	}

@@ -2,7 +2,7 @@
 // takes a func(http.Handler) http.Handler, as chi and Echo do.
 //
 //	limited, err := httplimit.New(limiter, httplimit.Config{
-//		Rules: []httplimit.Rule{
+//		Limits: []httplimit.Limit{
 //			{Limit: PerAddress, Key: address},
 //			{LimitFor: planOf, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Tokens", Max: 4000}, Unit: "tokens"},
 //			{Limit: Everybody, Global: true},
@@ -12,19 +12,19 @@
 //	router.Use(limited)                      // chi
 //	router.Use(echo.WrapMiddleware(limited)) // Echo; docs/guide.md has a function for Gin
 //
-// Echo answers the error of a handler after the middleware has returned. A rule with a [Rule.Credit] sees the status only if a
+// Echo answers the error of a handler after the middleware has returned. A [Limit.Credit] sees the status only if a
 // middleware inside of it calls c.Echo().HTTPErrorHandler.
 //
 // # What is charged when
 //
-// A request takes from the limits of all rules that apply to it, or from none: it is one call of
+// A request takes from all limits that apply to it, or from none: it is one call of
 // [ratelimit.Limiter.Take], in one round trip, committed before the handler runs. No transaction is open while
-// the handler works or the client is slow. The handler runs once when the rules allow the request, and
+// the handler works or the client is slow. The handler runs once when the limits allow the request, and
 // not at all otherwise.
 //
 //   - A refused request is charged nothing, and neither is one that has no key or a cost that cannot be taken.
 //   - An allowed request is charged whatever becomes of it: when the handler fails or panics, and when the client
-//     goes away. [Rule.Credit] gives back by the status of the response; [Admission.Settle] and
+//     goes away. [Limit.Credit] gives back by the status of the response; [Admission.Settle] and
 //     [Admission.Credit] let the handler say what it cost.
 //   - When the store fails, the request is answered 503, or let through where [Config.FailOpen] is set. It may have
 //     been charged when the store fails or gets slow during the call. It was not when the store cannot be reached.
@@ -33,8 +33,8 @@
 //
 // # What is held while the handler runs
 //
-// A rule whose limit is a [ratelimit.Concurrency], in the code or by a stored rule, lets so many requests in at a time. Its slots
-// are acquired in the same call in which the other rules take, all or nothing ([ratelimit.Limiter.Acquire]), and released
+// A limit that is a [ratelimit.Concurrency], in the code or by a stored rule, lets so many requests in at a time. Its slots
+// are acquired in the same call in which the other limits take, all or nothing ([ratelimit.Limiter.Acquire]), and released
 // when the handler has returned or panicked, whatever the client does. They are held for as long as the handler streams, and
 // while it has hijacked the connection. Leases are renewed meanwhile. When one is lost the request's context ends with the
 // cause [ratelimit.ErrLeaseLost], and a [LeaseLost] is told; the handler finds its lease with [ratelimit.LeaseFromContext]. A
@@ -55,7 +55,7 @@
 // as problem+json, plain text or a page, by its Accept field:
 //
 //	429 quota-exceeded              a limit refused; Retry-After is the longest wait among those that did
-//	429 abnormal-usage-detected     the same, for rules with Abuse
+//	429 abnormal-usage-detected     the same, for limits with Abuse
 //	429 temporary-reduced-capacity  a limit is paused; Retry-After is when its pause ends, and why is not told. Or a limit
 //	                                adapts to an upstream that has throttled, and gives less than its contract
 //	400 bad-key                     the request does not say who it is from
@@ -87,7 +87,7 @@
 // # Policies that are not in the code
 //
 // Where the limiter has [ratelimit.Config.Policies], they decide: fields, 413s, refusals and the client's state are
-// those of the policy that decided, for the plan that [Rule.Plan] says, and change with it without a restart. New
+// those of the policy that decided, for the plan that [Limit.Plan] says, and change with it without a restart. New
 // checks no cost against the capacity in the code then.
 //
 // # Trying a limit

@@ -3,8 +3,8 @@ package httplimit
 import "errors"
 
 var (
-	// ErrNoRule is returned by [Admission.Settle] for a limit that no rule of the request's middleware has.
-	ErrNoRule = errors.New("httplimit: no rule has this limit")
+	// ErrNoLimit is returned by [Admission.Settle] for a limit that the request's middleware does not have.
+	ErrNoLimit = errors.New("httplimit: the middleware does not have this limit")
 
 	// ErrInvalidCost is what a Cost returns for a request that states one which cannot be taken. The request
 	// is answered 400.

@@ -28,7 +28,7 @@ var (
 
 func ExampleNew() {
 	limited, err := httplimit.New(limiter, httplimit.Config{
-		Rules: []httplimit.Rule{
+		Limits: []httplimit.Limit{
 			{Limit: PerIP, Key: address},
 			{Limit: PerKey, Key: apiKey},
 			{Limit: KeyTokens, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Max-Tokens", Max: 8000}, Unit: "tokens"},
@@ -112,7 +112,7 @@ func ExampleCountOnlyFailures() {
 		return strings.ToLower(strings.TrimSpace(r.FormValue("account"))), nil
 	}
 	limited, err := httplimit.New(limiter, httplimit.Config{
-		Rules: []httplimit.Rule{
+		Limits: []httplimit.Limit{
 			{Limit: PerIP, Key: address},
 			{Limit: failedLogins, Key: account, Credit: httplimit.CountOnlyFailures, Abuse: true},
 		},

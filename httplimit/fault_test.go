@@ -39,7 +39,7 @@ func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
 	}
 }
 
-func crediting(_ *testing.T, s *stand) { s.config.Rules[0].Credit = httplimit.CreditOn5xx }
+func crediting(_ *testing.T, s *stand) { s.config.Limits[0].Credit = httplimit.CreditOn5xx }
 func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
 func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = 200 * time.Millisecond }
 

@@ -49,7 +49,7 @@ func statedBy(r *http.Request, source string) []string {
 	return nil
 }
 
-// askGiven adds what Config.Requests asks to what the rules ask, or returns the reason why it cannot be asked.
+// askGiven adds what Config.Requests asks to what the Limits ask, or returns the reason why it cannot be asked.
 func (m *middleware) askGiven(r *http.Request, enforced []ask) ([]ask, *fault) {
 	if m.config.Requests == nil {
 		return enforced, nil
@@ -60,13 +60,13 @@ func (m *middleware) askGiven(r *http.Request, enforced []ask) ([]ask, *fault) {
 	}
 	all := enforced
 	for i := range given {
-		a := ask{rule: &Rule{}, given: &given[i], limit: given[i].Limit()}
+		a := ask{spec: &Limit{}, given: &given[i], limit: given[i].Limit()}
 		if a.limit.Policy() == nil {
 			return nil, unasked(a, fmt.Errorf("%w: Config.Requests returned a request for the zero Limit; make limits with ratelimit.Define",
 				ratelimit.ErrInvalidLimit))
 		}
 		if a.apart(all) != nil {
-			return nil, unasked(a, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or a rule; ask each limit once",
+			return nil, unasked(a, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or one of Limits; ask each limit once",
 				ratelimit.ErrInvalidRequest, a.limit.Name()))
 		}
 		if m.config.RetryJitter > 0 { // it is decided by the key

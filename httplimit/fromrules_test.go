@@ -224,13 +224,13 @@ func TestFromRulesWithoutTier(t *testing.T) {
 	require.Equal(t, 100_000.0, s.left(t, inTables("global").Global()))
 }
 
-// What Config.Requests asks is asked together with the rules, and settled and credited as they are.
-func TestRequestsBesideRules(t *testing.T) {
+// What Config.Requests asks is asked together with the Limits, and settled and credited as they are.
+func TestRequestsBesideLimits(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	config := rulesAnd(func(*http.Request) ([]ratelimit.Request, error) {
+	config := limitsAnd(func(*http.Request) ([]ratelimit.Request, error) {
 		return []ratelimit.Request{windowed.Global().Cost(4)}, nil
-	}, userRule)
+	}, userLimit)
 	handler := b.limited(t, config, inline(func(e exchange) {
 		require.Len(t, e.admission.Decision().States, 2)
 		require.NoError(t, e.admission.Settle(t.Context(), 1, windowed))
@@ -247,8 +247,8 @@ func TestRequestsBesideRules(t *testing.T) {
 }
 
 // rulesAnd is a configuration with both.
-func rulesAnd(requests func(*http.Request) ([]ratelimit.Request, error), rules ...httplimit.Rule) httplimit.Config {
-	return httplimit.Config{Rules: rules, Requests: requests}
+func limitsAnd(requests func(*http.Request) ([]ratelimit.Request, error), limits ...httplimit.Limit) httplimit.Config {
+	return httplimit.Config{Limits: limits, Requests: requests}
 }
 
 func TestRequestsThatCannotBeAsked(t *testing.T) {
@@ -265,14 +265,14 @@ func TestRequestsThatCannotBeAsked(t *testing.T) {
 		{"AnotherError", nil, errors.New("down"), http.StatusServiceUnavailable, "failed_closed"},
 		{"EmptyKey", []ratelimit.Request{everyone.For("")}, nil, http.StatusBadRequest, "bad_key everyone"},
 		{"ZeroLimit", []ratelimit.Request{{}}, nil, http.StatusServiceUnavailable, "failed_closed"},
-		{"TheLimitOfARule", []ratelimit.Request{perUser.For("bob")}, nil, http.StatusServiceUnavailable, "failed_closed perUser"},
+		{"OneOfLimits", []ratelimit.Request{perUser.For("bob")}, nil, http.StatusServiceUnavailable, "failed_closed perUser"},
 		{"OneLimitTwice", []ratelimit.Request{everyone.For("a"), everyone.For("b")}, nil, http.StatusServiceUnavailable, "failed_closed everyone"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			config := rulesAnd(func(*http.Request) ([]ratelimit.Request, error) { return test.requests, test.err }, userRule)
+			config := limitsAnd(func(*http.Request) ([]ratelimit.Request, error) { return test.requests, test.err }, userLimit)
 			config.RetryJitter, config.FailOpen = 0.5, true
 			require.Equal(t, test.want, do(b.limited(t, config, respond()), request(t)).Code)
 			require.Zero(t, b.charged(t, perUser.For("ada")))
@@ -292,7 +292,7 @@ func TestRequestsThatCannotBeAsked(t *testing.T) {
 func TestRequestsAreSpread(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	config := rulesAnd(func(r *http.Request) ([]ratelimit.Request, error) {
+	config := limitsAnd(func(r *http.Request) ([]ratelimit.Request, error) {
 		return []ratelimit.Request{perPlan.For(r.Header.Get("X-User")).Cost(100)}, nil
 	})
 	config.RetryJitter = 0.5

@@ -58,16 +58,16 @@ func TestHeaderFields(t *testing.T) {
 		{"none", httplimit.NoHeaders},
 	} {
 		for _, c := range []struct {
-			name  string
-			rules []httplimit.Rule
+			name   string
+			limits []httplimit.Limit
 		}{
-			{"token bucket", []httplimit.Rule{{Limit: perUser, Key: user, Cost: httplimit.FixedCost(3)}}},
-			{"fixed window", []httplimit.Rule{{Limit: windowed, Key: user, Cost: httplimit.FixedCost(10)}}},
-			{"sliding window", []httplimit.Rule{{Limit: anyMinute, Key: user, Cost: httplimit.FixedCost(10)}}},
-			{"tokens", []httplimit.Rule{{Limit: llmTokens, Key: user, Unit: "tokens", Cost: httplimit.FixedCost(40_000)}}},
-			{"two limits", []httplimit.Rule{{Limit: perUser, Key: user, Cost: httplimit.FixedCost(3)}, {Limit: everyone, Global: true}}},
+			{"token bucket", []httplimit.Limit{{Limit: perUser, Key: user, Cost: httplimit.FixedCost(3)}}},
+			{"fixed window", []httplimit.Limit{{Limit: windowed, Key: user, Cost: httplimit.FixedCost(10)}}},
+			{"sliding window", []httplimit.Limit{{Limit: anyMinute, Key: user, Cost: httplimit.FixedCost(10)}}},
+			{"tokens", []httplimit.Limit{{Limit: llmTokens, Key: user, Unit: "tokens", Cost: httplimit.FixedCost(40_000)}}},
+			{"two limits", []httplimit.Limit{{Limit: perUser, Key: user, Cost: httplimit.FixedCost(3)}, {Limit: everyone, Global: true}}},
 		} {
-			handler := inMemory(t, httplimit.Config{Rules: c.rules, Headers: form.headers}, respond())
+			handler := inMemory(t, httplimit.Config{Limits: c.limits, Headers: form.headers}, respond())
 			for _, call := range []string{"allowed", "refused"} {
 				fmt.Fprintf(&text, "== %s: %s, %s ==\n", form.name, c.name, call)
 				w := do(handler, request(t))
@@ -100,16 +100,16 @@ func TestAnswers(t *testing.T) {
 		name    string
 		handler http.Handler
 	}{
-		{"refused", spend(rules(httplimit.Rule{Limit: perUser, Key: user, Cost: all}))},
-		{"refused by two limits", spend(rules(
-			httplimit.Rule{Limit: perUser, Key: user, Cost: all}, httplimit.Rule{Limit: windowed, Key: user, Cost: httplimit.FixedCost(10)}))},
-		{"refused as abuse", spend(rules(httplimit.Rule{Limit: perUser, Key: user, Cost: all, Abuse: true}))},
+		{"refused", spend(limits(httplimit.Limit{Limit: perUser, Key: user, Cost: all}))},
+		{"refused by two limits", spend(limits(
+			httplimit.Limit{Limit: perUser, Key: user, Cost: all}, httplimit.Limit{Limit: windowed, Key: user, Cost: httplimit.FixedCost(10)}))},
+		{"refused as abuse", spend(limits(httplimit.Limit{Limit: perUser, Key: user, Cost: all, Abuse: true}))},
 		{"paused", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { httplimit.NewRefusal(paused).ServeHTTP(w, r) })},
-		{"no key", inMemory(t, rules(httplimit.Rule{Limit: perUser, Key: failing(httplimit.ErrNoKey)}), respond())},
-		{"bad key", inMemory(t, rules(httplimit.Rule{Limit: perUser, Key: failing(httplimit.ErrBadKey)}), respond())},
-		{"bad cost", inMemory(t, rules(httplimit.Rule{Limit: perUser, Key: user, Cost: costOf(-1)}), respond())},
-		{"too costly", inMemory(t, rules(httplimit.Rule{Limit: perUser, Key: user, Cost: costOf(4)}), respond())},
-		{"not decided", inMemory(t, rules(httplimit.Rule{Limit: perUser, Key: failing(errors.New("no connection"))}), respond())},
+		{"no key", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: failing(httplimit.ErrNoKey)}), respond())},
+		{"bad key", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: failing(httplimit.ErrBadKey)}), respond())},
+		{"bad cost", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: user, Cost: costOf(-1)}), respond())},
+		{"too costly", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: user, Cost: costOf(4)}), respond())},
+		{"not decided", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: failing(errors.New("no connection"))}), respond())},
 	} {
 		for _, accept := range []string{"application/json", "text/plain", "text/html"} {
 			fmt.Fprintf(&text, "== %s, as %s ==\n%s\n", c.name, accept, response(do(c.handler, request(t, "Accept", accept))))

@@ -16,7 +16,7 @@ import (
 // Headers is the form in which responses state what is left. It is sent with every decision, allowed or
 // refused. Retry-After belongs to refusals and not to it.
 //
-// The forms that have one field for a number state it for one rule: the one that refused for longest, or the
+// The forms that have one field for a number state it for one limit: the one that refused for longest, or the
 // one with room for the fewest more of such requests. Their Limit is its capacity. Their reset is when it is full; in Draft06Headers and
 // EpochHeaders, on a refusal, when the request would be allowed, so that whoever waits for it does not wait for
 // longer than Retry-After says.
@@ -32,7 +32,7 @@ const DraftHeaders = Draft11Headers
 
 const (
 	// Draft11Headers are RateLimit-Policy and RateLimit as in draft-ietf-httpapi-ratelimit-headers-11. A refusal
-	// has the rules that refused in RateLimit, and all of them in RateLimit-Policy. A limit on concurrency counts
+	// has the limits that refused in RateLimit, and all of them in RateLimit-Policy. A limit on concurrency counts
 	// concurrent-requests and has neither w nor t, as slots come back when they are given back; a calendar window
 	// has no w, as months differ.
 	//
@@ -57,7 +57,7 @@ const (
 	// since 1970, on the database's clock.
 	EpochHeaders
 	// OpenAIHeaders are x-ratelimit-limit-requests, x-ratelimit-remaining-requests and
-	// x-ratelimit-reset-requests, and the same for each other Unit of the rules, as in -tokens. Reset is a
+	// x-ratelimit-reset-requests, and the same for each other Unit of the limits, as in -tokens. Reset is a
 	// duration such as 6m0s.
 	OpenAIHeaders
 	// NoHeaders are none. The body of a refusal still says which limit it was, and its rate.
@@ -104,7 +104,7 @@ type stated struct {
 }
 
 // withUnits returns the states with the unit of each limit, where any of its states has one: a handler that asks a limit that a
-// rule asks too need not repeat it.
+// of the Limits asks too need not repeat it.
 func withUnits(states []stated) []stated {
 	all := states
 	for i := range states {

@@ -28,7 +28,9 @@ var (
 	slots     = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Minute})
 )
 
-func one(limit ratelimit.Limit) []httplimit.Rule { return []httplimit.Rule{{Limit: limit, Key: user}} }
+func one(limit ratelimit.Limit) []httplimit.Limit {
+	return []httplimit.Limit{{Limit: limit, Key: user}}
+}
 
 // An item of a field: a name in quotes, whole numbers, and perhaps a unit. integration_test/http parses fields by another library.
 var (
@@ -108,7 +110,7 @@ func TestQuotasAreWholeNumbers(t *testing.T) {
 		`"odd";q=9;w=1`:               ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)},
 	} {
 		limit := ratelimit.Define("odd", policy)
-		w := do(b.limited(t, rules(httplimit.Rule{Limit: limit, Key: user, Cost: httplimit.FixedCost(0)}), respond()), request(t))
+		w := do(b.limited(t, limits(httplimit.Limit{Limit: limit, Key: user, Cost: httplimit.FixedCost(0)}), respond()), request(t))
 		require.Equal(t, want, w.Header().Get("RateLimit-Policy"), "%v", policy)
 		requireDraftFields(t, w.Header())
 	}
@@ -125,7 +127,7 @@ func TestWhatIsCarriedOverIsNoPartOfTheQuota(t *testing.T) {
 	} {
 		b.limiter = b.on(t, b.pool)
 		over := ratelimit.Define("over", policy)
-		config := rules(httplimit.Rule{Limit: over, Key: func(*http.Request) (string, error) { return limit, nil }})
+		config := limits(httplimit.Limit{Limit: over, Key: func(*http.Request) (string, error) { return limit, nil }})
 		config.AlsoHeaders = []httplimit.Headers{httplimit.Draft06Headers, httplimit.EpochHeaders}
 		header := do(b.limited(t, config, respond()), request(t)).Header()
 		require.Equal(t, limit, header.Get("RateLimit"))
@@ -142,14 +144,14 @@ func TestSeveralFormsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
-	keyed := func(key string) httplimit.Rule {
-		return httplimit.Rule{Limit: perUser, Key: func(*http.Request) (string, error) { return key, nil }}
+	keyed := func(key string) httplimit.Limit {
+		return httplimit.Limit{Limit: perUser, Key: func(*http.Request) (string, error) { return key, nil }}
 	}
-	together := b.limited(t, httplimit.Config{Headers: forms[0], AlsoHeaders: forms[1:], Rules: []httplimit.Rule{keyed("all")}}, respond())
+	together := b.limited(t, httplimit.Config{Headers: forms[0], AlsoHeaders: forms[1:], Limits: []httplimit.Limit{keyed("all")}}, respond())
 	for range 4 { // the last is refused
 		want := http.Header{}
 		for i, form := range forms {
-			alone := b.limited(t, httplimit.Config{Headers: form, Rules: []httplimit.Rule{keyed(string(rune('a' + i)))}}, respond())
+			alone := b.limited(t, httplimit.Config{Headers: form, Limits: []httplimit.Limit{keyed(string(rune('a' + i)))}}, respond())
 			for name, values := range do(alone, request(t)).Header() {
 				want[name] = values
 			}
@@ -163,7 +165,7 @@ func TestSeveralFormsAtOnce(t *testing.T) {
 		{AlsoHeaders: []httplimit.Headers{-1}},
 		{Headers: httplimit.NoHeaders, AlsoHeaders: []httplimit.Headers{httplimit.Draft06Headers}},
 	} {
-		config.Rules = []httplimit.Rule{userRule}
+		config.Limits = []httplimit.Limit{userLimit}
 		_, err := httplimit.New(b.limiter, config)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 		require.ErrorContains(t, err, "AlsoHeaders")
@@ -205,7 +207,7 @@ func TestOlderHeaders(t *testing.T) {
 		t.Helper()
 		b := setup(t)
 		b.setClock(ten.Add(1500 * time.Millisecond))
-		handler := b.limited(t, httplimit.Config{Headers: headers, Rules: []httplimit.Rule{
+		handler := b.limited(t, httplimit.Config{Headers: headers, Limits: []httplimit.Limit{
 			{Limit: rpm, Key: user},
 			{Limit: llmTokens, Key: user, Unit: "tokens", Cost: httplimit.FixedCost(tokens)},
 		}}, respond())
@@ -264,7 +266,7 @@ func TestOlderHeaders(t *testing.T) {
 func TestHeadersAreThereBeforeTheHandlerWrites(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	handler := b.limited(t, rules(userRule), inline(func(e exchange) {
+	handler := b.limited(t, limits(userLimit), inline(func(e exchange) {
 		require.NotEmpty(t, e.w.Header().Get("RateLimit"))
 		e.w.Header().Del("RateLimit") // and may be changed
 	}))
@@ -276,8 +278,8 @@ func TestHeadersAreThereBeforeTheHandlerWrites(t *testing.T) {
 func TestNestedMiddlewaresShareTheFields(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}),
-		b.limited(t, rules(userRule), respond()))
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}),
+		b.limited(t, limits(userLimit), respond()))
 	w := do(handler, request(t))
 	require.Equal(t, http.StatusOK, w.Code)
 	policies, limits := requireDraftFields(t, w.Header())
@@ -300,7 +302,7 @@ func TestNoFieldHoldsAKey(t *testing.T) {
 	const secret = "sk-live-4242"
 	b := setup(t)
 	for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
-		handler := b.limited(t, httplimit.Config{Headers: headers, RetryJitter: 0.5, Rules: []httplimit.Rule{userRule}}, respond())
+		handler := b.limited(t, httplimit.Config{Headers: headers, RetryJitter: 0.5, Limits: []httplimit.Limit{userLimit}}, respond())
 		for range 5 {
 			w := do(handler, request(t, "X-User", secret))
 			require.NotContains(t, w.Body.String(), secret)

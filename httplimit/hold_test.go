@@ -24,7 +24,7 @@ import (
 // atOnce has two slots for each user, whose leases are renewed every second.
 var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 2, Lease: 3 * time.Second})
 
-var slotRule = httplimit.Rule{Limit: atOnce, Key: user}
+var slotLimit = httplimit.Limit{Limit: atOnce, Key: user}
 
 // slotless waits until nobody holds a slot of ada's: a release may go on when the response has been sent.
 func (b *bundle) slotless(t *testing.T, limit ratelimit.Limit) {
@@ -40,7 +40,7 @@ func TestHandlersAreNeverMoreThanTheSlots(t *testing.T) {
 	b := setup(t)
 	eight := ratelimit.Define("eight", ratelimit.Concurrency{Most: most})
 	var running, peak, served atomic.Int64
-	server := serve(t, b.limited(t, rules(httplimit.Rule{Limit: eight, Key: user}), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	server := serve(t, b.limited(t, limits(httplimit.Limit{Limit: eight, Key: user}), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		now := running.Add(1)
 		defer running.Add(-1)
 		for p := peak.Load(); now > p && !peak.CompareAndSwap(p, now); p = peak.Load() {
@@ -75,7 +75,7 @@ func TestHandlersAreNeverMoreThanTheSlots(t *testing.T) {
 func TestAClientWithAsManyRequestsAsSlotsIsNotRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	server := serve(t, b.limited(t, rules(slotRule), respond()))
+	server := serve(t, b.limited(t, limits(slotLimit), respond()))
 	var refused atomic.Int64
 	var group sync.WaitGroup
 	for range 2 {
@@ -116,7 +116,7 @@ func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStand(t)
-			s.config = rules(slotRule)
+			s.config = limits(slotLimit)
 			held := make(chan float64, 1)
 			s.handler = func(w http.ResponseWriter, r *http.Request) {
 				held <- s.charged(t, atOnce.For("ada"))
@@ -143,7 +143,7 @@ func TestAStreamKeepsItsSlot(t *testing.T) {
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now})
 		require.NoError(t, err)
 		b := &bundle{told: &told{}, log: &logtest.Journal{}}
-		handler := b.limitedOn(t, limiter, rules(slotRule), inline(func(e exchange) {
+		handler := b.limitedOn(t, limiter, limits(slotLimit), inline(func(e exchange) {
 			lease, held := ratelimit.LeaseFromContext(e.r.Context())
 			require.True(t, held)
 			require.NotZero(t, lease.Fence)
@@ -185,7 +185,7 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now, Observer: b.told, Policies: c.policies})
 				require.NoError(t, err)
 				var cause error
-				handler := b.limitedOn(t, limiter, rules(httplimit.Rule{Limit: quick, Key: user}), inline(func(e exchange) {
+				handler := b.limitedOn(t, limiter, limits(httplimit.Limit{Limit: quick, Key: user}), inline(func(e exchange) {
 					require.NoError(t, limiter.Reset(t.Context(), quick.For("ada")))
 					select {
 					case <-e.r.Context().Done():
@@ -212,9 +212,9 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 func TestSlotsTogetherWithTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	userRule := userRule
-	userRule.Credit = httplimit.CreditOn5xx
-	config := rules(slotRule, userRule)
+	userLimit := userLimit
+	userLimit.Credit = httplimit.CreditOn5xx
+	config := limits(slotLimit, userLimit)
 	hold := func(status int, inner func()) *httptest.ResponseRecorder {
 		return do(b.limited(t, config, inline(func(e exchange) {
 			inner()
@@ -261,7 +261,7 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	handler := func(work func(e exchange)) http.Handler {
-		return b.limited(t, rules(planned(perUser), planned(atOnce)), inline(work))
+		return b.limited(t, limits(planned(perUser), planned(atOnce)), inline(work))
 	}
 	s.set(t, atOnce, "", of(ratelimit.PerHour(10)))
 	s.set(t, perUser, "", of(ratelimit.Concurrency{Most: 1}))
@@ -285,7 +285,7 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 func TestSlotsFailClosed(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
-	s.config = rules(slotRule)
+	s.config = limits(slotLimit)
 	s.config.DecisionTimeout = 5 * time.Second // of which an answer waits a tenth
 	locked := make(chan func(), 1)
 	s.handler = func(w http.ResponseWriter, _ *http.Request) {
@@ -306,7 +306,7 @@ func TestSlotsFailClosed(t *testing.T) {
 
 	closed := s.on(t, s.pool)
 	require.NoError(t, closed.Close(t.Context()))
-	handler := s.limitedOn(t, closed, httplimit.Config{Rules: []httplimit.Rule{slotRule}, FailOpen: true}, respond())
+	handler := s.limitedOn(t, closed, httplimit.Config{Limits: []httplimit.Limit{slotLimit}, FailOpen: true}, respond())
 	require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
 }
 
@@ -316,7 +316,7 @@ func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
 	hourly := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
-	s.config = rules(httplimit.Rule{Limit: hourly, Key: user})
+	s.config = limits(httplimit.Limit{Limit: hourly, Key: user})
 	first, err := s.limiter.Acquire(t.Context(), hourly.For("ada"))
 	require.NoError(t, err)
 	tx, err := s.pool.Begin(t.Context())
@@ -342,14 +342,14 @@ func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
 func TestRulesForSlotsAreChecked(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for want, change := range map[string]func(*httplimit.Rule){
-		"leave Credit out":        func(r *httplimit.Rule) { r.Credit = httplimit.CreditOn5xx },
-		"slots are whole":         func(r *httplimit.Rule) { r.Cost = httplimit.FixedCost(1.5) },
-		"never holds more than 2": func(r *httplimit.Rule) { r.Cost = httplimit.FixedCost(3) },
+	for want, change := range map[string]func(*httplimit.Limit){
+		"leave Credit out":        func(r *httplimit.Limit) { r.Credit = httplimit.CreditOn5xx },
+		"slots are whole":         func(r *httplimit.Limit) { r.Cost = httplimit.FixedCost(1.5) },
+		"never holds more than 2": func(r *httplimit.Limit) { r.Cost = httplimit.FixedCost(3) },
 	} {
-		rule := slotRule
+		rule := slotLimit
 		change(&rule)
-		_, err := httplimit.New(b.limiter, rules(rule))
+		_, err := httplimit.New(b.limiter, limits(rule))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 		require.ErrorContains(t, err, want)
 	}

@@ -12,7 +12,7 @@ import (
 func TestFieldsOfSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	config := rules(slotRule, userRule)
+	config := limits(slotLimit, userLimit)
 	var second, third *httptest.ResponseRecorder
 	first := do(b.limited(t, config, inline(func(exchange) {
 		second = do(b.limited(t, config, inline(func(exchange) {

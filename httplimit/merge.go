@@ -10,7 +10,7 @@ import (
 
 // Merge states a decision of the handler's own in the response, beside what the middlewares around it have stated of theirs and
 // what was merged before: in their forms, and as DraftHeaders where there is none around it. Of two statements on limits of one name the tighter one
-// stands, and in the forms that state one rule only the tightest of all. For a refusal it sets Retry-After, unless a longer
+// stands, and in the forms that state one limit only the tightest of all. For a refusal it sets Retry-After, unless a longer
 // one is there. It has to be called before the header is written.
 //
 // r is the request as the handler has it, whose context knows the middlewares. Where there is none, a decision is stated in
@@ -68,7 +68,7 @@ func (a *Admission) told(form Headers) []stated {
 
 // stated returns what the fields tell of a decision on asks.
 func (m *middleware) stated(asks []ask, d ratelimit.Decision) []stated {
-	return tellable(d, func(i int) string { return asks[i].rule.Unit }, m.config.RatioCap)
+	return tellable(d, func(i int) string { return asks[i].spec.Unit }, m.config.RatioCap)
 }
 
 // setHeaders states what this middleware has decided beside what is stated around it. refused is whether that is a refusal.

@@ -27,7 +27,7 @@ func TestAHandlersDecisionIsStatedBesideTheMiddlewares(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	behind := func(handler http.Handler) http.Handler {
-		return b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}), b.limited(t, rules(userRule), handler))
+		return b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}), b.limited(t, limits(userLimit), handler))
 	}
 	w := do(behind(b.merging(t, sendMessage.For("ada"), rpm.For("ada"))), request(t))
 	require.Equal(t, `"everyone";q=1000;w=86400, "perUser";q=3;w=60, "sendMessage";q=10;w=60, "rpm";q=60;w=60`, w.Header().Get("RateLimit-Policy"))
@@ -61,9 +61,9 @@ func TestOfTwoStatementsOnALimitTheTighterStands(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			unit := userRule
+			unit := userLimit
 			unit.Unit = "messages"
-			w := do(b.limited(t, rules(unit), b.merging(t, c.own)), request(t))
+			w := do(b.limited(t, limits(unit), b.merging(t, c.own)), request(t))
 			require.Equal(t, c.policy+`;qu="messages"`, w.Header().Get("RateLimit-Policy"), "and the unit stays")
 			require.Equal(t, c.limit, w.Header().Get("RateLimit"))
 			requireDraftFields(t, w.Header())
@@ -77,7 +77,7 @@ func TestMergeStatesInTheFormsOfTheMiddleware(t *testing.T) {
 	b := setup(t)
 	config := httplimit.Config{
 		Headers: httplimit.Draft06Headers, AlsoHeaders: []httplimit.Headers{httplimit.EpochHeaders, httplimit.OpenAIHeaders},
-		Rules: []httplimit.Rule{userRule},
+		Limits: []httplimit.Limit{userLimit},
 	}
 	stated := func(own ratelimit.Request) (all []string) {
 		header := do(b.limited(t, config, b.merging(t, own)), request(t)).Header()
@@ -93,7 +93,7 @@ func TestMergeStatesInTheFormsOfTheMiddleware(t *testing.T) {
 	require.Equal(t, []string{"3", "2", "20", "3", "2", "2"}, stated(rpm.For("ada")), "the middleware's")
 	require.Equal(t, []string{"60", "0", "60", "60", "0", "0"}, stated(rpm.For("ada").Cost(59)), "the handler's")
 
-	config = httplimit.Config{Headers: httplimit.NoHeaders, Rules: []httplimit.Rule{{Limit: perPlan, Key: user}}}
+	config = httplimit.Config{Headers: httplimit.NoHeaders, Limits: []httplimit.Limit{{Limit: perPlan, Key: user}}}
 	requireNoFields(t, do(b.limited(t, config, b.merging(t, rpd.For("ada"))), request(t)).Header())
 }
 
@@ -101,10 +101,10 @@ func TestMergeStatesInTheFormsOfTheMiddleware(t *testing.T) {
 func TestNestedMiddlewaresStateTheTightest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	trio := func(rule httplimit.Rule, handler http.Handler) http.Handler {
-		return b.limited(t, httplimit.Config{Headers: httplimit.Draft06Headers, Rules: []httplimit.Rule{rule}}, handler)
+	trio := func(rule httplimit.Limit, handler http.Handler) http.Handler {
+		return b.limited(t, httplimit.Config{Headers: httplimit.Draft06Headers, Limits: []httplimit.Limit{rule}}, handler)
 	}
-	w := do(trio(userRule, trio(httplimit.Rule{Limit: everyone, Global: true}, respond())), request(t))
+	w := do(trio(userLimit, trio(httplimit.Limit{Limit: everyone, Global: true}, respond())), request(t))
 	require.Equal(t, "3", w.Header().Get("RateLimit-Limit"))
 	require.Equal(t, "2", w.Header().Get("RateLimit-Remaining"))
 }

@@ -12,18 +12,18 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config is which limits guard a handler, and how refusals are answered. It needs Rules or Requests; the rest may stay
+// Config is which limits guard a handler, and how refusals are answered. It needs Limits or Requests; the rest may stay
 // zero.
 type Config struct {
-	// Rules are the limits, up to 64. A request is let through when all that apply to it have enough for
+	// Limits are up to 64 limits. A request is let through when all that apply to it have enough for
 	// it, and then takes from all of them in one call; otherwise it takes from none.
-	Rules []Rule
+	Limits []Limit
 	// Requests returns what a request is asked besides, each limit once, in the same call: for limits that are not known
 	// when the program is written, as those of tables; see [FromRules]. Its errors are answered as those of a Key, and
-	// those that wrap ratelimit.ErrInvalidKey 400, too. Where it returns none and no rule applies, the request passes.
+	// those that wrap ratelimit.ErrInvalidKey 400, too. Where it returns none and no limit applies, the request passes.
 	// Defaults to nil, nothing.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
-	// Route is what the limiter's Observer is told that the rules guard, as "POST /chat". Up to 200 bytes of UTF-8.
+	// Route is what the limiter's Observer is told that the limits guard, as "POST /chat". Up to 200 bytes of UTF-8.
 	// Defaults to "", which is enough for one middleware.
 	Route string
 	// Headers is the form in which responses state what is left. Defaults to DraftHeaders.
@@ -36,9 +36,9 @@ type Config struct {
 	RatioCap float64
 	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients refused
 	// together do not return together. How much is decided by the key, and by chance for requests with
-	// global rules only. Defaults to 0.
+	// global limits only. Defaults to 0.
 	RetryJitter float64
-	// Skip reports whether a request passes without asking any rule. Defaults to nil, none does.
+	// Skip reports whether a request passes without asking any limit. Defaults to nil, none does.
 	Skip func(r *http.Request) bool
 	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
 	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
@@ -63,7 +63,7 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Rules, c.AlsoHeaders = slices.Clone(c.Rules), slices.Clone(c.AlsoHeaders) // the caller may go on with its own
+	c.Limits, c.AlsoHeaders = slices.Clone(c.Limits), slices.Clone(c.AlsoHeaders) // the caller may go on with its own
 	if c.DecisionTimeout == 0 {
 		c.DecisionTimeout = defaultDecisionTimeout
 	}
@@ -88,12 +88,12 @@ func (c Config) validate(hasPolicies bool) error {
 		return fmt.Errorf("field RatioCap is %v; use a number above 0, or 0 for no cap", c.RatioCap)
 	case !(c.RetryJitter >= 0 && c.RetryJitter <= maxRetryJitter):
 		return fmt.Errorf("field RetryJitter is %v; use a share from 0 to %v", c.RetryJitter, maxRetryJitter)
-	case len(c.Rules) == 0 && c.Requests == nil:
-		return fmt.Errorf("field Rules has 0; use from 1 to %d, or Requests", maxRules)
+	case len(c.Limits) == 0 && c.Requests == nil:
+		return fmt.Errorf("field Limits has 0; use from 1 to %d, or Requests", maxLimits)
 	case c.DecisionTimeout < 0:
 		return fmt.Errorf("field DecisionTimeout is %v; use a duration above 0, or 0 for the default", c.DecisionTimeout)
 	}
-	return validateRules(c.Rules, hasPolicies)
+	return validateLimits(c.Limits, hasPolicies)
 }
 
 // areForms reports whether others are forms beside the first, each once.
@@ -116,7 +116,7 @@ type middleware struct {
 	log     failureLog
 }
 
-// New returns middleware that lets a request through to the handler when the rules allow it. The limiter
+// New returns middleware that lets a request through to the handler when the limits allow it. The limiter
 // must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides on its
 // own, and what they state in the same form is merged. The error wraps
 // ratelimit.ErrInvalidConfig and says what to change; the middleware panics when it is given no handler.
@@ -170,14 +170,14 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	m.run(w, r.WithContext(context.WithValue(ctx, contextKey{}, admission)), next, admission)
 }
 
-// ask returns what the rules that apply ask, or the first reason why an enforced one cannot be asked.
+// ask returns what the limits that apply ask, or the first reason why an enforced one cannot be asked.
 func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
-	for i := range m.config.Rules {
-		rule := &m.config.Rules[i]
-		if rule.When != nil && !rule.When(r) {
+	for i := range m.config.Limits {
+		l := &m.config.Limits[i]
+		if l.When != nil && !l.When(r) {
 			continue
 		}
-		a, fault := rule.ask(r, i)
+		a, fault := l.ask(r, i)
 		if fault == nil {
 			fault = a.apart(asks)
 		}

@@ -21,10 +21,10 @@ import (
 func TestRulesAreAllOrNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	handler := b.limited(t, rules(
-		httplimit.Rule{Limit: everyone, Global: true},
-		userRule,
-		httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
+	handler := b.limited(t, limits(
+		httplimit.Limit{Limit: everyone, Global: true},
+		userLimit,
+		httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
 	), respond())
 	for range 3 {
 		require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
@@ -49,7 +49,7 @@ func TestNeverMoreThanTheLimitUnderLoad(t *testing.T) {
 	b := setup(t)
 	var served atomic.Int64
 	limit := ratelimit.Define("hot", ratelimit.PerDay(50))
-	handler := b.limited(t, rules(httplimit.Rule{Limit: limit, Global: true}),
+	handler := b.limited(t, limits(httplimit.Limit{Limit: limit, Global: true}),
 		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
 	server := serve(t, handler)
 	var refused atomic.Int64
@@ -74,7 +74,7 @@ func TestWhichRulesApply(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	handler := b.limited(t, httplimit.Config{
-		Rules: []httplimit.Rule{
+		Limits: []httplimit.Limit{
 			{Limit: perUser, Key: user, When: func(r *http.Request) bool { return r.Method == http.MethodPost }},
 			{Limit: perPlan, Key: user, When: func(r *http.Request) bool { return r.Method == http.MethodGet }},
 		},
@@ -114,7 +114,7 @@ func TestWithoutAKeyNobodyPasses(t *testing.T) {
 		{fails(errors.New("the accounts cannot be read: postgres://site:hunter2@db.test/sk-live-4242")), 503, "not-decided"},
 	} {
 		for _, open := range []bool{false, true} {
-			handler := b.limited(t, httplimit.Config{Rules: []httplimit.Rule{{Limit: perUser, Key: c.key}}, FailOpen: open}, mustNotRun(t))
+			handler := b.limited(t, httplimit.Config{Limits: []httplimit.Limit{{Limit: perUser, Key: c.key}}, FailOpen: open}, mustNotRun(t))
 			r := request(t)
 			r.Header.Del("X-User")
 			w := do(handler, r)
@@ -150,7 +150,7 @@ func TestABadChoiceOfALimitIsBadRequest(t *testing.T) {
 			_, err := plan(r)
 			return perPlan, err
 		}
-		handler := b.limited(t, httplimit.Config{FailOpen: true, Rules: []httplimit.Rule{{LimitFor: choose, Key: user}}}, mustNotRun(t))
+		handler := b.limited(t, httplimit.Config{FailOpen: true, Limits: []httplimit.Limit{{LimitFor: choose, Key: user}}}, mustNotRun(t))
 		r := request(t)
 		r.URL.RawQuery = "plan=free&plan=pro"
 		require.Equal(t, reason, do(handler, r).Header().Get("RateLimit-Reason"))
@@ -170,7 +170,7 @@ func TestLimitsByPlan(t *testing.T) {
 		"pro":  ratelimit.Define("proPlan", ratelimit.PerHour(200)),
 		"zero": {},
 	}
-	handler := b.limited(t, httplimit.Config{FailOpen: true, Rules: []httplimit.Rule{{
+	handler := b.limited(t, httplimit.Config{FailOpen: true, Limits: []httplimit.Limit{{
 		Key: user,
 		LimitFor: func(r *http.Request) (ratelimit.Limit, error) {
 			plan := r.Header.Get("X-Plan")
@@ -204,9 +204,9 @@ func TestLimitsByPlan(t *testing.T) {
 
 	b = setup(t)
 	none := func(*http.Request) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }
-	handler = b.limited(t, rules(userRule, httplimit.Rule{LimitFor: none, Key: user}), mustNotRun(t))
+	handler = b.limited(t, limits(userLimit, httplimit.Limit{LimitFor: none, Key: user}), mustNotRun(t))
 	require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
-	require.Contains(t, b.log.String(), "Rules[1].LimitFor returned the zero Limit")
+	require.Contains(t, b.log.String(), "Limits[1].LimitFor returned the zero Limit")
 }
 
 // TestTwoRulesInOneLimit promises that nobody passes when a limit chosen by the request is another rule's too, and that
@@ -214,23 +214,23 @@ func TestLimitsByPlan(t *testing.T) {
 func TestTwoRulesInOneLimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	chosen := httplimit.Rule{
+	chosen := httplimit.Limit{
 		LimitFor: func(*http.Request) (ratelimit.Limit, error) { return perUser, nil },
 		Key:      func(*http.Request) (string, error) { return "bob", nil },
 	}
 	for name, c := range map[string]struct {
-		rules   []httplimit.Rule
+		limits  []httplimit.Limit
 		shadow  bool
 		status  int
 		told    []string
 		charged float64
 		logged  string
 	}{
-		"BehindOneOfItsOwn": {[]httplimit.Rule{userRule, chosen}, false, 503, []string{"failed_closed perUser"}, 0, "Rules[0] and Rules[1]"},
-		"BeforeOneOfItsOwn": {[]httplimit.Rule{chosen, {Limit: everyone, Global: true}, userRule}, false, 503, []string{"failed_closed perUser"}, 0, "Rules[0] and Rules[2]"},
-		"BothChosen":        {[]httplimit.Rule{chosen, chosen}, false, 503, []string{"failed_closed perUser"}, 0, "Rules[0] and Rules[1]"},
-		"InShadow":          {[]httplimit.Rule{userRule, chosen}, true, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 1, "Rules[0] and Rules[1]"},
-		"BothInShadow":      {[]httplimit.Rule{chosen, chosen}, true, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 0, "Rules[0] and Rules[1]"},
+		"BehindOneOfItsOwn": {[]httplimit.Limit{userLimit, chosen}, false, 503, []string{"failed_closed perUser"}, 0, "Limits[0] and Limits[1]"},
+		"BeforeOneOfItsOwn": {[]httplimit.Limit{chosen, {Limit: everyone, Global: true}, userLimit}, false, 503, []string{"failed_closed perUser"}, 0, "Limits[0] and Limits[2]"},
+		"BothChosen":        {[]httplimit.Limit{chosen, chosen}, false, 503, []string{"failed_closed perUser"}, 0, "Limits[0] and Limits[1]"},
+		"InShadow":          {[]httplimit.Limit{userLimit, chosen}, true, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 1, "Limits[0] and Limits[1]"},
+		"BothInShadow":      {[]httplimit.Limit{chosen, chosen}, true, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 0, "Limits[0] and Limits[1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -238,7 +238,7 @@ func TestTwoRulesInOneLimit(t *testing.T) {
 			if c.shadow {
 				b.inShadow(t, perUser)
 			}
-			w := do(b.limited(t, httplimit.Config{Rules: c.rules, FailOpen: true}, respond()), request(t))
+			w := do(b.limited(t, httplimit.Config{Limits: c.limits, FailOpen: true}, respond()), request(t))
 			require.Equal(t, c.status, w.Code)
 			require.Equal(t, c.told, b.told.results())
 			require.Equal(t, c.charged, b.charged(t, perUser.For("ada")))
@@ -248,7 +248,7 @@ func TestTwoRulesInOneLimit(t *testing.T) {
 
 	apart := chosen
 	apart.When = func(r *http.Request) bool { return r.Header.Get("X-User") == "" }
-	w := do(b.limited(t, rules(userRule, apart), respond()), request(t))
+	w := do(b.limited(t, limits(userLimit, apart), respond()), request(t))
 	require.Equal(t, http.StatusOK, w.Code, "what does not apply is not in the way")
 }
 
@@ -256,7 +256,7 @@ func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limit := ratelimit.Define("hourly", ratelimit.PerHour(1))
-	handler := b.limited(t, httplimit.Config{RetryJitter: 0.5, Rules: []httplimit.Rule{{Limit: limit, Key: user}}}, respond())
+	handler := b.limited(t, httplimit.Config{RetryJitter: 0.5, Limits: []httplimit.Limit{{Limit: limit, Key: user}}}, respond())
 	waits := make(map[string]int)
 	for _, name := range []string{"ada", "bob", "cyd", "dan", "eve"} {
 		require.Equal(t, http.StatusOK, do(handler, request(t, "X-User", name)).Code)
@@ -278,37 +278,37 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 	b := setup(t)
 	big := ratelimit.Define("big", ratelimit.PerDay(1e6))
 	for message, config := range map[string]httplimit.Config{
-		"Rules has 0":    {},
-		"field Route is": {Rules: []httplimit.Rule{userRule}, Route: "/\xff"},
-		"field Route":    {Rules: []httplimit.Rule{userRule}, Route: strings.Repeat("r", 201)},
-		"Rules[0]: it needs a Limit, made with ratelimit.Define, or a LimitFor": rules(httplimit.Rule{Key: user}),
-		"and not both":            rules(httplimit.Rule{Limit: perUser, Key: user, Global: true}),
-		"says who pays":           rules(httplimit.Rule{Limit: perUser}),
-		`has the limit "perUser"`: rules(userRule, httplimit.Rule{Limit: perUser, Global: true}),
-		"NoCapacity":              rules(httplimit.Rule{Limit: ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}), Key: user}),
-		"Rules[0] (perUser): its Cost is 4, and the limit never holds more than 3; lower the cost or raise the capacity": rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)}),
-		"its StatedCost.Min is 4":               rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4}}),
-		"its StatedCost.Default is 5":           rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Default: 5}}),
-		"its Cost is 1e-10, which is too small": rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(1e-10)}),
-		"its Cost is 1e-08, which is too small": rules(httplimit.Rule{Limit: big, Key: user, Cost: httplimit.FixedCost(1e-8)}),
-		"its Cost is 1, and":                    rules(httplimit.Rule{Limit: ratelimit.Define("half", ratelimit.PerDay(0.5)), Key: user}),
-		"Cost is -1":                            rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(-1)}),
-		"Cost is NaN":                           rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(math.NaN())}),
-		"nil CostFunc":                          rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.CostFunc(nil)}),
-		"name of a Header":                      rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{}}),
-		"in this order":                         rules(httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4, Max: 2}}),
-		"Unit is":                               rules(httplimit.Rule{Limit: perUser, Key: user, Unit: "Tokens!"}),
-		"Headers is 9":                          {Rules: []httplimit.Rule{userRule}, Headers: 9},
-		"RatioCap is NaN":                       {Rules: []httplimit.Rule{userRule}, RatioCap: math.NaN()},
-		"RetryJitter is 0.6":                    {Rules: []httplimit.Rule{userRule}, RetryJitter: 0.6},
-		"DecisionTimeout is -1s":                {Rules: []httplimit.Rule{userRule}, DecisionTimeout: -time.Second},
+		"Limits has 0":   {},
+		"field Route is": {Limits: []httplimit.Limit{userLimit}, Route: "/\xff"},
+		"field Route":    {Limits: []httplimit.Limit{userLimit}, Route: strings.Repeat("r", 201)},
+		"Limits[0]: it needs a Limit, made with ratelimit.Define, or a LimitFor": limits(httplimit.Limit{Key: user}),
+		"and not both":            limits(httplimit.Limit{Limit: perUser, Key: user, Global: true}),
+		"says who pays":           limits(httplimit.Limit{Limit: perUser}),
+		`has the limit "perUser"`: limits(userLimit, httplimit.Limit{Limit: perUser, Global: true}),
+		"NoCapacity":              limits(httplimit.Limit{Limit: ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}), Key: user}),
+		"Limits[0] (perUser): its Cost is 4, and the limit never holds more than 3; lower the cost or raise the capacity": limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)}),
+		"its StatedCost.Min is 4":               limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4}}),
+		"its StatedCost.Default is 5":           limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Default: 5}}),
+		"its Cost is 1e-10, which is too small": limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(1e-10)}),
+		"its Cost is 1e-08, which is too small": limits(httplimit.Limit{Limit: big, Key: user, Cost: httplimit.FixedCost(1e-8)}),
+		"its Cost is 1, and":                    limits(httplimit.Limit{Limit: ratelimit.Define("half", ratelimit.PerDay(0.5)), Key: user}),
+		"Cost is -1":                            limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(-1)}),
+		"Cost is NaN":                           limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(math.NaN())}),
+		"nil CostFunc":                          limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.CostFunc(nil)}),
+		"name of a Header":                      limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{}}),
+		"in this order":                         limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4, Max: 2}}),
+		"Unit is":                               limits(httplimit.Limit{Limit: perUser, Key: user, Unit: "Tokens!"}),
+		"Headers is 9":                          {Limits: []httplimit.Limit{userLimit}, Headers: 9},
+		"RatioCap is NaN":                       {Limits: []httplimit.Limit{userLimit}, RatioCap: math.NaN()},
+		"RetryJitter is 0.6":                    {Limits: []httplimit.Limit{userLimit}, RetryJitter: 0.6},
+		"DecisionTimeout is -1s":                {Limits: []httplimit.Limit{userLimit}, DecisionTimeout: -time.Second},
 	} {
 		_, err := httplimit.New(b.limiter, config)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, message)
 		require.ErrorContains(t, err, message)
 	}
 	for _, unusable := range []*ratelimit.Limiter{nil, b.limiter.WithTx(nil)} {
-		_, err := httplimit.New(unusable, rules(userRule))
+		_, err := httplimit.New(unusable, limits(userLimit))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 		require.ErrorContains(t, err, "pass what ratelimit.New returned")
 	}

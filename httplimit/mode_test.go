@@ -110,11 +110,11 @@ func TestAStoredRuleMayOnlyBeTried(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	s.set(t, perUser, "", mode(ratelimit.Shadow))
-	rule := userRule
+	rule := userLimit
 	rule.Credit = httplimit.CountOnlyFailures
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
 	b.take(t, perUser.For("ada").Cost(2))
-	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}, rule), inline(func(e exchange) {
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}, rule), inline(func(e exchange) {
 		status, err := strconv.Atoi(e.r.Header.Get("X-Status"))
 		require.NoError(t, err)
 		e.w.WriteHeader(status)
@@ -144,10 +144,10 @@ func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	b.take(t, perUser.For("ada").Cost(3))
-	rule := userRule
+	rule := userLimit
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
 	rule.Credit = httplimit.CreditOn5xx
-	handler := b.limited(t, rules(rule), inline(func(e exchange) {
+	handler := b.limited(t, limits(rule), inline(func(e exchange) {
 		s.drop(perUser, "") // what was not taken then is not settled when the limit is on again
 		require.NoError(t, e.admission.Settle(t.Context(), 2, perUser))
 		state, known := e.admission.State(perUser)
@@ -172,10 +172,10 @@ func TestOnlyWhatIsEnforcedCostsTooMuch(t *testing.T) {
 	b, s := setupStored(t)
 	s.set(t, perUser, "", mode(ratelimit.Off))
 	s.set(t, rpm, "", mode(ratelimit.Shadow))
-	costly := func(limit ratelimit.Limit) httplimit.Rule {
-		return httplimit.Rule{Limit: limit, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}
+	costly := func(limit ratelimit.Limit) httplimit.Limit {
+		return httplimit.Limit{Limit: limit, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}
 	}
-	handler := b.limited(t, rules(costly(perUser), costly(rpm), costly(perPlan)), respond())
+	handler := b.limited(t, limits(costly(perUser), costly(rpm), costly(perPlan)), respond())
 	require.Contains(t, do(handler, request(t, "X-Tokens", "101")).Body.String(), `"violated-policies":["perPlan"]`)
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Tokens", "100")).Code)
 	require.Equal(t, []string{"too_costly perPlan", "allowed perUser", "shadow_refused rpm"}, b.told.results())
@@ -189,7 +189,7 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
 	rule := s.RuleFor(perUser, "", "").Paused(ten.Add(90*time.Second+time.Microsecond), "the provider is down")
 	s.rules.Store(storedKey{"perUser", ""}, rule)
-	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true, Abuse: true}, httplimit.Rule{Limit: perUser, Key: user, Abuse: true}), respond())
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true, Abuse: true}, httplimit.Limit{Limit: perUser, Key: user, Abuse: true}), respond())
 	w := do(handler, request(t))
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Equal(t, "91", w.Header().Get("Retry-After"))

@@ -43,8 +43,8 @@ func TestTheLimitersObserverIsTold(t *testing.T) {
 	small := ratelimit.Define("small", ratelimit.PerDay(1))
 	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: b.clock, Observer: r, Policies: ratelimit.ShadowLimits(small)})
 	require.NoError(t, err)
-	handler := b.limitedOn(t, limiter, httplimit.Config{Route: "GET /", FailOpen: true, Rules: []httplimit.Rule{
-		userRule, {Limit: small, Global: true},
+	handler := b.limitedOn(t, limiter, httplimit.Config{Route: "GET /", FailOpen: true, Limits: []httplimit.Limit{
+		userLimit, {Limit: small, Global: true},
 	}}, respond())
 	for range 2 {
 		do(handler, request(t))
@@ -81,7 +81,7 @@ func TestTheLimitersObserverIsToldOfFailures(t *testing.T) {
 		limiter, err := ratelimit.New(s.pool, ratelimit.Config{Observer: r, Policies: c.policies})
 		require.NoError(t, err)
 		s.pool.Close()
-		w := do(s.limitedOn(t, limiter, httplimit.Config{Rules: []httplimit.Rule{userRule}, FailOpen: c.open}, respond()), request(t))
+		w := do(s.limitedOn(t, limiter, httplimit.Config{Limits: []httplimit.Limit{userLimit}, FailOpen: c.open}, respond()), request(t))
 		require.Equal(t, want == "failed_closed", w.Code == http.StatusServiceUnavailable)
 		require.Len(t, r.answered, 1)
 		require.Error(t, r.answered[0].Err)

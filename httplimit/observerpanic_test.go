@@ -28,13 +28,13 @@ func (p panicsAt) Observe(_ context.Context, event ratelimit.Event) {
 func TestAPanicOfAnObserverIsTheHandlers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		rules    []httplimit.Rule
+		limits   []httplimit.Limit
 		observer panicsAt
 		panics   bool
 	}{
-		"Decided":  {[]httplimit.Rule{userRule}, decides(perUser), true},
-		"Answered": {[]httplimit.Rule{userRule}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
-		"Release":  {[]httplimit.Rule{slotRule}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
+		"Decided":  {[]httplimit.Limit{userLimit}, decides(perUser), true},
+		"Answered": {[]httplimit.Limit{userLimit}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
+		"Release":  {[]httplimit.Limit{slotLimit}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -42,7 +42,7 @@ func TestAPanicOfAnObserverIsTheHandlers(t *testing.T) {
 			require.NoError(t, err)
 			b := &bundle{limiter: limiter, told: &told{}}
 			serves := func() {
-				require.Equal(t, http.StatusOK, do(b.limited(t, rules(test.rules...), respond()), request(t)).Code)
+				require.Equal(t, http.StatusOK, do(b.limited(t, limits(test.limits...), respond()), request(t)).Code)
 			}
 			if test.panics {
 				require.PanicsWithValue(t, "out of cheese", serves)
@@ -67,7 +67,7 @@ func TestAPanicOfAHookAtTheReleaseIsTheHandlers(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	b := &bundle{limiter: limiter, told: &told{}}
-	handler := b.limited(t, rules(slotRule), inline(func(exchange) { served.Store(true) }))
+	handler := b.limited(t, limits(slotLimit), inline(func(exchange) { served.Store(true) }))
 	require.PanicsWithValue(t, "out of cheese", func() { do(handler, request(t)) })
 }
 

@@ -59,8 +59,8 @@ func setupStored(t *testing.T) (*bundle, *stored) {
 }
 
 // planned is a rule of a limit by the user and the plan that the request's headers say.
-func planned(limit ratelimit.Limit) httplimit.Rule {
-	return httplimit.Rule{Limit: limit, Key: user, Plan: httplimit.Header("X-Plan")}
+func planned(limit ratelimit.Limit) httplimit.Limit {
+	return httplimit.Limit{Limit: limit, Key: user, Plan: httplimit.Header("X-Plan")}
 }
 
 func of(policy ratelimit.Policy) ratelimit.Era { return ratelimit.Era{Policy: policy} }
@@ -72,7 +72,7 @@ func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
 	b, s := setupStored(t)
 	rule := planned(perPlan)
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
-	handler := b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}, rule), respond())
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}, rule), respond())
 	ask := func(tokens string) int { return do(handler, request(t, "X-Tokens", tokens)).Code }
 
 	require.Equal(t, http.StatusOK, ask("30"))
@@ -101,7 +101,7 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	shut := ratelimit.Define("shut", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity})
-	config := rules(planned(shut), httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)})
+	config := limits(planned(shut), httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)})
 	without, err := ratelimit.New(b.pool, ratelimit.Config{})
 	require.NoError(t, err)
 	_, err = httplimit.New(without, config)
@@ -114,7 +114,7 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Plan", "pro")).Code)
 	require.Equal(t, http.StatusRequestEntityTooLarge, do(handler, request(t, "X-Plan", "free")).Code)
 
-	config.Rules[0].Unit = "Tokens!"
+	config.Limits[0].Unit = "Tokens!"
 	_, err = httplimit.New(b.limiter, config)
 	require.ErrorContains(t, err, "Unit", "what does not depend on a capacity is checked all the same")
 }
@@ -127,7 +127,7 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 	s.set(t, perPlan, "pro", of(ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 900}))
 	s.set(t, perPlan, "free", of(ratelimit.FixedWindow{Rate: 5, Period: ratelimit.Day, Start: ten.Add(-time.Hour)}))
 	fields := func(headers httplimit.Headers, who, plan string) http.Header {
-		config := rules(planned(perPlan))
+		config := limits(planned(perPlan))
 		config.Headers = headers
 		return do(b.limited(t, config, respond()), request(t, "X-User", who, "X-Plan", plan)).Header()
 	}
@@ -148,10 +148,10 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 	require.Equal(t, "599", fields(httplimit.OpenAIHeaders, "eve2", "batch").Get("X-RateLimit-Remaining-tokens"))
 
 	s.set(t, perPlan, "free", of(ratelimit.PerDay(2)))
-	w := do(b.limited(t, rules(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))
+	w := do(b.limited(t, limits(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))
 	require.Equal(t, `"perPlan";q=2;w=86400`, w.Header().Get("RateLimit-Policy"))
 	b.take(t, perPlan.For("dan").Plan("free"))
-	w = do(b.limited(t, rules(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))
+	w = do(b.limited(t, limits(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Contains(t, w.Body.String(), "perPlan: 2 per day; retry in 43200 s")
 }
@@ -162,7 +162,7 @@ func TestAPlanThatCannotBeReliedOnIsAnError(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	s.set(t, perPlan, "pro", of(ratelimit.PerHour(1000)))
-	handler := b.limited(t, rules(planned(perPlan)), respond())
+	handler := b.limited(t, limits(planned(perPlan)), respond())
 	require.Contains(t, do(handler, request(t)).Header().Get("RateLimit-Policy"), "q=100;")
 	twice := request(t, "X-Plan", "pro")
 	twice.Header.Add("X-Plan", "free")
@@ -178,7 +178,7 @@ func TestWhatIsSettledFollowsThePlan(t *testing.T) {
 	rule := planned(perPlan)
 	rule.Cost = httplimit.FixedCost(50)
 	actual := 80.0
-	handler := b.limited(t, rules(rule), inline(func(e exchange) {
+	handler := b.limited(t, limits(rule), inline(func(e exchange) {
 		require.NoError(t, e.admission.Settle(t.Context(), actual, perPlan))
 	}))
 	left := func() float64 {

@@ -237,7 +237,7 @@ func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal, answer 
 func (m *middleware) refusal(asks []ask, d ratelimit.Decision) Refusal {
 	f := newRefusal(d, m.jitter(asks, d.RetryAfter))
 	for i := range d.States {
-		if asks[i].rule.Abuse && telemetry.Refuses(&d.States[i]) && !telemetry.IsPaused(d) && !telemetry.IsReduced(d) {
+		if asks[i].spec.Abuse && telemetry.Refuses(&d.States[i]) && !telemetry.IsPaused(d) && !telemetry.IsReduced(d) {
 			f.abuse()
 			break
 		}

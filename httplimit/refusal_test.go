@@ -14,7 +14,7 @@ import (
 // spent returns a handler whose limit has nothing left for ada.
 func (b *bundle) spent(t *testing.T, config httplimit.Config) http.Handler {
 	t.Helper()
-	config.Rules = append(config.Rules, userRule)
+	config.Limits = append(config.Limits, userLimit)
 	handler := b.limited(t, config, mustNotRun(t))
 	b.take(t, perUser.For("ada").Cost(3))
 	return handler
@@ -77,7 +77,7 @@ func TestAbuseIsNamedSo(t *testing.T) {
 	b := setup(t)
 	failures := ratelimit.Define("failures", ratelimit.PerMinute(1))
 	b.take(t, failures.For("ada"))
-	handler := b.limited(t, rules(userRule, httplimit.Rule{Limit: failures, Key: user, Abuse: true}), mustNotRun(t))
+	handler := b.limited(t, limits(userLimit, httplimit.Limit{Limit: failures, Key: user, Abuse: true}), mustNotRun(t))
 	w := do(handler, request(t))
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Equal(t, "abnormal-usage-detected", w.Header().Get("RateLimit-Reason"))
@@ -130,7 +130,7 @@ func TestAHandlerCanRefuseByItself(t *testing.T) {
 			httplimit.NewRefusal(d).ServeHTTP(e.w, e.r)
 		}
 	})
-	limited := b.limited(t, rules(httplimit.Rule{Limit: perUser, Key: func(*http.Request) (string, error) { return "bob", nil }}), respond())
+	limited := b.limited(t, limits(httplimit.Limit{Limit: perUser, Key: func(*http.Request) (string, error) { return "bob", nil }}), respond())
 	for range 4 {
 		want, got := do(limited, request(t)), do(own, request(t))
 		require.Equal(t, want.Code, got.Code)

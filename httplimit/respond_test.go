@@ -44,8 +44,8 @@ func works() error { return nil }
 func TestRespondRefusesAsTheMiddlewareDoes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	bob := httplimit.Rule{Limit: perUser, Key: func(*http.Request) (string, error) { return "bob", nil }}
-	limited, own := b.limited(t, rules(bob), respond()), responding(b.limiter, works, perUser.For("ada"))
+	bob := httplimit.Limit{Limit: perUser, Key: func(*http.Request) (string, error) { return "bob", nil }}
+	limited, own := b.limited(t, limits(bob), respond()), responding(b.limiter, works, perUser.For("ada"))
 	b.take(t, perUser.For("ada").Cost(2.96))
 	b.take(t, perUser.For("bob").Cost(2.96))
 	want, got := do(limited, request(t)), do(own, request(t))
@@ -63,7 +63,7 @@ func TestRespondBehindAMiddleware(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.take(t, sendMessage.For("ada").Cost(3))
-	config := rules(userRule)
+	config := limits(userLimit)
 	config.Headers, config.AlsoHeaders = httplimit.EpochHeaders, []httplimit.Headers{httplimit.DraftHeaders}
 	w := do(b.limited(t, config, responding(b.limiter, works, sendMessage.For("ada"))), request(t))
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
@@ -119,7 +119,7 @@ func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 		for _, around := range []bool{false, true} {
 			handler := c.handler
 			if around {
-				handler = b.limited(t, rules(httplimit.Rule{Limit: everyone, Global: true}), handler)
+				handler = b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}), handler)
 			}
 			w := do(handler, request(t))
 			require.Equal(t, c.status, w.Code, "%s: %s", name, w.Body)
@@ -153,7 +153,7 @@ func TestRespondWhenTheRequestHasEnded(t *testing.T) {
 func TestRespondLogsFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	config := rules(httplimit.Rule{Limit: everyone, Global: true})
+	config := limits(httplimit.Limit{Limit: everyone, Global: true})
 	for _, handler := range []http.Handler{
 		responding(b.limiter, works, perUser.For("a").Cost(3)), responding(b.limiter, works, perUser.For("a")), responding(b.limiter, works, perUser.For("")),
 	} {

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config.Refused of the limiter is told for which route a request was refused, by rules in force and in shadow mode.
+// Config.Refused of the limiter is told for which route a request was refused, by limits in force and in shadow mode.
 func TestRefusalsAreToldWithTheRoute(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -25,13 +25,13 @@ func TestRefusalsAreToldWithTheRoute(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	for _, route := range []string{"POST /chat", ""} {
-		handler := b.limitedOn(t, limiter, httplimit.Config{Route: route, Rules: []httplimit.Rule{
-			userRule, {Limit: tried, Global: true},
+		handler := b.limitedOn(t, limiter, httplimit.Config{Route: route, Limits: []httplimit.Limit{
+			userLimit, {Limit: tried, Global: true},
 		}}, respond())
 		for range 2 {
 			do(handler, request(t))
 		}
-		handler = b.limitedOn(t, limiter, httplimit.Config{Route: route, Rules: []httplimit.Rule{{Limit: once, Global: true}}}, respond())
+		handler = b.limitedOn(t, limiter, httplimit.Config{Route: route, Limits: []httplimit.Limit{{Limit: once, Global: true}}}, respond())
 		for range 2 {
 			do(handler, request(t))
 		}

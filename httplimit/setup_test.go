@@ -151,9 +151,9 @@ func user(r *http.Request) (string, error) {
 	return "", httplimit.ErrNoKey
 }
 
-var userRule = httplimit.Rule{Limit: perUser, Key: user}
+var userLimit = httplimit.Limit{Limit: perUser, Key: user}
 
-func rules(rules ...httplimit.Rule) httplimit.Config { return httplimit.Config{Rules: rules} }
+func limits(limits ...httplimit.Limit) httplimit.Config { return httplimit.Config{Limits: limits} }
 
 // respond is a handler that answers.
 func respond() http.Handler {

@@ -18,7 +18,7 @@ func TestAShadowNeverVetoes(t *testing.T) {
 	b := setup(t)
 	watched := ratelimit.Define("watched", ratelimit.PerDay(2))
 	b.inShadow(t, watched)
-	handler := b.limited(t, rules(httplimit.Rule{Limit: watched, Global: true}, userRule), respond())
+	handler := b.limited(t, limits(httplimit.Limit{Limit: watched, Global: true}, userLimit), respond())
 	for range 3 {
 		w := do(handler, request(t))
 		require.Equal(t, http.StatusOK, w.Code)
@@ -43,11 +43,11 @@ func TestShadowsDoNotStandInEachOthersWay(t *testing.T) {
 	empty := ratelimit.Define("empty", ratelimit.PerDay(1))
 	b.inShadow(t, empty, perUser, perPlan, everyone)
 	b.take(t, empty.Global())
-	handler := b.limited(t, rules(
-		httplimit.Rule{Limit: empty, Global: true},
-		httplimit.Rule{Limit: perUser, Key: user},
-		httplimit.Rule{Limit: perPlan, Key: func(*http.Request) (string, error) { return "", nil }},
-		httplimit.Rule{Limit: everyone, Global: true, Cost: httplimit.StatedCost{Header: "X-Tokens"}},
+	handler := b.limited(t, limits(
+		httplimit.Limit{Limit: empty, Global: true},
+		httplimit.Limit{Limit: perUser, Key: user},
+		httplimit.Limit{Limit: perPlan, Key: func(*http.Request) (string, error) { return "", nil }},
+		httplimit.Limit{Limit: everyone, Global: true, Cost: httplimit.StatedCost{Header: "X-Tokens"}},
 	), respond())
 	w := do(handler, request(t, "X-Tokens", "1001"))
 	require.Equal(t, http.StatusOK, w.Code)
@@ -62,7 +62,7 @@ func TestShadowForAPlan(t *testing.T) {
 	b, s := setupStored(t)
 	s.set(t, perUser, "free", mode(ratelimit.Shadow))
 	fails := func(*http.Request) (float64, error) { return 0, httplimit.ErrInvalidCost }
-	handler := b.limited(t, rules(httplimit.Rule{Limit: perUser, Key: user, Plan: httplimit.Header("X-Plan"), Cost: httplimit.CostFunc(fails)}), respond())
+	handler := b.limited(t, limits(httplimit.Limit{Limit: perUser, Key: user, Plan: httplimit.Header("X-Plan"), Cost: httplimit.CostFunc(fails)}), respond())
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Plan", "free")).Code)
 	require.Equal(t, http.StatusBadRequest, do(handler, request(t, "X-Plan", "pro")).Code)
 	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser"}, b.told.results())
@@ -74,9 +74,9 @@ func TestAShadowIsSettledAndCreditedToo(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.inShadow(t, perUser, perPlan)
-	handler := b.limited(t, rules(
-		httplimit.Rule{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}, Credit: httplimit.CreditOn5xx},
-		httplimit.Rule{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
+	handler := b.limited(t, limits(
+		httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}, Credit: httplimit.CreditOn5xx},
+		httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
 	), inline(func(e exchange) {
 		require.NoError(t, e.admission.Settle(e.r.Context(), 4, perPlan))
 		status, err := strconv.Atoi(e.r.Header.Get("X-Status"))

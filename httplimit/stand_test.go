@@ -36,7 +36,7 @@ type stand struct {
 
 func newStand(t *testing.T) *stand {
 	t.Helper()
-	s := &stand{bundle: setup(t), config: rules(userRule)}
+	s := &stand{bundle: setup(t), config: limits(userLimit)}
 	s.asked = s.limiter
 	s.handler = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "done") }
 	return s

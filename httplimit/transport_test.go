@@ -178,7 +178,7 @@ func TestAPriceIsAReducedCapacity(t *testing.T) {
 	b := setup(t)
 	_, err := b.pool.Exec(t.Context(), `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`, ten.UnixMicro())
 	require.NoError(t, err)
-	handler := b.limited(t, rules(httplimit.Rule{Limit: upstream, Key: user, Credit: httplimit.CreditOn5xx}),
+	handler := b.limited(t, limits(httplimit.Limit{Limit: upstream, Key: user, Credit: httplimit.CreditOn5xx}),
 		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
 	for deadline := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), "the price is known")

@@ -259,7 +259,7 @@ func (s *stand) showAnswers(t *testing.T, shown *exposed, limiter *ratelimit.Lim
 		for _, headers := range []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders} {
 			middleware, err := httplimit.New(l, httplimit.Config{
 				Headers: headers, Logger: shown.logger(), DecisionTimeout: time.Minute,
-				Rules: []httplimit.Rule{{Limit: pinch, Key: func(r *http.Request) (string, error) { return r.Header.Get("X-Email"), nil }}},
+				Limits: []httplimit.Limit{{Limit: pinch, Key: func(r *http.Request) (string, error) { return r.Header.Get("X-Email"), nil }}},
 			})
 			require.NoError(t, err)
 			for range 4 {

@@ -41,7 +41,7 @@ func guideMessage(ctx context.Context, limiter *ratelimit.Limiter, room, user, b
 var API = ratelimit.Define("api", ratelimit.PerMinute(60))
 
 func guideAPI(limiter *ratelimit.Limiter, account, plan httplimit.Key, handler http.Handler) (http.Handler, error) {
-	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
 		{Limit: API, Key: account, Plan: plan}, // both as your authentication has found them
 	}})
 	if err != nil {

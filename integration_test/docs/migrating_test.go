@@ -36,22 +36,22 @@ func migratedKeys(proxies httplimit.Proxies) (_, _, _, _ httplimit.Key) {
 	return address, behind, f, endpoint
 }
 
-// migratedRules are the rules of the tables.
-func migratedRules(address, f, endpoint httplimit.Key, isPost func(*http.Request) bool) map[string]any {
+// migratedLimits are the limits of the tables.
+func migratedLimits(address, f, endpoint httplimit.Key, isPost func(*http.Request) bool) map[string]any {
 	return map[string]any{
-		"by address":       httplimit.Rule{Limit: Visits, Key: address},
-		"all":              httplimit.Rule{Limit: Visits, Global: true},
-		"by function":      httplimit.Rule{Limit: Visits, Key: f},
-		"by endpoint":      httplimit.Rule{Limit: Visits, Key: httplimit.Join(f, endpoint)},
-		"at a cost":        httplimit.Rule{Limit: Visits, Key: f, Cost: httplimit.FixedCost(5)},
-		"address and path": httplimit.Rule{Limit: APICalls, Key: httplimit.Join(address, endpoint)},
-		"of a method":      httplimit.Rule{Limit: APICalls, Key: address, When: isPost},
+		"by address":       httplimit.Limit{Limit: Visits, Key: address},
+		"all":              httplimit.Limit{Limit: Visits, Global: true},
+		"by function":      httplimit.Limit{Limit: Visits, Key: f},
+		"by endpoint":      httplimit.Limit{Limit: Visits, Key: httplimit.Join(f, endpoint)},
+		"at a cost":        httplimit.Limit{Limit: Visits, Key: f, Cost: httplimit.FixedCost(5)},
+		"address and path": httplimit.Limit{Limit: APICalls, Key: httplimit.Join(address, endpoint)},
+		"of a method":      httplimit.Limit{Limit: APICalls, Key: address, When: isPost},
 	}
 }
 
 func migratedMiddleware(limiter *ratelimit.Limiter) (func(http.Handler) http.Handler, error) {
 	limited, err := httplimit.New(limiter, httplimit.Config{
-		Rules:   []httplimit.Rule{{Limit: Visits, Key: httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})}},
+		Limits:  []httplimit.Limit{{Limit: Visits, Key: httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})}},
 		Headers: httplimit.EpochHeaders, // the X-RateLimit fields of httprate; leave it out for those of the IETF's draft
 	})
 	return limited, err
@@ -160,11 +160,11 @@ func TestMigratedMiddleware(t *testing.T) {
 		"by address": {100, 0, 0}, "all": {100, 0, 0}, "by function": {100, 0, 100}, "by endpoint": {100, 100, 100},
 		"at a cost": {20, 0, 20}, "address and path": {30, 30, 0}, "of a method": {101, 101, 101},
 	}
-	for name, rule := range migratedRules(address, byUser, endpoint, isPost) {
+	for name, limit := range migratedLimits(address, byUser, endpoint, isPost) {
 		f := newFrozen(t)
 		config := httplimit.Config{Refuse: refuse}
-		require.IsType(t, httplimit.Rule{}, rule)
-		config.Rules = []httplimit.Rule{rule.(httplimit.Rule)}
+		require.IsType(t, httplimit.Limit{}, limit)
+		config.Limits = []httplimit.Limit{limit.(httplimit.Limit)}
 		limited, err := httplimit.New(f.Limiter, config)
 		require.NoError(t, err)
 		for i, c := range []struct{ path, user string }{{"/a", "ada"}, {"/b", "ada"}, {"/a", "bob"}} {
@@ -183,8 +183,8 @@ func TestMigratedMiddleware(t *testing.T) {
 	limited, err := migratedMiddleware(f.Limiter)
 	require.NoError(t, err)
 	require.Equal(t, "99", ask(limited(fine), http.MethodGet, "/", "ada").Header().Get("X-RateLimit-Remaining"))
-	rules := []httplimit.Rule{{Limit: Hourly, Key: behind}}
-	limited, err = httplimit.New(f.Limiter, httplimit.Config{Rules: rules, Headers: httplimit.EpochHeaders})
+	limits := []httplimit.Limit{{Limit: Hourly, Key: behind}}
+	limited, err = httplimit.New(f.Limiter, httplimit.Config{Limits: limits, Headers: httplimit.EpochHeaders})
 	require.NoError(t, err)
 	require.Equal(t, "999", ask(limited(fine), http.MethodGet, "/", "ada").Header().Get("X-RateLimit-Remaining"))
 	require.Equal(t, 999.0, f.tokens(t, Hourly.For("198.51.100.7")))

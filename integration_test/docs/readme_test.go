@@ -104,7 +104,7 @@ func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID strin
 }
 
 func readmeMiddleware(limiter *ratelimit.Limiter, chat http.Handler) (http.Handler, error) {
-	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
 		{Limit: PerAddress, Key: httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})},
 		{Limit: FreeTrials, Global: true},
 	}})

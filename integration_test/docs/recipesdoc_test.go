@@ -25,7 +25,7 @@ var ModelTokens = ratelimit.Define("modelTokens",
 	ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 40_000})
 
 func recipeCost(limiter *ratelimit.Limiter, user httplimit.Key, complete http.Handler) (http.Handler, error) {
-	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
 		{
 			Limit: ModelTokens, Key: user, Unit: "tokens",
 			Cost: httplimit.StatedCost{Header: "X-Tokens", Default: 500, Max: 40_000},

@@ -47,7 +47,7 @@ func slotsJobs(limiter *ratelimit.Limiter, sched *scheduler.Scheduler, config *r
 }
 
 func slotsHandler(limiter *ratelimit.Limiter, apiKey httplimit.Key, handler http.Handler) (http.Handler, error) {
-	limited, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{
+	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
 		{Limit: Exports, Key: apiKey},
 		{Limit: PerMinute, Key: apiKey},
 	}})

@@ -93,7 +93,7 @@ func TestFieldsHoldForEveryPolicy(t *testing.T) {
 		unit := rapid.StringMatching(`[a-z0-9-]{0,32}`).Draw(rt, "unit")
 		name := fmt.Sprint("user ", run)
 		key := func(*http.Request) (string, error) { return name, nil }
-		handler := limited(t, limiter, httplimit.Rule{Limit: limit, Key: key, Cost: httplimit.FixedCost(cost), Unit: unit})(http.HandlerFunc(home))
+		handler := limited(t, limiter, httplimit.Limit{Limit: limit, Key: key, Cost: httplimit.FixedCost(cost), Unit: unit})(http.HandlerFunc(home))
 		for range rapid.IntRange(1, 5).Draw(rt, "requests") {
 			clock.Advance(time.Duration(rapid.Int64Range(0, 2_000_000_000).Draw(rt, "pause")) * time.Microsecond)
 			w := get(t, handler, "/")

@@ -41,10 +41,10 @@ func ginRouter(everything, search func(http.Handler) http.Handler) http.Handler 
 func TestCreditsBehindGin(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())
-	rule := userRule
-	rule.Credit = httplimit.CreditOn5xx
+	limit := userLimit
+	limit.Credit = httplimit.CreditOn5xx
 	router := gin.New()
-	router.Use(gin.CustomRecoveryWithWriter(nil, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusInternalServerError) }), forGin(limited(t, limiter, rule)))
+	router.Use(gin.CustomRecoveryWithWriter(nil, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusInternalServerError) }), forGin(limited(t, limiter, limit)))
 	router.GET("/:status", func(c *gin.Context) {
 		admission, ok := httplimit.FromContext(c.Request.Context())
 		require.True(t, ok)

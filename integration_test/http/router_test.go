@@ -46,7 +46,7 @@ func echoRouter(everything, search func(http.Handler) http.Handler) http.Handler
 	return router
 }
 
-// answerErrors answers the errors of handlers. Echo answers them after the middleware, which then cannot see their status: a rule with
+// answerErrors answers the errors of handlers. Echo answers them after the middleware, which then cannot see their status: a limit with
 // a Credit needs answerErrors inside.
 func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c *echo.Context) error {
@@ -64,7 +64,7 @@ func TestRouters(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			limiter := ratelimittest.New(t, ratelimittest.NewClock())
-			handler := router(limited(t, limiter, httplimit.Rule{Limit: everyone, Global: true}), limited(t, limiter, userRule))
+			handler := router(limited(t, limiter, httplimit.Limit{Limit: everyone, Global: true}), limited(t, limiter, userLimit))
 			for i := range 5 {
 				got := get(t, handler, "/")
 				require.Equal(t, http.StatusOK, got.Code)
@@ -83,15 +83,15 @@ func TestRouters(t *testing.T) {
 	}
 }
 
-// TestErrorsOfEchoHandlers promises that a handler of Echo that returns an error is charged, even if the rule has a Credit, and that
+// TestErrorsOfEchoHandlers promises that a handler of Echo that returns an error is charged, even if the limit has a Credit, and that
 // with answerErrors inside the status counts.
 func TestErrorsOfEchoHandlers(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())
 	credit := func(credit httplimit.Credit) echo.MiddlewareFunc {
-		rule := userRule
-		rule.Credit = credit
-		return echo.WrapMiddleware(limited(t, limiter, rule))
+		limit := userLimit
+		limit.Credit = credit
+		return echo.WrapMiddleware(limited(t, limiter, limit))
 	}
 	fail := func(c *echo.Context) error {
 		admission, ok := httplimit.FromContext(c.Request().Context())

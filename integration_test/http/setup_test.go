@@ -17,18 +17,18 @@ import (
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var (
-	everyone = ratelimit.Define("everyone", ratelimit.PerDay(1000))
-	perUser  = ratelimit.Define("perUser", ratelimit.PerMinute(3))
-	userRule = httplimit.Rule{Limit: perUser, Key: user, Credit: httplimit.CreditOn5xx}
+	everyone  = ratelimit.Define("everyone", ratelimit.PerDay(1000))
+	perUser   = ratelimit.Define("perUser", ratelimit.PerMinute(3))
+	userLimit = httplimit.Limit{Limit: perUser, Key: user, Credit: httplimit.CreditOn5xx}
 )
 
 // user returns the caller, whom a header names.
 func user(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
 
-// limited returns the middleware for one rule.
-func limited(t *testing.T, limiter *ratelimit.Limiter, rule httplimit.Rule) func(http.Handler) http.Handler {
+// limited returns the middleware for one limit.
+func limited(t *testing.T, limiter *ratelimit.Limiter, limit httplimit.Limit) func(http.Handler) http.Handler {
 	t.Helper()
-	middleware, err := httplimit.New(limiter, httplimit.Config{Rules: []httplimit.Rule{rule}, DecisionTimeout: time.Minute})
+	middleware, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{limit}, DecisionTimeout: time.Minute})
 	require.NoError(t, err)
 	return middleware
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Rule says which limit a request takes from, whose bucket of it, and how much.
-type Rule struct {
-	// Limit is the limit. Each rule has one of its own: what differs between requests is the cost or the key. One with a
+// Limit is a limit as a handler is behind it: the limit, the key that a request has there, and its cost.
+type Limit struct {
+	// Limit is the limit. Each Limit of a Config has one of its own: requests may differ in cost and key. A limit with a
 	// [ratelimit.Concurrency] has slots that the request holds while its handler runs; its cost is how many.
 	Limit ratelimit.Limit
 	// LimitFor chooses the limit by the request, as for the plans of customers, in place of Limit. Give the
 	// limits of different plans different names: under one name a caller who changes plans keeps the bucket,
-	// which then has two policies. For plans under one name, see Plan. A limit that another rule has for the same
-	// request is a mistake, and so is the zero Limit: nobody passes then. Errors are answered as those of Key.
+	// which then has two policies. For plans under one name, see Plan. It is a mistake to return a limit that the request
+	// is asked for already, or the zero Limit: the request does not pass then. Errors are answered as those of Key.
 	LimitFor func(r *http.Request) (ratelimit.Limit, error)
 	// Key says who pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other 503, also with
 	// FailOpen: nobody shares a bucket by mistake, and nobody passes without one.
@@ -31,7 +31,7 @@ type Rule struct {
 	Global bool
 	// Cost is how much a request takes. Defaults to FixedCost(1).
 	Cost Cost
-	// When reports whether the rule applies to a request. Defaults to nil, always.
+	// When reports whether the limit applies to a request. Defaults to nil, always.
 	When func(r *http.Request) bool
 	// Credit reports, by the status of the response, whether the request gets back what it took: see
 	// [CreditOn5xx] and [CountOnlyFailures]. Slots go back in any case. Defaults to nil, never.
@@ -43,25 +43,25 @@ type Rule struct {
 	Abuse bool
 }
 
-const maxRules = 64 // limits in one call of the core
+const maxLimits = 64 // limits in one call of the core
 
 var validUnit = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
-// validate returns an error unless every request can be asked by the rule.
-func (r *Rule) validate() error {
-	hasLimit := r.Limit.Policy() != nil
+// validate returns an error unless l can ask every request.
+func (l *Limit) validate() error {
+	hasLimit := l.Limit.Policy() != nil
 	switch {
-	case hasLimit == (r.LimitFor != nil):
+	case hasLimit == (l.LimitFor != nil):
 		return errors.New("it needs a Limit, made with ratelimit.Define, or a LimitFor, and not both")
-	case r.Global == (r.Key != nil):
+	case l.Global == (l.Key != nil):
 		return errors.New("it needs a Key that says who pays, or Global for one bucket for everybody, and not both")
-	case r.Unit != "" && !validUnit.MatchString(r.Unit):
-		return fmt.Errorf("its Unit is %.40q; use up to 32 lower-case letters, digits and hyphens", r.Unit)
+	case l.Unit != "" && !validUnit.MatchString(l.Unit):
+		return fmt.Errorf("its Unit is %.40q; use up to 32 lower-case letters, digits and hyphens", l.Unit)
 	}
-	if r.Credit != nil && guard.IsHeld(r.Limit) {
+	if l.Credit != nil && guard.IsHeld(l.Limit) {
 		return errors.New("it has a Credit, and slots go back in any case when the handler has returned; leave Credit out")
 	}
-	if v, ok := r.Cost.(interface{ validate() error }); ok {
+	if v, ok := l.Cost.(interface{ validate() error }); ok {
 		if err := v.validate(); err != nil {
 			return err
 		}
@@ -70,20 +70,20 @@ func (r *Rule) validate() error {
 }
 
 // validateCapacity returns an error when the Limit, as it is defined, could never take a cost that is known already.
-func (r *Rule) validateCapacity() error {
-	if r.Limit.Policy() == nil {
+func (l *Limit) validateCapacity() error {
+	if l.Limit.Policy() == nil {
 		return nil
 	}
-	if r.Limit.Capacity() == 0 {
+	if l.Limit.Capacity() == 0 {
 		return errors.New("its limit has NoCapacity, from which only reservations can take")
 	}
-	cost := r.Cost
+	cost := l.Cost
 	if cost == nil {
 		cost = FixedCost(1)
 	}
 	if known, ok := cost.(interface{ static() []staticCost }); ok {
 		for _, c := range known.static() {
-			if err := c.validate(r.Limit); err != nil {
+			if err := c.validate(l.Limit); err != nil {
 				return err
 			}
 		}
@@ -91,25 +91,25 @@ func (r *Rule) validateCapacity() error {
 	return nil
 }
 
-// validateRules checks the rules, each and beside the others, and their costs beside their limits, unless the limiter has
+// validateLimits checks each of limits, that their names differ, and that their costs fit into them, unless the limiter has
 // policies that may have other capacities.
-func validateRules(rules []Rule, hasPolicies bool) error {
-	if len(rules) > maxRules {
-		return fmt.Errorf("field Rules has %d; use up to %d", len(rules), maxRules)
+func validateLimits(limits []Limit, hasPolicies bool) error {
+	if len(limits) > maxLimits {
+		return fmt.Errorf("field Limits has %d; use up to %d", len(limits), maxLimits)
 	}
-	seen := make(map[string]bool, len(rules))
-	for i := range rules {
-		name := rules[i].Limit.Name()
-		err := rules[i].validate()
+	seen := make(map[string]bool, len(limits))
+	for i := range limits {
+		name := limits[i].Limit.Name()
+		err := limits[i].validate()
 		if err == nil && !hasPolicies {
-			err = rules[i].validateCapacity()
+			err = limits[i].validateCapacity()
 		}
 		if err != nil {
-			return fmt.Errorf("field Rules[%d]%s: %w", i, inParentheses(name), err)
+			return fmt.Errorf("field Limits[%d]%s: %w", i, inParentheses(name), err)
 		}
 		if name != "" && seen[name] {
-			return fmt.Errorf("field Rules[%d]: an earlier rule has the limit %q; define one with a name of its own, "+
-				"or let one rule choose the key or the cost by the request", i, name)
+			return fmt.Errorf("field Limits[%d]: an earlier one has the limit %q; define one with a name of its own, "+
+				"or let one choose the key or the cost by the request", i, name)
 		}
 		seen[name] = true
 	}
@@ -123,43 +123,43 @@ func inParentheses(name string) string {
 	return " (" + name + ")"
 }
 
-// ask is what one rule asks of its limit for one request.
+// ask is what a request is asked for by one Limit.
 type ask struct {
-	rule  *Rule
-	index int // of the rule
+	spec  *Limit
+	index int // of spec in Config.Limits
 	limit ratelimit.Limit
-	key   string // empty when the rule is global
+	key   string // empty when spec is global
 	plan  string // empty when there is none
 	cost  float64
 	price float64            // that it was taken at; 0: that which holds
 	given *ratelimit.Request // by Config.Requests; nil when it is made of the rest
 }
 
-// ask returns what the rule, which is Rules[index], asks for a request, and otherwise the reason why it cannot.
-func (r *Rule) ask(request *http.Request, index int) (ask, *fault) {
-	a := ask{rule: r, index: index, limit: r.Limit, cost: 1}
+// ask returns what l, which is Limits[index], asks a request for. A fault is the reason why it cannot.
+func (l *Limit) ask(request *http.Request, index int) (ask, *fault) {
+	a := ask{spec: l, index: index, limit: l.Limit, cost: 1}
 	var err error
-	if r.LimitFor != nil {
-		if a.limit, err = r.LimitFor(request); err != nil {
+	if l.LimitFor != nil {
+		if a.limit, err = l.LimitFor(request); err != nil {
 			return ask{}, unasked(ask{}, err)
 		}
 		if a.limit.Policy() == nil {
-			return ask{}, unasked(a, fmt.Errorf("%w: Rules[%d].LimitFor returned the zero Limit; make limits with ratelimit.Define",
+			return ask{}, unasked(a, fmt.Errorf("%w: Limits[%d].LimitFor returned the zero Limit; make limits with ratelimit.Define",
 				ratelimit.ErrInvalidLimit, index))
 		}
 	}
-	if r.Key != nil {
-		if a.key, err = r.Key.Of(request); err != nil {
+	if l.Key != nil {
+		if a.key, err = l.Key.Of(request); err != nil {
 			return ask{}, unasked(a, err)
 		}
 	}
-	if r.Plan != nil {
-		if a.plan, err = r.Plan.Of(request); err != nil && !errors.Is(err, ErrNoKey) {
+	if l.Plan != nil {
+		if a.plan, err = l.Plan.Of(request); err != nil && !errors.Is(err, ErrNoKey) {
 			return ask{}, unasked(a, err)
 		}
 	}
-	if r.Cost != nil {
-		if a.cost, err = r.Cost.Of(request); err != nil {
+	if l.Cost != nil {
+		if a.cost, err = l.Cost.Of(request); err != nil {
 			return ask{}, unasked(a, err)
 		}
 		a.cost = min(a.cost, math.MaxFloat64) // what is infinite is too much, and no mistake
@@ -171,7 +171,7 @@ func (r *Rule) ask(request *http.Request, index int) (ask, *fault) {
 func (a *ask) apart(others []ask) *fault {
 	for i := range others {
 		if others[i].limit.Name() == a.limit.Name() {
-			return unasked(*a, fmt.Errorf("%w: Rules[%d] and Rules[%d] have the limit %q for one request; give the limits of each rule names of their own",
+			return unasked(*a, fmt.Errorf("%w: Limits[%d] and Limits[%d] have the limit %q for one request; give each of them a limit with a name of its own",
 				ratelimit.ErrInvalidRequest, others[i].index, a.index, a.limit.Name()))
 		}
 	}
@@ -204,7 +204,7 @@ func (a ask) request() ratelimit.Request {
 		return a.given.Price(a.price)
 	}
 	request := a.limit.Global()
-	if !a.rule.Global {
+	if !a.spec.Global {
 		request = a.limit.For(a.key)
 	}
 	return request.Plan(a.plan).Cost(a.cost).Price(a.price)
