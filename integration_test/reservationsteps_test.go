@@ -221,7 +221,7 @@ func (h *reservationHistory) start(t *testing.T, renew bool) {
 }
 
 // renewed checks a new slot, or that there was none to be had.
-func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Slot) {
+func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Turn) {
 	t.Helper()
 	ready := h.now + slot.Wait.Microseconds()
 	allowed := slot.ReadyAt.UnixMicro() == ready && slot.State == ratelimit.Open

@@ -175,7 +175,7 @@ func (w *twins) change(t *testing.T) {
 	if n < 4 {
 		which = w.random.IntN(len(w.leases))
 	}
-	var renewed [2]ratelimit.Slot
+	var renewed [2]ratelimit.Turn
 	w.each(t, func(i int, s *side, limiter *ratelimit.Limiter) (err error) {
 		request := s.limit.For("key").Cost(amount)
 		switch n {

@@ -36,7 +36,7 @@ type Reservation struct {
 	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest instant of all limits. It is At
 	// if the tokens were available, and the zero time if the reservation was refused.
 	ReadyAt time.Time
-	// StaleAt is the instant from which work that was not started has lost its slot; see [Limiter.Start]. It is the zero time
+	// StaleAt is the instant from which work that was not started has lost its turn; see [Limiter.Start]. It is the zero time
 	// if Config.StaleAfter is 0.
 	StaleAt time.Time
 }

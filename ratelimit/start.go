@@ -7,15 +7,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
-// Slot says when the work of a reservation may run.
-type Slot struct {
+// Turn says when the work of a reservation may run.
+type Turn struct {
 	// ID is the ID of the reservation.
 	ID string
 	// State is the state of the reservation after the call.
 	State ReservationState
 	// Wait is the time until the work may run. 0 means now.
 	Wait time.Duration
-	// ReadyAt and StaleAt are the times of the Reservation, or later ones if the slot was lost.
+	// ReadyAt and StaleAt are the times of the Reservation, or later ones if the turn was lost.
 	ReadyAt, StaleAt time.Time
 	// Restarted reports whether the work was started before, so that this is another attempt.
 	Restarted bool
@@ -24,34 +24,34 @@ type Slot struct {
 // Start reports whether the work of a reservation may run now. Call it right before the work. If Wait is above 0, call Start
 // again after that time.
 //
-// Work that was not started by StaleAt, for example because its workers were down, has lost its slot: its tokens arrived while
-// nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns the new slot, so that
+// Work that was not started by StaleAt, for example because its workers were down, has lost its turn: its tokens arrived while
+// nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns the new turn, so that
 // delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again.
 // The exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
 //
 // Start returns ErrReservationEnded if the reservation was cancelled, ErrNotReserved if it does not exist, and
 // ErrCostExceedsCapacity as Renew does. Do not run the work then.
-func (l *Limiter) Start(ctx context.Context, id string) (Slot, error) {
-	return slotAfter(ctx, l, "start", id, (*reserved.Life).Start)
+func (l *Limiter) Start(ctx context.Context, id string) (Turn, error) {
+	return turnAfter(ctx, l, "start", id, (*reserved.Life).Start)
 }
 
-// slotAfter returns the slot of a reservation after change. change returns the time until the work may run, and whether it was
+// turnAfter returns the turn of a reservation after change. change returns the time until the work may run, and whether it was
 // started before.
-func slotAfter(ctx context.Context, l *Limiter, verb, id string,
+func turnAfter(ctx context.Context, l *Limiter, verb, id string,
 	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool, err error),
-) (slot Slot, err error) {
+) (turn Turn, err error) {
 	err = withReservation(ctx, l, verb, id, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 		wait, restarted, err := change(life, ctx, r)
 		if err != nil {
 			return err
 		}
-		slot = Slot{
+		turn = Turn{
 			ID: r.ID, State: ReservationState(r.State), Wait: wait,
 			ReadyAt: time.UnixMicro(r.ReadyUs), StaleAt: optionalTime(r.StaleUs), Restarted: restarted,
 		}
 		return life.Save(ctx, r)
 	})
-	return slot, err
+	return turn, err
 }
 
 // Started reports whether the work of a reservation was started. It returns ErrNotReserved if the reservation does not exist.
@@ -64,7 +64,7 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 	return started, err
 }
 
-// Renew reserves the cost of a reservation again and returns the new slot. Use it for another attempt that must pay, or for
+// Renew reserves the cost of a reservation again and returns the new turn. Use it for another attempt that must pay, or for
 // work that runs although it was cancelled. In every state, the reservation becomes open and not started. If the debt would
 // exceed MaxReserved, nothing changes, and Wait is the time until Renew can succeed. It returns ErrNotReserved if the
 // reservation does not exist.
@@ -73,8 +73,8 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // neither, it uses the policy of the reservation. It returns ErrCostExceedsCapacity if that policy can never give the cost. If
 // the keys of one name have different policies in the code, Renew can use the policy of another key. Then call Settle and
 // Reserve instead, or give each policy a name.
-func (l *Limiter) Renew(ctx context.Context, id string) (Slot, error) {
-	return slotAfter(ctx, l, "renew", id, func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
+func (l *Limiter) Renew(ctx context.Context, id string) (Turn, error) {
+	return turnAfter(ctx, l, "renew", id, func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
 		wait, err := life.Renew(ctx, r)
 		return wait, false, err
 	})

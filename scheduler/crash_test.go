@@ -196,7 +196,7 @@ func TestClientKilledWhileEnqueueing(t *testing.T) {
 		require.InDelta(t, 40*jobs, taken, 1e-9, "killed at point %d", point)
 		whole += jobs
 	}
-	t.Logf("killed at %d points: %d left both a job and a slot, %d neither", points, whole, points-whole)
+	t.Logf("killed at %d points: %d left both a job and a turn, %d neither", points, whole, points-whole)
 	require.LessOrEqual(t, whole, 1) // only the last point, after COMMIT was sent, may leave them
 }
 

@@ -17,8 +17,8 @@
 //
 // A job, its reservation in all of the limits and the caller's other writes commit together or not at all.
 // So do a cancelled job and what it gives back ([Scheduler.Cancel]), and what a job did, what it really cost
-// and its completion ([Slot.WithTx] with River's JobCompleteTx). Killing the client at any point of Enqueue
-// leaves both a job and its slot, or neither. The job's metadata holds the reservation's ID under
+// and its completion ([Turn.WithTx] with River's JobCompleteTx). Killing the client at any point of Enqueue
+// leaves both a job and its turn, or neither. The job's metadata holds the reservation's ID under
 // "ratelimit:reservation", followed by a colon and the schema when the limiter's is not "ratelimit".
 //
 // Enqueue works in a transaction of any isolation level. In a SERIALIZABLE one it adds no conflicts between
@@ -29,16 +29,16 @@
 // Never before its ReadyAt, on the database's clock, whoever wakes it: the middleware asks as the job is
 // about to start, and snoozes it if it is early, which costs it no attempt. When it starts late, that is
 // because workers poll: River looks once a second. So by default a worker takes a job up a little more than that before
-// its moment, and waits for it ([Config.Hold]). Measured with
+// its moment, and waits for it ([Config.TakeUpEarly]). Measured with
 //
 //	go test ./scheduler -run TestPrecision -v
 //
 // on two busy cores, 61 jobs five a second, late by
 //
-//	by default    p50 3 ms      max 11 ms
-//	Hold: -1      p50 0.56 s    max 1.05 s
+//	by default         p50 3 ms      max 11 ms
+//	TakeUpEarly: -1    p50 0.56 s    max 1.05 s
 //
-// With a longer FetchPollInterval set a longer Hold. Other queued work, too few
+// If FetchPollInterval is longer, set a longer TakeUpEarly. Other queued work, too few
 // MaxWorkers and application clocks that disagree with the database's make jobs later, never earlier. Jobs
 // due more than ten seconds ahead need a River client that may lead, as all scheduled jobs do.
 //
@@ -47,9 +47,9 @@
 //
 // # When the workers were down
 //
-// The tokens meant for a slot run over if nothing runs in it, and work that piled up must not all start at
+// The tokens meant for a turn run over if nothing runs in it, and work that piled up must not all start at
 // once. With [ratelimit.Config] StaleAfter set, a job that comes up that long after ReadyAt, and was not started
-// before, reserves again what it cost, and waits for that; d above is StaleAfter then. Without it, slots
+// before, reserves again what it cost, and waits for that; d above is StaleAfter then. Without it, turns
 // last for ever, and an outage ends in a burst: set it, to a few times the poll.
 //
 // # Who pays for retries
@@ -66,17 +66,17 @@
 // # When a policy changes
 //
 // A request says which plan its key is on, as in Tokens.For(org).Plan("pro"), and rules of [ratelimit.Config.Policies]
-// decide. The plan is kept with the reservation, so a slot that is taken again, or settled by [Scheduler.Maintain], follows
+// decide. The plan is kept with the reservation, so a turn that is taken again, or settled by [Scheduler.Maintain], follows
 // the rule that the plan has by then. A limit that is off costs a job nothing.
 //
 // A limit that is paused has jobs wait: those that are enqueued are ready no earlier than the pause ends, and those that
 // come up meanwhile are snoozed until then. [Scheduler.PauseFor] pauses the limit in front of an upstream that answers 429
 // or 503 with Retry-After, for every program, and for no longer than it asks. The job that was refused is best given a new
-// slot: [Slot.Cancel], and river.JobSnooze until then.
+// turn: [Turn.Cancel], and river.JobSnooze until then.
 //
-// # What ends a slot
+// # What ends a turn
 //
-// A job that succeeds has settled: with its real cost, if it called [Slot.Settle], else with the estimate. One
+// A job that succeeds has settled: with its real cost, if it called [Turn.Settle], else with the estimate. One
 // that was cancelled before it was started gives back all it took, as far as [ratelimit.Limiter.Cancel] can.
 // One that was cancelled later, or discarded, keeps the estimate or gives it back: see [Config]. Each of them
 // happens once, however often it is asked for.
@@ -87,9 +87,9 @@
 // # Without the middleware
 //
 // A client that works such a job without the middleware runs it at about its time, but does not wait for the
-// slot, take a new one when it is stale, or settle. Enqueue refuses a client that lacks it with
+// turn, take a new one when it is stale, or settle. Enqueue refuses a client that lacks it with
 // ErrNotInstalled, since most applications configure the inserting and the working client alike; where they do
-// not, [Maintained] counts what ran unguarded, and a worker that settles gets ErrNoSlot.
+// not, [Maintained] counts what ran unguarded, and a worker that settles gets ErrNoTurn.
 //
 // # What it costs
 //

@@ -39,7 +39,7 @@ func TestSettle(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			return scheduler.SlotFromContext(ctx).Settle(ctx, daily.For("b").Cost(45))
+			return scheduler.TurnFromContext(ctx).Settle(ctx, daily.For("b").Cost(45))
 		})
 		f.enqueue(t, nil, daily.For("a").Cost(30), daily.For("b").Cost(30))
 		await(t, events, 1, river.EventKindJobCompleted)
@@ -52,9 +52,9 @@ func TestSettle(t *testing.T) {
 		f := setup(t)
 		var states []ratelimit.ReservationState
 		events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
-			states = append(states, f.state(t, scheduler.SlotFromContext(ctx).ID))
+			states = append(states, f.state(t, scheduler.TurnFromContext(ctx).ID))
 			return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-				if err := scheduler.SlotFromContext(ctx).WithTx(tx).Settle(ctx, daily.Global().Cost(10)); err != nil {
+				if err := scheduler.TurnFromContext(ctx).WithTx(tx).Settle(ctx, daily.Global().Cost(10)); err != nil {
 					return err
 				}
 				if job.Attempt == 1 {
@@ -72,18 +72,18 @@ func TestSettle(t *testing.T) {
 		require.InDelta(t, 90, f.held(t, daily, ""), 1e-9)
 	})
 
-	t.Run("IsRefusedInAJobWithoutASlot", func(t *testing.T) {
+	t.Run("IsRefusedInAJobWithoutATurn", func(t *testing.T) {
 		t.Parallel()
-		slot := scheduler.SlotFromContext(t.Context())
-		require.ErrorIs(t, slot.Settle(t.Context()), scheduler.ErrNoSlot)
-		require.ErrorIs(t, slot.WithTx(nil).Cancel(t.Context()), scheduler.ErrNoSlot)
+		turn := scheduler.TurnFromContext(t.Context())
+		require.ErrorIs(t, turn.Settle(t.Context()), scheduler.ErrNoTurn)
+		require.ErrorIs(t, turn.WithTx(nil).Cancel(t.Context()), scheduler.ErrNoTurn)
 	})
 
 	t.Run("LeavesJobsOfOthersAlone", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			require.ErrorIs(t, scheduler.SlotFromContext(ctx).Settle(ctx), scheduler.ErrNoSlot)
+			require.ErrorIs(t, scheduler.TurnFromContext(ctx).Settle(ctx), scheduler.ErrNoTurn)
 			return nil
 		})
 		_, err := f.client.Insert(t.Context(), taskArgs{}, nil)
@@ -97,7 +97,7 @@ func TestJobThatEndsWithoutSuccess(t *testing.T) {
 	cancel := func(context.Context, *river.Job[taskArgs]) error { return river.JobCancel(errUpstream) }
 	fail := func(context.Context, *river.Job[taskArgs]) error { return errUpstream }
 	giveBack := func(ctx context.Context, _ *river.Job[taskArgs]) error {
-		return river.JobCancel(scheduler.SlotFromContext(ctx).Cancel(ctx))
+		return river.JobCancel(scheduler.TurnFromContext(ctx).Cancel(ctx))
 	}
 	for name, test := range map[string]struct {
 		config scheduler.Config

@@ -22,7 +22,7 @@ type EnqueueOpts struct {
 	// job runs.
 	river.InsertOpts
 	// Jitter delays the job by a random part of this span beyond ReadyAt, so that jobs that become ready
-	// together do not start together. It ends half-way to the moment the slot goes stale.
+	// together do not start together. It ends half-way to the moment the turn goes stale.
 	Jitter time.Duration
 }
 
@@ -42,7 +42,7 @@ type Enqueued struct {
 //
 // When the tokens are there now, the job is available at once. When the reservation is refused, which takes
 // a limit with a MaxReserved, Enqueue inserts nothing and returns a *[ratelimit.LimitedError]; the transaction
-// stays usable. After an error there is neither a job nor a slot, even if the transaction is then committed.
+// stays usable. After an error there is neither a job nor a turn, even if the transaction is then committed.
 //
 // Other errors are those of [ratelimit.Limiter.Reserve], those of River's InsertTx, ErrInvalidJob and
 // ErrNotInstalled. Enqueue never retries: whoever owns tx runs it again, as [ratelimit.Limiter.InTx] does.
@@ -80,7 +80,7 @@ func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx]
 	e.JobInsertResult = *inserted
 	if inserted.UniqueSkippedAsDuplicate {
 		if err := limiter.Cancel(ctx, reservation.ID); err != nil {
-			return Enqueued{}, fmt.Errorf("scheduler: enqueue %q: take back the slot of a duplicate: %w", args.Kind(), err)
+			return Enqueued{}, fmt.Errorf("scheduler: enqueue %q: take back the turn of a duplicate: %w", args.Kind(), err)
 		}
 		e.ID, e.ReadyAt, e.StaleAt, e.RunAt = "", time.Time{}, time.Time{}, time.Time{}
 	}
@@ -126,8 +126,8 @@ func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx
 	if opts.Metadata, err = withReservation(metadata, s.key, e.ID); err != nil {
 		return nil, err
 	}
-	// The earlier moment is what the worker will hold the job from.
-	due := e.RunAt.Add(-s.hold())
+	// The earlier moment is when a worker may take up the job.
+	due := e.RunAt.Add(-s.takeUpEarly())
 	if !due.After(e.At) {
 		due = e.At
 	}
@@ -152,7 +152,7 @@ func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx
 	return nil, ErrNotInstalled
 }
 
-// takeBack gives back the slot of a job that could not be inserted, and returns why. In a transaction that
+// takeBack gives back the turn of a job that could not be inserted, and returns why. In a transaction that
 // the failure ended there is nothing to give back, and the attempt does no harm.
 func (s *Scheduler) takeBack(ctx context.Context, limiter *ratelimit.Limiter, id string, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)

@@ -11,14 +11,14 @@ var (
 	ErrInvalidJob = errors.New("scheduler: invalid job")
 
 	// ErrNotInstalled is returned by Enqueue when the client it was given does not have the Middleware of
-	// the Scheduler, so that nothing says that its workers would wait for the slot. The job and the
+	// the Scheduler, so that nothing says that its workers would wait for the turn. The job and the
 	// reservation are undone.
 	ErrNotInstalled = errors.New("scheduler: the client lacks the middleware; call Scheduler.Install on its river.Config")
 
 	// ErrNotMigrated is returned by Enqueue when River's tables are missing. Run Migrate.
 	ErrNotMigrated = errors.New("scheduler: River's tables are missing; run scheduler.Migrate")
 
-	// ErrNoSlot is returned by the methods of a Slot in a job that Enqueue did not insert, or that runs on a
+	// ErrNoTurn is returned by the methods of a Turn in a job that Enqueue did not insert, or that runs on a
 	// client without the middleware.
-	ErrNoSlot = errors.New("scheduler: the job has no slot")
+	ErrNoTurn = errors.New("scheduler: the job has no turn")
 )

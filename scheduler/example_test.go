@@ -47,7 +47,7 @@ func (w *PromptWorker) Work(ctx context.Context, job *river.Job[PromptArgs]) err
 		if _, err := tx.Exec(ctx, `INSERT INTO answers (org, answer) VALUES ($1, $2)`, job.Args.Org, answer); err != nil {
 			return err
 		}
-		if err := scheduler.SlotFromContext(ctx).WithTx(tx).Settle(ctx, tokensPerMinute.For(job.Args.Org).Cost(used)); err != nil {
+		if err := scheduler.TurnFromContext(ctx).WithTx(tx).Settle(ctx, tokensPerMinute.For(job.Args.Org).Cost(used)); err != nil {
 			return err
 		}
 		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)

@@ -231,7 +231,7 @@ func TestHolderBesideAScheduler(t *testing.T) {
 	jobs := testsize.Of(12, 25) // more than there are tokens at first
 	f := setup(t, holding(oneEach), func(s *settings) {
 		s.limiter.StaleAfter = 5 * time.Second
-		s.scheduler.Hold = 100 * time.Millisecond
+		s.scheduler.TakeUpEarly = 100 * time.Millisecond
 	})
 	var mu sync.Mutex
 	running := map[string]int{}
@@ -245,13 +245,13 @@ func TestHolderBesideAScheduler(t *testing.T) {
 		if err := f.pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
 			return err
 		}
-		if slot := scheduler.SlotFromContext(ctx); beside > 1 || now.Before(slot.ReadyAt) {
+		if turn := scheduler.TurnFromContext(ctx); beside > 1 || now.Before(turn.ReadyAt) {
 			return river.JobCancel(errors.New("too many, or early"))
 		}
 		if lease, held := ratelimit.LeaseFromContext(ctx); !held || lease.Fence == 0 {
 			return river.JobCancel(errors.New("it holds nothing"))
 		}
-		return scheduler.SlotFromContext(ctx).Settle(ctx)
+		return scheduler.TurnFromContext(ctx).Settle(ctx)
 	})
 	for range jobs {
 		f.enqueue(t, nil, perSecond.Global())

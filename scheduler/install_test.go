@@ -25,7 +25,7 @@ func installed(t *testing.T, f *fixture, config *river.Config, holders ...*sched
 	return client
 }
 
-// TestInstall promises that Install is all a River client needs: one that works jobs guards their slots and has Maintain
+// TestInstall promises that Install is all a River client needs: one that works jobs guards their turns and has Maintain
 // called, and one that only inserts gets nothing that it cannot have.
 func TestInstall(t *testing.T) {
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestInstall(t *testing.T) {
 		require.NoError(t, err)
 		workers := river.NewWorkers()
 		river.AddWorker(workers, river.WorkFunc(func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			return scheduler.SlotFromContext(ctx).Settle(ctx)
+			return scheduler.TurnFromContext(ctx).Settle(ctx)
 		}))
 		f.client = installed(t, f, &river.Config{
 			Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}, Workers: workers,

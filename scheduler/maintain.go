@@ -18,7 +18,7 @@ import (
 type Maintained struct {
 	// Ended is the number of reservations that were ended because their job had.
 	Ended int
-	// Unguarded is how many of those belong to jobs that completed although their slot was never started:
+	// Unguarded is how many of those belong to jobs that completed although their turn was never started:
 	// they ran on a client without the middleware, whenever River came to them.
 	Unguarded int
 	// Expired is the number of reservations that ended by Config.ExpireAfter of the Limiter.
@@ -68,7 +68,7 @@ func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) 
 	}
 	done.Ended += done.Unguarded
 	if done.Unguarded > 0 {
-		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their slots: a client that works them lacks the middleware",
+		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their turns: a client that works them lacks the middleware",
 			slog.Int("jobs", done.Unguarded))
 	}
 	if err == nil && len(failed) == 0 { // else the next call has to look as far back

@@ -137,7 +137,7 @@ func TestMaintain(t *testing.T) {
 
 	t.Run("GivesBackWhatAJobTookThatWasCancelledWhileItWasHeld", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t, stopped, func(s *settings) { s.scheduler.Hold = 5 * time.Second })
+		f := setup(t, stopped, func(s *settings) { s.scheduler.TakeUpEarly = 5 * time.Second })
 		slow := ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 10, Period: 20 * time.Second, Capacity: 10})
 		f.enqueue(t, nil, slow.Global().Cost(10))
 		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })

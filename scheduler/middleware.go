@@ -41,7 +41,7 @@ func (m *middleware) InsertMany(ctx context.Context, jobs []*rivertype.JobInsert
 	return insert(ctx)
 }
 
-// Work runs a job when its slot has come, and ends its reservation when it will not run again.
+// Work runs a job when its turn has come, and ends its reservation when it will not run again.
 func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
 	s := m.scheduler
 	id, ok := s.reservationOf(job)
@@ -54,55 +54,55 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 			return work(ctx)
 		}
 	}
-	slot, err := s.await(ctx, job, id)
+	turn, err := s.await(ctx, job, id)
 	switch {
 	case errors.Is(err, ratelimit.ErrNotReserved):
 		return river.JobCancel(fmt.Errorf("scheduler: start: %w", err))
 	case err != nil:
 		return fmt.Errorf("scheduler: start: %w", err)
-	case slot.Wait > 0:
+	case turn.Wait > 0:
 		// A millisecond more, because River's clock and its rounding are not the database's.
-		return river.JobSnooze(max(slot.Wait-s.hold(), 0) + time.Millisecond)
+		return river.JobSnooze(max(turn.Wait-s.takeUpEarly(), 0) + time.Millisecond)
 	}
 	if s.config.RetriesPay {
 		if err := river.MetadataSet(ctx, s.attemptKey(), job.Attempt); err != nil {
 			return fmt.Errorf("scheduler: record the attempt: %w", err)
 		}
 	}
-	err = work(context.WithValue(ctx, slotKey{}, &Slot{Slot: slot, limiter: s.limiter}))
+	err = work(context.WithValue(ctx, turnKey{}, &Turn{Turn: turn, limiter: s.limiter}))
 	s.finish(ctx, job, id, err)
 	return err
 }
 
-// await returns the slot when its time has come, or one that is further away than Hold.
-func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Slot, error) {
-	const mostRounds = 3 // the second finds the time to have come, unless the slot has moved
+// await returns the turn when its time has come, or one that is further away than TakeUpEarly.
+func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
+	const mostRounds = 3 // the second finds the time to have come, unless the turn has moved
 	for round := 1; ; round++ {
-		slot, err := s.start(ctx, job, id)
-		if err != nil || slot.Wait == 0 || slot.Wait > s.hold() || round == mostRounds {
-			return slot, err
+		turn, err := s.start(ctx, job, id)
+		if err != nil || turn.Wait == 0 || turn.Wait > s.takeUpEarly() || round == mostRounds {
+			return turn, err
 		}
-		timer := time.NewTimer(slot.Wait)
+		timer := time.NewTimer(turn.Wait)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return slot, ctx.Err()
+			return turn, ctx.Err()
 		}
 	}
 }
 
-// start starts the job's slot, and takes a new one where the job has to pay again: when retries do and this is one,
+// start starts the job's turn, and takes a new one where the job has to pay again: when retries do and this is one,
 // and when the reservation was given back, so that somebody must have brought the job back to life since.
-func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Slot, error) {
-	slot, err := s.limiter.Start(ctx, id)
-	again := err == nil && slot.Restarted && s.config.RetriesPay && !s.sameAttempt(job)
+func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
+	turn, err := s.limiter.Start(ctx, id)
+	again := err == nil && turn.Restarted && s.config.RetriesPay && !s.sameAttempt(job)
 	if !again && !errors.Is(err, ratelimit.ErrReservationEnded) {
-		return slot, err
+		return turn, err
 	}
-	slot, err = s.limiter.Renew(ctx, id)
-	if err != nil || slot.Wait > 0 {
-		return slot, err
+	turn, err = s.limiter.Renew(ctx, id)
+	if err != nil || turn.Wait > 0 {
+		return turn, err
 	}
 	return s.limiter.Start(ctx, id)
 }

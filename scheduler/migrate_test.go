@@ -31,7 +31,7 @@ func TestMigrate(t *testing.T) {
 		t.Parallel()
 		f := otherSchema(t, setup(t))
 		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			return scheduler.SlotFromContext(ctx).Settle(ctx, daily.Global().Cost(10))
+			return scheduler.TurnFromContext(ctx).Settle(ctx, daily.Global().Cost(10))
 		})
 		e := f.enqueue(t, nil, daily.Global().Cost(30))
 		await(t, events, 1, river.EventKindJobCompleted)
@@ -74,7 +74,7 @@ func TestNew(t *testing.T) {
 	limiter, err := ratelimit.New(pool, ratelimit.Config{})
 	require.NoError(t, err)
 	for name, config := range map[string]scheduler.Config{
-		"LongHold":    {Hold: 6e9},
+		"LongTakeUp":  {TakeUpEarly: 6e9},
 		"NoCancelled": {Cancelled: 2},
 		"NoDiscarded": {Discarded: -1},
 	} {

@@ -66,7 +66,7 @@ func TestPolicies(t *testing.T) {
 		r.set(t, small, large)
 		f := setup(t, stopped, func(s *settings) { s.limiter.Policies = r })
 		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			return scheduler.SlotFromContext(ctx).Settle(ctx, small.For("acme").Plan("pro").Cost(150))
+			return scheduler.TurnFromContext(ctx).Settle(ctx, small.For("acme").Plan("pro").Cost(150))
 		})
 		f.enqueue(t, nil, small.For("acme").Plan("pro").Cost(400))
 		await(t, events, 1, river.EventKindJobCompleted)

@@ -50,7 +50,7 @@ func TestJobsWithoutEnqueueArePaced(t *testing.T) {
 	each := testsize.Of(14, 25)
 	f := setup(t, func(s *settings) {
 		s.limiter.StaleAfter = stale
-		s.scheduler.Hold = 100 * time.Millisecond
+		s.scheduler.TakeUpEarly = 100 * time.Millisecond
 		s.scheduler.Requests = perTenant(perSecond)
 	})
 	for _, tenant := range []string{"ada", "bob"} {

@@ -29,8 +29,8 @@ func excess(instants []time.Time, capacity, rate float64) float64 {
 	return worst
 }
 
-// The middleware snoozes a job whose slot has not come, and does not run it.
-func TestMiddlewareSnoozesUntilTheSlot(t *testing.T) {
+// The middleware snoozes a job whose turn has not come, and does not run it.
+func TestMiddlewareSnoozesUntilTheTurn(t *testing.T) {
 	t.Parallel()
 	var c *clock
 	f := setup(t, func(s *settings) { c = onClock(s) })
@@ -61,16 +61,16 @@ func TestJob(t *testing.T) {
 		await(t, events, 1, river.EventKindJobCompleted)
 	})
 
-	for name, hold := range map[string]time.Duration{"NeverStartsBeforeItsSlot": 0, "NeverStartsBeforeItsSlotWhenHeld": time.Second} {
+	for name, early := range map[string]time.Duration{"NeverStartsBeforeItsTurn": 0, "NeverStartsBeforeItsTurnWhenTakenUpEarly": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, func(s *settings) { s.scheduler.Hold = hold })
+			f := setup(t, func(s *settings) { s.scheduler.TakeUpEarly = early })
 			events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
 				var now time.Time
 				if err := f.pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
 					return err
 				}
-				if slot := scheduler.SlotFromContext(ctx); now.Before(slot.ReadyAt) {
+				if turn := scheduler.TurnFromContext(ctx); now.Before(turn.ReadyAt) {
 					return river.JobCancel(errors.New("early"))
 				}
 				return nil
@@ -125,11 +125,11 @@ func TestJob(t *testing.T) {
 		}
 		now := setupOn(t, before.pool, func(s *settings) {
 			s.limiter.StaleAfter = stale
-			s.scheduler.Hold = 100 * time.Millisecond
+			s.scheduler.TakeUpEarly = 100 * time.Millisecond
 		})
 		var early atomic.Int64
 		events := now.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			if started, err := now.limiter.Started(ctx, scheduler.SlotFromContext(ctx).ID); err != nil || !started {
+			if started, err := now.limiter.Started(ctx, scheduler.TurnFromContext(ctx).ID); err != nil || !started {
 				early.Add(1)
 			}
 			return nil
@@ -138,9 +138,9 @@ func TestJob(t *testing.T) {
 		for _, job := range done {
 			require.Equal(t, 1, job.Attempt)
 		}
-		require.Zero(t, early.Load(), "each was called after its slot had been started")
-		// The instants are the database's: how soon the work is called then is the machine's. A slot may be used
-		// until it is stale, so that much of a burst is allowed for. Without new slots the excess is jobs - capacity.
+		require.Zero(t, early.Load(), "each was called after its turn had been started")
+		// The instants are the database's: how soon the work is called then is the machine's. A turn may be used
+		// until it is stale, so that much of a burst is allowed for. Without new turns the excess is jobs - capacity.
 		rows, err := now.pool.Query(t.Context(), "SELECT to_timestamp(started_us / 1e6) FROM ratelimit.reservations ORDER BY started_us")
 		require.NoError(t, err)
 		started, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
@@ -160,7 +160,7 @@ func TestRetries(t *testing.T) {
 		f.enqueue(t, nil, daily.Global().Cost(7))
 		var restarted []bool
 		events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
-			restarted = append(restarted, scheduler.SlotFromContext(ctx).Restarted)
+			restarted = append(restarted, scheduler.TurnFromContext(ctx).Restarted)
 			if job.Attempt < 3 {
 				return fail
 			}
@@ -246,20 +246,20 @@ func TestRetries(t *testing.T) {
 func TestPrecision(t *testing.T) {
 	t.Parallel()
 	testsize.Nightly(t, "it measures for thirteen seconds how late jobs start")
-	for name, hold := range map[string]time.Duration{
-		"ByDefault":   0,
-		"WithoutHold": -1, // River polls every second, up to a tenth later
+	for name, early := range map[string]time.Duration{
+		"ByDefault": 0,
+		"NotEarly":  -1, // River polls every second, up to a tenth later
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const jobs = 60
 			f := setup(t, func(s *settings) {
-				s.scheduler.Hold = hold
+				s.scheduler.TakeUpEarly = early
 				s.river.FetchCooldown, s.river.FetchPollInterval, s.river.TestOnly = 0, 0, false
 			})
 			late := make(chan time.Duration, jobs)
 			f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-				late <- time.Since(scheduler.SlotFromContext(ctx).ReadyAt)
+				late <- time.Since(scheduler.TurnFromContext(ctx).ReadyAt)
 				return nil
 			})
 			// The first is due in a second, the last in 13: some before River looks at scheduled jobs, some after.
@@ -278,7 +278,7 @@ func TestPrecision(t *testing.T) {
 				}
 			}
 			slices.Sort(delays)
-			t.Logf("%d jobs, Hold %v: late by p50 %v, p95 %v, max %v", len(delays), hold,
+			t.Logf("%d jobs, TakeUpEarly %v: late by p50 %v, p95 %v, max %v", len(delays), early,
 				delays[len(delays)/2].Round(time.Millisecond), delays[len(delays)*95/100].Round(time.Millisecond), delays[len(delays)-1].Round(time.Millisecond))
 			require.GreaterOrEqual(t, delays[0], time.Duration(0))
 		})

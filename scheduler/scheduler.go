@@ -35,12 +35,11 @@ type Config struct {
 	// A snooze is no attempt, and neither is one that a client that was stopped cut off. Defaults to false: a job
 	// pays once, however often River tries it.
 	RetriesPay bool
-	// Hold is how early a worker may take up a job to wait for its moment itself, occupying one of the
-	// queue's MaxWorkers meanwhile. With a Hold a little above FetchPollInterval a job starts within
-	// milliseconds of its moment. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 nothing
-	// is held: a job waits in the database and starts when a worker next polls, at most FetchPollInterval late. At
-	// most 5 seconds.
-	Hold time.Duration
+	// TakeUpEarly is how long before its turn a worker may take up a job. The worker then waits for the turn itself, and
+	// occupies one of the queue's MaxWorkers meanwhile. If TakeUpEarly is a little above FetchPollInterval, a job starts
+	// within milliseconds of its turn. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 a job
+	// waits in the database and starts when a worker next polls, at most FetchPollInterval late. At most 5 seconds.
+	TakeUpEarly time.Duration
 	// Requests returns what a job costs that was inserted without Enqueue, so that jobs of programs that do not know of limits
 	// are paced, for each tenant say; none is for a job that costs nothing. When a worker first comes to the job, it reserves that,
 	// in the order in which jobs are come to, and puts the job off until its moment comes up: once, whatever the queue, and
@@ -54,8 +53,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// defaultHold is a little above how often River looks for jobs by default.
-const defaultHold = 1300 * time.Millisecond
+// defaultTakeUp is a little above how often River looks for jobs by default.
+const defaultTakeUp = 1300 * time.Millisecond
 
 // riverInterval is how often River moves scheduled jobs that are due by the next time to available. Work that
 // is due sooner is inserted as available, since nobody would look at it in time.
@@ -69,14 +68,14 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	if c.Hold == 0 {
-		c.Hold = defaultHold
+	if c.TakeUpEarly == 0 {
+		c.TakeUpEarly = defaultTakeUp
 	}
 	return c
 }
 
-// hold returns how early a worker may take up a job.
-func (s *Scheduler) hold() time.Duration { return max(s.config.Hold, 0) }
+// takeUpEarly returns how long before its turn a worker may take up a job.
+func (s *Scheduler) takeUpEarly() time.Duration { return max(s.config.TakeUpEarly, 0) }
 
 func (c Config) validate() error {
 	for _, u := range []Unused{c.Cancelled, c.Discarded} {
@@ -84,8 +83,8 @@ func (c Config) validate() error {
 			return fmt.Errorf("%w: %d is neither KeepEstimate nor GiveBack", ErrInvalidConfig, u)
 		}
 	}
-	if c.Hold > riverInterval {
-		return fmt.Errorf("%w: Hold is %v; use a span up to %v, 0 for the default, or less for none", ErrInvalidConfig, c.Hold, riverInterval)
+	if c.TakeUpEarly > riverInterval {
+		return fmt.Errorf("%w: TakeUpEarly is %v; use a span up to %v, 0 for the default, or less for none", ErrInvalidConfig, c.TakeUpEarly, riverInterval)
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func setupOn(t testing.TB, pool *pgxpool.Pool, configure ...func(*settings)) *fi
 
 func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, error) {
 	s := settings{
-		scheduler: scheduler.Config{Logger: slog.New(slog.DiscardHandler), Hold: -1},
+		scheduler: scheduler.Config{Logger: slog.New(slog.DiscardHandler), TakeUpEarly: -1},
 		river: river.Config{
 			FetchCooldown:     5 * time.Millisecond,
 			FetchPollInterval: 20 * time.Millisecond,

@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS llm_turns (
     tokens     bigint -- what the model counted
 )`
 	poll         = 50 * time.Millisecond  // how often workers look for jobs
-	hold         = 250 * time.Millisecond // how early they take a job, to start it on time
+	takeUpEarly  = 250 * time.Millisecond // how early they take a job, to start it on time
 	longestPause = 10 * time.Minute       // however long the model asks for
 )
 
@@ -186,7 +186,7 @@ func run(ctx context.Context, listen string, workers int, period time.Duration, 
 
 // newJobs makes the client of River. Its jobs hold a slot of their user, and start at the time that was reserved.
 func (s *service) newJobs(workers int) (err error) {
-	if s.scheduler, err = scheduler.New(s.limiter, scheduler.Config{Hold: hold}); err != nil {
+	if s.scheduler, err = scheduler.New(s.limiter, scheduler.Config{TakeUpEarly: takeUpEarly}); err != nil {
 		return err
 	}
 	holder, err := scheduler.NewHolder(s.limiter, scheduler.HolderConfig{MaxSnooze: poll, Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
@@ -256,7 +256,7 @@ type worker struct {
 // Work asks the model and writes the answer. That transaction is READ COMMITTED: it waits for locked rows and does not conflict,
 // because the model has been asked and must be paid.
 func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
-	slot := scheduler.SlotFromContext(ctx)
+	turn := scheduler.TurnFromContext(ctx)
 	var payment string
 	var question request
 	err := w.pool.QueryRow(ctx, `SELECT payment, prompt, max_tokens FROM llm_turns WHERE id = $1`, job.Args.Turn).
@@ -264,7 +264,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
 	if err != nil {
 		return err
 	}
-	answer, err := w.complete(ctx, slot, job.Args.Turn, question)
+	answer, err := w.complete(ctx, turn, job.Args.Turn, question)
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
 		if err != nil {
 			return err
 		}
-		if err := slot.WithTx(tx).Settle(ctx, w.limits.tokens.Global().Cost(used)); err != nil {
+		if err := turn.WithTx(tx).Settle(ctx, w.limits.tokens.Global().Cost(used)); err != nil {
 			return err
 		}
 		_, err = river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
@@ -301,7 +301,7 @@ type (
 
 // complete asks the model. If the model refuses, the job returns its reservation and comes back later. If the refusal has a
 // Retry-After, the model's limit is paused until then, in every process.
-func (s *service) complete(ctx context.Context, slot *scheduler.Slot, id string, question request) (answer response, err error) {
+func (s *service) complete(ctx context.Context, turn *scheduler.Turn, id string, question request) (answer response, err error) {
 	body, err := json.Marshal(question)
 	if err != nil {
 		return answer, err
@@ -321,7 +321,7 @@ func (s *service) complete(ctx context.Context, slot *scheduler.Slot, id string,
 		return answer, json.NewDecoder(reply.Body).Decode(&answer)
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		until, err := s.scheduler.PauseFor(ctx, s.pauses, reply, longestPause, s.limits.requests.Global())
-		if err := errors.Join(err, slot.Cancel(ctx)); err != nil {
+		if err := errors.Join(err, turn.Cancel(ctx)); err != nil {
 			return answer, err
 		}
 		return answer, river.JobSnooze(max(time.Until(until), poll))

@@ -162,7 +162,7 @@ func (t *text) state(s *ratelimit.State, at time.Time, how int, estimated bool) 
 	t.flag("notasked", s.NotAsked)
 }
 
-func (t *text) slot(s ratelimit.Slot) {
+func (t *text) slot(s ratelimit.Turn) {
 	t.field("state", string(s.State))
 	t.span("wait", s.Wait)
 	t.instant("ready", s.ReadyAt)

@@ -323,7 +323,7 @@ const noReservation = "00000000-0000-4000-8000-000000000000"
 func (h *history) reserved(d *draw) ticket { return h.pick(d, h.reservations, noReservation) }
 
 // outcomeOf writes a slot, and returns whether the work may run now.
-func (h *history) outcomeOf(s ratelimit.Slot, err error) int {
+func (h *history) outcomeOf(s ratelimit.Turn, err error) int {
 	if err != nil {
 		return failed
 	}

@@ -12,23 +12,23 @@ import (
 const staleAfter = 10 * time.Second
 
 // start starts the reservation, and checks that it says to wait so long.
-func (d *desk) start(t *testing.T, id string, wait time.Duration) ratelimit.Slot {
+func (d *desk) start(t *testing.T, id string, wait time.Duration) ratelimit.Turn {
 	t.Helper()
-	slot, err := d.limiter.Start(t.Context(), id)
+	turn, err := d.limiter.Start(t.Context(), id)
 	require.NoError(t, err)
-	require.Equal(t, wait, slot.Wait)
-	require.Equal(t, id, slot.ID)
-	return slot
+	require.Equal(t, wait, turn.Wait)
+	require.Equal(t, id, turn.ID)
+	return turn
 }
 
 // renew renews the reservation, and checks that it says to wait so long.
-func (d *desk) renew(t *testing.T, id string, wait time.Duration) ratelimit.Slot {
+func (d *desk) renew(t *testing.T, id string, wait time.Duration) ratelimit.Turn {
 	t.Helper()
-	slot, err := d.limiter.Renew(t.Context(), id)
+	turn, err := d.limiter.Renew(t.Context(), id)
 	require.NoError(t, err)
-	require.Equal(t, wait, slot.Wait)
-	require.False(t, slot.Restarted)
-	return slot
+	require.Equal(t, wait, turn.Wait)
+	require.False(t, turn.Restarted)
+	return turn
 }
 
 func TestStart(t *testing.T) {
@@ -40,15 +40,15 @@ func TestStart(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, config), lookups.For(t.Name())
 		r := d.reserve(t, key.Cost(15))
-		slot := d.start(t, r.ID, 500*time.Millisecond)
-		requireInstant(t, r.ReadyAt, slot.ReadyAt)
-		requireInstant(t, r.StaleAt, slot.StaleAt)
+		turn := d.start(t, r.ID, 500*time.Millisecond)
+		requireInstant(t, r.ReadyAt, turn.ReadyAt)
+		requireInstant(t, r.StaleAt, turn.StaleAt)
 		d.at(500*time.Millisecond - time.Microsecond)
 		d.start(t, r.ID, time.Microsecond)
 		d.at(500 * time.Millisecond)
-		slot = d.start(t, r.ID, 0)
-		require.False(t, slot.Restarted)
-		require.Equal(t, ratelimit.Open, slot.State)
+		turn = d.start(t, r.ID, 0)
+		require.False(t, turn.Restarted)
+		require.Equal(t, ratelimit.Open, turn.State)
 		d.requireTokens(t, 0, key)
 	})
 	t.Run("AgainDoesNotPayAgain", func(t *testing.T) {
@@ -74,14 +74,14 @@ func TestStart(t *testing.T) {
 		takeAll(t, d.limiter, key)
 		d.expire(t, 1)
 		d.requireTokens(t, 8, key)
-		slot := d.start(t, r.ID, 0)
-		require.Equal(t, ratelimit.Open, slot.State)
-		require.False(t, slot.Restarted)
+		turn := d.start(t, r.ID, 0)
+		require.Equal(t, ratelimit.Open, turn.State)
+		require.False(t, turn.Restarted)
 		d.requireTokens(t, 0, key)
 		require.True(t, d.start(t, r.ID, 0).Restarted, "which it has paid for")
 		d.requireTokens(t, 0, key)
 	})
-	t.Run("BeforeStaleAtKeepsItsSlot", func(t *testing.T) {
+	t.Run("BeforeStaleAtKeepsItsTurn", func(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, config), lookups.For(t.Name())
 		r := d.reserve(t, key.Cost(15))
@@ -89,15 +89,15 @@ func TestStart(t *testing.T) {
 		require.False(t, d.start(t, r.ID, 0).Restarted)
 		d.requireTokens(t, 10, key)
 	})
-	t.Run("AfterStaleAtPaysForANewSlot", func(t *testing.T) {
+	t.Run("AfterStaleAtPaysForANewTurn", func(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, config), lookups.For(t.Name())
 		r := d.reserve(t, key.Cost(15))
 		d.start(t, r.ID, 500*time.Millisecond) // too early is no start
 		d.at(time.Minute)
-		slot := d.start(t, r.ID, 500*time.Millisecond)
-		requireInstant(t, clockNoon.Add(time.Minute+500*time.Millisecond), slot.ReadyAt)
-		requireInstant(t, slot.ReadyAt.Add(staleAfter), slot.StaleAt)
+		turn := d.start(t, r.ID, 500*time.Millisecond)
+		requireInstant(t, clockNoon.Add(time.Minute+500*time.Millisecond), turn.ReadyAt)
+		requireInstant(t, turn.ReadyAt.Add(staleAfter), turn.StaleAt)
 		d.requireTokens(t, -5, key)
 		d.start(t, r.ID, 500*time.Millisecond)
 		d.requireTokens(t, -5, key)
@@ -131,22 +131,22 @@ func TestStart(t *testing.T) {
 		d.requireTokens(t, -40, lookups.For(key))
 		d.requireTokens(t, 45, words.For(key))
 	})
-	t.Run("IsRefusedANewSlotWhileTooMuchIsOwed", func(t *testing.T) {
+	t.Run("IsRefusedANewTurnWhileTooMuchIsOwed", func(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, config), t.Name()
 		r := d.reserve(t, mortgaged.For(key).Cost(8), lookups.For(key).Cost(8))
 		d.at(time.Minute)
 		d.reserve(t, mortgaged.For(key).Cost(30))
-		slot := d.start(t, r.ID, 800*time.Millisecond)
-		requireInstant(t, r.ReadyAt, slot.ReadyAt)
+		turn := d.start(t, r.ID, 800*time.Millisecond)
+		requireInstant(t, r.ReadyAt, turn.ReadyAt)
 		d.requireTokens(t, -20, mortgaged.For(key))
 		d.requireTokens(t, 10, lookups.For(key))
 		d.at(time.Minute + 800*time.Millisecond)
-		slot = d.start(t, r.ID, 2*time.Second)
-		requireInstant(t, clockNoon.Add(time.Minute+2800*time.Millisecond), slot.ReadyAt)
+		turn = d.start(t, r.ID, 2*time.Second)
+		requireInstant(t, clockNoon.Add(time.Minute+2800*time.Millisecond), turn.ReadyAt)
 		d.requireTokens(t, 2, lookups.For(key))
 	})
-	t.Run("WithoutStaleAfterKeepsTheSlotForEver", func(t *testing.T) {
+	t.Run("WithoutStaleAfterKeepsTheTurnForEver", func(t *testing.T) {
 		t.Parallel()
 		d, key := b.desk(t, ratelimit.Config{}), lookups.For(t.Name())
 		r := d.reserve(t, key.Cost(15))
@@ -162,9 +162,9 @@ func TestStart(t *testing.T) {
 		require.NoError(t, d.limiter.Settle(t.Context(), settled.ID))
 		require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
 		d.at(100 * time.Millisecond)
-		slot := d.start(t, settled.ID, 0)
-		require.Equal(t, ratelimit.Settled, slot.State)
-		require.True(t, slot.Restarted)
+		turn := d.start(t, settled.ID, 0)
+		require.Equal(t, ratelimit.Settled, turn.State)
+		require.True(t, turn.Restarted)
 		_, err := d.limiter.Start(t.Context(), cancelled.ID)
 		require.ErrorIs(t, err, ratelimit.ErrReservationEnded)
 		d.requireTokens(t, 9, key)
@@ -194,10 +194,10 @@ func TestRenew(t *testing.T) {
 		d.renew(t, r.ID, 3*time.Second) // settled
 		require.NoError(t, d.limiter.Cancel(t.Context(), r.ID))
 		d.requireTokens(t, -20, key)
-		slot := d.renew(t, r.ID, 3*time.Second) // cancelled
-		require.Equal(t, ratelimit.Open, slot.State)
-		requireInstant(t, clockNoon.Add(3*time.Second), slot.ReadyAt)
-		requireInstant(t, clockNoon.Add(3*time.Second+staleAfter), slot.StaleAt)
+		turn := d.renew(t, r.ID, 3*time.Second) // cancelled
+		require.Equal(t, ratelimit.Open, turn.State)
+		requireInstant(t, clockNoon.Add(3*time.Second), turn.ReadyAt)
+		requireInstant(t, clockNoon.Add(3*time.Second+staleAfter), turn.StaleAt)
 		d.requireTokens(t, -30, key)
 		d.at(3 * time.Second)
 		require.False(t, d.start(t, r.ID, 0).Restarted)
@@ -208,8 +208,8 @@ func TestRenew(t *testing.T) {
 		r := d.reserve(t, mortgaged.For(key).Cost(20), lookups.For(key).Cost(8))
 		require.NoError(t, d.limiter.Cancel(t.Context(), r.ID))
 		d.reserve(t, mortgaged.For(key).Cost(15))
-		slot := d.renew(t, r.ID, 500*time.Millisecond)
-		require.Equal(t, ratelimit.Cancelled, slot.State)
+		turn := d.renew(t, r.ID, 500*time.Millisecond)
+		require.Equal(t, ratelimit.Cancelled, turn.State)
 		d.requireTokens(t, 10, lookups.For(key))
 		d.at(500 * time.Millisecond)
 		require.Equal(t, ratelimit.Open, d.renew(t, r.ID, 2*time.Second).State)
